@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,16 @@ def test_the_command_compares_formats_of_the_cache(model, tmp_path):
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe")
     words[3] = tmp_path / "bad.txt"
     assert "is not UTF-8" in call_roofline(words).stderr
+    (tmp_path / "bad.txt").write_text(" \n")
+    assert "bad.txt: is empty" in call_roofline(words).stderr
+    words[3] = tmp_path / "text.txt"
+    for more, problem in {
+        ("--kv-dtypes", "bf17"): "--kv-dtypes='bf17' cannot be used: choose one of auto, bf16, int8, fp8, f16",
+        ("--kv-dtypes", "int8,int8"): "--kv-dtypes names int8 twice",
+        ("--context", "9999"): "--context 9,999 is more than the model's 512 positions",
+    }.items():
+        refused = call_roofline([*words, *more])
+        assert (refused.exit_code, problem in refused.stderr) == (1, True), refused.stderr
 
 
 class TestHarness:
@@ -159,23 +170,100 @@ class TestHarness:
         with pytest.raises(ConfigError, match="no tokens"):
             Answers(llm).likelihoods([("abc", "")])
 
-    def test_a_task_of_the_harness(self, llm, tmp_path):
+    def test_the_length_has_the_names_that_tasks_use(self, llm):
+        answers = Answers(llm)
+        for name in ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"):
+            assert len(answers.continuations([("abc", {name: 1})])[0]) <= 1
+
+    def test_the_beginning_that_a_template_wrote_is_not_doubled(self, llm, monkeypatch):
+        answers, tokenizer = Answers(llm), llm.tokenizer
+        bos = tokenizer.bos_id
+        vocabulary = replace(tokenizer.vocabulary, prefix=(bos,))
+        monkeypatch.setattr(tokenizer, "vocabulary", vocabulary)
+        assert answers._encode("abc") == [bos, *tokenizer.encode("abc", add_special=False)]
+        assert answers._encode("<s>abc") == answers._encode("abc")
+
+    def test_tasks_of_the_harness(self, llm, model, tmp_path, monkeypatch):
+        """One of choices, one of perplexity and one of answers: the figures of the harness's own model of transformers.
+
+        For the tasks that ask for log-probabilities the model reads windows of 38 tokens, as ours does: 40, less the
+        beginning and the token that the engine makes."""
         pytest.importorskip("lm_eval", reason="the package lm-eval is not installed")
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         from lm_eval import simple_evaluate
         from lm_eval.tasks import TaskManager
 
         from roofline.bench.quality.harness import harness_model
 
-        (tmp_path / "data.jsonl").write_text('{"question": "a", "choices": ["b", "c"], "gold": 0}\n' * 3)
-        task = {
-            "task": "tiny",
-            "dataset_path": "json",
-            "dataset_kwargs": {"data_files": {"test": str(tmp_path / "data.jsonl")}},
-            "test_split": "test",
-            "output_type": "multiple_choice",
-            "doc_to_text": "{{question}}",
-            "doc_to_choice": "{{choices}}",
-            "doc_to_target": "{{gold}}",
-        }
-        found = simple_evaluate(harness_model(llm), tasks=[task], task_manager=TaskManager(include_defaults=False))
-        assert found["results"]["tiny"]["acc,none"] in (0.0, 1.0)
+        manager = TaskManager(include_defaults=False)
+        ours = simple_evaluate(harness_model(llm), tasks=harness_tasks(tmp_path), task_manager=manager)
+        assert ours["config"]["model"] == llm.name
+        results = ours["results"]
+        assert results["choices"]["acc,none"] in (0.0, 1.0)
+        assert results["answers"]["exact_match,none"] in (0.0, 1.0)
+        asked = {name: [each["resps"] for each in samples] for name, samples in ours["samples"].items()}
+        huggingface = pytest.importorskip("lm_eval.models.huggingface", reason="it needs the package accelerate")
+        theirs = simple_evaluate(
+            huggingface.HFLM(str(model), device="cpu", dtype="float32", max_length=38),
+            tasks=harness_tasks(tmp_path),
+            task_manager=manager,
+        )
+        for name, samples in theirs["samples"].items():
+            for mine, sample in zip(asked[name], samples, strict=True):
+                if name == "answers":
+                    assert mine == sample["resps"]
+                else:
+                    flat = [np.ravel(each) for each in (mine, sample["resps"])]
+                    assert [float(each) for each in flat[0]] == pytest.approx([float(e) for e in flat[1]], abs=1e-3)
+        assert results["rolling"]["word_perplexity,none"] == pytest.approx(
+            theirs["results"]["rolling"]["word_perplexity,none"], rel=1e-3
+        )
+
+    def test_chats_are_rendered_by_the_models_template(self, llm):
+        pytest.importorskip("lm_eval", reason="the package lm-eval is not installed")
+        from roofline.bench.quality.harness import harness_model
+
+        judged = harness_model(llm)
+        chat = [{"role": "user", "content": "hello"}]
+        rendered = "".join(part.text for part in llm.chat_template.render(chat))
+        assert judged.apply_chat_template(chat) == rendered
+        assert judged.chat_template(True) == llm.chat_template.source
+        assert judged.chat_template() == ""
+        with pytest.raises(ConfigError, match="no chat templates by name"):
+            judged.chat_template("tool_use")
+
+
+def harness_tasks(folder: Path) -> list[dict[str, object]]:
+    """Tasks over a file of three documents: choices, perplexity in several windows, answers."""
+    lines = [
+        {"question": "a" * (at + 1), "choices": ["b", "c"], "gold": 0, "text": "fox " * (8 * at + 4)} for at in range(3)
+    ]
+    (folder / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data = {
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(folder / "data.jsonl")}, "cache_dir": str(folder / "cache")},
+        "test_split": "test",
+    }
+    choices = {
+        "task": "choices",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{question}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{gold}}",
+    }
+    rolling = {
+        "task": "rolling",
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "{{text}}",
+        "metric_list": [{"metric": "word_perplexity"}],
+    }
+    answers = {
+        "task": "answers",
+        "output_type": "generate_until",
+        "doc_to_text": "{{question}}",
+        "doc_to_target": "b",
+        "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 6, "do_sample": False},
+        "metric_list": [{"metric": "exact_match"}],
+    }
+    return [data | task for task in (choices, rolling, answers)]

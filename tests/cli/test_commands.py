@@ -2,16 +2,19 @@
 
 import json
 import resource
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from roofline.cli.run.chat import Session
-from roofline.common.errors import CapacityError, ConfigError
+from roofline.common.errors import CapacityError, ConfigError, RequestError
 from roofline.engine.events import Usage
 from roofline.engine.params import SamplingParams
 from roofline.engine.stats import EngineStats
+from roofline.text.templates.template import NO_TEMPLATE
 from tests.command_line import call_roofline
 
 COMMANDS = (
@@ -29,6 +32,19 @@ STATS = EngineStats(
 LINE = "prefill: 2000.0 tok/s, decode: 180.0 tok/s, 40.0% of the roof"
 
 
+class FakeTemplate:
+    """A chat template that the model has, or has not."""
+
+    fitting = True
+
+    def fits(self, tokenizer):
+        return self.fitting
+
+    def check_fits(self, tokenizer):
+        if not self.fitting:
+            raise RequestError(400, "no_chat_template", NO_TEMPLATE)
+
+
 class FakeLLM:
     """Says back what it was asked, in two pieces."""
 
@@ -36,6 +52,7 @@ class FakeLLM:
         self.name, self.asked, self.closed = name, [], False
         self.model = SimpleNamespace(executable=SimpleNamespace(fingerprint="feed"), load_seconds=0.5, sampling={})
         self.interrupt = self.fail = False
+        self.tokenizer, self.chat_template = None, FakeTemplate()
 
     def stream(self, asked, params):
         self.asked.append((json.loads(json.dumps(asked)), params))
@@ -446,6 +463,24 @@ def test_chat_set_refuses_and_changes_nothing(llm, text):
     assert session.params == SamplingParams()
 
 
+def test_a_model_without_a_chat_template_continues_and_does_not_chat(run, llm):
+    llm.chat_template.fitting = False
+    result = run("generate", "The sky")
+    assert result.stdout == "you said: The sky\n"
+    assert "has no chat template: it continues the prompt as it is" in result.stderr
+    assert llm.asked[-1][0] == "The sky"
+    assert "no chat template" not in run("generate", "--raw", "The sky").stderr
+    refused = run("generate", "--system", "Be brief.", "The sky")
+    assert refused.exit_code == 1
+    assert "leave --system out" in refused.stderr
+    llm.closed = False
+    refused = run("chat", input="hello\n")
+    assert refused.exit_code == 1
+    assert "the model has no chat template" in refused.stderr
+    assert llm.closed
+    assert len(llm.asked) == 2
+
+
 def test_ctrl_c_stops_the_answer_not_the_program(run, llm):
     llm.interrupt = True
     result = run("chat", input="hello\nagain\n")
@@ -563,3 +598,9 @@ def test_a_form_that_cannot_be_is_one_line(run, llm, tmp_path):
         assert message in result.stderr
         assert len(result.stderr.splitlines()) == 1
     assert not llm.asked
+
+
+def test_the_package_runs_as_a_module():
+    result = subprocess.run([sys.executable, "-m", "roofline", "eval", "--help"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == call_roofline(["eval", "--help"]).stdout

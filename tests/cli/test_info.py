@@ -1,6 +1,7 @@
 """roofline info: figures of shapes, files and chips, for people and for programs."""
 
 import json
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -231,3 +232,37 @@ def test_a_file_of_another_architecture_is_told_by_its_keys(tmp_path: Path) -> N
     assert (told["known"], told["nearest"]) == (False, "mixtral")
     assert told["ops"]["attend"] == ["num_key_value_heads", "attn_logit_softcapping", "sliding_window"]
     assert "hidden_size" not in told["new_keys"]
+
+
+WRONG: tuple[object, ...] = (
+    *(None, True, 0, -1, 3, 0.5, 1 << 40, (1 << 64) - 1, float("nan"), float("inf"), "", "x", [], {}, [1 << 40]),
+    *({"rope_type": "x"}, {"rope_type": "yarn"}),
+)
+
+
+@pytest.mark.slow
+def test_any_changed_configuration_of_a_family_is_told_or_refused(tmp_path: Path) -> None:
+    """A sample of the keys of all families' configurations with wrong values, and without them."""
+    pytest.importorskip("transformers", reason="the cases of the families are compared with it")
+    from roofline.cli.models.info_report import examine, record
+    from roofline.common.errors import ConfigError, UnsupportedError
+    from roofline.weights.config.unfamiliar import unfamiliar
+    from roofline.weights.to_hf import hf_config
+    from tests.models.parity_cases import CASES
+
+    file, told, refused, rng = tmp_path / "config.json", 0, list[str](), random.Random(0)
+    goods = [hf_config(dict(case.config)) for case in CASES.values()]
+    for _ in range(250):
+        good = rng.choice(goods)
+        key, wrong = rng.choice(sorted(good)), rng.choice((..., *WRONG))
+        changed = {name: value for name, value in good.items() if name != key}
+        file.write_text(json.dumps(changed if wrong is ... else changed | {key: wrong}))
+        try:
+            if unfamiliar(file) is None:
+                record(examine(str(file), "", None, None, "", "auto"))
+            told += 1
+        except (ConfigError, UnsupportedError) as error:
+            refused.append(str(error))
+    assert told > 25
+    assert len(refused) > 100
+    assert max(map(len, refused)) < 3000

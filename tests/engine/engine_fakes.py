@@ -338,6 +338,12 @@ def load_text_of(source, backend):
 class FakeTemplate:
     """Each turn's role initial and content, then A for the answer."""
 
+    def fits(self, tokenizer):
+        return True
+
+    def check_fits(self, tokenizer):
+        assert self.fits(tokenizer)
+
     def encode_chat(self, tokenizer, messages, **variables):
         text = "".join(m["role"][0].upper() + m["content"] for m in messages) + variables.get("end", "A")
         return tokenizer.encode(text, add_special=False)

@@ -107,3 +107,12 @@ def test_a_large_text_that_surely_has_too_many_tokens_is_refused_without_encodin
     assert (refused.value.status, refused.value.code) == (400, "context_length_exceeded")
     assert refused.value.param == "prompt"
     assert encoded == [LARGE_TEXT - 1, LARGE_TEXT]
+
+
+def test_a_model_without_a_template_and_its_marks_refuses_chats() -> None:
+    words = Vocabulary("BPE", sorted(byte_alphabet()), pipeline=byte_level_pipeline("gpt-2"))
+    text = TextSide(Tokenizer(words), ChatTemplate(None))
+    with pytest.raises(RequestError, match="no chat template") as refusal:
+        text.encode_chat([{"role": "user", "content": "hello"}])
+    assert refusal.value.code == "no_chat_template"
+    assert text.encode("hello")

@@ -9,8 +9,11 @@ from chat_templates import ALL, LLAMA3, MISTRAL, PHI, QWEN3
 from template_helpers import rendered, template
 from text_samples import AWKWARD, MESSAGES
 
+from roofline.common.errors import RequestError
 from roofline.text.templates.template import ChatTemplate
+from roofline.text.tokenizers.pretokenizers import byte_level_pipeline
 from roofline.text.tokenizers.tokenizer import Tokenizer
+from roofline.text.tokenizers.vocabulary import Vocabulary, byte_alphabet
 
 TOOLS = [
     {
@@ -91,6 +94,18 @@ def test_without_a_template_it_is_chatml_and_says_so(byte_bpe: Tokenizer) -> Non
     text = "".join(part.text for part in ours.render(MESSAGES[1]))
     assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n")
     assert text.endswith("<|im_start|>assistant\n")
+
+
+def test_a_guessed_template_needs_its_marks_in_the_vocabulary(byte_bpe: Tokenizer) -> None:
+    guessed = template(None)
+    assert guessed.fits(byte_bpe)
+    assert guessed.encode_chat(byte_bpe, MESSAGES[1])
+    plain = Tokenizer(Vocabulary("BPE", sorted(byte_alphabet()), pipeline=byte_level_pipeline("gpt-2")))
+    assert template(PHI).fits(plain)
+    assert not guessed.fits(plain)
+    with pytest.raises(RequestError, match="no chat template") as refusal:
+        guessed.encode_chat(plain, MESSAGES[1])
+    assert (refusal.value.status, refusal.value.code) == (400, "no_chat_template")
 
 
 def test_the_json_filter_is_that_of_transformers() -> None:

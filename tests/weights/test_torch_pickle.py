@@ -117,6 +117,39 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
             open_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("count", [60, pytest.param(600, marks=pytest.mark.slow)])
+def test_changed_bytes_are_read_or_refused(
+    count: int, zipped: bool, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Bits flipped, words replaced, stretches moved and ends cut off, mostly where the pickle says what follows."""
+    file = folder(tmp_path, plain(), _use_new_zipfile_serialization=zipped) / "pytorch_model.bin"
+    good, rng, refused = file.read_bytes(), np.random.default_rng(3), list[str]()
+    for _ in range(count):
+        data = bytearray(good)
+        at = int(rng.integers(len(data) if rng.random() < 0.3 else 3000))
+        match rng.integers(4):
+            case 0:
+                data[at] ^= 1 << int(rng.integers(8))
+            case 1:
+                data[at : at + 8] = [b"\xff" * 8, b"\0" * 8, (1 << 40).to_bytes(8, "little")][rng.integers(3)]
+            case 2:
+                start, size = int(rng.integers(len(data))), int(rng.integers(1, 60))
+                data[at : at + size] = data[start : start + size]
+            case _:
+                del data[at:]
+        file.write_bytes(data)
+        try:
+            checkpoint = open_checkpoint(tmp_path)
+            for name in checkpoint.tensors:
+                checkpoint.read(name)
+        except (ConfigError, UnsupportedError) as error:
+            refused.append(str(error))
+    assert count / 4 < len(refused) < count
+    assert all(str(tmp_path) in message for message in refused)
+    assert not recwarn.list
+
+
 def test_without_torch_the_package_is_named(tmp_path: Path) -> None:
     script = """
 import sys

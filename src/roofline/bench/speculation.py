@@ -153,7 +153,10 @@ def _rows(loaded: bundle.LoadedModel, plain: LocalEngine, guessing: LocalEngine,
     assert loaded.chat_template is not None, "loaded with the text side"
     eos_ids, rows = loaded.tokenizer.eos_ids, {}
     for text, words in texts().items():
-        prompt = loaded.chat_template.encode_chat(loaded.tokenizer, [{"role": "user", "content": words}])
+        if loaded.chat_template.fits(loaded.tokenizer):
+            prompt = loaded.chat_template.encode_chat(loaded.tokenizer, [{"role": "user", "content": words}])
+        else:
+            prompt = loaded.tokenizer.encode(words, add_special=True)
         for sampling, settings in SETTINGS.items():
             name = row_name(text, sampling)
             if name in chosen:

@@ -14,13 +14,16 @@ MAX_TEXT = 1 << 28  # bytes
 
 
 def read_text(path: Path) -> str:
-    """A text file. Raises ConfigError where it cannot be read or is not UTF-8."""
+    """A text file. Raises ConfigError where it cannot be read, is not UTF-8 or is empty."""
     from roofline.common.files import read_regular
 
     try:
-        return read_regular(path, MAX_TEXT).decode("utf-8")
+        text = read_regular(path, MAX_TEXT).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8: {error.reason} at byte {error.start}") from error
+    if not text.strip():
+        raise ConfigError(f"{path}: is empty: give a text of a few thousand words")
+    return text
 
 
 def print_scores(heading: str, names: Sequence[str], scores: "Sequence[Score]") -> None:

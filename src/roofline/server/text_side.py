@@ -93,6 +93,7 @@ class TextSide:
 
         answer_begins: what opens an answer comes last, unless one goes on.
         """
+        self.template.check_fits(self.tokenizer)
         if not self.reply_format.takes_tools:
             messages, tools = with_tools_as_text(messages, tools), ()
         text, mask = self.template.marked(messages, tools or None, answer_begins and not continues, variables)

@@ -7,7 +7,6 @@ which needs no more than an `LLM`.
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from roofline.bench.quality.windows import windows_of
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonMapping
 from roofline.engine.params import SamplingParams
@@ -20,7 +19,13 @@ if TYPE_CHECKING:
     from roofline.engine.llm import LLM
 
 _ANSWER_TOKENS = 256  # where a task says nothing
-_GENERATION = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k")
+_LENGTHS = (
+    "max_gen_toks",
+    "max_new_tokens",
+    "max_tokens",
+    "max_completion_tokens",
+)  # names of one thing; the first counts
+_GENERATION = ("until", *_LENGTHS, "do_sample", "temperature", "top_p", "top_k")
 _BATCH = 64  # requests that are handed to the engine at once
 
 
@@ -54,17 +59,16 @@ class Answers:
         ]
 
     def rolling(self, texts: Iterable[str]) -> list[float]:
-        """The log-probability of each text, every token once, in windows that overlap by a token."""
+        """The log-probability of each text, every token once, in windows that overlap by a token. The last window is as
+        long as the others, as in the harness: its first tokens are context and are not scored again."""
         sums = []
         for text in texts:
             ids = [self._begin, *self._llm.tokenizer.encode(text, add_special=False)]
-            if len(ids) < 2:
-                sums.append(0.0)
-                continue
-            windows = windows_of(ids, self._longest, self._longest, None)
-            counts = [len(window.ids) - window.first for window in windows]
-            told = self._told([list(window.ids) for window in windows], counts)
-            sums.append(sum(each.logprob for window in told for each in window))
+            starts = range(1, len(ids), self._longest - 1)  # of the tokens that a window scores
+            ends = [min(start + self._longest - 1, len(ids)) for start in starts]
+            prompts = [ids[max(0, end - self._longest) : end] for end in ends]
+            told = self._told(prompts, [end - start for start, end in zip(starts, ends, strict=True)])
+            sums.append(float(sum(each.logprob for window in told for each in window)))
         return sums
 
     def continuations(self, requests: Sequence[tuple[str, JsonMapping]]) -> list[str]:
@@ -76,7 +80,7 @@ class Answers:
             room = self._longest + 1 - (params[-1].max_tokens or 0)
             if room < 1:
                 raise ConfigError(f"max_gen_toks={params[-1].max_tokens} leaves no room in {self._longest + 1} tokens")
-            ids = self._llm.tokenizer.encode(context, add_special=True, parse_special=True)
+            ids = self._encode(context)
             prompts.append((ids or [self._begin])[-room:])
         return [output.text for output in self._llm.generate(prompts, params, use_tqdm=False)] if prompts else []
 
@@ -89,11 +93,17 @@ class Answers:
             context, continuation = context[:-trailing], context[-trailing:] + continuation
         if not context:
             return [self._begin], encode(continuation, add_special=False, parse_special=True)
-        before = encode(context, add_special=True, parse_special=True)
-        both = encode(context + continuation, add_special=True, parse_special=True)
+        before, both = self._encode(context), self._encode(context + continuation)
         suffix = len(self._llm.tokenizer.vocabulary.suffix)
         before, both = before[: len(before) - suffix], both[: len(both) - suffix]
         return both[: len(before)] or [self._begin], both[len(before) :]
+
+    def _encode(self, text: str) -> list[int]:
+        """Ids of a text with the tokenizer's own around it; a beginning that a chat template wrote is not doubled."""
+        ids = self._llm.tokenizer.encode(text, add_special=True, parse_special=True)
+        prefix = list(self._llm.tokenizer.vocabulary.prefix)
+        doubled = bool(prefix) and ids[len(prefix) : 2 * len(prefix)] == prefix
+        return ids[len(prefix) :] if doubled else ids
 
     def _told(self, prompts: Sequence[list[int]], counts: Sequence[int]) -> "list[list[TokenLogprob]]":
         """What the engine tells of the last tokens of each prompt."""
@@ -115,7 +125,7 @@ def _sampling(settings: JsonMapping) -> SamplingParams:
     sampled = settings.get("do_sample", settings.get("temperature", 0) > 0)
     values = {name: settings[name] for name in ("top_p", "top_k") if sampled and name in settings}
     return SamplingParams(
-        max_tokens=settings.get("max_gen_toks", _ANSWER_TOKENS),
+        max_tokens=next((settings[name] for name in _LENGTHS if name in settings), _ANSWER_TOKENS),
         temperature=float(settings.get("temperature", 1.0)) if sampled else 0.0,
         stop=(until,) if isinstance(until, str) else tuple(until),
         **values,
@@ -144,7 +154,16 @@ def harness_model(llm: "LLM") -> "LM":
         def tokenizer_name(self) -> str:
             return llm.name.replace("/", "__")
 
+        def chat_template(self, chat_template: bool | str = False) -> str:
+            if isinstance(chat_template, str):
+                raise ConfigError(f"{llm.name} has no chat templates by name: say apply_chat_template=True")
+            return llm.chat_template.source if chat_template else ""
+
+        def get_model_info(self) -> dict[str, str]:
+            return {"model": llm.name, "model_fingerprint": llm.model.executable.fingerprint}
+
         def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+            llm.chat_template.check_fits(llm.tokenizer)
             parts = llm.chat_template.render(chat_history, add_generation_prompt=add_generation_prompt)
             return "".join(part.text for part in parts)
 

@@ -11,7 +11,7 @@ from roofline.cli.parser import Without
 from roofline.cli.progress import counted_bar
 from roofline.cli.scores import print_scores, read_text
 from roofline.common.errors import ConfigError
-from roofline.common.options import Option
+from roofline.common.options import Option, declared
 
 _FIXED = (  # by the context and the size of a step
     *("kv_cache_dtype", "cache_tokens", "max_model_len", "max_running", "max_batch_tokens", "max_adapters"),
@@ -42,12 +42,10 @@ def command(
     from roofline.bench.quality.score import load_to_score, score, text_windows
     from roofline.cli.run.prepare import prepare
 
-    kinds = [kind.strip() for kind in kv_dtypes.split(",") if kind.strip()]
-    if not kinds:
-        raise ConfigError("--kv-dtypes names no format: auto, bf16 or int8, for example")
+    kinds = _formats(kv_dtypes)
     words = read_text(text)
     prepare(model, load.threads, load.isa, load.backend)
-    longest = context or default_context(model, load)
+    longest = _window(context, model, load)
     models = [
         load_to_score(model, replace(load, kv_cache_dtype=kind), longest, text=not at) for at, kind in enumerate(kinds)
     ]
@@ -64,10 +62,26 @@ def command(
     print_scores("KV cache", kinds, scores)
 
 
-def default_context(model: str, load: LoadOptions) -> int:
-    """2,048 tokens, or what a model has if less."""
+def _formats(names: str) -> list[str]:
+    """The formats of --kv-dtypes. Raises ConfigError for one that there is not, one that is named twice, and none."""
+    kinds = [kind.strip() for kind in names.split(",") if kind.strip()]
+    if not kinds:
+        raise ConfigError("--kv-dtypes names no format: auto, bf16 or int8, for example")
+    declared_format = replace(declared(LoadOptions)["kv_cache_dtype"], name="--kv-dtypes")
+    for at, kind in enumerate(kinds):
+        declared_format.check(kind)
+        if kind in kinds[:at]:
+            raise ConfigError(f"--kv-dtypes names {kind} twice")
+    return kinds
+
+
+def _window(context: int | None, model: str, load: LoadOptions) -> int:
+    """Tokens of a window: --context, or 2,048 or what the model has if less. Raises ConfigError where it has fewer."""
     from roofline.bundle.sources import open_source
 
     _, source = open_source(model, load)
     config = source.manifest.config if hasattr(source, "manifest") else source.config
-    return min(2048, int(config["max_position"]))
+    positions = int(config["max_position"])
+    if context is not None and context > positions:
+        raise ConfigError(f"--context {context:,} is more than the model's {positions:,} positions")
+    return context or min(2048, positions)

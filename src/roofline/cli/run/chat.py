@@ -54,11 +54,13 @@ class Session:
     Args:
         load: makes an LLM from a model's name.
         start: the messages that it begins with.
+    Raises:
+        RequestError: the model has no chat template.
     """
 
     def __init__(self, load: "Callable[[str], LLM]", model: str, start: Sequence[Mapping[str, str]] = ()) -> None:
         self.load, self.model, self.params, self.start = load, model, SamplingParams(), start
-        self.llm = load(model)
+        self.llm = self._loaded(model)
         self._commands = {
             "help": lambda _: print(HELP), "stats": self._stats, "reset": self._reset, "reload": self._reload,
             "set": self._set,
@@ -119,6 +121,16 @@ class Session:
         print()
         self.messages.append({"role": "assistant", "content": "".join(answer)})
 
+    def _loaded(self, name: str) -> "LLM":
+        """A model that can chat. Raises RequestError for one that has no chat template."""
+        llm = self.load(name)
+        try:
+            llm.chat_template.check_fits(llm.tokenizer)
+        except RooflineError:
+            llm.close()
+            raise
+        return llm
+
     def _stats(self, _: str) -> None:
         from roofline.cli.run.prepare import confirm_roofs, figures_line
 
@@ -133,7 +145,7 @@ class Session:
         self.llm.close()
         new_model = name or self.model
         try:
-            self.llm = self.load(new_model)
+            self.llm = self._loaded(new_model)
         except RooflineError:
             self.llm = self.load(self.model)
             raise

@@ -63,6 +63,8 @@ def command(
 ) -> None:
     """Answer PROMPT, then print tokens a second and the share of the roof (on stderr).
 
+    A model without a chat template, as before instruction tuning, continues PROMPT as it is.
+
     What is not said of sampling is what the model's files recommend, or else temperature 0.7 and top-p 0.9.
     """
     from roofline.cli.run.prepare import confirm_roofs, figures_line, load_llm, sampling, system_message
@@ -74,17 +76,29 @@ def command(
     messages = [*system_message(text.system), {"role": "user", "content": words}]
     with load_llm(models.model, load, engine, models.draft) as llm:
         params = replace(sampling(llm, params, named, text.stop), constraint=constraint)
+        raw = text.raw or _continues(llm, text)
         if as_json or not text.stream:
-            output = llm.generate(words, params)[0] if text.raw else llm.chat(messages, params)
+            output = llm.generate(words, params)[0] if raw else llm.chat(messages, params)
             if as_json:
                 _print_json(llm, output)
                 return
             print(output.text)
         else:
-            for piece in llm.stream(words if text.raw else messages, params):
+            for piece in llm.stream(words if raw else messages, params):
                 print(piece, end="", flush=True)
             print()
         print(figures_line(confirm_roofs(llm, llm.stats())), file=sys.stderr)
+
+
+def _continues(llm: "LLM", text: TextOptions) -> bool:
+    """Whether the model has no chat template, so that it can only continue the prompt; says so on stderr. Raises
+    ConfigError for a system message, which needs a template."""
+    if llm.chat_template.fits(llm.tokenizer):
+        return False
+    if text.system is not None:
+        raise ConfigError(f"{llm.name} has no chat template, so it cannot be told a system message: leave --system out")
+    print(f"{llm.name} has no chat template: it continues the prompt as it is, as with --raw.", file=sys.stderr)
+    return True
 
 
 def _text_of(path: Path) -> str:

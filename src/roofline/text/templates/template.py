@@ -7,7 +7,7 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from roofline.common.errors import ConfigError
+from roofline.common.errors import ConfigError, RequestError
 from roofline.text.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -18,11 +18,18 @@ MAX_SOURCE = 128 * 1024  # characters of a template
 SECONDS = 1.0  # of one rendering
 Objects = Sequence[Mapping[str, object]]  # of JSON: messages, tools
 
-# Used when a model's files hold no template: ChatML, without a system message of its own.
+# Used when a model's files hold no template and its vocabulary has the marks below: ChatML, without a system message of
+# its own.
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+NO_TEMPLATE = (
+    "the model has no chat template, as models before instruction tuning have none: give it the beginning of a text "
+    "to continue (`roofline generate`, LLM.generate, /v1/completions), or a template of your own (LLM.chat's "
+    "chat_template)"
+)
+CHATML_MARKS = ("<|im_start|>", "<|im_end|>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,8 @@ class ChatTemplate:
     """A chat template in a sandbox with a budget of time and size (`sandbox` says what bounds what).
 
     Args:
-        source: the Jinja source; None for ChatML, and then `is_default` is true.
+        source: the Jinja source; None where the model's files have none: then `is_default` is true, and ChatML is used
+            where it `fits`.
         bos_token, eos_token: what the variables of those names hold.
         seconds: time budget of one rendering.
         outline: of this source (simple_template.py). Chats that it can render need no Jinja, which is slow to import.
@@ -71,6 +79,18 @@ class ChatTemplate:
             raise ConfigError(f"a chat template is a {type(source).__name__}; give its Jinja as a string")
         return ChatTemplate(source, bos_token=self.bos_token, eos_token=self.eos_token, seconds=self._seconds)
 
+    def fits(self, tokenizer: Tokenizer) -> bool:
+        """Whether the model may know this template: it came with the model, or its vocabulary has ChatML's marks."""
+        if not self.is_default:
+            return True
+        return all(len(tokenizer.encode(mark, add_special=False, parse_special=True)) == 1 for mark in CHATML_MARKS)
+
+    def check_fits(self, tokenizer: Tokenizer) -> None:
+        """Raises RequestError for a model that cannot chat: its files have no template, its vocabulary not ChatML's
+        marks."""
+        if not self.fits(tokenizer):
+            raise RequestError(400, "no_chat_template", NO_TEMPLATE)
+
     def render(
         self, messages: Objects, *, tools: Objects | None = None, add_generation_prompt: bool = True, **kwargs: object
     ) -> list[Part]:
@@ -101,8 +121,9 @@ class ChatTemplate:
     ) -> list[int]:
         """The ids of the rendered chat; special tokens in what users wrote are plain text.
 
-        No BOS is added: templates write their own, as in transformers. Raises as `render` does.
+        No BOS is added: templates write their own, as in transformers. Raises as `render` and `check_fits` do.
         """
+        self.check_fits(tokenizer)
         return tokenizer.encode_marked(*self.marked(messages, tools, add_generation_prompt, kwargs))
 
     def marked(

@@ -5,6 +5,7 @@ needs torch, which serving on CPUs does not.
 """
 
 import math
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,12 +85,13 @@ def _load(path: Path) -> "Mapping[str, Tensor]":
     with named_packages():
         import torch
     try:
-        try:
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError as error:
-            if "mmap" not in str(error):
-                raise
-            loaded = torch.load(path, map_location="cpu", weights_only=True)  # as torch saved before version 1.6
+        with warnings.catch_warnings(action="ignore"):  # torch's, of damaged files, ask that they be reported to torch
+            try:
+                loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            except RuntimeError as error:
+                if "mmap" not in str(error):
+                    raise
+                loaded = torch.load(path, map_location="cpu", weights_only=True)  # as torch saved before version 1.6
     except Exception as error:  # torch has no type of its own for damaged files
         if type(error).__name__ == "UnpicklingError":  # what is not imported cannot be used by mistake
             reason = f"it holds more than tensors, which would run code: {shorten(str(error))}"
