@@ -33,6 +33,7 @@ enum Flags : unsigned {
     kGated = 32,       // of Activate: of the gate, and times up, which lie side by side
     kOfAll = 64,       // of Route: weights are the softmax over all experts instead of the chosen ones
     kOfRanks = 128,    // of Experts: another input for each of a row's experts, side by side
+    kRelu = 256,       // of Activate: relu instead of silu
 };
 
 // What an operation does with each field of its record. `Code` (code.h) checks a record by these before it may run, so
@@ -214,6 +215,8 @@ inline constexpr Operation kOperations[] = {  // by number
     {"scale", Base::Scale, kPlain, uses::kTimes},
     {"soft_cap", Base::SoftCap, kPlain, uses::kTimes},
     {"qk_norm", Base::QkNorm, kPlain, uses::kQkNorm},
+    {"relu", Base::Activate, kRelu, uses::kPlainRow},
+    {"relu_quantise", Base::Activate, kRelu | kQuantises, uses::kRowQ},
 };
 constexpr bool all_uses_said() {
     for (const Operation& each : kOperations) {

@@ -46,6 +46,8 @@ def rows(page: str) -> list[str]:
 
 def _rounded_up(difference: float) -> str:
     """To one digit, and not below what was measured."""
+    if difference == 0:
+        return "0"
     unit = 10.0 ** math.floor(math.log10(difference))
     return f"{math.ceil(difference / unit) * unit:.0e}"
 

@@ -105,6 +105,34 @@ CASES |= {
         BASE | {"family": "glm4", "rope_style": "interleaved", "rotary_dim": 8, "attention_bias": True, "tied": False},
     ),
 }
+PLAIN = BASE | {"kv_heads": 4, "bias": True}
+LEARNED = PLAIN | {"positions": "learned"}
+NEOX = PLAIN | {"family": "gpt_neox", "attention_bias": True, "rotary_dim": 4, "tied": False, "parallel": True}
+OPT = LEARNED | {"family": "opt", "activation": "relu", "norm_first": True, "last_norm": True, "embed_width": 0}
+CASES |= {
+    "gpt_neox": Case("gpt_neox", "attention beside the MLP, a quarter of each head turned, biases", NEOX),
+    "gpt_neox_serial": Case(
+        "gpt_neox",
+        "the MLP behind attention, whole heads turned, no biases of attention, gelu by tanh, tied",
+        NEOX
+        | {"parallel": False, "rotary_dim": None, "attention_bias": False, "activation": "gelu_tanh", "tied": True},
+    ),
+    "gpt2": Case("gpt2", "learned positions, gelu by tanh", LEARNED | {"family": "gpt2", "activation": "gelu_tanh"}),
+    "gpt2_relu": Case(
+        "gpt2",
+        "relu, a narrow MLP, a head of its own",
+        LEARNED | {"family": "gpt2", "activation": "relu", "ffn": 96, "tied": False},
+    ),
+    "opt": Case("opt", "learned positions from the table's third row, relu", OPT),
+    "opt_350m": Case(
+        "opt",
+        "norms behind attention and MLP, narrow embeddings",
+        OPT | {"norm_first": False, "last_norm": False, "embed_width": 32},
+    ),
+    "opt_galactica": Case(
+        "opt", "gelu, no biases, no last norm", OPT | {"activation": "gelu", "bias": False} | {"last_norm": False}
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -128,9 +156,8 @@ def theirs(config: Mapping[str, Any]) -> Any:
     less = float(config["family"] == "gemma")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(
-                torch.randn_like(parameter) * 0.1 + (("norm" in name and "bias" not in name) - less * ("norm" in name))
-            )
+            norm = "norm" in name or ".ln_" in name
+            parameter.copy_(torch.randn_like(parameter) * 0.1 + ((norm and "bias" not in name) - less * norm))
     return model
 
 

@@ -20,7 +20,18 @@ from roofline.weights.to_hf import hf_config, write_folder  # noqa: E402
 from tests.models.parity_cases import CASES, GREEDY, Eager, measure, theirs  # noqa: E402
 from tools.models_table import PAGE, rows  # noqa: E402
 
-QUICK = ("gemma2", "gemma3", "phi4_mini", "smollm3", "granite", "glm4", "olmo2")  # the rest: -m slow
+QUICK = (
+    "gemma2",
+    "gemma3",
+    "phi4_mini",
+    "smollm3",
+    "granite",
+    "glm4",
+    "olmo2",
+    "gpt_neox",
+    "gpt2",
+    "opt_350m",
+)  # the rest: -m slow
 NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
 
 

@@ -49,7 +49,7 @@ def checkpoint_of(model: PretrainedModel) -> Checkpoint:
         ours: TensorInfo(ours, _dtype(state[key]), tuple(state[key].shape), state[key].nbytes)
         for ours, key in stored.items()
     }
-    infos, read = as_ours(config["family"], tensors, lambda ours: _bytes(state[stored[ours]]))
+    infos, read = as_ours(config, tensors, lambda ours: _bytes(state[stored[ours]]))
     checkpoint = Checkpoint(name, "memory", infos, {}, config, read)
     checkpoint.check_names(names.parameter_shapes(config, infos))
     return checkpoint

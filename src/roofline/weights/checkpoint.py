@@ -195,7 +195,7 @@ def _open_hf(path: Path, model: SafetensorsModel | TorchModel, kind: str) -> Che
         count = f"{len(source.widened):,} of {sum(len(info.shape) == 2 for info in tensors.values()):,}"
         reasons = ", ".join(sorted(set(source.widened.values())))
         log.get("weights").warning("%s: %s matrices are kept in float32, 4 bytes a weight: %s", path, count, reasons)
-    ours, read = as_ours(config["family"], tensors, lambda name: source.read(stored[name]))
+    ours, read = as_ours(config, tensors, lambda name: source.read(stored[name]))
     return Checkpoint(path, kind, ours, model.config, config, read)
 
 

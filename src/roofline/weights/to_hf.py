@@ -16,7 +16,7 @@ from roofline.weights.config import hf
 from roofline.weights.families.table import MODEL_TYPES, files_of
 from roofline.weights.files.mapped import JsonObject
 from roofline.weights.files.safetensors import INDEX
-from roofline.weights.hf_values import as_theirs
+from roofline.weights.hf_values import as_theirs, hf_shape
 from roofline.weights.names import to_hf
 
 FILE_BYTES = 5 << 30  # of weights in a file
@@ -72,7 +72,7 @@ def write_folder(
         for name, data in (other_files or {}).items():
             write_atomically(part / name, data)
         write_atomically(part / "config.json", json.dumps(hf_config(config, dtype), indent=1) + "\n")
-        _write_tensors(part, config["family"], _by_expert(tensors, config.get("experts", 0)), dtype)
+        _write_tensors(part, config, _by_expert(tensors, config.get("experts", 0)), dtype)
         part.chmod(0o755)
         part.rename(folder)
     except BaseException:
@@ -95,7 +95,7 @@ def _by_expert(
 
 
 def _write_tensors(
-    folder: Path, family: str, tensors: Iterable[tuple[str, tuple[int, ...], bytes | np.ndarray]], dtype: str
+    folder: Path, config: JsonObject, tensors: Iterable[tuple[str, tuple[int, ...], bytes | np.ndarray]], dtype: str
 ) -> None:
     """Files of up to FILE_BYTES and, where these are several, the index that says where each tensor is."""
     files: list[list[str]] = []  # Hugging Face's names of the tensors in each file
@@ -108,11 +108,11 @@ def _write_tensors(
         pending.clear()
 
     for name, shape, data in tensors:
-        raw = as_theirs(family, name, data if isinstance(data, bytes) else data.tobytes(), dtype)
+        raw = as_theirs(config, name, shape, data if isinstance(data, bytes) else data.tobytes(), dtype)
         if size and size + len(raw) > FILE_BYTES:
             write_pending()
             size = 0
-        pending.append((to_hf(family, name), shape, raw))
+        pending.append((to_hf(config["family"], name), hf_shape(config, name, shape), raw))
         size, total = size + len(raw), total + len(raw)
     write_pending()
     if len(files) == 1:
