@@ -84,7 +84,7 @@ def test_a_family_trains(name: str) -> None:
         assert value.grad.abs().max() > 0, parameter
 
 
-@pytest.mark.parametrize("name", ["gemma3", "phi3", "olmo2"])
+@pytest.mark.parametrize("name", ["gemma3", "phi3", "olmo2", "gpt_neox", "gpt2", "opt_350m"])
 def test_what_training_exports_has_the_values_of_transformers(name: str, tmp_path: Path) -> None:
     """Parameters that Hugging Face stores as other numbers go there and back."""
     transformers = pytest.importorskip("transformers")

@@ -51,7 +51,7 @@ def from_hf(fields: Fields, model_type: str) -> Config:
 def _rest(fields: Fields, ours: Config, epsilon: str) -> Config:
     config: Config = {"kv_heads": ours["heads"], "head_dim": hf_fields.divided(fields, ours, "n_head")}
     config |= {"norm_eps": fields.get(epsilon, float, 1e-5), "tied": fields.get("tie_word_embeddings", bool, True)}
-    config["activation"] = hf_fields.activation(fields, "activation_function", "gelu_new")
+    config |= hf_fields.activation(fields, "activation_function", "gelu_new")
     return config | hf_fields.learned_positions() | {"bias": True}
 
 

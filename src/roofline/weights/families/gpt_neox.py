@@ -40,8 +40,8 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     ours["tied"] = fields.get("tie_word_embeddings", bool, False)
     ours |= {"bias": True, "attention_bias": fields.get("attention_bias", bool, True)}
     ours |= {"qk_norm": False, "sliding_window": None}
-    ours["activation"] = hf_fields.activation(fields, "hidden_act", "gelu")
-    ours["parallel"] = fields.get("use_parallel_residual", bool, True)
+    ours |= hf_fields.activation(fields, "hidden_act", "gelu")
+    ours |= {} if fields.get("use_parallel_residual", bool, True) else {"parallel": False}
     turned = _with_common_names(fields)
     ours |= hf_fields.turned_part(turned, ours["head_dim"], 0.25)
     ours["rope_theta"], ours["rope_scaling"] = hf_fields.rope(turned, partial=True)
@@ -70,7 +70,7 @@ def to_hf(config: Config) -> Config:
         "layer_norm_eps": config["norm_eps"],
         "hidden_act": hf_fields.activation_to_hf(config),
         "attention_bias": config["attention_bias"],
-        "use_parallel_residual": config["parallel"],
+        "use_parallel_residual": config.get("parallel", True),
         "rotary_pct": part,
         "rotary_emb_base": config["rope_theta"],
     }
@@ -81,4 +81,4 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     honoured = ("rope.dimension_count", "use_parallel_residual")
     config = gguf_fields.read(model, "gpt_neox", "half", honoured, gguf_fields.EPSILON)
     config |= {"bias": True, "attention_bias": biased(model, "attn.qkv")}
-    return config | {"parallel": model.fields.get("use_parallel_residual", bool, True)}
+    return config | ({} if model.fields.get("use_parallel_residual", bool, True) else {"parallel": False})

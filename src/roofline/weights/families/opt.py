@@ -48,24 +48,27 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     ours |= {"kv_heads": ours["heads"], "head_dim": hf_fields.divided(fields, ours, "num_attention_heads")}
     ours |= {"norm_eps": _EPSILON, "tied": fields.get("tie_word_embeddings", bool, True)}
     ours["bias"] = fields.get("enable_bias", bool, True)
-    ours["activation"] = hf_fields.activation(fields, "activation_function", "relu")
-    first = fields.get("do_layer_norm_before", bool, True)
-    ours |= {"norm_first": first, "last_norm": first and not fields.get("_remove_final_layer_norm", bool, False)}
+    ours |= hf_fields.activation(fields, "activation_function", "relu")
+    if not fields.get("do_layer_norm_before", bool, True):
+        ours |= {"norm_first": False, "last_norm": False}
+    elif fields.get("_remove_final_layer_norm", bool, False):
+        ours["last_norm"] = False
     narrow = fields.get("word_embed_proj_dim", int, ours["width"])
     check_integer(fields, "word_embed_proj_dim", "width", narrow)
-    ours["embed_width"] = 0 if narrow == ours["width"] else narrow
+    ours |= {} if narrow == ours["width"] else {"embed_width": narrow}
     return checked(fields, ours | hf_fields.learned_positions(), _SPELLED)
 
 
 def to_hf(config: Config) -> Config:
     """The fields of a config.json."""
+    first = config.get("norm_first", True)
     return {
         "architectures": ["OPTForCausalLM"],
         "model_type": "opt",
         **{theirs: config[ours] for theirs, ours in REQUIRED.items()},
         "word_embed_proj_dim": config.get("embed_width") or config["width"],
-        "do_layer_norm_before": config["norm_first"],
-        "_remove_final_layer_norm": config["norm_first"] and not config["last_norm"],
+        "do_layer_norm_before": first,
+        "_remove_final_layer_norm": first and not config.get("last_norm", True),
         "enable_bias": config["bias"],
         "activation_function": hf_fields.activation_to_hf(config),
     }

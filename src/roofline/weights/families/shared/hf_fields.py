@@ -86,12 +86,13 @@ def sizes(fields: Fields, family: str, required: Mapping[str, str] = REQUIRED) -
     return ours
 
 
-def activation(fields: Fields, key: str, default: str) -> str:
-    """Our name of the activation that transformers knows by the value of a field. Raises UnsupportedError."""
+def activation(fields: Fields, key: str, default: str) -> Config:
+    """What the value of a field, transformers' name of an activation, says in the canonical configuration. Raises
+    UnsupportedError."""
     name = fields.get(key, str, default)
     if name not in ACTIVATIONS:
         raise UnsupportedError(f"{fields.path}: {key} = {shorten(name)}", "we do not have it", tuple(ACTIVATIONS))
-    return ACTIVATIONS[name]
+    return {} if ACTIVATIONS[name] == "gelu" else {"activation": ACTIVATIONS[name]}
 
 
 def activation_to_hf(config: Config) -> str:
