@@ -105,6 +105,21 @@ CASES |= {
         BASE | {"family": "glm4", "rope_style": "interleaved", "rotary_dim": 8, "attention_bias": True, "tied": False},
     ),
 }
+FACTORS = {
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.2],
+    "long_factor": [1.0, 1.2, 2.0, 3.0, 5.0, 8.0, 9.0, 9.5],
+}
+LONGROPE = FACTORS | {"rope_type": "longrope", "original_max_position_embeddings": 64.0, "attention_factor": 1.2}
+CASES |= {
+    "phi3_long": Case(
+        "phi3", "longrope, texts above the original context", BASE | {"family": "phi3", "rope_scaling": LONGROPE}
+    ),
+    "phi3_short": Case(
+        "phi3",
+        "longrope, the original context is served",
+        BASE | {"family": "phi3", "rope_scaling": LONGROPE | {"original_max_position_embeddings": 1024.0}},
+    ),
+}
 PLAIN = BASE | {"kv_heads": 4, "bias": True}
 LEARNED = PLAIN | {"positions": "learned"}
 NEOX = PLAIN | {"family": "gpt_neox", "attention_bias": True, "rotary_dim": 4, "tied": False, "parallel": True}

@@ -104,7 +104,8 @@ class ModelConfig:
     @property
     def rope(self) -> RopeTable:
         """The rotary table of every layer that has no other one."""
-        return RopeTable.of(self.rotary_dim or self.head_dim, self.rope_theta, self.rope_style, self.rope_scaling)
+        dim, context = self.rotary_dim or self.head_dim, self.max_position
+        return RopeTable.of(dim, self.rope_theta, self.rope_style, self.rope_scaling, context)
 
     def rope_of(self, layer: int) -> RopeTable | None:
         """The rotary table of a layer; None: it does not turn q and k."""
