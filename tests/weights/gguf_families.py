@@ -82,6 +82,13 @@ GGUF_CASES = {
         {"rope.dimension_count": 12, "attention.sliding_window": 0, "rope.scaling.original_context_length": 1024},
         as_it_is,
     ),
+    "phi3_long": GgufCase(
+        "phi3",
+        CASES["phi3_long"].config,
+        {"rope.dimension_count": 16, "attention.sliding_window": 0}
+        | {"rope.scaling.original_context_length": 64, "rope.scaling.attn_factor": 1.2},
+        as_it_is,
+    ),
     "smollm3": GgufCase(
         "smollm3",
         CASES["smollm3"].config | {"turning": [True, True, True, False]},
@@ -126,6 +133,9 @@ def write(path: Path, model: Any, case: GgufCase) -> Path:
     for key, value in (keys | case.keys).items():
         kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
         kinds[type(value)](f"{case.architecture}.{key}", value)
+    scaling = case.config["rope_scaling"] or {}
+    for key in {"short_factor", "long_factor"} & scaling.keys():
+        writer.add_tensor(f"rope_factors_{key.removesuffix('_factor')}.weight", np.array(scaling[key], np.float32))
     for name, values in tensors(model, case):
         writer.add_tensor(name, values)
     writer.write_header_to_file()

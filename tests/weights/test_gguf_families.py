@@ -18,7 +18,7 @@ from roofline.weights.checkpoint import open_checkpoint  # noqa: E402
 from roofline.weights.families.table import ARCHITECTURES  # noqa: E402
 from tests.models.parity_cases import Eager, OnCpu, theirs  # noqa: E402
 
-IDS = np.random.default_rng(1).integers(0, 96, 60).tolist()
+IDS = np.random.default_rng(1).integers(0, 96, 80).tolist()
 
 
 @pytest.mark.parametrize("name", GGUF_CASES)

@@ -20,8 +20,10 @@ NAMES = TensorNames(
 )
 _LONG_KINDS = (LONGROPE, "su", "yarn")  # what files call it: transformers reads all three alike
 _ORIGINAL = "original_max_position_embeddings"
+_GGUF_ORIGINAL = "original_context_length"
+_FACTORS = ("short_factor", "long_factor")
 _PLAIN_KEYS = {"rope_theta", "partial_rotary_factor"}
-_LONG_KEYS = {*_PLAIN_KEYS, "rope_type", "type", "short_factor", "long_factor", "factor", "attention_factor", _ORIGINAL}
+_LONG_KEYS = {*_PLAIN_KEYS, "rope_type", "type", *_FACTORS, "factor", "attention_factor", _ORIGINAL}
 
 
 def from_hf(fields: Fields, model_type: str) -> Config:
@@ -54,7 +56,7 @@ def _longrope(fields: Fields, table: Fields, ours: Config) -> Config:
     if factor is None:
         factor = 1.0 if ratio <= 1 else math.sqrt(1 + math.log(ratio) / math.log(original))
     scaling: Config = {"rope_type": LONGROPE, _ORIGINAL: original, "attention_factor": factor}
-    return scaling | {key: _factors(table, key, ours) for key in ("short_factor", "long_factor")}
+    return scaling | {key: _factors(table, key, ours) for key in _FACTORS}
 
 
 def _factors(table: Fields, key: str, ours: Config) -> list[float]:
@@ -75,5 +77,17 @@ def to_hf(config: Config) -> Config:
 
 
 def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
-    """The canonical configuration."""
-    return gguf_fields.read(model, "phi3", "half", ("rope.dimension_count",))
+    """The canonical configuration; the factors of longrope are tensors, and its kind is no key."""
+    attention, original = "rope.scaling.attn_factor", f"rope.scaling.{_GGUF_ORIGINAL}"
+    scaled = (attention,) if model.longrope else ()
+    config = gguf_fields.read(model, "phi3", "half", ("rope.dimension_count", *scaled))
+    if not model.longrope:
+        return config
+    fields = model.fields
+    if config["rope_scaling"] is not None:
+        fields.refuse("rope.scaling.factor", "stands beside rope_factors_long.weight; one of them is too many")
+    values = {key: values.tolist() for key, values in model.longrope.items()}
+    scaling: Config = {"rope_type": LONGROPE, _ORIGINAL: float(fields.need(original, int))}
+    scaling["attention_factor"] = fields.positive(attention) or 1.0
+    table = Fields(fields.path, values, "rope_factors of ")
+    return config | {"rope_scaling": scaling | {key: _factors(table, key, config) for key in _FACTORS}}

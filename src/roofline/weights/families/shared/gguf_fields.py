@@ -5,7 +5,7 @@ Keys of an architecture that no reader honours may change the mathematics, and a
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -64,12 +64,13 @@ class GgufModel:
 
     fields: the metadata of the architecture, without its name before each key; shapes: canonical parameter name ->
     shape, which say the vocabulary's size and whether the head is tied; rope_factors: float32 [head_dim / 2] of the
-    tensor rope_freqs.weight (Llama 3.1), if there is one.
+    tensor rope_freqs.weight (Llama 3.1), if there is one; longrope: those of Phi-3, by Hugging Face's keys.
     """
 
     fields: Fields
     shapes: Mapping[str, tuple[int, ...]]
     rope_factors: np.ndarray | None
+    longrope: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 def read(
