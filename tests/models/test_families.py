@@ -75,7 +75,8 @@ def test_a_family_trains(name: str) -> None:
     source = checkpoint_of(original)
     model = Model(source.config, "cpu")
     load(model, source)
-    ids = torch.randint(0, config["vocab"], (2, 24), generator=torch.Generator().manual_seed(2))
+    length = 80 if name == "phi3_long" else 24  # below its original context transformers has other factors
+    ids = torch.randint(0, config["vocab"], (2, length), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         assert (model(ids) - original(ids).logits).abs().max() < 2e-5
     model(ids, ids.roll(-1, 1)).backward()

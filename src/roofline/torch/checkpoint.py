@@ -28,7 +28,7 @@ _FORMATS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 def checkpoint_of(model: PretrainedModel) -> Checkpoint:
-    """The Checkpoint of a causal language model of transformers (Llama, Mistral, Qwen2, Qwen3, MPT).
+    """The Checkpoint of a causal language model of transformers, of a family that docs/models.md names.
 
     Tensors keep their dtype (float32, bfloat16, float16). On the CPU they are read where they are; on another device
     each is copied when it is read.

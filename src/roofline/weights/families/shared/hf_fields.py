@@ -230,7 +230,7 @@ def rope(fields: Fields, default: float = 1e4, partial: bool = False) -> tuple[o
 
 def to_hf(config: Config, kind: str, name: str) -> Config:
     """The fields that most model types share, of a canonical configuration. name: of transformers' classes."""
-    scaling = config["rope_scaling"]
+    scaling = config["rope_scaling"] and dict(config["rope_scaling"])  # transformers writes into it
     fields: Config = {
         "architectures": [f"{name}ForCausalLM"],
         "model_type": kind,
