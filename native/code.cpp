@@ -128,8 +128,8 @@ class RecordCheck {
                 return between(value, 0, 1 << 30, kNumber);
             case uses::rope_table:
                 return between(value, -1, s.tables - 1, "is a rope table that is not there");
-            case uses::first_id:
-                return between(value, 0, (int64_t)1 << 30, kNumber);
+            case uses::first_id:  // below 0: so many rows of the table lie before that of id 0
+                return between(value, -(1 << 16), (int64_t)1 << 30, kNumber);
             case uses::group:
                 return between(value, 0, 1 << 16, "is a group of matrices that cannot be");
             case uses::router_columns:

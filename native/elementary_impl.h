@@ -1,4 +1,4 @@
-// exp2, log, silu and gelu, the only elementary functions of the kernels.
+// exp2, log, silu, gelu and relu, the only elementary functions of the kernels.
 // Compiled with -ffp-contract=off, over the Vec16 of the instruction set whose header was included first: each FMA is meant.
 #pragma once
 #include <algorithm>
@@ -83,6 +83,9 @@ static inline F32 gelu_tanh(F32 x) {
     t = min(max(t, set1(-126.0f)), set1(126.0f));
     return div(x, add(set1(1.0f), exp2(t)));
 }
+
+// The second operand is what comes of a NaN.
+static inline F32 relu(F32 x) { return max(zero(), x); }
 
 // cap * tanh(x / cap), with tanh(u) = 1 - 2 / (e^(2u) + 1).
 static inline F32 capped(F32 x, F32 cap) {

@@ -192,6 +192,7 @@ bool Executable::run(const Op& op, int index, int worker) {
 // ---- rows ------------------------------------------------------------------------------------------------------------
 
 static Activation activation(const Op& op) {
+    if (op.flags & kRelu) return Activation::Relu;
     if (!(op.flags & kGelu)) return Activation::Silu;
     return op.flags & kTanh ? Activation::GeluTanh : Activation::Gelu;
 }

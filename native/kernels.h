@@ -121,7 +121,7 @@ struct SampleRow {
     float* top_logprobs;
 };
 
-enum class Activation { Silu, Gelu, GeluTanh };  // Gelu: exact
+enum class Activation { Silu, Gelu, GeluTanh, Relu };  // Gelu: exact
 
 constexpr int kMostExperts = 4096, kMostRanks = 256;  // of a router; that a row goes to
 

@@ -36,6 +36,7 @@ enum Flags : unsigned {
     kOfAll = 64,       // of Route: weights are the softmax over all experts instead of the chosen ones
     kOfRanks = 128,    // of Experts: another input for each of a row's experts, side by side
     kSinks = 256,      // of Attend: each head has a score beside those of the keys, which no value belongs to
+    kRelu = 512,       // of Activate: relu instead of silu
 };
 
 // What an operation does with each field of its record. `Code` (code.h) checks a record by these before it may run, so
@@ -225,6 +226,8 @@ inline constexpr Operation kOperations[] = {  // by number
     {"attend_sinks", Base::Attend, kSinks, uses::kAttendSinks},
     {"expert_bias", Base::ExpertBias, kPlain, uses::kExpertBias},
     {"clamped_swiglu", Base::ClampedSwiglu, kPlain, uses::kClamped},
+    {"relu", Base::Activate, kRelu, uses::kPlainRow},
+    {"relu_quantise", Base::Activate, kRelu | kQuantises, uses::kRowQ},
 };
 constexpr bool all_uses_said() {
     for (const Operation& each : kOperations) {

@@ -104,6 +104,7 @@ static void activate(Activation kind, const float* x, const float* up, int64_t n
         case Activation::Silu: return activate<silu>(x, up, n, out);
         case Activation::Gelu: return activate<gelu_exact>(x, up, n, out);
         case Activation::GeluTanh: return activate<gelu_tanh>(x, up, n, out);
+        case Activation::Relu: return activate<relu>(x, up, n, out);
     }
 }
 

@@ -23,6 +23,11 @@ difference in the column `cpu`. Logits have a standard deviation of about 0.8. T
 likeliest, through the cache of each: how many of them transformers would choose at the same place. Where one differs,
 its two likeliest were nearly equal.
 
+`longrope` (Phi-3, Phi-4) has one set of factors for texts up to the original context and one for longer ones, and
+transformers changes between them with the length of each text. Here equal prefixes give equal bits, so one set holds
+for all that is served: the long one, unless `max_model_len` is at most the original context. `max_position_embeddings`
+says which set training has. A compiled bundle has the long one, and refuses to be loaded for less.
+
 | `model_type` | what the row exercises | float32 | tokens | cpu | tokens |
 |---|---|---|---|---|---|
 """
@@ -46,6 +51,8 @@ def rows(page: str) -> list[str]:
 
 def _rounded_up(difference: float) -> str:
     """To one digit, and not below what was measured."""
+    if difference == 0:
+        return "0"
     unit = 10.0 ** math.floor(math.log10(difference))
     return f"{math.ceil(difference / unit) * unit:.0e}"
 

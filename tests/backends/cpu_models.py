@@ -60,6 +60,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "smollm3": {**LLAMA, "family": "smollm3", "turning": [True, False]},
     "glm4": {**LLAMA, "family": "glm4", "rope_style": "interleaved", "rotary_dim": 32},
     "granite": {**LLAMA, "family": "granite", "residual_multiplier": 0.3, "logits_scaling": 2.0},
+    "gpt_neox": {**MPT, "family": "gpt_neox", "positions": "rope", "rotary_dim": 16, "attention_bias": True},
+    "opt": {**MPT, "family": "opt", "activation": "relu"},
+    "opt-narrow": {
+        **{**MPT, "family": "opt", "activation": "relu", "embed_width": 128},
+        **{"norm_first": False, "last_norm": False},
+    },
     "gemma2": {**GEMMA, "attention_cap": 2.0, "logit_cap": 3.0},
     "gemma3": {**GEMMA, "qk_norm": True, "head_dim": 256, "heads": 2, "kv_heads": 1, "local_theta": 1e3},
 }

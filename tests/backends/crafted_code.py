@@ -39,6 +39,7 @@ MODELS = (  # and the format of their weights and of their cache
     ("mistral", "F32", "bf16"),
     ("qwen3", "Q4_K", "int8"),
     ("mpt", "BF16", "bf16"),
+    ("opt", "Q4_0", "bf16"),
     ("mpt-alibi", "Q4_0", "int8"),
     ("mixtral", "Q4_0", "bf16"),
     ("qwen2-moe", "F32", "bf16"),

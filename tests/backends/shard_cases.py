@@ -22,6 +22,9 @@ MODELS = {
     "groups of three": builders.BASE | {"heads": 9, "kv_heads": 3, "head_dim": 32, "ffn": 192},
     "mpt": builders.MPT,
     "mpt-rope": builders.MPT | {"kv_heads": 2, "positions": "rope", "rms": True, "gated": True, "activation": "silu"},
+    "gpt_neox": builders.MPT | {"family": "gpt_neox", "positions": "rope", "rotary_dim": 8, "attention_bias": True},
+    "opt": builders.MPT
+    | {"family": "opt", "activation": "relu", "embed_width": 32, "norm_first": False, "last_norm": False},
     "alibi": builders.MPT_ALIBI | {"heads": 6, "kv_heads": 6, "ffn": 320},
 }
 

@@ -64,6 +64,28 @@ def test_transformers_reads_the_folder(gguf, tmp_path):
     assert np.allclose(logits, _logits(gguf)[0], atol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["gemma2", "gpt_neox", "gpt2"])
+def test_values_that_lie_otherwise_in_folders_are_written_as_these_have_them(name, model, tmp_path, monkeypatch):
+    pytest.importorskip("gguf", reason="it writes the file")
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    from roofline.bundle import rewrite
+    from tests.models.parity_cases import theirs
+    from tests.weights.gguf_families import GGUF_CASES, write
+
+    case = GGUF_CASES[name]
+    original = theirs(case.config)
+    text = load_text(open_checkpoint(model))
+    monkeypatch.setattr(rewrite, "load_text", lambda checkpoint: text)  # the file has no tokenizer
+    source = write(tmp_path / "model.gguf", original, case)
+    write_safetensors(open_checkpoint(source), tmp_path / "back", "", Work(threads=2))
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", dtype="float32").eval()
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        assert (read(ids).logits - original(ids).logits).abs().max() < 2e-5
+
+
 def test_a_quantised_file_is_near_its_source(model, tmp_path):
     written = write_gguf(open_checkpoint(model), tmp_path / "q8.gguf", "Q8_0", Work(threads=2))
     assert written.tensors == {"Q8_0": 15, "F32": 5}

@@ -113,6 +113,49 @@ CASES |= {
         | {"experts": 4, "experts_per_token": 2, "swiglu_limit": 0.7, "rope_scaling": UNCUT, "tied": False},
     ),
 }
+FACTORS = {
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.2],
+    "long_factor": [1.0, 1.2, 2.0, 3.0, 5.0, 8.0, 9.0, 9.5],
+}
+LONGROPE = FACTORS | {"rope_type": "longrope", "original_max_position_embeddings": 64.0, "attention_factor": 1.2}
+CASES |= {
+    "phi3_long": Case(
+        "phi3", "longrope, texts above the original context", BASE | {"family": "phi3", "rope_scaling": LONGROPE}
+    ),
+    "phi3_short": Case(
+        "phi3",
+        "longrope, the original context is served",
+        BASE | {"family": "phi3", "rope_scaling": LONGROPE | {"original_max_position_embeddings": 1024.0}},
+    ),
+}
+PLAIN = BASE | {"kv_heads": 4, "bias": True}
+LEARNED = PLAIN | {"positions": "learned"}
+NEOX = PLAIN | {"family": "gpt_neox", "attention_bias": True, "rotary_dim": 4, "tied": False, "parallel": True}
+OPT = LEARNED | {"family": "opt", "activation": "relu", "norm_first": True, "last_norm": True, "embed_width": 0}
+CASES |= {
+    "gpt_neox": Case("gpt_neox", "attention beside the MLP, a quarter of each head turned, biases", NEOX),
+    "gpt_neox_serial": Case(
+        "gpt_neox",
+        "the MLP behind attention, whole heads turned, no biases of attention, gelu by tanh, tied",
+        NEOX
+        | {"parallel": False, "rotary_dim": None, "attention_bias": False, "activation": "gelu_tanh", "tied": True},
+    ),
+    "gpt2": Case("gpt2", "learned positions, gelu by tanh", LEARNED | {"family": "gpt2", "activation": "gelu_tanh"}),
+    "gpt2_relu": Case(
+        "gpt2",
+        "relu, a narrow MLP, a head of its own",
+        LEARNED | {"family": "gpt2", "activation": "relu", "ffn": 96, "tied": False},
+    ),
+    "opt": Case("opt", "learned positions from the table's third row, relu", OPT),
+    "opt_350m": Case(
+        "opt",
+        "norms behind attention and MLP, narrow embeddings",
+        OPT | {"norm_first": False, "last_norm": False, "embed_width": 32},
+    ),
+    "opt_galactica": Case(
+        "opt", "gelu, no biases, no last norm", OPT | {"activation": "gelu", "bias": False} | {"last_norm": False}
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -136,9 +179,8 @@ def theirs(config: Mapping[str, Any]) -> Any:
     less = float(config["family"] == "gemma")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(
-                torch.randn_like(parameter) * 0.1 + (("norm" in name and "bias" not in name) - less * ("norm" in name))
-            )
+            norm = "norm" in name or ".ln_" in name
+            parameter.copy_(torch.randn_like(parameter) * 0.1 + ((norm and "bias" not in name) - less * norm))
     return model
 
 

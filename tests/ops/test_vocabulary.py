@@ -163,8 +163,8 @@ def test_scalings_at_their_edges() -> None:
     yarn = RopeTable.of(16, 1e4, "half", {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 64})
     assert frequencies(yarn)[1] == pytest.approx(0.1 * math.log(4) + 1)
     assert cos_sin(yarn, np.arange(3))[0].dtype == np.float32
-    with pytest.raises(UnsupportedError, match="longrope"):
-        RopeTable.of(16, 1e4, "half", {"rope_type": "longrope"})
+    with pytest.raises(UnsupportedError, match="dynamic"):
+        RopeTable.of(16, 1e4, "half", {"rope_type": "dynamic"})
 
 
 def test_the_vocabulary_loads_without_torch() -> None:

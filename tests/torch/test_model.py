@@ -181,9 +181,8 @@ def test_what_cannot_be_taken_is_refused_by_name():
     with torch.device("meta"):
         empty = models.CASES["llama"][1]
         refused(transformers.LlamaForCausalLM(transformers.LlamaConfig(**empty)), ConfigError, "meta device")
-    refused(
-        transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2)), UnsupportedError, "gpt2"
-    )
+    bloom = transformers.BloomConfig(n_layer=1, hidden_size=8, n_head=2)
+    refused(transformers.BloomForCausalLM(bloom), UnsupportedError, "bloom")
     model = models.build("qwen3_tied")
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight + 1)
     refused(model, ConfigError, "tie_word_embeddings")

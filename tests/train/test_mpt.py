@@ -92,7 +92,7 @@ def test_the_keys_of_a_run_give_the_shape() -> None:
         ({"attn_config": {"qk_ln": True}}, "model.attn_config.qk_ln = True"),
         ({"attn_config": {"qk_gn": True}}, "model.attn_config.qk_gn = True"),
         ({"ffn_config": {"ffn_type": "mb_moe"}}, "model.ffn_config.ffn_type = mb_moe"),
-        ({"ffn_config": {"ffn_act_fn": {"name": "relu"}}}, "ffn_config.ffn_act_fn"),
+        ({"ffn_config": {"ffn_act_fn": {"name": "relu6"}}}, "ffn_config.ffn_act_fn"),
         ({"norm_type": "rmsnrm"}, "model.norm_type = rmsnrm"),
     ],
 )

@@ -46,6 +46,9 @@ def _is_honoured_or_refused(changes: dict[str, Any], base: dict[str, Any]) -> bo
 _HARMLESS = {
     *("initializer_range", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "pretraining_tp"),
     *("attention_dropout", "resid_pdrop", "emb_pdrop", "init_device", "embedding_fraction", "attn_pdrop", "attn_impl"),
+    *("hidden_dropout", "classifier_dropout", "is_decoder", "dropout", "layerdrop", "init_std"),
+    *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
+    "reorder_and_upcast_attn",  # the order of the same products
 }
 _CHANGED: dict[str, Any] = {
     **{"vocab_size": 51, "hidden_size": 128, "intermediate_size": 97, "num_hidden_layers": 3, "num_attention_heads": 2},
@@ -63,6 +66,11 @@ _CHANGED: dict[str, Any] = {
     **{"no_rope_layers": [0, 0], "no_rope_layer_interval": 1, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
     **{"residual_multiplier": 0.5, "attention_multiplier": 0.5},
     **{"num_local_experts": 5, "num_experts_per_tok": 1, "swiglu_alpha": 2.0, "swiglu_limit": 3.0},
+    # of GPT-NeoX, GPT-2 and OPT
+    **{"layer_norm_eps": 1e-4, "use_parallel_residual": False, "n_embd": 128, "n_layer": 3, "n_head": 2, "n_inner": 97},
+    **{"n_positions": 513, "activation_function": "gelu", "scale_attn_weights": False, "add_cross_attention": True},
+    **{"scale_attn_by_inverse_layer_idx": True, "ffn_dim": 97, "do_layer_norm_before": False, "enable_bias": False},
+    **{"_remove_final_layer_norm": True, "word_embed_proj_dim": 32, "layer_norm_elementwise_affine": False},
 }
 # Keys that say something only beside another one.
 _BESIDE: dict[str, dict[str, Any]] = {
@@ -87,8 +95,15 @@ _CHANGED_OF: dict[str, dict[str, Any]] = {
     "smollm3": {"tie_word_embeddings": False, "layer_types": ["sliding_attention"] * 2},
     "glm4": {"attention_bias": False},
     "gpt_oss": {"attention_bias": False, "layer_types": ["full_attention"] * 2},
+    "gpt_neox": {"attention_bias": False},
+    **{kind: {"tie_word_embeddings": False} for kind in ("gpt2", "opt")},
 }
-_BASE_OF = {"glm4": {"head_dim": 64}, "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2}}
+_BASE_OF: dict[str, dict[str, Any]] = {
+    "glm4": {"head_dim": 64},
+    "gpt_neox": {"hidden_act": "gelu_new"},
+    "opt": {"ffn_dim": 96},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
 # Of every class, beside what these say themselves: any model may say it, and transformers' shared code reads it.
 _SHARED = {"is_causal": False, "per_layer_config": {"0": {"head_dim": 8}}, "attention_chunk_size": 4}
 
@@ -107,6 +122,7 @@ def test_every_key_of_transformers_is_honoured_or_refused(kind: str) -> None:
     known -= {"original_max_position_embeddings", "embd_pdrop"}  # of Phi-3: read beside a scaling; a dropout
     changed = _CHANGED | _CHANGED_OF.get(kind, {})
     assert known <= set(changed), "a new key: does it change the logits?"
+    _hf({}, base)  # is read
     for key in known:
         if kind == "llama" and key in ("sliding_window", "layer_types"):
             continue

@@ -112,7 +112,7 @@ def test_a_switch_means_this_and_is_written_as_it_is_read(changes: dict[str, Any
         ({"ffn_config": {"ffn_type": "mb_moe"}}, "ffn_config.ffn_type = mb_moe"),
         ({"ffn_config": {"ffn_type": "mptglu", "moe_top_k": 2}}, "ffn_config.moe_top_k = 2"),
         ({"ffn_config": {"fc_type": "te"}}, "ffn_config.fc_type"),
-        ({"ffn_config": {"ffn_act_fn": {"name": "relu"}}}, "ffn_config.ffn_act_fn = {'name': 'relu'}"),
+        ({"ffn_config": {"ffn_act_fn": {"name": "relu6"}}}, "ffn_config.ffn_act_fn = {'name': 'relu6'}"),
         ({"ffn_config": {"ffn_act_fn": {"name": "silu", "inplace": True}}}, "ffn_config.ffn_act_fn"),
         ({"ffn_config": {"ffn_hidden_size": 0}}, "ffn_hidden_size"),
         ({"norm_type": "triton_rmsnorm"}, "norm_type = triton_rmsnorm"),
@@ -129,8 +129,8 @@ def test_other_families_have_none_of_it() -> None:
     for name in ({"rms": True}, {"gated": True}, {"activation": "silu"}):
         with pytest.raises(RooflineError, match="family mpt"):
             configure(presets.preset("llama-3-8b") | name)
-    with pytest.raises(ConfigError, match="activation='relu'"):
-        configure(presets.preset("mpt-125m") | {"activation": "relu"})
+    with pytest.raises(ConfigError, match="activation='relu6'"):
+        configure(presets.preset("mpt-125m") | {"activation": "relu6"})
 
 
 def test_a_scaling_that_llm_foundry_has_no_name_for_is_not_written() -> None:

@@ -22,8 +22,9 @@ from roofline.weights.config.to_gguf import architecture, to_gguf
 from roofline.weights.families.table import files_of
 from roofline.weights.files.gguf_parts import GGUFModel
 from roofline.weights.files.gguf_writer import file_bytes, header, write_tensors
-from roofline.weights.files.mapped import TensorInfo
+from roofline.weights.files.mapped import JsonObject, TensorInfo
 from roofline.weights.files.output import check_new, new_file, new_folder
+from roofline.weights.hf_values import as_theirs, differs, hf_shape
 from roofline.weights.quantise.mixes import MIXES, formats_of
 from roofline.weights.quantise.tensors import Target, is_quantised, pieces
 
@@ -130,7 +131,11 @@ def write_safetensors(checkpoint: Checkpoint, out: Path, dtype: str, work: Work)
     tokenizer, template = load_text(checkpoint)
     files = to_json(tokenizer, _source(template), hf_sampling(recommended_sampling(checkpoint)))
     ours = {names.to_hf(family, name): name for name in checkpoint.tensors}
-    infos = [replace(info, name=names.to_hf(family, info.name)) for info in target.infos(checkpoint)]
+    written = {info.name: info for info in target.infos(checkpoint)}
+    infos = [
+        replace(info, name=names.to_hf(family, name), shape=hf_shape(checkpoint.config, name, info.shape))
+        for name, info in written.items()
+    ]
     size = sum(info.nbytes for info in infos) + sum(map(len, files.values()))
     with _rounding(checkpoint, target, work) as of_tensor, new_folder(out, size) as folder:
         import json
@@ -138,7 +143,12 @@ def write_safetensors(checkpoint: Checkpoint, out: Path, dtype: str, work: Work)
         files["config.json"] = (json.dumps(config, indent=1) + "\n").encode()
         for name, data in files.items():
             (folder / name).write_bytes(data)
-        safetensors_writer.write_tensors(folder, infos, lambda info: of_tensor(ours[info.name]))
+
+        def theirs(info: TensorInfo) -> Iterator[np.ndarray]:
+            name = ours[info.name]
+            return _as_theirs(checkpoint.config, written[name], of_tensor(name))
+
+        safetensors_writer.write_tensors(folder, infos, theirs)
     return _rewritten(out, size, infos)
 
 
@@ -155,6 +165,15 @@ def _rounding(checkpoint: Checkpoint, target: Target, work: Work) -> Iterator[Ca
 
     with ThreadPoolExecutor(work.threads) as pool:
         yield lambda name: pieces(checkpoint, name, target, pool, told)
+
+
+def _as_theirs(config: JsonObject, info: TensorInfo, parts: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    """The bytes of a parameter as Hugging Face's files have them; as a whole where they differ from ours."""
+    if not differs(config, info.name):
+        yield from parts
+        return
+    data = b"".join(part.tobytes() for part in parts)
+    yield np.frombuffer(as_theirs(config, info.name, info.shape, data, info.format), np.uint8)
 
 
 def _rewritten(path: Path, size: int, infos: list[TensorInfo]) -> Rewritten:

@@ -5,6 +5,7 @@ Files of weights that the cpu backend is to run are compiled into a cached bundl
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +34,8 @@ def open_source(
     needs_text: bool = False,
     warns: bool = True,
 ) -> "tuple[Path, Bundle | Checkpoint]":
-    """The model's path, and its bundle, where the backend runs bundles and one process runs it all, or its checkpoint.
+    """The model's path, and its bundle, where the backend runs bundles and one process runs it all, or its checkpoint;
+    with longrope's short factors where max_model_len is not above the original context, for which files are needed.
 
     Args:
         needs_text: a tokenizer that cannot be read is an error before the weights are read.
@@ -41,6 +43,27 @@ def open_source(
 
     Raises ConfigError where the source cannot be read, or is a bundle and the options need a checkpoint.
     """
+    path, model = _open_source(source, options, progress, needs_text, warns)
+    config = model.manifest.config if isinstance(model, Bundle) else model.config
+    scaling = config["rope_scaling"] or {}
+    original = int(scaling.get("original_max_position_embeddings", 0))
+    is_short = scaling.get("rope_type") == "longrope" and (options.max_model_len or original + 1) <= original
+    if not is_short or config["max_position"] <= original:
+        return path, model
+    if is_bundle(path):
+        what = f"{path} has the rope factors of contexts above {original:,} tokens, and max_model_len is not"
+        raise ConfigError(f"{what}: load the files it was compiled from, or leave max_model_len out")
+    if isinstance(model, Bundle):
+        from roofline.weights import checkpoint
+
+        model = checkpoint.open_checkpoint(path)
+    return path, replace(model, config={**model.config, "max_position": original})
+
+
+def _open_source(
+    source: "str | Checkpoint", options: LoadOptions, progress: Progress | None, needs_text: bool, warns: bool
+) -> "tuple[Path, Bundle | Checkpoint]":
+    """The same with a configuration as the files say it."""
     weights = options.weights
     if not isinstance(source, str):
         if weights is not None:

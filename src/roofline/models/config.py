@@ -9,7 +9,7 @@ from roofline.common.names import did_you_mean
 from roofline.ops.rope_tables import RopeTable
 
 POSITIONS = ("rope", "learned", "alibi")
-ACTIVATIONS = ("gelu", "gelu_tanh", "silu")
+ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,9 @@ class ModelConfig:
     rotary_dim: the first dimensions of a head that rope turns, None: all; layer_windows: the window of each layer, 0:
     full attention; empty: sliding_window is that of all.
 
-    Of mpt alone, as the other families have RMS norms and SwiGLU: rms: its norms are RMS norms, which have no bias;
-    gated: its MLP has a gate; activation: of the MLP or of its gate, "gelu" (exact), "gelu_tanh" or "silu".
+    Of mpt, gpt2, gpt_neox and opt, as the other families have RMS norms and SwiGLU: activation: of the MLP or of its
+    gate, "gelu" (exact), "gelu_tanh", "silu" or, without a gate, "relu". Of mpt alone: rms: its norms are RMS norms,
+    which have no bias; gated: its MLP has a gate.
 
     A family with more to say has a subclass named `Config` in its module, which `registry.configure` makes instead.
     What differs between layers is asked for by layer: `window`, `rope_of`, `alike`.
@@ -103,7 +104,8 @@ class ModelConfig:
     @property
     def rope(self) -> RopeTable:
         """The rotary table of every layer that has no other one."""
-        return RopeTable.of(self.rotary_dim or self.head_dim, self.rope_theta, self.rope_style, self.rope_scaling)
+        dim, context = self.rotary_dim or self.head_dim, self.max_position
+        return RopeTable.of(dim, self.rope_theta, self.rope_style, self.rope_scaling, context)
 
     def rope_of(self, layer: int) -> RopeTable | None:
         """The rotary table of a layer; None: it does not turn q and k."""

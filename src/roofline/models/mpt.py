@@ -18,6 +18,8 @@ def check(cfg: ModelConfig) -> None:
     if cfg.qk_norm or cfg.sliding_window is not None or cfg.attention_bias:
         what = "qk_norm, sliding_window or attention_bias in an mpt model"
         raise UnsupportedError(what, "its attention is plain, and its biases are everywhere or nowhere", ["bias"])
+    if cfg.gated and cfg.activation == "relu":
+        raise UnsupportedError("a gate with relu", "gates are of gelu or silu")
 
 
 def spec(cfg: ModelConfig) -> tuple[Param, ...]:
@@ -28,28 +30,34 @@ def spec(cfg: ModelConfig) -> tuple[Param, ...]:
         Param("embed.weight", (cfg.vocab, width), "vocab"),
         *((table,) if cfg.positions == "learned" else ()),
         *_norm_pair(cfg, "layers.{layer}.attn_norm"),
-        *_pair(cfg, "layers.{layer}.attn.qkv", (q + 2 * kv, width), "column", (q, kv, kv)),
-        *_pair(cfg, "layers.{layer}.attn.o", (width, q), "row"),
+        *pair("layers.{layer}.attn.qkv", (q + 2 * kv, width), "column", cfg.bias, (q, kv, kv)),
+        *pair("layers.{layer}.attn.o", (width, q), "row", cfg.bias),
         *_norm_pair(cfg, "layers.{layer}.mlp_norm"),
-        *(_pair(cfg, "layers.{layer}.mlp.gate", (ffn, width), "column") if cfg.gated else ()),
-        *_pair(cfg, "layers.{layer}.mlp.up", (ffn, width), "column"),
-        *_pair(cfg, "layers.{layer}.mlp.down", (width, ffn), "row"),
+        *(pair("layers.{layer}.mlp.gate", (ffn, width), "column", cfg.bias) if cfg.gated else ()),
+        *mlp_params(cfg),
         *_norm_pair(cfg, "final_norm"),
         Param("head.weight", (cfg.vocab, width), "vocab", tied_to="embed.weight" if cfg.tied else None),
     )
 
 
-def _pair(
-    cfg: ModelConfig, name: str, shape: tuple[int, ...], split: str, parts: tuple[int, ...] = ()
+def mlp_params(cfg: ModelConfig) -> tuple[Param, ...]:
+    """Up and down of a layer, with their biases where there are any."""
+    return (
+        *pair("layers.{layer}.mlp.up", (cfg.ffn, cfg.width), "column", cfg.bias),
+        *pair("layers.{layer}.mlp.down", (cfg.width, cfg.ffn), "row", cfg.bias),
+    )
+
+
+def pair(
+    name: str, shape: tuple[int, ...], split: str, biased: bool = True, parts: tuple[int, ...] = ()
 ) -> tuple[Param, ...]:
-    """A weight and, where there are any, its bias: of a row split it is whole on each rank, added after the sum."""
+    """A weight and, where it has one, its bias: of a row split it is whole on each rank, added after the sum."""
     bias = Param(f"{name}.bias", shape[:1], split if split == "column" else "replicate", parts=parts)
-    return (Param(f"{name}.weight", shape, split, parts=parts), *((bias,) if cfg.bias else ()))
+    return (Param(f"{name}.weight", shape, split, parts=parts), *((bias,) if biased else ()))
 
 
 def _norm_pair(cfg: ModelConfig, name: str) -> tuple[Param, ...]:
-    weight, *bias = _pair(cfg, name, (cfg.width,), "replicate")
-    return (weight, *(() if cfg.rms else bias))
+    return pair(name, (cfg.width,), "replicate", cfg.bias and not cfg.rms)
 
 
 def embed(cfg: ModelConfig, w: Weights, batch: ForwardBatch) -> Value:
@@ -60,8 +68,8 @@ def embed(cfg: ModelConfig, w: Weights, batch: ForwardBatch) -> Value:
 
 def block(cfg: ModelConfig, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
     """One layer on x [tokens, width]; the step's k and v go into batch.cache."""
-    x = x + attention(cfg, w.attn, _norm(cfg, x, w.attn_norm), layer, batch)
-    return x + mlp(cfg, w.mlp, _norm(cfg, x, w.mlp_norm))
+    x = x + attention(cfg, w.attn, norm(cfg, x, w.attn_norm), layer, batch)
+    return x + mlp(cfg, w.mlp, norm(cfg, x, w.mlp_norm))
 
 
 def attention(cfg: ModelConfig, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
@@ -85,6 +93,8 @@ def mlp(cfg: ModelConfig, w: Weights, x: Value) -> Value:
     if cfg.gated:
         up = ops.linear(x, w.up.weight, w.up.bias)
         inner = ops.silu_mul(inner, up) if silu else ops.gelu_mul(inner, up, tanh=tanh)
+    elif cfg.activation == "relu":
+        inner = ops.relu(inner)
     else:
         inner = ops.silu(inner) if silu else ops.gelu(inner, tanh=tanh)
     return ops.linear(inner, w.down.weight, w.down.bias)
@@ -92,10 +102,11 @@ def mlp(cfg: ModelConfig, w: Weights, x: Value) -> Value:
 
 def head(cfg: ModelConfig, w: Weights, x: Value, batch: ForwardBatch) -> Value:
     """x [tokens, width] -> logits [rows, vocab] of the rows that want them."""
-    return ops.linear(_norm(cfg, ops.take_rows(x, batch.logit_rows), w.final_norm), w.head.weight)
+    return ops.linear(norm(cfg, ops.take_rows(x, batch.logit_rows), w.final_norm), w.head.weight)
 
 
-def _norm(cfg: ModelConfig, x: Value, w: Weights) -> Value:
+def norm(cfg: ModelConfig, x: Value, w: Weights) -> Value:
+    """The model's kind of norm over each row of x [rows, width]."""
     if cfg.rms:
         return ops.rms_norm(x, w.weight, cfg.norm_eps)
     return ops.layer_norm(x, w.weight, w.bias, eps=cfg.norm_eps)

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from roofline.ops.activations import clamped_swiglu, gelu, gelu_mul, silu, silu_mul
+    from roofline.ops.activations import clamped_swiglu, gelu, gelu_mul, relu, silu, silu_mul
     from roofline.ops.adapters import adapter_down, adapter_up
     from roofline.ops.attention import attend, kv_write, rope
     from roofline.ops.collectives import all_gather, all_reduce
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         norm_quantize,
         qk_norm,
         qkv_write,
+        relu_quantize,
         rope_kv_write,
         silu_mul_quantize,
         silu_quantize,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from roofline.ops.matmul import Q8Rows, linear, quantize_rows
     from roofline.ops.norms import layer_norm, rms_norm
 
-__all__ = ["clamped_swiglu", "gelu", "gelu_mul", "silu", "silu_mul"]
+__all__ = ["clamped_swiglu", "gelu", "gelu_mul", "relu", "relu_quantize", "silu", "silu_mul"]
 __all__ += ["adapter_down", "adapter_up"]
 __all__ += ["attend", "kv_write", "rope"]
 __all__ += ["all_gather", "all_reduce"]

@@ -1,4 +1,4 @@
-"""silu and gelu, plain and gated."""
+"""silu and gelu, plain and gated, and relu."""
 
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,14 @@ def gelu(x: "Tensor", tanh: bool = True) -> "Tensor":
     from torch.nn import functional
 
     return functional.gelu(x, approximate="tanh" if tanh else "none")
+
+
+@op(values=("x",), infer=same_as_x, traits=_ACTIVATION, flops=per_element(1), inplace="x")
+def relu(x: "Tensor") -> "Tensor":
+    """max(x, 0). Source: Nair and Hinton 2010."""
+    from torch.nn import functional
+
+    return functional.relu(x)
 
 
 def gated_type(call: Call) -> Type:

@@ -105,7 +105,8 @@ _EMBED = (Trait.ROW_WISE, Trait.SPLITS)
 def embed(ids: "Tensor", w: "Tensor", first: int | None = None) -> "Tensor":
     """Rows of w [vocab, width] by id; ids int [tokens].
 
-    first: w is part of a table, its first row that of this id; ids whose rows are elsewhere give zeros.
+    first: w is part of a table, its first row that of this id; ids whose rows are elsewhere give zeros. Below 0: so
+    many rows lie before that of id 0.
     """
     from torch.nn.functional import embedding
 

@@ -41,6 +41,7 @@ norm_quantize = _quantizing("norm_quantize", "rms_norm", elementwise.per_element
 layer_norm_quantize = _quantizing("layer_norm_quantize", "layer_norm", elementwise.per_element(10))
 gelu_quantize = _quantizing("gelu_quantize", "gelu", elementwise.per_element(16))
 gelu_mul_quantize = _quantizing("gelu_mul_quantize", "gelu_mul", activations.gated_flops(17))
+relu_quantize = _quantizing("relu_quantize", "relu", elementwise.per_element(5))
 silu_quantize = _quantizing("silu_quantize", "silu", elementwise.per_element(12))
 silu_mul_quantize = _quantizing("silu_mul_quantize", "silu_mul", activations.gated_flops(13))
 _ROWS = (Trait.ROW_WISE,)

@@ -2,8 +2,9 @@
 
 RoPE: Su et al. 2021 (RoFormer). "half" rotates (x[i], x[i + dim/2]) as Hugging Face does, "interleaved"
 (x[2i], x[2i+1]) as the original and GGUF files of Llama do. Scalings: linear (Chen et al. 2023), llama3 (Llama 3.1's
-frequency ramp), yarn (Peng et al. 2023). Scalings that depend on the length of the text being served cannot give equal
-bits for equal prefixes and are refused.
+frequency ramp), yarn (Peng et al. 2023), longrope (Ding et al. 2024). Scalings that depend on the length of the text
+being served cannot give equal bits for equal prefixes and are refused; of longrope's two sets of factors, that of long
+texts is taken wherever the context that is served is longer than the original one, as it is for every text then.
 """
 
 import math
@@ -23,6 +24,8 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "yarn": ("factor", "original_max_position_embeddings"),
 }
 OPTIONAL = {"yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")}
+LONGROPE = "longrope"
+LONGROPE_KEYS = ("short_factor", "long_factor", "original_max_position_embeddings", "attention_factor")
 # Keys that say nothing about the frequencies and may stand in a config's rope_scaling.
 _IGNORED = ("rope_type", "type", "rope_theta")
 
@@ -40,22 +43,31 @@ class RopeTable:
     def __post_init__(self) -> None:
         if self.style not in STYLES:
             raise ConfigError(f"rope_style {self.style!r} is not one of {', '.join(STYLES)}")
-        if self.kind not in NEEDED:
+        if self.kind not in NEEDED and self.kind != LONGROPE:
             raise UnsupportedError(f"rope scaling {self.kind!r}", "its tables are unknown here", sorted(NEEDED))
         if self.dim <= 0 or self.dim % 2:
             raise ConfigError(f"rope needs an even number of dimensions, got {self.dim}")
         keys = {key for key, _ in self.scaling}
+        if self.kind == LONGROPE:
+            if keys != {"attention_factor", *(_factor(i) for i in range(self.dim // 2))}:
+                raise ConfigError(f"rope scaling {self.kind!r} needs {self.dim // 2} factors, got {len(keys) - 1}")
+            return
         missing = set(NEEDED[self.kind]) - keys
         unknown = keys - set(NEEDED[self.kind]) - set(OPTIONAL.get(self.kind, ()))
         if missing or unknown:
             raise ConfigError(f"rope scaling {self.kind!r}: missing {sorted(missing)}, unknown {sorted(unknown)}")
 
     @classmethod
-    def of(cls, dim: int, theta: float, style: str, scaling: Mapping[str, Any] | None) -> "RopeTable":
-        """From a config's rope_scaling mapping with Hugging Face's keys. Raises ConfigError, UnsupportedError."""
+    def of(cls, dim: int, theta: float, style: str, scaling: Mapping[str, Any] | None, context: int = 0) -> "RopeTable":
+        """From a config's rope_scaling mapping with Hugging Face's keys. Raises ConfigError, UnsupportedError.
+
+        context: positions that are served, by which longrope's factors are chosen.
+        """
         scaling = scaling or {}
         kind = str(scaling.get("rope_type", scaling.get("type", "none")))
         kind = "none" if kind == "default" else kind
+        if kind == LONGROPE:
+            return cls(dim, float(theta), style, kind, _longrope_pairs(scaling, context))
         pairs = ((k, float(v)) for k, v in scaling.items() if k not in _IGNORED and v is not None)
         return cls(dim, float(theta), style, kind, tuple(sorted(pairs)) if kind != "none" else ())
 
@@ -68,6 +80,9 @@ def frequencies(table: RopeTable) -> tuple[np.ndarray, float]:
         return inverse / options["factor"], 1.0
     if table.kind == "llama3":
         return _llama3(inverse, options), 1.0
+    if table.kind == LONGROPE:
+        factors = np.array([options[_factor(i)] for i in range(table.dim // 2)], dtype=np.float64)
+        return inverse / factors, options["attention_factor"]
     if table.kind == "yarn":
         return _yarn(inverse, table, options)
     return inverse, 1.0
@@ -78,6 +93,21 @@ def cos_sin(table: RopeTable, positions: np.ndarray) -> tuple[np.ndarray, np.nda
     inverse, factor = frequencies(table)
     angles = np.asarray(positions, dtype=np.float64)[:, None] * inverse[None, :]
     return (np.cos(angles) * factor).astype(np.float32), (np.sin(angles) * factor).astype(np.float32)
+
+
+def _factor(number: int) -> str:
+    """The key of a longrope table's factor of one frequency."""
+    return f"factor.{number:03d}"
+
+
+def _longrope_pairs(scaling: Mapping[str, Any], context: int) -> tuple[tuple[str, float], ...]:
+    missing = [key for key in LONGROPE_KEYS if key not in scaling]
+    if missing:
+        raise ConfigError(f"rope scaling {LONGROPE!r}: missing {missing}")
+    is_long = context > scaling["original_max_position_embeddings"]
+    factors = scaling["long_factor" if is_long else "short_factor"]
+    pairs = ((_factor(number), float(value)) for number, value in enumerate(factors))
+    return (("attention_factor", float(scaling["attention_factor"])), *pairs)
 
 
 def _llama3(inverse: np.ndarray, options: Mapping[str, float]) -> np.ndarray:

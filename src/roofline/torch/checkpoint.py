@@ -31,7 +31,7 @@ _FORMATS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 def checkpoint_of(model: PretrainedModel) -> Checkpoint:
-    """The Checkpoint of a causal language model of transformers (Llama, Mistral, Qwen2, Qwen3, MPT).
+    """The Checkpoint of a causal language model of transformers, of a family that docs/models.md names.
 
     Tensors keep their dtype (float32, bfloat16, float16). On the CPU they are read where they are; on another device
     each is copied when it is read.
@@ -53,7 +53,7 @@ def checkpoint_of(model: PretrainedModel) -> Checkpoint:
         source = apart(name, source)
     stored = stored_names(name, {key: info.format for key, info in source.tensors.items()}, config)
     tensors = {ours: replace(source.tensors[key], name=ours) for ours, key in stored.items()}
-    infos, read = as_ours(config["family"], tensors, lambda ours: source.read(stored[ours]))
+    infos, read = as_ours(config, tensors, lambda ours: source.read(stored[ours]))
     checkpoint = Checkpoint(name, "memory", infos, {}, config, read)
     checkpoint.check_names(names.parameter_shapes(config, infos))
     return checkpoint

@@ -155,18 +155,21 @@ def _open_gguf(path: Path) -> Checkpoint:
     family = family_of(path, file.metadata)
     stored: dict[str, str] = {}  # canonical name -> the file's
     for name in file.tensors:
-        if name == names.GGUF_ROPE_FACTORS:
+        if name == names.GGUF_ROPE_FACTORS or (family == "phi3" and name in names.GGUF_LONGROPE):
             continue
         canonical = names.from_gguf(family, name)
         if canonical is None:
             refuse(path, f"tensor {shorten(name)!r}", "no model of ours has it")
         stored[canonical] = name
-    factors = None
-    if names.GGUF_ROPE_FACTORS in file.tensors:
-        info = file.tensors[names.GGUF_ROPE_FACTORS]
-        factors = formats.get(info.format).dequantize(file.read(info.name), info.shape)
+    factors = {
+        name: formats.get(file.tensors[name].format).dequantize(file.read(name), file.tensors[name].shape)
+        for name in (names.GGUF_ROPE_FACTORS, *names.GGUF_LONGROPE)
+        if name in file.tensors
+    }
     tensors = {name: _as_matrix(replace(file.tensors[old], name=name)) for name, old in stored.items()}
-    config = from_gguf(path, file.metadata, {n: t.shape for n, t in tensors.items()}, factors)
+    longrope = {key: factors[name] for name, key in names.GGUF_LONGROPE.items() if name in factors}
+    shapes = {name: info.shape for name, info in tensors.items()}
+    config = from_gguf(path, file.metadata, shapes, factors.get(names.GGUF_ROPE_FACTORS), longrope)
     return Checkpoint(path, "gguf", tensors, file.metadata, config, lambda name: file.read(stored[name]))
 
 
@@ -200,7 +203,7 @@ def _open_hf(path: Path, model: SafetensorsModel | TorchModel, kind: str) -> Che
         count = f"{len(source.widened):,} of {sum(len(info.shape) == 2 for info in tensors.values()):,}"
         reasons = ", ".join(sorted(set(source.widened.values())))
         log.get("weights").warning("%s: %s matrices are kept in float32, 4 bytes a weight: %s", path, count, reasons)
-    ours, read = as_ours(config["family"], tensors, lambda name: source.read(stored[name]))
+    ours, read = as_ours(config, tensors, lambda name: source.read(stored[name]))
     return Checkpoint(path, kind, ours, model.config, config, read)
 
 

@@ -1,49 +1,92 @@
-"""Where Hugging Face's tensors hold other values than our parameters: read as ours, and written as theirs."""
+"""Where Hugging Face's tensors hold other values than our parameters, or in another order: read as ours, and written as
+theirs."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from roofline.ops import formats
+from roofline.weights.families.shared.tensor_names import TensorNames
 from roofline.weights.families.table import files_of
-from roofline.weights.files.mapped import TensorInfo
+from roofline.weights.files.mapped import JsonObject, TensorInfo
 
 Read = Callable[[str], np.ndarray]
+_LAYER = re.compile(r"layers\.\d+\.")
 
 
-def as_ours(family: str, tensors: Mapping[str, TensorInfo], read: Read) -> tuple[dict[str, TensorInfo], Read]:
-    """The tensors of a model of that family as our parameters are, float32 where they are changed.
+def as_ours(config: JsonObject, tensors: Mapping[str, TensorInfo], read: Read) -> tuple[dict[str, TensorInfo], Read]:
+    """The tensors of a model of that configuration as our parameters are: norms that lack something in float32, with
+    it; matrices [outputs, inputs]; q, k and v one below the other.
 
     tensors: canonical name -> what the files hold; read: uint8 bytes of one of them.
     """
-    less = files_of(family).NAMES.norms_less
-    changed = {name for name in tensors if less and _is_norm(name)}
-    infos = {
-        name: replace(info, format="F32", nbytes=4 * info.shape[0]) if name in changed else info
-        for name, info in tensors.items()
-    }
+    table = files_of(config["family"]).NAMES
+    infos = {}
+    for name, info in tensors.items():
+        if _lacks(table, name):
+            info = replace(info, format="F32", nbytes=4 * info.shape[0])
+        infos[name] = replace(info, shape=hf_shape(config, name, info.shape))
 
     def read_ours(name: str) -> np.ndarray:
-        raw = read(name)
-        if name not in changed:
-            return raw
-        values = formats.get(tensors[name].format).dequantize(raw, tensors[name].shape)
-        return (values + np.float32(less)).view(np.uint8)
+        raw, info = read(name), tensors[name]
+        if _lacks(table, name):
+            values = formats.get(info.format).dequantize(raw, info.shape)
+            return (values + np.float32(table.norms_less)).view(np.uint8)
+        if _is_transposed(table, name):
+            return _transposed(raw, info.shape)
+        if _part(name) in table.by_head:
+            return _swapped(raw, config["heads"], 3)
+        return raw
 
     return infos, read_ours
 
 
-def as_theirs(family: str, name: str, data: bytes, dtype: str) -> bytes:
+def differs(config: JsonObject, name: str) -> bool:
+    """Whether a parameter is another sequence of bytes in Hugging Face's files."""
+    table = files_of(config["family"]).NAMES
+    return _lacks(table, name) or _is_transposed(table, name) or _part(name) in table.by_head
+
+
+def hf_shape(config: JsonObject, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that Hugging Face's files give a parameter of that shape, and the other way round."""
+    return shape[::-1] if _is_transposed(files_of(config["family"]).NAMES, name) else shape
+
+
+def as_theirs(config: JsonObject, name: str, shape: tuple[int, ...], data: bytes, dtype: str) -> bytes:
     """The bytes, in `dtype` ("F32", "BF16", "F16"), that Hugging Face's files have for those of a parameter."""
-    less = files_of(family).NAMES.norms_less
-    if not less or not _is_norm(name):
-        return data
-    form = formats.get(dtype)
-    raw = np.frombuffer(data, np.uint8)
-    values = form.dequantize(raw, (len(raw) // form.block_bytes,))
-    return form.quantize(values - np.float32(less)).tobytes()
+    table, raw = files_of(config["family"]).NAMES, np.frombuffer(data, np.uint8)
+    if _lacks(table, name):
+        form = formats.get(dtype)
+        values = form.dequantize(raw, (len(raw) // form.block_bytes,))
+        return form.quantize(values - np.float32(table.norms_less)).tobytes()
+    if _is_transposed(table, name):
+        return _transposed(raw, shape).tobytes()
+    if _part(name) in table.by_head:
+        return _swapped(raw, 3, config["heads"]).tobytes()
+    return data
 
 
-def _is_norm(name: str) -> bool:
-    return name.endswith("norm.weight")
+def _part(name: str) -> str:
+    """``"layers.3.attn.qkv.weight"`` -> ``"attn.qkv"``."""
+    return _LAYER.sub("", name, 1).rpartition(".")[0]
+
+
+def _lacks(table: TensorNames, name: str) -> bool:
+    return bool(table.norms_less) and name.endswith("norm.weight")
+
+
+def _is_transposed(table: TensorNames, name: str) -> bool:
+    return name.endswith(".weight") and _part(name) in table.transposed
+
+
+def _transposed(raw: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """uint8 [nbytes] of a matrix [rows, columns] of numbers, by columns."""
+    values = np.ascontiguousarray(raw).view(f"u{raw.size // (shape[0] * shape[1])}").reshape(shape)
+    return np.ascontiguousarray(values.T).reshape(-1).view(np.uint8)
+
+
+def _swapped(raw: np.ndarray, outer: int, inner: int) -> np.ndarray:
+    """uint8 [nbytes] of `outer` groups of `inner` equal parts: the first part of each group, then the second."""
+    return np.ascontiguousarray(raw.reshape(outer, inner, -1).swapaxes(0, 1)).reshape(-1)

@@ -13,8 +13,14 @@ from roofline.weights.families.table import MODEL_TYPES, files_of, module
 from roofline.weights.files.mapped import JsonObject
 
 GGUF_ROPE_FACTORS = "rope_freqs.weight"  # not a parameter: divisors of the rope frequencies
-# Buffers that old files of Hugging Face carry and that follow from the configuration.
-HF_BUFFERS = re.compile(r"(model\.layers\.\d+\.self_attn|model)\.rotary_emb\.inv_freq")
+# Nor are these, of Phi-3: what each frequency is divided by in texts of either length -> Hugging Face's key of it.
+GGUF_LONGROPE = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
+# Buffers that old files of Hugging Face carry and that follow from the configuration: frequencies, causal masks and
+# what is put where these are false.
+HF_BUFFERS = re.compile(
+    r"(model\.layers\.\d+\.self_attn|model|gpt_neox\.layers\.\d+\.attention)\.rotary_emb\.inv_freq|"
+    r"(gpt_neox\.layers\.\d+\.attention|(transformer\.)?h\.\d+\.attn)\.(masked_)?bias"
+)
 
 
 def from_gguf(family: str, name: str) -> str | None:
@@ -29,9 +35,14 @@ def from_hf(family: str, name: str) -> str | None:
 
 
 def matrix_from_hf(name: str) -> str | None:
-    """The same for a matrix of a layer of any family of ours, as an adapter names it; None for an unknown name."""
+    """The same for a matrix of a layer of any family of ours, as an adapter names it; None for an unknown name, and for
+    a matrix whose rows Hugging Face has in another order, in which an adapter's would lie too."""
     tables = (module(each).NAMES for each in dict.fromkeys(MODEL_TYPES.values()))
-    return next((ours for table in tables if (ours := table.from_hf(name)) is not None), None)
+    found = ((table, ours) for table in tables if (ours := table.from_hf(name)) is not None)
+    table, ours = next(found, (None, None))
+    if table is not None and ours is not None and any(f".{part}." in ours for part in table.by_head):
+        return None
+    return ours
 
 
 def to_hf(family: str, name: str) -> str:

@@ -17,7 +17,7 @@ from roofline.weights.families.shared.tensor_names import Row
 from roofline.weights.families.table import MODEL_TYPES, files_of
 from roofline.weights.files.mapped import JsonObject
 from roofline.weights.files.safetensors import INDEX
-from roofline.weights.hf_values import as_theirs
+from roofline.weights.hf_values import as_theirs, hf_shape
 from roofline.weights.names import to_hf
 
 FILE_BYTES = 5 << 30  # of weights in a file
@@ -90,8 +90,8 @@ def _theirs(
     rows = (
         (
             to_hf(family, name),
-            shape,
-            as_theirs(family, name, data if isinstance(data, bytes) else data.tobytes(), dtype),
+            hf_shape(config, name, shape),
+            as_theirs(config, name, shape, data if isinstance(data, bytes) else data.tobytes(), dtype),
         )
         for name, shape, data in (tensors if joined is not None else _by_expert(tensors, experts))
     )

@@ -32,6 +32,14 @@ MODELS = {
         {**MIXTRAL, "family": "qwen_moe", "attention_bias": True, "renormalise": False, "shared_ffn": 96},
         "BF16",
     ),
+    "gpt_neox": (
+        {**LLAMA, "family": "gpt_neox", "kv_heads": 4, "bias": True, "attention_bias": True, "rotary_dim": 8},
+        "BF16",
+    ),
+    "opt": (
+        {**LLAMA, "family": "opt", "kv_heads": 4, "bias": True, "positions": "learned", "activation": "relu"},
+        "BF16",
+    ),
     "mpt-silu": ({**LLAMA, "family": "mpt", "rms": True, "activation": "silu"}, "BF16"),
 }
 

@@ -95,7 +95,10 @@ void activations(Checker& check) {
     using roofline::Activation;
     Random random(8);
     const std::pair<Activation, const char*> kinds[] = {
-        {Activation::Silu, "silu "}, {Activation::Gelu, "gelu "}, {Activation::GeluTanh, "gelu tanh "}};
+        {Activation::Silu, "silu "},
+        {Activation::Gelu, "gelu "},
+        {Activation::GeluTanh, "gelu tanh "},
+        {Activation::Relu, "relu "}};
     for (int64_t n : {1, 16, 31, 3000})
         for (const auto& [kind, name] : kinds) {
             std::vector<float> x = random.reals(n, kind == Activation::Silu ? 50.0f : 7.0f);

@@ -44,6 +44,8 @@ _OPERATIONS = {
     "gelu_mul_quantize": "gelu_gated_quantise",
     "gelu": "gelu",
     "gelu_quantize": "gelu_quantise",
+    "relu": "relu",
+    "relu_quantize": "relu_quantise",
     "add": "add",
     "scale": "scale",
     "soft_cap": "soft_cap",
@@ -155,7 +157,7 @@ def _check_positions(program: Program, layout: Layout) -> None:
     """Raises ConfigError where a table of learned positions is shorter than what is to be served."""
     for instr in program.body:
         if instr.op == "embed" and instr.inputs[0] == "positions":
-            rows = program.weights[instr.weights[0]].shape[0]
+            rows = program.weights[instr.weights[0]].shape[0] + (instr.attr("first") or 0)
             if layout.positions > rows:
                 what = f"{layout.positions:,} positions cannot be served: {instr.weights[0]} has {rows:,}"
                 raise ConfigError(f"{what}; lower max_model_len")

@@ -76,7 +76,7 @@ class AttnSection(Section):
 
 class FfnSection(Section):
     """ffn_hidden_size: replaces expansion_ratio * d_model. ffn_act_fn: {name: gelu} (also with approximate: tanh) or
-    {name: silu}; of mptglu it is the gate's."""
+    {name: silu}; of mptglu it is the gate's. Without a gate {name: relu} too."""
 
     ffn_type: Literal["mptmlp", "mptglu"] = "mptmlp"
     ffn_hidden_size: Annotated[int, Field(ge=1)] | None = None

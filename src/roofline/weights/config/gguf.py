@@ -15,19 +15,24 @@ from roofline.weights.files.mapped import JsonObject
 
 
 def from_gguf(
-    path: Path, metadata: JsonObject, shapes: Mapping[str, tuple[int, ...]], rope_factors: np.ndarray | None
+    path: Path,
+    metadata: JsonObject,
+    shapes: Mapping[str, tuple[int, ...]],
+    rope_factors: np.ndarray | None,
+    longrope: Mapping[str, np.ndarray] | None = None,
 ) -> Config:
     """The canonical configuration of a GGUF file.
 
     Args:
         shapes: canonical parameter name -> shape; says the vocabulary's size and whether the head is tied.
         rope_factors: float32 [head_dim / 2] of the tensor rope_freqs.weight (Llama 3.1), if there is one.
+        longrope: short_factor and long_factor of Phi-3, as far as they are there.
 
     Raises ConfigError for missing and bad fields, UnsupportedError for architectures and features we do not have.
     """
     arch = architecture(path, metadata)
     fields = _fields(path, metadata, arch)
-    model = GgufModel(fields, shapes, rope_factors)
+    model = GgufModel(fields, shapes, rope_factors, longrope or {})
     registered = file_kind("gguf", arch)
     if registered is not None:
         family, like = registered

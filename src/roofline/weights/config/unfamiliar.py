@@ -34,6 +34,8 @@ _GATED_GGUF: tuple[str, ...] = (
 _GATED_GGUF += ("attention.key_length", "attention.value_length", "vocab_size", "rope.scaling.type")
 _QWEN = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 _MPT = ("d_model", "n_heads", "n_layers", "expansion_ratio", "max_seq_len", "attn_config", "no_bias", "norm_type")
+_NEOX = ("rotary_pct", "rotary_emb_base", "use_parallel_residual", "hidden_dropout", "rope_parameters")
+_LEARNED = ("layer_norm_epsilon", "activation_function", "n_ctx", "embd_pdrop", "attn_pdrop")
 _GEMMA = ("hidden_activation", "query_pre_attn_scalar", "sliding_window", "head_dim", *_GATED[1:])
 _EXPERTS: tuple[str, ...] = (
     "num_experts",
@@ -62,12 +64,17 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
         *(*_GATED, "sliding_window", "layer_types", "attention_bias", "head_dim", "num_local_experts"),
         *("num_experts_per_tok", "swiglu_limit", "initial_context_length"),
     ),
+    "gpt_neox": (*_NEOX, "layer_norm_eps", "attention_bias", "hidden_act"),
+    "gpt2": ("n_embd", "n_head", "n_layer", "n_positions", "n_inner", *_LEARNED, "scale_attn_weights"),
+    "opt": ("ffn_dim", "do_layer_norm_before", "word_embed_proj_dim", "enable_bias", "activation_function"),
     "mpt": (*_MPT, "learned_pos_emb", "emb_pdrop", "resid_pdrop", "ffn_config", "init_config", "logit_scale"),
 }
 _GGUF_KEYS: dict[str, tuple[str, ...]] = {
     "llama": _GATED_GGUF,
     "qwen2": _GATED_GGUF[:4],
     "qwen3": _GATED_GGUF[:6],
+    "gptneox": ("attention.layer_norm_epsilon", "rope.dimension_count", "use_parallel_residual"),
+    "gpt2": ("attention.layer_norm_epsilon",),
     "qwen2moe": (*_GATED_GGUF[:4], *_EXPERTS_GGUF, "expert_shared_feed_forward_length"),
     "qwen3moe": (*_GATED_GGUF[:6], *_EXPERTS_GGUF),
     "gpt-oss": (*_GATED_GGUF[:6], *_EXPERTS_GGUF, "attention.sliding_window"),
@@ -83,6 +90,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"rope_\w+|rope\.\w+|rotary_\w+|partial_rotary_factor|local_rope_theta", ("rope",)),
     (r"(hidden_act(ivation)?|activation_function)=\w*gelu\w*", ("gelu_mul", "gelu")),
     (r"(hidden_act(ivation)?|activation_function)=(silu|swish)", ("silu_mul", "silu")),
+    (r"(hidden_act(ivation)?|activation_function)=relu", ("relu",)),
     (r"num_key_value_heads|attention\.head_count_kv|multi_query|n_head_kv", ("attend",)),
     (r"sliding_window\w*|layer_types|attention\.sliding_window\w*|global_attn_every_n_layers", ("attend",)),
     (r"attn_logit_softcapping|alibi\w*|attention\.max_alibi_bias", ("attend",)),

@@ -66,6 +66,7 @@ ACTIVATIONS: dict[str, dict[str, object]] = {
     "gelu": {"name": "gelu", "approximate": "none"},
     "gelu_tanh": {"name": "gelu", "approximate": "tanh"},
     "silu": {"name": "silu"},
+    "relu": {"name": "relu"},
 }
 
 

@@ -27,6 +27,9 @@ MODEL_TYPES = {
     "granite": "granite",
     "glm4": "glm4",
     "olmo2": "olmo2",
+    "gpt_neox": "gpt_neox",
+    "gpt2": "gpt2",
+    "opt": "opt",
 }
 # general.architecture of a GGUF file -> module.
 ARCHITECTURES = {
@@ -43,6 +46,8 @@ ARCHITECTURES = {
     "granite": "granite",
     "glm4": "glm4",
     "olmo2": "olmo2",
+    "gptneox": "gpt_neox",
+    "gpt2": "gpt2",
 }
 
 

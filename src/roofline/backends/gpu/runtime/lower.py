@@ -295,6 +295,7 @@ _LOWER: dict[str, Callable[[Lowering, Instr], Launch]] = {
     "gelu_mul": _activated,
     "add": _by_torch(lambda instr, x: x[0] + x[1].to(x[0].dtype)),
     "scale": _by_torch(lambda instr, x: x[0] * instr.attr("factor")),
+    "relu": _by_torch(lambda instr, x: x[0].relu()),
     "cast": _by_torch(lambda instr, x: x[0]),
     "soft_cap": _by_torch(_soft_cap),
     "sigmoid_scale": _by_torch(lambda instr, x: x[0].float() * x[1].float().sigmoid()),

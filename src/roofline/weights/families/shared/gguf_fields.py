@@ -5,7 +5,7 @@ Keys of an architecture that no reader honours may change the mathematics, and a
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,6 @@ _REQUIRED = {
     "embedding_length": "width",
     "feed_forward_length": "ffn",
     "attention.head_count": "heads",
-    "attention.layer_norm_rms_epsilon": "norm_eps",
     "context_length": "max_position",
 }
 _BY_LAYER = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")
@@ -31,6 +30,7 @@ _READ = {
     *("rope.scaling.yarn_ext_factor", "rope.scaling.factor", "rope.scaling.original_context_length"),
     *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
 }
+RMS_EPSILON, EPSILON = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 SPELLED = {ours: theirs for theirs, ours in _REQUIRED.items()} | {
     "kv_heads": "attention.head_count_kv",
     "head_dim": "attention.key_length",
@@ -64,27 +64,32 @@ class GgufModel:
 
     fields: the metadata of the architecture, without its name before each key; shapes: canonical parameter name ->
     shape, which say the vocabulary's size and whether the head is tied; rope_factors: float32 [head_dim / 2] of the
-    tensor rope_freqs.weight (Llama 3.1), if there is one.
+    tensor rope_freqs.weight (Llama 3.1), if there is one; longrope: those of Phi-3, by Hugging Face's keys.
     """
 
     fields: Fields
     shapes: Mapping[str, tuple[int, ...]]
     rope_factors: np.ndarray | None
+    longrope: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
-def read(model: GgufModel, family: str, rope_style: str, honoured: Collection[str] = ()) -> Config:
+def read(
+    model: GgufModel, family: str, rope_style: str, honoured: Collection[str] = (), epsilon: str = RMS_EPSILON
+) -> Config:
     """The canonical configuration as far as architectures agree on it; attention without biases and norms of q and k.
 
     honoured: further keys that the caller reads; "rope.dimension_count" says that a part of a head may be turned.
+    epsilon: the key of that of its norms.
     """
     fields = model.fields
-    refuse_unknown(fields, honoured)
+    refuse_unknown(fields, (*honoured, epsilon))
     config: Config = {"family": family, "rope_style": rope_style, "attention_bias": False, "qk_norm": False}
     for key, name in _REQUIRED.items():
         if key in _BY_LAYER:
             config[name] = _uniform(fields, key, config["layers"])
         else:
-            config[name] = fields.need(key, float if name == "norm_eps" else int)
+            config[name] = fields.need(key, int)
+    config["norm_eps"] = fields.need(epsilon, float)
     config["kv_heads"] = config["heads"]
     if "attention.head_count_kv" in fields.values:
         config["kv_heads"] = _uniform(fields, "attention.head_count_kv", config["layers"])
@@ -99,7 +104,7 @@ def read(model: GgufModel, family: str, rope_style: str, honoured: Collection[st
     config["sliding_window"] = fields.get("attention.sliding_window", int) or None
     config["rope_theta"] = fields.get("rope.freq_base", float, 10000.0)
     config["rope_scaling"] = _rope_scaling(fields)
-    config = checked(fields, config, SPELLED)
+    config = checked(fields, config, SPELLED | {"norm_eps": epsilon})
     if model.rope_factors is not None:
         if config["rope_scaling"] is not None:
             scaling = f"{fields.within}rope.scaling.factor"

@@ -43,6 +43,11 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "no_rope_layers": ([],),
     "pruned_heads": ({},),
 }
+# What transformers calls activations -> ours, to rounding.
+ACTIVATIONS = {
+    **{"gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh"},
+    **{"gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"},
+}
 _ROPE_KEYS = {
     *("rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "partial_rotary_factor"),
     *("original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
@@ -72,12 +77,27 @@ def new_fields(fields: Fields) -> str:
     return f"; new in it: {', '.join(map(shorten, new[:8]))}{', ...' if len(new) > 8 else ''}" if new else ""
 
 
-def sizes(fields: Fields, family: str) -> Config:
-    """The fields of REQUIRED, and what follows from there being a config.json: the style of rope."""
+def sizes(fields: Fields, family: str, required: Mapping[str, str] = REQUIRED) -> Config:
+    """The fields of `required`, and what follows from there being a config.json: the style of rope."""
     ours: Config = {"family": family, "rope_style": "half"}
-    ours |= {name: fields.need(key, int) for key, name in REQUIRED.items()}
-    check_integer(fields, "num_hidden_layers", "layers", ours["layers"])  # of which readers make lists
+    ours |= {name: fields.need(key, int) for key, name in required.items()}
+    spelled = next(key for key, name in required.items() if name == "layers")
+    check_integer(fields, spelled, "layers", ours["layers"])  # of which readers make lists
     return ours
+
+
+def activation(fields: Fields, key: str, default: str) -> Config:
+    """What the value of a field, transformers' name of an activation, says in the canonical configuration. Raises
+    UnsupportedError."""
+    name = fields.get(key, str, default)
+    if name not in ACTIVATIONS:
+        raise UnsupportedError(f"{fields.path}: {key} = {shorten(name)}", "we do not have it", tuple(ACTIVATIONS))
+    return {} if ACTIVATIONS[name] == "gelu" else {"activation": ACTIVATIONS[name]}
+
+
+def activation_to_hf(config: Config) -> str:
+    """The inverse of `activation`."""
+    return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.get("activation", "gelu"))
 
 
 def kv_heads(fields: Fields, heads_by_default: bool = False) -> int:
@@ -96,6 +116,19 @@ def head_dim(fields: Fields, default: int | None = None) -> int:
     if heads < 1 or width % heads:
         fields.refuse("num_attention_heads", f"{describe(heads)} does not divide a width of {width!r}")
     return width // heads
+
+
+def divided(fields: Fields, ours: Config, heads: str) -> int:
+    """What the heads have of the width each. heads: what the file calls their number."""
+    if ours["heads"] < 1 or ours["width"] % ours["heads"]:
+        fields.refuse(heads, f"{describe(ours['heads'])} does not divide a width of {ours['width']!r}")
+    return int(ours["width"] // ours["heads"])
+
+
+def learned_positions() -> Config:
+    """Positions that are a row of a table, and plain attention."""
+    plain: Config = {"attention_bias": False, "qk_norm": False, "sliding_window": None}
+    return {"positions": "learned", "rope_theta": 1e4, "rope_scaling": None} | plain
 
 
 def layer_types(fields: Fields, known: Collection[str] = ("full_attention", "sliding_attention")) -> list[str] | None:
@@ -144,12 +177,12 @@ def decoder(
     ours["tied"] = fields.get("tie_word_embeddings", bool, tied)
     ours |= {"attention_bias": False, "qk_norm": False, "sliding_window": None}
     if turned is not None:
-        ours |= _turned(fields, ours["head_dim"], turned)
+        ours |= turned_part(fields, ours["head_dim"], turned)
     ours["rope_theta"], ours["rope_scaling"] = rope(fields, theta, partial=turned is not None)
     return ours
 
 
-def _turned(fields: Fields, dim: int, default: float) -> Config:
+def turned_part(fields: Fields, dim: int, default: float) -> Config:
     """rotary_dim, where partial_rotary_factor leaves a part of each head alone."""
     name = "rope_scaling" if fields.get("rope_scaling", dict) else "rope_parameters"
     outer = fields.get("partial_rotary_factor", float, default)
@@ -197,7 +230,7 @@ def rope(fields: Fields, default: float = 1e4, partial: bool = False) -> tuple[o
 
 def to_hf(config: Config, kind: str, name: str) -> Config:
     """The fields that most model types share, of a canonical configuration. name: of transformers' classes."""
-    scaling = config["rope_scaling"]
+    scaling = config["rope_scaling"] and dict(config["rope_scaling"])  # transformers writes into it
     fields: Config = {
         "architectures": [f"{name}ForCausalLM"],
         "model_type": kind,

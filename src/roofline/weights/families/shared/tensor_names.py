@@ -1,7 +1,7 @@
 """What tensors of a family are called in files: its table of names, and the search in it both ways."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -50,15 +50,24 @@ class TensorNames:
     """Names without ``.weight`` and ``.bias``: ours -> (GGUF's, Hugging Face's), "" where such files have it not.
 
     layer: in a layer, `{expert}` standing for the number of each expert; top: outside of layers; hf_layers: what stands
-    before a layer's number at Hugging Face; norms_less: what Hugging Face's weights of norms lack to ours; hf_apart:
-    takes apart the tensors of Hugging Face that hold several of ours, in files of that path; None: there are none;
-    hf_joined: the inverse for rows in the order of the family's table, how many experts there are, and their dtype.
+    before a layer's number at Hugging Face; hf_prefix: what some files leave out at the beginning of a name; hf_also:
+    further names outside of layers -> the one in `top`.
+
+    Where Hugging Face's tensors hold other values than our parameters, or in another order: norms_less: what weights of
+    norms lack to ours; transposed: matrices that are [inputs, outputs]; by_head: whose rows are q, k and v of one head
+    after the other, ours those of q, then k, then v of all heads; hf_apart: takes apart the tensors that hold several of
+    ours, in files of that path; None: there are none; hf_joined: the inverse for rows in the order of the family's
+    table, how many experts there are, and their dtype.
     """
 
     layer: Mapping[str, tuple[str, str]]
     top: Mapping[str, tuple[str, str]] = field(default_factory=lambda: TOP)
     hf_layers: str = "model.layers"
+    hf_prefix: str = ""
+    hf_also: Mapping[str, str] = field(default_factory=dict)
     norms_less: float = 0.0
+    transposed: Collection[str] = ()
+    by_head: Collection[str] = ()
     hf_apart: Callable[[Path, Source], Source] | None = None
     hf_joined: Callable[[Iterable[Row], int, str], Iterator[Row]] | None = None
 
@@ -68,7 +77,10 @@ class TensorNames:
 
     def from_hf(self, name: str) -> str | None:
         """``"model.layers.3.self_attn.q_proj.weight"`` -> ``"layers.3.attn.q.weight"``; None for an unknown name."""
-        return self._canonical(name, self._hf, 1)
+        stem, _, kind = name.rpartition(".")
+        name = f"{self.hf_also[stem]}.{kind}" if stem in self.hf_also else name
+        found = self._canonical(name, self._hf, 1)
+        return self._canonical(self.hf_prefix + name, self._hf, 1) if found is None and self.hf_prefix else found
 
     def to_gguf(self, name: str) -> str | None:
         """The inverse of `from_gguf`; None for a parameter that is not in the table."""

@@ -1,0 +1,160 @@
+"""GGUF files of small random models of transformers, named and laid out as converters do."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.models.parity_cases import BASE, CASES, GEMMA2, GEMMA3, LEARNED, NEOX
+
+Values = Callable[[str, np.ndarray, Mapping[str, Any]], np.ndarray]
+
+
+@dataclass(frozen=True)
+class GgufCase:
+    """architecture: of the file; keys: beside those that all have; values: what converters change of a tensor."""
+
+    architecture: str
+    config: Mapping[str, Any]
+    keys: Mapping[str, int | float | bool]
+    values: Values
+
+
+def as_it_is(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    """No change."""
+    return values
+
+
+def plus_one(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    """Norms with the 1 that Gemma's lack."""
+    return values + 1 if name.endswith("norm.weight") else values
+
+
+def in_pairs(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    """The rows of q and k with those beside each other that rope turns together."""
+    part = name.split(".")[-2]
+    if part not in ("q_proj", "k_proj"):
+        return values
+    heads = config["heads" if part == "q_proj" else "kv_heads"]
+    return values.reshape(heads, 2, len(values) // heads // 2, -1).swapaxes(1, 2).reshape(values.shape)
+
+
+def by_columns(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    """GPT-2's matrices, which transformers multiplies from the other side."""
+    return np.ascontiguousarray(values.T) if ".c_" in name and values.ndim == 2 else values
+
+
+def one_below_the_other(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    """GPT-NeoX's q, k and v of all heads."""
+    if "query_key_value" not in name:
+        return values
+    parts = values.reshape(config["heads"], 3, config["head_dim"], -1)
+    return np.concatenate([parts[:, i].reshape(-1, parts.shape[-1]) for i in range(3)]).reshape(values.shape)
+
+
+RMS, LAYER = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+HEADS = {"attention.key_length": 32, "attention.value_length": 32}
+GGUF_CASES = {
+    "gemma2": GgufCase(
+        "gemma2",
+        GEMMA2 | {"query_scalar": 32.0},
+        HEADS
+        | {"attention.sliding_window": 9, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0, RMS: 1e-6},
+        plus_one,
+    ),
+    "gemma3": GgufCase(
+        "gemma3",
+        GEMMA3 | {"query_scalar": 32.0, "layers": 6, "layer_windows": [9, 9, 9, 9, 9, 0]},
+        HEADS | {"attention.sliding_window": 9, "rope.freq_base": 1e6, RMS: 1e-6},
+        plus_one,
+    ),
+    "phi3": GgufCase(
+        "phi3",
+        CASES["phi3"].config,
+        {"rope.dimension_count": 16, "attention.sliding_window": 9, "rope.scaling.original_context_length": 1024},
+        as_it_is,
+    ),
+    "phi4_mini": GgufCase(
+        "phi3",
+        CASES["phi4_mini"].config,
+        {"rope.dimension_count": 12, "attention.sliding_window": 0, "rope.scaling.original_context_length": 1024},
+        as_it_is,
+    ),
+    "phi3_long": GgufCase(
+        "phi3",
+        CASES["phi3_long"].config,
+        {"rope.dimension_count": 16, "attention.sliding_window": 0}
+        | {"rope.scaling.original_context_length": 64, "rope.scaling.attn_factor": 1.2},
+        as_it_is,
+    ),
+    "smollm3": GgufCase(
+        "smollm3",
+        CASES["smollm3"].config | {"turning": [True, True, True, False]},
+        {"rope.dimension_count": 16, "vocab_size": 96},
+        in_pairs,
+    ),
+    "granite": GgufCase(
+        "granite",
+        CASES["granite"].config,
+        {"rope.dimension_count": 16, "embedding_scale": 6.0, "residual_scale": 0.3}
+        | {"attention.scale": 0.11, "logit_scale": 1.7},
+        in_pairs,
+    ),
+    "glm4": GgufCase("glm4", CASES["glm4"].config, {"rope.dimension_count": 8}, as_it_is),
+    "olmo2": GgufCase("olmo2", CASES["olmo2"].config, {}, as_it_is),
+    "gpt_neox": GgufCase(
+        "gptneox",
+        NEOX | {"activation": "gelu"},
+        {"rope.dimension_count": 4, "use_parallel_residual": True, LAYER: 1e-5},
+        one_below_the_other,
+    ),
+    "gpt_neox_serial": GgufCase(
+        "gptneox",
+        NEOX | {"parallel": False, "rotary_dim": 8},
+        {"rope.dimension_count": 8, "use_parallel_residual": False, LAYER: 1e-5},
+        one_below_the_other,
+    ),
+    "gpt2": GgufCase("gpt2", LEARNED | {"family": "gpt2", "activation": "gelu_tanh"}, {LAYER: 1e-5}, by_columns),
+}
+_COMMON = {"context_length": "max_position", "embedding_length": "width", "block_count": "layers"}
+_COMMON |= {"feed_forward_length": "ffn", "attention.head_count": "heads"}
+
+
+def write(path: Path, model: Any, case: GgufCase) -> Path:
+    """The weights of a model of transformers in float32."""
+    import gguf
+
+    writer = gguf.GGUFWriter(str(path), case.architecture)
+    keys: dict[str, int | float | bool] = {key: case.config[ours] for key, ours in _COMMON.items()}
+    if LAYER not in case.keys:
+        keys |= {"attention.head_count_kv": case.config["kv_heads"], RMS: BASE["norm_eps"], "rope.freq_base": 1e4}
+    for key, value in (keys | case.keys).items():
+        kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+        kinds[type(value)](f"{case.architecture}.{key}", value)
+    scaling = case.config["rope_scaling"] or {}
+    for key in {"short_factor", "long_factor"} & scaling.keys():
+        writer.add_tensor(f"rope_factors_{key.removesuffix('_factor')}.weight", np.array(scaling[key], np.float32))
+    for name, values in tensors(model, case):
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def tensors(model: Any, case: GgufCase) -> Iterator[tuple[str, np.ndarray]]:
+    """(name, float32 values) of each tensor, by the gguf package's own table of names."""
+    import gguf
+
+    number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == case.architecture)
+    names = gguf.get_tensor_name_map(number, case.config["layers"])
+    for key, tensor in model.state_dict().items():
+        if key == "lm_head.weight" and case.config["tied"]:
+            continue
+        name = names.get_name(key, try_suffixes=(".weight", ".bias"))
+        assert name is not None, key
+        values = case.values(key, tensor.numpy().astype(np.float32), case.config)
+        yield name, np.ascontiguousarray(values)

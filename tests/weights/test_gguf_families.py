@@ -1,0 +1,54 @@
+"""Every architecture of GGUF files gives the logits of the model of transformers that the file was written from."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="what the logits are compared with runs in torch")
+pytest.importorskip("transformers", reason="it is what the logits are compared with")
+pytest.importorskip("gguf", reason="it writes the files")
+pytest.importorskip("roofline._native", reason="the C++ core is not built")
+
+from gguf_families import GGUF_CASES, as_it_is, write  # noqa: E402
+
+from roofline.common.errors import UnsupportedError  # noqa: E402
+from roofline.weights.checkpoint import open_checkpoint  # noqa: E402
+from roofline.weights.families.table import ARCHITECTURES  # noqa: E402
+from tests.models.parity_cases import Eager, OnCpu, theirs  # noqa: E402
+
+IDS = np.random.default_rng(1).integers(0, 96, 80).tolist()
+
+
+@pytest.mark.parametrize("name", GGUF_CASES)
+def test_a_gguf_file_has_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
+    case = GGUF_CASES[name]
+    model = theirs(case.config)
+    source = open_checkpoint(write(tmp_path / "model.gguf", model, case))
+    with torch.no_grad():
+        expected = model(torch.tensor([IDS])).logits[0].numpy()
+    assert np.abs(Eager(source).step(IDS) - expected).max() < 2e-5
+    assert np.abs(OnCpu(source).step(IDS) - expected).max() < 0.05
+
+
+@pytest.mark.parametrize("name", ["gemma2", "smollm3", "granite", "gpt_neox"])
+def test_values_that_a_converter_would_have_changed_give_other_logits(name: str, tmp_path: Path) -> None:
+    """So that the comparison above would notice a reader that changes them too, or not at all."""
+    case = replace(GGUF_CASES[name], values=as_it_is)
+    model = theirs(case.config)
+    source = open_checkpoint(write(tmp_path / "model.gguf", model, case))
+    with torch.no_grad():
+        expected = model(torch.tensor([IDS])).logits[0].numpy()
+    assert np.abs(Eager(source).step(IDS) - expected).max() > 0.01
+
+
+def test_every_architecture_has_a_case() -> None:
+    elsewhere = {"llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe"}  # tests/bundle/test_load.py, test_moe.py
+    assert {case.architecture for case in GGUF_CASES.values()} | elsewhere == set(ARCHITECTURES)
+
+
+def test_positions_that_turn_are_refused_where_they_are_learned(tmp_path: Path) -> None:
+    case = replace(GGUF_CASES["gpt2"], keys={**GGUF_CASES["gpt2"].keys, "rope.freq_base": 1e4})
+    with pytest.raises(UnsupportedError, match=r"gpt2\.rope\.freq_base"):
+        open_checkpoint(write(tmp_path / "model.gguf", theirs(case.config), case))

@@ -1,0 +1,83 @@
+"""Files of GPT-NeoX, GPT-2 and OPT as they were published: without the first part of names, with buffers, pickled."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="it writes the files")
+pytest.importorskip("transformers", reason="it has the models")
+safetensors_torch = pytest.importorskip("safetensors.torch", reason="it writes the files")
+
+from roofline.common.errors import ConfigError, UnsupportedError  # noqa: E402
+from roofline.torch.checkpoint import checkpoint_of  # noqa: E402
+from roofline.weights.adapters import read_adapter  # noqa: E402
+from roofline.weights.checkpoint import Checkpoint, open_checkpoint  # noqa: E402
+from tests.models.parity_cases import CASES, theirs  # noqa: E402
+
+
+def _written(folder: Path, model: Any, state: dict[str, Any], pickled: bool = False) -> Path:
+    (folder / "config.json").write_text(json.dumps(model.config.to_dict()))
+    state = {name: value.contiguous().clone() for name, value in state.items()}
+    if pickled:
+        torch.save(state, folder / "pytorch_model.bin")
+    else:
+        safetensors_torch.save_file(state, folder / "model.safetensors")
+    return folder
+
+
+def _same(a: Checkpoint, b: Checkpoint) -> None:
+    assert set(a.tensors) == set(b.tensors)
+    for name in a.tensors:
+        np.testing.assert_array_equal(a.dequantize(name), b.dequantize(name), err_msg=name)
+
+
+@pytest.mark.parametrize("pickled", [False, True], ids=["safetensors", "pytorch_model.bin"])
+def test_pythia(pickled: bool, tmp_path: Path) -> None:
+    model = theirs(CASES["gpt_neox"].config)
+    state = {name.replace("lm_head", "embed_out"): value for name, value in model.state_dict().items()}
+    for layer in range(2):
+        within = f"gpt_neox.layers.{layer}.attention."
+        state[f"{within}bias"] = torch.ones(1, 1, 8, 8, dtype=torch.bool)
+        state[f"{within}masked_bias"] = torch.tensor(-1e9)
+        state[f"{within}rotary_emb.inv_freq"] = torch.ones(2)
+    _same(open_checkpoint(_written(tmp_path, model, state, pickled)), checkpoint_of(model))
+
+
+@pytest.mark.parametrize("pickled", [False, True], ids=["safetensors", "pytorch_model.bin"])
+def test_gpt2(pickled: bool, tmp_path: Path) -> None:
+    model = theirs(CASES["gpt2"].config)
+    state = {name.removeprefix("transformer."): value for name, value in model.state_dict().items()}
+    del state["lm_head.weight"]
+    state |= {f"h.{layer}.attn.bias": torch.ones(1, 1, 8, 8) for layer in range(2)}
+    _same(open_checkpoint(_written(tmp_path, model, state, pickled)), checkpoint_of(model))
+
+
+@pytest.mark.parametrize("name", ["opt", "opt_350m"])
+def test_opt(name: str, tmp_path: Path) -> None:
+    model = theirs(CASES[name].config)
+    state = {name.removeprefix("model."): value for name, value in model.state_dict().items()}
+    _same(open_checkpoint(_written(tmp_path, model, state, pickled=True)), checkpoint_of(model))
+
+
+def test_a_matrix_of_the_other_orientation_is_refused(tmp_path: Path) -> None:
+    model = theirs(CASES["gpt2"].config)
+    state = {name: value for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    state["transformer.h.0.attn.c_attn.weight"] = state["transformer.h.0.attn.c_attn.weight"].T
+    with pytest.raises(ConfigError, match=r"attn\.qkv\.weight.*has shape \(64, 192\), not \(192, 64\)"):
+        open_checkpoint(_written(tmp_path, model, state))
+
+
+@pytest.mark.parametrize(("module", "outputs"), [("attention.query_key_value", 192), ("attention.dense", 64)])
+def test_an_adapter_whose_rows_lie_head_by_head_is_refused(module: str, outputs: int, tmp_path: Path) -> None:
+    name = f"base_model.model.gpt_neox.layers.0.{module}.lora"
+    state = {f"{name}_A.weight": torch.ones(2, 64), f"{name}_B.weight": torch.ones(outputs, 2)}
+    safetensors_torch.save_file(state, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 2}))
+    if outputs == 64:
+        assert [each.tensor for each in read_adapter(tmp_path).matrices] == ["layers.0.attn.o.weight"]
+        return
+    with pytest.raises(UnsupportedError, match="query_key_value"):
+        read_adapter(tmp_path)
