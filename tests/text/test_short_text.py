@@ -1,6 +1,7 @@
 """The quick encoder gives the library's ids, or none; a stored tokenizer builds nothing before it must."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,13 @@ def test_every_known_splitting_rule(kind: str) -> None:
 
     same()
     assert again._encode_short("The rain on 12 stones isn't here.\n\n  (see it)") is not None
+
+
+def test_a_letter_without_a_token_is_left_to_the_library() -> None:
+    vocabulary = made("gpt-2")
+    tokenizer = stored(Tokenizer(replace(vocabulary, tokens=["" if t == "z" else t for t in vocabulary.tokens])))
+    assert tokenizer._encode_short("z") is None
+    assert tokenizer._encode_short('!"') == [0, 1]
 
 
 def test_the_common_rules_are_quick() -> None:
