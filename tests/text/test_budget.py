@@ -11,7 +11,7 @@ from text_samples import MESSAGES
 from roofline.common.errors import RequestError
 from roofline.text.templates import budget
 from roofline.text.templates.budget import Meter, bounded, charge, check_items, check_width, metered, tick, ticking
-from roofline.text.templates.tracked_string import Text, admit, literal, weight
+from roofline.text.templates.tracked_string import Text, admit, literal, text, weight
 
 
 @pytest.fixture
@@ -109,7 +109,9 @@ def test_what_an_operation_makes_is_checked(meter: Meter) -> None:
 
 def test_case_and_repetition_are_charged_before_they_are_made(meter: Meter) -> None:
     word = literal("ab")
-    for make, size in ((word.upper, 6), (lambda: word * 5, 10), (lambda: literal("\t").expandtabs(9), 10)):
+    printed = [(lambda: literal("%r") % (["ab"],), 40), (lambda: text(["ab"]), 40)]  # of a weight of four
+    tabs = [(lambda: literal("\t").expandtabs(9), 10), (literal("\t").expandtabs, 9)]
+    for make, size in (*printed, *tabs, (word.upper, 6), (lambda: word * 5, 10)):
         meter.longest = size
         make()
         meter.longest = size - 1

@@ -315,6 +315,18 @@ def test_offsets_of_a_map_count_places_or_blocks_of_them(pair: bytes, shift: int
     assert characters.map(f"{a}-{a}{b}-{a}é-{a}{a}{b}{b}-ñ") == f"{a}-x-yz-{a}x{b}-ñ"
 
 
+@pytest.mark.parametrize(("at", "good"), [(1, True), (2, False), (3, True), (4, False)])
+def test_texts_of_a_map_begin_at_a_character(at: int, good: bool) -> None:
+    trie = [0] * 1024
+    trie[0], trie[256 ^ 97], trie[256 ^ 97 ^ 512] = 256 << 10, 97 | 1 << 8 | 512 << 10, 1 << 31 | at
+    data = (4096).to_bytes(4, "little") + b"".join(each.to_bytes(4, "little") for each in trie) + b"\0\xc3\xa9\0"
+    if good:
+        assert CharacterMap(data).map("xa") == ("xé" if at == 1 else "x")
+    else:
+        with pytest.raises(ValueError, match=f"a text at byte {at} of 4"):
+            CharacterMap(data)
+
+
 def test_ids_of_begin_and_end_are_read_where_the_trainer_says_them() -> None:
     pieces = PIECE + b"".join(field(1, 2, field(1, 2, text)) for text in (b"a", b"b", b"c"))
     ids = field(2, 2, b"\xc8\x02\x03\xd0\x02\x02")
