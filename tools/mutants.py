@@ -167,7 +167,7 @@ class _Places(ast.NodeVisitor):
 
     def visit_Expr(self, node: ast.Expr) -> None:
         call = node.value.value if isinstance(node.value, ast.Await) else node.value
-        if not isinstance(call, ast.Call) or ast.unparse(call.func).startswith(("LOG.", "log.")):
+        if not isinstance(call, ast.Call) or ast.unparse(call.func).lstrip("_").startswith(("LOG.", "log.")):
             return
         self._replace(node, "pass")
         self.generic_visit(node)

@@ -18,6 +18,7 @@ def f(a: "int | None", b=0.5):
     """Text: not a < b."""
     assert a < 7
     LOG.debug("%s", a + 1)
+    _log.warning("%s", a + 1)
     ä = "ä" + f"{a - 1}"; check(a)
     if a <= b and not g(a):
         a += (b) - (-a)

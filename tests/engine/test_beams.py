@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from roofline import LLM, BeamSearchParams
 from roofline.common.errors import CapacityError, RequestError
-from roofline.engine.beams import BeamSearch
+from roofline.engine.beams import BeamSearch, refuse_sampling
 from roofline.engine.events import Event, TokenLogprob, Usage
+from roofline.engine.params import SamplingParams
 from roofline.engine.process.beam_stream import beam_stream
 from roofline.engine.process.stream import Stream
 from roofline.ops.batch import Segment
@@ -120,6 +121,14 @@ def test_refusals(fields, param):
     with pytest.raises(RequestError) as refused:
         BeamSearchParams(**{"beam_width": 2, **fields})
     assert refused.value.param == param
+
+
+def test_a_temperature_of_0_or_1_asks_for_nothing():
+    for temperature in (0.0, 1.0):
+        refuse_sampling(SamplingParams(temperature=temperature))
+    for temperature in (0.5, 2.0):
+        with pytest.raises(RequestError, match="leave it at 0 or 1"):
+            refuse_sampling(SamplingParams(temperature=temperature))
 
 
 def test_what_does_not_fit_is_refused_before_the_first_step():

@@ -201,6 +201,18 @@ def test_values_that_a_block_of_two_scales_can_hold_are_kept(name: str, top: int
     assert np.array_equal(form.dequantize(raw, (1, 256)), values)
 
 
+def test_values_that_a_block_of_two_bits_can_hold_are_kept() -> None:
+    """Every scale and every minimum; then groups whose least value lies above zero, and above one."""
+    form, codes = formats.get("Q2_K"), np.tile(np.float32([3, 0, 1, 2]), (16, 4))
+    scales, minima = np.arange(16, dtype=np.float32)[::-1], np.arange(16, dtype=np.float32)
+    scales[15], minima[0] = 7, 9  # a group without a step has no codes, and the first has the largest of both
+    for d, dmin, least in ((0.25, 0.5, 0), (2.0, 0.0, 1)):
+        values = (d * scales[:, None] * codes.clip(least) - dmin * minima[:, None]).astype(np.float32).reshape(1, 256)
+        raw = form.quantize(values)
+        assert raw[80:].view(np.float16).tolist() == [d, dmin]
+        assert np.array_equal(form.dequantize(raw, (1, 256)), values)
+
+
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_values_that_a_block_of_signed_scales_can_hold_are_kept(seed: int) -> None:
@@ -266,6 +278,7 @@ def test_blocks_of_a_format_from_outside_are_converted_or_widened(monkeypatch: p
         return formats.Format(name, 32, 34, -1, unpack, eight.pack, packed_as, **options)  # type: ignore[arg-type]
 
     formats.register(form("Z8", "Q8_0", convert=back))
+    assert formats.readable()[-1] == "Z8"
     formats.register(form("Z8_wide", "F32"))  # two without a number in GGUF files
     formats.register(form("Z8_narrow", "BF16"))
     assert (formats.packed("Z8"), formats.packed("Q8_0")) == (eight, eight)
@@ -287,6 +300,12 @@ def test_blocks_of_a_format_from_outside_are_converted_or_widened(monkeypatch: p
     ):
         with pytest.raises(ConfigError, match=reason):
             formats.register(wrong)
+
+
+def test_readable_formats_are_those_that_files_have() -> None:
+    """The others only stand in for these in memory: they have no number in GGUF files, and nothing makes them."""
+    files = {name for name, form in formats.FORMATS.items() if form.gguf_type >= 0 or form.pack is not None}
+    assert set(formats.readable()) == files
 
 
 def test_refusals_name_the_cause() -> None:

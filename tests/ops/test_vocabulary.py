@@ -28,6 +28,12 @@ def test_names_are_taken_once_and_nearest_ones_suggested() -> None:
         _ = ops.nothing
 
 
+def test_ops_are_imported_when_the_first_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    silu = ops.silu
+    monkeypatch.delitem(vars(ops), "silu")
+    assert ops.silu is silu
+
+
 def test_ops_from_outside_compute_trace_and_price() -> None:
     @op(values=("x",), infer=lambda c: c.x, flops=lambda c: Affine.per(c.x.leading, 2 * c.x.width))
     def test_ops_cube(x, times: int = 3):  # type: ignore[no-untyped-def]

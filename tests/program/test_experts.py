@@ -1,5 +1,7 @@
 """Programs with experts: what merges and fuses, what a step of them costs, what ranks do with them."""
 
+from types import SimpleNamespace
+
 import pytest
 from program_builders import BASE
 
@@ -8,19 +10,17 @@ from roofline.models.registry import configure
 from roofline.models.spec import expand
 from roofline.ops.traits import Trait
 from roofline.program.compile import compile_program
-from roofline.program.ir import Program
+from roofline.program.ir import Piece, Program
 from roofline.program.passes.price import Mixture, Work, amount, mixture, price, with_experts
 from roofline.program.passes.shard import shard
 from roofline.program.target import CPU, GPU
-from roofline.program.trace import trace_shape
+from roofline.program.trace import trace, trace_shape
 
 MIXTURE = BASE | {"family": "mixtral", "experts": 8, "experts_per_token": 2}
 SHARED = BASE | {"family": "qwen_moe", "experts": 6, "experts_per_token": 3, "shared_ffn": 64, "attention_bias": True}
 
 
 def compiled(config, form="Q4_0", target=CPU) -> Program:
-    from types import SimpleNamespace
-
     family, cfg = configure(config)
     tensors = {}
     for param in expand(family.spec(cfg), cfg.layers):
@@ -41,6 +41,19 @@ def test_gate_and_up_of_experts_and_of_the_shared_one_become_one_product(config,
     names = [(piece.tensor.split(".")[4], piece.start) for piece in recipe.pieces[:4]]
     ffn = config["ffn"]
     assert names == [("gate", 0), ("up", 0), ("gate", ffn), ("up", ffn)]
+
+
+def test_experts_of_a_tensor_each_are_read_from_their_own():
+    family, cfg = configure(MIXTURE)
+    name, ffn = "layers.1.mlp.experts.up.weight", MIXTURE["ffn"]
+    table = [param for param in expand(family.spec(cfg), cfg.layers) if param.tied_to is None]
+    shapes = {param.name: param.shape for param in table if param.name != name}
+    shapes |= {f"layers.1.mlp.experts.{n}.up.weight": (ffn, MIXTURE["width"]) for n in range(8)}
+    tensors = {each: SimpleNamespace(format="BF16", shape=shape) for each, shape in shapes.items()}
+    weights = trace(family, cfg, tensors).weights
+    assert weights[name].pieces == tuple(Piece(f"layers.1.mlp.experts.{n}.up.weight", 0, ffn, "BF16") for n in range(8))
+    other = name.replace("up", "gate")
+    assert weights[other].pieces == tuple(Piece(other, n * ffn, (n + 1) * ffn, "BF16") for n in range(8))
 
 
 def test_on_a_gpu_gate_and_up_of_experts_stay_apart():

@@ -49,6 +49,7 @@ def test_segment_work_counts_what_attend_sees(first: int, tokens: int, window: i
     seen = [[k for k in range(t + 1) if not window or k > t - window] for t in range(first, first + tokens)]
     keys = {k for ks in seen for k in ks}
     assert segment_work(first, tokens, window) == (len(keys), sum(len(ks) for ks in seen))
+    assert segment_work(first, tokens) == segment_work(first, tokens, 0)
 
 
 def test_work_of_a_batch_adds_its_segments() -> None:
@@ -178,6 +179,7 @@ def test_what_takes_no_time_has_no_bound() -> None:
     views = [row for row in overview(merged, WORK, Roofs()).rows if row.op == "split"]
     assert views
     assert {(row.seconds, row.bound) for row in views} == {(0.0, "")}
+    assert [row.times for row in views] == [2, 2, 2]  # three in each of two layers
     unknown = overview(PROGRAM, WORK, None).rows
     assert {row.seconds for row in unknown} == {None}
     assert {row.bound for row in unknown if row.section != "last layer"} == {""}

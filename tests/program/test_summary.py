@@ -9,7 +9,7 @@ from roofline.models.registry import configure
 from roofline.program.compile import compile_program
 from roofline.program.rates import Speeds
 from roofline.program.restate import Restated, format_named, nbytes, restate
-from roofline.program.summary import summarize
+from roofline.program.summary import Stored, stored_formats, summarize
 from roofline.program.target import gpu
 from roofline.program.trace import trace
 from roofline.weights.names import parameter_shapes
@@ -66,6 +66,11 @@ def test_parameters_and_operations_of_a_token() -> None:
     assert summary.token_flops > 2 * matrices
     assert summary.pair_flops == 16 * 4 * 32 * 64
     assert summary.bytes == 2 * summary.parameters
+
+
+def test_tensors_are_counted_by_format() -> None:
+    tensors = {"a": Restated("BF16", (2, 4)), "b": Restated("Q8_0", (2, 32)), "c": Restated("BF16", (3,))}
+    assert stored_formats(tensors) == (Stored("Q8_0", 1, 64, 68), Stored("BF16", 2, 11, 22))
 
 
 def test_rates_are_work_divided_by_roofs() -> None:

@@ -254,3 +254,15 @@ def test_the_command_says_what_it_did_by_its_exit_status(engine, tmp_path, capsy
     assert not out.exists()
     assert main.main(words[:2]) == 1
     assert "-o is missing" in capsys.readouterr().err
+
+
+def test_a_file_that_changed_while_it_was_answered_is_refused(tmp_path):
+    line = json.dumps({"custom_id": "a", "method": "POST", "url": URL, "body": {}}).encode() + b"\n"
+    path, rules = tmp_path / "in", Rules((URL,), Limits())
+    path.write_bytes(line)
+    requests = Requests.scan(path, rules)
+    assert [number for number, _ in requests.lines(rules, bytearray(1))] == [1]
+    for changed, number in ((line.replace(b'"a"', b'"b"'), 1), (line + line.replace(b'"a"', b'"b"'), 2)):
+        path.write_bytes(changed)
+        with pytest.raises(ConfigError, match=f"line {number} changed while the file was being answered"):
+            list(requests.lines(rules, bytearray(1)))

@@ -17,6 +17,7 @@ from roofline.server.batches.endpoints import call as call_endpoint
 from roofline.server.extra_models import check_extra_models, make_models
 from roofline.server.keys import LOCAL
 from roofline.server.limits import Limits
+from roofline.server.model_choice import ModelChoice
 from roofline.server.models import ExtraModel, Models
 from roofline.server.options import ServeOptions
 from tests.server.conftest import BytesText, FakeEngine
@@ -549,3 +550,24 @@ def test_an_engine_whose_text_cannot_be_read_is_closed(make_context, monkeypatch
 
     asyncio.run(run())
     assert "close" in engines[0].steps
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        {"type": "lifespan"},
+        {"type": "http", "method": "GET", "path": "/v1/models"},
+        {"type": "http", "method": "POST", "path": "/v1/files"},
+    ],
+)
+def test_what_names_no_model_in_a_body_is_passed_on_unread(scope):
+    passed = []
+
+    async def inner(*arguments):
+        passed.append(arguments)
+
+    async def never(*_):
+        raise AssertionError("the body was read, or answered")
+
+    asyncio.run(ModelChoice(inner, None, {}, {"/v1/files"})(scope, never, never))
+    assert passed == [(scope, never, never)]

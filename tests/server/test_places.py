@@ -91,3 +91,15 @@ def test_listening_is_said_once_connections_are_taken(engine, make_context, monk
     monkeypatch.setattr(module.log, "say", say)
     module.serve_engine(ServeOptions("m", port=0), engine, make_context().text)
     assert [line.split()[0] for line in lines] == ["Listening", "Ready:"]
+
+
+@pytest.mark.parametrize(
+    ("name", "default", "least", "less"),
+    [("stall_seconds", 10.0, 0.1, 0.09), ("canary_seconds", 30.0, 0, -0.1), ("ping_seconds", 15.0, 0, -0.1)],
+)
+def test_patience_has_its_documented_default_and_bound(name, default, least, less):
+    assert getattr(ServeOptions(), name) == default
+    for value in (least, 0.5):
+        assert getattr(ServeOptions(**{name: value}), name) == value
+    with pytest.raises(ConfigError, match=name):
+        ServeOptions(**{name: less})

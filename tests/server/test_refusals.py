@@ -26,6 +26,7 @@ BAD_CHAT = [
     ({"x" * 101: 1}, "x" * 100, "unknown_parameter"),
     ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown_parameter"),
     ({"messages": []}, "messages", "invalid_value"),
+    ({"best_of": 2}, "best_of", "unsupported_parameter"),
     ({"messages": [USER] * 1025}, "messages", "invalid_value"),
     ({"messages": "Hi"}, "messages", "invalid_value"),
     ({"messages": [{"role": "robot", "content": ""}]}, "messages.0.role", "invalid_value"),

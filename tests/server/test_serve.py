@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from uvicorn.lifespan.on import LifespanOn
 
 from roofline.backends.options import LoadOptions
 from roofline.common.errors import ConfigError, RooflineError, UnsupportedError
@@ -327,7 +328,9 @@ def test_an_answer_that_is_cut_off_says_so(outcome_of_visit, engine, make_contex
     assert not engine.open
 
 
-def test_the_length_of_the_queue_is_an_option(outcome_of_visit, engine, make_context):
+def test_the_length_of_the_queue_is_an_option(outcome_of_visit, engine, make_context, monkeypatch):
+    ends, end = [], LifespanOn.shutdown
+    monkeypatch.setattr(LifespanOn, "shutdown", lambda lifespan: (ends.append(lifespan), end(lifespan))[1])
     options = ServeOptions("m", port=0, max_queued_requests=1, limits=Limits(drain_seconds=0))
 
     def visit_of_two(client):
@@ -343,3 +346,4 @@ def test_the_length_of_the_queue_is_an_option(outcome_of_visit, engine, make_con
     assert refused.status_code == 429
     assert int(refused.headers["retry-after"]) >= 1
     assert b"server_stopping" in cut_off
+    assert len(ends) == 1  # what the application itself does at its end

@@ -11,7 +11,7 @@ from text_samples import MESSAGES
 from roofline.common.errors import RequestError
 from roofline.text.templates import budget
 from roofline.text.templates.budget import Meter, bounded, charge, check_items, check_width, metered, tick, ticking
-from roofline.text.templates.tracked_string import Text, admit, literal, weight
+from roofline.text.templates.tracked_string import Text, admit, literal, text, weight
 
 
 @pytest.fixture
@@ -73,10 +73,11 @@ def test_a_value_weighs_its_characters_and_items(meter: Meter) -> None:
         ((shared, shared), 1 + 2 + 2 * (1 + 2)),
         ([], 1),
     ):
+        meter.longest = size
         assert weight(value) == size
         meter.longest = size - 1
         refused(rf"a value of more than {size - 1} characters and items", weight, value)
-        meter.longest = 1_000_000
+    meter.longest = 1_000_000
     nested: Any = 1
     for _ in range(99):
         nested = (nested,)
@@ -97,6 +98,10 @@ def test_what_an_operation_makes_is_checked(meter: Meter) -> None:
     refused("intermediate text", admit, [1] * 247)
     meter.remaining = 1_000_000
     refused("a list of more than 100,000 items", admit, [None] * 100_001)
+    meter.remaining = 1000
+    assert list(admit(iter([1] * 246))) == [1] * 246  # type: ignore[call-overload]
+    assert meter.remaining == 0
+    meter.remaining = 1000
     items = admit(iter("ab"))
     assert [type(item) for item in items] == [Text, Text]  # type: ignore[attr-defined]
     assert admit("x").mask == b"\0"  # type: ignore[attr-defined]
@@ -104,7 +109,9 @@ def test_what_an_operation_makes_is_checked(meter: Meter) -> None:
 
 def test_case_and_repetition_are_charged_before_they_are_made(meter: Meter) -> None:
     word = literal("ab")
-    for make, size in ((word.upper, 6), (lambda: word * 5, 10), (lambda: literal("\t").expandtabs(9), 10)):
+    printed = [(lambda: literal("%r") % (["ab"],), 40), (lambda: text(["ab"]), 40)]  # of a weight of four
+    tabs = [(lambda: literal("\t").expandtabs(9), 10), (literal("\t").expandtabs, 9)]
+    for make, size in (*printed, *tabs, (word.upper, 6), (lambda: word * 5, 10)):
         meter.longest = size
         make()
         meter.longest = size - 1

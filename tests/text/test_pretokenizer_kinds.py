@@ -54,6 +54,7 @@ def pieces_of(kind: str, text: str) -> list[str]:
         ("laguna", "a\n\n b", ["a", "\n\n", " b"]),
         ("spark2_5", "a!\n\nb1234", ["a", "!", "\n", "\n", "b", "1", "2", "3", "4"]),
         ("jais-2", "a" + " " * 7 + "b", ["a", " " * 4, " " * 2, " b"]),
+        ("jais-2", "a" + " " * 1021 + "b", ["a", *(" " * 2**power for power in range(9, 1, -1)), " b"]),
         ("chameleon", "x IMGIMGABZ 12!\n", ["x", " ", "IMGIMGABZ", " ", "1", "2", "!", "\n"]),
         ("deepseek-coder", "a\u2028 b", ["a", "\u2028", " b"]),
         ("mellum", "a12", ["a", "12"]),

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from roofline.text.replies.call_formats import HermesCalls, MistralCalls, ObjectCalls
 from roofline.text.replies.json_scanner import JsonScanner
-from roofline.text.replies.parser import CallDelta, PlainReply, Reply, ReplyParser, ToolCall
+from roofline.text.replies.parser import (
+    CallDelta,
+    PlainReply,
+    ReasoningDelta,
+    Reply,
+    ReplyParser,
+    ToolCall,
+    complete_arguments,
+)
 from roofline.text.replies.reasoning import ThinkingReply
 
 NAMES = {"weather", "add"}
@@ -137,12 +145,25 @@ def test_a_reply_without_calls_is_told_to_the_letter(calls, pieces, data):
         ("thinking hermes", "<thi", Reply("<thi")),
         ("thinking hermes", f"<think>a</think><tool_call>{CALL}", Reply("", "a", [ToolCall("weather", ARGUMENTS)])),
         ("open thinking object", "Hm.", Reply("", "Hm.")),
+        ("open thinking object", "Hm. </thi \n", Reply("", "Hm. </thi")),
+        ("open thinking object", " </thi", Reply("", "</thi")),
         ("open thinking object", f"Hm. </think>{CALL}", Reply("", "Hm.", [ToolCall("weather", ARGUMENTS)])),
     ],
 )
 def test_formats(name, text, expected):
     assert whole(name, text) == expected
     assert parsed(FORMATS[name](), text) == expected
+
+
+def test_reasoning_that_ended_with_white_space_has_no_more_to_tell():
+    parser = ThinkingReply(PlainReply(), open=True)
+    assert (parser.push(" Hm. "), parser.finish()) == ([ReasoningDelta("Hm.")], [])
+
+
+@pytest.mark.parametrize("text", ["", '{"a": 1', "[1]", "1", "[" * 100_000])
+def test_arguments_that_are_no_whole_object_are_none(text):
+    assert complete_arguments(text) == {}
+    assert complete_arguments('{"a": {"b": 1}}') == {"a": {"b": 1}}
 
 
 def test_arguments_stream_as_soon_as_the_name_is_known():

@@ -10,7 +10,6 @@ from template_helpers import rendered, template
 from text_samples import MESSAGES
 
 from roofline.common.errors import ConfigError, RequestError
-from roofline.text.templates.template import MAX_SOURCE
 
 
 def growing(step: str, start: str = "'a'", end: str = "", times: int = 99) -> str:
@@ -158,12 +157,17 @@ def test_nothing_of_python_is_in_reach(source: str) -> None:
         "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
         "{{ " + "-" * 50_000 + "1 }}",
         "{% for a in b %}" * 200 + "{% endfor %}" * 200,
-        "a" * (MAX_SOURCE + 1),
     ],
 )
 def test_bad_sources_are_refused_when_loaded(source: str) -> None:
     with pytest.raises(ConfigError, match="chat template"):
         template(source)
+
+
+def test_the_longest_template_has_128_times_1024_characters() -> None:
+    assert rendered("a" * 131_072) == "a" * 131_072
+    with pytest.raises(ConfigError, match="has 131,073 characters; 131,072 are allowed"):
+        template("a" * 131_073)
 
 
 def test_a_refusal_of_the_template_is_the_users_error() -> None:

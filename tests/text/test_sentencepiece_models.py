@@ -247,6 +247,7 @@ BAD_MODELS = [
     (field(1, 2, field(1, 2, b"a") + field(2, 0, b"\1")), "piece 0: is not a number of 32 bits"),
     (field(1, 2, field(1, 2, b"a") + field(2, 5, b"\0\0\xc0\x7f")), "piece 0: is not a finite number"),
     (field(1, 2, field(1, 2, b"a") + field(3, 0, b"\x09")), "piece 0: has kind 9"),
+    (field(1, 2, field(1, 2, b"a") + field(3, 2, b"\2")), "piece 0: is not a whole number"),
     (field(1, 2, field(1, 2, b"a")), "trainer_spec.40: the number 0 is not the id of the piece for unknown"),
     (PIECE + field(2, 2, b"\xc0\x02\x05"), "trainer_spec.40: the number 5 is no id"),
     (PIECE + NO_ENDS + field(3, 2, field(2, 2, b"abc")), "precompiled_charsmap: is not a compiled map"),
@@ -287,6 +288,52 @@ def test_no_map_of_characters_leads_astray(units: list[int], texts: bytes) -> No
         return
     for text in ("", "abc", "é中🙂", "a" * 2000):
         characters.map(text)
+
+
+@pytest.mark.parametrize("shift", [0, 8])
+@pytest.mark.parametrize("pair", [b"ab", b"\x01\x7f", b"\x7f\x01"])
+def test_offsets_of_a_map_count_places_or_blocks_of_them(pair: bytes, shift: int) -> None:
+    """A map of two characters together and of the first before a letter beyond ASCII; labels, values, far offsets."""
+
+    def unit(label: int, offset: int, value: bool = False) -> int:
+        return label | value << 8 | (shift == 8) << 9 | offset >> shift << 10
+
+    trie = [0] * 2048
+    trie[0] = unit(0, 256)
+    first = 256 ^ pair[0]
+    trie[first] = unit(pair[0], 768)
+    second, letter = first ^ 768 ^ pair[1], first ^ 768 ^ 0xC3
+    trie[second], trie[letter] = unit(pair[1], 1024, True), unit(0xC3, 512)
+    trie[second ^ 1024] = 1 << 31 | 1
+    last = letter ^ 512 ^ 0xA9
+    trie[last] = unit(0xA9, 1024, True)
+    trie[last ^ 1024] = 1 << 31 | 3
+    data = b"".join(each.to_bytes(4, "little") for each in trie)
+    characters = CharacterMap(len(data).to_bytes(4, "little") + data + b"\0x\0yz\0")
+    assert characters.longest_text == 2
+    a, b = pair.decode()
+    assert characters.map(f"{a}-{a}{b}-{a}é-{a}{a}{b}{b}-ñ") == f"{a}-x-yz-{a}x{b}-ñ"
+
+
+@pytest.mark.parametrize(("at", "good"), [(1, True), (2, False), (3, True), (4, False)])
+def test_texts_of_a_map_begin_at_a_character(at: int, good: bool) -> None:
+    trie = [0] * 1024
+    trie[0], trie[256 ^ 97], trie[256 ^ 97 ^ 512] = 256 << 10, 97 | 1 << 8 | 512 << 10, 1 << 31 | at
+    data = (4096).to_bytes(4, "little") + b"".join(each.to_bytes(4, "little") for each in trie) + b"\0\xc3\xa9\0"
+    if good:
+        assert CharacterMap(data).map("xa") == ("xé" if at == 1 else "x")
+    else:
+        with pytest.raises(ValueError, match=f"a text at byte {at} of 4"):
+            CharacterMap(data)
+
+
+def test_ids_of_begin_and_end_are_read_where_the_trainer_says_them() -> None:
+    pieces = PIECE + b"".join(field(1, 2, field(1, 2, text)) for text in (b"a", b"b", b"c"))
+    ids = field(2, 2, b"\xc8\x02\x03\xd0\x02\x02")
+    assert [(read.bos, read.eos) for read in (read_model("m", pieces), read_model("m", pieces + ids))] == [
+        (1, 2),
+        (3, 2),
+    ]
 
 
 @settings(max_examples=10, deadline=None)

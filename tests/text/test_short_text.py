@@ -1,6 +1,7 @@
 """The quick encoder gives the library's ids, or none; a stored tokenizer builds nothing before it must."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,13 @@ def test_every_known_splitting_rule(kind: str) -> None:
     assert again._encode_short("The rain on 12 stones isn't here.\n\n  (see it)") is not None
 
 
+def test_a_letter_without_a_token_is_left_to_the_library() -> None:
+    vocabulary = made("gpt-2")
+    tokenizer = stored(Tokenizer(replace(vocabulary, tokens=["" if t == "z" else t for t in vocabulary.tokens])))
+    assert tokenizer._encode_short("z") is None
+    assert tokenizer._encode_short('!"') == [0, 1]
+
+
 def test_the_common_rules_are_quick() -> None:
     for kind in ("gpt-2", "smollm", "qwen2"):
         assert short_text.tables(made(kind)) is not None, kind
@@ -124,8 +132,9 @@ def test_a_trusted_chat_is_quick(smollm2: Tokenizer, fast: Tokenizer) -> None:
 
 def test_what_is_left_to_the_library(smollm2: Tokenizer) -> None:
     tokenizer = stored(smollm2)
-    for text in ("é", "\x00", "a" * (short_text.MAX_TEXT + 1)):
+    for text in ("é", "\x00", "a" * 2001):
         assert tokenizer._encode_short(text) is None
+    assert tokenizer._encode_short("a" * 2000) is not None
     assert tokenizer.encode("é", add_special=False) == smollm2.encode("é", add_special=False)
     assert tokenizer._short_text is None  # its tables are there now
     tokenizer = stored(smollm2)

@@ -8,6 +8,7 @@ from chat_templates import ALL, PHI
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roofline.common.errors import RequestError
 from roofline.text.templates.simple_template import ROLES, render
 from roofline.text.templates.simple_template_parser import make_outline
 from roofline.text.templates.template import CHATML, ChatTemplate
@@ -65,7 +66,11 @@ def test_equal_to_the_sandbox(name: str) -> None:
 
     same()
     quick = ChatTemplate(source, outline=made, **tokens)
-    quick.render([{"role": "user", "content": "hi"}])
+    everyone = [{"role": role, "content": "hi"} for role in ("system", "user", "assistant", "tool", "nobody")]
+    for prompt in (False, True):
+        assert quick.render(everyone, add_generation_prompt=prompt) == slow.render(
+            everyone, add_generation_prompt=prompt
+        )
     assert "_rendering" not in quick.__dict__
 
 
@@ -93,6 +98,11 @@ def test_unusual_chats_are_left_to_jinja() -> None:
     )
     chats = (message for message in [{"role": "user", "content": "x"}])
     assert quick.render(chats) == slow.render([{"role": "user", "content": "x"}])  # type: ignore[arg-type]
+    edges = [ChatTemplate(EDGES, bos_token="<s>", outline=each) for each in (make_outline(EDGES), None)]
+    for each in edges:
+        assert "".join(part.text for part in each.render([{"role": "user", "content": "x"}], tools=[{}])) == "<s>yx|x"
+        with pytest.raises(RequestError, match="'bos_token' cannot be set"):
+            each.render([{"role": "user", "content": "x"}], bos_token="<b>")
     for prompt in ("", "yes", 1, 0, None):
         chat = [{"role": "user", "content": "x"}]
         made = [t.render(chat, add_generation_prompt=prompt) for t in (quick, slow)]  # type: ignore[arg-type]

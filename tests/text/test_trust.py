@@ -150,6 +150,9 @@ def test_origins_follow_the_characters() -> None:
     assert mixed.upper().mask == mixed.mask
     assert literal("%s-%5.1f%%") % (Text("x"), 2.25) == "x-  2.2%"
     assert (literal("%s-") % Text("x")).mask == b"\0\1"
+    added, formatted = "x" + literal("-"), "x%s" % literal("-")  # noqa: UP031 - of plain text and the template's
+    assert (added, added.mask, formatted, formatted.mask) == ("x-", b"\0\1") * 2  # type: ignore[attr-defined]
+    assert literal("%r %a %d %5s") % (["ü"], ["ü"], 7, [1]) == "['ü'] ['\\xfc'] 7   [1]"
     assert literal("{}{a!r:>4}{{").format(Text("x"), a="y") == "x 'y'{"
     assert literal("<{}>").format(Text("x")).mask == b"\1\0\1"
     assert Text("<{}>").format(literal("x")).mask == b"\0\1\0"

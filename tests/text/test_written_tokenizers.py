@@ -82,6 +82,16 @@ def test_both_ways(data):
     _same(original, from_json(files["tokenizer.json"], settings))
 
 
+def test_scores_say_the_places_of_merges():
+    """Letters come after all merges; pieces that nothing makes have no place."""
+    values = to_gguf(_tokenizer(_sentencepiece()), 310, None)
+    tokens, scores = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.scores"]
+    assert {t: s for t, s in zip(tokens, scores, strict=False) if s} == {
+        **dict.fromkeys(("▁", "t", "h", "e", "s"), -4.0),
+        **{"th": -1.0, "the": -2.0, "▁the": -3.0},
+    }
+
+
 def test_names_of_splitting_rules():
     assert to_gguf(_tokenizer(_byte_level("llama-bpe")), 302, None)["tokenizer.ggml.pre"] == "llama-bpe"
     digits = {"type": "Sequence", "pretokenizers": [

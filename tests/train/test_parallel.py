@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ torch = pytest.importorskip("torch", reason="training is torch")
 from roofline.common.errors import ConfigError  # noqa: E402
 from roofline.models import presets  # noqa: E402
 from roofline.models.spec import Param  # noqa: E402
+from roofline.train.config.schema import FsdpSection  # noqa: E402
 from roofline.train.model.tensor_parallel import Part, Ranks, part, pieces  # noqa: E402
+from roofline.train.parallel import processes  # noqa: E402
 from roofline.train.run_folder import LOG, read_lines  # noqa: E402
 from tests.train import small  # noqa: E402
 
@@ -32,6 +35,29 @@ def launch(count: int, config: dict[str, Any], script: str | None = None, *argum
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("mixed_precision", "elastic", "compute", "reduce"),
+    [
+        ("PURE", None, torch.bfloat16, torch.bfloat16),
+        ("PURE", object(), torch.bfloat16, torch.float32),
+        ("DEFAULT", None, torch.bfloat16, torch.float32),
+        ("FULL", None, None, torch.float32),
+    ],
+)
+def test_gradients_are_summed_in_float32_unless_told_otherwise(
+    mixed_precision: Any, elastic: object, compute: Any, reduce: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policies: list[Any] = []
+    monkeypatch.setattr(processes, "fully_shard", lambda module, **options: policies.append(options["mp_policy"]))
+    monkeypatch.setattr(processes, "_fsdp_modules", lambda model: [])
+    world: Any = SimpleNamespace(mesh={"shard": None}, device=torch.device("cpu"))
+    section = FsdpSection(mixed_precision=mixed_precision)
+    config: Any = SimpleNamespace(fsdp_config=section, precision="amp_bf16", elastic=elastic)
+    model: Any = SimpleNamespace(blocks=[None])
+    processes.shard(model, world, config)
+    assert [(policy.param_dtype, policy.reduce_dtype) for policy in policies] == [(compute, reduce)] * 2
 
 
 def losses(folder: Path) -> list[tuple[float, float]]:

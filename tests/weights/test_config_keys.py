@@ -17,6 +17,7 @@ from roofline.ops.rope_tables import frequencies
 from roofline.weights.config.gguf import from_gguf
 from roofline.weights.config.hf import from_hf
 from roofline.weights.families.shared.canonical import checked
+from roofline.weights.families.shared.experts import expert_size, hf_experts
 from roofline.weights.families.table import MODEL_TYPES
 
 HF: dict[str, Any] = {
@@ -363,6 +364,23 @@ def test_sizes_are_from_1_to_the_largest(key: str) -> None:
     for bad in (0, LARGEST[key] + 1):
         with pytest.raises(ConfigError, match=rf"{key}: .* is not from 1 to {LARGEST[key]}"):
             _checked(**beside | {key: bad})
+
+
+def test_counts_and_widths_of_experts_are_within_their_limits() -> None:
+    for size in (1, 1 << 22):
+        assert expert_size(Fields("config.json", {"n": size}), "n") == size
+    for size in (0, (1 << 22) + 1):
+        with pytest.raises(ConfigError, match=rf"n: .* is not from 1 to {1 << 22}"):
+            expert_size(Fields("config.json", {"n": size}), "n")
+    for count, chosen in ((1, 1), (4, 4), (4096, 1), (4096, 256)):
+        fields = Fields("config.json", {"num_experts": count, "num_experts_per_tok": chosen})
+        assert hf_experts(fields, "num_experts") == {"experts": count, "experts_per_token": chosen}
+    for count, chosen, said in (
+        *((0, 1, "num_experts: .* from 1 to 4096"), (4097, 1, "num_experts: .* from 1 to 4096")),
+        *((4, 0, "tok: .* from 1 to 4"), (4, 5, "tok: .* from 1 to 4"), (4096, 257, "tok: .* from 1 to 256")),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            hf_experts(Fields("config.json", {"num_experts": count, "num_experts_per_tok": chosen}), "num_experts")
 
 
 def test_what_is_above_0_may_be_small() -> None:

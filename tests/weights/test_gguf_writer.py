@@ -1,5 +1,6 @@
 """GGUF files that we write are what our own reader, and the package gguf, read."""
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,18 @@ def test_what_is_written_is_read_back(written):
         assert file.tensors[name].shape == values.shape
         assert file.tensors[name].format == form
         assert np.array_equal(file.read(name), formats.get(form).quantize(values))
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        *((0, 4), ((1 << 32) - 1, 4), (1 << 32, 11), ((1 << 63) - 1, 11), (1 << 63, 10), ((1 << 64) - 1, 10)),
+        *((-1, 5), (-(1 << 31), 5), (-(1 << 31) - 1, 11), (-(1 << 63), 11)),
+    ],
+)
+def test_integers_get_the_first_type_that_holds_them(value: int, kind: int) -> None:
+    """uint32, int32, int64, uint64."""
+    assert struct.unpack_from("<QcI", header({"k": value}, []), 24) == (1, b"k", kind)
 
 
 def test_the_package_gguf_reads_the_same(written):

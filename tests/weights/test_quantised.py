@@ -9,6 +9,7 @@ import pytest
 
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.weights.checkpoint import open_checkpoint
+from roofline.weights.quantised.integers import nibbles
 from roofline.weights.quantised.methods import check_config
 from tests.weights import quantised_models as models
 from tests.weights.quantised_models import KINDS, Codes, Q, written
@@ -227,6 +228,50 @@ def state(**changes: Any) -> Any:
     return torch.tensor(list(json.dumps(fields).encode()), dtype=torch.uint8)
 
 
+def nf4_model() -> dict[str, Any]:
+    """Tensors of a model whose matrices are NF4 of any codes and scales."""
+    from roofline.ops.formats.nf4 import VALUES
+
+    stored, rng = models.plain_tensors(np.random.default_rng(0)), np.random.default_rng(1)
+    for part, shape in models.SHAPES.items():
+        name, count = f"model.layers.0.{part}.weight", shape[0] * shape[1]
+        stored[name] = torch.from_numpy(rng.integers(0, 256, (count // 2, 1), np.uint8))
+        stored[f"{name}.absmax"] = torch.from_numpy(rng.uniform(0.1, 1, count // 64).astype(np.float32))
+        stored[f"{name}.quant_map"] = torch.from_numpy(VALUES.copy())
+        stored[f"{name}.quant_state.bitsandbytes__nf4"] = state(shape=list(shape))
+    return stored
+
+
+def test_scales_of_nf4_that_are_codes_themselves(tmp_path: Path) -> None:
+    """256 of them, with an outer scale for 100: three, the last of which is for fewer."""
+    rng, stored = np.random.default_rng(2), nf4_model()
+    codes = rng.permutation(256).astype(np.uint8)
+    outer, values = rng.uniform(0.5, 2, 3).astype(np.float32), rng.uniform(-1, 1, 256).astype(np.float32)
+    fields = {"nested_blocksize": 100, "nested_dtype": "float32", "nested_offset": 0.25}
+    nested = {
+        f"{Q}.weight.absmax": torch.from_numpy(codes),
+        f"{Q}.weight.nested_absmax": torch.from_numpy(outer),
+        f"{Q}.weight.nested_quant_map": torch.from_numpy(values),
+        STATE: state(**fields),
+    }
+    scales = values[codes] * outer[np.arange(256) // 100] + np.float32(0.25)
+    plain = open_checkpoint(
+        models.write(tmp_path / "a", stored | {f"{Q}.weight.absmax": torch.from_numpy(scales)}, NF4)
+    )
+    read = open_checkpoint(models.write(tmp_path / "b", stored | nested, NF4))
+    assert np.array_equal(*(each.dequantize("layers.0.attn.q.weight") for each in (plain, read)))
+    wrong: list[tuple[dict[str, Any], Any, str]] = [
+        ({f"{Q}.weight.nested_absmax": torch.ones(2)}, ConfigError, r"nested_absmax': is F32 of \(2,\)"),
+        ({f"{Q}.weight.nested_quant_map": torch.ones(255)}, ConfigError, r"nested_quant_map': is F32 of \(255,\)"),
+        ({f"{Q}.weight.absmax": torch.ones(256)}, ConfigError, "absmax': is F32"),
+        ({STATE: state(**fields | {"nested_blocksize": 0})}, ConfigError, "nested_blocksize are not from 1 on"),
+        ({STATE: state(**fields | {"nested_dtype": "float16"})}, UnsupportedError, "nested_dtype"),
+    ]
+    for changes, error, said in wrong:
+        with pytest.raises(error, match=said):
+            open_checkpoint(models.write(tmp_path / "c", stored | nested | changes, NF4))
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
@@ -247,15 +292,7 @@ def state(**changes: Any) -> Any:
     ],
 )
 def test_nf4_that_is_not_whole_is_refused(changes: Any, error: Any, said: str, tmp_path: Path) -> None:
-    stored, rng = models.plain_tensors(np.random.default_rng(0)), np.random.default_rng(1)
-    from roofline.ops.formats.nf4 import VALUES
-
-    for part, shape in models.SHAPES.items():
-        name, count = f"model.layers.0.{part}.weight", shape[0] * shape[1]
-        stored[name] = torch.from_numpy(rng.integers(0, 256, (count // 2, 1), np.uint8))
-        stored[f"{name}.absmax"] = torch.from_numpy(rng.uniform(0.1, 1, count // 64).astype(np.float32))
-        stored[f"{name}.quant_map"] = torch.from_numpy(VALUES.copy())
-        stored[f"{name}.quant_state.bitsandbytes__nf4"] = state(shape=list(shape))
+    stored = nf4_model()
     assert open_checkpoint(models.write(tmp_path, stored, NF4)).tensors["layers.0.attn.q.weight"].format == "NF4"
     with pytest.raises(error, match=said):
         open_checkpoint(models.write(tmp_path, stored | changes, NF4))
@@ -268,6 +305,7 @@ def test_nf4_that_is_not_whole_is_refused(changes: Any, error: Any, said: str, t
         (models.gptq_config(32, bits=True), "bits True"),
         (models.gptq_config(32, bits=None), "without bits"),
         (models.gptq_config(0), "group_size 0"),
+        (models.gptq_config((1 << 20) + 1), "group_size 1048577"),
         (models.gptq_config(32, checkpoint_format="marlin"), "checkpoint_format marlin"),
         (models.gptq_config(32, is_marlin_format=True), "is_marlin_format"),
         (models.gptq_config(32, format="gptq_v2"), "contradict"),
@@ -282,6 +320,8 @@ def test_nf4_that_is_not_whole_is_refused(changes: Any, error: Any, said: str, t
         ({**models.compressed("pack-quantized", 4, 32), "transform_config": {"u": 1}}, "transform_config"),
         ({**models.compressed("pack-quantized", 4, 32), "config_groups": {}}, "without config_groups"),
         (models.compressed("pack-quantized", 2, 32), "num_bits 2"),
+        (models.compressed("pack-quantized", 4, (1 << 20) + 1), "group_size 1048577"),
+        (models.compressed("pack-quantized", 4, 32, group_size=0), "group_size 0"),
         (models.compressed("pack-quantized", 4, 32, strategy="block"), "integers by block"),
         (models.compressed("pack-quantized", 4, 32, strategy="tensor_group"), "tensor_group"),
         (models.compressed("pack-quantized", 4, 32, type="float"), "read in float-quantized"),
@@ -295,6 +335,17 @@ def test_nf4_that_is_not_whole_is_refused(changes: Any, error: Any, said: str, t
 def test_settings_that_are_not_read_are_refused_by_name(quantization: Any, said: str) -> None:
     with pytest.raises(UnsupportedError, match=said):
         check_config(Path("config.json"), quantization)
+
+
+@pytest.mark.parametrize("group", [-1, 1, 1 << 20])
+def test_sizes_of_groups_at_the_ends_are_read(group: int) -> None:
+    check_config(Path("config.json"), models.gptq_config(group))
+    if group > 0:
+        check_config(Path("config.json"), models.compressed("pack-quantized", 4, group))
+
+
+def test_codes_of_words_lie_in_their_last_dimension() -> None:
+    assert nibbles(np.full((2, 1, 3), 0x76543210)).tolist() == [[[*range(8)] * 3]] * 2
 
 
 def test_weights_of_mlc_are_refused_by_name(tmp_path: Path) -> None:

@@ -25,6 +25,10 @@ CONFIGS = {name: presets.preset(name) for name in presets.names()} | {
     "mistral": presets.preset("llama-2-7b") | {"sliding_window": 4096},
     "qwen2": QWEN | {"attention_bias": True},
     "qwen3": QWEN | {"qk_norm": True},
+    "gemma with a window in every layer": {
+        **{key: value for key, value in presets.preset("gemma-2-2b").items() if key != "layer_windows"},
+        "sliding_window": 4096,
+    },
     "mpt with its own width of the MLP": presets.preset("mpt-125m") | {"ffn": 2000},
 }
 
@@ -55,6 +59,20 @@ def test_weights_are_read_back_as_they_were(kind: str, several: bool, tmp_path: 
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     with pytest.raises(ConfigError, match="is there already"):
         write_folder(tmp_path / "out", config, rows, "F32")
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("mixtral", "model.layers.3.block_sparse_moe.experts.11.w2.weight"),
+        ("qwen_moe", "model.layers.3.mlp.experts.11.down_proj.weight"),
+    ],
+)
+def test_names_of_single_experts_keep_their_numbers(family: str, name: str) -> None:
+    assert names.from_hf(family, name) == "layers.3.mlp.experts.11.down.weight"
+    assert names.to_hf(family, "layers.3.mlp.experts.11.down.weight") == name
+    with pytest.raises(ConfigError, match="has no name in GGUF files"):
+        names.to_gguf(family, "layers.3.mlp.experts.11.down.weight")
 
 
 def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
