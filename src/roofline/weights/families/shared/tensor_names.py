@@ -55,8 +55,8 @@ class TensorNames:
 
     Where Hugging Face's tensors hold other values than our parameters, or in another order: norms_less: what weights of
     norms lack to ours; transposed: matrices that are [inputs, outputs]; by_head: whose rows are q, k and v of one head
-    after the other, ours those of q, then k, then v of all heads; hf_apart: takes apart the tensors that hold several of
-    ours, in files of that path; None: there are none; hf_joined: the inverse for rows in the order of the family's
+    after the other, ours those of q, then k, then v of all heads; hf_apart: takes apart the tensors that hold several
+    of ours, in files of that path; None: there are none; hf_joined: the inverse for rows in the order of the family's
     table, how many experts there are, and their dtype.
     """
 
