@@ -17,7 +17,7 @@ from roofline.weights.random_weights import random_checkpoint  # noqa: E402
 
 ISAS = native.isas()
 FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "F32", "F16", "BF16")
-MORE = ("Q5_0", "Q5_1", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4", "INT4", "INT8", "E4M3", "NF4")
+MORE = ("Q5_0", "Q5_1", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "INT4", "INT8", "E4M3", "NF4")
 KV_DTYPES = ("bf16", "int8")
 QUICK = ("llama", "mistral", "qwen3", "mpt", "mpt-alibi")  # what differs most; the rest of some cases: -m slow
 
@@ -60,8 +60,9 @@ def whole(model: Any, text: Text, chunk: int) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("model", "form", "kv_dtype"),
-    [("llama", form, "bf16") for form in FORMATS + MORE]
-    + [(m, "Q4_1", "bf16") for m in MODELS if m != "llama"]
+    [("llama", form, "bf16") for form in (*FORMATS, "MXFP4")]
+    + [pytest.param("llama", form, "bf16", marks=pytest.mark.slow) for form in MORE]
+    + [quick_or_slow(m, "Q4_1", "bf16") for m in MODELS if m != "llama"]
     + [pytest.param(m, "BF16", "bf16", marks=pytest.mark.slow) for m in MODELS if m != "llama"]
     + [pytest.param(m, "Q4_1", "int8", marks=() if m == "llama" else pytest.mark.slow) for m in MODELS],
 )

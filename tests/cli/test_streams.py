@@ -106,7 +106,11 @@ def test_endless_input_is_refused(monkeypatch, capsys, words, what):
     from roofline.cli.main import main
     from roofline.cli.run import prepare
 
-    llm = SimpleNamespace(stats=lambda: None, close=lambda: None, model=SimpleNamespace(sampling={}), name="tiny")
+    template = SimpleNamespace(check_fits=lambda tokenizer: None)
+    model = SimpleNamespace(sampling={})
+    llm = SimpleNamespace(
+        stats=lambda: None, close=lambda: None, model=model, name="tiny", chat_template=template, tokenizer=None
+    )
     monkeypatch.setattr(prepare, "load_llm", lambda *_: llm)
     monkeypatch.setattr(streams, "MAX_TEXT", 1000)
     monkeypatch.setattr(sys, "stdin", Endless())

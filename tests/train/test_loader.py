@@ -48,7 +48,7 @@ def source_of(folder: Path, documents: bool = False, **options: Any) -> Source:
     return Source(section(folder, **options).dataset, LENGTH, documents)
 
 
-@pytest.mark.parametrize("rows", [96, 103])
+@pytest.mark.parametrize("rows", [pytest.param(96, marks=pytest.mark.slow), 103])
 def test_the_sequence_is_the_same_for_worlds_workers_and_resume_points(data: dict[int, Path], rows: int) -> None:
     source = source_of(data[rows])
     order = source.order(BATCH, seed=17)

@@ -50,9 +50,15 @@ def run_all(step, cut, soft_cap=0.0, alibi=False):
     return out
 
 
+def several_decodes():
+    """Parameters of all kinds, of which the default run has three."""
+    quick = ("grouped", "window", "alibi")
+    return [pytest.param("several decodes", kind, marks=() if kind in quick else pytest.mark.slow) for kind in KINDS]
+
+
 @pytest.mark.parametrize(
     ("steps", "kind"),
-    [("no decode", "grouped"), ("one decode", "grouped"), *(("several decodes", kind) for kind in KINDS)],
+    [("no decode", "grouped"), ("one decode", "grouped"), *several_decodes()],
 )
 def test_two_launches_equal_the_reference(kind, steps):
     """How a step is cut does not depend on the kind: the steps of fewer decodes run with one."""

@@ -92,7 +92,7 @@ def test_scores_have_the_bits_of_the_naive_ones(data, vocab):
         np.testing.assert_array_equal(got[row], want / temperature if temperature else want)
 
 
-@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("cut", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_vocabularies_of_several_splits(cut):
     random = np.random.default_rng(1)
     wide = (random.standard_normal((5, 20_100)) * 2).astype(np.float32)
