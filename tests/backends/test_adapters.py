@@ -6,15 +6,27 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from roofline.backends.adapters import AdapterSlots
 from roofline.backends.options import LoadOptions
 from roofline.bundle import load
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
+from roofline.models.registry import configure
 from roofline.ops.adapters import AdapterMatrix
 from roofline.ops.batch import Segment
+from roofline.program.compile import compile_program
+from roofline.program.passes.adapt import adapt
+from roofline.program.target import CPU
 from roofline.weights.adapters import read_adapter
+from roofline.weights.random_weights import random_checkpoint
 from tests.adapter_files import CONFIG, matrices, shapes, write_adapter, write_safetensors
 
 pytest.importorskip("torch", reason="the reference computes in torch")
+LLAMA = {
+    **{"family": "llama", "width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 128, "vocab": 96},
+    **{"norm_eps": 1e-5, "rope_theta": 1e4, "rope_scaling": None, "max_position": 1024, "tied": False},
+    **{"attention_bias": False, "qk_norm": False, "sliding_window": None},
+}
+GLM4 = {"family": "glm4", "rotary_dim": 8, "attention_bias": True}
 SIZES = {"cache_tokens": 256, "max_batch_tokens": 32, "max_running": 4, "text": False}
 PROMPTS = [[5, 9, 80, 3, 17, 41, 2], [7, 7, 30, 1, 64], [11, 12, 13]]
 
@@ -104,6 +116,19 @@ def test_a_permuted_model_takes_the_same_adapter():
     from roofline.backends.adapters import _neighbours
 
     assert _neighbours(np.arange(16.0)[None], 8).tolist() == [[0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15]]
+
+
+@pytest.mark.parametrize(("changes", "permuted"), [({"family": "llama"}, True), (GLM4, False)])
+def test_only_models_that_a_converter_has_permuted_take_permuted_rows(changes, permuted):
+    source = random_checkpoint({**LLAMA, "rope_style": "interleaved", **changes}, seed=3)
+    family, config = configure(source.config)
+    program = adapt(compile_program(family, config, source.tensors, CPU), 4)
+    adapters = AdapterSlots(program)
+    b = np.random.default_rng(1).standard_normal((4, 64)).astype(np.float32)
+    for part in ("q", "o"):
+        adapters.set(1, [AdapterMatrix(f"layers.0.attn.{part}.weight", np.ones((4, 64), np.float32), b, 1.0)])
+        assert (adapters.placed[1][0].matrix.b == b).all() == (part == "o" or not permuted)
+        adapters.free(1)
 
 
 def test_what_does_not_fit_is_refused(folder):

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bundle_models import write_model, write_mpt
+from moe_models import transformers_model
+from moe_models import write_gguf as write_experts
 
 from roofline.bundle import load
 from roofline.bundle.rewrite import Work, write_gguf, write_safetensors
@@ -118,6 +120,14 @@ def test_what_a_gguf_file_cannot_hold_is_refused_by_name(tmp_path):
     with pytest.raises(UnsupportedError, match="splitting rule"):
         write_gguf(open_checkpoint(folder), tmp_path / "new.gguf", "", Work())
     assert not (tmp_path / "new.gguf").exists()
+
+
+def test_experts_that_lie_in_one_tensor_are_not_written_under_names_that_nobody_reads(tmp_path):
+    pytest.importorskip("gguf", reason="it writes the file")
+    path = write_experts(tmp_path / "experts.gguf", transformers_model("mixtral"), "mixtral")
+    with pytest.raises(UnsupportedError, match=r"safetensors of experts\.gguf .*experts of a layer in one tensor"):
+        write_safetensors(open_checkpoint(path), tmp_path / "new", "", Work())
+    assert not (tmp_path / "new").exists()
 
 
 def test_numbers_that_are_none_are_not_rounded(tmp_path):

@@ -2,6 +2,7 @@
 of safetensors."""
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]  # values that are done, and all
 _QUANTIZATION_VERSION = 2  # of ggml's block layouts
+_EXPERTS_TOGETHER = re.compile(r"\.experts\.\D")
 _DROPPED = ("general.alignment", "split.")  # of a file that is written anew
 
 
@@ -125,6 +127,9 @@ def write_safetensors(checkpoint: Checkpoint, out: Path, dtype: str, work: Work)
     if files_of(family).NAMES.hf_joined is not None:
         reason = "its files hold the experts of a layer in one tensor, and this writes tensor by tensor"
         raise UnsupportedError(f"safetensors of a {family} model", reason)
+    if any(_EXPERTS_TOGETHER.search(name) for name in checkpoint.tensors):
+        reason = "it holds the experts of a layer in one tensor, safetensors have a tensor each, and this splits none"
+        raise UnsupportedError(f"safetensors of {checkpoint.path.name}", reason)
     kinds = _hf_formats(checkpoint, dtype)
     target = Target(kinds, "half", {})
     config = checked_hf_config(checkpoint.config, _matrix_format(kinds, checkpoint))
