@@ -23,8 +23,8 @@ class AdapterSlots:
     def __init__(self, program: Program, changed: Changed | None = None) -> None:
         self.sites: Mapping[str, Site] = sites(program)
         self._head_dim = next(iter(program.kv_groups.values())).head_dim
-        # Converters to GGUF permute Llama's rows of q and k, whose rotation then turns neighbours. GLM-4's turns them in
-        # all files; it is told apart by turning half of each head, which Llama's never does.
+        # Converters to GGUF permute Llama's rows of q and k, whose rotation then turns neighbours. GLM-4's does in
+        # every file; it is told apart by turning half of each head, which Llama's never does.
         tables = program.tables.values()
         self._permutes = any(table.style == "interleaved" and table.dim == self._head_dim for table in tables)
         ranks = [i.attr("ranks") // self._parts(i.attr("group")) for i in program.body if i.op == "adapter_down"]
