@@ -136,6 +136,8 @@ def test_prefix_hits(model: LoadedModel, asked: list[Asked], alone: tuple) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_forced_preemption(smollm2_path: Path, asked: list[Asked], alone: tuple, threads: int) -> None:
+    if len(asked) < 64:
+        pytest.skip("so few requests fit the smallest cache")
     small = load(str(smollm2_path), text=False, cache_tokens=420, max_model_len=400, threads=threads)
     ids, digests, stats = run(small, asked, True, max_batch_tokens=64, prefix_cache=False)
     assert stats.preemptions > 0

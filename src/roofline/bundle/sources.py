@@ -45,10 +45,12 @@ def open_source(
     """
     path, model = _open_source(source, options, progress, needs_text, warns)
     config = model.manifest.config if isinstance(model, Bundle) else model.config
-    scaling = config["rope_scaling"] or {}
-    original = int(scaling.get("original_max_position_embeddings", 0))
-    is_short = scaling.get("rope_type") == "longrope" and (options.max_model_len or original + 1) <= original
-    if not is_short or config["max_position"] <= original:
+    scaling, longest = config.get("rope_scaling"), config.get("max_position")
+    # A bundle's configuration is checked where it is loaded: until then any value may be anything.
+    original = scaling.get("original_max_position_embeddings") if isinstance(scaling, dict) else None
+    if not isinstance(original, (int, float)) or not isinstance(longest, int) or scaling.get("rope_type") != "longrope":
+        return path, model
+    if options.max_model_len is None or not options.max_model_len <= original < longest:
         return path, model
     if is_bundle(path):
         what = f"{path} has the rope factors of contexts above {original:,} tokens, and max_model_len is not"
