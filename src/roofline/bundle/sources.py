@@ -53,13 +53,13 @@ def open_source(
     if options.max_model_len is None or not options.max_model_len <= original < longest:
         return path, model
     if is_bundle(path):
-        what = f"{path} has the rope factors of contexts above {original:,} tokens, and max_model_len is not"
+        what = f"{path} has the rope factors of contexts above {original:,.0f} tokens, and max_model_len is not"
         raise ConfigError(f"{what}: load the files it was compiled from, or leave max_model_len out")
     if isinstance(model, Bundle):
         from roofline.weights import checkpoint
 
         model = checkpoint.open_checkpoint(path)
-    return path, replace(model, config={**model.config, "max_position": original})
+    return path, replace(model, config={**model.config, "max_position": int(original)})
 
 
 def _open_source(
