@@ -47,8 +47,10 @@ def open_source(
     config = model.manifest.config if isinstance(model, Bundle) else model.config
     scaling, longest = config.get("rope_scaling"), config.get("max_position")
     # A bundle's configuration is checked where it is loaded: until then any value may be anything.
-    original = scaling.get("original_max_position_embeddings") if isinstance(scaling, dict) else None
-    if not isinstance(original, (int, float)) or not isinstance(longest, int) or scaling.get("rope_type") != "longrope":
+    if not isinstance(scaling, dict) or scaling.get("rope_type") != "longrope":
+        return path, model
+    original = scaling.get("original_max_position_embeddings")
+    if not isinstance(original, (int, float)) or not isinstance(longest, int):
         return path, model
     if options.max_model_len is None or not options.max_model_len <= original < longest:
         return path, model
