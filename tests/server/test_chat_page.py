@@ -18,6 +18,8 @@ from tests.server.conftest import BytesText, FakeEngine
 BUSY = "document.querySelector('#send').getAttribute('aria-label') === 'Stop the answer'"
 READY = "document.querySelector('#send').getAttribute('aria-label') === 'Send the message'"
 PROMPTS = "[...document.querySelectorAll('.user .plain')].map((node) => node.innerText)"
+SCROLLER = "document.querySelector('#scroller')"
+REST = f"({SCROLLER}.scrollHeight - {SCROLLER}.scrollTop - {SCROLLER}.clientHeight)"  # pixels below what is visible
 ANSWERS = "[...document.querySelectorAll('.assistant .prose')].map((node) => node.innerText)"
 
 
@@ -111,39 +113,38 @@ def test_thoughts_are_told_apart_and_not_sent_back(open_page, engine):
     assert engine.prompts[1] == "<user>Say hello<assistant>Hello.<user>Again"
 
 
-def test_the_reader_is_not_taken_to_the_end(open_page, engine):
-    """An answer is followed at its end, and left alone where the reader has scrolled up."""
+def paused_at_the_end(open_page, engine):
+    """A page that has followed the first 66 of 120 paragraphs of an answer to their end."""
     engine.answer, engine.pause_at = b"line\n\n" * 120, 400
     page = open_page(1200, 500)
     ask(page, "Say much")
-    node = "document.querySelector('#scroller')"
-    rest = f"({node}.scrollHeight - {node}.scrollTop - {node}.clientHeight)"
-    page.wait(f"document.querySelectorAll('.prose p').length > 60 && {rest} < 2")
+    page.wait(f"document.querySelectorAll('.prose p').length > 60 && {REST} < 2")
+    return page
+
+
+def test_the_reader_is_not_taken_to_the_end(open_page, engine):
+    """An answer is followed at its end, and left alone where the reader has scrolled up."""
+    page = paused_at_the_end(open_page, engine)
     page.evaluate("document.querySelector('#scroller').scrollTop = 100")
     page.wait("!document.querySelector('#jump').hidden")
     engine.pause_at = None
     page.wait(f"{READY} && document.querySelectorAll('.prose p').length === 120")
     assert page.evaluate("document.querySelector('#scroller').scrollTop") == 100
     page.click("#jump")
-    page.wait(f"{rest} < 2 && document.querySelector('#jump').hidden")
+    page.wait(f"{REST} < 2 && document.querySelector('#jump').hidden")
 
 
 def test_a_reader_who_scrolls_before_the_browser_reports_the_last_scrolling_is_left_alone(open_page, engine):
-    engine.answer, engine.pause_at = b"line\n\n" * 120, 400
-    page = open_page(1200, 500)
-    ask(page, "Say much")
-    node = "document.querySelector('#scroller')"
-    rest = f"({node}.scrollHeight - {node}.scrollTop - {node}.clientHeight)"
-    page.wait(f"document.querySelectorAll('.prose p').length > 60 && {rest} < 2")
+    page = paused_at_the_end(open_page, engine)
     # The list grows and the page goes to the new end; in the same frame, before that is reported, the reader goes back.
     page.evaluate(f"""(() => {{
         const list = document.querySelector("#messages"), more = document.createElement("div");
-        new ResizeObserver((_, observer) => {{ observer.disconnect(); {node}.scrollTop -= 500; }}).observe(list);
+        new ResizeObserver((_, observer) => {{ observer.disconnect(); {SCROLLER}.scrollTop -= 500; }}).observe(list);
         more.style.height = "1000px";
         list.append(more);
     }})()""")
     page.wait("!document.querySelector('#jump').hidden")
-    assert 490 < page.evaluate(rest) < 510
+    assert 490 < page.evaluate(REST) < 510
 
 
 def test_enter_and_shift_and_enter(open_page, engine):

@@ -188,12 +188,9 @@ class Interpreter:
         return orders.gelu_exp2(gate, instr.attr("tanh")) * up
 
     def _op_clamped_swiglu(self, instr: Instr, gate: "Tensor", up: "Tensor") -> "Tensor":
-        exact = instr.attr("order") == "exp2"
-        return (
-            orders.clamped_swiglu_exp2(gate, up, instr.attr("limit"))
-            if exact
-            else self._by_reference(instr, [gate, up])
-        )
+        if instr.attr("order") != "exp2":
+            return self._by_reference(instr, [gate, up])
+        return orders.clamped_swiglu_exp2(gate, up, instr.attr("limit"))
 
     def _op_rope(self, instr: Instr, x: "Tensor", positions: "Tensor", heads: int | None = None) -> "Tensor":
         import torch

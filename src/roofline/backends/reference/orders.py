@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 BLOCK = 64  # keys whose softmax state is updated at once, at absolute positions 0-63, 64-127, ...
 SPLIT = 512  # keys that have a state of their own, merged left to right
 LANES = 16
-# Of the tanh form of gelu: -2 * log2(e) * sqrt(2 / pi), and that times 0.044715, each rounded to float32.
 SWIGLU = float.fromhex("0x1.3a4cbep+1")  # SWIGLU_SLOPE * log2(e)
+# Of the tanh form of gelu: -2 * log2(e) * sqrt(2 / pi), and that times 0.044715, each rounded to float32.
 GELU_TANH = float.fromhex("-0x1.26aec2p+1"), float.fromhex("-0x1.a5a7d0p-4")
 
 

@@ -19,12 +19,8 @@ if TYPE_CHECKING:
     from roofline.engine.llm import LLM
 
 _ANSWER_TOKENS = 256  # where a task says nothing
-_LENGTHS = (
-    "max_gen_toks",
-    "max_new_tokens",
-    "max_tokens",
-    "max_completion_tokens",
-)  # names of one thing; the first counts
+# Names of the same setting; where several are there, the first of these counts.
+_LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _GENERATION = ("until", *_LENGTHS, "do_sample", "temperature", "top_p", "top_k")
 _BATCH = 64  # requests that are handed to the engine at once
 

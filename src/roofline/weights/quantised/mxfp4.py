@@ -15,7 +15,8 @@ import numpy as np
 from roofline.weights.quantised.method import Files, Parameter, PlainFloats, check_keys
 
 _BLOCKS = re.compile(r"(?P<within>.+\.mlp\.experts)\.(?P<part>gate_up_proj|down_proj)_blocks")
-_ROWS = {
+# What a tensor of all experts holds, and in which of its outputs.
+PROJECTIONS = {
     "gate_up_proj": {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)},
     "down_proj": {"down_proj": slice(None)},
 }
@@ -45,7 +46,7 @@ def _of_tensor(files: Files, name: str, within: str, part: str) -> Iterable[Para
     scales = name.removesuffix("_blocks") + "_scales"
     files.need(scales, ("U8",), info.shape[:3], of=name)
     experts, outputs, groups, _ = info.shape
-    for ours, rows in _ROWS[part].items():
+    for ours, rows in PROJECTIONS[part].items():
         shape = (len(range(outputs)[rows]), 32 * groups)
         for number in range(experts):
             make = partial(_bytes, files, name, scales, number, rows)

@@ -19,6 +19,7 @@ from roofline.common.fields import refuse, shorten
 from roofline.weights.families.shared.tensor_names import Row
 from roofline.weights.files.mapped import TensorInfo
 from roofline.weights.quantised.method import Source
+from roofline.weights.quantised.mxfp4 import PROJECTIONS
 
 _JOINED = re.compile(r"(?P<within>.+\.mlp\.experts)\.(?P<part>gate_up_proj|down_proj)(?P<bias>_bias)?")
 _APART = re.compile(r"(?P<within>.+\.mlp\.experts)\.(?P<part>gate|up|down)_proj\.(?P<kind>weight|bias)")
@@ -75,17 +76,10 @@ def _part(stored: TensorInfo, name: str, shape: tuple[int, ...], take: Take) -> 
     return _Part(stored, TensorInfo(name, stored.format, shape, nbytes), take)
 
 
-def _columns(part: str) -> dict[str, slice]:
-    """What a tensor holds, and in which columns."""
-    if part == "down_proj":
-        return {"down_proj": slice(None)}
-    return {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}
-
-
 def _matrices(info: TensorInfo, match: re.Match[str]) -> list[_Part]:
     experts, inputs, outputs = info.shape
     parts = []
-    for name, columns in _columns(match["part"]).items():
+    for name, columns in PROJECTIONS[match["part"]].items():
         rows = len(range(outputs)[columns])
         for number in range(experts):
             take = partial(_matrix, number, columns)
@@ -101,7 +95,7 @@ def _matrix(number: int, columns: slice, values: np.ndarray) -> np.ndarray:
 def _biases(info: TensorInfo, within: str, part: str) -> list[_Part]:
     experts, outputs = info.shape
     parts = []
-    for name, columns in _columns(part).items():
+    for name, columns in PROJECTIONS[part].items():
         rows = experts * len(range(outputs)[columns])
         parts.append(_part(info, f"{within}.{name}.bias", (rows,), partial(_bias, columns)))
     return parts
@@ -119,11 +113,8 @@ def experts_joined(rows: Iterable[Row], experts: int, dtype: str) -> Iterator[Ro
     for name, shape, data in rows:
         match = _APART.fullmatch(name)
         if match is None:
-            yield (
-                (name.removesuffix(".weight") if _SINKS.fullmatch(name.removesuffix(".weight")) else name),
-                shape,
-                data,
-            )
+            bare = name.removesuffix(".weight")
+            yield bare if _SINKS.fullmatch(bare) else name, shape, data
             continue
         suffix = "_bias" if match["kind"] == "bias" else ""
         if match["part"] == "gate":
