@@ -82,6 +82,7 @@ def plant_times(run, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_a_planted_slow_default_is_replaced_and_steps_become_faster(monkeypatch):
     tuner = tune(plant_times(model(), monkeypatch), defaults=SLOW, again=True)
     (verdict,) = [v for v in stored().verdicts.values() if v.regime == REGIMES[2]]

@@ -59,6 +59,7 @@ def test_a_large_model_is_shared_by_as_few_devices_as_hold_it() -> None:
     assert decode["link_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_says_what_would() -> None:
     report = record("llama-2-70b", "--chip", "A100 40GB", "--count", 2)
     assert (report["fit"]["fits"], report["fit"]["rates"], report["fit"]["sequences"]) == (False, [], 0)

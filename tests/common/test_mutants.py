@@ -164,6 +164,7 @@ def tiny(tmp_path, monkeypatch):
     assert (tmp_path / FILE).read_text() == SUMS
 
 
+@pytest.mark.slow
 def test_a_line_has_the_tests_that_execute_it(tiny, tmp_path):
     (tmp_path / "work").mkdir()
     covering = record(tiny, "src/tiny", ["tests"], ["-n", "2"], tmp_path / "work")

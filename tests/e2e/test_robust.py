@@ -141,6 +141,7 @@ def test_a_server_whose_engine_dies_eleven_times_without_a_token_ends_with_the_r
     assert len(killed) == 11
 
 
+@pytest.mark.slow
 def test_a_log_that_nobody_reads_stops_nobody(environment, model):
     """Lines of the access log fill the pipe of standard error; requests, probes and the drain go on."""
     command = [*ROOFLINE, "serve", str(model), "--port", "0", "--served-model-name", "small", "--cache-tokens", "1024"]

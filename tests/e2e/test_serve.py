@@ -159,6 +159,7 @@ def test_api_key(environment, model):
         assert running.get("/v1/models", headers={"authorization": "Bearer s3cret"}).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_span_of_each_request_reaches_the_collector_before_the_server_ends(environment, model):
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra otlp is not installed")
     sys.path.insert(0, str(Path(__file__).parents[1] / "server"))

@@ -118,6 +118,7 @@ def test_the_8_bit_cache(smollm2_path: Path, plain: dict) -> None:
         assert stats.accepted_tokens > 30
 
 
+@pytest.mark.slow
 def test_pre_emption_amid_drafts(smollm2_path: Path, plain: dict) -> None:
     tight = load(str(smollm2_path), cache_tokens=256, max_model_len=160, max_running=32, draft_tokens=6)
     short = [(i, j) for i, j in ALL if i != 1]

@@ -222,6 +222,7 @@ def test_when_all_are_down_requests_wait_and_when_all_are_given_up_they_are_refu
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_requests_of_one_that_is_given_up_go_on_at_another(tmp_path):
     async def test(replicas):
         dead, alive = replicas.engines

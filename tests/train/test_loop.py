@@ -330,7 +330,7 @@ def test_checkpoints_that_are_there_are_not_written_over(data: Path, tmp_path: P
     assert len(read(tmp_path).receipts) == 8
 
 
-@pytest.mark.parametrize("keep", [-1, 1, 2])
+@pytest.mark.parametrize("keep", [1, *(pytest.param(keep, marks=pytest.mark.slow) for keep in (-1, 2))])
 def test_a_run_that_writes_over_another_is_alone_in_the_end(data: Path, tmp_path: Path, keep: int) -> None:
     """A longer run was there: its later checkpoints are not taken for this one's, nor kept instead of them."""
     train(config(data, tmp_path, save_interval="4ba", max_duration="12ba"))
@@ -603,7 +603,9 @@ def test_a_log_that_a_crash_cut(data: Path, tmp_path: Path) -> None:
     assert [line["step"] for line in log_of(tmp_path)] == list(range(1, 9))
 
 
-@pytest.mark.parametrize("name", ["log.jsonl", "receipts.jsonl", "card.json"])
+@pytest.mark.parametrize(
+    "name", ["log.jsonl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("receipts.jsonl", "card.json"))]
+)
 def test_a_full_disk_is_one_line_and_loses_nothing(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -80,6 +80,7 @@ def test_the_rehearsal_is_as_the_play(name: str, precision: str, again: Any, mon
     assert found.parts[GRADIENTS] == 4 * presets.parameter_count(SHAPES[name])
 
 
+@pytest.mark.slow
 def test_what_makes_it_smaller() -> None:
     def rehearsed(rows: int = 8, **changes: Any) -> dict[str, int]:
         return dry_run(made(**changes), SHAPES["llama"], World(), torch.float32, rows, False).most
@@ -217,6 +218,7 @@ def test_an_evaluation_of_more_rows_is_predicted() -> None:
     assert more.total > 1.3 * plain.total
 
 
+@pytest.mark.slow
 def test_the_first_chunk_of_logits_stands_for_all() -> None:
     shape = SHAPES["mpt"] | {"vocab": 4096}
     tokens = chunk_rows(4096)

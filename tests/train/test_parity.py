@@ -523,6 +523,7 @@ def test_a_wrong_backward_pass_is_found_from_the_loss_backward(
     assert "layer 1 has the first gradient to differ" in found.why
 
 
+@pytest.mark.slow
 def test_a_fault_hides_in_losses_but_not_in_probes(data: Path, tmp_path: Path) -> None:
     """The losses of the two are equivalent, and the verdict names the layer all the same."""
     a, b = (

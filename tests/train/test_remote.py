@@ -119,6 +119,7 @@ def test_never_above_the_limit(
 
 @settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(1, 3), st.lists(st.integers(0, SAMPLES - 1), min_size=10, max_size=30))
+@pytest.mark.slow
 def test_never_above_the_limit_from_a_bucket(s3: str, tmp_path: Path, room: int, numbers: list[int]) -> None:
     size = (tmp_path / "s" / "shard.00000.mds").stat().st_size if (tmp_path / "s").exists() else write(tmp_path / "s")
     upload(tmp_path / "s", s3)
@@ -444,7 +445,7 @@ def test_errors_come_up_at_the_read(proxy: Proxy, s3: str, tmp_path: Path) -> No
     shards.close()
 
 
-@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("named", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_closing_ends_what_is_under_way(
     proxy: Proxy, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
 ) -> None:

@@ -99,6 +99,7 @@ def test_an_answer_is_the_same_alone_in_company_and_in_chunks():
     assert np.array_equal(rest[0], company[0])
 
 
+@pytest.mark.slow
 def test_a_slot_that_is_freed_has_nothing_of_its_adapter():
     gpu, _, _ = executables()
     step = [Segment(IDS, 0, [3, 7], 1)]

@@ -66,7 +66,9 @@ def test_chunks_that_start_anywhere(window, exact):
     assert error(run(step, launch)[0], expected(step, 1, window)) < TOLERANCE["f32"]
 
 
-@pytest.mark.parametrize("chip", ["sm_80", "gfx942", "gfx1100", "gfx1201"])
+@pytest.mark.parametrize(
+    "chip", ["sm_80", "gfx942", *(pytest.param(chip, marks=pytest.mark.slow) for chip in ("gfx1100", "gfx1201"))]
+)
 @pytest.mark.parametrize(("queries", "dim"), [(1, 64), (1, 128), (1, 256), (5, 128), (20, 64), (20, 128)])
 def test_tiles_of_chips(chip, queries, dim):
     """Decoding, verification and chunks, each with the tile that the chip has for it."""

@@ -120,6 +120,7 @@ def test_tuned_products_are_a_part_of_the_fingerprint():
         assert len(seen) == (1 if exact else 5)
 
 
+@pytest.mark.slow
 def test_sampling_is_the_reference_s():
     gpu, reference = models("llama")
     step = steps()[1]
@@ -160,6 +161,7 @@ def test_the_time_of_each_op():
     assert all(seconds > 0 for op, seconds in times if op != "split")
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_padded_verification_is_that_of_the_step_alone():
     """Two drafts of other lengths, in a bucket with segments, queries and tokens of nobody."""

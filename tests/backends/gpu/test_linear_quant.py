@@ -57,8 +57,7 @@ WHOLE = [name for name, layout in LAYOUTS.items() if layout.bits < 8]
     ("rows", "dtype"),
     [
         (3, "bfloat16"),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((8, "float16"), (11, "bfloat16"))),
-        (40, "float16"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((8, "float16"), (11, "bfloat16"), (40, "float16"))),
     ],
 )
 def test_a_matrix_that_tiles_divide(name, rows, dtype):
