@@ -22,12 +22,13 @@ TEST_JOBS ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
 SOURCES := $(shell find src native include -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
 NATIVE := $(shell find native include -type f) CMakeLists.txt pyproject.toml
 
-.PHONY: help setup demo check test test-slow test-clients mutants docs bench-peers lint format types wheel clean
+.PHONY: help setup demo check test test-slow test-soak test-clients mutants docs bench-peers lint format types wheel clean
 
 help:
 	@echo "make demo     install without torch, pull $(MODEL), answer a prompt"
 	@echo "make check    format, lint, types, structure, and the tests that need neither torch nor a model: under a minute"
 	@echo "make test     install what the tests need and run them (ARGS=... goes to pytest)"
+	@echo "make test-slow    what takes longer      make test-soak    half an hour of the same with more work, before a release"
 	@echo "make test-clients  round trips through the client packages that the development environment cannot have"
 	@echo "make mutants  changes places of a room at random and prints what its tests do not notice (ROOM=server COUNT=30 SEED=0 SINCE=commit)"
 	@echo "make bench-peers  time other engines beside ours and fill the tables in the documents (ONLY=rows WITH=transformers,vllm)"
@@ -86,7 +87,11 @@ test: setup
 	$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: setup
-	$(PYTEST) -m slow $(ARGS)
+	$(PYTEST) -m "slow and not soak" $(ARGS)
+
+# Half an hour of what the slow tests do with less: before a release, and after a change of what they check.
+test-soak: setup
+	$(PYTEST) -m soak $(ARGS)
 
 # Round trips through every client package; litellm needs other versions of what the tests use, so they lie apart.
 CLIENTS := build/clients

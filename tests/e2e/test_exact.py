@@ -88,8 +88,11 @@ def model(smollm2_path: Path) -> LoadedModel:
     return load(str(smollm2_path), text=False, cache_tokens=24000, max_model_len=1024, threads=2)
 
 
-# By default the first 12 requests: they have all prefixes and settings. `-m slow`: all.
-@pytest.fixture(scope="module", params=[12, pytest.param(64, marks=pytest.mark.slow)])
+# By default the first 12 requests: they have all prefixes and settings. The slow run has more, the soak run all.
+@pytest.fixture(
+    scope="module",
+    params=[12, pytest.param(24, marks=pytest.mark.slow), pytest.param(64, marks=[pytest.mark.slow, pytest.mark.soak])],
+)
 def asked(request: pytest.FixtureRequest) -> list[Asked]:
     return requests()[: request.param]
 
@@ -136,7 +139,7 @@ def test_prefix_hits(model: LoadedModel, asked: list[Asked], alone: tuple) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_forced_preemption(smollm2_path: Path, asked: list[Asked], alone: tuple, threads: int) -> None:
-    if len(asked) < 64:
+    if len(asked) < 24:
         pytest.skip("so few requests fit the smallest cache")
     small = load(str(smollm2_path), text=False, cache_tokens=420, max_model_len=400, threads=threads)
     ids, digests, stats = run(small, asked, True, max_batch_tokens=64, prefix_cache=False)

@@ -24,6 +24,7 @@ def test_class_c_a_sample_of_values_in_fields(environment, model):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_class_c_twenty_thousand_requests_with_every_class_of_value_in_every_field(environment, model):
     count = max(20_000, 2 * len(values_in_fields()))  # every other request has one of them
     _fuzz(environment, model, count, seed=int(os.environ.get("ROOFLINE_FUZZ_SEED", "2")))

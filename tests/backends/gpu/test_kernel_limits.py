@@ -1,9 +1,9 @@
 """Every kernel, with the tile chosen for each chip, compiles, passes its gates and keeps its limits.
 
 The default run compiles, for a chip of each vendor, one case of each kernel that multiplies matrices: that with least
-room. `-m slow` compiles every case for two chips, and for the others the heaviest of each kernel and tile: what
-differs between chips of a family is their tiles and their compilers. `write_kernel_limits.py` compiles every case for
-all of them.
+room. The slow run compiles for each chip the heaviest case of each kernel and tile: what differs between chips of a
+family is their tiles and their compilers. The soak run compiles every case for two chips, and `write_kernel_limits.py`
+every case for all of them.
 """
 
 import kernel_limits
@@ -15,7 +15,10 @@ from roofline.hardware.chips import chips
 DEFAULT = ("gfx942", "sm_90")
 COMPLETE = ("gfx942", "sm_90")
 # (chip, whether every case is compiled)
-RUNS = [(name, name in COMPLETE) for name in chips.chips()]
+RUNS = [
+    *((name, False) for name in chips.chips()),
+    *(pytest.param(name, True, marks=pytest.mark.soak) for name in COMPLETE),
+]
 LIMITS = kernel_limits.read()
 
 
