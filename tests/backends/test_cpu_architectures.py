@@ -106,6 +106,7 @@ def test_a_wrong_bit_is_noticed(here: Path) -> None:
     assert all("rms_norm" in line or "steps" in line for line in wrong)
 
 
+@pytest.mark.soak
 def test_a_wrong_bit_is_noticed_on_aarch64(there: Path) -> None:
     done = run(there, "plant", "steps", emulate="max")
     assert done.returncode == 1

@@ -81,4 +81,4 @@ def test_crafted_bundles_are_refused_or_run(files: object) -> None:
 
 @pytest.mark.slow
 def test_many_crafted_bundles_are_refused_or_run(files: object) -> None:
-    crafted(3000, 1)
+    crafted(1000, 1)
