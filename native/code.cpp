@@ -132,6 +132,19 @@ class RecordCheck {
                 return between(value, -(1 << 16), (int64_t)1 << 30, kNumber);
             case uses::group:
                 return between(value, 0, 1 << 16, "is a group of matrices that cannot be");
+            case uses::heads_cut:
+                between(value, 1, std::min(r_.width, r_.stride), kNumber);
+                return demand(r_.width % value == 0 && r_.stride % value == 0, "do not divide the columns");
+            case uses::heads_joined:
+                between(value, 1, r_.width, kNumber);
+                demand(r_.width % value == 0 && r_.stride % value == 0, "do not divide the columns");
+                return demand(r_.stride < r_.width, "leave no column for the second value");
+            case uses::heads_sharing:
+                between(value, 1, r_.width, kNumber);
+                demand(r_.width % value == 0, "do not divide the columns");
+                return demand(r_.stride < r_.width / value, "leave no column for the second value");
+            case uses::first_column:
+                return demand(r_.layer > 0 && value >= 0 && value < r_.stride / r_.layer, kNumber);
             case uses::router_columns:
                 return between(value, 1, kMostExperts, kNumber);
             case uses::ranks:
@@ -219,6 +232,12 @@ class RecordCheck {
                 [[fallthrough]];
             case uses::columns:
                 bytes = 4 * r_.stride;
+                break;
+            case uses::other_heads:
+                bytes = 4 * (r_.width - r_.stride);
+                break;
+            case uses::heads_of_their_own:
+                bytes = 4 * (r_.width - r_.layer * r_.stride);
                 break;
             case uses::queries:
                 bytes = 2 * shape_.heads * shape_.head_dim;

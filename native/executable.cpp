@@ -197,6 +197,24 @@ static Activation activation(const Op& op) {
     return op.flags & kTanh ? Activation::GeluTanh : Activation::Gelu;
 }
 
+// Columns of each head from `op.digits` on; where its end comes first, zeros.
+static void cut_heads(const Op& op, const float* x, float* y) {
+    const int64_t heads = op.layer, from = op.stride / heads, to = op.width / heads, copied = std::min(from - op.digits, to);
+    for (int64_t h = 0; h < heads; h++) {
+        std::memcpy(y + h * to, x + h * from + op.digits, copied * 4);
+        std::fill(y + h * to + copied, y + (h + 1) * to, 0.0f);
+    }
+}
+
+void Executable::join_heads(const Op& op, int64_t row, float* y) const {
+    const int64_t heads = op.layer, to = op.width / heads, first = op.flags & kOneHead ? op.stride : op.stride / heads, second = to - first;
+    const float *x = (const float*)at(op.x) + row * op.stride, *z = (const float*)at(op.residual) + row * heads * second;
+    for (int64_t h = 0; h < heads; h++) {
+        std::memcpy(y + h * to, x + (op.flags & kOneHead ? 0 : h * first), first * 4);
+        std::memcpy(y + h * to + first, z + h * second, second * 4);
+    }
+}
+
 void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_rows, int64_t out_row, float* scratch) const {
     const bool quantised = op.quantises(), gated = op.flags & kGated;
     const float* x = (const float*)at(op.x) + row * op.width * (gated ? 2 : 1);
@@ -235,6 +253,8 @@ void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_ro
         case Base::ClampedSwiglu:
             kernels_->clamped_swiglu(x, (const float*)at(op.residual) + row * op.width, op.eps, op.width, y);
             return;
+        case Base::CutHeads: cut_heads(op, (const float*)at(op.x) + row * op.stride, y); return;
+        case Base::JoinHeads: join_heads(op, row, y); return;
         case Base::TakeRows: std::memcpy(y, (const float*)at(op.x) + field(kLogitRows)[row] * op.width, op.width * 4); return;
         case Base::Quantise: kernels_->quantise(x, Quantised{out, out_rows, op.width, op.digits}, out_row); return;
         default: return;

@@ -224,6 +224,7 @@ class Executable {
     template <class E> void write_rows(const Op& op, int begin, int end, E* heads) const;
     Rope rope_of(const Op& op) const;
     Attend attend_of(const Op& op, const Item& item, const Item* next, Worker& w) const;
+    void join_heads(const Op& op, int64_t row, float* y) const;
     void one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_rows, int64_t out_row, float* scratch) const;
 
     const Kernels* kernels_;

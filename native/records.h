@@ -24,6 +24,8 @@ enum class Base {
     SigmoidScale,
     ExpertBias,     // of each of a row's experts, added to its part of the row
     ClampedSwiglu,
+    CutHeads,   // some columns of each head of a row, zeros behind its end
+    JoinHeads,  // each head of one value, and the same head of another behind it
 };
 enum Flags : unsigned {
     kPlain = 0,
@@ -37,6 +39,7 @@ enum Flags : unsigned {
     kOfRanks = 128,    // of Experts: another input for each of a row's experts, side by side
     kSinks = 256,      // of Attend: each head has a score beside those of the keys, which no value belongs to
     kRelu = 512,       // of Activate: relu instead of silu
+    kOneHead = 1024,   // of JoinHeads: the first value has one head, which stands before each of the other's
 };
 
 // What an operation does with each field of its record. `Code` (code.h) checks a record by these before it may run, so
@@ -58,6 +61,10 @@ enum Number {  // of a plain number
     not_negative,   // a real number of at least 0
     first_id,
     group,  // of an adapter: its matrices that read one value
+    heads_cut,      // heads of x, which has `stride` columns, and of y
+    heads_joined,   // the same, where a part of each head of y comes from elsewhere
+    heads_sharing,  // the same, where x has one head for all of them
+    first_column,   // of a head of x
     router_columns,  // one for each expert
     ranks,           // experts of a row
     ranks_of_router,  // the same, no more than there are
@@ -78,6 +85,8 @@ enum Value {  // of a reference to a value in the arena: the bytes of one of its
     operand,        // floats or integers, as the matrix takes them
     columns,        // `stride` floats
     maybe_columns,  // the same, or no value
+    other_heads,    // the floats of y that are not those of x
+    heads_of_their_own,  // the same, where those of x are repeated before each head
     queries,        // bf16, of all heads
     of_ranks,       // a number of 4 bytes for each expert of the row
     ranked_rows,    // a row for each of them, side by side
@@ -108,16 +117,16 @@ struct Ref {
 #define ROOFLINE_RECORD(FIELD)                                                                                          \
     FIELD(int64_t, operation, Number) /* index in kOperations */                                                        \
     FIELD(int64_t, over_rows, Number) /* leading symbol: logit rows instead of tokens */                                \
-    FIELD(int64_t, digits, Number)    /* bytes of an integer that the operation makes or reads */                       \
+    FIELD(int64_t, digits, Number)    /* bytes of an integer that the operation makes or reads; of CutHeads the first column */ \
     FIELD(Ref, x, Value)                                                                                                \
     FIELD(Ref, y, Value)                                                                                                \
-    FIELD(Ref, residual, Value)      /* what a linear layer or Add adds; ids or weights of experts; the sigmoid's operand; ClampedSwiglu's up */ \
+    FIELD(Ref, residual, Value)      /* what a linear layer or Add adds; ids or weights of experts; the sigmoid's operand; ClampedSwiglu's up; JoinHeads' second value */ \
     FIELD(int64_t, width, Number)    /* inputs of a row; of Attend its window, of RopeWrite its rope table */           \
-    FIELD(int64_t, stride, Number)   /* columns of y, or of q|k|v; of ExpertBias how many experts there are */            \
+    FIELD(int64_t, stride, Number)   /* columns of y, or of q|k|v; of ExpertBias how many experts there are; of CutHeads and JoinHeads columns of x */ \
     FIELD(int64_t, weight, Vector)   /* of a norm, of experts; or the slopes of attention's heads in units of log2 */   \
     FIELD(int64_t, bias, Vector)     /* or the sinks of attention's heads */                                             \
     FIELD(double, eps, Number)       /* of a norm; what Scale multiplies by; the cap of SoftCap and, 0: none, Attend; ClampedSwiglu's limit */ \
-    FIELD(int64_t, layer, Number)    /* of Embed the first id of its rows, others give zeros; of adapters the group; of experts how many a row goes to */  \
+    FIELD(int64_t, layer, Number)    /* of Embed the first id of its rows, others give zeros; of adapters the group; of experts how many a row goes to; of CutHeads and JoinHeads how many heads */  \
     FIELD(int64_t, q_norm, Vector)                                                                                      \
     FIELD(int64_t, k_norm, Vector)                                                                                      \
     FIELD(int64_t, pieces, Number)   /* of a matrix: so many pieces follow */
@@ -180,6 +189,9 @@ inline constexpr Uses kCombine{ number, tokens_or_rows, unread, ranked_rows,   r
 inline constexpr Uses kSigmoid{ number, tokens_or_rows, unread, row,           row,      one_number,    count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kExpertBias{number, tokens_or_rows, unread, ranked_rows, ranked_rows, of_ranks,   count,  router_columns, of_experts,   no_place,        unread, ranks,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kClamped{ number, tokens_or_rows, unread, row,           row,      row,           count,  unread,       no_place,       no_place,        not_negative, unread, no_place,    no_place,      no_matrix};
+inline constexpr Uses kCutHeads{number, tokens_or_rows, first_column, columns, row,      no_value,      count,  count,        no_place,       no_place,        unread, heads_cut, no_place,     no_place,      no_matrix};
+inline constexpr Uses kJoinHeads{number, tokens_or_rows, unread, columns,      row,      other_heads,   count,  count,        no_place,       no_place,        unread, heads_joined, no_place,  no_place,      no_matrix};
+inline constexpr Uses kShareHead{number, tokens_or_rows, unread, columns,      row,      heads_of_their_own, count, count,    no_place,       no_place,        unread, heads_sharing, no_place, no_place,      no_matrix};
 inline constexpr Uses kOutside{ number, unread,         unread, no_value,      no_value, no_value,      unread, unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 // clang-format on
 }  // namespace uses
@@ -228,6 +240,9 @@ inline constexpr Operation kOperations[] = {  // by number
     {"clamped_swiglu", Base::ClampedSwiglu, kPlain, uses::kClamped},
     {"relu", Base::Activate, kRelu, uses::kPlainRow},
     {"relu_quantise", Base::Activate, kRelu | kQuantises, uses::kRowQ},
+    {"cut_heads", Base::CutHeads, kPlain, uses::kCutHeads},
+    {"join_heads", Base::JoinHeads, kPlain, uses::kJoinHeads},
+    {"join_heads_sharing", Base::JoinHeads, kOneHead, uses::kShareHead},
 };
 constexpr bool all_uses_said() {
     for (const Operation& each : kOperations) {

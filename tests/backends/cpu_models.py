@@ -56,6 +56,11 @@ MODELS: dict[str, dict[str, Any]] = {
         **{**MIXTRAL, "family": "gpt_oss", "layers": 3, "layer_windows": [40, 0, 40], "attention_bias": True},
         **{"output_bias": True, "experts": 6, "experts_per_token": 3, "swiglu_limit": 0.7},
     },
+    "deepseek": {
+        **{**MIXTRAL, "family": "deepseek", "layers": 3, "kv_heads": 4, "rope_style": "interleaved", "rotary_dim": 32},
+        **{"kv_rank": 96, "q_rank": 64, "value_dim": 48, "dense_layers": 1, "dense_ffn": 160, "renormalise": False},
+        **{"shared_ffn": 160, "routed_scale": 2.5, "tied": False},
+    },
     "olmo2": {**LLAMA, "family": "olmo2"},
     "smollm3": {**LLAMA, "family": "smollm3", "turning": [True, False]},
     "glm4": {**LLAMA, "family": "glm4", "rope_style": "interleaved", "rotary_dim": 32},

@@ -45,6 +45,7 @@ MODELS = (  # and the format of their weights and of their cache
     ("qwen2-moe", "F32", "bf16"),
     ("gemma2", "Q4_0", "int8"),
     ("gpt-oss", "Q4_0", "bf16"),
+    ("deepseek", "Q4_0", "bf16"),
 )
 HEAD = 56  # bytes before what the checksum is of
 ENDS = (0, 1, -1, 2, 3, 15, 64, 1 << 31, 1 << 40, (1 << 63) - 1, -(1 << 63))

@@ -141,6 +141,26 @@ def test_a_record_of_gpt_oss_that_lies(operation: str, field: str, at: int, valu
         _ = spoilt(subject("gpt-oss", "Q4_0", "bf16"), operation, field, value, at).checked
 
 
+@pytest.mark.parametrize(
+    ("operation", "field", "at", "value", "message"),
+    [
+        ("cut_heads", "digits", 0, 1 << 20, "digits is a number that cannot be"),
+        ("cut_heads", "digits", 0, -1, "digits is a number that cannot be"),
+        ("cut_heads", "layer", 0, 0, "digits is a number that cannot be"),  # the first column is of no head
+        ("cut_heads", "layer", 0, 7, "layer do not divide the columns"),
+        ("cut_heads", "stride", 0, 1 << 21, "x is a place outside the arena"),
+        ("join_heads", "layer", 0, 0, "layer is a number that cannot be"),
+        ("join_heads", "stride", 0, 1 << 21, "layer leave no column for the second value"),
+        ("join_heads", "residual", 2, 1 << 30, "residual is a place outside the arena"),
+        ("join_heads_sharing", "stride", 0, 256, "layer leave no column for the second value"),
+        ("join_heads_sharing", "layer", 0, 7, "layer do not divide the columns"),
+    ],
+)
+def test_a_record_of_moved_columns_that_lies(operation: str, field: str, at: int, value: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^operation [0-9]+.*{message}"):
+        _ = spoilt(subject("deepseek", "Q4_0", "bf16"), operation, field, value, at).checked
+
+
 # What operations have no use for: their records may hold anything there.
 IGNORED = {
     "embed": "digits x residual stride weight bias eps q_norm k_norm",
@@ -175,6 +195,9 @@ IGNORED = {
     "expert_linear_gated": "weight bias eps q_norm k_norm",
     "combine": "digits stride weight bias eps q_norm k_norm",
     "sigmoid_scale": "digits stride weight bias eps layer q_norm k_norm",
+    "cut_heads": "residual weight bias eps q_norm k_norm",
+    "join_heads": "digits weight bias eps q_norm k_norm",
+    "join_heads_sharing": "digits weight bias eps q_norm k_norm",
     "add": "digits stride weight bias eps layer q_norm k_norm",
 }
 

@@ -113,6 +113,25 @@ CASES |= {
         | {"experts": 4, "experts_per_token": 2, "swiglu_limit": 0.7, "rope_scaling": UNCUT, "tied": False},
     ),
 }
+YARN_BOTH = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64.0}
+YARN_BOTH |= {"mscale": 0.707, "mscale_all_dim": 1.2}
+DEEPSEEK = BASE | {"family": "deepseek", "layers": 3, "kv_heads": 4, "head_dim": 32, "rotary_dim": 16, "tied": False}
+DEEPSEEK |= {"rope_style": "interleaved", "kv_rank": 32, "value_dim": 24, "rope_scaling": YARN_BOTH}
+DEEPSEEK |= {"ffn": 32, "experts": 6, "experts_per_token": 3, "renormalise": False, "shared_ffn": 64}
+DEEPSEEK |= {"dense_layers": 1, "dense_ffn": 96}
+CASES |= {
+    "deepseek_v2_lite": Case(
+        "deepseek_v2",
+        "attention over compressed keys and values, a dense layer before those of experts, shared experts, YaRN that "
+        "sharpens the softmax",
+        DEEPSEEK,
+    ),
+    "deepseek_v2": Case(
+        "deepseek_v2",
+        "compressed queries, experts in all layers and a factor of what they give",
+        DEEPSEEK | {"q_rank": 48, "dense_layers": 0, "dense_ffn": 0, "routed_scale": 2.5, "rope_scaling": None},
+    ),
+}
 FACTORS = {
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.2],
     "long_factor": [1.0, 1.2, 2.0, 3.0, 5.0, 8.0, 9.0, 9.5],

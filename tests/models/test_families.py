@@ -33,6 +33,7 @@ QUICK = (
     "gpt2",
     "opt_350m",
     "gpt_oss",
+    "deepseek_v2_lite",
 )  # the rest: -m slow
 NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
 
@@ -87,7 +88,9 @@ def test_a_family_trains(name: str) -> None:
         assert value.grad.abs().max() > 0, parameter
 
 
-@pytest.mark.parametrize("name", ["gemma3", "phi3", "olmo2", "gpt_neox", "gpt2", "opt_350m", "gpt_oss"])
+@pytest.mark.parametrize(
+    "name", ["gemma3", "phi3", "olmo2", "gpt_neox", "gpt2", "opt_350m", "gpt_oss", "deepseek_v2_lite"]
+)
 def test_what_training_exports_has_the_values_of_transformers(name: str, tmp_path: Path) -> None:
     """Parameters that Hugging Face stores as other numbers go there and back."""
     transformers = pytest.importorskip("transformers")

@@ -22,6 +22,8 @@ ATTRIBUTES = {
     "clamped_swiglu": {"limit": 2.0},
     "cast": {"dtype": "bf16"},
     "split": {"start": 8, "stop": 40},
+    "cut_heads": {"heads": 4, "start": 4, "stop": 20},
+    "join_heads": {"heads": 4},
     "rope": {"table": RopeTable(16, 1e4), "heads": 4},
     "attend": {"layer": 0, "heads": 4, "scale": 0.25},
     "route": {"top": 3},

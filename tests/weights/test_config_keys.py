@@ -67,6 +67,10 @@ _CHANGED: dict[str, Any] = {
     **{"no_rope_layers": [0, 0], "no_rope_layer_interval": 1, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
     **{"residual_multiplier": 0.5, "attention_multiplier": 0.5},
     **{"num_local_experts": 5, "num_experts_per_tok": 1, "swiglu_alpha": 2.0, "swiglu_limit": 3.0},
+    # of DeepSeek
+    **{"kv_lora_rank": 48, "q_lora_rank": 24, "qk_nope_head_dim": 24, "qk_rope_head_dim": 12, "v_head_dim": 12},
+    **{"n_routed_experts": 5, "moe_intermediate_size": 49, "n_shared_experts": 1, "first_k_dense_replace": 2},
+    **{"routed_scaling_factor": 2.5, "topk_method": "group_limited_greedy", "norm_topk_prob": True},
     # of GPT-NeoX, GPT-2 and OPT
     **{"layer_norm_eps": 1e-4, "use_parallel_residual": False, "n_embd": 128, "n_layer": 3, "n_head": 2, "n_inner": 97},
     **{"n_positions": 513, "activation_function": "gelu", "scale_attn_weights": False, "add_cross_attention": True},
@@ -104,6 +108,11 @@ _BASE_OF: dict[str, dict[str, Any]] = {
     "gpt_neox": {"hidden_act": "gelu_new"},
     "opt": {"ffn_dim": 96},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "deepseek_v2": {
+        **{"num_key_value_heads": 4, "head_dim": 8, "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16},
+        **{"qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2},
+        **{"moe_intermediate_size": 48, "n_shared_experts": 2, "first_k_dense_replace": 1},
+    },
 }
 # Of every class, beside what these say themselves: any model may say it, and transformers' shared code reads it.
 _SHARED = {"is_causal": False, "per_layer_config": {"0": {"head_dim": 8}}, "attention_chunk_size": 4}
@@ -120,6 +129,7 @@ def test_every_key_of_transformers_is_honoured_or_refused(kind: str) -> None:
     known -= {"model_type", "keys_to_ignore_at_inference", "base_model_tp_plan", "base_model_pp_plan", *_HARMLESS}
     known -= {"sub_configs", "attribute_map", "attn_config", "default_theta"}
     known -= {"base_model_ep_plan", "router_aux_loss_coef", "output_router_logits"}  # of training, and of several ranks
+    known -= {"n_group", "topk_group"}  # of DeepSeek: read beside a topk_method that is refused
     known -= {"original_max_position_embeddings", "embd_pdrop"}  # of Phi-3: read beside a scaling; a dropout
     changed = _CHANGED | _CHANGED_OF.get(kind, {})
     assert known <= set(changed), "a new key: does it change the logits?"

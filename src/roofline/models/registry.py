@@ -10,6 +10,7 @@ from roofline.models.config import ModelConfig
 from roofline.models.family import Family
 
 _FAMILIES: dict[str, str | Family] = {
+    "deepseek": "roofline.models.deepseek",
     "gemma": "roofline.models.gemma",
     "glm4": "roofline.models.glm4",
     "gpt_oss": "roofline.models.gpt_oss",

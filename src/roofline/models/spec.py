@@ -18,7 +18,7 @@ class Param:
 
     `{layer}` in the name stands for each layer; tied_to: the parameter this one is; parts: row counts of a fused
     column parameter, each of which is split by itself; experts: so many matrices lie one below the other in it, which
-    files may have as one tensor or as one each (`file_shapes`).
+    files may have as one tensor or as one each (`file_shapes`); layers: those that have it, None: all.
     """
 
     name: str
@@ -27,6 +27,11 @@ class Param:
     tied_to: str | None = None
     parts: tuple[int, ...] = ()
     experts: int = 0
+    layers: range | None = None
+
+    def is_of(self, layer: int) -> bool:
+        """Whether a layer has it."""
+        return self.layers is None or layer in self.layers
 
     def expert(self, number: int) -> str:
         """What the tensor of one expert is called: its number behind "experts"."""
@@ -38,7 +43,7 @@ def expand(table: Iterable[Param], layers: int) -> tuple[Param, ...]:
     """The table with one row for each layer of the indexed parameters."""
     rows = []
     for param in table:
-        indexed = range(layers) if "{layer}" in param.name else (0,)
+        indexed = filter(param.is_of, range(layers)) if "{layer}" in param.name else (0,)
         rows += [replace(param, name=param.name.format(layer=layer)) for layer in indexed]
     return tuple(rows)
 

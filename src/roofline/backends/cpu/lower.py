@@ -56,6 +56,8 @@ _OPERATIONS = {
     "expert_linear_silu_mul": "expert_linear_gated",
     "combine": "combine",
     "sigmoid_scale": "sigmoid_scale",
+    "cut_heads": "cut_heads",
+    "join_heads": "join_heads",
     "adapter_down": "adapter_down",
     "adapter_up": "adapter_up",
     "all_reduce": "exchange",
@@ -170,6 +172,8 @@ def _operation(instr: Instr, types: Mapping[str, Type], columns: int) -> str:
     if instr.op == "attend" and instr.weights:
         return "attend_sinks"
     name = _OPERATIONS[instr.op]
+    if instr.op == "join_heads" and instr.attr("shared"):
+        return "join_heads_sharing"
     if instr.op == "route" and not instr.attr("renormalise"):
         return "route_all"
     if instr.op == "expert_linear" and types[instr.inputs[0]].width != columns:
@@ -251,7 +255,7 @@ def _record(
         "k_norm": -1,
         "pieces": len(pieces),
     }
-    fields |= _expert_fields(instr, types, columns, refs)
+    fields |= _expert_fields(instr, types, columns, refs) | _head_fields(instr, types)
     if operation == "exchange":  # the core needs no scratch for such rows
         fields |= {"width": 0, "stride": 0}
     if instr.op in _FACTORS:
@@ -288,3 +292,11 @@ def _expert_fields(instr: Instr, types: Mapping[str, Type], columns: int, refs: 
         top, experts = types[instr.inputs[1]].width, instr.attr("experts")
         return {"layer": top, "width": types[instr.output.name].width // top, "stride": experts}
     return {"layer": types[instr.inputs[1]].width, "width": columns} if instr.has(Trait.EXPERTS) else {}
+
+
+def _head_fields(instr: Instr, types: Mapping[str, Type]) -> dict[str, object]:
+    """What operations that move columns of heads have in fields of other names; others have none."""
+    moves = {"stride": types[instr.inputs[0]].width, "layer": instr.attrs.get("heads")}
+    if instr.op == "cut_heads":
+        return {**moves, "digits": instr.attr("start")}
+    return moves if instr.op == "join_heads" else {}

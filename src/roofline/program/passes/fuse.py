@@ -13,6 +13,7 @@ from roofline.ops.registry import fusions as fusions_into
 from roofline.program.ir import Instr, Program
 from roofline.program.passes.fuse_experts import fuse_experts
 from roofline.program.passes.fuse_norms import fuse_norms
+from roofline.program.passes.join_qkv import join_qkv
 from roofline.program.passes.rewrite import makers, readers, without_dead
 from roofline.program.target import CPU
 
@@ -28,6 +29,8 @@ def fuse(program: Program, fusions: Collection[str] = CPU.fusions) -> Program:
         program = fuse_experts(program)
     if "qk_norm" in fusions:
         program = fuse_norms(program)
+    if "rope_kv_write" in fusions and "qkv_write" in fusions:
+        program = join_qkv(program)
     body = list(program.body)
     patterns: dict[str, Callable[[Instr, Makers, Read], Instr | None]] = {
         "linear_silu_mul": partial(_linear_silu_mul, program),

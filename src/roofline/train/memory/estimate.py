@@ -153,7 +153,7 @@ def _parts(config: TrainConfig, shape: JsonMapping, world: World, usage: Usage) 
         size = 4 * -(-local[0] // shards) * math.prod(local[1:])
         parameters += size
         states += size if lion or (muon and is_hidden_matrix(param)) else 2 * size
-        if param.name.startswith("layers.0."):
+        if param.name.startswith(f"layers.{cfg.layers - 1}."):  # where layers differ, the first ones are the smaller
             block += math.prod(local)
         elif not param.name.startswith("layers."):
             outer += math.prod(local)
@@ -195,15 +195,17 @@ def _kept_by_block(model: Model, usage: Usage, config: TrainConfig, world: World
     """
     device, length, compute = world.device, config.max_seq_len, COMPUTE[config.precision]
     dtype = _gathered_dtype(config, world)
-    layered = [param for param in model.family.spec(model.cfg) if param.name.startswith("layers.{layer}.")]
+    last = model.cfg.layers - 1
+    layered = [p for p in model.family.spec(model.cfg) if p.name.startswith("layers.{layer}.") and p.is_of(last)]
     shapes = [part(param, world.tensor).local for param in layered]
     weights = [nn.Parameter(torch.full(shape, 0.01, device=device, dtype=dtype)) for shape in shapes]
     apart = config.model.attn_config.attn_uses_sequence_id
     documents = torch.zeros(rows, length, dtype=torch.int64, device=device) if apart else None
     x = torch.full((rows * length, model.cfg.width), 0.01, dtype=usage.stream, device=device, requires_grad=True)
-    shared = model.shared(rows, length, device, documents)
+    kind = model.cfg.alike(last)
+    shared = model.shared(rows, length, device, documents, kind)
     with torch.autocast(device.type, compute, enabled=compute is not None):
-        out = model.compute((rows, length, 0), x, *shared, *weights)
+        out = model.compute((rows, length, kind), x, *shared, *weights)
     saved = getattr(out.grad_fn, "saved_tensors", None)
     if saved is None:
         return None  # a backend that leaves the graph to torch

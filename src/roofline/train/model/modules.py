@@ -92,7 +92,8 @@ class Model(nn.Module):
         self.watch: Callable[[], None] | None = None
         self.blocks: list[Block] = []
         for layer in range(self.cfg.layers):
-            rows = [(to_hf(self.cfg.family, p.name.format(layer=layer)), part(p, self.ranks)) for p in layered]
+            named = [(p.name.format(layer=layer), p) for p in layered if p.is_of(layer)]
+            rows = [(to_hf(self.cfg.family, name), part(p, self.ranks)) for name, p in named]
             stem = rows[0][0].split(f".{layer}.")[0]
             parts = [(name.removeprefix(f"{stem}.{layer}."), part_) for name, part_ in rows]
             block = Block(parts, lambda *tensors: self.compute(*tensors), device, dtype)
@@ -190,7 +191,7 @@ class Model(nn.Module):
 
 @dataclass(frozen=True)
 class _BlockSpec:
-    """What all blocks of a model have in common. cfg: the shape of this rank's share. table: rows of one layer."""
+    """What all blocks of a model have in common. cfg: the shape of this rank's share. table: rows of all layers."""
 
     family: Family
     cfg: ModelConfig
@@ -217,9 +218,10 @@ def _block(
     batch = ForwardBatch(
         None, at, slice(None), Rows(count, length, spec.cfg.kv_heads, bias, attend=None if fused else attend)
     )
+    table = [param for param in spec.table if param.is_of(layer)]
     w = nest(
-        [param.name.removeprefix("layers.{layer}.") for param in spec.table],
-        [family_form(param, tensor, spec.ranks) for param, tensor in zip(spec.table, parameters, strict=True)],
+        [param.name.removeprefix("layers.{layer}.") for param in table],
+        [family_form(param, tensor, spec.ranks) for param, tensor in zip(table, parameters, strict=True)],
     )
     # The cache keeps nothing, so layers that are alike may be one; another number would compile each layer by itself.
     return spec.family.block(spec.cfg, w, x, layer, batch)  # type: ignore[return-value]  # of tensors

@@ -24,6 +24,7 @@ MODEL_TYPES = {
     "phi3": "phi3",
     "smollm3": "smollm3",
     "gpt_oss": "gpt_oss",
+    "deepseek_v2": "deepseek",
     "granite": "granite",
     "glm4": "glm4",
     "olmo2": "olmo2",

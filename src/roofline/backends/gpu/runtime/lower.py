@@ -271,6 +271,18 @@ def _soft_cap(instr: Instr, x: "list[Tensor]") -> "Tensor":
     return (x[0].float() / instr.attr("cap")).tanh() * instr.attr("cap")
 
 
+def _cut_heads(instr: Instr, x: "list[Tensor]") -> "Tensor":
+    from roofline import ops
+
+    return ops.cut_heads(x[0], instr.attr("heads"), instr.attr("start"), instr.attr("stop"))
+
+
+def _join_heads(instr: Instr, x: "list[Tensor]") -> "Tensor":
+    from roofline import ops
+
+    return ops.join_heads(x[0], x[1], instr.attr("heads"), instr.attr("shared"))
+
+
 _LOWER: dict[str, Callable[[Lowering, Instr], Launch]] = {
     "embed": _embed,
     "all_reduce": _exchange,
@@ -298,6 +310,8 @@ _LOWER: dict[str, Callable[[Lowering, Instr], Launch]] = {
     "relu": _by_torch(lambda instr, x: x[0].relu()),
     "cast": _by_torch(lambda instr, x: x[0]),
     "soft_cap": _by_torch(_soft_cap),
+    "cut_heads": _by_torch(_cut_heads),
+    "join_heads": _by_torch(_join_heads),
     "sigmoid_scale": _by_torch(lambda instr, x: x[0].float() * x[1].float().sigmoid()),
 }
 

@@ -6,6 +6,7 @@ As transformers writes gpt-oss: `gate_up_proj` [experts, width, 2 * ffn], its co
 whose name has no ".weight".
 """
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -69,6 +70,31 @@ def experts_apart(path: Path, source: Source) -> Source:
             each = _biases(info, match["within"], match["part"]) if match["bias"] else _matrices(info, match)
             parts |= {part.info.name: part for part in each}
     return _Apart(source, plain, parts)
+
+
+def stacked_experts_apart(path: Path, source: Source) -> Source:
+    """The same of models that transformers has in memory and writes apart: `gate_up_proj` [experts, 2 * ffn, width],
+    all gates above all ups of each expert, and `down_proj` [experts, width, ffn]."""
+    plain, parts = {}, {}
+    for name, info in source.tensors.items():
+        match = _JOINED.fullmatch(name)
+        if match is None or match["bias"] or info.format not in _WORDS:
+            plain[name] = info
+            continue
+        names = ("gate", "up") if match["part"] == "gate_up_proj" else ("down",)
+        if len(info.shape) != 3 or info.shape[1] % len(names):
+            refuse(path, f"tensor {shorten(name)!r}", f"of shape {info.shape} does not hold all experts of a layer")
+        experts, rows, inputs = info.shape[0], info.shape[1] // len(names), info.shape[2]
+        for number, (at, each) in itertools.product(range(experts), enumerate(names)):
+            take = partial(_rows, number, slice(at * rows, (at + 1) * rows))
+            part = _part(info, f"{match['within']}.{number}.{each}_proj.weight", (rows, inputs), take)
+            parts[part.info.name] = part
+    return _Apart(source, plain, parts)
+
+
+def _rows(number: int, rows: slice, values: np.ndarray) -> np.ndarray:
+    """[rows, inputs] of [experts, outputs, inputs]."""
+    return values[number, rows]
 
 
 def _part(stored: TensorInfo, name: str, shape: tuple[int, ...], take: Take) -> _Part:

@@ -1,0 +1,96 @@
+"""join_qkv: q, k and v that are made apart are put side by side before rope and the write to the cache.
+
+Backends take the three as columns of one value. A linear that makes them all gives that for nothing; where they come
+from elsewhere, as from attention over compressed keys and values, they are copied together.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from roofline.ops.symbol import Type
+from roofline.program.ir import Instr, Program, Value
+from roofline.program.passes.rewrite import makers, readers
+
+
+def join_qkv(program: Program) -> Program:
+    """The Program with two join_heads and three splits before each kv_write whose q, k and v are made apart."""
+    maker_of, read = makers(program.body), readers(program, program.body)
+    queries = {instr.inputs[1]: instr.inputs[0] for instr in program.body if instr.op == "attend"}
+    moved: set[str] = set()  # results of what stands at the kv_write now
+    before: dict[str, list[Instr]] = {}  # cache that a kv_write makes -> what takes its place, itself at the end
+    renamed: dict[str, str] = {}  # q that went straight to attend -> its columns
+    for write in program.body:
+        if write.op != "kv_write" or write.output.name not in queries:
+            continue
+        names = (queries[write.output.name], *write.inputs[1:])
+        paths = [_path(name, maker_of, read) for name in names]
+        if any(read[path.source] != 1 or _is_part(path.source, maker_of) for path in paths):
+            continue
+        kinds = [maker_of[path.source].output.type for path in paths]
+        if len({(kind.dtype, kind.leading) for kind in kinds}) > 1:
+            continue
+        body, columns = _side_by_side([path.source for path in paths], kinds)
+        body += [step for path, column in zip(paths, columns, strict=True) for step in path.reading(column)]
+        ends = [path.end(column) for path, column in zip(paths, columns, strict=True)]
+        renamed[names[0]] = ends[0]
+        before[write.output.name] = [*body, replace(write, inputs=(write.inputs[0], *ends[1:]))]
+        moved |= {step.output.name for path in paths for step in path.steps}
+    if not before:
+        return program
+    result: list[Instr] = []
+    for instr in program.body:
+        if instr.output.name in moved:
+            continue
+        if instr.op == "attend":
+            instr = replace(instr, inputs=(renamed.get(instr.inputs[0], instr.inputs[0]), instr.inputs[1]))
+        result += before.get(instr.output.name, [instr])
+    return replace(program, body=tuple(result))
+
+
+@dataclass(frozen=True)
+class _Path:
+    """The norm and the rope that a value goes through on its way to attention, first to last."""
+
+    source: str
+    steps: tuple[Instr, ...]
+
+    def reading(self, name: str) -> list[Instr]:
+        """The steps, the first of them reading another value."""
+        return [replace(step, inputs=(name, *step.inputs[1:])) for step in self.steps[:1]] + list(self.steps[1:])
+
+    def end(self, name: str) -> str:
+        """What comes out of them: `name` itself where there are none."""
+        return self.steps[-1].output.name if self.steps else name
+
+
+def _path(name: str, maker_of: Mapping[str, Instr], read: Mapping[str, int]) -> _Path:
+    """The steps before a value; norms are those of each head."""
+    steps: list[Instr] = []
+    maker = maker_of[name]
+    while read[name] == 1 and (maker.op == "rope" or (maker.op == "rms_norm" and maker.attr("heads") > 1)):
+        steps.insert(0, maker)
+        name = maker.inputs[0]
+        maker = maker_of[name]
+    return _Path(name, tuple(steps))
+
+
+def _is_part(name: str, maker_of: Mapping[str, Instr]) -> bool:
+    """Whether a value is some columns of another one."""
+    return maker_of[name].op == "split"
+
+
+def _side_by_side(sources: list[str], kinds: list[Type]) -> tuple[list[Instr], list[str]]:
+    """The instructions that put q, k and v side by side, and the names of their columns there."""
+    dtype, leading = kinds[0].dtype, kinds[0].leading
+    body, joined, width, columns = [], sources[0], kinds[0].width, [f"{name}.beside" for name in sources]
+    for source, kind in zip(sources[1:], kinds[1:], strict=True):
+        width += kind.width
+        value = Value(f"{joined}+{source}", Type(dtype, leading, (width,)))
+        body.append(Instr("join_heads", (joined, source), (), {"heads": 1}, (value,)))
+        joined = value.name
+    start = 0
+    for kind, column in zip(kinds, columns, strict=True):
+        edges = {"start": start, "stop": start + kind.width}
+        body.append(Instr("split", (joined,), (), edges, (Value(column, kind),)))
+        start += kind.width
+    return body, columns
