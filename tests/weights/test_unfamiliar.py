@@ -50,14 +50,15 @@ def test_families_that_are_named_as_near_are_ours() -> None:
 
 
 def test_experts_are_nearest_to_families_with_experts(tmp_path: Path) -> None:
-    config = {"model_type": "deepseek_v9", "n_routed_experts": 64, "num_experts_per_tok": 6, "kv_lora_rank": 512}
+    config = {"model_type": "deepseek_v9", "num_experts": 64, "num_experts_per_tok": 6, "kv_lora_rank": 512}
     config |= {"moe_intermediate_size": 1408, "norm_topk_prob": False, "n_shared_experts": 2, "rms_norm_eps": 1e-6}
     config |= {"rope_theta": 1e4, "hidden_act": "silu", "num_key_value_heads": 16, "router_aux_loss_coef": 0.001}
     (tmp_path / "config.json").write_text(json.dumps(config))
     strange = unfamiliar(tmp_path)
     assert strange is not None
     assert strange.nearest in ("mixtral", "qwen2_moe", "qwen3_moe")
-    assert strange.lacking == {"attention over compressed keys and values": ("kv_lora_rank",)}
+    assert strange.lacking == {}
+    assert strange.ops["join_heads"] == ("kv_lora_rank",)
     assert {"route", "expert_linear", "combine"} <= set(strange.ops)
 
 

@@ -64,6 +64,12 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
         *(*_GATED, "sliding_window", "layer_types", "attention_bias", "head_dim", "num_local_experts"),
         *("num_experts_per_tok", "swiglu_limit", "initial_context_length"),
     ),
+    "deepseek_v2": (
+        *(*_GATED, *_EXPERTS[1:4], "n_routed_experts", "n_shared_experts", "first_k_dense_replace", "topk_method"),
+        *("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "attention_bias"),
+        *("routed_scaling_factor", "n_group", "topk_group", "scoring_func", "moe_layer_freq", "seq_aux"),
+        *("aux_loss_alpha", "ep_size"),
+    ),
     "gpt_neox": (*_NEOX, "layer_norm_eps", "attention_bias", "hidden_act"),
     "gpt2": ("n_embd", "n_head", "n_layer", "n_positions", "n_inner", *_LEARNED, "scale_attn_weights"),
     "opt": ("ffn_dim", "do_layer_norm_before", "word_embed_proj_dim", "enable_bias", "activation_function"),
@@ -94,6 +100,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"num_key_value_heads|attention\.head_count_kv|multi_query|n_head_kv", ("attend",)),
     (r"sliding_window\w*|layer_types|attention\.sliding_window\w*|global_attn_every_n_layers", ("attend",)),
     (r"attn_logit_softcapping|alibi\w*|attention\.max_alibi_bias", ("attend",)),
+    (r"(q|kv)_lora_rank|qk_(rope|nope)_head_dim|attention\.(q|kv)_lora_rank", ("cut_heads", "join_heads")),
     (r"final_logit_softcapping", ("soft_cap",)),
     (r"use_qk_norm|qk_layernorm|qk_norm", ("rms_norm",)),
     (r"\w*(embedding|residual|attention)_multiplier|logits?_scal\w+|embedding_scale|residual_scale", ("scale",)),
@@ -101,10 +108,6 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 # What no op of ours computes, whatever its name may be one day.
 _LACKING: tuple[tuple[str, str], ...] = (
-    (
-        r"(q|kv)_lora_rank|qk_(rope|nope)_head_dim|attention\.(q|kv)_lora_rank",
-        "attention over compressed keys and values",
-    ),
     (r"ssm\.\w+|ssm_\w+|mamba_\w+|state_size|d_conv|conv_kernel\w*|time_step_\w+|\w*conv1d\w*", "state-space layers"),
     (r"linear_(num_)?(key|value)_head\w*|wkv\.\w+|rwkv\w*", "linear attention"),
     (r"is_encoder_decoder|encoder_layers|decoder_layers|num_decoder_layers|relative_attention_\w+", "an encoder"),
