@@ -1,4 +1,5 @@
-"""Families with learned positions, relu or attention beside the MLP from a folder to a bundle, and with company."""
+"""Families with learned positions, relu, attention beside the MLP or over compressed keys and values, from a folder
+to a bundle, and with company."""
 
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from tests.models.parity_cases import CASES, theirs  # noqa: E402
 PROMPTS = [np.random.default_rng(seed).integers(0, 96, 12 + 9 * seed).tolist() for seed in range(3)]
 
 
-@pytest.mark.parametrize("name", ["gpt_neox", "gpt2", "opt_350m"])
+@pytest.mark.parametrize("name", ["gpt_neox", "gpt2", "opt_350m", "deepseek_v2_lite"])
 def test_answers_with_company_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = theirs(CASES[name].config)
     model.save_pretrained(tmp_path / "model")

@@ -118,18 +118,18 @@ YARN_BOTH |= {"mscale": 0.707, "mscale_all_dim": 1.2}
 DEEPSEEK = BASE | {"family": "deepseek", "layers": 3, "kv_heads": 4, "head_dim": 32, "rotary_dim": 16, "tied": False}
 DEEPSEEK |= {"rope_style": "interleaved", "kv_rank": 32, "value_dim": 24, "rope_scaling": YARN_BOTH}
 DEEPSEEK |= {"ffn": 32, "experts": 6, "experts_per_token": 3, "renormalise": False, "shared_ffn": 64}
-DEEPSEEK |= {"dense_layers": 1, "dense_ffn": 96}
+DEEPSEEK |= {"dense_layers": 1, "dense_ffn": 96, "routed_scale": 2.5}
 CASES |= {
     "deepseek_v2_lite": Case(
         "deepseek_v2",
-        "attention over compressed keys and values, a dense layer before those of experts, shared experts, YaRN that "
-        "sharpens the softmax",
+        "attention over compressed keys and values, a dense layer before those of experts, shared experts and a factor "
+        "of the others, YaRN that sharpens the softmax",
         DEEPSEEK,
     ),
     "deepseek_v2": Case(
         "deepseek_v2",
-        "compressed queries, experts in all layers and a factor of what they give",
-        DEEPSEEK | {"q_rank": 48, "dense_layers": 0, "dense_ffn": 0, "routed_scale": 2.5, "rope_scaling": None},
+        "compressed queries, experts in all layers",
+        DEEPSEEK | {"q_rank": 48, "dense_layers": 0, "dense_ffn": 0, "rope_scaling": None},
     ),
 }
 FACTORS = {

@@ -40,8 +40,8 @@ class Row(Label):
 
 @dataclass(frozen=True)
 class Overview:
-    """The rows of embed, the first layer and the head, one for all that the last layer does for wanted rows alone, and
-    the step's totals over all layers."""
+    """The rows of embed, the first layer, what later ones do besides and the head, one for all that the last layer does
+    for wanted rows alone, and the step's totals over all layers."""
 
     rows: tuple[Row, ...]
     layers: int
@@ -61,7 +61,10 @@ def overview(program: Program, work: Work, roofs: Roofs | None) -> Overview:
         for (instr, cost), label in zip(priced.instrs, labels(program), strict=True)
     ]
     inner = Counter(like for label, _, like in priced_here if label.section.startswith("layer "))
-    first = Counter(like for label, _, like in priced_here if label.section == "layer 0")
+    layer_of: dict[object, str] = {}  # what instructions do -> the first layer with such
+    for label, _, like in priced_here:
+        layer_of.setdefault(like, label.section)
+    first = Counter(like for label, _, like in priced_here if label.section == layer_of[like])
     rows: list[Row] = []
     spent_seconds = 0.0
     for (instr, _), (label, cost, like) in zip(priced.instrs, priced_here, strict=True):
@@ -72,9 +75,9 @@ def overview(program: Program, work: Work, roofs: Roofs | None) -> Overview:
             rows[-1] = _joined(rows[-1], spent, time)
         elif label.section == LAST:
             rows.append(Row(LAST, LAST, "wanted rows", "", 1, spent, time, "memory"))
-        elif label.section in ("embed", "layer 0", "head") or (instr.op == "attend" and not first[like]):
-            label, first[like] = replace(label, section="layer 0") if instr.op == "attend" else label, first[like] or 1
-            times = inner[like] // first[like] if label.section == "layer 0" else 1
+        elif label.section == layer_of[like]:
+            times = inner[like] // first[like] if label.section.startswith("layer ") else 1
+            label = replace(label, section="layer 0") if instr.op == "attend" else label
             bound = _bound(spent, time, roofs, working_set)
             rows.append(Row(**vars(label), times=times, spent=spent, seconds=time, bound=bound))
     return Overview(tuple(rows), layers, priced.weight_bytes, total, spent_seconds if roofs else None)

@@ -27,6 +27,14 @@ MODELS = {
     "llama3": ({**LLAMA, "tied": False}, "E4M3"),
     "mpt": ({**LLAMA, "family": "mpt", "kv_heads": 4, "positions": "alibi", "bias": True}, "F16"),
     "mpt-rope": ({**LLAMA, "family": "mpt", "rms": True, "gated": True, "bias": True}, "BF16"),  # gated by gelu
+    "deepseek": (
+        {
+            **{**MIXTRAL, "family": "deepseek", "kv_heads": LLAMA["heads"], "rope_style": "interleaved"},
+            **{"rotary_dim": LLAMA["head_dim"] // 2, "value_dim": 8, "kv_rank": 32, "dense_layers": 1, "dense_ffn": 64},
+            **{"renormalise": False, "shared_ffn": 64},
+        },
+        "BF16",
+    ),
     "mixtral": (MIXTRAL, "BF16"),
     "qwen2-moe": (
         {**MIXTRAL, "family": "qwen_moe", "attention_bias": True, "renormalise": False, "shared_ffn": 96},
