@@ -64,7 +64,7 @@ def prepared(step, heads, window=0, exact=False, programs=64, chip="sm_90"):
     )  # fmt: skip
 
 
-def run(step, launch, soft_cap=0.0, alibi=False):
+def run(step, launch, soft_cap=0.0, alibi=False, sinks=None):
     """(out, workspace), both poisoned before."""
     from roofline.backends.gpu.kernels.attend import attend
     from roofline.backends.gpu.kernels.attend_launches import workspace_floats
@@ -75,16 +75,16 @@ def run(step, launch, soft_cap=0.0, alibi=False):
     slopes = torch.tensor(log2_slopes(launch.heads)) if alibi else None
     attend(
         launch, step.q, step.k, step.v, *step.fields, scale=step.k.shape[3] ** -0.5, soft_cap=soft_cap, slopes=slopes,
-        workspace=workspace, out=out,
+        sinks=sinks, workspace=workspace, out=out,
     )  # fmt: skip
     return out, workspace
 
 
-def expected(step, heads, window=0, soft_cap=0.0, alibi=False):
+def expected(step, heads, window=0, soft_cap=0.0, alibi=False, sinks=None):
     from roofline import ops
 
-    q = step.q.contiguous().float()
-    return ops.attend(q, step, 0, heads, step.k.shape[3] ** -0.5, window=window, soft_cap=soft_cap, alibi=alibi)
+    q, bends = step.q.contiguous().float(), {"soft_cap": soft_cap, "alibi": alibi, "sinks": sinks}
+    return ops.attend(q, step, 0, heads, step.k.shape[3] ** -0.5, window=window, **bends)
 
 
 def error(out, want):

@@ -30,6 +30,19 @@ def test_mixed_steps(heads, window, soft_cap, alibi, programs):
     assert error(out, expected(step, heads, window, soft_cap, alibi)) < TOLERANCE["f32"]
 
 
+@pytest.mark.parametrize(("window", "programs"), [(0, 1), (0, 64), (20, 1)])
+def test_sinks(window, programs):
+    """A score of each head that takes its part and has no value: without splits and behind their merge, small beside
+    the keys' and above all of them; the groups of 3 leave rows of a tile without a head."""
+    sinks = torch.tensor([-9.0, 0.5, 30.0, 2.0, -1.0, 6.0])
+    step = paged([(1, 290), (7, 25)], 6, 2, 16)
+    launch = prepared(step, 6, window, programs=programs)
+    assert (launch.splits > 1) == (programs > 1)
+    out, _ = run(step, launch, sinks=sinks)
+    assert error(out, expected(step, 6, window, sinks=sinks)) < TOLERANCE["f32"]
+    assert error(out, expected(step, 6, window)) > 0.1
+
+
 @pytest.mark.parametrize(("window", "programs"), [(0, 1), (0, 128), (16, 1), (16, 128), (257, 128)])
 def test_context_lengths(window, programs):
     step = paged([(1, context) for context in EDGES], 2, 1, 8)
@@ -152,26 +165,27 @@ def chunk(step, start, stop):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "window", "soft_cap", "alibi", "flip", "length"),
+    ("dtype", "window", "bends", "flip", "length"),
     [
-        ("f32", 0, 0.0, False, False, 300),
-        ("bf16", 270, 0.0, False, True, 530),  # the window begins in the second split
-        pytest.param("f16", 0, 5.0, True, False, 300, marks=pytest.mark.slow),
+        ("f32", 0, {}, False, 300),
+        ("bf16", 270, {"sinks": [1.5, -2.0]}, True, 530),  # the window begins in the second split
+        pytest.param("f16", 0, {"soft_cap": 5.0, "alibi": True}, False, 300, marks=pytest.mark.slow),
     ],
 )
-def test_exact_bits_do_not_depend_on_regime(dtype, window, soft_cap, alibi, flip, length, rows_alike):
+def test_exact_bits_do_not_depend_on_regime(dtype, window, bends, flip, length, rows_alike):
     """A text at once, in chunks, and positions one by one, with and without an axis of splits: equal bits."""
     heads, cached = 2, length - 30
+    bends = {name: torch.tensor(value) if name == "sinks" else value for name, value in bends.items()}
     step = paged([(length - cached, length)], heads, 1, 16, dtype)
 
     def compute(part, programs):
         launch = prepared(part, heads, window, exact=True, programs=programs)
         assert (launch.splits > 1) == (programs > 1)
         tile = replace(launch.tile, sizes={**launch.tile.sizes, "FLIP": flip})
-        return run(part, replace(launch, tile=tile), soft_cap, alibi)[0]
+        return run(part, replace(launch, tile=tile), **bends)[0]
 
     want = compute(step, programs=1)
-    assert error(want, expected(step, heads, window, soft_cap, alibi)) < TOLERANCE[dtype]
+    assert error(want, expected(step, heads, window, **bends)) < TOLERANCE[dtype]
     for first, stop in pairwise([cached, cached + 3, cached + 12, length]):
         assert torch.equal(compute(chunk(step, first, stop), programs=256), want[first - cached : stop - cached])
     positions = [cached + at for at in (0, 9, 11, 12, 29)]
@@ -259,13 +273,13 @@ def test_merge_faults_are_noticed(exact):
             out,
             partial.contiguous(),
             state.contiguous(),
+            step.q,  # stands for sinks
             *step.fields[:2],
             0,
             1,
             2,
             4,
-            **launch.constants(),
-            **launch.merge_tile.sizes,
+            **launch.merge_constants(),
         )
         return out
 

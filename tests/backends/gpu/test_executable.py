@@ -40,6 +40,10 @@ MODELS = {
         {**MIXTRAL, "family": "qwen_moe", "attention_bias": True, "renormalise": False, "shared_ffn": 96},
         "BF16",
     ),
+    "gpt_oss": (
+        {**MIXTRAL, "family": "gpt_oss", "attention_bias": True, "layer_windows": [20, 0], "swiglu_limit": 0.5},
+        "BF16",
+    ),
     "gpt_neox": (
         {**LLAMA, "family": "gpt_neox", "kv_heads": 4, "bias": True, "attention_bias": True, "rotary_dim": 8},
         "BF16",
@@ -67,18 +71,20 @@ def models(name, exact=False):
     return gpu, ReferenceExecutable(program, source.read, **shape)
 
 
-QUICK = ("llama", "mixtral")  # the others take their time: -m slow
+QUICK = ("llama", "mixtral", "gpt_oss")  # the others take their time: -m slow
+# Texts in which no token's last chosen expert and the first that is not lie as near as rounding moves router logits:
+# 16 bits move them by up to 2^-6, these margins are 2^-4 and more. With the seed 0 two experts of a token that Mixtral
+# decodes are 2^-8 apart, one step of bf16; it goes to the other one, its logits differ by 3 %, and nothing is wrong.
+SEEDS = {"mixtral": 5, "qwen2-moe": 28, "gpt_oss": 38}
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
 def test_steps_equal_the_reference(name):
     """Up to where 16-bit rounding falls: sums in another order round differently now and then."""
     gpu, reference = models(name)
-    for step in steps():
+    for step in steps(SEEDS.get(name, 0)):
         got, want = logits(gpu, step), logits(reference, step)
-        # Where experts are nearly equal, rounding may send a token of the context to another one.
-        most = 0.04 if "experts" in MODELS[name][0] else 0.02
-        assert distance(got, want) < most, distance(got, want)
+        assert distance(got, want) < 0.02, distance(got, want)
 
 
 @pytest.mark.parametrize(("name", "damage"), [("llama", 0x7FC0), ("llama", 0xFF80), ("qwen3", 0x7C00)])
@@ -233,11 +239,11 @@ def test_experts_in_blocks_are_refused():
 
 
 def test_what_has_no_kernel_is_refused_by_name():
+    """Of a CPU's fused ops, none of which a GPU has."""
     from roofline.backends.gpu.runtime.lower import check, without_kernel
 
-    config = {**MIXTRAL, "family": "gpt_oss", "layer_windows": [20] + [0] * (MIXTRAL["layers"] - 1)}
-    source = random_checkpoint(config, seed=3, form="BF16")
-    program = compile_program(*registry.configure(source.config), source.tensors, target.gpu("bf16", False))
-    assert without_kernel(program) == ("attend with sinks", "expert_bias", "clamped_swiglu")
-    with pytest.raises(UnsupportedError, match="op 'attend with sinks' on a GPU"):
+    source = random_checkpoint(MIXTRAL, seed=3, form="BF16")
+    program = compile_program(*registry.configure(source.config), source.tensors, target.CPU)
+    assert without_kernel(program) == ("linear_add", "expert_linear_silu_mul")
+    with pytest.raises(UnsupportedError, match="op 'linear_add' on a GPU"):
         check(program)

@@ -127,3 +127,17 @@ def test_combine_adds_in_the_order_of_ranks(dtype):
     combine(chips.get("sm_90"), x, weights, out=out)
     parts = weights[:, :, None] * x.float().view(2, 3, 1030)
     assert torch.equal(out, (parts[:, 0] + parts[:, 1]) + parts[:, 2])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_biases_are_those_of_each_slot_s_expert(dtype):
+    """In the place of what they are added to, as the op says; rows that lie apart."""
+    from roofline.backends.gpu.kernels.route import expert_bias
+
+    x = torch.randn(6, 1040).to(getattr(torch, dtype))
+    bias, ids = torch.randn(5, 1030), torch.tensor([[4, 0], [2, 2], [1, 3]], dtype=torch.int32)
+    want = ops.expert_bias(x[:, :1030].float().reshape(3, 2060), ids, bias.flatten(), 5).view(6, 1030).to(x.dtype)
+    beyond = x[:, 1030:].clone()
+    expert_bias(chips.get("sm_90"), x[:, :1030], ids, bias, out=x[:, :1030])
+    assert torch.equal(x[:, :1030], want)
+    assert torch.equal(x[:, 1030:], beyond)

@@ -11,6 +11,7 @@ REFERENCE = {
     "silu": (ops.silu_mul, ops.silu),
     "gelu_tanh": (ops.gelu_mul, ops.gelu),
     "gelu_erf": (lambda gate, up: ops.gelu_mul(gate, up, tanh=False), lambda x: ops.gelu(x, tanh=False)),
+    "relu": (lambda gate, up: ops.relu(gate) * up, ops.relu),
 }
 # rows, ffn, dtype in, dtype out
 SHAPES = [
@@ -44,6 +45,30 @@ def test_gated_and_plain(kind, rows, ffn, source, target):
     assert torch.equal(outs[0], outs[1])
     assert near(outs[2], plain_reference(gate), target)
     assert wide[:, :, ffn:].isnan().all()
+
+
+@pytest.mark.parametrize(("rows", "ffn", "source", "target"), SHAPES)
+def test_clamped_swiglu(rows, ffn, source, target):
+    """Gates beyond the limit above and below, ups beyond it on both sides; in the place of gate too."""
+    from roofline.backends.gpu.kernels.gated import clamped_swiglu
+
+    gate, up = (3 * torch.randn(2, rows, ffn)).to(getattr(torch, source))
+    up[0, 0], up[0, 1], gate[0, 2], gate[0, 3] = 5.0, -5.0, 5.0, -5.0
+    want = ops.clamped_swiglu(gate.double(), up.double(), 2.0)
+    out = gate if source == target else torch.full((rows, ffn), float("nan"), dtype=getattr(torch, target))
+    clamped_swiglu(chips.get("sm_90"), gate, up, 2.0, out=out)
+    assert near(out, want, target)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_clamping_keeps_a_nan(place):
+    from roofline.backends.gpu.kernels.gated import clamped_swiglu
+
+    operands = torch.ones(2, 1, 4)
+    operands[place, 0, 2] = float("nan")
+    out = torch.zeros(1, 4)
+    clamped_swiglu(chips.get("sm_90"), *operands, 7.0, out=out)
+    assert out.isnan().tolist() == [[False, False, True, False]]
 
 
 @pytest.mark.parametrize("kind", REFERENCE)

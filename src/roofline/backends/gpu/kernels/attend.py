@@ -29,15 +29,16 @@ def _factors(scale: float, soft_cap: float) -> tuple[float, float]:
 def attend(
     launch: Launch, q: Tensor, k: Tensor, v: Tensor, seg_start: Tensor, context_len: Tensor, page_start: Tensor,
     pages: Tensor, *, scale: float, soft_cap: float = 0.0, slopes: Tensor | None = None,
-    workspace: Tensor | None = None, out: Tensor,
+    sinks: Tensor | None = None, workspace: Tensor | None = None, out: Tensor,
 ) -> None:  # fmt: skip
     """`ops.attend` over a paged cache that holds this step's keys already.
 
     q [tokens, heads * head_dim], its rows may be apart; k, v [pages, kv_heads, 16, head_dim], each page contiguous, in
     q's dtype or the chip's float8; seg_start, page_start int32 [segments + 1], context_len int32 [segments], pages
     int32: fields of ops/batch.py, whole whatever segments are the launch's, the last of which may be empty; slopes
-    float32 [heads], of ALiBi: `ops.attention.log2_slopes`; workspace float32 [workspace_floats]; out [tokens, heads *
-    head_dim], contiguous, in q's dtype: rows of no segment of the launch stay as they were.
+    float32 [heads], of ALiBi: `ops.attention.log2_slopes`; sinks float32 [heads]: a score of each head that has no
+    value, merged behind all keys; workspace float32 [workspace_floats]; out [tokens, heads * head_dim], contiguous, in
+    q's dtype: rows of no segment of the launch stay as they were.
     """
     splits = launch.splits
     partial, state = out, out
@@ -49,14 +50,17 @@ def attend(
     assert k.stride() == v.stride(), "pages of k and v lie differently"
     counts = launch.first_segment, launch.segments - launch.first_segment, launch.kv_heads, splits
     wide = k.shape[0] * k.stride(0) >= WIDE
+    head_scores = q if slopes is None else slopes, q if sinks is None else sinks  # q stands for what is not there
+    bends = {"capped": soft_cap > 0, "alibi": slopes is not None, "sinks": sinks is not None}
     attend_kernel[(launch.blocks, launch.head_blocks, splits)](
-        q, k, v, out, partial, state, q if slopes is None else slopes, seg_start, context_len, page_start, pages,
+        q, k, v, out, partial, state, *head_scores, seg_start, context_len, page_start, pages,
         *counts, q.stride(0), k.stride(0), *_factors(scale, soft_cap),
-        **launch.attend_constants(soft_cap > 0, slopes is not None, wide), **launch.tile.compiler(),
+        **launch.attend_constants(**bends, wide=wide), **launch.tile.compiler(),
     )  # fmt: skip
     if splits > 1:
         merge_kernel[(launch.blocks, launch.heads, min(launch.max_query, launch.queries))](
-            out, partial, state, seg_start, context_len, *counts, **launch.constants(), **launch.merge_tile.launch()
+            out, partial, state, head_scores[1], seg_start, context_len, *counts,
+            **launch.merge_constants(sinks is not None), **launch.merge_tile.compiler(),
         )  # fmt: skip
 
 
@@ -101,8 +105,11 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
         yield _compilation(chip, 128, 4, regime, capped=True)
         yield _compilation(chip, 128, 1, regime, alibi=True)
         yield _compilation(chip, 128, 4, regime, wide=True)
+    for regime, window in (("decode", 0), ("prefill", 0), ("prefill", 128), ("exact", 128)):
+        yield _compilation(chip, 64, 8, regime, window=window, sinks=True)
     for exact in (False, True):
-        yield _merge_compilation(chip, exact)
+        for sinks in (False, True):
+            yield _merge_compilation(chip, exact, sinks)
 
 
 def _prepared(chip: Chip, head_dim: int, group: int, regime: str, window: int, cache_bytes: int = 2) -> Launch:
@@ -118,16 +125,17 @@ def _prepared(chip: Chip, head_dim: int, group: int, regime: str, window: int, c
 
 def _compilation(
     chip: Chip, head_dim: int, group: int, regime: str, *, dtype: str = "bf16", cache: str = "", window: int = 0,
-    capped: bool = False, alibi: bool = False, wide: bool = False,
+    capped: bool = False, alibi: bool = False, sinks: bool = False, wide: bool = False,
 ) -> Compilation:  # fmt: skip
     launch = _prepared(chip, head_dim, group, regime, window, 1 if cache else 2)
+    launch = replace(launch, splits=1) if sinks else launch  # with splits, the merge alone knows of them
     kinds = [f" cache={cache}"] * bool(cache) + [f" window={window}"] * bool(window)
-    kinds += [" soft_cap"] * capped + [" alibi"] * alibi + [" wide"] * wide
-    constants = launch.attend_constants(capped, alibi, wide)
+    kinds += [" soft_cap"] * capped + [" alibi"] * alibi + [" sinks"] * sinks + [" wide"] * wide
+    constants = launch.attend_constants(capped=capped, alibi=alibi, sinks=sinks, wide=wide)
     partial = "f32" if constants["PARTIAL"] else dtype  # out and q stand for what is not there
     signature = {
         **pointers(q=dtype, k=cache or dtype, v=cache or dtype, out=dtype, partial=partial, state=partial),
-        **pointers(slopes="f32" if alibi else dtype),
+        **pointers(slopes="f32" if alibi else dtype, sinks="f32" if sinks else dtype),
         **pointers(seg_start="i32", context_len="i32", page_start="i32", pages="i32"),
         "scale": "fp32", "cap": "fp32",
     }  # fmt: skip
@@ -137,8 +145,9 @@ def _compilation(
     )  # fmt: skip
 
 
-def _merge_compilation(chip: Chip, exact: bool) -> Compilation:
+def _merge_compilation(chip: Chip, exact: bool, sinks: bool) -> Compilation:
     launch = replace(_prepared(chip, 128, 4, "exact" if exact else "decode", 0), splits=2)
-    types = pointers(out="bf16", partial="f32", state="f32", seg_start="i32", context_len="i32")
-    case = f"head_dim=128 exact={exact}"
-    return Compilation(MERGE, case, merge_kernel, types, launch.constants(), launch.merge_tile)
+    types = pointers(out="bf16", partial="f32", state="f32", sinks="f32" if sinks else "bf16")
+    types |= pointers(seg_start="i32", context_len="i32")
+    case = f"head_dim=128 exact={exact}{' sinks' * sinks}"
+    return Compilation(MERGE, case, merge_kernel, types, launch.merge_constants(sinks), launch.merge_tile)

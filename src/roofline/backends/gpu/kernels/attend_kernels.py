@@ -11,6 +11,7 @@ import triton.language as tl
 
 PAGE = tl.constexpr(16)  # ops/batch.py: PAGE_TOKENS
 SPLIT = tl.constexpr(256)  # keys; where splits may lie, a part of the reduction order
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -65,6 +66,16 @@ def _merged(top, total, acc, top_part, total_part, acc_part, ALONG: tl.constexpr
     total = tl.where(empty, total, tl.fma(total, old, total_part * new))
     rescaled = tl.fma(acc, tl.expand_dims(old, ALONG), acc_part * tl.expand_dims(new, ALONG))
     return highest, total, tl.where(tl.expand_dims(empty, ALONG), acc, rescaled)
+
+
+@triton.jit
+def _with_sink(total, acc, top, sink, ALONG: tl.constexpr):
+    """(total, acc) of [rows] and the sink of each row's head, as `_merged` makes them of one key without a value."""
+    sink *= LOG2E
+    highest = tl.maximum(top, sink)
+    finite = tl.where(highest == float("-inf"), 0.0, highest)
+    old = tl.exp2(top - finite)
+    return tl.fma(total, old, tl.exp2(sink - finite)), acc * tl.expand_dims(old, ALONG)
 
 
 @triton.jit
@@ -190,12 +201,12 @@ def _keys(
 
 @triton.jit(do_not_specialize=["first_segment", "segments", "kv_heads", "splits"])
 def attend_kernel(
-    q, k, v, out, partial, state, slopes, seg_start, context_len, page_start, pages,
+    q, k, v, out, partial, state, slopes, sinks, seg_start, context_len, page_start, pages,
     first_segment, segments, kv_heads, splits, q_row, page_stride, scale, cap,
     GROUP: tl.constexpr, HEAD_ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FLIP: tl.constexpr, PEEL: tl.constexpr,
     SINGLE: tl.constexpr, PARTIAL: tl.constexpr,
-    WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of queries, kv heads x blocks of their heads, splits or 1). Surplus programs leave at once.
 
@@ -265,15 +276,18 @@ def attend_kernel(
         tl.store(state + row * 2 + 1, total, mask=real)
         tl.store(partial + tl.expand_dims(row * DIM, ALONG) + tl.expand_dims(dims, 1 - ALONG), acc, mask=row_mask)
     else:
+        if SINKS:
+            sink = tl.load(sinks + head, mask=real, other=float("-inf"))
+            total, acc = _with_sink(total, acc, top, sink, ALONG)
         value = (acc / tl.expand_dims(total, ALONG)).to(out.dtype.element_ty)
         tl.store(out + tl.expand_dims(row * DIM, ALONG) + tl.expand_dims(dims, 1 - ALONG), value, mask=row_mask)
 
 
 @triton.jit(do_not_specialize=["first_segment", "segments", "kv_heads", "splits"])
 def merge_kernel(
-    out, partial, state, seg_start, context_len, first_segment, segments, kv_heads, splits,
+    out, partial, state, sinks, seg_start, context_len, first_segment, segments, kv_heads, splits,
     GROUP: tl.constexpr, HEAD_ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    SINGLE: tl.constexpr, WINDOW: tl.constexpr, EXACT: tl.constexpr, CHUNK: tl.constexpr,
+    SINGLE: tl.constexpr, WINDOW: tl.constexpr, EXACT: tl.constexpr, SINKS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """One row of one head: its splits, in the exact order from left to right. Grid (blocks, heads, queries of a block).
 
@@ -317,5 +331,8 @@ def merge_kernel(
             total = total * old + tl.sum(totals * weights, axis=0)
             acc = acc * old[:, None] + tl.sum(accs * weights[:, None], axis=0)[None, :]
             top = highest
+    if SINKS:
+        sink = tl.load(sinks + tl.program_id(1) + one)
+        total, acc = _with_sink(total, acc, top, sink, 1)
     target = out + (row + one)[:, None] * DIM + dims[None, :]
     tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=(dims < DIM)[None, :])

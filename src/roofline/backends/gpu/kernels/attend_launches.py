@@ -59,10 +59,17 @@ class Launch:
             "SINGLE": self.max_query <= self.queries, "WINDOW": self.window, "EXACT": self.exact,
         }  # fmt: skip
 
-    def attend_constants(self, capped: bool, alibi: bool, wide: bool = False) -> dict[str, object]:
-        """All constants of the first kernel."""
-        kinds = {"PARTIAL": self.splits > 1, "CAPPED": capped, "ALIBI": alibi, "WIDE": wide}
+    def attend_constants(
+        self, *, capped: bool = False, alibi: bool = False, sinks: bool = False, wide: bool = False
+    ) -> dict[str, object]:
+        """All constants of the first kernel; with splits the second one knows of sinks."""
+        partial = self.splits > 1
+        kinds = {"PARTIAL": partial, "CAPPED": capped, "ALIBI": alibi, "SINKS": sinks and not partial, "WIDE": wide}
         return {**self.constants(), **self.tile.sizes, **kinds}
+
+    def merge_constants(self, sinks: bool = False) -> dict[str, object]:
+        """All constants of the second kernel."""
+        return {**self.constants(), **self.merge_tile.sizes, "SINKS": sinks}
 
 
 def _padded(head_dim: int) -> int:

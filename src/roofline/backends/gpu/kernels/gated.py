@@ -1,4 +1,5 @@
-"""silu and gelu, plain or times a second operand; float32 between one rounding in and one out."""
+"""silu, gelu and relu, plain or times a second operand, and the clamped SwiGLU of gpt-oss; float32 between one rounding
+in and one out."""
 
 from collections.abc import Iterator
 
@@ -12,35 +13,45 @@ from roofline.backends.gpu.signatures import Compilation, pointers
 from roofline.hardware.chips.chips import Chip
 
 NAME = "gated"
-KINDS = ("silu", "gelu_tanh", "gelu_erf")
+KINDS = ("silu", "gelu_tanh", "gelu_erf", "relu")
+CLAMPED = "clamped_swiglu"
 
 
 @triton.jit
 def _gated(
-    gate, up, out, width, gate_stride, up_stride, out_stride,
+    gate, up, out, width, gate_stride, up_stride, out_stride, limit,
     KIND: tl.constexpr, HAS_UP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     x = tl.load(gate + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if HAS_UP:
+        u = tl.load(up + row * up_stride + column, mask=inside, other=0.0).to(tl.float32)
     if KIND == "silu":
         y = x / (1.0 + tl.exp(-x))
+    elif KIND == "relu":
+        y = tl.where(x < 0, 0.0, x)  # a NaN stays one
+    elif KIND == "clamped_swiglu":
+        x = tl.where(x > limit, limit, x)
+        y = x / (1.0 + tl.exp(-1.702 * x))
+        u = tl.where(u > limit, limit, tl.where(u < -limit, -limit, u)) + 1.0
     elif KIND == "gelu_tanh":  # (1 + tanh u) / 2 is 1 / (1 + exp(-2u)), which cancels nothing where u is negative
         y = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
     else:
         y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     if HAS_UP:
-        y *= tl.load(up + row * up_stride + column, mask=inside, other=0.0).to(tl.float32)
+        y *= u
     tl.store(out + row * out_stride + column, y.to(out.dtype.element_ty), mask=inside)
 
 
 def gated(chip: Chip, kind: str, gate: Tensor, up: Tensor | None = None, *, out: Tensor) -> None:
     """out = act(gate) * up, all [rows, ffn] of any float dtype, rows may lie apart. The ops silu_mul and gelu_mul.
 
-    kind: "silu", "gelu_tanh" or "gelu_erf". up None: gate [rows, 2 * ffn] holds both side by side. out may be gate
-    or up where the dtypes agree.
+    kind: one of KINDS. up None: gate [rows, 2 * ffn] holds both side by side. out may be gate or up where the dtypes
+    agree.
     """
+    assert kind in KINDS, kind
     ffn = out.shape[1]
     if up is None:
         gate, up = gate[:, :ffn], gate[:, ffn:]
@@ -48,18 +59,23 @@ def gated(chip: Chip, kind: str, gate: Tensor, up: Tensor | None = None, *, out:
 
 
 def activated(chip: Chip, kind: str, x: Tensor, *, out: Tensor) -> None:
-    """out = act(x), both [rows, width] of any float dtype, rows may lie apart. The ops silu and gelu."""
+    """out = act(x), both [rows, width] of any float dtype, rows may lie apart. The ops silu, gelu and relu."""
+    assert kind in KINDS, kind
     _launch(chip, kind, x, None, out)
 
 
-def _launch(chip: Chip, kind: str, gate: Tensor, up: Tensor | None, out: Tensor) -> None:
-    assert kind in KINDS, kind
+def clamped_swiglu(chip: Chip, gate: Tensor, up: Tensor, limit: float, *, out: Tensor) -> None:
+    """out = the op clamped_swiglu of gate and up, all [rows, ffn] as for `gated`."""
+    _launch(chip, CLAMPED, gate, up, out, limit)
+
+
+def _launch(chip: Chip, kind: str, gate: Tensor, up: Tensor | None, out: Tensor, limit: float = 0.0) -> None:
     assert gate.stride(1) == out.stride(1) == 1, "a row lies apart"
     rows, width = out.shape
     tile = tiles.choose(NAME, chip)
     second = gate if up is None else up
     _gated[(rows, cdiv(width, tile.sizes["BLOCK"]))](
-        gate, second, out, width, gate.stride(0), second.stride(0), out.stride(0),
+        gate, second, out, width, gate.stride(0), second.stride(0), out.stride(0), limit,
         KIND=kind, HAS_UP=up is not None, **tile.launch(),
     )  # fmt: skip
 
@@ -72,8 +88,9 @@ def cost(rows: int, width: int, with_up: bool, in_bytes: int = 2, out_bytes: int
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """Each kind times a second operand, and alone, in bf16; silu_mul of float32 too."""
     tile = tiles.choose(NAME, chip)
-    cases = [(kind, with_up, "bf16") for kind in KINDS for with_up in (True, False)]
+    cases = [(kind, with_up, "bf16") for kind in KINDS for with_up in (True, False)] + [(CLAMPED, True, "bf16")]
     aligned = ("width", "gate_stride", "up_stride", "out_stride")
     for kind, with_up, dtype in [*cases, ("silu", True, "f32")]:
-        types, constants = pointers(gate=dtype, up=dtype, out="bf16"), {"KIND": kind, "HAS_UP": with_up}
+        types = {**pointers(gate=dtype, up=dtype, out="bf16"), "limit": "fp32"}
+        constants = {"KIND": kind, "HAS_UP": with_up}
         yield Compilation(NAME, f"{kind} up={with_up} {dtype}", _gated, types, constants, tile, aligned=aligned)

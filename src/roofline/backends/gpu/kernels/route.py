@@ -1,4 +1,4 @@
-"""Which experts a token goes to, and what they made of it put together. Source: Shazeer et al. 2017."""
+"""Which experts a token goes to, their biases, and what they made of it put together. Source: Shazeer et al. 2017."""
 
 from collections.abc import Iterator
 
@@ -53,6 +53,18 @@ def _combine(x, weights, out, width, x_stride, out_stride, TOP: tl.constexpr, BL
     tl.store(out + token * out_stride + column, total.to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit(do_not_specialize=["experts"])
+def _expert_bias(x, ids, bias, out, experts, width, x_stride, out_stride, BLOCK: tl.constexpr):
+    slot = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    expert = tl.load(ids + slot).to(tl.int64)
+    valid = (expert >= 0) & (expert < experts)
+    value = tl.load(x + slot * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    value += tl.load(bias + expert * width + column, mask=inside & valid, other=float("nan"))
+    tl.store(out + slot * out_stride + column, value.to(out.dtype.element_ty), mask=inside)
+
+
 def route(chip: Chip, logits: Tensor, *, renormalise: bool, weights: Tensor, ids: Tensor) -> None:
     """weights float32 and ids int32 [tokens, top]: the largest logits of a token, falling, ties to the lowest expert.
 
@@ -66,6 +78,19 @@ def route(chip: Chip, logits: Tensor, *, renormalise: bool, weights: Tensor, ids
         logits, weights, ids, experts, logits.stride(0), TOP=top, RENORMALISE=renormalise,
         TOP_BLOCK=next_power_of_2(top), BLOCK=next_power_of_2(experts), **tile.compiler(),
     )  # fmt: skip
+
+
+def expert_bias(chip: Chip, x: Tensor, ids: Tensor, bias: Tensor, *, out: Tensor) -> None:
+    """out[slot] = x[slot] + bias[ids[slot]], added in float32 and rounded once.
+
+    x, out [slots, width], any float dtypes, rows may lie apart, out may be x; ids int32 of slots elements; bias float32
+    [experts, width]. A number outside the experts gives a row of NaN.
+    """
+    experts, width = bias.shape
+    tile = tiles.choose("expert_bias", chip)
+    _expert_bias[(ids.numel(), cdiv(width, tile.sizes["BLOCK"]))](
+        x, ids, bias, out, experts, width, x.stride(0), out.stride(0), **tile.launch()
+    )
 
 
 def combine(chip: Chip, x: Tensor, weights: Tensor, *, out: Tensor) -> None:
@@ -90,8 +115,13 @@ def combine_cost(tokens: int, top: int, width: int, in_bytes: int = 2, out_bytes
     return 2 * tokens * top * width, tokens * (width * (top * in_bytes + out_bytes) + 4 * top)
 
 
+def expert_bias_cost(slots: int, hit: int, width: int, in_bytes: int = 2, out_bytes: int = 2) -> tuple[int, int]:
+    """(FLOPs, bytes) of the biases of one product; hit: experts that have a slot."""
+    return slots * width, slots * (width * (in_bytes + out_bytes) + 4) + 4 * hit * width
+
+
 def compilations(chip: Chip) -> Iterator[Compilation]:
-    """8 experts of which 2, 128 of which 8, and their combinations."""
+    """8 experts of which 2, 128 of which 8, and their combinations; biases of 16-bit products."""
     routing, combining = tiles.choose(NAME, chip), tiles.choose("combine", chip)
     for experts, top, renormalise in ((8, 2, True), (128, 8, True), (60, 4, False)):
         blocks = {"TOP_BLOCK": next_power_of_2(top), "BLOCK": next_power_of_2(experts)}
@@ -100,3 +130,6 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
         yield Compilation(NAME, f"experts={experts} top={top}", _route, types, constants, routing)
         types, aligned = pointers(x="bf16", weights="f32", out="bf16"), ("width", "x_stride", "out_stride")
         yield Compilation("combine", f"top={top}", _combine, types, {"TOP": top}, combining, aligned=aligned)
+    biases = tiles.choose("expert_bias", chip)
+    types, aligned = pointers(x="bf16", ids="i32", bias="f32", out="bf16"), ("width", "x_stride", "out_stride")
+    yield Compilation("expert_bias", "bf16", _expert_bias, types, {}, biases, aligned=aligned)

@@ -201,11 +201,12 @@ def _attend(low: Lowering, instr: Instr) -> Launch:
             step.launches[key] = prepare_all(low.chip, **sizes, **shape, exact=low.exact)
         k, v = (pages[layer] for pages in step.caches[kv_group_of(cache)])
         names = ("seg_start", "context_len", "page_start", "pages")
+        sinks = low.weights.vectors[instr.weights[0]] if instr.weights else None
         for how in step.launches[key]:
             floats = workspace_floats(how)
             attend(
                 how, step.value(instr.inputs[0]), k, v, *(step.fields[name] for name in names),
-                scale=instr.attr("scale"), soft_cap=instr.attr("soft_cap"), slopes=slopes,
+                scale=instr.attr("scale"), soft_cap=instr.attr("soft_cap"), slopes=slopes, sinks=sinks,
                 workspace=step.space(torch.float32, floats) if floats else None, out=step.value(instr.output.name),
             )  # fmt: skip
 
@@ -215,14 +216,21 @@ def _attend(low: Lowering, instr: Instr) -> Launch:
 def _activated(low: Lowering, instr: Instr) -> Launch:
     from roofline.backends.gpu.kernels.gated import activated, gated
 
-    kind = "silu" if instr.op.startswith("silu") else "gelu_tanh" if instr.attr("tanh") else "gelu_erf"
-    out = instr.output.name
+    plain, out = instr.op.removesuffix("_mul"), instr.output.name
+    kind = plain if plain != "gelu" else "gelu_tanh" if instr.attr("tanh") else "gelu_erf"
 
     def launch(step: Step) -> None:
         operands = [step.value(name) for name in instr.inputs]
         (gated if instr.op.endswith("_mul") else activated)(low.chip, kind, *operands, out=step.value(out))
 
     return launch
+
+
+def _clamped_swiglu(low: Lowering, instr: Instr) -> Launch:
+    from roofline.backends.gpu.kernels.gated import clamped_swiglu
+
+    (gate, up), out, limit = instr.inputs, instr.output.name, float(instr.attr("limit"))
+    return lambda step: clamped_swiglu(low.chip, step.value(gate), step.value(up), limit, out=step.value(out))
 
 
 def _adapter_down(low: Lowering, instr: Instr) -> Launch:
@@ -295,6 +303,7 @@ _LOWER: dict[str, Callable[[Lowering, Instr], Launch]] = {
     "linear_silu_mul": _linear_silu_mul,
     "route": lower_experts.route,
     "expert_linear": lower_experts.expert_linear,
+    "expert_bias": lower_experts.expert_bias,
     "combine": lower_experts.combine,
     "adapter_down": _adapter_down,
     "adapter_up": _adapter_up,
@@ -303,11 +312,12 @@ _LOWER: dict[str, Callable[[Lowering, Instr], Launch]] = {
     "attend": _attend,
     "silu": _activated,
     "gelu": _activated,
+    "relu": _activated,
     "silu_mul": _activated,
     "gelu_mul": _activated,
+    "clamped_swiglu": _clamped_swiglu,
     "add": _by_torch(lambda instr, x: x[0] + x[1].to(x[0].dtype)),
     "scale": _by_torch(lambda instr, x: x[0] * instr.attr("factor")),
-    "relu": _by_torch(lambda instr, x: x[0].relu()),
     "cast": _by_torch(lambda instr, x: x[0]),
     "soft_cap": _by_torch(_soft_cap),
     "cut_heads": _by_torch(_cut_heads),
@@ -317,14 +327,9 @@ _LOWER: dict[str, Callable[[Lowering, Instr], Launch]] = {
 
 
 def without_kernel(program: Program) -> tuple[str, ...]:
-    """What a Program computes and no kernel here does, by order of use: ops, and attention with sinks."""
-    return tuple(dict.fromkeys(name for instr in program.body if (name := _lacking(instr))))
-
-
-def _lacking(instr: Instr) -> str:
-    if instr.op == "attend" and instr.weights:
-        return "attend with sinks"
-    return "" if instr.op in _LOWER or instr.has(Trait.VIEW) else instr.op
+    """Ops that a Program has and no kernel here computes, by order of use."""
+    lacking = (instr.op for instr in program.body if instr.op not in _LOWER and not instr.has(Trait.VIEW))
+    return tuple(dict.fromkeys(lacking))
 
 
 def check(program: Program) -> None:

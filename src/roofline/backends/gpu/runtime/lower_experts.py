@@ -62,6 +62,19 @@ def expert_linear(low: Lowering, instr: Instr) -> Launch:
     return launch
 
 
+def expert_bias(low: Lowering, instr: Instr) -> Launch:
+    from roofline.backends.gpu.kernels.route import expert_bias
+
+    (x, ids), out, experts = instr.inputs, instr.output.name, int(instr.attr("experts"))
+
+    def launch(step: Step) -> None:
+        bias = low.weights.vectors[instr.weights[0]].view(experts, -1)
+        parts, results = (step.value(name).view(-1, bias.shape[1]) for name in (x, out))  # a row a slot
+        expert_bias(low.chip, parts, step.value(ids), bias, out=results)
+
+    return launch
+
+
 def combine(low: Lowering, instr: Instr) -> Launch:
     from roofline.backends.gpu.kernels.route import combine
 
