@@ -11,7 +11,7 @@ REFERENCE = {
     "silu": (ops.silu_mul, ops.silu),
     "gelu_tanh": (ops.gelu_mul, ops.gelu),
     "gelu_erf": (lambda gate, up: ops.gelu_mul(gate, up, tanh=False), lambda x: ops.gelu(x, tanh=False)),
-    "relu": (lambda gate, up: ops.relu(gate) * up, ops.relu),
+    "relu": (None, ops.relu),
 }
 # rows, ffn, dtype in, dtype out
 SHAPES = [
@@ -38,12 +38,13 @@ def test_gated_and_plain(kind, rows, ffn, source, target):
     gated_reference, plain_reference = REFERENCE[kind]
     wide = torch.full((3, rows, ffn + 2), float("nan"), dtype=getattr(torch, target))
     outs = wide[:, :, :ffn]
-    gated(chip, kind, both, out=outs[0])
-    gated(chip, kind, both[:, :ffn], both[:, ffn:], out=outs[1])
     activated(chip, kind, both[:, :ffn], out=outs[2])
-    assert near(outs[0], gated_reference(gate, up), target)
-    assert torch.equal(outs[0], outs[1])
     assert near(outs[2], plain_reference(gate), target)
+    if gated_reference is not None:
+        gated(chip, kind, both, out=outs[0])
+        gated(chip, kind, both[:, :ffn], both[:, ffn:], out=outs[1])
+        assert near(outs[0], gated_reference(gate, up), target)
+        assert torch.equal(outs[0], outs[1])
     assert wide[:, :, ffn:].isnan().all()
 
 

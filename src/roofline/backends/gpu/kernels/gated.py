@@ -1,4 +1,4 @@
-"""silu, gelu and relu, plain or times a second operand, and the clamped SwiGLU of gpt-oss; float32 between one rounding
+"""silu and gelu, plain or times a second operand, relu, and the clamped SwiGLU of gpt-oss; float32 between one rounding
 in and one out."""
 
 from collections.abc import Iterator
@@ -13,7 +13,8 @@ from roofline.backends.gpu.signatures import Compilation, pointers
 from roofline.hardware.chips.chips import Chip
 
 NAME = "gated"
-KINDS = ("silu", "gelu_tanh", "gelu_erf", "relu")
+GATES = ("silu", "gelu_tanh", "gelu_erf")  # times a second operand, or alone
+RELU = "relu"  # alone: no op multiplies it
 CLAMPED = "clamped_swiglu"
 
 
@@ -48,10 +49,10 @@ def _gated(
 def gated(chip: Chip, kind: str, gate: Tensor, up: Tensor | None = None, *, out: Tensor) -> None:
     """out = act(gate) * up, all [rows, ffn] of any float dtype, rows may lie apart. The ops silu_mul and gelu_mul.
 
-    kind: one of KINDS. up None: gate [rows, 2 * ffn] holds both side by side. out may be gate or up where the dtypes
+    kind: one of GATES. up None: gate [rows, 2 * ffn] holds both side by side. out may be gate or up where the dtypes
     agree.
     """
-    assert kind in KINDS, kind
+    assert kind in GATES, kind
     ffn = out.shape[1]
     if up is None:
         gate, up = gate[:, :ffn], gate[:, ffn:]
@@ -60,7 +61,7 @@ def gated(chip: Chip, kind: str, gate: Tensor, up: Tensor | None = None, *, out:
 
 def activated(chip: Chip, kind: str, x: Tensor, *, out: Tensor) -> None:
     """out = act(x), both [rows, width] of any float dtype, rows may lie apart. The ops silu, gelu and relu."""
-    assert kind in KINDS, kind
+    assert kind in (*GATES, RELU), kind
     _launch(chip, kind, x, None, out)
 
 
@@ -86,9 +87,10 @@ def cost(rows: int, width: int, with_up: bool, in_bytes: int = 2, out_bytes: int
 
 
 def compilations(chip: Chip) -> Iterator[Compilation]:
-    """Each kind times a second operand, and alone, in bf16; silu_mul of float32 too."""
+    """Each gate times a second operand, and alone, relu and the clamped SwiGLU in bf16; silu_mul of float32 too."""
     tile = tiles.choose(NAME, chip)
-    cases = [(kind, with_up, "bf16") for kind in KINDS for with_up in (True, False)] + [(CLAMPED, True, "bf16")]
+    cases = [(kind, with_up, "bf16") for kind in GATES for with_up in (True, False)]
+    cases += [(RELU, False, "bf16"), (CLAMPED, True, "bf16")]
     aligned = ("width", "gate_stride", "up_stride", "out_stride")
     for kind, with_up, dtype in [*cases, ("silu", True, "f32")]:
         types = {**pointers(gate=dtype, up=dtype, out="bf16"), "limit": "fp32"}
