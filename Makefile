@@ -28,7 +28,7 @@ help:
 	@echo "make demo     install without torch, pull $(MODEL), answer a prompt"
 	@echo "make check    format, lint, types, structure, and the tests that need neither torch nor a model: under a minute"
 	@echo "make test     install what the tests need and run them (ARGS=... goes to pytest)"
-	@echo "make test-slow    what takes longer      make test-soak    half an hour of the same with more work, before a release"
+	@echo "make test-slow    what takes longer      make test-soak    the same with more work, before a release"
 	@echo "make test-clients  round trips through the client packages that the development environment cannot have"
 	@echo "make mutants  changes places of a room at random and prints what its tests do not notice (ROOM=server COUNT=30 SEED=0 SINCE=commit)"
 	@echo "make bench-peers  time other engines beside ours and fill the tables in the documents (ONLY=rows WITH=transformers,vllm)"
@@ -89,7 +89,7 @@ test: setup
 test-slow: setup
 	$(PYTEST) -m "slow and not soak" $(ARGS)
 
-# Half an hour of what the slow tests do with less: before a release, and after a change of what they check.
+# With more work what the slow tests do with less: before a release, and after a change of what they check.
 test-soak: setup
 	$(PYTEST) -m soak $(ARGS)
 

@@ -82,3 +82,9 @@ def test_crafted_bundles_are_refused_or_run(files: object) -> None:
 @pytest.mark.slow
 def test_many_crafted_bundles_are_refused_or_run(files: object) -> None:
     crafted(1000, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+def test_very_many_crafted_bundles_are_refused_or_run(files: object) -> None:
+    crafted(3000, 2)

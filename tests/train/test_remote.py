@@ -117,9 +117,9 @@ def test_never_above_the_limit(
     assert not [name for name in kept(folder / "cache") if name.endswith(".part")]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(1, 3), st.lists(st.integers(0, SAMPLES - 1), min_size=10, max_size=30))
-@pytest.mark.slow
 def test_never_above_the_limit_from_a_bucket(s3: str, tmp_path: Path, room: int, numbers: list[int]) -> None:
     size = (tmp_path / "s" / "shard.00000.mds").stat().st_size if (tmp_path / "s").exists() else write(tmp_path / "s")
     upload(tmp_path / "s", s3)

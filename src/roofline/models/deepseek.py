@@ -8,6 +8,7 @@ Source: DeepSeek-AI 2024.
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from roofline import ops
 from roofline.common.errors import ConfigError, UnsupportedError
@@ -31,6 +32,7 @@ class Config(moe.Config):
     multiplies what the chosen experts give.
     """
 
+    scales_shared: ClassVar[bool] = False
     kv_rank: int = 0
     q_rank: int = 0
     value_dim: int = 0
@@ -89,8 +91,7 @@ def spec(cfg: Config) -> tuple[Param, ...]:
     """The parameters, in the order of use."""
     dense, sparse = range(cfg.dense_layers), range(cfg.dense_layers, cfg.layers)
     mlp = [replace(param, layers=dense) for param in llama.mlp_params(replace(cfg, ffn=max(1, cfg.dense_ffn)))]
-    scale = "layers.{layer}.mlp.shared.scale.weight"  # Qwen's alone
-    experts = [replace(param, layers=sparse) for param in moe.expert_params(cfg) if param.name != scale]
+    experts = [replace(param, layers=sparse) for param in moe.expert_params(cfg)]
     return (
         Param("embed.weight", (cfg.vocab, cfg.width), "vocab"),
         Param("layers.{layer}.attn_norm.weight", (cfg.width,), "replicate"),
@@ -104,12 +105,12 @@ def spec(cfg: Config) -> tuple[Param, ...]:
 
 
 def _attention_params(cfg: Config) -> list[Param]:
-    made = cfg.heads * (cfg.plain_dim + cfg.value_dim)
+    kv_columns = cfg.heads * (cfg.plain_dim + cfg.value_dim)
     shapes: dict[str, tuple[int, ...]] = {"q": (cfg.q_width, cfg.width)}
     if cfg.q_rank:
         shapes = {"q_down": (cfg.q_rank, cfg.width), "q_norm": (cfg.q_rank,), "q_up": (cfg.q_width, cfg.q_rank)}
     shapes |= {"kv_down": (cfg.kv_rank + int(cfg.rotary_dim or 0), cfg.width), "kv_norm": (cfg.kv_rank,)}
-    shapes |= {"kv_up": (made, cfg.kv_rank), "o": (cfg.width, cfg.heads * cfg.value_dim)}
+    shapes |= {"kv_up": (kv_columns, cfg.kv_rank), "o": (cfg.width, cfg.heads * cfg.value_dim)}
     return [Param(f"layers.{{layer}}.attn.{name}.weight", shape, "replicate") for name, shape in shapes.items()]
 
 
@@ -117,7 +118,8 @@ def block(cfg: Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) ->
     """One layer on x [tokens, width]; the step's k and v go into batch.cache."""
     x = x + attention(cfg, w.attn, ops.rms_norm(x, w.attn_norm.weight, cfg.norm_eps), layer, batch)
     normed = ops.rms_norm(x, w.mlp_norm.weight, cfg.norm_eps)
-    return x + (llama.mlp(w.mlp, normed) if layer < cfg.dense_layers else mlp(cfg, w.mlp, normed))
+    dense = layer < cfg.dense_layers
+    return x + (llama.mlp(w.mlp, normed) if dense else moe.mlp(cfg, w.mlp, normed, cfg.routed_scale))
 
 
 def attention(cfg: Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
@@ -138,19 +140,3 @@ def attention(cfg: Config, w: Weights, x: Value, layer: int, batch: ForwardBatch
     batch.cache = ops.kv_write(batch.cache, k, v, layer)
     out = ops.attend(q, batch.cache, layer, heads, cfg.attention_scale)
     return ops.linear(ops.cut_heads(out, heads, 0, cfg.value_dim), w.o.weight)
-
-
-def mlp(cfg: Config, w: Weights, x: Value) -> Value:
-    """The experts that the router chooses, and the shared ones; all products of x stand before those of what they give,
-    as in moe.mlp."""
-    chances, ids = ops.route(ops.linear(x, w.router.weight), cfg.experts_per_token, renormalise=False)
-    gates = ops.expert_linear(x, ids, w.experts.gate.weight, cfg.experts)  # [tokens, top * ffn]
-    ups = ops.expert_linear(x, ids, w.experts.up.weight, cfg.experts)
-    mid = ops.silu_mul(gates, ups)
-    shared = None
-    if cfg.shared_ffn:
-        shared = ops.silu_mul(ops.linear(x, w.shared.gate.weight), ops.linear(x, w.shared.up.weight))
-    out = ops.combine(ops.expert_linear(mid, ids, w.experts.down.weight, cfg.experts), chances)
-    if cfg.routed_scale != 1.0:
-        out = ops.scale(out, cfg.routed_scale)
-    return out if shared is None else out + ops.linear(shared, w.shared.down.weight)

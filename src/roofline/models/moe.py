@@ -4,6 +4,7 @@ Sources: Jiang et al. 2024, Yang et al. 2024, 2025.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from roofline import ops
 from roofline.common.errors import ConfigError, UnsupportedError
@@ -21,9 +22,11 @@ embed, head = llama.embed, llama.head
 @dataclass(frozen=True)
 class Config(ModelConfig):
     """ffn is of each expert. experts: of a layer; experts_per_token: how many of them a token goes to; renormalise:
-    their weights add up to 1; shared_ffn: of the expert that every token goes to, scaled by a sigmoid; 0: none.
+    their weights add up to 1; shared_ffn: of the expert that every token goes to; 0: none; scales_shared: whether a
+    sigmoid scales what that one gives.
     """
 
+    scales_shared: ClassVar[bool] = True
     experts: int = 0
     experts_per_token: int = 0
     renormalise: bool = True
@@ -68,7 +71,8 @@ def expert_params(cfg: Config) -> list[Param]:
         rows = cfg.shared_ffn
         table += [Param(f"{within}.shared.{n}.weight", (rows, cfg.width), "replicate") for n in ("gate", "up")]
         table.append(Param(f"{within}.shared.down.weight", (cfg.width, rows), "replicate"))
-        table.append(Param(f"{within}.shared.scale.weight", (1, cfg.width), "replicate"))
+        if cfg.scales_shared:
+            table.append(Param(f"{within}.shared.scale.weight", (1, cfg.width), "replicate"))
     table += [Param(f"{within}.experts.{n}.weight", into, "replicate", experts=cfg.experts) for n in ("gate", "up")]
     return [*table, Param(f"{within}.experts.down.weight", out, "replicate", experts=cfg.experts)]
 
@@ -79,16 +83,22 @@ def block(cfg: Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) ->
     return x + mlp(cfg, w.mlp, ops.rms_norm(x, w.mlp_norm.weight, cfg.norm_eps))
 
 
-def mlp(cfg: Config, w: Weights, x: Value) -> Value:
-    """SwiGLU of the experts that the router chooses, and of the shared one. All products of x stand before those of
-    what they give: backends keep the integers that they make of a value until the next one's are made."""
+def mlp(cfg: Config, w: Weights, x: Value, routed_scale: float = 1.0) -> Value:
+    """SwiGLU of the experts that the router chooses, times a factor, and of the shared one. All products of x stand
+    before those of what they give: backends keep the integers that they make of a value until the next one's are made.
+    """
     chances, ids = ops.route(ops.linear(x, w.router.weight), cfg.experts_per_token, cfg.renormalise)
     gates = ops.expert_linear(x, ids, w.experts.gate.weight, cfg.experts)  # [tokens, top * ffn]
     ups = ops.expert_linear(x, ids, w.experts.up.weight, cfg.experts)
     mid = ops.silu_mul(gates, ups)
-    if not cfg.shared_ffn:
-        return ops.combine(ops.expert_linear(mid, ids, w.experts.down.weight, cfg.experts), chances)
-    shared = ops.silu_mul(ops.linear(x, w.shared.gate.weight), ops.linear(x, w.shared.up.weight))
-    chance = ops.linear(x, w.shared.scale.weight)  # [tokens, 1]
+    shared = chance = None
+    if cfg.shared_ffn:
+        shared = ops.silu_mul(ops.linear(x, w.shared.gate.weight), ops.linear(x, w.shared.up.weight))
+        chance = ops.linear(x, w.shared.scale.weight) if cfg.scales_shared else None  # [tokens, 1]
     out = ops.combine(ops.expert_linear(mid, ids, w.experts.down.weight, cfg.experts), chances)
-    return out + ops.sigmoid_scale(ops.linear(shared, w.shared.down.weight), chance)
+    if routed_scale != 1.0:
+        out = ops.scale(out, routed_scale)
+    if shared is None:
+        return out
+    beside = ops.linear(shared, w.shared.down.weight)
+    return out + (beside if chance is None else ops.sigmoid_scale(beside, chance))

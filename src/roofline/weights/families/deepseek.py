@@ -4,13 +4,14 @@ from roofline.common.errors import UnsupportedError
 from roofline.common.fields import Fields, shorten
 from roofline.weights.families.shared import hf_fields
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
-from roofline.weights.families.shared.experts import EXPERTS, expert_size, hf_experts
+from roofline.weights.families.shared.experts import EACH_EXPERT, EXPERTS, expert_size, hf_experts
 from roofline.weights.families.shared.joined_experts import stacked_experts_apart
 from roofline.weights.families.shared.tensor_names import MLP, NORMS, TensorNames
 
 NAMES = TensorNames(
     NORMS
     | EXPERTS
+    | EACH_EXPERT
     | MLP
     | {
         "attn.q": ("attn_q", "self_attn.q_proj"),
@@ -22,20 +23,14 @@ NAMES = TensorNames(
         "attn.kv_up": ("attn_kv_b", "self_attn.kv_b_proj"),
         "attn.o": ("attn_output", "self_attn.o_proj"),
         "mlp.router": ("ffn_gate_inp", "mlp.gate"),
-        "mlp.experts.{expert}.gate": ("", "mlp.experts.{expert}.gate_proj"),
-        "mlp.experts.{expert}.up": ("", "mlp.experts.{expert}.up_proj"),
-        "mlp.experts.{expert}.down": ("", "mlp.experts.{expert}.down_proj"),
         "mlp.shared.gate": ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
         "mlp.shared.up": ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
         "mlp.shared.down": ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
     },
     hf_apart=stacked_experts_apart,
 )
-_HONOURED = (
-    "n_routed_experts",
-    "num_experts",
-    "auto_map",
-)  # old files name classes of their own, with this mathematics
+# auto_map: old files name classes of their own, with this mathematics.
+_HONOURED = ("n_routed_experts", "num_experts", "auto_map")
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "norm_topk_prob": (False,),
     "scoring_func": ("softmax",),

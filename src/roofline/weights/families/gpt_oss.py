@@ -9,21 +9,26 @@ from roofline.common.fields import Fields
 from roofline.ops.activations import SWIGLU_SLOPE
 from roofline.weights.families.shared import gguf_fields, hf_fields
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
-from roofline.weights.families.shared.experts import EXPERTS, HONOURED_GGUF, expert_size, gguf_experts, hf_experts
+from roofline.weights.families.shared.experts import (
+    EACH_EXPERT,
+    EXPERTS,
+    HONOURED_GGUF,
+    expert_size,
+    gguf_experts,
+    hf_experts,
+)
 from roofline.weights.families.shared.joined_experts import experts_apart, experts_joined
 from roofline.weights.families.shared.tensor_names import ATTENTION, TensorNames
 
 NAMES = TensorNames(
     ATTENTION
     | EXPERTS
+    | EACH_EXPERT
     | {
         "attn_norm": ("attn_norm", "input_layernorm"),
         "attn.sinks": ("attn_sinks", "self_attn.sinks"),
         "mlp_norm": ("post_attention_norm", "post_attention_layernorm"),
         "mlp.router": ("ffn_gate_inp", "mlp.router"),
-        "mlp.experts.{expert}.gate": ("", "mlp.experts.{expert}.gate_proj"),
-        "mlp.experts.{expert}.up": ("", "mlp.experts.{expert}.up_proj"),
-        "mlp.experts.{expert}.down": ("", "mlp.experts.{expert}.down_proj"),
     },
     hf_apart=experts_apart,
     hf_joined=experts_joined,

@@ -4,7 +4,14 @@ from roofline.common.errors import UnsupportedError
 from roofline.common.fields import Fields
 from roofline.weights.families.shared import gguf_fields, hf_fields
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
-from roofline.weights.families.shared.experts import EXPERTS, HONOURED_GGUF, expert_size, gguf_experts, hf_experts
+from roofline.weights.families.shared.experts import (
+    EACH_EXPERT,
+    EXPERTS,
+    HONOURED_GGUF,
+    expert_size,
+    gguf_experts,
+    hf_experts,
+)
 from roofline.weights.families.shared.tensor_names import ATTENTION, NORMS, QK_NORMS, TensorNames
 
 NAMES = TensorNames(
@@ -12,11 +19,9 @@ NAMES = TensorNames(
     | ATTENTION
     | QK_NORMS
     | EXPERTS
+    | EACH_EXPERT
     | {
         "mlp.router": ("ffn_gate_inp", "mlp.gate"),
-        "mlp.experts.{expert}.gate": ("", "mlp.experts.{expert}.gate_proj"),
-        "mlp.experts.{expert}.up": ("", "mlp.experts.{expert}.up_proj"),
-        "mlp.experts.{expert}.down": ("", "mlp.experts.{expert}.down_proj"),
         "mlp.shared.gate": ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
         "mlp.shared.up": ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
         "mlp.shared.down": ("ffn_down_shexp", "mlp.shared_expert.down_proj"),

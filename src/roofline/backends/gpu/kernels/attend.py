@@ -50,16 +50,16 @@ def attend(
     assert k.stride() == v.stride(), "pages of k and v lie differently"
     counts = launch.first_segment, launch.segments - launch.first_segment, launch.kv_heads, splits
     wide = k.shape[0] * k.stride(0) >= WIDE
-    head_scores = q if slopes is None else slopes, q if sinks is None else sinks  # q stands for what is not there
+    slope_values, sink_values = (q if values is None else values for values in (slopes, sinks))  # q stands for none
     bends = {"capped": soft_cap > 0, "alibi": slopes is not None, "sinks": sinks is not None}
     attend_kernel[(launch.blocks, launch.head_blocks, splits)](
-        q, k, v, out, partial, state, *head_scores, seg_start, context_len, page_start, pages,
+        q, k, v, out, partial, state, slope_values, sink_values, seg_start, context_len, page_start, pages,
         *counts, q.stride(0), k.stride(0), *_factors(scale, soft_cap),
         **launch.attend_constants(**bends, wide=wide), **launch.tile.compiler(),
     )  # fmt: skip
     if splits > 1:
         merge_kernel[(launch.blocks, launch.heads, min(launch.max_query, launch.queries))](
-            out, partial, state, head_scores[1], seg_start, context_len, *counts,
+            out, partial, state, sink_values, seg_start, context_len, *counts,
             **launch.merge_constants(sinks is not None), **launch.merge_tile.compiler(),
         )  # fmt: skip
 

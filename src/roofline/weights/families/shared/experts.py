@@ -10,6 +10,10 @@ EXPERTS = {
     "mlp.experts.up": ("ffn_up_exps", "mlp.experts.up_proj"),
     "mlp.experts.down": ("ffn_down_exps", "mlp.experts.down_proj"),
 }
+# Of each expert, as most Hugging Face files have them. GGUF has no such tensors.
+EACH_EXPERT = {
+    f"mlp.experts.{{expert}}.{name}": ("", f"mlp.experts.{{expert}}.{name}_proj") for name in ("gate", "up", "down")
+}
 HONOURED_GGUF = ("expert_count", "expert_used_count")
 
 

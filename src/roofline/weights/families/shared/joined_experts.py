@@ -38,6 +38,9 @@ class _Part:
     take: Take
 
 
+Matrices = Callable[[TensorInfo, re.Match[str]], list[_Part]]
+
+
 class _Apart:
     """See `Source`."""
 
@@ -57,6 +60,17 @@ class _Apart:
 
 def experts_apart(path: Path, source: Source) -> Source:
     """The tensors of a model's files, with those of experts one by one. path: what errors name. Raises ConfigError."""
+    return _read_apart(path, source, _matrices, -1)
+
+
+def stacked_experts_apart(path: Path, source: Source) -> Source:
+    """The same of models that transformers has in memory and writes apart: `gate_up_proj` [experts, 2 * ffn, width],
+    all gates above all ups of each expert, and `down_proj` [experts, width, ffn]."""
+    return _read_apart(path, source, _stacked_matrices, 1)
+
+
+def _read_apart(path: Path, source: Source, matrices: Matrices, axis: int) -> Source:
+    """matrices: takes those of experts out of a tensor, whose gates and ups lie along `axis`."""
     plain, parts = {}, {}
     for name, info in source.tensors.items():
         match = _JOINED.fullmatch(name)
@@ -65,31 +79,22 @@ def experts_apart(path: Path, source: Source) -> Source:
         elif match is None or info.format not in _WORDS:
             plain[name] = info
         else:
-            if len(info.shape) != (2 if match["bias"] else 3) or (match["part"] != "down_proj" and info.shape[-1] % 2):
+            at = -1 if match["bias"] else axis
+            if len(info.shape) != (2 if match["bias"] else 3) or (match["part"] != "down_proj" and info.shape[at] % 2):
                 refuse(path, f"tensor {shorten(name)!r}", f"of shape {info.shape} does not hold all experts of a layer")
-            each = _biases(info, match["within"], match["part"]) if match["bias"] else _matrices(info, match)
+            each = _biases(info, match["within"], match["part"]) if match["bias"] else matrices(info, match)
             parts |= {part.info.name: part for part in each}
     return _Apart(source, plain, parts)
 
 
-def stacked_experts_apart(path: Path, source: Source) -> Source:
-    """The same of models that transformers has in memory and writes apart: `gate_up_proj` [experts, 2 * ffn, width],
-    all gates above all ups of each expert, and `down_proj` [experts, width, ffn]."""
-    plain, parts = {}, {}
-    for name, info in source.tensors.items():
-        match = _JOINED.fullmatch(name)
-        if match is None or match["bias"] or info.format not in _WORDS:
-            plain[name] = info
-            continue
-        names = ("gate", "up") if match["part"] == "gate_up_proj" else ("down",)
-        if len(info.shape) != 3 or info.shape[1] % len(names):
-            refuse(path, f"tensor {shorten(name)!r}", f"of shape {info.shape} does not hold all experts of a layer")
-        experts, rows, inputs = info.shape[0], info.shape[1] // len(names), info.shape[2]
-        for number, (at, each) in itertools.product(range(experts), enumerate(names)):
-            take = partial(_rows, number, slice(at * rows, (at + 1) * rows))
-            part = _part(info, f"{match['within']}.{number}.{each}_proj.weight", (rows, inputs), take)
-            parts[part.info.name] = part
-    return _Apart(source, plain, parts)
+def _stacked_matrices(info: TensorInfo, match: re.Match[str]) -> list[_Part]:
+    names = ("gate", "up") if match["part"] == "gate_up_proj" else ("down",)
+    experts, rows, inputs = info.shape[0], info.shape[1] // len(names), info.shape[2]
+    parts = []
+    for number, (at, each) in itertools.product(range(experts), enumerate(names)):
+        take = partial(_rows, number, slice(at * rows, (at + 1) * rows))
+        parts.append(_part(info, f"{match['within']}.{number}.{each}_proj.weight", (rows, inputs), take))
+    return parts
 
 
 def _rows(number: int, rows: slice, values: np.ndarray) -> np.ndarray:
