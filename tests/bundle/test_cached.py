@@ -184,3 +184,20 @@ def test_the_text_side_of_another_backend_compiles_nothing(model: Path, home: Pa
     assert not home.exists()
     load_text_of(str(model))
     assert home.exists()
+
+
+def test_a_compilation_that_takes_long_says_how_much_disk_and_time_it_needs() -> None:
+    times, lines = iter([100.0, 100.9, 101.0, 105.9, 106.0]), list[str]()
+    report = cached.progress_lines(Path("m.gguf"), Path("/bundles/m-1"), lines.append, lambda: next(times))
+    for done in (10, 20, 60, 80):  # the first and the third come too early
+        report(done * 1_000_000, 100_000_000)
+    assert lines == [
+        "Compiling m.gguf for its first use here: 100 MB of disk in /bundles, 20% done, about 4 s left",
+        "Compiling m.gguf for its first use here: 100 MB of disk in /bundles, 80% done, about 2 s left",
+    ]
+
+
+def test_a_first_use_says_how_far_it_is(model: Path, home: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached, "FIRST_LINE_SECONDS", 0.0)
+    load(str(model), text=False)
+    assert f"Compiling {model} for its first use here: " in capfd.readouterr().err

@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,12 @@ from roofline.bundle.weights_checks import last_problem
 from roofline.common import env, extensions, files
 
 if TYPE_CHECKING:
-    from roofline.bundle.writer import Written
+    from roofline.bundle.writer import WriteReport, Written
+
+    CompileTo = Callable[[Path, str, WriteReport], Written]
 
 KEPT = 2  # bundles of one source: those of two builds in turn do not push each other out
+FIRST_LINE_SECONDS, LINE_SECONDS = 1.0, 5.0  # of a compilation, until a line says how far it is, and between two
 HEAD = 1 << 16  # bytes of a file's beginning that go into its identity
 
 
@@ -36,13 +40,14 @@ def enabled() -> bool:
     return env.read("ROOFLINE_BUNDLES") != "off"
 
 
-def get(source: Path, compile_to: "Callable[[Path, str], Written]", say: Callable[[str], None]) -> Bundle:
+def get(source: Path, compile_to: "CompileTo", say: Callable[[str], None]) -> Bundle:
     """The cached bundle of a source, compiled first where there is none that is right.
 
     Args:
         source: a file or folder of weights.
-        compile_to: (directory, key) writes the bundle.
-        say: told why a damaged bundle is replaced, and what was compiled.
+        compile_to: (directory, key, report) writes the bundle; report: see `writer.write_bundle`.
+        say: takes lines: why a damaged bundle is replaced, how far a compilation is that takes longer than a second,
+            and what was compiled.
 
     Raises ConfigError and CapacityError where the cache cannot be written, and what compiling raises.
     """
@@ -57,12 +62,34 @@ def get(source: Path, compile_to: "Callable[[Path, str], Written]", say: Callabl
             if bundle is None:
                 if reason:
                     say(f"Compiling {source} again: {reason}")
-                written = compile_to(path, key)
+                written = compile_to(path, key, progress_lines(source, path, say))
                 say(f"Compiled {source} in {written.seconds:.1f} s into {path} ({written.nbytes / 1e6:.0f} MB)")
                 _forget_stale(source, path)
     except OSError as error:
         raise PlaceError(f"{error.filename or _folder()}: {files.cause_of(error)}") from error
     return bundle or _checked(path, key)
+
+
+def progress_lines(
+    source: Path, path: Path, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+) -> "WriteReport":
+    """Says what a compilation takes of disk and how long it goes on: after a second, and then every few."""
+    began = clock()
+    next_line = began + FIRST_LINE_SECONDS
+
+    def report(done: int, total: int) -> None:
+        nonlocal next_line
+        now = clock()
+        if now < next_line:
+            return
+        next_line = now + LINE_SECONDS
+        remaining = (now - began) * (total - done) / done
+        say(
+            f"Compiling {source} for its first use here: {total / 1e6:.0f} MB of disk in {path.parent}, "
+            f"{done / total:.0%} done, about {remaining:.0f} s left"
+        )
+
+    return report
 
 
 def forget(source: Path) -> None:

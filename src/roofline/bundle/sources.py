@@ -20,7 +20,7 @@ from roofline.common import extensions, files, log
 from roofline.common.errors import CapacityError, ConfigError
 
 if TYPE_CHECKING:
-    from roofline.bundle.writer import Written
+    from roofline.bundle.writer import WriteReport, Written
     from roofline.weights.checkpoint import Checkpoint
 
 Progress = Callable[[str, int, int | None], None]  # see weights.sources.pull
@@ -139,7 +139,13 @@ def compile_model(source: str, out: Path, *, threads: int | None = None, progres
 
 
 def _compile(
-    path: Path, name: str, out: Path, key: str, threads: int | None = None, needs_text: bool = False
+    path: Path,
+    name: str,
+    out: Path,
+    key: str,
+    threads: int | None = None,
+    needs_text: bool = False,
+    report: "WriteReport | None" = None,
 ) -> "Written":
     from roofline.backends.cpu.select import choose_threads
     from roofline.bundle.writer import write_bundle
@@ -147,14 +153,18 @@ def _compile(
 
     count = int(choose_threads(threads).value)
     opened = checkpoint.open_checkpoint(path)
-    return write_bundle(opened, out, name=name, source=path, key=key, threads=count, needs_text=needs_text)
+    return write_bundle(
+        opened, out, name=name, source=path, key=key, threads=count, needs_text=needs_text, report=report
+    )
 
 
 def _cached_bundle(path: Path, name: str, needs_text: bool, warns: bool) -> Bundle | None:
     """The cached bundle, compiled first; None where the cache cannot be written."""
     say = partial(print, file=sys.stderr, flush=True)
     try:
-        return bundle_cache.get(path, lambda out, key: _compile(path, name, out, key, None, needs_text), say)
+        return bundle_cache.get(
+            path, lambda out, key, report: _compile(path, name, out, key, None, needs_text, report), say
+        )
     except (PlaceError, CapacityError) as error:
         if warns:
             log.get("bundle").warning("%s is loaded without a bundle: %s", name, error)

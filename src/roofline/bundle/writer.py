@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +33,9 @@ MAX_POSITIONS = 32768  # of the rope table; who serves more makes a longer table
 STALE_SECONDS = 60.0  # a temporary directory this old that nobody holds was left by a killed process
 
 
+WriteReport = Callable[[int, int], None]  # (bytes that are written, bytes that will be)
+
+
 @dataclass(frozen=True)
 class Written:
     """A new bundle: where, its bytes on disk, and the seconds it took."""
@@ -43,7 +46,15 @@ class Written:
 
 
 def write_bundle(
-    checkpoint: "Checkpoint", out: Path, *, name: str, source: Path, key: str, threads: int, needs_text: bool = False
+    checkpoint: "Checkpoint",
+    out: Path,
+    *,
+    name: str,
+    source: Path,
+    key: str,
+    threads: int,
+    needs_text: bool = False,
+    report: WriteReport | None = None,
 ) -> Written:
     """Compile a checkpoint for the cpu backend into the directory `out`, replacing a bundle that is there.
 
@@ -51,6 +62,7 @@ def write_bundle(
         name, source, key: for the manifest: what the model is called, where it is, and the identity of its files.
         threads: for packing.
         needs_text: a tokenizer that cannot be read is an error, which is raised before the weights are read.
+        report: called with the bytes of weights that are written and those that will be, part by part.
 
     Raises:
         ConfigError: the place cannot be written, or holds something that is no bundle.
@@ -63,11 +75,10 @@ def write_bundle(
     from roofline.backends.cpu.truth import samples
     from roofline.backends.prices import PriceTable
     from roofline.models import registry
-    from roofline.models.registry import config_of
     from roofline.program import target
     from roofline.program.compile import compile_program
 
-    config = config_of(checkpoint.config)
+    config = registry.config_of(checkpoint.config)
     program = compile_program(registry.get(config.family), config, checkpoint.tensors, target.CPU)
     layout = lay_out(program, min(config.max_position, MAX_POSITIONS))
     planned = keep_operands(program)
@@ -78,7 +89,7 @@ def write_bundle(
         contents, generation = words.result()
         sampling = recommended_sampling(checkpoint)
         identity = pool.submit(weights_hash, checkpoint)  # nothing is refused any more: now all weights are read
-        files = {names.WEIGHTS: _write_image(part / names.WEIGHTS, program, layout, checkpoint, threads)}
+        files = {names.WEIGHTS: _write_image(part / names.WEIGHTS, program, layout, checkpoint, threads, report)}
         checked = _check(part / names.WEIGHTS, layout, checks)
         contents |= _program_files(program, lowered, generation, identity.result())
         contents[names.TRUTH] = b"".join(sample.raw for sample in checks)
@@ -163,7 +174,9 @@ def _check(path: Path, layout: "Layout", checks: "list[Sample]") -> JsonObject:
     return {"build": _native.build_id(), "chip": detect().chip, "isas": isas}
 
 
-def _write_image(path: Path, program: "Program", layout: "Layout", source: "Checkpoint", threads: int) -> JsonObject:
+def _write_image(
+    path: Path, program: "Program", layout: "Layout", source: "Checkpoint", threads: int, report: WriteReport | None
+) -> JsonObject:
     """weights.bin, part by part, so that a large model needs no second copy in memory."""
     from roofline import _native
     from roofline.backends.cpu.memory import image_parts
@@ -186,6 +199,8 @@ def _write_image(path: Path, program: "Program", layout: "Layout", source: "Chec
             fill(scratch.address, view[:size])
             put(view[:size])
             at = place + size
+            if report is not None:
+                report(at, layout.nbytes)
         # On disk, and out of memory: pages that were written are small, those read through huge-page advice are not.
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
