@@ -35,6 +35,11 @@ MOST_ANY = 12  # of `Any` in one room
 WIDE_FOLDERS = ("backends/gpu/kernels", "ops", "common/options.py")
 
 
+# All nodes of a file's syntax tree: it is walked once, and each figure looks through them.
+Nodes = tuple[ast.AST, ...]
+Files = dict[Path, Nodes]
+
+
 @dataclass(frozen=True)
 class Place:
     """A line of a file that a figure counts, and what is there."""
@@ -47,14 +52,14 @@ class Place:
         return f"{self.path}:{self.line}: {self.what}"
 
 
-def trees(folder: Path = SOURCE) -> dict[Path, ast.Module]:
-    """The parsed Python files of a folder by path."""
-    return {path: ast.parse(path.read_text("utf-8")) for path in sorted(folder.rglob("*.py"))}
+def syntax(folder: Path = SOURCE) -> Files:
+    """The Python files of a folder, parsed."""
+    return {path: tuple(ast.walk(ast.parse(path.read_text("utf-8")))) for path in sorted(folder.rglob("*.py"))}
 
 
-def stored_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
+def stored_names(nodes: Nodes) -> Iterator[tuple[str, int]]:
     """(name, line) of every variable, parameter, attribute and function that a file gives a name to."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield (node.id if isinstance(node, ast.Name) else node.attr), node.lineno
         elif isinstance(node, ast.arg):
@@ -63,24 +68,24 @@ def stored_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
             yield node.name, node.lineno
 
 
-def participles(files: dict[Path, ast.Module]) -> tuple[int, list[Place]]:
+def participles(files: Files) -> tuple[int, list[Place]]:
     """How many names are stored, and those of them that are bare participles."""
-    names = [(path, name, line) for path, tree in files.items() for name, line in stored_names(tree)]
+    names = [(path, name, line) for path, nodes in files.items() for name, line in stored_names(nodes)]
     places = [Place(path, line, name) for path, name, line in names if name.strip("_") in PARTICIPLES]
     return len(names), places
 
 
-def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
+def _functions(nodes: Nodes) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
 
-def long_functions(files: dict[Path, ast.Module]) -> list[Place]:
+def long_functions(files: Files) -> list[Place]:
     """Functions of more than MOST_LINES lines; a jitted kernel is one expression of its compiler's and not counted."""
     places = []
-    for path, tree in files.items():
-        for function in _functions(tree):
+    for path, nodes in files.items():
+        for function in _functions(nodes):
             lines = (function.end_lineno or 0) - function.lineno + 1
             if lines > MOST_LINES and not _is_jitted(function):
                 places.append(Place(path, function.lineno, f"{function.name} has {lines} lines"))
@@ -97,13 +102,13 @@ def _is_jitted(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any("jit" in ast.unparse(decorator) for decorator in function.decorator_list)
 
 
-def wide_functions(files: dict[Path, ast.Module], root: Path = SOURCE) -> list[Place]:
+def wide_functions(files: Files, root: Path = SOURCE) -> list[Place]:
     """Functions of more than MOST_PARAMETERS parameters, `self` and `cls` aside, outside of WIDE_FOLDERS."""
     places = []
-    for path, tree in files.items():
+    for path, nodes in files.items():
         if path.is_relative_to(root) and str(path.relative_to(root)).startswith(WIDE_FOLDERS):
             continue
-        for function in _functions(tree):
+        for function in _functions(nodes):
             arguments = function.args
             names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
             count = len([name for name in names if name not in ("self", "cls")])
@@ -112,30 +117,30 @@ def wide_functions(files: dict[Path, ast.Module], root: Path = SOURCE) -> list[P
     return places
 
 
-def uses_of_any(files: dict[Path, ast.Module], root: Path = SOURCE) -> dict[str, list[Place]]:
+def uses_of_any(files: Files, root: Path = SOURCE) -> dict[str, list[Place]]:
     """Room -> where it says `Any`, imports aside."""
     places: dict[str, list[Place]] = defaultdict(list)
-    for path, tree in files.items():
+    for path, nodes in files.items():
         room = path.relative_to(root).parts[0] if path.is_relative_to(root) else path.parent.name
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.Name) and node.id == "Any":
                 places[room].append(Place(path, node.lineno, "Any"))
     return dict(places)
 
 
-def imports(files: dict[Path, ast.Module], root: Path = SOURCE) -> dict[str, set[str]]:
+def imports(files: Files, root: Path = SOURCE) -> dict[str, set[str]]:
     """Module -> the modules of the package that it imports, also inside functions, but not for type checking."""
     names = {path: _module(path, root) for path in files}
     modules = set(names.values())
     graph: dict[str, set[str]] = {name: set() for name in modules}
-    for path, tree in files.items():
+    for path, nodes in files.items():
         typing_only = {
             node
-            for block in ast.walk(tree)
+            for block in nodes
             if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
             for node in ast.walk(block)
         }
-        for node in ast.walk(tree):
+        for node in nodes:
             if node in typing_only:
                 continue
             if isinstance(node, ast.ImportFrom) and node.module:
@@ -201,7 +206,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     return components
 
 
-def report(files: dict[Path, ast.Module], root: Path = SOURCE) -> tuple[list[tuple[str, str, bool]], list[Place]]:
+def report(files: Files, root: Path = SOURCE) -> tuple[list[tuple[str, str, bool]], list[Place]]:
     """(figure, its value beside its limit, whether it is kept) of each rule, and the places behind them."""
     count, names = participles(files)
     long, wide, graph = long_functions(files), wide_functions(files, root), imports(files, root)
@@ -228,7 +233,7 @@ def main(words: Iterable[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.house", description=__doc__.splitlines()[0])
     parser.add_argument("--list", nargs="?", const="", metavar="FOLDER", help="print the places too, of a folder")
     options = parser.parse_args(list(words))
-    rows, places = report(trees())
+    rows, places = report(syntax())
     if options.list is not None:
         within = Path(options.list).resolve() if options.list else SOURCE
         for place in places:

@@ -69,9 +69,17 @@ def together(kind: str, model: str, form: str, ranks: int, chunks: Any = CHUNKS)
 
 @pytest.mark.parametrize(
     ("model", "form", "ranks"),
-    [("llama", "F32", 2), ("llama", "Q4_1", 4), ("qwen2", "Q8_0", 2), ("qwen3", "BF16", 3), ("mistral", "Q4_0", 2),
-     ("mpt", "Q8_0", 2), ("mpt-alibi", "F16", 3)],
-)  # fmt: skip
+    [
+        ("llama", "Q4_1", 4),
+        ("qwen2", "Q8_0", 2),
+        ("qwen3", "BF16", 3),
+        ("mpt-alibi", "F16", 3),
+        *(
+            pytest.param(*c, marks=pytest.mark.slow)
+            for c in (("llama", "F32", 2), ("mistral", "Q4_0", 2), ("mpt", "Q8_0", 2))
+        ),
+    ],
+)
 def test_ranks_equal_the_reference_s_ranks(model: str, form: str, ranks: int) -> None:
     found, wanted = together("cpu", model, form, ranks), together("reference", model, form, ranks)
     assert all(np.array_equal(other, found[0]) for other in found)

@@ -155,7 +155,13 @@ def test_a_kernel_that_is_not_there_is_an_error_and_not_another_kernel(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("techniques", [("compile",), ("compile", "static"), ("compile", "static", "flash")])
+@pytest.mark.parametrize(
+    "techniques",
+    [
+        *(pytest.param(each, marks=pytest.mark.soak) for each in (("compile",), ("compile", "static"))),
+        ("compile", "static", "flash"),
+    ],
+)
 def test_compiled_rungs_give_the_same_tokens(model, techniques):
     assert tokens(model, *techniques) == tokens(model)
 

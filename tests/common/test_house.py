@@ -9,12 +9,12 @@ from tools import house
 
 def broken(folder: Path) -> set[str]:
     """The figures of a package that exceed their limits."""
-    rows, _ = house.report(house.trees(folder), folder)
+    rows, _ = house.report(house.syntax(folder), folder)
     return {figure for figure, _, is_kept in rows if not is_kept}
 
 
 def test_the_package_keeps_the_rules():
-    rows, _ = house.report(house.trees())
+    rows, _ = house.report(house.syntax())
     assert not [f"{figure}: {value}" for figure, value, is_kept in rows if not is_kept], "python -m tools.house --list"
 
 

@@ -91,7 +91,7 @@ def model(smollm2_path: Path) -> LoadedModel:
 # By default the first 12 requests: they have all prefixes and settings. The slow run has more, the soak run all.
 @pytest.fixture(
     scope="module",
-    params=[12, pytest.param(24, marks=pytest.mark.slow), pytest.param(64, marks=[pytest.mark.slow, pytest.mark.soak])],
+    params=[12, pytest.param(64, marks=[pytest.mark.slow, pytest.mark.soak])],
 )
 def asked(request: pytest.FixtureRequest) -> list[Asked]:
     return requests()[: request.param]

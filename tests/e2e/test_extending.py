@@ -11,6 +11,7 @@ import pytest
 DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "extending.md"
 
 
+@pytest.mark.slow
 def test_the_document_runs(tmp_path: Path) -> None:
     pytest.importorskip("roofline._native", reason="the cpu backend is not built")
     pytest.importorskip("torch", reason="the reference backend needs it")

@@ -47,7 +47,7 @@ def params(temperature: float) -> list[SamplingParams]:
     ]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_answers_have_their_form_and_are_the_same_in_company(llm: LLM, temperature: float) -> None:
     together = llm.generate(PROMPTS, params(temperature))
     person, _, date, choice, tag = [output.text for output in together]

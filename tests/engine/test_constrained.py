@@ -470,8 +470,14 @@ def burn(_matcher, _mask):
         pass
 
 
-@pytest.mark.parametrize("kind", [FakeExecutable, QueueingFake, ResamplingFake])
-@pytest.mark.parametrize("fault", ["error", "slow", "wrong id"])
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        pytest.param(kind, fault, marks=pytest.mark.slow if fault == "slow" and kind is not ResamplingFake else ())
+        for kind in (FakeExecutable, QueueingFake, ResamplingFake)
+        for fault in ("error", "slow", "wrong id")
+    ],
+)
 def test_a_form_that_fails_ends_its_answer_alone(warm, monkeypatch, fault, kind):
     expected = answers(warm, mixed())
     if fault == "error":

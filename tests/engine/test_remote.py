@@ -159,7 +159,10 @@ def test_one_answer_of_several_can_be_aborted():
 
 @pytest.mark.parametrize(
     ("number", "cause"),
-    [(signal.SIGKILL, "out of memory"), (signal.SIGBUS, "a file that it had mapped was truncated")],
+    [
+        pytest.param(signal.SIGKILL, "out of memory", marks=pytest.mark.slow),
+        (signal.SIGBUS, "a file that it had mapped was truncated"),
+    ],
 )
 def test_streams_of_a_killed_process_go_on_in_a_fresh_one(number, cause, caplog):
     requests = [([i] * 4, SamplingParams(seed=i, max_tokens=400, n=2, logprobs=2)) for i in range(3)]

@@ -10,7 +10,6 @@ from template_helpers import rendered, template
 from text_samples import AWKWARD, MESSAGES
 
 from roofline.common.errors import RequestError
-from roofline.text.templates.template import ChatTemplate
 from roofline.text.tokenizers.pretokenizers import byte_level_pipeline
 from roofline.text.tokenizers.tokenizer import Tokenizer
 from roofline.text.tokenizers.vocabulary import Vocabulary, byte_alphabet
@@ -62,19 +61,6 @@ def test_tools_are_those_of_transformers(byte_bpe: Tokenizer, byte_bpe_hf: Any, 
     assert rendered(source, chat, **options) == text
     expected = byte_bpe_hf.apply_chat_template(chat, chat_template=source, tokenize=True, return_dict=False, **options)
     assert template(source).encode_chat(byte_bpe, chat, **options) == expected
-
-
-@pytest.mark.parametrize("chat", range(len(MESSAGES)))
-def test_smollm2_ids_are_those_of_transformers(
-    smollm2: Tokenizer, smollm2_hf: Any, smollm2_metadata: dict[str, Any], chat: int
-) -> None:
-    source = smollm2_metadata["tokenizer.chat_template"]
-    ours = ChatTemplate(source, bos_token="<|im_start|>", eos_token="<|im_end|>")
-    for prompt in (True, False):
-        expected = smollm2_hf.apply_chat_template(
-            MESSAGES[chat], chat_template=source, tokenize=True, add_generation_prompt=prompt, return_dict=False
-        )
-        assert ours.encode_chat(smollm2, MESSAGES[chat], add_generation_prompt=prompt) == expected
 
 
 @pytest.mark.parametrize("content", AWKWARD)

@@ -37,17 +37,6 @@ WORDS = [
 SMOLLM2_LACKS = "\x04\x06\x13\x14\x16\x1d"
 
 
-@pytest.mark.parametrize("text", AWKWARD + SPECIAL_TEXTS)
-def test_smollm2_ids_are_those_of_transformers(smollm2: Tokenizer, smollm2_hf: Any, text: str) -> None:
-    expected = smollm2_hf.encode(text, add_special_tokens=False, split_special_tokens=True)
-    assert smollm2.encode(text, add_special=False) == expected
-    assert smollm2.encode(text, add_special=False, parse_special=True) == smollm2_hf.encode(
-        text, add_special_tokens=False
-    )
-    assert smollm2.encode(text, add_special=True) == smollm2_hf.encode(text, split_special_tokens=True)
-    assert smollm2.decode(expected, skip_special=False) == text
-
-
 @pytest.mark.parametrize("text", [*AWKWARD, *SPECIAL_TEXTS, "a <think> b</think>c", "[INST] x [/INST]"])
 def test_json_ids_are_those_of_transformers(byte_bpe: Tokenizer, byte_bpe_hf: Any, text: str) -> None:
     split = byte_bpe_hf.encode(text, add_special_tokens=False, split_special_tokens=True)

@@ -10,6 +10,7 @@ import pytest
 DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "torch.md"
 
 
+@pytest.mark.slow
 def test_the_document_runs():
     pytest.importorskip("roofline._native", reason="the cpu backend is not built")
     pytest.importorskip("torch")

@@ -57,7 +57,7 @@ def held_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_rows(tmp_path_factory.mktemp("data") / "val", 31, seed=1, documents=True)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "amp_bf16", "amp_fp16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("amp_bf16", marks=pytest.mark.slow), "amp_fp16"])
 def test_the_loss_falls(data: Path, held_out: Path, tmp_path: Path, precision: str) -> None:
     lines: list[dict[str, Any]] = []
     made = config(

@@ -170,7 +170,7 @@ train(read_config(Path(sys.argv[1])))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("where", ["forward", pytest.param("backward", marks=pytest.mark.soak)])
 def test_memory_that_ends_on_one_rank_halves_the_rows_of_all(where: str, tmp_path: Path) -> None:
     data = small.write_rows(tmp_path / "data", 60)
     (tmp_path / "failing.py").write_text(FAILING)

@@ -509,7 +509,7 @@ def test_a_planted_scale_is_found_and_named(
     json.dumps(found.plain(), allow_nan=False)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("amp_bf16", marks=pytest.mark.slow)])
 def test_a_wrong_backward_pass_is_found_from_the_loss_backward(
     data: Path, honest: dict[str, RecordedRun], tmp_path: Path, precision: str
 ) -> None:

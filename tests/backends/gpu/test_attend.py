@@ -167,7 +167,7 @@ def chunk(step, start, stop):
 @pytest.mark.parametrize(
     ("dtype", "window", "bends", "flip", "length"),
     [
-        ("f32", 0, {}, False, 300),
+        pytest.param("f32", 0, {}, False, 300, marks=pytest.mark.slow),
         ("bf16", 270, {"sinks": [1.5, -2.0]}, True, 530),  # the window begins in the second split
         pytest.param("f16", 0, {"soft_cap": 5.0, "alibi": True}, False, 300, marks=pytest.mark.slow),
     ],

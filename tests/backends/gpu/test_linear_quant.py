@@ -123,7 +123,7 @@ def test_gated():
     assert error(run(x, weight, gated=True), want) < 4e-6
 
 
-@pytest.mark.parametrize("rows", [40, 64])
+@pytest.mark.parametrize("rows", [pytest.param(40, marks=pytest.mark.slow), 64])
 def test_exact_rows_do_not_depend_on_the_batch(rows):
     weight, _ = weight_of("Q4_K", rows, 512)
     x = torch.randn(34, 512).bfloat16()
