@@ -15,6 +15,7 @@ from roofline.bundle import load
 from roofline.bundle.rewrite import Work, write_gguf, write_safetensors
 from roofline.bundle.text_side import load_text
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
+from roofline.models.registry import configure
 from roofline.weights.checkpoint import open_checkpoint
 from roofline.weights.files.safetensors import SafetensorsFile
 from tests.command_line import call_roofline
@@ -67,25 +68,70 @@ def test_transformers_reads_the_folder(gguf, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt_neox", "gpt2"])
-def test_values_that_lie_otherwise_in_folders_are_written_as_these_have_them(name, model, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("without_text")
+def test_values_that_lie_otherwise_in_folders_are_written_as_these_have_them(name, tmp_path):
     pytest.importorskip("gguf", reason="it writes the file")
     transformers = pytest.importorskip("transformers")
     import torch
 
-    from roofline.bundle import rewrite
     from tests.models.parity_cases import theirs
     from tests.weights.gguf_families import GGUF_CASES, write
 
     case = GGUF_CASES[name]
     original = theirs(case.config)
-    text = load_text(open_checkpoint(model))
-    monkeypatch.setattr(rewrite, "load_text", lambda checkpoint: text)  # the file has no tokenizer
     source = write(tmp_path / "model.gguf", original, case)
     write_safetensors(open_checkpoint(source), tmp_path / "back", "", Work(threads=2))
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", dtype="float32").eval()
     ids = torch.arange(20)[None]
     with torch.no_grad():
         assert (read(ids).logits - original(ids).logits).abs().max() < 2e-5
+
+
+@pytest.fixture
+def without_text(model, monkeypatch):
+    """Models without a tokenizer are written with one of another vocabulary, or none."""
+    from roofline.bundle import rewrite
+
+    text = load_text(open_checkpoint(model))
+    monkeypatch.setattr(rewrite, "load_text", lambda checkpoint: text)
+    monkeypatch.setattr("roofline.text.tokenizers.to_gguf.to_gguf", lambda *_: {})
+
+
+FAMILIES = ("gemma2", "gemma3", "phi3", "phi4_mini", "smollm3", "granite", "glm4", "olmo2")
+FAMILIES += ("gpt_neox", "gpt_neox_serial", "gpt2")
+
+
+@pytest.mark.usefixtures("without_text")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_is_written_as_its_converter_does(name, tmp_path):
+    pytest.importorskip("gguf", reason="it writes the file that ours is compared with")
+    pytest.importorskip("transformers")
+    from tests.models.parity_cases import theirs
+    from tests.weights.gguf_families import GGUF_CASES, write
+
+    case = GGUF_CASES[name]
+    original = theirs(case.config)
+    original.save_pretrained(tmp_path / "folder")
+    wanted = open_checkpoint(write(tmp_path / "theirs.gguf", original, case))
+    write_gguf(open_checkpoint(tmp_path / "folder"), tmp_path / "ours.gguf", "", Work(threads=1))
+    ours = open_checkpoint(tmp_path / "ours.gguf")
+    assert ours.tensors == wanted.tensors
+    for tensor in wanted.tensors:
+        assert np.array_equal(ours.dequantize(tensor), wanted.dequantize(tensor)), tensor
+    (_, before), (_, after) = configure(wanted.config), configure(ours.config)
+    for key, value in vars(before).items():
+        assert vars(after)[key] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value), key
+
+
+@pytest.mark.usefixtures("without_text")
+def test_factors_of_longrope_have_no_place_in_a_file(tmp_path):
+    pytest.importorskip("transformers")
+    from tests.models.parity_cases import CASES, theirs
+
+    theirs(CASES["phi3_long"].config).save_pretrained(tmp_path / "folder")
+    with pytest.raises(UnsupportedError, match="a GGUF file of a phi3 model"):
+        write_gguf(open_checkpoint(tmp_path / "folder"), tmp_path / "new.gguf", "", Work(threads=1))
+    assert not (tmp_path / "new.gguf").exists()
 
 
 def test_a_quantised_file_is_near_its_source(model, tmp_path):

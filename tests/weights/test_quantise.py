@@ -97,6 +97,18 @@ def test_a_mix_spends_bits_where_llama_cpp_does():
     assert large["layers.11.mlp.down.weight"] == "Q4_K"
 
 
+def test_a_joined_matrix_of_attention_is_finer_and_learned_positions_stay():
+    shapes = {
+        "layers.0.attn.qkv.weight": (1536, 512),
+        "positions.weight": (64, 512),
+        "layers.0.mlp.up.weight": (768, 512),
+    }
+    kinds = [list(formats_of(mix, _config(), shapes).values()) for mix in ("Q4_K_M", "Q5_K_M", "Q4_K_S", "Q8_0")]
+    assert [each[0] for each in kinds] == ["Q5_K", "Q6_K", "Q4_K", "Q8_0"]
+    assert [each[1] for each in kinds] == ["F32"] * 4
+    assert [each[2] for each in kinds] == ["Q4_K", "Q5_K", "Q4_K", "Q8_0"]
+
+
 def test_widths_that_are_no_multiple_get_smaller_blocks():
     kinds = _kinds("Q5_K_M", width=576, head_dim=72, tied=True)
     assert kinds["embed.weight"] == "Q8_0"

@@ -19,14 +19,15 @@ from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops import formats
 from roofline.weights import names
 from roofline.weights.checkpoint import Checkpoint
-from roofline.weights.config.to_gguf import architecture, to_gguf
+from roofline.weights.config.to_gguf import form_of, to_gguf
 from roofline.weights.families.table import files_of
 from roofline.weights.files.gguf_parts import GGUFModel
 from roofline.weights.files.gguf_writer import file_bytes, header, write_tensors
 from roofline.weights.files.mapped import JsonObject, TensorInfo
 from roofline.weights.files.output import check_new, new_file, new_folder
+from roofline.weights.gguf_tensors import gguf_tensors
 from roofline.weights.hf_values import as_theirs, differs, hf_shape
-from roofline.weights.quantise.mixes import MIXES, formats_of
+from roofline.weights.quantise.mixes import MIXES, formats_of, stays_float
 from roofline.weights.quantise.tensors import Target, is_quantised, pieces
 
 if TYPE_CHECKING:
@@ -68,8 +69,11 @@ def quantised_tensors(checkpoint: Checkpoint) -> list[str]:
 
 
 def own_formats(checkpoint: Checkpoint) -> dict[str, str]:
-    """The formats that a GGUF file has of a checkpoint that is not rounded: vectors in F32."""
-    return {name: "F32" if len(info.shape) < 2 else info.format for name, info in checkpoint.tensors.items()}
+    """The formats that a GGUF file has of a checkpoint that is not rounded: vectors and scores of routers in F32."""
+    return {
+        name: "F32" if len(info.shape) < 2 or stays_float(name) else info.format
+        for name, info in checkpoint.tensors.items()
+    }
 
 
 def write_gguf(checkpoint: Checkpoint, out: Path, mix: str, work: Work) -> Rewritten:
@@ -82,15 +86,13 @@ def write_gguf(checkpoint: Checkpoint, out: Path, mix: str, work: Work) -> Rewri
     check_new(out, 0)  # before what takes longer
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
     kinds = formats_of(mix, checkpoint.config, shapes) if mix else own_formats(checkpoint)
-    style = "interleaved" if architecture(checkpoint.config)[1] else "half"
-    target = Target(kinds, style, work.importance)
+    target = Target(kinds, form_of(checkpoint.config).rope_style, work.importance)
     metadata, factors = _from_gguf(checkpoint) if checkpoint.kind == "gguf" else _from_others(checkpoint, shapes)
     metadata["general.file_type"] = MIXES[mix or _kind_of(kinds)].number
     if any(is_quantised(form) for form in kinds.values()):
         metadata["general.quantization_version"] = _QUANTIZATION_VERSION
-    family = checkpoint.config["family"]
-    ours = {names.to_gguf(family, name): name for name in checkpoint.tensors}
-    infos = [replace(info, name=names.to_gguf(family, info.name)) for info in target.infos(checkpoint)]
+    tensors = gguf_tensors(checkpoint.config, target.infos(checkpoint))
+    infos, parts = [tensor.info for tensor in tensors], {tensor.info.name: tensor.parts for tensor in tensors}
     if factors is not None:
         infos.append(TensorInfo(names.GGUF_ROPE_FACTORS, "F32", factors.shape, factors.nbytes))
     head = header(metadata, infos)
@@ -103,7 +105,8 @@ def write_gguf(checkpoint: Checkpoint, out: Path, mix: str, work: Work) -> Rewri
                 assert factors is not None, "it is in the list with them"
                 yield factors.astype("<f4").view(np.uint8)
             else:
-                yield from of_tensor(ours[info.name])
+                for name in parts[info.name]:
+                    yield from of_tensor(name)
 
         with new_file(out, size) as stream:
             stream.write(head)

@@ -10,15 +10,10 @@ from roofline.common.errors import UnsupportedError
 from roofline.models.registry import configure
 from roofline.ops.rope_tables import RopeTable, frequencies
 from roofline.weights.config.gguf import from_gguf
+from roofline.weights.families.shared.gguf_fields import GgufForm
+from roofline.weights.families.table import WritesGguf, files_of
 from roofline.weights.files.mapped import JsonObject
 
-# (family, bias on q, k, v, norms of q and k) -> architecture, and whether its files hold the rows of q and k in pairs.
-_ARCHITECTURES = {
-    ("llama", False, False): ("llama", True),
-    ("llama", True, False): ("llama", True),
-    ("qwen", True, False): ("qwen2", False),
-    ("qwen", False, True): ("qwen3", False),
-}
 _KEYS = {
     "block_count": "layers",
     "context_length": "max_position",
@@ -37,17 +32,17 @@ _ROPE_KEYS = {
     "beta_fast": "rope.scaling.yarn_beta_fast",
     "beta_slow": "rope.scaling.yarn_beta_slow",
 }
-_SAME = 1e-6  # relative difference of frequencies that float32 numbers in the file bring
+_SAME = 1e-6  # relative difference that float32 numbers in the file bring
 
 
-def architecture(config: JsonObject) -> tuple[str, bool]:
-    """What GGUF files call the architecture of a configuration, and whether they hold the rows of its q and k in pairs
-    (rope_style "interleaved"). Raises UnsupportedError where they have no name for it."""
-    known = _ARCHITECTURES.get((config["family"], bool(config["attention_bias"]), bool(config["qk_norm"])))
-    if known is None:
+def form_of(config: JsonObject) -> GgufForm:
+    """How a GGUF file says a configuration. Raises UnsupportedError where none that we write can."""
+    files = files_of(config["family"])
+    form = files.to_gguf(config) if isinstance(files, WritesGguf) else None
+    if form is None:
         reason = "there is no architecture of that kind in the files that we write"
         raise UnsupportedError(f"a GGUF file of a {config['family']} model", reason, ("safetensors",))
-    return known
+    return form
 
 
 def to_gguf(config: JsonObject, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, object], np.ndarray | None]:
@@ -57,10 +52,9 @@ def to_gguf(config: JsonObject, shapes: Mapping[str, tuple[int, ...]]) -> tuple[
 
     Raises UnsupportedError where a file with this metadata would be read as another configuration.
     """
-    arch, interleaved = architecture(config)
+    form = form_of(config)
     values: dict[str, object] = {key: config[ours] for key, ours in _KEYS.items()}
-    values["attention.layer_norm_rms_epsilon"] = _float32(config["norm_eps"])
-    values["rope.freq_base"] = _float32(config["rope_theta"])
+    values |= {form.epsilon: config["norm_eps"], "rope.freq_base": config["rope_theta"]}
     if config["sliding_window"] is not None:
         values["attention.sliding_window"] = config["sliding_window"]
     scaling = dict(config["rope_scaling"] or {})
@@ -71,10 +65,20 @@ def to_gguf(config: JsonObject, shapes: Mapping[str, tuple[int, ...]]) -> tuple[
     elif kind is not None:
         values["rope.scaling.type"] = kind
         values |= {_ROPE_KEYS[key]: _rope_value(key, value) for key, value in scaling.items() if key in _ROPE_KEYS}
-    metadata: dict[str, object] = {"general.architecture": arch, "general.type": "model"}
-    metadata |= {f"{arch}.{key}": value for key, value in values.items()}
-    _check(config, from_gguf(Path("the GGUF file"), metadata, shapes, factors), interleaved)
+    values |= form.keys
+    metadata: dict[str, object] = {"general.architecture": form.architecture, "general.type": "model"}
+    for key, value in values.items():
+        if value is not None:
+            metadata[f"{form.architecture}.{key}"] = _float32(value) if isinstance(value, float) else value
+    _check(config, from_gguf(Path("the GGUF file"), metadata, shapes, factors), form.rope_style)
     return metadata, factors
+
+
+def _is_same(read: object, value: object) -> bool:
+    """Whether a file has a field's value: its numbers are float32."""
+    if isinstance(read, float) and isinstance(value, float):
+        return bool(np.isclose(read, value, rtol=_SAME, atol=0))
+    return read == value
 
 
 def _float32(value: float) -> float:
@@ -92,22 +96,17 @@ def _llama3_factors(config: JsonObject) -> np.ndarray:
     return (plain / scaled).astype(np.float32)
 
 
-def _check(config: JsonObject, read: JsonObject, interleaved: bool) -> None:
+def _check(config: JsonObject, read: JsonObject, rope_style: str) -> None:
     """Raise UnsupportedError unless a configuration that was read back computes the same."""
     (_, before), (_, after) = configure(config), configure(read)
     rope = before.rope, after.rope
     (ours, our_factor), (theirs, their_factor) = frequencies(rope[0]), frequencies(rope[1])
     same_rope = ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=_SAME, atol=0)
     same_rope = same_rope and bool(np.isclose(our_factor, their_factor, rtol=_SAME))
-    alike = {
-        "norm_eps": _float32(before.norm_eps),
-        "rope_theta": _float32(before.rope_theta),
-        "rope_style": "interleaved" if interleaved else "half",
-        "rope_scaling": after.rope_scaling if same_rope else before.rope_scaling,
-    }
-    expected = replace(before, **alike)  # type: ignore[arg-type]  # mypy joins the types of the values
+    rope_scaling = after.rope_scaling if same_rope else before.rope_scaling
+    expected = replace(before, rope_style=rope_style, rope_scaling=rope_scaling)
     for name, value in vars(expected).items():
-        if getattr(after, name) != value or not same_rope:
+        if not _is_same(getattr(after, name), value) or not same_rope:
             field = name if same_rope else "rope_scaling"
             what = f"{field} = {getattr(before, field)!r} in a GGUF file"
             raise UnsupportedError(what, "it would be read back as another value", ("safetensors",))

@@ -149,3 +149,13 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     elif "rope.freq_base_swa" in fields.values:
         fields.refuse("rope.freq_base_swa", "the layers of this architecture turn alike")
     return config
+
+
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Which layers have the window, and what queries are scaled by, is no key, but part of the architecture."""
+    keys: Config = {"attention.sliding_window": max(config.get("layer_windows") or [config["sliding_window"] or 0])}
+    if config["qk_norm"]:
+        keys |= {"rope.freq_base_swa": config["local_theta"]}
+        return gguf_fields.GgufForm("gemma3", "half", keys)
+    caps = {"attn_logit_softcapping": config["attention_cap"], "final_logit_softcapping": config["logit_cap"]}
+    return gguf_fields.GgufForm("gemma2", "half", keys | caps)

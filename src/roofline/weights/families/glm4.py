@@ -38,3 +38,8 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     """The canonical configuration."""
     config = gguf_fields.read(model, "glm4", "interleaved", ("rope.dimension_count",))
     return config | {"attention_bias": biased(model, "attn.q", "attn.k", "attn.v")}
+
+
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """A part of each head is turned."""
+    return gguf_fields.GgufForm("glm4", "interleaved", gguf_fields.turned_part(config))

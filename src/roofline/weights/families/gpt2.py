@@ -88,3 +88,9 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
         raise UnsupportedError(what, "this architecture has learned positions")
     config = gguf_fields.read(model, "gpt2", "half", epsilon=gguf_fields.EPSILON)
     return config | hf_fields.learned_positions() | {"bias": True, "activation": "gelu_tanh"}
+
+
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """It turns nothing: such files have no key of rope."""
+    none = dict.fromkeys(("rope.dimension_count", "rope.freq_base"))
+    return gguf_fields.GgufForm("gpt2", "half", none, gguf_fields.EPSILON)

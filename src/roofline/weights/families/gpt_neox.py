@@ -82,3 +82,9 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     config = gguf_fields.read(model, "gpt_neox", "half", honoured, gguf_fields.EPSILON)
     config |= {"bias": True, "attention_bias": biased(model, "attn.qkv")}
     return config | ({} if model.fields.get("use_parallel_residual", bool, True) else {"parallel": False})
+
+
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Which activation there is is no key of such files, but of the architecture."""
+    keys = gguf_fields.turned_part(config) | {"use_parallel_residual": config.get("parallel", True)}
+    return gguf_fields.GgufForm("gptneox", "half", keys, gguf_fields.EPSILON)

@@ -33,3 +33,9 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
         config[name] = (model.fields.get(key, float, 0.0) and model.fields.positive(key)) or default  # 0 says nothing
     config["attention_bias"] = biased(model, "attn.q", "attn.k", "attn.v")
     return config | ({"output_bias": True} if biased(model, "attn.o") else {})
+
+
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Its multipliers have keys of their own."""
+    keys = {key: config[name] for name, key in zip(_MULTIPLIERS, _GGUF, strict=True)}
+    return gguf_fields.GgufForm("granite", "interleaved", keys)

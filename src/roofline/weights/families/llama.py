@@ -62,3 +62,8 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
 def biased(model: gguf_fields.GgufModel, *names: str) -> bool:
     """Whether all of these linear layers have a bias in the first layer."""
     return all(f"layers.0.{name}.bias" in model.shapes for name in names)
+
+
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Biases are tensors alone, and no key."""
+    return gguf_fields.GgufForm("llama", "interleaved")

@@ -3,7 +3,7 @@
 from roofline.common.fields import Fields
 from roofline.weights.families.shared import gguf_fields, hf_fields
 from roofline.weights.families.shared.canonical import Config, checked
-from roofline.weights.families.shared.experts import EXPERTS, HONOURED_GGUF, gguf_experts, hf_experts
+from roofline.weights.families.shared.experts import EXPERTS, HONOURED_GGUF, experts_to_gguf, gguf_experts, hf_experts
 from roofline.weights.families.shared.tensor_names import ATTENTION, NORMS, TensorNames
 
 NAMES = TensorNames(
@@ -44,3 +44,8 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     """The canonical configuration; converters permute the rows of q and k."""
     config = gguf_fields.read(model, "mixtral", "interleaved", HONOURED_GGUF)
     return config | gguf_experts(model.fields)
+
+
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """The architecture is llama's, with experts."""
+    return gguf_fields.GgufForm("llama", "interleaved", experts_to_gguf(config))

@@ -29,3 +29,8 @@ def to_hf(config: Config) -> Config:
 def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     """The canonical configuration."""
     return gguf_fields.read(model, "olmo2", "half")
+
+
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Nothing of it is its own."""
+    return gguf_fields.GgufForm("olmo2", "half")

@@ -91,3 +91,10 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     scaling["attention_factor"] = fields.positive(attention) or 1.0
     table = Fields(fields.path, values, "rope_factors of ")
     return config | {"rope_scaling": scaling | {key: _factors(table, key, config) for key in _FACTORS}}
+
+
+def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
+    """None of a model with longrope, whose factors would be tensors."""
+    if (config["rope_scaling"] or {}).get("rope_type") == LONGROPE:
+        return None
+    return gguf_fields.GgufForm("phi3", "half", gguf_fields.turned_part(config))

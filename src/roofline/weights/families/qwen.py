@@ -59,3 +59,10 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     """The canonical configuration."""
     config = gguf_fields.read(model, "qwen", "half")
     return config | {"attention_bias": architecture == "qwen2", "qk_norm": architecture == "qwen3"}
+
+
+def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
+    """Qwen2 has biases of q, k and v, Qwen3 norms of q and k; files have no name for another pair of these."""
+    if bool(config["attention_bias"]) == bool(config["qk_norm"]):
+        return None
+    return gguf_fields.GgufForm("qwen3" if config["qk_norm"] else "qwen2", "half")

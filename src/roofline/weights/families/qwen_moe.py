@@ -9,6 +9,7 @@ from roofline.weights.families.shared.experts import (
     EXPERTS,
     HONOURED_GGUF,
     expert_size,
+    experts_to_gguf,
     gguf_experts,
     hf_experts,
 )
@@ -81,3 +82,12 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     config["ffn"] = expert_size(fields, "expert_feed_forward_length")
     config |= {"attention_bias": second, "qk_norm": not second, "renormalise": not second}
     return config | ({"shared_ffn": expert_size(fields, shared)} if second else {})
+
+
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Whether weights are made to add up to 1 is part of the architecture."""
+    keys = experts_to_gguf(config) | {"expert_feed_forward_length": config["ffn"]}
+    if config["qk_norm"]:
+        return gguf_fields.GgufForm("qwen3moe", "half", keys)
+    keys["expert_shared_feed_forward_length"] = config["shared_ffn"]
+    return gguf_fields.GgufForm("qwen2moe", "half", keys)

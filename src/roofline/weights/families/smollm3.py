@@ -53,3 +53,8 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     """The canonical configuration; which layers turn nothing is part of the architecture."""
     config = gguf_fields.read(model, "smollm3", "interleaved")
     return config | {"turning": [(layer + 1) % _INTERVAL != 0 for layer in range(config["layers"])]}
+
+
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Which layers turn nothing is part of the architecture."""
+    return gguf_fields.GgufForm("smollm3", "interleaved")

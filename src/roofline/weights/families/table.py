@@ -1,12 +1,12 @@
 """Which module here reads the files of which model."""
 
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 from roofline.common.fields import Fields
 from roofline.models.registry import like_of
 from roofline.weights.families.shared.canonical import Config
-from roofline.weights.families.shared.gguf_fields import GgufModel
+from roofline.weights.families.shared.gguf_fields import GgufForm, GgufModel
 from roofline.weights.families.shared.tensor_names import TensorNames
 
 # model_type of a config.json -> module.
@@ -70,6 +70,13 @@ class FamilyFiles(Protocol):
     def to_hf(self, config: Config) -> Config: ...
 
     def from_gguf(self, model: GgufModel, architecture: str) -> Config: ...
+
+
+@runtime_checkable
+class WritesGguf(Protocol):
+    """The same of families whose GGUF files we write. to_gguf: how a file says a configuration; None where none can."""
+
+    def to_gguf(self, config: Config) -> GgufForm | None: ...
 
 
 def module(name: str) -> FamilyFiles:

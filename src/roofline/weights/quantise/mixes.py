@@ -19,18 +19,23 @@ _FALLBACK = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _PLAIN = ("F32", "F16", "BF16")
 _LARGE_LLAMA = (80, 8)  # layers, and queries for each key, of the 70B models, whose v is small and worth more bits
 _V, _DOWN = "attn.v.weight", "mlp.down.weight"
+_EXPERTS = re.compile(r"\.experts\.(\d+\.)?")
+# Of models of eight experts attention is so small a part that it is worth more bits.
+_OF_EIGHT = {"attn.v.weight": "Q8_0", "attn.k.weight": "Q8_0", "attn.o.weight": "Q5_K"}
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 
 
 @dataclass(frozen=True)
 class Mix:
     """A kind of file. number: its `general.file_type`; base: format of the matrices; finer: of v and down in some
-    layers, by `layers`: "spread" (an eighth at each end and a third between) or "first"."""
+    layers, by `layers`: "spread" (an eighth at each end and a third between) or "first"; joined: of q, k and v in one
+    matrix, the base where it is empty."""
 
     number: int
     base: str
     finer: str = ""
     layers: str = ""
+    joined: str = ""
 
 
 MIXES = {
@@ -43,9 +48,9 @@ MIXES = {
     "Q5_0": Mix(8, "Q5_0"),
     "Q5_1": Mix(9, "Q5_1"),
     "Q4_K_S": Mix(14, "Q4_K", "Q5_K", "first"),
-    "Q4_K_M": Mix(15, "Q4_K", "Q6_K", "spread"),
+    "Q4_K_M": Mix(15, "Q4_K", "Q6_K", "spread", "Q5_K"),
     "Q5_K_S": Mix(16, "Q5_K"),
-    "Q5_K_M": Mix(17, "Q5_K", "Q6_K", "spread"),
+    "Q5_K_M": Mix(17, "Q5_K", "Q6_K", "spread", "Q6_K"),
     "Q6_K": Mix(18, "Q6_K"),
 }
 SHORT = {"q4": "Q4_K_M", "q5": "Q5_K_M", "q6": "Q6_K", "q8": "Q8_0", "bf16": "BF16", "f16": "F16", "f32": "F32"}
@@ -65,13 +70,19 @@ def mix_of(name: str) -> str:
 def formats_of(mix: str, config: JsonObject, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
     """Canonical name -> format of each parameter in a file of a kind.
 
-    Vectors stay F32, as every reader of such files expects; so do the scores of a router, which are few.
+    Vectors stay F32, as every reader of such files expects; so do the scores of a router, which are few, and learned
+    positions.
     """
     return {name: _format(MIXES[mix], name, shape, config) for name, shape in shapes.items()}
 
 
+def stays_float(name: str) -> bool:
+    """Whether a matrix is F32 in every kind of file: scores of a router, the scale of a shared expert, positions."""
+    return ".router." in name or name.endswith((".shared.scale.weight",)) or name == "positions.weight"
+
+
 def _format(mix: Mix, name: str, shape: tuple[int, ...], config: JsonObject) -> str:
-    if len(shape) < 2 or not name.endswith(".weight") or "router" in name:
+    if len(shape) < 2 or not name.endswith(".weight") or stays_float(name):
         return "F32"
     if mix.base in _PLAIN:
         return mix.base
@@ -87,7 +98,11 @@ def _head(mix: Mix, width: int) -> str:
 
 
 def _in_layer(mix: Mix, name: str, config: JsonObject) -> str:
-    match = _LAYER.fullmatch(name)
+    match = _LAYER.fullmatch(_EXPERTS.sub(".", name))
+    if match is not None and match[2] in _OF_EIGHT and config.get("experts") == 8:
+        return _OF_EIGHT[match[2]]
+    if match is not None and match[2] == "attn.qkv.weight":
+        return mix.joined or mix.base
     if match is None or match[2] not in (_V, _DOWN):
         return mix.base
     layer, count = int(match[1]), config["layers"]

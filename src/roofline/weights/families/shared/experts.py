@@ -27,6 +27,11 @@ def gguf_experts(fields: Fields) -> Config:
     return _experts(fields, "expert_count", "expert_used_count")
 
 
+def experts_to_gguf(config: Config) -> Config:
+    """The inverse of `gguf_experts`: the keys of GGUF metadata."""
+    return {"expert_count": config["experts"], "expert_used_count": config["experts_per_token"]}
+
+
 def expert_size(fields: Fields, name: str) -> int:
     """The inner width of an expert. Raises ConfigError where it is missing or not within reason."""
     value = fields.need(name, int)

@@ -73,6 +73,21 @@ class GgufModel:
     longrope: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class GgufForm:
+    """How a GGUF file says a configuration: the inverse of a family's `from_gguf`.
+
+    architecture: `general.architecture`; rope_style: which rows of q and k rope turns together in such files; keys:
+    metadata of the architecture beside what all have, None for a key of those that it has not; epsilon: the key of that
+    of its norms.
+    """
+
+    architecture: str
+    rope_style: str
+    keys: Mapping[str, object] = field(default_factory=dict)
+    epsilon: str = RMS_EPSILON
+
+
 def read(
     model: GgufModel, family: str, rope_style: str, honoured: Collection[str] = (), epsilon: str = RMS_EPSILON
 ) -> Config:
@@ -111,6 +126,11 @@ def read(
             refuse(fields.path, "rope_freqs.weight", f"stands beside {scaling}; one of them is too many")
         config["rope_scaling"] = _llama3_of(fields.path, model.rope_factors, config)
     return config
+
+
+def turned_part(config: Config) -> Config:
+    """The key of how much of each head is turned."""
+    return {"rope.dimension_count": config.get("rotary_dim") or config["head_dim"]}
 
 
 def refuse_unknown(fields: Fields, honoured: Collection[str] = ()) -> None:
