@@ -124,6 +124,30 @@ def test_a_family_is_written_as_its_converter_does(name, tmp_path):
 
 
 @pytest.mark.usefixtures("without_text")
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "qwen3_moe"])
+def test_the_experts_of_a_layer_are_written_as_one_tensor(kind, tmp_path):
+    pytest.importorskip("gguf", reason="it writes the file that ours is compared with")
+    pytest.importorskip("transformers")
+    original = transformers_model(kind)
+    original.save_pretrained(tmp_path / "folder")
+    wanted = open_checkpoint(write_experts(tmp_path / "theirs.gguf", original, kind))
+    write_gguf(open_checkpoint(tmp_path / "folder"), tmp_path / "ours.gguf", "", Work(threads=1))
+    for ours in (open_checkpoint(tmp_path / "ours.gguf"), open_checkpoint(_again(tmp_path))):
+        assert {n: t.shape for n, t in ours.tensors.items()} == {n: t.shape for n, t in wanted.tensors.items()}
+        for tensor in wanted.tensors:
+            assert np.array_equal(ours.dequantize(tensor), wanted.dequantize(tensor)), tensor
+        (_, before), (_, after) = configure(wanted.config), configure(ours.config)
+        for key in ("experts", "experts_per_token", "ffn", "shared_ffn", "renormalise"):
+            assert getattr(after, key, None) == getattr(before, key, None), key
+
+
+def _again(folder):
+    """The file of a folder, written once more from the file."""
+    write_gguf(open_checkpoint(folder / "ours.gguf"), folder / "again.gguf", "F32", Work(threads=1))
+    return folder / "again.gguf"
+
+
+@pytest.mark.usefixtures("without_text")
 def test_factors_of_longrope_have_no_place_in_a_file(tmp_path):
     pytest.importorskip("transformers")
     from tests.models.parity_cases import CASES, theirs

@@ -38,7 +38,7 @@ _SAME = 1e-6  # relative difference that float32 numbers in the file bring
 def form_of(config: JsonObject) -> GgufForm:
     """How a GGUF file says a configuration. Raises UnsupportedError where none that we write can."""
     files = files_of(config["family"])
-    form = files.to_gguf(config) if isinstance(files, WritesGguf) else None
+    form = files.to_gguf(dict(config)) if isinstance(files, WritesGguf) else None
     if form is None:
         reason = "there is no architecture of that kind in the files that we write"
         raise UnsupportedError(f"a GGUF file of a {config['family']} model", reason, ("safetensors",))

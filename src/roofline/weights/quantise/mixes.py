@@ -78,7 +78,7 @@ def formats_of(mix: str, config: JsonObject, shapes: Mapping[str, tuple[int, ...
 
 def stays_float(name: str) -> bool:
     """Whether a matrix is F32 in every kind of file: scores of a router, the scale of a shared expert, positions."""
-    return ".router." in name or name.endswith((".shared.scale.weight",)) or name == "positions.weight"
+    return ".router." in name or name.endswith(".shared.scale.weight") or name == "positions.weight"
 
 
 def _format(mix: Mix, name: str, shape: tuple[int, ...], config: JsonObject) -> str:
