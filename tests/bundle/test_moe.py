@@ -19,11 +19,10 @@ pytest.importorskip("transformers", reason="it is what the logits are compared w
 OPTIONS: dict[str, Any] = {"text": False, "cache_tokens": 2048, "max_model_len": 300}
 IDS = np.random.default_rng(1).integers(0, 300, 90).tolist()
 
-QUICK = ("mixtral", "gpt_oss")
-
 
 @pytest.fixture(
-    scope="module", params=[kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in MODELS]
+    scope="module",
+    params=["mixtral", *(pytest.param(kind, marks=pytest.mark.slow) for kind in MODELS if kind != "mixtral")],
 )
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)

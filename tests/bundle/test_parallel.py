@@ -88,6 +88,7 @@ def alive(pid: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_ranks_and_stages_answer_as_one_process_does(folder: str) -> None:
     one = load(folder, **LOADING)
     alone, error = answer(LocalEngine(one.executable))

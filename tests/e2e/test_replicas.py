@@ -38,6 +38,7 @@ def answers(served) -> list[tuple[list[str], list[float]]]:
         return list(threads.map(ask, PROMPTS))
 
 
+@pytest.mark.slow
 def test_two_replicas_answer_like_one(served, pair):
     ready = pair.get("/ready").json()
     assert ready["replicas"] == [True, True]

@@ -60,6 +60,7 @@ class Client:
         return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("streams", "kills"), [(6, 1), pytest.param(64, 10, marks=[pytest.mark.slow, pytest.mark.soak])]
 )

@@ -166,6 +166,7 @@ def test_a_log_that_nobody_reads_stops_nobody(environment, model):
         process.stderr.close()
 
 
+@pytest.mark.slow
 def test_an_engine_killed_while_it_loads_is_started_again(served):
     answer, first = greedy(served), served.stats()["pid"]
     os.kill(first, signal.SIGKILL)

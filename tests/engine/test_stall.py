@@ -66,6 +66,7 @@ def test_time_counts_from_the_first_question_without_an_answer(monkeypatch):
     assert seconds_after(50.0) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.usefixtures("fakes_everywhere")
 def test_an_engine_that_is_stopped_within_an_answer_is_in_trouble_until_it_goes_on():

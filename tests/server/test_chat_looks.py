@@ -94,6 +94,7 @@ def test_the_switch_goes_before_the_system(open_page):
     page.wait(f"{colour} !== '{light}'")
 
 
+@pytest.mark.slow
 def test_narrow_windows_do_not_scroll_sideways(talk):
     page = talk(360, 740)
     for selector in ("html", "#scroller", "#dock", "header"):
@@ -174,6 +175,7 @@ def test_tab_goes_through_the_page_in_order(open_page):
     assert order[-2:] == ["text", "attach"]
 
 
+@pytest.mark.slow
 def test_less_motion_where_it_is_asked_for(open_page):
     moving = "getComputedStyle(document.querySelector('.level')).transitionDuration"
     assert open_page().evaluate(moving) == "0.5s"

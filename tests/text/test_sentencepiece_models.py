@@ -336,6 +336,7 @@ def test_ids_of_begin_and_end_are_read_where_the_trainer_says_them() -> None:
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(at=st.floats(0, 1), value=st.integers(0, 255))
 def test_a_changed_byte_of_a_model_is_read_or_refused(model: Path, at: float, value: int) -> None:
@@ -345,6 +346,7 @@ def test_a_changed_byte_of_a_model_is_read_or_refused(model: Path, at: float, va
     assert reason is None or "tokenizer" in reason
 
 
+@pytest.mark.slow
 def test_a_million_characters_take_seconds(model: Path) -> None:
     tokenizer = ours_of(model.read_bytes())
     for text in ("x" * 300_000, "½" * 100_000, " " * 300_000):

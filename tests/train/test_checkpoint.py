@@ -310,6 +310,7 @@ def test_autoresume_goes_on_from_the_last_checkpoint_that_is_whole(
     assert log_of(tmp_path / "run") == log_of(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_through_an_object_store(tmp_path: Path, s3: str) -> None:
     data = write_rows(tmp_path / "data", 40)
     common: dict[str, Any] = {"save_interval": "3ba", "save_num_checkpoints_to_keep": 2}

@@ -153,6 +153,7 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
     assert digest(start, "model.") != digest(ends[0], "model."), "it learnt something in between"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact", [True, False])
 def test_a_microbatch_that_was_halved_stays_so_where_bits_matter(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exact: bool, undetermined: None

@@ -19,6 +19,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=2)
 SIZES = {"max_running": 2, "max_batch_tokens": 32, "max_model_len": 64, "tuned": False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype"), [("llama", torch.bfloat16), pytest.param("qwen3_tied", torch.float16, marks=pytest.mark.slow)]
 )
