@@ -176,6 +176,7 @@ def c_answers(program: Path, path: Path, asked: list[Any], *options: Any) -> lis
     return answers
 
 
+@pytest.mark.slow
 def test_every_request_has_the_ids_of_the_python_engine(compiled: Any, bundle: Path) -> None:
     asked = requests(300, 30)
     wanted = python_answers(bundle, asked, cache_tokens=1024, max_model_len=200)

@@ -106,6 +106,7 @@ def test_megabytes_of_digits_are_refused_and_leave_the_server_small(served):
     assert peak() - before < 60
 
 
+@pytest.mark.slow
 def test_a_long_prompt_tells_how_far_it_is(client):
     stream = client.completions.create(
         model="small", prompt=[100] * 1500, max_tokens=2, stream=True, extra_body={"return_progress": True}

@@ -186,9 +186,9 @@ def mixed():
 @pytest.mark.parametrize(
     ("kind", "config", "sizes"),
     [
-        (FakeExecutable, {}, {}),
+        pytest.param(FakeExecutable, {}, {}, marks=pytest.mark.slow),
         (QueueingFake, {}, {}),
-        (ResamplingFake, {}, {}),
+        pytest.param(ResamplingFake, {}, {}, marks=pytest.mark.slow),
         (ResamplingFake, {"max_running": 5}, {"num_pages": 14, "max_context": 200}),
         (FakeExecutable, {"max_batch_tokens": 16, "prefix_cache": False}, {}),
         (FakeExecutable, {"speculate": "ngram", "speculate_always": True}, {"rows": 60, "segments": 12}),

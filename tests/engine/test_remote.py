@@ -446,7 +446,7 @@ def test_a_broken_stream_ends_the_process_with_a_reason():
     assert b"the stream from the owner is broken" in error
 
 
-@pytest.mark.parametrize("busy", [True, False])
+@pytest.mark.parametrize("busy", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_process_that_was_stopped_is_replaced(busy):
     async def test(engine):
         stream = await engine.submit([1], SamplingParams(max_tokens=400 if busy else 1))

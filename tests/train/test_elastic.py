@@ -108,6 +108,7 @@ def test_ranks_ask_for_each_others_failures_only_while_they_watch(monkeypatch: p
     assert asked == [False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "gather", "scatter"),
     [

@@ -57,7 +57,9 @@ def held_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_rows(tmp_path_factory.mktemp("data") / "val", 31, seed=1, documents=True)
 
 
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("amp_bf16", marks=pytest.mark.slow), "amp_fp16"])
+@pytest.mark.parametrize(
+    "precision", ["fp32", *(pytest.param(each, marks=pytest.mark.slow) for each in ("amp_bf16", "amp_fp16"))]
+)
 def test_the_loss_falls(data: Path, held_out: Path, tmp_path: Path, precision: str) -> None:
     lines: list[dict[str, Any]] = []
     made = config(
@@ -236,7 +238,7 @@ def test_weights_alone_start_a_new_run(data: Path, held_out: Path, tmp_path: Pat
         ({"train_loader__dataset__shuffle_seed": 7}, "seed is 5 there and 7 here"),
         ({"global_train_batch_size": 13}, "global_batch is 12 there and 13 here"),
         ({"train_loader__dataset__shuffle": False}, "its data sets are others"),
-        ({"data": 1}, "its data sets are others"),
+        pytest.param({"data": 1}, "its data sets are others", marks=pytest.mark.slow),
         ({"model__n_layers": 3}, r"has no model\.transformer\.blocks\.2\..*: it is of another model or optimizer"),
         ({"model__d_model": 48}, r"model\.transformer\..* has shape \[.*\], here it is \[.*\]"),
         ({"optimizer": {"name": "muon", "lr": 1e-3}}, r"has no optimizer\..*momentum.*: it is of another model or opt"),

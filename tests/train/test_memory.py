@@ -66,7 +66,9 @@ def test_a_ledger_counts_until_a_tensor_is_dropped() -> None:
     assert b.numel() == 1000
 
 
-@pytest.mark.parametrize("again", [pytest.param(False, marks=pytest.mark.slow), True, "selective"])
+@pytest.mark.parametrize(
+    "again", [*(pytest.param(each, marks=pytest.mark.slow) for each in (False, True)), "selective"]
+)
 @pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "amp_bf16"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_rehearsal_is_as_the_play(name: str, precision: str, again: Any, monkeypatch: pytest.MonkeyPatch) -> None:

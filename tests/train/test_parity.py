@@ -488,7 +488,7 @@ def test_honest_runs_name_no_layer(honest: dict[str, RecordedRun], a: str, b: st
         pytest.param(scaled("layers.2.mlp.down.weight", 1.02), "layer 2", marks=pytest.mark.slow),
         pytest.param(scaled("layers.2.mlp_norm.weight", 1.02), "layer 2", marks=pytest.mark.slow),
         pytest.param(scaled("layers.1.attn_norm.weight", 1.02), "layer 1", marks=pytest.mark.slow),
-        (scaled("layers.3.attn.qkv.weight", 1.05), "layer 3"),
+        pytest.param(scaled("layers.3.attn.qkv.weight", 1.05), "layer 3", marks=pytest.mark.slow),
         (scaled("final_norm.weight", 1.02), "logits"),
         (scaled("embed.weight", 1.02), "embed"),
     ],

@@ -352,7 +352,7 @@ def until(true: Callable[[], bool], seconds: float = 30) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("old", [None, b"old"])
+@pytest.mark.parametrize("old", [pytest.param(None, marks=pytest.mark.slow), b"old"])
 def test_killed_in_the_middle_of_an_upload(
     proxy: Proxy, s3: str, seaweed: Seaweed, bucket: str, tmp_path: Path, old: bytes | None
 ) -> None:

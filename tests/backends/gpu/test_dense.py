@@ -83,7 +83,7 @@ def test_attend(batch, heads, kv_heads, queries, keys, options):
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16])
 def test_linear_quant(name, dtype):
     from roofline.backends.gpu.pack import pack
     from roofline.backends.gpu.runtime import dense

@@ -223,6 +223,7 @@ def test_padding_writes_to_the_scratch_page_only():
         assert torch.equal(pages[:, :16].view(torch.int16), old[:, :16].view(torch.int16))
 
 
+@pytest.mark.slow
 def test_exact_steps_of_experts_do_not_depend_on_company_or_chunks():
     gpu, _ = models("mixtral", exact=True)
     exact_whole(gpu)

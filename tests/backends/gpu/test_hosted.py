@@ -48,6 +48,7 @@ def logits(executable):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "form", "ways"),
     [pytest.param(SMALL, "BF16", [(1,), (0, 1, 2, 3)], marks=pytest.mark.slow), (QWEN3, "Q4_1", [(0, 1, 2)])],
