@@ -21,16 +21,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure() -> None:
-    """Whoever starts the tests in the background of a shell has SIGINT ignored, here and in every process of a test."""
+    """Whoever starts the tests in the background of a shell has SIGINT ignored, here and in every process of a test.
+    Fewer collections of garbage take a twentieth off the processor time of a run."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.set_threshold(100_000, 50, 100)
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of tests and their modules stay until the end: no later collection needs to look at them, and fewer
-    collections of what tests make take a twentieth off the processor time of a run."""
+    """Thousands of tests and their modules stay until the end: no later collection needs to look at them."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 50, 100)
 
 
 @pytest.fixture(autouse=True)
