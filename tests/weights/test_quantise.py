@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from roofline.common.errors import ConfigError
+from roofline.models.mixes import MIXES, formats_of, mix_of
 from roofline.ops import formats
 from roofline.weights import names
 from roofline.weights.files.mapped import as_bytes, forget, map_file
-from roofline.weights.quantise.mixes import MIXES, formats_of, mix_of
 from roofline.weights.quantise.rounding import round_to
 from roofline.weights.rope_rows import reorder
 
@@ -76,8 +76,7 @@ def _config(**changes: object) -> dict[str, object]:
 
 
 def _kinds(mix: str, **changes: object) -> dict[str, str]:
-    config = _config(**changes)
-    return formats_of(mix, config, names.parameter_shapes(config))
+    return formats_of(mix, names.parameter_shapes(_config(**changes)))
 
 
 def test_a_mix_spends_bits_where_llama_cpp_does():
@@ -103,10 +102,20 @@ def test_a_joined_matrix_of_attention_is_finer_and_learned_positions_stay():
         "positions.weight": (64, 512),
         "layers.0.mlp.up.weight": (768, 512),
     }
-    kinds = [list(formats_of(mix, _config(), shapes).values()) for mix in ("Q4_K_M", "Q5_K_M", "Q4_K_S", "Q8_0")]
+    kinds = [list(formats_of(mix, shapes).values()) for mix in ("Q4_K_M", "Q5_K_M", "Q4_K_S", "Q8_0")]
     assert [each[0] for each in kinds] == ["Q5_K", "Q6_K", "Q4_K", "Q8_0"]
     assert [each[1] for each in kinds] == ["F32"] * 4
     assert [each[2] for each in kinds] == ["Q4_K", "Q5_K", "Q4_K", "Q8_0"]
+
+
+def test_attention_of_eight_experts_is_finer_where_that_is_more_bits():
+    shapes = {"layers.0.mlp.router.weight": (8, 512)}
+    shapes |= {f"layers.0.attn.{name}.weight": (512, 512) for name in "kvo"}
+    kinds = {mix: [*formats_of(mix, shapes).values()] for mix in ("Q4_K_M", "Q5_K_M", "Q8_0", "F16")}
+    assert kinds["Q4_K_M"] == ["F32", "Q8_0", "Q8_0", "Q5_K"]
+    assert kinds["Q5_K_M"] == ["F32", "Q8_0", "Q8_0", "Q5_K"]
+    assert kinds["Q8_0"] == ["F32", "Q8_0", "Q8_0", "Q8_0"]
+    assert kinds["F16"] == ["F32", "F16", "F16", "F16"]
 
 
 def test_widths_that_are_no_multiple_get_smaller_blocks():

@@ -2,7 +2,6 @@
 of safetensors."""
 
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +15,12 @@ import numpy as np
 from roofline.bundle.recommended import gguf_sampling, hf_sampling, recommended_sampling
 from roofline.bundle.text_side import load_text
 from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.models.mixes import MIXES, formats_of, stays_float
 from roofline.ops import formats
 from roofline.weights import names
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.config.to_gguf import form_of, to_gguf
+from roofline.weights.families.shared.tensor_names import without_expert
 from roofline.weights.families.table import files_of
 from roofline.weights.files.gguf_parts import GGUFModel
 from roofline.weights.files.gguf_writer import file_bytes, header, write_tensors
@@ -27,7 +28,6 @@ from roofline.weights.files.mapped import JsonObject, TensorInfo
 from roofline.weights.files.output import check_new, new_file, new_folder
 from roofline.weights.gguf_tensors import gguf_tensors
 from roofline.weights.hf_values import as_theirs, differs, hf_shape
-from roofline.weights.quantise.mixes import MIXES, formats_of, stays_float
 from roofline.weights.quantise.tensors import Target, is_quantised, pieces
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]  # values that are done, and all
 _QUANTIZATION_VERSION = 2  # of ggml's block layouts
-_EXPERTS_TOGETHER = re.compile(r"\.experts\.\D")
 _DROPPED = ("general.alignment", "split.")  # of a file that is written anew
 
 
@@ -85,7 +84,7 @@ def write_gguf(checkpoint: Checkpoint, out: Path, mix: str, work: Work) -> Rewri
     """
     check_new(out, 0)  # before what takes longer
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
-    kinds = formats_of(mix, checkpoint.config, shapes) if mix else own_formats(checkpoint)
+    kinds = formats_of(mix, shapes) if mix else own_formats(checkpoint)
     target = Target(kinds, form_of(checkpoint.config).rope_style, work.importance)
     metadata, factors = _from_gguf(checkpoint) if checkpoint.kind == "gguf" else _from_others(checkpoint, shapes)
     metadata["general.file_type"] = MIXES[mix or _kind_of(kinds)].number
@@ -130,7 +129,7 @@ def write_safetensors(checkpoint: Checkpoint, out: Path, dtype: str, work: Work)
     if files_of(family).NAMES.hf_joined is not None:
         reason = "its files hold the experts of a layer in one tensor, and this writes tensor by tensor"
         raise UnsupportedError(f"safetensors of a {family} model", reason)
-    if any(_EXPERTS_TOGETHER.search(name) for name in checkpoint.tensors):
+    if any(".experts." in name and not without_expert(name)[1] for name in checkpoint.tensors):
         reason = "it holds the experts of a layer in one tensor, safetensors have a tensor each, and this splits none"
         raise UnsupportedError(f"safetensors of {checkpoint.path.name}", reason)
     kinds = _hf_formats(checkpoint, dtype)

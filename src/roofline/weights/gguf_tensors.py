@@ -1,14 +1,13 @@
 """The tensors of a GGUF file that is written: each has one parameter of ours, or those of all experts of a layer."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from roofline.common.errors import ConfigError
 from roofline.weights import names
+from roofline.weights.families.shared.tensor_names import EXPERT, without_expert
 from roofline.weights.files.mapped import JsonObject, TensorInfo
 
-_NUMBERED = re.compile(r"\.experts\.(\d+)\.")
 _OF_EXPERTS = ".mlp.experts."
 _VECTOR = ".mlp.shared.scale.weight"  # one row: files have it as a vector
 
@@ -31,26 +30,26 @@ def gguf_tensors(config: JsonObject, parameters: Sequence[TensorInfo]) -> list[G
     """
     groups: dict[str, list[TensorInfo]] = {}
     for info in parameters:
-        groups.setdefault(_NUMBERED.sub(".experts.", info.name), []).append(info)
+        name, _ = without_expert(info.name)
+        groups.setdefault(name.replace(f"{EXPERT}.", ""), []).append(info)
     return [_tensor(config, name, group) for name, group in groups.items()]
 
 
 def _tensor(config: JsonObject, name: str, group: list[TensorInfo]) -> GgufTensor:
-    group = sorted(group, key=_expert)
+    group = sorted(group, key=lambda info: int(without_expert(info.name)[1] or 0))
     first = group[0]
     if any((info.format, info.shape) != (first.format, first.shape) for info in group):
         raise ConfigError(f"{name}: its experts have several formats or shapes, and a GGUF file has them in one tensor")
     shape = first.shape
-    if _OF_EXPERTS in name and len(shape) > 1:
+    if _OF_EXPERTS in name:
         experts = config["experts"]
-        shape = (experts, shape[0] * len(group) // experts, *shape[1:])  # [experts, rows, columns]
+        shape = (
+            experts,
+            shape[0] * len(group) // experts,
+            *shape[1:],
+        )  # [experts, rows, columns]; biases have no columns
     elif name.endswith(_VECTOR):
         shape = shape[-1:]
     nbytes = sum(info.nbytes for info in group)
     written = replace(first, name=names.to_gguf(config["family"], name), shape=shape, nbytes=nbytes)
     return GgufTensor(written, tuple(info.name for info in group))
-
-
-def _expert(info: TensorInfo) -> int:
-    match = _NUMBERED.search(info.name)
-    return int(match[1]) if match else 0

@@ -42,7 +42,7 @@ def command(
     """Write MODEL's weights in fewer bits, each block with the scale that loses least."""
     from roofline.bundle.rewrite import Work, quantised_tensors, write_gguf
     from roofline.cli.scores import read_text
-    from roofline.weights.quantise.mixes import mix_of
+    from roofline.models.mixes import mix_of
 
     mix = mix_of(to)
     if output.suffix != ".gguf":

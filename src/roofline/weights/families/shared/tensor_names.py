@@ -35,14 +35,14 @@ TOP = {
 }
 
 
-_EXPERT = "{expert}"
+EXPERT = "{expert}"
 _NUMBERED = re.compile(rf"\.experts\.{_INDEX}\.")
 
 
-def _without_expert(part: str) -> tuple[str, str]:
-    """A name with `{expert}` in place of an expert's number, and the number; "" where there is none."""
+def without_expert(part: str) -> tuple[str, str]:
+    """A name of ours with EXPERT in place of an expert's number, and the number; "" where there is none."""
     match = _NUMBERED.search(part)
-    return (part, "") if match is None else (_NUMBERED.sub(f".experts.{_EXPERT}.", part, 1), match[1])
+    return (part, "") if match is None else (_NUMBERED.sub(f".experts.{EXPERT}.", part, 1), match[1])
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class TensorNames:
         match = _OURS.fullmatch(name)
         if match:
             index, part, kind = match.groups()
-            part, expert = _without_expert(part)
+            part, expert = without_expert(part)
             theirs, before = self.layer.get(part, ("", ""))[at], f"{layers}.{index}."
-            theirs = theirs.replace(_EXPERT, expert)
+            theirs = theirs.replace(EXPERT, expert)
         else:
             part, _, kind = name.rpartition(".")
             theirs, before = self.top.get(part, ("", ""))[at], ""
@@ -122,7 +122,7 @@ class TensorNames:
         match = pattern.fullmatch(name)
         if match:
             index, part, kind = match.groups()
-            part, expert = _without_expert(part)
-            return f"layers.{index}.{layer[part].replace(_EXPERT, expert)}.{kind}" if part in layer else None
+            part, expert = without_expert(part)
+            return f"layers.{index}.{layer[part].replace(EXPERT, expert)}.{kind}" if part in layer else None
         stem, _, kind = name.rpartition(".")
         return f"{top[stem]}.{kind}" if stem in top and kind in ("weight", "bias") else None

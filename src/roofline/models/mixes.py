@@ -1,8 +1,9 @@
-"""The kinds of GGUF files that we write: which format each tensor gets, as llama.cpp's quantiser chooses.
+"""The kinds of quantised files: which format each tensor gets in them, as llama.cpp's quantiser chooses.
 
 A name such as Q4_K_M stands for a mix: most matrices in one format, those that lose most by it in a finer one. A width
 that is no multiple of a format's block gets the nearest format of 32 weights. What runs on llama.cpp, and what people
-compare by that name, is the same choice here.
+compare by that name, is the same choice here, in the files that are written and in what `roofline info` says of a model
+in that form.
 """
 
 import re
@@ -12,16 +13,13 @@ from dataclasses import dataclass
 from roofline.common.errors import ConfigError
 from roofline.common.names import did_you_mean
 from roofline.ops import formats
-from roofline.weights.files.mapped import JsonObject
 
 # For rows that are no multiple of the block.
 _FALLBACK = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _PLAIN = ("F32", "F16", "BF16")
 _LARGE_LLAMA = (80, 8)  # layers, and queries for each key, of the 70B models, whose v is small and worth more bits
 _V, _DOWN = "attn.v.weight", "mlp.down.weight"
-_EXPERTS = re.compile(r"\.experts\.(\d+\.)?")
-# Of models of eight experts attention is so small a part that it is worth more bits.
-_OF_EIGHT = {"attn.v.weight": "Q8_0", "attn.k.weight": "Q8_0", "attn.o.weight": "Q5_K"}
+_EXPERTS = re.compile(r"\.(experts\.(\d+\.)?|shared\.)")  # a matrix of experts gets what that of a plain MLP gets
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 
 
@@ -67,13 +65,31 @@ def mix_of(name: str) -> str:
     return known[plain]
 
 
-def formats_of(mix: str, config: JsonObject, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+@dataclass(frozen=True)
+class _Sizes:
+    """What of a model decides about formats, as its tensors say. queries: for each key, of the first layer."""
+
+    layers: int
+    tied: bool
+    experts: int
+    queries: int
+
+    @staticmethod
+    def of(shapes: Mapping[str, tuple[int, ...]]) -> "_Sizes":
+        layers = 1 + max((int(match[1]) for name in shapes if (match := _LAYER.match(name))), default=-1)
+        experts = next((shape[0] for name, shape in shapes.items() if name.endswith(".router.weight")), 0)
+        q, k = (shapes.get(f"layers.0.attn.{name}.weight", (1,))[0] for name in "qk")
+        return _Sizes(layers, "head.weight" not in shapes, experts, q // k)
+
+
+def formats_of(mix: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
     """Canonical name -> format of each parameter in a file of a kind.
 
     Vectors stay F32, as every reader of such files expects; so do the scores of a router, which are few, and learned
     positions.
     """
-    return {name: _format(MIXES[mix], name, shape, config) for name, shape in shapes.items()}
+    sizes = _Sizes.of(shapes)
+    return {name: _format(MIXES[mix], name, shape, sizes) for name, shape in shapes.items()}
 
 
 def stays_float(name: str) -> bool:
@@ -81,14 +97,14 @@ def stays_float(name: str) -> bool:
     return ".router." in name or name.endswith(".shared.scale.weight") or name == "positions.weight"
 
 
-def _format(mix: Mix, name: str, shape: tuple[int, ...], config: JsonObject) -> str:
+def _format(mix: Mix, name: str, shape: tuple[int, ...], sizes: _Sizes) -> str:
     if len(shape) < 2 or not name.endswith(".weight") or stays_float(name):
         return "F32"
     if mix.base in _PLAIN:
         return mix.base
-    if name == "head.weight" or (name == "embed.weight" and config["tied"]):
+    if name == "head.weight" or (name == "embed.weight" and sizes.tied):
         return _head(mix, shape[-1])
-    return _fitting(_in_layer(mix, name, config), shape[-1])
+    return _fitting(_in_layer(mix, name, sizes), shape[-1])
 
 
 def _head(mix: Mix, width: int) -> str:
@@ -97,22 +113,24 @@ def _head(mix: Mix, width: int) -> str:
     return _fitting("Q6_K", width)
 
 
-def _in_layer(mix: Mix, name: str, config: JsonObject) -> str:
+def _in_layer(mix: Mix, name: str, sizes: _Sizes) -> str:
     match = _LAYER.fullmatch(_EXPERTS.sub(".", name))
-    if match is not None and match[2] in _OF_EIGHT and config.get("experts") == 8:
-        return _OF_EIGHT[match[2]]
-    if match is not None and match[2] == "attn.qkv.weight":
-        return mix.joined or mix.base
-    if match is None or match[2] not in (_V, _DOWN):
+    if match is None:
         return mix.base
-    layer, count = int(match[1]), config["layers"]
-    eighth = count // 8
-    if mix.layers == "spread" and (layer < eighth or layer >= 7 * count // 8 or (layer - eighth) % 3 == 2):
+    layer, part, eighth = int(match[1]), match[2], sizes.layers // 8
+    if sizes.experts == 8 and part in ("attn.k.weight", _V):  # so small a part of them that it is worth more bits
+        return "Q8_0"
+    if sizes.experts == 8 and part == "attn.o.weight" and mix.base == "Q4_K":
+        return "Q5_K"
+    if part == "attn.qkv.weight":
+        return mix.joined or mix.base
+    if part not in (_V, _DOWN):
+        return mix.base
+    if mix.layers == "spread" and (layer < eighth or layer >= 7 * sizes.layers // 8 or (layer - eighth) % 3 == 2):
         return mix.finer
-    if mix.layers == "first" and layer < (4 if match[2] == _V else eighth):
+    if mix.layers == "first" and layer < (4 if part == _V else eighth):
         return mix.finer
-    queries = config["heads"] // config["kv_heads"]
-    if match[2] == _V and mix.base == "Q4_K" and (count, queries) == _LARGE_LLAMA:
+    if part == _V and mix.base == "Q4_K" and (sizes.layers, sizes.queries) == _LARGE_LLAMA:
         return "Q5_K"
     return mix.base
 
