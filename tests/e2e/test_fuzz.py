@@ -21,7 +21,7 @@ MOST_GROWTH = 64 << 20  # bytes, of both processes together, after the warm-up
 
 @pytest.mark.slow
 def test_class_c_a_sample_of_values_in_fields(environment, model):
-    _fuzz(environment, model, count=100, seed=int(os.environ.get("ROOFLINE_FUZZ_SEED", "1")))
+    _fuzz(environment, model, count=200, seed=int(os.environ.get("ROOFLINE_FUZZ_SEED", "1")))
 
 
 @pytest.mark.slow

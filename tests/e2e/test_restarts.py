@@ -61,9 +61,7 @@ class Client:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("streams", "kills"), [(6, 1), pytest.param(64, 10, marks=[pytest.mark.slow, pytest.mark.soak])]
-)
+@pytest.mark.parametrize(("streams", "kills"), [(8, 2), pytest.param(64, 10, marks=pytest.mark.soak)])
 def test_streams_survive_the_death_of_the_engine(environment, model, streams, kills):
     with serving(environment, model, "--cache-tokens", "16384", "--max-running", "80") as served:
         alone = [Client(served, number) for number in range(streams)]

@@ -150,7 +150,7 @@ def alone(requests):
     return watched.run()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     requests=REQUESTS,
     config=CONFIGS,

@@ -55,7 +55,7 @@ CONFIGS = st.builds(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     requests=REQUESTS,
     config=CONFIGS,

@@ -375,7 +375,8 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.soak) for seed in (2, 3)])
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [2, 3])
 def test_at_any_moment(tmp_path: Path, seed: int) -> None:
     """Among them moments in which an object was half written, and a checkpoint had no manifest yet."""
     root, found = kill(tmp_path, 200, seed, max_duration="61ba", precision="amp_fp16")

@@ -272,7 +272,13 @@ def test_an_error_of_one_rank_ends_all_and_the_run_goes_on_with_one(tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("what", "rank"), [("os.kill(os.getpid(), signal.SIGKILL)", 1)])
+@pytest.mark.parametrize(
+    ("what", "rank"),
+    [
+        pytest.param("os.kill(os.getpid(), signal.SIGKILL)", 0, marks=pytest.mark.soak),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 1),
+    ],
+)
 def test_a_killed_rank_ends_all(tmp_path: Path, what: str, rank: int) -> None:
     status, _, seconds = planted(tmp_path, what, rank, elastic={"virtual_shards": 2}, precision="amp_bf16")
     assert status != 0

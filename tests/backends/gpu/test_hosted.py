@@ -51,7 +51,7 @@ def logits(executable):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "form", "ways"),
-    [pytest.param(SMALL, "BF16", [(1,), (0, 1, 2, 3)], marks=pytest.mark.slow), (QWEN3, "Q4_1", [(0, 1, 2)])],
+    [(SMALL, "BF16", [(1,), (0, 1, 2, 3)]), (QWEN3, "Q4_1", [(0, 1, 2)])],
 )
 def test_logits_are_those_with_everything_on_the_device(config, form, ways):
     resident = executable_of(config, form, ())

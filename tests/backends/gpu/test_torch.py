@@ -20,9 +20,7 @@ SIZES = {"max_running": 2, "max_batch_tokens": 32, "max_model_len": 64, "tuned":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("llama", torch.bfloat16), pytest.param("qwen3_tied", torch.float16, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("name", "dtype"), [("llama", torch.bfloat16), ("qwen3_tied", torch.float16)])
 def test_logits_hidden_states_and_ids(monkeypatch, name, dtype):
     """All rows are 16 bits wide here, transformers computes in float32 on the same weights."""
     pretend(monkeypatch)
