@@ -2,10 +2,11 @@
 
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 CHECK = Path(__file__).parent / "native"
 CACHE = ROOT / "build" / "check"  # objects by the hash of what they are made of: a second run compiles nothing
+INSTALLED = "build/cp*/CMakeFiles/core.dir"  # below ROOT: objects of the core that a development installation left
 # The portable kernels take gcc 12 91 s with -O3 and 19 s with -O2. No option here lets the level change a bit, and the
 # installed module, which has them with -O3, is compared with the other instruction sets by test_cpu_variants.py.
 FAST_BUILD = "-O2"
@@ -53,13 +55,26 @@ def recipe(arch: str) -> Recipe:
     return Recipe(sources, flags)
 
 
+def installed_objects(sources: Iterable[str]) -> dict[str, Path]:
+    """Objects of `sources` that `make setup` compiled for this machine; empty where one is missing or is out of date."""
+    newest = max(path.stat().st_mtime for path in (ROOT / "native").rglob("*.*"))
+    for folder in sorted(ROOT.glob(INSTALLED)):
+        objects = {name: folder / f"{name}.o" for name in sources}
+        if all(path.exists() and path.stat().st_mtime > newest for path in objects.values()):
+            return objects
+    return {}
+
+
 def build(compiler: str, arch: str, extra: Sequence[str] = (), only_portable: bool = False) -> Path:
     """The check program for `arch`, made by `compiler`. `extra` options come last, when compiling and when linking.
 
+    The program for this machine without `extra` options has the objects of the development installation if it can.
     Raises subprocess.CalledProcessError with the compiler's words.
     """
     CACHE.mkdir(parents=True, exist_ok=True)
     made = recipe(arch)
+    plain = arch == platform.machine() and not extra and not only_portable
+    installed = installed_objects(made.sources) if plain else {}
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
     headers = sorted([*(ROOT / "native").glob("*.h"), *(ROOT / "native/isa").glob("*.h"), *CHECK.glob("*.h")])
     state = hashlib.sha256(version.encode() + b"".join(path.read_bytes() for path in headers))
@@ -80,11 +95,13 @@ def build(compiler: str, arch: str, extra: Sequence[str] = (), only_portable: bo
             partial.rename(target)
         return target
 
-    work = [(ROOT / name, options) for name, options in made.sources.items() if not (only_portable and options)]
+    missing = {name: options for name, options in made.sources.items() if name not in installed}
+    work = [(ROOT / name, options) for name, options in missing.items() if not (only_portable and options)]
     work += [(path, []) for path in sorted(CHECK.glob("*.cpp"))]
     with ThreadPoolExecutor(os.cpu_count()) as workers:
-        objects = list(workers.map(compiled, work))
-    name = hashlib.sha256(repr(objects).encode()).hexdigest()[:16]
+        objects = [*installed.values(), *workers.map(compiled, work)]
+    state.update(repr([(path, path.stat().st_mtime_ns) for path in objects]).encode())
+    name = state.hexdigest()[:16]
     program = CACHE / f"check-{arch}-{name}"
     if not program.exists():
         partial = program.with_suffix(f".{os.getpid()}")

@@ -74,6 +74,15 @@ def test_a_spike_ends_a_run_when_it_lasts() -> None:
     assert "loss_cap=5" in str(spike([2, 6, 6, 6, 6], loss_cap=5, outlier_multiplier=9))
 
 
+def test_a_loss_cap_looks_at_half_of_the_window() -> None:
+    cap = {"loss_cap": 5, "outlier_multiplier": 9}
+    assert spike([5, 5, 5, 5, 5, 5], **cap) is None, "not above the cap"
+    assert spike([2, 2, 2, 2, 2, 6], **cap) is None, "one of four"
+    assert "half of the last 4 losses" in str(spike([2, 2, 2, 2, 6, 6], **cap))
+    assert spike([2, 2, 2, 2, 6], window_size=3, **cap) is None, "one of three"
+    assert "half of the last 3 losses" in str(spike([2, 2, 2, 2, 6, 6], window_size=3, **cap))
+
+
 def test_a_spike_only_warns_by_default(caplog: pytest.LogCaptureFixture) -> None:
     assert spike([2, 2, 2, 2, 8, 8], log_only=True) is None
     assert "step 6: the loss of 2 steps, now 8" in caplog.text

@@ -72,6 +72,14 @@ def test_torchtitan_leaves_out_what_is_only_looked_up() -> None:
     assert learned == 6 * (125_311_488 - 2048 * 768) + 12 * 12 * 768 * 2048
 
 
+def test_a_token_meets_the_experts_that_are_chosen_for_it() -> None:
+    """Mixtral's shape: two of eight experts, each of three matrices, in every layer."""
+    config = presets.preset("mixtral-8x7b")
+    idle = config["layers"] * (8 - 2) * 3 * config["width"] * config["ffn"]
+    attention = 12 * config["layers"] * config["width"] * 512
+    assert per_token(config, 512)["foundry"].model == 6 * (presets.parameter_count(config) - idle) + attention
+
+
 @pytest.mark.parametrize("length", [1, 2, 7])
 @pytest.mark.parametrize("window", [0, 1, 3, 100])
 def test_mean_keys(length: int, window: int) -> None:

@@ -106,6 +106,35 @@ def test_nor_on_the_parts_of_the_batch(model: Any, size: int | None, parts: int,
     agree(taken(model), wanted)
 
 
+def test_a_tree_adds_the_gradients_of_the_parts_in_pairs(model: Any) -> None:
+    """Bit for bit; without a tree they are added one after the other, which gives other bits."""
+    parts = batch(4).parts
+    alone = []
+    for tokens, _ in parts:
+        gradients(model, ROWS)._parts(Rows(0, np.arange(ROWS), ((tokens, None),)), 1, ROWS)
+        alone.append(taken(model))
+    for tree in (True, False):
+        computed = gradients(model, ROWS, tree=tree)
+        computed._parts(Rows(0, np.arange(ROWS), parts), 1, ROWS)
+        sums = taken(model)
+        in_pairs = {n: (alone[0][n] + alone[1][n]) + (alone[2][n] + alone[3][n]) for n in sums}
+        in_turn = {n: ((alone[0][n] + alone[1][n]) + alone[2][n]) + alone[3][n] for n in sums}
+        assert all(torch.equal(grad, (in_pairs if tree else in_turn)[name]) for name, grad in sums.items())
+    assert any(not torch.equal(in_pairs[name], in_turn[name]) for name in in_pairs)
+
+
+def test_memory_of_a_device_is_freed_before_a_smaller_microbatch(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[str] = []
+    monkeypatch.setattr(module, "return_freed_memory", lambda: freed.append("host"))
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: freed.append("device"))
+    for device in ("cpu", "cuda"):
+        computed = Gradients(model, World(device=torch.device(device)), "fp32", None)
+        computed.size = 4
+        computed._halve("no memory")
+        assert computed.size == 2
+    assert freed == ["host", "device"]
+
+
 def test_a_batch_where_nothing_counts_has_no_gradient(model: Any) -> None:
     every = np.arange(2)
     alone = np.broadcast_to(np.arange(LENGTH), (2, LENGTH))

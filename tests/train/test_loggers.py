@@ -113,6 +113,12 @@ def test_a_logger_that_fails_later_ends_nothing(
     ]
 
 
+def test_the_error_of_a_logger_is_one_line() -> None:
+    assert loggers._one_line(ValueError("no\n access ")) == "no access"
+    assert loggers._one_line(ValueError("x" * 400)) == "x" * 300
+    assert loggers._one_line(ValueError()) == "ValueError"
+
+
 def test_a_logger_that_cannot_start_is_said(data: Path, tmp_path: Path, wandb: list[FakeRun]) -> None:
     with pytest.raises(ConfigError, match=r"^loggers\.wandb cannot start: no access to forbidden$"):
         train(config(data, tmp_path, loggers={"wandb": {"project": "forbidden"}}))

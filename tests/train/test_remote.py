@@ -318,6 +318,13 @@ def test_forks_and_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 # What goes wrong
 
 
+def test_a_folder_that_is_gone_is_no_error_at_the_end(tmp_path: Path) -> None:
+    """What cleans temporary files may have removed it before."""
+    alive = (tmp_path / "alive").open("wb")
+    cache_module._remove(tmp_path / "gone", alive, os.getpid())
+    assert alive.closed
+
+
 def test_what_vanishes_is_fetched_again(s3: str, tmp_path: Path) -> None:
     size = write(tmp_path / "s", None, ("sha256",))
     upload(tmp_path / "s", s3)
