@@ -56,7 +56,7 @@ def recipe(arch: str) -> Recipe:
 
 
 def installed_objects(sources: Iterable[str]) -> dict[str, Path]:
-    """Objects of `sources` that `make setup` compiled for this machine; empty where one is missing or is out of date."""
+    """Objects of `sources` that `make setup` compiled for this machine; empty where one is missing or older."""
     newest = max(path.stat().st_mtime for path in (ROOT / "native").rglob("*.*"))
     for folder in sorted(ROOT.glob(INSTALLED)):
         objects = {name: folder / f"{name}.o" for name in sources}

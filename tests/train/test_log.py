@@ -29,12 +29,10 @@ def test_the_time_before_a_pause_is_not_in_the_speed_behind_it(tmp_path: Path, m
 
 
 def test_a_speed_is_of_the_steps_of_its_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr(log_module.time, "perf_counter", lambda: now)
+    times = iter((0.0, 1.0, 3.0, 7.0, 15.0))  # the steps take 1, 2, 4 and 8 seconds
+    monkeypatch.setattr(log_module.time, "perf_counter", lambda: next(times))
     monitored = config(tmp_path, tmp_path, callbacks={"speed_monitor": {"window_size": 2}})
     log = RunLog(tmp_path, World(rank=1), monitored, None)
     log.open(0, 0)
-    speeds = []
-    for step, now in enumerate((1.0, 3.0, 7.0, 15.0), 1):  # the steps take 1, 2, 4 and 8 seconds
-        speeds.append(log.step(step, 100 * step)["tokens_per_s"])
+    speeds = [log.step(step, 100 * step)["tokens_per_s"] for step in range(1, 5)]
     assert speeds == [pytest.approx(100 / 1), pytest.approx(200 / 3), pytest.approx(200 / 6), pytest.approx(200 / 12)]
