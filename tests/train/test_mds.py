@@ -242,6 +242,14 @@ def test_damaged_compressed_shards(tmp_path: Path) -> None:
     assert list((tmp_path / "cache").glob("*/shard.00000.mds")), "in a folder of its source alone"
 
 
+@pytest.mark.parametrize(("name", "level"), [("zstd", 3), ("gz", 9), ("bz2", 9)])
+def test_a_compression_without_a_level_has_the_one_of_its_library(name: str, level: int) -> None:
+    data = b"".join(b"%d %d;" % (n * n % 977, n) for n in range(20_000))
+    packed = {at: codec(f"{name}:{at}")[0](data) for at in (level - 1, level, level + 1) if at < 10}
+    assert codec(name)[0](data) == packed[level]
+    assert len(set(packed.values())) == len(packed), "the levels can be told apart"
+
+
 def test_writers_refuse_and_lose_nothing(tmp_path: Path) -> None:
     writer = ShardWriter(tmp_path / "a", {"n": "int"})
     for bad in ({}, {"n": 1, "m": 2}, {"m": 1}):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -260,6 +261,18 @@ def test_a_lease_of_another_machine_is_taken_if_nobody_renews_it(monkeypatch: py
     bucket.moment = renew
     with pytest.raises(ConfigError, match=r"process 7 of .* on far"):
         lease(bucket)
+
+
+def test_a_lease_that_is_not_renewed_lasts_for_four_renewals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that only goes on while the lease is waited for."""
+    now = [100.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr(owner, "time", clock)
+    other = {"host": "far", "pid": 7, "machine": "another", "token": "other"}
+    bucket = Bucket()
+    bucket.put(OWNER, json.dumps(other).encode())
+    with closing(lease(bucket)):
+        assert now[0] - 100.0 == 60.0 == 4 * owner.BEAT
 
 
 def test_a_lease_is_renewed_and_a_loss_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -315,6 +315,20 @@ def test_forks_and_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 
+@pytest.mark.parametrize("umask", [0, 0o027])
+def test_files_of_a_cache_have_the_permissions_that_the_user_gives_to_files(tmp_path: Path, umask: int) -> None:
+    write(tmp_path / "s", "zstd")
+    before = os.umask(umask)
+    try:
+        shards = Shards(tmp_path / "s", tmp_path / "cache")
+        right(shards, 0)
+        shards.close()
+    finally:
+        os.umask(before)
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "cache").rglob("*.mds")}
+    assert modes == {0o666 & ~umask}
+
+
 # What goes wrong
 
 

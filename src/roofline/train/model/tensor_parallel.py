@@ -152,8 +152,8 @@ class Pieces:
     shape: tuple[int, ...]
     dtype: torch.dtype
     chunks: Sequence[tuple[tuple[int, ...], Tensor]]
-    copy: int = 0
-    copies: int = 1
+    copy: int
+    copies: int
 
     @classmethod
     def of(cls, tensor: Tensor, copy: int = 0, copies: int = 1) -> "Pieces":
