@@ -3,14 +3,17 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import program_builders as builders
 import pytest
 
+from roofline.program.compile import stages
 from roofline.program.ir import Program
 from roofline.program.passes.fuse import fuse
 from roofline.program.target import CPU, GPU
 from roofline.program.text import parse_program
 
 GOLDEN = Path(__file__).parent / "golden"
+OLMO2 = builders.build(builders.BASE | {"family": "olmo2"})
 Edits = Sequence[tuple[str, str]]
 OUTPUT = "output kv0.2\n"
 TABLE = "table rope0 = dim=16, theta=10000.0, style='half', kind='none', scaling=()\n"
@@ -179,6 +182,11 @@ def test_add_norm_needs_all_its_conditions(case: str) -> None:
     norms = [instr for instr in edited.body if instr.op == "add_norm"]
     assert len(norms) == fused
     assert {bool(instr.attr("layer")) for instr in norms} == {model != "llama"}
+
+
+def test_norms_of_whole_q_and_k_become_one_where_the_target_has_it() -> None:
+    merged = dict(stages(OLMO2.family, OLMO2.cfg, OLMO2.tensors, CPU))["merge"]
+    assert (count(merged, "qk_norm", ("qk_norm",)), count(merged, "qk_norm", ("linear_add",))) == (2, 0)
 
 
 def test_nothing_is_fused_that_is_not_asked_for() -> None:

@@ -265,6 +265,27 @@ x3: f32[tokens, 64] = add(x1, x2)
     ]
 
 
+def test_rows_that_experts_read_as_they_are_are_cast_and_their_choice_is_not() -> None:
+    program = parse_program(
+        """
+program tiny target=''
+
+input ids: i32[tokens]
+input chosen: i32[tokens, 2]
+output x1
+
+weight embed: file[96, 64] = a[0:96] BF16
+weight b: file[256, 64] = b[0:256] BF16
+
+x0: f32[tokens, 64] = embed(ids; embed)
+x1: f32[tokens, 64] = expert_linear(x0, chosen; b; experts=8)
+"""
+    )
+    _, cast, product = legalize(program, GPU).body
+    assert (cast.op, cast.inputs) == ("cast", ("x0",))
+    assert (product.op, product.inputs) == ("expert_linear", ("x0.bf16", "chosen"))
+
+
 @pytest.mark.parametrize(
     ("names", "joined"),
     [
