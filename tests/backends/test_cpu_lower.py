@@ -84,7 +84,7 @@ def test_what_attention_and_lookups_cannot_do_is_named() -> None:
 
 @pytest.mark.parametrize("dim", [6, 514])
 def test_heads_that_attention_does_not_take_are_refused(dim: int) -> None:
-    model = builders.build(builders.MPT_ALIBI | {"head_dim": dim})
+    model = builders.build(builders.MPT_ALIBI | {"head_dim": dim}, "BF16")
     program = keep_operands(compile_program(model.family, model.cfg, model.tensors, CPU))
     with pytest.raises(UnsupportedError, match=rf"head_dim {dim} is not supported.*heads of 8 to 512.*reference"):
         lower(program, lay_out(program, 64))
