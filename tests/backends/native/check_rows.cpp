@@ -194,6 +194,28 @@ void heads_in_bytes(Checker& check) {
     }
 }
 
+// Behind a head's end stand zeros, whatever lies behind what it is made from.
+void ends_of_heads(Checker& check) {
+    Random random(7);
+    for (int dim : {9, 20, 36}) {
+        const int stored = roofline::stored_dim(dim);
+        std::vector<float> head = random.reals(dim);
+        head.resize(stored, kNan);
+        const roofline::Rope rope{nullptr, nullptr, nullptr, 0.0f, false, dim, 0, 0.18f};
+        for (const Kernels* kernels : check.tables()) {
+            std::vector<uint16_t> q(stored, 0x7fc0), k = q, v = q;
+            std::vector<int8_t> bytes(stored, 77);
+            kernels->rope_query(rope, head.data(), 0, q.data());
+            kernels->rope_key(rope, head.data(), 0, k.data());
+            kernels->to_bf16(head.data(), dim, v.data());
+            const float scale = kernels->to_int8(head.data(), dim, bytes.data());
+            bool zeros = scale > 0;
+            for (int i = dim; i < stored; i++) zeros = zeros && !(q[i] | k[i] | v[i] | bytes[i]);
+            check.require("zeros behind a head of " + std::to_string(dim) + " " + kernels->isa, zeros);
+        }
+    }
+}
+
 void conversions(Checker& check) {
     Random random(5);
     std::vector<float> any(4096);
@@ -231,6 +253,7 @@ void rows(Checker& check) {
     sums(check);
     ropes(check);
     heads_in_bytes(check);
+    ends_of_heads(check);
     conversions(check);
 }
 
