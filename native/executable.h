@@ -60,6 +60,7 @@ struct Attention {  // shared by all layers of the KV group
     uint8_t* cache = nullptr;
     bool int8 = false;  // format of the cache; otherwise bf16
     int64_t page_stride = 0, layer_stride = 0;
+    int stored() const { return stored_dim(head_dim); }
 };
 
 // The largest step: tokens, segments, logit rows, entries of all page tables; the pages of the cache; and the positions
@@ -248,7 +249,7 @@ class Executable {
     std::vector<int> row_segment_;
     std::unique_ptr<Counter[]> merges_;  // splits arrived, for each group of items that are merged
     int merges_capacity_ = 0;
-    std::vector<float> partials_;     // split results: [slot][group][head_dim], a slot a row
+    std::vector<float> partials_;     // split results: [slot][group][stored_dim], a slot a row
     std::vector<AttendState> partial_states_;
     std::vector<Worker> workers_;
     std::vector<float> sample_scratch_;  // [thread][vocab]

@@ -19,7 +19,9 @@ ISAS = native.isas()
 FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "F32", "F16", "BF16")
 MORE = ("Q5_0", "Q5_1", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "INT4", "INT8", "E4M3", "NF4")
 KV_DTYPES = ("bf16", "int8")
-QUICK = ("llama", "mistral", "qwen3", "mpt", "mpt-alibi")  # what differs most; the rest of some cases: -m slow
+QUICK = ("llama", "mistral", "qwen3", "heads-of-20", "mpt", "mpt-alibi")  # differ most; the rest: -m slow
+
+CUT = ("llama", "heads-of-36", "mpt-alibi")  # of the cases that cut texts in every way
 
 
 def quick_or_slow(model: str, *case: Any) -> Any:
@@ -137,10 +139,7 @@ def test_each_instruction_equals_the_reference(model: str, form: str, kv_dtype: 
 @pytest.mark.parametrize(
     ("model", "form", "kv_dtype"),
     [
-        *(
-            pytest.param(m, "Q4_1", "bf16", marks=() if m in ("llama", "mpt-alibi") else pytest.mark.slow)
-            for m in MODELS
-        ),
+        *(pytest.param(m, "Q4_1", "bf16", marks=() if m in CUT else pytest.mark.slow) for m in MODELS),
         *(pytest.param(m, "Q4_1", "int8", marks=[pytest.mark.slow, *soak_but_quick(m)]) for m in MODELS),
         *(pytest.param("llama", form, "bf16", marks=pytest.mark.slow) for form in ("BF16", "Q6_K")),
     ],
@@ -193,6 +192,7 @@ SHAPES = [
     ("llama", 128, 4, 1, None),
     ("llama", 128, 6, 2, 100),
     ("llama", 96, 6, 2, None),
+    ("llama", 60, 6, 2, None),
     ("mpt-alibi", 64, 6, 2, None),
 ]
 
@@ -221,9 +221,9 @@ def test_prompts_of_many_blocks_have_the_bits_of_single_tokens(
         assert got.tobytes() == wanted.tobytes(), cuts
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-def test_stale_pages_never_reach_a_result(kv_dtype: str) -> None:
-    source = checkpoint("llama", "Q4_1")
+@pytest.mark.parametrize(("model", "kv_dtype"), [*(("llama", kind) for kind in KV_DTYPES), ("heads-of-20", "bf16")])
+def test_stale_pages_never_reach_a_result(model: str, kv_dtype: str) -> None:
+    source = checkpoint(model, "Q4_1")
     clean, dirty = (executable(source, isa=ISAS[0], kv_dtype=kv_dtype) for _ in range(2))
     dirty._cache.view()[:] = 0xFF  # NaN everywhere, bf16 or scales
     for count in (1, 2, 15, 16, 17, 63, 64, 65):

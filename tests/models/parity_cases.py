@@ -49,6 +49,7 @@ class Case:
 
 CASES = {
     "llama": Case("llama", "grouped queries", BASE),
+    "llama_heads_of_20": Case("llama", "heads of 20, which are no whole vectors", BASE | {"head_dim": 20}),
     "llama_bias": Case(
         "llama",
         "attention_bias with that of o, mlp_bias",
@@ -159,7 +160,13 @@ CASES |= {
         NEOX
         | {"parallel": False, "rotary_dim": None, "attention_bias": False, "activation": "gelu_tanh", "tied": True},
     ),
+    "gpt_neox_heads_of_18": Case(
+        "gpt_neox", "heads of 18, four dimensions of which are turned", NEOX | {"width": 72, "head_dim": 18}
+    ),
     "gpt2": Case("gpt2", "learned positions, gelu by tanh", LEARNED | {"family": "gpt2", "activation": "gelu_tanh"}),
+    "gpt2_heads_of_12": Case(
+        "gpt2", "heads of 12", LEARNED | {"family": "gpt2", "activation": "gelu_tanh", "width": 48, "head_dim": 12}
+    ),
     "gpt2_relu": Case(
         "gpt2",
         "relu, a narrow MLP, a head of its own",

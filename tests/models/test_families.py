@@ -31,6 +31,7 @@ QUICK = (
     "olmo2",
     "gpt_neox",
     "gpt2",
+    "llama_heads_of_20",
     "opt_350m",
     "gpt_oss",
     "deepseek_v2_lite",

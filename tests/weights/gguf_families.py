@@ -116,6 +116,12 @@ GGUF_CASES = {
         {"rope.dimension_count": 8, "use_parallel_residual": False, LAYER: 1e-5},
         one_below_the_other,
     ),
+    "llama_heads_of_20": GgufCase(
+        "llama",
+        CASES["llama_heads_of_20"].config,
+        {"attention.key_length": 20, "attention.value_length": 20, "rope.dimension_count": 20, "vocab_size": 96},
+        in_pairs,
+    ),
     "gpt2": GgufCase("gpt2", LEARNED | {"family": "gpt2", "activation": "gelu_tanh"}, {LAYER: 1e-5}, by_columns),
 }
 _COMMON = {"context_length": "max_position", "embedding_length": "width", "block_count": "layers"}

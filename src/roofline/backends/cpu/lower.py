@@ -71,6 +71,8 @@ _TANH = {
 }
 # Op -> the attribute that its number is.
 _FACTORS = {"scale": "factor", "soft_cap": "cap", "attend": "soft_cap", "clamped_swiglu": "limit"}
+# Queries are stored in 16 bits, filled up to a multiple of 16, where their float32 have a place.
+_LEAST_HEAD, _MOST_HEAD = 8, 512
 Ref = tuple[int, int, int, int]
 NONE: Ref = (-1, 0, 0, 0)
 NO_KERNEL = (
@@ -184,8 +186,9 @@ def _operation(instr: Instr, types: Mapping[str, Type], columns: int) -> str:
 def _attention(program: Program) -> Attention:
     (group,) = program.kv_groups.values()
     tables = list(program.tables.values())
-    if group.head_dim % 16 or group.head_dim > 512:
-        raise UnsupportedError(f"head_dim {group.head_dim}", "the cpu backend needs a multiple of 16 up to 512")
+    if not _LEAST_HEAD <= group.head_dim <= _MOST_HEAD:
+        reason = f"the cpu backend has attention over heads of {_LEAST_HEAD} to {_MOST_HEAD}"
+        raise UnsupportedError(f"head_dim {group.head_dim}", reason, ["backend=reference"])
     if len({(table.style, table.dim) for table in tables}) > 1:
         raise UnsupportedError(
             "rope tables of several styles or widths", "the cpu backend has one of each for all layers"

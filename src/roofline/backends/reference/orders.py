@@ -230,8 +230,9 @@ def _scores(q: "Tensor", k: "Tensor") -> "Tensor":
     import torch
 
     out = torch.zeros(q.shape[0], q.shape[1], k.shape[0])
-    for pair in range(0, q.shape[2], 2):
-        for dim in (pair + 1, pair):
+    dims = q.shape[2]
+    for pair in range(0, dims, 2):
+        for dim in (pair + 1, pair) if pair + 1 < dims else (pair,):
             out = fma(q[:, :, None, dim], k[:, :, dim].T[None], out)
     return out
 
