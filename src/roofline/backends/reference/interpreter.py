@@ -83,6 +83,8 @@ class Interpreter:
         import torch
 
         name, first = instr.weights[0], instr.attr("first")
+        if instr.attr("one_row"):
+            return self.weights.rows(name, ids.new_zeros(1).numpy()).expand(len(ids), -1)
         if first is None:
             return self.weights.rows(name, ids.numpy())
         inside = (ids >= first) & (ids < first + self.program.weights[name].shape[0])
@@ -225,6 +227,7 @@ class Interpreter:
         heads, out = instr.attr("heads"), []
         slopes = log2_slopes(heads, instr.attr("first_head"), instr.attr("all_heads")) if instr.attr("alibi") else None
         bends = {"window": instr.attr("window"), "soft_cap": instr.attr("soft_cap"), "slopes": slopes}
+        bends["causal"] = instr.attr("causal")
         bends["sinks"] = self.weights.tensor(instr.weights[0]) if instr.weights else None
         for index, (start, stop, first) in enumerate(cache.segments):
             context = cache.read_stored(instr.attr("layer"), index).for_heads(heads)

@@ -193,12 +193,13 @@ def attend_pages64(
     soft_cap: float = 0.0,
     slopes: list[float] | None = None,
     sinks: "Tensor | None" = None,
+    causal: bool = True,
 ) -> "Tensor":
     """Order "pages64", one segment: q [queries, heads, head_dim] at positions first.. -> the same shape.
 
     context: with a kv head for each query head. Scales of "pages64.int8" are multiplied into scores (k's), and into
     softmax weights before these are rounded to bf16 (v's). slopes: ALiBi's, in units of log2. sinks
-    [heads]: each becomes log2(e) times itself and stands for one key, without a value, in a split that is merged last.
+    [heads]: each becomes log2(e) times itself and stands for one key, without a value, in a split that is merged last. causal: as of `ops.attend`.
 
     Scores are in units of log2. A block in which a query sees no key changes nothing for it.
     """
@@ -210,6 +211,7 @@ def attend_pages64(
     at = torch.arange(first, first + q.shape[0])[:, None]
     keys = torch.arange(count)[None, :]
     visible = (keys <= at) & (keys > at - window) if window else keys <= at  # [queries, context]
+    visible = visible if causal else torch.ones_like(visible)
     scores = _scores(q, k) if k_scale is None else _scores(q, k) * k_scale.T[None]
     scores = _bend(scores, keys - at, soft_cap, slopes)
     scores = scores.masked_fill(~visible[:, None, :], -math.inf)
