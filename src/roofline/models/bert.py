@@ -7,6 +7,7 @@ have, too. Nothing asks for it: an encoder gives vectors alone, from the rows th
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from roofline import ops
 from roofline.common.errors import ConfigError, UnsupportedError
@@ -22,6 +23,8 @@ from roofline.ops.symbol import Value
 class Config(ModelConfig):
     """token_types: rows of their table, of which texts that stand alone have the first; first_position: rows of the
     table of positions before that of position 0, of RoBERTa one more than its padding id."""
+
+    encoder: ClassVar[bool] = True
 
     token_types: int = 2
     first_position: int = 0

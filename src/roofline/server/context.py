@@ -34,7 +34,7 @@ class Context:
     access_log: bool = False  # a line for each request
     page: bool = True  # whether the chat page is served
     ping_seconds: float = 15.0  # of silence in a stream, before a comment is sent; 0: never
-    pooling: Pooling = field(default_factory=Pooling)  # what embeddings are made of
+    pooling: Pooling | None = None  # what embeddings are made of; None: what the loaded model says
     keys: Keys = field(default_factory=Keys)  # none leave all routes open
     allowed_origins: frozenset[str] = frozenset()  # of pages of other sites that may read answers
     response_store: Path | None = None  # the file of responses that are kept; None: they are kept in memory

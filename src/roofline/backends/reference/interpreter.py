@@ -227,12 +227,12 @@ class Interpreter:
         heads, out = instr.attr("heads"), []
         slopes = log2_slopes(heads, instr.attr("first_head"), instr.attr("all_heads")) if instr.attr("alibi") else None
         bends = {"window": instr.attr("window"), "soft_cap": instr.attr("soft_cap"), "slopes": slopes}
-        bends["causal"] = instr.attr("causal")
         bends["sinks"] = self.weights.tensor(instr.weights[0]) if instr.weights else None
         for index, (start, stop, first) in enumerate(cache.segments):
             context = cache.read_stored(instr.attr("layer"), index).for_heads(heads)
             rows = q[start:stop].view(stop - start, heads, -1)
-            out.append(orders.attend_pages64(rows, context, first, instr.attr("scale"), **bends).flatten(1))
+            at = first if instr.attr("causal") else None
+            out.append(orders.attend_pages64(rows, context, at, instr.attr("scale"), **bends).flatten(1))
         return torch.cat(out)
 
     def _op_adapter_down(self, instr: Instr, x: "Tensor", rows: adapters.AdaptedRows) -> "Tensor":
