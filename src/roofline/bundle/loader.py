@@ -149,6 +149,9 @@ def _load_checkpoint(
     capacity = backend.capacity(options, settings, neighbours.replicas)
     words: TextSide = load_text(checkpoint) if text else (None, None)  # before what takes longer: it may be refused
     request = LoadRequest(checkpoint, config_of(settings), options, capacity, neighbours)
+    if request.config.encoder and options.ranks > 1:
+        reason = "several ranks give no hidden states, which are all that it has"
+        raise UnsupportedError("an encoder model on several ranks", reason, ("tensor_parallel=1", "data_parallel"))
     if options.ranks == 1:
         executable, notes = backend.make(request)
     else:

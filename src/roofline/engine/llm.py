@@ -236,6 +236,7 @@ class LLM:
             chat_template: Jinja to use instead of the model's own chat template.
             variables: further variables of the chat template.
         """
+        check_able(None, self.engine.gives_hidden, encoder=self.engine.encoder)
         for name in keywords.CHAT.keys() & variables.keys():
             if variables[name]:
                 raise invalid(name, keywords.CHAT[name])

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from roofline.backends.base import CountsExperts, Executable, GivesHidden
-from roofline.common.errors import ConfigError, RequestError, describe_error
+from roofline.backends.base import CountsExperts, Executable, GivesHidden, is_encoder
+from roofline.common.errors import ConfigError, RequestError, UnsupportedError, describe_error
 from roofline.engine.adapters import Adapters
 from roofline.engine.cache.naive import NaiveCache
 from roofline.engine.cache.paged import Cache, PagedCache, root_key
@@ -272,6 +272,8 @@ def _speculator(config: EngineConfig, executable: Executable, draft: Executable 
     if config.speculate == "off":
         return None
     drafter: Drafter
+    if draft is not None and is_encoder(draft):
+        raise UnsupportedError("an encoder model as a draft", "it generates nothing", ("speculate='ngram'",))
     if draft is None:
         from roofline.engine.speculation.ngram import NgramDrafter
 
