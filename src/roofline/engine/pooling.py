@@ -96,8 +96,8 @@ def embedding(vector: bytes, dimensions: int | None = None) -> "array[float]":
 def cosine(first: bytes, second: bytes) -> float:
     """Of two pooled vectors of the same model: the cosine of the angle between them, -1 to 1; 0 for one of zeros."""
     a, b = vector_numbers(first), vector_numbers(second)
-    lengths = math.sqrt(math.fsum(x * x for x in a)) * math.sqrt(math.fsum(x * x for x in b))
-    return math.fsum(map(operator.mul, a, b)) / lengths if lengths > 0 else 0.0
+    length = math.sqrt(math.fsum(x * x for x in a) * math.fsum(x * x for x in b))
+    return max(-1.0, min(1.0, math.fsum(map(operator.mul, a, b)) / length)) if length > 0 else 0.0
 
 
 def probability(vector: bytes) -> float:
