@@ -22,32 +22,8 @@ if TYPE_CHECKING:
     from library_binding import Library
 
 WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "mat",
-    "dog",
-    "ran",
-    "far",
-    "##s",
-    "##ing",
-    ".",
-    ",",
-    "a",
-    "b",
-    "c",
-    "d",
-    "e",
-    "f",
-    "g",
-    "h",
-    "i",
+    *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "on", "mat", "dog", "ran", "far", "##s"),
+    *("##ing", ".", ",", *"abcdefghi"),
 ]
 WORDS += [f"##{letter}" for letter in "abcdefghi"]
 CONFIG = ENCODERS["bert"].config

@@ -285,10 +285,11 @@ def encoder_of(config: Mapping[str, Any], kind: str = "") -> Any:
     return model
 
 
-def measure_encoder(config: Mapping[str, Any]) -> tuple[float, float]:
-    """The largest difference of a hidden value, in torch and on the cpu backend, over texts of LENGTHS."""
+def measure_encoder(config: Mapping[str, Any], source: Checkpoint | None = None) -> tuple[float, float]:
+    """The largest difference of a hidden value, in torch and on the cpu backend, over texts of LENGTHS. source: the
+    weights from a file."""
     model = encoder_of(config)
-    source = checkpoint_of(model)
+    source = source or checkpoint_of(model)
     differences: list[tuple[float, float]] = []
     on_cpu = OnCpu(source, tokens=max(LENGTHS)).model.headless()
     for length in LENGTHS:

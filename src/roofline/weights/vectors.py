@@ -1,4 +1,4 @@
-"""What a text's vector is made of, as the files that sentence-transformers writes beside the weights say it."""
+"""What a text's vector is made of, as GGUF files and those that sentence-transformers writes beside the weights say."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -19,6 +19,7 @@ _MODES: dict[str, VectorKind] = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_lasttoken": "last",
 }
+_GGUF: dict[int, VectorKind | None] = {0: None, 1: "mean", 2: "first", 3: "last"}  # by pooling_type
 
 
 def recommended_kind(checkpoint: "Checkpoint") -> VectorKind:
@@ -30,9 +31,8 @@ def recommended_kind(checkpoint: "Checkpoint") -> VectorKind:
     from roofline.models.registry import config_of
 
     encoder = config_of(checkpoint.config).encoder
-    folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
     try:
-        kind = _kind_of(folder)
+        kind = _of_gguf(checkpoint) if checkpoint.kind == "gguf" else _of_folder(checkpoint.path)
     except UnsupportedError:
         if encoder:
             raise
@@ -40,8 +40,20 @@ def recommended_kind(checkpoint: "Checkpoint") -> VectorKind:
     return kind or ("mean" if encoder else "last")
 
 
-def _kind_of(folder: Path) -> VectorKind | None:
+def _of_gguf(checkpoint: "Checkpoint") -> VectorKind | None:
+    """None: the file does not say."""
+    fields = Fields(checkpoint.path, checkpoint.metadata)
+    key = f"{fields.need('general.architecture', str)}.pooling_type"
+    number = fields.get(key, int, 0)
+    if number not in _GGUF:
+        reason = "a vector is made in another way, and we do not have this one"
+        raise UnsupportedError(f"{checkpoint.path}: {key} = {number}", reason, tuple(map(str, _GGUF)))
+    return _GGUF[number]
+
+
+def _of_folder(path: Path) -> VectorKind | None:
     """None: there is nothing of sentence-transformers."""
+    folder = path if path.is_dir() else path.parent
     modules, file = folder / "modules.json", folder / "1_Pooling" / "config.json"
     if modules.is_file():
         _check_modules(modules)

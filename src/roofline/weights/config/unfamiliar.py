@@ -83,6 +83,7 @@ _GGUF_KEYS: dict[str, tuple[str, ...]] = {
     "qwen3": _GATED_GGUF[:6],
     "gptneox": ("attention.layer_norm_epsilon", "rope.dimension_count", "use_parallel_residual"),
     "gpt2": ("attention.layer_norm_epsilon",),
+    "bert": ("attention.layer_norm_epsilon", "attention.causal", "pooling_type"),
     "qwen2moe": (*_GATED_GGUF[:4], *_EXPERTS_GGUF, "expert_shared_feed_forward_length"),
     "qwen3moe": (*_GATED_GGUF[:6], *_EXPERTS_GGUF),
     "gpt-oss": (*_GATED_GGUF[:6], *_EXPERTS_GGUF, "attention.sliding_window"),

@@ -1,28 +1,26 @@
 """Files of BERT, RoBERTa and XLM-RoBERTa."""
 
-from roofline.common.errors import UnsupportedError
 from roofline.common.fields import Fields
-from roofline.weights.families.shared import hf_fields
+from roofline.weights.families.shared import gguf_fields, hf_fields
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
-from roofline.weights.families.shared.gguf_fields import GgufModel
 from roofline.weights.families.shared.tensor_names import TensorNames
 
 NAMES = TensorNames(
     layer={
-        "attn.q": ("", "attention.self.query"),
-        "attn.k": ("", "attention.self.key"),
-        "attn.v": ("", "attention.self.value"),
-        "attn.o": ("", "attention.output.dense"),
-        "attn_norm": ("", "attention.output.LayerNorm"),
-        "mlp.up": ("", "intermediate.dense"),
-        "mlp.down": ("", "output.dense"),
-        "mlp_norm": ("", "output.LayerNorm"),
+        "attn.q": ("attn_q", "attention.self.query"),
+        "attn.k": ("attn_k", "attention.self.key"),
+        "attn.v": ("attn_v", "attention.self.value"),
+        "attn.o": ("attn_output", "attention.output.dense"),
+        "attn_norm": ("attn_output_norm", "attention.output.LayerNorm"),
+        "mlp.up": ("ffn_up", "intermediate.dense"),
+        "mlp.down": ("ffn_down", "output.dense"),
+        "mlp_norm": ("layer_output_norm", "output.LayerNorm"),
     },
     top={
-        "embed": ("", "embeddings.word_embeddings"),
-        "types": ("", "embeddings.token_type_embeddings"),
-        "positions": ("", "embeddings.position_embeddings"),
-        "embed_norm": ("", "embeddings.LayerNorm"),
+        "embed": ("token_embd", "embeddings.word_embeddings"),
+        "types": ("token_types", "embeddings.token_type_embeddings"),
+        "positions": ("position_embd", "embeddings.position_embeddings"),
+        "embed_norm": ("token_embd_norm", "embeddings.LayerNorm"),
     },
     hf_layers="encoder.layer",
     hf_before=("bert.", "roberta."),
@@ -36,9 +34,18 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {"position_embedding_type": ("absolute
 _PADDED = ("roberta", "xlm-roberta")  # count positions from behind their padding id
 
 
-def from_gguf(model: GgufModel, architecture: str) -> Config:
-    """Refuses: we have no names for the tensors of encoders in GGUF files."""
-    raise UnsupportedError(f"{model.fields.path}: architecture {architecture!r}", "we have no names for its tensors")
+def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
+    """The canonical configuration; that the activation is gelu is no key of such files, but of the architecture. Their
+    tables of positions begin with position 0, of RoBERTa too."""
+    if model.fields.get("attention.causal", bool, True):
+        model.fields.refuse("attention.causal", "is not false, which it is of an encoder")
+    gguf_fields.refuse_rope(model.fields)
+    config = gguf_fields.read(model, "bert", "half", ("attention.causal",), gguf_fields.EPSILON)
+    config |= hf_fields.learned_positions() | {"bias": True}
+    for name, parameter in (("token_types", "types.weight"), ("max_position", "positions.weight")):
+        if parameter in model.shapes:  # else it is missed where names are compared
+            config[name] = model.shapes[parameter][0]
+    return config
 
 
 def from_hf(fields: Fields, model_type: str) -> Config:
