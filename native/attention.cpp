@@ -89,7 +89,7 @@ void Executable::plan_window(Plan& plan, int& most_slots, int& most_merges) {
             for (int r = 0; r < count; r += few) {
                 const int rows = std::min(few, count - r), seen = context[s] - count + r + 1;  // keys of the first of them
                 const int first = window > 0 ? std::max(0, seen - window) / kSplit : 0;
-                const int splits = (seen + rows - 1 + kSplit - 1) / kSplit - first;
+                const int last = plan.both_ways ? context[s] : seen + rows - 1, splits = (last + kSplit - 1) / kSplit - first;
                 for (int h = 0; h < attention_.kv_heads; h++, merges++) {
                     for (int p = 0; p < splits; p++) items.push_back({s, h, start[s] + r, rows, first + p, splits, slots + p * rows, slots, merges});
                     slots += splits * rows;
@@ -106,12 +106,16 @@ void Executable::plan_window(Plan& plan, int& most_slots, int& most_merges) {
     most_merges = std::max(most_merges, merges);
 }
 
+// The position of the last key that a row of an item sees; row 0 is its first.
+int32_t Executable::last_seen(const Op& op, const Item& item, int row) const {
+    return op.flags & kBothWays ? field(kContextLen)[item.segment] - 1 : field(kPositions)[item.row + row];
+}
+
 // The pages an item reads first.
 Executable::FirstPages Executable::first_pages(const Op& op, const Item& item) const {
     const int window = plans_[op.plan].window;
     const int32_t* pages = field(kPages) + field(kPageStart)[item.segment];
-    const int32_t* positions = field(kPositions);
-    const int seen = positions[item.row] + 1, last = positions[item.row + item.count - 1] + 1;
+    const int seen = last_seen(op, item, 0) + 1, last = last_seen(op, item, item.count - 1) + 1;
     const int begin = std::max(item.split * kSplit, window > 0 ? seen - window : 0);
     const int end = item.splits > 0 ? std::min((item.split + 1) * kSplit, last) : last;
     const int first = begin / (kBlockPages * kPageTokens) * kBlockPages;
@@ -261,9 +265,8 @@ void Executable::attend_few(const Op& op, const Item& item, const Item* next, Wo
     const int dim = attention_.head_dim, stored = attention_.stored();
     const int group = attention_.heads / attention_.kv_heads, queries = item.count * group;
     const Attend a = attend_of(op, item, next, w);
-    const int32_t* positions = field(kPositions) + item.row;
-    const int last = positions[item.count - 1] + 1;
-    const int begin = std::max(item.split * kSplit, a.window > 0 ? positions[0] - a.window + 1 : 0);
+    const int last = last_seen(op, item, item.count - 1) + 1;
+    const int begin = std::max(item.split * kSplit, a.window > 0 ? last_seen(op, item, 0) - a.window + 1 : 0);
     const int end = std::min((item.split + 1) * kSplit, last);
     uint16_t* q = w.halves.data();
     if (segment_rows(item.segment) == 1) {
@@ -273,24 +276,26 @@ void Executable::attend_few(const Op& op, const Item& item, const Item* next, Wo
             if (attention_.int8) write_cache(rope_op, item.segment, item.row, item.kv_head, (uint8_t*)q);
             else write_cache(rope_op, item.segment, item.row, item.kv_head, q);
         }
-        for (int h = 0; h < group; h++) kernels_->rope_query(rope_of(rope_op), qkv + (item.kv_head * group + h) * dim, positions[0], q + h * stored);
-        std::fill(w.positions.begin(), w.positions.begin() + group, positions[0]);
+        const int32_t position = field(kPositions)[item.row];
+        for (int h = 0; h < group; h++) kernels_->rope_query(rope_of(rope_op), qkv + (item.kv_head * group + h) * dim, position, q + h * stored);
+        std::fill(w.positions.begin(), w.positions.begin() + group, last_seen(op, item, 0));
     } else {
-        gather_queries(op, item.row, item.kv_head, queries, w);
+        gather_queries(op, item, 0, queries, w);
     }
     kernels_->attend_split(a, q, w.positions.data(), queries, begin, end, partial_states_.data() + (size_t)item.slot * group,
                            partials_.data() + (size_t)item.slot * group * stored);
     merge_splits(op, item);
 }
 
-// The rotated queries of one kv head, from `row` on: (row, head of the group) in row order, so that a tile's positions stay
-// close together.
-void Executable::gather_queries(const Op& op, int row, int kv_head, int queries, Worker& w) const {
+// The rotated queries of an item's kv head, from its row `first` on: (row, head of the group) in row order, so that a
+// tile's positions stay close together.
+void Executable::gather_queries(const Op& op, const Item& item, int first, int queries, Worker& w) const {
     const int stored = attention_.stored(), group = attention_.heads / attention_.kv_heads;
     const uint16_t* rows = (const uint16_t*)at(op.x);
     for (int i = 0; i < queries; i++) {
-        w.positions[i] = field(kPositions)[row + i / group];
-        std::memcpy(w.halves.data() + (size_t)i * stored, rows + ((int64_t)(row + i / group) * attention_.heads + kv_head * group + i % group) * stored, stored * 2);
+        const int row = first + i / group;
+        w.positions[i] = last_seen(op, item, row);
+        std::memcpy(w.halves.data() + (size_t)i * stored, rows + ((int64_t)(item.row + row) * attention_.heads + item.kv_head * group + i % group) * stored, stored * 2);
     }
 }
 
@@ -331,7 +336,7 @@ void Executable::attend_rows(const Op& op, const Item& item, Worker& w) {
     float *total_acc = w.scratch.data(), *part_acc = total_acc + (size_t)most * stored;
     for (int r = 0; r < item.count; r += at_once) {
         const int row = item.row + r, n = std::min(at_once, item.count - r) * group;
-        gather_queries(op, row, item.kv_head, n, w);
+        gather_queries(op, item, r, n, w);
         const int32_t last = w.positions[n - 1] + 1;
         int32_t begin = a.window > 0 ? std::max(0, w.positions[0] - a.window + 1) : 0;
         bool merged = false;

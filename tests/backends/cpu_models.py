@@ -74,6 +74,7 @@ MODELS: dict[str, dict[str, Any]] = {
         **{**MPT, "family": "opt", "activation": "relu", "embed_width": 128},
         **{"norm_first": False, "last_norm": False},
     },
+    "bert": {**MPT, "family": "bert", "token_types": 3, "first_position": 2},
     "gemma2": {**GEMMA, "attention_cap": 2.0, "logit_cap": 3.0},
     "gemma3": {**GEMMA, "qk_norm": True, "head_dim": 256, "heads": 2, "kv_heads": 1, "local_theta": 1e3},
 }

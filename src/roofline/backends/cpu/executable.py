@@ -184,6 +184,10 @@ class CpuExecutable:
         capacity = Capacity(replace(self.limits, rows=self.limits.tokens), self.max_context, self.num_pages)
         return CpuExecutable(model, self.image, capacity, isa=self.isa, threads=self.threads, cache=self._cache)
 
+    @property
+    def causal(self) -> bool:
+        return not self._model.lowered.checked.both_ways
+
     @cached_property
     def program(self) -> "Program":
         return self._model.program()

@@ -171,6 +171,10 @@ def _operation(instr: Instr, types: Mapping[str, Type], columns: int) -> str:
     """columns: of its matrix; an input of experts that is wider has a part for each of a row's."""
     if instr.op == "embed" and instr.inputs[0] == "positions":
         return "embed_positions"
+    if instr.op == "embed" and instr.attr("one_row"):
+        return "embed_one_row"
+    if instr.op == "attend" and not instr.attr("causal"):
+        return "attend_both_ways"
     if instr.op == "attend" and instr.weights:
         return "attend_sinks"
     name = _OPERATIONS[instr.op]

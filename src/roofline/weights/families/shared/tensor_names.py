@@ -51,7 +51,8 @@ class TensorNames:
 
     layer: in a layer, `{expert}` standing for the number of each expert; top: outside of layers; hf_layers: what stands
     before a layer's number at Hugging Face; hf_prefix: what some files leave out at the beginning of a name; hf_also:
-    further names outside of layers -> the one in `top`.
+    further names outside of layers -> the one in `top`; hf_before: what some files have before all names; hf_unread: a
+    pattern of the tensors that such files may have and the model does not read.
 
     Where Hugging Face's tensors hold other values than our parameters, or in another order: norms_less: what weights of
     norms lack to ours; transposed: matrices that are [inputs, outputs]; by_head: whose rows are q, k and v of one head
@@ -65,6 +66,8 @@ class TensorNames:
     hf_layers: str = "model.layers"
     hf_prefix: str = ""
     hf_also: Mapping[str, str] = field(default_factory=dict)
+    hf_before: tuple[str, ...] = ()
+    hf_unread: str = ""
     norms_less: float = 0.0
     transposed: Collection[str] = ()
     by_head: Collection[str] = ()
@@ -77,10 +80,15 @@ class TensorNames:
 
     def from_hf(self, name: str) -> str | None:
         """``"model.layers.3.self_attn.q_proj.weight"`` -> ``"layers.3.attn.q.weight"``; None for an unknown name."""
+        name = name.removeprefix(next(filter(name.startswith, self.hf_before), ""))
         stem, _, kind = name.rpartition(".")
         name = f"{self.hf_also[stem]}.{kind}" if stem in self.hf_also else name
         found = self._canonical(name, self._hf, 1)
         return self._canonical(self.hf_prefix + name, self._hf, 1) if found is None and self.hf_prefix else found
+
+    def reads_hf(self, name: str) -> bool:
+        """Whether a tensor of Hugging Face's files is not among those that the model does not read."""
+        return not (self.hf_unread and re.fullmatch(self.hf_unread, name))
 
     def to_gguf(self, name: str) -> str | None:
         """The inverse of `from_gguf`; None for a parameter that is not in the table."""
