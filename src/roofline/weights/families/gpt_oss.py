@@ -17,7 +17,7 @@ from roofline.weights.families.shared.experts import (
     gguf_experts,
     hf_experts,
 )
-from roofline.weights.families.shared.joined_experts import experts_apart, experts_joined
+from roofline.weights.families.shared.joined_experts import experts_apart, experts_placed
 from roofline.weights.families.shared.tensor_names import ATTENTION, TensorNames
 
 NAMES = TensorNames(
@@ -31,7 +31,7 @@ NAMES = TensorNames(
         "mlp.router": ("ffn_gate_inp", "mlp.router"),
     },
     hf_apart=experts_apart,
-    hf_joined=experts_joined,
+    hf_placed=experts_placed,
 )
 _HONOURED = ("num_local_experts", "num_experts", "attention_bias")
 # What transformers takes where the file says nothing of it.
