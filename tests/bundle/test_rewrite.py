@@ -127,7 +127,7 @@ def test_a_family_is_written_as_its_converter_does(name, tmp_path):
 
 
 @pytest.mark.usefixtures("without_text")
-@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"])
 def test_the_experts_of_a_layer_are_written_as_one_tensor(kind, tmp_path):
     pytest.importorskip("gguf", reason="it writes the file that ours is compared with")
     pytest.importorskip("transformers")
@@ -208,11 +208,10 @@ def test_experts_of_a_gguf_file_are_written_as_transformers_reads_them(kind, tmp
     assert values.keys() == original.state_dict().keys()
     for name, tensor in original.state_dict().items():
         assert np.array_equal(values[name].numpy(), tensor.numpy()), name
-    if kind != "gpt_oss":
-        write_gguf(open_checkpoint(tmp_path / "back"), tmp_path / "again.gguf", "", Work(threads=1))
-        again = open_checkpoint(tmp_path / "again.gguf")
-        assert again.tensors == source.tensors
-        assert all(np.array_equal(again.read(name), source.read(name)) for name in source.tensors)
+    write_gguf(open_checkpoint(tmp_path / "back"), tmp_path / "again.gguf", "", Work(threads=1))
+    again = open_checkpoint(tmp_path / "again.gguf")
+    assert again.tensors == source.tensors
+    assert all(np.array_equal(again.read(name), source.read(name)) for name in source.tensors)
 
 
 @pytest.mark.usefixtures("without_text")
@@ -278,6 +277,45 @@ def dequantised(checkpoint, name, experts):
         return checkpoint.dequantize(name)
     before, _, after = name.rpartition(".experts.")
     return np.concatenate([checkpoint.dequantize(f"{before}.experts.{number}.{after}") for number in range(experts)])
+
+
+@pytest.mark.usefixtures("without_text")
+def test_fewer_bits_that_both_kinds_of_files_have_are_kept(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("safetensors.torch", reason="it writes the files")
+    from tests.weights import quantised_models, test_gpt_oss
+
+    for folder in ("mxfp4", "q4", "int4"):
+        (tmp_path / folder).mkdir()
+    test_gpt_oss.written(tmp_path / "mxfp4")
+    quantised_models.written(tmp_path / "q4", "gptq sym 32")
+    quantised_models.written(tmp_path / "int4", "gptq 32")
+    for folder, form, note in (("mxfp4", "MXFP4", "YaRN's ramp"), ("q4", "Q4_0", "")):
+        written = call_roofline(["convert", tmp_path / folder, "-o", tmp_path / f"{folder}.gguf"])
+        assert written.exit_code == 0, written.output
+        assert note in written.stdout
+        before, after = open_checkpoint(tmp_path / folder), open_checkpoint(tmp_path / f"{folder}.gguf")
+        assert form in {info.format for info in after.tensors.values()}
+        for name, info in after.tensors.items():
+            values = after.dequantize(name), dequantised(before, name, before.config.get("experts", 0))
+            if name.split(".")[-2] in ("q", "k"):  # their rows lie in another order
+                values = tuple(each[np.lexsort(each.T)] if each.ndim == 2 else np.sort(each) for each in values)
+            assert np.array_equal(*values), name
+            assert info.format == form or name not in before.tensors or before.tensors[name].format != form
+    refused = call_roofline(["convert", tmp_path / "int4", "-o", tmp_path / "int4.gguf"])
+    assert "in INT4, which GGUF cannot hold as they are: --dequantize widens them" in refused.stderr
+
+
+def test_what_llama_cpp_computes_otherwise_is_said(tmp_path):
+    folder = write_model(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    for window, said in ((None, False), (128, True)):
+        kind = {"model_type": "mistral", "sliding_window": window}
+        (folder / "config.json").write_text(json.dumps(config | kind))
+        out = tmp_path / f"{said}.gguf"
+        result = call_roofline(["convert", folder, "-o", out])
+        assert result.exit_code == 0, result.output
+        assert ("llama without the window of 128 tokens" in result.stdout) == said
 
 
 def test_numbers_that_are_none_are_not_rounded(tmp_path):

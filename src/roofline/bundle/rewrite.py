@@ -3,7 +3,7 @@ of safetensors."""
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from roofline.models.mixes import MIXES, formats_of, stays_float
 from roofline.ops import formats
 from roofline.weights import names
 from roofline.weights.checkpoint import Checkpoint
-from roofline.weights.config.to_gguf import form_of, to_gguf
+from roofline.weights.config.to_gguf import form_of, read_otherwise, to_gguf
 from roofline.weights.files.gguf_parts import GGUFModel
 from roofline.weights.files.gguf_writer import file_bytes, header, write_tensors
 from roofline.weights.files.mapped import TensorInfo
@@ -44,12 +44,14 @@ class OfTensor(Protocol):
 
 @dataclass(frozen=True)
 class Rewritten:
-    """What was written. nbytes: of the file or folder; values: weights in it; tensors: format -> how many have it."""
+    """What was written. nbytes: of the file or folder; values: weights in it; tensors: format -> how many have it;
+    notes: what other programs do with it."""
 
     path: Path
     nbytes: int
     values: int
     tensors: Mapping[str, int]
+    notes: Sequence[str] = ()
 
     @property
     def bits(self) -> float:
@@ -69,6 +71,14 @@ class Work:
 def quantised_tensors(checkpoint: Checkpoint) -> list[str]:
     """The tensors of a checkpoint that have lost bits already."""
     return [name for name, info in checkpoint.tensors.items() if is_quantised(info.format)]
+
+
+def without_place(checkpoint: Checkpoint, kind: str) -> list[str]:
+    """The tensors whose format a kind of file, "GGUF" or "safetensors", does not have."""
+    names = quantised_tensors(checkpoint)
+    if kind == "GGUF":
+        names = [name for name in names if formats.get(checkpoint.tensors[name].format).gguf_type < 0]
+    return names
 
 
 def own_formats(checkpoint: Checkpoint) -> dict[str, str]:
@@ -114,7 +124,7 @@ def write_gguf(checkpoint: Checkpoint, out: Path, mix: str, work: Work) -> Rewri
         with new_file(out, size) as stream:
             stream.write(head)
             write_tensors(stream, infos, tensor_pieces)
-    return _rewritten(out, size, infos)
+    return _rewritten(out, size, infos, read_otherwise(checkpoint.config))
 
 
 def write_safetensors(checkpoint: Checkpoint, out: Path, dtype: str, work: Work) -> Rewritten:
@@ -172,9 +182,9 @@ def _rounding(checkpoint: Checkpoint, target: Target, work: Work) -> Iterator[Of
         yield lambda name, rows=None: pieces(checkpoint, name, target, pool, told, rows)
 
 
-def _rewritten(path: Path, size: int, infos: list[TensorInfo]) -> Rewritten:
+def _rewritten(path: Path, size: int, infos: list[TensorInfo], notes: Sequence[str] = ()) -> Rewritten:
     values = sum(int(np.prod(info.shape)) for info in infos)
-    return Rewritten(path, size, values, Counter(info.format for info in infos))
+    return Rewritten(path, size, values, Counter(info.format for info in infos), notes)
 
 
 def _from_gguf(checkpoint: Checkpoint) -> tuple[dict[str, object], np.ndarray | None]:

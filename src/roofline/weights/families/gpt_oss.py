@@ -14,6 +14,7 @@ from roofline.weights.families.shared.experts import (
     EXPERTS,
     HONOURED_GGUF,
     expert_size,
+    experts_to_gguf,
     gguf_experts,
     hf_experts,
 )
@@ -106,3 +107,10 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     if (config["rope_scaling"] or {}).get("rope_type") == "yarn":
         config["rope_scaling"] = {**config["rope_scaling"], "truncate": False}
     return config
+
+
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Which layers have the window is part of the architecture."""
+    each = config.get("layer_windows") or [config["sliding_window"] or 0]
+    keys = {"expert_feed_forward_length": config["ffn"], "attention.sliding_window": max(each)}
+    return gguf_fields.GgufForm("gpt-oss", "half", experts_to_gguf(config) | keys)
