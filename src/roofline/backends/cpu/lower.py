@@ -91,7 +91,7 @@ def keep_operands(program: Program) -> Program:
     body = []
     without_barrier: list[str] = []
     for instr in program.body:
-        rotated = [source[instr.inputs[0]]] if instr.op == "attend" else []
+        rotated = [source[name] for name in instr.inputs[:1] if instr.op == "attend" and name in source]  # see `check`
         body.append(replace(instr, inputs=(*instr.inputs, *rotated, *without_barrier)))
         without_barrier = [*without_barrier, instr.inputs[0]] if instr.makes_integers else []
     planned = plan(replace(program, body=tuple(body), plan=None))

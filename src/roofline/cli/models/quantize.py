@@ -115,10 +115,11 @@ def opened(model: str, output: Path) -> "Checkpoint":
 
 def print_written(written: "Rewritten", notes: Sequence[str], as_json: bool, compared: "Report | None" = None) -> None:
     """What was written, what is to be known of it, and how it compares with what it was made from."""
+    notes = [*written.notes, *notes]
     if as_json:
         record = {"path": str(written.path), "bytes": written.nbytes, "bits_per_weight": round(written.bits, 4)}
         facts = {} if compared is None else {"report": compared.facts()}
-        print_json(record | {"tensors": dict(written.tensors), "notes": list(notes)} | facts)
+        print_json(record | {"tensors": dict(written.tensors), "notes": notes} | facts)
         return
     kinds = ", ".join(f"{count} {form}" for form, count in sorted(written.tensors.items()))
     print(f"{written.path}: {human_bytes(written.nbytes)}, {written.bits:.2f} bits a weight; tensors: {kinds}")

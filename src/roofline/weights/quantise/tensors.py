@@ -47,22 +47,31 @@ def is_quantised(form: str) -> bool:
 
 
 def pieces(
-    checkpoint: Checkpoint, name: str, target: Target, pool: ThreadPoolExecutor, told: Callable[[int], None]
+    checkpoint: Checkpoint,
+    name: str,
+    target: Target,
+    pool: ThreadPoolExecutor,
+    told: Callable[[int], None],
+    only: range | None = None,
 ) -> Iterator[np.ndarray]:
     """The bytes of a tensor in its format, in order.
 
-    told: called with the number of values of each piece that is done.
+    told: called with the number of values of each piece that is done; only: these rows of a matrix, or elements of a
+    vector, in the tensor's own order of them; None: all.
 
     Raises ConfigError where a weight that is to be rounded is not a number, or infinite.
     """
     info, form = checkpoint.tensors[name], target.formats[name]
     raw = checkpoint.read(name)
     heads = heads_of(name, checkpoint.config)
-    rows = info.shape[0] if len(info.shape) > 1 else 1
-    cols = int(np.prod(info.shape[1:])) if len(info.shape) > 1 else info.shape[0]
     if heads is not None and target.rope_style != checkpoint.config["rope_style"]:
         raw = reorder(raw, info.shape[0], heads, target.rope_style)
-    row_bytes = info.nbytes // rows
+    count = info.shape[0] if only is None else len(only)
+    if only is not None:
+        each = info.nbytes // info.shape[0]
+        raw = raw[only.start * each : only.stop * each]
+    rows, cols = (count, int(np.prod(info.shape[1:]))) if len(info.shape) > 1 else (1, count)
+    row_bytes = len(raw) // rows
     step = max(1, _PIECE // cols)
     waiting: deque[Future[np.ndarray]] = deque()
 
