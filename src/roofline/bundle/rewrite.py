@@ -26,6 +26,7 @@ from roofline.weights.files.mapped import TensorInfo
 from roofline.weights.files.output import check_new, new_file, new_folder
 from roofline.weights.gguf_tensors import gguf_tensors
 from roofline.weights.hf_tensors import HfTensor, hf_tensors, stored_together
+from roofline.weights.quantise.calibration import Calibration
 from roofline.weights.quantise.tensors import Target, is_quantised, pieces
 
 if TYPE_CHECKING:
@@ -61,11 +62,11 @@ class Rewritten:
 
 @dataclass(frozen=True)
 class Work:
-    """How it is written. threads: that round; progress: told how far; importance: see `Target`."""
+    """How it is written. threads: that round; progress: told how far; calibration: what a text said of its matrices."""
 
     threads: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     progress: Progress = lambda done, total: None
-    importance: Mapping[str, np.ndarray] = field(default_factory=dict)
+    calibration: Calibration = field(default_factory=Calibration)
 
 
 def quantised_tensors(checkpoint: Checkpoint) -> list[str]:
@@ -99,7 +100,7 @@ def write_gguf(checkpoint: Checkpoint, out: Path, mix: str, work: Work) -> Rewri
     check_new(out, 0)  # before what takes longer
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
     kinds = formats_of(mix, shapes) if mix else own_formats(checkpoint)
-    target = Target(kinds, form_of(checkpoint.config).rope_style, work.importance)
+    target = Target(kinds, form_of(checkpoint.config).rope_style, work.calibration)
     metadata, factors = _from_gguf(checkpoint) if checkpoint.kind == "gguf" else _from_others(checkpoint, shapes)
     metadata["general.file_type"] = MIXES[mix or _kind_of(kinds)].number
     if any(is_quantised(form) for form in kinds.values()):
@@ -141,7 +142,7 @@ def write_safetensors(checkpoint: Checkpoint, out: Path, dtype: str, work: Work)
     check_new(out, 0)
     kinds = _hf_formats(checkpoint, dtype)
     config, rope_style = checked_hf_config(checkpoint.config, _matrix_format(kinds, checkpoint))
-    target = Target(kinds, rope_style, {})
+    target = Target(kinds, rope_style)
     tokenizer, template = load_text(checkpoint)
     files = to_json(tokenizer, _source(template), hf_sampling(recommended_sampling(checkpoint)))
     tensors = {tensor.info.name: tensor for tensor in hf_tensors(checkpoint.config, target.infos(checkpoint))}

@@ -13,11 +13,12 @@ from roofline.common.options import Option
 from roofline.common.units import human_bytes
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from roofline.bench.quality.report import Report
     from roofline.bundle.rewrite import Rewritten
     from roofline.weights.checkpoint import Checkpoint
+    from roofline.weights.quantise.calibration import Calibration
+
+METHODS = ("importance", "gptq")
 
 
 def command(
@@ -32,6 +33,13 @@ def command(
     calibrate: Annotated[
         Path | None, Option("A text like those the model will read: errors count where its weights are used most.")
     ] = None,
+    method: Annotated[
+        str,
+        Option(
+            "What --calibrate does: importance weighs errors by column; gptq also makes up for them in later columns.",
+            choices=METHODS,
+        ),
+    ] = "importance",
     report: Annotated[
         Path | None,
         Option("Another text, on which the result is compared with MODEL: perplexity, KL, tensors."),
@@ -55,32 +63,36 @@ def command(
             f"{checkpoint.path} is quantised already (tensor {lost[0]!r} is {form}): start from its 16-bit weights, or "
             "say --requantize to round what is left of them once more"
         )
+    if method != "importance" and calibrate is None:
+        raise ConfigError(f"--method {method} measures the columns on a text: name one with --calibrate")
     texts = [None if path is None else read_text(path) for path in (calibrate, report)]
-    importance = _importance(checkpoint, texts[0], threads)
+    calibration = _calibration(checkpoint, texts[0], method, threads)
     with counted_bar("quantising") as bar:
-        work = Work(progress=bar, importance=importance)
+        work = Work(progress=bar, calibration=calibration)
         written = write_gguf(checkpoint, output, mix, work if threads is None else replace(work, threads=threads))
     notes = [f"{len(lost)} tensors had been quantised before and were rounded a second time"] if lost else []
     compared = None
     if texts[1] is not None:
-        compared = _compare(checkpoint, output, texts[1], importance, threads)
+        compared = _compare(checkpoint, output, texts[1], calibration, threads)
     print_written(written, notes, as_json, compared)
 
 
-def _importance(checkpoint: "Checkpoint", text: str | None, threads: int | None) -> "dict[str, np.ndarray]":
+def _calibration(checkpoint: "Checkpoint", text: str | None, method: str, threads: int | None) -> "Calibration":
+    from roofline.weights.quantise.calibration import Calibration
+
     if text is None:
-        return {}
-    from roofline.bench.quality.calibrate import column_importance
+        return Calibration()
+    from roofline.bench.quality.calibrate import calibrate
 
     with counted_bar("calibrating") as bar:
-        return column_importance(checkpoint, text, threads, bar)
+        return calibrate(checkpoint, text, method, threads, bar)
 
 
 def _compare(
     checkpoint: "Checkpoint",
     output: Path,
     text: str,
-    importance: "dict[str, np.ndarray]",
+    calibration: "Calibration",
     threads: int | None,
 ) -> "Report":
     from roofline.backends.options import LoadOptions
@@ -89,7 +101,7 @@ def _compare(
 
     load = LoadOptions(threads=threads)
     with counted_bar("comparing") as bar:
-        return report(checkpoint, open_checkpoint(output), text, load, importance, progress=bar)
+        return report(checkpoint, open_checkpoint(output), text, load, calibration.importance, progress=bar)
 
 
 def opened(model: str, output: Path) -> "Checkpoint":

@@ -4,7 +4,7 @@ one whose rows are reordered."""
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,7 +12,8 @@ from roofline.common.errors import ConfigError
 from roofline.ops import formats
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.files.mapped import TensorInfo, forget
-from roofline.weights.quantise.rounding import round_to
+from roofline.weights.quantise.calibration import Calibration
+from roofline.weights.quantise.rounding import inverse_factor, round_to
 from roofline.weights.rope_rows import heads_of, reorder
 
 _PIECE = 1 << 22  # values that are rounded at once
@@ -24,13 +25,12 @@ _EXACT = ("F32", "F16", "BF16")
 class Target:
     """What a checkpoint's tensors become.
 
-    formats: canonical name -> format; rope_style: the order of the rows of q and k; importance: canonical name ->
-    float32 [cols], of those whose columns were measured.
+    formats: canonical name -> format; rope_style: the order of the rows of q and k.
     """
 
     formats: Mapping[str, str]
     rope_style: str
-    importance: Mapping[str, np.ndarray]
+    calibration: Calibration = field(default_factory=Calibration)
 
     def infos(self, checkpoint: Checkpoint) -> list[TensorInfo]:
         """The tensors under their canonical names, in the checkpoint's order."""
@@ -74,10 +74,13 @@ def pieces(
     row_bytes = len(raw) // rows
     step = max(1, _PIECE // cols)
     waiting: deque[Future[np.ndarray]] = deque()
+    importance, products = (each.get(name) for each in (target.calibration.importance, target.calibration.products))
+    factor = None if products is None or not is_quantised(form) else inverse_factor(products)
 
     def convert(start: int) -> np.ndarray:
         part = raw[start * row_bytes : min(rows, start + step) * row_bytes]
-        out = _converted(checkpoint, name, part, (len(part) // row_bytes, cols), form, target.importance.get(name))
+        shape = (len(part) // row_bytes, cols)
+        out = _converted(checkpoint, name, part, shape, form, lambda values: round_to(form, values, importance, factor))
         forget(part)
         told(len(part) // row_bytes * cols)
         return out
@@ -100,7 +103,7 @@ def _converted(
     part: np.ndarray,
     shape: tuple[int, int],
     form: str,
-    importance: np.ndarray | None,
+    rounded: Callable[[np.ndarray], np.ndarray],
 ) -> np.ndarray:
     source = checkpoint.tensors[name].format
     if source == form:
@@ -108,7 +111,7 @@ def _converted(
     values = formats.get(source).dequantize(part, shape)
     if is_quantised(form) and not np.isfinite(values).all():
         raise ConfigError(f"{checkpoint.path}: tensor {name!r} holds NaN or infinity, which {form} does not hold")
-    out = round_to(form, values, importance)
+    out = rounded(values)
     if form == "F16" and not np.isfinite(formats.get("F16").dequantize(out, shape)).all() and np.isfinite(values).all():
         raise ConfigError(f"{checkpoint.path}: tensor {name!r} holds values beyond the range of F16; use bf16 or f32")
     return out
