@@ -33,12 +33,13 @@ says which set training has. A compiled bundle has the long one, and refuses to 
 """
 
 
+_LENGTHS = ", ".join(map(str, LENGTHS[:-1]))
 ENCODERS_HEAD = f"""
 Encoders give vectors of texts and generate none: `roofline serve` has `/v1/embeddings`, `/rerank` and `/score` of them,
 Python `LLM.embed` and `LLM.score`. `xlm-roberta` is read as `roberta` is. They run on the cpu and reference backends,
 in one process, from config.json and from GGUF files (`bert`); GPUs, several ranks, training and heads that classify
 (`BertForSequenceClassification`) are refused by name. The largest difference of a value of the last hidden rows, whose
-standard deviation is about 1, over texts of {", ".join(map(str, LENGTHS[:-1]))} and {LENGTHS[-1]} tokens, which is the longest:
+standard deviation is about 1, over texts of {_LENGTHS} and {LENGTHS[-1]} tokens, which is the longest:
 
 | `model_type` | what the row exercises | float32 | cpu |
 |---|---|---|---|

@@ -106,6 +106,22 @@ def test_products_of_columns_are_those_of_what_comes_in(model):
     assert measured.products["layers.0.attn.q.weight"] is measured.products["layers.0.attn.v.weight"]
 
 
+def test_the_command_rounds_with_gptq(model, tmp_path):
+    """Each method writes weights of its own; the text that GPTQ was fitted to is predicted best with it."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    words = ["quantize", model, "--to", "Q4_0", "--report", tmp_path / "text.txt", "--threads", "1", "--json"]
+    kl = {}
+    for method in ("importance", "gptq"):
+        more = ["--calibrate", tmp_path / "text.txt", "--method", method, "-o", tmp_path / f"{method}.gguf"]
+        result = call_roofline([*words, *more])
+        assert result.exit_code == 0, result.output
+        kl[method] = json.loads(result.stdout)["report"]["rounded"]["kl"]
+    assert 0 < kl["gptq"] < 0.9 * kl["importance"]
+    refused = call_roofline([*words, "--method", "gptq", "-o", tmp_path / "no.gguf"])
+    assert (refused.exit_code, "name one with --calibrate" in refused.stderr) == (1, True)
+    assert not (tmp_path / "no.gguf").exists()
+
+
 def test_the_command_compares_formats_of_the_cache(model, tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
     words = [

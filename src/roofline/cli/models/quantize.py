@@ -1,15 +1,15 @@
 """roofline quantize: a model's weights in fewer bits, as a GGUF file."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from roofline.cli.options import AsJson, ModelArgument, Threads
 from roofline.cli.output import print_json
 from roofline.cli.progress import counted_bar
 from roofline.common.errors import ConfigError
-from roofline.common.options import Option
+from roofline.common.options import Option, Options, option
 from roofline.common.units import human_bytes
 
 if TYPE_CHECKING:
@@ -18,7 +18,26 @@ if TYPE_CHECKING:
     from roofline.weights.checkpoint import Checkpoint
     from roofline.weights.quantise.calibration import Calibration
 
-METHODS = ("importance", "gptq")
+
+@dataclass(frozen=True)
+class TextOptions(Options):
+    """The texts that rounding is fitted to and judged by."""
+
+    calibrate: Path | None = option(
+        None, "A text like those the model will read: errors count where its weights are used most."
+    )
+    method: Literal["importance", "gptq"] = option(
+        "importance",
+        "What --calibrate does: importance weighs errors by column; gptq also makes up for them in later columns.",
+    )
+    report: Path | None = option(
+        None, "Another text, on which the result is compared with MODEL: perplexity, KL, tensors."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.method != "importance" and self.calibrate is None:
+            raise ConfigError(f"--method {self.method} measures the columns on a text: name one with --calibrate")
 
 
 def command(
@@ -27,23 +46,10 @@ def command(
         str, Option("q4 (Q4_K_M), q5, q6, q8, bf16, f16, f32, or a kind of file by llama.cpp's name, as gguf:Q5_K_S.")
     ],
     output: Annotated[Path, Option("A new file that ends in .gguf.", flags=("--output", "-o"))],
+    texts: TextOptions,
     requantize: Annotated[
         bool, Option("Round weights that were quantised before: they lose twice, once then and once now.")
     ] = False,
-    calibrate: Annotated[
-        Path | None, Option("A text like those the model will read: errors count where its weights are used most.")
-    ] = None,
-    method: Annotated[
-        str,
-        Option(
-            "What --calibrate does: importance weighs errors by column; gptq also makes up for them in later columns.",
-            choices=METHODS,
-        ),
-    ] = "importance",
-    report: Annotated[
-        Path | None,
-        Option("Another text, on which the result is compared with MODEL: perplexity, KL, tensors."),
-    ] = None,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
@@ -63,17 +69,15 @@ def command(
             f"{checkpoint.path} is quantised already (tensor {lost[0]!r} is {form}): start from its 16-bit weights, or "
             "say --requantize to round what is left of them once more"
         )
-    if method != "importance" and calibrate is None:
-        raise ConfigError(f"--method {method} measures the columns on a text: name one with --calibrate")
-    texts = [None if path is None else read_text(path) for path in (calibrate, report)]
-    calibration = _calibration(checkpoint, texts[0], method, threads)
+    calibrate, report = (None if path is None else read_text(path) for path in (texts.calibrate, texts.report))
+    calibration = _calibration(checkpoint, calibrate, texts.method, threads)
     with counted_bar("quantising") as bar:
         work = Work(progress=bar, calibration=calibration)
         written = write_gguf(checkpoint, output, mix, work if threads is None else replace(work, threads=threads))
     notes = [f"{len(lost)} tensors had been quantised before and were rounded a second time"] if lost else []
     compared = None
-    if texts[1] is not None:
-        compared = _compare(checkpoint, output, texts[1], calibration, threads)
+    if report is not None:
+        compared = _compare(checkpoint, output, report, calibration, threads)
     print_written(written, notes, as_json, compared)
 
 
