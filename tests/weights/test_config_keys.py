@@ -117,7 +117,9 @@ _CHANGED_OF: dict[str, dict[str, Any]] = {
     "gpt_neox": {"attention_bias": False},
     **{kind: {"tie_word_embeddings": False} for kind in ("gpt2", "opt")},
 }
+_ENCODERS = ("bert", "roberta", "xlm-roberta")
 _BASE_OF: dict[str, dict[str, Any]] = {
+    **{kind: {"hidden_act": "gelu_new"} for kind in _ENCODERS},
     "glm4": {"head_dim": 64},
     "gpt_neox": {"hidden_act": "gelu_new"},
     "opt": {"ffn_dim": 96},
@@ -134,8 +136,6 @@ _SHARED = {"is_causal": False, "per_layer_config": {"0": {"head_dim": 8}}, "atte
 
 _DENSE = [kind for kind in MODEL_TYPES if kind not in ("mixtral", "qwen2_moe", "qwen3_moe")]  # tests/weights/test_moe_*
 
-_ENCODERS = ("bert", "roberta", "xlm-roberta")
-
 
 @pytest.mark.parametrize("kind", _DENSE)
 def test_every_key_of_transformers_is_honoured_or_refused(kind: str) -> None:
@@ -149,6 +149,7 @@ def test_every_key_of_transformers_is_honoured_or_refused(kind: str) -> None:
     known -= {"original_max_position_embeddings", "embd_pdrop"}  # of Phi-3: read beside a scaling; a dropout
     if kind in _ENCODERS:
         known -= {"tie_word_embeddings"}  # of a head of masked-language models: the vectors of texts have none
+        assert (_hf({"pad_token_id": 3}, base) != _hf({}, base)) == (kind != "bert"), "positions begin behind it"
     changed = _CHANGED | _CHANGED_OF.get(kind, {})
     assert known <= set(changed), "a new key: does it change the logits?"
     _hf({}, base)  # is read
