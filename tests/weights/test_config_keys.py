@@ -419,12 +419,20 @@ def test_what_is_above_0_may_be_small() -> None:
         with pytest.raises(ConfigError, match=rf"{key}: 0\.0 is not above 0"):
             _checked(**{key: 0})
     assert _checked(sliding_window=1)["sliding_window"] == 1
-    with pytest.raises(ConfigError, match="sliding_window: the number 0 is not at least 1"):
-        _checked(sliding_window=0)
+    assert _checked(sliding_window=1 << 30)["sliding_window"] == 1 << 30
+    for window in (0, (1 << 30) + 1):
+        with pytest.raises(ConfigError, match=f"sliding_window: the number {window} is not from 1 to"):
+            _checked(sliding_window=window)
     for head_dim in (13, 15):
         with pytest.raises(ConfigError, match=f"head_dim: {head_dim} is odd"):
             _checked(head_dim=head_dim)
     assert _checked(head_dim=14)["head_dim"] == 14
+
+
+def test_yarn_needs_pairs_that_turn_apart() -> None:
+    with pytest.raises(ConfigError, match="a theta of 1 turns all pairs alike"):
+        ModelConfig.of(_hf({"rope_theta": 1.0, "rope_scaling": YARN}))
+    assert ModelConfig.of(_hf({"rope_theta": 1.5, "rope_scaling": YARN})).rope_theta == 1.5
 
 
 def test_llama3_needs_a_ramp() -> None:

@@ -56,6 +56,8 @@ class RopeTable:
         unknown = keys - set(NEEDED[self.kind]) - set(OPTIONAL.get(self.kind, ()))
         if missing or unknown:
             raise ConfigError(f"rope scaling {self.kind!r}: missing {sorted(missing)}, unknown {sorted(unknown)}")
+        if self.kind == "yarn" and self.theta == 1:
+            raise ConfigError("rope scaling 'yarn': a theta of 1 turns all pairs alike, and yarn tells them apart")
 
     @classmethod
     def of(cls, dim: int, theta: float, style: str, scaling: Mapping[str, Any] | None, context: int = 0) -> "RopeTable":

@@ -40,9 +40,9 @@ def checked(fields: Fields, config: Config, spelled: Mapping[str, str]) -> Confi
         fields.refuse(spelled.get("kv_heads", "kv_heads"), reason)
     if config.get("positions", "rope") == "rope" and config["head_dim"] % 2:
         fields.refuse(spelled.get("head_dim", "head_dim"), f"{config['head_dim']} is odd; rope turns pairs")
-    window = config["sliding_window"]
-    if window is not None and fields.checked("sliding_window", window, int) < 1:
-        fields.refuse("sliding_window", f"{describe(window)} is not at least 1")
+    window, most = config["sliding_window"], _INTEGERS["max_position"]
+    if window is not None and not 1 <= fields.checked("sliding_window", window, int) <= most:
+        fields.refuse("sliding_window", f"{describe(window)} is not from 1 to {most}")
     return config
 
 
