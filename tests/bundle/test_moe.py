@@ -150,17 +150,6 @@ def test_experts_are_counted_and_a_token_is_priced_as_those_it_goes_to(kind: str
     assert cost.weight_bytes == pytest.approx(moved)
 
 
-def test_joined_experts_are_not_converted_tensor_by_tensor(folder: Path, kind: str, tmp_path: Path) -> None:
-    from roofline.bundle.rewrite import Work, write_safetensors
-    from roofline.common.errors import UnsupportedError
-    from roofline.weights.checkpoint import open_checkpoint
-
-    if kind != "gpt_oss":
-        pytest.skip("its files hold a tensor for each expert")
-    with pytest.raises(UnsupportedError, match="safetensors of a gpt_oss model"):
-        write_safetensors(open_checkpoint(folder), tmp_path / "again", "", Work(threads=1))
-
-
 def test_a_folder_that_we_write_is_one_that_transformers_reads(kind: str, theirs: Any, tmp_path: Path) -> None:
     import transformers
 
