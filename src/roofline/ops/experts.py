@@ -67,7 +67,7 @@ def expert_bytes(call: Call) -> Affine:
 
 EXPERTS = (Trait.ROW_WISE, Trait.LONG_SUM, Trait.EXPERTS)
 _PRICES = {"flops": expert_linear_flops, "weight_bytes": expert_bytes}
-_ROUNDED = (*EXPERTS, Trait.ROUNDED)
+_ROUNDED = (*EXPERTS, Trait.ROUNDED, Trait.SPLITS)
 
 
 @op(values=("x", "ids"), weights=("w",), infer=expert_linear_type, traits=_ROUNDED, **_PRICES)
@@ -105,7 +105,7 @@ def _expert_bias_bytes(call: Call) -> Affine:
     return Affine(experts=each) if call.x.leading == "tokens" else Affine(row_experts=each)
 
 
-_BIAS = (Trait.ROW_WISE, Trait.WHOLE_VALUES)
+_BIAS = (Trait.ROW_WISE, Trait.WHOLE_VALUES, Trait.SPLITS)
 
 
 @op(
