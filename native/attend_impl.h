@@ -305,23 +305,25 @@ static void attend_split(const Attend& a, const uint16_t* q, const int32_t* posi
 }
 
 // Merges a later split into an earlier total. A split in which a query saw nothing changes nothing.
-static void attend_merge(int head_dim, AttendState& into, float* acc, const AttendState& part, const float* part_acc) {
+static void attend_merge(int stored_dim, AttendState& into, float* acc, const AttendState& part, const float* part_acc) {
     if (part.m == -infinity()) return;
     if (into.m == -infinity()) {
         into = part;
-        std::copy(part_acc, part_acc + head_dim, acc);
+        std::copy(part_acc, part_acc + stored_dim, acc);
         return;
     }
     const float m = std::max(into.m, part.m);
     const F32 f1 = exp2(set1(into.m - m)), f2 = exp2(set1(part.m - m));  // both whole: a way through memory takes longer
     store(into.l, add(mul(load(into.l), f1), mul(load(part.l), f2)));
-    for (int d = 0; d < head_dim; d += 16) store(acc + d, add(mul(load(acc + d), f1), mul(load(part_acc + d), f2)));
+    for (int d = 0; d < stored_dim; d += 16) store(acc + d, add(mul(load(acc + d), f1), mul(load(part_acc + d), f2)));
     into.m = m;
 }
 
 static void attend_finish(int head_dim, const AttendState& state, const float* acc, float* out) {
     const F32 inv = set1(1.0f / reduce_add(load(state.l)));
-    for (int d = 0; d < head_dim; d += 16) store(out + d, add(mul(load(acc + d), inv), zero()));  // + 0: no negative zero
+    int d = 0;
+    for (; d + 16 <= head_dim; d += 16) store(out + d, add(mul(load(acc + d), inv), zero()));  // + 0: no negative zero
+    if (d < head_dim) store_masked(out + d, mask_of((1u << (head_dim - d)) - 1), add(mul(load(acc + d), inv), zero()));
 }
 
 static void exp2_many(const float* x, int64_t n, float* out) {

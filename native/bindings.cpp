@@ -238,7 +238,9 @@ NB_MODULE(_native, m) {
         .def_prop_ro("nbytes", &Mapping::bytes)
         .def("view", [](Mapping& s) { return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(s.data(), {s.bytes()}, nb::find(&s)); })
         .def("settle", &Mapping::settle, nb::call_guard<nb::gil_scoped_release>());
-    nb::class_<PyCode>(m, "Code").def(nb::init<Array<int64_t>, nb::dict, bool>(), "numbers"_a, "shape"_a, "exchanges"_a = false);
+    nb::class_<PyCode>(m, "Code")
+        .def(nb::init<Array<int64_t>, nb::dict, bool>(), "numbers"_a, "shape"_a, "exchanges"_a = false)
+        .def_prop_ro("both_ways", [](const PyCode& self) { return self.code.both_ways(); });
     nb::class_<PyExecutable>(m, "Executable")
         .def(nb::init<const std::string&, int, const PyCode&, Array<uint8_t>, nb::object, const Memory&, const Memory&, bool, Array<int32_t>,
                       std::vector<int64_t>, std::vector<int64_t>>(),

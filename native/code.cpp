@@ -52,8 +52,7 @@ void check_shape(const ModelShape& s) {
     between(s.heads, 1, 1 << 16, kNumber);
     between(s.kv_heads, 1, s.heads, kNumber);
     demand(s.heads % s.kv_heads == 0, "the heads cannot be shared out among the key-value heads");
-    between(s.head_dim, 16, 512, kNumber);
-    demand(s.head_dim % 16 == 0, kNumber);
+    between(s.head_dim, 1, kMostHeadDim, kNumber);
     between(s.tables, 0, 1 << 16, kNumber);
     demand((s.tables == 0) == (s.table == -1), kNumber);
     between(s.rotated, s.tables ? 2 : 0, s.head_dim, kNumber);
@@ -240,7 +239,7 @@ class RecordCheck {
                 bytes = 4 * (r_.width - r_.layer * r_.stride);
                 break;
             case uses::queries:
-                bytes = 2 * shape_.heads * shape_.head_dim;
+                bytes = 2 * shape_.heads * stored_dim((int)shape_.head_dim);
                 break;
             default:
                 throw std::invalid_argument("is used in a way that nobody checks");

@@ -41,6 +41,12 @@ class Code {
     int64_t arena_bytes(int64_t tokens, int64_t rows) const {
         return shape_.arena[0] + shape_.arena[1] * tokens + shape_.arena[2] * rows;
     }
+    // Whether a token sees those behind it: then a prompt is one step, and nothing follows it.
+    bool both_ways() const {
+        for (const Entry& entry : entries_)
+            if (entry.operation->flags & kBothWays) return true;
+        return false;
+    }
     // Bytes of K and V of all heads in a page of one layer.
     int64_t page_bytes(bool int8) const;
 

@@ -33,10 +33,10 @@ Executable::Executable(const Kernels* kernels, int threads, const Code& code, co
     size_expert_scratch();
 }
 
-int Executable::plan_of(int window) {
+int Executable::plan_of(int window, bool both_ways) {
     for (size_t i = 0; i < plans_.size(); i++)
-        if (plans_[i].window == window) return (int)i;
-    plans_.push_back({window, {}});
+        if (plans_[i].window == window && plans_[i].both_ways == both_ways) return (int)i;
+    plans_.push_back({window, both_ways, {}});
     return (int)plans_.size() - 1;
 }
 
@@ -48,7 +48,7 @@ void Executable::resolve(const Code& code, const Places& places) {
         const Operation& known = *entry.operation;
         Op op{known.base, known.flags, r.over_rows != 0, r.x, r.y, r.residual, (int)r.digits, r.width, r.stride,
               vector(r.weight), vector(r.bias), (float)r.eps, (int)r.layer, 0, 0, nullptr, vector(r.q_norm), vector(r.k_norm), {}, {}};
-        if (op.base == Base::Attend) op.plan = plan_of((int)r.width), op.cap = (float)(r.eps * 1.4426950408889634);
+        if (op.base == Base::Attend) op.plan = op.flags & kBothWays ? plan_of(0, true) : plan_of((int)r.width, false), op.cap = (float)(r.eps * 1.4426950408889634);
         if (op.base == Base::RopeWrite && r.width >= 0)
             op.rope = places.table + r.width * places.table_positions * attention_.rotated;
         for (const Piece& p : entry.pieces) op.segments.push_back({(Format)p.format, image + p.address, p.rows, p.columns, p.start});
@@ -222,7 +222,7 @@ void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_ro
     switch (op.base) {
         case Base::Embed: {
             const Segment& s = op.segments[0];
-            const int64_t at = field(op.flags & kOfPositions ? kPositions : kIds)[row] - op.layer;
+            const int64_t at = op.flags & kOneRow ? 0 : field(op.flags & kOfPositions ? kPositions : kIds)[row] - op.layer;
             if (at < 0 || at >= s.rows) std::memset(y, 0, op.width * 4);
             else kernels_->embed(s.format, s.weight, s.k, at, y);
             return;

@@ -60,6 +60,7 @@ struct Attention {  // shared by all layers of the KV group
     uint8_t* cache = nullptr;
     bool int8 = false;  // format of the cache; otherwise bf16
     int64_t page_stride = 0, layer_stride = 0;
+    int stored() const { return stored_dim(head_dim); }
 };
 
 // The largest step: tokens, segments, logit rows, entries of all page tables; the pages of the cache; and the positions
@@ -120,6 +121,7 @@ class Executable {
     };
     struct Plan {  // the items of all attentions with one window
         int window;
+        bool both_ways;
         std::vector<Item> items;
     };
     // Chunks of an op's work. Each thread has its own even share and takes from the others when that is done: step after
@@ -180,7 +182,7 @@ class Executable {
     int64_t lead(const Op& op) const { return op.over_rows ? rows_ : tokens_; }
     const Variant& variant(const Op& op) const { return op.variants[regime_of(lead(op))]; }
     void resolve(const Code& code, const Places& places);
-    int plan_of(int window);
+    int plan_of(int window, bool both_ways);
     void check_step() const;
     void check_segment(int segment) const;
     void plan_items();
@@ -211,7 +213,8 @@ class Executable {
     FirstPages first_pages(const Op& op, const Item& item) const;
     void fetch_first(const Op& op, int worker) const;
     void attend_few(const Op& op, const Item& item, const Item* next, Worker& w);
-    void gather_queries(const Op& op, int row, int kv_head, int queries, Worker& w) const;
+    int32_t last_seen(const Op& op, const Item& item, int row) const;
+    void gather_queries(const Op& op, const Item& item, int first, int queries, Worker& w) const;
     int most_queries() const;
     void size_attention_scratch();
     void attend_rows(const Op& op, const Item& item, Worker& w);
@@ -248,7 +251,7 @@ class Executable {
     std::vector<int> row_segment_;
     std::unique_ptr<Counter[]> merges_;  // splits arrived, for each group of items that are merged
     int merges_capacity_ = 0;
-    std::vector<float> partials_;     // split results: [slot][group][head_dim], a slot a row
+    std::vector<float> partials_;     // split results: [slot][group][stored_dim], a slot a row
     std::vector<AttendState> partial_states_;
     std::vector<Worker> workers_;
     std::vector<float> sample_scratch_;  // [thread][vocab]

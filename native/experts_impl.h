@@ -21,7 +21,7 @@ static void exp_below(const float* x, int64_t n, float most, float* out) {
 // added in sixteen lanes (index mod 16) and then as the fixed tree.
 static void route(const float* x, int64_t experts, int top, bool over_all, float* weights, int32_t* ids) {
     uint8_t taken[kMostExperts];
-    float values[kMostExperts + 16], chosen[kMostRanks];
+    float values[kMostExperts + 16];
     std::memset(taken, 0, experts);
     for (int rank = 0; rank < top; rank++) {
         int64_t best = 0;
@@ -30,16 +30,16 @@ static void route(const float* x, int64_t experts, int top, bool over_all, float
             if (!taken[i] && x[i] > x[best]) best = i;
         taken[best] = 1;
         ids[rank] = (int32_t)best;
-        chosen[rank] = x[best];
+        weights[rank] = x[best];  // the logit, for now
     }
     float total = 0.0f;
     if (over_all) {
-        exp_below(x, experts, chosen[0], values);
+        exp_below(x, experts, weights[0], values);
         F32 sum = zero();
         for (int64_t i = 0; i < experts; i += 16) sum = add(sum, load(values + i));
         total = reduce_add(sum);
     }
-    exp_below(chosen, top, chosen[0], values);
+    exp_below(weights, top, weights[0], values);
     for (int rank = 0; rank < top && !over_all; rank++) total = total + values[rank];
     for (int rank = 0; rank < top; rank++) weights[rank] = values[rank] / total;
 }

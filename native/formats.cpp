@@ -190,7 +190,7 @@ void place_scales(Format f, const uint8_t* row_data, int64_t k, int row, uint8_t
                 std::memcpy(out + 4 * row, block, 4);
                 out[64 + row] = block[4];
                 break;
-            case Format::MXFP4:  // an exponent; 0 as 1: kernels flush what it makes smaller (linear_impl.h)
+            case Format::MXFP4:  // an exponent; 0 as 1: kernels flush what it makes smaller (unpack_impl.h)
                 out[row] = block[0] ? block[0] : 1;
                 break;
             case Format::Q4_1:

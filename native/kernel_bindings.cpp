@@ -81,11 +81,11 @@ void layer_norm(const std::string& isa, Array<float> x, Array<float> weight, Arr
     for (int64_t t = 0; t < (int64_t)x.size() / n; t++) kernels->layer_norm(x.data() + t * n, weight.data(), shift, n, eps, out.data() + t * n);
 }
 
-// Heads of K or V as an 8-bit cache keeps them: x [heads][n] -> q [heads][n], scale [heads].
+// Heads of K or V as an 8-bit cache keeps them: x [heads][n] -> q [heads][stored_dim of n], scale [heads].
 void to_int8(const std::string& isa, Array<float> x, int64_t n, Output<int8_t> q, Output<float> scale) {
     FloatMode mode;
     for (int64_t h = 0; h < (int64_t)scale.size(); h++)
-        scale.data()[h] = kernels_named(isa)->to_int8(x.data() + h * n, n, q.data() + h * n);
+        scale.data()[h] = kernels_named(isa)->to_int8(x.data() + h * n, n, q.data() + h * stored_dim((int)n));
 }
 
 // kind: an Activation, by its number.

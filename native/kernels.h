@@ -74,14 +74,16 @@ struct Rope {              // what turns a row of q|k|v into a query and cache e
     float q_scale;         // softmax scale * log2(e)
 };
 
-constexpr int kPageTokens = 16;
+constexpr int kPageTokens = 16, kMostHeadDim = 512;
+// Elements that a head takes where attention reads it: whole vectors, filled up with zeros.
+constexpr int stored_dim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 // Bytes of K (or V) of one kv head in a page: bf16, or one byte an element and then a float scale a token.
 constexpr int64_t page_head_bytes(int head_dim, bool int8) {
-    return (int64_t)kPageTokens * (int8 ? head_dim + 4 : 2 * head_dim);
+    return (int64_t)kPageTokens * (int8 ? stored_dim(head_dim) + 4 : 2 * stored_dim(head_dim));
 }
 
 struct Attend {
-    int head_dim;
+    int head_dim;                 // as stored: a multiple of 16
     int64_t page_stride;          // bytes from a page to the next in this layer
     const uint8_t* cache;         // this layer's pages: K of all kv heads, then V of all kv heads
     int kv_heads, kv_head;
@@ -136,19 +138,20 @@ struct Kernels {
     void (*add)(const float* x, const float* y, int64_t n, float* out);                    // out may be x or y
     void (*scale)(const float* x, float factor, int64_t n, float* out);                    // out may be x, as of the next
     void (*soft_cap)(const float* x, float cap, int64_t n, float* out);                    // cap * tanh(x / cap)
+    // A head, read as it is, to stored_dim of it: zeros stand behind its end.
     void (*rope_query)(const Rope&, const float* head, int32_t position, uint16_t* out);
     void (*rope_key)(const Rope&, const float* head, int32_t position, uint16_t* out);
-    void (*to_bf16)(const float* x, int64_t n, uint16_t* out);  // n a multiple of 16
+    void (*to_bf16)(const float* x, int64_t n, uint16_t* out);
     // The same for an 8-bit cache; each returns the scale of its integers, NaN where the head holds NaN or infinity.
     float (*rope_key_int8)(const Rope&, const float* head, int32_t position, int8_t* out);
     float (*to_int8)(const float* x, int64_t n, int8_t* out);
     // Any number of queries of one kv head over keys [begin, end) inside one split; position[queries] ascends and reaches
     // end - 1. Keys after a query's position, and those its window has left, are not seen.
-    // q: [queries][head_dim] bf16; acc: [queries][head_dim].
+    // q: [queries][stored_dim] bf16; acc: [queries][stored_dim].
     void (*attend_split)(const Attend&, const uint16_t* q, const int32_t* position, int queries, int32_t begin, int32_t end,
                          AttendState* state, float* acc);
-    void (*attend_merge)(int head_dim, AttendState& into, float* acc, const AttendState& part, const float* part_acc);
-    void (*attend_finish)(int head_dim, const AttendState& state, const float* acc, float* out);
+    void (*attend_merge)(int stored_dim, AttendState& into, float* acc, const AttendState& part, const float* part_acc);
+    void (*attend_finish)(int head_dim, const AttendState& state, const float* acc, float* out);  // out: as the head is
     // LoRA for `rows` rows of one adapter: out [rows][ldo] = x [rows][ldx] times A [ranks][k]; y [rows][ldy], n columns of it,
     // += scale * t [rows][ldt] times B [ranks][ldb].
     void (*adapter_down)(const float* x, int64_t ldx, int64_t rows, const float* a, int64_t k, int64_t ranks,

@@ -40,6 +40,8 @@ enum Flags : unsigned {
     kSinks = 256,      // of Attend: each head has a score beside those of the keys, which no value belongs to
     kRelu = 512,       // of Activate: relu instead of silu
     kOneHead = 1024,   // of JoinHeads: the first value has one head, which stands before each of the other's
+    kBothWays = 2048,  // of Attend: a token sees all of its sequence, not only what precedes it
+    kOneRow = 4096,    // of Embed: every token has the table's first row
 };
 
 // What an operation does with each field of its record. `Code` (code.h) checks a record by these before it may run, so
@@ -178,6 +180,7 @@ inline constexpr Uses kProduct{ number, tokens_or_rows, digits, operand,       c
 inline constexpr Uses kProducts{number, tokens_or_rows, digits, operand,       columns,  maybe_columns, count,  count,        no_place,       maybe_of_stride, unread, unread,   no_place,      no_place,      gate_and_up};
 inline constexpr Uses kWrite{   number, tokens,         unread, columns,       queries,  no_value,      rope_table, qkv_columns, no_place,    no_place,        unread, layer,    maybe_of_head, maybe_of_head, no_matrix};
 inline constexpr Uses kAttend{  number, tokens,         unread, queries,       columns,  no_value,      window, head_columns, maybe_of_heads, no_place,        not_negative, layer,    no_place,      no_place,      no_matrix};
+inline constexpr Uses kAttendBothWays{number, tokens,   unread, queries,       columns,  no_value,      unread, head_columns, no_place,     no_place,        not_negative, layer,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kAttendSinks{number, tokens,      unread, queries,       columns,  no_value,      window, head_columns, maybe_of_heads, of_heads,        not_negative, layer,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kDown{    number, tokens_or_rows, unread, row,           columns,  no_value,      count,  count,        no_place,       no_place,        unread, group,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kUp{      number, tokens_or_rows, unread, row,           columns,  columns,       count,  count,        no_place,       no_place,        unread, group,    no_place,      no_place,      no_matrix};
@@ -243,6 +246,8 @@ inline constexpr Operation kOperations[] = {  // by number
     {"cut_heads", Base::CutHeads, kPlain, uses::kCutHeads},
     {"join_heads", Base::JoinHeads, kPlain, uses::kJoinHeads},
     {"join_heads_sharing", Base::JoinHeads, kOneHead, uses::kShareHead},
+    {"attend_both_ways", Base::Attend, kBothWays, uses::kAttendBothWays},
+    {"embed_one_row", Base::Embed, kOneRow, uses::kLookUp},
 };
 constexpr bool all_uses_said() {
     for (const Operation& each : kOperations) {

@@ -85,18 +85,20 @@ static void quantise(const float* x, const Quantised& all, int64_t row) {
     }
 }
 
+// out = f of the elements of each input, sixteen at a time; out may be an input.
+template <class F, class... Inputs>
+static inline void element_wise(F f, int64_t n, float* out, const Inputs*... inputs) {
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) store(out + i, f(load(inputs + i)...));
+    if (i == n) return;
+    const Mask tail = mask_of((1u << (n - i)) - 1);
+    store_masked(out + i, tail, f(load_masked(inputs + i, tail)...));
+}
+
 template <F32 activation(F32)>
 static void activate(const float* x, const float* up, int64_t n, float* out) {
-    int64_t i = 0;
-    if (up)
-        for (; i + 16 <= n; i += 16) store(out + i, mul(activation(load(x + i)), load(up + i)));
-    else
-        for (; i + 16 <= n; i += 16) store(out + i, activation(load(x + i)));
-    if (i < n) {
-        const Mask m = mask_of((1u << (n - i)) - 1);
-        const F32 y = activation(load_masked(x + i, m));
-        store_masked(out + i, m, up ? mul(y, load_masked(up + i, m)) : y);
-    }
+    if (up) element_wise([](F32 v, F32 w) { return mul(activation(v), w); }, n, out, x, up);
+    else element_wise([](F32 v) { return activation(v); }, n, out, x);
 }
 
 static void activate(Activation kind, const float* x, const float* up, int64_t n, float* out) {
@@ -109,35 +111,18 @@ static void activate(Activation kind, const float* x, const float* up, int64_t n
 }
 
 static void add(const float* x, const float* y, int64_t n, float* out) {
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16) store(out + i, add(load(x + i), load(y + i)));
-    if (i < n) {
-        const Mask m = mask_of((1u << (n - i)) - 1);
-        store_masked(out + i, m, add(load_masked(x + i, m), load_masked(y + i, m)));
-    }
+    element_wise([](F32 v, F32 w) { return add(v, w); }, n, out, x, y);
 }
 
 static void scale(const float* x, float factor, int64_t n, float* out) {
     const F32 f = set1(factor);
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16) store(out + i, mul(load(x + i), f));
-    if (i < n) {
-        const Mask m = mask_of((1u << (n - i)) - 1);
-        store_masked(out + i, m, mul(load_masked(x + i, m), f));
-    }
+    element_wise([f](F32 v) { return mul(v, f); }, n, out, x);
 }
 
 static void soft_cap(const float* x, float cap, int64_t n, float* out) {
     const F32 c = set1(cap);
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16) store(out + i, capped(load(x + i), c));
-    if (i < n) {
-        const Mask m = mask_of((1u << (n - i)) - 1);
-        store_masked(out + i, m, capped(load_masked(x + i, m), c));
-    }
+    element_wise([c](F32 v) { return capped(v, c); }, n, out, x);
 }
-
-static constexpr int kMaxHeadDim = 512;
 
 // Rotation in separately rounded products, as the reference writes it. Vectors of the type above only: left to itself, gcc
 // 12 turns an interleaved scalar loop into fmaddsub even under -ffp-contract=off.
@@ -171,29 +156,35 @@ static void rotate(const Rope& r, const float* x, int32_t position, float* out) 
 }
 
 // A head normed and rotated where that is asked for: it lies in `made`, or is `head` itself.
-static const float* turned(const Rope& r, const float* norm, const float* head, int32_t position, float (&made)[kMaxHeadDim]) {
-    float normed[kMaxHeadDim];
+static const float* turned(const Rope& r, const float* norm, const float* head, int32_t position, float (&made)[kMostHeadDim]) {
+    float normed[kMostHeadDim];
     if (norm) rms_norm(head, norm, r.head_dim, r.eps, r.table ? normed : made), head = r.table ? normed : made;
     if (!r.table) return head;
     rotate(r, head, position, made);
     return made;
 }
 
+// The last elements of a head that is no multiple of sixteen, from `i` on, and zeros behind them.
+static inline F32 load_tail(const float* x, int64_t i, int64_t n) { return load_masked(x + i, mask_of((1u << (n - i)) - 1)); }
+
 static void rope_query(const Rope& r, const float* head, int32_t position, uint16_t* out) {
-    float made[kMaxHeadDim];
+    float made[kMostHeadDim];
     head = turned(r, r.q_norm, head, position, made);
     const F32 scale = set1(r.q_scale);
-    for (int i = 0; i < r.head_dim; i += 16) store_bf16(out + i, mul(load(head + i), scale));
-}
-
-static void rope_key(const Rope& r, const float* head, int32_t position, uint16_t* out) {
-    float made[kMaxHeadDim];
-    head = turned(r, r.k_norm, head, position, made);
-    for (int i = 0; i < r.head_dim; i += 16) store_bf16(out + i, load(head + i));
+    int i = 0;
+    for (; i + 16 <= r.head_dim; i += 16) store_bf16(out + i, mul(load(head + i), scale));
+    if (i < r.head_dim) store_bf16(out + i, mul(load_tail(head, i, r.head_dim), scale));
 }
 
 static void to_bf16(const float* x, int64_t n, uint16_t* out) {
-    for (int64_t i = 0; i < n; i += 16) store_bf16(out + i, load(x + i));
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) store_bf16(out + i, load(x + i));
+    if (i < n) store_bf16(out + i, load_tail(x, i, n));
+}
+
+static void rope_key(const Rope& r, const float* head, int32_t position, uint16_t* out) {
+    float made[kMostHeadDim];
+    to_bf16(turned(r, r.k_norm, head, position, made), r.head_dim, out);
 }
 
 // A head of K or V as integers with one scale: the rule of `quantise`, over n elements.
@@ -201,18 +192,21 @@ static float to_int8(const float* x, int64_t n, int8_t* out) {
     F32 top = zero();
     bool finite = true;
     for (int64_t i = 0; i < n; i += 16) {
-        const F32 a = abs(load(x + i));
+        const F32 a = abs(i + 16 <= n ? load(x + i) : load_tail(x, i, n));
         finite = finite && bits(less(a, set1(infinity()))) == 0xffffu;
         top = max(top, a);
     }
     const float amax = reduce_max(top), scale = finite ? amax / 127.0f : quiet_nan();
     const F32 inv = set1(scale > 0.0f ? 127.0f / amax : 0.0f);
-    for (int64_t i = 0; i < n; i += 16) store_s8(out + i, finite ? to_int(mul(load(x + i), inv)) : izero());
+    for (int64_t i = 0; i < n; i += 16) {
+        const F32 v = i + 16 <= n ? load(x + i) : load_tail(x, i, n);
+        store_s8(out + i, finite ? to_int(mul(v, inv)) : izero());
+    }
     return scale;
 }
 
 static float rope_key_int8(const Rope& r, const float* head, int32_t position, int8_t* out) {
-    float made[kMaxHeadDim];
+    float made[kMostHeadDim];
     return to_int8(turned(r, r.k_norm, head, position, made), r.head_dim, out);
 }
 

@@ -47,6 +47,9 @@ int chosen_threads(int32_t wanted) {
 }  // namespace
 
 Engine::Engine(const std::string& path, const rl_options& options) : bundle_(open_bundle(path)) {
+    if (bundle_.code->code.both_ways())
+        throw Failure(RL_ERROR_UNSUPPORTED, path + " is an encoder model, which gives vectors of texts and generates none: "
+                                                   "use roofline serve or LLM.embed.");
     isa_ = chosen_isa(options.isa);
     threads_ = chosen_threads(options.threads);
     image_ = std::make_unique<Image>(

@@ -26,6 +26,8 @@ class Mapping:
 
 class Code:
     def __init__(self, numbers: np.ndarray, shape: dict[str, object], exchanges: bool = False) -> None: ...
+    @property
+    def both_ways(self) -> bool: ...
 
 class Executable:
     def __init__(

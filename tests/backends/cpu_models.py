@@ -41,6 +41,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral": {**LLAMA, "sliding_window": 40, "kv_heads": 1, "head_dim": 80, "heads": 4},
     "qwen2": {**LLAMA, "family": "qwen", "attention_bias": True},
     "qwen3": {**LLAMA, "family": "qwen", "qk_norm": True, "head_dim": 32, "heads": 8},
+    "heads-of-20": {**LLAMA, "heads": 8, "head_dim": 20},
+    "heads-of-36": {**LLAMA, "family": "qwen", "qk_norm": True, "heads": 8, "head_dim": 36, "sliding_window": 40},
+    "heads-of-9": {**MPT, "width": 288, "heads": 32, "kv_heads": 32, "head_dim": 9, "positions": "alibi"},
     "mpt": MPT,
     "mpt-rope": {**MPT, "kv_heads": 2, "positions": "rope", "rms": True, "gated": True, "activation": "silu"},
     "mpt-geglu": {**MPT, "positions": "rope", "rms": True, "gated": True, "activation": "gelu_tanh"},
@@ -71,6 +74,7 @@ MODELS: dict[str, dict[str, Any]] = {
         **{**MPT, "family": "opt", "activation": "relu", "embed_width": 128},
         **{"norm_first": False, "last_norm": False},
     },
+    "bert": {**MPT, "family": "bert", "token_types": 3, "first_position": 2},
     "gemma2": {**GEMMA, "attention_cap": 2.0, "logit_cap": 3.0},
     "gemma3": {**GEMMA, "qk_norm": True, "head_dim": 256, "heads": 2, "kv_heads": 1, "local_theta": 1e3},
 }

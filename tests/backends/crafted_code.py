@@ -46,6 +46,7 @@ MODELS = (  # and the format of their weights and of their cache
     ("gemma2", "Q4_0", "int8"),
     ("gpt-oss", "Q4_0", "bf16"),
     ("deepseek", "Q4_0", "bf16"),
+    ("bert", "Q4_0", "bf16"),
 )
 HEAD = 56  # bytes before what the checksum is of
 ENDS = (0, 1, -1, 2, 3, 15, 64, 1 << 31, 1 << 40, (1 << 63) - 1, -(1 << 63))

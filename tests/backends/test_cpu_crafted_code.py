@@ -164,6 +164,7 @@ def test_a_record_of_moved_columns_that_lies(operation: str, field: str, at: int
 # What operations have no use for: their records may hold anything there.
 IGNORED = {
     "embed": "digits x residual stride weight bias eps q_norm k_norm",
+    "embed_one_row": "digits x residual stride weight bias eps q_norm k_norm",
     "embed_positions": "digits x residual stride weight bias eps q_norm k_norm",
     "norm": "digits residual stride bias layer q_norm k_norm",
     "norm_quantise": "residual stride bias layer q_norm k_norm",
@@ -174,6 +175,7 @@ IGNORED = {
     "rope_write": "digits residual weight bias eps",
     "attend": "digits residual bias q_norm k_norm",
     "attend_sinks": "digits residual q_norm k_norm",
+    "attend_both_ways": "digits residual width weight bias q_norm k_norm",
     "expert_bias": "digits bias eps q_norm k_norm",
     "clamped_swiglu": "digits stride weight bias layer q_norm k_norm",
     "scale": "digits residual stride weight bias layer q_norm k_norm",

@@ -20,7 +20,7 @@ KV_HEADS, DIM = LLAMA["kv_heads"], LLAMA["head_dim"]
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dim", [16, 64, 80, 512])
+@pytest.mark.parametrize("dim", [9, 16, 36, 64, 80, 512])
 def test_heads_are_rounded_as_declared(isa: str, dim: int) -> None:
     torch = pytest.importorskip("torch", reason="the reference runs on torch")
     from roofline.ops.attention import quantize_heads
@@ -30,11 +30,12 @@ def test_heads_are_rounded_as_declared(isa: str, dim: int) -> None:
     x[0], x[1, 3], x[2, -1], x[3, 5] = 0.0, np.nan, np.inf, -np.inf
     x[4] = np.arange(dim) % 255 - 127.0  # its scale is 1
     x[5] = x[4] / 2  # halves
-    q, scale = np.empty((64, dim), np.int8), np.empty(64, np.float32)
+    q, scale = np.full((64, -(-dim // 16) * 16), 77, np.int8), np.empty(64, np.float32)
     native.kernels.to_int8(isa, x, dim, q, scale)
     wanted_q, wanted_scale = quantize_heads(torch.from_numpy(x))
     np.testing.assert_array_equal(scale, wanted_scale.numpy())
-    np.testing.assert_array_equal(q, wanted_q.numpy())
+    np.testing.assert_array_equal(q[:, :dim], wanted_q.numpy())
+    assert not q[:, dim:].any(), "a head is filled up with zeros"
     assert np.isnan(scale[1:4]).all()
 
 

@@ -82,6 +82,14 @@ def test_what_attention_and_lookups_cannot_do_is_named() -> None:
             lower(replace(program, body=tuple(body)), lay_out(program, 64))
 
 
+@pytest.mark.parametrize("dim", [6, 514])
+def test_heads_that_attention_does_not_take_are_refused(dim: int) -> None:
+    model = builders.build(builders.MPT_ALIBI | {"head_dim": dim}, "BF16")
+    program = keep_operands(compile_program(model.family, model.cfg, model.tensors, CPU))
+    with pytest.raises(UnsupportedError, match=rf"head_dim {dim} is not supported.*heads of 8 to 512.*reference"):
+        lower(program, lay_out(program, 64))
+
+
 def test_a_stage_is_refused() -> None:
     model = builders.build(builders.MPT | {"head_dim": 32}, embed="Q8_0")
     program = keep_operands(compile_program(model.family, model.cfg, model.tensors, CPU, share=Share(0, 1, 1, 2)))

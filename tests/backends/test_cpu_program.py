@@ -19,7 +19,10 @@ ISAS = native.isas()
 FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "F32", "F16", "BF16")
 MORE = ("Q5_0", "Q5_1", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "INT4", "INT8", "E4M3", "NF4")
 KV_DTYPES = ("bf16", "int8")
-QUICK = ("llama", "mistral", "qwen3", "mpt", "mpt-alibi")  # what differs most; the rest of some cases: -m slow
+CAUSAL = [model for model in MODELS if model != "bert"]  # of an encoder a text is one step
+# What differs most; the rest of some cases: -m slow
+QUICK = ("llama", "mistral", "qwen3", "heads-of-20", "mpt", "mpt-alibi", "bert")
+CUT = ("llama", "heads-of-36", "mpt-alibi")  # of the cases that cut texts in every way
 
 
 def quick_or_slow(model: str, *case: Any) -> Any:
@@ -137,11 +140,8 @@ def test_each_instruction_equals_the_reference(model: str, form: str, kv_dtype: 
 @pytest.mark.parametrize(
     ("model", "form", "kv_dtype"),
     [
-        *(
-            pytest.param(m, "Q4_1", "bf16", marks=() if m in ("llama", "mpt-alibi") else pytest.mark.slow)
-            for m in MODELS
-        ),
-        *(pytest.param(m, "Q4_1", "int8", marks=[pytest.mark.slow, *soak_but_quick(m)]) for m in MODELS),
+        *(pytest.param(m, "Q4_1", "bf16", marks=() if m in CUT else pytest.mark.slow) for m in CAUSAL),
+        *(pytest.param(m, "Q4_1", "int8", marks=[pytest.mark.slow, *soak_but_quick(m)]) for m in CAUSAL),
         *(pytest.param("llama", form, "bf16", marks=pytest.mark.slow) for form in ("BF16", "Q6_K")),
     ],
 )
@@ -153,6 +153,24 @@ def test_bits_do_not_depend_on_chunks_threads_or_isa(model: str, form: str, kv_d
         for threads, chunk in ((1, 64), (2, 7), (2, 16), (3, 33)):
             got = whole(executable(source, isa=isa, threads=threads, kv_dtype=kv_dtype), Text(3, 100, 7), chunk)
             assert got.tobytes() == wanted.tobytes(), (isa, threads, chunk)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("count", [1, 2, 16, 17, 100, 700])
+def test_bits_of_an_encoder_do_not_depend_on_company_threads_or_isa(count: int, kv_dtype: str) -> None:
+    source, alone = checkpoint("bert", "Q8_0"), None
+    for isa in (ISAS[0], ISAS[-1]):
+        for threads in (1, 3):
+            model = executable(source, isa=isa, threads=threads, tokens=900, kv_dtype=kv_dtype)
+            first = logits_of(model, [Text(0, count, 7).take(count)])
+            alone = first if alone is None else alone
+            others = Text(44, 9, 3).take(9), Text(45, 1, 4).take(1), Text(46, 100, 5).take(100)
+            got = logits_of(model, [*others[:2], Text(0, count, 7).take(count), others[2]])[10 : 10 + count]
+            assert first.tobytes() == alone.tobytes()
+            assert got.tobytes() == alone.tobytes()
+            other = Text(0, count, 7).take(count)  # the last token is seen by the first
+            changed = logits_of(model, [Segment([*other.ids[:-1], (other.ids[-1] + 1) % 300], 0, other.pages)])
+            assert (changed[0] != alone[0]).any()
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
@@ -193,6 +211,7 @@ SHAPES = [
     ("llama", 128, 4, 1, None),
     ("llama", 128, 6, 2, 100),
     ("llama", 96, 6, 2, None),
+    ("llama", 60, 6, 2, None),
     ("mpt-alibi", 64, 6, 2, None),
 ]
 
@@ -221,9 +240,9 @@ def test_prompts_of_many_blocks_have_the_bits_of_single_tokens(
         assert got.tobytes() == wanted.tobytes(), cuts
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-def test_stale_pages_never_reach_a_result(kv_dtype: str) -> None:
-    source = checkpoint("llama", "Q4_1")
+@pytest.mark.parametrize(("model", "kv_dtype"), [*(("llama", kind) for kind in KV_DTYPES), ("heads-of-20", "bf16")])
+def test_stale_pages_never_reach_a_result(model: str, kv_dtype: str) -> None:
+    source = checkpoint(model, "Q4_1")
     clean, dirty = (executable(source, isa=ISAS[0], kv_dtype=kv_dtype) for _ in range(2))
     dirty._cache.view()[:] = 0xFF  # NaN everywhere, bf16 or scales
     for count in (1, 2, 15, 16, 17, 63, 64, 65):

@@ -76,6 +76,8 @@ def test_rms_norm_and_silu_are_close_to_torch(size: int) -> None:
         (4, 90, {"alibi": True}),
         (4, 90, {"sinks": True}),
         (2, 1100, {"window": 600, "sinks": True}),
+        (70, 70, {"both_ways": True}),
+        (600, 600, {"both_ways": True, "soft_cap": 5.0}),
     ],
 )
 def test_attend_pages64_is_close_to_softmax(queries: int, context: int, options: dict) -> None:
@@ -84,11 +86,12 @@ def test_attend_pages64_is_close_to_softmax(queries: int, context: int, options:
     q = torch.randn(queries, heads, dim)
     k, v = (torch.randn(context, heads, dim).bfloat16().float() for _ in range(2))
     options = {"window": 0, "soft_cap": 0.0} | options
+    both_ways = options.pop("both_ways", False)
     if options.pop("alibi", False):
         options["slopes"] = log2_slopes(heads)
     if options.pop("sinks", False):
         options["sinks"] = torch.tensor([4.0, -1.0, -math.inf, 40.0])
-    got = orders.attend_pages64(q, orders.Context(k, v), first, dim**-0.5, **options)
+    got = orders.attend_pages64(q, orders.Context(k, v), None if both_ways else first, dim**-0.5, **options)
     scores = torch.einsum("qhd,khd->qhk", q.double(), k.double()) * dim**-0.5
     at, keys = torch.arange(first, context)[:, None], torch.arange(context)[None]
     if options["soft_cap"]:
@@ -96,7 +99,7 @@ def test_attend_pages64_is_close_to_softmax(queries: int, context: int, options:
     if "slopes" in options:
         scores = scores + torch.tensor(alibi_slopes(heads))[None, :, None] * (keys - at)[:, None]
     hidden = (keys > at) | ((keys <= at - options["window"]) if options["window"] else keys < 0)
-    scores = scores.masked_fill(hidden[:, None], -math.inf)
+    scores = scores if both_ways else scores.masked_fill(hidden[:, None], -math.inf)
     if "sinks" in options:
         scores = torch.cat([scores, options["sinks"].double()[None, :, None].expand(queries, heads, 1)], -1)
     p = torch.softmax(scores, -1)[..., :context]

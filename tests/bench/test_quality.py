@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "bundle"))  # bundle_models
 from bundle_models import write_model
 
 from roofline.backends.options import LoadOptions
-from roofline.bench.quality.calibrate import column_importance
+from roofline.bench.quality.calibrate import calibrate
 from roofline.bench.quality.harness import Answers
 from roofline.bench.quality.report import report
 from roofline.bench.quality.score import load_to_score, score, text_windows
@@ -85,7 +85,7 @@ def test_a_rounded_model_is_further_away_the_fewer_bits_it_has(model, tmp_path):
 
 
 def test_importance_is_the_mean_square_of_what_comes_in(model):
-    importance = column_importance(open_checkpoint(model), TEXT, 1)
+    importance = calibrate(open_checkpoint(model), TEXT, "importance", 1).importance
     assert importance["layers.1.mlp.down.weight"].shape == (96,)
     assert importance["embed.weight"].shape == (64,)  # as the head
     assert {name.split(".")[-2] for name in importance} == {*"qkvo", "gate", "up", "down", "embed"}
@@ -93,6 +93,33 @@ def test_importance_is_the_mean_square_of_what_comes_in(model):
         assert each.min() > 0
         assert each.mean() == pytest.approx(1, abs=0.01)
     assert np.array_equal(importance["layers.0.attn.q.weight"], importance["layers.0.attn.v.weight"])
+
+
+def test_products_of_columns_are_those_of_what_comes_in(model):
+    """The mean of their diagonal scales them as importance is scaled; q, k and v share theirs."""
+    measured = calibrate(open_checkpoint(model), TEXT, "gptq", 1)
+    assert measured.products.keys() == measured.importance.keys()
+    for name, products in measured.products.items():
+        assert np.array_equal(products, products.T) or np.allclose(products, products.T, rtol=1e-5)
+        squares = np.diagonal(products) / np.diagonal(products).mean()
+        assert np.allclose(np.maximum(squares, 1e-3), measured.importance[name], rtol=1e-4)
+    assert measured.products["layers.0.attn.q.weight"] is measured.products["layers.0.attn.v.weight"]
+
+
+def test_the_command_rounds_with_gptq(model, tmp_path):
+    """Each method writes weights of its own; the text that GPTQ was fitted to is predicted best with it."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    words = ["quantize", model, "--to", "Q4_0", "--report", tmp_path / "text.txt", "--threads", "1", "--json"]
+    kl = {}
+    for method in ("importance", "gptq"):
+        more = ["--calibrate", tmp_path / "text.txt", "--method", method, "-o", tmp_path / f"{method}.gguf"]
+        result = call_roofline([*words, *more])
+        assert result.exit_code == 0, result.output
+        kl[method] = json.loads(result.stdout)["report"]["rounded"]["kl"]
+    assert 0 < kl["gptq"] < 0.9 * kl["importance"]
+    refused = call_roofline([*words, "--method", "gptq", "-o", tmp_path / "no.gguf"])
+    assert (refused.exit_code, "name one with --calibrate" in refused.stderr) == (1, True)
+    assert not (tmp_path / "no.gguf").exists()
 
 
 def test_the_command_compares_formats_of_the_cache(model, tmp_path):

@@ -8,15 +8,14 @@ import argparse
 import ctypes as c
 import hashlib
 import json
-import mmap
 import os
 import struct
 import sys
 import tempfile
 from pathlib import Path
 from random import Random
-from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import library_binding as lb
@@ -26,50 +25,9 @@ from roofline.backends.cpu.library import library_files
 from roofline.bundle import compile_model, load
 from roofline.common.errors import RooflineError
 from roofline.ops.batch import Segment
+from tests.crafting import Limits, change_bytes, change_json, in_children, report
 
-VALUES: tuple[Any, ...] = (
-    None, True, 0, 1, -1, 2, 1 << 31, 1 << 62, 1 << 70, 0.5, 1e300,
-    "", "x", "cpu", "Q4_K", "\0", [], {}, [[]], [0], {"a": 1},
-)  # fmt: skip
 TEXTS = ("manifest.json", "program.txt", "tokenizer.bin", "template.jinja")
-
-
-def leaves(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The ways to everything inside a value of JSON."""
-    inner = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-    return [path, *(way for key, value in inner for way in leaves(value, (*path, key)))]
-
-
-def change_json(values: Any, random: Random) -> Any:
-    way = random.choice(leaves(values)[1:])
-    node = values
-    for key in way[:-1]:
-        node = node[key]
-    if random.random() < 0.2:
-        del node[way[-1]]
-    elif isinstance(old := node[way[-1]], int) and random.random() < 0.5:
-        node[way[-1]] = random.choice((old + 1, old - 1, -old, old * 2, old + 64))
-    else:
-        node[way[-1]] = random.choice(VALUES)
-    return values
-
-
-def change_bytes(data: bytes, random: Random) -> bytes:
-    raw = bytearray(data)
-    for _ in range(random.choice((1, 1, 2, 4))):
-        at, count = random.randrange(len(raw)), random.choice((0, 1, 1, 4, 20))
-        words = (
-            b"",
-            b"0",
-            b"-1",
-            b"9999999999",
-            b"[",
-            b"'",
-            b"{% for m in messages %}",
-            bytes([random.randrange(256)]),
-        )
-        raw[at : at + count] = random.choice((*words, bytes(raw[random.randrange(len(raw)) :][:count])))
-    return bytes(raw)
 
 
 def craft(whole: Path, bundle: Path, random: Random) -> None:
@@ -133,51 +91,25 @@ def attempt(bundle: Path, library: lb.Library, random: Random) -> str:
     return "/".join(came)
 
 
-def run(whole: Path, folder: Path, seed: int, first: int, last: int, state: mmap.mmap) -> None:
-    library, bundle, status = lb.Library(library_files().library), folder / "crafted", 0
-    for index in range(first, last):
-        struct.pack_into("<q", state, 0, index)
-        random = Random(f"{seed} {index}")
-        craft(whole, bundle, random)
-        try:
-            attempt(bundle, library, random)
-        except BaseException as error:
-            import traceback
-
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            print(
-                f"seed {seed} try {index}: {type(error).__name__}: {error} at {place.filename}:{place.lineno}",
-                flush=True,
-            )
-            status += 1
-    struct.pack_into("<q", state, 0, last)
-    os._exit(min(status, 100))
-
-
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tries", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    failures = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        whole = compile_model(str(write_model(folder / "model")), folder / "whole").path
-        (folder / "crafted").mkdir()
-        state, first = mmap.mmap(-1, 8), 0
-        while first < options.tries:
-            child = os.fork()
-            if child == 0:
-                run(whole, folder, options.seed, first, options.tries, state)
-            _, status = os.waitpid(child, 0)
-            (index,) = struct.unpack_from("<q", state)
-            if os.WIFSIGNALED(status):
-                print(f"seed {options.seed} try {index}: signal {os.WTERMSIG(status)}", flush=True)
-                failures, index = failures + 1, index + 1
-            failures += os.WEXITSTATUS(status)
-            first = index
-    print(f"{options.tries} tries, {failures} failed", flush=True)
-    return min(failures, 100)
+        whole, bundle = compile_model(str(write_model(folder / "model")), folder / "whole").path, folder / "crafted"
+        bundle.mkdir()
+        library = lb.Library(library_files().library)
+
+        def one(index: int) -> str:
+            random = Random(f"{options.seed} {index}")
+            craft(whole, bundle, random)
+            return attempt(bundle, library, random)
+
+        tally = in_children(one, options.tries, options.seconds, Limits(seconds=60.0, grown=1 << 36))
+    return report({"bundle": tally})
 
 
 if __name__ == "__main__":

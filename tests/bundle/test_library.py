@@ -68,7 +68,19 @@ def test_sinks_and_biases_of_experts(compiled: Any, tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="it writes the model")
     from moe_models import transformers_model
 
-    transformers_model("gpt_oss").save_pretrained(tmp_path / "model")
+    answers_as_python_does(compiled, transformers_model("gpt_oss"), tmp_path)
+
+
+def test_heads_that_are_filled_up(compiled: Any, tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="it makes the model")
+    from tests.models.parity_cases import CASES, theirs
+
+    answers_as_python_does(compiled, theirs({**CASES["llama_heads_of_20"].config, "vocab": 300}), tmp_path)
+
+
+def answers_as_python_does(compiled: Any, model: Any, tmp_path: Path) -> None:
+    """A model of transformers, compiled, has in C the greedy answer that it has in Python."""
+    model.save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
     path, ids = compile_model(str(tmp_path / "model"), tmp_path / "bundle").path, [5, 17, 200, 3] * 8
     done = subprocess.run([compiled(documented()), path, "20", *map(str, ids)], capture_output=True, timeout=60)

@@ -3,6 +3,8 @@
 import json
 import os
 import resource
+import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.models.registry import configure
 from roofline.weights.checkpoint import open_checkpoint
 from roofline.weights.files.safetensors import SafetensorsFile
+from roofline.weights.random_weights import random_checkpoint
 from tests.command_line import call_roofline
 
 TEXT = "The quick brown fox, 12 + 34 = 46; naïve café\n"
@@ -67,7 +70,7 @@ def test_transformers_reads_the_folder(gguf, tmp_path):
     assert np.allclose(logits, _logits(gguf)[0], atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gpt_neox", "gpt2"])
+@pytest.mark.parametrize("name", ["gemma2", "gpt_neox", "gpt2", "glm4", "smollm3", "granite"])
 @pytest.mark.usefixtures("without_text")
 def test_values_that_lie_otherwise_in_folders_are_written_as_these_have_them(name, tmp_path):
     pytest.importorskip("gguf", reason="it writes the file")
@@ -124,7 +127,7 @@ def test_a_family_is_written_as_its_converter_does(name, tmp_path):
 
 
 @pytest.mark.usefixtures("without_text")
-@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"])
 def test_the_experts_of_a_layer_are_written_as_one_tensor(kind, tmp_path):
     pytest.importorskip("gguf", reason="it writes the file that ours is compared with")
     pytest.importorskip("transformers")
@@ -192,12 +195,127 @@ def test_what_a_gguf_file_cannot_hold_is_refused_by_name(tmp_path):
     assert not (tmp_path / "new.gguf").exists()
 
 
-def test_experts_that_lie_in_one_tensor_are_not_written_under_names_that_nobody_reads(tmp_path):
+@pytest.mark.usefixtures("without_text")
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"])
+def test_experts_of_a_gguf_file_are_written_as_transformers_reads_them(kind, tmp_path):
     pytest.importorskip("gguf", reason="it writes the file")
-    path = write_experts(tmp_path / "experts.gguf", transformers_model("mixtral"), "mixtral")
-    with pytest.raises(UnsupportedError, match=r"safetensors of experts\.gguf .*experts of a layer in one tensor"):
-        write_safetensors(open_checkpoint(path), tmp_path / "new", "", Work())
-    assert not (tmp_path / "new").exists()
+    transformers = pytest.importorskip("transformers")
+    original = transformers_model(kind)
+    source = open_checkpoint(write_experts(tmp_path / "model.gguf", original, kind))
+    write_safetensors(source, tmp_path / "back", "", Work(threads=2))
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", dtype="float32")
+    values = read.state_dict()
+    assert values.keys() == original.state_dict().keys()
+    for name, tensor in original.state_dict().items():
+        assert np.array_equal(values[name].numpy(), tensor.numpy()), name
+    write_gguf(open_checkpoint(tmp_path / "back"), tmp_path / "again.gguf", "", Work(threads=1))
+    again = open_checkpoint(tmp_path / "again.gguf")
+    assert again.tensors == source.tensors
+    assert all(np.array_equal(again.read(name), source.read(name)) for name in source.tensors)
+
+
+@pytest.mark.usefixtures("without_text")
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
+def test_experts_are_written_one_after_the_other(name, tmp_path):
+    """In memory is an expert, not all of a layer."""
+    pytest.importorskip("transformers")
+    from tests.models.parity_cases import BASE, CASES
+
+    experts = {"experts": 32, "experts_per_token": 2, "ffn": 256, "width": 256, "tied": False}
+    config = BASE | experts | ({"family": name} if name == "mixtral" else CASES[name].config | experts)
+    config |= {"layers": 1, "rope_style": "half"} | (
+        {"layer_windows": (), "sliding_window": 9} if name != "mixtral" else {}
+    )
+    made = random_checkpoint(config, 0)
+    kept = {name: made.read(name) for name in made.tensors}
+    source = replace(made, bytes_of=kept.__getitem__)
+    tracemalloc.start()
+    try:
+        write_safetensors(source, tmp_path / "new", "", Work(threads=1))
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    of_layer = sum(info.nbytes for name, info in made.tensors.items() if ".experts." in name)
+    assert most < of_layer / 4, (most, of_layer)
+    written = open_checkpoint(tmp_path / "new")
+    for tensor, info in made.tensors.items():
+        both = dequantised(written, tensor, config["experts"]), made.dequantize(tensor)
+        assert np.array_equal(both[0], both[1]), tensor
+        assert info.format == "BF16"
+    assert {info.format for info in written.tensors.values()} == {"BF16"}
+
+
+@pytest.mark.usefixtures("without_text")
+@pytest.mark.parametrize("exact", [True, False])
+def test_what_a_gguf_file_widened_is_in_16_bits_again_where_these_hold_it(exact, tmp_path):
+    """Biases of gates and ups lie in one tensor: in BF16 where both are."""
+    pytest.importorskip("transformers")
+    from tests.models.parity_cases import CASES
+
+    config = CASES["gpt_oss"].config
+    made = random_checkpoint(config, 0)
+    wide = {name for name, info in made.tensors.items() if len(info.shape) < 2 or name.endswith("router.weight")}
+    values = {name: made.dequantize(name) for name in wide}
+    if not exact:
+        values["layers.0.mlp.experts.up.bias"][3] = 1 / 3
+    tensors = {
+        name: replace(info, format="F32", nbytes=info.nbytes * 2) if name in wide else info
+        for name, info in made.tensors.items()
+    }
+    read = {name: values[name].view(np.uint8).reshape(-1) if name in wide else made.read(name) for name in tensors}
+    write_safetensors(replace(made, tensors=tensors, bytes_of=read.__getitem__), tmp_path / "new", "", Work(threads=1))
+    stored = SafetensorsFile(tmp_path / "new" / "model.safetensors").tensors
+    widened = [] if exact else ["model.layers.0.mlp.experts.gate_up_proj_bias"]
+    assert [name for name, info in stored.items() if info.format == "F32"] == widened
+    written = open_checkpoint(tmp_path / "new")
+    assert all(np.array_equal(written.dequantize(name), values[name]) for name in wide)
+
+
+def dequantised(checkpoint, name, experts):
+    """A parameter, of experts one below the other."""
+    if name in checkpoint.tensors:
+        return checkpoint.dequantize(name)
+    before, _, after = name.rpartition(".experts.")
+    return np.concatenate([checkpoint.dequantize(f"{before}.experts.{number}.{after}") for number in range(experts)])
+
+
+@pytest.mark.usefixtures("without_text")
+def test_fewer_bits_that_both_kinds_of_files_have_are_kept(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("safetensors.torch", reason="it writes the files")
+    from tests.weights import quantised_models, test_gpt_oss
+
+    for folder in ("mxfp4", "q4", "int4"):
+        (tmp_path / folder).mkdir()
+    test_gpt_oss.written(tmp_path / "mxfp4")
+    quantised_models.written(tmp_path / "q4", "gptq sym 32")
+    quantised_models.written(tmp_path / "int4", "gptq 32")
+    for folder, form, note in (("mxfp4", "MXFP4", "YaRN's ramp"), ("q4", "Q4_0", "")):
+        written = call_roofline(["convert", tmp_path / folder, "-o", tmp_path / f"{folder}.gguf"])
+        assert written.exit_code == 0, written.output
+        assert note in written.stdout
+        before, after = open_checkpoint(tmp_path / folder), open_checkpoint(tmp_path / f"{folder}.gguf")
+        assert form in {info.format for info in after.tensors.values()}
+        for name, info in after.tensors.items():
+            values = after.dequantize(name), dequantised(before, name, before.config.get("experts", 0))
+            if name.split(".")[-2] in ("q", "k"):  # their rows lie in another order
+                values = tuple(each[np.lexsort(each.T)] if each.ndim == 2 else np.sort(each) for each in values)
+            assert np.array_equal(*values), name
+            assert info.format == form or name not in before.tensors or before.tensors[name].format != form
+    refused = call_roofline(["convert", tmp_path / "int4", "-o", tmp_path / "int4.gguf"])
+    assert "in INT4, which GGUF cannot hold as they are: --dequantize widens them" in refused.stderr
+
+
+def test_what_llama_cpp_computes_otherwise_is_said(tmp_path):
+    folder = write_model(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    for window, said in ((None, False), (128, True)):
+        kind = {"model_type": "mistral", "sliding_window": window}
+        (folder / "config.json").write_text(json.dumps(config | kind))
+        out = tmp_path / f"{said}.gguf"
+        result = call_roofline(["convert", folder, "-o", out])
+        assert result.exit_code == 0, result.output
+        assert ("llama without the window of 128 tokens" in result.stdout) == said
 
 
 def test_numbers_that_are_none_are_not_rounded(tmp_path):

@@ -207,6 +207,16 @@ def test_a_configuration_is_enough(tmp_path: Path) -> None:
         assert (report["kind"], report["parameters"]) == ("configuration", 494_032_768)
 
 
+def test_heads_are_counted_as_a_cpu_stores_them(tmp_path: Path) -> None:
+    from roofline.weights.to_hf import hf_config
+
+    shape = presets()["smollm2-135m"].config
+    (tmp_path / "config.json").write_text(json.dumps(hf_config({**shape, "head_dim": 20})))
+    report = record(tmp_path)
+    assert report["kv_token_bytes"]["bf16"] == 2 * shape["layers"] * shape["kv_heads"] * 20 * 2
+    assert report["fit"]["token_bytes"] == 2 * shape["layers"] * shape["kv_heads"] * 32 * 2
+
+
 def test_a_bundle_is_told_as_what_it_was_compiled_from(smollm2_path: Path, tmp_path: Path) -> None:
     pytest.importorskip("roofline._native", reason="the C++ core is not built")
     assert call_roofline(["compile", smollm2_path, "-o", tmp_path / "b"]).exit_code == 0

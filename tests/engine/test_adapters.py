@@ -16,6 +16,7 @@ from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
 from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
+from roofline.engine.process.remote_adapters import RemoteAdapters
 from roofline.engine.process.replicas import Replicas
 from roofline.engine.process.thread import engine_in_thread
 from tests.adapter_files import matrices, write_adapter
@@ -87,6 +88,35 @@ def test_what_is_in_use_is_unloaded_when_its_requests_have_ended(engine, folders
         ids += [token for event in engine.step() if event.request_id == name for token in event.ids]
     assert ids == expected[-len(ids) :]
     assert engine.executable.adapters.placed == {}
+
+
+def test_one_that_is_loaded_again_before_its_requests_have_ended_stays(engine, folders):
+    one = engine.adapters.load(folders[0])
+    engine.submit(PROMPT, GREEDY, adapter=one.digest)
+    engine.step()
+    engine.adapters.unload(one.digest)
+    assert engine.adapters.load(folders[0]) == one
+    while engine.has_work:
+        engine.step()
+    assert len(answers(engine, one.digest)[0][0]) == 6
+    assert len(engine.executable.adapters.placed) == 1
+
+
+def test_a_load_that_the_process_does_not_outlive_is_refused_unless_nobody_waits_for_it():
+    async def run():
+        sent = []
+        adapters = RemoteAdapters(sent.append, set)
+        waits, gone = [asyncio.create_task(adapters.load(path, None)) for path in ("a", "b")]
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        assert [each.path for each in sent] == ["a", "b"]
+        adapters.died()
+        with pytest.raises(RequestError, match="died while it loaded the adapter") as refused:
+            await asyncio.wait_for(waits, 10)
+        assert refused.value.status == 503
+
+    asyncio.run(run())
 
 
 def test_places_run_out_and_changed_files_are_noticed(engine, folders):

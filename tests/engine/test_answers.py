@@ -4,11 +4,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from engine_fakes import loaded_text
+from engine_fakes import FakeExecutable, loaded_text
 
 from roofline import LLM, SamplingParams, bundle
-from roofline.engine.answers import AnswerBuilder
+from roofline.engine.answers import AnswerBuilder, LocalAnswers
 from roofline.engine.events import Event, TokenLogprob, Usage
+from roofline.engine.local import LocalEngine
+from roofline.engine.pooling import Pooling
 from roofline.text.streaming import stops
 
 GREEDY = SamplingParams(temperature=0, max_tokens=3)
@@ -142,3 +144,18 @@ def test_the_same_answer_took_another_time_each_time():
     assert len({one, other}) == 1
     assert one != Usage(2, 5, 1, 7, 0.5, 0.25, 1.0)
     assert one != (2, 4, 1, 7)
+
+
+def test_vectors_come_in_the_order_of_their_prompts():
+    answers = LocalAnswers(LocalEngine(FakeExecutable()), None, ())
+    prompts = [[1, 2, 3], [4], [5, 6]]
+    vectors = answers.vectors(prompts, Pooling("mean"))
+    assert vectors == [answers.vectors([ids], Pooling("mean"))[0] for ids in prompts]
+    assert len(set(vectors)) == 3
+
+
+def test_the_first_answer_alone_tells_the_log_probabilities_of_the_prompt():
+    (generation,) = LLM(loaded_text(rows=64)).generate("abc", SamplingParams(prompt_logprobs=1, n=2, max_tokens=2))
+    first, second = generation.answers
+    assert len(first.prompt_logprobs) == len(generation.prompt_ids)
+    assert second.prompt_logprobs is None

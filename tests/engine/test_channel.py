@@ -1,5 +1,6 @@
 """The engine's end of the socket to its owner, in this process."""
 
+import select
 import socket
 import struct
 import threading
@@ -111,3 +112,24 @@ def test_an_owner_that_is_gone_is_not_waited_for(pair, monkeypatch):
     channel.send(report(1 << 22))
     channel.finish()
     assert channel.closed
+
+
+def test_a_full_socket_is_waited_for_without_work(pair):
+    """Between two tries to write, the kernel is asked to say when there is room."""
+    ours, channel = pair
+    steps, flush = [], channel._flush
+
+    class Poll:
+        def modify(self, sock, events):
+            assert events == select.POLLOUT
+
+        def poll(self):
+            steps.append("wait")
+            received(ours, 1)
+
+    channel._poll = Poll()
+    channel._flush = lambda: (steps.append("write"), flush())
+    channel._out += b"x" * (8 << 20)
+    flush()
+    channel._wait_writable()
+    assert steps == ["wait", "write"]

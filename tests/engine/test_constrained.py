@@ -18,6 +18,7 @@ from roofline.common.errors import RequestError
 from roofline.engine.config import EngineConfig
 from roofline.engine.constraints import grammars, library, masks
 from roofline.engine.constraints.matcher import Matcher
+from roofline.engine.constraints.vetting import Vetting
 from roofline.engine.events import Event
 from roofline.engine.local import LocalEngine
 
@@ -500,6 +501,64 @@ def test_a_form_that_fails_ends_its_answer_alone(warm, monkeypatch, fault, kind)
     assert cause in last.error
     assert last.refused is None
     assert {name: ids for name, (ids, _) in results.items()} == {name: ids for name, (ids, _) in expected.items()}
+
+
+def test_masks_are_given_up_only_where_one_takes_longer_than_its_time():
+    now, told, filled = 100.0, [], []
+
+    class Form:
+        """Takes so many seconds, and looks on the way whether it is to be given up."""
+
+        def __init__(self, *seconds):
+            self.seconds = seconds
+
+        def fill(self, mask):
+            nonlocal now
+            for seconds in self.seconds:
+                now += seconds
+                told.append(work.abandon())
+            filled.append(self)
+
+    forms = [Form(0.5, masks.MASK_SECONDS - 0.5), Form(masks.MASK_SECONDS, 0.25), Form(0.0)]
+    work = masks._Work([(form, row) for row, form in enumerate(forms)], np.zeros((3, 1), np.uint32))
+    work._now = lambda: now
+    assert work.abandon() is None  # it has not begun
+    work.run()
+    assert told == [None, None, None, 1]
+    assert filled == forms[:2]
+
+
+@pytest.mark.parametrize(("seconds", "taken"), [(library.WALK_MEAN_SECONDS, True), (0.021, False)])
+def test_a_constraint_is_refused_where_its_masks_take_too_long_on_average(monkeypatch, seconds, taken):
+    class Form:
+        """One id, and its answers end."""
+
+        def deep_copy(self):
+            return self
+
+        def consume_token(self, token):
+            """It fits."""
+
+        def is_error(self):
+            return False
+
+        def is_stopped(self):
+            return True
+
+    times = iter([0.0, library.WALKS * seconds])
+    monkeypatch.setattr(library.time, "thread_time", lambda: next(times))
+    monkeypatch.setattr(library, "fill", lambda _, mask: mask.fill(1))
+    if taken:
+        library.try_out(Form(), 300, ())
+        return
+    with pytest.raises(ValueError, match="takes 21 ms; simplify it"):
+        library.try_out(Form(), 300, ())
+
+
+def test_what_is_wrong_with_a_constraint_is_what_the_trial_says(monkeypatch):
+    vetting = Vetting(library.Words([], [], []))
+    monkeypatch.setattr(vetting, "_ask", {"good": "", "bad": "it has no end"}.get)
+    assert (vetting.problem("good"), vetting.problem("bad")) == (None, "it has no end")
 
 
 def test_a_step_that_fails_leaves_no_masks_behind():

@@ -64,7 +64,7 @@ SAME = [
     ({"guided_json": json.dumps(SCHEMA)}, Constraint("json_schema", json.dumps(SCHEMA))),
     ({"guided_json": SimpleNamespace(model_json_schema=lambda: SCHEMA)}, Constraint.of_json_schema(SCHEMA)),
     ({"guided_regex": "a+"}, Constraint.of_regex("a+")),
-    ({"guided_choice": ["a", "b"]}, Constraint("choice", '["a","b"]')),
+    ({"guided_choice": ["a", "ä"]}, Constraint("choice", '["a","ä"]')),
     ({"guided_grammar": 'start: "a"'}, Constraint.of_lark('start: "a"')),
     ({"structured_outputs": {"regex": "a+", "json": None}}, Constraint.of_regex("a+")),
     ({"structured_outputs": {"json_object": True}}, Constraint.of_json()),

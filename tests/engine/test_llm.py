@@ -17,7 +17,7 @@ from roofline.common.errors import CapacityError, RequestError, RooflineError
 from roofline.engine.answers import deferred
 from roofline.engine.config import EngineConfig
 from roofline.engine.conversation import plain_messages
-from roofline.engine.keywords import ours
+from roofline.engine.keywords import ours, own_words
 from roofline.engine.local import LocalEngine
 
 # Without the special id 49, a character of text is an id.
@@ -350,6 +350,21 @@ def test_vllms_keywords_for_adapters_make_places_for_them():
     assert ours({"enable_lora": False}) == {}
     with pytest.raises(TypeError, match="enable_lora=1 is neither True nor False"):
         ours({"enable_lora": 1})
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("m", "m"),
+        ("m --enable-lora", "m --max-adapters=1"),
+        ("m --enable-lora --no-enable-lora", "m"),
+        ("m --enable-lora --max-loras 3", "m --max-adapters 3"),
+        ("m --enable-lora --lora-modules a=x b=y", "m --adapter=a=x --adapter=b=y"),
+        ('m --lora-modules={"name":"a","path":"x"}', "m --adapter=a=x"),
+    ],
+)
+def test_vllms_flags_for_adapters_make_places_for_them(words, expected):
+    assert own_words(words.split(), {"--adapter", "--max-adapters"}) == expected.split()
 
 
 def test_the_line_of_progress_is_drawn_ten_times_a_second_and_removed(monkeypatch):

@@ -173,6 +173,23 @@ def test_a_bad_setting_is_refused_by_name(field, value):
         EngineConfig(**{field: value})
 
 
+@pytest.mark.parametrize(
+    ("field", "least", "most"),
+    [
+        ("record_megabytes", 1, 8192),
+        ("speculate_tokens", 1, 15),
+        ("max_adapters", 0, None),
+        ("max_batch_tokens", 1, None),
+    ],
+)
+def test_a_setting_is_taken_up_to_its_documented_bounds(field, least, most):
+    for value in (least, most or least):
+        assert getattr(EngineConfig(**{field: value}), field) == value
+    for value in (least - 1, *([most + 1] if most else [])):
+        with pytest.raises(ConfigError, match=field):
+            EngineConfig(**{field: value})
+
+
 def test_what_nobody_sets_of_an_engine():
     assert vars(EngineConfig()) == {
         **dict.fromkeys(("max_batch_tokens", "max_running", "max_model_len")),

@@ -20,6 +20,7 @@ from roofline.engine.process.replicas import Replicas
 from roofline.ops.batch import Segment
 
 MEAN, LAST, LOGITS = Pooling("mean"), Pooling("last"), Pooling("logits", (7, 3, 7))
+FIRST = Pooling("first")
 
 
 def pooled(pooling):
@@ -49,7 +50,9 @@ def alone(ids, params):
 
 # Of few kinds, so that many begin with the same pages.
 PROMPTS = st.builds(lambda first, count: [first, *[2, 3, 4] * 23][:count], st.sampled_from([1, 2]), st.integers(1, 70))
-PARAMS = st.sampled_from([*map(pooled, (MEAN, LAST, LOGITS)), SamplingParams(temperature=1, seed=5, max_tokens=9)])
+PARAMS = st.sampled_from(
+    [*map(pooled, (MEAN, LAST, FIRST, LOGITS)), SamplingParams(temperature=1, seed=5, max_tokens=9)]
+)
 REQUESTS = st.lists(st.tuples(PROMPTS, PARAMS), min_size=1, max_size=7)
 
 

@@ -14,6 +14,7 @@ from roofline.engine.adapters import Adapters
 from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
+from roofline.engine.recording import entries as entries_module
 from roofline.engine.recording.entries import (
     MAGIC,
     MAX_FILE,
@@ -251,6 +252,49 @@ def test_a_folder_of_replicas_has_the_recordings_of_all(tmp_path):
     for number in range(2):
         record(tmp_path / str(number), PLAIN, EngineConfig(record_ids=True, record=str(tmp_path)))
     assert sorted(path.parent.name for path in files_of(tmp_path)) == ["0", "1"]
+
+
+def test_a_step_has_as_many_parts_as_its_engine_takes(tmp_path):
+    """Two answers to one prompt, and one to another; then one of them twice."""
+    sizes = record(tmp_path, PLAIN, EngineConfig(record=str(tmp_path), record_ids=True), segments=3)
+    (path,) = files_of(tmp_path)
+    head, entries = read_entries(path)
+    entries = list(entries)
+    at, step = max(
+        ((at, entry) for at, entry in enumerate(entries) if isinstance(entry, Step)),
+        key=lambda each: len(each[1].parts),
+    )
+    assert len(step.parts) == 3
+    assert all(outcome.first_row is None for outcome in replay(path, FakeExecutable(**sizes)))
+    entries[at] = msgspec.structs.replace(step, parts=[*step.parts, step.parts[0]])
+    path.write_bytes(MAGIC + b"".join(map(frame, [head, *entries])))
+    with pytest.raises(ConfigError, match=f"step {step.number} has 4 parts"):
+        list(replay(path, FakeExecutable(**sizes)))
+
+
+@pytest.mark.parametrize(("token", "taken"), [(0, True), (49, True), (50, False), (-1, False)])
+def test_ids_of_a_recording_are_of_the_vocabulary(recording, tmp_path, token, taken):
+    _, sizes, data = recording
+    (tmp_path / "a.steps").write_bytes(data)
+    head, entries = read_entries(tmp_path / "a.steps")
+    entries = list(entries)
+    at = next(at for at, entry in enumerate(entries) if isinstance(entry, Step))
+    first, *rest = entries[at].parts
+    parts = [msgspec.structs.replace(first, ids=[token, *first.ids[1:]]), *rest]
+    entries[at] = msgspec.structs.replace(entries[at], parts=parts)
+    (tmp_path / "a.steps").write_bytes(MAGIC + b"".join(map(frame, [head, *entries])))
+    outcomes = replay(tmp_path / "a.steps", FakeExecutable(**sizes))
+    if taken:
+        assert next(outcomes).replayed_error is None
+        return
+    with pytest.raises(ConfigError, match="ids outside the vocabulary"):
+        list(outcomes)
+
+
+def test_entries_cannot_be_changed():
+    kinds = [kind for kind in vars(entries_module).values() if isinstance(kind, type(msgspec.Struct))]
+    assert {Lead, Named, Step, Arrival, AdapterPlaced} <= set(kinds)
+    assert [kind.__name__ for kind in kinds if not kind.__struct_config__.frozen] == []
 
 
 @pytest.mark.parametrize("slot", [1, 7])

@@ -337,3 +337,26 @@ def test_one_that_computes_is_enough_and_each_is_tried():
     assert replicas.trouble(7.0) == "it hangs"
     replicas.prove(3.0)
     assert proofs == [3.0, 3.0]
+
+
+def test_who_goes_on_is_ready_and_has_least_to_do():
+    engines = threads(3)
+    replicas = Replicas(engines)
+    assert replicas._least_busy() is None  # none has its model
+    for engine in engines:
+        engine.description = object()
+    engines[2].ready = True
+    assert replicas._least_busy() is engines[2]
+    engines[2].failure = "it is given up"
+    assert replicas._least_busy() is engines[0]
+    engines[0].failure = engines[1].failure = "it too"
+    assert replicas._least_busy() is None
+
+
+def test_where_all_are_given_up_the_first_says_why_no_adapter_is_loaded():
+    engines = threads()
+    for number, engine in enumerate(engines):
+        engine.failure = f"given up for reason {number}"
+    with pytest.raises(RequestError, match="given up for reason 0") as refused:
+        asyncio.run(Replicas(engines).load_adapter("folder"))
+    assert (refused.value.status, refused.value.code) == (503, "engine_unavailable")

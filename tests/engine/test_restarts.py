@@ -95,3 +95,16 @@ def test_signals_to_the_whole_group_are_for_the_owner():
         await engine.close()
 
     asyncio.run(body())
+
+
+def test_requests_wait_for_an_engine_that_is_not_ready():
+    async def run():
+        engine = RemoteEngine(EngineSpec(source="toy", options={}), worker=Lives())
+        waiting = asyncio.create_task(engine.settled())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        engine._give_up("it cannot be loaded")
+        await asyncio.wait_for(waiting, 10)
+
+    asyncio.run(run())

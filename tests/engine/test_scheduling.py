@@ -311,6 +311,13 @@ def test_a_small_page_table_limits_the_step_not_the_answers():
     assert watched.run() == alone(requests)
 
 
+def test_a_prompt_may_fill_the_page_table():
+    watched = Watched(EngineConfig(max_batch_tokens=64), table_pages=4, max_context=64)
+    watched.submit([1] * 63, SamplingParams(max_tokens=1, seed=1), request_id="a")
+    watched.step()
+    assert len(watched.outputs["a", 0]) == 1
+
+
 def test_a_device_is_given_the_next_step_before_the_ids_of_this_one_are_fetched():
     watched = Watched(EngineConfig(), QueueingFake)
     watched.submit([1, 2, 3], SamplingParams(temperature=0, max_tokens=8), request_id="a")

@@ -14,9 +14,9 @@ import torch
 import transformers
 
 from roofline.backends.capacity import Capacity
-from roofline.models.forward import forward
+from roofline.models.forward import forward, run
 from roofline.models.registry import configure
-from roofline.models.spec import check, expand
+from roofline.models.spec import check, expand, tree
 from roofline.ops.batch import Batch, BatchLimits, Segment
 from roofline.program import target
 from roofline.program.compile import compile_program
@@ -49,6 +49,7 @@ class Case:
 
 CASES = {
     "llama": Case("llama", "grouped queries", BASE),
+    "llama_heads_of_20": Case("llama", "heads of 20, which are no whole vectors", BASE | {"head_dim": 20}),
     "llama_bias": Case(
         "llama",
         "attention_bias with that of o, mlp_bias",
@@ -159,7 +160,13 @@ CASES |= {
         NEOX
         | {"parallel": False, "rotary_dim": None, "attention_bias": False, "activation": "gelu_tanh", "tied": True},
     ),
+    "gpt_neox_heads_of_18": Case(
+        "gpt_neox", "heads of 18, four dimensions of which are turned", NEOX | {"width": 72, "head_dim": 18}
+    ),
     "gpt2": Case("gpt2", "learned positions, gelu by tanh", LEARNED | {"family": "gpt2", "activation": "gelu_tanh"}),
+    "gpt2_heads_of_12": Case(
+        "gpt2", "heads of 12", LEARNED | {"family": "gpt2", "activation": "gelu_tanh", "width": 48, "head_dim": 12}
+    ),
     "gpt2_relu": Case(
         "gpt2",
         "relu, a narrow MLP, a head of its own",
@@ -175,6 +182,22 @@ CASES |= {
         "opt", "gelu, no biases, no last norm", OPT | {"activation": "gelu", "bias": False} | {"last_norm": False}
     ),
 }
+ENCODER = LEARNED | {"family": "bert", "token_types": 2, "max_position": 200}
+ENCODERS = {
+    "bert": Case("bert", "learned positions, norms behind attention and MLP, gelu", ENCODER),
+    "bert_tanh": Case(
+        "bert", "gelu by tanh, one token type, norm_eps", ENCODER | {"activation": "gelu_tanh", "token_types": 1}
+        | {"norm_eps": 1e-12},
+    ),
+    "bert_relu": Case("bert", "relu, head_dim 32", ENCODER | {"activation": "relu", "heads": 2, "kv_heads": 2}
+        | {"head_dim": 32}),
+    "roberta": Case("roberta", "positions from the table's third row", ENCODER | {"first_position": 2}),
+    "roberta_silu": Case(
+        "roberta", "silu, positions from the table's second row",
+        ENCODER | {"first_position": 1, "activation": "silu", "token_types": 1},
+    ),
+}  # fmt: skip
+LENGTHS = 1, 2, 17, 90, 200  # tokens of the texts; the last is the longest
 
 
 @dataclass(frozen=True)
@@ -233,7 +256,7 @@ class Eager:
 class OnCpu:
     """The cpu backend, one sequence, step after step."""
 
-    def __init__(self, source: Checkpoint) -> None:
+    def __init__(self, source: Checkpoint, tokens: int = PROMPT) -> None:
         from roofline._native import isas
         from roofline.backends.cpu.executable import CpuExecutable
 
@@ -241,8 +264,8 @@ class OnCpu:
         program = compile_program(family, cfg, source.tensors, target.CPU)
         identity: Future[str] = Future()
         identity.set_result("7e57" * 16)
-        limits = BatchLimits(tokens=PROMPT, segments=1, rows=PROMPT, pages=16)
-        capacity = Capacity(limits, 256, 16)
+        limits = BatchLimits(tokens=tokens, segments=1, rows=tokens, pages=16)
+        capacity = Capacity(limits, min(cfg.max_position, 256), 16)
         self.model = CpuExecutable.from_program(
             program, source, capacity, weights_hash=identity, isa=isas()[0], threads=1
         )
@@ -254,6 +277,57 @@ class OnCpu:
         self.model.forward()
         self.at += len(ids)
         return self.model.logits().copy()
+
+
+def encoder_of(config: Mapping[str, Any], kind: str = "") -> Any:
+    """transformers' encoder with random weights. kind: its model_type, "": what is written for the configuration."""
+    fields = hf_config(dict(config))
+    written = str(fields.pop("model_type"))
+    built = transformers.AutoConfig.for_model(kind or written, **fields)
+    torch.manual_seed(0)
+    model = transformers.AutoModel.from_config(built, attn_implementation="eager").float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.1 + ("LayerNorm.weight" in name))
+    return model
+
+
+def measure_encoder(config: Mapping[str, Any], source: Checkpoint | None = None) -> tuple[float, float]:
+    """The largest difference of a hidden value, in torch and on the cpu backend, over texts of LENGTHS. source: the
+    weights from a file."""
+    model = encoder_of(config)
+    source = source or checkpoint_of(model)
+    differences: list[tuple[float, float]] = []
+    on_cpu = OnCpu(source, tokens=max(LENGTHS)).model.headless()
+    for length in LENGTHS:
+        generator = torch.Generator().manual_seed(length)
+        ids = torch.randint(
+            3, config["vocab"], (length,), generator=generator
+        ).tolist()  # RoBERTa does not count padding
+        with torch.no_grad():
+            expected = model(torch.tensor([ids])).last_hidden_state[0].numpy()
+        assert expected.std() > 0.1
+        on_cpu.batch.fill([Segment(ids, 0, range(16))], range(length))
+        on_cpu.forward()
+        rows = _hidden(source, ids), on_cpu.logits()
+        eager, cpu = (float(np.abs(each - expected).max()) for each in rows)
+        differences.append((eager, cpu))
+    return max(each[0] for each in differences), max(each[1] for each in differences)
+
+
+def _hidden(source: Checkpoint, ids: list[int]) -> np.ndarray:
+    """float32 [len(ids), width]: what the head reads, of a family's text on torch tensors."""
+    family, cfg, parameters = ours(source)
+    batch = Batch(BatchLimits(len(ids), 1, len(ids), 64))
+    batch.fill([Segment(ids, 0, range(16))], range(len(ids)))
+    weights = tree(expand(family.spec(cfg), cfg.layers), parameters)
+    with torch.no_grad():
+        rows = run(family, cfg, weights, eager_batch(batch, ContiguousCache(cfg.kv_heads), [0]), call_head=_rows)
+    return rows.numpy()  # type: ignore[no-any-return]
+
+
+def _rows(head: Any, cfg: Any, w: Any, x: Any, batch: Any) -> Any:
+    return x[batch.logit_rows]
 
 
 def measure(config: Mapping[str, Any]) -> Parity:

@@ -18,7 +18,7 @@ from roofline.train.model.modules import Model  # noqa: E402
 from roofline.weights.checkpoint import open_checkpoint  # noqa: E402
 from roofline.weights.config.hf import from_hf  # noqa: E402
 from roofline.weights.to_hf import hf_config, write_folder  # noqa: E402
-from tests.models.parity_cases import CASES, GREEDY, Eager, measure, theirs  # noqa: E402
+from tests.models.parity_cases import CASES, ENCODERS, GREEDY, Eager, measure, theirs  # noqa: E402
 from tools.models_table import PAGE, rows  # noqa: E402
 
 QUICK = (
@@ -31,6 +31,7 @@ QUICK = (
     "olmo2",
     "gpt_neox",
     "gpt2",
+    "llama_heads_of_20",
     "opt_350m",
     "gpt_oss",
     "deepseek_v2_lite",
@@ -65,9 +66,9 @@ def test_a_configuration_is_read_back_as_it_was(name: str) -> None:
 
 def test_every_case_stands_in_the_table_of_models() -> None:
     page = PAGE.read_text("utf-8")
-    for case in CASES.values():
+    for case in (*CASES.values(), *ENCODERS.values()):
         assert f"| `{case.kind}` | {case.switches} |" in page, "write it: python -m tools.models_table"
-    assert len(rows(page)) == len(CASES)
+    assert len(rows(page)) == len(CASES) + len(ENCODERS)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,14 +3,17 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import program_builders as builders
 import pytest
 
+from roofline.program.compile import stages
 from roofline.program.ir import Program
 from roofline.program.passes.fuse import fuse
 from roofline.program.target import CPU, GPU
 from roofline.program.text import parse_program
 
 GOLDEN = Path(__file__).parent / "golden"
+OLMO2 = builders.build(builders.BASE | {"family": "olmo2"})
 Edits = Sequence[tuple[str, str]]
 OUTPUT = "output kv0.2\n"
 TABLE = "table rope0 = dim=16, theta=10000.0, style='half', kind='none', scaling=()\n"
@@ -29,6 +32,11 @@ def program(model: str, *edits: tuple[str, str]) -> Program:
 def also_read(*names: str) -> tuple[tuple[str, str], ...]:
     """Edits after which these values are read once more: as outputs."""
     return ((OUTPUT, OUTPUT + "".join(f"output {name}\n" for name in names)),)
+
+
+# Without what joins q, k and v that are made apart, so that each fusion's own conditions are seen.
+ROPE_ALONE = [name for name in CPU.fusions if name != "qkv_write"]
+QKV_ALONE = [name for name in CPU.fusions if name != "rope_kv_write"]
 
 
 def count(edited: Program, op: str, fusions: Sequence[str] = CPU.fusions) -> int:
@@ -78,8 +86,8 @@ def test_rope_kv_write_needs_all_its_conditions(case: str) -> None:
     model, edits = ROPE_KV_WRITE[case]
     assert count(program(model), "rope_kv_write") == 2
     edited = program(model, *edits)
-    assert count(edited, "rope_kv_write") == 1
-    assert count(edited, "kv_write") == 1
+    assert count(edited, "rope_kv_write", ROPE_ALONE) == 1
+    assert count(edited, "kv_write", ROPE_ALONE) == 1
 
 
 def test_a_turned_q_may_have_other_readers() -> None:
@@ -105,8 +113,8 @@ QKV_WRITE: dict[str, Edits] = {
 def test_qkv_write_needs_all_its_conditions(case: str) -> None:
     assert count(program("mpt_alibi_bf16"), "qkv_write") == 2
     edited = program("mpt_alibi_bf16", *QKV_WRITE[case])
-    assert count(edited, "qkv_write") == 1
-    assert count(edited, "kv_write") == 1
+    assert count(edited, "qkv_write", QKV_ALONE) == 1
+    assert count(edited, "kv_write", QKV_ALONE) == 1
 
 
 GATE_UP = "layers.0.mlp.gate.weight[0:128] Q4_1, layers.0.mlp.up.weight[0:128] Q4_1"
@@ -179,6 +187,11 @@ def test_add_norm_needs_all_its_conditions(case: str) -> None:
     norms = [instr for instr in edited.body if instr.op == "add_norm"]
     assert len(norms) == fused
     assert {bool(instr.attr("layer")) for instr in norms} == {model != "llama"}
+
+
+def test_norms_of_whole_q_and_k_become_one_where_the_target_has_it() -> None:
+    merged = dict(stages(OLMO2.family, OLMO2.cfg, OLMO2.tensors, CPU))["merge"]
+    assert (count(merged, "qk_norm", ("qk_norm",)), count(merged, "qk_norm", ("linear_add",))) == (2, 0)
 
 
 def test_nothing_is_fused_that_is_not_asked_for() -> None:

@@ -4,6 +4,7 @@ import program_builders as builders
 import pytest
 
 from roofline.program.compile import stages
+from roofline.program.ir import Program
 from roofline.program.passes.join_qkv import join_qkv
 from roofline.program.target import CPU
 from roofline.program.text import parse_program, print_instr, print_program
@@ -36,6 +37,25 @@ def test_columns_of_one_value_and_values_with_other_readers_stay() -> None:
     write = next(line for line in text.splitlines() if "kv_write(kv0.0," in line)
     read_again = parse_program(text.replace("output kv0.2\n", "output kv0.2\noutput x4\n"))
     assert write in [print_instr(instr) for instr in join_qkv(read_again).body]
+
+
+def attended(program: Program) -> list[tuple[str, ...]]:
+    return [instr.inputs for instr in program.body if instr.op == "attend"]
+
+
+def test_attention_reads_the_same_q_and_cache() -> None:
+    assert attended(join_qkv(TRACED)) == attended(TRACED)
+    in_part = parse_program(print_program(TRACED).replace("output kv0.2\n", "output kv0.2\noutput x4\n"))
+    joined = join_qkv(in_part)
+    assert sum(instr.op == "join_heads" for instr in joined.body) == 2 * (MODEL.cfg.layers - 1)
+    assert attended(joined) == attended(TRACED)
+
+
+def test_a_q_that_goes_straight_to_attention_is_read_as_columns() -> None:
+    model = builders.build(builders.MPT | {"family": "opt", "activation": "relu"})
+    traced = dict(stages(model.family, model.cfg, model.tensors, CPU))["legalize"]
+    expected = [(f"{q}.beside", cache) for q, cache in attended(traced)]
+    assert attended(join_qkv(traced)) == expected
 
 
 @pytest.mark.parametrize("name", ["rope_kv_write", "attend"])

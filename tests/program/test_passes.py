@@ -98,6 +98,7 @@ def test_quantised_mpt_becomes_eight_instructions_a_layer() -> None:
 
 
 def test_a_write_without_rope_is_fused_only_where_q_goes_straight_to_attention() -> None:
+    """Where it does not, it is put beside k and v again."""
     program = programs("mpt_alibi_bf16")["merge"]
     attend = next(i for i in program.body if i.op == "attend")
     scaled = Value("scaled", program.types()[attend.inputs[0]])
@@ -107,8 +108,11 @@ def test_a_write_without_rope_is_fused_only_where_q_goes_straight_to_attention()
             body.append(Instr("scale", attend.inputs[:1], (), {"factor": 2.0}, (scaled,)))
             instr = replace(instr, inputs=("scaled", *instr.inputs[1:]))
         body.append(instr)
-    ops = ops_of(fuse(replace(program, body=tuple(body))))
+    scaling = replace(program, body=tuple(body))
+    ops = ops_of(fuse(scaling, [name for name in CPU.fusions if name != "rope_kv_write"]))
     assert (ops["qkv_write"], ops["kv_write"]) == (1, 1)
+    ops = ops_of(fuse(scaling))
+    assert (ops["qkv_write"], ops["join_heads"]) == (2, 2)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -181,8 +185,8 @@ def test_merge_keeps_each_piece_in_its_own_format() -> None:
 def test_merge_leaves_linears_of_different_inputs_apart() -> None:
     model = builders.build(builders.BASE, v="F16")  # q and k read 8-bit rows, v reads floats
     ops = ops_of(compile_program(model.family, model.cfg, model.tensors, CPU))
-    assert ops["rope_kv_write"] == 0
-    assert ops["kv_write"] == 2
+    assert ops["linear"] == 2 * 2 + 1  # q and k, v; the head
+    assert (ops["join_heads"], ops["rope_kv_write"]) == (4, 2)  # as the cpu backend takes them
 
 
 def test_tied_head_is_one_weight_with_two_readers() -> None:
@@ -263,6 +267,27 @@ x3: f32[tokens, 64] = add(x1, x2)
         ("linear", ("x0.bf16",), "bf16"),
         ("add", ("x1", "x2"), "bf16"),
     ]
+
+
+def test_rows_that_experts_read_as_they_are_are_cast_and_their_choice_is_not() -> None:
+    program = parse_program(
+        """
+program tiny target=''
+
+input ids: i32[tokens]
+input chosen: i32[tokens, 2]
+output x1
+
+weight embed: file[96, 64] = a[0:96] BF16
+weight b: file[256, 64] = b[0:256] BF16
+
+x0: f32[tokens, 64] = embed(ids; embed)
+x1: f32[tokens, 64] = expert_linear(x0, chosen; b; experts=8)
+"""
+    )
+    _, cast, product = legalize(program, GPU).body
+    assert (cast.op, cast.inputs) == ("cast", ("x0",))
+    assert (product.op, product.inputs) == ("expert_linear", ("x0.bf16", "chosen"))
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,12 @@ def test_parameters_and_operations_of_a_token() -> None:
     assert summary.bytes == 2 * summary.parameters
 
 
+@pytest.mark.parametrize(("name", "tied"), [("llama-3.2-1b", True), ("llama-2-7b", False), ("mistral-7b-v0.1", False)])
+def test_embeddings_are_tied_where_the_logits_are_products_with_them(name: str, tied: bool) -> None:
+    tensors = tensors_of(name)
+    assert summarize(trace(*configure(preset(name)), tensors), tensors).tied is tied
+
+
 def test_tensors_are_counted_by_format() -> None:
     tensors = {"a": Restated("BF16", (2, 4)), "b": Restated("Q8_0", (2, 32)), "c": Restated("BF16", (3,))}
     assert stored_formats(tensors) == (Stored("Q8_0", 1, 64, 68), Stored("BF16", 2, 11, 22))

@@ -137,6 +137,12 @@ def test_pieces_cover_their_tensors_once(case: str) -> None:
         assert verify(parse_program(text), TENSORS).name == "tiny"
 
 
+def test_a_weight_has_columns() -> None:
+    text = TINY.replace("64]", "0]").replace("[0:64 of", "[0:0 of").replace("[64:128 of", "[64:64 of")
+    with pytest.raises(ConfigError, match=r"head: columns 0:0 of 128 cannot be columns of a weight of shape \[96, 0\]"):
+        verify(parse_program(text))
+
+
 def test_a_part_of_a_model_need_not_use_all() -> None:
     text = TINY.replace("a[0:32]", "a[1:32]").replace("embed: file[96", "embed: file[95")
     part = replace(parse_program(text), share=Share(0, 2))

@@ -1,10 +1,12 @@
 """The line of each request, the name that it goes by, and that no line of ours tells what was asked or answered."""
 
+import asyncio
 import json
 import logging
 import re
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 from starlette.requests import Request
@@ -30,6 +32,7 @@ def until(value, seconds=30.0):
 def lines(caplog, make_context):
     """lines(): the access log so far, each line as a dictionary; with a level."""
     caplog.set_level(logging.DEBUG, "roofline")
+    caplog.set_level(logging.DEBUG, "roofline.access")  # which a server that another test started may have changed
 
     def read():
         entries = [entry for entry in caplog.records if entry.name == "roofline.access"]
@@ -147,9 +150,6 @@ def test_a_client_that_left_has_an_incomplete_answer(live, engine, caplog):
 
 
 def test_the_name_of_the_key_is_that_of_the_scopes_state():
-    import asyncio
-    from types import SimpleNamespace
-
     seen = []
 
     async def app(scope, receive, send):
@@ -160,6 +160,26 @@ def test_the_name_of_the_key_is_that_of_the_scopes_state():
     asyncio.run(Recorder(app, [seen.append])(scope, None, None))
     assert seen[0].principal == "alice"
     assert (seen[0].status, seen[0].complete) == (499, False)
+
+
+@pytest.mark.parametrize(
+    ("bodies", "complete"),
+    [([], False), ([True], False), ([True, True], False), ([False], True), ([True, False], True), ([None], True)],
+)
+def test_an_answer_is_complete_with_its_last_piece(bodies, complete):
+    """bodies: what each piece says of whether more follow; None: nothing."""
+    seen = []
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200})
+        for more in bodies:
+            await send({"type": "http.response.body", **({} if more is None else {"more_body": more})})
+
+    async def send(message):
+        """It arrives."""
+
+    asyncio.run(Recorder(app, [seen.append])({"type": "http", "method": "GET", "path": "/", "headers": []}, None, send))
+    assert (seen[0].status, seen[0].complete) == (200, complete)
 
 
 def leaky_bodies():

@@ -235,6 +235,42 @@ def form(*parts: tuple[str, str, bytes]) -> tuple[bytes, dict[str, str]]:
     return body + b"--xx--\r\n", {"content-type": "multipart/form-data; boundary=xx"}
 
 
+@pytest.mark.parametrize(
+    ("query", "problem"),
+    [
+        ("", None),
+        ("limit=1", None),
+        ("limit=10000", None),
+        ("limit=0", "limit: is not a number from 1 to 10000"),
+        ("limit=10001", "limit: is not a number from 1 to 10000"),
+        ("limit=-1", "limit: is not a number from 1 to 10000"),
+        ("limit=٣", "limit: is not a number from 1 to 10000"),
+        ("order=up", "order: is neither asc nor desc"),
+        ("after=file-none", "after: there is no 'file-none'"),
+        ("colour=red", "Unknown parameter: colour"),
+    ],
+)
+def test_a_page_of_a_list_has_bounds_and_begins_after_what_is_there(call, make_context, tmp_path, query, problem):
+    response = call("GET", f"/v1/files?{query}", context=make_context(batch_folder=tmp_path))
+    if problem is None:
+        assert (response.status_code, response.json()["data"], response.json()["has_more"]) == (200, [], False)
+        return
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, query.partition("=")[0])
+    assert error["message"].startswith(problem)
+
+
+@pytest.mark.parametrize(("characters", "status"), [(0, 415), (1, 200), (70, 200), (71, 415)])
+def test_a_boundary_of_an_upload_has_as_many_characters_as_mime_allows(
+    call, make_context, tmp_path, characters, status
+):
+    body, boundary = form(FILE, PURPOSE)[0], b"b" * characters
+    headers = {"content-type": f"multipart/form-data; boundary={boundary.decode()}"}
+    content = body.replace(b"--xx", b"--" + boundary)
+    response = call("POST", "/v1/files", context=make_context(batch_folder=tmp_path), content=content, headers=headers)
+    assert response.status_code == status
+
+
 FILE, PURPOSE = ("file", '; filename="../../etc/passwd"', b"{}"), ("purpose", "", b"batch")
 
 

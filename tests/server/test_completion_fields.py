@@ -113,6 +113,27 @@ def test_log_probabilities_of_prompts_are_bounded(call, make_context, fields, pa
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "alternatives", "entries"),
+    [
+        ("x" * 10, 0, 10),
+        ("x" * 11, 0, 11),
+        ("x" * 5, 1, 10),
+        ("x" * 6, 1, 12),
+        (["xx", "xxx"], 1, 10),
+        (["xx", "xx"], 2, 12),
+    ],
+)
+def test_log_probabilities_of_prompts_are_counted_as_tokens_times_alternatives_and_one(
+    call, make_context, scores_prompts, prompt, alternatives, entries
+):
+    body = {**PROMPT, "prompt": prompt, "prompt_logprobs": alternatives}
+    response = call("POST", TEXT, context=make_context(limits=Limits(prompt_logprobs=10)), json=body)
+    assert response.status_code == (200 if entries <= 10 else 400)
+    if entries > 10:
+        assert f"{entries} log-probabilities" in response.json()["error"]["message"]
+
+
 def test_the_best_of_several_answers_are_told(call, engine, monkeypatch):
     """The likelier of an answer's tokens, the better it is: here the third is, then the second."""
     event = engine._event

@@ -64,6 +64,16 @@ def test_what_cannot_be_honoured_is_refused_by_name(call, make_context, limits, 
     assert call("POST", "/v1/embeddings", json={"model": "tiny", "input": "ab"} | neutral).status_code == 200
 
 
+@pytest.mark.parametrize(("dimensions", "status"), [(-1, 400), (0, 400), (1, 200), (3, 200)])
+def test_dimensions_below_one_are_refused_before_anything_is_computed(call, engine, dimensions, status):
+    answer = call("POST", "/v1/embeddings", json={"model": "tiny", "input": "ab", "dimensions": dimensions})
+    assert (answer.status_code, len(engine.submitted)) == (status, status == 200)
+    if status == 200:
+        assert len(answer.json()["data"][0]["embedding"]) == dimensions
+    else:
+        assert answer.json()["error"]["message"] == f"dimensions: {dimensions} is not at least 1."
+
+
 def test_where_the_engine_gives_no_hidden_states_it_says_what_does(call, engine):
     engine.description = msgspec.structs.replace(engine.description, gives_hidden=False)
     answer = call("POST", "/v1/embeddings", json={"model": "tiny", "input": "ab"})

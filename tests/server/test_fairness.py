@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from roofline.server import key_metrics
+from roofline.server.admission import Queue
 from roofline.server.app import create_app
 from roofline.server.keys import Keys
 from roofline.server.limits import Limits
@@ -142,6 +143,25 @@ def test_a_key_names_priorities_up_to_its_own(call, make_context, engine, keys, 
         assert error["param"] == "priority"
         assert (error["code"] == "priority_not_allowed") == (status == 403)
         assert not engine.submitted
+
+
+@pytest.mark.parametrize(
+    ("key", "named", "priority"),
+    [("a", None, 0), ("b", None, 0), ("l", None, 3), ("b", -5, -5), ("b", 1, 1), ("l", 4, 4)],
+)
+def test_a_request_that_names_no_priority_has_the_usual_one_unless_its_key_has_less(
+    call, make_context, keys, monkeypatch, key, named, priority
+):
+    entered, enter = [], Queue.enter
+
+    def noting(queue, principal, tokens, priority):
+        entered.append(priority)
+        return enter(queue, principal, tokens, priority)
+
+    monkeypatch.setattr(Queue, "enter", noting)
+    body = TEXT if named is None else {**TEXT, "priority": named}
+    answer = call("POST", "/v1/completions", json=body, headers=bearer(key), context=make_context(keys=keys))
+    assert (answer.status_code, entered) == (200, [priority])
 
 
 def test_requests_are_handed_over_in_the_order_of_priorities_and_shares(client_of, engine, keys, make_context):

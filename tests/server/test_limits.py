@@ -137,7 +137,9 @@ def test_a_prompt_leaves_room_for_a_token_where_no_number_is_given(answer, promp
 
 
 def test_limits_that_nobody_sets(call, make_context):
-    assert call("GET", "/stats", context=make_context(limits=Limits())).json()["limits"] == {
+    context = make_context(limits=Limits())
+    told = call("GET", "/limits", context=context).json()["limits"]
+    expected = {
         "body_bytes": 8_388_608,
         "header_bytes": 16_384,
         "json_depth": 32,
@@ -181,6 +183,8 @@ def test_limits_that_nobody_sets(call, make_context):
         "stored_bytes": 128 << 20,
         "stored_seconds": 30 * 86400.0,
     }
+    assert {name: entry["limit"] for name, entry in told.items()} == expected
+    assert call("GET", "/stats", context=context).json()["limits"] == expected
 
 
 @pytest.mark.parametrize("chunked", [False, True])

@@ -552,6 +552,31 @@ def test_an_engine_whose_text_cannot_be_read_is_closed(make_context, monkeypatch
     assert "close" in engines[0].steps
 
 
+@pytest.mark.parametrize(("status", "checks"), [("passed", 1), ("failed", 1), ("skipped", 1), ("pending", 2)])
+def test_a_model_that_loads_anew_is_checked_again_only_where_its_check_was_cut_off(make_context, shop, status, checks):
+    states = []
+
+    async def check(engine, text, state) -> None:
+        states.append(state)
+        state.status = status
+
+    model = shop.model("a", check=check)
+    models = Models(make_context(other_names=("a",)), [model], SIZE)
+
+    async def run() -> None:
+        await used(models, "a")
+        await settled(lambda: len(states) == 1)
+        await models._unload(model)
+        await used(models, "a")
+        await asyncio.sleep(0)
+        assert len(states) == checks
+        assert len(set(map(id, states))) == checks  # a check that begins anew has a state of its own
+        assert model.loaded.golden is model.golden is states[-1]
+        await models.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     "scope",
     [

@@ -95,11 +95,26 @@ def test_listening_is_said_once_connections_are_taken(engine, make_context, monk
 
 @pytest.mark.parametrize(
     ("name", "default", "least", "less"),
-    [("stall_seconds", 10.0, 0.1, 0.09), ("canary_seconds", 30.0, 0, -0.1), ("ping_seconds", 15.0, 0, -0.1)],
+    [
+        ("stall_seconds", 10.0, 0.1, 0.09),
+        ("canary_seconds", 30.0, 0, -0.1),
+        ("ping_seconds", 15.0, 0, -0.1),
+        ("first_token_timeout", 1800.0, 0, -0.1),
+        ("request_timeout", 7200.0, 0, -0.1),
+        ("stored_response_days", 30.0, 0, -0.1),
+        ("max_queued_requests", 256, 1, 0),
+        ("max_streams", 256, 1, 0),
+        ("max_stored_responses", 10_000, 0, -1),
+        ("max_stored_bytes", 134_217_728, 1, 0),
+        ("batch_at_once", 16, 1, 0),
+        ("data_parallel", 1, 1, 0),
+        ("model_megabytes", 0, 0, -1),
+    ],
 )
-def test_patience_has_its_documented_default_and_bound(name, default, least, less):
+def test_an_option_has_its_documented_default_and_bound(name, default, least, less):
     assert getattr(ServeOptions(), name) == default
-    for value in (least, 0.5):
-        assert getattr(ServeOptions(**{name: value}), name) == value
+    more = {"extra_model": ["a=b"]} if name == "model_megabytes" else {}
+    for value in (least, least + 1):
+        assert getattr(ServeOptions(**{name: value}, **more), name) == value
     with pytest.raises(ConfigError, match=name):
         ServeOptions(**{name: less})

@@ -2,8 +2,10 @@
 
 import math
 
+import msgspec
 import pytest
 
+from roofline.engine.pooling import Pooling
 from roofline.engine.relevance import INSTRUCTION
 
 DOCUMENTS = ["nn", "yyyy", {"text": "y"}, "yyyy"]
@@ -67,3 +69,75 @@ def test_what_cannot_be_honoured_is_refused_by_name(call, engine, path, change, 
     answer = call("POST", path, json=body | change)
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
     assert engine.submitted == []
+
+
+@pytest.fixture
+def encoder(engine):
+    """The engine as one of an encoder model: a text's vector is [tokens, first byte, 3]."""
+    engine.description = msgspec.structs.replace(engine.description, encoder=True, pooling="mean")
+    return engine
+
+
+def cosine(first, second):
+    a, b = ([len(text), ord(text[0]), 3] for text in (first, second))
+    return sum(x * y for x, y in zip(a, b, strict=True)) / math.hypot(*a) / math.hypot(*b)
+
+
+def test_an_encoder_ranks_by_cosines_and_computes_each_text_once(call, encoder):
+    answer = call("POST", "/rerank", json={"query": "q", "documents": ["n", "qqqq", "n", "q"]}).json()
+    assert [each["index"] for each in answer["results"]] == [3, 0, 2, 1]
+    expected = [cosine("q", text) for text in ("q", "n", "n", "qqqq")]
+    assert [each["relevance_score"] for each in answer["results"]] == pytest.approx(expected, abs=1e-6)
+    assert [(bytes(ids), params.pooling.kind) for ids, params in encoder.submitted] == [
+        (b"q", "mean"),
+        (b"n", "mean"),
+        (b"qqqq", "mean"),
+    ]
+    assert answer["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
+
+
+def test_an_encoder_scores_pairs_by_cosines(call, encoder):
+    answer = call("POST", "/score", json={"text_1": ["a", "bb"], "text_2": ["bb", "ccc"]}).json()
+    expected = [cosine("a", "bb"), cosine("bb", "ccc")]
+    assert [each["score"] for each in answer["data"]] == pytest.approx(expected, abs=1e-6)
+    assert len(encoder.submitted) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/rerank", {"query": "a", "documents": ["b"], "instruction": "Find jokes."}, "instruction"),
+        ("/rerank", {"query": "a", "documents": ["b" * 1001]}, "documents"),
+        ("/score", {"text_1": "a", "text_2": "b" * 1001}, "text_2"),
+    ],
+)
+def test_what_an_encoder_cannot_compare_is_refused_by_name(call, encoder, path, body, param):
+    answer = call("POST", path, json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert encoder.submitted == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/api/generate", {"prompt": "a"}),
+    ],
+)
+def test_an_encoder_answers_nothing(call, encoder, path, body):
+    answer = call("POST", path, json={"model": "tiny"} | body)
+    assert answer.status_code == 400
+    assert "an answer of an encoder model is not supported" in answer.text
+    assert "/v1/embeddings" in answer.text
+    assert encoder.submitted == []
+
+
+def test_what_a_models_files_say_is_the_pooling_unless_an_option_does(call, encoder, make_context):
+    body = {"model": "tiny", "input": "ab"}
+    call("POST", "/v1/embeddings", json=body)
+    call("POST", "/v1/embeddings", json=body, context=make_context(pooling=Pooling("first")))
+    assert [params.pooling.kind for _, params in encoder.submitted] == ["mean", "first"]

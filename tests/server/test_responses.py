@@ -336,6 +336,53 @@ def test_what_cannot_be_honoured_is_refused_by_name(call, engine, fields, param)
     assert not engine.submitted
 
 
+METADATA = {
+    "pairs": {str(number): "" for number in range(16)},
+    "characters of a key": {"k" * 64: ""},
+    "characters of a value": {"a": "ä" * 512},
+}
+
+
+@pytest.mark.parametrize("of", METADATA)
+def test_metadata_is_taken_up_to_openais_bounds(call, engine, of):
+    (key, value), *_ = METADATA[of].items()
+    response = call("POST", PATH, json={**BODY, "metadata": METADATA[of]})
+    assert (response.status_code, response.json()["metadata"]) == (200, METADATA[of])
+    beyond = {"pairs": {**METADATA[of], "one more": ""}, "characters of a key": {key + "k": ""}}
+    refused = call("POST", PATH, json={**BODY, "metadata": beyond.get(of, {key: value + "ä"})})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "metadata")
+    assert len(engine.submitted) == 1
+
+
+def test_a_response_repeats_its_request_with_defaults_where_it_says_nothing(call):
+    response = call("POST", PATH, json=BODY).json()
+    defaults = {
+        "background": False,
+        "instructions": None,
+        "max_output_tokens": None,
+        "max_tool_calls": None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "prompt_cache_key": None,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": None,
+        "service_tier": "default",
+        "temperature": 1.0,
+        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_logprobs": 0,
+        "top_p": 1.0,
+        "truncation": "disabled",
+        "user": None,
+    }
+    assert {name: response[name] for name in defaults} == defaults
+    fields = {"temperature": 0.0, "top_p": 0.5, "parallel_tool_calls": False, "tools": [TOOL], "instructions": "Be."}
+    response = call("POST", PATH, json={**BODY, **fields}).json()
+    assert {name: response[name] for name in fields} == {**fields, "tools": [{**TOOL, "strict": False}]}
+
+
 def test_neutral_values_and_extensions_are_taken(call, engine):
     neutral = {name: values[-1] for name, values in NEUTRAL.items()}
     fields = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": 3, "min_p": 0.1}

@@ -134,6 +134,17 @@ def test_a_prompt_is_cut_where_that_is_wanted(call, engine):
     assert bytes(engine.submitted[0][0]) == b"xHi"
 
 
+@pytest.mark.parametrize(("parameters", "most"), [({}, 1000), ({"truncate": 3}, None)])
+def test_only_a_prompt_that_is_cut_may_be_longer_than_the_context_when_it_is_encoded(
+    call, make_context, parameters, most
+):
+    context, seen = make_context(), []
+    context.text.encode = lambda text, most: (seen.append(most), [1])[1]
+    body = {"inputs": "Hi", "parameters": parameters}
+    assert call("POST", "/generate", json=body, context=context).status_code == 200
+    assert seen == [most]
+
+
 def test_the_default_length_is_what_fits(call, engine):
     assert call("POST", "/generate", json={"inputs": "x" * 950}).status_code == 200
     assert engine.submitted[0][1].max_tokens == 50

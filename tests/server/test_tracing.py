@@ -19,6 +19,7 @@ from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.engine.events import Event, Usage
 from roofline.server import tracing as module
 from roofline.server.app import create_app
+from roofline.server.record import RequestRecord
 from roofline.server.tracing import Tracing, provider_of, tracing
 
 SECRET = "Xylophone-4711"
@@ -135,6 +136,11 @@ def test_what_the_server_did_wrong_is_an_error_of_the_span(traced, engine, strea
     assert span.status.status_code is StatusCode.ERROR
     assert span.attributes["error.type"] == ("engine_failed" if stream else "503")
     assert span.attributes["gen_ai.response.finish_reasons"] == ("error",)
+
+
+@pytest.mark.parametrize(("status", "error"), [(200, None), (429, None), (499, None), (500, "500"), (504, "504")])
+def test_a_status_from_500_on_is_the_servers_mistake(status, error):
+    assert module._error(RequestRecord("7", "GET", "/", {}, status=status)) == error
 
 
 @pytest.mark.parametrize("by", ["option", "environment"])

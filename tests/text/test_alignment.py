@@ -58,6 +58,11 @@ def test_white_space_that_a_special_token_swallows_is_passed_over() -> None:
     assert align(wide, "a <s>  b", ids) == [(0, 1), (2, 5), (7, 8)]
 
 
+def test_what_stands_behind_white_space_is_only_taken_for_its_own_token() -> None:
+    assert align(PLAIN, "  ab", [256]) == [(2, 4)]
+    assert align(PLAIN, "  ab", [98, 97]) == [None, None]
+
+
 def test_a_text_that_is_rewritten_before_is_not_guessed_at() -> None:
     assert normalizers.NFC().normalize_str("e\N{COMBINING ACUTE ACCENT}") == "é"
     composed = tokenizer(pipeline={**byte_level_pipeline("gpt-2"), "normalizer": {"type": "NFC"}})

@@ -58,6 +58,13 @@ for _ in range(20):
         ({"model": {"type": "Unigram", "vocab": [["a", 0.5]], "unk_id": 3}}, "model.unk_id"),
         ({"model": {"type": "Unigram", "vocab": [["a", 0.5]], "unk_id": None}}, "tokenizer.json: .*unk_id"),
         ({"model": {"unk_token": "?"}, "decoder": replace("String", "▁", " ")}, "tokenizer.json: .*Unk token"),
+        *(
+            (
+                {"model": {"vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [merge]}},
+                r"model.merges\[0\]: is .*, not two tokens",
+            )
+            for merge in (["a", 1], [1, "b"], ["a"], ["a", "b", "c"], "ab", 7)
+        ),
         ({"normalizer": replace("String", "", "x")}, "normalizer.pattern.String: is empty"),
         (
             {"normalizer": {"type": "Sequence", "normalizers": [replace("String", "a", "a" * 9)] * 9}},

@@ -117,6 +117,8 @@ def test_a_reply_without_calls_is_told_to_the_letter(calls, pieces, data):
             Reply('<tool_call>{"name": "none", "arguments": {}}</tool_call>'),
         ),
         ("hermes", f"{CALL} <tool_ca", Reply(f"{CALL} <tool_ca")),
+        ("hermes", 'A <tool_call>\n{"na', Reply('A <tool_call>\n{"na')),
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1', Reply("", "", [ToolCall("add", '{"a": 1')])),
         ("hermes", '<tool_call>{"name": "add", "arguments": {x', Reply("", "", [ToolCall("add", "{")])),
         (
             "hermes",

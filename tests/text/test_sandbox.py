@@ -176,6 +176,13 @@ def test_a_refusal_of_the_template_is_the_users_error() -> None:
     assert (caught.value.status, caught.value.code) == (400, "chat_template_error")
 
 
+@pytest.mark.parametrize("call", ["loop()", "loop([], 1)", "loop([], x=1)", "loop([], 1, 2)"])
+def test_a_recursive_loop_goes_on_with_one_list_alone(call: str) -> None:
+    with pytest.raises(RequestError, match=r"TypeError|IndexError"):
+        rendered("{% for i in [1] recursive %}{{ " + call + " }}{% endfor %}")
+    assert rendered("{% for i in [[2]] recursive %}{{ loop(i) if i is iterable else i }}{% endfor %}") == "2"
+
+
 @pytest.mark.parametrize("messages", [[{}], [{"role": "user"}], [{"role": "user", "content": 3}], [], ["x"], [None]])
 @pytest.mark.parametrize("source", [None, LLAMA3, MISTRAL, CURIOUS])
 def test_odd_messages_are_refused_or_rendered(source: str | None, messages: Any) -> None:

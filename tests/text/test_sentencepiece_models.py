@@ -315,6 +315,28 @@ def test_offsets_of_a_map_count_places_or_blocks_of_them(pair: bytes, shift: int
     assert characters.map(f"{a}-{a}{b}-{a}é-{a}{a}{b}{b}-ñ") == f"{a}-x-yz-{a}x{b}-ñ"
 
 
+@pytest.mark.parametrize(
+    "character",
+    ["\x80", "\xe0", "\xe1", "\u07c0", "\u07ff", "\u0820", "\u4e20", "\uff60", "\uffa0", "\U00010020", "\U0010ffe0"],
+)
+def test_keys_of_a_map_stand_for_whole_characters(character: str) -> None:
+    """The map has an a, and, as no model's has, a byte that begins a character and one within a character."""
+    trie = [0] * 1024
+    trie[0] = 256 << 10
+    for byte, at in ((0x61, 1), (0xC3, 3), (0xA0, 5)):
+        trie[256 ^ byte], trie[256 ^ byte ^ 512] = byte | 1 << 8 | 512 << 10, 1 << 31 | at
+    data = (4096).to_bytes(4, "little") + b"".join(each.to_bytes(4, "little") for each in trie) + b"\0x\0y\0z\0"
+    assert CharacterMap(data).map(f"a{character}a{character}{character}a") == f"x{character}x{character}{character}x"
+
+
+def test_fields_of_a_message_have_their_kinds_and_sizes() -> None:
+    data = field(1, 0, b"\x96\1") + field(2, 1, bytes(range(8))) + field(3, 2, b"abc") + field(4, 5, b"\1\2\3\4")
+    told = [value if isinstance(value, int) else bytes(value) for _, value in message("f", "m", memoryview(data))]
+    assert told == [150, bytes(range(8)), b"abc", b"\1\2\3\4"]
+    with pytest.raises(ConfigError, match="is cut off: field 2 has 8 bytes of which 7 are there"):
+        list(message("f", "m", memoryview(field(2, 1, bytes(7)))))
+
+
 @pytest.mark.parametrize(("at", "good"), [(1, True), (2, False), (3, True), (4, False)])
 def test_texts_of_a_map_begin_at_a_character(at: int, good: bool) -> None:
     trie = [0] * 1024

@@ -1,5 +1,6 @@
 """The quick encoder gives the library's ids, or none; a stored tokenizer builds nothing before it must."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roofline.common.errors import ConfigError
 from roofline.text.tokenizers import short_text
 from roofline.text.tokenizers.pretokenizers import PATTERNS, byte_level_pipeline
 from roofline.text.tokenizers.tokenizer import Tokenizer
@@ -191,3 +193,33 @@ def test_the_library_is_not_even_imported(run_python: Callable[..., str], smollm
         "print('tokenizers' in sys.modules, *ids)"
     )
     assert run_python(code).split() == ["False", *map(str, smollm2.encode("Hello there", add_special=False))]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "more", "quick"),
+    [
+        ("a", "b", ["ab"], True),
+        ("a", "b", [], False),
+        ("no", "b", ["nob"], False),
+        ("a", "no", ["ano"], False),
+    ],
+)
+def test_a_merge_is_of_three_tokens_or_the_library_encodes(left: str, right: str, more: list[str], quick: bool) -> None:
+    tokens = [*sorted(byte_alphabet()), *more]
+    vocabulary = Vocabulary("BPE", tokens, lefts=[left], rights=[right], pipeline=byte_level_pipeline("gpt-2"))
+    assert (short_text.tables(vocabulary) is not None) is quick
+
+
+@pytest.mark.parametrize("ids", [[-1] * 256, [-1] * 255, [-1] * 257, [-2, *[-1] * 255]])
+def test_a_stored_tokenizer_has_an_id_or_none_for_each_byte(ids: list[int]) -> None:
+    data = Tokenizer(made("gpt-2")).to_bytes()
+    end = 11 + int.from_bytes(data[7:11], "little")
+    header = json.loads(data[11:end])
+    header["quick"][1] = ids
+    packed = json.dumps(header).encode()
+    changed = data[:7] + len(packed).to_bytes(4, "little") + packed + data[end:]
+    if ids == [-1] * 256:
+        assert Tokenizer.from_bytes(changed)._short_text is not None
+        return
+    with pytest.raises(ConfigError, match="is not a list of 256 numbers of at least -1"):
+        Tokenizer.from_bytes(changed)

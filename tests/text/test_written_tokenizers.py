@@ -82,6 +82,14 @@ def test_both_ways(data):
     _same(original, from_json(files["tokenizer.json"], settings))
 
 
+def test_the_end_may_stand_behind_each_text():
+    original = from_json(json.dumps(_byte_level()).encode(), {**SETTINGS, "add_eos_token": True})
+    assert original.encode("the", add_special=True)[-1] == original.eos_ids[0]
+    values = to_gguf(original, 310, None)
+    assert (values["tokenizer.ggml.add_bos_token"], values["tokenizer.ggml.add_eos_token"]) == (True, True)
+    _same(original, from_gguf(values))
+
+
 def test_scores_say_the_places_of_merges():
     """Letters come after all merges; pieces that nothing makes have no place."""
     values = to_gguf(_tokenizer(_sentencepiece()), 310, None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.models.parity_cases import BASE, CASES, GEMMA2, GEMMA3, LEARNED, NEOX
+from tests.models.parity_cases import BASE, CASES, ENCODERS, GEMMA2, GEMMA3, LEARNED, NEOX
 
 Values = Callable[[str, np.ndarray, Mapping[str, Any]], np.ndarray]
 
@@ -52,6 +52,11 @@ def one_below_the_other(name: str, values: np.ndarray, config: Mapping[str, Any]
         return values
     parts = values.reshape(config["heads"], 3, config["head_dim"], -1)
     return np.concatenate([parts[:, i].reshape(-1, parts.shape[-1]) for i in range(3)]).reshape(values.shape)
+
+
+def without_padding(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    """RoBERTa's positions without the rows before the first."""
+    return values[config["first_position"] :] if "position_embeddings" in name else values
 
 
 RMS, LAYER = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
@@ -116,7 +121,18 @@ GGUF_CASES = {
         {"rope.dimension_count": 8, "use_parallel_residual": False, LAYER: 1e-5},
         one_below_the_other,
     ),
+    "llama_heads_of_20": GgufCase(
+        "llama",
+        CASES["llama_heads_of_20"].config,
+        {"attention.key_length": 20, "attention.value_length": 20, "rope.dimension_count": 20, "vocab_size": 96},
+        in_pairs,
+    ),
     "gpt2": GgufCase("gpt2", LEARNED | {"family": "gpt2", "activation": "gelu_tanh"}, {LAYER: 1e-5}, by_columns),
+}
+NEITHER = {LAYER: 1e-5, "attention.causal": False}
+GGUF_ENCODERS = {
+    "bert": GgufCase("bert", ENCODERS["bert"].config, NEITHER | {"pooling_type": 2}, as_it_is),
+    "roberta": GgufCase("bert", ENCODERS["roberta"].config, NEITHER | {"pooling_type": 1}, without_padding),
 }
 _COMMON = {"context_length": "max_position", "embedding_length": "width", "block_count": "layers"}
 _COMMON |= {"feed_forward_length": "ffn", "attention.head_count": "heads"}
@@ -152,7 +168,7 @@ def tensors(model: Any, case: GgufCase) -> Iterator[tuple[str, np.ndarray]]:
     number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == case.architecture)
     names = gguf.get_tensor_name_map(number, case.config["layers"])
     for key, tensor in model.state_dict().items():
-        if key == "lm_head.weight" and case.config["tied"]:
+        if (key == "lm_head.weight" and case.config["tied"]) or key.startswith("pooler."):
             continue
         name = names.get_name(key, try_suffixes=(".weight", ".bias"))
         assert name is not None, key

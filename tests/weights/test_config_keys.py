@@ -47,7 +47,16 @@ def _is_honoured_or_refused(changes: dict[str, Any], base: dict[str, Any]) -> bo
 _HARMLESS = {
     *("initializer_range", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "pretraining_tp"),
     *("attention_dropout", "resid_pdrop", "emb_pdrop", "init_device", "embedding_fraction", "attn_pdrop", "attn_impl"),
-    *("hidden_dropout", "classifier_dropout", "is_decoder", "dropout", "layerdrop", "init_std"),
+    *(
+        "hidden_dropout_prob",
+        "attention_probs_dropout_prob",
+        "hidden_dropout",
+        "classifier_dropout",
+        "is_decoder",
+        "dropout",
+        "layerdrop",
+        "init_std",
+    ),
     *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
     "reorder_and_upcast_attn",  # the order of the same products
 }
@@ -75,7 +84,12 @@ _CHANGED: dict[str, Any] = {
     **{"layer_norm_eps": 1e-4, "use_parallel_residual": False, "n_embd": 128, "n_layer": 3, "n_head": 2, "n_inner": 97},
     **{"n_positions": 513, "activation_function": "gelu", "scale_attn_weights": False, "add_cross_attention": True},
     **{"scale_attn_by_inverse_layer_idx": True, "ffn_dim": 97, "do_layer_norm_before": False, "enable_bias": False},
-    **{"_remove_final_layer_norm": True, "word_embed_proj_dim": 32, "layer_norm_elementwise_affine": False},
+    **{
+        "type_vocab_size": 3,
+        "_remove_final_layer_norm": True,
+        "word_embed_proj_dim": 32,
+        "layer_norm_elementwise_affine": False,
+    },
 }
 # Keys that say something only beside another one.
 _BESIDE: dict[str, dict[str, Any]] = {
@@ -103,7 +117,9 @@ _CHANGED_OF: dict[str, dict[str, Any]] = {
     "gpt_neox": {"attention_bias": False},
     **{kind: {"tie_word_embeddings": False} for kind in ("gpt2", "opt")},
 }
+_ENCODERS = ("bert", "roberta", "xlm-roberta")
 _BASE_OF: dict[str, dict[str, Any]] = {
+    **{kind: {"hidden_act": "gelu_new"} for kind in _ENCODERS},
     "glm4": {"head_dim": 64},
     "gpt_neox": {"hidden_act": "gelu_new"},
     "opt": {"ffn_dim": 96},
@@ -131,6 +147,9 @@ def test_every_key_of_transformers_is_honoured_or_refused(kind: str) -> None:
     known -= {"base_model_ep_plan", "router_aux_loss_coef", "output_router_logits"}  # of training, and of several ranks
     known -= {"n_group", "topk_group"}  # of DeepSeek: read beside a topk_method that is refused
     known -= {"original_max_position_embeddings", "embd_pdrop"}  # of Phi-3: read beside a scaling; a dropout
+    if kind in _ENCODERS:
+        known -= {"tie_word_embeddings"}  # of a head of masked-language models: the vectors of texts have none
+        assert (_hf({"pad_token_id": 3}, base) != _hf({}, base)) == (kind != "bert"), "positions begin behind it"
     changed = _CHANGED | _CHANGED_OF.get(kind, {})
     assert known <= set(changed), "a new key: does it change the logits?"
     _hf({}, base)  # is read
@@ -223,7 +242,8 @@ def test_every_key_of_gguf_is_honoured_or_refused() -> None:
     constants = pytest.importorskip("gguf.constants", reason="it lists the keys")
     spelled = [value for group in vars(constants.Keys).values() for value in _strings(group) if "{arch}" in value]
     harmless = {"rope.scaling.finetuned", "rope.scaling.original_context_length"}  # the latter is YaRN's alone
-    harmless |= {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"}
+    # The last says what vectors are made of: `weights/vectors.py` reads it, or refuses it, for every architecture.
+    harmless |= {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "pooling_type"}
     assert len(spelled) > 80
     for key in spelled:
         field = key.removeprefix("{arch}.")

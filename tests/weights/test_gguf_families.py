@@ -11,12 +11,13 @@ pytest.importorskip("transformers", reason="it is what the logits are compared w
 pytest.importorskip("gguf", reason="it writes the files")
 pytest.importorskip("roofline._native", reason="the C++ core is not built")
 
-from gguf_families import GGUF_CASES, as_it_is, write  # noqa: E402
+from gguf_families import GGUF_CASES, GGUF_ENCODERS, as_it_is, write  # noqa: E402
 
-from roofline.common.errors import UnsupportedError  # noqa: E402
+from roofline.common.errors import ConfigError, UnsupportedError  # noqa: E402
 from roofline.weights.checkpoint import open_checkpoint  # noqa: E402
 from roofline.weights.families.table import ARCHITECTURES  # noqa: E402
-from tests.models.parity_cases import Eager, OnCpu, theirs  # noqa: E402
+from roofline.weights.vectors import recommended_kind  # noqa: E402
+from tests.models.parity_cases import Eager, OnCpu, encoder_of, measure_encoder, theirs  # noqa: E402
 
 IDS = np.random.default_rng(1).integers(0, 96, 80).tolist()
 
@@ -44,8 +45,36 @@ def test_values_that_a_converter_would_have_changed_give_other_logits(name: str,
 
 
 def test_every_architecture_has_a_case() -> None:
-    elsewhere = {"llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "gpt-oss"}  # tests/bundle/test_load.py, test_moe.py
-    assert {case.architecture for case in GGUF_CASES.values()} | elsewhere == set(ARCHITECTURES)
+    elsewhere = {"qwen2", "qwen3", "qwen2moe", "qwen3moe", "gpt-oss"}  # tests/bundle/test_load.py, test_moe.py
+    cases = (*GGUF_CASES.values(), *GGUF_ENCODERS.values())
+    assert {case.architecture for case in cases} | elsewhere == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("bert", "first"), ("roberta", "mean")])
+def test_a_gguf_file_of_an_encoder_has_the_rows_of_transformers(name: str, kind: str, tmp_path: Path) -> None:
+    case = GGUF_ENCODERS[name]
+    model = encoder_of(case.config)
+    source = open_checkpoint(write(tmp_path / "model.gguf", model, case))
+    eager, cpu = measure_encoder(case.config, source)
+    assert eager < 1e-5
+    assert cpu < 0.02
+    assert recommended_kind(source) == kind
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"attention.causal": True}, ConfigError, r"bert\.attention\.causal"),
+        ({"rope.freq_base": 1e4}, UnsupportedError, r"bert\.rope\.freq_base"),
+        ({"pooling_type": 4}, UnsupportedError, r"bert\.pooling_type = 4"),
+    ],
+)
+def test_gguf_encoders_that_we_do_not_have_are_refused(
+    change: dict[str, int | float | bool], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    case = replace(GGUF_ENCODERS["bert"], keys={**GGUF_ENCODERS["bert"].keys, **change})
+    with pytest.raises(error, match=message):
+        recommended_kind(open_checkpoint(write(tmp_path / "model.gguf", encoder_of(case.config), case)))
 
 
 def test_positions_that_turn_are_refused_where_they_are_learned(tmp_path: Path) -> None:

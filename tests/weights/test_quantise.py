@@ -11,7 +11,7 @@ from roofline.models.mixes import MIXES, formats_of, mix_of
 from roofline.ops import formats
 from roofline.weights import names
 from roofline.weights.files.mapped import as_bytes, forget, map_file
-from roofline.weights.quantise.rounding import round_to
+from roofline.weights.quantise.rounding import inverse_factor, round_to
 from roofline.weights.rope_rows import reorder
 
 ROUNDED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
@@ -40,6 +40,42 @@ def test_columns_that_count_more_lose_less(form):
     importance = np.where(np.arange(512) % 8 == 0, 20, 0.05).astype(np.float32)
     plain, weighed = round_to(form, values), round_to(form, values, importance)
     assert _error(form, values, weighed, importance) < 0.9 * _error(form, values, plain, importance)
+
+
+def _inputs(rows: int = 2000) -> np.ndarray:
+    """float32 [rows, 512]: columns that are alike, as a model's are."""
+    rng = np.random.default_rng(5)
+    mixed = rng.standard_normal((rows, 64)) @ rng.standard_normal((64, 512)) / 8
+    return (mixed + 0.3 * rng.standard_normal((rows, 512))).astype(np.float32)
+
+
+@pytest.mark.parametrize("form", ROUNDED)
+def test_errors_that_later_columns_make_up_for_change_the_product_less(form):
+    values, x = _weights(2), _inputs()
+    importance = (x * x).mean(axis=0)
+    products = []
+    for factor in (None, inverse_factor(x.T @ x)):
+        raw = round_to(form, values, importance, factor)
+        difference = formats.get(form).dequantize(raw, values.shape) - values
+        products.append(float(((x @ difference.T) ** 2).sum()))
+    assert products[1] < 0.5 * products[0]
+
+
+@pytest.mark.parametrize("form", ROUNDED)
+def test_columns_that_nothing_connects_are_rounded_each_by_itself(form):
+    values = _weights(3)
+    apart = inverse_factor(np.diag(np.arange(1, 513, dtype=np.float32)))
+    assert np.array_equal(round_to(form, values, None, apart), round_to(form, values))
+
+
+def test_a_factor_is_the_root_of_the_damped_inverse():
+    x = _inputs()
+    damped = (x.T @ x).astype(np.float64)
+    damped += 0.01 * np.trace(damped) / 512 * np.eye(512)
+    factor = inverse_factor(x.T @ x).astype(np.float64)
+    assert np.array_equal(factor, np.triu(factor))
+    assert np.abs(factor.T @ factor @ damped - np.eye(512)).max() < 1e-3
+    assert np.isfinite(inverse_factor(np.zeros((8, 8), np.float32))).all(), "of a matrix that no row came to"
 
 
 @pytest.mark.parametrize("form", ROUNDED)

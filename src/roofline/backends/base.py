@@ -157,6 +157,23 @@ class GivesHidden(Protocol):
         """
 
 
+@runtime_checkable
+class SaysCausal(Protocol):
+    """Says whether a token sees nothing that follows it.
+
+    Where it does, the model is an encoder: a prompt is one step, its pages are of no use to another prompt, and all
+    that it gives are hidden rows.
+    """
+
+    @property
+    def causal(self) -> bool: ...
+
+
+def is_encoder(executable: Executable) -> bool:
+    """Whether the model of an executable is an encoder; those that do not say are none."""
+    return isinstance(executable, SaysCausal) and not executable.causal
+
+
 @dataclass(frozen=True)
 class ExpertCounts:
     """Which experts the steps' rows went to since the start, all layers together: how many rows went to each (none: the

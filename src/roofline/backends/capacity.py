@@ -13,6 +13,7 @@ DEFAULT_CACHE_TOKENS = 16384
 HOST_KV_DTYPES = ("auto", "bf16", "int8")
 # Logit rows for drafted tokens: with more sequences than these serve, a step is busy without drafts.
 MAX_DRAFT_ROWS = 64
+HOST_HEAD_UNIT = 16  # elements: of a head in the cache
 HOST_STEP = (512, 64)  # tokens and sequences of the largest step: on a CPU longer ones only make other requests wait
 
 
@@ -65,7 +66,7 @@ def _host_pages(tokens: int | None, config: JsonMapping, kv_dtype: str, replicas
     """KV pages for so many tokens; None: DEFAULT_CACHE_TOKENS within a quarter of the free memory for all replicas."""
     from roofline.hardware.detect import detect
 
-    token_bytes = 2 * config["layers"] * config["kv_heads"] * kv_head_bytes(kv_dtype, config["head_dim"])
+    token_bytes = config["layers"] * host_token_bytes(kv_dtype, config["kv_heads"], config["head_dim"])
     free = detect().memory_available or 1 << 62
     if tokens is None:
         return min(DEFAULT_CACHE_TOKENS, max(free // 4 // replicas // token_bytes, PAGE_TOKENS)) // PAGE_TOKENS
@@ -75,6 +76,11 @@ def _host_pages(tokens: int | None, config: JsonMapping, kv_dtype: str, replicas
         remedy = f"Lower cache_tokens: a token takes {human_bytes(token_bytes)}."
         raise CapacityError("the KV cache", tokens * token_bytes, free, "bytes", remedy)
     return -(-tokens // PAGE_TOKENS)
+
+
+def host_token_bytes(kv_dtype: str, kv_heads: int, head_dim: int) -> int:
+    """Bytes that K and V of one token and layer take in the host's memory, where heads are filled up with zeros."""
+    return 2 * kv_heads * kv_head_bytes(kv_dtype, -(-head_dim // HOST_HEAD_UNIT) * HOST_HEAD_UNIT)
 
 
 def host_kv_dtype(name: str) -> str:

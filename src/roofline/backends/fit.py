@@ -110,7 +110,7 @@ def on_this_machine(model: "Tensors", config: "ModelConfig", context: int, kv_ca
 
     Raises ConfigError where nothing says how much memory there is.
     """
-    from roofline.backends.capacity import HOST_STEP, host_kv_dtype
+    from roofline.backends.capacity import HOST_STEP, host_kv_dtype, host_token_bytes
     from roofline.backends.cpu.roofs import stored_roofs
     from roofline.hardware.detect import detect
     from roofline.models import registry
@@ -121,7 +121,10 @@ def on_this_machine(model: "Tensors", config: "ModelConfig", context: int, kv_ca
     if machine.memory_available is None:
         raise ConfigError("nothing says how much memory this machine has: name a chip (--chip)")
     program = compile_program(registry.get(config.family), config, model.tensors, target)
-    split = _Split(1, (_Part(program, _needs(program, _limits(*HOST_STEP), 0)),))
+    groups = program.kv_groups.values()
+    token = sum(each.layers * host_token_bytes(each.format, each.kv_heads, each.head_dim) for each in groups)
+    needs = replace(_needs(program, _limits(*HOST_STEP), 0), token=token)
+    split = _Split(1, (_Part(program, needs),))
     fit = _fit(machine.chip, machine.memory_available, split, context, config.max_position)
     return _rated(fit, split, stored_roofs())
 

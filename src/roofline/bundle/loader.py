@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from roofline.text.templates.template import ChatTemplate
     from roofline.text.tokenizers.tokenizer import Tokenizer
     from roofline.weights.checkpoint import Checkpoint
+    from roofline.weights.vectors import VectorKind
 
     TextSide = tuple[Tokenizer, ChatTemplate] | tuple[None, None]
     Loaded = tuple[TextSide, Executable, Notes]
@@ -41,7 +42,7 @@ class LoadedModel:
 
     settings: the fields of `config`; executable: see backends.base; tokenizer, chat_template: None when loaded with
     text=False; notes: what was chosen automatically, and why; load_seconds: from call to ready; sampling: fields of
-    SamplingParams that the model's files recommend.
+    SamplingParams that the model's files recommend; pooling: what a text's vector is made of where nobody says.
     """
 
     name: str
@@ -53,6 +54,7 @@ class LoadedModel:
     notes: Notes
     load_seconds: float
     sampling: JsonMapping = field(default_factory=dict)
+    pooling: "VectorKind" = "last"
 
     @cached_property
     def config(self) -> "ModelConfig":
@@ -110,16 +112,19 @@ def load(
     if isinstance(model, Bundle):
         settings: JsonMapping = model.manifest.config
         sampling: JsonMapping = model.manifest.generation.get("sampling", {})
+        pooling: VectorKind = model.manifest.generation.get("pooling", "last")
         words, executable, notes = _load_bundle(model, backend, options, neighbours, text)
     else:
-        settings, sampling = model.config, recommended_sampling(model)
+        from roofline.weights.vectors import recommended_kind
+
+        settings, sampling, pooling = model.config, recommended_sampling(model), recommended_kind(model)
         words, executable, notes = _load_checkpoint(str(source), model, backend, options, neighbours, text)
     name = source if isinstance(source, str) else str(path)
     name = name if options.weights is None else f"{name}+{options.weights}"
     seconds = time.perf_counter() - start
     log.get("bundle").info("%s ready in %.2f s: %s", name, seconds, "; ".join(f"{k}: {v}" for k, v in notes.items()))
     tokenizer, template = words
-    return LoadedModel(name, path, settings, executable, tokenizer, template, notes, seconds, sampling)
+    return LoadedModel(name, path, settings, executable, tokenizer, template, notes, seconds, sampling, pooling)
 
 
 def _load_bundle(
@@ -144,6 +149,9 @@ def _load_checkpoint(
     capacity = backend.capacity(options, settings, neighbours.replicas)
     words: TextSide = load_text(checkpoint) if text else (None, None)  # before what takes longer: it may be refused
     request = LoadRequest(checkpoint, config_of(settings), options, capacity, neighbours)
+    if request.config.encoder and options.ranks > 1:
+        reason = "several ranks give no hidden states, which are all that it has"
+        raise UnsupportedError("an encoder model on several ranks", reason, ("tensor_parallel=1", "data_parallel"))
     if options.ranks == 1:
         executable, notes = backend.make(request)
     else:

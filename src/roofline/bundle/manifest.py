@@ -12,6 +12,7 @@ from roofline.common.errors import ConfigError
 from roofline.common.fields import has_type
 from roofline.common.files import read_regular
 from roofline.common.json_types import JsonMapping
+from roofline.weights.vectors import KINDS
 
 FORMAT = 3  # of the directory and this file; libroofline's is in native/library/bundle.cpp
 MANIFEST, CODE, WEIGHTS, PROGRAM, TRUTH = "manifest.json", "code.bin", "weights.bin", "program.txt", "truth.bin"
@@ -75,7 +76,7 @@ class Manifest:
         checked: {"build", "chip", "isas"} for which the kernels were checked.
         generation: {"bos_id", "eos_ids", "add_bos", "bos_token", "eos_token", "outline"}, or {"missing": why no
             tokenizer}; outline: the chat template as plain data (`text.templates`), null where it is not so simple.
-            With either, "sampling": what the source's files recommend.
+            With either, "sampling" and "pooling": what the source's files recommend.
         id: of all the above.
     """
 
@@ -167,6 +168,8 @@ def _problem(values: JsonMapping) -> str | None:
     if not _fits(generation, _WORDS if words else {"missing": str}) or (words and not _fits_outline(generation)):
         return "generation is not what it should be"
     sampling = generation.get("sampling", {})
+    if generation.get("pooling", "last") not in KINDS:
+        return "generation has a pooling that is none"
     if not _fits(sampling, {str: float}) or not sampling.keys() <= FIELDS:
         return "generation has a sampling that is none"
     if impossible := [name for name, value in sampling.items() if not is_possible(name, value)]:

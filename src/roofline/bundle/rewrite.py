@@ -3,49 +3,56 @@ of safetensors."""
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from roofline.bundle.recommended import gguf_sampling, hf_sampling, recommended_sampling
 from roofline.bundle.text_side import load_text
-from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.errors import ConfigError
 from roofline.models.mixes import MIXES, formats_of, stays_float
 from roofline.ops import formats
 from roofline.weights import names
 from roofline.weights.checkpoint import Checkpoint
-from roofline.weights.config.to_gguf import form_of, to_gguf
-from roofline.weights.families.shared.tensor_names import without_expert
-from roofline.weights.families.table import files_of
+from roofline.weights.config.to_gguf import form_of, read_otherwise, to_gguf
 from roofline.weights.files.gguf_parts import GGUFModel
 from roofline.weights.files.gguf_writer import file_bytes, header, write_tensors
-from roofline.weights.files.mapped import JsonObject, TensorInfo
+from roofline.weights.files.mapped import TensorInfo
 from roofline.weights.files.output import check_new, new_file, new_folder
 from roofline.weights.gguf_tensors import gguf_tensors
-from roofline.weights.hf_values import as_theirs, differs, hf_shape
+from roofline.weights.hf_tensors import HfTensor, hf_tensors, stored_together
+from roofline.weights.quantise.calibration import Calibration
 from roofline.weights.quantise.tensors import Target, is_quantised, pieces
 
 if TYPE_CHECKING:
     from roofline.text.templates.template import ChatTemplate
 
-Progress = Callable[[int, int], None]  # values that are done, and all
 _QUANTIZATION_VERSION = 2  # of ggml's block layouts
 _DROPPED = ("general.alignment", "split.")  # of a file that is written anew
+Progress = Callable[[int, int], None]  # values that are done, and all
+
+
+class OfTensor(Protocol):
+    """The pieces of a tensor, or of rows of it, by its canonical name."""
+
+    def __call__(self, name: str, rows: range | None = None) -> Iterator[np.ndarray]: ...
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """What was written. nbytes: of the file or folder; values: weights in it; tensors: format -> how many have it."""
+    """What was written. nbytes: of the file or folder; values: weights in it; tensors: format -> how many have it;
+    notes: what other programs do with it."""
 
     path: Path
     nbytes: int
     values: int
     tensors: Mapping[str, int]
+    notes: Sequence[str] = ()
 
     @property
     def bits(self) -> float:
@@ -55,16 +62,24 @@ class Rewritten:
 
 @dataclass(frozen=True)
 class Work:
-    """How it is written. threads: that round; progress: told how far; importance: see `Target`."""
+    """How it is written. threads: that round; progress: told how far; calibration: what a text said of its matrices."""
 
     threads: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     progress: Progress = lambda done, total: None
-    importance: Mapping[str, np.ndarray] = field(default_factory=dict)
+    calibration: Calibration = field(default_factory=Calibration)
 
 
 def quantised_tensors(checkpoint: Checkpoint) -> list[str]:
     """The tensors of a checkpoint that have lost bits already."""
     return [name for name, info in checkpoint.tensors.items() if is_quantised(info.format)]
+
+
+def without_place(checkpoint: Checkpoint, kind: str) -> list[str]:
+    """The tensors whose format a kind of file, "GGUF" or "safetensors", does not have."""
+    names = quantised_tensors(checkpoint)
+    if kind == "GGUF":
+        names = [name for name in names if formats.get(checkpoint.tensors[name].format).gguf_type < 0]
+    return names
 
 
 def own_formats(checkpoint: Checkpoint) -> dict[str, str]:
@@ -85,7 +100,7 @@ def write_gguf(checkpoint: Checkpoint, out: Path, mix: str, work: Work) -> Rewri
     check_new(out, 0)  # before what takes longer
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
     kinds = formats_of(mix, shapes) if mix else own_formats(checkpoint)
-    target = Target(kinds, form_of(checkpoint.config).rope_style, work.importance)
+    target = Target(kinds, form_of(checkpoint.config).rope_style, work.calibration)
     metadata, factors = _from_gguf(checkpoint) if checkpoint.kind == "gguf" else _from_others(checkpoint, shapes)
     metadata["general.file_type"] = MIXES[mix or _kind_of(kinds)].number
     if any(is_quantised(form) for form in kinds.values()):
@@ -110,7 +125,7 @@ def write_gguf(checkpoint: Checkpoint, out: Path, mix: str, work: Work) -> Rewri
         with new_file(out, size) as stream:
             stream.write(head)
             write_tensors(stream, infos, tensor_pieces)
-    return _rewritten(out, size, infos)
+    return _rewritten(out, size, infos, read_otherwise(checkpoint.config))
 
 
 def write_safetensors(checkpoint: Checkpoint, out: Path, dtype: str, work: Work) -> Rewritten:
@@ -125,24 +140,13 @@ def write_safetensors(checkpoint: Checkpoint, out: Path, dtype: str, work: Work)
     from roofline.weights.to_hf import checked_hf_config
 
     check_new(out, 0)
-    family = checkpoint.config["family"]
-    if files_of(family).NAMES.hf_joined is not None:
-        reason = "its files hold the experts of a layer in one tensor, and this writes tensor by tensor"
-        raise UnsupportedError(f"safetensors of a {family} model", reason)
-    if any(".experts." in name and not without_expert(name)[1] for name in checkpoint.tensors):
-        reason = "it holds the experts of a layer in one tensor, safetensors have a tensor each, and this splits none"
-        raise UnsupportedError(f"safetensors of {checkpoint.path.name}", reason)
     kinds = _hf_formats(checkpoint, dtype)
-    target = Target(kinds, "half", {})
-    config = checked_hf_config(checkpoint.config, _matrix_format(kinds, checkpoint))
+    config, rope_style = checked_hf_config(checkpoint.config, _matrix_format(kinds, checkpoint))
+    target = Target(kinds, rope_style)
     tokenizer, template = load_text(checkpoint)
     files = to_json(tokenizer, _source(template), hf_sampling(recommended_sampling(checkpoint)))
-    ours = {names.to_hf(family, name): name for name in checkpoint.tensors}
-    written = {info.name: info for info in target.infos(checkpoint)}
-    infos = [
-        replace(info, name=names.to_hf(family, name), shape=hf_shape(checkpoint.config, name, info.shape))
-        for name, info in written.items()
-    ]
+    tensors = {tensor.info.name: tensor for tensor in hf_tensors(checkpoint.config, target.infos(checkpoint))}
+    infos = [tensor.info for tensor in tensors.values()]
     size = sum(info.nbytes for info in infos) + sum(map(len, files.values()))
     with _rounding(checkpoint, target, work) as of_tensor, new_folder(out, size) as folder:
         import json
@@ -150,18 +154,23 @@ def write_safetensors(checkpoint: Checkpoint, out: Path, dtype: str, work: Work)
         files["config.json"] = (json.dumps(config, indent=1) + "\n").encode()
         for name, data in files.items():
             (folder / name).write_bytes(data)
-
-        def theirs(info: TensorInfo) -> Iterator[np.ndarray]:
-            name = ours[info.name]
-            return _as_theirs(checkpoint.config, written[name], of_tensor(name))
-
-        safetensors_writer.write_tensors(folder, infos, theirs)
+        safetensors_writer.write_tensors(folder, infos, lambda info: _made(tensors[info.name], of_tensor))
     return _rewritten(out, size, infos)
 
 
+def _made(tensor: HfTensor, of_tensor: OfTensor) -> Iterator[np.ndarray]:
+    """The bytes of a tensor of safetensors. In memory is a part of it at most, one expert of a joined tensor."""
+    for part in tensor.parts:
+        each = (of_tensor(rows.name, rows.rows) for rows in part)
+        if tensor.made is None:
+            yield from next(each)
+        else:
+            yield tensor.made([np.concatenate(list(pieces)) for pieces in each])
+
+
 @contextmanager
-def _rounding(checkpoint: Checkpoint, target: Target, work: Work) -> Iterator[Callable[[str], Iterator[np.ndarray]]]:
-    """Gives the pieces of a tensor by its canonical name; threads round them."""
+def _rounding(checkpoint: Checkpoint, target: Target, work: Work) -> Iterator[OfTensor]:
+    """Gives the pieces of a tensor, or of rows of it, by its canonical name; threads round them."""
     total = sum(int(np.prod(info.shape)) for info in checkpoint.tensors.values())
     done = 0
 
@@ -171,21 +180,12 @@ def _rounding(checkpoint: Checkpoint, target: Target, work: Work) -> Iterator[Ca
         work.progress(done, total)
 
     with ThreadPoolExecutor(work.threads) as pool:
-        yield lambda name: pieces(checkpoint, name, target, pool, told)
+        yield lambda name, rows=None: pieces(checkpoint, name, target, pool, told, rows)
 
 
-def _as_theirs(config: JsonObject, info: TensorInfo, parts: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-    """The bytes of a parameter as Hugging Face's files have them; as a whole where they differ from ours."""
-    if not differs(config, info.name):
-        yield from parts
-        return
-    data = b"".join(part.tobytes() for part in parts)
-    yield np.frombuffer(as_theirs(config, info.name, info.shape, data, info.format), np.uint8)
-
-
-def _rewritten(path: Path, size: int, infos: list[TensorInfo]) -> Rewritten:
+def _rewritten(path: Path, size: int, infos: list[TensorInfo], notes: Sequence[str] = ()) -> Rewritten:
     values = sum(int(np.prod(info.shape)) for info in infos)
-    return Rewritten(path, size, values, Counter(info.format for info in infos))
+    return Rewritten(path, size, values, Counter(info.format for info in infos), notes)
 
 
 def _from_gguf(checkpoint: Checkpoint) -> tuple[dict[str, object], np.ndarray | None]:
@@ -228,8 +228,8 @@ def _matrix_format(kinds: Mapping[str, str], checkpoint: Checkpoint) -> str:
 
 
 def _hf_formats(checkpoint: Checkpoint, dtype: str) -> dict[str, str]:
-    """Plain formats stay; a vector that a GGUF file widened to F32 gets the format of the matrices again, where it
-    holds all of its values."""
+    """Plain formats stay; what a GGUF file widened to F32 gets the format of the matrices again, where it holds all of
+    its values, and of all that one tensor is joined of."""
     kinds = {}
     for name, info in checkpoint.tensors.items():
         if is_quantised(info.format):
@@ -239,10 +239,17 @@ def _hf_formats(checkpoint: Checkpoint, dtype: str) -> dict[str, str]:
         else:
             kinds[name] = info.format
     matrix = _matrix_format(kinds, checkpoint)
-    for name, info in checkpoint.tensors.items():
-        if len(info.shape) < 2 and info.format == "F32" and matrix != "F32":
-            values = checkpoint.dequantize(name)
-            form = formats.get(matrix)
-            if np.array_equal(form.dequantize(form.quantize(values), info.shape), values):
-                kinds[name] = matrix
+    narrow = {name for name, form in kinds.items() if form == "F32" and _holds(checkpoint, name, matrix)}
+    for together in stored_together(checkpoint.config, kinds):
+        if narrow >= set(together):
+            kinds |= dict.fromkeys(together, matrix)
     return kinds
+
+
+def _holds(checkpoint: Checkpoint, name: str, form: str) -> bool:
+    """Whether a format has all values of a tensor that GGUF files widen to F32, whatever it was."""
+    info = checkpoint.tensors[name]
+    if form == "F32" or (len(info.shape) > 1 and not stays_float(name)):
+        return False
+    values, kind = checkpoint.dequantize(name), formats.get(form)
+    return np.array_equal(kind.dequantize(kind.quantize(values), info.shape), values)

@@ -87,7 +87,7 @@ def write_bundle(
         words = pool.submit(_text_files, checkpoint, needs_text)
         checks = samples(program, layout, checkpoint)
         contents, generation = words.result()
-        sampling = recommended_sampling(checkpoint)
+        recommended = _recommended(checkpoint)
         identity = pool.submit(weights_hash, checkpoint)  # nothing is refused any more: now all weights are read
         files = {names.WEIGHTS: _write_image(part / names.WEIGHTS, program, layout, checkpoint, threads, report)}
         checked = _check(part / names.WEIGHTS, layout, checks)
@@ -101,10 +101,16 @@ def write_bundle(
             prices=PriceTable.of(planned).as_json(),
             truth=[[s.format, s.tensor, s.rows, s.columns, s.address, len(s.raw)] for s in checks],
             checked=checked,
-            generation=generation | {"sampling": sampling},
+            generation=generation | recommended,
         )
         _write(part / names.MANIFEST, manifest.to_json().encode())
     return Written(out, sum(f.stat().st_size for f in out.iterdir()), time.perf_counter() - start)
+
+
+def _recommended(checkpoint: "Checkpoint") -> JsonObject:
+    from roofline.weights.vectors import recommended_kind
+
+    return {"sampling": recommended_sampling(checkpoint), "pooling": recommended_kind(checkpoint)}
 
 
 def _origin(checkpoint: "Checkpoint", files: JsonMapping, weights: str) -> JsonObject:

@@ -49,10 +49,16 @@ def _token_ids(field: str, ids: Iterable[int]) -> list[int]:
 
 
 def check_request(
-    prompt: list[int], params: SamplingParams, eos_ids: list[int], vocab_size: int, max_model_len: int
+    prompt: list[int],
+    params: SamplingParams,
+    eos_ids: list[int],
+    vocab_size: int,
+    max_model_len: int,
+    encoder: bool = False,
 ) -> int:
     """The longest answer in tokens; of a request with pooling 1, which is not computed. Raises RequestError for an
-    empty prompt and for an id outside the vocabulary, CapacityError where prompt and answer exceed max_model_len."""
+    empty prompt and for an id outside the vocabulary, CapacityError where prompt and answer exceed max_model_len.
+    encoder: whether the model is one."""
     if not prompt:
         raise invalid("prompt", "has no tokens")
     fields: tuple[tuple[str, Sequence[int]], ...] = (
@@ -69,6 +75,8 @@ def check_request(
     if params.pooling is not None:
         if len(prompt) > max_model_len:
             remedy = "Shorten it, or serve with a larger max_model_len or cache."
+            if encoder:  # whose prompts are computed in one step
+                remedy = "Shorten it, or serve with a larger max_batch_tokens, as far as the model has positions."
             raise CapacityError("A prompt", len(prompt), max_model_len, "tokens", remedy)
         return 1
     answer = params.max_tokens if params.max_tokens is not None else max(1, params.min_tokens)

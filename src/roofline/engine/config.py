@@ -98,22 +98,24 @@ class EngineConfig(Options):
 @dataclass(frozen=True)
 class StepLimits:
     """What one step may hold: query tokens, sequences, logit rows, page-table entries; and the longest sequence in
-    tokens."""
+    tokens. undivided: a prompt is computed in one step, as an encoder's has to be."""
 
     tokens: int
     sequences: int
     rows: int
     table_pages: int
     max_model_len: int
+    undivided: bool = False
 
 
 def resolve(config: EngineConfig, executable: "Executable") -> StepLimits:
     """The limits of a step of this executable with these settings.
 
-    Raises ConfigError where max_model_len is more than the model's positions, CapacityError where the cache cannot hold
-    a sequence of that length.
+    Raises ConfigError where max_model_len is more than the model's positions, CapacityError where the cache, or of an
+    encoder a step, cannot hold a sequence of that length, UnsupportedError for options that an encoder cannot have.
     """
-    from roofline.ops.batch import PAGE_TOKENS  # here: a server spawns its engine process before it imports numpy
+    from roofline.backends.base import is_encoder  # here: a server spawns its engine process before it imports numpy
+    from roofline.ops.batch import PAGE_TOKENS
 
     limits = executable.limits
     pages = min(executable.num_pages, limits.pages)
@@ -128,6 +130,10 @@ def resolve(config: EngineConfig, executable: "Executable") -> StepLimits:
     tokens = min(config.max_batch_tokens or limits.tokens, limits.tokens)
     if config.scheduler == "naive":
         tokens = limits.tokens
+    encoder = is_encoder(executable)
+    if encoder:
+        _check_encoder(config, tokens)
+        longest = min(longest, tokens)
     return StepLimits(
         tokens=tokens,
         # Every running sequence may decode in the same step, so the step must hold them all.
@@ -135,4 +141,18 @@ def resolve(config: EngineConfig, executable: "Executable") -> StepLimits:
         rows=limits.rows,
         table_pages=limits.pages,
         max_model_len=min(max_model_len or longest, longest),
+        undivided=encoder,
     )
+
+
+def _check_encoder(config: EngineConfig, tokens: int) -> None:
+    """Raises UnsupportedError for an option that says nothing of an encoder, CapacityError for a max_model_len above
+    the tokens of a step."""
+    for name in ("speculate", "cache_file"):
+        if config.changes().get(name) is not None:
+            reason = "it answers nothing, and no part of a prompt's pages is of use to another"
+            raise UnsupportedError(f"{name} with an encoder model", reason, ("leave it out",))
+    if config.max_model_len is not None and config.max_model_len > tokens:
+        what = f"max_model_len={config.max_model_len}"
+        remedy = "An encoder computes a text in one step: raise max_batch_tokens or lower max_model_len."
+        raise CapacityError(what, config.max_model_len, tokens, "tokens of a step", remedy)

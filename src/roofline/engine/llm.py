@@ -16,10 +16,11 @@ from roofline.engine.config import EngineConfig
 from roofline.engine.conversation import plain_messages
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams, invalid
-from roofline.engine.pooling import Pooling, embedding, probability
+from roofline.engine.pooling import Pooling, check_able, cosine, embedding, probability
 from roofline.engine.progress import ProgressBar, bar_for
-from roofline.engine.relevance import VARIABLES, pair_messages, yes_or_no
+from roofline.engine.relevance import VARIABLES, check_instruction, pair_messages, yes_or_no
 from roofline.engine.stats import EngineStats
+from roofline.weights.vectors import KINDS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -127,6 +128,7 @@ class LLM:
         draft_executable = draft.executable if draft is not None else None
         tokenizer = model.tokenizer
         self.engine = LocalEngine(model.executable, config, draft_executable, lambda: tokenizer)
+        self.engine.pooling = model.pooling
         self.answers = LocalAnswers(self.engine, self.tokenizer, self.tokenizer.eos_ids)
 
     @property
@@ -188,6 +190,7 @@ class LLM:
             with numbered(number, len(ids)):
                 room = SamplingParams(max_tokens=params.max_tokens)
                 sizes = self.model.executable.vocab_size, self.engine.limits.max_model_len
+                check_able(None, self.engine.gives_hidden, encoder=self.engine.encoder)
                 searches.append(BeamSearch(params, ends, check_request(prompt, room, [], *sizes)))
         cached = [0] * len(ids)
         first = True
@@ -233,6 +236,7 @@ class LLM:
             chat_template: Jinja to use instead of the model's own chat template.
             variables: further variables of the chat template.
         """
+        check_able(None, self.engine.gives_hidden, encoder=self.engine.encoder)
         for name in keywords.CHAT.keys() & variables.keys():
             if variables[name]:
                 raise invalid(name, keywords.CHAT[name])
@@ -297,7 +301,7 @@ class LLM:
         self,
         texts: Prompt | Sequence[Prompt],
         *,
-        pooling: Literal["last", "mean"] = "last",
+        pooling: Literal["last", "mean", "first"] | None = None,
         dimensions: int | None = None,
         use_tqdm: bool = True,
     ) -> "list[np.ndarray]":
@@ -305,7 +309,8 @@ class LLM:
 
         Args:
             texts: one or several strings or lists of ids.
-            pooling: of the last token, or the mean over all tokens.
+            pooling: of the last token, of the first, or the mean over all tokens; None: what the model's files say, or
+                else the mean of an encoder and the last of other models.
             dimensions: keep so many numbers, scaled to length 1 again; None: all.
 
         Returns:
@@ -317,8 +322,9 @@ class LLM:
         """
         import numpy as np
 
-        if pooling not in ("last", "mean"):
-            raise invalid("pooling", f"{pooling!r} is neither 'last' nor 'mean'")
+        pooling = self.engine.pooling if pooling is None else pooling
+        if pooling not in KINDS:
+            raise invalid("pooling", f"{pooling!r} is none of {', '.join(KINDS)}")
         ids = [self.encode(text) for text in _prompt_list(texts)]
         vectors = self.answers.vectors(ids, Pooling(pooling), bar_for(len(ids)) if use_tqdm else None)
         return [np.array(embedding(vector, dimensions), np.float32) for vector in vectors]
@@ -327,22 +333,27 @@ class LLM:
         self, query: str, documents: str | Sequence[str], *, instruction: str | None = None, use_tqdm: bool = True
     ) -> list[float]:
         """How well documents answer a query, 0 to 1: the probability of "yes" against "no" as the model's answer to
-        that question (see `engine/relevance.py`). Raises as `generate`.
+        that question; of an encoder model the cosine between their vectors, -1 to 1 (see `engine/relevance.py`).
+        Raises as `generate`.
 
         Args:
             documents: one or several texts.
-            instruction: what to look for; default: passages that answer the query.
+            instruction: what to look for; default: passages that answer the query. An encoder takes none.
         """
         listed = [documents] if isinstance(documents, str) else list(documents)
         for text in (query, *listed):
             if not isinstance(text, str):
                 raise invalid("query" if text is query else "documents", f"{type(text).__name__} is no text")
+        bar = bar_for(len(listed)) if use_tqdm else None
+        if self.engine.encoder:
+            check_instruction(instruction)
+            vectors = self.answers.vectors([*map(self.encode, (query, *listed))], Pooling(self.engine.pooling), bar)
+            return [cosine(vectors[0], vector) for vector in vectors[1:]]
         ids = [
             self.chat_template.encode_chat(self.tokenizer, pair_messages(query, document, instruction), **VARIABLES)
             for document in listed
         ]
         pooling = yes_or_no(self.tokenizer)
-        bar = bar_for(len(ids)) if use_tqdm else None
         return [probability(vector) for vector in self.answers.vectors(ids, pooling, bar)]
 
     def encode(self, prompt: Prompt, parse_special: bool = False) -> list[int]:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from roofline.backends.base import CountsExperts, Executable, GivesHidden
-from roofline.common.errors import ConfigError, RequestError, describe_error
+from roofline.backends.base import CountsExperts, Executable, GivesHidden, is_encoder
+from roofline.common.errors import ConfigError, RequestError, UnsupportedError, describe_error
 from roofline.engine.adapters import Adapters
 from roofline.engine.cache.naive import NaiveCache
 from roofline.engine.cache.paged import Cache, PagedCache, root_key
@@ -22,6 +22,7 @@ from roofline.engine.schedule.sequence import Request
 from roofline.engine.speculation.speculator import Drafter, Speculator
 from roofline.engine.stats import EngineStats, Meter
 from roofline.engine.step import Stepper
+from roofline.weights.vectors import VectorKind
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -56,7 +57,8 @@ class LocalEngine:
         self.executable = executable
         self.limits: StepLimits = resolve(self.config, executable)
         pages, simple = executable.num_pages, self.config.cache == "naive"
-        cache = NaiveCache(pages) if simple else PagedCache(pages, self.config.prefix_cache)
+        shared = self.config.prefix_cache and not self.limits.undivided
+        cache = NaiveCache(pages) if simple else PagedCache(pages, shared)
         self._page_file = _page_file(self.config, executable, cache)
         self.state = State(cache, self.limits)
         self._meter = Meter(pages, executable.page_bytes)
@@ -65,6 +67,7 @@ class LocalEngine:
         scheduler, measure = SCHEDULERS[self.config.scheduler], self.config.measure
         self._stepper = Stepper(executable, self.state, scheduler, self._meter, measure, self._speculator, overlap)
         self._requests: dict[str, Request] = {}
+        self.pooling: VectorKind = "last"  # of vectors where nobody says: whoever loads the model knows better
         self.adapters = Adapters(executable, self.config, self._needs)
         self._recorder = self._stepper.recorder = _recorder(self.config, executable, self.adapters)
         self._events: list[Event] = []
@@ -89,6 +92,11 @@ class LocalEngine:
         return isinstance(self.executable, GivesHidden)
 
     @property
+    def encoder(self) -> bool:
+        """Whether the model is one: it gives vectors alone."""
+        return self.limits.undivided
+
+    @property
     def lost(self) -> str | None:
         """Why no step can succeed any more, None while they can."""
         return str(self._stepper.lost) if self._stepper.lost is not None else None
@@ -110,8 +118,9 @@ class LocalEngine:
         """
         prompt, params, eos, name, salt, adapter = request_parts(ids, params, **options)
         check_unused(name, self._requests)
-        max_tokens = check_request(prompt, params, eos, self.executable.vocab_size, self.limits.max_model_len)
-        check_able(params.pooling, self.gives_hidden, adapter)
+        sizes = self.executable.vocab_size, self.limits.max_model_len
+        check_able(params.pooling, self.gives_hidden, adapter, self.encoder)
+        max_tokens = check_request(prompt, params, eos, *sizes, self.encoder)
         if params.pooling is not None and params.pooling.hidden:
             self._stepper.pooler.prepare()
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
@@ -263,6 +272,8 @@ def _speculator(config: EngineConfig, executable: Executable, draft: Executable 
     if config.speculate == "off":
         return None
     drafter: Drafter
+    if draft is not None and is_encoder(draft):
+        raise UnsupportedError("an encoder model as a draft", "it generates nothing", ("speculate='ngram'",))
     if draft is None:
         from roofline.engine.speculation.ngram import NgramDrafter
 

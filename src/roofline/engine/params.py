@@ -91,12 +91,12 @@ class SamplingParams(Options):
     constraint: Constraint | None = None
     pooling: Pooling | None = None
     # Other names of `constraint`, None once it is set.
-    structured_outputs: object = field(default=None, repr=False, compare=False)
-    guided_decoding: object = field(default=None, repr=False, compare=False)
-    guided_json: object = field(default=None, repr=False, compare=False)
-    guided_regex: object = field(default=None, repr=False, compare=False)
-    guided_choice: object = field(default=None, repr=False, compare=False)
-    guided_grammar: object = field(default=None, repr=False, compare=False)
+    structured_outputs: object = field(default=None, repr=False)
+    guided_decoding: object = field(default=None, repr=False)
+    guided_json: object = field(default=None, repr=False)
+    guided_regex: object = field(default=None, repr=False)
+    guided_choice: object = field(default=None, repr=False)
+    guided_grammar: object = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         # A frozen dataclass normalises here and nowhere else.

@@ -45,8 +45,8 @@ class Pooler:
         for sequence, count in zip(plan.sequences, plan.counts, strict=True):
             segments.append(Segment(step_ids(sequence, count), sequence.computed, sequence.pages))
             ends = sequence.computed + count == len(sequence.ids)
-            needed = count if sequence.pools == "mean" else int(ends)
-            result_rows += range(at + count - needed, at + count)
+            needed, first = _needed(sequence, count)
+            result_rows += range(at + first, at + first + needed)
             parts.append((sequence, needed, ends))
             at += count
         executable.batch.fill(segments, result_rows)
@@ -70,6 +70,15 @@ class Pooler:
             self._headless = None
 
 
+def _needed(sequence: Sequence, count: int) -> tuple[int, int]:
+    """Of a step's next `count` tokens: how many rows its sequence needs, and the number of the first of them."""
+    if sequence.pools == "mean":
+        return count, 0
+    if sequence.pools == "first":
+        return int(sequence.computed == 0), 0
+    return int(sequence.computed + count == len(sequence.ids)), count - 1
+
+
 def take_rows(part: HiddenRows) -> None:
     """Add a step's rows to the vector of their sequence, which `Sequence.vector` has once they are all there; it is
     None where they are not numbers.
@@ -82,9 +91,11 @@ def take_rows(part: HiddenRows) -> None:
             sequence.row_sum = np.zeros(rows.shape[1])  # [width]
         for row in rows:
             sequence.row_sum += row
+    if sequence.pools == "first" and part.first == 0:
+        sequence.row_sum = rows[0]  # [width]
     if part.ends:
-        total = sequence.row_sum / len(sequence.ids) if sequence.pools == "mean" else rows[-1]
-        sequence.vector = vector_of(total)
+        kinds = {"mean": lambda: sequence.row_sum / len(sequence.ids), "first": lambda: sequence.row_sum}
+        sequence.vector = vector_of(kinds.get(sequence.pools, lambda: rows[-1])())
 
 
 def logits_of(logits: np.ndarray, pooling: Pooling) -> bytes | None:

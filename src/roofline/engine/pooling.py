@@ -5,23 +5,27 @@ here is exactly rounded or in a fixed order, so a vector's bits depend on the mo
 """
 
 import math
+import operator
 import sys
 from array import array
 from dataclasses import dataclass
 from typing import Literal
 
 from roofline.common.errors import RequestError, UnsupportedError
+from roofline.weights import vectors
+from roofline.weights.vectors import VectorKind
 
-PoolingKind = Literal["last", "mean", "logits"]
-KINDS = ("last", "mean", "logits")
+PoolingKind = VectorKind | Literal["logits"]
+KINDS: tuple[PoolingKind, ...] = (*vectors.KINDS, "logits")
 NORMAL = 2.0**-126  # the least float32 with all its digits
 
 
 @dataclass(frozen=True)
 class Pooling:
     """kind: "last", the hidden row of the prompt's last token [width]; "mean", the mean of the rows of all its tokens
-    [width]; "logits", the logits of `ids` after the prompt [len(ids)], or all of them [vocab] where there are no
-    ids. Hidden rows are what the model's head reads.
+    [width]; "first", the row of its first token [width], which is the [CLS] of an encoder's texts; "logits", the logits
+    of `ids` after the prompt [len(ids)], or all of them [vocab] where there are no ids. Hidden rows are what the
+    model's head reads.
 
     Raises RequestError for another kind, and for ids with a kind that has none.
     """
@@ -41,9 +45,12 @@ class Pooling:
         return self.kind != "logits"
 
 
-def check_able(pooling: Pooling | None, hidden: bool, adapter: str = "") -> None:
-    """Raises UnsupportedError where hidden rows are needed of an engine that has none, or with an adapter. hidden:
-    whether it has some."""
+def check_able(pooling: Pooling | None, hidden: bool, adapter: str = "", encoder: bool = False) -> None:
+    """Raises UnsupportedError where hidden rows are needed of an engine that has none, or with an adapter, and where
+    anything else is of an encoder. hidden: whether it has some; encoder: whether its model is one."""
+    if encoder and (pooling is None or not pooling.hidden):
+        reason = "it reads texts and gives their vectors; it generates none"
+        raise UnsupportedError("an answer of an encoder model", reason, ("/v1/embeddings", "/rerank", "LLM.embed"))
     if pooling is not None and pooling.hidden and adapter:
         raise UnsupportedError(
             "embeddings with an adapter", "hidden rows are those of the model itself", ("no adapter",)
@@ -84,6 +91,13 @@ def embedding(vector: bytes, dimensions: int | None = None) -> "array[float]":
         numbers = numbers[:dimensions]
     length = math.sqrt(math.fsum(x * x for x in numbers))  # squares of float32 are exact in float64
     return array("f", [x / length for x in numbers]) if length >= NORMAL else numbers
+
+
+def cosine(first: bytes, second: bytes) -> float:
+    """Of two pooled vectors of the same model: the cosine of the angle between them, -1 to 1; 0 for one of zeros."""
+    a, b = vector_numbers(first), vector_numbers(second)
+    length = math.sqrt(math.fsum(x * x for x in a) * math.fsum(x * x for x in b))
+    return max(-1.0, min(1.0, math.fsum(map(operator.mul, a, b)) / length)) if length > 0 else 0.0
 
 
 def probability(vector: bytes) -> float:

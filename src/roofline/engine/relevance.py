@@ -5,12 +5,14 @@ the probability of "yes" where these two are all there is: the softmax of two lo
 so, for "true" and "false", is monoT5's way (Nogueira et al. 2020, arXiv:2003.06713); with "yes" and "no" it is that of
 Qwen3-Reranker (Zhang et al. 2025, arXiv:2506.05176), whose marks <Instruct>, <Query> and <Document> are used here too.
 Nothing is sampled, so a score's bits depend on model and texts alone.
+
+An encoder answers nothing: its score is the cosine between the vectors of query and document, as vLLM has it.
 """
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from roofline.common.errors import UnsupportedError
+from roofline.common.errors import RequestError, UnsupportedError
 from roofline.engine.pooling import Pooling
 
 if TYPE_CHECKING:
@@ -25,6 +27,13 @@ def pair_messages(query: str, document: str, instruction: str | None = None) -> 
     """The conversation about a pair. The document stands last, so that pairs of one query share their beginning."""
     parts = QUESTION, f"<Instruct>: {instruction or INSTRUCTION}", f"<Query>: {query}", f"<Document>: {document}"
     return [{"role": "user", "content": "\n".join(parts)}]
+
+
+def check_instruction(instruction: str | None) -> None:
+    """Raises RequestError for an instruction to an encoder."""
+    if instruction is not None:
+        problem = "an encoder compares the vectors of two texts and is told nothing else; leave it out"
+        raise RequestError(400, "unsupported_value", f"instruction: {problem}", param="instruction")
 
 
 def yes_or_no(tokenizer: "Tokenizer") -> Pooling:

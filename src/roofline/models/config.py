@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from roofline.common.errors import ConfigError
 from roofline.common.names import did_you_mean
@@ -31,6 +31,8 @@ class ModelConfig:
     A family with more to say has a subclass named `Config` in its module, which `registry.configure` makes instead.
     What differs between layers is asked for by layer: `window`, `rope_of`, `alike`.
     """
+
+    encoder: ClassVar[bool] = False  # of a family whose tokens see the whole text, and which gives vectors alone
 
     family: str
     width: int

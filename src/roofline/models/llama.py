@@ -81,8 +81,9 @@ def attention(
     batch: ForwardBatch,
     soft_cap: float = 0.0,
     sinks: "Value | None" = None,
+    causal: bool = True,
 ) -> Value:
-    """Causal grouped-query attention with rotary positions; with qk_norm each head of q and k is normed first."""
+    """Grouped-query attention with rotary positions; with qk_norm each head of q and k is normed first."""
     table, window = cfg.rope_of(layer), cfg.window(layer)
     q = ops.linear(x, w.q.weight, w.q.bias)  # [tokens, heads * head_dim]
     k = ops.linear(x, w.k.weight, w.k.bias)  # [tokens, kv_heads * head_dim]
@@ -94,7 +95,7 @@ def attention(
         q = ops.rope(q, batch.positions, table, cfg.heads)
         k = ops.rope(k, batch.positions, table, cfg.kv_heads)
     batch.cache = ops.kv_write(batch.cache, k, v, layer)
-    bends = {"window": window, "soft_cap": soft_cap}
+    bends = {"window": window, "soft_cap": soft_cap, "causal": causal}
     out = ops.attend(q, batch.cache, layer, cfg.heads, cfg.attention_scale, **bends, sinks=sinks)
     return ops.linear(out, w.o.weight, w.o.bias)
 

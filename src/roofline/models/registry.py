@@ -10,6 +10,7 @@ from roofline.models.config import ModelConfig
 from roofline.models.family import Family
 
 _FAMILIES: dict[str, str | Family] = {
+    "bert": "roofline.models.bert",
     "deepseek": "roofline.models.deepseek",
     "gemma": "roofline.models.gemma",
     "glm4": "roofline.models.glm4",

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from roofline.common.errors import ConfigError
+from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops.cost import Affine
 from roofline.ops.elementwise import per_element
 from roofline.ops.registry import Call, op
@@ -166,13 +166,17 @@ def _attend_type(call: Call) -> Type:
         raise ConfigError(
             f"attend: q of width {call.q.width} for {call.heads} heads on a cache of {call.cache.trailing}"
         )
+    if not call.causal and (call.window or call.alibi or call.sinks is not None):
+        raise ConfigError("attend: causal=False goes with no window, ALiBi or sinks")
     if call.sinks is not None and call.sinks.shape != (call.heads,):
         raise ConfigError(f"attend: sinks of shape {call.sinks.shape} for {call.heads} heads")
     return call.q
 
 
 def _attend_flops(call: Call) -> Affine:
-    return Affine(pairs=4 * call.q.width)
+    flops = 4 * call.q.width  # of a query and a key
+    # Both ways a prompt of n tokens, which is one step, has n^2 pairs: twice those of causal attention less n.
+    return Affine(pairs=flops) if call.causal else Affine(pairs=2 * flops, tokens=-flops)
 
 
 def _attend_bytes(call: Call) -> Affine:
@@ -214,19 +218,23 @@ def attend(
     p_dtype: str = "f32",
     first_head: int = 0,
     all_heads: int = 0,
+    causal: bool = True,
     sinks: "Tensor | None" = None,
 ) -> "Tensor":
-    """Causal attention of each segment over its own cached keys; q [tokens, heads * head_dim], the same back.
+    """Attention of each segment over its own cached keys; q [tokens, heads * head_dim], the same back.
 
     heads may be a multiple of the cache's kv_heads (GQA); window > 0: a token sees itself and the window - 1 before it;
     soft_cap > 0: scores become soft_cap * tanh(score / soft_cap); alibi: scores fall linearly with distance.
     q_dtype, p_dtype: what q and the softmax weights are rounded to; kv_dtype: what kv_write rounded k and v to.
+    causal: a token sees no later one; False: all keys of its segment, which has a whole sequence then.
     first_head, all_heads: which of the model's heads these are (0 of them: all), for ALiBi alone.
     sinks [heads]: a score of each head beside those of the keys, which takes its part of the softmax and has no value.
     """
     import torch
 
     if isinstance(cache, Rows):
+        if not causal:
+            raise UnsupportedError("training of an encoder", "attention of training is causal")
         return attend_rows(q, cache, heads, scale, soft_cap, sinks)
     steps = slopes_of(heads, first_head, all_heads) if alibi else None
     slopes = torch.tensor(steps, dtype=torch.float32, device=q.device) if steps else None
@@ -242,6 +250,7 @@ def attend(
         if slopes is not None:
             scores = scores + slopes[:, None, None] * (keys - at)
         hidden = keys > at if not window else (keys > at) | (keys <= at - window)
+        hidden = hidden & causal
         p = round_to(softmax(scores.masked_fill(hidden, -math.inf), sinks), p_dtype).to(q.dtype)
         v = v.repeat_interleave(each, 1).to(q.dtype)
         parts.append(torch.einsum("hqk,khd->qhd", p, v).reshape(stop - start, -1))

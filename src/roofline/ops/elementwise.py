@@ -102,14 +102,16 @@ _EMBED = (Trait.ROW_WISE, Trait.SPLITS)
 
 
 @op(values=("ids",), weights=("w",), infer=_embed_type, traits=_EMBED, weight_bytes=_embed_bytes)
-def embed(ids: "Tensor", w: "Tensor", first: int | None = None) -> "Tensor":
+def embed(ids: "Tensor", w: "Tensor", first: int | None = None, one_row: bool = False) -> "Tensor":
     """Rows of w [vocab, width] by id; ids int [tokens].
 
     first: w is part of a table, its first row that of this id; ids whose rows are elsewhere give zeros. Below 0: so
-    many rows lie before that of id 0.
+    many rows lie before that of id 0. one_row: the first row of w for every token, whatever its id.
     """
     from torch.nn.functional import embedding
 
+    if one_row:
+        return w[0].expand(ids.shape[0], -1)
     if first is None:
         return embedding(ids, w)
     inside = (ids >= first) & (ids < first + w.shape[0])

@@ -7,7 +7,7 @@ from starlette.requests import Request
 
 from roofline.common.errors import RequestError
 from roofline.engine.facade import AsyncEngine
-from roofline.engine.pooling import Pooling
+from roofline.engine.pooling import Pooling, check_able
 from roofline.engine.process.messages import Ready
 from roofline.engine.receipts.signing import Signer
 from roofline.server.adapters import ServedAdapters
@@ -34,7 +34,7 @@ class Context:
     access_log: bool = False  # a line for each request
     page: bool = True  # whether the chat page is served
     ping_seconds: float = 15.0  # of silence in a stream, before a comment is sent; 0: never
-    pooling: Pooling = field(default_factory=Pooling)  # what embeddings are made of
+    pooling: Pooling | None = None  # what embeddings are made of; None: what the loaded model says
     keys: Keys = field(default_factory=Keys)  # none leave all routes open
     allowed_origins: frozenset[str] = frozenset()  # of pages of other sites that may read answers
     response_store: Path | None = None  # the file of responses that are kept; None: they are kept in memory
@@ -63,6 +63,12 @@ class Context:
         if description is None or not self.engine.ready:
             raise RequestError(503, "engine_not_ready", "The engine is not ready. Try again in a moment.")
         return description
+
+    def generating(self) -> Ready:
+        """As `loaded`, for routes that answer. Raises also UnsupportedError, where the model is an encoder."""
+        loaded = self.loaded()
+        check_able(None, loaded.gives_hidden, encoder=loaded.encoder)
+        return loaded
 
 
 def of(request: Request) -> Context:

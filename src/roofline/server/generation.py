@@ -122,8 +122,8 @@ def check_prompts(
     field, answer_field: what the API calls the prompt, and the longest answer.
     """
     answer = params.max_tokens if params.max_tokens is not None else max(1, params.min_tokens)
+    check_able(params.pooling, loaded.gives_hidden, encoder=loaded.encoder)
     if params.pooling is not None:
-        check_able(params.pooling, loaded.gives_hidden)
         answer = 0
     for prompt in prompts:
         _check_prompt(field, prompt, answer, loaded, answer_field)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from roofline.common import log
-from roofline.common.errors import RequestError, RooflineError
+from roofline.common.errors import RequestError, RooflineError, UnsupportedError
 from roofline.common.processes import return_freed_memory
 from roofline.engine.golden import (
     LEAST_AGREEMENT,
@@ -109,6 +109,8 @@ class GoldenCheck:
 
         description = self._engine.description
         assert description is not None, "it is ready"
+        if description.encoder:
+            raise UnsupportedError("golden prompts of an encoder model", "it has no logits to compare")
         prompts = await asyncio.to_thread(golden_prompts, text.tokenizer.encode, description.max_model_len)
         source = await asyncio.to_thread(original, self._source)
         task = Task(source, self._load.weights, [list(p.ids) for p in prompts], [list(p.positions) for p in prompts])

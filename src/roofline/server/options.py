@@ -4,7 +4,7 @@ import contextlib
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from roofline.backends.options import DEFAULT_MODEL, LoadOptions
 from roofline.common.errors import ConfigError
@@ -15,6 +15,7 @@ from roofline.server.limits import Limits
 if TYPE_CHECKING:
     from roofline.engine.pooling import Pooling
     from roofline.text.replies.reply_format import ReplyFormat
+    from roofline.weights.vectors import VectorKind
 
 TOPIC = "Serving"
 SECURITY = "Who may use the server"
@@ -94,8 +95,9 @@ class ServeOptions(Options):
         choices=("auto", "think", "none"), topic=TOPIC,
     )  # fmt: skip
     pooling: str = option(
-        "last", "What embeddings are made of: the hidden state of a text's last token, or the mean over all of them.",
-        choices=("last", "mean"), topic=TOPIC,
+        "auto", "What embeddings are made of: the hidden state of a text's last token, of its first, or the mean over "
+        "all of them; auto: what the model's files say, or else the mean of an encoder and the last of other models.",
+        choices=("auto", "last", "mean", "first"), topic=TOPIC,
     )  # fmt: skip
     otlp_endpoint: str | None = option(
         None, "Collector of OpenTelemetry that is sent a span for each request, as http://localhost:4318. "
@@ -192,11 +194,11 @@ class ServeOptions(Options):
         return reply_format(template, calls, thinks)
 
     @property
-    def embedding_pooling(self) -> "Pooling":
-        """What embeddings are made of."""
+    def embedding_pooling(self) -> "Pooling | None":
+        """What embeddings are made of; None: what the loaded model says."""
         from roofline.engine.pooling import Pooling
 
-        return Pooling("mean" if self.pooling == "mean" else "last")
+        return None if self.pooling == "auto" else Pooling(cast("VectorKind", self.pooling))
 
     def effective_limits(self) -> Limits:
         """`limits` with those that are options of their own."""

@@ -235,7 +235,7 @@ def stored_names(path: Path, dtypes: Mapping[str, str], config: JsonObject) -> d
     """
     stored: dict[str, str] = {}
     for name, dtype in dtypes.items():
-        if names.HF_BUFFERS.fullmatch(name):
+        if names.HF_BUFFERS.fullmatch(name) or not files_of(config["family"]).NAMES.reads_hf(name):
             continue
         canonical = names.from_hf(config["family"], name)
         if canonical is None:

@@ -13,14 +13,16 @@ from roofline.common.files import write_atomically
 from roofline.models.registry import configure
 from roofline.models.spec import Param
 from roofline.weights.config import hf
-from roofline.weights.families.shared.tensor_names import Row
+from roofline.weights.families.shared.joined_experts import in_turn
 from roofline.weights.families.table import MODEL_TYPES, files_of
 from roofline.weights.files.mapped import JsonObject
 from roofline.weights.files.safetensors import INDEX
 from roofline.weights.hf_values import as_theirs, hf_shape
 from roofline.weights.names import to_hf
 
+Row = tuple[str, tuple[int, ...], bytes]  # name, shape and little-endian bytes of a tensor that is written
 FILE_BYTES = 5 << 30  # of weights in a file
+_WORDS = {"F32": "<u4", "F16": "<u2", "BF16": "<u2"}  # what a number of each lies in
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -33,20 +35,21 @@ def hf_config(config: JsonObject, dtype: str = "F32") -> dict[str, object]:
     return common | files_of(family).to_hf(dict(config))
 
 
-def checked_hf_config(config: JsonObject, dtype: str) -> dict[str, object]:
-    """As `hf_config`. Raises UnsupportedError where it would be read back as another configuration.
+def checked_hf_config(config: JsonObject, dtype: str) -> tuple[dict[str, object], str]:
+    """As `hf_config`, and the order of the rows of q and k in such files. Raises UnsupportedError where it would be
+    read back as another configuration.
 
     config: its norm_eps and rope_theta may be float32 numbers, whose shortest spelling is written.
     """
     spelled = {name: float(str(np.float32(config[name]))) for name in ("norm_eps", "rope_theta")}
-    written = {**config, **spelled, "rope_style": "half"}
-    values = hf_config(written, dtype)
-    (_, before), (_, after) = configure(written), configure(hf.from_hf(Path("config.json"), values))
+    values = hf_config({**config, **spelled}, dtype)
+    read = hf.from_hf(Path("config.json"), values)
+    (_, before), (_, after) = configure({**config, **spelled, "rope_style": read["rope_style"]}), configure(read)
     for name, value in vars(before).items():
         if getattr(after, name) != value:
             what = f"{name} = {value!r} in a config.json"
             raise UnsupportedError(what, f"it would be read back as {getattr(after, name)!r}", ("GGUF",))
-    return values
+    return values, str(read["rope_style"])
 
 
 def write_folder(
@@ -84,32 +87,37 @@ def write_folder(
 def _theirs(
     config: JsonObject, tensors: Iterable[tuple[str, tuple[int, ...], bytes | np.ndarray]], dtype: str
 ) -> Iterator[Row]:
-    """The tensors as Hugging Face's files have them."""
+    """The tensors as Hugging Face's files have them. A part of one is kept until the others have come."""
     family, experts = config["family"], config.get("experts", 0)
-    joined = files_of(family).NAMES.hf_joined
-    rows = (
-        (
-            to_hf(family, name),
-            hf_shape(config, name, shape),
-            as_theirs(config, name, shape, data if isinstance(data, bytes) else data.tobytes(), dtype),
-        )
-        for name, shape, data in (tensors if joined is not None else _by_expert(tensors, experts))
-    )
-    return joined(rows, experts, dtype) if joined is not None else rows
+    table = files_of(family).NAMES
+    parts: dict[str, dict[int, np.ndarray]] = {}
+    for name, shape, values in tensors:
+        data = values if isinstance(values, bytes) else values.tobytes()
+        place = table.hf_placed(to_hf(family, name))
+        if place is None:
+            for own, each, part in _by_expert(name, shape, data, experts):
+                raw = as_theirs(config, own, each, part, dtype)
+                yield to_hf(family, own), hf_shape(config, own, each), raw
+        elif not place.of:
+            yield place.name, shape, data
+        else:
+            stacked = np.frombuffer(data, _WORDS[dtype]).reshape(experts, -1, *shape[1:])
+            parts.setdefault(place.name, {})[place.at] = stacked
+            if len(parts[place.name]) == place.of:
+                whole = [part for _, part in sorted(parts.pop(place.name).items())]
+                joined = np.stack([in_turn(each) for each in zip(*whole, strict=True)])
+                yield place.name, joined.shape, joined.tobytes()
 
 
-def _by_expert(
-    tensors: Iterable[tuple[str, tuple[int, ...], bytes | np.ndarray]], experts: int
-) -> Iterator[tuple[str, tuple[int, ...], bytes | np.ndarray]]:
-    """The same with a tensor for each expert, as other programs read them."""
-    for name, shape, data in tensors:
-        if ".experts." not in name:
-            yield name, shape, data
-            continue
-        size = len(data) // experts
-        param, each = Param(name, shape, "replicate", experts=experts), (shape[0] // experts, *shape[1:])
-        for number in range(experts):
-            yield param.expert(number), each, data[number * size : (number + 1) * size]
+def _by_expert(name: str, shape: tuple[int, ...], data: bytes, experts: int) -> Iterator[Row]:
+    """A parameter, or each expert's where it holds those of a layer."""
+    if ".experts." not in name:
+        yield name, shape, data
+        return
+    size = len(data) // experts
+    param, each = Param(name, shape, "replicate", experts=experts), (shape[0] // experts, *shape[1:])
+    for number in range(experts):
+        yield param.expert(number), each, data[number * size : (number + 1) * size]
 
 
 def _write_tensors(folder: Path, tensors: Iterable[Row], dtype: str) -> None:

@@ -51,12 +51,24 @@ def test_context_lengths(window, programs):
     assert error(run(step, launch)[0], expected(step, 2, window)) < TOLERANCE["f32"]
 
 
-@pytest.mark.parametrize("dim", [8, 24, 64, 80, 96, 112, 128, 256])
+@pytest.mark.parametrize("dim", [8, 9, 20, 24, 36, 64, 80, 96, 112, 128, 256])
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_head_sizes(dim, dtype):
     step = paged([(1, 70), (20, 33)], 2, 2, dim, dtype)
     want = expected(step, 2)
     assert error(run(step, prepared(step, 2))[0], want) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_splits_of_heads_of_an_odd_size(exact):
+    """What lies behind a head's end is another head, or nothing; NaN there would be seen."""
+    from roofline.backends.gpu.kernels.attend_launches import state_start
+
+    step = paged([(1, 600), (1, 300)], 2, 1, 9)
+    launch = prepared(step, 2, exact=exact)
+    assert launch.splits > 1
+    assert state_start(launch) % 4 == 0
+    assert error(run(step, launch)[0], expected(step, 2)) < TOLERANCE["f32"]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -303,8 +315,8 @@ def test_refusals():
     from roofline.common.errors import UnsupportedError
 
     step = paged([(1, 600)], 4, 2, 16)
-    with pytest.raises(UnsupportedError, match="20 dimensions"):
-        prepared(replace(step, k=torch.zeros(1, 2, 16, 20)), 4)
+    with pytest.raises(UnsupportedError, match="257 dimensions"):
+        prepared(replace(step, k=torch.zeros(1, 2, 16, 257)), 4)
     with pytest.raises(AssertionError, match="workspace"):
         attend(
             prepared(step, 4), step.q, step.k, step.v, *step.fields, scale=1.0, workspace=torch.zeros(8),

@@ -35,6 +35,9 @@ MODELS = {
         },
         "BF16",
     ),
+    "heads-of-20": ({**LLAMA, "head_dim": 20}, "BF16"),
+    "heads-of-36": ({**LLAMA, "family": "qwen", "qk_norm": True, "heads": 8, "head_dim": 36}, "Q8_0"),
+    "heads-of-9": ({**LLAMA, "family": "mpt", "width": 36, "kv_heads": 4, "head_dim": 9, "positions": "alibi"}, "BF16"),
     "mixtral": (MIXTRAL, "BF16"),
     "qwen2-moe": (
         {**MIXTRAL, "family": "qwen_moe", "attention_bias": True, "renormalise": False, "shared_ffn": 96},
@@ -71,7 +74,7 @@ def models(name, exact=False):
     return gpu, ReferenceExecutable(program, source.read, **shape)
 
 
-QUICK = ("llama", "gpt_oss")  # the others take their time: -m slow
+QUICK = ("llama", "heads-of-20", "gpt_oss")  # the others take their time: -m slow
 # Texts in which no token's last chosen expert and the first that is not lie as near as rounding moves router logits:
 # 16 bits move them by up to 2^-6, these margins are 2^-4 and more. With the seed 0 two experts of a token that Mixtral
 # decodes are 2^-8 apart, one step of bf16; it goes to the other one, its logits differ by 3 %, and nothing is wrong.

@@ -137,8 +137,9 @@ void sums(Checker& check) {
 
 void ropes(Checker& check) {
     Random random(4);
-    for (int dim : {16, 32, 64, 80, 96, 128, 256})
+    for (int dim : {12, 16, 20, 32, 36, 64, 80, 96, 128, 256})
         for (int form = 0; form < 6; form++) {
+            const int stored = roofline::stored_dim(dim);
             const std::vector<float> table = random.reals(5 * dim, 0.5f), head = random.reals(dim, 3.0f),
                                      norm = random.reals(dim);
             const roofline::Rope rope{form < 4 ? table.data() : nullptr,
@@ -152,20 +153,20 @@ void ropes(Checker& check) {
             check("rope " + std::to_string(dim) + " form " + std::to_string(form),
                   [&](const Kernels& kernels, Output& out) {
                       for (int32_t position = 0; position < 5; position++) {
-                          std::vector<uint16_t> y(dim);
+                          std::vector<uint16_t> y(stored);
                           kernels.rope_query(rope, head.data(), position, y.data());
-                          out.halves(y.data(), dim);
+                          out.halves(y.data(), stored);
                           kernels.rope_key(rope, head.data(), position, y.data());
-                          out.halves(y.data(), dim);
+                          out.halves(y.data(), stored);
                       }
                   });
             check("rope int8 " + std::to_string(dim) + " form " + std::to_string(form),
                   [&](const Kernels& kernels, Output& out) {
                       for (int32_t position = 0; position < 5; position++) {
-                          std::vector<int8_t> y(dim);
+                          std::vector<int8_t> y(stored);
                           const float scale = kernels.rope_key_int8(rope, head.data(), position, y.data());
                           out.floats(&scale, 1);
-                          out.integers(y.data(), dim);
+                          out.integers(y.data(), stored);
                       }
                   });
         }
@@ -173,8 +174,9 @@ void ropes(Checker& check) {
 
 void heads_in_bytes(Checker& check) {
     Random random(6);
-    for (int dim : {16, 64, 80, 512}) {
+    for (int dim : {10, 16, 64, 80, 90, 512}) {
         constexpr int kHeads = 40;
+        const int stored = roofline::stored_dim(dim);
         std::vector<float> x = random.reals(kHeads * dim);
         for (int h = 0; h < kHeads; h++)
             for (int i = 0; i < dim; i++) x[h * dim + i] *= power(h * 6 - 126);  // from the smallest numbers on
@@ -183,12 +185,34 @@ void heads_in_bytes(Checker& check) {
         x[9 * dim] = 127.0f;
         check("to_int8 " + std::to_string(dim), [&](const Kernels& kernels, Output& out) {
             for (int h = 0; h < kHeads; h++) {
-                std::vector<int8_t> y(dim);
+                std::vector<int8_t> y(stored);
                 const float scale = kernels.to_int8(x.data() + h * dim, dim, y.data());
                 out.floats(&scale, 1);
-                out.integers(y.data(), dim);
+                out.integers(y.data(), stored);
             }
         });
+    }
+}
+
+// Behind a head's end stand zeros, whatever lies behind what it is made from.
+void ends_of_heads(Checker& check) {
+    Random random(7);
+    for (int dim : {9, 20, 36}) {
+        const int stored = roofline::stored_dim(dim);
+        std::vector<float> head = random.reals(dim);
+        head.resize(stored, kNan);
+        const roofline::Rope rope{nullptr, nullptr, nullptr, 0.0f, false, dim, 0, 0.18f};
+        for (const Kernels* kernels : check.tables()) {
+            std::vector<uint16_t> q(stored, 0x7fc0), k = q, v = q;
+            std::vector<int8_t> bytes(stored, 77);
+            kernels->rope_query(rope, head.data(), 0, q.data());
+            kernels->rope_key(rope, head.data(), 0, k.data());
+            kernels->to_bf16(head.data(), dim, v.data());
+            const float scale = kernels->to_int8(head.data(), dim, bytes.data());
+            bool zeros = scale > 0;
+            for (int i = dim; i < stored; i++) zeros = zeros && !(q[i] | k[i] | v[i] | bytes[i]);
+            check.require("zeros behind a head of " + std::to_string(dim) + " " + kernels->isa, zeros);
+        }
     }
 }
 
@@ -200,11 +224,12 @@ void conversions(Checker& check) {
                                 0x7f800000u, 0xff800000u, 0x7f800001u, 0xffc12345u, 0x3f808000u, 0x3f818000u,
                                 0x3f807fffu, 0x3f808001u, 0x7f7f8000u, 0x007fffffu};
     for (int i = 0; i < 16; i++) any[i] = float_of(special[i]);
-    check("to_bf16", [&](const Kernels& kernels, Output& out) {
-        std::vector<uint16_t> y(any.size());
-        kernels.to_bf16(any.data(), (int64_t)any.size(), y.data());
-        out.halves(y.data(), y.size());
-    });
+    for (int missing : {0, 5})
+        check("to_bf16 without " + std::to_string(missing), [&](const Kernels& kernels, Output& out) {
+            std::vector<uint16_t> y(any.size());
+            kernels.to_bf16(any.data(), (int64_t)any.size() - missing, y.data());
+            out.halves(y.data(), y.size());
+        });
     std::vector<float> x;
     for (int i = -150 * 64; i <= 127 * 64; i++) x.push_back((float)i / 64.0f);
     for (int i = 0; i < 2000; i++) x.push_back(random.real() * 60.0f);
@@ -228,6 +253,7 @@ void rows(Checker& check) {
     sums(check);
     ropes(check);
     heads_in_bytes(check);
+    ends_of_heads(check);
     conversions(check);
 }
 

@@ -13,7 +13,7 @@ import numpy as np
 
 import roofline._native as _native
 from roofline.backends.base import BackgroundCheck, Clock, ExpertCounts, MonotonicClock, StepCost
-from roofline.backends.capacity import Capacity
+from roofline.backends.capacity import Capacity, host_token_bytes
 from roofline.backends.cpu.lowered import Identity, Lowered
 from roofline.backends.cpu.weights_check import StepEdges, WeightsCheck
 from roofline.backends.prices import PriceTable, StepPrices
@@ -22,7 +22,6 @@ from roofline.common.errors import CapacityError, UnsupportedError
 from roofline.hardware.detect import detect
 from roofline.hardware.roofs import Roofs
 from roofline.ops.batch import FIELDS, PAGE_TOKENS, Batch, BatchLimits
-from roofline.ops.symbol import kv_head_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,8 +92,7 @@ class CpuExecutable:
         self._arena = _native.Memory(_arena_bytes(lowered, limits) + 64)
         self._exchanges = exchange(self._arena.view(), self.batch) if exchange is not None else {}
         shape = lowered.attention
-        layer_page = 2 * shape.kv_heads * PAGE_TOKENS * kv_head_bytes(model.kv_dtype, shape.head_dim)  # K and V
-        self.page_bytes = layer_page * shape.layers
+        self.page_bytes = PAGE_TOKENS * shape.layers * host_token_bytes(model.kv_dtype, shape.kv_heads, shape.head_dim)
         self._cache = cache if cache is not None else _native.Memory(self.page_bytes * num_pages)
         self._core = _native.Executable(
             isa,
@@ -185,6 +183,10 @@ class CpuExecutable:
         model = _model(planned, lower(planned, self.layout), identity)
         capacity = Capacity(replace(self.limits, rows=self.limits.tokens), self.max_context, self.num_pages)
         return CpuExecutable(model, self.image, capacity, isa=self.isa, threads=self.threads, cache=self._cache)
+
+    @property
+    def causal(self) -> bool:
+        return not self._model.lowered.checked.both_ways
 
     @cached_property
     def program(self) -> "Program":

@@ -71,6 +71,8 @@ _TANH = {
 }
 # Op -> the attribute that its number is.
 _FACTORS = {"scale": "factor", "soft_cap": "cap", "attend": "soft_cap", "clamped_swiglu": "limit"}
+# Queries are stored in 16 bits, filled up to a multiple of 16, where their float32 have a place.
+_LEAST_HEAD, _MOST_HEAD = 8, 512
 Ref = tuple[int, int, int, int]
 NONE: Ref = (-1, 0, 0, 0)
 NO_KERNEL = (
@@ -89,7 +91,7 @@ def keep_operands(program: Program) -> Program:
     body = []
     without_barrier: list[str] = []
     for instr in program.body:
-        rotated = [source[instr.inputs[0]]] if instr.op == "attend" else []
+        rotated = [source[name] for name in instr.inputs[:1] if instr.op == "attend" and name in source]  # see `check`
         body.append(replace(instr, inputs=(*instr.inputs, *rotated, *without_barrier)))
         without_barrier = [*without_barrier, instr.inputs[0]] if instr.makes_integers else []
     planned = plan(replace(program, body=tuple(body), plan=None))
@@ -169,6 +171,10 @@ def _operation(instr: Instr, types: Mapping[str, Type], columns: int) -> str:
     """columns: of its matrix; an input of experts that is wider has a part for each of a row's."""
     if instr.op == "embed" and instr.inputs[0] == "positions":
         return "embed_positions"
+    if instr.op == "embed" and instr.attr("one_row"):
+        return "embed_one_row"
+    if instr.op == "attend" and not instr.attr("causal"):
+        return "attend_both_ways"
     if instr.op == "attend" and instr.weights:
         return "attend_sinks"
     name = _OPERATIONS[instr.op]
@@ -184,8 +190,9 @@ def _operation(instr: Instr, types: Mapping[str, Type], columns: int) -> str:
 def _attention(program: Program) -> Attention:
     (group,) = program.kv_groups.values()
     tables = list(program.tables.values())
-    if group.head_dim % 16 or group.head_dim > 512:
-        raise UnsupportedError(f"head_dim {group.head_dim}", "the cpu backend needs a multiple of 16 up to 512")
+    if not _LEAST_HEAD <= group.head_dim <= _MOST_HEAD:
+        reason = f"the cpu backend has attention over heads of {_LEAST_HEAD} to {_MOST_HEAD}"
+        raise UnsupportedError(f"head_dim {group.head_dim}", reason, ["backend=reference"])
     if len({(table.style, table.dim) for table in tables}) > 1:
         raise UnsupportedError(
             "rope tables of several styles or widths", "the cpu backend has one of each for all layers"

@@ -76,6 +76,10 @@ class ReferenceExecutable:
         program, limits = plan(headless(self.program)), replace(self.limits, rows=self.limits.tokens)
         return replace(self, program=program, limits=limits, caches=self._caches)
 
+    @property
+    def causal(self) -> bool:
+        return all(instr.attr("causal") for instr in self.program.body if instr.op == "attend")
+
     def forward(self) -> None:
         self._logits = self.run({}).numpy()
 

@@ -83,6 +83,8 @@ class Interpreter:
         import torch
 
         name, first = instr.weights[0], instr.attr("first")
+        if instr.attr("one_row"):
+            return self.weights.rows(name, ids.new_zeros(1).numpy()).expand(len(ids), -1)
         if first is None:
             return self.weights.rows(name, ids.numpy())
         inside = (ids >= first) & (ids < first + self.program.weights[name].shape[0])
@@ -229,7 +231,8 @@ class Interpreter:
         for index, (start, stop, first) in enumerate(cache.segments):
             context = cache.read_stored(instr.attr("layer"), index).for_heads(heads)
             rows = q[start:stop].view(stop - start, heads, -1)
-            out.append(orders.attend_pages64(rows, context, first, instr.attr("scale"), **bends).flatten(1))
+            at = first if instr.attr("causal") else None
+            out.append(orders.attend_pages64(rows, context, at, instr.attr("scale"), **bends).flatten(1))
         return torch.cat(out)
 
     def _op_adapter_down(self, instr: Instr, x: "Tensor", rows: adapters.AdaptedRows) -> "Tensor":

@@ -187,14 +187,15 @@ class Context:
 def attend_pages64(
     q: "Tensor",
     context: Context,
-    first: int,
+    first: int | None,
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
     slopes: list[float] | None = None,
     sinks: "Tensor | None" = None,
 ) -> "Tensor":
-    """Order "pages64", one segment: q [queries, heads, head_dim] at positions first.. -> the same shape.
+    """Order "pages64", one segment: q [queries, heads, head_dim] at positions first.. -> the same shape; first=None:
+    each sees all keys.
 
     context: with a kv head for each query head. Scales of "pages64.int8" are multiplied into scores (k's), and into
     softmax weights before these are rounded to bf16 (v's). slopes: ALiBi's, in units of log2. sinks
@@ -207,7 +208,10 @@ def attend_pages64(
     k, v, k_scale, v_scale = context.k, context.v, context.k_scale, context.v_scale
     count = k.shape[0]
     q = (q * torch.tensor(scale * math.log2(math.e), dtype=torch.float32)).bfloat16().float()
-    at = torch.arange(first, first + q.shape[0])[:, None]
+    if first is None:
+        at = torch.full((q.shape[0], 1), count - 1)
+    else:
+        at = torch.arange(first, first + q.shape[0])[:, None]
     keys = torch.arange(count)[None, :]
     visible = (keys <= at) & (keys > at - window) if window else keys <= at  # [queries, context]
     scores = _scores(q, k) if k_scale is None else _scores(q, k) * k_scale.T[None]
@@ -230,8 +234,9 @@ def _scores(q: "Tensor", k: "Tensor") -> "Tensor":
     import torch
 
     out = torch.zeros(q.shape[0], q.shape[1], k.shape[0])
-    for pair in range(0, q.shape[2], 2):
-        for dim in (pair + 1, pair):
+    dims = q.shape[2]
+    for pair in range(0, dims, 2):
+        for dim in (pair + 1, pair) if pair + 1 < dims else (pair,):
             out = fma(q[:, :, None, dim], k[:, :, dim].T[None], out)
     return out
 

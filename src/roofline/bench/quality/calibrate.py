@@ -1,8 +1,8 @@
-"""How much each column of a model's matrices counts: the mean square of what it is multiplied with in a text.
+"""What a text says of a model's matrices: how much each column counts, and how the columns depend on each other.
 
 A matrix W that is rounded to W + E gives x W + x E. Over the rows x of a text the expected square of x E, as far as the
 columns of x are independent, is the sum over columns of mean(x^2) E^2: what `weights.quantise.rounding` weighs errors
-by.
+by. The sums of x^T x, which GPTQ needs, say how far they are not.
 """
 
 from collections.abc import Callable
@@ -17,33 +17,44 @@ from roofline.common.errors import CapacityError, ConfigError
 from roofline.hardware.detect import detect
 from roofline.ops.batch import PAGE_TOKENS, Segment
 from roofline.program.ir import Instr
+from roofline.weights.quantise.calibration import Calibration
 
 if TYPE_CHECKING:
     from roofline.program.ir import Program
     from roofline.weights.checkpoint import Checkpoint
 
 CONTEXT = 512  # tokens that see each other
-TOKENS = 1024  # of a text: the reference, which is slow, reads it
+# Of a text, by method: the reference, which is slow, reads it. GPTQ measures cols^2 numbers of each matrix, not cols.
+TOKENS = {"importance": 1024, "gptq": 8192}
 _FLOOR = 1e-3  # of the mean: a column that a text never used may still be used by another
 
 Progress = Callable[[int, int], None]
 
 
-def column_importance(
-    checkpoint: "Checkpoint", text: str, threads: int | None, progress: Progress = lambda done, total: None
-) -> dict[str, np.ndarray]:
-    """Canonical name of a matrix -> float32 [cols], with mean 1, from running the model on a text in plain float32.
+def calibrate(
+    checkpoint: "Checkpoint",
+    text: str,
+    method: str,
+    threads: int | None,
+    progress: Progress = lambda done, total: None,
+) -> Calibration:
+    """Run the model on a text in plain float32.
 
     Args:
-        text: of which up to `TOKENS` tokens are read.
+        text: of which up to `TOKENS[method]` tokens are read.
+        method: "importance" measures columns (their mean is 1); "gptq" also the sums of products of two columns.
         threads: that compute; None: as torch chooses.
 
     Raises ConfigError where the text is too short, CapacityError where the model in float32 has no room.
     """
     count = sum(int(np.prod(info.shape)) for info in checkpoint.tensors.values())
+    if method == "gptq":  # at most: matrices with the same input share their products
+        count += sum(info.shape[-1] ** 2 for info in checkpoint.tensors.values() if len(info.shape) > 1)
     free = detect().memory_available
     if free is not None and 4 * count > free:
         remedy = "Quantise without --calibrate, which needs no more memory than a piece of a tensor."
+        if method == "gptq":
+            remedy = f"Use --method importance, which holds no products of columns. {remedy}"
         raise CapacityError("calibrating, which holds the model in float32,", 4 * count, free, "bytes", remedy)
     context = min(CONTEXT, checkpoint.config["max_position"])
     load = replace(LoadOptions(), backend="reference", arithmetic="plain", threads=threads)
@@ -53,10 +64,10 @@ def column_importance(
 
     assert isinstance(executable, ReferenceExecutable), "it was asked for"
     assert tokenizer is not None, "it was loaded with its text side"
-    ids = tokenizer.encode(text, add_special=True)[:TOKENS]
+    ids = tokenizer.encode(text, add_special=True)[: TOKENS[method]]
     if not ids:
         raise ConfigError("the text to calibrate with is empty")
-    sums = _Squares(executable.program)
+    sums = _Sums(executable.program, products=method == "gptq")
     executable.observe(sums.see)
     step = executable.limits.tokens
     for begin in range(0, len(ids), context):
@@ -68,15 +79,17 @@ def column_importance(
             executable.forward()
             progress(begin + start + len(part), len(ids))
     executable.close()
-    return sums.importance()
+    return Calibration(sums.importance(), sums.products())
 
 
-class _Squares:
-    """Sums of the squares of what comes into the linear ops of a Program."""
+class _Sums:
+    """Sums over the rows that come into the linear ops of a Program: of squares, and of products if these are used."""
 
-    def __init__(self, program: "Program") -> None:
-        self._program = program
-        self._sums: dict[str, np.ndarray] = {}  # of a file's matrix, float64 [cols]
+    def __init__(self, program: "Program", products: bool) -> None:
+        self._program, self._with_products = program, products
+        # By the weight of the Program, which may hold several matrices of the file.
+        self._squares: dict[str, np.ndarray] = {}  # float64 [cols]
+        self._products: dict[str, np.ndarray] = {}  # float32 [cols, cols]
 
     def see(self, instr: Instr, operands: list[object]) -> None:
         import torch
@@ -85,16 +98,33 @@ class _Squares:
             return
         x = operands[0]
         assert isinstance(x, torch.Tensor), "plain arithmetic keeps rows as floats"
-        squares = x.to(torch.float64).square().sum(dim=0).numpy()  # [cols]
-        for piece in self._program.weights[instr.weights[0]].pieces:
-            before = self._sums.get(piece.tensor)
-            self._sums[piece.tensor] = squares if before is None else before + squares
+        weight = instr.weights[0]
+        _add(self._squares, weight, x.to(torch.float64).square().sum(dim=0).numpy())
+        if self._with_products:
+            _add(self._products, weight, (x.T @ x).numpy())
 
     def importance(self) -> dict[str, np.ndarray]:
-        found = {}
-        for name, sums in self._sums.items():
-            mean = sums.mean()
+        importance = {}
+        for name, squares in self._by_tensor(self._squares).items():
+            mean = squares.mean()
             if not np.isfinite(mean) or mean <= 0:
                 raise ConfigError(f"tensor {name!r}: what it is multiplied with is zero, or no number, in this text")
-            found[name] = np.maximum(sums / mean, _FLOOR).astype(np.float32)
-        return found
+            importance[name] = np.maximum(squares / mean, _FLOOR).astype(np.float32)
+        return importance
+
+    def products(self) -> dict[str, np.ndarray]:
+        return self._by_tensor(self._products)
+
+    def _by_tensor(self, sums: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        by_tensor: dict[str, np.ndarray] = {}
+        for weight, addend in sums.items():
+            for name in {piece.tensor for piece in self._program.weights[weight].pieces}:
+                by_tensor[name] = by_tensor[name] + addend if name in by_tensor else addend
+        return by_tensor
+
+
+def _add(sums: dict[str, np.ndarray], weight: str, addend: np.ndarray) -> None:
+    if weight in sums:
+        sums[weight] += addend
+    else:
+        sums[weight] = addend

@@ -21,8 +21,9 @@ def command(
     dtype: Annotated[Literal["f32", "f16", "bf16"], Option("What --dequantize widens to; f32 is exact.")] = "f32",
     as_json: AsJson = False,
 ) -> None:
-    """Write MODEL in the other format: safetensors as GGUF, GGUF as safetensors. 16 and 32-bit weights stay exact."""
-    from roofline.bundle.rewrite import Work, quantised_tensors, write_gguf, write_safetensors
+    """Write MODEL in the other format: safetensors as GGUF, GGUF as safetensors. Weights stay exact, in 16 and 32 bits
+    and in what fewer both kinds of files have."""
+    from roofline.bundle.rewrite import Work, quantised_tensors, without_place, write_gguf, write_safetensors
     from roofline.cli.models.quantize import opened, print_written
 
     checkpoint = opened(model, output)
@@ -30,12 +31,14 @@ def command(
     if to_gguf == (checkpoint.kind == "gguf"):
         kind = "a GGUF file" if to_gguf else "a folder of safetensors"
         raise ConfigError(f"{checkpoint.path} is {kind} already; `roofline quantize` changes the format of its weights")
-    lost = quantised_tensors(checkpoint)
+    kind = "GGUF" if to_gguf else "safetensors"
+    lost = without_place(checkpoint, kind)
     if lost and not dequantize:
         form = checkpoint.tensors[lost[0]].format
-        kind = "GGUF" if to_gguf else "safetensors"
         what = f"{checkpoint.path} holds {len(lost)} quantised tensors, such as {lost[0]!r} in {form}"
         raise ConfigError(f"{what}, which {kind} cannot hold as they are: --dequantize widens them")
+    if dequantize:
+        lost = quantised_tensors(checkpoint)
     with counted_bar("converting") as bar:
         if to_gguf:
             written = write_gguf(checkpoint, output, dtype.upper() if lost else "", Work(progress=bar))

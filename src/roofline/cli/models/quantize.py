@@ -1,23 +1,43 @@
 """roofline quantize: a model's weights in fewer bits, as a GGUF file."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from roofline.cli.options import AsJson, ModelArgument, Threads
 from roofline.cli.output import print_json
 from roofline.cli.progress import counted_bar
 from roofline.common.errors import ConfigError
-from roofline.common.options import Option
+from roofline.common.options import Option, Options, option
 from roofline.common.units import human_bytes
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from roofline.bench.quality.report import Report
     from roofline.bundle.rewrite import Rewritten
     from roofline.weights.checkpoint import Checkpoint
+    from roofline.weights.quantise.calibration import Calibration
+
+
+@dataclass(frozen=True)
+class TextOptions(Options):
+    """The texts that rounding is fitted to and judged by."""
+
+    calibrate: Path | None = option(
+        None, "A text like those the model will read: errors count where its weights are used most."
+    )
+    method: Literal["importance", "gptq"] = option(
+        "importance",
+        "What --calibrate does: importance weighs errors by column; gptq also makes up for them in later columns.",
+    )
+    report: Path | None = option(
+        None, "Another text, on which the result is compared with MODEL: perplexity, KL, tensors."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.method != "importance" and self.calibrate is None:
+            raise ConfigError(f"--method {self.method} measures the columns on a text: name one with --calibrate")
 
 
 def command(
@@ -26,16 +46,10 @@ def command(
         str, Option("q4 (Q4_K_M), q5, q6, q8, bf16, f16, f32, or a kind of file by llama.cpp's name, as gguf:Q5_K_S.")
     ],
     output: Annotated[Path, Option("A new file that ends in .gguf.", flags=("--output", "-o"))],
+    texts: TextOptions,
     requantize: Annotated[
         bool, Option("Round weights that were quantised before: they lose twice, once then and once now.")
     ] = False,
-    calibrate: Annotated[
-        Path | None, Option("A text like those the model will read: errors count where its weights are used most.")
-    ] = None,
-    report: Annotated[
-        Path | None,
-        Option("Another text, on which the result is compared with MODEL: perplexity, KL, tensors."),
-    ] = None,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
@@ -55,32 +69,34 @@ def command(
             f"{checkpoint.path} is quantised already (tensor {lost[0]!r} is {form}): start from its 16-bit weights, or "
             "say --requantize to round what is left of them once more"
         )
-    texts = [None if path is None else read_text(path) for path in (calibrate, report)]
-    importance = _importance(checkpoint, texts[0], threads)
+    calibrate, report = (None if path is None else read_text(path) for path in (texts.calibrate, texts.report))
+    calibration = _calibration(checkpoint, calibrate, texts.method, threads)
     with counted_bar("quantising") as bar:
-        work = Work(progress=bar, importance=importance)
+        work = Work(progress=bar, calibration=calibration)
         written = write_gguf(checkpoint, output, mix, work if threads is None else replace(work, threads=threads))
     notes = [f"{len(lost)} tensors had been quantised before and were rounded a second time"] if lost else []
     compared = None
-    if texts[1] is not None:
-        compared = _compare(checkpoint, output, texts[1], importance, threads)
+    if report is not None:
+        compared = _compare(checkpoint, output, report, calibration, threads)
     print_written(written, notes, as_json, compared)
 
 
-def _importance(checkpoint: "Checkpoint", text: str | None, threads: int | None) -> "dict[str, np.ndarray]":
+def _calibration(checkpoint: "Checkpoint", text: str | None, method: str, threads: int | None) -> "Calibration":
+    from roofline.weights.quantise.calibration import Calibration
+
     if text is None:
-        return {}
-    from roofline.bench.quality.calibrate import column_importance
+        return Calibration()
+    from roofline.bench.quality.calibrate import calibrate
 
     with counted_bar("calibrating") as bar:
-        return column_importance(checkpoint, text, threads, bar)
+        return calibrate(checkpoint, text, method, threads, bar)
 
 
 def _compare(
     checkpoint: "Checkpoint",
     output: Path,
     text: str,
-    importance: "dict[str, np.ndarray]",
+    calibration: "Calibration",
     threads: int | None,
 ) -> "Report":
     from roofline.backends.options import LoadOptions
@@ -89,7 +105,7 @@ def _compare(
 
     load = LoadOptions(threads=threads)
     with counted_bar("comparing") as bar:
-        return report(checkpoint, open_checkpoint(output), text, load, importance, progress=bar)
+        return report(checkpoint, open_checkpoint(output), text, load, calibration.importance, progress=bar)
 
 
 def opened(model: str, output: Path) -> "Checkpoint":
@@ -115,10 +131,11 @@ def opened(model: str, output: Path) -> "Checkpoint":
 
 def print_written(written: "Rewritten", notes: Sequence[str], as_json: bool, compared: "Report | None" = None) -> None:
     """What was written, what is to be known of it, and how it compares with what it was made from."""
+    notes = [*written.notes, *notes]
     if as_json:
         record = {"path": str(written.path), "bytes": written.nbytes, "bits_per_weight": round(written.bits, 4)}
         facts = {} if compared is None else {"report": compared.facts()}
-        print_json(record | {"tensors": dict(written.tensors), "notes": list(notes)} | facts)
+        print_json(record | {"tensors": dict(written.tensors), "notes": notes} | facts)
         return
     kinds = ", ".join(f"{count} {form}" for form, count in sorted(written.tensors.items()))
     print(f"{written.path}: {human_bytes(written.nbytes)}, {written.bits:.2f} bits a weight; tensors: {kinds}")

@@ -1,11 +1,12 @@
 """A request of ours that shows whether an engine computes, an idle one or one whose last process gave no token: one
-token, greedy, of a prompt of one token."""
+token, greedy, of a prompt of one token, or the vector of that prompt."""
 
 import os
 
 from roofline.engine.events import Event
 from roofline.engine.params import SamplingParams
-from roofline.engine.process.messages import Submit
+from roofline.engine.pooling import Pooling
+from roofline.engine.process.messages import Ready, Submit
 
 SALT = "canary"  # shares no prefix with anybody
 
@@ -22,10 +23,12 @@ class Canary:
         """Whether one waits for its token."""
         return self._id is not None
 
-    def request(self) -> Submit:
-        """A fresh one."""
+    def request(self, description: Ready | None) -> Submit:
+        """A fresh one, of an engine with this description."""
         self._id = os.urandom(16).hex()
-        return Submit(self._id, [0], SamplingParams(temperature=0, max_tokens=1), [], SALT, {0: []})
+        pooling = Pooling() if description is not None and description.encoder else None
+        params = SamplingParams(temperature=0, max_tokens=1, pooling=pooling)
+        return Submit(self._id, [0], params, [], SALT, {0: []})
 
     def told(self, event: Event) -> None:
         """An event of any request."""

@@ -174,6 +174,8 @@ def ready(name: str, engine: LocalEngine, load_seconds: float) -> Ready:
         step_tokens=engine.limits.tokens,
         weights_identity=executable.weights_identity if isinstance(executable, IdentifiesWeights) else "",
         gives_hidden=engine.gives_hidden,
+        encoder=engine.encoder,
+        pooling=engine.pooling,
     )
 
 
@@ -254,10 +256,12 @@ def _load(spec: EngineSpec) -> tuple[str, LocalEngine]:
         return words
 
     if spec.draft is None:
-        loaded = load(spec.source, **spec.options)
-        return loaded.name, LocalEngine(loaded.executable, spec.config, None, tokenizer)
-    loaded, draft = module.load_with_draft(spec.source, spec.options, spec.draft, spec.draft_options)
-    return loaded.name, LocalEngine(loaded.executable, spec.config, draft.executable, tokenizer)
+        loaded, draft = load(spec.source, **spec.options), None
+    else:
+        loaded, draft = module.load_with_draft(spec.source, spec.options, spec.draft, spec.draft_options)
+    engine = LocalEngine(loaded.executable, spec.config, draft and draft.executable, tokenizer)
+    engine.pooling = loaded.pooling
+    return loaded.name, engine
 
 
 if __name__ == "__main__":

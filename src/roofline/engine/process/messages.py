@@ -16,6 +16,7 @@ from roofline.engine.config import EngineConfig
 from roofline.engine.events import Event
 from roofline.engine.params import SamplingParams
 from roofline.engine.stats import EngineStats
+from roofline.weights.vectors import VectorKind
 
 if TYPE_CHECKING:
     from asyncio import StreamReader
@@ -25,7 +26,8 @@ MAX_MESSAGE = 1 << 28  # bytes; more is a broken stream, not a message
 
 
 class EngineSpec(msgspec.Struct, frozen=True, tag=True, array_like=True, kw_only=True):
-    """What the engine process loads: `factory(source, **options)`, an object with `executable` and `name`.
+    """What the engine process loads: `factory(source, **options)`, an object with `executable`, `name` and
+    `pooling`.
 
     factory: "module:function"; options: plain values; draft: the source of a draft model, which the module's
     `load_with_draft` loads the same way and compares; cores: those that the process keeps to, none: all.
@@ -102,7 +104,8 @@ class Close(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The model is loaded. Sizes in tokens, pages and bytes; `pid` is the engine process; `exact` as `Executable`'s;
     `weights_identity`: as `IdentifiesWeights` has it, "" where the backend does not; `gives_hidden`: whether requests
-    can have vectors of hidden rows."""
+    can have vectors of hidden rows; `encoder`: whether they have these alone; `pooling`: what a vector is made of where
+    nobody says."""
 
     name: str
     vocab_size: int
@@ -116,6 +119,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     step_tokens: int = 512  # that one step computes at most
     weights_identity: str = ""
     gives_hidden: bool = False
+    encoder: bool = False
+    pooling: VectorKind = "last"
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -148,8 +148,9 @@ class RemoteEngine:
             await self.settled()
         if not self.ready or self.description is None or self._writer is None:
             raise RequestError(503, "engine_unavailable", self.failure or CLOSED)
-        longest = check_request(prompt, params, eos, self.description.vocab_size, self.description.max_model_len)
-        check_able(params.pooling, self.description.gives_hidden, adapter)
+        loaded = self.description
+        check_able(params.pooling, loaded.gives_hidden, adapter, loaded.encoder)
+        longest = check_request(prompt, params, eos, loaded.vocab_size, loaded.max_model_len, loaded.encoder)
         check_unused(name, self.requests)
         self._adapters.check(adapter)
         stream = Stream(self.abort, name, params.n, len(prompt))
@@ -196,7 +197,7 @@ class RemoteEngine:
     def prove(self, seconds: float) -> None:
         latest = max(self._ready_at, self.last_token_at or 0.0)
         if self.ready and not self._busy and time.monotonic() - latest >= seconds:
-            self._send([self._canary.request()])
+            self._send([self._canary.request(self.description)])
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         if self._recovery.abort(request_id, index) and self._writer is not None:
@@ -299,7 +300,7 @@ class RemoteEngine:
         watch = asyncio.create_task(self._watch())
         try:
             if doubtful:
-                self._send([self._canary.request()])
+                self._send([self._canary.request(self.description)])
             else:
                 self._open()
             if not first.done():

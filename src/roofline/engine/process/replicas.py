@@ -14,6 +14,7 @@ from roofline.common.errors import ConfigError, RequestError, UnsupportedError
 from roofline.engine.adapter_info import AdapterInfo
 from roofline.engine.checks import RequestOptions, check_request, check_unused, request_parts
 from roofline.engine.params import SamplingParams
+from roofline.engine.pooling import check_able
 from roofline.engine.process.dispatch import Candidate, choose, keys_of
 from roofline.engine.process.messages import Checked, Ready
 from roofline.engine.process.remote import CLOSED, RemoteEngine
@@ -96,7 +97,8 @@ class Replicas:
         candidates = await self._up()
         description = self.description
         assert description is not None, "all were loaded"
-        check_request(prompt, params, eos, description.vocab_size, description.max_model_len)
+        check_able(params.pooling, description.gives_hidden, adapter, description.encoder)
+        check_request(prompt, params, eos, description.vocab_size, description.max_model_len, description.encoder)
         for engine in self.engines:
             check_unused(name, engine.requests)
         keys = keys_of(prompt, salt, adapter) if self._prefixes else []

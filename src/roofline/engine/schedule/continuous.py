@@ -179,6 +179,8 @@ def chunk_size(limits: StepLimits, plan: StepPlan, sequence: Sequence) -> int:
     """
     pending, rows = len(sequence.ids) - sequence.computed, limits.rows - plan.rows
     count = min(pending, limits.tokens - plan.tokens)
+    if limits.undivided and count < pending:
+        return 0
     if sequence.scored < sequence.to_score:
         return min(count, sequence.scored - sequence.computed + (rows - 1 if rows > 1 else rows))
     return count if rows > 0 else min(count, pending - 1)
@@ -244,8 +246,8 @@ def place(state: State, sequence: Sequence, headroom: int, table_room: int) -> b
     if leader is not sequence and leader.scored < leader.to_score and leader.finished is None:
         return False  # the prompt is told before any answer
     cache = state.cache
-    # A mean needs the hidden rows of all tokens, and pages have none.
-    pages = cache.match(sequence.keys, sequence.ids) if sequence.pools != "mean" else []
+    # A mean needs the hidden rows of all tokens, and pages have none; "first" needs that of the first.
+    pages = cache.match(sequence.keys, sequence.ids) if sequence.pools not in ("mean", "first") else []
     if sequence.scored < sequence.to_score:  # what is still to be told has to be computed
         surplus = pages[sequence.scored // PAGE_TOKENS :]
         del pages[sequence.scored // PAGE_TOKENS :]

@@ -80,7 +80,7 @@ class Sequence:
     speculation: Any = None  # what the speculator keeps for it
     pools: str = ""  # the kind of its request's pooling; "": it has none
     hidden: bool = False  # its vector is made of hidden rows, and no id follows it
-    row_sum: Any = None  # the sum of hidden rows so far, for a mean
+    row_sum: Any = None  # the sum of hidden rows so far, for a mean; or the first row
     vector: bytes | None = None  # what a request with pooling gives, once it is there
 
     def __post_init__(self) -> None:

@@ -1,8 +1,8 @@
 """fuse: neighbours become one instruction where the result between them is read by nobody else.
 
 expert_linear_silu_mul (fuse_experts.py), qk_norm, linear_silu_mul, *_quantize, linear_add, rope_kv_write, qkv_write;
-and add_norm, whose sum others may read too. Each rounds exactly where its parts round. A target says which of them its
-backend has.
+add_norm, whose sum others may read too; and cut_heads, which copies columns that no other fusion takes. Each rounds
+exactly where its parts round. A target says which of them its backend has.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -39,6 +39,7 @@ def fuse(program: Program, fusions: Collection[str] = CPU.fusions) -> Program:
         "rope_kv_write": _rope_kv_write,
         "qkv_write": _qkv_write,
         "add_norm": _add_norm,
+        "cut_heads": _cut_heads,
     }
     for name, pattern in patterns.items():
         if name in fusions:
@@ -104,6 +105,13 @@ def _add_norm(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
         return None
     attrs = {**instr.attrs, **_ADD_NORM[instr.op]}
     return Instr("add_norm", total.inputs, instr.weights, attrs, (*total.outputs, *instr.outputs))
+
+
+def _cut_heads(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
+    """Columns that are still to be read by themselves, as a copy, where a backend has no views."""
+    if instr.op != "split":
+        return None
+    return Instr("cut_heads", instr.inputs, (), {"heads": 1, **instr.attrs}, instr.outputs)
 
 
 def _rope_kv_write(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:

@@ -1,10 +1,11 @@
 """join_qkv: q, k and v that are made apart are put side by side before rope and the write to the cache.
 
 Backends take the three as columns of one value. A linear that makes them all gives that for nothing; where they come
-from elsewhere, as from attention over compressed keys and values, they are copied together.
+from elsewhere, as from attention over compressed keys and values, or from two linears, of which one makes two of them
+and reads values where the other reads integers, they are copied together.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
 from roofline.ops.symbol import Type
@@ -15,6 +16,9 @@ from roofline.program.passes.rewrite import makers, readers
 def join_qkv(program: Program) -> Program:
     """The Program with two join_heads and three splits before each kv_write whose q, k and v are made apart."""
     maker_of, read = makers(program.body), readers(program, program.body)
+    dims = {group.head_dim for group in program.kv_groups.values()}
+    norms = [instr for instr in program.body if instr.op == "rms_norm"]
+    by_head = {norm.output.name for norm in norms if program.weights[norm.weights[0]].shape[0] in dims}
     queries = {instr.inputs[1]: instr.inputs[0] for instr in program.body if instr.op == "attend"}
     moved: set[str] = set()  # results of what stands at the kv_write now
     before: dict[str, list[Instr]] = {}  # cache that a kv_write makes -> what takes its place, itself at the end
@@ -23,13 +27,15 @@ def join_qkv(program: Program) -> Program:
         if write.op != "kv_write" or write.output.name not in queries:
             continue
         names = (queries[write.output.name], *write.inputs[1:])
-        paths = [_path(name, maker_of, read) for name in names]
-        if any(read[path.source] != 1 or _is_part(path.source, maker_of) for path in paths):
+        paths = [_path(name, maker_of, read, by_head) for name in names]
+        if paths[0].is_normed != paths[1].is_normed:  # one of them over all heads: neither is part of the write
+            paths = [_path(name, maker_of, read, set()) for name in names]
+        if any(read[path.source] != 1 for path in paths) or len({_whole(p.source, maker_of) for p in paths}) == 1:
             continue
         kinds = [maker_of[path.source].output.type for path in paths]
         if len({(kind.dtype, kind.leading) for kind in kinds}) > 1:
             continue
-        body, columns = _side_by_side([path.source for path in paths], kinds)
+        body, columns = _side_by_side([path.source for path in paths], kinds, maker_of)
         body += [step for path, column in zip(paths, columns, strict=True) for step in path.reading(column)]
         ends = [path.end(column) for path, column in zip(paths, columns, strict=True)]
         renamed[names[0]] = ends[0]
@@ -54,6 +60,11 @@ class _Path:
     source: str
     steps: tuple[Instr, ...]
 
+    @property
+    def is_normed(self) -> bool:
+        """Whether a norm is among the steps."""
+        return any(step.op == "rms_norm" for step in self.steps)
+
     def reading(self, name: str) -> list[Instr]:
         """The steps, the first of them reading another value."""
         return [replace(step, inputs=(name, *step.inputs[1:])) for step in self.steps[:1]] + list(self.steps[1:])
@@ -63,29 +74,32 @@ class _Path:
         return self.steps[-1].output.name if self.steps else name
 
 
-def _path(name: str, maker_of: Mapping[str, Instr], read: Mapping[str, int]) -> _Path:
-    """The steps before a value; norms are those of each head."""
+def _path(name: str, maker_of: Mapping[str, Instr], read: Mapping[str, int], by_head: Container[str]) -> _Path:
+    """The steps before a value; by_head: the results of the norms that are among them."""
     steps: list[Instr] = []
     maker = maker_of[name]
-    while read[name] == 1 and (maker.op == "rope" or (maker.op == "rms_norm" and maker.attr("heads") > 1)):
+    while read[name] == 1 and (maker.op == "rope" or name in by_head):
         steps.insert(0, maker)
         name = maker.inputs[0]
         maker = maker_of[name]
     return _Path(name, tuple(steps))
 
 
-def _is_part(name: str, maker_of: Mapping[str, Instr]) -> bool:
-    """Whether a value is some columns of another one."""
-    return maker_of[name].op == "split"
+def _whole(name: str, maker_of: Mapping[str, Instr]) -> str:
+    """The value of which a value is some columns, itself where it is none."""
+    maker = maker_of[name]
+    return maker.inputs[0] if maker.op == "split" else name
 
 
-def _side_by_side(sources: list[str], kinds: list[Type]) -> tuple[list[Instr], list[str]]:
-    """The instructions that put q, k and v side by side, and the names of their columns there."""
+def _side_by_side(sources: list[str], kinds: list[Type], names: Container[str]) -> tuple[list[Instr], list[str]]:
+    """The instructions that put q, k and v side by side, and the names of their columns there. names: of the program's
+    values: a linear that makes two of them may be called what both are joined to."""
     dtype, leading = kinds[0].dtype, kinds[0].leading
     body, joined, width, columns = [], sources[0], kinds[0].width, [f"{name}.beside" for name in sources]
     for source, kind in zip(sources[1:], kinds[1:], strict=True):
         width += kind.width
-        value = Value(f"{joined}+{source}", Type(dtype, leading, (width,)))
+        name = f"{joined}+{source}"
+        value = Value(f"{name}.beside" if name in names else name, Type(dtype, leading, (width,)))
         body.append(Instr("join_heads", (joined, source), (), {"heads": 1}, (value,)))
         joined = value.name
     start = 0

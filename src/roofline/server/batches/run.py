@@ -41,8 +41,9 @@ def salt_of(context: Context, fingerprint: str, urls: Collection[str]) -> bytes:
     parts, form = [context.name, fingerprint], context.text.chosen_format
     if form is not None and not {CHAT, RESPONSES}.isdisjoint(urls):
         parts.append(f"calls={form.calls} thinks={form.thinks}")
-    if context.pooling.kind != "last" and EMBEDDINGS in urls:
-        parts.append(f"pooling={context.pooling.kind}")
+    kind = context.pooling.kind if context.pooling is not None else context.loaded().pooling
+    if kind != "last" and EMBEDDINGS in urls:
+        parts.append(f"pooling={kind}")
     return " ".join(parts).encode()
 
 

@@ -1,7 +1,7 @@
 """POST /rerank, /v1/rerank, /v2/rerank: documents in the order of how well they answer a query, as Jina and Cohere have
 it. POST /score, /v1/score: how well the second text of each pair answers the first, as vLLM has it.
 
-Both are made of the model's own logits: see `engine/relevance.py`.
+Both are made of the model's own logits, or of an encoder's vectors: see `engine/relevance.py`.
 """
 
 import time
@@ -12,8 +12,8 @@ from fastapi import APIRouter, Request, Response
 
 from roofline.common.json_types import JsonObject
 from roofline.engine.params import SamplingParams
-from roofline.engine.pooling import probability
-from roofline.engine.relevance import VARIABLES, pair_messages, yes_or_no
+from roofline.engine.pooling import Pooling, cosine, probability
+from roofline.engine.relevance import VARIABLES, check_instruction, pair_messages, yes_or_no
 from roofline.server.answers import Answers
 from roofline.server.body import Body, count_within, fields_of, invalid, refuse_unsupported, renamed, typed, within
 from roofline.server.context import Context
@@ -68,7 +68,20 @@ class ScoreBody(Relevance):
 
 
 @dataclass(frozen=True)
-class Ranking(Generation):
+class Pairs(Generation):
+    """Pairs of texts. compared: of an encoder, which two of the prompts each is of; none: a prompt is a pair."""
+
+    compared: tuple[tuple[int, int], ...] = ()
+
+    def scores(self, vectors: Sequence[bytes]) -> list[float]:
+        """How well each document answers its query, by the vectors of all prompts."""
+        if self.compared:
+            return [cosine(vectors[query], vectors[document]) for query, document in self.compared]
+        return [probability(vector) for vector in vectors]
+
+
+@dataclass(frozen=True)
+class Ranking(Pairs):
     """With what the answer tells: of the documents, none where they are not told, the `top` best."""
 
     documents: tuple[str, ...] = ()
@@ -113,7 +126,7 @@ def read_ranking(raw: bytes, context: Context, tells: bool = True) -> Ranking:
     return Ranking(**vars(base), documents=texts if told else (), top=top)
 
 
-def read_pairs(raw: bytes, context: Context) -> Generation:
+def read_pairs(raw: bytes, context: Context) -> Pairs:
     """A body of /score. Raises RequestError, UnsupportedError."""
     fields = fields_of(raw, context.limits)
     refuse_unsupported(fields, NEUTRAL, INSTEAD)
@@ -128,13 +141,15 @@ def read_pairs(raw: bytes, context: Context) -> Generation:
     return _generation(body, list(zip(firsts, seconds, strict=True)), "text_2", context)
 
 
-def _generation(body: Relevance, pairs: Sequence[tuple[str, str]], field: str, context: Context) -> Generation:
+def _generation(body: Relevance, pairs: Sequence[tuple[str, str]], field: str, context: Context) -> Pairs:
     """What is computed of pairs of a query and a document. field: what the API calls the document."""
     if body.model is not None:
         check_own_model(body.model, context)
     if len(body.user or "") > context.limits.user_characters:
         raise invalid("user", f"may have at most {context.limits.user_characters} characters")
     loaded, text = context.loaded(), context.text
+    if loaded.encoder:
+        return _compared(body, pairs, field, context)
     params = SamplingParams(temperature=0, pooling=yes_or_no(text.tokenizer))
     with renamed({"messages": field}):
         prompts = tuple(
@@ -142,13 +157,26 @@ def _generation(body: Relevance, pairs: Sequence[tuple[str, str]], field: str, c
             for pair in pairs
         )
     check_prompts(field, prompts, params, loaded)
-    return Generation(prompts, params, context.name, loaded.fingerprint, user=body.user)
+    return Pairs(prompts, params, context.name, loaded.fingerprint, user=body.user)
+
+
+def _compared(body: Relevance, pairs: Sequence[tuple[str, str]], field: str, context: Context) -> Pairs:
+    """The same of an encoder: each text is a prompt, once."""
+    check_instruction(body.instruction)
+    loaded, text = context.loaded(), context.text
+    number = {each: index for index, each in enumerate(dict.fromkeys(each for pair in pairs for each in pair))}
+    params = SamplingParams(temperature=0, pooling=context.pooling or Pooling(loaded.pooling))
+    with renamed({"prompt": field}):
+        prompts = tuple(tuple(text.encode(each, loaded.max_model_len)) for each in number)
+    check_prompts(field, prompts, params, loaded)
+    compared = tuple((number[query], number[document]) for query, document in pairs)
+    return Pairs(prompts, params, context.name, loaded.fingerprint, user=body.user, compared=compared)
 
 
 def _ranked(answers: Answers, vectors: list[bytes]) -> JsonObject:
     ranking = answers.generation
     assert isinstance(ranking, Ranking), "it was read here"
-    scores = [probability(vector) for vector in vectors]
+    scores = ranking.scores(vectors)
     best = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: ranking.top]
     results = [
         {"index": index, "relevance_score": scores[index]}
@@ -160,7 +188,9 @@ def _ranked(answers: Answers, vectors: list[bytes]) -> JsonObject:
 
 def _scored(answers: Answers, vectors: list[bytes]) -> JsonObject:
     generation = answers.generation
-    data = [{"index": i, "object": "score", "score": probability(vector)} for i, vector in enumerate(vectors)]
+    assert isinstance(generation, Pairs), "it was read here"
+    scores = generation.scores(vectors)
+    data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
     head = {"id": f"score-{answers.id}", "object": "list", "created": int(time.time()), "model": generation.model}
     return {**head, "data": data, "usage": _usage(generation)}
 

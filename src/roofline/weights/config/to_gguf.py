@@ -32,6 +32,7 @@ _ROPE_KEYS = {
     "beta_fast": "rope.scaling.yarn_beta_fast",
     "beta_slow": "rope.scaling.yarn_beta_slow",
 }
+_WINDOWED = ("gemma2", "gemma3", "gpt-oss")  # architectures whose windows llama.cpp computes
 _SAME = 1e-6  # relative difference that float32 numbers in the file bring
 
 
@@ -43,6 +44,19 @@ def form_of(config: JsonObject) -> GgufForm:
         reason = "there is no architecture of that kind in the files that we write"
         raise UnsupportedError(f"a GGUF file of a {config['family']} model", reason, ("safetensors",))
     return form
+
+
+def read_otherwise(config: JsonObject) -> list[str]:
+    """What llama.cpp computes otherwise than a file of ours says, as its version of October 2026 was seen to."""
+    form, window = form_of(config), max([config["sliding_window"] or 0, *config.get("layer_windows", ())])
+    notes = []
+    if window and form.architecture not in _WINDOWED:
+        what = f"llama.cpp computes the architecture {form.architecture} without the window of {window:,} tokens"
+        notes.append(f"{what} that the file says: in longer texts its answers are others")
+    if (config["rope_scaling"] or {}).get("truncate") is False:
+        what = "llama.cpp rounds the ends of YaRN's ramp to whole dimensions"
+        notes.append(f"{what}, which transformers and we do not for this model: its answers are others")
+    return notes
 
 
 def to_gguf(config: JsonObject, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, object], np.ndarray | None]:

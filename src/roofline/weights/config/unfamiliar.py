@@ -36,6 +36,7 @@ _QWEN = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_typ
 _MPT = ("d_model", "n_heads", "n_layers", "expansion_ratio", "max_seq_len", "attn_config", "no_bias", "norm_type")
 _NEOX = ("rotary_pct", "rotary_emb_base", "use_parallel_residual", "hidden_dropout", "rope_parameters")
 _LEARNED = ("layer_norm_epsilon", "activation_function", "n_ctx", "embd_pdrop", "attn_pdrop")
+_BERT = ("type_vocab_size", "hidden_act", "layer_norm_eps", "position_embedding_type", "classifier_dropout")
 _GEMMA = ("hidden_activation", "query_pre_attn_scalar", "sliding_window", "head_dim", *_GATED[1:])
 _EXPERTS: tuple[str, ...] = (
     "num_experts",
@@ -73,6 +74,7 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
     "gpt_neox": (*_NEOX, "layer_norm_eps", "attention_bias", "hidden_act"),
     "gpt2": ("n_embd", "n_head", "n_layer", "n_positions", "n_inner", *_LEARNED, "scale_attn_weights"),
     "opt": ("ffn_dim", "do_layer_norm_before", "word_embed_proj_dim", "enable_bias", "activation_function"),
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta"), _BERT),
     "mpt": (*_MPT, "learned_pos_emb", "emb_pdrop", "resid_pdrop", "ffn_config", "init_config", "logit_scale"),
 }
 _GGUF_KEYS: dict[str, tuple[str, ...]] = {
@@ -81,6 +83,7 @@ _GGUF_KEYS: dict[str, tuple[str, ...]] = {
     "qwen3": _GATED_GGUF[:6],
     "gptneox": ("attention.layer_norm_epsilon", "rope.dimension_count", "use_parallel_residual"),
     "gpt2": ("attention.layer_norm_epsilon",),
+    "bert": ("attention.layer_norm_epsilon", "attention.causal", "pooling_type"),
     "qwen2moe": (*_GATED_GGUF[:4], *_EXPERTS_GGUF, "expert_shared_feed_forward_length"),
     "qwen3moe": (*_GATED_GGUF[:6], *_EXPERTS_GGUF),
     "gpt-oss": (*_GATED_GGUF[:6], *_EXPERTS_GGUF, "attention.sliding_window"),
@@ -99,7 +102,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(hidden_act(ivation)?|activation_function)=relu", ("relu",)),
     (r"num_key_value_heads|attention\.head_count_kv|multi_query|n_head_kv", ("attend",)),
     (r"sliding_window\w*|layer_types|attention\.sliding_window\w*|global_attn_every_n_layers", ("attend",)),
-    (r"attn_logit_softcapping|alibi\w*|attention\.max_alibi_bias", ("attend",)),
+    (r"type_vocab_size|attention\.causal|attn_logit_softcapping|alibi\w*|attention\.max_alibi_bias", ("attend",)),
     (r"(q|kv)_lora_rank|qk_(rope|nope)_head_dim|attention\.(q|kv)_lora_rank", ("cut_heads", "join_heads")),
     (r"final_logit_softcapping", ("soft_cap",)),
     (r"use_qk_norm|qk_layernorm|qk_norm", ("rms_norm",)),
@@ -111,7 +114,6 @@ _LACKING: tuple[tuple[str, str], ...] = (
     (r"ssm\.\w+|ssm_\w+|mamba_\w+|state_size|d_conv|conv_kernel\w*|time_step_\w+|\w*conv1d\w*", "state-space layers"),
     (r"linear_(num_)?(key|value)_head\w*|wkv\.\w+|rwkv\w*", "linear attention"),
     (r"is_encoder_decoder|encoder_layers|decoder_layers|num_decoder_layers|relative_attention_\w+", "an encoder"),
-    (r"type_vocab_size|attention\.causal", "attention in both directions"),
     (r"vision_\w+|image_\w+|audio_\w+|mm_\w+|text_config", "images, or sound, beside text"),
 )
 

@@ -1,6 +1,5 @@
 """Files of GPT-2, whose matrices Hugging Face has as [inputs, outputs]."""
 
-from roofline.common.errors import UnsupportedError
 from roofline.common.fields import Fields
 from roofline.weights.families.shared import gguf_fields, hf_fields
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
@@ -82,10 +81,7 @@ def to_hf(config: Config) -> Config:
 
 def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     """The canonical configuration; which activation there is is no key of such files, but of the architecture."""
-    turned = next((key for key in model.fields.values if key.startswith("rope.")), None)
-    if turned is not None:
-        what = f"{model.fields.path}: {model.fields.within}{turned}"
-        raise UnsupportedError(what, "this architecture has learned positions")
+    gguf_fields.refuse_rope(model.fields)
     config = gguf_fields.read(model, "gpt2", "half", epsilon=gguf_fields.EPSILON)
     return config | hf_fields.learned_positions() | {"bias": True, "activation": "gelu_tanh"}
 

@@ -14,10 +14,11 @@ from roofline.weights.families.shared.experts import (
     EXPERTS,
     HONOURED_GGUF,
     expert_size,
+    experts_to_gguf,
     gguf_experts,
     hf_experts,
 )
-from roofline.weights.families.shared.joined_experts import experts_apart, experts_joined
+from roofline.weights.families.shared.joined_experts import experts_apart, experts_placed
 from roofline.weights.families.shared.tensor_names import ATTENTION, TensorNames
 
 NAMES = TensorNames(
@@ -31,7 +32,7 @@ NAMES = TensorNames(
         "mlp.router": ("ffn_gate_inp", "mlp.router"),
     },
     hf_apart=experts_apart,
-    hf_joined=experts_joined,
+    hf_placed=experts_placed,
 )
 _HONOURED = ("num_local_experts", "num_experts", "attention_bias")
 # What transformers takes where the file says nothing of it.
@@ -106,3 +107,10 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     if (config["rope_scaling"] or {}).get("rope_type") == "yarn":
         config["rope_scaling"] = {**config["rope_scaling"], "truncate": False}
     return config
+
+
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Which layers have the window is part of the architecture."""
+    each = config.get("layer_windows") or [config["sliding_window"] or 0]
+    keys = {"expert_feed_forward_length": config["ffn"], "attention.sliding_window": max(each)}
+    return gguf_fields.GgufForm("gpt-oss", "half", experts_to_gguf(config) | keys)

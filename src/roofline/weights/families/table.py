@@ -31,6 +31,9 @@ MODEL_TYPES = {
     "gpt_neox": "gpt_neox",
     "gpt2": "gpt2",
     "opt": "opt",
+    "bert": "bert",
+    "roberta": "bert",
+    "xlm-roberta": "bert",
 }
 # general.architecture of a GGUF file -> module.
 ARCHITECTURES = {
@@ -49,6 +52,7 @@ ARCHITECTURES = {
     "olmo2": "olmo2",
     "gptneox": "gpt_neox",
     "gpt2": "gpt2",
+    "bert": "bert",
 }
 
 

@@ -7,9 +7,14 @@ least error stays. The formats with two levels then solve once more for their up
 The error of a weight counts as much as `importance` says of its column (the mean square of what it is multiplied with,
 where that was measured), times the root of the mean square of its block plus its own square: large weights are more
 often those that matter.
+
+With `factor` the columns are rounded one after the other, and each error is made up for in the columns behind it, as
+far as these are multiplied with similar values: GPTQ (Frantar et al., 2022, arXiv 2210.17323), whose scales of a block
+are fitted when its turn comes.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,31 +27,105 @@ _CHUNK = 1 << 16  # values handled at once: temporaries stay in the cache
 _SYMMETRIC_STEPS = np.arange(-9, 10, dtype=np.float32) * np.float32(0.1)
 _AFFINE_STEPS = np.arange(-10, 21, 2, dtype=np.float32) * np.float32(0.1)
 
-Rounder = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+@dataclass(frozen=True)
+class Grid:
+    """The values that the weights of some blocks can have: scale * code + minimum, with a code from low to high.
+
+    scale, minimum: float32 [blocks, groups, 1]. pack: codes, float32 [blocks, groups, weights of a group] -> bytes of
+    the blocks, uint8 [blocks, bytes of a block].
+    """
+
+    scale: np.ndarray
+    minimum: np.ndarray
+    low: int
+    high: int
+    pack: Callable[[np.ndarray], np.ndarray]
+
+    def codes(self, blocks: np.ndarray) -> np.ndarray:
+        """The nearest codes, float32 [blocks, groups, weights of a group], of weights [blocks, weights of a block]."""
+        groups = blocks.reshape(*self.scale.shape[:2], -1)
+        return _codes(groups - self.minimum, self.scale, self.low, self.high)
 
 
-def round_to(form: str, values: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
+# Blocks and how much the error of each weight counts, float32 [blocks, weights of a block] each.
+Fit = Callable[[np.ndarray, np.ndarray], Grid]
+# Codes, uint8 [blocks, weights of a block] or [blocks, groups, weights of a group] -> their bytes [blocks, bytes].
+Packer = Callable[[np.ndarray], np.ndarray]
+
+
+def round_to(
+    form: str, values: np.ndarray, importance: np.ndarray | None = None, factor: np.ndarray | None = None
+) -> np.ndarray:
     """uint8 [nbytes] of a matrix in a format.
 
     Args:
         values: float32 [rows, cols], finite.
         importance: float32 [cols], positive: how much an error in a column counts; None: all the same.
+        factor: float32 [cols, cols], as `inverse_factor` gives it; None: errors stay where they are. Formats that no
+            scales are searched for (Q8_0, and what is no block format) leave them there too.
     """
-    if form not in _ROUNDERS:
+    if form not in _FITS:
         return formats.get(form).quantize(values)
-    block, rounder = formats.get(form).block, _ROUNDERS[form]
-    blocks = np.ascontiguousarray(values, np.float32).reshape(-1, block)
+    block, fit = formats.get(form).block, _FITS[form]
+    values = np.ascontiguousarray(values, np.float32)
+    if factor is not None:
+        return _round_in_turn(values, importance, factor, block, fit)
+    blocks = values.reshape(-1, block)
     each_row = None if importance is None else importance.astype(np.float32).reshape(-1, block)
     step = max(1, _CHUNK // block)
     out = np.empty((len(blocks), formats.get(form).block_bytes), np.uint8)
     for start in range(0, len(blocks), step):
-        part = blocks[start : start + step]
-        part = np.where(np.abs(part).max(axis=1, keepdims=True) < _TINY, np.float32(0), part)
+        part = _without_tiny(blocks[start : start + step])
         weights = _weights(part)
         if each_row is not None:
             weights *= each_row[np.arange(start, start + len(part)) % len(each_row)]
-        out[start : start + step] = rounder(part, weights)
+        grid = fit(part, weights)
+        out[start : start + step] = grid.pack(grid.codes(part))
     return out.reshape(-1)
+
+
+def inverse_factor(products: np.ndarray, damping: float = 0.01) -> np.ndarray:
+    """float32 [cols, cols]: the upper triangle U with U^T U = (X^T X + d)^-1, as GPTQ uses it.
+
+    Args:
+        products: [cols, cols], X^T X of the rows X that a matrix is multiplied with.
+        damping: d as a part of the mean of the diagonal: columns that a text never used have an inverse too.
+    """
+    damped = products.astype(np.float64)
+    damped[np.diag_indices_from(damped)] += max(damping * float(np.diagonal(damped).mean()), 1e-30)
+    return np.linalg.cholesky(np.linalg.inv(damped)).T.astype(np.float32)
+
+
+def _round_in_turn(
+    values: np.ndarray, importance: np.ndarray | None, factor: np.ndarray, block: int, fit: Fit
+) -> np.ndarray:
+    rest = values.copy()  # [rows, cols], with what errors so far have changed
+    parts = []
+    for start in range(0, values.shape[1], block):
+        end = start + block
+        part = _without_tiny(rest[:, start:end])
+        weights = _weights(part)
+        if importance is not None:
+            weights *= importance[start:end]
+        grid = fit(part, weights)
+        codes = np.empty((len(part), *grid.scale.shape[1:2], block // grid.scale.shape[1]), np.float32)
+        errors = np.empty_like(part)
+        group = codes.shape[2]
+        for column in range(block):
+            scale, minimum = (each[:, column // group, 0] for each in (grid.scale, grid.minimum))
+            code = _codes(part[:, column] - minimum, scale, grid.low, grid.high)
+            codes[:, column // group, column % group] = code
+            behind = factor[start + column, start + column : end]  # of this column, then of those behind it
+            errors[:, column] = (part[:, column] - (scale * code + minimum)) / behind[0]
+            part[:, column + 1 :] -= errors[:, column, None] * behind[1:]
+        rest[:, end:] -= errors @ factor[start:end, end:]
+        parts.append(grid.pack(codes))
+    return np.concatenate(parts, axis=1).reshape(-1)
+
+
+def _without_tiny(blocks: np.ndarray) -> np.ndarray:
+    return np.where(np.abs(blocks).max(axis=1, keepdims=True) < _TINY, np.float32(0), blocks)
 
 
 def _weights(blocks: np.ndarray) -> np.ndarray:
@@ -127,37 +206,54 @@ def _fifth_bits(codes: np.ndarray) -> np.ndarray:
     return np.packbits((codes >> np.uint8(4)) & np.uint8(1), axis=1, bitorder="little")
 
 
-def _q4_0(blocks: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    data, scale = _stored(_symmetric(blocks, weights, -8, 7))
-    codes = (_codes(blocks, scale, -8, 7) + 8).astype(np.uint8)
-    return np.concatenate([data, _pack_nibbles(codes)], axis=1)
+def _flat(codes: np.ndarray) -> np.ndarray:
+    return codes.reshape(len(codes), -1).astype(np.uint8)
 
 
-def _q5_0(blocks: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    data, scale = _stored(_symmetric(blocks, weights, -16, 15))
-    codes = (_codes(blocks, scale, -16, 15) + 16).astype(np.uint8)
-    return np.concatenate([data, _fifth_bits(codes), _pack_nibbles(codes & np.uint8(15))], axis=1)
+def _symmetric_block(blocks: np.ndarray, weights: np.ndarray, high: int, codes_of: Packer) -> Grid:
+    """Q4_0, Q5_0: a scale before the codes, which are stored as numbers from 0."""
+    data, scale = _stored(_symmetric(blocks, weights, -high - 1, high))
+
+    def pack(codes: np.ndarray) -> np.ndarray:
+        return np.concatenate([data, codes_of(_flat(codes + (high + 1)))], axis=1)
+
+    scale = scale[:, None]
+    return Grid(scale, np.zeros_like(scale), -high - 1, high, pack)
 
 
-def _affine_block(blocks: np.ndarray, weights: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
-    """The four bytes before the codes, and the codes."""
+def _affine_block(blocks: np.ndarray, weights: np.ndarray, top: int, codes_of: Packer) -> Grid:
+    """Q4_1, Q5_1: a scale and a minimum before the codes."""
     scale, minimum = _affine(blocks, weights, top, signed=True)
     (scale_data, scale), (minimum_data, minimum) = _stored(scale), _stored(minimum)
-    return np.concatenate([scale_data, minimum_data], axis=1), _codes(blocks - minimum, scale, 0, top).astype(np.uint8)
+
+    def pack(codes: np.ndarray) -> np.ndarray:
+        return np.concatenate([scale_data, minimum_data, codes_of(_flat(codes))], axis=1)
+
+    return Grid(scale[:, None], minimum[:, None], 0, top, pack)
 
 
-def _q4_1(blocks: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    head, codes = _affine_block(blocks, weights, 15)
-    return np.concatenate([head, _pack_nibbles(codes)], axis=1)
+def _pack_fives(codes: np.ndarray) -> np.ndarray:
+    return np.concatenate([_fifth_bits(codes), _pack_nibbles(codes & np.uint8(15))], axis=1)
 
 
-def _q5_1(blocks: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    head, codes = _affine_block(blocks, weights, 31)
-    return np.concatenate([head, _fifth_bits(codes), _pack_nibbles(codes & np.uint8(15))], axis=1)
+def _q4_0(blocks: np.ndarray, weights: np.ndarray) -> Grid:
+    return _symmetric_block(blocks, weights, 7, _pack_nibbles)
 
 
-def _affine_k(blocks: np.ndarray, weights: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
-    """Q4_K, Q5_K: the 16 bytes before the codes, and the codes, uint8 [blocks, 8, 32]."""
+def _q5_0(blocks: np.ndarray, weights: np.ndarray) -> Grid:
+    return _symmetric_block(blocks, weights, 15, _pack_fives)
+
+
+def _q4_1(blocks: np.ndarray, weights: np.ndarray) -> Grid:
+    return _affine_block(blocks, weights, 15, _pack_nibbles)
+
+
+def _q5_1(blocks: np.ndarray, weights: np.ndarray) -> Grid:
+    return _affine_block(blocks, weights, 31, _pack_fives)
+
+
+def _affine_k(blocks: np.ndarray, weights: np.ndarray, top: int, codes_of: Packer) -> Grid:
+    """Q4_K, Q5_K: 16 bytes before the codes."""
     groups, w = blocks.reshape(-1, 8, 32), weights.reshape(-1, 8, 32)
     scale, minimum = (part[..., 0] for part in _affine(groups, w, top, signed=False))  # [blocks, 8]
     d = scale.max(axis=1, keepdims=True) / np.float32(63)
@@ -166,9 +262,12 @@ def _affine_k(blocks: np.ndarray, weights: np.ndarray, top: int) -> tuple[np.nda
     codes = _codes(groups + (dmin * minima)[..., None], (d * scales)[..., None], 0, top)
     d, dmin = _upper_scales(groups, w, codes * scales[..., None], minima)
     (d_data, d), (dmin_data, dmin) = _stored(d), _stored(dmin)
-    codes = _codes(groups + (dmin * minima)[..., None], (d * scales)[..., None], 0, top).astype(np.uint8)
     packed = _pack_scales(scales.astype(np.uint8), minima.astype(np.uint8))
-    return np.concatenate([d_data, dmin_data, packed], axis=1), codes
+
+    def pack(codes: np.ndarray) -> np.ndarray:
+        return np.concatenate([d_data, dmin_data, packed, codes_of(codes.astype(np.uint8))], axis=1)
+
+    return Grid((d * scales)[..., None], -(dmin * minima)[..., None], 0, top, pack)
 
 
 def _upper_scales(
@@ -202,18 +301,20 @@ def _nibble_groups(codes: np.ndarray) -> np.ndarray:
     return (pairs[:, :, 0] | (pairs[:, :, 1] << np.uint8(4))).reshape(-1, 128)
 
 
-def _q4_k(blocks: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    head, codes = _affine_k(blocks, weights, 15)
-    return np.concatenate([head, _nibble_groups(codes)], axis=1)
-
-
-def _q5_k(blocks: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    head, codes = _affine_k(blocks, weights, 31)
+def _fifths_and_nibbles(codes: np.ndarray) -> np.ndarray:
     fifth = np.bitwise_or.reduce((codes >> np.uint8(4)) << np.arange(8, dtype=np.uint8)[None, :, None], axis=1)
-    return np.concatenate([head, fifth, _nibble_groups(codes)], axis=1)
+    return np.concatenate([fifth, _nibble_groups(codes)], axis=1)
 
 
-def _q6_k(blocks: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def _q4_k(blocks: np.ndarray, weights: np.ndarray) -> Grid:
+    return _affine_k(blocks, weights, 15, _nibble_groups)
+
+
+def _q5_k(blocks: np.ndarray, weights: np.ndarray) -> Grid:
+    return _affine_k(blocks, weights, 31, _fifths_and_nibbles)
+
+
+def _q6_k(blocks: np.ndarray, weights: np.ndarray) -> Grid:
     groups, w = blocks.reshape(-1, 16, 16), weights.reshape(-1, 16, 16)
     scale = _symmetric(groups, w, -32, 31)[..., 0]  # [blocks, 16], signed
     at = np.abs(scale).argmax(axis=1)[:, None]
@@ -224,15 +325,20 @@ def _q6_k(blocks: np.ndarray, weights: np.ndarray) -> np.ndarray:
     dot = np.einsum("ngi,ngi,ngi->n", w, products, groups)[:, None]
     norm = np.einsum("ngi,ngi,ngi->n", w, products, products)[:, None]
     data, d = _stored(np.where(norm > 0, dot * inverse(norm), d))
-    codes = (_codes(groups, (d * scales)[..., None], -32, 31) + 32).astype(np.uint8)
-    halves = (codes & np.uint8(15)).reshape(-1, 2, 2, 64)
-    low = (halves[:, :, 0] | (halves[:, :, 1] << np.uint8(4))).reshape(-1, 128)
-    shifts = np.arange(0, 8, 2, dtype=np.uint8)[None, None, :, None]
-    high = np.bitwise_or.reduce((codes >> np.uint8(4)).reshape(-1, 2, 4, 32) << shifts, axis=2).reshape(-1, 64)
-    return np.concatenate([low, high, scales.astype(np.int8).view(np.uint8), data], axis=1)
+
+    def pack(codes: np.ndarray) -> np.ndarray:
+        codes = (codes + 32).astype(np.uint8).reshape(-1, 256)
+        halves = (codes & np.uint8(15)).reshape(-1, 2, 2, 64)
+        low = (halves[:, :, 0] | (halves[:, :, 1] << np.uint8(4))).reshape(-1, 128)
+        shifts = np.arange(0, 8, 2, dtype=np.uint8)[None, None, :, None]
+        high = np.bitwise_or.reduce((codes >> np.uint8(4)).reshape(-1, 2, 4, 32) << shifts, axis=2).reshape(-1, 64)
+        return np.concatenate([low, high, scales.astype(np.int8).view(np.uint8), data], axis=1)
+
+    scale = (d * scales)[..., None]
+    return Grid(scale, np.zeros_like(scale), -32, 31, pack)
 
 
-_ROUNDERS: dict[str, Rounder] = {
+_FITS: dict[str, Fit] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,

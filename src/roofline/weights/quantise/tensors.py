@@ -4,7 +4,7 @@ one whose rows are reordered."""
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,7 +12,8 @@ from roofline.common.errors import ConfigError
 from roofline.ops import formats
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.files.mapped import TensorInfo, forget
-from roofline.weights.quantise.rounding import round_to
+from roofline.weights.quantise.calibration import Calibration
+from roofline.weights.quantise.rounding import inverse_factor, round_to
 from roofline.weights.rope_rows import heads_of, reorder
 
 _PIECE = 1 << 22  # values that are rounded at once
@@ -24,13 +25,12 @@ _EXACT = ("F32", "F16", "BF16")
 class Target:
     """What a checkpoint's tensors become.
 
-    formats: canonical name -> format; rope_style: the order of the rows of q and k; importance: canonical name ->
-    float32 [cols], of those whose columns were measured.
+    formats: canonical name -> format; rope_style: the order of the rows of q and k.
     """
 
     formats: Mapping[str, str]
     rope_style: str
-    importance: Mapping[str, np.ndarray]
+    calibration: Calibration = field(default_factory=Calibration)
 
     def infos(self, checkpoint: Checkpoint) -> list[TensorInfo]:
         """The tensors under their canonical names, in the checkpoint's order."""
@@ -47,28 +47,40 @@ def is_quantised(form: str) -> bool:
 
 
 def pieces(
-    checkpoint: Checkpoint, name: str, target: Target, pool: ThreadPoolExecutor, told: Callable[[int], None]
+    checkpoint: Checkpoint,
+    name: str,
+    target: Target,
+    pool: ThreadPoolExecutor,
+    told: Callable[[int], None],
+    only: range | None = None,
 ) -> Iterator[np.ndarray]:
     """The bytes of a tensor in its format, in order.
 
-    told: called with the number of values of each piece that is done.
+    told: called with the number of values of each piece that is done; only: these rows of a matrix, or elements of a
+    vector, in the tensor's own order of them; None: all.
 
     Raises ConfigError where a weight that is to be rounded is not a number, or infinite.
     """
     info, form = checkpoint.tensors[name], target.formats[name]
     raw = checkpoint.read(name)
     heads = heads_of(name, checkpoint.config)
-    rows = info.shape[0] if len(info.shape) > 1 else 1
-    cols = int(np.prod(info.shape[1:])) if len(info.shape) > 1 else info.shape[0]
     if heads is not None and target.rope_style != checkpoint.config["rope_style"]:
         raw = reorder(raw, info.shape[0], heads, target.rope_style)
-    row_bytes = info.nbytes // rows
+    count = info.shape[0] if only is None else len(only)
+    if only is not None:
+        each = info.nbytes // info.shape[0]
+        raw = raw[only.start * each : only.stop * each]
+    rows, cols = (count, int(np.prod(info.shape[1:]))) if len(info.shape) > 1 else (1, count)
+    row_bytes = len(raw) // rows
     step = max(1, _PIECE // cols)
     waiting: deque[Future[np.ndarray]] = deque()
+    importance, products = (each.get(name) for each in (target.calibration.importance, target.calibration.products))
+    factor = None if products is None or not is_quantised(form) else inverse_factor(products)
 
     def convert(start: int) -> np.ndarray:
         part = raw[start * row_bytes : min(rows, start + step) * row_bytes]
-        out = _converted(checkpoint, name, part, (len(part) // row_bytes, cols), form, target.importance.get(name))
+        shape = (len(part) // row_bytes, cols)
+        out = _converted(checkpoint, name, part, shape, form, lambda values: round_to(form, values, importance, factor))
         forget(part)
         told(len(part) // row_bytes * cols)
         return out
@@ -91,7 +103,7 @@ def _converted(
     part: np.ndarray,
     shape: tuple[int, int],
     form: str,
-    importance: np.ndarray | None,
+    rounded: Callable[[np.ndarray], np.ndarray],
 ) -> np.ndarray:
     source = checkpoint.tensors[name].format
     if source == form:
@@ -99,7 +111,7 @@ def _converted(
     values = formats.get(source).dequantize(part, shape)
     if is_quantised(form) and not np.isfinite(values).all():
         raise ConfigError(f"{checkpoint.path}: tensor {name!r} holds NaN or infinity, which {form} does not hold")
-    out = round_to(form, values, importance)
+    out = rounded(values)
     if form == "F16" and not np.isfinite(formats.get("F16").dequantize(out, shape)).all() and np.isfinite(values).all():
         raise ConfigError(f"{checkpoint.path}: tensor {name!r} holds values beyond the range of F16; use bf16 or f32")
     return out

@@ -13,7 +13,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from roofline.backends.gpu.kernels.attend_kernels import attend_kernel, merge_kernel
-from roofline.backends.gpu.kernels.attend_launches import MERGE, NAME, Launch, prepare, workspace_floats
+from roofline.backends.gpu.kernels.attend_launches import MERGE, NAME, Launch, prepare, state_start, workspace_floats
 from roofline.backends.gpu.signatures import Compilation, pointers
 from roofline.hardware.chips.chips import Chip
 
@@ -45,7 +45,7 @@ def attend(
     if splits > 1:
         assert workspace is not None
         assert workspace.numel() >= workspace_floats(launch), "a workspace for another launch"
-        stop = launch.tokens * launch.heads * splits * launch.head_dim
+        stop = state_start(launch)
         partial, state = workspace[:stop], workspace[stop:]
     assert k.stride() == v.stride(), "pages of k and v lie differently"
     counts = launch.first_segment, launch.segments - launch.first_segment, launch.kv_heads, splits

@@ -88,10 +88,10 @@ def prepare(
     its company nor on how its text was cut into steps. element_bytes: of q; cache_bytes: of k and v. programs: as many
     as keep the device busy; keys are split where there are not half as many, if `workspace_limit` allows. Nothing
     depends on what the step's fields hold, so that a launch can be captured in a graph.
-    Raises UnsupportedError for a head_dim that is no multiple of 8, or above 256.
+    Raises UnsupportedError for a head_dim above 256.
     """
-    if head_dim % 8 or not 0 < head_dim <= LARGEST_HEAD:
-        raise UnsupportedError(f"heads of {head_dim} dimensions", f"multiples of 8 up to {LARGEST_HEAD} are", ())
+    if not 0 < head_dim <= LARGEST_HEAD:
+        raise UnsupportedError(f"heads of {head_dim} dimensions", f"attention on GPUs has up to {LARGEST_HEAD}", ())
     rows = next_power_of_2(heads // kv_heads)
     regime = "exact" if exact else _regime(heads // kv_heads, max_query)
     facts = {"regime": regime, "dim": _padded(head_dim), "bytes": element_bytes, "cache": cache_bytes}
@@ -143,4 +143,10 @@ def _splits(launch: Launch, max_context: int, programs: int) -> int:
 
 def workspace_floats(launch: Launch) -> int:
     """float32 elements that a launch needs as workspace; 0 without splits."""
-    return launch.tokens * launch.heads * launch.splits * (launch.head_dim + 2) if launch.splits > 1 else 0
+    return state_start(launch) + 2 * launch.tokens * launch.heads * launch.splits if launch.splits > 1 else 0
+
+
+def state_start(launch: Launch) -> int:
+    """Where the states of splits lie in the workspace, behind their sums: at a multiple of 16 bytes, as a kernel is
+    compiled anew for a pointer to anywhere else."""
+    return -(-launch.tokens * launch.heads * launch.splits * launch.head_dim // 4) * 4

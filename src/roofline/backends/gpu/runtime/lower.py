@@ -68,6 +68,7 @@ def _embed(low: Lowering, instr: Instr) -> Launch:
     table, name, first = part.weight, instr.inputs[0], instr.attr("first")
 
     def look_up(ids: "Tensor", out: "Tensor") -> None:
+        ids = ids.new_zeros(ids.shape) if instr.attr("one_row") else ids
         if part.quantised:
             dequantize(low.chip, table, out=out, ids=ids)
         else:
@@ -333,6 +334,9 @@ def without_kernel(program: Program) -> tuple[str, ...]:
 
 
 def check(program: Program) -> None:
-    """Raises UnsupportedError for an op without a kernel."""
+    """Raises UnsupportedError for an op without a kernel, and for an encoder."""
     for name in without_kernel(program):
         raise UnsupportedError(f"op {name!r} on a GPU", "it has no kernel", sorted(_LOWER))
+    if any(instr.op == "attend" and not instr.attr("causal") for instr in program.body):
+        reason = "attention has no kernel that sees both ways there, and no hidden states are given"
+        raise UnsupportedError("an encoder model on a GPU", reason, ("backend=cpu", "backend=reference"))

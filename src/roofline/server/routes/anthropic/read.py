@@ -36,7 +36,7 @@ def messages(raw: bytes, context: Context) -> Generation:
     conversation, prompt = _prompt(body, context)
     if prompt.constraint is not None:
         params = replace(params, constraint=prompt.constraint)
-    loaded = context.loaded()
+    loaded = context.generating()
     check_prompts("messages", [prompt.ids], params, loaded)
     return Generation(
         prompts=(tuple(prompt.ids),),
@@ -89,7 +89,7 @@ def _fields(raw: bytes, context: Context) -> dict[str, object]:
 
 def _prompt(body: PromptBody, context: Context) -> tuple[Conversation, ChatPrompt]:
     check_model(body.model, context)
-    loaded = context.loaded()
+    loaded = context.generating()
     count_within("messages", len(body.messages), 1, context.limits.messages)
     conversation = conversation_of(body, context.limits)
     with renamed({"continue_final_message": "messages"}):

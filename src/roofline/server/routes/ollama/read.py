@@ -51,7 +51,7 @@ def chat(raw: bytes, context: Context) -> Generation:
     strict = frozenset(tool.function.name for tool in body.tools or () if tool.function.strict)
     conversation = Conversation(turns, tools, strict=strict, variables=_variables(body, context), continues=continues)
     with renamed({"continue_final_message": "messages"}):
-        prompt = prompt_of(conversation, context.text, context.loaded().max_model_len)
+        prompt = prompt_of(conversation, context.text, context.generating().max_model_len)
     return _generation("messages", body, prompt, context, at_start=not continues)
 
 
@@ -59,7 +59,7 @@ def generate(raw: bytes, context: Context) -> Generation:
     """A body of /api/generate."""
     body = typed(GenerateRequest, _fields(raw, context))
     _check(body, context)
-    most = context.loaded().max_model_len
+    most = context.generating().max_model_len
     if body.raw:
         for name in ("system", "think"):
             if getattr(body, name):
@@ -164,7 +164,7 @@ def _answered(where: str, message: Message, open_calls: list[tuple[str, str]]) -
 
 
 def _generation(field: str, body: Request, prompt: ChatPrompt, context: Context, at_start: bool) -> Generation:
-    loaded, options = context.loaded(), body.options or Options()
+    loaded, options = context.generating(), body.options or Options()
     served = served_name(body.model, context)
     values: dict[str, object] = DEFAULTS | {
         name: value for name in SAME_NAMES if (value := getattr(options, name)) is not None

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from roofline.common.json_types import JsonObject
 from roofline.engine.params import SamplingParams
-from roofline.engine.pooling import embedding, vector_bytes
+from roofline.engine.pooling import Pooling, embedding, vector_bytes
 from roofline.server.answers import Answers
 from roofline.server.body import Body, count_within, fields_of, invalid, refuse_unsupported, typed
 from roofline.server.context import Context
@@ -78,7 +78,7 @@ def read_embeddings(raw: bytes, context: Context) -> EmbeddingsGeneration:
         tuple(context.text.encode(each, loaded.max_model_len, add_special=special) if isinstance(each, str) else each)
         for each in many
     )
-    params = SamplingParams(temperature=0, pooling=context.pooling)
+    params = SamplingParams(temperature=0, pooling=context.pooling or Pooling(loaded.pooling))
     check_prompts("input", prompts, params, loaded)
     return EmbeddingsGeneration(
         prompts,

@@ -174,7 +174,7 @@ def _loaded(body: Sampling, context: Context) -> Ready:
     if body.prompt_logprobs is not None and body.stream:
         raise invalid("prompt_logprobs", "cannot be streamed; a stream with echo and logprobs tells them")
     within("priority", body.priority, -PRIORITIES, PRIORITIES)
-    return context.loaded()
+    return context.generating()
 
 
 def _params(body: Sampling, context: Context, most: int | None, logprobs: int | None) -> SamplingParams:

@@ -123,7 +123,7 @@ def generation_of(body: ResponseBody, kept: Sequence[bytes], context: Context) -
     prompt = _prompt(body, turns_of(body.instructions, before, new), context)
     if prompt.constraint is not None:
         params = replace(params, constraint=prompt.constraint)
-    loaded = context.loaded()
+    loaded = context.generating()
     check_prompts("input", [prompt.ids], params, loaded, "max_output_tokens")
     generation = ResponseGeneration(
         prompts=(tuple(prompt.ids),),
@@ -185,7 +185,7 @@ def _prompt(body: ResponseBody, turns: Sequence[dict[str, object]], context: Con
         variables=body.chat_template_kwargs or {},
     )
     with renamed({"messages": "input"}):
-        return prompt_of(conversation, context.text, context.loaded().max_model_len)
+        return prompt_of(conversation, context.text, context.generating().max_model_len)
 
 
 def _template_tool(tool: FunctionTool) -> dict[str, object]:

@@ -44,7 +44,7 @@ def _body(raw: bytes, context: Context) -> GenerateBody:
 
 
 def _generation(body: GenerateBody, context: Context) -> TgiGeneration:
-    loaded, parameters = context.loaded(), body.parameters or Parameters()
+    loaded, parameters = context.generating(), body.parameters or Parameters()
     model = context.name if parameters.adapter_id is None else parameters.adapter_id
     with renamed({"model": "parameters.adapter_id"}):
         check_model(model, context)

@@ -30,7 +30,7 @@ def generate(raw: bytes, context: Context, *, model: str, stream: bool) -> Trito
         raise invalid("stream", "is what /generate_stream does, and /generate does not")
     if stream and body.exclude_input_in_output is False:
         raise invalid("exclude_input_in_output", "must be true in a stream")
-    loaded = context.loaded()
+    loaded = context.generating()
     with renamed({"prompt": "text_input"}):
         ids = context.text.encode(body.text_input, loaded.max_model_len)
     values: dict[str, object] = {name: getattr(body, name) for name in SAME_NAMES}

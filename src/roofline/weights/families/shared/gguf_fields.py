@@ -28,7 +28,7 @@ _READ = {
     *("attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.sliding_window"),
     *("vocab_size", "rope.freq_base", "rope.dimension_count", "rope.scale_linear", "rope.scaling.type"),
     *("rope.scaling.yarn_ext_factor", "rope.scaling.factor", "rope.scaling.original_context_length"),
-    *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
+    *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "pooling_type"),  # the last: weights/vectors.py
 }
 RMS_EPSILON, EPSILON = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 SPELLED = {ours: theirs for theirs, ours in _REQUIRED.items()} | {
@@ -140,6 +140,13 @@ def refuse_unknown(fields: Fields, honoured: Collection[str] = ()) -> None:
             what = f"{fields.path}: {fields.within}{shorten(key)}"
             raise UnsupportedError(what, "we do not know what it does to the mathematics")
     refuse_unless_neutral(fields, {key: values for key, values in _NEUTRAL.items() if key not in honoured})
+
+
+def refuse_rope(fields: Fields) -> None:
+    """Raise UnsupportedError for a key of rope, in files of an architecture that has none."""
+    turned = next((key for key in fields.values if key.startswith("rope.")), None)
+    if turned is not None:
+        raise UnsupportedError(f"{fields.path}: {fields.within}{turned}", "this architecture has learned positions")
 
 
 def new_keys(fields: Fields) -> str:

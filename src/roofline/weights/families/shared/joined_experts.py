@@ -9,7 +9,7 @@ whose name has no ".weight".
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from roofline.common.fields import refuse, shorten
-from roofline.weights.families.shared.tensor_names import Row
+from roofline.weights.families.shared.tensor_names import Place
 from roofline.weights.files.mapped import TensorInfo
 from roofline.weights.quantised.method import Source
 from roofline.weights.quantised.mxfp4 import PROJECTIONS
 
 _JOINED = re.compile(r"(?P<within>.+\.mlp\.experts)\.(?P<part>gate_up_proj|down_proj)(?P<bias>_bias)?")
-_APART = re.compile(r"(?P<within>.+\.mlp\.experts)\.(?P<part>gate|up|down)_proj\.(?P<kind>weight|bias)")
+_PLACED = re.compile(r"(?P<within>.+\.mlp\.experts)\.(?:\d+\.)?(?P<part>gate|up|down)_proj\.(?P<kind>weight|bias)")
 _SINKS = re.compile(r".+\.self_attn\.sinks")
 _WORDS = {"F32": "<u4", "F16": "<u2", "BF16": "<u2"}  # what a number of each lies in
 Take = Callable[[np.ndarray], np.ndarray]
@@ -137,29 +137,23 @@ def _bias(columns: slice, values: np.ndarray) -> np.ndarray:
     return values[:, columns].reshape(-1)
 
 
-def experts_joined(rows: Iterable[Row], experts: int, dtype: str) -> Iterator[Row]:
-    """The inverse: the rows of a model in Hugging Face's names, experts one below the other, with those of a layer
-    joined. A gate is kept until its up has come."""
-    gates: dict[str, Row] = {}
-    for name, shape, data in rows:
-        match = _APART.fullmatch(name)
-        if match is None:
-            bare = name.removesuffix(".weight")
-            yield bare if _SINKS.fullmatch(bare) else name, shape, data
-            continue
-        suffix = "_bias" if match["kind"] == "bias" else ""
-        if match["part"] == "gate":
-            gates[match["within"] + suffix] = name, shape, data
-        elif match["part"] == "up":
-            gate = gates.pop(match["within"] + suffix)
-            yield _joined(f"{match['within']}.gate_up_proj{suffix}", [gate, (name, shape, data)], experts, dtype)
-        else:
-            yield _joined(f"{match['within']}.down_proj{suffix}", [(name, shape, data)], experts, dtype)
+def experts_placed(name: str) -> Place | None:
+    """The inverse: in which tensor of such files a parameter of Hugging Face's names is, whether the name says the
+    number of an expert or stands for all of a layer; None: it has a tensor of its own name."""
+    bare = name.removesuffix(".weight")
+    if _SINKS.fullmatch(bare):
+        return Place(bare)
+    match = _PLACED.fullmatch(name)
+    if match is None:
+        return None
+    suffix = "_bias" if match["kind"] == "bias" else ""
+    if match["part"] == "down":
+        return Place(f"{match['within']}.down_proj{suffix}", 0, 1)
+    return Place(f"{match['within']}.gate_up_proj{suffix}", ("gate", "up").index(match["part"]), 2)
 
 
-def _joined(name: str, parts: list[Row], experts: int, dtype: str) -> Row:
-    """The columns of the parts in turn: [experts, inputs, outputs], of biases [experts, outputs]."""
-    each = [np.frombuffer(data, _WORDS[dtype]).reshape(experts, -1, *shape[1:]) for _, shape, data in parts]
-    values = np.stack([part.swapaxes(1, 2) if part.ndim == 3 else part for part in each], axis=-1)
-    values = values.reshape(*values.shape[:-2], -1)
-    return name, values.shape, values.tobytes()
+def in_turn(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """What such a tensor holds of one expert: [inputs, parts * rows] of matrices [rows, inputs], their outputs in turn;
+    of biases [rows] likewise [parts * rows]."""
+    values = np.stack([part.T for part in parts], axis=-1)
+    return values.reshape(*values.shape[:-2], -1)

@@ -1,14 +1,12 @@
 """What tensors of a family are called in files: its table of names, and the search in it both ways."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from roofline.weights.quantised.method import Source
-
-Row = tuple[str, tuple[int, ...], bytes]  # name, shape and little-endian bytes of a tensor that is written
 
 _INDEX = r"(0|[1-9][0-9]{0,5})"  # no leading zeros: two spellings of one layer would be two names for one parameter
 _GGUF = re.compile(rf"blk\.{_INDEX}\.(\w+)\.(weight|bias)")
@@ -46,18 +44,29 @@ def without_expert(part: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where Hugging Face's files have a parameter: in the tensor `name`, as part `at` of `of` whose outputs lie in turn
+    in it, expert after expert; of = 0: it is that tensor."""
+
+    name: str
+    at: int = 0
+    of: int = 0
+
+
+@dataclass(frozen=True)
 class TensorNames:
     """Names without ``.weight`` and ``.bias``: ours -> (GGUF's, Hugging Face's), "" where such files have it not.
 
     layer: in a layer, `{expert}` standing for the number of each expert; top: outside of layers; hf_layers: what stands
     before a layer's number at Hugging Face; hf_prefix: what some files leave out at the beginning of a name; hf_also:
-    further names outside of layers -> the one in `top`.
+    further names outside of layers -> the one in `top`; hf_before: what some files have before all names; hf_unread: a
+    pattern of the tensors that such files may have and the model does not read.
 
     Where Hugging Face's tensors hold other values than our parameters, or in another order: norms_less: what weights of
     norms lack to ours; transposed: matrices that are [inputs, outputs]; by_head: whose rows are q, k and v of one head
     after the other, ours those of q, then k, then v of all heads; hf_apart: takes apart the tensors that hold several
-    of ours, in files of that path; None: there are none; hf_joined: the inverse for rows in the order of the family's
-    table, how many experts there are, and their dtype.
+    of ours, in files of that path; None: there are none; hf_placed: the inverse for what `to_hf` calls a parameter,
+    where files are written so.
     """
 
     layer: Mapping[str, tuple[str, str]]
@@ -65,11 +74,13 @@ class TensorNames:
     hf_layers: str = "model.layers"
     hf_prefix: str = ""
     hf_also: Mapping[str, str] = field(default_factory=dict)
+    hf_before: tuple[str, ...] = ()
+    hf_unread: str = ""
     norms_less: float = 0.0
     transposed: Collection[str] = ()
     by_head: Collection[str] = ()
     hf_apart: Callable[[Path, Source], Source] | None = None
-    hf_joined: Callable[[Iterable[Row], int, str], Iterator[Row]] | None = None
+    hf_placed: Callable[[str], Place | None] = lambda name: None
 
     def from_gguf(self, name: str) -> str | None:
         """``"blk.3.attn_q.weight"`` -> ``"layers.3.attn.q.weight"``; None for a name that is not in the table."""
@@ -77,10 +88,15 @@ class TensorNames:
 
     def from_hf(self, name: str) -> str | None:
         """``"model.layers.3.self_attn.q_proj.weight"`` -> ``"layers.3.attn.q.weight"``; None for an unknown name."""
+        name = name.removeprefix(next(filter(name.startswith, self.hf_before), ""))
         stem, _, kind = name.rpartition(".")
         name = f"{self.hf_also[stem]}.{kind}" if stem in self.hf_also else name
         found = self._canonical(name, self._hf, 1)
         return self._canonical(self.hf_prefix + name, self._hf, 1) if found is None and self.hf_prefix else found
+
+    def reads_hf(self, name: str) -> bool:
+        """Whether a tensor of Hugging Face's files is not among those that the model does not read."""
+        return not (self.hf_unread and re.fullmatch(self.hf_unread, name))
 
     def to_gguf(self, name: str) -> str | None:
         """The inverse of `from_gguf`; None for a parameter that is not in the table."""

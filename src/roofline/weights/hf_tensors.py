@@ -1,0 +1,128 @@
+"""The tensors of a folder of safetensors that is written, and what parameters of ours each is made of."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from roofline.common.errors import ConfigError
+from roofline.ops import formats
+from roofline.weights import names
+from roofline.weights.families.shared.joined_experts import in_turn
+from roofline.weights.families.shared.tensor_names import without_expert
+from roofline.weights.families.table import files_of
+from roofline.weights.files.mapped import JsonObject, TensorInfo
+from roofline.weights.hf_values import as_theirs, differs, hf_shape
+
+_OF_EXPERTS = ".mlp.experts."
+_WORDS = {2: "<u2", 4: "<u4"}  # bytes of a number -> what it lies in
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a parameter, of a bias its elements."""
+
+    name: str
+    rows: range
+
+
+@dataclass(frozen=True)
+class HfTensor:
+    """info: name, format and shape in the file; parts: what its bytes are made of, in order; made: the bytes of a part
+    from those of its rows, each a uint8 array; None: there is one of them, which is copied."""
+
+    info: TensorInfo
+    parts: tuple[tuple[Rows, ...], ...]
+    made: Callable[[Sequence[np.ndarray]], np.ndarray] | None = None
+
+
+def hf_tensors(config: JsonObject, parameters: Sequence[TensorInfo]) -> list[HfTensor]:
+    """The tensors of a folder, in the order of the parameters.
+
+    parameters: canonical names, plain formats; the experts of a layer as one parameter each, or one below the other.
+
+    Raises ConfigError for a parameter that has no name in such files, and for experts of a joined tensor in several
+    formats.
+    """
+    tensors: list[HfTensor] = []
+    joined: dict[str, list[tuple[int, TensorInfo]]] = {}
+    for info in parameters:
+        place = files_of(config["family"]).NAMES.hf_placed(names.to_hf(config["family"], info.name))
+        if place is not None and place.of:
+            joined.setdefault(place.name, []).append((place.at, info))
+        elif place is not None:
+            tensors.append(HfTensor(replace(info, name=place.name), _whole(info)))
+        elif _OF_EXPERTS in info.name and not without_expert(info.name)[1]:
+            tensors += _each_expert(config, info)
+        else:
+            tensors.append(_alone(config, info))
+    return tensors + [_joined(name, parts, config["experts"]) for name, parts in joined.items()]
+
+
+def stored_together(config: JsonObject, parameters: Iterable[str]) -> list[list[str]]:
+    """The parameters by the tensor that holds them, so that all of one tensor can get one format."""
+    family = config["family"]
+    placed: dict[str, list[str]] = {}
+    for name in parameters:
+        theirs = names.to_hf(family, name)
+        place = files_of(family).NAMES.hf_placed(theirs)
+        placed.setdefault(theirs if place is None else place.name, []).append(name)
+    return list(placed.values())
+
+
+def _whole(info: TensorInfo) -> tuple[tuple[Rows, ...], ...]:
+    return ((Rows(info.name, range(info.shape[0])),),)
+
+
+def _alone(config: JsonObject, info: TensorInfo) -> HfTensor:
+    shape = hf_shape(config, info.name, info.shape)
+    written = replace(info, name=names.to_hf(config["family"], info.name), shape=shape)
+    made = partial(_as_theirs, config, info) if differs(config, info.name) else None
+    return HfTensor(written, _whole(info), made)
+
+
+def _as_theirs(config: JsonObject, info: TensorInfo, parts: Sequence[np.ndarray]) -> np.ndarray:
+    data = as_theirs(config, info.name, info.shape, parts[0].tobytes(), info.format)
+    return np.frombuffer(data, np.uint8)
+
+
+def _each_expert(config: JsonObject, info: TensorInfo) -> list[HfTensor]:
+    """A tensor for each expert of a parameter in which they lie one below the other."""
+    experts, rows = config["experts"], info.shape[0] // config["experts"]
+    before, _, after = info.name.rpartition(".experts.")
+    tensors = []
+    for number in range(experts):
+        name = names.to_hf(config["family"], f"{before}.experts.{number}.{after}")
+        written = replace(info, name=name, shape=(rows, *info.shape[1:]), nbytes=info.nbytes // experts)
+        tensors.append(HfTensor(written, ((Rows(info.name, range(number * rows, (number + 1) * rows)),),)))
+    return tensors
+
+
+def _joined(name: str, placed: Sequence[tuple[int, TensorInfo]], experts: int) -> HfTensor:
+    """The tensor of all experts of a layer; placed: the parameters in it, with their place among its outputs."""
+    if len({info.format for _, info in placed}) > 1:
+        raise ConfigError(f"{name}: its experts have several formats, and such files have them in one tensor")
+    parts: dict[int, dict[int, Rows]] = {number: {} for number in range(experts)}
+    for at, info in placed:
+        number = without_expert(info.name)[1]
+        rows = info.shape[0] if number else info.shape[0] // experts
+        for each in (int(number),) if number else range(experts):
+            first = 0 if number else each * rows
+            parts[each][at] = Rows(info.name, range(first, first + rows))
+    info, of = placed[0][1], len(parts[0])
+    columns = info.shape[1:]  # none of a bias
+    written = replace(
+        info,
+        name=name,
+        shape=(experts, *columns, of * len(parts[0][0].rows)),
+        nbytes=sum(part.nbytes for _, part in placed),
+    )
+    in_order = tuple(tuple(part[at] for at in sorted(part)) for part in parts.values())
+    return HfTensor(written, in_order, partial(_in_turn, info.format, columns))
+
+
+def _in_turn(form: str, columns: tuple[int, ...], parts: Sequence[np.ndarray]) -> np.ndarray:
+    words = _WORDS[formats.get(form).block_bytes]
+    values = in_turn([np.ascontiguousarray(part).view(words).reshape(-1, *columns) for part in parts])
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)

@@ -1,0 +1,98 @@
+"""llama.cpp loads the GGUF files that we write, and computes what the model of transformers does that they are of.
+
+It is run by another interpreter, which ROOFLINE_TEST_LLAMA_CPP names: that of an environment with llama-cpp-python,
+which has to be compiled and which the tests therefore do not install.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="what llama.cpp is compared with runs in torch")
+pytest.importorskip("transformers", reason="it is what llama.cpp is compared with")
+
+from bundle_models import tokenizer_json  # noqa: E402
+from moe_models import MODELS as MIXTURES  # noqa: E402
+from moe_models import transformers_model  # noqa: E402
+
+from tests.command_line import call_roofline  # noqa: E402
+from tests.models.parity_cases import BASE, CASES, theirs  # noqa: E402
+from tests.weights.gguf_families import GGUF_CASES  # noqa: E402
+
+IDS = np.random.default_rng(1).integers(0, 256, 40).tolist()
+CONFIGS: dict[str, Any] = {name: CASES[name].config for name in ("llama", "mistral", "qwen2", "qwen3")}
+SCALINGS: dict[str, dict[str, Any]] = {
+    "yarn": {"factor": 16.0, "original_max_position_embeddings": 64},
+    "linear": {"factor": 8.0},
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+}
+CONFIGS |= {kind: BASE | {"rope_scaling": {"rope_type": kind, **values}} for kind, values in SCALINGS.items()}
+CONFIGS |= {name: case.config for name, case in GGUF_CASES.items() if name != "phi3_long"}
+
+
+@pytest.fixture(scope="module")
+def llama_cpp() -> str:
+    """The interpreter."""
+    named = os.environ.get("ROOFLINE_TEST_LLAMA_CPP")
+    if named is None and find_spec("llama_cpp") is None:
+        pytest.skip("there is no llama.cpp: ROOFLINE_TEST_LLAMA_CPP names no interpreter with llama-cpp-python")
+    return named or sys.executable
+
+
+def written(folder: Path, model: Any, form: str = "") -> Path:
+    """A GGUF file of a model of transformers, as the command line makes it; form: of its matrices, where rounded."""
+    model.save_pretrained(folder / "model")
+    (folder / "model" / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
+    settings = {"bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "model" / "generation_config.json").unlink(missing_ok=True)  # with ids of a larger vocabulary
+    (folder / "model" / "tokenizer_config.json").write_text(json.dumps(settings))
+    out = folder / "model.gguf"
+    call = ["quantize", folder / "model", "--to", form] if form else ["convert", folder / "model"]
+    result = call_roofline([*call, "-o", out])
+    assert result.exit_code == 0, result.output
+    return out
+
+
+def assert_same(llama_cpp: str, file: Path, model: Any, most: float) -> None:
+    """most: the difference of a logit, as a part of their standard deviation."""
+    out = file.with_suffix(".npy")
+    script = Path(__file__).with_name("llama_cpp_logits.py")
+    done = subprocess.run(
+        [llama_cpp, script, file, out, ",".join(map(str, IDS))], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    with torch.no_grad():
+        expected = model(torch.tensor([IDS])).logits[0].float().numpy()
+    difference = np.abs(np.load(out) - expected).max() / expected.std()
+    print(f"{file.parent.name}: {difference:.2e}")
+    assert difference < most
+
+
+# llama.cpp does not compute their windows, which `convert` says.
+WINDOWLESS = ("mistral", "phi3")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_family_has_the_logits_of_transformers(name: str, llama_cpp: str, tmp_path: Path) -> None:
+    config = CONFIGS[name] | {"vocab": 320}
+    file = written(tmp_path, theirs(config))
+    assert_same(llama_cpp, file, theirs(config | ({"sliding_window": None} if name in WINDOWLESS else {})), 5e-3)
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_a_mixture_has_the_logits_of_transformers(
+    kind: str, llama_cpp: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path, transformers_model(kind))
+    if kind == "gpt_oss":  # llama.cpp rounds the ends of its ramp, which `convert` says
+        name, architecture, fields = MIXTURES[kind]
+        rope = fields["rope_parameters"] | {"truncate": True}
+        monkeypatch.setitem(MIXTURES, kind, (name, architecture, fields | {"rope_parameters": rope}))
+    assert_same(llama_cpp, file, transformers_model(kind), 5e-3)

@@ -1,0 +1,47 @@
+"""Weights of one layer in several formats: what the cpu backend makes of q, k and v that no single product makes."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the reference runs in torch")
+pytest.importorskip("transformers", reason="the configurations stand beside its models")
+
+from roofline.bundle import load
+from roofline.ops import formats
+from roofline.ops.batch import Segment
+from roofline.weights.checkpoint import Checkpoint
+from roofline.weights.random_weights import random_checkpoint
+from tests.models.parity_cases import CASES
+
+# Products of floats and of integers read two kinds of rows, so that two of the three may be made together.
+MIXES = [("BF16", "BF16", "Q8_0"), ("Q4_0", "Q8_0", "F16"), ("BF16", "Q8_0", "BF16"), ("F16", "Q4_0", "Q6_K")]
+# The last has one head of k, so that its norm covers all of it; that of olmo2's covers all heads of both.
+FAMILIES = ("llama", "llama_bias", "qwen3", "olmo2", "glm4", "granite", "gemma3", "gemma3_scaled")
+
+
+def logits(source: Checkpoint, **options: Any) -> np.ndarray:
+    loaded = load(source, cache_tokens=64, max_model_len=64, text=False, **options)
+    loaded.executable.batch.fill([Segment([1, 5, 9, 90, 31], 0, range(4))], range(5))
+    loaded.executable.forward()
+    values = loaded.executable.logits().copy()
+    loaded.executable.close()
+    return values
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_q_k_and_v_in_several_formats(name: str, mix: tuple[str, str, str]) -> None:
+    config = dict(CASES[name].config) | ({"width": 256} if "Q6_K" in mix else {})
+    made = random_checkpoint(config, 0)
+    tensors = dict(made.tensors)
+    for layer in range(config["layers"]):
+        for part, form in zip("qkv", mix, strict=True):
+            info = tensors[f"layers.{layer}.attn.{part}.weight"]
+            tensors[info.name] = replace(info, format=form, nbytes=formats.get(form).nbytes(info.shape))
+    kept = {each: formats.get(info.format).quantize(made.dequantize(each)) for each, info in tensors.items()}
+    source = replace(made, tensors=tensors, bytes_of=kept.__getitem__)
+    ours, expected = logits(source, backend="cpu", threads=1), logits(source, backend="reference", arithmetic="plain")
+    assert np.abs(ours - expected).max() < 0.05 * expected.std()
