@@ -21,7 +21,6 @@ from roofline.backends.cpu.executable import CpuExecutable  # noqa: E402
 from roofline.backends.reference.executable import ReferenceExecutable  # noqa: E402
 from roofline.common.errors import UnsupportedError  # noqa: E402
 from roofline.models import registry  # noqa: E402
-from roofline.models.config import ModelConfig  # noqa: E402
 from roofline.ops.batch import BatchLimits, Segment  # noqa: E402
 from roofline.program import target  # noqa: E402
 from roofline.program.compile import compile_program  # noqa: E402
@@ -39,8 +38,8 @@ CHUNKS = [
 
 def executable(kind: str, model: str, form: str, share: Share = WHOLE, group: Member | None = None) -> Any:
     source = checkpoint(model, form)
-    config = ModelConfig.of(source.config)
-    program = compile_program(registry.get(config.family), config, source.tensors, target.CPU, share=share)
+    family, config = registry.configure(source.config)
+    program = compile_program(family, config, source.tensors, target.CPU, share=share)
     shape = {"limits": LIMITS, "num_pages": 16, "max_context": 256, "group": group}
     if kind == "reference":
         return ReferenceExecutable(program, source.read, **shape)
@@ -74,9 +73,17 @@ def together(kind: str, model: str, form: str, ranks: int, chunks: Any = CHUNKS)
         ("qwen2", "Q8_0", 2),
         ("qwen3", "BF16", 3),
         ("mpt-alibi", "F16", 3),
+        ("qwen2-moe", "Q4_1", 2),
+        ("gpt-oss", "Q8_0", 2),
         *(
             pytest.param(*c, marks=pytest.mark.slow)
-            for c in (("llama", "F32", 2), ("mistral", "Q4_0", 2), ("mpt", "Q8_0", 2))
+            for c in (
+                ("llama", "F32", 2),
+                ("mixtral", "Q4_0", 3),
+                ("gpt-oss", "BF16", 3),
+                ("mistral", "Q4_0", 2),
+                ("mpt", "Q8_0", 2),
+            )
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """Programs with experts: what merges and fuses, what a step of them costs, what ranks do with them."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from roofline.models.registry import configure
 from roofline.models.spec import expand
 from roofline.ops.traits import Trait
 from roofline.program.compile import compile_program
-from roofline.program.ir import Piece, Program
+from roofline.program.ir import Columns, Instr, Piece, Program, Value
 from roofline.program.passes.price import Mixture, Work, amount, mixture, price, with_experts
 from roofline.program.passes.shard import shard
 from roofline.program.target import CPU, GPU
@@ -86,8 +87,61 @@ def test_a_dense_model_has_no_mixture():
     assert with_experts(Work(1, 2, 3, 4), None) == Work(1, 2, 3, 4)
 
 
-def test_ranks_refuse_experts():
-    family, cfg = configure(MIXTURE)
-    program = trace_shape(family, cfg)
-    with pytest.raises(UnsupportedError, match="experts under tensor_parallel"):
-        shard(program, expand(family.spec(cfg), cfg.layers), 0, 2)
+def rank_of(config, rank, ranks, form="Q4_0") -> Program:
+    family, cfg = configure(config)
+    return shard(trace_shape(family, cfg, form), expand(family.spec(cfg), cfg.layers), rank, ranks)
+
+
+def test_ranks_have_some_columns_of_every_expert():
+    """Three units of 32 columns: two for the first rank, one for the other."""
+    config = MIXTURE | {"ffn": 96}
+    for rank, (first, last) in enumerate([(0, 64), (64, 96)]):
+        program = rank_of(config, rank, 2)
+        width, experts = config["width"], config["experts"]
+        for name in ("gate", "up"):
+            recipe = program.weights[f"layers.0.mlp.experts.{name}.weight"]
+            assert recipe.shape == (experts * (last - first), width)
+            assert [(piece.start % 96, piece.stop - piece.start) for piece in recipe.pieces] == [
+                (first, last - first)
+            ] * experts
+        down = program.weights["layers.0.mlp.experts.down.weight"]
+        assert down.shape == (experts * width, last - first)
+        assert {piece.columns for piece in down.pieces} == {Columns(first, last, 96)}
+        types = program.types()
+        products = [i for i in program.body if i.op == "expert_linear"]
+        assert [types[i.output.name].width for i in products[:3]] == [2 * (last - first)] * 2 + [2 * width]
+
+
+def test_ranks_add_up_what_a_token_s_experts_give_together():
+    """One sum for each combination, of rows of the model's width, before anything else reads them."""
+    program = rank_of(SHARED | {"ffn": 64}, 0, 2)
+    types, sums = program.types(), [i.inputs[0] for i in program.body if i.op == "all_reduce"]
+    combined = [i.output.name for i in program.body if i.op == "combine"]
+    assert len(combined) == SHARED["layers"]
+    assert set(combined) <= set(sums)
+    assert {types[name].width for name in combined} == {SHARED["width"]}
+    assert len(sums) == 1 + 3 * SHARED["layers"]  # the embedding; attention, experts and the shared expert of a layer
+    shared = program.weights["layers.0.mlp.shared.up.weight"]
+    assert shared.shape == (SHARED["shared_ffn"] // 2, SHARED["width"])
+
+
+def test_the_first_rank_adds_the_biases_of_experts():
+    config = {**MIXTURE, "family": "gpt_oss", "attention_bias": True, "output_bias": True, "ffn": 64}
+    for rank in (0, 1):
+        program = rank_of(config, rank, 2, "BF16")
+        assert program.weights["layers.0.mlp.experts.up.bias"].shape == (8 * 32,)
+        assert ("layers.0.mlp.experts.down.bias" in program.weights) == (rank == 0)
+        assert program.weights["layers.0.attn.sinks.weight"].shape == (config["heads"] // 2,)
+        assert [i.op for i in program.body].count("expert_bias") == (3 - rank) * config["layers"]
+
+
+def test_other_readers_of_what_experts_give_are_refused_among_ranks():
+    family, cfg = configure(MIXTURE | {"ffn": 64})
+    program = trace_shape(family, cfg, "Q4_0")
+    body = list(program.body)
+    at = next(number for number, instr in enumerate(body) if instr.op == "combine")
+    given = body[at].inputs[0]
+    scaled = Instr("scale", (given,), (), {"factor": 2.0}, (Value("scaled", program.types()[given]),))
+    body[at : at + 1] = [scaled, replace(body[at], inputs=("scaled", body[at].inputs[1]))]
+    with pytest.raises(UnsupportedError, match=r"scale under tensor_parallel.*before the ranks"):
+        shard(replace(program, body=tuple(body)), expand(family.spec(cfg), cfg.layers), 0, 2)

@@ -42,6 +42,8 @@ def tensors(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
     [
         ("column", (4, 3), Ranks(), torch.Tensor),
         ("replicate", (4, 3), TWO, torch.Tensor),
+        ("expert_column", (4, 3), TWO, torch.Tensor),
+        ("expert_row", (4, 3), TWO, torch.Tensor),
         ("column", (4,), TWO, torch.Tensor),
         ("column", (4, 3), TWO, Column),
         ("row", (4, 3), TWO, Row),

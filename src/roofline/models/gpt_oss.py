@@ -58,7 +58,8 @@ def _experts(cfg: Config) -> list[Param]:
     for param in moe.expert_params(cfg):
         table.append(param)
         rows = cfg.experts if param.name == f"{within}.router.weight" else param.shape[0]
-        table.append(Param(f"{param.name.removesuffix('weight')}bias", (rows,), "replicate"))
+        split = "replicate" if param.split == "expert_row" else param.split
+        table.append(Param(f"{param.name.removesuffix('weight')}bias", (rows,), split))
     return table
 
 

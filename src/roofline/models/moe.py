@@ -69,12 +69,12 @@ def expert_params(cfg: Config) -> list[Param]:
     table = [Param(f"{within}.router.weight", (cfg.experts, cfg.width), "replicate")]
     if cfg.shared_ffn:
         rows = cfg.shared_ffn
-        table += [Param(f"{within}.shared.{n}.weight", (rows, cfg.width), "replicate") for n in ("gate", "up")]
-        table.append(Param(f"{within}.shared.down.weight", (cfg.width, rows), "replicate"))
+        table += [Param(f"{within}.shared.{n}.weight", (rows, cfg.width), "column") for n in ("gate", "up")]
+        table.append(Param(f"{within}.shared.down.weight", (cfg.width, rows), "row"))
         if cfg.scales_shared:
             table.append(Param(f"{within}.shared.scale.weight", (1, cfg.width), "replicate"))
-    table += [Param(f"{within}.experts.{n}.weight", into, "replicate", experts=cfg.experts) for n in ("gate", "up")]
-    return [*table, Param(f"{within}.experts.down.weight", out, "replicate", experts=cfg.experts)]
+    table += [Param(f"{within}.experts.{n}.weight", into, "expert_column", experts=cfg.experts) for n in ("gate", "up")]
+    return [*table, Param(f"{within}.experts.down.weight", out, "expert_row", experts=cfg.experts)]
 
 
 def block(cfg: Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:

@@ -67,7 +67,7 @@ def expert_bytes(call: Call) -> Affine:
 
 EXPERTS = (Trait.ROW_WISE, Trait.LONG_SUM, Trait.EXPERTS)
 _PRICES = {"flops": expert_linear_flops, "weight_bytes": expert_bytes}
-_ROUNDED = (*EXPERTS, Trait.ROUNDED)
+_ROUNDED = (*EXPERTS, Trait.ROUNDED, Trait.SPLITS)
 
 
 @op(values=("x", "ids"), weights=("w",), infer=expert_linear_type, traits=_ROUNDED, **_PRICES)
@@ -82,7 +82,7 @@ def expert_linear(x: "Tensor | Q8Rows", ids: "Tensor", w: "Tensor", experts: int
     if isinstance(x, Q8Rows):
         x = x.dequantize()
     matrices = w.view(experts, -1, w.shape[1])
-    parts = x.view(x.shape[0], -1, w.shape[1]).expand(-1, ids.shape[1], -1)  # [tokens, top, in]
+    parts = x.unflatten(1, (-1, w.shape[1])).expand(-1, ids.shape[1], -1)  # [tokens, top, in]
     out = x.new_zeros(*ids.shape, matrices.shape[1])  # [tokens, top, out]
     for expert in torch.unique(ids).tolist():
         chosen = ids == expert
@@ -105,7 +105,7 @@ def _expert_bias_bytes(call: Call) -> Affine:
     return Affine(experts=each) if call.x.leading == "tokens" else Affine(row_experts=each)
 
 
-_BIAS = (Trait.ROW_WISE, Trait.WHOLE_VALUES)
+_BIAS = (Trait.ROW_WISE, Trait.WHOLE_VALUES, Trait.SPLITS)
 
 
 @op(
@@ -120,7 +120,7 @@ _BIAS = (Trait.ROW_WISE, Trait.WHOLE_VALUES)
 def expert_bias(x: "Tensor", ids: "Tensor", bias: "Tensor", experts: int) -> "Tensor":
     """x + bias[id] in each part of a row, in x's dtype: x [tokens, top * out], ids int32 [tokens, top], bias
     [experts * out], the experts' biases one behind the other."""
-    parts = x.view(*ids.shape, -1)  # [tokens, top, out]
+    parts = x.unflatten(1, (ids.shape[1], -1))  # [tokens, top, out]
     return (parts + bias.view(experts, -1)[ids.long()].to(x.dtype)).flatten(1)
 
 
@@ -136,7 +136,7 @@ _COMBINE = (Trait.ROW_WISE, Trait.WHOLE_VALUES)
 @op(values=("x", "weights"), infer=_combine_type, traits=_COMBINE, flops=per_element(2))
 def combine(x: "Tensor", weights: "Tensor") -> "Tensor":
     """The sum over a token's experts, in their order, of weight * x; x [tokens, top * width], weights [tokens, top]."""
-    parts = x.view(*weights.shape, -1).unbind(1)
+    parts = x.unflatten(1, (weights.shape[1], -1)).unbind(1)
     total = parts[0] * weights[:, :1]
     for rank in range(1, weights.shape[1]):
         total = total + parts[rank] * weights[:, rank : rank + 1]

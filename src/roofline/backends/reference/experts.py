@@ -44,7 +44,7 @@ def expert_linear(
     import torch
 
     top = ids.shape[1]
-    results: list[tuple[Tensor, Tensor]] = []
+    filled = torch.zeros(ids.shape[0], top, weights.row_count(name) // experts)
     for expert in torch.unique(ids).tolist():
         chosen = ids == expert
         rows, ranks = chosen.nonzero(as_tuple=True)
@@ -59,9 +59,6 @@ def expert_linear(
             matrices = weights.tensor(name).unflatten(0, (experts, -1))  # [experts, out, in]
             inputs = x.view(x.shape[0], -1, matrices.shape[2])
             out = orders.linear_f32(inputs[rows, ranks if inputs.shape[1] > 1 else 0 * ranks], matrices[expert])
-        results.append((chosen, out))
-    filled = torch.zeros(ids.shape[0], top, results[0][1].shape[1])
-    for chosen, out in results:
         filled[chosen] = out
     return filled.flatten(1)
 

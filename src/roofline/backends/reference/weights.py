@@ -24,6 +24,10 @@ class Weights:
         self._tensors: dict[str, Tensor] = {}
         self._groups: dict[str, list[Groups]] = {}
 
+    def row_count(self, name: str) -> int:
+        """The rows of a weight."""
+        return self._recipes[name].shape[0]
+
     def tensor(self, name: str) -> "Tensor":
         """float32 values in the weight's shape."""
         import torch

@@ -2,7 +2,9 @@
 
 Source: Shoeybi et al. 2019 (Megatron-LM). A column split has some of the outputs, a row split some of the inputs, and
 its products are summed by all_reduce; of the vocabulary each rank looks up, and makes logits for, its own rows. What is
-cut inside a layer is heads and columns of the mlp; between layers every rank has whole rows.
+cut inside a layer is heads and columns of the mlp; between layers every rank has whole rows. Of experts each rank has
+some of the columns of every one, so that all ranks have the same work wherever tokens are sent; their products are
+summed once a token's experts are combined.
 
 It runs on a Program as traced. Which columns of a value a rank has is found from its readers, last first; then each
 instruction is written anew, first to last.
@@ -40,9 +42,6 @@ def shard(program: Program, params: Iterable[Param], rank: int, ranks: int) -> P
     """
     if ranks == 1:
         return program
-    if any(instr.has(Trait.EXPERTS) for instr in program.body):
-        reason = "each rank would hold and compute all of them, as no pass divides them yet"
-        raise UnsupportedError("experts under tensor_parallel", reason, ["tensor_parallel=1", "pipeline_parallel"])
     return _Writer(_Cuts(program, {param.name: param.split for param in params}, rank, ranks)).program()
 
 
@@ -62,9 +61,9 @@ class _Cuts:
             self._demand(instr)
 
     def split(self, instr: Instr) -> str:
-        """How the instruction's matrix is split: "column", "row", "vocab"; "" for a whole one or none."""
+        """How the instruction's matrix is split, as `models.spec` says; "" for a whole one or none."""
         split = self._splits.get(instr.weights[0], "") if instr.has(Trait.SPLITS) else ""
-        return split if split in ("column", "row", "vocab") else ""
+        return "" if split in ("replicate", "shared") else split
 
     def _heads(self) -> Heads | None:
         """The rank's heads, the same in all layers: they share one form of cache."""
@@ -80,11 +79,14 @@ class _Cuts:
     def _demand(self, instr: Instr) -> None:
         """Record what the rank's columns of the result need: columns of the operands, rows of the weights."""
         cut, split = self.values.get(instr.output.name), self.split(instr)
-        if (split == "column") != (cut is not None) and split:
+        if (split in ("column", "expert_column")) != (cut is not None) and split:
             what = f"{instr.weights[0]}, split by {split},"
             raise UnsupportedError(what, f"its result is {'cut' if cut else 'wanted whole'}", ["tensor_parallel=1"])
         if split == "row":
             self._take(instr.inputs[0], (self._inputs(instr),))
+            return
+        if split in ("expert_column", "expert_row"):
+            self._experts(instr, split, cut)
             return
         if split == "column" and cut is not None:
             self.rows |= dict.fromkeys(instr.weights, cut)
@@ -93,6 +95,8 @@ class _Cuts:
             self._vocabulary(instr.weights)
         elif instr.op == "kv_write" and self.heads is not None:
             cut = self._columns_of(self.heads.kv_heads)
+        elif instr.op == "attend" and self.heads is not None:
+            self.rows |= dict.fromkeys(instr.weights, (self.heads.heads,))  # a number for each head: its sink
         elif instr.op == "split" and cut is not None:
             self._join(instr, cut)
             return
@@ -111,6 +115,23 @@ class _Cuts:
         else:
             self.columns[name] = divide_columns(recipe.columns, _block(recipe), self.ranks, name)[self.rank]
         return self.columns[name]
+
+    def _experts(self, instr: Instr, split: str, cut: Cut | None) -> None:
+        """Record the columns of each expert, which lie side by side in a value for the experts that a token goes to."""
+        x, ids = instr.inputs
+        top, experts = self._types[ids].width, int(instr.attr("experts"))
+        if split == "expert_row":
+            first, last = self._inputs(instr)
+            each = self.source.weights[instr.weights[0]].columns
+            self._take(x, tuple((at * each + first, at * each + last) for at in range(top)))
+        else:
+            assert cut is not None, "it was compared with the split"
+            first, last = cut[0]
+            each = instr.output.type.width // top
+            rows = tuple((at * each + first, at * each + last) for at in range(experts))
+            self.rows |= dict.fromkeys(instr.weights, rows)
+            self._take(x, None if instr.has(Trait.EXPERTS) else cut)
+        self._take(ids, None)
 
     def _columns_of(self, heads: Range) -> Cut:
         return ((heads[0] * self._head_dim, heads[1] * self._head_dim),)
@@ -145,6 +166,9 @@ class _Writer:
         self.inputs = tuple(Value(v.name, self._cache(v.type)) for v in self.source.inputs)
         self.types = {value.name: value.type for value in self.inputs}
         self.body: list[Instr] = []
+        self._parts: dict[
+            str, str
+        ] = {}  # a value that is yet to be summed over the ranks -> what holds this rank's part
         for instr in self.source.body:
             self._write(instr)
 
@@ -163,7 +187,12 @@ class _Writer:
     def _write(self, instr: Instr) -> None:
         split, attrs = self.cuts.split(instr), {**instr.attrs, **self._attrs(instr)}
         weights, names = instr.weights, tuple(value.name for value in instr.outputs)
-        if split in ("", "column"):
+        if split == "expert_row":
+            self._parts[names[0]] = names[0]
+        if any(name in self._parts for name in instr.inputs):
+            self._write_part(instr)
+            return
+        if split not in ("row", "vocab"):
             self._add(instr.op, instr.inputs, weights, attrs, names)
             return
         if split == "row" and self.rank > 0:
@@ -178,6 +207,22 @@ class _Writer:
         part = (f"{names[0]}.part",)
         self._add(instr.op, instr.inputs, weights, attrs, part)
         self._add(together, part, (), attrs_together, names)
+
+    def _write_part(self, instr: Instr) -> None:
+        """Write an instruction on this rank's part of what experts give. They are summed when a token's are combined:
+        as many times fewer numbers travel as a token has experts."""
+        name = instr.output.name
+        inputs = tuple(self._parts.get(each, each) for each in instr.inputs)
+        if instr.op == "expert_bias":
+            self._parts[name] = name if self.rank == 0 else inputs[0]  # rank 0 adds it to its share of the sum
+            if self.rank == 0:
+                self._add(instr.op, inputs, instr.weights, instr.attrs, (name,))
+        elif instr.op == "combine":
+            self._add(instr.op, inputs, (), instr.attrs, (f"{name}.part",))
+            self._add("all_reduce", (f"{name}.part",), (), {"ranks": self.ranks}, (name,))
+        else:
+            reason = "it reads what experts give before the ranks have added it up"
+            raise UnsupportedError(f"{instr.op} under tensor_parallel", reason, ["tensor_parallel=1"])
 
     def _add(self, op: str, inputs: Names, weights: Names, attrs: Mapping[str, object], names: Names) -> None:
         """Append an instruction, its results of the types that its op infers."""

@@ -92,7 +92,7 @@ def local_config(cfg: ModelConfig, ranks: Ranks) -> ModelConfig:
 
 def family_form(param: Param, tensor: Tensor, ranks: Ranks) -> Tensor | SplitWeight:
     """A block's parameter in the form in which its family uses it."""
-    if ranks.size == 1 or param.split == "replicate":
+    if ranks.size == 1 or param.split in ("replicate", "expert_column", "expert_row"):
         return tensor
     if param.split == "shared":
         shared: Tensor = _Enter.apply(tensor, ranks.group)
