@@ -21,7 +21,11 @@ from roofline.bench.quality.score import load_to_score, score, text_windows
 from roofline.bench.quality.windows import windows_of
 from roofline.bundle.rewrite import Work, write_gguf
 from roofline.common.errors import ConfigError
+from roofline.models.mixes import formats_of
+from roofline.ops import formats
 from roofline.weights.checkpoint import open_checkpoint
+from roofline.weights.quantise.calibration import Calibration, Folding
+from roofline.weights.quantise.scaling import fit_scales
 from tests.command_line import call_roofline
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 12
@@ -76,7 +80,7 @@ def test_a_rounded_model_is_further_away_the_fewer_bits_it_has(model, tmp_path):
     kl, worst = [], []
     for mix in ("Q8_0", "Q4_0"):
         write_gguf(source, tmp_path / f"{mix}.gguf", mix, Work(threads=1))
-        found = report(source, open_checkpoint(tmp_path / f"{mix}.gguf"), TEXT, PLAIN, {}, limit=100)
+        found = report(source, open_checkpoint(tmp_path / f"{mix}.gguf"), TEXT, PLAIN, limit=100)
         assert found.source.tokens == found.rounded.tokens == 99
         kl.append(found.rounded.kl)
         worst.append(found.worst[0].error)
@@ -120,6 +124,65 @@ def test_the_command_rounds_with_gptq(model, tmp_path):
     refused = call_roofline([*words, "--method", "gptq", "-o", tmp_path / "no.gguf"])
     assert (refused.exit_code, "name one with --calibrate" in refused.stderr) == (1, True)
     assert not (tmp_path / "no.gguf").exists()
+
+
+def test_norms_and_gated_products_can_be_scaled(model):
+    foldings = calibrate(open_checkpoint(model), TEXT, "awq", 1).foldings
+    first = "layers.0."
+    assert [each for each in foldings if each.matrices[0].startswith(first)] == [
+        Folding(tuple(f"{first}attn.{name}.weight" for name in "qkv"), (f"{first}attn_norm.weight",)),
+        Folding((f"{first}mlp.gate.weight", f"{first}mlp.up.weight"), (f"{first}mlp_norm.weight",)),
+        Folding((f"{first}mlp.down.weight",), (f"{first}mlp.up.weight",)),
+    ]
+    matrices = {name for each in foldings for name in each.matrices}
+    assert "embed.weight" not in matrices, "it is the head too, and ids would have other rows"
+
+
+def test_scaling_changes_nothing_but_the_rounding(model, tmp_path):
+    """Written in float32 the scaled model computes what the source computes, though its weights are others."""
+    source = open_checkpoint(model)
+    measured = calibrate(source, TEXT, "awq", 1)
+    kinds = formats_of("Q4_0", {name: info.shape for name, info in source.tensors.items()})
+    measured = fit_scales(source, kinds, measured)
+    write_gguf(source, tmp_path / "scaled.gguf", "F32", Work(threads=1, calibration=measured))
+    scaled = open_checkpoint(tmp_path / "scaled.gguf")
+    names = ["layers.1.mlp.up.weight", "layers.1.mlp_norm.weight", "layers.0.attn.q.weight"]
+    for name in names:
+        info = scaled.tensors[name]
+        values = scaled.read(name).view(np.float32).reshape(info.shape)
+        plain = formats.get(source.tensors[name].format).dequantize(source.read(name), info.shape)
+        assert np.abs(values / plain - 1).max() > 0.02, "it is scaled"
+    compared = report(source, scaled, TEXT, PLAIN, measured, limit=100)
+    assert compared.rounded.kl < 1e-6
+    assert max(each.error for each in compared.worst) < 1e-6, "scales are undone before tensors are compared"
+
+
+def test_columns_that_count_most_are_scaled_up(model):
+    """Of a matrix whose error lies in one column, that column is spared."""
+    source = open_checkpoint(model)
+    (folding,) = [
+        each for each in calibrate(source, TEXT, "awq", 1).foldings if each.divided[0].endswith("0.mlp_norm.weight")
+    ]
+    squares = np.full(64, 1e-3, np.float32)
+    squares[5] = 64 - squares[:-1].sum()
+    calibration = Calibration(dict.fromkeys(folding.matrices, squares), foldings=(folding,))
+    scales = fit_scales(source, dict.fromkeys(source.tensors, "Q4_0"), calibration).scales
+    gate, up = (scales[name] for name in folding.matrices)
+    assert gate.columns.argmax() == 5
+    assert gate.columns[5] > 3 * np.delete(gate.columns, 5).max()
+    assert np.array_equal(gate.columns, up.columns)
+    assert np.allclose(scales[folding.divided[0]].columns * gate.columns, 1)
+
+
+def test_the_command_rounds_with_awq(model, tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    words = ["quantize", model, "--to", "Q4_0", "--report", tmp_path / "text.txt", "--threads", "1", "--json"]
+    words += ["--calibrate", tmp_path / "text.txt", "--method"]
+    for method in ("importance", "awq"):
+        result = call_roofline([*words, method, "-o", tmp_path / f"{method}.gguf"])
+        assert result.exit_code == 0, result.output
+        assert 0 < json.loads(result.stdout)["report"]["rounded"]["kl"] < 0.1
+    assert (tmp_path / "awq.gguf").read_bytes() != (tmp_path / "importance.gguf").read_bytes()
 
 
 def test_the_command_compares_formats_of_the_cache(model, tmp_path):

@@ -19,7 +19,7 @@ def norm_type(call: Call) -> Type:
     return same_as_x(call)
 
 
-_NORM = (Trait.ROW_WISE, Trait.ROUNDED, Trait.READS_WIDE)
+_NORM = (Trait.ROW_WISE, Trait.ROUNDED, Trait.READS_WIDE, Trait.SCALES)
 
 
 @op(values=("x",), weights=("w",), infer=norm_type, traits=(*_NORM, Trait.BY_HEAD), flops=per_element(4))

@@ -20,6 +20,7 @@ class Trait(Enum):
     )
     WHOLE_VALUES = "its values are no views, so a linear that makes one of them is not merged with others"
     VIEW = "the result is some columns of the value, in the same memory"
+    SCALES = "column i of the result is a multiple of the i-th element of its weights together"
     ROUNDED = "on a target with 16-bit activations the result is rounded to them"
     READS_WIDE = "computes in float32 inside, so results that only such ops read are not rounded before them"
     SPLITS = "its matrix may be divided among ranks, as the family's spec says"

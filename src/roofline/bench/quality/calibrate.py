@@ -5,7 +5,8 @@ columns of x are independent, is the sum over columns of mean(x^2) E^2: what `we
 by. The sums of x^T x, which GPTQ needs, say how far they are not.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,11 @@ from roofline.backends.options import LoadOptions
 from roofline.bench.quality.score import load_to_score
 from roofline.common.errors import CapacityError, ConfigError
 from roofline.hardware.detect import detect
+from roofline.ops import registry
 from roofline.ops.batch import PAGE_TOKENS, Segment
+from roofline.ops.traits import Trait
 from roofline.program.ir import Instr
-from roofline.weights.quantise.calibration import Calibration
+from roofline.weights.quantise.calibration import Calibration, Folding
 
 if TYPE_CHECKING:
     from roofline.program.ir import Program
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 CONTEXT = 512  # tokens that see each other
 # Of a text, by method: the reference, which is slow, reads it. GPTQ measures cols^2 numbers of each matrix, not cols.
-TOKENS = {"importance": 1024, "gptq": 8192}
+TOKENS = {"importance": 1024, "awq": 1024, "gptq": 8192}
 _FLOOR = 1e-3  # of the mean: a column that a text never used may still be used by another
 
 Progress = Callable[[int, int], None]
@@ -42,7 +45,8 @@ def calibrate(
 
     Args:
         text: of which up to `TOKENS[method]` tokens are read.
-        method: "importance" measures columns (their mean is 1); "gptq" also the sums of products of two columns.
+        method: "importance" measures columns (their mean is 1); "awq" also says what can be scaled; "gptq" also
+            measures the sums of products of two columns.
         threads: that compute; None: as torch chooses.
 
     Raises ConfigError where the text is too short, CapacityError where the model in float32 has no room.
@@ -79,7 +83,48 @@ def calibrate(
             executable.forward()
             progress(begin + start + len(part), len(ids))
     executable.close()
-    return Calibration(sums.importance(), sums.products())
+    foldings = _foldings(executable.program) if method == "awq" else ()
+    return Calibration(sums.importance(), sums.products(), foldings)
+
+
+def _foldings(program: "Program") -> tuple[Folding, ...]:
+    """Matrices that alone read the result of a norm, and those that alone read the product of two others (SwiGLU)."""
+    matrices = Counter(weight for instr in program.body for weight in instr.weights)
+    tensors = Counter(piece.tensor for recipe in program.weights.values() for piece in recipe.pieces)
+
+    def scalable(weights: Sequence[str]) -> bool:
+        """Whether nothing else reads these weights, nor the tensors that they are made of."""
+        pieces = [piece for weight in weights for piece in program.weights[weight].pieces]
+        return all(matrices[weight] == 1 for weight in weights) and all(tensors[piece.tensor] == 1 for piece in pieces)
+
+    foldings = []
+    for instr in program.body:
+        readers = [other for other in program.body if instr.output.name in other.inputs]
+        if instr.output.name in program.outputs or not readers or not all(_multiplies(r, instr) for r in readers):
+            continue
+        divided = _factors_of(program, instr)
+        products = [reader.weights[0] for reader in readers]
+        if divided and scalable([*products, *instr.weights]):
+            names = [piece.tensor for weight in products for piece in program.weights[weight].pieces]
+            foldings.append(Folding(tuple(names), divided))
+    return tuple(foldings)
+
+
+def _multiplies(reader: Instr, instr: Instr) -> bool:
+    """Whether an instruction reads the result of another only to multiply a matrix with it."""
+    return reader.has(Trait.PRODUCT) and reader.inputs[0] == instr.output.name not in reader.inputs[1:]
+
+
+def _factors_of(program: "Program", instr: Instr) -> tuple[str, ...]:
+    """The parameters that the columns of an instruction's result are proportional to; none: there are no such."""
+    recipes, width = [program.weights[weight] for weight in instr.weights], instr.output.type.width
+    if instr.has(Trait.SCALES) and all(recipe.shape == (width,) for recipe in recipes):
+        return tuple(piece.tensor for recipe in recipes for piece in recipe.pieces)
+    gated = any(registry.has(op, Trait.GATED) for op in registry.get(instr.op).fuses)
+    if instr.has(Trait.PRODUCT) and gated and [recipe.shape[0] for recipe in recipes] == [2 * width]:
+        pieces = recipes[0].pieces
+        return (pieces[1].tensor,) if len(pieces) == 2 else ()  # gate, up
+    return ()
 
 
 class _Sums:

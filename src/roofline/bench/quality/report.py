@@ -1,6 +1,6 @@
 """What rounding a model's weights cost: its predictions beside the source's, and the tensors that changed most."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from roofline.backends.options import LoadOptions
 from roofline.bench.quality.score import Score, load_to_score, score, text_windows
 from roofline.ops import formats
 from roofline.weights.files.mapped import forget
+from roofline.weights.quantise.calibration import Calibration, Scale
 from roofline.weights.rope_rows import heads_of, reorder
 
 if TYPE_CHECKING:
@@ -51,15 +52,15 @@ def report(
     rounded: "Checkpoint",
     text: str,
     load: LoadOptions,
-    importance: Mapping[str, np.ndarray],
+    calibration: Calibration = Calibration(),
     *,
     limit: int = TOKENS,
     progress: Progress = lambda done, total: None,
 ) -> Report:
     """Compare two checkpoints of one model.
 
-    text: that neither calibration nor training has seen; limit: score only so many of its tokens. Raises as
-    `load_to_score` and `windows_of`.
+    text: that neither calibration nor training has seen; calibration: with which the second was rounded; limit: score
+    only so many of the text's tokens. Raises as `load_to_score` and `windows_of`.
     """
     context = min(CONTEXT, source.config["max_position"])
     models = [load_to_score(each, load, context, text=each is source) for each in (source, rounded)]
@@ -69,22 +70,23 @@ def report(
     first, second = score([each.executable for each in models], windows, progress)
     for each in models:
         each.executable.close()
-    return Report(first, second, worst_tensors(source, rounded, importance))
+    return Report(first, second, worst_tensors(source, rounded, calibration))
 
 
 def worst_tensors(
-    source: "Checkpoint", rounded: "Checkpoint", importance: Mapping[str, np.ndarray], count: int = WORST
+    source: "Checkpoint", rounded: "Checkpoint", calibration: Calibration, count: int = WORST
 ) -> list[TensorError]:
     """The tensors whose rounding changed them most."""
     errors = [
-        TensorError(name, info.format, _error(source, rounded, name, importance.get(name)))
+        TensorError(name, info.format, _error(source, rounded, name, calibration))
         for name, info in rounded.tensors.items()
         if info.format != source.tensors[name].format
     ]
     return sorted(errors, key=lambda each: -each.error)[:count]
 
 
-def _error(source: "Checkpoint", rounded: "Checkpoint", name: str, importance: np.ndarray | None) -> float:
+def _error(source: "Checkpoint", rounded: "Checkpoint", name: str, calibration: Calibration) -> float:
+    importance, scale = calibration.importance.get(name), calibration.scales.get(name, Scale())
     info, other = source.tensors[name], rounded.tensors[name]
     raw, changed = source.read(name), rounded.read(name)
     heads = heads_of(name, source.config)
@@ -101,6 +103,7 @@ def _error(source: "Checkpoint", rounded: "Checkpoint", name: str, importance: n
             part = data[start * row_bytes : (start + step) * row_bytes]
             parts.append(formats.get(form).dequantize(part, (len(part) // row_bytes, cols)))
             forget(part)
+        parts[1] = scale.undo(parts[1], start)
         weights = np.ones(cols, np.float32) if importance is None else importance
         difference += float(np.einsum("ij,ij,j->", parts[1] - parts[0], parts[1] - parts[0], weights))
         total += float(np.einsum("ij,ij,j->", parts[0], parts[0], weights))

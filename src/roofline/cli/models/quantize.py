@@ -26,9 +26,10 @@ class TextOptions(Options):
     calibrate: Path | None = option(
         None, "A text like those the model will read: errors count where its weights are used most."
     )
-    method: Literal["importance", "gptq"] = option(
+    method: Literal["importance", "awq", "gptq"] = option(
         "importance",
-        "What --calibrate does: importance weighs errors by column; gptq also makes up for them in later columns.",
+        "What --calibrate does: importance weighs errors by column; awq also scales the columns that count most; gptq "
+        "makes up for errors in later columns.",
     )
     report: Path | None = option(
         None, "Another text, on which the result is compared with MODEL: perplexity, KL, tensors."
@@ -70,7 +71,7 @@ def command(
             "say --requantize to round what is left of them once more"
         )
     calibrate, report = (None if path is None else read_text(path) for path in (texts.calibrate, texts.report))
-    calibration = _calibration(checkpoint, calibrate, texts.method, threads)
+    calibration = _calibration(checkpoint, calibrate, texts.method, mix, threads)
     with counted_bar("quantising") as bar:
         work = Work(progress=bar, calibration=calibration)
         written = write_gguf(checkpoint, output, mix, work if threads is None else replace(work, threads=threads))
@@ -81,15 +82,29 @@ def command(
     print_written(written, notes, as_json, compared)
 
 
-def _calibration(checkpoint: "Checkpoint", text: str | None, method: str, threads: int | None) -> "Calibration":
+def _calibration(
+    checkpoint: "Checkpoint", text: str | None, method: str, mix: str, threads: int | None
+) -> "Calibration":
     from roofline.weights.quantise.calibration import Calibration
 
     if text is None:
         return Calibration()
     from roofline.bench.quality.calibrate import calibrate
+    from roofline.models.mixes import formats_of
+    from roofline.weights.quantise.scaling import fit_scales
 
     with counted_bar("calibrating") as bar:
-        return calibrate(checkpoint, text, method, threads, bar)
+        calibration = calibrate(checkpoint, text, method, threads, bar)
+    if not calibration.foldings:
+        if method == "awq":
+            raise ConfigError(
+                f"{checkpoint.path} has no columns that awq can scale: no norm, and no product of gate and up, is read "
+                "by matrices alone; use --method importance"
+            )
+        return calibration
+    kinds = formats_of(mix, {name: info.shape for name, info in checkpoint.tensors.items()})
+    with counted_bar("scaling") as bar:
+        return fit_scales(checkpoint, kinds, calibration, bar)
 
 
 def _compare(
@@ -105,7 +120,7 @@ def _compare(
 
     load = LoadOptions(threads=threads)
     with counted_bar("comparing") as bar:
-        return report(checkpoint, open_checkpoint(output), text, load, calibration.importance, progress=bar)
+        return report(checkpoint, open_checkpoint(output), text, load, calibration, progress=bar)
 
 
 def opened(model: str, output: Path) -> "Checkpoint":

@@ -7,12 +7,50 @@ import numpy as np
 
 
 @dataclass(frozen=True)
+class Folding:
+    """Parameters that can be scaled together without a change of what the model computes: columns of matrices are
+    multiplied, and the vectors, or the rows of a matrix, that give these columns their input are divided.
+
+    matrices: all that read the input; divided: the weight (and bias) of the norm before them, or the matrix whose rows
+    are factors of their input.
+    """
+
+    matrices: tuple[str, ...]
+    divided: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Factors of a parameter; None: not scaled. rows: float32 [rows]; columns: float32 [cols], of a vector its
+    elements."""
+
+    rows: np.ndarray | None = None
+    columns: np.ndarray | None = None
+
+    def apply(self, values: np.ndarray, first: int = 0) -> np.ndarray:
+        """values: float32 [rows, cols], those from row `first` on; of a vector [1, elements]."""
+        if self.columns is not None:
+            values = values * self.columns
+        if self.rows is not None:
+            values = values * self.rows[first : first + len(values), None]
+        return values
+
+    def undo(self, values: np.ndarray, first: int = 0) -> np.ndarray:
+        """The values before `apply`."""
+        rows, columns = (None if each is None else 1 / each for each in (self.rows, self.columns))
+        return Scale(rows, columns).apply(values, first)
+
+
+@dataclass(frozen=True)
 class Calibration:
     """Empty where nothing was measured.
 
     importance: float32 [cols], how much an error in a column counts, with mean 1. products: float32 [cols, cols], the
     sum of x^T x over rows x that the matrix was multiplied with; with them errors are made up for in later columns.
+    foldings: what can be scaled; scales: by how much it is (`scaling.fit_scales`).
     """
 
     importance: Mapping[str, np.ndarray] = field(default_factory=dict)
     products: Mapping[str, np.ndarray] = field(default_factory=dict)
+    foldings: tuple[Folding, ...] = ()
+    scales: Mapping[str, Scale] = field(default_factory=dict)

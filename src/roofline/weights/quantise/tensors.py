@@ -19,6 +19,7 @@ from roofline.weights.rope_rows import heads_of, reorder
 _PIECE = 1 << 22  # values that are rounded at once
 _AHEAD = 16  # pieces that are begun before the first of them is written
 _EXACT = ("F32", "F16", "BF16")
+Progress = Callable[[int, int], None]  # how much is done, and of how much
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,23 @@ def pieces(
     waiting: deque[Future[np.ndarray]] = deque()
     importance, products = (each.get(name) for each in (target.calibration.importance, target.calibration.products))
     factor = None if products is None or not is_quantised(form) else inverse_factor(products)
+    scale = target.calibration.scales.get(name)
+    assert scale is None or only is None, "files whose tensors are parts of ours are not calibrated"
+    if scale is not None and scale.columns is not None and importance is not None:
+        importance = importance / scale.columns**2
 
     def convert(start: int) -> np.ndarray:
         part = raw[start * row_bytes : min(rows, start + step) * row_bytes]
         shape = (len(part) // row_bytes, cols)
-        out = _converted(checkpoint, name, part, shape, form, lambda values: round_to(form, values, importance, factor))
+
+        def rounded(values: np.ndarray) -> np.ndarray:
+            scaled = values if scale is None else scale.apply(values, start)
+            return round_to(form, scaled, importance, factor)
+
+        if scale is None and info.format == form:
+            out = part.copy()
+        else:
+            out = _converted(checkpoint, name, part, shape, form, rounded)
         forget(part)
         told(len(part) // row_bytes * cols)
         return out
@@ -105,10 +118,7 @@ def _converted(
     form: str,
     rounded: Callable[[np.ndarray], np.ndarray],
 ) -> np.ndarray:
-    source = checkpoint.tensors[name].format
-    if source == form:
-        return part.copy()
-    values = formats.get(source).dequantize(part, shape)
+    values = formats.get(checkpoint.tensors[name].format).dequantize(part, shape)
     if is_quantised(form) and not np.isfinite(values).all():
         raise ConfigError(f"{checkpoint.path}: tensor {name!r} holds NaN or infinity, which {form} does not hold")
     out = rounded(values)
