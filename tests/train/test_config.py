@@ -267,6 +267,13 @@ def test_a_refusal_names_all_kinds_that_a_key_takes() -> None:
     assert "'full' or 'selective'" in message
 
 
+def test_a_section_is_not_repeated_where_its_keys_do_not_fit_each_other() -> None:
+    """It may be long; the value of a key that takes no section is short, and is named."""
+    optimizer = {"name": "decoupled_lionw", "lr": 1e-3, "eps": 1e-8}
+    assert refusal(optimizer=optimizer) == "optimizer: decoupled_lionw has no eps: leave it out"
+    assert refusal(seed={"a": 1}) == "seed = {'a': 1}: input should be a valid integer"
+
+
 def lines_of(error: ConfigError) -> list[str]:
     """The faults of an error that has several."""
     head, *lines = str(error).split("\n")

@@ -441,6 +441,38 @@ def test_clipping_by_norm_is_torchs(grads: Any, threshold: float, scale: float, 
         torch.testing.assert_close(grad, parameter.grad, rtol=1e-5, atol=1e-12)
 
 
+def test_what_is_added_to_a_norm_before_dividing_is_torchs(grads: Any) -> None:
+    """Of gradients as small as the 1e-6 that torch adds, it is a large part."""
+    model, plain = grads
+    total = float(torch.nn.utils.get_total_norm(plain))
+    for parameter, grad in zip(model.parameters(), plain, strict=True):
+        parameter.grad = grad * (2e-6 / total)
+    clip(model, World(), ClippingSection(clipping_threshold=1e-6), 1.0, False)
+    clipped = [parameter.grad.clone() for parameter in model.parameters()]
+    for parameter, grad in zip(model.parameters(), plain, strict=True):
+        parameter.grad = grad * (2e-6 / total)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-6)
+    for grad, parameter in zip(clipped, model.parameters(), strict=True):
+        torch.testing.assert_close(grad, parameter.grad, rtol=1e-4, atol=0)
+
+
+def test_processes_with_fewer_rows_gather_as_many_squares(grads: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gather takes equally many values from each: the process with fewer rows fills up with zeros."""
+    model, plain = grads
+    rows = sum(len(grad) for grad in plain)
+    sent: list[int] = []
+
+    def gather(self: World, values: Any) -> list[Any]:
+        sent.append(len(values))
+        return [values, values]
+
+    monkeypatch.setattr(World, "most", lambda self, values: [rows + 7])
+    monkeypatch.setattr(World, "gather", gather)
+    norm = clip(model, World(), None, 1.0, True)
+    assert sent == [rows + 7]
+    assert norm == pytest.approx(2**0.5 * float(torch.nn.utils.get_total_norm(plain)), rel=1e-6)
+
+
 def test_clipping_by_value(grads: Any) -> None:
     model, plain = grads
     for parameter in model.parameters():

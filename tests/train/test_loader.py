@@ -213,6 +213,7 @@ def test_kinds_of_shuffling(data: dict[int, Path]) -> None:
         assert (changes == len(counts) - 1) == (kind == "py1s"), "a shard's rows lie together"
         assert (np.diff(ids) != 1).any()
     assert orders["naive"].streams[0].block == 96
+    assert orders["py1s"].streams[0].block == 1
     assert source_of(data[96], shuffle_algo="py1b").order(96, 1) == source_of(data[96]).order(96, 1)
 
 
