@@ -12,7 +12,7 @@ from roofline.common.errors import ConfigError
 from roofline.ops import formats
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.files.mapped import TensorInfo, forget
-from roofline.weights.quantise.calibration import Calibration
+from roofline.weights.quantise.calibration import Calibration, Scale
 from roofline.weights.quantise.rounding import inverse_factor, round_to
 from roofline.weights.rope_rows import heads_of, reorder
 
@@ -75,12 +75,8 @@ def pieces(
     row_bytes = len(raw) // rows
     step = max(1, _PIECE // cols)
     waiting: deque[Future[np.ndarray]] = deque()
-    importance, products = (each.get(name) for each in (target.calibration.importance, target.calibration.products))
-    factor = None if products is None or not is_quantised(form) else inverse_factor(products)
-    scale = target.calibration.scales.get(name)
+    importance, factor, scale = _calibrated(name, target, form)
     assert scale is None or only is None, "files whose tensors are parts of ours are not calibrated"
-    if scale is not None and scale.columns is not None and importance is not None:
-        importance = importance / scale.columns**2
 
     def convert(start: int) -> np.ndarray:
         part = raw[start * row_bytes : min(rows, start + step) * row_bytes]
@@ -108,6 +104,16 @@ def pieces(
     finally:
         for future in waiting:
             future.cancel()
+
+
+def _calibrated(name: str, target: Target, form: str) -> tuple[np.ndarray | None, np.ndarray | None, Scale | None]:
+    """What is known of a tensor: the importance of its columns as they are scaled, GPTQ's factor, its scale."""
+    importance, products = (each.get(name) for each in (target.calibration.importance, target.calibration.products))
+    factor = None if products is None or not is_quantised(form) else inverse_factor(products)
+    scale = target.calibration.scales.get(name)
+    if scale is not None and scale.columns is not None and importance is not None:
+        importance = importance / scale.columns**2
+    return importance, factor, scale
 
 
 def _converted(
