@@ -36,7 +36,7 @@ class Figure(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Device(msgspec.Struct, kw_only=True):
-    """What the system ran on. tflops, bytes_per_s: of its data sheet with their sources, and as measured; 0: unknown."""
+    """What the system ran on. sheet_*: of its data sheet; measured_*: on this device; 0: not known."""
 
     name: str
     vendor: str
@@ -109,8 +109,8 @@ class Workload(msgspec.Struct, kw_only=True):
 
 
 class Load(msgspec.Struct, kw_only=True):
-    """How it was sent. offered, achieved: requests a second that the plan says, that were sent; slip_p50_ms, slip_p99_ms:
-    how much later than planned requests were sent."""
+    """How it was sent. offered, achieved: requests a second that the plan says, that were sent; slip_p50_ms,
+    slip_p99_ms: how much later than planned requests were sent."""
 
     arrivals: Arrivals
     concurrency: int | None = None
@@ -123,8 +123,8 @@ class Load(msgspec.Struct, kw_only=True):
 class Client(msgspec.Struct, kw_only=True):
     """The load generator, and its certificate: what the same client added against a server that computes nothing.
 
-    cpu: share of a core that it used; ttft_added_ms, gap_added_ms: medians; most_rate, most_streams: the highest load at
-    which it kept its plan; trusted: whether this point lies within that.
+    cpu: share of a core that it used; ttft_added_ms, gap_added_ms: medians; most_rate, most_streams: the highest load
+    at which it kept its plan; trusted: whether this point lies within that.
     """
 
     version: str
@@ -137,7 +137,7 @@ class Client(msgspec.Struct, kw_only=True):
 
 
 class Window(msgspec.Struct, kw_only=True):
-    """Which part of the run counts. method: how the warm-up was cut; seconds of each part; repeats; order of systems."""
+    """Which part of the run counts. method: how the warm-up was cut; order: of the systems, in turns."""
 
     method: str
     warm_up_s: float
@@ -207,8 +207,8 @@ class Fidelity(msgspec.Struct, kw_only=True):
 
 
 class Validity(msgspec.Struct, kw_only=True):
-    """grade: "A" where nothing is missing that a reader needs to measure the same again, and down to "D"; flags: what is
-    wrong or missing ("p99 of few requests", "client bound", "cache not known", "over the limit")."""
+    """grade: "A" where nothing is missing that a reader needs to measure the same again, and down to "D"; flags: what
+    is wrong or missing ("p99 of few requests", "client bound", "cache not known", "over the limit")."""
 
     grade: Literal["A", "B", "C", "D"]
     flags: list[str] = []

@@ -6,7 +6,7 @@ with integer arithmetic alone (`random_integers.py`), so that the same seed give
 
 import hashlib
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -14,6 +14,7 @@ from roofline.common.errors import ConfigError
 from roofline.common.files import write_atomically
 
 SCHEMA = "bench.traffic/1"
+Row = TypeVar("Row")
 
 
 class TrafficRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -21,8 +22,8 @@ class TrafficRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     prompt: its text; of a later turn only what the user adds, after the earlier turns and their answers. prompt_tokens:
     that its maker aimed at; a tokenizer may make a few more or fewer of the text. max_tokens: the answer's limit.
-    at_us: when it arrives, in microseconds since the beginning, where the traffic is a recorded trace. session: requests
-    of one conversation have the same; turn: counted from 0 within it.
+    at_us: when it arrives, in microseconds since the beginning, where the traffic is a recorded trace. session: requests of
+    one conversation have the same; turn: counted from 0 within it.
     """
 
     prompt: str
@@ -82,15 +83,17 @@ def read_traffic(path: Path) -> Traffic:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    number, requests = 1, []
-    try:
-        head = msgspec.json.decode(lines[0] if lines else b"", type=_Head)
-        if head.schema != SCHEMA:
-            raise ConfigError(f"{path} is traffic of schema {head.schema!r}; this version reads {SCHEMA!r}")
-        for number, line in enumerate(lines[1:], start=2):
-            requests.append(msgspec.json.decode(line, type=TrafficRequest))
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise ConfigError(f"{path}, line {number} is no traffic: {error}") from error
+    head = _decode(path, 1, lines[0] if lines else b"", _Head)
+    if head.schema != SCHEMA:
+        raise ConfigError(f"{path} is traffic of schema {head.schema!r}; this version reads {SCHEMA!r}")
+    requests = [_decode(path, number, line, TrafficRequest) for number, line in enumerate(lines[1:], start=2)]
     return Traffic(
         name=head.name, version=head.version, seed=head.seed, stop=head.stop, source=head.source, requests=requests
     )
+
+
+def _decode(path: Path, number: int, line: bytes, kind: type[Row]) -> Row:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{path}, line {number} is no traffic: {error}") from error
