@@ -22,8 +22,8 @@ class TrafficRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     prompt: its text; of a later turn only what the user adds, after the earlier turns and their answers. prompt_tokens:
     that its maker aimed at; a tokenizer may make a few more or fewer of the text. max_tokens: the answer's limit.
-    at_us: when it arrives, in microseconds since the beginning, where the traffic is a recorded trace. session: requests of
-    one conversation have the same; turn: counted from 0 within it.
+    at_us: when it arrives, in microseconds since the beginning, where the traffic is a recorded trace. session:
+    requests of one conversation have the same; turn: counted from 0 within it.
     """
 
     prompt: str
