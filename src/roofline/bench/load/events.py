@@ -47,8 +47,9 @@ class RequestEvents(msgspec.Struct, kw_only=True, omit_defaults=True):
     of the answer's last byte, or of its failure.
 
     prompt_tokens, completion_tokens, cached_tokens: as the server's usage counts them; status: of HTTP, 0 where
-    there is no HTTP or no answer; finish: the server's reason; error: what went wrong, None where nothing did; probe:
-    whether the request is a probe whose answer is known; text: the answer, kept for probes and for counting tokens again.
+    there is no HTTP or no answer; finish: the server's reason; error: what went wrong, None where nothing did;
+    probe: whether the request is a probe whose answer is known; text: the answer, kept for probes and for counting
+    tokens again.
     """
 
     request: int
