@@ -22,7 +22,9 @@ class EventsHead(msgspec.Struct, frozen=True, kw_only=True):
 
     traffic_sha256: of the traffic file; arrivals: how requests were scheduled; concurrency: workers of a closed loop;
     rate: requests a second of the others; started: date and time of the run's beginning, ISO 8601, UTC; begin, end:
-    the span that figures are taken from (what is outside warms up or runs out), in nanoseconds since the beginning.
+    the span that figures are taken from (what is outside warms up or runs out), in nanoseconds since the beginning;
+    stop: as in the traffic; client_cpu: cores' worth of time that the generator used; interrupted: whether the run was
+    ended before its plan was.
     """
 
     traffic: str
@@ -34,6 +36,9 @@ class EventsHead(msgspec.Struct, frozen=True, kw_only=True):
     end: int
     concurrency: int | None = None
     rate: float | None = None
+    stop: str = "ignored"
+    client_cpu: float | None = None
+    interrupted: bool = False
     schema: str = SCHEMA
 
 
@@ -42,8 +47,8 @@ class RequestEvents(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     request: its index in the traffic; scheduled: when the plan says that it should be sent (in a closed loop the moment
     at which its worker was free); dispatched: when the generator took it up; connected, sent: of its connection and of
-    the last byte of its body; headers, first_byte: of the answer; first_reasoning: of the first part of the answer that
-    is reasoning; chunks: of each part of the answer that holds text or reasoning; characters: in each of these; end:
+    the last byte of its body; headers, first_byte: of the answer; first_reasoning, first_text: of the first
+    part of the answer that is reasoning, that is text; chunks: of each part of the answer that holds text or reasoning; characters: in each of these; end:
     of the answer's last byte, or of its failure.
 
     prompt_tokens, completion_tokens, cached_tokens: as the server's usage counts them; status: of HTTP, 0 where
@@ -60,6 +65,7 @@ class RequestEvents(msgspec.Struct, kw_only=True, omit_defaults=True):
     headers: int | None = None
     first_byte: int | None = None
     first_reasoning: int | None = None
+    first_text: int | None = None
     chunks: list[int] = []
     characters: list[int] = []
     end: int | None = None

@@ -123,13 +123,14 @@ class Load(msgspec.Struct, kw_only=True):
 class Client(msgspec.Struct, kw_only=True):
     """The load generator, and its certificate: what the same client added against a server that computes nothing.
 
-    cpu: share of a core that it used; ttft_added_ms, gap_added_ms: medians; most_rate, most_streams: the highest load
+    cpu: share of a core that it used; ttft_added_ms, gap_added_ms: medians, ttft_added_ci: of the first; most_rate, most_streams: the highest load
     at which it kept its plan; trusted: whether this point lies within that.
     """
 
     version: str
     cpu: float = 0.0
     ttft_added_ms: float | None = None
+    ttft_added_ci: tuple[float, float] | None = None
     gap_added_ms: float | None = None
     most_rate: float | None = None
     most_streams: int | None = None

@@ -1,0 +1,41 @@
+"""python -m roofline.bench.load PLAN.json: the load generator, as a process of its own."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from roofline.bench.load.events import Events, write_events
+from roofline.bench.load.generator import Generator
+from roofline.bench.load.plan import read_plan
+from roofline.bench.traffic.traffic import read_traffic
+from roofline.common.errors import RooflineError
+
+
+def main(words: list[str]) -> int:
+    """Run the plan and write its file of events, also when SIGINT or SIGTERM ends it early (status 130 then)."""
+    if len(words) != 1:
+        print("usage: python -m roofline.bench.load PLAN.json", file=sys.stderr)
+        return 2
+    try:
+        plan = read_plan(Path(words[0]))
+        generator = Generator(plan, read_traffic(Path(plan.traffic)))
+        events = run_on_fast_loop(generator)
+        write_events(events, Path(plan.events))
+    except RooflineError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 130 if generator.stopped else 0
+
+
+def run_on_fast_loop(generator: Generator) -> Events:
+    """The generator's events, from uvloop's event loop where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(generator.run())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(generator.run())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
