@@ -69,7 +69,9 @@ def null_server(first_ms: float = FIRST_MS, gap_ms: float = GAP_MS) -> Iterator[
     try:
         port = process.stdout.readline().strip()
         if not port:
-            raise ConfigError("the null server did not start; run `python -m roofline.bench.load.null_server` to see why")
+            raise ConfigError(
+                "the null server did not start; run `python -m roofline.bench.load.null_server` to see why"
+            )
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         process.terminate()
@@ -80,7 +82,9 @@ def null_server(first_ms: float = FIRST_MS, gap_ms: float = GAP_MS) -> Iterator[
 def _measure(streams: int) -> Certificate:
     laps = max(2, round(SECONDS * 1e3 / (FIRST_MS + GAP_MS * (CHUNKS - 1))))
     requests = [TrafficRequest(prompt="a b c", prompt_tokens=3, max_tokens=CHUNKS)] * (streams * laps)
-    traffic = Traffic(name="null", version=1, seed=0, stop="ignored", source="the client's certificate", requests=requests)
+    traffic = Traffic(
+        name="null", version=1, seed=0, stop="ignored", source="the client's certificate", requests=requests
+    )
     with tempfile.TemporaryDirectory(prefix="roofline-certificate-") as folder, null_server() as url:
         path = Path(folder) / "traffic.jsonl"
         write_traffic(traffic, path)

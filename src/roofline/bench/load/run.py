@@ -28,9 +28,7 @@ def run_plan(plan: Plan, key: str | None = None) -> Events:
         environment = {**os.environ, **({KEY_VARIABLE: key} if key else {})}
         command = [sys.executable, "-m", "roofline.bench.load", str(path)]
         # A session of its own: Ctrl-C reaches this process alone, which passes it on once.
-        process = subprocess.Popen(
-            command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
+        process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
         try:
             _, complaint = process.communicate()
         except KeyboardInterrupt:

@@ -7,8 +7,8 @@ import numpy as np
 
 from roofline.bench.load.events import Events, RequestEvents
 from roofline.bench.results.metrics import (
-    NS_MS,
     METRICS,
+    NS_MS,
     OBJECTIVES,
     Metric,
     Span,

@@ -83,7 +83,9 @@ def limit_of(limits: ModelLimits, demand: Demand, tokens_per_s: float) -> Limit:
     roofs, reached = confirmed(limits.roofs, share, limits.again)
     limit = _limit(limits, roofs, demand)
     if reached > TOLERANCE:
-        raise ImpossibleResult(f"{reached:.0%} of the limit cannot be. {_arithmetic(limits, limit, demand, tokens_per_s)}")
+        raise ImpossibleResult(
+            f"{reached:.0%} of the limit cannot be. {_arithmetic(limits, limit, demand, tokens_per_s)}"
+        )
     limit.share_of_measured = reached
     return limit
 
@@ -92,7 +94,9 @@ def _limit(limits: ModelLimits, roofs: Roofs, demand: Demand) -> Limit:
     from roofline.program.rates import Speeds
 
     speeds = Speeds(limits.program, roofs)
-    best = max((_rate_at(speeds, demand, count) for count in _counts(demand.sequences)), key=lambda rate: rate.tokens_per_s)
+    best = max(
+        (_rate_at(speeds, demand, count) for count in _counts(demand.sequences)), key=lambda rate: rate.tokens_per_s
+    )
     best.assumptions = [
         f"{limits.model} on {roofs.chip or 'this CPU'}, all cores; roofs measured {roofs.measured}",
         "each op at its own roof; no time between steps; mean lengths",

@@ -112,7 +112,9 @@ def figures(events: Events, span: Span | None = None) -> dict[str, Figure]:
     requests = in_span(measured(events), span)
     rows = {name: of_requests(metric, requests) for name, metric in METRICS.items()}
     gaps = [gap for request in requests for gap in np.diff(request.chunks).tolist()]
-    rows["itl"] = distribution("gaps between parts of the answer, of all requests together", "ms", np.array(gaps) * NS_MS)
+    rows["itl"] = distribution(
+        "gaps between parts of the answer, of all requests together", "ms", np.array(gaps) * NS_MS
+    )
     rows |= throughput(events, span)
     return {name: figure for name, figure in rows.items() if figure.n}
 

@@ -107,7 +107,9 @@ def _workload(test: LoadTest, events: Events) -> Workload:
     completed = [request for request in measured(events) if request.completed]
     cached = [request.cached_tokens for request in completed if request.cached_tokens is not None]
     requests = test.traffic.requests
-    prompts = [requests[each.request].prompt_tokens if each.prompt_tokens is None else each.prompt_tokens for each in completed]
+    prompts = [
+        requests[each.request].prompt_tokens if each.prompt_tokens is None else each.prompt_tokens for each in completed
+    ]
     return Workload(
         name=test.traffic.name,
         sha256=events.head.traffic_sha256,

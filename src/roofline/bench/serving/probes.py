@@ -23,7 +23,9 @@ def answered_probes(plan: Plan, folder: Path, key: str | None = None) -> list[Pr
 
     Raises ConfigError where the system does not answer them.
     """
-    requests = [TrafficRequest(prompt=prompt, prompt_tokens=len(prompt.split()), max_tokens=TOKENS) for prompt in PROMPTS]
+    requests = [
+        TrafficRequest(prompt=prompt, prompt_tokens=len(prompt.split()), max_tokens=TOKENS) for prompt in PROMPTS
+    ]
     traffic = Traffic(name="probes", version=1, seed=0, stop="natural", source="ours", requests=requests)
     path = folder / "probes.jsonl"
     write_traffic(traffic, path)

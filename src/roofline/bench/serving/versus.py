@@ -23,7 +23,17 @@ from roofline.common.errors import ConfigError
 
 By = Literal["throughput", "latency"]
 BLOCKS = 4  # of a round
-_MOMENTS = ("scheduled", "dispatched", "connected", "sent", "headers", "first_byte", "first_reasoning", "first_text", "end")
+_MOMENTS = (
+    "scheduled",
+    "dispatched",
+    "connected",
+    "sent",
+    "headers",
+    "first_byte",
+    "first_reasoning",
+    "first_text",
+    "end",
+)
 
 
 @dataclass(frozen=True)

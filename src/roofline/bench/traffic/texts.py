@@ -40,7 +40,9 @@ def pooled_prompt(random: RandomIntegers, pool: Sequence[str], number: int) -> s
     """The request of that number: a template of the pool with its phrases, behind a salt that no other request of the
     stream has, so that nothing but the salt's brackets can be cached."""
     lists = _lists()["randomiser"]
-    phrases = {name: random.one_of(lists[f"{name}s"]) for name in ("kind", "topic", "place", "reader", "tone", "detail")}
+    phrases = {
+        name: random.one_of(lists[f"{name}s"]) for name in ("kind", "topic", "place", "reader", "tone", "detail")
+    }
     salt = (random.bits() & 0xFFFF) << 24 | number & 0xFFFFFF
     return f"[{salt:010x}] {random.one_of(pool).format(**phrases)}"
 

@@ -15,9 +15,7 @@ def command(
     concurrency: Annotated[int, Option("The most at a time.", minimum=1, unit="requests")] = 2048,
     requests: Annotated[int, Option("Of each worker at a level.", minimum=1, unit="requests")] = 2,
     fewest: Annotated[int, Option("At every level, however few workers it has.", minimum=1, unit="requests")] = 16,
-    seconds: Annotated[
-        float, Option("After which a level sends no more.", minimum=0.1, unit="seconds")
-    ] = 60.0,
+    seconds: Annotated[float, Option("After which a level sends no more.", minimum=0.1, unit="seconds")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
     """Double the requests at a time until two levels in turn bring less than 3 % more, or 1 % fail. Traffic: dell.

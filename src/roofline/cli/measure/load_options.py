@@ -31,9 +31,7 @@ class LoadTestOptions(Options):
     )
     api_key: str | None = option(None, "Sent as a bearer token.", secret=True)
     route: Literal["completions", "chat"] = option("completions", "Which route requests are sent to.")
-    preset: str = option(
-        "", "Traffic to make: typical, long, dell, mlc, rocm, chat, multi-turn.", topic=_TRAFFIC
-    )
+    preset: str = option("", "Traffic to make: typical, long, dell, mlc, rocm, chat, multi-turn.", topic=_TRAFFIC)
     traffic: Path | None = option(None, "A file of `roofline bench traffic` instead.", topic=_TRAFFIC)
     seed: int = option(0, "Of the traffic that is made.", minimum=0, topic=_TRAFFIC)
     natural: bool = option(
