@@ -24,10 +24,10 @@ class Rate:
     """The least time of one step, and what bounds it.
 
     step: "decode", "prefill", or "requests" for all steps of some; sequences: in the step; context: tokens that each
-    has after it; tokens: computed in the step; tokens_per_s: of all sequences together; seconds: the sum over the ops of the longer of reads and arithmetic;
-    bound: "memory" or "compute", whichever takes longer over all ops; weight_bytes, kv_bytes, flops: what the step
-    reads and computes, on one of the devices that share the model; link_bytes: what that device receives from the
-    others, which no roof here counts.
+    has after it; tokens: computed in the step; tokens_per_s: of all sequences together; seconds: the sum over the ops
+    of the longer of reads and arithmetic; bound: "memory" or "compute", whichever takes longer over all ops;
+    weight_bytes, kv_bytes, flops: what the step reads and computes, on one of the devices that share the model;
+    link_bytes: what that device receives from the others, which no roof here counts.
     """
 
     step: str

@@ -134,7 +134,8 @@ class Connection(asyncio.Protocol):
         self._record.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        assert self._record is not None and self._stream is not None
+        assert self._record is not None, "parsing begins with a request"
+        assert self._stream is not None, "which has a stream"
         if self._record.status == 200:
             self._stream.feed(body, self._moment)
         elif len(self._refusal) < MOST_ERROR:
@@ -142,7 +143,8 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         record, stream = self._record, self._stream
-        assert record is not None and stream is not None
+        assert record is not None, "parsing begins with a request"
+        assert stream is not None, "which has a stream"
         record.end = self._moment
         if record.status != 200:
             refusal = self._refusal.decode("utf-8", "replace")[:MOST_ERROR]

@@ -47,9 +47,9 @@ class RequestEvents(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     request: its index in the traffic; scheduled: when the plan says that it should be sent (in a closed loop the moment
     at which its worker was free); dispatched: when the generator took it up; connected, sent: of its connection and of
-    the last byte of its body; headers, first_byte: of the answer; first_reasoning, first_text: of the first
-    part of the answer that is reasoning, that is text; chunks: of each part of the answer that holds text or reasoning; characters: in each of these; end:
-    of the answer's last byte, or of its failure.
+    the last byte of its body; headers, first_byte: of the answer; first_reasoning, first_text: of the first part of
+    the answer that is reasoning, that is text; chunks: of each part of the answer that holds text or reasoning;
+    characters: in each of these; end: of the answer's last byte, or of its failure.
 
     prompt_tokens, completion_tokens, cached_tokens: as the server's usage counts them; status: of HTTP, 0 where
     there is no HTTP or no answer; finish: the server's reason; error: what went wrong, None where nothing did;

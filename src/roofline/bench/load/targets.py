@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO
 
 import httpx
 
@@ -46,7 +46,8 @@ def open_target(name: str, model: str | None = None, key: str | None = None) -> 
     """The server that a name means, while the block runs.
 
     name: an address; ``roofline:MODEL`` with options of `roofline serve` behind it; or the command line of another
-    server, in which {port} stands for a free port of 127.0.0.1 and `python` for this interpreter. model: None takes the first that the server lists.
+    server, in which {port} stands for a free port of 127.0.0.1 and `python` for this interpreter. model: None takes the
+    first that the server lists.
 
     Raises ConfigError where the server cannot be started or asked.
     """
@@ -159,7 +160,7 @@ def _ask(name: str, address: str, model: str | None, key: str | None) -> Target:
 def _version(url: str, key: str | None) -> str:
     """As the route /version of vLLM and others tells it."""
     try:
-        answer: Any = httpx.get(f"{url.removesuffix('/v1')}/version", headers=_headers(key), timeout=ASK_SECONDS)
+        answer = httpx.get(f"{url.removesuffix('/v1')}/version", headers=_headers(key), timeout=ASK_SECONDS)
         return str(answer.json()["version"]) if answer.status_code == 200 else ""
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return ""

@@ -28,7 +28,7 @@ class Decision:
     def sentence(self) -> str:
         """The verdict with its figures."""
         ratio = self.ratio
-        of_all = f"{ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] over {ratio.pairs} pairs"
+        of_all = f"{ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] over {ratio.pairs} rounds"
         if self.verdict == "no difference":
             return f"no difference > {self.margin:.1%}: B/A is {of_all}"
         if self.verdict == "undecided":

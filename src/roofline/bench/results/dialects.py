@@ -142,8 +142,8 @@ def _mlperf(events: Events) -> dict[str, Figure]:
         share = goodput(events, objective, span)["good_share"]
         long_enough = span.seconds >= MLPERF_SECONDS and (share.value or 0.0) >= objective.share
         figures[f"valid {name.removeprefix('mlperf:')}"] = Figure(
-            definition=f"1 where {objective.share:.0%} keep {objective.ttft:g}/{objective.tpot:g} ms (TTFT/TPOT) in a run "
-            f"of {MLPERF_SECONDS:.0f} s or longer",
+            definition=f"1 where {objective.share:.0%} keep {objective.ttft:g}/{objective.tpot:g} ms (TTFT/TPOT) in a "
+            f"run of {MLPERF_SECONDS:.0f} s or longer",
             unit="1",
             n=share.n,
             value=float(long_enough),
@@ -161,7 +161,7 @@ def _rates(events: Events, span: Span) -> dict[str, Figure]:
     return {"request_throughput": rates["request_rate"], "output_throughput": rates["answer_rate"]}
 
 
-_ALL_OF_RUN = "Throughput is over the time from the first request to the last answer's end: filling up and running empty are in it."
+_ALL_OF_RUN = "Throughput is over all of the run, filling up and running empty included."
 _SEND = "Latencies begin when the request is sent: what it waited for in the client before is in none of them."
 DIALECTS = {
     "vllm": Dialect(
@@ -177,8 +177,8 @@ DIALECTS = {
     "guidellm": Dialect(
         _guidellm,
         (
-            "TPOT divides the time of the answer from its request on by all tokens, so the prompt's time is in it; what "
-            "others call TPOT is its ITL.",
+            "TPOT divides the time from the request on by all tokens, so the prompt's time is in it; what others call "
+            "TPOT is its ITL.",
             _SEND,
             "Throughput is over the window, without warm-up and cool-down, as ours is.",
         ),

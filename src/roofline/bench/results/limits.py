@@ -123,9 +123,10 @@ def _rate_at(speeds: "Speeds", demand: Demand, count: int) -> Limit:
 
 def _arithmetic(limits: ModelLimits, limit: Limit, demand: Demand, measured: float) -> str:
     return (
-        f"{measured:.1f} tokens/s were measured; {limits.model} with {demand.prompt:.0f} prompt and {demand.answer:.0f} "
-        f"answer tokens and up to {demand.sequences} sequences at a time must read {limit.weight_bytes / 1e9:.2f} GB of "
-        f"weights and {limit.kv_bytes / 1e9:.2f} GB of KV and compute {limit.flops / 1e9:.1f} GFLOP, which takes at least "
-        f"{limit.seconds:.3f} s here: at most {limit.tokens_per_s:.1f} tokens/s. Name the model that the server runs "
+        f"{measured:.1f} tokens/s were measured; {limits.model} with {demand.prompt:.0f} prompt and "
+        f"{demand.answer:.0f} answer tokens and up to {demand.sequences} sequences at a time must read "
+        f"{limit.weight_bytes / 1e9:.2f} GB of weights and {limit.kv_bytes / 1e9:.2f} GB of KV and compute "
+        f"{limit.flops / 1e9:.1f} GFLOP, which takes at least {limit.seconds:.3f} s here: at most "
+        f"{limit.tokens_per_s:.1f} tokens/s. Name the model that the server runs "
         "(--model-here), and check that prompts are not answered from a cache, and that no tokens are guessed"
     )

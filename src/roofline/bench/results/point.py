@@ -123,8 +123,8 @@ class Load(msgspec.Struct, kw_only=True):
 class Client(msgspec.Struct, kw_only=True):
     """The load generator, and its certificate: what the same client added against a server that computes nothing.
 
-    cpu: share of a core that it used; ttft_added_ms, gap_added_ms: medians, ttft_added_ci: of the first; most_rate, most_streams: the highest load
-    at which it kept its plan; trusted: whether this point lies within that.
+    cpu: share of a core that it used; ttft_added_ms, gap_added_ms: medians, ttft_added_ci: of the first; most_rate,
+    most_streams: the highest load at which it kept its plan; trusted: whether this point lies within that.
     """
 
     version: str

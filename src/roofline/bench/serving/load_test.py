@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from roofline.bench.load.certificate import Certificate, certify
 from roofline.bench.load.events import Events, write_events
 from roofline.bench.load.plan import Plan, Probe, Route
 from roofline.bench.load.run import run_plan
@@ -19,6 +18,7 @@ from roofline.bench.results.limits import ModelLimits, limits_here
 from roofline.bench.results.metrics import OBJECTIVES, Objective
 from roofline.bench.results.point import Host, Point
 from roofline.bench.results.store import append_points
+from roofline.bench.serving.certificate import Certificate, certify
 from roofline.bench.serving.probes import answered_probes
 from roofline.bench.serving.surroundings import this_host
 from roofline.bench.traffic.traffic import Traffic, write_traffic

@@ -48,7 +48,7 @@ def pooled_prompt(random: RandomIntegers, pool: Sequence[str], number: int) -> s
 
 
 def pool_of(random: RandomIntegers, size: int) -> list[str]:
-    """A pool of so many templates: the first ones as they are, later ones with a sentence behind them that names words at random."""
+    """A pool of so many templates: the first ones as they are, later ones with two words at random behind them."""
     templates = _lists()["randomiser"]["templates"]
     more = (f"{random.one_of(templates)} Use the words {prose(random, 2)}." for _ in range(size - len(templates)))
     return [*templates[:size], *more]

@@ -36,7 +36,7 @@ def command(
     answers = sum(request.max_tokens for request in traffic.requests)
     count = len(traffic.requests)
     console().print(
-        f"{out}: {count:,} requests, prompts of {prompts / count:.1f} and answers of up to {answers / count:.1f} tokens "
-        f"on average\nsha256 {traffic.sha256}",
+        f"{out}: {count:,} requests, prompts of {prompts / count:.1f} and answers of up to {answers / count:.1f} "
+        f"tokens on average\nsha256 {traffic.sha256}",
         highlight=False,
     )

@@ -132,4 +132,7 @@ def _cells(point: "Point") -> tuple[str, ...]:
     )
 
 
-FOOTNOTE = "times in ms, counted from the planned moment; of limit: share of the measured roofs; equal: probes answered as by the idle system"
+FOOTNOTE = (
+    "times in ms, counted from the planned moment; of limit: share of what the measured roofs allow; equal: probes "
+    "that were answered as by the idle system"
+)
