@@ -1,5 +1,7 @@
 """The bytes of each preset, pinned; and that they are what their sources say."""
 
+import itertools
+
 import pytest
 
 from roofline.bench.traffic.presets import PRESETS, preset_traffic
@@ -35,7 +37,9 @@ def test_fewer_requests_are_the_beginning_of_more(name):
     assert preset_traffic(name, 20).requests[:19] == preset_traffic(name, 40).requests[:19]
 
 
-@pytest.mark.parametrize(("name", "context", "answer"), [("typical", 960, 80), ("long", 1800, 120), ("chat", 2048, 1024)])
+@pytest.mark.parametrize(
+    ("name", "context", "answer"), [("typical", 960, 80), ("long", 1800, 120), ("chat", 2048, 1024)]
+)
 def test_lengths_keep_to_the_maxima(name, context, answer):
     requests = preset_traffic(name).requests
     assert all(request.prompt_tokens + request.max_tokens <= context for request in requests)
@@ -51,7 +55,8 @@ def test_dell_has_prompts_of_32_words_with_salts_of_their_own():
     assert abs(sum(words) / len(words) - 32) < 1
     assert len({request.prompt[:12] for request in traffic.requests}) == len(traffic.requests)
     assert len({request.prompt[13:] for request in traffic.requests}) > 0.999 * len(traffic.requests)
-    assert {request.max_tokens for request in traffic.requests} == {256} and traffic.stop == "natural"
+    assert {request.max_tokens for request in traffic.requests} == {256}
+    assert traffic.stop == "natural"
     assert preset_traffic("dell", 3, stop="ignored").stop == "ignored"
 
 
@@ -61,14 +66,13 @@ def test_rocm_is_prefill_and_decode_of_three_batches():
 
 
 def test_mlc_is_1_and_512():
-    assert [(each.prompt.split(), each.prompt_tokens, each.max_tokens) for each in preset_traffic("mlc", 1).requests] == [
-        (preset_traffic("mlc", 1).requests[0].prompt.split()[:1], 1, 512)
-    ]
+    (request,) = preset_traffic("mlc", 1).requests
+    assert (len(request.prompt.split()), request.prompt_tokens, request.max_tokens) == (1, 1, 512)
 
 
 def test_conversations_have_turns_in_order():
     requests = preset_traffic("multi-turn").requests
-    for before, after in zip(requests, requests[1:], strict=False):
+    for before, after in itertools.pairwise(requests):
         assert (after.session, after.turn) in ((before.session, before.turn + 1), (before.session + 1, 0))
     assert {request.turn for request in requests} == set(range(6))
 

@@ -29,7 +29,8 @@ def test_below_is_even():
     counts = [0] * 7
     for _ in range(7000):
         counts[random.below(7)] += 1
-    assert min(counts) > 880 and max(counts) < 1120  # 4 standard deviations
+    assert min(counts) > 880
+    assert max(counts) < 1120
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -37,7 +38,9 @@ def test_tables_are_the_quantiles_of_their_distribution(name):
     table, normal = TABLES[name], NormalDist()
     low, high = (normal.cdf(math.log(table[end] / table["median"]) / table["sigma"]) for end in ("least", "most"))
     quantiles = table["quantiles"]
-    assert quantiles[0] == table["least"] and quantiles[-1] == table["most"] and len(quantiles) == 65
+    assert quantiles[0] == table["least"]
+    assert quantiles[-1] == table["most"]
+    assert len(quantiles) == 65
     for number, value in enumerate(quantiles[1:-1], start=1):
         exact = table["median"] * math.exp(table["sigma"] * normal.inv_cdf(low + number / 64 * (high - low)))
         assert abs(value - exact) < 0.51, number
@@ -49,5 +52,6 @@ def test_lengths_interpolate_between_quantiles():
     quantiles = lengths("typical_prompt")
     for part in (8, 16, 32, 48, 56):
         assert abs(draws[len(draws) * part // 64] / quantiles[part] - 1) < 0.08
-    assert draws[0] >= quantiles[0] and draws[-1] <= quantiles[-1]
+    assert draws[0] >= quantiles[0]
+    assert draws[-1] <= quantiles[-1]
     assert len(set(draws)) > 400  # not only the 65 of the table

@@ -32,7 +32,7 @@ class _Choice(msgspec.Struct):
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _decode = msgspec.json.Decoder(_Event).decode
@@ -71,7 +71,7 @@ class AnswerStream:
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             record.error = record.error or f"an event of the answer cannot be read: {error}"
             return
-        if event.error is not None and bytes(event.error) != b"null":
+        if bytes(event.error) != b"null":
             record.error = record.error or bytes(event.error).decode("utf-8", "replace")[:MOST_ERROR]
         if event.usage is not None:
             self._usage(event.usage)
