@@ -150,7 +150,8 @@ class Window(msgspec.Struct, kw_only=True):
 
 class Counts(msgspec.Struct, kw_only=True):
     """Requests by how they ended, and tokens. tokens_by: who counted them; miscounted: requests whose count of answer
-    tokens differs from what the tokenizer makes of the answer's text, None where that was not checked."""
+    tokens differs by more than a tenth from what the tokenizer makes of the answer's text, None where that was not
+    checked."""
 
     completed: int
     failed: int

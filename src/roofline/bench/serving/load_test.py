@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,10 +21,14 @@ from roofline.bench.results.point import Host, Point
 from roofline.bench.results.store import append_points
 from roofline.bench.serving.certificate import Certificate, certify
 from roofline.bench.serving.probes import answered_probes
+from roofline.bench.serving.recount import tokenizer_of
 from roofline.bench.serving.surroundings import this_host
 from roofline.bench.traffic.traffic import Traffic, write_traffic
 from roofline.common.errors import ConfigError
 from roofline.common.names import unknown
+
+if TYPE_CHECKING:
+    from roofline.text.tokenizers.tokenizer import Tokenizer
 
 WARM_UP = 2  # requests before the first point: compiling and filling buffers are no part of a load
 
@@ -63,7 +68,8 @@ class Settings:
 @dataclass
 class LoadTest:
     """A target that runs, and all that its points share. run: their common name; traffic_path: the traffic's file, in
-    a folder that is removed at the end; sent: requests of the traffic that were sent already."""
+    a folder that is removed at the end; tokenizer: of the model, where it is here; sent: requests of the traffic that
+    were sent already."""
 
     settings: Settings
     target: Target
@@ -72,6 +78,7 @@ class LoadTest:
     host: Host
     certificate: Certificate | None
     limits: ModelLimits | None
+    tokenizer: "Tokenizer | None" = None
     run: str = field(default_factory=lambda: secrets.token_hex(6))
     probes: list[Probe] = field(default_factory=list)
     points: int = 0
@@ -94,6 +101,7 @@ class LoadTest:
             requests=requests,
             timeout=self.settings.timeout,
             probes=self.probes,
+            keep_text=self.tokenizer is not None,
         )
         return msgspec.structs.replace(plan, **load)
 
@@ -128,7 +136,8 @@ def open_load_test(settings: Settings, traffic: Traffic, streams: int) -> Iterat
         model = settings.model_here or target.local_model
         limits = limits_here(model) if model else None
         certificate = certify(streams) if settings.certify else None
-        test = LoadTest(settings, target, traffic, Path(folder), host, certificate, limits)
+        tokenizer = tokenizer_of(model) if model else None
+        test = LoadTest(settings, target, traffic, Path(folder), host, certificate, limits, tokenizer)
         if settings.probe:
             test.probes = answered_probes(test.plan(1), test.folder, settings.key)
         warm_up = test.send(test.plan(WARM_UP, probes=[]))

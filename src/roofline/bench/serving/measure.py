@@ -35,6 +35,7 @@ from roofline.bench.results.point import (
 from roofline.bench.results.statistics import values_needed
 from roofline.bench.serving.load_test import LoadTest
 from roofline.bench.serving.probes import fidelity
+from roofline.bench.serving.recount import miscounted
 from roofline.bench.serving.surroundings import devices_of
 from roofline.common.units import now_utc
 
@@ -62,6 +63,10 @@ def point_of(test: LoadTest, kind: Kind, plan: Plan, events: Events) -> Point:
     client, load = _client(test, events, metrics), _load(events)
     limit = _limit(test, events, metrics)
     flags = _flags(test, plan, events, metrics, client)
+    counted = counts(events)
+    counted.miscounted = miscounted(events, test.tokenizer)
+    if counted.miscounted:
+        flags.append(f"{counted.miscounted} answers have other counts of tokens than the server says")
     last = max([head.end, *(request.end or 0 for request in events.requests)])
     return Point(
         id="",
@@ -82,7 +87,7 @@ def point_of(test: LoadTest, kind: Kind, plan: Plan, events: Events) -> Point:
             measured_s=span.seconds,
             cool_down_s=(last - span.end) / 1e9,
         ),
-        counts=counts(events),
+        counts=counted,
         metrics=metrics,
         validity=Validity(grade=_grade(test, limit, client, metrics), flags=flags),
         limit=limit,

@@ -22,7 +22,6 @@ from roofline.bench.serving.measure import point_of
 from roofline.common.errors import ConfigError
 
 By = Literal["throughput", "latency"]
-BLOCKS = 4  # of a round
 _MOMENTS = (
     "scheduled",
     "dispatched",
