@@ -75,6 +75,7 @@ ROOT = Group(
                 "links": "measure.bench_links:command",
                 "train": "measure.bench_train:command",
                 "traffic": "measure.bench_traffic:command",
+                "load": "measure.bench_load:command",
                 "curve": "measure.bench_curve:command",
                 "sweep": "measure.bench_sweep:command",
                 "decode": "measure.bench_decode:command",

@@ -95,6 +95,43 @@ def test_decode(null):
     assert point["metrics"]["decode_rate"]["mean"] == pytest.approx(1000, rel=0.2)
 
 
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["--arrivals", "constant", "--rate", 40], 40),
+        (["--arrivals", "gamma", "--rate", 40, "--burstiness", 0.3], 40),
+        (["--arrivals", "ramp", "--rate-from", 20, "--rate", 60], 60),
+        (["--arrivals", "batch", "--concurrency", 3], None),
+    ],
+)
+def test_one_load(null, words, offered):
+    result = call_roofline(["bench", "load", null, "--requests", 6, "--json", *words, *QUICK])
+    (point,) = [json.loads(line) for line in result.stdout.splitlines()]
+    assert (point["load"]["arrivals"], point["load"]["offered"]) == (words[1], offered)
+    assert point["counts"]["completed"] == 6
+
+
+def test_a_trace_is_sent_from_its_beginning_at_its_moments(null, tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    rows = [{"timestamp": 100 * n, "input_length": 5, "output_length": 2} for n in (0, 1, 3)]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    call_roofline(["bench", "traffic", "trace", "--trace", trace, "-o", tmp_path / "t.jsonl"])
+    words = ["--traffic", tmp_path / "t.jsonl", "--arrivals", "trace", "--trace-speed", 2, "--events", tmp_path / "e"]
+    result = call_roofline(["bench", "load", null, "--json", *words, *QUICK])
+    assert result.exit_code == 0, result.output
+    (events,) = (tmp_path / "e").iterdir()
+    assert [each.scheduled for each in read_events(events).requests] == [0, 50_000_000, 150_000_000]
+    refused = call_roofline(["bench", "load", null, "--arrivals", "trace", *QUICK])
+    assert "does not say when its requests came" in refused.stderr
+
+
+def test_traffic_that_is_too_short_is_sent_again_and_flagged(null, tmp_path):
+    call_roofline(["bench", "traffic", "typical", "-o", tmp_path / "t.jsonl", "--requests", 4])
+    words = ["--traffic", tmp_path / "t.jsonl", "--arrivals", "closed", "--requests", 6, "--json"]
+    (line,) = call_roofline(["bench", "load", null, *words, *QUICK]).stdout.splitlines()
+    assert "traffic repeated" in json.loads(line)["validity"]["flags"]
+
+
 def test_compare_finds_a_slower_server(null, tmp_path):
     slower = NULL.replace("--gap-ms 1", "--gap-ms 2")
     words = ["--block", 4, "--concurrency", 4, "--rounds", 4, "--out", tmp_path / "r.jsonl", "--label-b", "slow"]
