@@ -55,6 +55,7 @@ def test_an_open_loop_does_not_wait_for_answers(scripted, make_plan, generate):
     assert all(each.dispatched >= each.scheduled for each in events.requests)
     assert events.requests[-1].dispatched < 250e6  # long before the first answer
     assert (events.head.rate, events.head.concurrency) == (50.0, None)
+    assert max(each.dispatched for each in events.requests) <= events.head.end < 250e6
 
 
 def test_a_batch_is_sent_at_once_and_awaited(scripted, make_plan, generate):

@@ -119,7 +119,7 @@ def test_grades_fall_with_what_is_missing(point):
 
 def test_failures_and_counts_are_flagged(point):
     failed = [*one_by_one(), request(at=0, first=1, error="status 500")]
-    assert "1 requests failed" in point(failed).validity.flags
+    assert "requests failed: 1" in point(failed).validity.flags
     chunks = one_by_one(completion_tokens=None)
     assert "tokens counted as parts of the answer" in point(chunks).validity.flags
     assert "interrupted" in point(one_by_one(), interrupted=True).validity.flags

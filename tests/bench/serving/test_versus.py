@@ -99,5 +99,6 @@ def test_an_interrupted_block_is_left_out(monkeypatch):
     comparison = compare(*sides, Terms(requests=2), lambda _: None)
     assert len(comparison.throughput.a) == 1
     assert comparison.decision is None
+    assert comparison.interrupted
     assert len(log) == 6
     assert comparison.verdict.verdict == "undecided"

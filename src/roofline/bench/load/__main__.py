@@ -1,4 +1,8 @@
-"""python -m roofline.bench.load PLAN.json: the load generator, as a process of its own."""
+"""python -m roofline.bench.load PLAN.json [--key]: the load generator, as a process of its own.
+
+--key: the first line of standard input is the target's key. Files of plans hold no secrets, nor do command lines, which
+all users of a machine can read.
+"""
 
 import asyncio
 import sys
@@ -13,12 +17,13 @@ from roofline.common.errors import RooflineError
 
 def main(words: list[str]) -> int:
     """Run the plan and write its file of events, also when SIGINT or SIGTERM ends it early (status 130 then)."""
-    if len(words) != 1:
-        print("usage: python -m roofline.bench.load PLAN.json", file=sys.stderr)
+    if not words or words[1:] not in ([], ["--key"]):
+        print("usage: python -m roofline.bench.load PLAN.json [--key]", file=sys.stderr)
         return 2
+    key = sys.stdin.readline().strip() if words[1:] else None
     try:
         plan = read_plan(Path(words[0]))
-        generator = Generator(plan, read_traffic(Path(plan.traffic)))
+        generator = Generator(plan, read_traffic(Path(plan.traffic)), key)
         events = run_on_fast_loop(generator)
         write_events(events, Path(plan.events))
     except RooflineError as error:

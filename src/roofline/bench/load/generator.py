@@ -7,7 +7,6 @@ from `scheduled` to `dispatched`.
 
 import asyncio
 import gc
-import os
 import resource
 import signal
 import time
@@ -17,7 +16,7 @@ import msgspec
 
 from roofline.bench.load.connection import Address, Connection
 from roofline.bench.load.events import Events, EventsHead, RequestEvents
-from roofline.bench.load.plan import KEY_VARIABLE, Plan
+from roofline.bench.load.plan import Plan
 from roofline.bench.load.schedule import planned_moments
 from roofline.bench.traffic.traffic import Traffic, TrafficRequest
 from roofline.common.units import now_utc
@@ -27,11 +26,11 @@ Session = list[int]  # numbers of requests in the traffic, one after the other
 
 
 class Generator:
-    """A run of a plan. Ended early by `stop`, it gives the events up to there."""
+    """A run of a plan. key: sent as a bearer token. Ended early by `stop`, it gives the events up to there."""
 
-    def __init__(self, plan: Plan, traffic: Traffic) -> None:
+    def __init__(self, plan: Plan, traffic: Traffic, key: str | None = None) -> None:
         self._plan, self._traffic = plan, traffic
-        self._address = Address(plan.url, PATHS[plan.route], os.environ.get(KEY_VARIABLE))
+        self._address = Address(plan.url, PATHS[plan.route], key)
         self._idle: list[Connection] = []
         self._records: list[RequestEvents] = []
         self._sessions = _sessions(plan, traffic)
@@ -125,6 +124,7 @@ class Generator:
             self._start(self._converse(session, moment))
             if (probe := self._probe_in_turn()) is not None:
                 self._start(probe)
+        await asyncio.sleep(0)  # what was started last is dispatched
         self._last = self.clock()
         await self._gather([])
 

@@ -9,7 +9,6 @@ from roofline.bench.load.events import Arrivals
 from roofline.common.errors import ConfigError
 
 Route = Literal["completions", "chat"]
-KEY_VARIABLE = "ROOFLINE_API_KEY"  # that a generator reads the target's key from: files of plans hold no secrets
 
 
 class Probe(msgspec.Struct, frozen=True):

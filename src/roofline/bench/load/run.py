@@ -1,6 +1,5 @@
 """Runs plans in processes of their own, and reads the events that these write."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from roofline.bench.load.events import Events, read_events
-from roofline.bench.load.plan import KEY_VARIABLE, Plan
+from roofline.bench.load.plan import Plan
 from roofline.common.errors import ConfigError
 from roofline.common.processes import describe_end
 
@@ -25,12 +24,13 @@ def run_plan(plan: Plan, key: str | None = None) -> Events:
     with tempfile.TemporaryDirectory(prefix="roofline-load-") as folder:
         path = Path(folder) / "plan.json"
         path.write_bytes(msgspec.json.encode(plan))
-        environment = {**os.environ, **({KEY_VARIABLE: key} if key else {})}
-        command = [sys.executable, "-m", "roofline.bench.load", str(path)]
+        command = [sys.executable, "-m", "roofline.bench.load", str(path), *(["--key"] if key else [])]
         # A session of its own: Ctrl-C reaches this process alone, which passes it on once.
-        process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
         try:
-            _, complaint = process.communicate()
+            _, complaint = process.communicate(f"{key}\n" if key else None)
         except KeyboardInterrupt:
             process.send_signal(signal.SIGINT)
             try:

@@ -16,11 +16,11 @@ from typing import IO
 import httpx
 
 import roofline
-from roofline.bench.load.plan import KEY_VARIABLE
 from roofline.common.errors import ConfigError
 from roofline.common.processes import describe_end
 
 OURS = "roofline:"
+KEY_VARIABLE = "ROOFLINE_API_KEY"  # that servers of ours read their key from
 START_SECONDS = 600.0  # in which a server must be ready
 END_SECONDS = 20.0  # in which a server that is told to end must have ended
 ASK_SECONDS = 10.0
@@ -94,11 +94,11 @@ def _free_port() -> int:
 
 
 def _start(command: list[str], output: IO[bytes], key: str | None) -> "subprocess.Popen[bytes]":
-    environment = {**os.environ, **({KEY_VARIABLE: key} if key else {})}
+    variables = {**os.environ, KEY_VARIABLE: key or ""}
     try:
         # A session of its own: Ctrl-C ends the measurement first, and the server by `_end`.
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=variables, start_new_session=True
         )
     except OSError as error:
         raise ConfigError(f"{command[0]} cannot be started: {error.strerror}") from error

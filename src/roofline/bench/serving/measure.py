@@ -66,7 +66,7 @@ def point_of(test: LoadTest, kind: Kind, plan: Plan, events: Events) -> Point:
     counted = counts(events)
     counted.miscounted = miscounted(events, test.tokenizer)
     if counted.miscounted:
-        flags.append(f"{counted.miscounted} answers have other counts of tokens than the server says")
+        flags.append(f"answers with other counts of tokens: {counted.miscounted}")
     last = max([head.end, *(request.end or 0 for request in events.requests)])
     return Point(
         id="",
@@ -195,7 +195,7 @@ def _flags(test: LoadTest, plan: Plan, events: Events, metrics: dict[str, Figure
     if plan.first + plan.requests > len(test.traffic.requests):
         flags.append("traffic repeated")
     if counted.failed:
-        flags.append(f"{counted.failed} requests failed")
+        flags.append(f"requests failed: {counted.failed}")
     if counted.tokens_by == "chunks":
         flags.append("tokens counted as parts of the answer")
     if all(request.cached_tokens is None for request in events.requests):

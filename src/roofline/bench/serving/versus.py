@@ -62,6 +62,7 @@ class Comparison:
     by: By
     events: dict[str, list[Events]] = field(default_factory=lambda: {"A": [], "B": []})
     decision: Decision | None = None
+    interrupted: bool = False
 
     @property
     def verdict(self) -> Decision:
@@ -85,6 +86,7 @@ def compare(a: LoadTest, b: LoadTest, terms: Terms, on_round: Callable[[Comparis
         for block, name in enumerate("ABBA"):
             events = tests[name].send(_plan(tests[name], terms, first=(2 * number + block // 2) * terms.requests))
             if events.head.interrupted:
+                comparison.interrupted = True
                 return comparison
             _check(name, events)
             comparison.events[name].append(events)

@@ -70,6 +70,8 @@ def command(
     out.print(f"by {terms.by}: {comparison.verdict.sentence}", style="bold", highlight=False)
     for what, ratios in (("throughput", comparison.throughput), ("latency", comparison.latency)):
         out.print(f"{what}: {_figures(ratios.decision())}", highlight=False)
+    if comparison.interrupted:
+        raise KeyboardInterrupt
 
 
 def _tell_round(comparison: "Comparison") -> None:
