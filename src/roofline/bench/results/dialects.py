@@ -14,10 +14,9 @@ from roofline.bench.results.metrics import (
     Span,
     answer_tokens,
     distribution,
+    gaps_of,
     goodput,
-    in_span,
     measured,
-    measured_span,
     of_requests,
     throughput,
 )
@@ -86,27 +85,29 @@ def _everything(events: Events) -> tuple[list[RequestEvents], Span]:
     return requests, Span(min(request.dispatched for request in requests), max(ends))
 
 
-def _gaps(requests: list[RequestEvents]) -> Figure:
-    gaps = [gap for request in requests for gap in np.diff(request.chunks).tolist()]
-    return distribution("gaps between parts of the answer, of all requests together", "ms", np.array(gaps) * NS_MS)
-
-
 def _vllm(events: Events) -> dict[str, Figure]:
     requests, span = _everything(events)
     rows = {"ttft": _TTFT_FIRST_EVENT, "tpot": _TPOT, "e2el": _E2E}
-    return {**_rows(rows, requests), "itl": _gaps(requests), **_rates(events, span)}
+    return {**_rows(rows, requests), "itl": gaps_of(requests), **_rates(events, span)}
 
 
 def _guidellm(events: Events) -> dict[str, Figure]:
-    span = measured_span(events)
-    requests = in_span(measured(events), span)
-    rows = {
-        "time_to_first_token": METRICS["ttft"],
-        "time_per_output_token": Metric("E2E / answer tokens, the first one included", "ms", _over_all),
-        "inter_token_latency": Metric("(last part - first part) / (answer tokens - 1)", "ms", _after_first),
-        "request_latency": _E2E,
+    requests, span = _everything(events)
+    over_all = Metric("E2E / answer tokens, the first one included; over all tokens", "ms", _over_all)
+    after = Metric("(last part - first part) / (answer tokens - 1); over all tokens but the first", "ms", _after_first)
+    return {
+        **_rows({"time_to_first_token": METRICS["ttft"], "request_latency": _E2E}, requests),
+        "time_per_output_token": _by_tokens(over_all, requests, first=True),
+        "inter_token_latency": _by_tokens(after, requests, first=False),
+        **_rates(events, span),
     }
-    return {**_rows(rows, requests), **_rates(events, span)}
+
+
+def _by_tokens(metric: Metric, requests: list[RequestEvents], first: bool) -> Figure:
+    """The metric with each request counted as often as its answer has tokens, with or without the first one."""
+    each = [(value, answer_tokens(request)) for request in requests if (value := metric.of(request)) is not None]
+    values = np.repeat([value for value, _ in each], [tokens - (not first) for _, tokens in each])
+    return distribution(metric.definition, metric.unit, values, independent=False)
 
 
 def _aiperf(events: Events) -> dict[str, Figure]:
@@ -116,7 +117,7 @@ def _aiperf(events: Events) -> dict[str, Figure]:
         "inter_token_latency": Metric("(E2E - TTFT) / (answer tokens - 1), of each request", "ms", _after_first),
         "request_latency": _E2E,
     }
-    return {**_rows(rows, requests), "inter_chunk_latency": _gaps(requests), **_rates(events, span)}
+    return {**_rows(rows, requests), "inter_chunk_latency": gaps_of(requests), **_rates(events, span)}
 
 
 def _inference_perf(events: Events) -> dict[str, Figure]:
@@ -127,7 +128,7 @@ def _inference_perf(events: Events) -> dict[str, Figure]:
         "normalized_time_per_output_token": Metric("E2E / answer tokens", "ms", _over_all),
         "request_latency": _E2E,
     }
-    return {**_rows(rows, requests), "inter_token_latency": _gaps(requests), **_rates(events, span)}
+    return {**_rows(rows, requests), "inter_token_latency": gaps_of(requests), **_rates(events, span)}
 
 
 def _mlperf(events: Events) -> dict[str, Figure]:
@@ -179,10 +180,11 @@ DIALECTS = {
         (
             "TPOT divides the time from the request on by all tokens, so the prompt's time is in it; what others call "
             "TPOT is its ITL.",
+            "TPOT and ITL are over tokens: a request counts as often as its answer has tokens.",
             _SEND,
-            "Throughput is over the window, without warm-up and cool-down, as ours is.",
+            _ALL_OF_RUN + " GuideLLM's options of warm-up and cool-down would shorten it.",
         ),
-        "GuideLLM ee7a774",
+        "GuideLLM 0.8.1",
     ),
     "aiperf": Dialect(
         _aiperf,

@@ -111,12 +111,16 @@ def figures(events: Events, span: Span | None = None) -> dict[str, Figure]:
     span = span or measured_span(events)
     requests = in_span(measured(events), span)
     rows = {name: of_requests(metric, requests) for name, metric in METRICS.items()}
-    gaps = [gap for request in requests for gap in np.diff(request.chunks).tolist()]
-    rows["itl"] = distribution(
-        "gaps between parts of the answer, of all requests together", "ms", np.array(gaps) * NS_MS
-    )
+    rows["itl"] = gaps_of(requests)
     rows |= throughput(events, span)
     return {name: figure for name, figure in rows.items() if figure.n}
+
+
+def gaps_of(requests: Iterable[RequestEvents]) -> Figure:
+    """The gaps between parts of answers, which are tokens where servers send each in a part of its own."""
+    gaps = [gap for request in requests for gap in np.diff(request.chunks).tolist()]
+    what = "gaps between parts of the answer, of all requests together"
+    return distribution(what, "ms", np.array(gaps) * NS_MS, independent=False)
 
 
 def of_requests(metric: Metric, requests: Iterable[RequestEvents]) -> Figure:
@@ -125,8 +129,9 @@ def of_requests(metric: Metric, requests: Iterable[RequestEvents]) -> Figure:
     return distribution(metric.definition, metric.unit, np.array(values))
 
 
-def distribution(definition: str, unit: str, values: Values) -> Figure:
-    """A figure of many values; percentiles and the interval of the median where there are enough of them."""
+def distribution(definition: str, unit: str, values: Values, independent: bool = True) -> Figure:
+    """A figure of many values, with the percentiles that there are enough of them for. independent: whether they are,
+    as those of requests, and unlike gaps of one answer: only then there is an interval of the median."""
     if not len(values):
         return Figure(definition=definition, unit=unit, n=0)
     p50, p90, p95, p99 = (percentile(values, share) for share in (0.5, 0.9, 0.95, 0.99))
@@ -140,7 +145,7 @@ def distribution(definition: str, unit: str, values: Values) -> Figure:
         p90=p90,
         p95=p95,
         p99=p99,
-        ci95=percentile_interval(values, 0.5),
+        ci95=percentile_interval(values, 0.5) if independent else None,
     )
 
 
