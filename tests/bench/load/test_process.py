@@ -68,6 +68,19 @@ def test_plans_that_cannot_run_are_told(make_plan, tmp_path):
         read_plan(tmp_path / "other.json")
 
 
+def test_progress_is_told_while_it_runs(make_plan):
+    told = []
+    with null_server(first_ms=50, gap_ms=10) as url:
+        run_plan(make_plan(url, 40, concurrency=2), on_progress=told.append)
+    assert [round(each.elapsed * 2) for each in told] == [1, 2][: len(told)]
+    assert told
+    for each in told:
+        assert 0 < each.completed < 40
+        assert (each.failed, each.in_flight) == (0, 2)
+        assert 20 < each.tokens_per_s < 3 * 2 / 0.07 * 1.3
+        assert 0 <= each.cpu < 1
+
+
 def test_a_key_is_sent_and_stands_in_no_file(scripted, make_plan, monkeypatch):
     async def answer(body, writer, number):
         writer.write(STREAM + part("a") + end())

@@ -17,6 +17,7 @@ import msgspec
 from roofline.bench.load.connection import Address, Connection
 from roofline.bench.load.events import Events, EventsHead, RequestEvents
 from roofline.bench.load.plan import Plan
+from roofline.bench.load.progress import SECONDS_BETWEEN, Progress, Tally
 from roofline.bench.load.schedule import planned_moments
 from roofline.bench.traffic.traffic import Traffic, TrafficRequest
 from roofline.common.units import now_utc
@@ -26,9 +27,16 @@ Session = list[int]  # numbers of requests in the traffic, one after the other
 
 
 class Generator:
-    """A run of a plan. key: sent as a bearer token. Ended early by `stop`, it gives the events up to there."""
+    """A run of a plan. key: sent as a bearer token; on_progress: called every half second. Ended early by `stop`, it
+    gives the events up to there."""
 
-    def __init__(self, plan: Plan, traffic: Traffic, key: str | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        traffic: Traffic,
+        key: str | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> None:
         self._plan, self._traffic = plan, traffic
         self._address = Address(plan.url, PATHS[plan.route], key)
         self._idle: list[Connection] = []
@@ -40,6 +48,8 @@ class Generator:
         self._probes_sent = 0
         self._dispatched = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._on_progress = on_progress
+        self._tally = Tally()
         self.stopped = False
 
     def clock(self) -> int:
@@ -63,7 +73,9 @@ class Generator:
         gc.freeze()
         gc.disable()  # a collection would stand between two moments
         self._origin, used = time.perf_counter_ns(), _cpu_seconds()
+        reporting = loop.create_task(self._report(used))
         await ways.get(self._plan.arrivals, self._open)()
+        reporting.cancel()
         spent, wall = _cpu_seconds() - used, max(self.clock(), 1) / 1e9
         gc.enable()
         for connection in self._idle:
@@ -85,6 +97,12 @@ class Generator:
             interrupted=self.stopped,
         )
         return Events(head, self._records)
+
+    async def _report(self, used: float) -> None:
+        """Tell how far the run is. used: seconds of the processor before it."""
+        while self._on_progress is not None:
+            await asyncio.sleep(SECONDS_BETWEEN)
+            self._on_progress(self._tally.report(self.clock() / 1e9, _cpu_seconds() - used))
 
     # The ways to send.
 
@@ -181,9 +199,15 @@ class Generator:
 
     async def _send(self, body: bytes, record: RequestEvents) -> str:
         self._records.append(record)
+        tally = self._tally
+        tally.begun += 1
+        tally.slip = record.dispatched - record.scheduled
         connection = self._idle.pop() if self._idle else Connection(self._address, self.clock)
         text = await connection.send(body, record, self._plan.timeout)
         self._idle.append(connection)
+        tally.tokens += record.completion_tokens or len(record.chunks)
+        tally.failed += record.error is not None
+        tally.completed += record.error is None
         return text
 
     def _body(self, history: Sequence[dict[str, str]], request: TrafficRequest) -> bytes:

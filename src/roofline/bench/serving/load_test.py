@@ -13,7 +13,7 @@ import msgspec
 
 from roofline.bench.load.events import Events, write_events
 from roofline.bench.load.plan import Plan, Probe, Route
-from roofline.bench.load.run import run_plan
+from roofline.bench.load.run import OnProgress, run_plan
 from roofline.bench.load.targets import Target, open_target
 from roofline.bench.results.limits import ModelLimits, limits_here
 from roofline.bench.results.metrics import OBJECTIVES, Objective
@@ -69,7 +69,7 @@ class Settings:
 class LoadTest:
     """A target that runs, and all that its points share. run: their common name; traffic_path: the traffic's file, in
     a folder that is removed at the end; tokenizer: of the model, where it is here; sent: requests of the traffic that
-    were sent already."""
+    were sent already; on_progress: called every half second while a load runs."""
 
     settings: Settings
     target: Target
@@ -83,6 +83,7 @@ class LoadTest:
     probes: list[Probe] = field(default_factory=list)
     points: int = 0
     sent: int = 0
+    on_progress: OnProgress | None = None
 
     @property
     def traffic_path(self) -> Path:
@@ -108,7 +109,7 @@ class LoadTest:
     def send(self, plan: Plan) -> Events:
         """Run a plan; its requests count as sent."""
         self.sent += plan.requests
-        return run_plan(plan, self.settings.key)
+        return run_plan(plan, self.settings.key, self.on_progress)
 
     def keep(self, point: Point, events: Events) -> Point:
         """Add a point to the file of results, and its events to their folder. Returns the point as it is kept."""

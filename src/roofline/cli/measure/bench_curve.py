@@ -31,6 +31,6 @@ def command(
     count = WARM_UP + sum(sizes.of(level) for level in levels(workers)) * (2 if poisson else 1)
     traffic = options.traffic_of(count, "typical")
     with open_load_test(options.settings(target), traffic, workers) as test:
-        tell_points(curve(test, workers, sizes, poisson), as_json)
+        tell_points(test, curve(test, workers, sizes, poisson), as_json)
     if not as_json:
         console().print(FOOTNOTE, style="dim", highlight=False)

@@ -22,6 +22,6 @@ def command(
 
     traffic = options.traffic_of(WARM_UP + repeats * batch, "mlc")
     with open_load_test(options.settings(target), traffic, batch) as test:
-        tell_points(decode(test, repeats, batch), as_json)
+        tell_points(test, decode(test, repeats, batch), as_json)
     if not as_json:
         console().print(FOOTNOTE, style="dim", highlight=False)

@@ -52,6 +52,6 @@ def command(
     with open_load_test(options.settings(target), traffic, streams) as test:
         if recorded:
             test.sent = 0
-        tell_points([measure(test, "curve", test.plan(requests, seed=options.seed, **chosen))], as_json)
+        tell_points(test, [measure(test, "curve", test.plan(requests, seed=options.seed, **chosen))], as_json)
     if not as_json:
         console().print(FOOTNOTE, style="dim", highlight=False)

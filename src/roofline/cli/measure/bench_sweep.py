@@ -28,6 +28,6 @@ def command(
     sizes = Sizes(requests, fewest, seconds)
     traffic = options.traffic_of(WARM_UP + sum(sizes.of(level) for level in levels(concurrency)), "dell")
     with open_load_test(options.settings(target), traffic, concurrency) as test:
-        tell_points(sweep(test, concurrency, sizes), as_json)
+        tell_points(test, sweep(test, concurrency, sizes), as_json)
     if not as_json:
         console().print(FOOTNOTE, style="dim", highlight=False)

@@ -1,5 +1,6 @@
 """What the commands have in common that put a server under load: which, with what, where the results go."""
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,9 @@ from roofline.cli.output import check_output, console
 from roofline.common.options import Options, option
 
 if TYPE_CHECKING:
+    from roofline.bench.load.progress import Progress
     from roofline.bench.results.point import Point
-    from roofline.bench.serving.load_test import Settings
+    from roofline.bench.serving.load_test import LoadTest, Settings
     from roofline.bench.traffic.traffic import Traffic
 
 TARGET_HELP = (
@@ -83,11 +85,14 @@ class LoadTestOptions(Options):
 HEADINGS = ("load", "requests/s", "tokens/s", "mean e2e", "p95", "TTFT p50", "TPOT p50", "of limit", "equal", "notes")
 
 
-def tell_points(points: "Iterable[Point]", as_json: bool) -> None:
-    """Print each point as it is measured: a line of a table, or a JSON object."""
+def tell_points(test: "LoadTest", points: "Iterable[Point]", as_json: bool) -> None:
+    """Print each point as it is measured: a line of a table, or a JSON object. On a terminal, a line on standard error
+    says how far the load is that runs."""
     import msgspec
 
     out = console()
+    if sys.stderr.isatty():
+        test.on_progress = lambda now: print(f"\r{_progress_line(now):<100}\r", end="", file=sys.stderr, flush=True)
     for number, point in enumerate(points):
         if as_json:
             print(msgspec.json.encode(point).decode(), flush=True)
@@ -95,6 +100,14 @@ def tell_points(points: "Iterable[Point]", as_json: bool) -> None:
         if number == 0:
             out.print(_line(HEADINGS), style="bold", highlight=False)
         out.print(_line(_cells(point)), highlight=False)
+
+
+def _progress_line(now: "Progress") -> str:
+    failed = f", {now.failed} failed" if now.failed else ""
+    return (
+        f"{now.elapsed:.0f} s: {now.completed} requests{failed}, {now.in_flight} in flight, "
+        f"{now.tokens_per_s:.0f} tokens/s, client {now.cpu:.0%} of a core, {now.slip_ms:.1f} ms late"
+    )
 
 
 _WIDTHS = (12, 10, 9, 10, 9, 9, 9, 8, 6, 0)
