@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from roofline.program.ir import Program
 from roofline.program.passes.price import (
+    Amount,
     Price,
     RoofRates,
     amount,
@@ -22,11 +23,11 @@ _SPENT = ("weight_bytes", "kv_bytes", "flops", "link_bytes")  # as Amount and Ra
 class Rate:
     """The least time of one step, and what bounds it.
 
-    step: "decode" or "prefill"; sequences: in the step; context: tokens that each has after it; tokens: computed in the
-    step; tokens_per_s: of all sequences together; seconds: the sum over the ops of the longer of reads and arithmetic;
-    bound: "memory" or "compute", whichever takes longer over all ops; weight_bytes, kv_bytes, flops: what the step
-    reads and computes, on one of the devices that share the model; link_bytes: what that device receives from the
-    others, which no roof here counts.
+    step: "decode", "prefill", or "requests" for all steps of some; sequences: in the step; context: tokens that each
+    has after it; tokens: computed in the step; tokens_per_s: of all sequences together; seconds: the sum over the ops
+    of the longer of reads and arithmetic; bound: "memory" or "compute", whichever takes longer over all ops;
+    weight_bytes, kv_bytes, flops: what the step reads and computes, on one of the devices that share the model;
+    link_bytes: what that device receives from the others, which no roof here counts.
     """
 
     step: str
@@ -59,11 +60,41 @@ class Speeds:
         """One step that computes a prompt of `context` tokens."""
         return self._rate("prefill", 1, context, context)
 
-    def _rate(self, step: str, sequences: int, tokens: int, context: int) -> Rate:
+    def requests(self, sequences: int, prompt: int, answer: int) -> Rate:
+        """So many requests at a time, from their prompts to the ends of their answers; tokens: of the answers.
+
+        It is a limit for any engine: a step for each token of an answer reads the weights once for all sequences, the
+        prompts are computed along with other steps, and an op takes as long as all of its reads or all of its
+        arithmetic, whichever is longer.
+        """
+        decode = self._spent(sequences, 1, prompt + answer // 2)
+        prefill = self._spent(sequences, prompt, prompt)
+        working_set = self._price.weight_bytes + sum(part.kv_bytes for part in decode)
+        parts = [
+            Amount(
+                flops=(answer - 1) * step.flops + whole_prompt.flops,
+                weight_bytes=answer * step.weight_bytes,
+                kv_bytes=(answer - 1) * step.kv_bytes + whole_prompt.kv_bytes,
+                act_bytes=0,
+                link_bytes=(answer - 1) * step.link_bytes + whole_prompt.link_bytes,
+            )
+            for step, whole_prompt in zip(decode, prefill, strict=True)
+        ]
+        return self._least("requests", parts, working_set, (sequences, prompt + answer, sequences * answer))
+
+    def _spent(self, sequences: int, tokens: int, context: int) -> list[Amount]:
+        """What each op takes in a step of so many sequences, each with so many tokens of its context to compute."""
         segments = [(context - tokens, tokens)] * sequences
         work = step_work(sequences * tokens, sequences, segments, self._price.windows, self._experts)
-        spent = [amount(cost, work.of(instr)) for instr, cost in self._price.instrs]
+        return [amount(cost, work.of(instr)) for instr, cost in self._price.instrs]
+
+    def _rate(self, step: str, sequences: int, tokens: int, context: int) -> Rate:
+        spent = self._spent(sequences, tokens, context)
         working_set = self._price.weight_bytes + sum(part.kv_bytes for part in spent)
+        return self._least(step, spent, working_set, (sequences, context, sequences * tokens))
+
+    def _least(self, step: str, spent: Sequence[Amount], working_set: int, sizes: tuple[int, int, int]) -> Rate:
+        """The least time of what each op takes. sizes: sequences, context and tokens of the rate."""
         least = memory = compute = 0.0
         for (instr, _), part in zip(self._price.instrs, spent, strict=True):
             name, divisor = arithmetic(instr)
@@ -72,8 +103,7 @@ class Speeds:
             compute += part.flops * divisor / getattr(self._roofs, name)
         sums = (sum(getattr(part, name) for part in spent) for name in _SPENT)
         bound = "memory" if memory >= compute else "compute"
-        count = sequences * tokens
-        return Rate(step, sequences, context, count, count / least, least, bound, *sums)
+        return Rate(step, *sizes, sizes[2] / least, least, bound, *sums)
 
 
 def in_turn(stages: Sequence[Rate]) -> Rate:

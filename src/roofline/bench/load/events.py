@@ -1,0 +1,133 @@
+"""What a load generator saw of each request: raw moments, from which every figure can be computed again.
+
+Moments are nanoseconds of a monotonic clock since the run began. A file of events has one JSON object a line, the head
+first.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from roofline.common.errors import ConfigError
+from roofline.common.files import write_atomically
+
+SCHEMA = "bench.events/1"
+Arrivals = Literal["closed", "constant", "poisson", "gamma", "ramp", "trace", "batch"]
+
+
+class EventsHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What all requests of a file have in common.
+
+    traffic_sha256: of the traffic file; arrivals: how requests were scheduled; concurrency: workers of a closed loop;
+    rate: requests a second of the others; started: date and time of the run's beginning, ISO 8601, UTC; begin, end:
+    the span that figures are taken from (what is outside warms up or runs out), in nanoseconds since the beginning;
+    stop: as in the traffic; client_cpu: cores' worth of time that the generator used; interrupted: whether the run was
+    ended before its plan was.
+    """
+
+    traffic: str
+    traffic_sha256: str
+    arrivals: Arrivals
+    target: str
+    started: str
+    begin: int
+    end: int
+    concurrency: int | None = None
+    rate: float | None = None
+    stop: str = "ignored"
+    client_cpu: float | None = None
+    interrupted: bool = False
+    schema: str = SCHEMA
+
+
+class RequestEvents(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One request. A moment that did not come is None.
+
+    request: its index in the traffic; scheduled: when the plan says that it should be sent (in a closed loop the moment
+    at which its worker was free); dispatched: when the generator took it up; connected, sent: of its connection and of
+    the last byte of its body; headers, first_byte: of the answer; first_reasoning, first_text: of the first part of
+    the answer that is reasoning, that is text; chunks: of each part of the answer that holds text or reasoning;
+    characters: in each of these; end: of the answer's last byte, or of its failure.
+
+    prompt_tokens, completion_tokens, cached_tokens: as the server's usage counts them; status: of HTTP, 0 where
+    there is no HTTP or no answer; finish: the server's reason; error: what went wrong, None where nothing did;
+    probe: whether the request is a probe whose answer is known; text: the answer, kept for probes and for counting
+    tokens again.
+    """
+
+    request: int
+    scheduled: int
+    dispatched: int
+    connected: int | None = None
+    sent: int | None = None
+    headers: int | None = None
+    first_byte: int | None = None
+    first_reasoning: int | None = None
+    first_text: int | None = None
+    chunks: list[int] = []
+    characters: list[int] = []
+    end: int | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    status: int = 0
+    finish: str | None = None
+    error: str | None = None
+    probe: bool = False
+    text: str | None = None
+
+    @property
+    def completed(self) -> bool:
+        """Whether the answer came to its end."""
+        return self.error is None and self.end is not None and bool(self.chunks)
+
+
+class Events(msgspec.Struct):
+    """A run of the load generator: its head, its requests in the order of their dispatch."""
+
+    head: EventsHead
+    requests: list[RequestEvents]
+
+
+def write_events(events: Events, path: Path) -> None:
+    """Write the events to a file, all of them or none."""
+    write_atomically(path, b"\n".join(_lines(events)) + b"\n")
+
+
+def _lines(events: Events) -> Iterator[bytes]:
+    yield msgspec.json.encode(events.head)
+    for request in events.requests:
+        yield msgspec.json.encode(request)
+
+
+def read_events(path: Path) -> Events:
+    """The events in a file. A last line that was cut off, as by a full disk, is left out.
+
+    Raises ConfigError, naming the file and the line, where it is no file of events.
+    """
+    lines = _complete_lines(path)
+    try:
+        head = msgspec.json.decode(next(lines, b""), type=EventsHead)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{path} is not a file of events: {error}") from error
+    if head.schema != SCHEMA:
+        raise ConfigError(f"{path} has events of schema {head.schema!r}; this version reads {SCHEMA!r}")
+    return Events(head, list(_requests(path, lines)))
+
+
+def _complete_lines(path: Path) -> Iterator[bytes]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    yield from data[: data.rfind(b"\n") + 1].splitlines()
+
+
+def _requests(path: Path, lines: Iterable[bytes]) -> Iterator[RequestEvents]:
+    for number, line in enumerate(lines, start=2):
+        try:
+            yield msgspec.json.decode(line, type=RequestEvents)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise ConfigError(f"{path}, line {number} is not a request's events: {error}") from error

@@ -1,0 +1,246 @@
+"""The load generator: sends the requests of a plan at their moments, and writes down what happens to each.
+
+A closed loop has workers that send their next request when the last one was answered. An open loop sends each request
+at its planned moment whatever became of those before; what is late, because this process was busy, shows as the time
+from `scheduled` to `dispatched`.
+"""
+
+import asyncio
+import gc
+import resource
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+import msgspec
+
+from roofline.bench.load.connection import Address, Connection
+from roofline.bench.load.events import Events, EventsHead, RequestEvents
+from roofline.bench.load.plan import Plan
+from roofline.bench.load.progress import SECONDS_BETWEEN, Progress, Tally
+from roofline.bench.load.schedule import planned_moments
+from roofline.bench.traffic.traffic import Traffic, TrafficRequest
+from roofline.common.units import now_utc
+
+PATHS = {"completions": "/completions", "chat": "/chat/completions"}
+Session = list[int]  # numbers of requests in the traffic, one after the other
+
+
+class Generator:
+    """A run of a plan. key: sent as a bearer token; on_progress: called every half second. Ended early by `stop`, it
+    gives the events up to there."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        traffic: Traffic,
+        key: str | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self._plan, self._traffic = plan, traffic
+        self._address = Address(plan.url, PATHS[plan.route], key)
+        self._idle: list[Connection] = []
+        self._records: list[RequestEvents] = []
+        self._sessions = _sessions(plan, traffic)
+        self._bodies = {n: self._body([], traffic.requests[n]) for session in self._sessions for n in session[:1]}
+        self._origin = 0
+        self._last = 0  # when there was nothing left to send
+        self._probes_sent = 0
+        self._dispatched = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._on_progress = on_progress
+        self._tally = Tally()
+        self.stopped = False
+
+    def clock(self) -> int:
+        """Nanoseconds since the run began."""
+        return time.perf_counter_ns() - self._origin
+
+    def stop(self) -> None:
+        """End the run: what is under way stays unfinished."""
+        self.stopped = True
+        for task in self._tasks:
+            task.cancel()
+
+    async def run(self) -> Events:
+        """Send everything, and return what happened."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.stop)
+        ways: dict[str, Callable[[], Awaitable[None]]] = {"closed": self._closed, "batch": self._batches}
+        started = now_utc()
+        gc.collect()
+        gc.freeze()
+        gc.disable()  # a collection would stand between two moments
+        self._origin, used = time.perf_counter_ns(), _cpu_seconds()
+        reporting = loop.create_task(self._report(used))
+        await ways.get(self._plan.arrivals, self._open)()
+        reporting.cancel()
+        spent, wall = _cpu_seconds() - used, max(self.clock(), 1) / 1e9
+        gc.enable()
+        for connection in self._idle:
+            connection.close()
+        plan, last = self._plan, self._last or self.clock()
+        is_open = plan.arrivals not in ("closed", "batch", "trace")
+        head = EventsHead(
+            traffic=self._traffic.name,
+            traffic_sha256=self._traffic.sha256,
+            arrivals=plan.arrivals,
+            target=plan.url,
+            started=started,
+            begin=0,
+            end=last,
+            concurrency=None if is_open or plan.arrivals == "trace" else plan.concurrency,
+            rate=plan.rate if is_open else None,
+            stop=self._traffic.stop,
+            client_cpu=spent / wall,
+            interrupted=self.stopped,
+        )
+        return Events(head, self._records)
+
+    async def _report(self, used: float) -> None:
+        """Tell how far the run is. used: seconds of the processor before it."""
+        while self._on_progress is not None:
+            await asyncio.sleep(SECONDS_BETWEEN)
+            self._on_progress(self._tally.report(self.clock() / 1e9, _cpu_seconds() - used))
+
+    # The ways to send.
+
+    async def _closed(self) -> None:
+        sessions = iter(self._sessions)
+        await self._gather([self._worker(sessions) for _ in range(self._plan.concurrency)])
+
+    async def _worker(self, sessions: Iterator[Session]) -> None:
+        while not self.stopped and self.clock() < self._plan.seconds * 1e9:
+            session = next(sessions, None)
+            if session is None:
+                break
+            if (probe := self._probe_in_turn()) is not None:
+                await probe
+            await self._converse(session, self.clock())
+        self._last = self._last or self.clock()
+
+    async def _batches(self) -> None:
+        sessions, size = self._sessions, self._plan.concurrency
+        for at in range(0, len(sessions), size):
+            if self.stopped or self.clock() >= self._plan.seconds * 1e9:
+                break
+            now, batch = self.clock(), sessions[at : at + size]
+            probes = [probe for _ in batch if (probe := self._probe_in_turn()) is not None]
+            await self._gather([*(self._converse(session, now) for session in batch), *probes])
+        self._last = self.clock()
+
+    async def _open(self) -> None:
+        firsts = [self._traffic.requests[session[0]] for session in self._sessions]
+        moments = planned_moments(self._plan, firsts)
+        for session, moment in zip(self._sessions, moments, strict=True):
+            if moment > self._plan.seconds * 1e9:
+                break
+            await self._until(moment)
+            if self.stopped:
+                break
+            self._start(self._converse(session, moment))
+            if (probe := self._probe_in_turn()) is not None:
+                self._start(probe)
+        await asyncio.sleep(0)  # what was started last is dispatched
+        self._last = self.clock()
+        await self._gather([])
+
+    async def _until(self, moment: int) -> None:
+        """Sleep until a moment, in short pieces so that a signal is noticed."""
+        while not self.stopped and (rest := moment - self.clock()) > 0:
+            await asyncio.sleep(min(rest / 1e9, 0.25))
+
+    def _start(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _gather(self, work: Sequence[Awaitable[None]]) -> None:
+        """Wait for this work and all that is under way. Raises what failed but for being cancelled."""
+        for each in work:
+            self._start(each)
+        while self._tasks:
+            done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if not task.cancelled():
+                    task.result()
+
+    # Single requests.
+
+    async def _converse(self, session: Session, scheduled: int) -> None:
+        """Send the turns of a session, each when the one before was answered; the first at its planned moment."""
+        plan, history = self._plan, list[dict[str, str]]()
+        for number in session:
+            request = self._traffic.requests[number]
+            body = self._bodies[number] if not history else self._body(history, request)
+            record = RequestEvents(request=number, scheduled=scheduled, dispatched=self.clock())
+            text = await self._send(body, record)
+            if plan.keep_text:
+                record.text = text
+            if record.error is not None:
+                return
+            history += [{"role": "user", "content": request.prompt}, {"role": "assistant", "content": text}]
+            scheduled = self.clock()
+
+    def _probe_in_turn(self) -> Awaitable[None] | None:
+        """The next probe, where it is its turn."""
+        plan, count = self._plan, self._dispatched
+        self._dispatched += 1
+        if not plan.probes or count % plan.probe_every:
+            return None
+        self._probes_sent += 1
+        return self._probe((self._probes_sent - 1) % len(plan.probes))
+
+    async def _probe(self, at: int) -> None:
+        now, probe = self.clock(), self._plan.probes[at]
+        record = RequestEvents(request=at, scheduled=now, dispatched=now, probe=True)
+        record.text = await self._send(self._encode([], probe.prompt, probe.max_tokens, ignored=False), record)
+
+    async def _send(self, body: bytes, record: RequestEvents) -> str:
+        self._records.append(record)
+        tally = self._tally
+        tally.begun += 1
+        tally.slip = record.dispatched - record.scheduled
+        connection = self._idle.pop() if self._idle else Connection(self._address, self.clock)
+        text = await connection.send(body, record, self._plan.timeout)
+        self._idle.append(connection)
+        tally.tokens += record.completion_tokens or len(record.chunks)
+        tally.failed += record.error is not None
+        tally.completed += record.error is None
+        return text
+
+    def _body(self, history: Sequence[dict[str, str]], request: TrafficRequest) -> bytes:
+        return self._encode(history, request.prompt, request.max_tokens, ignored=self._traffic.stop == "ignored")
+
+    def _encode(self, history: Sequence[dict[str, str]], prompt: str, most: int, ignored: bool) -> bytes:
+        content: dict[str, object] = {"model": self._plan.model, "max_tokens": most, "temperature": 0, "stream": True}
+        content["stream_options"] = {"include_usage": True}
+        if ignored:
+            content["ignore_eos"] = True
+        if self._plan.route == "chat":
+            content["messages"] = [*history, {"role": "user", "content": prompt}]
+        else:
+            content["prompt"] = " ".join([*(turn["content"] for turn in history), prompt])
+        return msgspec.json.encode(content)
+
+
+def _sessions(plan: Plan, traffic: Traffic) -> list[Session]:
+    """The requests that are sent, those of a conversation together, in the order of the traffic."""
+    count, sessions, of_conversation = len(traffic.requests), list[Session](), dict[tuple[int, int], Session]()
+    for place in range(plan.first, plan.first + plan.requests):
+        number, lap = place % count, place // count
+        session = traffic.requests[number].session
+        if session is None:
+            sessions.append([number])
+        elif (lap, session) in of_conversation:
+            of_conversation[lap, session].append(number)
+        else:
+            of_conversation[lap, session] = [number]
+            sessions.append(of_conversation[lap, session])
+    return sessions
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime

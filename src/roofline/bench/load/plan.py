@@ -1,0 +1,69 @@
+"""What a load generator is told: one JSON file, so that it can run in a process, or on a machine, of its own."""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from roofline.bench.load.events import Arrivals
+from roofline.common.errors import ConfigError
+
+Route = Literal["completions", "chat"]
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """A prompt whose greedy answer is known. expected: what the idle system answered."""
+
+    prompt: str
+    max_tokens: int
+    expected: str = ""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of the load generator.
+
+    traffic, events: the files that it reads and writes; url: of the API, ending in /v1; first, requests: which requests
+    of the traffic are sent, beginning again at its first one where it ends; seconds: after which no more are sent;
+    timeout: seconds that a request may take.
+
+    concurrency: workers of a closed loop, requests of a batch; rate: requests a second of the other arrivals, of a ramp
+    the last, and rate_from its first; burstiness: shape of the gamma distribution (1 is Poisson, smaller is burstier);
+    seed: of the arrivals; trace_speed: how much faster than recorded a trace is sent.
+
+    probes: sent in turn among the requests, one before each `probe_every` of them; keep_text: of all answers.
+    """
+
+    traffic: str
+    events: str
+    url: str
+    model: str
+    arrivals: Arrivals
+    route: Route = "completions"
+    first: int = 0
+    requests: int = 1
+    seconds: float = 3600.0
+    timeout: float = 600.0
+    concurrency: int = 1
+    rate: float = 1.0
+    rate_from: float = 0.0
+    burstiness: float = 1.0
+    seed: int = 0
+    trace_speed: float = 1.0
+    probes: list[Probe] = []
+    probe_every: int = 16
+    keep_text: bool = False
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan in a file. Raises ConfigError where it is none, or says what cannot be done."""
+    try:
+        plan = msgspec.json.decode(path.read_bytes(), type=Plan)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{path} is no plan of a load: {error}") from error
+    positive = ("requests", "seconds", "timeout", "concurrency", "rate", "burstiness", "trace_speed", "probe_every")
+    for name in positive:
+        if getattr(plan, name) <= 0:
+            raise ConfigError(f"{path}: {name} is {getattr(plan, name)}; give a number above 0")
+    return plan

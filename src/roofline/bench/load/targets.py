@@ -1,0 +1,166 @@
+"""What a load is sent to: a server that runs somewhere, or a server that is started here and ended afterwards."""
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO
+
+import httpx
+
+import roofline
+from roofline.common.errors import ConfigError
+from roofline.common.processes import describe_end
+
+OURS = "roofline:"
+KEY_VARIABLE = "ROOFLINE_API_KEY"  # that servers of ours read their key from
+START_SECONDS = 600.0  # in which a server must be ready
+END_SECONDS = 20.0  # in which a server that is told to end must have ended
+ASK_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server that answers. name: as it was written; url: of its API, ending in /v1; model: that requests name;
+    engine, version: as far as the server tells them; local_model: the model's name here, of a server of ours; pid: of a
+    server that was started here."""
+
+    name: str
+    url: str
+    model: str
+    engine: str = ""
+    version: str = ""
+    local_model: str = ""
+    pid: int | None = None
+
+
+@contextmanager
+def open_target(name: str, model: str | None = None, key: str | None = None) -> Iterator[Target]:
+    """The server that a name means, while the block runs.
+
+    name: an address; ``roofline:MODEL`` with options of `roofline serve` behind it; or the command line of another
+    server, in which {port} stands for a free port of 127.0.0.1 and `python` for this interpreter. model: None takes the
+    first that the server lists.
+
+    Raises ConfigError where the server cannot be started or asked.
+    """
+    if name.startswith(("http://", "https://")):
+        yield _ask(name, name, model, key)
+        return
+    port = _free_port()
+    local, command = "", [sys.executable if part == "python" else part for part in _split(name)]
+    command = [part.replace("{port}", str(port)) for part in command]
+    if name.startswith(OURS):
+        local, *options = _split(name.removeprefix(OURS))
+        command = [sys.executable, "-m", "roofline", "serve", local, "--port", str(port), "--no-access-log", *options]
+    elif "{port}" not in name:
+        raise ConfigError(
+            f"{name!r} is no target: give an address (http://...), roofline:MODEL, or a command line with {{port}}"
+        )
+    with tempfile.TemporaryFile() as output:
+        process = _start(command, output, key)
+        try:
+            url = f"http://127.0.0.1:{port}/v1"
+            _wait(process, url, output, key, local)
+            target = _ask(name, url, model, key)
+            version = roofline.__version__ if local else target.version
+            yield Target(name, url, target.model, target.engine, version, local_model=local, pid=process.pid)
+        finally:
+            _end(process)
+
+
+def _split(text: str) -> list[str]:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is no command line: {error}") from error
+    if not words:
+        raise ConfigError(f"a target is empty: give an address, {OURS}MODEL, or a command line with {{port}}")
+    return words
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _start(command: list[str], output: IO[bytes], key: str | None) -> "subprocess.Popen[bytes]":
+    variables = {**os.environ, KEY_VARIABLE: key or ""}
+    try:
+        # A session of its own: Ctrl-C ends the measurement first, and the server by `_end`.
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=variables, start_new_session=True
+        )
+    except OSError as error:
+        raise ConfigError(f"{command[0]} cannot be started: {error.strerror}") from error
+
+
+def _wait(process: "subprocess.Popen[bytes]", url: str, output: IO[bytes], key: str | None, local: str) -> None:
+    """Wait until a server that was started lists its models, one of ours until it is ready. Raises ConfigError."""
+    ready = f"{url.removesuffix('/v1')}/ready" if local else f"{url}/models"
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ConfigError(f"the server ended at its start ({describe_end(process.returncode)}): {_tail(output)}")
+        try:
+            if httpx.get(ready, headers=_headers(key), timeout=ASK_SECONDS).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.1)
+    raise ConfigError(f"the server was not ready within {START_SECONDS:.0f} s: {_tail(output)}")
+
+
+def _tail(output: IO[bytes]) -> str:
+    output.seek(0)
+    lines = [line for line in output.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    return " / ".join(lines[-3:]) or "it printed nothing"
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a server that was started here, by its id, and what it started by their session's."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _headers(key: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _ask(name: str, address: str, model: str | None, key: str | None) -> Target:
+    """The target at an address, with what it says of itself. Raises ConfigError where it does not answer."""
+    url = address.rstrip("/")
+    url = url if url.endswith("/v1") else f"{url}/v1"
+    try:
+        response = httpx.get(f"{url}/models", headers=_headers(key), timeout=ASK_SECONDS)
+        listed = response.json().get("data") if response.status_code == 200 else None
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, AttributeError) as error:
+        raise ConfigError(f"{address} cannot be asked: {error}; give the address of a running server") from error
+    cards = [card for card in listed or [] if isinstance(card, dict) and card.get("id")]
+    if not cards and model is None:
+        raise ConfigError(f"{url}/models answers {response.status_code} and lists no model: name one with --model")
+    owner = str(cards[0].get("owned_by", "")) if cards else ""
+    return Target(name, url, model or str(cards[0]["id"]), owner, _version(url, key))
+
+
+def _version(url: str, key: str | None) -> str:
+    """As the route /version of vLLM and others tells it."""
+    try:
+        answer = httpx.get(f"{url.removesuffix('/v1')}/version", headers=_headers(key), timeout=ASK_SECONDS)
+        return str(answer.json()["version"]) if answer.status_code == 200 else ""
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return ""

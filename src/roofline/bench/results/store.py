@@ -1,0 +1,63 @@
+"""Files of results: points appended as they are measured, so that a run that is ended early leaves a valid file."""
+
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from roofline.bench.results.point import SCHEMA, Point
+from roofline.common.errors import ConfigError
+
+
+def with_id(point: Point) -> Point:
+    """The point with the hash of all else that it says as its id."""
+    return msgspec.structs.replace(point, id=hashlib.sha256(msgspec.json.encode(_without_id(point))).hexdigest()[:32])
+
+
+def _without_id(point: Point) -> Point:
+    return msgspec.structs.replace(point, id="")
+
+
+def append_points(points: Iterable[Point], path: Path) -> None:
+    """Add points, with their ids, at the end of a file of results; what is in it already stays as it is.
+
+    Raises ConfigError where the file cannot be written, OSError where the disk is full.
+    """
+    lines = b"".join(msgspec.json.encode(with_id(point)) + b"\n" for point in points)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as stream:
+            stream.write(lines)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except (PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError) as error:
+        raise ConfigError(f"results cannot be written to {path}: {error.strerror}; name another file") from error
+
+
+def read_points(path: Path) -> list[Point]:
+    """The points in a file. A last line without its end, of a run that was killed, is left out.
+
+    Raises ConfigError, naming file and line, where it is no file of results or of another schema, or where a point was
+    changed after it was written (its id no longer fits).
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    return [
+        _point(path, number, line) for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1)
+    ]
+
+
+def _point(path: Path, number: int, line: bytes) -> Point:
+    try:
+        point = msgspec.json.decode(line, type=Point)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{path}, line {number} is no measured point: {error}") from error
+    if point.schema != SCHEMA:
+        raise ConfigError(f"{path}, line {number} has schema {point.schema!r}; this version reads {SCHEMA!r}")
+    if point.id != with_id(point).id:
+        raise ConfigError(f"{path}, line {number}: the point was changed after it was measured (its id does not fit)")
+    return point

@@ -1,0 +1,1 @@
+"""Servers under load: curves, sweeps, decoding and comparisons, each a series of measured points."""

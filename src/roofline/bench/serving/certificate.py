@@ -1,0 +1,136 @@
+"""The client's certificate: what the load generator adds to latencies, measured against a server that computes nothing.
+
+The null server writes into each chunk when it had the request and when it wrote the chunk, by the clock that the
+generator reads too. What is left of a latency is the generator's, the sockets' and the event loops' share. A load at
+which that is more than MOST_ADDED_MS, or for which the generator needs most of a core, is not trusted.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from roofline.bench.load.events import Events, RequestEvents
+from roofline.bench.load.plan import Plan
+from roofline.bench.load.run import run_plan
+from roofline.bench.results.statistics import Interval, Values, percentile_interval
+from roofline.bench.traffic.traffic import Traffic, TrafficRequest, write_traffic
+from roofline.common.errors import ConfigError
+
+MOST_ADDED_MS = 1.0  # to the median time to the first token
+MOST_CPU = 0.8  # of a core
+FIRST_MS, GAP_MS, CHUNKS = 20.0, 10.0, 32  # the cadence of the null server
+SECONDS = 1.5  # of a measurement
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What the generator added at so many streams, in milliseconds: medians, the first with its 95 % interval.
+
+    streams: the most that it is trusted with, 0 where that is none; rate: requests a second that it sent then; cpu: of
+    a core that it used.
+    """
+
+    streams: int
+    rate: float
+    ttft_added_ms: float
+    ttft_interval: Interval | None
+    gap_added_ms: float
+    cpu: float
+
+    @property
+    def holds(self) -> bool:
+        return self.ttft_added_ms < MOST_ADDED_MS and self.cpu < MOST_CPU
+
+
+def certify(streams: int) -> Certificate:
+    """The certificate for a load of so many streams, or, where the generator cannot be trusted with it, of the most
+    that it can: half as many are tried until that holds."""
+    while True:
+        measured = _measure(streams)
+        if measured.holds or streams == 1:
+            return measured if measured.holds else replace(measured, streams=0, rate=0.0)
+        streams //= 2
+
+
+@contextmanager
+def null_server(first_ms: float = FIRST_MS, gap_ms: float = GAP_MS) -> Iterator[str]:
+    """The address of a null server, in a process of its own, while the block runs."""
+    words = ["--first-ms", str(first_ms), "--gap-ms", str(gap_ms), "--parent", str(os.getpid())]
+    command = [sys.executable, "-m", "roofline.bench.load.null_server", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None, "a pipe was asked for"
+    try:
+        port = process.stdout.readline().strip()
+        if not port:
+            raise ConfigError(
+                "the null server did not start; run `python -m roofline.bench.load.null_server` to see why"
+            )
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
+def _measure(streams: int) -> Certificate:
+    laps = max(2, round(SECONDS * 1e3 / (FIRST_MS + GAP_MS * (CHUNKS - 1))))
+    requests = [TrafficRequest(prompt="a b c", prompt_tokens=3, max_tokens=CHUNKS)] * (streams * laps)
+    traffic = Traffic(
+        name="null", version=1, seed=0, stop="ignored", source="the client's certificate", requests=requests
+    )
+    with tempfile.TemporaryDirectory(prefix="roofline-certificate-") as folder, null_server() as url:
+        path = Path(folder) / "traffic.jsonl"
+        write_traffic(traffic, path)
+        events = run_plan(
+            Plan(
+                traffic=str(path),
+                events=str(Path(folder) / "events.jsonl"),
+                url=url,
+                model="null",
+                arrivals="closed",
+                concurrency=streams,
+                requests=len(requests),
+                keep_text=True,
+            )
+        )
+    if events.head.interrupted:
+        raise KeyboardInterrupt
+    return _certificate(events, streams)
+
+
+def _certificate(events: Events, streams: int) -> Certificate:
+    completed = [request for request in events.requests if request.completed]
+    if not completed:
+        raise ConfigError("the load generator got no answer from the null server: is 127.0.0.1 reachable here?")
+    ttft, gaps = added(completed)
+    seconds = max(request.end or 0 for request in completed) / 1e9
+    return Certificate(
+        streams=streams,
+        rate=len(completed) / seconds,
+        ttft_added_ms=float(np.median(ttft)),
+        ttft_interval=percentile_interval(ttft, 0.5),
+        gap_added_ms=float(np.median(gaps)) if len(gaps) else 0.0,
+        cpu=events.head.client_cpu or 0.0,
+    )
+
+
+def added(requests: list[RequestEvents]) -> tuple[Values, Values]:
+    """Milliseconds that were added to each first chunk, and by which each gap between chunks differs from the gap at
+    which the null server wrote them."""
+    ttft: list[float] = []
+    gaps: list[Values] = []
+    for request in requests:
+        moments = [word.partition(".")[::2] for word in (request.text or "").split()]
+        received = int(moments[0][0])
+        written = np.array([int(moment) for _, moment in moments], dtype=np.int64)
+        seen = np.array(request.chunks, dtype=np.int64)
+        ttft.append((request.chunks[0] - request.dispatched - int(written[0] - received)) * 1e-6)
+        gaps.append(np.abs(np.diff(seen) - np.diff(written)) * 1e-6)
+    return np.array(ttft), np.concatenate(gaps)

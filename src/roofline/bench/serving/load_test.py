@@ -1,0 +1,161 @@
+"""A load test: what is the same for all of its points, and how a point is measured."""
+
+import hashlib
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from roofline.bench.load.events import Events, write_events
+from roofline.bench.load.plan import Plan, Probe, Route
+from roofline.bench.load.run import OnProgress, run_plan
+from roofline.bench.load.targets import Target, open_target
+from roofline.bench.results.limits import ModelLimits, limits_here
+from roofline.bench.results.metrics import OBJECTIVES, Objective
+from roofline.bench.results.point import Host, Point
+from roofline.bench.results.store import append_points
+from roofline.bench.serving.certificate import Certificate, certify
+from roofline.bench.serving.probes import answered_probes
+from roofline.bench.serving.recount import tokenizer_of
+from roofline.bench.serving.surroundings import this_host
+from roofline.bench.traffic.traffic import Traffic, write_traffic
+from roofline.common.errors import ConfigError
+from roofline.common.names import unknown
+
+if TYPE_CHECKING:
+    from roofline.text.tokenizers.tokenizer import Tokenizer
+
+WARM_UP = 2  # requests before the first point: compiling and filling buffers are no part of a load
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a target is measured.
+
+    target: as `open_target` takes it; label: what readers call it; model: that requests name; model_here: a model of
+    this machine that the target runs, for its limit; results: file that points are added to; events: folder that the
+    raw events are kept in; objective: name of what a service promises; probe: whether probes are sent; certify:
+    whether the client is measured first.
+    """
+
+    target: str
+    label: str = ""
+    model: str | None = None
+    model_here: str = ""
+    key: str | None = field(default=None, repr=False)
+    route: Route = "completions"
+    results: Path | None = None
+    events: Path | None = None
+    objective: str = ""
+    probe: bool = True
+    certify: bool = True
+    timeout: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.objective and self.objective not in OBJECTIVES:
+            raise ConfigError(unknown("objective", self.objective, OBJECTIVES))
+
+    @property
+    def promise(self) -> Objective | None:
+        return OBJECTIVES[self.objective] if self.objective else None
+
+
+@dataclass
+class LoadTest:
+    """A target that runs, and all that its points share. run: their common name; traffic_path: the traffic's file, in
+    a folder that is removed at the end; tokenizer: of the model, where it is here; sent: requests of the traffic that
+    were sent already; on_progress: called every half second while a load runs."""
+
+    settings: Settings
+    target: Target
+    traffic: Traffic
+    folder: Path
+    host: Host
+    certificate: Certificate | None
+    limits: ModelLimits | None
+    tokenizer: "Tokenizer | None" = None
+    run: str = field(default_factory=lambda: secrets.token_hex(6))
+    probes: list[Probe] = field(default_factory=list)
+    points: int = 0
+    sent: int = 0
+    on_progress: OnProgress | None = None
+
+    @property
+    def traffic_path(self) -> Path:
+        return self.folder / "traffic.jsonl"
+
+    def plan(self, requests: int, **load: object) -> Plan:
+        """A plan that sends the next requests of the traffic. load: fields of `Plan` that say how."""
+        plan = Plan(
+            traffic=str(self.traffic_path),
+            events=str(self.folder / f"events-{self.points}.jsonl"),
+            url=self.target.url,
+            model=self.target.model,
+            arrivals="closed",
+            route=self.settings.route,
+            first=self.sent,
+            requests=requests,
+            timeout=self.settings.timeout,
+            probes=self.probes,
+            keep_text=self.tokenizer is not None,
+        )
+        return msgspec.structs.replace(plan, **load)
+
+    def send(self, plan: Plan) -> Events:
+        """Run a plan; its requests count as sent."""
+        self.sent += plan.requests
+        return run_plan(plan, self.settings.key, self.on_progress)
+
+    def keep(self, point: Point, events: Events) -> Point:
+        """Add a point to the file of results, and its events to their folder. Returns the point as it is kept."""
+        self.points += 1
+        if self.settings.events is not None:
+            point = _with_events(point, events, self.settings.events / f"{self.run}-{self.points}.jsonl")
+        if self.settings.results is not None:
+            append_points([point], self.settings.results)
+        return point
+
+
+@contextmanager
+def open_load_test(settings: Settings, traffic: Traffic, streams: int) -> Iterator[LoadTest]:
+    """A load test of up to so many streams at a time: the target is started, its limit found, the client certified,
+    and the answers of probes asked for, in this order.
+
+    Raises ConfigError where one of these is not possible.
+    """
+    host = this_host()
+    with (
+        TemporaryDirectory(prefix="roofline-load-") as folder,
+        open_target(settings.target, settings.model, settings.key) as target,
+    ):
+        write_traffic(traffic, Path(folder) / "traffic.jsonl")
+        model = settings.model_here or target.local_model
+        limits = limits_here(model) if model else None
+        certificate = certify(streams) if settings.certify else None
+        tokenizer = tokenizer_of(model) if model else None
+        test = LoadTest(settings, target, traffic, Path(folder), host, certificate, limits, tokenizer)
+        if settings.probe:
+            test.probes = answered_probes(test.plan(1), test.folder, settings.key)
+        warm_up = test.send(test.plan(WARM_UP, probes=[]))
+        errors = [request.error for request in warm_up.requests if request.error]
+        if warm_up.head.interrupted:
+            raise KeyboardInterrupt
+        if errors:
+            raise ConfigError(f"{settings.target} does not answer: {errors[0]}")
+        yield test
+
+
+def _with_events(point: Point, events: Events, path: Path) -> Point:
+    """The point with its events written to a file of their own."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_events(events, path)
+    except OSError as error:
+        raise ConfigError(f"events cannot be written to {path}: {error.strerror}; name another folder") from error
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return msgspec.structs.replace(point, events=str(path), events_sha256=digest)

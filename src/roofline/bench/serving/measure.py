@@ -1,0 +1,210 @@
+"""A point from the events of a load: figures, limit, what the client can be trusted with, what is wrong or missing."""
+
+from typing import Literal
+
+import numpy as np
+
+import roofline
+from roofline.bench.load.events import Events, RequestEvents
+from roofline.bench.load.plan import Plan
+from roofline.bench.results.limits import Demand, limit_of
+from roofline.bench.results.metrics import (
+    NS_MS,
+    Span,
+    answer_tokens,
+    counts,
+    figures,
+    goodput,
+    lengths,
+    measured,
+    measured_span,
+    most_in_flight,
+)
+from roofline.bench.results.point import (
+    Client,
+    Figure,
+    Kind,
+    Limit,
+    Load,
+    Point,
+    System,
+    Validity,
+    Window,
+    Workload,
+)
+from roofline.bench.results.statistics import values_needed
+from roofline.bench.serving.load_test import LoadTest
+from roofline.bench.serving.probes import fidelity
+from roofline.bench.serving.recount import miscounted
+from roofline.bench.serving.surroundings import devices_of
+from roofline.common.units import now_utc
+
+Grade = Literal["A", "B", "C", "D"]
+MOST_CPU = 0.8  # of a core, that a trusted client uses
+MOST_SLIP = 0.05  # of the median latency, that 1 % of the requests are sent late
+
+
+def measure(test: LoadTest, kind: Kind, plan: Plan) -> Point:
+    """Send a plan's load, and keep the point. Raises ImpossibleResult for a figure beyond the limit, which is not
+    kept, and KeyboardInterrupt after Ctrl-C, when the point of what was sent by then is kept."""
+    events = test.send(plan)
+    point = test.keep(point_of(test, kind, plan, events), events)
+    if events.head.interrupted:
+        raise KeyboardInterrupt
+    return point
+
+
+def point_of(test: LoadTest, kind: Kind, plan: Plan, events: Events) -> Point:
+    """The point of a load's events."""
+    span, head = measured_span(events), events.head
+    metrics = figures(events, span)
+    if test.settings.promise is not None:
+        metrics |= goodput(events, test.settings.promise, span)
+    client, load = _client(test, events, metrics), _load(events)
+    limit = _limit(test, events, metrics)
+    flags = _flags(test, plan, events, metrics, client)
+    counted = counts(events)
+    counted.miscounted = miscounted(events, test.tokenizer)
+    if counted.miscounted:
+        flags.append(f"answers with other counts of tokens: {counted.miscounted}")
+    last = max([head.end, *(request.end or 0 for request in events.requests)])
+    return Point(
+        id="",
+        run=test.run,
+        kind=kind,
+        preset=f"{test.traffic.name}@{test.traffic.version}",
+        started=head.started,
+        ended=now_utc(),
+        system=_system(test),
+        host=test.host,
+        devices=devices_of(test.limits),
+        workload=_workload(test, events),
+        load=load,
+        client=client,
+        window=Window(
+            method="MSER on the latency of requests",
+            warm_up_s=span.begin / 1e9,
+            measured_s=span.seconds,
+            cool_down_s=(last - span.end) / 1e9,
+        ),
+        counts=counted,
+        metrics=metrics,
+        validity=Validity(grade=_grade(test, limit, client, metrics), flags=flags),
+        limit=limit,
+        fidelity=fidelity(events, test.probes),
+        extra={"most_in_flight": most_in_flight(events)},
+    )
+
+
+def _system(test: LoadTest) -> System:
+    target = test.target
+    return System(
+        label=test.settings.label or target.engine or target.name,
+        target=target.name,
+        engine=target.engine,
+        version=target.version,
+        model=target.model,
+        weight_bytes=test.limits.weight_bytes if test.limits else 0,
+    )
+
+
+def _workload(test: LoadTest, events: Events) -> Workload:
+    completed = [request for request in measured(events) if request.completed]
+    cached = [request.cached_tokens for request in completed if request.cached_tokens is not None]
+    requests = test.traffic.requests
+    prompts = [
+        requests[each.request].prompt_tokens if each.prompt_tokens is None else each.prompt_tokens for each in completed
+    ]
+    return Workload(
+        name=test.traffic.name,
+        sha256=events.head.traffic_sha256,
+        requests=len(measured(events)),
+        prompt=lengths(prompts),
+        answer=lengths([answer_tokens(each) for each in completed]),
+        stop=test.traffic.stop,
+        prefix_cache="unknown" if not cached else "warm" if any(cached) else "cold",
+    )
+
+
+def _slips(events: Events) -> list[float]:
+    """Milliseconds that requests were sent after their planned moments."""
+    return [(each.dispatched - each.scheduled) * NS_MS for each in measured(events)]
+
+
+def _load(events: Events) -> Load:
+    head, requests = events.head, measured(events)
+    slips = _slips(events) or [0.0]
+    span = Span(0, head.end)
+    return Load(
+        arrivals=head.arrivals,
+        concurrency=head.concurrency,
+        offered=head.rate,
+        achieved=sum(each.dispatched <= head.end for each in requests) / span.seconds,
+        slip_p50_ms=float(np.quantile(slips, 0.5)),
+        slip_p99_ms=float(np.quantile(slips, 0.99)),
+    )
+
+
+def _client(test: LoadTest, events: Events, metrics: dict[str, Figure]) -> Client:
+    certificate, cpu = test.certificate, events.head.client_cpu or 0.0
+    if certificate is None:
+        return Client(version=roofline.__version__, cpu=cpu)
+    latency = metrics["e2e"].mean if "e2e" in metrics else None
+    late = np.quantile(_slips(events), 0.99) > MOST_SLIP * latency if latency else False
+    within = most_in_flight(events) <= certificate.streams and _request_rate(metrics) <= certificate.rate
+    return Client(
+        version=roofline.__version__,
+        cpu=cpu,
+        ttft_added_ms=certificate.ttft_added_ms,
+        ttft_added_ci=certificate.ttft_interval,
+        gap_added_ms=certificate.gap_added_ms,
+        most_rate=certificate.rate,
+        most_streams=certificate.streams,
+        trusted=bool(within and cpu <= MOST_CPU and not late),
+    )
+
+
+def _request_rate(metrics: dict[str, Figure]) -> float:
+    return (metrics["request_rate"].value or 0.0) if "request_rate" in metrics else 0.0
+
+
+def _limit(test: LoadTest, events: Events, metrics: dict[str, Figure]) -> Limit | None:
+    completed = [request for request in events.requests if request.completed]
+    if test.limits is None or not completed or "answer_rate" not in metrics:
+        return None
+    return limit_of(test.limits, demand_of(completed, most_in_flight(events)), metrics["answer_rate"].value or 0.0)
+
+
+def demand_of(completed: list[RequestEvents], sequences: int) -> Demand:
+    """The mean of what requests asked for; prompt tokens that came from a cache were not computed."""
+    prompts = [(each.prompt_tokens or 0) - (each.cached_tokens or 0) for each in completed]
+    return Demand(float(np.mean(prompts)), float(np.mean([answer_tokens(each) for each in completed])), sequences)
+
+
+def _flags(test: LoadTest, plan: Plan, events: Events, metrics: dict[str, Figure], client: Client) -> list[str]:
+    """What a reader must know before he believes the point."""
+    counted, flags = counts(events), []
+    if events.head.interrupted:
+        flags.append("interrupted")
+    if test.certificate is None:
+        flags.append("client not certified")
+    elif not client.trusted:
+        flags.append("client bound")
+    if "e2e" not in metrics or metrics["e2e"].n < values_needed(0.99):
+        flags.append("too few requests for p99")
+    if plan.first + plan.requests > len(test.traffic.requests):
+        flags.append("traffic repeated")
+    if counted.failed:
+        flags.append(f"requests failed: {counted.failed}")
+    if counted.tokens_by == "chunks":
+        flags.append("tokens counted as parts of the answer")
+    if all(request.cached_tokens is None for request in events.requests):
+        flags.append("cache not known")
+    return flags
+
+
+def _grade(test: LoadTest, limit: Limit | None, client: Client, metrics: dict[str, Figure]) -> Grade:
+    """A where nothing is missing that a reader needs to measure the same again, one letter lower for each that is."""
+    missing = [not test.target.version, limit is None, not client.trusted, "e2e" not in metrics or metrics["e2e"].n < 5]
+    grades: tuple[Grade, ...] = ("A", "B", "C", "D")
+    return grades[min(sum(missing), 3)]

@@ -1,0 +1,55 @@
+"""What a point says of the machine: the host, its devices, and what else runs on it."""
+
+import platform
+import time
+from pathlib import Path
+
+from roofline.bench.results.limits import ModelLimits
+from roofline.bench.results.point import Device, Host
+from roofline.common.files import text_of
+from roofline.common.units import now_utc
+from roofline.hardware.detect import detect
+
+LOAD_SECONDS = 0.3  # over which the load of other programs is measured
+
+
+def this_host() -> Host:
+    """This machine, with the load of other programs over a moment in which this one sleeps."""
+    machine, before = detect(), _busy_seconds()
+    begin = time.monotonic()
+    time.sleep(LOAD_SECONDS)
+    load = max(0.0, _busy_seconds() - before) / (time.monotonic() - begin)
+    return Host(
+        chip=machine.chip,
+        cores=machine.usable_cores,
+        memory_bytes=machine.memory_total or 0,
+        system=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        governor=text_of(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")) or "",
+        load=round(load, 2),
+    )
+
+
+def devices_of(limits: ModelLimits | None) -> list[Device]:
+    """The CPU with its measured roofs, where a limit is known; else nothing says what the system runs on."""
+    if limits is None:
+        return []
+    roofs, machine = limits.roofs, detect()
+    return [
+        Device(
+            name=machine.chip,
+            vendor=machine.vendor,
+            measured_flops=roofs.bf16_flops,
+            measured_bytes_per_s=roofs.reads[-1][1],
+            measured_at=roofs.measured or now_utc(),
+        )
+    ]
+
+
+def _busy_seconds() -> float:
+    """Of all cores together, since the machine started; 0 where the system does not say."""
+    line = (text_of(Path("/proc/stat")) or "").partition("\n")[0].split()
+    if len(line) < 8:
+        return 0.0
+    user, nice, system, _, _, irq, softirq = (int(field) for field in line[1:8])
+    return (user + nice + system + irq + softirq) / 100

@@ -1,0 +1,169 @@
+"""Two systems compared in turns: blocks in the order A B B A with the same requests and arrivals, until it is decided.
+
+A round is four blocks. The two halves send the next requests of the traffic each, to one system and then to the other,
+so that neither sees a request twice; a drift of the machine that is even over a round cancels in the round's ratio.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from roofline.bench.load.events import Events, RequestEvents
+from roofline.bench.load.plan import Plan
+from roofline.bench.results.compare import LOOKS, Decision, Sequential
+from roofline.bench.results.metrics import answer_tokens, measured
+from roofline.bench.results.point import Point
+from roofline.bench.serving.load_test import LoadTest
+from roofline.bench.serving.measure import point_of
+from roofline.common.errors import ConfigError
+
+By = Literal["throughput", "latency"]
+_MOMENTS = (
+    "scheduled",
+    "dispatched",
+    "connected",
+    "sent",
+    "headers",
+    "first_byte",
+    "first_reasoning",
+    "first_text",
+    "end",
+)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How systems are compared. requests: of a block; concurrency: workers of a closed loop; rate: requests a second
+    of a Poisson process instead; by: what decides; margin: a difference that does not matter; rounds: at most."""
+
+    requests: int
+    concurrency: int = 1
+    rate: float | None = None
+    by: By = "throughput"
+    margin: float = 0.03
+    rounds: int = LOOKS[-1]
+
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """The rounds after which it may be decided, the last of them the budget."""
+        return (*(look for look in LOOKS if look < self.rounds), self.rounds)
+
+
+@dataclass
+class Comparison:
+    """What was measured of A and B by now. events: of all blocks of each, one after the other."""
+
+    throughput: Sequential
+    latency: Sequential
+    by: By
+    events: dict[str, list[Events]] = field(default_factory=lambda: {"A": [], "B": []})
+    decision: Decision | None = None
+    interrupted: bool = False
+
+    @property
+    def verdict(self) -> Decision:
+        return self.decision or self.deciding.decision()
+
+    @property
+    def deciding(self) -> Sequential:
+        return self.throughput if self.by == "throughput" else self.latency
+
+
+def compare(a: LoadTest, b: LoadTest, terms: Terms, on_round: Callable[[Comparison], None]) -> Comparison:
+    """Run rounds until they decide, or the budget is used up. on_round: called after each of them.
+
+    Raises ConfigError where a request fails: the blocks would not be the same. After Ctrl-C what there is.
+    """
+    tests = {"A": a, "B": b}
+    comparison = Comparison(Sequential(terms.margin, terms.looks), Sequential(terms.margin, terms.looks), terms.by)
+    for number in range(terms.rounds):
+        rates: dict[str, list[float]] = {"A": [], "B": []}
+        delays: dict[str, list[float]] = {"A": [], "B": []}
+        for block, name in enumerate("ABBA"):
+            events = tests[name].send(_plan(tests[name], terms, first=(2 * number + block // 2) * terms.requests))
+            if events.head.interrupted:
+                comparison.interrupted = True
+                return comparison
+            _check(name, events)
+            comparison.events[name].append(events)
+            rates[name].append(block_rate(events))
+            delays[name].append(block_latency(events))
+        latency = comparison.latency.add(*(_middle(delays[name]) for name in "AB"))
+        throughput = comparison.throughput.add(*(_middle(rates[name]) for name in "AB"))
+        comparison.decision = throughput if terms.by == "throughput" else latency
+        on_round(comparison)
+        if comparison.decision is not None:
+            break
+    return comparison
+
+
+def _plan(test: LoadTest, terms: Terms, first: int) -> Plan:
+    if terms.rate is None:
+        plan = test.plan(terms.requests, concurrency=terms.concurrency, probes=[])
+    else:
+        plan = test.plan(terms.requests, arrivals="poisson", rate=terms.rate, seed=first, probes=[])
+    return msgspec.structs.replace(plan, first=first)
+
+
+def _check(name: str, events: Events) -> None:
+    errors = [request.error for request in events.requests if request.error]
+    if errors:
+        raise ConfigError(f"{len(errors)} requests of a block to {name} failed, the first with: {errors[0]}")
+
+
+def _middle(values: list[float]) -> float:
+    """The geometric mean."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def block_rate(events: Events) -> float:
+    """Answer tokens of a block a second, from its first request to its last answer's end."""
+    requests = [request for request in measured(events) if request.end is not None]
+    seconds = max(request.end or 0 for request in requests) - min(request.dispatched for request in requests)
+    return sum(answer_tokens(request) for request in requests) / (seconds / 1e9)
+
+
+def block_latency(events: Events) -> float:
+    """The mean time of a block's requests from their planned moments to their answers' ends, in milliseconds."""
+    ends = [(request.end or 0) - request.scheduled for request in measured(events)]
+    return float(np.mean(ends)) / 1e6
+
+
+def points(a: LoadTest, b: LoadTest, terms: Terms, comparison: Comparison) -> list[Point]:
+    """A point of each side over all of its blocks, with the ratios, and kept in the results."""
+    kept = []
+    for name, test in (("A", a), ("B", b)):
+        if not comparison.events[name]:
+            continue
+        events = one_after_the_other(comparison.events[name])
+        point = point_of(test, "compare", _plan(test, terms, 0), events)
+        extra = {**point.extra, "side": name, "by": terms.by, "margin": terms.margin}
+        if comparison.throughput.a:
+            extra["verdict"] = comparison.verdict.verdict
+            for what, ratios in (("throughput", comparison.throughput), ("latency", comparison.latency)):
+                ratio = ratios.decision().ratio
+                extra |= {f"{what}_ratio": ratio.ratio, f"{what}_low": ratio.low, f"{what}_high": ratio.high}
+            extra["rounds"] = len(comparison.throughput.a)
+        window = msgspec.structs.replace(point.window, repeats=len(comparison.events[name]), order="ABBA")
+        point = msgspec.structs.replace(point, run=a.run, window=window, extra=extra)
+        kept.append(test.keep(point, events))
+    return kept
+
+
+def one_after_the_other(blocks: list[Events]) -> Events:
+    """Blocks as one run: each begins when the one before has ended."""
+    requests: list[RequestEvents] = []
+    start = 0
+    for block in blocks:
+        requests += [_shifted(request, start) for request in block.requests]
+        start += max((request.end or 0) for request in block.requests)
+    return Events(msgspec.structs.replace(blocks[0].head, begin=0, end=start), requests)
+
+
+def _shifted(request: RequestEvents, by: int) -> RequestEvents:
+    moments = {name: None if (at := getattr(request, name)) is None else at + by for name in _MOMENTS}
+    return msgspec.structs.replace(request, **moments, chunks=[at + by for at in request.chunks])

@@ -1,0 +1,1 @@
+"""Traffic: which requests a load test sends, as files whose bytes are the same on every machine."""

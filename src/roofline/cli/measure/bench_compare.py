@@ -1,0 +1,99 @@
+"""roofline bench compare: which of two servers is faster, by blocks in turns, with an interval that holds."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from roofline.cli.measure.load_options import TARGET_HELP, LoadTestOptions
+from roofline.cli.options import AsJson
+from roofline.cli.output import console, print_json
+from roofline.cli.parser import Argument
+from roofline.common.options import Options, option
+
+if TYPE_CHECKING:
+    from roofline.bench.results.compare import Decision
+    from roofline.bench.serving.versus import Comparison
+
+
+@dataclass(frozen=True)
+class CompareOptions(Options):
+    """How two servers are compared."""
+
+    label_b: str = option("", "What reports call B; --label is A's.", topic="Results")
+    concurrency: int = option(4, "Workers of the closed loop.", minimum=1, unit="requests")
+    rate: float | None = option(None, "Send at random moments instead, so many requests a second.", minimum=0.001)
+    block: int = option(16, "Requests of a block.", minimum=1, unit="requests")
+    by: Literal["throughput", "latency"] = option("throughput", "What decides.")
+    margin: float = option(3.0, "A smaller difference is none, in percent.", minimum=0.1, maximum=50)
+    rounds: int = option(28, "At most; a round is the blocks A B B A.", minimum=2, unit="rounds")
+
+
+def command(
+    a: Annotated[str, Argument(TARGET_HELP)],
+    b: Annotated[str, Argument("Another one.")],
+    options: LoadTestOptions,
+    compared: CompareOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two servers that run at the same time, in blocks A B B A with the same requests and arrivals.
+
+    It ends when the interval of the ratio excludes 1, when it lies within --margin of 1 (no difference), or when the
+    rounds are used up. The interval holds although it is looked at several times. Traffic: typical.
+    """
+    from roofline.bench.serving.load_test import WARM_UP, open_load_test
+    from roofline.bench.serving.versus import Terms, compare, points
+
+    terms = Terms(
+        requests=compared.block,
+        concurrency=compared.concurrency,
+        rate=compared.rate,
+        by=compared.by,
+        margin=compared.margin / 100,
+        rounds=compared.rounds,
+    )
+    traffic = options.traffic_of(WARM_UP + 2 * terms.requests * terms.rounds, "typical")
+    streams = terms.concurrency if terms.rate is None else terms.requests
+    settings = options.settings(a)
+    with ExitStack() as stack:
+        first = stack.enter_context(open_load_test(replace(settings, label=settings.label or "A"), traffic, streams))
+        other = replace(settings, target=b, label=compared.label_b or "B", certify=False)
+        second = stack.enter_context(open_load_test(other, traffic, streams))
+        second.certificate = first.certificate
+        comparison = compare(first, second, terms, lambda so_far: None if as_json else _tell_round(so_far))
+        points(first, second, terms, comparison)
+    if not comparison.throughput.a:
+        raise KeyboardInterrupt
+    if as_json:
+        print_json(_record(comparison))
+        return
+    out = console()
+    out.print(f"by {terms.by}: {comparison.verdict.sentence}", style="bold", highlight=False)
+    for what, ratios in (("throughput", comparison.throughput), ("latency", comparison.latency)):
+        out.print(f"{what}: {_figures(ratios.decision())}", highlight=False)
+    if comparison.interrupted:
+        raise KeyboardInterrupt
+
+
+def _tell_round(comparison: "Comparison") -> None:
+    rounds = len(comparison.throughput.a)
+    figures = ", ".join(
+        f"{what} {_figures(ratios.decision())}"
+        for what, ratios in (("throughput", comparison.throughput), ("latency", comparison.latency))
+        if rounds > 1
+    )
+    console().print(f"round {rounds}: {figures or 'measured'}", highlight=False)
+
+
+def _figures(decision: "Decision") -> str:
+    ratio = decision.ratio
+    return f"B/A {ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+
+
+def _record(comparison: "Comparison") -> dict[str, object]:
+    ratios = {"throughput": comparison.throughput.decision().ratio, "latency": comparison.latency.decision().ratio}
+    return {
+        "verdict": comparison.verdict.verdict,
+        "by": comparison.by,
+        "rounds": len(comparison.throughput.a),
+        **{name: {"ratio": each.ratio, "low": each.low, "high": each.high} for name, each in ratios.items()},
+    }

@@ -1,0 +1,33 @@
+"""roofline bench sweep: more and more requests at a time, until a server is saturated or fails."""
+
+from typing import Annotated
+
+from roofline.cli.measure.load_options import FOOTNOTE, TARGET_HELP, LoadTestOptions, tell_points
+from roofline.cli.options import AsJson
+from roofline.cli.output import console
+from roofline.cli.parser import Argument
+from roofline.common.options import Option
+
+
+def command(
+    target: Annotated[str, Argument(TARGET_HELP)],
+    options: LoadTestOptions,
+    concurrency: Annotated[int, Option("The most at a time.", minimum=1, unit="requests")] = 2048,
+    requests: Annotated[int, Option("Of each worker at a level.", minimum=1, unit="requests")] = 2,
+    fewest: Annotated[int, Option("At every level, however few workers it has.", minimum=1, unit="requests")] = 16,
+    seconds: Annotated[float, Option("After which a level sends no more.", minimum=0.1, unit="seconds")] = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Double the requests at a time until two levels in turn bring less than 3 % more, or 1 % fail. Traffic: dell.
+
+    Each prompt is another variant of a pool's templates behind a salt of its own, so that no cache answers it.
+    """
+    from roofline.bench.serving.load_test import WARM_UP, open_load_test
+    from roofline.bench.serving.series import Sizes, levels, sweep
+
+    sizes = Sizes(requests, fewest, seconds)
+    traffic = options.traffic_of(WARM_UP + sum(sizes.of(level) for level in levels(concurrency)), "dell")
+    with open_load_test(options.settings(target), traffic, concurrency) as test:
+        tell_points(test, sweep(test, concurrency, sizes), as_json)
+    if not as_json:
+        console().print(FOOTNOTE, style="dim", highlight=False)

@@ -1,0 +1,137 @@
+"""The generator, the null server and targets as processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from roofline.bench.load.events import read_events
+from roofline.bench.load.plan import read_plan
+from roofline.bench.load.run import run_plan
+from roofline.bench.load.targets import open_target
+from roofline.bench.serving.certificate import added, certify, null_server
+from roofline.common.errors import ConfigError
+from tests.bench.load.answers import STREAM, end, part
+
+NULL = "python -m roofline.bench.load.null_server --port {port}"
+
+
+def test_a_plan_runs_and_its_events_are_what_the_null_server_says(make_plan):
+    with null_server(first_ms=5, gap_ms=2) as url:
+        events = run_plan(make_plan(url, 6, concurrency=2, keep_text=True, route="chat"))
+    assert [each.completion_tokens for each in events.requests] == [3] * 6
+    ttft, gaps = added(events.requests)
+    assert (ttft > 0).all()
+    assert sorted(ttft)[2] < 50
+    assert len(gaps) == 12
+    for each in events.requests:
+        received = [int(word.partition(".")[0]) for word in each.text.split()]
+        assert len(set(received)) == 1
+        assert (each.chunks[0] - each.dispatched) * 1e-6 >= 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_a_valid_file(make_plan, tmp_path, number):
+    with null_server(first_ms=50, gap_ms=50) as url:
+        plan = make_plan(url, 400, concurrency=2)
+        path = tmp_path / "plan.json"
+        path.write_bytes(msgspec.json.encode(plan))
+        process = subprocess.Popen([sys.executable, "-m", "roofline.bench.load", str(path)])
+        time.sleep(1.2)
+        process.send_signal(number)
+        assert process.wait(20) == 130
+    events = read_events(Path(plan.events))
+    assert events.head.interrupted
+    assert sum(each.completed for each in events.requests) >= 2
+    assert [each for each in events.requests if each.end is None]  # what was under way
+
+
+def test_plans_that_cannot_run_are_told(make_plan, tmp_path):
+    plan = make_plan("http://127.0.0.1:9/v1", 2, traffic=str(tmp_path / "none.jsonl"))
+    with pytest.raises(ConfigError, match=r"the load generator could not run: .*none.jsonl cannot be read"):
+        run_plan(plan)
+    path = tmp_path / "plan.json"
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(plan, rate=0.0)))
+    with pytest.raises(ConfigError, match=r"rate is 0\.0; give a number above 0"):
+        read_plan(path)
+    path.write_text("{}")
+    with pytest.raises(ConfigError, match="is no plan of a load"):
+        read_plan(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_plan(tmp_path / "other.json")
+
+
+def test_progress_is_told_while_it_runs(make_plan):
+    told = []
+    with null_server(first_ms=50, gap_ms=10) as url:
+        run_plan(make_plan(url, 40, concurrency=2), on_progress=told.append)
+    assert [round(each.elapsed * 2) for each in told] == [1, 2][: len(told)]
+    assert told
+    for each in told:
+        assert 0 < each.completed < 40
+        assert (each.failed, each.in_flight) == (0, 2)
+        assert 20 < each.tokens_per_s < 3 * 2 / 0.07 * 1.3
+        assert 0 <= each.cpu < 1
+
+
+def test_a_key_is_sent_and_stands_in_no_file(scripted, make_plan, monkeypatch):
+    async def answer(body, writer, number):
+        writer.write(STREAM + part("a") + end())
+
+    plans = []
+    monkeypatch.setattr(Path, "write_bytes", lambda path, data: plans.append(data) or path.write_text(data.decode()))
+    events = run_plan(make_plan(scripted(answer), 1), key="top secret")
+    assert events.requests[0].completed
+    assert scripted.heads[0].startswith("POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert "\r\nAuthorization: Bearer top secret\r\n" in scripted.heads[0]
+    assert len(plans) == 1
+    assert b"secret" not in plans[0]
+
+
+def test_certificate_of_few_streams():
+    certificate = certify(2)
+    assert certificate.streams in (0, 1, 2)
+    assert 0 < certificate.ttft_added_ms < 50
+    assert certificate.gap_added_ms >= 0
+    assert certificate.rate == 0 or certificate.rate == pytest.approx(2 / 0.33, rel=0.3)
+
+
+def test_targets_are_started_and_ended():
+    with open_target(NULL) as target:
+        assert (target.model, target.url[:17]) == ("null", "http://127.0.0.1:")
+        assert httpx.get(f"{target.url}/models").status_code == 200
+        with open_target(target.url.removesuffix("/v1"), model="other") as same:
+            assert (same.url, same.model, same.pid) == (target.url, "other", None)
+        assert os.path.exists(f"/proc/{target.pid}")
+    assert not os.path.exists(f"/proc/{target.pid}")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nonsense", "is no target: give an address"),
+        ("", "a target is empty"),
+        ("'open", "is no command line"),
+        ("/no/such/program {port}", "/no/such/program cannot be started"),
+        ("python -c 'raise SystemExit(\"no weights\")' {port}", r"ended at its start \(exit status 1\): no weights"),
+        ("http://127.0.0.1:9", "cannot be asked"),
+    ],
+)
+def test_targets_that_cannot_be_had(name, message):
+    with pytest.raises(ConfigError, match=message), open_target(name):
+        pass
+
+
+def test_the_null_server_refuses_what_is_no_request():
+    with null_server() as url:
+        assert httpx.post(f"{url}/completions", content=b"{").status_code == 400
+        answer = httpx.post(f"{url}/completions", json={"prompt": "a b", "max_tokens": 1}).text
+    events = [json.loads(line[6:]) for line in answer.split("\n\n") if line.startswith("data: {")]
+    assert events[-1]["usage"] == {"prompt_tokens": 2, "completion_tokens": 1}

@@ -1,0 +1,80 @@
+"""Limits: no engine can be faster, and what claims to be is refused with the arithmetic."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roofline.bench.results.limits import Demand, ImpossibleResult, ModelLimits, limit_of
+from roofline.bundle.shape import open_shape
+from roofline.hardware.roofs import Roofs
+from roofline.models.registry import configure
+from roofline.program.compile import compile_program
+from roofline.program.rates import Speeds
+from roofline.program.target import CPU
+
+ROOFS = Roofs(int8_ops=4e12, bf16_flops=1e12, f32_flops=5e11, reads=((1 << 20, 100e9), (1 << 30, 50e9)), chip="test")
+
+
+@pytest.fixture(scope="module")
+def program():
+    shape = open_shape("preset:smollm2-135m")
+    return compile_program(*configure(shape.config), shape.tensors, CPU)
+
+
+@pytest.fixture
+def limits(program):
+    return ModelLimits("smollm2-135m", program, ROOFS, lambda before: before)
+
+
+@given(st.integers(1, 64), st.integers(1, 600), st.integers(1, 100))
+@settings(max_examples=25, deadline=None)
+def test_it_is_no_more_than_steps_one_after_the_other_take(program, sequences, prompt, answer):
+    speeds = Speeds(program, ROOFS)
+    rate = speeds.requests(sequences, prompt, answer)
+    longest = prompt + answer
+    apart = sequences * speeds.prefill(prompt).seconds + (answer - 1) * speeds.decode(sequences, longest).seconds
+    assert rate.seconds <= apart * 1.001
+    assert rate.tokens_per_s == pytest.approx(sequences * answer / rate.seconds)
+    assert rate.weight_bytes == pytest.approx(answer * speeds.decode(sequences, longest).weight_bytes, rel=1e-3)
+
+
+def test_single_decoding_is_bound_by_reading_the_weights(limits):
+    limit = limit_of(limits, Demand(prompt=1, answer=512, sequences=1), tokens_per_s=100.0)
+    weights = limits.weight_bytes
+    assert limit.bound == "memory"
+    assert limit.weight_bytes == pytest.approx(512 * weights, rel=0.01)  # tied: the embedding is the head
+    assert limit.tokens_per_s == pytest.approx(ROOFS.read_bytes_per_s(weights) / weights, rel=0.1)
+    assert limit.share_of_measured == pytest.approx(100 / limit.tokens_per_s)
+    assert limit.share_of_sheet is None
+
+
+def test_long_prompts_are_bound_by_arithmetic(limits):
+    assert limit_of(limits, Demand(2000, 1, 16), 0.1).bound == "compute"
+
+
+def test_more_at_a_time_is_never_less(limits):
+    rates = [limit_of(limits, Demand(200, 30, n), 1.0).tokens_per_s for n in (1, 2, 3, 4, 7, 8, 64)]
+    assert rates == sorted(rates)
+
+
+def test_more_than_the_limit_is_refused_with_the_arithmetic(limits):
+    demand = Demand(prompt=1, answer=512, sequences=1)
+    most = limit_of(limits, demand, 1.0).tokens_per_s
+    with pytest.raises(ImpossibleResult) as caught:
+        limit_of(limits, demand, most * 3)
+    message = str(caught.value)
+    assert message.startswith("300% of the limit cannot be.")
+    assert f"{most * 3:.1f} tokens/s were measured" in message
+    assert f"at most {most:.1f} tokens/s" in message
+    assert "--model-here" in message
+    assert limit_of(limits, demand, most * 1.01).share_of_measured == pytest.approx(1.01)
+
+
+def test_roofs_that_were_measured_too_low_are_measured_again(limits):
+    doubled = replace(ROOFS, int8_ops=8e12, bf16_flops=2e12, f32_flops=1e12, reads=((1 << 20, 200e9), (1 << 30, 100e9)))
+    demand = Demand(prompt=1, answer=512, sequences=1)
+    most = limit_of(limits, demand, 1.0).tokens_per_s
+    limit = limit_of(replace(limits, again=lambda before: doubled), demand, most * 1.5)
+    assert limit.share_of_measured == pytest.approx(0.75)

@@ -1,0 +1,148 @@
+"""Figures are what their definitions say, for any events."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roofline.bench.load.events import RequestEvents
+from roofline.bench.results.metrics import (
+    Objective,
+    Span,
+    counts,
+    figures,
+    goodput,
+    lengths,
+    measured_span,
+    most_in_flight,
+)
+from tests.bench.results.events import MS, request, run
+
+MOMENTS = st.floats(0, 1e4).map(lambda value: round(value, 3))
+REQUESTS = st.builds(
+    request,
+    at=MOMENTS,
+    first=st.floats(0.1, 500),
+    gap=st.floats(0.01, 50),
+    tokens=st.integers(1, 20),
+)
+
+
+def test_a_request_by_hand():
+    metrics = figures(run([request(at=100, first=50, gap=10, tokens=4, scheduled=70)] * 5))
+    means = {name: figure.mean for name, figure in metrics.items() if figure.mean is not None}
+    assert means == pytest.approx(
+        {
+            "ttft": 50,
+            "ttft_corrected": 80,
+            "tpot": 10,
+            "e2e": 80,
+            "e2e_corrected": 110,
+            "decode_rate": 100,
+            "itl": 10,
+        }
+    )
+    assert metrics["answer_rate"].value == pytest.approx(20 / 0.18)
+    assert metrics["request_rate"].value == pytest.approx(5 / 0.18)
+    assert metrics["prompt_rate"].value == pytest.approx(35 / 0.18)
+    assert metrics["itl"].n == 15
+    assert metrics["ttft"].p50 == 50
+    assert metrics["ttft"].p90 is None
+
+
+def test_chunks_of_several_tokens_are_no_tokens():
+    metrics = figures(run([request(at=0, first=20, gap=30, tokens=9, parts=3)] * 5))
+    assert metrics["tpot"].mean == pytest.approx(60 / 8)
+    assert metrics["itl"].mean == pytest.approx(30)
+    assert metrics["answer_rate"].value == pytest.approx(45 / 0.08)
+
+
+def test_what_lies_outside_of_the_window_is_in_no_figure():
+    requests = [
+        request(at=0, first=900),
+        request(at=100, first=50),
+        request(at=300, first=50),
+        request(at=600, first=5),
+    ]
+    metrics = figures(run(requests), Span(90 * MS, 340 * MS))
+    assert (metrics["e2e"].n, metrics["e2e"].mean) == (2, 80)  # one that ended later counts
+    assert metrics["request_rate"].value == pytest.approx(1 / 0.25)
+    assert metrics["answer_rate"].value == pytest.approx(4 / 0.25)
+
+
+def test_probes_and_failures_are_in_no_latency():
+    failed = request(at=0, first=5000, error="status 500")
+    events = run([request(at=0, first=10), request(at=0, first=9000, probe=True), failed])
+    assert figures(events)["e2e"].n == 1
+    assert counts(events).failed == 1
+    assert counts(events).completed == 1
+
+
+def test_tokens_are_counted_as_parts_where_the_server_does_not_count():
+    events = run([request(at=0, first=10, tokens=4, completion_tokens=None)])
+    assert counts(events).tokens_by == "chunks"
+    assert counts(events).answer_tokens == 4
+
+
+def test_unfinished_requests_are_counted():
+    events = run([request(at=0, first=10), RequestEvents(request=1, scheduled=0, dispatched=0)])
+    assert (counts(events).completed, counts(events).unfinished) == (1, 1)
+    assert most_in_flight(events) == 2
+
+
+def test_the_warm_up_is_cut():
+    slow = [request(at=100 * n, first=900 - 200 * n, number=n) for n in range(4)]
+    rest = [request(at=400 + 10 * n, first=50 + n % 3, number=n) for n in range(40)]
+    assert measured_span(run([*slow, *rest])).begin == 400 * MS
+    assert measured_span(run(rest)).begin in (0, *(each.dispatched for each in rest[:4]))
+
+
+def test_goodput():
+    requests = [
+        request(at=0, first=100, gap=10),
+        request(at=0, first=100, gap=300),  # too slow a decode
+        request(at=0, first=2500),  # too late
+        request(at=1950, first=100, scheduled=0),  # waited in the client
+        request(at=0, first=100, error="status 500"),
+        request(at=0, first=1, tokens=1),
+    ]
+    metrics = goodput(run(requests, end=3000), Objective(2000, 200), Span(0, 3000 * MS))
+    assert metrics["good_share"].value == pytest.approx(2 / 6)
+    assert metrics["goodput"].value == pytest.approx(2 / 3)
+
+
+@given(st.lists(REQUESTS, min_size=1, max_size=30))
+def test_relations_of_any_run(requests):
+    events = run(requests)
+    span = Span(0, events.head.end)
+    metrics = figures(events, span)
+    assert metrics["ttft"].mean <= metrics["e2e"].mean * (1 + 1e-9)
+    assert metrics["request_rate"].value * span.seconds == pytest.approx(len(requests))
+    assert metrics["answer_rate"].value * span.seconds == pytest.approx(
+        sum(each.completion_tokens for each in requests)
+    )
+    assert 1 <= most_in_flight(events) <= len(requests)
+    if "tpot" in metrics:
+        assert metrics["tpot"].n == sum(each.completion_tokens > 1 for each in requests)
+    for figure in metrics.values():
+        assert (figure.p99 is None) == (figure.n < 299 or figure.value is not None)
+        if figure.p50 is not None and figure.p95 is not None:
+            assert figure.p50 <= figure.p95
+
+
+@given(st.lists(REQUESTS, min_size=1, max_size=20), st.floats(0, 1e5))
+def test_waiting_in_the_client_shows_only_where_it_is_corrected(requests, late):
+    on_time, delayed = run(requests), run(requests)
+    delayed.requests = [request_late(each, round(late * MS)) for each in requests]
+    one, other = figures(on_time, Span(0, 1 << 62)), figures(delayed, Span(0, 1 << 62))
+    assert other["e2e"] == one["e2e"]
+    assert other["e2e_corrected"].mean == pytest.approx(one["e2e_corrected"].mean + round(late * MS) / MS)
+
+
+def request_late(each, by):
+    values = {name: getattr(each, name) for name in each.__struct_fields__}
+    return RequestEvents(**{**values, "scheduled": each.scheduled - by})
+
+
+def test_lengths_of_nothing():
+    assert lengths([]).most == 0
+    assert lengths([1, 2, 9]).mean == 4

@@ -1,0 +1,212 @@
+"""The commands that put a server under load, with the null server as their target."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from roofline.bench.load.events import read_events
+from roofline.bench.results.metrics import figures
+from roofline.bench.results.store import read_points
+from roofline.bench.serving.certificate import null_server
+from roofline.bench.traffic.traffic import read_traffic
+from tests.command_line import call_roofline
+
+NULL = "python -m roofline.bench.load.null_server --port {port} --first-ms 5 --gap-ms 1"
+QUICK = ["--no-certificate", "--no-probe"]
+
+
+@pytest.fixture(scope="module")
+def null():
+    with null_server(first_ms=5, gap_ms=1) as url:
+        yield url
+
+
+def test_traffic_is_written_and_named(tmp_path):
+    out = tmp_path / "t.jsonl"
+    result = call_roofline(["bench", "traffic", "long", "-o", out, "--requests", 9, "--seed", 4, "--stop", "natural"])
+    traffic = read_traffic(out)
+    assert result.exit_code == 0, result.output
+    assert (len(traffic.requests), traffic.seed, traffic.stop) == (9, 4, "natural")
+    assert f"sha256 {hashlib.sha256(out.read_bytes()).hexdigest()}" in result.stdout
+    assert "9 requests" in result.stdout
+
+
+def test_a_trace_is_written(tmp_path):
+    trace = tmp_path / "azure.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n")
+    result = call_roofline(["bench", "traffic", "trace", "--trace", trace, "-o", tmp_path / "t.jsonl"])
+    assert result.exit_code == 0, result.output
+    assert read_traffic(tmp_path / "t.jsonl").requests[0].max_tokens == 44
+    assert call_roofline(["bench", "traffic", "trace", "-o", tmp_path / "t.jsonl"]).exit_code == 1
+
+
+def test_a_curve(null, tmp_path):
+    words = ["--workers", 2, "--requests", 3, "--fewest", 6, "--out", tmp_path / "r.jsonl", "--events", tmp_path / "e"]
+    result = call_roofline(["bench", "curve", null, "--objective", "mlperf:llama2-70b", *words])
+    assert result.exit_code == 0, result.output
+    points = read_points(tmp_path / "r.jsonl")
+    assert [(point.load.arrivals, point.load.concurrency) for point in points] == [
+        ("closed", 1),
+        ("poisson", None),
+        ("closed", 2),
+        ("poisson", None),
+    ]
+    for point in points:
+        assert (point.kind, point.preset, point.counts.completed) == ("curve", "typical@1", 6)
+        assert point.metrics["good_share"].value == 1.0
+        assert 5 < point.metrics["ttft"].p50 < 100
+        assert point.client.ttft_added_ms > 0
+        assert point.fidelity.probes == 1
+        assert "traffic repeated" not in point.validity.flags
+        events = Path(point.events)
+        assert hashlib.sha256(events.read_bytes()).hexdigest() == point.events_sha256
+        assert figures(read_events(events))["e2e"].mean == pytest.approx(point.metrics["e2e"].mean)
+    sent = [
+        request.request for point in points for request in read_events(Path(point.events)).requests if not request.probe
+    ]
+    assert len(sent) == len(set(sent)) == 24  # no request twice
+    assert points[1].load.offered == pytest.approx(points[0].metrics["request_rate"].value * 0.9)
+    table = result.stdout.splitlines()
+    assert len(table) == 6
+    assert table[1].split()[:2] == ["1", "workers"]
+
+
+def test_a_sweep_and_json(null):
+    result = call_roofline(["bench", "sweep", null, "--concurrency", 2, "--fewest", 2, "--json", *QUICK])
+    points = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [point["load"]["concurrency"] for point in points] == [1, 2]
+    assert points[0]["workload"]["name"] == "dell"
+    assert points[0]["workload"]["answer"]["mean"] == 256
+    assert "client not certified" in points[0]["validity"]["flags"]
+
+
+def test_decode(null):
+    result = call_roofline(["bench", "decode", null, "--repeats", 2, "--json", *QUICK])
+    (point,) = [json.loads(line) for line in result.stdout.splitlines()]
+    assert point["counts"]["answer_tokens"] == 1024
+    assert point["load"]["arrivals"] == "batch"
+    assert point["metrics"]["decode_rate"]["mean"] == pytest.approx(1000, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["--arrivals", "constant", "--rate", 40], 40),
+        (["--arrivals", "gamma", "--rate", 40, "--burstiness", 0.3], 40),
+        (["--arrivals", "ramp", "--rate-from", 20, "--rate", 60], 60),
+        (["--arrivals", "batch", "--concurrency", 3], None),
+    ],
+)
+def test_one_load(null, words, offered):
+    result = call_roofline(["bench", "load", null, "--requests", 6, "--json", *words, *QUICK])
+    (point,) = [json.loads(line) for line in result.stdout.splitlines()]
+    assert (point["load"]["arrivals"], point["load"]["offered"]) == (words[1], offered)
+    assert point["counts"]["completed"] == 6
+
+
+def test_a_trace_is_sent_from_its_beginning_at_its_moments(null, tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    rows = [{"timestamp": 100 * n, "input_length": 5, "output_length": 2} for n in (0, 1, 3)]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    call_roofline(["bench", "traffic", "trace", "--trace", trace, "-o", tmp_path / "t.jsonl"])
+    words = ["--traffic", tmp_path / "t.jsonl", "--arrivals", "trace", "--trace-speed", 2, "--events", tmp_path / "e"]
+    result = call_roofline(["bench", "load", null, "--json", *words, *QUICK])
+    assert result.exit_code == 0, result.output
+    (events,) = (tmp_path / "e").iterdir()
+    assert [each.scheduled for each in read_events(events).requests] == [0, 50_000_000, 150_000_000]
+    refused = call_roofline(["bench", "load", null, "--arrivals", "trace", *QUICK])
+    assert "does not say when its requests came" in refused.stderr
+
+
+def test_traffic_that_is_too_short_is_sent_again_and_flagged(null, tmp_path):
+    call_roofline(["bench", "traffic", "typical", "-o", tmp_path / "t.jsonl", "--requests", 4])
+    words = ["--traffic", tmp_path / "t.jsonl", "--arrivals", "closed", "--requests", 6, "--json"]
+    (line,) = call_roofline(["bench", "load", null, *words, *QUICK]).stdout.splitlines()
+    assert "traffic repeated" in json.loads(line)["validity"]["flags"]
+
+
+def test_compare_finds_a_slower_server(null, tmp_path):
+    slower = NULL.replace("--gap-ms 1", "--gap-ms 2")
+    words = ["--block", 4, "--concurrency", 4, "--rounds", 4, "--out", tmp_path / "r.jsonl", "--label-b", "slow"]
+    result = call_roofline(["bench", "compare", null, slower, "--json", *words, *QUICK])
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout)
+    assert (record["verdict"], record["rounds"]) == ("A is higher", 4)
+    assert 0.5 < record["throughput"]["ratio"] < 0.7
+    a, b = read_points(tmp_path / "r.jsonl")
+    assert (a.system.label, b.system.label, a.run == b.run) == ("A", "slow", True)
+    assert (a.window.order, a.window.repeats, a.counts.completed) == ("ABBA", 8, 32)
+    assert b.extra["verdict"] == "A is higher"
+    assert b.extra["throughput_ratio"] == record["throughput"]["ratio"]
+
+
+@pytest.mark.slow
+def test_compare_of_equal_servers_and_of_one_5_percent_slower():
+    """A real run of what tests/bench/results/test_compare.py simulates."""
+    words = ["--block", 16, "--concurrency", 8, "--json", *QUICK]
+    server = NULL.replace("--gap-ms 1", "--gap-ms 4")
+    slower = server.replace("--first-ms 5", "--first-ms 5.4").replace("--gap-ms 4", "--gap-ms 4.26")
+    same = json.loads(call_roofline(["bench", "compare", server, server, *words]).stdout)
+    assert same["verdict"] == "no difference"
+    other = json.loads(call_roofline(["bench", "compare", server, slower, *words]).stdout)
+    assert other["verdict"] == "A is higher"
+
+
+def test_ctrl_c_leaves_valid_results(tmp_path):
+    out = tmp_path / "r.jsonl"
+    target = NULL.replace("--gap-ms 1", "--gap-ms 40")
+    words = ["bench", "curve", target, "--workers", "1", "--requests", "99", "--out", str(out), *QUICK]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "roofline", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(6)
+    process.send_signal(signal.SIGINT)
+    _, complaint = process.communicate(timeout=30)
+    assert (process.returncode, complaint.strip()) == (130, "Aborted!")
+    (point,) = read_points(out)
+    assert "interrupted" in point.validity.flags
+    assert point.counts.completed >= 1
+    assert point.counts.unfinished == 1
+    running = [Path(f"/proc/{number}/cmdline") for number in os.listdir("/proc") if number.isdecimal()]
+    assert not any("--gap-ms\x0040" in path.read_text() for path in running if path.exists())
+
+
+def test_recompute(null, tmp_path):
+    call_roofline(["bench", "decode", null, "--repeats", 1, "--events", tmp_path, *QUICK])
+    (events,) = tmp_path.iterdir()
+    ours = json.loads(call_roofline(["bench", "recompute", events, "--json"]).stdout)
+    theirs = json.loads(call_roofline(["bench", "recompute", events, "--as", "guidellm", "--json"]).stdout)
+    assert ours["notes"] == []
+    assert theirs["notes"]
+    tpot, over_all = ours["metrics"]["tpot"]["mean"], theirs["metrics"]["time_per_output_token"]["mean"]
+    assert over_all > tpot
+    table = call_roofline(["bench", "recompute", events, "--as", "vllm"]).stdout
+    assert "e2el" in table
+    assert "as read in vLLM" in table
+    assert "did you mean 'vllm'" in call_roofline(["bench", "recompute", events, "--as", "vlm"]).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["curve", "http://127.0.0.1:9"], "cannot be asked"),
+        (["curve", "http://127.0.0.1:9", "--objective", "mlperf:llama2"], "did you mean 'mlperf:llama2-70b'"),
+        (["curve", "http://127.0.0.1:9", "--preset", "typicl"], "did you mean 'typical'"),
+        (["sweep", "http://127.0.0.1:9", "--preset", "long", "--traffic", "x"], "leave one of the two out"),
+        (["decode", "http://127.0.0.1:9", "--traffic", "/none/x"], "cannot be read"),
+        (["compare", "nonsense", "http://127.0.0.1:9", "--no-certificate"], "is no target"),
+        (["recompute", "/none/x"], "cannot be read"),
+    ],
+)
+def test_mistakes_are_told(words, message):
+    result = call_roofline(["bench", *words])
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1

@@ -1,0 +1,125 @@
+"""What a point says beside its figures: counts of tokens, the client, flags, the grade."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from roofline.bench.load.plan import Plan, Probe
+from roofline.bench.load.targets import Target
+from roofline.bench.results.point import Host
+from roofline.bench.serving.certificate import Certificate
+from roofline.bench.serving.load_test import LoadTest, Settings
+from roofline.bench.serving.measure import demand_of, point_of
+from roofline.bench.serving.probes import fidelity
+from roofline.bench.serving.recount import miscounted
+from roofline.bench.traffic.presets import preset_traffic
+from tests.bench.results.events import request, run
+
+WORDS = SimpleNamespace(encode=lambda text, add_special: text.split())
+CERTIFICATE = Certificate(
+    streams=4, rate=100.0, ttft_added_ms=0.3, ttft_interval=(0.2, 0.4), gap_added_ms=0.01, cpu=0.1
+)
+PLAN = Plan(traffic="", events="", url="", model="", arrivals="closed", requests=20)
+
+
+@pytest.fixture
+def point(tmp_path):
+    """point(requests, of the run..., fields of the test...) -> the point."""
+
+    def make(requests, certificate=CERTIFICATE, version="1", **head):
+        target = Target("http://x", "http://x/v1", "m", "ours", version)
+        host = Host(chip="c", cores=2, memory_bytes=1)
+        test = LoadTest(Settings("http://x"), target, preset_traffic("typical", 20), tmp_path, host, certificate, None)
+        test.probes = [Probe("a", 1, "yes"), Probe("b", 1, "no")]
+        return point_of(test, "curve", PLAN, run(requests, **{"client_cpu": 0.1, **head}))
+
+    return make
+
+
+def one_by_one(count=20, **fields):
+    """Requests of which the next is sent when the last has ended."""
+    return [request(at=100 * n, first=50, gap=10, number=n, **fields) for n in range(count)]
+
+
+def test_tokens_are_counted_again():
+    texts = ["a b c d", "a b", "a", None]
+    events = run([request(at=0, first=9, tokens=4, text=text) for text in texts])
+    assert miscounted(events, WORDS) == 1  # 4 and 2 may be due to an end without a text
+    assert all(each.text is None for each in events.requests)
+    assert miscounted(events, None) is None
+    long = run([request(at=0, first=9, tokens=100, text="a " * count) for count in (100, 91, 89)])
+    assert miscounted(long, WORDS) == 1
+    reasoning = run([request(at=0, first=9, tokens=100, text="a", first_reasoning=9)])
+    assert miscounted(reasoning, WORDS) == 0  # whose text is not all of the answer
+
+
+def test_texts_of_probes_are_kept():
+    events = run([request(at=0, first=9, text="x", probe=True)])
+    miscounted(events, WORDS)
+    assert events.requests[0].text == "x"
+
+
+def test_probes_that_differ_are_told(point):
+    answers = [
+        request(at=0, first=9, probe=True, number=at, text=text) for at, text in ((0, "yes"), (1, "oh"), (0, "yes"))
+    ]
+    told = point([*one_by_one(), *answers]).fidelity
+    assert (told.probes, told.equal) == (3, 2)
+    assert fidelity(run(one_by_one(2)), []) is None
+
+
+def test_a_trusted_client(point):
+    told = point(one_by_one())
+    assert told.client.trusted
+    assert told.client.ttft_added_ci == (0.2, 0.4)
+    assert told.validity.flags == ["too few requests for p99", "cache not known"]
+    assert told.load.slip_p99_ms == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"certificate": None},
+        {"client_cpu": 0.9},
+        {"certificate": Certificate(0, 0.0, 3.0, None, 0.0, 0.1)},
+        {"certificate": Certificate(4, 0.5, 0.3, None, 0.0, 0.1)},
+    ],
+)
+def test_a_client_that_is_not_trusted(point, changes):
+    told = point(one_by_one(), **changes)
+    assert not told.client.trusted
+    expected = "client bound" if changes.get("certificate", CERTIFICATE) else "client not certified"
+    assert expected in told.validity.flags
+
+
+def test_a_client_that_is_late_is_not_trusted(point):
+    late = [request(at=100 * n + 10, first=50, scheduled=100 * n) for n in range(20)]  # 10 ms of 80
+    told = point(late)
+    assert told.load.slip_p50_ms == pytest.approx(10)
+    assert not told.client.trusted
+    assert point([request(at=100 * n + 2, first=50, scheduled=100 * n) for n in range(20)]).client.trusted
+
+
+def test_more_streams_than_were_certified_are_not_trusted(point):
+    assert not point([request(at=0, first=50, number=n) for n in range(5)]).client.trusted
+
+
+@pytest.mark.parametrize(("cached", "cache"), [(None, "unknown"), (0, "cold"), (3, "warm")])
+def test_what_is_known_of_the_cache(point, cached, cache):
+    assert point(one_by_one(cached_tokens=cached)).workload.prefix_cache == cache
+    assert demand_of([request(at=0, first=1, cached_tokens=cached)], 2).prompt == 7 - (cached or 0)
+
+
+def test_grades_fall_with_what_is_missing(point):
+    assert point(one_by_one()).validity.grade == "B"  # there is no limit
+    assert point(one_by_one(), version="").validity.grade == "C"
+    assert point(one_by_one(), version="", certificate=None).validity.grade == "D"
+    assert point(one_by_one(3), version="", certificate=None).validity.grade == "D"
+
+
+def test_failures_and_counts_are_flagged(point):
+    failed = [*one_by_one(), request(at=0, first=1, error="status 500")]
+    assert "requests failed: 1" in point(failed).validity.flags
+    chunks = one_by_one(completion_tokens=None)
+    assert "tokens counted as parts of the answer" in point(chunks).validity.flags
+    assert "interrupted" in point(one_by_one(), interrupted=True).validity.flags

@@ -1,0 +1,70 @@
+"""Which points a series measures, and when it ends."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from roofline.bench.serving import series
+from roofline.bench.serving.series import Sizes, curve, levels, sweep
+
+
+class Points:
+    """Takes the place of measuring: a point for each plan, with the rates that a test says."""
+
+    def __init__(self, rate=lambda workers: workers, failed=lambda workers: 0):
+        self.rate, self.failed, self.plans, self.points = rate, failed, [], 0
+
+    def plan(self, requests, **load):
+        return SimpleNamespace(requests=requests, **load)
+
+    def measure(self, test, kind, plan):
+        self.plans.append(plan)
+        workers = getattr(plan, "concurrency", 0)
+        figures = {name: SimpleNamespace(value=self.rate(workers)) for name in ("answer_rate", "request_rate")}
+        failed = self.failed(workers)
+        counts = SimpleNamespace(failed=failed, completed=plan.requests - failed)
+        return SimpleNamespace(metrics=figures, counts=counts, plan=plan)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    def run(way, points, *arguments):
+        monkeypatch.setattr(series, "measure", points.measure)
+        return [point.plan for point in way(points, *arguments)]
+
+    return run
+
+
+def test_levels():
+    assert levels(1) == [1]
+    assert levels(8) == [1, 2, 4, 8]
+    assert levels(12) == [1, 2, 4, 8, 12]
+
+
+def test_a_curve_has_an_open_loop_beside_each_level(measured):
+    plans = measured(curve, Points(lambda workers: 10 * workers), 4, Sizes(4, 6, 9.0), True)
+    assert [(getattr(plan, "concurrency", None), getattr(plan, "rate", None)) for plan in plans] == [
+        (1, None),
+        (None, 9.0),
+        (2, None),
+        (None, 18.0),
+        (4, None),
+        (None, 36.0),
+    ]
+    assert [plan.requests for plan in plans] == [6, 6, 8, 8, 16, 16]
+    assert {plan.seconds for plan in plans} == {9.0}
+    assert len(measured(curve, Points(), 4, Sizes(), False)) == 3
+
+
+@pytest.mark.parametrize(
+    ("rate", "failed", "last"),
+    [
+        (lambda workers: min(workers, 16), lambda workers: 0, 64),  # two levels without gain
+        (lambda workers: workers, lambda workers: 0, 256),
+        (lambda workers: workers, lambda workers: int(workers >= 8), 8),  # 1 of 16
+        (lambda workers: workers if workers != 8 else 4, lambda workers: 0, 256),  # one level without gain is chance
+    ],
+)
+def test_a_sweep_ends_where_more_brings_nothing(measured, rate, failed, last):
+    plans = measured(sweep, Points(rate, failed), 256, Sizes(2, 16))
+    assert [plan.concurrency for plan in plans] == levels(last)

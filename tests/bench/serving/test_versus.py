@@ -1,0 +1,104 @@
+"""Blocks in turns: the same requests for both, none twice for either, and figures of blocks."""
+
+import msgspec
+import pytest
+
+from roofline.bench.load.plan import Plan
+from roofline.bench.serving.versus import Terms, block_latency, block_rate, compare, one_after_the_other
+from roofline.common.errors import ConfigError
+from tests.bench.results.events import MS, request, run
+
+
+class Side:
+    """A system whose requests take so many milliseconds."""
+
+    def __init__(self, name, log, milliseconds, **fields):
+        self.name, self.log, self.milliseconds, self.fields = name, log, milliseconds, fields
+
+    def plan(self, requests, **load):
+        return Plan(traffic="", events="", url="", model="", requests=requests, **{"arrivals": "closed", **load})
+
+    def send(self, plan):
+        self.log.append(
+            (self.name, plan.first, plan.requests, plan.rate if plan.arrivals == "poisson" else None, plan.seed)
+        )
+        requests = [request(at=10 * n, first=self.milliseconds, gap=1, **self.fields) for n in range(plan.requests)]
+        return run(requests)
+
+
+def compared(terms, a=100.0, b=100.0, **fields):
+    log, rounds = [], []
+    sides = Side("A", log, a), Side("B", log, b, **fields)
+    return compare(*sides, terms, rounds.append), log, rounds
+
+
+def test_a_round_is_abba_with_the_same_requests():
+    comparison, log, rounds = compared(Terms(requests=4))
+    assert log[:8] == [
+        (name, first, 4, None, 0)
+        for name, first in (("A", 0), ("B", 0), ("B", 4), ("A", 4), ("A", 8), ("B", 8), ("B", 12), ("A", 12))
+    ]
+    assert comparison.verdict.verdict == "no difference"
+    assert (len(rounds), len(comparison.events["A"])) == (4, 8)
+
+
+def test_the_arrivals_of_a_pair_are_the_same():
+    _, log, _ = compared(Terms(requests=4, rate=3.0))
+    assert log[0][3:] == log[1][3:] == (3.0, 0)
+    assert log[2][3:] == log[3][3:] == (3.0, 4)
+
+
+def test_what_is_slower_is_told_by_either_measure():
+    for by, verdict in (("throughput", "A is higher"), ("latency", "B is higher")):
+        comparison, _, _ = compared(Terms(requests=4, by=by), b=150.0)
+        assert comparison.verdict.verdict == verdict
+        assert comparison.latency.decision().ratio.ratio == pytest.approx(153 / 103)
+        assert comparison.throughput.decision().ratio.ratio == pytest.approx(133 / 183)
+
+
+def test_the_budget_is_the_last_look():
+    assert Terms(requests=1, rounds=5).looks == (4, 5)
+    assert Terms(requests=1, rounds=2).looks == (2,)
+    _, log, rounds = compared(Terms(requests=1, rounds=2))
+    assert (len(rounds), len(log)) == (2, 8)
+
+
+def test_a_failure_ends_the_comparison():
+    with pytest.raises(ConfigError, match="4 requests of a block to B failed, the first with: status 500"):
+        compared(Terms(requests=4), error="status 500")
+
+
+def test_figures_of_a_block():
+    block = run([request(at=50, first=40, gap=10, tokens=3, scheduled=20), request(at=60, first=120, gap=10, tokens=3)])
+    assert block_rate(block) == pytest.approx(6 / 0.15)
+    assert block_latency(block) == pytest.approx((90 + 140) / 2)
+
+
+def test_blocks_follow_each_other():
+    blocks = [run([request(at=5, first=10, gap=1)]), run([request(at=7, first=10, gap=1)])]
+    events = one_after_the_other(blocks)
+    assert [each.dispatched for each in events.requests] == [5 * MS, 25 * MS]
+    assert events.requests[1].chunks[0] == 35 * MS
+    assert events.requests[1].connected is None
+    assert events.head.end == 38 * MS
+    assert blocks[1].requests[0].dispatched == 7 * MS
+
+
+def test_an_interrupted_block_is_left_out(monkeypatch):
+    log = []
+    sides = Side("A", log, 10), Side("B", log, 10)
+    send = Side.send
+
+    def interrupted(side, plan):
+        events = send(side, plan)
+        if len(log) == 6:
+            events.head = msgspec.structs.replace(events.head, interrupted=True)
+        return events
+
+    monkeypatch.setattr(Side, "send", interrupted)
+    comparison = compare(*sides, Terms(requests=2), lambda _: None)
+    assert len(comparison.throughput.a) == 1
+    assert comparison.decision is None
+    assert comparison.interrupted
+    assert len(log) == 6
+    assert comparison.verdict.verdict == "undecided"
