@@ -1,0 +1,79 @@
+"""How points are called and their figures written, the same in terminals, tables and charts; names of metrics."""
+
+from roofline.bench.results.point import Figure, Point
+
+# Metrics that reports know, as `Point.metrics` names them.
+TTFT, TPOT, E2E = "ttft", "tpot", "e2e"
+REQUESTS, TOKENS, GOODPUT = "requests_per_s", "answer_tokens_per_s", "goodput"
+
+
+def load_name(point: Point) -> str:
+    """ "16 workers", "2.5 requests/s poisson", or the preset of a point without load."""
+    load = point.load
+    if load is None:
+        return point.preset
+    if load.arrivals == "closed" or load.offered is None:
+        count = load.concurrency or 1
+        return f"{count:,} worker{'s' * (count != 1)}"
+    return f"{digits(load.offered)} requests/s {load.arrivals}"
+
+
+def system_name(point: Point) -> str:
+    """What a reader calls the system, with its version where it is known."""
+    return " ".join(filter(None, (point.system.label, point.system.version)))
+
+
+def place(point: Point) -> str:
+    """What computes: "2 x MI300X", else the host's chip."""
+    devices = [f"{device.count} x {device.name}" if device.count > 1 else device.name for device in point.devices]
+    return " + ".join(dict.fromkeys(devices)) or point.host.chip
+
+
+def central(figure: Figure | None) -> float | None:
+    """The number that stands for a metric: its value, else its median, else its mean."""
+    if figure is None:
+        return None
+    return next((each for each in (figure.value, figure.p50, figure.mean) if each is not None), None)
+
+
+def metric(point: Point, name: str) -> float | None:
+    """The number of a metric of a point, None where the point does not have it."""
+    return central(point.metrics.get(name))
+
+
+def interval(point: Point, name: str) -> tuple[float, float] | None:
+    """The 95 % interval of a metric, None where there is none."""
+    figure = point.metrics.get(name)
+    return None if figure is None else figure.ci95
+
+
+def share(point: Point) -> float | None:
+    """Of the limit at the measured roofs, where they are known, else at the data sheet's."""
+    if point.limit is None:
+        return None
+    measured = point.limit.share_of_measured
+    return measured if measured is not None else point.limit.share_of_sheet
+
+
+def trusted(point: Point) -> bool:
+    """Whether the client kept up, as its certificate says. Of an engine that is called, which has no client: yes."""
+    return point.client is None or point.client.trusted
+
+
+def digits(value: float | None, count: int = 3) -> str:
+    """With so many digits that count, without an exponent below a million; "-" for no number."""
+    if value is None:
+        return "-"
+    size = abs(value)
+    if size >= 10 ** (count - 1):
+        return f"{value:,.0f}" if size < 1e9 else f"{value:.{count}g}"
+    return f"{value:.{count}g}"
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}" if value >= 0.1 else f"{value:.1%}"
+
+
+def with_interval(value: float | None, around: tuple[float, float] | None) -> str:
+    """ "12.3 [12.1, 12.6]", without the brackets where there is no interval."""
+    return digits(value) + (f" [{digits(around[0])}, {digits(around[1])}]" if around and value is not None else "")
