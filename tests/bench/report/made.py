@@ -97,8 +97,8 @@ def point(workers: int = 4, **changes: object) -> Point:
                 completed=400, failed=4, unfinished=0, prompt_tokens=400 * PROMPT, answer_tokens=400 * ANSWER
             ),
             metrics={
-                "requests_per_s": figure(rate, "requests/s"),
-                "answer_tokens_per_s": figure(rate * ANSWER, "tokens/s"),
+                "request_rate": figure(rate, "requests/s"),
+                "answer_rate": figure(rate * ANSWER, "tokens/s"),
                 "ttft": latencies(300 * seconds),
                 "tpot": latencies(tpot),
                 "e2e": latencies(1000 * seconds),

@@ -4,7 +4,7 @@ from roofline.bench.results.point import Figure, Point
 
 # Metrics that reports know, as `Point.metrics` names them.
 TTFT, TPOT, E2E = "ttft", "tpot", "e2e"
-REQUESTS, TOKENS, GOODPUT = "requests_per_s", "answer_tokens_per_s", "goodput"
+REQUESTS, TOKENS, GOODPUT = "request_rate", "answer_rate", "goodput"
 
 
 def load_name(point: Point) -> str:
@@ -27,6 +27,11 @@ def place(point: Point) -> str:
     """What computes: "2 x MI300X", else the host's chip."""
     devices = [f"{device.count} x {device.name}" if device.count > 1 else device.name for device in point.devices]
     return " + ".join(dict.fromkeys(devices)) or point.host.chip
+
+
+def machine(point: Point) -> str:
+    """What computes, and the host's cores: what two measurements share that may be compared."""
+    return f"{place(point)}, {point.host.cores} core{'s' * (point.host.cores != 1)}"
 
 
 def central(figure: Figure | None) -> float | None:

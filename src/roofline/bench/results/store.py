@@ -12,7 +12,9 @@ from roofline.common.errors import ConfigError
 
 
 def with_id(point: Point) -> Point:
-    """The point with the hash of all else that it says as its id."""
+    """The point with the hash of all else that it says as its id. Its numbers are as a reader of the file has them: a
+    whole number where the schema has a float would be another text once it was read."""
+    point = msgspec.json.decode(msgspec.json.encode(point), type=Point)
     return msgspec.structs.replace(point, id=hashlib.sha256(msgspec.json.encode(_without_id(point))).hexdigest()[:32])
 
 
