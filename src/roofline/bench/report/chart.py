@@ -142,7 +142,7 @@ class Scale:
             ticks = [step * 10.0**power for power in powers for step in steps if self.holds(step * 10.0**power)]
             if len(ticks) <= most:
                 break
-        if len(ticks) < 2:  # less than a decade, which none of these divides
+        if len(ticks) < 3:  # much less than a decade, which none of these divides
             return [tick for tick in Scale(self.low, self.high, False, 0, 1)._even_ticks(most) if tick > 0]
         return ticks[:: math.ceil(len(ticks) / most)]
 

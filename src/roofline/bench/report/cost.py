@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from roofline.bench.report import words
 from roofline.bench.report.chart import Axis, Chart, Mark, Section, Series, Table
 from roofline.bench.report.gather import Gathered
+from roofline.bench.report.throughput import by_arrivals
 from roofline.bench.results.point import Point
 from roofline.common.errors import ConfigError
 
@@ -112,30 +113,26 @@ def sections(gathered: Gathered, prices: Prices) -> list[Section]:
 
 
 def _section(gathered: Gathered, points: Sequence[Point], prices: Prices) -> Section | None:
-    money, energy = [], []
+    money: list[Series] = []
+    energy: list[Series] = []
     rows: list[tuple[str, ...]] = []
     for kind, own in gathered.curves(points).items():
-        marks, joules = [], []
-        for point in own:
-            cost, load = token_cost(point, prices), offered(point)
-            if cost is None or load is None:
-                continue
-            around = words.interval(point, words.TOKENS)
-            value = words.metric(point, words.TOKENS) or 1.0
-            interval = None if around is None else (cost.blended * value / around[1], cost.blended * value / around[0])
-            note = f"{words.load_name(point)}: {words.digits(cost.blended)} USD a million tokens"
-            trusted = words.trusted(point)
-            marks.append(Mark(x=load, y=cost.blended, y_interval=interval, note=note, trusted=trusted))
-            if cost.joules is not None:
-                joules.append(Mark(x=load, y=cost.joules, trusted=trusted, note=words.load_name(point)))
-            figures = (cost.blended, cost.prompt, cost.answer, cost.answers_pay_all, cost.joules)
-            row = gathered.name(kind), words.load_name(point), words.digits(load)
-            rows.append((*row, *(words.digits(figure) for figure in figures)))
-        look, name = gathered.kinds[kind], gathered.name(kind)
-        if marks:
-            money.append(Series(name=name, marks=tuple(sorted(marks, key=_x)), look=look))
-        if joules:
-            energy.append(Series(name=name, marks=tuple(sorted(joules, key=_x)), look=look))
+        for name, part in by_arrivals(gathered.name(kind), own):
+            priced = [
+                (point, cost, load)
+                for point in part
+                if (cost := token_cost(point, prices)) is not None and (load := offered(point)) is not None
+            ]
+            look, dashed = gathered.kinds[kind], name != gathered.name(kind)
+            marks = tuple(_money_mark(*each) for each in priced)
+            joules = tuple(
+                Mark(x=load, y=cost.joules, trusted=words.trusted(point), note=words.load_name(point))
+                for point, cost, load in priced
+                if cost.joules is not None
+            )
+            money += [Series(name=name, marks=marks, look=look, dashed=dashed)] if marks else []
+            energy += [Series(name=name, marks=joules, look=look, dashed=dashed)] if joules else []
+            rows += [_row(name, *each) for each in priced]
     if not rows:
         return None
     x = Axis(title="offered load, requests/s", log=True)
@@ -152,8 +149,16 @@ def _section(gathered: Gathered, points: Sequence[Point], prices: Prices) -> Sec
     )
 
 
-def _x(mark: Mark) -> float:
-    return mark.x
+def _money_mark(point: Point, cost: TokenCost, load: float) -> Mark:
+    around, value = words.interval(point, words.TOKENS), words.metric(point, words.TOKENS) or 1.0
+    interval = None if around is None else (cost.blended * value / around[1], cost.blended * value / around[0])
+    note = f"{words.load_name(point)}: {words.digits(cost.blended)} USD a million tokens"
+    return Mark(x=load, y=cost.blended, y_interval=interval, note=note, trusted=words.trusted(point))
+
+
+def _row(name: str, point: Point, cost: TokenCost, load: float) -> tuple[str, ...]:
+    figures = (load, cost.blended, cost.prompt, cost.answer, cost.answers_pay_all, cost.joules)
+    return name, words.load_name(point), *(words.digits(figure) for figure in figures)
 
 
 def _text(prices: Prices, energy: bool) -> str:

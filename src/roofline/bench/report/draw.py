@@ -32,6 +32,11 @@ def legend(series: Series) -> str:
     return f'<svg width="28" height="14" viewBox="0 0 28 14" aria-hidden="true">{inner}</svg>'
 
 
+def doubted() -> str:
+    """The marker of what is not trusted, for a list of names."""
+    return f'<svg width="28" height="14" viewBox="0 0 28 14" aria-hidden="true">{_marker(14, 7, 0, " hollow")}</svg>'
+
+
 class _Drawing:
     """One chart while it is drawn. x, y: its scales; out: the elements so far."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from roofline.bench.report import words
 from roofline.bench.report.chart import Axis, Chart, Mark, Section, Series, Table
 from roofline.bench.report.gather import Gathered
-from roofline.bench.report.ratios import RATIO, Ratio, ratio
+from roofline.bench.report.ratios import Ratio, ratio
 from roofline.bench.results.point import Point
 from roofline.common.errors import ConfigError
 
@@ -43,7 +43,7 @@ def by_key(points: Sequence[Point]) -> dict[LoadKey, list[Point]]:
     """Points of the same load, each by time. Paired ratios are not among them: they have no system of their own."""
     groups: dict[LoadKey, list[Point]] = {}
     for point in sorted(points, key=lambda point: point.started):
-        if point.kind != "compare":
+        if not words.of_ratios(point):
             groups.setdefault(key_of(point), []).append(point)
     return groups
 
@@ -177,7 +177,7 @@ def check_pairs(points: Sequence[Point], at_most: float) -> list[Finding]:
         for name, figure in point.metrics.items():
             value = words.central(figure)
             plain = name.removesuffix("_ratio")
-            if figure.unit == RATIO and value is not None and plain in HIGHER_IS_BETTER:
+            if figure.unit == words.RATIO and value is not None and plain in HIGHER_IS_BETTER:
                 key = f"{point.system.label}, {point.preset}, {words.load_name(point)}"
                 findings.append(_finding(key, plain, Ratio(value, figure.ci95), at_most))
     if not findings:

@@ -12,7 +12,8 @@ TERA = 1e12
 
 def section(gathered: Gathered) -> Section | None:
     """None where no point has a limit."""
-    places = [(point, each) for point in gathered.points if (each := _place(point)) is not None]
+    measured = [point for point in gathered.points if not words.of_ratios(point)]
+    places = [(point, each) for point in measured if (each := _place(point)) is not None]
     if not places:
         return None
     most = max(x for _, (x, _) in places)
@@ -28,7 +29,9 @@ def section(gathered: Gathered) -> Section | None:
         marks = []
         for point in points:
             x, y = _place(point) or (0.0, 0.0)
-            label = f"{words.load_name(point)} {words.percent(words.share(point))}"
+            label = ""
+            if point in (points[0], points[-1]):  # others have their tooltip, and the table
+                label = f"{words.load_name(point)} {words.percent(words.share(point))}"
             marks.append(Mark(x=x, y=y / TERA, note=note(point), label=label, trusted=words.trusted(point)))
             rows.append(
                 (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from roofline.bench.load.events import Events, RequestEvents
 from roofline.bench.report import words
 from roofline.bench.report.chart import Area, Axis, Chart, Mark, Section, Series, Table
-from roofline.bench.report.gather import Gathered
+from roofline.bench.report.gather import Gathered, Kind, kind_of
 from roofline.bench.report.throughput import knee
 from roofline.bench.results.point import Point
 
@@ -46,7 +46,7 @@ def sections(gathered: Gathered) -> list[Section]:
     runs = _chosen(gathered)
     if not runs:
         return []
-    return [_distributions(runs), _course(runs), _waterfall(gathered)]
+    return [_distributions(runs), _course(_knees(runs)), _waterfall(gathered)]
 
 
 def _chosen(gathered: Gathered) -> list[Run]:
@@ -61,6 +61,15 @@ def _chosen(gathered: Gathered) -> list[Run]:
             name = f"{gathered.name(kind)}, {words.load_name(point)}"
             runs.append(Run(point, gathered.events[point.id], name, len(runs)))
     return runs
+
+
+def _knees(runs: Sequence[Run]) -> list[Run]:
+    """Of each curve the run at its knee: runs of other loads last longer or shorter."""
+    groups: dict[Kind, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(kind_of(run.point), []).append(run)
+    bests = [(knee([run.point for run in own]), own) for own in groups.values()]
+    return [next((run for run in own if run.point is best), own[0]) for best, own in bests]
 
 
 def ttft(request: RequestEvents) -> float:

@@ -9,6 +9,7 @@ from string import Template
 from roofline.bench.report import draw
 from roofline.bench.report.chart import Chart, Section, Table
 
+LONG = 50  # characters of a cell that needs room
 FIGURE_SIGNS = set("0123456789.,%[]()-+ e")  # what cells of figures are made of, beside their units
 
 
@@ -55,13 +56,17 @@ def _chart(chart: Chart, titled: bool) -> str:
         if series.marks
     )
     if any(not mark.trusted for series in chart.series for mark in series.marks):
-        names += '<li class="grey">grey: the client did not keep up</li>'
+        names += f'<li class="grey">{draw.doubted()}<span>the client did not keep up</span></li>'
     return f'{title}<ul class="legend">{names}</ul>{draw.draw(chart, draw.WIDE)}{draw.draw(chart, draw.NARROW)}'
 
 
 def _table(table: Table) -> str:
     of_words = [at == 0 or any(not _is_figure(row[at]) for row in table.rows) for at in range(len(table.headings))]
-    looks = [' class="words"' if each else "" for each in of_words]
+    longest = [max((len(row[at]) for row in table.rows), default=0) for at in range(len(table.headings))]
+    looks = [
+        "" if not each else ' class="words long"' if length > LONG else ' class="words"'
+        for each, length in zip(of_words, longest, strict=True)
+    ]
     head = "".join(f"<th{look}>{html.escape(name)}</th>" for name, look in zip(table.headings, looks, strict=True))
     body = "".join(
         f"<tr><th>{html.escape(row[0])}</th>"

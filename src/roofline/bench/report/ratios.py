@@ -11,7 +11,6 @@ from roofline.bench.report.gather import Gathered, Kind, kind_of
 from roofline.bench.report.throughput import devices
 from roofline.bench.results.point import Point
 
-RATIO = "ratio"  # the unit of metrics that are paired ratios
 Z = 1.96  # standard deviations on each side of a 95 % interval
 
 
@@ -60,7 +59,7 @@ def forest(gathered: Gathered) -> Section | None:
         (f"{point.system.label}: {name.replace('_', ' ')}, {words.load_name(point)}", point, figure)
         for point in gathered.points
         for name, figure in point.metrics.items()
-        if figure.unit == RATIO and words.central(figure) is not None
+        if figure.unit == words.RATIO and words.central(figure) is not None
     ]
     if not rows:
         return None

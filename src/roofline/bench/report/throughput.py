@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from roofline.bench.report import words
 from roofline.bench.report.chart import Area, Axis, Chart, Mark, Rule, Section, Series, Table
-from roofline.bench.report.gather import Gathered
+from roofline.bench.report.gather import Gathered, Kind
 from roofline.bench.results.point import Figure, Point
+
+SAME = 0.01  # limits that differ by less are one line
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ def _latency(gathered: Gathered, points: Sequence[Point], slo: Slo) -> Section |
     series: list[Series] = []
     knees: list[str] = []
     for kind, own in gathered.curves(points).items():
-        for name, part in _by_arrivals(gathered.name(kind), own):
+        for name, part in by_arrivals(gathered.name(kind), own):
             usable = [point for point in part if _pair(point) is not None]
             if not usable:
                 continue
@@ -45,13 +47,9 @@ def _latency(gathered: Gathered, points: Sequence[Point], slo: Slo) -> Section |
             series.append(Series(name=name, marks=marks, look=look, dashed=name != gathered.name(kind)))
             if best is not None and len(usable) > 2:
                 knees.append(f"{name}: {words.load_name(best)}")
-        limits = [mark for point in own if (mark := _limit_mark(point)) is not None]
-        if len(limits) > 1:
-            marks = tuple(sorted(limits, key=lambda mark: mark.x))
-            name = f"limit of {gathered.name(kind)}"
-            series.append(Series(name=name, marks=marks, look=gathered.kinds[kind], kind="line"))
     if not series:
         return None
+    series += _limits(gathered, points)
     chart = Chart(
         title="throughput over latency",
         x=Axis(title="latency of a request, mean, s", log=True),
@@ -68,7 +66,44 @@ def _latency(gathered: Gathered, points: Sequence[Point], slo: Slo) -> Section |
     return Section("throughput and latency", text, (chart,), _point_table(gathered, points))
 
 
-def _by_arrivals(name: str, points: Sequence[Point]) -> list[tuple[str, list[Point]]]:
+def _limits(gathered: Gathered, points: Sequence[Point]) -> list[Series]:
+    """The limit of each curve; systems that have the same on one machine share a line."""
+    lines: list[tuple[Kind, dict[int, Mark]]] = []
+    for kind, own in gathered.curves(points).items():
+        marks = {
+            count: mark for point in own if (mark := _limit_mark(point)) is not None and (count := _workers(point))
+        }
+        if len(marks) < 2:
+            continue
+        for other, line in lines:
+            common = marks.keys() & line.keys()
+            if other.place == kind.place and common and all(_alike(marks[each], line[each]) for each in common):
+                line.update(marks)
+                break
+        else:
+            lines.append((kind, marks))
+    several = len({kind.place for kind, _ in lines}) < len(lines)
+    return [
+        Series(
+            name=f"limit of {gathered.name(kind) if several else kind.place}",
+            marks=tuple(sorted(line.values(), key=lambda mark: mark.x)),
+            look=gathered.kinds[kind],
+            kind="line",
+            dashed=True,
+        )
+        for kind, line in lines
+    ]
+
+
+def _alike(mark: Mark, other: Mark) -> bool:
+    return abs(mark.y / other.y - 1) < SAME
+
+
+def _workers(point: Point) -> int:
+    return point.load.concurrency or 0 if point.load is not None and point.load.arrivals == "closed" else 0
+
+
+def by_arrivals(name: str, points: Sequence[Point]) -> list[tuple[str, list[Point]]]:
     """Closed loops and each kind of scheduled arrivals as curves of their own."""
     groups: dict[str, list[Point]] = {}
     for point in points:
@@ -149,25 +184,13 @@ def _users(gathered: Gathered, points: Sequence[Point], slo: Slo) -> Section | N
     places: list[tuple[float, float]] = []
     rows: list[tuple[str, ...]] = []
     for kind, own in gathered.curves(points).items():
-        marks = []
-        for point in own:
-            tpot, tokens = words.metric(point, words.TPOT), words.metric(point, words.TOKENS)
-            if not tpot or not tokens:
-                continue
-            x, y = 1000 / tpot, tokens / devices(point)
-            around = words.interval(point, words.TOKENS)
-            y_interval = None if around is None else (around[0] / devices(point), around[1] / devices(point))
-            marks.append(
-                Mark(
-                    x=x, y=y, y_interval=y_interval, note=note(point), label=_short_load(point),
-                    trusted=words.trusted(point),
-                )
-            )  # fmt: skip
-            if words.trusted(point):
-                places.append((x, y))
-            rows.append((gathered.name(kind), words.load_name(point), words.digits(x), words.digits(y)))
-        if marks:
-            series.append(Series(name=gathered.name(kind), marks=tuple(marks), look=gathered.kinds[kind]))
+        for name, part in by_arrivals(gathered.name(kind), own):
+            pairs = [(point, mark) for point in part if (mark := _user_mark(point)) is not None]
+            marks = tuple(mark for _, mark in pairs)
+            dashed = name != gathered.name(kind)
+            series += [Series(name=name, marks=marks, look=gathered.kinds[kind], dashed=dashed)] if marks else []
+            places += [(mark.x, mark.y) for mark in marks if mark.trusted]
+            rows += [(name, words.load_name(at), words.digits(mark.x), words.digits(mark.y)) for at, mark in pairs]
     if not series:
         return None
     front = pareto(places)
@@ -188,6 +211,23 @@ def _users(gathered: Gathered, points: Sequence[Point], slo: Slo) -> Section | N
     )
     text = "Up and to the right is better. On the dashed line no other trusted point is better in both."
     return Section("users and devices", text, (chart,), table)
+
+
+def _user_mark(point: Point) -> Mark | None:
+    """None where speed or throughput are not known."""
+    tpot, tokens, around = words.metric(point, words.TPOT), words.metric(point, words.TOKENS), None
+    if not tpot or not tokens:
+        return None
+    if (ends := words.interval(point, words.TOKENS)) is not None:
+        around = ends[0] / devices(point), ends[1] / devices(point)
+    return Mark(
+        x=1000 / tpot,
+        y=tokens / devices(point),
+        y_interval=around,
+        note=note(point),
+        label=_short_load(point),
+        trusted=words.trusted(point),
+    )
 
 
 def pareto(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -5,6 +5,7 @@ from roofline.bench.results.point import Figure, Point
 # Metrics that reports know, as `Point.metrics` names them.
 TTFT, TPOT, E2E = "ttft", "tpot", "e2e"
 REQUESTS, TOKENS, GOODPUT = "request_rate", "answer_rate", "goodput"
+RATIO = "ratio"  # the unit of metrics that are ratios of two systems measured in turns
 
 
 def load_name(point: Point) -> str:
@@ -63,6 +64,11 @@ def share(point: Point) -> float | None:
 def trusted(point: Point) -> bool:
     """Whether the client kept up, as its certificate says. Of an engine that is called, which has no client: yes."""
     return point.client is None or point.client.trusted
+
+
+def of_ratios(point: Point) -> bool:
+    """Whether the point is a comparison of systems and no measurement of one: all its metrics are paired ratios."""
+    return bool(point.metrics) and all(figure.unit == RATIO for figure in point.metrics.values())
 
 
 def digits(value: float | None, count: int = 3) -> str:
