@@ -55,9 +55,9 @@ class Speeds:
         """One step that makes the last token of `context` in each of so many sequences."""
         return self._rate("decode", sequences, 1, context)
 
-    def prefill(self, context: int) -> Rate:
-        """One step that computes a prompt of `context` tokens."""
-        return self._rate("prefill", 1, context, context)
+    def prefill(self, context: int, sequences: int = 1) -> Rate:
+        """One step that computes so many prompts of `context` tokens each."""
+        return self._rate("prefill", sequences, context, context)
 
     def _rate(self, step: str, sequences: int, tokens: int, context: int) -> Rate:
         segments = [(context - tokens, tokens)] * sequences

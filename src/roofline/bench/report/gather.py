@@ -52,7 +52,7 @@ class Gathered:
         """Points by (preset, hash of the traffic): only points of one traffic may share a chart."""
         groups: dict[tuple[str, str], list[Point]] = {}
         for point in self.points:
-            if point.load is not None and point.workload is not None and not words.of_ratios(point):
+            if point.load is not None and point.workload is not None:
                 groups.setdefault((point.preset, point.workload.sha256), []).append(point)
         return groups
 
@@ -60,8 +60,7 @@ class Gathered:
         """These points by system and machine; a closed loop and scheduled arrivals are not told apart here."""
         groups: dict[Kind, list[Point]] = {}
         for point in points:
-            if not words.of_ratios(point):
-                groups.setdefault(kind_of(point), []).append(point)
+            groups.setdefault(kind_of(point), []).append(point)
         return groups
 
 
@@ -98,7 +97,7 @@ def of_points(points: Sequence[Point]) -> Gathered:
     """The same of points that are at hand, without events."""
     refused = [text for point in points if (text := impossible(point))]
     possible = sorted((point for point in points if not impossible(point)), key=_order)
-    kinds = dict.fromkeys(kind_of(point) for point in possible if not words.of_ratios(point))
+    kinds = dict.fromkeys(kind_of(point) for point in possible)
     return Gathered(possible, {kind: number for number, kind in enumerate(kinds)}, refused)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from roofline.bench.report import words
 from roofline.bench.report.chart import Axis, Chart, Mark, Section, Series, Table
 from roofline.bench.report.gather import Gathered
-from roofline.bench.report.ratios import Ratio, ratio
+from roofline.bench.report.ratios import Ratio, pairs, ratio
 from roofline.bench.results.point import Point
 from roofline.common.errors import ConfigError
 
@@ -40,11 +40,10 @@ def check_metric(name: str) -> None:
 
 
 def by_key(points: Sequence[Point]) -> dict[LoadKey, list[Point]]:
-    """Points of the same load, each by time. Paired ratios are not among them: they have no system of their own."""
+    """Points of the same load, each by time."""
     groups: dict[LoadKey, list[Point]] = {}
     for point in sorted(points, key=lambda point: point.started):
-        if not words.of_ratios(point):
-            groups.setdefault(key_of(point), []).append(point)
+        groups.setdefault(key_of(point), []).append(point)
     return groups
 
 
@@ -171,17 +170,12 @@ def _finding(name: str, metric: str, between: Ratio, at_most: float) -> Finding:
 
 
 def check_pairs(points: Sequence[Point], at_most: float) -> list[Finding]:
-    """The same of paired ratios of throughput, which need no second file. Raises ConfigError where there are none."""
-    findings = []
-    for point in points:
-        for name, figure in point.metrics.items():
-            value = words.central(figure)
-            plain = name.removesuffix("_ratio")
-            if figure.unit == words.RATIO and value is not None and plain in HIGHER_IS_BETTER:
-                key = f"{point.system.label}, {point.preset}, {words.load_name(point)}"
-                findings.append(_finding(key, plain, Ratio(value, figure.ci95), at_most))
+    """The same of paired ratios, which need no second file: B is the new one. Raises ConfigError where there are
+    none."""
+    names = {"throughput": words.TOKENS, "latency": words.E2E}
+    findings = [_finding(pair.name, names[pair.of], pair.ratio, at_most) for pair in pairs(points)]
     if not findings:
-        raise ConfigError("there is no paired ratio in these points: name the older ones with --against FILE")
+        raise ConfigError("there is no paired ratio of bench compare in these points: name the older ones (--against)")
     return findings
 
 

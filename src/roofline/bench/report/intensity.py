@@ -12,8 +12,7 @@ TERA = 1e12
 
 def section(gathered: Gathered) -> Section | None:
     """None where no point has a limit."""
-    measured = [point for point in gathered.points if not words.of_ratios(point)]
-    places = [(point, each) for point in measured if (each := _place(point)) is not None]
+    places = [(point, each) for point in gathered.points if (each := _place(point)) is not None]
     if not places:
         return None
     most = max(x for _, (x, _) in places)

@@ -53,42 +53,73 @@ def _logarithm(points: Sequence[Point], name: str) -> tuple[float, float | None]
     return fmean(logarithms), math.sqrt(sum(error**2 for error in errors)) / len(errors)
 
 
+@dataclass(frozen=True)
+class Pair:
+    """A paired ratio of two systems that were measured in turns, B to A, as `bench compare` writes it.
+
+    of: "throughput" or "latency"; name: who was compared, under which load; point: B's.
+    """
+
+    of: str
+    name: str
+    ratio: Ratio
+    point: Point
+
+
+def pairs(points: Sequence[Point]) -> list[Pair]:
+    """The paired ratios among these points: each stands in the points of both sides, and is taken from B's."""
+    labels = {point.run: words.system_name(point) for point in points if point.extra.get("side") == "A"}
+    out = []
+    for point in points:
+        if point.extra.get("side") != "B":
+            continue
+        name = f"{words.system_name(point)} / {labels.get(point.run, 'A')}, {point.preset}, {words.load_name(point)}"
+        for of in ("throughput", "latency"):
+            value, low, high = (point.extra.get(f"{of}_{part}") for part in ("ratio", "low", "high"))
+            if isinstance(value, float) and isinstance(low, float) and isinstance(high, float):
+                out.append(Pair(of, name, Ratio(value, (low, high)), point))
+    return out
+
+
 def forest(gathered: Gathered) -> Section | None:
     """The ratios of systems that were measured in turns, one below the other; None where there are none."""
-    rows = [
-        (f"{point.system.label}: {name.replace('_', ' ')}, {words.load_name(point)}", point, figure)
-        for point in gathered.points
-        for name, figure in point.metrics.items()
-        if figure.unit == words.RATIO and words.central(figure) is not None
-    ]
+    rows = pairs(gathered.points)
     if not rows:
         return None
     marks = tuple(
         Mark(
-            x=words.central(figure) or 1.0,
+            x=pair.ratio.value,
             y=number,
-            x_interval=figure.ci95,
-            note=f"{name}: {words.with_interval(words.central(figure), figure.ci95)}",
-            trusted=words.trusted(point),
+            x_interval=pair.ratio.interval,
+            note=f"{pair.of}: {words.with_interval(pair.ratio.value, pair.ratio.interval)}",
+            trusted=words.trusted(pair.point),
         )
-        for number, (name, point, figure) in enumerate(rows)
+        for number, pair in enumerate(rows)
     )
     chart = Chart(
         title="paired ratios",
         x=Axis(title="ratio", log=True),
-        y=Axis(title="", categories=tuple(name for name, _, _ in rows)),
+        y=Axis(title="", categories=tuple(f"{pair.of}: {pair.name}" for pair in rows)),
         series=(Series(name="ratio with its 95 % interval", marks=marks, look=0, kind="dots"),),
         rules=(Rule("x", 1.0, "no difference"),),
     )
     table = Table(
-        ("what", "ratio", "low", "high", "definition"),
+        ("what", "of", "ratio", "low", "high", "verdict"),
         tuple(
-            (name, words.digits(words.central(figure), 4), *_ends(figure.ci95), figure.definition)
-            for name, _, figure in rows
+            (pair.name, pair.of, words.digits(pair.ratio.value, 4), *_ends(pair.ratio.interval), _verdict(pair))
+            for pair in rows
         ),
     )
-    text = "Systems measured in turns under the same traffic. An interval that contains 1 shows no difference."
+    text = (
+        "Systems measured in turns under the same traffic; above 1 the first one has more throughput, or a longer "
+        "latency. An interval that contains 1 shows no difference."
+    )
     return Section("paired ratios", text, (chart,), table)
+
+
+def _verdict(pair: Pair) -> str:
+    """What the comparison concluded, of the figure that decided it."""
+    return str(pair.point.extra.get("verdict", "-")) if pair.point.extra.get("by") == pair.of else "-"
 
 
 def _ends(around: Interval | None) -> tuple[str, str]:

@@ -51,7 +51,7 @@ def _doubts(gathered: Gathered) -> list[str]:
 def _others(gathered: Gathered) -> Section | None:
     """Points without traffic, such as those of decode and of plans, by their figures."""
     shown = {id(point) for points in gathered.traffics().values() for point in points}
-    points = [point for point in gathered.points if id(point) not in shown and not words.of_ratios(point)]
+    points = [point for point in gathered.points if id(point) not in shown]
     rows = tuple(
         (
             words.system_name(point),

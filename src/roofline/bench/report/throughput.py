@@ -63,7 +63,8 @@ def _latency(gathered: Gathered, points: Sequence[Point], slo: Slo) -> Section |
     )
     if knees:
         text += f"The knee is the point with the most throughput for its latency: {'; '.join(knees)}."
-    return Section("throughput and latency", text, (chart,), _point_table(gathered, points))
+    several = sum(len(each.marks) for each in series) > 1
+    return Section("throughput and latency", text, (chart,) if several else (), _point_table(gathered, points))
 
 
 def _limits(gathered: Gathered, points: Sequence[Point]) -> list[Series]:
@@ -210,7 +211,7 @@ def _users(gathered: Gathered, points: Sequence[Point], slo: Slo) -> Section | N
         tuple((*row, "yes" if row[2:4] in on_front else "no") for row in rows),
     )
     text = "Up and to the right is better. On the dashed line no other trusted point is better in both."
-    return Section("users and devices", text, (chart,), table)
+    return Section("users and devices", text, (chart,) if len(rows) > 1 else (), table)
 
 
 def _user_mark(point: Point) -> Mark | None:

@@ -5,7 +5,6 @@ from roofline.bench.results.point import Figure, Point
 # Metrics that reports know, as `Point.metrics` names them.
 TTFT, TPOT, E2E = "ttft", "tpot", "e2e"
 REQUESTS, TOKENS, GOODPUT = "request_rate", "answer_rate", "goodput"
-RATIO = "ratio"  # the unit of metrics that are ratios of two systems measured in turns
 
 
 def load_name(point: Point) -> str:
@@ -13,8 +12,10 @@ def load_name(point: Point) -> str:
     load = point.load
     if load is None:
         return point.preset
+    count = load.concurrency or 1
+    if load.arrivals == "batch":
+        return f"batch of {count:,}"
     if load.arrivals == "closed" or load.offered is None:
-        count = load.concurrency or 1
         return f"{count:,} worker{'s' * (count != 1)}"
     return f"{digits(load.offered)} requests/s {load.arrivals}"
 
@@ -64,11 +65,6 @@ def share(point: Point) -> float | None:
 def trusted(point: Point) -> bool:
     """Whether the client kept up, as its certificate says. Of an engine that is called, which has no client: yes."""
     return point.client is None or point.client.trusted
-
-
-def of_ratios(point: Point) -> bool:
-    """Whether the point is a comparison of systems and no measurement of one: all its metrics are paired ratios."""
-    return bool(point.metrics) and all(figure.unit == RATIO for figure in point.metrics.values())
 
 
 def digits(value: float | None, count: int = 3) -> str:
