@@ -161,3 +161,17 @@ def with_events(measured: Point, folder: Path, name: str = "events.jsonl", worke
     write_events(events(workers=workers), folder / name)
     digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
     return with_id(msgspec.structs.replace(measured, events=name, events_sha256=digest))
+
+
+def compared(
+    ratio: float, workers: int = 4, low: float = 0.97, high: float = 1.03, verdict: str = "B is higher"
+) -> list[Point]:
+    """The two points that `bench compare` writes: A is llama.cpp, B ours, with its throughput times `ratio`."""
+    out = []
+    for side, label, most in (("A", "llama.cpp", 5.0), ("B", "ours", 5.0 * ratio)):
+        extra: dict[str, float | int | str | bool | None] = {"side": side, "by": "throughput", "verdict": verdict}
+        extra |= {"throughput_ratio": ratio, "throughput_low": ratio * low, "throughput_high": ratio * high}
+        extra |= {"latency_ratio": 1 / ratio, "latency_low": low / ratio, "latency_high": high / ratio}
+        measured = point(workers, label=label, most=most)
+        out.append(with_id(msgspec.structs.replace(measured, run=f"{ratio} {workers}", kind="compare", extra=extra)))
+    return out

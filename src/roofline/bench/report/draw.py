@@ -100,7 +100,9 @@ class _Drawing:
                 at = self.y.at(number)
                 self.out.append(_line(frame.x, at + ROW / 2, right, at + ROW / 2, "grid"))
                 most = int((frame.width - 8) / (0.9 * CHARACTER))
-                self.out.append(_text(frame.x, at - 5, name if len(name) <= most else f"{name[: most - 1]}…", "start"))
+                shown = name if len(name) <= most else f"{name[: most - 1]}…"
+                self.out.append(_text(frame.x, at - 5, shown, "start"))
+                self.labels.occupied.append(Box(frame.x, at - 5 - FONT, 0.85 * CHARACTER * len(shown), FONT))
         else:
             for value in self.y.ticks(6):
                 at = self.y.at(value)

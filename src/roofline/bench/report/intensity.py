@@ -41,7 +41,7 @@ def section(gathered: Gathered) -> Section | None:
         series.append(Series(name=gathered.name(kind), marks=tuple(marks), look=gathered.kinds[kind], kind="dots"))
     chart = Chart(
         title="rooflines",
-        x=Axis(title="operations for each byte of weights, keys and values", log=True),
+        x=Axis(title="operations for each byte that is read", log=True),
         y=Axis(title="Tera-operations/s", log=True),
         series=tuple(series),
     )

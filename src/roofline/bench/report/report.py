@@ -30,7 +30,7 @@ def report(gathered: Gathered, title: str = "", slo: Slo | None = None, prices: 
 
 def _about(gathered: Gathered) -> str:
     if not gathered.points:
-        return f"{len(gathered.refused)} points were refused."
+        return f"All points were refused: {len(gathered.refused)}."
     days = sorted({point.started[:10] for point in gathered.points})
     span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     parts = [f"{len(gathered.points)} points", " and ".join(gathered.places), span]
