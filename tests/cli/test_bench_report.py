@@ -116,7 +116,8 @@ def test_cost_prints_prices_over_load(points: Path, tmp_path: Path) -> None:
     assert (
         "no point has both a price and tokens a second (machines: A CPU)" in call("cost", points, *other, code=1).stderr
     )
-    assert "--price-source is missing" in call("cost", points, "--price", "2", code=2).stderr
+    assert "a price needs --price-source" in call("cost", points, "--price", "2", code=1).stderr
+    assert "name what a machine costs: --price 2.5" in call("cost", points, code=1).stderr
 
 
 def test_replay_draws_points_of_ours(points: Path, tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, Literal
+from typing import Literal
+
+import msgspec
 
 from roofline.backends.options import LoadOptions
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
@@ -72,17 +74,28 @@ def publication(name: str) -> Publication:
     if name not in NAMES:
         raise ConfigError(unknown("replay", name, NAMES))
     table = tomllib.loads(resources.files("roofline.bench.replays").joinpath(f"{name}.toml").read_text("utf-8"))
-    charts = tuple(_chart(chart, table["sources"]) for chart in table["chart"])
+    sources = msgspec.convert(table["sources"], dict[str, str])
+    charts = tuple(_chart(chart, sources) for chart in msgspec.convert(table["chart"], list[_ChartTable]))
     return Publication(name, table["title"], table["about"], table["caveat"], table["again"], charts)
 
 
-def _chart(chart: dict[str, Any], sources: dict[str, str]) -> PublishedChart:
-    """The keys of a chart are those of each of its rows that does not have its own."""
-    common = {key: chart[key] for key in ("model", "chip", "context", "step") if key in chart}
-    if "format" in chart:
-        common["form"] = chart["format"]
-    rows = tuple(Row(**{**common, **row, "source": sources[row["source"]]}) for row in chart["rows"])
-    return PublishedChart(chart["title"], chart["unit"], rows)
+class _ChartTable(msgspec.Struct, forbid_unknown_fields=True):
+    """A chart as its file has it. What it says beside its rows is true of each of them that does not say another."""
+
+    title: str
+    unit: str
+    rows: list[dict[str, str | float | int | bool]]
+    model: str = ""
+    chip: str = ""
+    context: int = 0
+    step: str = ""
+    format: str = ""
+
+
+def _chart(chart: _ChartTable, sources: dict[str, str]) -> PublishedChart:
+    common = {"model": chart.model, "chip": chart.chip, "context": chart.context, "step": chart.step}
+    rows = ({"form": chart.format, **common, **row, "source": sources[str(row["source"])]} for row in chart.rows)
+    return PublishedChart(chart.title, chart.unit, tuple(msgspec.convert(row, Row) for row in rows))
 
 
 @dataclass(frozen=True)

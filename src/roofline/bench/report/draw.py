@@ -44,8 +44,8 @@ class _Drawing:
         rows = len(chart.y.categories)
         self.chart, self.width, self.narrow = chart, width, width < 500
         self.height = 56 + ROW * rows if rows else 300 if self.narrow else 380
-        left = 10 if rows else 52
-        self.frame = Box(left, 12, width - left - 14, self.height - 12 - 44)
+        margin = 10 if rows else 52
+        self.frame = Box(margin, 12, width - margin - 14, self.height - 12 - 44)
         frame = self.frame
         self.x = scale(chart.x, _values(chart, "x"), frame.x, frame.x + frame.width)
         up = (frame.y, frame.y + frame.height) if rows else (frame.y + frame.height, frame.y)
@@ -100,9 +100,9 @@ class _Drawing:
                 at = self.y.at(number)
                 self.out.append(_line(frame.x, at + ROW / 2, right, at + ROW / 2, "grid"))
                 most = int((frame.width - 8) / (0.9 * CHARACTER))
-                shown = name if len(name) <= most else f"{name[: most - 1]}…"
-                self.out.append(_text(frame.x, at - 5, shown, "start"))
-                self.labels.occupied.append(Box(frame.x, at - 5 - FONT, 0.85 * CHARACTER * len(shown), FONT))
+                short = name if len(name) <= most else f"{name[: most - 1]}…"
+                self.out.append(_text(frame.x, at - 5, short, "start"))
+                self.labels.occupied.append(Box(frame.x, at - 5 - FONT, 0.85 * CHARACTER * len(short), FONT))
         else:
             for value in self.y.ticks(6):
                 at = self.y.at(value)

@@ -53,7 +53,8 @@ def trend(gathered: Gathered, name: str) -> Section:
     Raises ConfigError where no point has the metric.
     """
     check_metric(name)
-    charts, rows = [], []
+    charts: list[Chart] = []
+    rows: list[tuple[str, ...]] = []
     for key, points in by_key(gathered.points).items():
         own = [point for point in points if words.metric(point, name) is not None]
         if not own:
@@ -87,12 +88,12 @@ def trend(gathered: Gathered, name: str) -> Section:
 
 
 def _rows(key: LoadKey, points: Sequence[Point], name: str) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for before, point in zip([None, *points], points, strict=False):
         value = words.with_interval(words.metric(point, name), words.interval(point, name))
         last = None if before is None else ratio([point], [before], name)
         first = None if before is None else ratio([point], [points[0]], name)
-        rows.append((str(key), key.place, _version(point), point.started, value, _shown(last), _shown(first)))
+        rows.append((str(key), key.place, _version(point), point.started, value, _ratio_text(last), _ratio_text(first)))
     return rows
 
 
@@ -100,7 +101,7 @@ def _version(point: Point) -> str:
     return point.system.version or point.system.fingerprint[:8] or "?"
 
 
-def _shown(of: Ratio | None) -> str:
+def _ratio_text(of: Ratio | None) -> str:
     return "-" if of is None else words.with_interval(of.value, of.interval)
 
 

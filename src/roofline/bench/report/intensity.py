@@ -70,7 +70,7 @@ def _device(gathered: Gathered, place: str) -> tuple[Device | None, int]:
     return (None, 1) if not points else (max(points, key=lambda point: point.started).devices[0], devices(points[-1]))
 
 
-def _roofs(device: Device, count: int, place: str, look: int, shown: tuple[float, float]) -> list[Series]:
+def _roofs(device: Device, count: int, place: str, look: int, span: tuple[float, float]) -> list[Series]:
     """The roofs of one device of a machine, as far as they are known."""
     kinds = (
         ("measured roof", device.measured_bytes_per_s, device.measured_flops, False),
@@ -80,7 +80,7 @@ def _roofs(device: Device, count: int, place: str, look: int, shown: tuple[float
     for name, read, flops, dashed in kinds:
         if not read:
             continue
-        low, high = shown[0] / 3, shown[1] * 3
+        low, high = span[0] / 3, span[1] * 3
         ridge = flops / read if flops else high
         places = [(low, low * read), (min(max(ridge, low), high), min(ridge, high) * read)]
         if ridge < high:

@@ -72,7 +72,7 @@ class LiveView:
         self._running: str | None = None
         self._progress: Progress | None = None
         self._began = self._drawn = -1e9
-        self._taken: list[float] = []  # seconds of each finished point
+        self._durations: list[float] = []  # seconds of each finished point
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
@@ -104,7 +104,7 @@ class LiveView:
         if self._live is not None:
             self._draw()
         else:
-            self._line(f"{load} ...{self._left()}")
+            self._line(f"{load} ...{self._time_left()}")
             self._drawn = self._clock()
 
     def progress(self, now: Progress) -> None:
@@ -121,7 +121,7 @@ class LiveView:
     def finished(self, point: Point) -> None:
         """The point is measured (and written, if it is: the view keeps nothing)."""
         self._points.append(point)
-        self._taken.append(self._clock() - self._began)
+        self._durations.append(self._clock() - self._began)
         self._running = self._progress = None
         if self._live is not None:
             self._draw()
@@ -149,7 +149,7 @@ class LiveView:
             table.add_row(*map(escape, _cells(point)), style="" if words.trusted(point) else "dim")
         if self._running is None:
             return table
-        text = f"{self._running}: {self._running_text(self._progress)}{self._left()}"
+        text = f"{self._running}: {self._running_text(self._progress)}{self._time_left()}"
         return Group(table, escape(text))
 
     def _running_text(self, now: Progress | None) -> str:
@@ -170,9 +170,9 @@ class LiveView:
             parts.append(f"{words.digits(now.slip_ms)} ms late")
         return ", ".join(parts)
 
-    def _left(self) -> str:
+    def _time_left(self) -> str:
         """How long the rest takes, if every point takes as long as those before, or as is planned."""
-        each = sum(self._taken) / len(self._taken) if self._taken else self._seconds
+        each = sum(self._durations) / len(self._durations) if self._durations else self._seconds
         if self._planned is None or each is None or self._running is None:
             return ""
         rest = each * (self._planned - len(self._points)) - (self._clock() - self._began)

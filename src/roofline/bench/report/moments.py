@@ -175,7 +175,7 @@ def _course(runs: Sequence[Run]) -> Section:
             (run.name, words.digits(head.begin / NS_PER_S), words.digits(counted), f"{len(run.counted):,}",
              run.point.window.method)
         )  # fmt: skip
-    shown = (("tokens of answers", "tokens/s", flows), ("requests under way", "requests", flights))
+    drawn = (("tokens of answers", "tokens/s", flows), ("requests under way", "requests", flights))
     charts = tuple(
         Chart(
             title=title,
@@ -184,7 +184,7 @@ def _course(runs: Sequence[Run]) -> Section:
             series=tuple(series),
             areas=_uncounted(runs),
         )
-        for title, unit, series in shown
+        for title, unit, series in drawn
     )
     headings = ("run", "warm-up, s", "counted, s", "requests that count", "how the warm-up was cut")
     text = "Figures are taken from the span between the shaded parts: before it the run warms up, after it it runs out."
@@ -211,7 +211,8 @@ def _uncounted(runs: Sequence[Run]) -> tuple[Area, ...]:
 
 def _waterfall(gathered: Gathered) -> Section:
     """Where the time to the first token goes, on average, for each point with events."""
-    names, bars, rows = [], [list[Mark]() for _ in PARTS], []
+    names: list[str] = []
+    bars, rows = [list[Mark]() for _ in PARTS], []
     for point in gathered.points:
         if point.id not in gathered.events:
             continue

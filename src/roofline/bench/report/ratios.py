@@ -198,6 +198,6 @@ def _worth(base: Machine, other: Machine) -> tuple[str, ...]:
     bound = base.point.limit.bound if base.point.limit is not None else ""
     roof = {"memory": memory, "compute": compute}.get(bound)
     worth = throughput.value / roof if throughput is not None and roof else None
-    shown = "-" if throughput is None else words.with_interval(throughput.value, throughput.interval)
+    text = "-" if throughput is None else words.with_interval(throughput.value, throughput.interval)
     figures = (words.digits(memory), words.digits(compute), bound or "-", words.digits(worth))
-    return f"{other.kind.system}, {other.kind.place}", f"{base.kind.system}, {base.kind.place}", shown, *figures
+    return f"{other.kind.system}, {other.kind.place}", f"{base.kind.system}, {base.kind.place}", text, *figures

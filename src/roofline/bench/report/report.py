@@ -16,7 +16,7 @@ def report(gathered: Gathered, title: str = "", slo: Slo | None = None, prices: 
     sections += [ratios.forest(gathered), ratios.machines(gathered), intensity.section(gathered)]
     sections += moments.sections(gathered)
     sections += cost.sections(gathered, prices) if prices is not None else []
-    sections += [_others(gathered), _conditions(gathered)]
+    sections += [_other_figures(gathered), _conditions(gathered)]
     return Report(
         title=title or f"{', '.join(dict.fromkeys(point.preset for point in gathered.points))} measured"
         if gathered.points
@@ -48,10 +48,10 @@ def _doubts(gathered: Gathered) -> list[str]:
     return [f"In grey, because the client did not keep up with the load or has no certificate for it: {names}."]
 
 
-def _others(gathered: Gathered) -> Section | None:
+def _other_figures(gathered: Gathered) -> Section | None:
     """Points without traffic, such as those of decode and of plans, by their figures."""
-    shown = {id(point) for points in gathered.traffics().values() for point in points}
-    points = [point for point in gathered.points if id(point) not in shown]
+    in_charts = {id(point) for points in gathered.traffics().values() for point in points}
+    points = [point for point in gathered.points if id(point) not in in_charts]
     rows = tuple(
         (
             words.system_name(point),

@@ -25,9 +25,9 @@ def sections(gathered: Gathered, slo: Slo) -> list[Section]:
     out = []
     for (preset, sha256), points in gathered.traffics().items():
         title = f"{preset} (traffic {sha256[:8]})"
-        made = (_latency(gathered, points, slo), _users(gathered, points, slo), _sweep(gathered, points, slo))
+        parts = (_latency(gathered, points, slo), _users(gathered, points, slo), _sweep(gathered, points, slo))
         out += [
-            Section(f"{title}: {each.title}", each.text, each.charts, each.table) for each in made if each is not None
+            Section(f"{title}: {each.title}", each.text, each.charts, each.table) for each in parts if each is not None
         ]
     return out
 

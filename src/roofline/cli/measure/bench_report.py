@@ -1,5 +1,6 @@
 """roofline bench report, history, check, cost: what measured points show, from the files that hold them."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,7 +8,7 @@ from roofline.cli.options import AsJson
 from roofline.cli.output import check_output, console, plain_table, print_json
 from roofline.cli.parser import Argument
 from roofline.common.errors import ConfigError
-from roofline.common.options import Option
+from roofline.common.options import Option, Options, option
 
 if TYPE_CHECKING:
     from roofline.bench.report.chart import Section, Table
@@ -19,25 +20,30 @@ if TYPE_CHECKING:
 Files = Annotated[list[Path], Argument("Files of measured points, as bench curve and others write them.")]
 Out = Annotated[Path | None, Option("The page: one HTML file.", flags=("--out", "-o"))]
 Metric = Annotated[str, Option("Which figure: request_rate, answer_rate, ttft, tpot or e2e.")]
-PRICE = Option("USD an hour of all devices of a machine: 2.5, or MI300X=2.5 for machines with that in their name.")
-Price = Annotated[list[str] | None, PRICE]
-PriceSource = Annotated[str, Option("Where the prices are from.")]
-PriceDate = Annotated[str, Option("The day of the prices: 2026-11-26.")]
-Kwh = Annotated[float | None, Option("USD a kWh, where the hourly price has no electricity in it.", minimum=0)]
-Pue = Annotated[float, Option("Energy of the building for each joule of the machine.", minimum=1)]
-AnswerWeight = Annotated[float, Option("How many prompt tokens an answer token is charged as.", minimum=0.01)]
+
+
+@dataclass(frozen=True)
+class PriceOptions(Options):
+    """What a machine costs. Prices are inputs with a source and a day: none is built in."""
+
+    price: list[str] | None = option(
+        None, "USD an hour of all devices of a machine: 2.5, or MI300X=2.5 for machines with that in their name."
+    )
+    price_source: str = option("", "Where the prices are from.")
+    price_date: str = option("", "The day of the prices: 2026-11-26.")
+    kwh: float | None = option(None, "USD a kWh, where the hourly price has no electricity in it.", minimum=0)
+    pue: float = option(1.0, "Energy of the building for each joule of the machine.", minimum=1)
+    answer_weight: float = option(4.0, "How many prompt tokens an answer token is charged as.", minimum=0.01)
 
 
 def report(
     files: Files,
+    prices: PriceOptions,
     out: Out = None,
     markdown: Annotated[Path | None, Option("Also write it as Markdown.")] = None,
     csv: Annotated[Path | None, Option("Also write all points as CSV.")] = None,
     title: Annotated[str, Option("The title. Default: the presets that were measured.")] = "",
     slo: Annotated[str, Option("What users are promised, in ms: ttft=2000,tpot=200,e2e=30000, or some of these.")] = "",
-    price: Price = None,
-    price_source: PriceSource = "",
-    price_date: PriceDate = "",
 ) -> None:
     """Draw measured points, of one machine or several, on one page that needs no network.
 
@@ -49,18 +55,18 @@ def report(
     if out is None and markdown is None and csv is None:
         raise ConfigError("name where the report goes: -o report.html, --markdown FILE or --csv FILE")
     promised = _slo(slo)
-    prices = _prices(price, price_source, price_date, None, 1.0, 4.0) if price else None
+    priced = _prices(prices) if prices.price else None
     for path in (out, markdown, csv):
         check_output(path)
     gathered = gather(files)
-    made = make(gathered, title, promised, prices)
-    _write(made, out, markdown)
+    page = make(gathered, title, promised, priced)
+    _write(page, out, markdown)
     if csv is not None:
         from roofline.bench.report.text import csv_of_points
 
         csv.write_text(csv_of_points(gathered.points), encoding="utf-8")
-    print(made.about)
-    for refused in made.refused:
+    print(page.about)
+    for refused in page.refused:
         print(f"refused: {refused}")
 
 
@@ -107,16 +113,7 @@ def check(
     return 1 if slower else 0
 
 
-def cost(
-    files: Files,
-    price: Annotated[list[str], PRICE],
-    price_source: PriceSource,
-    price_date: PriceDate,
-    kwh: Kwh = None,
-    pue: Pue = 1.0,
-    answer_weight: AnswerWeight = 4.0,
-    out: Out = None,
-) -> None:
+def cost(files: Files, prices: PriceOptions, out: Out = None) -> None:
     """Tell what a million tokens cost over the offered load, and the energy of a token where a counter was read.
 
     Prices are inputs with a date and a source: none is built in.
@@ -125,30 +122,30 @@ def cost(
     from roofline.bench.report.gather import gather
     from roofline.bench.report.page import Report
 
-    prices = _prices(price, price_source, price_date, kwh, pue, answer_weight)
+    priced = _prices(prices)
     check_output(out)
     gathered = gather(files)
-    made = sections(gathered, prices)
-    if not made:
+    parts = sections(gathered, priced)
+    if not parts:
         places = ", ".join(gathered.places)
         raise ConfigError(
             f"no point has both a price and tokens a second (machines: {places}): --price 2.5 is for any machine"
         )
-    for section in made:
+    for section in parts:
         _show(section)
-    _write(Report("cost", f"{len(gathered.points)} points", tuple(made), tuple(gathered.refused)), out, None)
+    _write(Report("cost", f"{len(gathered.points)} points", tuple(parts), tuple(gathered.refused)), out, None)
 
 
-def _write(made: "Report", out: Path | None, markdown: Path | None) -> None:
+def _write(report: "Report", out: Path | None, markdown: Path | None) -> None:
     from roofline.bench.report.page import page
     from roofline.bench.report.text import markdown as as_markdown
     from roofline.common.files import write_atomically
 
     if out is not None:
-        write_atomically(out, page(made))
+        write_atomically(out, page(report))
         print(f"written: {out}")
     if markdown is not None:
-        write_atomically(markdown, as_markdown(made))
+        write_atomically(markdown, as_markdown(report))
 
 
 def _show(section: "Section") -> None:
@@ -179,19 +176,21 @@ def _slo(text: str) -> "Slo":
     return Slo(**values)
 
 
-def _prices(texts: list[str], source: str, date: str, kwh: float | None, pue: float, answer_weight: float) -> "Prices":
+def _prices(options: PriceOptions) -> "Prices":
     from roofline.bench.report.cost import Prices, check_date, parse_prices
 
-    if not source.strip() or not date:
+    if not options.price:
+        raise ConfigError("name what a machine costs: --price 2.5, in USD an hour")
+    if not options.price_source.strip() or not options.price_date:
         raise ConfigError("a price needs --price-source and --price-date: others must be able to look it up")
-    check_date(date)
+    check_date(options.price_date)
     return Prices(
-        usd_per_hour=parse_prices(texts),
-        source=source,
-        date=date,
-        usd_per_kwh=kwh,
-        pue=pue,
-        answer_weight=answer_weight,
+        usd_per_hour=parse_prices(options.price),
+        source=options.price_source,
+        date=options.price_date,
+        usd_per_kwh=options.kwh,
+        pue=options.pue,
+        answer_weight=options.answer_weight,
     )
 
 
