@@ -25,8 +25,10 @@ def test_files_are_merged_and_each_point_counts_once(tmp_path: Path) -> None:
 
 
 def test_points_are_in_the_order_of_their_load() -> None:
-    gathered = of_points(list(reversed(made.curve())))
-    assert [point.load.concurrency for point in gathered.points if point.load] == [1, 2, 4, 8, 16, 32]
+    """Closed loops come before scheduled arrivals."""
+    gathered = of_points([made.point(4, rate=3.0), made.point(4, rate=0.5), *reversed(made.curve())])
+    loads = [point.load.concurrency or point.load.offered for point in gathered.points if point.load]
+    assert loads == [1, 2, 4, 8, 16, 32, 0.5, 3.0]
 
 
 def test_only_points_of_one_traffic_share_a_chart() -> None:
@@ -48,18 +50,20 @@ def test_what_exceeds_the_limit_is_refused_with_the_arithmetic(share: float, ref
             f"240 tokens/s were measured, and {rate:.3g} are possible at most by the measured roof"
             in gathered.refused[0]
         )
-        assert "894.1 GiB of weights, keys and values at 50.0 GB/s take 40.0 s" in gathered.refused[0]
+        assert "roofs (50.0 GB/s, 1000.0 Gop/s): 2.4e+13 operations and 894.1 GiB of weights" in gathered.refused[0]
+        assert "take 40.0 s, bound by memory" in gathered.refused[0]
         assert f"{share:.0%} of the limit" in gathered.refused[0]
 
 
-def test_the_data_sheet_refuses_too_and_arithmetic_is_in_operations() -> None:
+def test_the_data_sheet_refuses_too() -> None:
     point = made.point(4)
     limit = point.limit
     assert limit is not None
     limit = msgspec.structs.replace(limit, share_of_measured=None, share_of_sheet=1.5, bound="compute")
     devices = [msgspec.structs.replace(point.devices[0], sheet_flops=2e12, count=2)]
     text = impossible(msgspec.structs.replace(point, limit=limit, devices=devices))
-    assert "by the data sheet's roof, for 2.4e+13 operations at 4.0 Top/s" in text
+    assert "by the data sheet's roofs (2.0 Top/s): 2.4e+13 operations" in text
+    assert "bound by compute. That is 150% of the limit" in text
     assert impossible(msgspec.structs.replace(point, limit=None)) == ""
 
 

@@ -52,7 +52,7 @@ def test_it_has_all_sections(made_report: Report) -> None:
     assert titles == [
         "throughput and latency", "users and devices", "concurrency", "paired ratios",
         "what each machine gives for its roofs", "rooflines", "distributions", "the course of the runs",
-        "where the first token waits", "cost", "how it was measured",
+        "where the first token waits", "cost", "how it was measured", "definitions",
     ]  # fmt: skip
     assert made_report.about == "23 points · 1 refused · A CPU and Another CPU · 2026-11-26"
     assert any("did not keep up" in note for note in made_report.notes)

@@ -131,3 +131,20 @@ def test_points_without_latency_or_limit() -> None:
     assert "throughput and latency" not in shown
     plain = [msgspec.structs.replace(point, limit=None) for point in made.curve()]
     assert list(series_of(sections(plain)["throughput and latency"])) == ["ours 1.0"]
+
+
+def test_a_limit_far_above_needs_a_logarithm() -> None:
+    near = sections(made.curve())["throughput and latency"].charts[0]
+    far = sections(made.curve(bandwidth=5e11))["throughput and latency"].charts[0]
+    assert (near.y.log, far.y.log) == (False, True)
+
+
+def test_latencies_count_from_the_planned_moment_where_that_is_known() -> None:
+    point = made.point(4)
+    late = msgspec.structs.replace(
+        point,
+        metrics={**point.metrics, "e2e_corrected": made.latencies(4000.0), "ttft_corrected": made.latencies(900.0)},
+    )
+    assert words.metric(late, words.TTFT) == 900
+    marks = series_of(sections([late, made.point(8)])["throughput and latency"])["ours 1.0"].marks
+    assert marks[0].x == pytest.approx(4.4), "seconds on average"

@@ -101,10 +101,13 @@ def of_points(points: Sequence[Point]) -> Gathered:
     return Gathered(possible, {kind: number for number, kind in enumerate(kinds)}, refused)
 
 
-def _order(point: Point) -> tuple[str, str, float, str]:
-    load = point.load
-    amount = 0.0 if load is None else load.concurrency or load.offered or 0.0
-    return words.place(point), words.system_name(point), amount, point.started
+def _order(point: Point) -> tuple[str, str, bool, str, float, str]:
+    """By machine and system; of these, closed loops before scheduled arrivals; then by load, then by time."""
+    load, names = point.load, (words.place(point), words.system_name(point))
+    if load is None:
+        return *names, False, "", 0.0, point.started
+    amount = load.concurrency if load.arrivals in ("closed", "batch") else load.offered
+    return *names, load.arrivals not in ("closed", "batch"), load.arrivals, amount or 0.0, point.started
 
 
 def impossible(point: Point) -> str:
@@ -117,24 +120,27 @@ def impossible(point: Point) -> str:
     if not beyond:
         return ""
     which, share = beyond[0]
-    device = point.devices[0] if point.devices else None
-    count = sum(each.count for each in point.devices)
-    rates = {"memory": 0.0, "compute": 0.0} if device is None else {
-        "memory": device.measured_bytes_per_s if which == "measured" else device.sheet_bytes_per_s,
-        "compute": device.measured_flops if which == "measured" else device.sheet_flops,
-    }  # fmt: skip
-    rate = rates.get(limit.bound, 0.0) * count
-    read = human_bytes(limit.weight_bytes + limit.kv_bytes)
-    amount = f"{limit.flops:.3g} operations" if limit.bound == "compute" else f"{read} of weights, keys and values"
-    unit = "op" if limit.bound == "compute" else "B"
-    at = f" at {human_rate(rate, unit)}" if rate else ""
     reached = words.metric(point, words.TOKENS) or share * limit.tokens_per_s
+    read = human_bytes(limit.weight_bytes + limit.kv_bytes)
     return (
-        f"{words.system_name(point)} on {words.place(point)}, {words.load_name(point)}: "
-        f"{words.digits(reached)} tokens/s were measured, and {words.digits(reached / share)} are possible at most by "
-        f"the {which} roof, for {amount}{at} take {human_seconds(limit.seconds)}: {share:.0%} of the limit. Something "
-        f"was not read, not computed, or not counted as the point says."
+        f"{words.system_name(point)} on {words.place(point)}, {words.load_name(point)}: {words.digits(reached)} "
+        f"tokens/s were measured, and {words.digits(reached / share)} are possible at most by the {which} "
+        f"roofs{_rates(point, which)}: {limit.flops:.3g} operations and {read} of weights, keys and values take "
+        f"{human_seconds(limit.seconds)}, bound by {limit.bound}. That is {share:.0%} of the limit: something was not "
+        f"read, not computed, or not counted as the point says."
     )
+
+
+def _rates(point: Point, which: str) -> str:
+    """The roofs of one device of the point, as far as it knows them."""
+    if not point.devices:
+        return ""
+    device = point.devices[0]
+    read, flops = device.measured_bytes_per_s, device.measured_flops
+    if which != "measured":
+        read, flops = device.sheet_bytes_per_s, device.sheet_flops
+    rates = [human_rate(read, "B")] * bool(read) + [human_rate(flops, "op")] * bool(flops)
+    return f" ({', '.join(rates)})" if rates else ""
 
 
 def _read_events(point: Point, folder: Path, events: dict[str, Events], notes: list[str]) -> None:

@@ -70,7 +70,7 @@ def trend(gathered: Gathered, name: str) -> Section:
             )
             for number, point in enumerate(own)
         )
-        unit = own[0].metrics[name].unit
+        unit = getattr(words.figure(own[0], name), "unit", "")
         charts.append(
             Chart(
                 title=f"{key}, {key.place}",

@@ -16,7 +16,7 @@ def report(gathered: Gathered, title: str = "", slo: Slo | None = None, prices: 
     sections += [ratios.forest(gathered), ratios.machines(gathered), intensity.section(gathered)]
     sections += moments.sections(gathered)
     sections += cost.sections(gathered, prices) if prices is not None else []
-    sections += [_other_figures(gathered), _conditions(gathered)]
+    sections += [_other_figures(gathered), _conditions(gathered), _definitions(gathered)]
     return Report(
         title=title or f"{', '.join(dict.fromkeys(point.preset for point in gathered.points))} measured"
         if gathered.points
@@ -78,8 +78,8 @@ def _conditions(gathered: Gathered) -> Section | None:
     rows = []
     for kind, points in gathered.curves(gathered.points).items():
         rows.append((gathered.name(kind), *_condition(points)))
-    headings = ("system", "model", "machine", "system software", "traffic", "fidelity", "definitions")
-    text = "Definitions of the metrics, and what was measured where. A grade below A says what is missing."
+    headings = ("system", "model", "machine", "software", "traffic", "fidelity")
+    text = "What was measured where. A grade below A says what a reader lacks to measure the same again."
     return Section("how it was measured", text, (), Table(headings, tuple(rows)))
 
 
@@ -98,7 +98,15 @@ def _condition(points: Sequence[Point]) -> tuple[str, ...]:
     probes = [each.fidelity for each in points if each.fidelity is not None]
     equal, sent = sum(each.equal for each in probes), sum(each.probes for each in probes)
     fidelity = f"{equal} of {sent} probes answered as when idle" if probes else "no probes"
-    definitions = "; ".join(f"{name}: {figure.definition}" for name, figure in point.metrics.items())
     options = " ".join(f"{name}={value}" for name, value in point.system.options.items())
     model = " ".join(filter(None, (point.system.model, point.system.weight_formats, options)))
-    return model or "-", machine, host.system or "-", traffic or "-", fidelity, definitions
+    return model or "-", machine, host.system or "-", traffic or "-", fidelity
+
+
+def _definitions(gathered: Gathered) -> Section | None:
+    """How each metric is computed: tools give different things the same name."""
+    rows = dict.fromkeys(
+        (name, figure.unit, figure.definition) for point in gathered.points for name, figure in point.metrics.items()
+    )
+    table = Table(("metric", "unit", "definition"), tuple(rows))
+    return Section("definitions", "", (), table) if rows else None

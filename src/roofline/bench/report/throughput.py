@@ -8,6 +8,7 @@ from roofline.bench.report.chart import Area, Axis, Chart, Mark, Rule, Section, 
 from roofline.bench.report.gather import Gathered, Kind
 from roofline.bench.results.point import Figure, Point
 
+FAR = 4.0  # times what was measured: a limit that needs a logarithmic axis
 SAME = 0.01  # limits that differ by less are one line
 
 
@@ -53,7 +54,7 @@ def _latency(gathered: Gathered, points: Sequence[Point], slo: Slo) -> Section |
     chart = Chart(
         title="throughput over latency",
         x=Axis(title="latency of a request, mean, s", log=True),
-        y=Axis(title="requests/s", zero=True),
+        y=Axis(title="requests/s", zero=True, log=_far_apart(series)),
         series=tuple(series),
         areas=() if slo.e2e is None else (Area("x", slo.e2e / 1000, None, "later than promised"),),
     )
@@ -96,6 +97,14 @@ def _limits(gathered: Gathered, points: Sequence[Point]) -> list[Series]:
     ]
 
 
+def _far_apart(series: Sequence[Series]) -> bool:
+    """Whether the limit is so much higher than what was measured that only a logarithm shows the two."""
+    lines, curves = (
+        [mark.y for each in series if (each.kind == "line") is line for mark in each.marks] for line in (True, False)
+    )
+    return bool(lines) and max(lines) > FAR * max(curves)
+
+
 def _alike(mark: Mark, other: Mark) -> bool:
     return abs(mark.y / other.y - 1) < SAME
 
@@ -115,7 +124,7 @@ def by_arrivals(name: str, points: Sequence[Point]) -> list[tuple[str, list[Poin
 
 def _pair(point: Point) -> tuple[float, float] | None:
     """(mean latency in seconds, requests a second), None where one of the two is not known."""
-    figure, rate = point.metrics.get(words.E2E), words.metric(point, words.REQUESTS)
+    figure, rate = words.figure(point, words.E2E), words.metric(point, words.REQUESTS)
     latency = None if figure is None else figure.mean if figure.mean is not None else words.central(figure)
     return None if not latency or not rate else (latency / 1000, rate)
 
@@ -129,9 +138,9 @@ def knee(points: Sequence[Point]) -> Point | None:
 def _latency_mark(point: Point, is_knee: bool) -> Mark:
     pair = _pair(point)
     assert pair is not None
-    figure = point.metrics[words.E2E]
+    figure = words.figure(point, words.E2E)
     around = None
-    if figure.ci95 is not None and figure.mean is None:
+    if figure is not None and figure.ci95 is not None and figure.mean is None:
         around = figure.ci95[0] / 1000, figure.ci95[1] / 1000
     return Mark(
         x=pair[0],
@@ -258,7 +267,7 @@ def _sweep(gathered: Gathered, points: Sequence[Point], slo: Slo) -> Section | N
     rows = []
     for kind, own in gathered.curves(closed).items():
         for point in own:
-            ttft = point.metrics.get(words.TTFT)
+            ttft = words.figure(point, words.TTFT)
             failed = _failed(point)
             rows.append(
                 (

@@ -8,7 +8,7 @@ REQUESTS, TOKENS, GOODPUT = "request_rate", "answer_rate", "goodput"
 
 
 def load_name(point: Point) -> str:
-    """ "16 workers", "2.5 requests/s poisson", or the preset of a point without load."""
+    """ "16 workers", "2.5/s poisson", or the preset of a point without load."""
     load = point.load
     if load is None:
         return point.preset
@@ -17,7 +17,7 @@ def load_name(point: Point) -> str:
         return f"batch of {count:,}"
     if load.arrivals == "closed" or load.offered is None:
         return f"{count:,} worker{'s' * (count != 1)}"
-    return f"{digits(load.offered)} requests/s {load.arrivals}"
+    return f"{digits(load.offered)}/s {load.arrivals}"
 
 
 def system_name(point: Point) -> str:
@@ -36,22 +36,28 @@ def machine(point: Point) -> str:
     return f"{place(point)}, {point.host.cores} core{'s' * (point.host.cores != 1)}"
 
 
-def central(figure: Figure | None) -> float | None:
+def central(of: Figure | None) -> float | None:
     """The number that stands for a metric: its value, else its median, else its mean."""
-    if figure is None:
+    if of is None:
         return None
-    return next((each for each in (figure.value, figure.p50, figure.mean) if each is not None), None)
+    return next((each for each in (of.value, of.p50, of.mean) if each is not None), None)
+
+
+def figure(point: Point, name: str) -> Figure | None:
+    """A metric of a point, None where the point does not have it. Of latencies the one that counts from the planned
+    moment, so that waiting in the client is in it, where there is one."""
+    return point.metrics.get(f"{name}_corrected") or point.metrics.get(name)
 
 
 def metric(point: Point, name: str) -> float | None:
     """The number of a metric of a point, None where the point does not have it."""
-    return central(point.metrics.get(name))
+    return central(figure(point, name))
 
 
 def interval(point: Point, name: str) -> tuple[float, float] | None:
     """The 95 % interval of a metric, None where there is none."""
-    figure = point.metrics.get(name)
-    return None if figure is None else figure.ci95
+    of = figure(point, name)
+    return None if of is None else of.ci95
 
 
 def share(point: Point) -> float | None:
