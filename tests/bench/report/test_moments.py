@@ -121,8 +121,9 @@ def test_points_without_events_have_no_such_charts(tmp_path: Path) -> None:
     assert moments.sections(gather([tmp_path / "a.jsonl"])) == []
 
 
-def test_failed_requests_are_in_no_distribution(tmp_path: Path) -> None:
+def test_failed_requests_and_probes_are_in_no_distribution() -> None:
     events = made.events()
+    events.requests[51] = msgspec.structs.replace(events.requests[51], probe=True)
     events.requests[50] = msgspec.structs.replace(events.requests[50], error="the connection broke", end=None)
     run = moments.Run(made.point(4), events, "a", 0)
-    assert len(run.counted) == 159
+    assert len(run.counted) == 158

@@ -36,9 +36,10 @@ class Run:
 
     @property
     def counted(self) -> list[RequestEvents]:
-        """Requests that were answered, and planned within the span that figures are taken from."""
+        """Requests that were answered, and taken up within the span that figures are taken from; without probes."""
         head = self.events.head
-        return [each for each in self.events.requests if each.completed and head.begin <= each.scheduled < head.end]
+        within = (each for each in self.events.requests if head.begin <= each.dispatched < head.end)
+        return [each for each in within if each.completed and not each.probe]
 
 
 def sections(gathered: Gathered) -> list[Section]:
