@@ -1,13 +1,17 @@
 """Published figures: every one with a source, its limit by the data sheet, and points of ours beside them."""
 
+import json
 import re
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
+from roofline.bench.replays.own import read_own
 from roofline.bench.replays.published import NAMES, limit_of, publication
 from roofline.bench.replays.replay import replay
 from roofline.bench.report.page import page
+from roofline.bench.results.store import append_points
 from roofline.common.errors import ConfigError
 from tests.bench.report import made
 
@@ -76,8 +80,14 @@ def test_nothing_published_exceeds_its_limit_and_ratios_have_none() -> None:
     assert shares("flywheel", 0) == {}
 
 
-def test_theirs_ours_and_the_limit_are_drawn() -> None:
-    report = replay(publication("rocm-llm-opt"), [*made.curve((1, 4)), made.point(8, share=3.0)])
+@pytest.fixture
+def points(tmp_path: Path) -> Path:
+    append_points([*made.curve((1, 4)), made.point(8, share=3.0)], tmp_path / "points.jsonl")
+    return tmp_path / "points.jsonl"
+
+
+def test_theirs_ours_and_the_limit_are_drawn(points: Path) -> None:
+    report = replay(publication("rocm-llm-opt"), *read_own([points]))
     first, prefill, *_ = report.sections
     published, ours, *_ = first.charts[0].series
     assert [mark.x for mark in ours.marks] == pytest.approx([16, 40]), "% of the limit"
@@ -95,3 +105,46 @@ def test_without_points_there_is_nothing_of_ours() -> None:
     report = replay(publication("flywheel"), [])
     assert [section.title for section in report.sections] == ["throughput ratios"]
     assert "roofline bench curve" in report.about
+    assert report.sections[0].table is not None
+    assert report.sections[0].table.headings == ("what", "published, ratio", "source"), "ratios have no limit"
+
+
+LATENCY = {
+    "schema": "x", "bench": "latency", "device": {"name": "A CPU"}, "model": {"name": "smol"},
+    "cells": [
+        {
+            "cell": "prefill 1 x 256", "new": 1, "limit": {"bound": "compute"},
+            "rungs": {"eager": {"ttft": {"median": 0.5}, "tpot": None, "share": 0.25}},
+        },
+        {
+            "cell": "decode 8 x 32", "new": 32, "limit": {"bound": "memory"},
+            "rungs": {"paged": {"ttft": {"median": 0.5}, "tpot": {"median": 0.02}, "share": None}},
+        },
+    ],
+}  # fmt: skip
+TRAINING = {
+    "card": {
+        "model": {"name": "mpt-125m"}, "precision": "bf16", "devices": 2, "device": {"name": "A CPU"},
+        "flops": {"foundry": {"tflops_per_device": 0.31}}, "speed": {"tokens_per_s": 400.0}, "roof": {"share": 0.4},
+    }
+}  # fmt: skip
+
+
+def test_records_of_other_commands_are_read_too(tmp_path: Path, points: Path) -> None:
+    (tmp_path / "latency.json").write_text(json.dumps(LATENCY, indent=1))
+    (tmp_path / "train.json").write_text(json.dumps(TRAINING))
+    own, refused = read_own([tmp_path / "latency.json", tmp_path / "train.json", points])
+    assert [(each.name, each.figure, each.share, each.bound) for each in own[2:]] == [
+        ("smol, prefill 1 x 256, eager", "500 ms", 0.25, "compute"),
+        ("smol, decode 8 x 32, paged", "20 ms a token", None, "memory"),
+        ("mpt-125m, bf16", "0.31 TFLOP/s a device, 400 tokens/s", 0.4, "compute"),
+    ]
+    assert own[1].figure == "240 [233, 247] tokens/s, TPOT 16.7 ms"
+    assert len(refused) == 1
+
+
+@pytest.mark.parametrize("text", ["cake", "{}", '{"card": {}}', json.dumps({"schema": "x", "bench": "latency"})])
+def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text + "\n")
+    with pytest.raises(ConfigError, match=r"a\.json"):
+        read_own([tmp_path / "a.json"])

@@ -2,58 +2,51 @@
 
 from collections.abc import Sequence
 
+from roofline.bench.replays.own import Own
 from roofline.bench.replays.published import Publication, PublishedChart, Row, RowLimit, limit_of
 from roofline.bench.report import words
 from roofline.bench.report.chart import Axis, Chart, Mark, Rule, Section, Series, Table
-from roofline.bench.report.gather import of_points
 from roofline.bench.report.page import Report
-from roofline.bench.results.point import Point
 
 OURS = 6  # the look of what was measured here
 WORDS = {"tokens/s": "tokens/s", "ms": "ms a step", "TFLOP/s": "TFLOP/s of a GPU", "ratio": "ratio"}
 
 
-def replay(published: Publication, points: Sequence[Point]) -> Report:
-    """points: measured here; impossible ones are refused."""
-    gathered = of_points(points)
+def replay(published: Publication, own: Sequence[Own], refused: Sequence[str] = ()) -> Report:
+    """own: what was measured here; refused: sentences on what of it cannot be true."""
     limits = {row: limit_of(row, chart.unit) for chart in published.charts for row in chart.rows}
-    sections = [_shares(published, limits, gathered.points)]
+    sections = [_shares(published, limits, own)]
     sections += [_values(chart, limits) for chart in published.charts]
-    sections.append(_ours(gathered.points))
+    sections.append(_ours(own))
     about = f"{published.about} {published.caveat} The nearest form that a machine of yours allows: {published.again}."
     return Report(
         title=published.title,
         about=about,
         sections=tuple(section for section in sections if section is not None),
-        refused=tuple(gathered.refused),
+        refused=tuple(refused),
         notes=(
             "Limits of what was published are by data sheets: each op at the longer of its reads and its arithmetic, "
-            "launches and exchanges among devices not counted. Limits of what was measured here are in its points.",
+            "launches and exchanges among devices not counted. Shares of what was measured here are of measured roofs.",
         ),
     )
 
 
-def _shares(published: Publication, limits: dict[Row, RowLimit | None], points: Sequence[Point]) -> Section | None:
+def _shares(published: Publication, limits: dict[Row, RowLimit | None], own: Sequence[Own]) -> Section | None:
     """The share of its limit that each figure reached: what can be compared between models and chips."""
     theirs = [
         (_name(row, chart), row, limit) for chart in published.charts for row in chart.rows if (limit := limits[row])
     ]
-    ours = [(point, share) for point in points if (share := words.share(point)) is not None]
+    ours = [(each, each.share) for each in own if each.share is not None]
     if not theirs:
         return None
-    names = [name for name, _, _ in theirs] + [f"here: {_point_name(point)}" for point, _ in ours]
+    names = [name for name, _, _ in theirs] + [f"here: {each.name}" for each, _ in ours]
     published_marks = tuple(
-        Mark(
-            x=100 * limit.share,
-            y=number,
-            note=f"{name}: {words.percent(limit.share)}",
-            label=words.percent(limit.share),
-        )
-        for number, (name, _, limit) in enumerate(theirs)
+        Mark(x=100 * limit.share, y=number, label=words.percent(limit.share))
+        for number, (_, _, limit) in enumerate(theirs)
     )
     own_marks = tuple(
-        Mark(x=100 * share, y=len(theirs) + number, label=words.percent(share), trusted=words.trusted(point))
-        for number, (point, share) in enumerate(ours)
+        Mark(x=100 * share, y=len(theirs) + number, label=words.percent(share), trusted=each.trusted)
+        for number, (each, share) in enumerate(ours)
     )
     series = (
         Series(name="published, of the data sheet", marks=published_marks, look=0, kind="dots"),
@@ -70,30 +63,33 @@ def _shares(published: Publication, limits: dict[Row, RowLimit | None], points: 
     return Section("shares of the limit", text, (chart,), None)
 
 
-def _point_name(point: Point) -> str:
-    return f"{words.system_name(point)}, {point.system.model or point.preset}, {words.load_name(point)}"
-
-
 def _name(row: Row, chart: PublishedChart) -> str:
     what = row.name or f"{row.series}, batch {row.sequences}"
     return f"{chart.title}: {what}" if not row.name else what
 
 
 def _values(chart: PublishedChart, limits: dict[Row, RowLimit | None]) -> Section:
-    rows = []
-    for row in chart.rows:
-        limit = limits[row]
-        rows.append(
-            (
-                row.name or f"{row.series}, batch {row.sequences}", words.digits(row.value, 4),
-                "-" if limit is None else words.digits(limit.value, 4),
-                "-" if limit is None else words.percent(limit.share), "-" if limit is None else limit.bound, row.source,
-            )
-        )  # fmt: skip
-    table = Table(("what", f"published, {chart.unit}", f"limit, {chart.unit}", "share", "bound", "source"), tuple(rows))
+    """A chart as it was published, with the limits, where there are any."""
+    limited = any(limits[row] is not None for row in chart.rows)
+    headings = (f"limit, {chart.unit}", "share", "bound") if limited else ()
+    rows = tuple(
+        (
+            row.name or f"{row.series}, batch {row.sequences}",
+            words.digits(row.value, 4),
+            *(_limit_cells(limits[row]) if limited else ()),
+            row.source,
+        )
+        for row in chart.rows
+    )
+    table = Table(("what", f"published, {chart.unit}", *headings, "source"), rows)
     drawn = _curves(chart, limits) if chart.over_sequences else _categories(chart, limits)
-    text = "Less is better." if chart.unit == "ms" else ""
-    return Section(chart.title, text, (drawn,), table)
+    return Section(chart.title, "Less is better." if chart.unit == "ms" else "", (drawn,), table)
+
+
+def _limit_cells(limit: RowLimit | None) -> tuple[str, str, str]:
+    if limit is None:
+        return "-", "-", "-"
+    return words.digits(limit.value, 4), words.percent(limit.share), limit.bound
 
 
 def _curves(chart: PublishedChart, limits: dict[Row, RowLimit | None]) -> Chart:
@@ -147,21 +143,14 @@ def _categories(chart: PublishedChart, limits: dict[Row, RowLimit | None]) -> Ch
     )
 
 
-def _ours(points: Sequence[Point]) -> Section | None:
-    """What was measured here, with its limit."""
-    rows = []
-    for point in points:
-        tpot, limit = words.metric(point, words.TPOT), point.limit
-        rows.append(
-            (
-                _point_name(point), words.place(point),
-                words.with_interval(words.metric(point, words.TOKENS), words.interval(point, words.TOKENS)),
-                words.digits(tpot),
-                "-" if limit is None else words.digits(limit.tokens_per_s), words.percent(words.share(point)),
-                "-" if limit is None else limit.bound,
-            )
-        )  # fmt: skip
+def _ours(own: Sequence[Own]) -> Section | None:
+    """What was measured here, with its share of the measured roof."""
+    rows = tuple(
+        (each.name, each.machine, each.figure, words.percent(each.share), each.bound or "-", each.other_load)
+        for each in own
+    )
     if not rows:
         return None
-    headings = ("what", "machine", "tokens/s", "TPOT, ms", "limit, tokens/s", "share", "bound")
-    return Section("measured here", "", (), Table(headings, tuple(rows)))
+    headings = ("what", "machine", "measured", "share", "bound", "other load, cores")
+    text = "Other load is what the machine did beside, while nothing of the measurement ran."
+    return Section("measured here", text, (), Table(headings, rows))

@@ -86,7 +86,8 @@ def _conditions(gathered: Gathered) -> Section | None:
 def _condition(points: Sequence[Point]) -> tuple[str, ...]:
     point = points[-1]
     host = point.host
-    machine = f"{words.place(point)}; {host.chip}, {host.cores} cores"
+    busy = max(each.host.load for each in points)
+    machine = f"{words.place(point)}; {host.chip}, {host.cores} cores, at most {busy:.1f} cores of other load"
     traffic = "; ".join(
         dict.fromkeys(
             f"{each.workload.name} {each.workload.sha256[:8]}, {each.workload.requests} requests, prefix cache "

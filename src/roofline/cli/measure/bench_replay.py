@@ -12,7 +12,7 @@ def command(
     name: Annotated[str, Argument("mlc-amd, rocm-llm-opt, flywheel, mosaic-mi250 or dell-mi300x.")],
     out: Annotated[Path | None, Option("The page: one HTML file.", flags=("--out", "-o"))] = None,
     points: Annotated[
-        list[Path] | None, Option("Files of points that were measured here, which are drawn beside what was published.")
+        list[Path] | None, Option("Files of points, or records of bench latency and bench train, of yours.")
     ] = None,
     markdown: Annotated[Path | None, Option("Also write it as Markdown.")] = None,
 ) -> None:
@@ -20,18 +20,18 @@ def command(
 
     Without files it tells which command measures the nearest form that a machine allows.
     """
+    from roofline.bench.replays.own import read_own
     from roofline.bench.replays.published import publication
     from roofline.bench.replays.replay import replay
     from roofline.bench.report.page import page
     from roofline.bench.report.text import markdown as as_markdown
-    from roofline.bench.results.store import read_points
     from roofline.common.files import write_atomically
 
     published = publication(name)
     for path in (out, markdown):
         check_output(path)
-    measured = [point for path in points or () for point in read_points(path)]
-    report = replay(published, measured)
+    own, refused = read_own(points or [])
+    report = replay(published, own, refused)
     if out is not None:
         write_atomically(out, page(report))
         print(f"written: {out}")
@@ -39,7 +39,7 @@ def command(
         write_atomically(markdown, as_markdown(report))
         print(f"written: {markdown}")
     print(f"{published.title}: {published.about}")
-    if not measured:
+    if not points:
         print(f"nothing of yours is in it; the nearest form: {published.again}; then name its file with --points")
     for refused in report.refused:
         print(f"refused: {refused}")
