@@ -123,6 +123,7 @@ LATENCY = {
     ],
 }  # fmt: skip
 TRAINING = {
+    "bench": "train",
     "card": {
         "model": {"name": "mpt-125m"}, "precision": "bf16", "devices": 2, "device": {"name": "A CPU"},
         "flops": {"foundry": {"tflops_per_device": 0.31}}, "speed": {"tokens_per_s": 400.0}, "roof": {"share": 0.4},
@@ -143,7 +144,9 @@ def test_records_of_other_commands_are_read_too(tmp_path: Path, points: Path) ->
     assert len(refused) == 1
 
 
-@pytest.mark.parametrize("text", ["cake", "{}", '{"card": {}}', json.dumps({"schema": "x", "bench": "latency"})])
+@pytest.mark.parametrize(
+    "text", ["cake", "{}", '{"bench": "train", "card": {}}', json.dumps({"schema": "x", "bench": "latency"})]
+)
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text + "\n")
     with pytest.raises(ConfigError, match=r"a\.json"):

@@ -50,18 +50,12 @@ def read_own(paths: Sequence[Path]) -> tuple[list[Own], list[str]]:
 
 
 def _record(path: Path) -> JsonObject | None:
-    """The one JSON object that a file is, None where it is lines of them."""
+    """The record that a file is, None where it has points."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None  # points, or what their reader refuses with a sentence
-    return (
-        value if (isinstance(value, dict) and "schema" in value and "system" not in value) or _has_card(value) else None
-    )
-
-
-def _has_card(value: object) -> bool:
-    return isinstance(value, dict) and "card" in value
+    return value if isinstance(value, dict) and "bench" in value else None
 
 
 def _of_point(point: Point) -> Own:
