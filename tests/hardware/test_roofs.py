@@ -273,12 +273,42 @@ def test_bench_roofs_prints_both_denominators(monkeypatch):
     rows = [" ".join(line.split()) for line in told.splitlines()]
     assert "reads of 256.0 MiB 50.0 GB/s 40.0 GB/s (!) 5.3 TB/s" in rows
     assert "bf16 900.0 Gop/s 900.0 Gop/s 1307.4 Top/s" in rows
-    assert "more than 5 % below what this machine has reached" in told
+    assert "more than 5 % below what this device has reached" in told
     assert "data sheet of MI300X" in told
-    record = json.loads(call_roofline(["bench", "roofs", "--json"]).stdout)
+    (record,) = json.loads(call_roofline(["bench", "roofs", "--json"]).stdout)["devices"]
     assert record["checks"][0] == {"name": "int8", "unit": "op", "kept": 2e12, "now": 1.6e12, "agrees": False}
-    assert record["data_sheet"]["bytes_per_s"]["value"] == 5.3e12
+    assert record["data_sheet"] == {"product": "MI300X", "bf16_flops": 1307.4e12, "bytes_per_s": 5.3e12}
     monkeypatch.setattr(cpu, "recheck_roofs", lambda **_: (ROOFS, compare(ROOFS, ROOFS)))
     told = call_roofline(["bench", "roofs"], env={"COLUMNS": "200"}).stdout
     assert "No data sheet: chip is not in the table of products, and no other chip's figures are used." in told
     assert "(!)" not in told
+
+
+def test_bench_roofs_of_gpus(monkeypatch):
+    """Each die of a package has half of its data sheet."""
+    import json
+    from types import SimpleNamespace
+
+    pytest.importorskip("torch", reason="torch is not installed")
+    from roofline.backends.gpu import devices
+    from roofline.backends.gpu.measure import roofs as gpu
+    from roofline.hardware.roofs import compare
+    from tests.command_line import call_roofline
+
+    roofs = Roofs(None, 1.5e14, 4e13, ((1 << 26, 2e12), (1 << 30, 1.4e12)), 0, "", "AMD Instinct MI250", "now")
+    die = SimpleNamespace(torch=1, name="AMD Instinct MI250", units=104, title="amd:1 AMD Instinct MI250")
+    measured = []
+    monkeypatch.setattr(devices, "choose", lambda names: [die] if names is None else [])
+    monkeypatch.setattr(
+        gpu, "recheck_op_roofs", lambda *names: measured.append(names) or (roofs, compare(roofs, roofs))
+    )
+    told = call_roofline(["bench", "roofs", "--device", "gpu"], env={"COLUMNS": "200"}).stdout
+    rows = [" ".join(line.split()) for line in told.splitlines()]
+    assert "reads of 1.0 GiB 1.4 TB/s 1.4 TB/s 1.6 TB/s" in rows
+    assert "bf16 150.0 Top/s 150.0 Top/s 181.1 Top/s" in rows
+    assert measured == [("cuda:1", "AMD Instinct MI250")]
+    (record,) = json.loads(call_roofline(["bench", "roofs", "--device", "gpu", "--json"]).stdout)["devices"]
+    assert record["data_sheet"]["bf16_flops"] == pytest.approx(181.05e12)
+    assert "torch can use none here" in call_roofline(["bench", "roofs", "--device", "amd:7"]).stderr
+    monkeypatch.setattr(gpu, "recheck_op_roofs", lambda *_: None)
+    assert "its memory is full" in call_roofline(["bench", "roofs", "--device", "gpu"]).stderr

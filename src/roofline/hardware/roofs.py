@@ -132,6 +132,17 @@ def compare(kept: Roofs, now: Roofs) -> list[RoofCheck]:
     ]
 
 
+def recheck(kept: Roofs, measure: Callable[[], Roofs]) -> tuple[Roofs, list[RoofCheck]]:
+    """The higher figure of each roof, and how the ones that were kept compare with the best of at most TRIES
+    measurements of now."""
+    now = measure()
+    for _ in range(TRIES - 1):
+        if all(check.agrees or check.now > check.kept for check in compare(kept, now)):
+            break
+        now = highest(now, measure())
+    return highest(kept, now), compare(kept, now)
+
+
 def correction_note(roofs: Roofs) -> str:
     """What is to be said beside shares of these roofs; empty where they are as they were measured."""
     if roofs.correction <= TOLERANCE:

@@ -6,7 +6,7 @@ from roofline.backends.cpu.select import choose_isa, choose_threads
 from roofline.common.units import now_utc
 from roofline.hardware import detect
 from roofline.hardware import roofs as store
-from roofline.hardware.roofs import TRIES, RoofCheck, Roofs, compare, highest
+from roofline.hardware.roofs import RoofCheck, Roofs, highest, recheck
 
 MIB = 1 << 20
 # Working sets to read: within a core's own cache, the shared cache, around its edge, and memory.
@@ -78,13 +78,7 @@ def recheck_roofs(*, threads: int | None = None, isa: str | None = None) -> tupl
     if any(size not in dict(kept.reads) for size in READ_SIZES if size <= _room()):  # a quick measurement was kept
         kept = ensure_roofs(threads=threads, isa=isa, again=True)
     sizes = [size for size, _ in kept.reads if size <= 100 * MIB] or [kept.reads[0][0]]
-    now = measure_roofs(quick=True, threads=threads, isa=isa, reads=sizes)
-    for _ in range(TRIES - 1):
-        if all(check.agrees or check.now > check.kept for check in compare(kept, now)):
-            break
-        now = highest(now, measure_roofs(quick=True, threads=threads, isa=isa, reads=sizes))
-    checks = compare(kept, now)
-    raised = highest(kept, now)
+    raised, checks = recheck(kept, lambda: measure_roofs(quick=True, threads=threads, isa=isa, reads=sizes))
     if any(check.now > check.kept for check in checks):
         store.store(raised, detect.detect().fingerprint)
     return raised, checks
