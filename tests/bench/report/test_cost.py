@@ -36,6 +36,11 @@ def test_electricity_comes_on_top_where_a_counter_was_read() -> None:
     more = (100 * 1.5 * 0.36 / 3.6e6) / (4 * 460) * 1e6  # 100 W for 30 s
     assert with_energy.blended - without.blended == pytest.approx(more)
     assert with_energy.joules == 2.5
+    (section,) = cost.sections(of_points([point]), prices)
+    assert "Electricity comes on top where a counter was read: 0.36 USD a kWh, times a PUE of 1.5." in section.text
+    plain = token_cost(point, priced(usd_per_kwh=0.36))
+    assert plain is not None
+    assert plain.blended - without.blended == pytest.approx(more / 1.5), "one joule of the building for each"
 
 
 def priced(**changes: float) -> Prices:

@@ -2,6 +2,7 @@
 
 import io
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -55,6 +56,14 @@ def test_lines_where_there_is_no_terminal() -> None:
     assert lines[6] == "8 workers ...; 60.6 s left", "two points as long as the first, 30.3 s each"
     assert lines[10].endswith("client not trusted, grade C, client bound")
     assert "\x1b" not in "".join(lines)
+
+
+def test_a_point_without_a_limit_has_no_bar() -> None:
+    stream = io.StringIO()
+    with LiveView("a", console=Console(file=stream, width=140)) as view:
+        view.started("4 workers")
+        view.finished(msgspec.structs.replace(made.point(4), limit=None))
+    assert "of the limit -, client trusted" in stream.getvalue()
 
 
 def test_few_lines_for_many_calls() -> None:

@@ -44,6 +44,7 @@ def request(**changes: object) -> RequestEvents:
 def test_latencies_count_from_the_planned_moment() -> None:
     assert (ttft(request()), tpot(request()), e2e(request())) == (45, 10, 90)
     assert tpot(request(completion_tokens=1)) is None
+    assert tpot(request(completion_tokens=2, chunks=[45 * MS, 65 * MS])) == 20
     assert tpot(request(chunks=[45 * MS])) is None
 
 
@@ -127,3 +128,22 @@ def test_failed_requests_and_probes_are_in_no_distribution() -> None:
     events.requests[50] = msgspec.structs.replace(events.requests[50], error="the connection broke", end=None)
     run = moments.Run(made.point(4), events, "a", 0)
     assert len(run.counted) == 158
+
+
+def test_intervals_of_few_values_end_at_the_values() -> None:
+    assert order_interval(3, 0.5) == (0, 2)
+    assert order_interval(100, 0.5) == (39, 60)
+    assert order_interval(1000, 0.95) == (935, 964)
+
+
+def test_a_line_has_a_step_for_each_value_or_for_equal_parts_of_them() -> None:
+    few = moments._steps([1.0, 2.0, 4.0])
+    assert [(mark.x, mark.y) for mark in few] == [
+        (1, 0),
+        (1, pytest.approx(100 / 3)),
+        (2, pytest.approx(200 / 3)),
+        (4, 100),
+    ]
+    many = moments._steps([float(value) for value in range(1, 1201)])
+    assert [mark.x for mark in many[:4]] == [1, 10, 20, 30]
+    assert [mark.y for mark in many[-2:]] == pytest.approx([100 * 119 / 120, 100])

@@ -59,6 +59,7 @@ def test_systems_in_turns() -> None:
     assert chart.series[0].marks[0].x_interval == pytest.approx((1.6 * 0.97, 1.6 * 1.03))
     assert chart.rules[0].value == 1
     assert section.table is not None
+    assert section.table.rows[0][2:5] == ("1.6", "1.552", "1.648")
     assert [row[5] for row in section.table.rows] == ["B is higher", "-", "no difference", "-"]
     assert ratios.forest(of_points(made.curve())) is None
 
@@ -100,3 +101,15 @@ def test_roofs_of_data_sheets_where_one_machine_is_not_measured() -> None:
     assert section is not None
     assert section.table is not None
     assert section.table.rows[0][4:6] == ("4", "4")
+
+
+def test_without_a_roof_that_bounds_there_is_no_worth() -> None:
+    points = []
+    for chip in ("A CPU", "Another CPU"):
+        point = made.point(8, chip=chip)
+        assert point.limit is not None
+        points.append(msgspec.structs.replace(point, limit=msgspec.structs.replace(point.limit, bound="links")))
+    section = ratios.machines(of_points(points))
+    assert section is not None
+    assert section.table is not None
+    assert section.table.rows[0][-2:] == ("links", "-")

@@ -148,3 +148,26 @@ def test_latencies_count_from_the_planned_moment_where_that_is_known() -> None:
     assert words.metric(late, words.TTFT) == 900
     marks = series_of(sections([late, made.point(8)])["throughput and latency"])["ours 1.0"].marks
     assert marks[0].x == pytest.approx(4.4), "seconds on average"
+
+
+def test_the_limit_is_dashed_and_of_closed_loops_alone() -> None:
+    series = series_of(sections([*made.curve((1, 2, 4)), made.point(4, rate=3.0)])["throughput and latency"])
+    assert series["limit of A CPU"].dashed
+    assert len(series["limit of A CPU"].marks) == 3
+    assert [mark.label for mark in series["ours 1.0"].marks] == ["1", "2", "4 knee"]
+    two = series_of(sections(made.curve((1, 2)))["throughput and latency"])["ours 1.0"]
+    assert [mark.label for mark in two.marks] == ["1", "2"], "two points have no knee"
+
+
+def test_a_median_that_stands_for_the_mean_has_its_interval() -> None:
+    point = made.point(4)
+    figure = msgspec.structs.replace(point.metrics["e2e"], mean=None)
+    point = msgspec.structs.replace(point, metrics={**point.metrics, "e2e": figure})
+    marks = series_of(sections([point, made.point(8)])["throughput and latency"])["ours 1.0"].marks
+    assert (marks[0].x, marks[0].x_interval) == (pytest.approx(1.0), pytest.approx((0.97, 1.03)))
+    assert marks[1].x_interval is None, "the interval of a median is none of the mean"
+
+
+def test_unknown_devices_count_as_one() -> None:
+    assert throughput.devices(made.point(4)) == 1
+    assert throughput.devices(msgspec.structs.replace(made.point(4), devices=[])) == 1

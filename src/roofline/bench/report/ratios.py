@@ -197,7 +197,8 @@ def _worth(base: Machine, other: Machine) -> tuple[str, ...]:
     memory, compute = (above / below if above and below else None for above, below in zip(*pairs, strict=True))
     bound = base.point.limit.bound if base.point.limit is not None else ""
     roof = {"memory": memory, "compute": compute}.get(bound)
-    worth = throughput.value / roof if throughput is not None and roof else None
-    text = "-" if throughput is None else words.with_interval(throughput.value, throughput.interval)
+    assert throughput is not None, "the best points have a rate"
+    worth = throughput.value / roof if roof else None
+    text = words.with_interval(throughput.value, throughput.interval)
     figures = (words.digits(memory), words.digits(compute), bound or "-", words.digits(worth))
     return f"{other.kind.system}, {other.kind.place}", f"{base.kind.system}, {base.kind.place}", text, *figures
