@@ -8,8 +8,9 @@ import profile_builders as made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roofline.bench.profile.plot import CHARACTER, FONT, FRAME, HEIGHT, Box, draw
+from roofline.bench.profile.plot import FRAME, HEIGHT, draw
 from roofline.bench.profile.profile import Step
+from roofline.bench.svg import CHARACTER, FONT, Box
 
 SVG = "{http://www.w3.org/2000/svg}"
 STEPS = st.sampled_from([Step(1, 8), Step(1, 700), Step(512), Step(1, 100, batch=16)])

@@ -192,3 +192,123 @@ def test_measuring_again_measures_every_size_that_is_stored(monkeypatch):
     sizes.clear()
     roofs.ensure_roofs(threads=1, quick=True, again=True)
     assert {size for size, _ in first.reads} <= set(sizes)
+
+
+def rechecked(monkeypatch, kept, *fresh):
+    """What `recheck_roofs` makes of kept roofs and of measurements, one after the other, the last one again and again;
+    how many there were; and what is stored then."""
+    from roofline.backends.cpu import roofs as cpu
+
+    measured = []
+
+    def measure(**_):
+        measured.append(fresh[min(len(measured), len(fresh) - 1)])
+        return measured[-1]
+
+    monkeypatch.setattr(cpu, "READ_SIZES", tuple(size for size, _ in kept.reads))
+    monkeypatch.setattr(cpu, "measure_roofs", measure)
+    fingerprint = cpu.detect.detect().fingerprint
+    store.store(kept, fingerprint)
+    monkeypatch.setattr(cpu, "stored_roofs", lambda **_: store.load(fingerprint, 2, "avx512"))
+    roofs, checks = cpu.recheck_roofs()
+    return roofs, checks, len(measured), store.load(fingerprint, 2, "avx512")
+
+
+def times(roofs, factor):
+    return dataclasses.replace(
+        roofs, int8_ops=roofs.int8_ops * factor, reads=tuple((size, rate * factor) for size, rate in roofs.reads)
+    )
+
+
+def test_kept_roofs_that_agree_are_measured_once(monkeypatch):
+    roofs, checks, count, stored = rechecked(monkeypatch, ROOFS, times(ROOFS, 0.97))
+    assert (count, roofs.reads, stored) == (1, ROOFS.reads, ROOFS)
+    reads = [f"reads of {size}.0 MiB" for size in (1, 16, 256)]
+    assert [check.name for check in checks] == ["int8", "bf16", "f32", *reads]
+    assert all(check.agrees for check in checks)
+
+
+def test_lower_roofs_are_measured_again_and_told(monkeypatch):
+    roofs, checks, count, _ = rechecked(monkeypatch, ROOFS, times(ROOFS, 0.8))
+    assert count == store.TRIES
+    assert roofs.reads == ROOFS.reads, "a busy machine hides a roof; it does not lower it"
+    assert [check.agrees for check in checks] == [False, True, True, False, False, False]
+    _, checks, count, _ = rechecked(monkeypatch, ROOFS, times(ROOFS, 0.8), ROOFS)
+    assert (count, all(check.agrees for check in checks)) == (2, True), "the best of the measurements counts"
+
+
+def test_higher_roofs_count_from_now_on(monkeypatch):
+    roofs, checks, count, stored = rechecked(monkeypatch, ROOFS, times(ROOFS, 1.2))
+    assert count == 1
+    assert roofs.int8_ops == stored.int8_ops == pytest.approx(2.4e12)
+    assert [check.now > check.kept for check in checks] == [True, False, False, True, True, True]
+
+
+def test_a_quick_measurement_that_is_kept_is_completed(monkeypatch):
+    from roofline.backends.cpu import roofs as cpu
+
+    asked = []
+    monkeypatch.setattr(cpu, "ensure_roofs", lambda again=False, **_: asked.append(again) or ROOFS)
+    monkeypatch.setattr(cpu, "measure_roofs", lambda **_: ROOFS)
+    monkeypatch.setattr(cpu, "READ_SIZES", (1 << 20, 1 << 30))
+    monkeypatch.setattr(cpu, "_room", lambda: 1 << 31)
+    cpu.recheck_roofs()
+    assert asked == [False, True]
+    asked.clear()
+    monkeypatch.setattr(cpu, "_room", lambda: 1 << 29)
+    cpu.recheck_roofs()
+    assert asked == [False], "what has no room is not measured"
+
+
+def test_bench_roofs_prints_both_denominators(monkeypatch):
+    import json
+
+    from roofline.backends.cpu import roofs as cpu
+    from roofline.hardware.roofs import compare
+    from tests.command_line import call_roofline
+
+    roofs = dataclasses.replace(ROOFS, chip="AMD Instinct MI300X")
+    monkeypatch.setattr(cpu, "recheck_roofs", lambda **_: (roofs, compare(roofs, times(roofs, 0.8))))
+    told = call_roofline(["bench", "roofs"], env={"COLUMNS": "200"}).stdout
+    rows = [" ".join(line.split()) for line in told.splitlines()]
+    assert "reads of 256.0 MiB 50.0 GB/s 40.0 GB/s (!) 5.3 TB/s" in rows
+    assert "bf16 900.0 Gop/s 900.0 Gop/s 1307.4 Top/s" in rows
+    assert "more than 5 % below what this device has reached" in told
+    assert "data sheet of MI300X" in told
+    (record,) = json.loads(call_roofline(["bench", "roofs", "--json"]).stdout)["devices"]
+    assert record["checks"][0] == {"name": "int8", "unit": "op", "kept": 2e12, "now": 1.6e12, "agrees": False}
+    assert record["data_sheet"] == {"product": "MI300X", "bf16_flops": 1307.4e12, "bytes_per_s": 5.3e12}
+    monkeypatch.setattr(cpu, "recheck_roofs", lambda **_: (ROOFS, compare(ROOFS, ROOFS)))
+    told = call_roofline(["bench", "roofs"], env={"COLUMNS": "200"}).stdout
+    assert "No data sheet: chip is not in the table of products, and no other chip's figures are used." in told
+    assert "(!)" not in told
+
+
+def test_bench_roofs_of_gpus(monkeypatch):
+    """Each die of a package has half of its data sheet."""
+    import json
+    from types import SimpleNamespace
+
+    pytest.importorskip("torch", reason="torch is not installed")
+    from roofline.backends.gpu import devices
+    from roofline.backends.gpu.measure import roofs as gpu
+    from roofline.hardware.roofs import compare
+    from tests.command_line import call_roofline
+
+    roofs = Roofs(None, 1.5e14, 4e13, ((1 << 26, 2e12), (1 << 30, 1.4e12)), 0, "", "AMD Instinct MI250", "now")
+    die = SimpleNamespace(torch=1, name="AMD Instinct MI250", units=104, title="amd:1 AMD Instinct MI250")
+    measured = []
+    monkeypatch.setattr(devices, "choose", lambda names: [die] if names is None else [])
+    monkeypatch.setattr(
+        gpu, "recheck_op_roofs", lambda *names: measured.append(names) or (roofs, compare(roofs, roofs))
+    )
+    told = call_roofline(["bench", "roofs", "--device", "gpu"], env={"COLUMNS": "200"}).stdout
+    rows = [" ".join(line.split()) for line in told.splitlines()]
+    assert "reads of 1.0 GiB 1.4 TB/s 1.4 TB/s 1.6 TB/s" in rows
+    assert "bf16 150.0 Top/s 150.0 Top/s 181.1 Top/s" in rows
+    assert measured == [("cuda:1", "AMD Instinct MI250")]
+    (record,) = json.loads(call_roofline(["bench", "roofs", "--device", "gpu", "--json"]).stdout)["devices"]
+    assert record["data_sheet"]["bf16_flops"] == pytest.approx(181.05e12)
+    assert "torch can use none here" in call_roofline(["bench", "roofs", "--device", "amd:7"]).stderr
+    monkeypatch.setattr(gpu, "recheck_op_roofs", lambda *_: None)
+    assert "its memory is full" in call_roofline(["bench", "roofs", "--device", "gpu"]).stderr

@@ -70,9 +70,15 @@ ROOT = Group(
         "bench": Group(
             "Measure.",
             {
+                "check": "measure.bench_report:check",
+                "cost": "measure.bench_report:cost",
                 "engine": "measure.bench_engine:command",
+                "history": "measure.bench_report:history",
                 "latency": "measure.bench_latency:command",
                 "links": "measure.bench_links:command",
+                "replay": "measure.bench_replay:command",
+                "report": "measure.bench_report:report",
+                "roofs": "measure.bench_roofs:command",
                 "train": "measure.bench_train:command",
                 "traffic": "measure.bench_traffic:command",
                 "load": "measure.bench_load:command",

@@ -13,9 +13,11 @@ from typing import TypeVar
 from roofline.common import env
 from roofline.common.errors import ConfigError
 from roofline.common.files import where_possible, write_atomically
+from roofline.common.units import human_bytes
 
 T = TypeVar("T")
 TOLERANCE = 1.02  # a larger share of a roof is an error of the measurement
+AGREEMENT = 0.05  # by which a roof that is measured again may differ from the one that is kept
 TRIES = 3  # other programs can only lower a measured roof, so measuring again may correct it
 VERSION = 1  # of the file's layout and of what the loops measure: older files are measured again
 _unwritten: dict[Path, "Roofs"] = {}  # what this process measured and could not write
@@ -104,6 +106,41 @@ def reachable(roofs: Roofs, share: Callable[[Roofs], float], measure: Callable[[
         reads=tuple((size, rate * factor) for size, rate in roofs.reads),
         correction=roofs.correction * factor,
     )
+
+
+@dataclass(frozen=True)
+class RoofCheck:
+    """A kept roof beside a measurement of now. name: "int8", "reads of 4.0 MiB"; unit: "op" or "B"."""
+
+    name: str
+    unit: str
+    kept: float
+    now: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the two are within AGREEMENT of each other."""
+        return abs(self.now / self.kept - 1) <= AGREEMENT
+
+
+def compare(kept: Roofs, now: Roofs) -> list[RoofCheck]:
+    """Each roof that both have, arithmetic first."""
+    before, reads = dict(kept.computes), dict(kept.reads)
+    checks = [RoofCheck(name, "op", before[name], rate) for name, rate in now.computes if name in before]
+    return checks + [
+        RoofCheck(f"reads of {human_bytes(size)}", "B", reads[size], rate) for size, rate in now.reads if size in reads
+    ]
+
+
+def recheck(kept: Roofs, measure: Callable[[], Roofs]) -> tuple[Roofs, list[RoofCheck]]:
+    """The higher figure of each roof, and how the ones that were kept compare with the best of at most TRIES
+    measurements of now."""
+    now = measure()
+    for _ in range(TRIES - 1):
+        if all(check.agrees or check.now > check.kept for check in compare(kept, now)):
+            break
+        now = highest(now, measure())
+    return highest(kept, now), compare(kept, now)
 
 
 def correction_note(roofs: Roofs) -> str:

@@ -56,9 +56,9 @@ class Speeds:
         """One step that makes the last token of `context` in each of so many sequences."""
         return self._rate("decode", sequences, 1, context)
 
-    def prefill(self, context: int) -> Rate:
-        """One step that computes a prompt of `context` tokens."""
-        return self._rate("prefill", 1, context, context)
+    def prefill(self, context: int, sequences: int = 1) -> Rate:
+        """One step that computes so many prompts of `context` tokens each."""
+        return self._rate("prefill", sequences, context, context)
 
     def requests(self, sequences: int, prompt: int, answer: int) -> Rate:
         """So many requests at a time, from their prompts to the ends of their answers; tokens: of the answers.

@@ -114,3 +114,26 @@ def test_roofs_are_kept_by_the_device_s_name(monkeypatch, tmp_path):
 
     monkeypatch.setattr(roofs, "measure_op_roofs", scarce)
     assert roofs.ensure_op_roofs("cpu", "C") is None
+
+
+def test_kept_roofs_are_measured_again_and_raised(monkeypatch, tmp_path):
+    from dataclasses import replace
+
+    from roofline.backends.gpu.measure import roofs
+    from roofline.common.errors import CapacityError
+
+    monkeypatch.setenv("ROOFLINE_HOME", str(tmp_path))
+    monkeypatch.setattr(roofs, "measure_op_roofs", lambda device, **_options: ROOFS)
+    assert roofs.ensure_op_roofs("cpu", "A") == ROOFS
+    faster = replace(ROOFS, bf16_flops=2 * ROOFS.bf16_flops)
+    monkeypatch.setattr(roofs, "measure_op_roofs", lambda device, **_options: faster)
+    raised, checks = roofs.recheck_op_roofs("cpu", "A")
+    assert raised.bf16_flops == roofs.ensure_op_roofs("cpu", "A").bf16_flops == faster.bf16_flops
+    assert [check.name for check in checks if not check.agrees] == ["bf16"]
+
+    def scarce(device, **_options):
+        raise CapacityError("measuring", 2, 1, "bytes", "Free some.")
+
+    monkeypatch.setattr(roofs, "measure_op_roofs", scarce)
+    assert roofs.recheck_op_roofs("cpu", "A") is None
+    assert roofs.recheck_op_roofs("cpu", "B") is None

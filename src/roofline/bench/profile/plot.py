@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING
 
+from roofline.bench.svg import CHARACTER, FONT, Box, Labels, along, around
 from roofline.common.units import human_bytes, human_rate, human_seconds
 
 if TYPE_CHECKING:
@@ -14,41 +15,12 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 960, 560  # of a panel, pixels
 LEFT, RIGHT, TOP, BOTTOM = 76, 24, 64, 56  # margins of the plot inside it
-FONT = 12
-CHARACTER = 0.6 * FONT + 0.1  # width of a character: the fonts named below are all of this pitch
 COLOURS = {"memory": "#0b6fa4", "int8": "#c2570c", "bf16": "#7a3fb0", "f32": "#2f7d32", "latency": "#6b6b6b"}
 STYLE = (
     "text{font:12px Menlo,Consolas,'DejaVu Sans Mono','Liberation Mono',monospace;fill:#222}"
     ".title{font-size:15px;font-weight:bold}.faint{fill:#666}.grid{stroke:#e6e6e6}.roof{stroke:#444;stroke-width:1.5}"
     ".leader{stroke:#999;stroke-width:.8}.dot{stroke:#fff;stroke-width:1}"
 )
-
-
-@dataclass(frozen=True)
-class Box:
-    """A rectangle in pixels; y grows downwards."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-
-    def meets(self, other: "Box", gap: float = 2) -> bool:
-        """Whether the two are closer than `gap`."""
-        return (
-            self.x < other.x + other.width + gap
-            and other.x < self.x + self.width + gap
-            and self.y < other.y + other.height + gap
-            and other.y < self.y + self.height + gap
-        )
-
-    def inside(self, frame: "Box") -> bool:
-        return (
-            self.x >= frame.x
-            and self.y >= frame.y
-            and self.x + self.width <= frame.x + frame.width
-            and self.y + self.height <= frame.y + frame.height
-        )
 
 
 FRAME = Box(LEFT, TOP, WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM)
@@ -69,33 +41,23 @@ class Axes:
 
 @dataclass
 class Panel:
-    """One step's picture while it is drawn: elements, and the boxes that labels must keep off."""
+    """One step's picture while it is drawn: elements, and the labels, with what they must keep off."""
 
     axes: Axes
     drawn: list[str] = field(default_factory=list)
-    occupied: list[Box] = field(default_factory=list)
-    labels: list[Box] = field(default_factory=list)
+    labels: Labels = field(default_factory=lambda: Labels(FRAME))
 
     def label(
         self, text: str, point: tuple[float, float, float], spots: Iterator[tuple[float, float]], style: str = ""
     ) -> None:
-        """Write `text` at the first of `spots` (its box's corner) that is free, with a line to the point (x, y, radius)
-        where that is far (radius infinity: never)."""
-        x, y, own = point
-        width, height = len(text) * CHARACTER, FONT + 2
-        for box_x, box_y in spots:
-            box = Box(box_x, box_y, width, height)
-            near_x, near_y = min(max(x, box_x), box_x + width), min(max(y, box_y), box_y + height)
-            leader = _along(x, y, near_x, near_y) if math.hypot(near_x - x, near_y - y) > 16 + own else []
-            free = box.inside(FRAME) and not any(box.meets(other) for other in self.occupied)
-            if free and not any(dash.meets(other, 0) for dash in leader for other in self.labels):
-                break
-        else:
-            return  # no free spot: the dot keeps its tooltip
-        if leader:
-            self.drawn.insert(0, _line(x, y, near_x, near_y, "leader"))
-        self.occupied += [box, *leader]
-        self.labels.append(box)
+        """Write `text` at the first free one of `spots`, as `Labels.place` does; without one the dot keeps its
+        tooltip."""
+        label = self.labels.place(text, point, spots)
+        if label is None:
+            return
+        if label.leader is not None:
+            self.drawn.insert(0, _line(*label.leader, "leader"))
+        box = label.box
         self.drawn.append(f'<text x="{box.x:.1f}" y="{box.y + FONT - 1:.1f}"{style}>{escape(text)}</text>')
 
 
@@ -187,12 +149,12 @@ def _roofs(panel: Panel, reads: Sequence[tuple[str, float]], computes: Sequence[
         turn = f"translate({x1:.1f},{y1:.1f}) rotate({-slope:.2f})"
         panel.drawn.append(f'<text transform="{turn}" x="14" y="{side}">{escape(text)}</text>')
         _keep_off(panel, x1, y1, slope, side, len(text) * CHARACTER + 14)
-        panel.occupied += _along(x1, y1, x2, y2)
+        panel.labels.occupied += along(x1, y1, x2, y2)
     right = FRAME.x + FRAME.width
     heights = [(f"{name}: {human_rate(rate, 'op')}", *axes.at(rate / fastest, rate)) for name, rate in computes]
     for _, x1, y1 in heights:
         panel.drawn.append(_line(x1, y1, right, y1, "roof"))
-        panel.occupied.append(Box(x1, y1 - 1, right - x1, 2))
+        panel.labels.occupied.append(Box(x1, y1 - 1, right - x1, 2))
     for text, _, y1 in heights:
         start = right - len(text) * CHARACTER - 4
         spots = ((start - 30 * step, y) for step in range(20) for y in (y1 - FONT - 6, y1 + 4))
@@ -202,15 +164,11 @@ def _roofs(panel: Panel, reads: Sequence[tuple[str, float]], computes: Sequence[
 def _keep_off(panel: Panel, x: float, y: float, slope: float, side: float, length: float) -> None:
     """Take the room of a text that runs along a slanted line, in small squares."""
     cos, sin = math.cos(math.radians(slope)), math.sin(math.radians(slope))
-    for along in range(0, int(length) + 6, 6):
+    for step in range(0, int(length) + 6, 6):
         for across in (side, side - FONT / 2, side - FONT):
-            panel.occupied.append(Box(x + along * cos + across * sin - 3, y - along * sin + across * cos - 3, 6, 6))
-
-
-def _along(x1: float, y1: float, x2: float, y2: float) -> list[Box]:
-    """Small boxes on a line."""
-    steps = max(1, int(math.hypot(x2 - x1, y2 - y1) / 6))
-    return [Box(x1 + (x2 - x1) * i / steps - 1, y1 + (y2 - y1) * i / steps - 1, 2, 2) for i in range(steps + 1)]
+            panel.labels.occupied.append(
+                Box(x + step * cos + across * sin - 3, y - step * sin + across * cos - 3, 6, 6)
+            )
 
 
 @dataclass(frozen=True)
@@ -230,7 +188,7 @@ def _dots(panel: Panel, ops: Sequence["OpTime"], step_seconds: float) -> list[Do
         x, y = panel.axes.at(op.intensity, op.flops / op.seconds)
         radius = 3.5 + 14 * math.sqrt(min(1.0, op.seconds / step_seconds))
         dots.append(Dot(op, x, y, radius))
-        panel.occupied.append(Box(x - radius, y - radius, 2 * radius, 2 * radius))
+        panel.labels.occupied.append(Box(x - radius, y - radius, 2 * radius, 2 * radius))
     return sorted(dots, key=lambda dot: -dot.radius)
 
 
@@ -244,19 +202,8 @@ def _label_dots(panel: Panel, dots: Sequence[Dot]) -> None:
         panel.drawn.append(f'<circle class="dot" {circle} fill-opacity=".8">{title}</circle>')
     for dot in dots:
         text = f"{dot.op.op} {dot.op.shape} {dot.op.share:.0%}"
-        spots = _around(dot.x, dot.y, dot.radius, len(text) * CHARACTER)
+        spots = around(dot.x, dot.y, dot.radius, len(text) * CHARACTER)
         panel.label(text, (dot.x, dot.y, dot.radius), spots, f' style="fill:{COLOURS[dot.op.bound]}"')
-
-
-def _around(x: float, y: float, radius: float, width: float) -> Iterator[tuple[float, float]]:
-    """Corners of label boxes round a dot: beside it, then on wider and wider rings."""
-    half = (FONT + 2) / 2
-    for distance in range(4, 420, 8):
-        for turn in range(16):
-            angle = turn * math.pi / 8
-            cos, sin = math.cos(angle), math.sin(angle)
-            middle_x = x + (radius + distance) * cos + (width / 2) * (1 if cos > 0.1 else -1 if cos < -0.1 else 0)
-            yield middle_x - width / 2, y + (radius + distance + half * abs(sin)) * sin - half
 
 
 def _colours_used(ops: Sequence["OpTime"]) -> list[str]:

@@ -12,12 +12,17 @@ from roofline.common.errors import ConfigError
 
 
 def with_id(point: Point) -> Point:
-    """The point with the hash of all else that it says as its id."""
-    return msgspec.structs.replace(point, id=hashlib.sha256(msgspec.json.encode(_without_id(point))).hexdigest()[:32])
+    """The point with the hash of all else that it says as its id. Its numbers are as a reader of the file has them: a
+    whole number where the schema has a float would be another text once it was read."""
+    point = msgspec.json.decode(msgspec.json.encode(point), type=Point)
+    return msgspec.structs.replace(point, id=_hash(msgspec.json.encode(point)))
 
 
-def _without_id(point: Point) -> Point:
-    return msgspec.structs.replace(point, id="")
+def _hash(line: bytes) -> str:
+    """Of a point's JSON without its id. It is of the text, so that a later version whose points have more fields finds
+    the same of an old one."""
+    fields = msgspec.json.decode(line, type=dict[str, object])
+    return hashlib.sha256(msgspec.json.encode({**fields, "id": ""}, order="sorted")).hexdigest()[:32]
 
 
 def append_points(points: Iterable[Point], path: Path) -> None:
@@ -58,6 +63,6 @@ def _point(path: Path, number: int, line: bytes) -> Point:
         raise ConfigError(f"{path}, line {number} is no measured point: {error}") from error
     if point.schema != SCHEMA:
         raise ConfigError(f"{path}, line {number} has schema {point.schema!r}; this version reads {SCHEMA!r}")
-    if point.id != with_id(point).id:
+    if point.id != _hash(line):
         raise ConfigError(f"{path}, line {number}: the point was changed after it was measured (its id does not fit)")
     return point

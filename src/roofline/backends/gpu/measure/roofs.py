@@ -12,7 +12,7 @@ from roofline.backends.gpu.devices import give_back
 from roofline.common.errors import CapacityError
 from roofline.common.json_types import JsonObject
 from roofline.hardware import roofs as store
-from roofline.hardware.roofs import Roofs
+from roofline.hardware.roofs import RoofCheck, Roofs, recheck
 
 if TYPE_CHECKING:
     import torch
@@ -99,7 +99,7 @@ def ensure_op_roofs(device: str, name: str) -> Roofs | None:
 
     device: as torch names it. What was measured is kept under ROOFLINE_HOME where that can be written.
     """
-    key = "gpu-" + re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
+    key = _key(name)
     stored = store.load(key, 0, "")
     if stored is not None:
         return stored
@@ -110,6 +110,27 @@ def ensure_op_roofs(device: str, name: str) -> Roofs | None:
     give_back(device)  # the device is about to be filled with weights
     store.store(fresh, key)
     return fresh
+
+
+def recheck_op_roofs(device: str, name: str) -> tuple[Roofs, list[RoofCheck]] | None:
+    """The roofs kept for devices of that name, or measured first, and how they compare with a measurement of now: as
+    `recheck_roofs` of CPUs. None where memory is too scarce to measure."""
+    kept = ensure_op_roofs(device, name)
+    if kept is None:
+        return None
+    sizes = [size for size, _ in kept.reads]
+    try:
+        raised, checks = recheck(kept, lambda: measure_op_roofs(device, reads=sizes, seconds=_QUICK))
+    except CapacityError:
+        return None
+    give_back(device)
+    if any(check.now > check.kept for check in checks):
+        store.store(raised, _key(name))
+    return raised, checks
+
+
+def _key(name: str) -> str:
+    return "gpu-" + re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
 
 
 def link_rate(device: str, nbytes: int = 256 << 20) -> float:

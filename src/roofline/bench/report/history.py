@@ -1,0 +1,198 @@
+"""Measurements of the same load over time: their trend by version, and the gate that refuses a slower one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from roofline.bench.report import words
+from roofline.bench.report.chart import Axis, Chart, Mark, Section, Series, Table
+from roofline.bench.report.gather import Gathered
+from roofline.bench.report.ratios import Ratio, pairs, ratio
+from roofline.bench.results.point import Point
+from roofline.common.errors import ConfigError
+
+HIGHER_IS_BETTER = {words.REQUESTS: True, words.TOKENS: True, words.TTFT: False, words.TPOT: False, words.E2E: False}
+
+
+@dataclass(frozen=True)
+class LoadKey:
+    """What points must share to be measurements of the same. system: its label, without the version; place: the
+    machine."""
+
+    preset: str
+    sha256: str
+    load: str
+    system: str
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.system}, {self.preset}, {self.load}"
+
+
+def key_of(point: Point) -> LoadKey:
+    sha256 = "" if point.workload is None else point.workload.sha256
+    return LoadKey(point.preset, sha256, words.load_name(point), point.system.label, words.machine(point))
+
+
+def check_metric(name: str) -> None:
+    """Raises ConfigError for a metric whose better direction is not known."""
+    if name not in HIGHER_IS_BETTER:
+        raise ConfigError(f"metric={name!r} has no trend; choose one of {', '.join(HIGHER_IS_BETTER)}")
+
+
+def by_key(points: Sequence[Point]) -> dict[LoadKey, list[Point]]:
+    """Points of the same load, each by time."""
+    groups: dict[LoadKey, list[Point]] = {}
+    for point in sorted(points, key=lambda point: point.started):
+        groups.setdefault(key_of(point), []).append(point)
+    return groups
+
+
+def trend(gathered: Gathered, name: str) -> Section:
+    """A metric over time for each load that was measured, with the ratio of each measurement to the one before.
+
+    Raises ConfigError where no point has the metric.
+    """
+    check_metric(name)
+    charts: list[Chart] = []
+    rows: list[tuple[str, ...]] = []
+    for key, points in by_key(gathered.points).items():
+        own = [point for point in points if words.metric(point, name) is not None]
+        if not own:
+            continue
+        marks = tuple(
+            Mark(
+                x=number + 1.0,
+                y=words.metric(point, name) or 0.0,
+                y_interval=words.interval(point, name),
+                label=_version(point),
+                note=f"{_version(point)}, {point.started}: {words.digits(words.metric(point, name))}",
+                trusted=words.trusted(point),
+            )
+            for number, point in enumerate(own)
+        )
+        unit = getattr(words.figure(own[0], name), "unit", "")
+        charts.append(
+            Chart(
+                title=f"{key}, {key.place}",
+                x=Axis(title="measurement, the oldest first"),
+                y=Axis(title=f"{name.replace('_', ' ')}, {unit}", zero=True),
+                series=(Series(name=f"{key}, {key.place}", marks=marks, look=len(charts)),),
+            )
+        )
+        rows += _rows(key, own, name)
+    if not rows:
+        raise ConfigError(f"metric={name!r}: no point has it")
+    headings = ("load", "machine", "version", "measured", name.replace("_", " "), "to the one before", "to the first")
+    text = "Bars and brackets are 95 % intervals; a ratio whose interval contains 1 shows no change."
+    return Section(f"{name.replace('_', ' ')} over time", text, tuple(charts), Table(headings, tuple(rows)))
+
+
+def _rows(key: LoadKey, points: Sequence[Point], name: str) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for before, point in zip([None, *points], points, strict=False):
+        value = words.with_interval(words.metric(point, name), words.interval(point, name))
+        last = None if before is None else ratio([point], [before], name)
+        first = None if before is None else ratio([point], [points[0]], name)
+        rows.append((str(key), key.place, _version(point), point.started, value, _ratio_text(last), _ratio_text(first)))
+    return rows
+
+
+def _version(point: Point) -> str:
+    return point.system.version or point.system.fingerprint[:8] or "?"
+
+
+def _ratio_text(of: Ratio | None) -> str:
+    return "-" if of is None else words.with_interval(of.value, of.interval)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One load's verdict. worse: how much slower at the point estimate, 0.05 being 5 %; verdict: "slower" fails a gate;
+    "undecided": slower than is allowed, but the interval contains no change."""
+
+    name: str
+    metric: str
+    ratio: Ratio
+    worse: float
+    verdict: str
+
+    def __str__(self) -> str:
+        around = self.ratio.interval
+        figures = words.digits(self.ratio.value, 4)
+        figures += (
+            " (no interval)" if around is None else f" [{words.digits(around[0], 4)}, {words.digits(around[1], 4)}]"
+        )
+        return f"{self.name}: {self.metric.replace('_', ' ')} is {figures} of the old one, {self.verdict}"
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What a gate lets differ beside the version. at_most: the loss that passes, 0.05 being 5 %."""
+
+    at_most: float
+    other_traffic: bool = False
+    other_machine: bool = False
+
+
+def check(new: Sequence[Point], old: Sequence[Point], metric: str, allowed: Allowed) -> list[Finding]:
+    """A verdict for each load that both have. Raises ConfigError where there is none, or where only traffic or machines
+    that differ keep them apart, naming which."""
+    check_metric(metric)
+
+    def relaxed(points: Sequence[Point]) -> dict[LoadKey, list[Point]]:
+        groups: dict[LoadKey, list[Point]] = {}
+        for key, own in by_key(points).items():
+            sha256 = "" if allowed.other_traffic else key.sha256
+            place = "" if allowed.other_machine else key.place
+            groups.setdefault(replace(key, sha256=sha256, place=place), []).extend(own)
+        return groups
+
+    above, below = relaxed(new), relaxed(old)
+    common = [key for key in above if key in below]
+    if not common:
+        raise ConfigError(_why_apart(list(above), list(below)))
+    findings = []
+    for key in common:
+        between = ratio(above[key], below[key], metric)
+        if between is not None:
+            findings.append(_finding(str(key), metric, between, allowed.at_most))
+    if not findings:
+        raise ConfigError(f"metric={metric!r}: no load that both files have has it")
+    return findings
+
+
+def _finding(name: str, metric: str, between: Ratio, at_most: float) -> Finding:
+    higher = HIGHER_IS_BETTER[metric]
+    worse = 1 - between.value if higher else between.value - 1
+    around = between.interval
+    real = around is None or (around[1] < 1 if higher else around[0] > 1)
+    verdict = "slower" if worse > at_most and real else "undecided" if worse > at_most else "passes"
+    return Finding(name, metric, between, worse, verdict)
+
+
+def check_pairs(points: Sequence[Point], at_most: float) -> list[Finding]:
+    """The same of paired ratios, which need no second file: B is the new one. Raises ConfigError where there are
+    none."""
+    names = {"throughput": words.TOKENS, "latency": words.E2E}
+    findings = [_finding(pair.name, names[pair.of], pair.ratio, at_most) for pair in pairs(points)]
+    if not findings:
+        raise ConfigError("there is no paired ratio of bench compare in these points: name the older ones (--against)")
+    return findings
+
+
+def _why_apart(new: Sequence[LoadKey], old: Sequence[LoadKey]) -> str:
+    """What keeps two files apart that share no load."""
+    for mine in new:
+        for theirs in old:
+            if replace(mine, sha256=theirs.sha256) == theirs:
+                return (
+                    f"{mine}: the traffic differs ({mine.sha256[:8]} and {theirs.sha256[:8]}), so a ratio would "
+                    "compare different work; measure the same traffic file, or say --other-traffic"
+                )
+            if replace(mine, place=theirs.place) == theirs:
+                return (
+                    f"{mine}: the machines differ ({mine.place} and {theirs.place}), so a ratio would compare them "
+                    "too; measure on one machine, or say --other-machine"
+                )
+    names = "; ".join(dict.fromkeys(map(str, old)))
+    return f"the two files have no load in common: the old one has {names}; measure the same preset, load and label"

@@ -1,0 +1,87 @@
+"""The report as one HTML file that asks for nothing else: charts as inline SVG, a table under each."""
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from string import Template
+
+from roofline.bench.report import draw
+from roofline.bench.report.chart import Chart, Section, Table
+
+LONG = 50  # characters of a cell that needs room
+FIGURE_SIGNS = set("0123456789.,%[]()-+ e")  # what cells of figures are made of, beside their units
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `page` and `text` write. about: one line on what was measured where; refused: points that cannot be true;
+    notes: what is missing or doubtful."""
+
+    title: str
+    about: str
+    sections: tuple[Section, ...]
+    refused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def page(report: Report) -> str:
+    """The text of the HTML file."""
+    template = Template((files("roofline.bench.report") / "page.html").read_text("utf-8"))
+    parts = [_list("Refused", report.refused, "refused"), *map(_section, report.sections), _list("Notes", report.notes)]
+    return template.safe_substitute(
+        title=html.escape(report.title), about=html.escape(report.about), sections="\n".join(filter(None, parts))
+    )
+
+
+def _list(title: str, lines: Sequence[str], kind: str = "") -> str:
+    if not lines:
+        return ""
+    look = f' class="{kind}"' if kind else ""
+    return f"<section{look}><h2>{title}</h2>{''.join(f'<p>{html.escape(line)}</p>' for line in lines)}</section>"
+
+
+def _section(section: Section) -> str:
+    charts = "".join(_chart(chart, len(section.charts) > 1) for chart in section.charts if not chart.empty)
+    table = "" if section.table is None else _table(section.table)
+    text = f"<p>{html.escape(section.text)}</p>" if section.text else ""
+    return f"<section><h2>{html.escape(section.title)}</h2>{text}{charts}{table}</section>"
+
+
+def _chart(chart: Chart, titled: bool) -> str:
+    title = f"<h3>{html.escape(chart.title)}</h3>" if titled else ""
+    names = "".join(
+        f"<li>{draw.legend(series)}<span>{html.escape(series.name)}</span></li>"
+        for series in chart.series
+        if series.marks
+    )
+    if any(not mark.trusted for series in chart.series for mark in series.marks):
+        names += f'<li class="grey">{draw.doubted()}<span>the client did not keep up</span></li>'
+    return f'{title}<ul class="legend">{names}</ul>{draw.draw(chart, draw.WIDE)}{draw.draw(chart, draw.NARROW)}'
+
+
+def _table(table: Table) -> str:
+    of_words = [at == 0 or any(not _is_figure(row[at]) for row in table.rows) for at in range(len(table.headings))]
+    longest = [max((len(row[at]) for row in table.rows), default=0) for at in range(len(table.headings))]
+    looks = [
+        "" if not each else ' class="words long"' if length > LONG else ' class="words"'
+        for each, length in zip(of_words, longest, strict=True)
+    ]
+    head = "".join(f"<th{look}>{html.escape(name)}</th>" for name, look in zip(table.headings, looks, strict=True))
+    body = "".join(
+        f"<tr><th>{html.escape(row[0])}</th>"
+        + "".join(f"<td{look}>{html.escape(cell)}</td>" for cell, look in zip(row[1:], looks[1:], strict=True))
+        + "</tr>"
+        for row in table.rows
+    )
+    buttons = "".join(
+        f'<button type="button" data-form="{form}">Copy as {form}</button>' for form in ("Markdown", "CSV")
+    )
+    return (
+        f'<div class="table"><div class="copy">{buttons}</div><div class="wide" tabindex="0">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>"
+    )
+
+
+def _is_figure(cell: str) -> bool:
+    return all(sign in FIGURE_SIGNS for sign in cell)

@@ -1,0 +1,113 @@
+"""A report of measured points: which sections it has, in which order."""
+
+from collections.abc import Sequence
+
+from roofline.bench.report import cost, intensity, moments, ratios, throughput, words
+from roofline.bench.report.chart import Section, Table
+from roofline.bench.report.gather import Gathered
+from roofline.bench.report.page import Report
+from roofline.bench.report.throughput import Slo
+from roofline.bench.results.point import Point
+
+
+def report(gathered: Gathered, title: str = "", slo: Slo | None = None, prices: cost.Prices | None = None) -> Report:
+    """All that these points can show. prices: None leaves money out."""
+    sections: list[Section | None] = [*throughput.sections(gathered, slo or Slo())]
+    sections += [ratios.forest(gathered), ratios.machines(gathered), intensity.section(gathered)]
+    sections += moments.sections(gathered)
+    sections += cost.sections(gathered, prices) if prices is not None else []
+    sections += [_other_figures(gathered), _conditions(gathered), _definitions(gathered)]
+    return Report(
+        title=title or f"{', '.join(dict.fromkeys(point.preset for point in gathered.points))} measured"
+        if gathered.points
+        else title or "nothing that can be true",
+        about=_about(gathered),
+        sections=tuple(section for section in sections if section is not None),
+        refused=tuple(gathered.refused),
+        notes=(*gathered.notes, *_doubts(gathered)),
+    )
+
+
+def _about(gathered: Gathered) -> str:
+    if not gathered.points:
+        return f"All points were refused: {len(gathered.refused)}."
+    days = sorted({point.started[:10] for point in gathered.points})
+    span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    parts = [f"{len(gathered.points)} points", " and ".join(gathered.places), span]
+    if gathered.refused:
+        parts.insert(1, f"{len(gathered.refused)} refused")
+    return " · ".join(parts)
+
+
+def _doubts(gathered: Gathered) -> list[str]:
+    """What a reader must know before believing the charts."""
+    doubtful = [point for point in gathered.points if not words.trusted(point)]
+    if not doubtful:
+        return []
+    names = "; ".join(f"{words.system_name(point)}, {words.load_name(point)}" for point in doubtful)
+    return [f"In grey, because the client did not keep up with the load or has no certificate for it: {names}."]
+
+
+def _other_figures(gathered: Gathered) -> Section | None:
+    """Points without traffic, such as those of decode and of plans, by their figures."""
+    in_charts = {id(point) for points in gathered.traffics().values() for point in points}
+    points = [point for point in gathered.points if id(point) not in in_charts]
+    rows = tuple(
+        (
+            words.system_name(point),
+            f"{point.kind}, {point.preset}",
+            name,
+            words.with_interval(words.central(figure), figure.ci95),
+            figure.unit,
+            words.percent(words.share(point)),
+            figure.definition,
+        )
+        for point in points
+        for name, figure in point.metrics.items()
+    )
+    if not rows:
+        return None
+    headings = ("system", "what", "metric", "value", "unit", "of the limit", "definition")
+    return Section("other figures", "", (), Table(headings, rows))
+
+
+def _conditions(gathered: Gathered) -> Section | None:
+    """What somebody needs to measure the same again, for each system on each machine."""
+    if not gathered.points:
+        return None
+    rows = []
+    for kind, points in gathered.curves(gathered.points).items():
+        rows.append((gathered.name(kind), *_condition(points)))
+    headings = ("system", "model", "machine", "software", "traffic", "fidelity")
+    text = "What was measured where. A grade below A says what a reader lacks to measure the same again."
+    return Section("how it was measured", text, (), Table(headings, tuple(rows)))
+
+
+def _condition(points: Sequence[Point]) -> tuple[str, ...]:
+    point = points[-1]
+    host = point.host
+    busy = max(each.host.load for each in points)
+    machine = f"{words.place(point)}; {host.chip}, {host.cores} cores, at most {busy:.1f} cores of other load"
+    traffic = "; ".join(
+        dict.fromkeys(
+            f"{each.workload.name} {each.workload.sha256[:8]}, {each.workload.requests} requests, prefix cache "
+            f"{each.workload.prefix_cache}"
+            for each in points
+            if each.workload is not None
+        )
+    )
+    probes = [each.fidelity for each in points if each.fidelity is not None]
+    equal, sent = sum(each.equal for each in probes), sum(each.probes for each in probes)
+    fidelity = f"{equal} of {sent} probes answered as when idle" if probes else "no probes"
+    options = " ".join(f"{name}={value}" for name, value in point.system.options.items())
+    model = " ".join(filter(None, (point.system.model, point.system.weight_formats, options)))
+    return model or "-", machine, host.system or "-", traffic or "-", fidelity
+
+
+def _definitions(gathered: Gathered) -> Section | None:
+    """How each metric is computed: tools give different things the same name."""
+    rows = dict.fromkeys(
+        (name, figure.unit, figure.definition) for point in gathered.points for name, figure in point.metrics.items()
+    )
+    table = Table(("metric", "unit", "definition"), tuple(rows))
+    return Section("definitions", "", (), table) if rows else None

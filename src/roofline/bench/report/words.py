@@ -1,0 +1,92 @@
+"""How points are called and their figures written, the same in terminals, tables and charts; names of metrics."""
+
+from roofline.bench.results.point import Figure, Point
+
+# Metrics that reports know, as `Point.metrics` names them.
+TTFT, TPOT, E2E = "ttft", "tpot", "e2e"
+REQUESTS, TOKENS, GOODPUT = "request_rate", "answer_rate", "goodput"
+
+
+def load_name(point: Point) -> str:
+    """ "16 workers", "2.5/s poisson", or the preset of a point without load."""
+    load = point.load
+    if load is None:
+        return point.preset
+    count = load.concurrency or 1
+    if load.arrivals == "batch":
+        return f"batch of {count:,}"
+    if load.arrivals == "closed" or load.offered is None:
+        return f"{count:,} worker{'s' * (count != 1)}"
+    return f"{digits(load.offered)}/s {load.arrivals}"
+
+
+def system_name(point: Point) -> str:
+    """What a reader calls the system, with its version where it is known."""
+    return " ".join(filter(None, (point.system.label, point.system.version)))
+
+
+def place(point: Point) -> str:
+    """What computes: "2 x MI300X", else the host's chip."""
+    devices = [f"{device.count} x {device.name}" if device.count > 1 else device.name for device in point.devices]
+    return " + ".join(dict.fromkeys(devices)) or point.host.chip
+
+
+def machine(point: Point) -> str:
+    """What computes, and the host's cores: what two measurements share that may be compared."""
+    return f"{place(point)}, {point.host.cores} core{'s' * (point.host.cores != 1)}"
+
+
+def central(of: Figure | None) -> float | None:
+    """The number that stands for a metric: its value, else its median, else its mean."""
+    if of is None:
+        return None
+    return next((each for each in (of.value, of.p50, of.mean) if each is not None), None)
+
+
+def figure(point: Point, name: str) -> Figure | None:
+    """A metric of a point, None where the point does not have it. Of latencies the one that counts from the planned
+    moment, so that waiting in the client is in it, where there is one."""
+    return point.metrics.get(f"{name}_corrected") or point.metrics.get(name)
+
+
+def metric(point: Point, name: str) -> float | None:
+    """The number of a metric of a point, None where the point does not have it."""
+    return central(figure(point, name))
+
+
+def interval(point: Point, name: str) -> tuple[float, float] | None:
+    """The 95 % interval of a metric, None where there is none."""
+    of = figure(point, name)
+    return None if of is None else of.ci95
+
+
+def share(point: Point) -> float | None:
+    """Of the limit at the measured roofs, where they are known, else at the data sheet's."""
+    if point.limit is None:
+        return None
+    measured = point.limit.share_of_measured
+    return measured if measured is not None else point.limit.share_of_sheet
+
+
+def trusted(point: Point) -> bool:
+    """Whether the client kept up, as its certificate says. Of an engine that is called, which has no client: yes."""
+    return point.client is None or point.client.trusted
+
+
+def digits(value: float | None, count: int = 3) -> str:
+    """With so many digits that count, without an exponent below a million; "-" for no number."""
+    if value is None:
+        return "-"
+    size = abs(value)
+    if size >= 10 ** (count - 1):
+        return f"{value:,.0f}" if size < 1e9 else f"{value:.{count}g}"
+    return f"{value:.{count}g}"
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}" if value >= 0.1 else f"{value:.1%}"
+
+
+def with_interval(value: float | None, around: tuple[float, float] | None) -> str:
+    """ "12.3 [12.1, 12.6]", without the brackets where there is no interval."""
+    return digits(value) + (f" [{digits(around[0])}, {digits(around[1])}]" if around and value is not None else "")

@@ -1,0 +1,87 @@
+"""What pictures are made with: boxes in pixels, and labels that keep off each other and off what is drawn."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+FONT = 12
+CHARACTER = 0.6 * FONT + 0.1  # width of a character of a monospaced font; others are narrower on the average
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle in pixels; y grows downwards."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+    def meets(self, other: "Box", gap: float = 2) -> bool:
+        """Whether the two are closer than `gap`."""
+        return (
+            self.x < other.x + other.width + gap
+            and other.x < self.x + self.width + gap
+            and self.y < other.y + other.height + gap
+            and other.y < self.y + self.height + gap
+        )
+
+    def inside(self, frame: "Box") -> bool:
+        return (
+            self.x >= frame.x
+            and self.y >= frame.y
+            and self.x + self.width <= frame.x + frame.width
+            and self.y + self.height <= frame.y + frame.height
+        )
+
+
+@dataclass(frozen=True)
+class Label:
+    """A text with its place. leader: the ends of the line to what it names, None where that is near."""
+
+    text: str
+    box: Box
+    leader: tuple[float, float, float, float] | None
+
+
+@dataclass
+class Labels:
+    """The labels inside a frame. occupied: what they must keep off."""
+
+    frame: Box
+    occupied: list[Box] = field(default_factory=list)
+    placed: list[Box] = field(default_factory=list)
+
+    def place(self, text: str, point: tuple[float, float, float], spots: Iterable[tuple[float, float]]) -> Label | None:
+        """The text at the first of `spots` (its box's corner) that is free, with a line to the point (x, y, radius)
+        where that is far (radius infinity: never); None where no spot is free."""
+        x, y, own = point
+        width, height = len(text) * CHARACTER, FONT + 2
+        for box_x, box_y in spots:
+            box = Box(box_x, box_y, width, height)
+            near_x, near_y = min(max(x, box_x), box_x + width), min(max(y, box_y), box_y + height)
+            far = math.hypot(near_x - x, near_y - y) > 16 + own
+            leader = along(x, y, near_x, near_y) if far else []
+            free = box.inside(self.frame) and not any(box.meets(other) for other in self.occupied)
+            if free and not any(dash.meets(other, 0) for dash in leader for other in self.placed):
+                self.occupied += [box, *leader]
+                self.placed.append(box)
+                return Label(text, box, (x, y, near_x, near_y) if far else None)
+        return None
+
+
+def along(x1: float, y1: float, x2: float, y2: float) -> list[Box]:
+    """Small boxes on a line."""
+    steps = max(1, int(math.hypot(x2 - x1, y2 - y1) / 6))
+    return [Box(x1 + (x2 - x1) * i / steps - 1, y1 + (y2 - y1) * i / steps - 1, 2, 2) for i in range(steps + 1)]
+
+
+def around(x: float, y: float, radius: float, width: float, furthest: int = 420) -> Iterator[tuple[float, float]]:
+    """Corners of label boxes round a dot: beside it, then on wider and wider rings."""
+    half = (FONT + 2) / 2
+    for distance in range(4, furthest, 8):
+        for turn in range(16):
+            angle = turn * math.pi / 8
+            cos, sin = math.cos(angle), math.sin(angle)
+            middle_x = x + (radius + distance) * cos + (width / 2) * (1 if cos > 0.1 else -1 if cos < -0.1 else 0)
+            yield middle_x - width / 2, y + (radius + distance + half * abs(sin)) * sin - half

@@ -1,0 +1,216 @@
+"""roofline bench report, history, check, cost: what measured points show, from the files that hold them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from roofline.cli.options import AsJson
+from roofline.cli.output import check_output, console, plain_table, print_json
+from roofline.cli.parser import Argument
+from roofline.common.errors import ConfigError
+from roofline.common.options import Option, Options, option
+
+if TYPE_CHECKING:
+    from roofline.bench.report.chart import Section, Table
+    from roofline.bench.report.cost import Prices
+    from roofline.bench.report.history import Finding
+    from roofline.bench.report.page import Report
+    from roofline.bench.report.throughput import Slo
+
+Files = Annotated[list[Path], Argument("Files of measured points, as bench curve and others write them.")]
+Out = Annotated[Path | None, Option("The page: one HTML file.", flags=("--out", "-o"))]
+Metric = Annotated[str, Option("Which figure: request_rate, answer_rate, ttft, tpot or e2e.")]
+
+
+@dataclass(frozen=True)
+class PriceOptions(Options):
+    """What a machine costs. Prices are inputs with a source and a day: none is built in."""
+
+    price: list[str] | None = option(
+        None, "USD an hour of all devices of a machine: 2.5, or MI300X=2.5 for machines with that in their name."
+    )
+    price_source: str = option("", "Where the prices are from.")
+    price_date: str = option("", "The day of the prices: 2026-11-26.")
+    kwh: float | None = option(None, "USD a kWh, where the hourly price has no electricity in it.", minimum=0)
+    pue: float = option(1.0, "Energy of the building for each joule of the machine.", minimum=1)
+    answer_weight: float = option(4.0, "How many prompt tokens an answer token is charged as.", minimum=0.01)
+
+
+def report(
+    files: Files,
+    prices: PriceOptions,
+    out: Out = None,
+    markdown: Annotated[Path | None, Option("Also write it as Markdown.")] = None,
+    csv: Annotated[Path | None, Option("Also write all points as CSV.")] = None,
+    title: Annotated[str, Option("The title. Default: the presets that were measured.")] = "",
+    slo: Annotated[str, Option("What users are promised, in ms: ttft=2000,tpot=200,e2e=30000, or some of these.")] = "",
+) -> None:
+    """Draw measured points, of one machine or several, on one page that needs no network.
+
+    Points that exceed what is physically possible are refused, with the arithmetic, and are in no chart.
+    """
+    from roofline.bench.report.gather import gather
+    from roofline.bench.report.report import report as make
+
+    if out is None and markdown is None and csv is None:
+        raise ConfigError("name where the report goes: -o report.html, --markdown FILE or --csv FILE")
+    promised = _slo(slo)
+    priced = _prices(prices) if prices.price else None
+    for path in (out, markdown, csv):
+        check_output(path)
+    gathered = gather(files)
+    page = make(gathered, title, promised, priced)
+    _write(page, out, markdown)
+    if csv is not None:
+        from roofline.bench.report.text import csv_of_points
+
+        csv.write_text(csv_of_points(gathered.points), encoding="utf-8")
+    print(page.about)
+    for refused in page.refused:
+        print(f"refused: {refused}")
+
+
+def history(files: Files, metric: Metric = "request_rate", out: Out = None) -> None:
+    """Show how a figure of the same load changed from version to version, with intervals."""
+    from roofline.bench.report.gather import gather
+    from roofline.bench.report.history import trend
+    from roofline.bench.report.page import Report
+
+    check_output(out)
+    gathered = gather(files)
+    section = trend(gathered, metric)
+    _show(section)
+    _write(Report(section.title, f"{len(gathered.points)} points", (section,), tuple(gathered.refused)), out, None)
+
+
+def check(
+    new: Annotated[Path, Argument("The file of the version to check.")],
+    against: Annotated[
+        Path | None, Option("The file of the version before. Default: the paired ratios in NEW, of bench compare.")
+    ] = None,
+    at_most: Annotated[str, Option("How much slower it may be.")] = "5%",
+    metric: Metric = "request_rate",
+    other_traffic: Annotated[bool, Option("Compare points of different traffic too.")] = False,
+    other_machine: Annotated[bool, Option("Compare points of different machines too.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Refuse a version that is slower: status 1 where a figure is worse by more than is allowed, beyond doubt."""
+    from roofline.bench.report.gather import gather
+    from roofline.bench.report.history import Allowed, check_pairs
+    from roofline.bench.report.history import check as compare
+
+    share = _share(at_most)
+    mine = gather([new])
+    if mine.refused:
+        raise ConfigError(f"{new}: {mine.refused[0]}")
+    if against is None:
+        findings = check_pairs(mine.points, share)
+    else:
+        theirs = gather([against])
+        findings = compare(mine.points, theirs.points, metric, Allowed(share, other_traffic, other_machine))
+    slower = [finding for finding in findings if finding.verdict == "slower"]
+    _tell(findings, slower, share, as_json)
+    return 1 if slower else 0
+
+
+def cost(files: Files, prices: PriceOptions, out: Out = None) -> None:
+    """Tell what a million tokens cost over the offered load, and the energy of a token where a counter was read.
+
+    Prices are inputs with a date and a source: none is built in.
+    """
+    from roofline.bench.report.cost import sections
+    from roofline.bench.report.gather import gather
+    from roofline.bench.report.page import Report
+
+    priced = _prices(prices)
+    check_output(out)
+    gathered = gather(files)
+    parts = sections(gathered, priced)
+    if not parts:
+        places = ", ".join(gathered.places)
+        raise ConfigError(
+            f"no point has both a price and tokens a second (machines: {places}): --price 2.5 is for any machine"
+        )
+    for section in parts:
+        _show(section)
+    _write(Report("cost", f"{len(gathered.points)} points", tuple(parts), tuple(gathered.refused)), out, None)
+
+
+def _write(report: "Report", out: Path | None, markdown: Path | None) -> None:
+    from roofline.bench.report.page import page
+    from roofline.bench.report.text import markdown as as_markdown
+    from roofline.common.files import write_atomically
+
+    if out is not None:
+        write_atomically(out, page(report))
+        print(f"written: {out}")
+    if markdown is not None:
+        write_atomically(markdown, as_markdown(report))
+
+
+def _show(section: "Section") -> None:
+    out = console(highlight=False, markup=False)
+    out.print(section.title, style="bold")
+    if section.text:
+        out.print(section.text)
+    if section.table is not None:
+        _print_table(section.table)
+
+
+def _print_table(table: "Table") -> None:
+    console().print(plain_table(table.headings, table.rows), highlight=False)
+
+
+def _slo(text: str) -> "Slo":
+    from roofline.bench.report.throughput import Slo
+
+    values: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        name, _, number = part.partition("=")
+        try:
+            values[name.strip()] = float(number)
+        except ValueError:
+            values = {}
+        if name.strip() not in ("ttft", "tpot", "e2e") or not values.get(name.strip(), 0) > 0:
+            raise ConfigError(f"slo={text!r}: {part!r} is no limit in ms; write ttft=2000,tpot=200,e2e=30000")
+    return Slo(**values)
+
+
+def _prices(options: PriceOptions) -> "Prices":
+    from roofline.bench.report.cost import Prices, check_date, parse_prices
+
+    if not options.price:
+        raise ConfigError("name what a machine costs: --price 2.5, in USD an hour")
+    if not options.price_source.strip() or not options.price_date:
+        raise ConfigError("a price needs --price-source and --price-date: others must be able to look it up")
+    check_date(options.price_date)
+    return Prices(
+        usd_per_hour=parse_prices(options.price),
+        source=options.price_source,
+        date=options.price_date,
+        usd_per_kwh=options.kwh,
+        pue=options.pue,
+        answer_weight=options.answer_weight,
+    )
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text.removesuffix("%")) / 100
+    except ValueError:
+        share = -1.0
+    if not text.endswith("%") or not 0 <= share < 1:
+        raise ConfigError(f"at_most={text!r} is no share: write it as 5%")
+    return share
+
+
+def _tell(findings: "list[Finding]", slower: "list[Finding]", share: float, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    if as_json:
+        print_json({"at_most": share, "slower": len(slower), "findings": [asdict(finding) for finding in findings]})
+        return
+    for finding in findings:
+        print(finding)
+    if slower:
+        print(f"{len(slower)} of {len(findings)} loads are slower by more than {share:.0%}")

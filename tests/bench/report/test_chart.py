@@ -1,0 +1,169 @@
+"""Charts: scales and ticks, and SVG whose marks lie where their values are and whose labels keep apart."""
+
+import itertools
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roofline.bench.report.chart import Area, Axis, Chart, Mark, Rule, Scale, Series, scale
+from roofline.bench.report.draw import DASHES, LOOKS, NARROW, ROW, WIDE, draw, legend, tick
+from roofline.bench.svg import CHARACTER, FONT, Box
+
+
+def drawn(chart: Chart, width: int = WIDE) -> ElementTree.Element:
+    return ElementTree.fromstring(draw(chart, width))
+
+
+def chart_of(*series: Series, log: bool = False, **more: object) -> Chart:
+    return Chart(title="a <title>", x=Axis(title="x", log=log), y=Axis(title="y", zero=True), series=series, **more)  # type: ignore[arg-type]
+
+
+def named_labels(root: ElementTree.Element) -> dict[str, Box]:
+    """The labels that were placed, by their text, as boxes."""
+    return {
+        f"{number} {text.text}": Box(
+            float(text.get("x", "")), float(text.get("y", "")) - FONT + 1, len(text.text or "") * CHARACTER, FONT + 2
+        )
+        for number, text in enumerate(root.iter("text"))
+        if "name" in text.get("class", "") or text.get("class") == "soft"
+    }
+
+
+@pytest.mark.parametrize(
+    ("of", "most", "expected"),
+    [
+        (Scale(0, 10, False, 0, 100), 6, [0, 2, 4, 6, 8, 10]),
+        (Scale(0, 1.06, False, 0, 100), 6, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (Scale(0, 56, False, 0, 100), 6, [0, 10, 20, 30, 40, 50]),
+        (Scale(0, 7.1, False, 0, 100), 5, [0, 2, 4, 6]),
+        (Scale(0, 2.2, False, 0, 100), 5, [0, 0.5, 1, 1.5, 2]),
+        (Scale(1, 1000, True, 0, 100), 6, [1, 10, 100, 1000]),
+        (Scale(1, 100, True, 0, 100), 8, [1, 2, 5, 10, 20, 50, 100]),
+        (Scale(1e-3, 1e9, True, 0, 100), 5, [1e-3, 1, 1e3, 1e6, 1e9]),
+        (Scale(1, 64, True, 0, 100), 5, [1, 3, 10, 30]),
+        (Scale(60, 90, True, 0, 100), 6, [60, 65, 70, 75, 80, 85, 90]),
+    ],
+)
+def test_ticks(of: Scale, most: int, expected: list[float]) -> None:
+    assert of.ticks(most) == pytest.approx(expected)
+
+
+@given(st.floats(1e-6, 1e6), st.floats(1.001, 1e6), st.booleans(), st.integers(3, 9))
+def test_ticks_lie_inside_and_are_few(low: float, times: float, log: bool, most: int) -> None:
+    of = Scale(low, low * times, log, 0, 500)
+    ticks = of.ticks(most)
+    assert len(ticks) <= most + 1
+    assert all(of.holds(tick * (1 - 1e-9)) or of.holds(tick * (1 + 1e-9)) for tick in ticks)
+    assert ticks == sorted(set(ticks))
+
+
+def test_scales_show_all_values() -> None:
+    assert scale(Axis(title="", zero=True), [3, 10], 0, 100).low == 0
+    assert scale(Axis(title="", zero=True), [-3, 10], 0, 100).low < -3
+    log = scale(Axis(title="", log=True), [0, 2, 8], 0, 100)
+    assert 0 < log.low < 2, "what is not positive has no place there"
+    assert log.at(0) == log.at(log.low)
+    assert log.at(4) - log.at(2) == pytest.approx(log.at(8) - log.at(4))
+    assert scale(Axis(title="", least=0, most=100), [50, 60], 0, 1).high > 100
+    single = scale(Axis(title=""), [5.0], 0, 100)
+    assert single.low < 5 < single.high
+
+
+def test_marks_lie_where_their_values_are() -> None:
+    marks = (Mark(x=0, y=0), Mark(x=5, y=10), Mark(x=10, y=20, y_interval=(18, 22)))
+    root = drawn(chart_of(Series(name="s", marks=marks, look=1)))
+    squares = [each.get("d", "") for each in root.iter("path") if each.get("class") == "marker"]
+    places = [tuple(map(float, re.findall(r"[\d.]+", path)[:2])) for path in squares]
+    (x1, y1), (x2, y2), (x3, y3) = places
+    assert x2 - x1 == pytest.approx(x3 - x2, abs=0.2)
+    assert y1 - y2 == pytest.approx(y2 - y3, abs=0.2)
+    assert y1 > y3, "y grows upwards"
+    span = next(each.get("d", "") for each in root.iter("path") if each.get("class") == "span")
+    _, low, high = (float(each) for each in re.match(r"M([\d.]+) ([\d.]+)h6m-3 0V([\d.]+)", span).groups())  # type: ignore[union-attr]
+    assert (low - (y3 + 4)) == pytest.approx(-(high - (y3 + 4)), abs=0.3), "the interval is around its mark"
+
+
+def test_what_is_not_trusted_is_grey_and_hollow() -> None:
+    root = drawn(chart_of(Series(name="s", marks=(Mark(x=1, y=1), Mark(x=2, y=2, trusted=False, label="b")), look=0)))
+    looks = [each.get("class") for each in root.iter("path") if "marker" in each.get("class", "")]
+    assert looks == ["marker", "marker hollow"]
+    assert [each.get("class") for each in root.iter("g") if each.get("class") == "grey"] == ["grey"]
+    assert next(each for each in root.iter("text") if each.text == "b").get("class") == "grey name"
+
+
+def test_every_look_has_a_marker_and_a_dash_of_its_own() -> None:
+    series = [Series(name=str(look), marks=(Mark(x=1, y=1),), look=look) for look in range(LOOKS)]
+    markers = {
+        re.sub(r"[\d.]+ [\d.]+", "", re.search(r'class="marker" d="M([^"]+)"', legend(each))[1]) for each in series
+    }  # type: ignore[index]
+    assert len(markers) == LOOKS
+    assert len(set(DASHES)) == LOOKS
+    steps = Series(name="a", marks=(Mark(x=1, y=1),), look=1, kind="steps")
+    assert 'stroke-dasharray="7 3"' in legend(steps)
+
+
+def test_steps_are_level_between_marks() -> None:
+    root = drawn(
+        chart_of(Series(name="s", marks=(Mark(x=1, y=0), Mark(x=2, y=50), Mark(x=3, y=100)), look=0, kind="steps"))
+    )
+    path = next(each.get("d", "") for each in root.iter("path") if each.get("class") == "curve")
+    assert re.fullmatch(r"M[\d.]+ [\d.]+(H[\d.]+V[\d.]+){2}", path)
+
+
+def test_categories_run_downwards_and_bars_have_their_width() -> None:
+    marks = tuple(Mark(x=0, y=number, x_interval=(0, 10.0 * (number + 1))) for number in range(3))
+    chart = Chart(
+        title="t", x=Axis(title="ms", zero=True), y=Axis(title="", categories=("a", "b" * 200, "c")),
+        series=(Series(name="s", marks=marks, look=0, kind="bars"),),
+    )  # fmt: skip
+    root = drawn(chart, NARROW)
+    bars = [each for each in root.iter("rect") if each.get("class") == "bar"]
+    widths = [float(each.get("width", "")) for each in bars]
+    assert widths == pytest.approx([widths[0], 2 * widths[0], 3 * widths[0]], abs=0.3)
+    rows = [float(each.get("y", "")) for each in bars]
+    assert rows == pytest.approx([rows[0], rows[0] + ROW, rows[0] + 2 * ROW], abs=0.2)
+    cut = next(each.text for each in root.iter("text") if (each.text or "").startswith("bbb"))
+    assert cut is not None
+    assert cut.endswith("…")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0.1, 100), st.floats(0.1, 100)), min_size=1, max_size=25),
+    st.sampled_from([WIDE, NARROW]),
+)
+def test_labels_keep_apart_and_inside(places: list[tuple[float, float]], width: int) -> None:
+    marks = tuple(Mark(x=x, y=y, label=f"point {number}") for number, (x, y) in enumerate(places))
+    chart = chart_of(
+        Series(name="s", marks=marks, look=0), log=True, rules=(Rule("y", 50, "promised"), Rule("x", 10, "a rule")),
+        areas=(Area("x", 20, None, "later than promised"),),
+    )  # fmt: skip
+    root = drawn(chart, width)
+    boxes = named_labels(root)
+    assert boxes
+    height = float(root.get("viewBox", "").split()[3])
+    for name, box in boxes.items():
+        assert box.inside(Box(0, 0, width, height)), name
+    for (a, first), (b, second) in itertools.combinations(boxes.items(), 2):
+        assert not first.meets(second, 0), f"{a} over {b}"
+
+
+def test_texts_of_others_are_escaped() -> None:
+    text = draw(chart_of(Series(name="s", marks=(Mark(x=1, y=1, note="<b>", label="<i>"),), look=0)), WIDE)
+    assert "<b>" not in text
+    assert "<i>" not in text
+    assert "&lt;b&gt;" in text
+    assert 'aria-label="a &lt;title&gt;"' in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.25, "0.25"), (2000, "2000"), (20000, "20k"), (3e6, "3M"), (-5e9, "-5G"), (1e12, "1T")],
+)
+def test_tick_texts(value: float, text: str) -> None:
+    assert tick(value) == text
+    assert math.isfinite(value)

@@ -1,0 +1,97 @@
+"""Trends by version, and the gate: which difference fails, which is undecided, which files are not compared."""
+
+import msgspec
+import pytest
+
+from roofline.bench.report.gather import of_points
+from roofline.bench.report.history import Allowed, check, check_pairs, trend
+from roofline.bench.results.point import Point
+from roofline.common.errors import ConfigError
+from tests.bench.report import made
+
+
+def version(name: str, most: float, day: int, spread: float = 0.02, **changes: object) -> Point:
+    point = made.point(4, most=most, version=name, started=f"2026-11-{day:02}T00:00:00+00:00", **changes)
+    rate = point.metrics["request_rate"]
+    assert rate.value is not None
+    figure = msgspec.structs.replace(rate, ci95=(rate.value * (1 - spread), rate.value * (1 + spread)))
+    return msgspec.structs.replace(point, metrics={**point.metrics, "request_rate": figure})
+
+
+def test_a_trend_is_by_time_with_ratios() -> None:
+    points = [version("1.1", 6.0, 2), version("1.0", 5.0, 1), version("1.2", 6.0, 3)]
+    section = trend(of_points(points), "request_rate")
+    (chart,) = section.charts
+    assert [(mark.x, mark.label) for mark in chart.series[0].marks] == [(1, "1.0"), (2, "1.1"), (3, "1.2")]
+    assert section.table is not None
+    ratios = [row[5:] for row in section.table.rows]
+    assert ratios[0] == ("-", "-")
+    assert ratios[1][0].startswith("1.2 [1.1")
+    assert ratios[2][0].startswith("1 [0.9")
+    assert ratios[2][1].startswith("1.2 [1.1")
+
+
+def test_loads_have_trends_of_their_own() -> None:
+    section = trend(of_points([*made.curve((1, 2)), *made.curve((1,), label="theirs")]), "ttft")
+    assert len(section.charts) == 3
+    with pytest.raises(ConfigError, match="metric='cake' has no trend; choose one of request_rate"):
+        trend(of_points(made.curve()), "cake")
+    bare = [msgspec.structs.replace(point, metrics={}) for point in made.curve()]
+    with pytest.raises(ConfigError, match="metric='ttft': no point has it"):
+        trend(of_points(bare), "ttft")
+
+
+@pytest.mark.parametrize(
+    ("times", "spread", "verdict"),
+    [
+        (1.1, 0.01, "passes"),
+        (0.97, 0.01, "passes"),
+        (0.9, 0.01, "slower"),
+        (0.9, 0.2, "undecided"),
+        (0.951, 0.01, "passes"),
+    ],
+)
+def test_the_gate_fails_what_is_slower_beyond_doubt(times: float, spread: float, verdict: str) -> None:
+    old, new = version("1.0", 5.0, 1, spread), version("1.1", 5.0, 2, spread)
+    rate = new.metrics["request_rate"]
+    assert rate.value is not None
+    assert rate.ci95 is not None
+    scaled = msgspec.structs.replace(rate, value=rate.value * times, ci95=tuple(end * times for end in rate.ci95))
+    new = msgspec.structs.replace(new, metrics={**new.metrics, "request_rate": scaled})
+    (finding,) = check([new], [old], "request_rate", Allowed(0.05))
+    assert finding.verdict == verdict
+    assert finding.ratio.value == pytest.approx(times)
+    assert str(finding).startswith("ours, typical, 4 workers: request rate is ")
+
+
+def test_of_latencies_higher_is_worse() -> None:
+    slow, fast = made.point(4, latency=0.5), made.point(4, latency=0.25)
+    (finding,) = check([slow], [fast], "ttft", Allowed(0.05))
+    assert finding.ratio.value < 1, "a made-up point of which the first token comes sooner"
+    assert finding.verdict == "passes"
+    (other,) = check([fast], [slow], "ttft", Allowed(0.05))
+    assert other.verdict == "slower"
+
+
+def test_other_traffic_and_other_machines_are_not_compared_unless_told() -> None:
+    old, traffic, machine = made.point(4), made.point(4, sha256="b" * 64), made.point(4, chip="Another CPU")
+    with pytest.raises(ConfigError, match=r"the traffic differs \(bbbbbbbb and aaaaaaaa\).*--other-traffic"):
+        check([traffic], [old], "request_rate", Allowed(0.05))
+    assert check([traffic], [old], "request_rate", Allowed(0.05, other_traffic=True))
+    with pytest.raises(
+        ConfigError, match=r"the machines differ \(Another CPU, 2 cores and A CPU, 2 cores\).*--other-machine"
+    ):
+        check([machine], [old], "request_rate", Allowed(0.05))
+    assert check([machine], [old], "request_rate", Allowed(0.05, other_machine=True))
+    with pytest.raises(
+        ConfigError, match="the two files have no load in common: the old one has ours, typical, 4 workers"
+    ):
+        check([made.point(8)], [old], "request_rate", Allowed(0.05))
+
+
+def test_paired_ratios_need_no_other_file() -> None:
+    findings = check_pairs(made.compared(0.8), 0.05)
+    assert [(finding.metric, finding.verdict) for finding in findings] == [("answer_rate", "slower"), ("e2e", "slower")]
+    assert {finding.verdict for finding in check_pairs(made.compared(1.01), 0.05)} == {"passes"}
+    with pytest.raises(ConfigError, match="there is no paired ratio of bench compare"):
+        check_pairs(made.curve(), 0.05)

@@ -1,0 +1,30 @@
+"""docs/replays/published: each page is what the command writes from the published figures and the points beside it."""
+
+from pathlib import Path
+
+import pytest
+
+from roofline.bench.replays.published import NAMES
+from tests.command_line import call_roofline
+
+FOLDER = Path(__file__).parents[2] / "docs" / "replays" / "published"
+
+
+def test_every_publication_has_a_page() -> None:
+    assert {path.stem for path in FOLDER.glob("*.md")} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_is_what_the_command_writes(name: str, tmp_path: Path) -> None:
+    """After a change of figures, of the table of products or of the page's form, write it anew with this command."""
+    points = FOLDER / f"{name}.jsonl"
+    words = [
+        "bench",
+        "replay",
+        name,
+        "--markdown",
+        tmp_path / "page.md",
+        *(["--points", points] if points.exists() else []),
+    ]
+    assert call_roofline(words).exit_code == 0
+    assert (FOLDER / f"{name}.md").read_text() == (tmp_path / "page.md").read_text()
