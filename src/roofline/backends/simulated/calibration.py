@@ -31,7 +31,7 @@ class Calibration:
     def __post_init__(self) -> None:
         for name in ("reads", "arithmetic"):
             share = getattr(self, name)
-            if not 0 < share:
+            if not share > 0:
                 raise ConfigError(f"{name}={share:g}: a share of a roof is above 0; give one such as 0.65")
         for name in ("step_seconds", "row_seconds", "link_seconds"):
             seconds = getattr(self, name)
