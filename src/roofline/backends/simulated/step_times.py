@@ -36,7 +36,7 @@ class StepTimes:
     """Prices and times of the steps of a model on simulated devices.
 
     Args:
-        programs: of each stage, which run one after the other; of a stage that several devices share, the fullest one's.
+        programs: of each stage, which run one after the other; of what several devices share, the fullest one's.
         roofs: of each device.
         link_bytes_per_s: that a device receives from those it shares layers with; None: exchanges take link_seconds
             of the calibration alone.

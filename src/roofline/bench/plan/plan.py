@@ -196,7 +196,7 @@ def summed(
     served = [request for run, copies in runs for request in run.requests for _ in range(copies)]
     tokens = sum(run.tokens_per_s * copies for run, copies in runs)
     limit = sum(run.ids / run.stats.limit_seconds * copies for run, copies in runs)
-    main, copies = runs[0]
+    main = runs[0][0]
     stats = main.stats
     usd = None
     if price is not None:
