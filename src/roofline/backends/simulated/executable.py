@@ -1,6 +1,7 @@
 """An Executable that computes nothing: a step moves its clock by what the step would take on the simulated devices."""
 
 import hashlib
+from collections.abc import Callable
 
 import numpy as np
 
@@ -21,6 +22,8 @@ class SimulatedExecutable:
     Args:
         page_bytes: of a page of the cache, on the device that has the most.
         name: of model and devices, for the fingerprint.
+
+    watch: called after each step with its batch and its seconds, where somebody counts them.
     """
 
     exact = True
@@ -30,6 +33,7 @@ class SimulatedExecutable:
         self.max_context, self.page_bytes, self.vocab_size = capacity.max_context, page_bytes, vocab_size
         self.fingerprint = hashlib.sha256(f"simulated {name}".encode()).hexdigest()
         self.clock = VirtualClock()
+        self.watch: Callable[[Batch, float], None] | None = None
         self.batch = Batch(self.limits)
         self._cost = StepCost(0.0, 0.0, 0.0, None)
         rows = self.limits.rows
@@ -39,6 +43,8 @@ class SimulatedExecutable:
     def forward(self) -> None:
         seconds, self._cost = self.times.of(self.batch)
         self.clock.advance(seconds)
+        if self.watch is not None:
+            self.watch(self.batch, seconds)
 
     def logits(self) -> np.ndarray:
         raise UnsupportedError("logits of a simulated model", "nothing is computed", ("backend=cpu",))
