@@ -60,7 +60,8 @@ class ExactFleet:
                 self._come(float(moment), up, *map(int, request))
             second += span
             self._until(second)
-            self._busy += sum(len(copy.open) for copy in self._copies) / (len(self._copies) * self._most_running) * span
+            running = sum(len(copy.engine.state.running) for copy in self._copies)
+            self._busy += running / (len(self._copies) * self._most_running) * span
         return self._figures(time.perf_counter() - begun)
 
     def _come(self, moment: float, up: np.ndarray, prompt: int, answer: int, prefix: int) -> None:

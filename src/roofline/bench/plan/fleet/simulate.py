@@ -7,6 +7,7 @@ import numpy as np
 from roofline.bench.plan.fleet.answers import Answers
 from roofline.bench.plan.fleet.figures import FleetFigures, Times
 from roofline.bench.plan.fleet.lengths import Requests
+from roofline.bench.plan.fleet.prompts import Prompts
 from roofline.bench.plan.fleet.replicas import Replicas
 from roofline.bench.plan.fleet.routing import Router
 from roofline.bench.plan.fleet.service import Service
@@ -27,11 +28,12 @@ class Simulation:
         self._answers = Answers(spec.most, int(self._requests.answers.max()))
         self._waiting = Waiting.none()
         self._waits = np.zeros(spec.most, np.int64)  # how many wait at each replica
-        self._backlog = np.zeros(spec.most)  # prompt tokens of each that are not computed
+        self._silent = np.zeros(0, np.int64), np.zeros(0)  # replicas, first ids of requests that have none yet
         self._ended = np.zeros(spec.most, np.int64)  # answers of each in the slice before
         self._cached = np.full((spec.most, service.prefixes), -1, np.int32)  # prefixes in its cache
         self._oldest = np.zeros(spec.most, np.int64)  # of these, which goes first
         self._rng = np.random.default_rng(spec.traffic.seed + 3)
+        self._prompts = Prompts(service, spec.most, self._rng)
         self._ttft, self._tpot = Times(), Times()
         self._came = self._refused = self._resent = self._tokens = self._hits = self._looked_up = 0
 
@@ -87,7 +89,10 @@ class Simulation:
         gone = np.isin(self._waiting.replica, failed)
         lost = self._answers.drop(failed) + int(gone.sum())
         self._waiting = self._waiting.chosen(~gone)
-        self._waits[failed], self._backlog[failed], self._cached[failed] = 0, 0.0, -1
+        self._waits[failed], self._cached[failed] = 0, -1
+        self._prompts.drop(failed)
+        kept = ~np.isin(self._silent[0], failed)
+        self._silent = self._silent[0][kept], self._silent[1][kept]
         self._resent += lost
         return lost
 
@@ -124,7 +129,8 @@ class Simulation:
     def _admit(self, requests: Waiting) -> Waiting:
         """Those that their replicas begin with now; the others wait."""
         there = np.bincount(requests.replica, minlength=len(self._waits))
-        room = self._service.most_running - self._answers.running
+        # What ends during the slice leaves room, on average for half of it; as much will end as in the one before.
+        room = self._service.most_running - self._answers.running + (self._ended + 1) // 2
         if (there <= room).all():
             self._waiting, self._waits = Waiting.none(), np.zeros_like(self._waits)
             return requests
@@ -135,62 +141,28 @@ class Simulation:
 
     def _compute(self, admitted: Waiting, now: float, seconds: float) -> np.ndarray:
         """Steps of a slice: the progress of each replica, float64 [replicas]. First ids come of the admitted."""
-        service, replicas = self._service, len(self._waits)
-        running = self._answers.running
+        running, replicas = self._answers.running, len(self._waits)
         count = np.bincount(admitted.replica, minlength=replicas)
-        fresh = np.bincount(admitted.replica, admitted.prompt, replicas)
-        work = fresh + self._backlog
-        beside = np.maximum(running + (count - self._ended) / 2, 0)
-        decode = service.decode_step(np.maximum(beside, 1))
-        steps = prompt_steps(service, beside, count, work, seconds)
-        each = service.prompt_step(beside, work / np.maximum(steps, 1e-9))  # seconds of a step with prompt tokens
-        needed = np.where(work > 0, steps * each, 0.0)
-        part = np.where(needed > seconds, seconds / np.maximum(needed, 1e-12), 1.0)  # of the work that is done
-        spent = needed * part
-        made = steps * part + (seconds - spent) / decode
-        made = np.where((running > 0) | (count > 0), made, 0.0)
-        if len(admitted):
-            state = (beside, each, needed, work, decode, made)
-            self._first_ids(admitted, state, now, seconds)
-        self._backlog = work * (1 - part)
+        silent = np.bincount(self._silent[0], minlength=replicas)  # whose prompts are still to be computed
+        beside = np.maximum(running - silent + (count - self._ended) / 2, 0)
+        prompts = self._prompts.compute(admitted, beside, now, seconds)
+        decode = self._service.decode_step(np.maximum(beside, 1))
+        made = np.where(running + count > 0, prompts.steps + (seconds - prompts.seconds) / decode, 0.0)
+        self._ttft.add(prompts.first - admitted.arrived)
+        ahead = (prompts.first - now) / seconds * made[admitted.replica] + admitted.answer - 1
+        self._answers.add(admitted.replica, ahead, prompts.first, admitted.answer)
+        rows, first = (
+            np.concatenate(pair) for pair in zip(self._silent, (admitted.replica, prompts.first), strict=True)
+        )
+        later = first > now + seconds
+        self._silent = rows[later], first[later]
         return made
-
-    def _first_ids(self, admitted: Waiting, state: tuple[np.ndarray, ...], now: float, seconds: float) -> None:
-        """When the first id of each admitted request comes: after the step under way, earlier prompts, its own."""
-        service, at = self._service, admitted.replica
-        beside, each, needed, work, decode, made = (values[at] for values in state)
-        begin = np.maximum(admitted.arrived, now)
-        offset = (begin - now) / seconds
-        token = needed / np.maximum(work, 1)
-        queued = np.maximum(0.0, self._backlog[at] * token + offset * np.maximum(0.0, needed - seconds))
-        busy = np.minimum(needed / seconds, 1.0)
-        inside = self._rng.random(len(at)) < busy  # the step under way has prompt tokens
-        rest = self._rng.random(len(at)) * np.where(inside, each, decode) * ((beside > 0) | inside)
-        steps = np.maximum(1.0, admitted.prompt / service.step_tokens)
-        alone = service.prompt_step(beside, admitted.prompt / steps)
-        others = np.maximum(0, work - admitted.prompt) * np.minimum(1.0, alone / seconds)  # that come in the same step
-        tokens = np.minimum(admitted.prompt / steps + others, service.step_tokens)
-        own = service.prompt_step(beside, tokens) * steps
-        first = begin + rest + queued + own
-        self._ttft.add(first - admitted.arrived)
-        ahead = (first - now) / seconds * np.maximum(made, 1e-9) + admitted.answer - 1
-        self._answers.add(at, ahead, first, admitted.answer)
 
     def _end(self, parts: list[tuple[np.ndarray, ...]]) -> None:
         for count, started, tokens, end in parts:
             self._tokens += int(tokens.sum())
             gaps = np.maximum(tokens - count, 1)
             self._tpot.add(np.maximum(end * count - started, 0) / gaps, count)
-
-
-def prompt_steps(
-    service: Service, running: np.ndarray, count: np.ndarray, work: np.ndarray, seconds: float
-) -> np.ndarray:
-    """Steps of a slice that compute prompt tokens, [replicas]. Requests that come during a step share the next one, so
-    that of requests at random moments there are fewer steps than requests; and no step has more than its tokens."""
-    own = service.prompt_step(running, work / np.maximum(count, 1))
-    apart = seconds / own * -np.expm1(-count * own / seconds)
-    return np.maximum(apart, work / service.step_tokens)
 
 
 def slice_of(service: Service, requests: Requests) -> float:
