@@ -17,6 +17,8 @@ from roofline.ops.batch import PAGE_TOKENS
 if TYPE_CHECKING:
     from roofline.backends.fit import Split
     from roofline.backends.simulated.executable import SimulatedExecutable
+    from roofline.hardware.chips.products import SheetRoofs
+    from roofline.hardware.roofs import Roofs
     from roofline.program.passes.price import RoofRates
 
 THIS_MACHINE = "auto"
@@ -69,7 +71,7 @@ def step_of(device: str) -> tuple[int, int]:
     return HOST_STEP if device == THIS_MACHINE or titled(device).host else STEP
 
 
-def roofs_of(device: str) -> "RoofRates":
+def roofs_of(device: str) -> "Roofs | SheetRoofs":
     """The roofs of a product's data sheet, or those that were measured of this machine.
 
     Raises ConfigError where there are none, or none of arithmetic, without which no prompt has a time.

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from roofline.backends.base import StepCost
+from roofline.backends.base import Clock, StepCost
 from roofline.backends.capacity import Capacity
 from roofline.backends.sampling import MAX_LOGPROBS, Sampled, SampleRows
 from roofline.backends.simulated.clock import VirtualClock
@@ -32,7 +32,8 @@ class SimulatedExecutable:
         self.times, self.limits, self.num_pages = times, capacity.limits, capacity.num_pages
         self.max_context, self.page_bytes, self.vocab_size = capacity.max_context, page_bytes, vocab_size
         self.fingerprint = hashlib.sha256(f"simulated {name}".encode()).hexdigest()
-        self.clock = VirtualClock()
+        self.virtual = VirtualClock()
+        self.clock: Clock = self.virtual
         self.watch: Callable[[Batch, float], None] | None = None
         self.batch = Batch(self.limits)
         self._cost = StepCost(0.0, 0.0, 0.0, None)
@@ -42,7 +43,7 @@ class SimulatedExecutable:
 
     def forward(self) -> None:
         seconds, self._cost = self.times.of(self.batch)
-        self.clock.advance(seconds)
+        self.virtual.advance(seconds)
         if self.watch is not None:
             self.watch(self.batch, seconds)
 

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from roofline.backends.checkpoint import Tensors
     from roofline.backends.fit import Split
     from roofline.backends.simulated.executable import SimulatedExecutable
-    from roofline.hardware.chips.products import Product
+    from roofline.hardware.chips.products import Product, SheetRoofs
+    from roofline.hardware.roofs import Roofs
     from roofline.models.config import ModelConfig
-    from roofline.program.passes.price import RoofRates
 
 MESH = ("gfx942", "gfx950")  # architectures whose eight devices of a host are joined in pairs, each by one of 7 links
 MESH_LINKS = 7
@@ -29,7 +29,7 @@ class Place:
     product: "Product | None"
     count: int
     memory: int
-    roofs: "RoofRates"
+    roofs: "Roofs | SheetRoofs"
 
 
 @dataclass(frozen=True)

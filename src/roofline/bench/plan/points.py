@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 import roofline
+from roofline.bench.plan.arrangements import Place
 from roofline.bench.plan.assumptions import in_words
 from roofline.bench.plan.closed_loop import Lengths
 from roofline.bench.plan.plan import Plan, PlannedPoint, Quantiles
@@ -50,7 +51,7 @@ def _point(plan: Plan, planned: PlannedPoint, run: str) -> schema.Point:
             devices_per_replica=arrangement.devices,
         ),
         host=host_of(detect()),
-        devices=[_device(plan)],
+        devices=[device_of(plan.place, plan.weight_bytes, plan.place.count)],
         workload=_workload(plan, planned),
         load=schema.Load(
             arrivals="closed", concurrency=planned.concurrency, achieved=planned.requests_per_s
@@ -93,16 +94,17 @@ def host_of(machine: Machine) -> schema.Host:
     return schema.Host(chip=machine.chip, cores=machine.usable_cores, memory_bytes=machine.memory_total or 0)
 
 
-def _device(plan: Plan) -> schema.Device:
-    product, roofs = plan.place.product, plan.place.roofs
-    flops, reads = roofs.bf16_flops, roofs.read_bytes_per_s(plan.weight_bytes)
+def device_of(place: Place, working_set: int, count: int) -> schema.Device:
+    """So many devices of a place. working_set: bytes that a step reads."""
+    product, roofs = place.product, place.roofs
+    flops, reads = roofs.bf16_flops, roofs.read_bytes_per_s(working_set)
     if product is None:
-        return schema.Device(name=plan.place.name, vendor="", measured_flops=flops, measured_bytes_per_s=reads)
+        return schema.Device(name=place.name, vendor="", measured_flops=flops, measured_bytes_per_s=reads)
     sources = [figure.source for figure in (product.bf16 or product.fp16, product.bandwidth) if figure is not None]
     return schema.Device(
         name=product.name,
         vendor="amd" if product.chip.startswith("gfx") else "nvidia" if product.chip.startswith("sm_") else "",
-        count=plan.place.count,
+        count=count,
         sheet_flops=flops,
         sheet_bytes_per_s=reads,
         sheet_source="; ".join(dict.fromkeys(sources)),

@@ -72,7 +72,7 @@ class ExactFleet:
             self._refused += 1
             return
         if not copy.engine.has_work:
-            copy.executable.clock.reach(moment)
+            copy.executable.virtual.reach(moment)
         ids = self._ids(prompt, prefix)
         params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True, seed=0)
         copy.open[copy.engine.submit(ids, params)] = Served(prompt, answer, moment)

@@ -20,10 +20,11 @@ def drawn(spread: Spread, count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 class Requests:
-    """Draws requests. Two of the same traffic draw the same ones, in the same order."""
+    """Draws requests. Of the same traffic as many come in each slice of the same length, whatever becomes of them."""
 
     def __init__(self, traffic: TrafficSpec) -> None:
         self._traffic, self._rng = traffic, np.random.default_rng(traffic.seed)
+        self._arrivals = np.random.default_rng(traffic.seed + 4)
         prompts = drawn(traffic.prompt, POOL, self._rng)
         self.prompts = np.maximum(prompts, traffic.prefix_tokens + 1).astype(np.int32)  # [POOL]
         self.answers = drawn(traffic.answer, POOL, self._rng)  # int32 [POOL]
@@ -37,7 +38,7 @@ class Requests:
 
     def count(self, start: float, seconds: float) -> int:
         """How many come in a slice of time."""
-        return int(self._rng.poisson(self.rate(start + seconds / 2) * seconds))
+        return int(self._arrivals.poisson(self.rate(start + seconds / 2) * seconds))
 
     def draw(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Prompt tokens, answer tokens, prefix of each, int32 [count]; prefix 0 where there are none."""

@@ -37,9 +37,8 @@ class Prompts:
         latest = np.zeros(len(spent), np.int64)  # index of the last step of each replica
         places = requests.places()
         by_place = np.argsort(places, kind="stable")
-        bounds = np.cumsum(np.bincount(places)) if len(requests) else []
         begin = 0
-        for bound in bounds:
+        for bound in np.cumsum(np.bincount(places)):
             chosen = by_place[begin:bound]  # one request at most of each replica
             rows, arrived = requests.replica[chosen], np.maximum(requests.arrived[chosen], now)
             joins, added, more = self._place(rows, arrived, requests.prompt[chosen], beside, decode)

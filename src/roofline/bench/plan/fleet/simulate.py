@@ -1,5 +1,6 @@
 """A fleet in slices of time: arrays over its replicas, so that an hour of thousands takes seconds."""
 
+import math
 import time
 
 import numpy as np
@@ -39,8 +40,9 @@ class Simulation:
 
     def run(self) -> FleetFigures:
         spec, begun = self._spec, time.perf_counter()
-        seconds = spec.slice_seconds or slice_of(self._service, self._requests)
-        slices = max(1, round(spec.traffic.seconds / seconds))
+        total = spec.traffic.seconds
+        slices = math.ceil(total / (spec.slice_seconds or slice_of(self._service, self._requests)))
+        seconds = total / slices
         used = paid = 0.0
         least = most = spec.replicas.start
         for index in range(slices):
@@ -49,7 +51,6 @@ class Simulation:
             paid += there
             least, most = min(least, there), max(most, there)
             used += float(self._answers.running.sum()) / max(1, up * self._service.most_running)
-        total = slices * seconds
         return FleetFigures(
             routing=self._routing,
             scaling=self._scaling,
