@@ -68,7 +68,7 @@ class StepTimes:
         rows, tokens = batch.rows, batch.tokens
         const, per_token, per_row = self._per_link
         links = self._exchanging + const + per_token * tokens + per_row * rows
-        return self.calibration.seconds(reads, arithmetic, rows) + links, cost
+        return self.calibration.seconds(reads, arithmetic, rows, tokens) + links, cost
 
 
 def _prices_of(program: "Program", roofs: RoofRates) -> StepPrices:

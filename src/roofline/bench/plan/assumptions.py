@@ -1,5 +1,7 @@
 """What a plan has to assume where nothing was measured: how near to the roofs the steps come."""
 
+from collections.abc import Sequence
+
 from roofline.backends.simulated.calibration import Calibration
 
 # Tuned engines that decode one stream reach 60 to 70 % of a GPU's bandwidth, and 55 to 60 % of its rate of products in
@@ -27,6 +29,9 @@ def assumed(
 
 def in_words(calibration: Calibration) -> str:
     """The figures of a calibration, for people."""
+    if calibration.shares:
+        shares = [f"{share:.0%} in a step of {tokens:.0f} tokens" for tokens, share in _told(calibration.shares)]
+        return f"of the limit {', '.join(shares)}"
     parts = [
         f"{calibration.reads:.0%} of the read roof",
         f"{calibration.arithmetic:.0%} of the roof of arithmetic",
@@ -37,3 +42,17 @@ def in_words(calibration: Calibration) -> str:
     if calibration.link_seconds:
         parts.append(f"{calibration.link_seconds * 1e6:.0f} us an exchange")
     return ", ".join(parts)
+
+
+def short(calibration: Calibration) -> str:
+    """The shares of a calibration in a few characters: of reads and arithmetic, or the lowest and the highest."""
+    if not calibration.shares:
+        return f"{calibration.reads:.0%}/{calibration.arithmetic:.0%}"
+    shares = [share for _, share in calibration.shares]
+    return f"{min(shares):.0%}-{max(shares):.0%}"
+
+
+def _told(shares: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The first, the lowest, the highest and the last share."""
+    ends = (shares[0], min(shares, key=lambda row: row[1]), max(shares, key=lambda row: row[1]), shares[-1])
+    return sorted(dict.fromkeys(ends))

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from roofline.program.ir import Program
     from roofline.program.passes.price import RoofRates
 
-# Requests at once, prompt, answer: long prompts for arithmetic, one and several answers for reads and rows.
-WORKLOADS = ((1, 512, 48), (8, 128, 48))
-REPEATS = 2
+PROMPTS = (16, 32, 64, 128, 256, 512, 1024)  # tokens of prompts that are computed one after the other
+ROWS, ROW_STEPS = 32, 4  # answers at a time, of which every so many steps one ends
+REPEATS = 3
 
 
 @dataclass(frozen=True)
@@ -31,47 +31,45 @@ class TimedStep:
     seconds: float
 
 
-def timed_steps(
-    executable: "Executable", workloads: Sequence[tuple[int, int, int]] = WORKLOADS, repeats: int = REPEATS
-) -> list[TimedStep]:
-    """Runs workloads through an engine on an executable that does not queue, and times every step."""
+def timed_steps(executable: "Executable", repeats: int = REPEATS) -> list[TimedStep]:
+    """Runs two workloads through an engine on an executable that does not queue, and times every step: prompts of
+    several lengths, one at a time; and answers side by side of which one after the other ends."""
     watched = Watched(executable)
     engine = LocalEngine(watched, EngineConfig(prefix_cache=False, overlap=False))  # type: ignore[arg-type]
-    vocab = min(30000, executable.vocab_size)
+    longest = engine.limits.max_model_len
+    prompts = [[(prompt, 4)] for prompt in PROMPTS if prompt + 4 <= longest]
+    rows = min(ROWS, engine.limits.sequences)
+    side_by_side = [(8, min(ROW_STEPS * (at + 1), longest - 8)) for at in range(rows)]
     steps = []
-    for _ in range(repeats):
-        for requests, prompt, answer in workloads:
-            for seed in range(requests):
-                params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True, seed=0)
-                engine.submit(token_ids(prompt, seed, vocab), params)
-            while engine.has_work:
-                watched.works.clear()
-                started = time.perf_counter()
-                engine.step()
-                seconds = time.perf_counter() - started
-                steps += [TimedStep(work, seconds) for work in watched.works]
+    for workload in [*prompts, side_by_side] * repeats:
+        steps += _timed(engine, watched, workload)
+    return steps
+
+
+def _timed(engine: LocalEngine, watched: Watched, workload: Sequence[tuple[int, int]]) -> list[TimedStep]:
+    """Every step of some requests at once: prompt, answer."""
+    vocab = min(30000, engine.executable.vocab_size)
+    for seed, (prompt, answer) in enumerate(workload):
+        engine.submit(token_ids(prompt, seed, vocab), SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True))
+    steps = []
+    while engine.has_work:
+        watched.works.clear()
+        started = time.perf_counter()
+        engine.step()
+        seconds = time.perf_counter() - started
+        steps += [TimedStep(work, seconds) for work in watched.works]
     return steps
 
 
 def calibration_of(steps: Sequence[TimedStep], program: "Program", roofs: "RoofRates", source: str) -> Calibration:
-    """The calibration of steps of a Program at these roofs. Steps that took more than twice the median of their size
-    are left out: another program had the machine then."""
+    """The calibration of steps of a Program at these roofs."""
     from roofline.program.passes.price import price
 
     weights = price(program).weight_bytes
     prices = StepPrices(PriceTable.of(program), None, weights)
-    kept = _undisturbed(steps)
-    bounds = prices.bounds([step.work for step in kept], roofs, weights)
-    rows = [(float(reads), float(compute), step.work[2]) for step, (reads, compute) in zip(kept, bounds, strict=True)]
-    return fitted(rows, [step.seconds for step in kept], source)
-
-
-def _undisturbed(steps: Sequence[TimedStep]) -> list[TimedStep]:
-    sizes: dict[tuple[float, ...], list[float]] = {}
-    for step in steps:
-        sizes.setdefault(step.work[1:3], []).append(step.seconds)
-    medians = {size: sorted(seconds)[len(seconds) // 2] for size, seconds in sizes.items()}
-    return [step for step in steps if step.seconds <= 2 * medians[step.work[1:3]]]
+    limits = prices.bounds([step.work for step in steps], roofs, weights).sum(axis=1)  # seconds, [steps]
+    rows = [(float(limit), int(step.work[1])) for step, limit in zip(steps, limits, strict=True)]
+    return fitted(rows, [step.seconds for step in steps], source)
 
 
 def calibrate(model: str, kv_cache_dtype: str, tell: Callable[[str], None]) -> Calibration:

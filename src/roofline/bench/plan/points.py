@@ -77,11 +77,7 @@ def _point(plan: Plan, planned: PlannedPoint, run: str) -> schema.Point:
         cost=_cost(plan, planned),
         extra={
             "arrangement": arrangement.name,
-            "reads_share": planned.calibration.reads,
-            "arithmetic_share": planned.calibration.arithmetic,
-            "step_seconds": planned.calibration.step_seconds,
-            "row_seconds": planned.calibration.row_seconds,
-            "link_seconds": planned.calibration.link_seconds,
+            "shares": in_words(planned.calibration),
             "shares_from": planned.calibration.source,
             "cache_tokens": arrangement.cache_tokens,
             "preemptions": planned.preemptions,

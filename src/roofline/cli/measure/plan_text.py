@@ -54,8 +54,10 @@ def _fit_row(plan: "Plan", each: "Arrangement") -> list[str]:
 
 
 def _curve_row(point: "PlannedPoint") -> list[str]:
+    from roofline.bench.plan.assumptions import short
+
     tpot = ["-", "-"] if point.tpot is None else [_ms(point.tpot.p50), _ms(point.tpot.p95)]
-    assumed = f"{point.calibration.reads:.0%}/{point.calibration.arithmetic:.0%}"
+    assumed = short(point.calibration)
     rates = f"{point.tokens_per_s:,.1f}", f"{point.tokens_per_s / point.concurrency:,.1f}"
     times = _ms(point.ttft.p50), _ms(point.ttft.p95), *tpot
     name = point.arrangement.name
@@ -152,8 +154,6 @@ def _point(point: "PlannedPoint") -> JsonObject:
         "limit_tokens_per_s": point.limit_tokens_per_s,
         "share": point.share,
         "bound": point.bound,
-        "assumed_reads": point.calibration.reads,
-        "assumed_arithmetic": point.calibration.arithmetic,
         "preemptions": point.preemptions,
         "usd_per_million_tokens": point.usd_per_mtok,
     }

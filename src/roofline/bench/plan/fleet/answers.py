@@ -37,7 +37,7 @@ class Answers:
         the sums of their first moments and lengths, and the moment of their last ids; [buckets] of each."""
         progress = self.progress + made
         reached = (progress / self._width).astype(np.int64)
-        ended = []
+        ended: list[tuple[np.ndarray, ...]] = []
         for step in range(int((reached - self._reached).max(initial=0))):
             bucket = self._reached + step
             rows = np.flatnonzero(bucket < reached)
