@@ -29,7 +29,7 @@ from roofline.hardware.detect import detect
 # Requests at once, prompt, answer; the calibration has others (`bench/plan/calibrate.py`).
 COMPARED = ((1, 128, 64), (2, 1024, 48), (4, 256, 64), (8, 64, 96), (16, 128, 32), (32, 128, 32))
 WITHIN = 0.10
-REPEATS = 2  # of which the faster one counts: other programs only ever slow it down
+REPEATS = 3  # of which the faster one counts: other programs only ever slow it down
 WAVES = 2
 
 

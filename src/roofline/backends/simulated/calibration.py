@@ -8,6 +8,7 @@ import numpy as np
 
 from roofline.common.errors import ConfigError
 
+FASTER = 75  # percentile of a class's shares that is its share: other programs only ever lower them
 CLASS = 1.25  # steps whose tokens differ by less than this factor have one share
 
 
@@ -59,9 +60,9 @@ def fitted(steps: Sequence[tuple[float, int]], seconds: Sequence[float], source:
         steps: the least seconds at the roofs and the tokens of each.
         seconds: that each took.
 
-    Steps of nearly as many tokens make a class, whose share is their median. Raises ConfigError where there are no steps.
+    Steps of nearly as many tokens make a class, whose share is that of its faster ones. Raises ConfigError where there are no steps.
     """
-    if not len(steps):
+    if not steps:
         raise ConfigError("a calibration needs measured steps: let some be measured")
     classes: dict[int, list[tuple[int, float]]] = {}
     for (limit, tokens), took in zip(steps, seconds, strict=True):
@@ -69,5 +70,5 @@ def fitted(steps: Sequence[tuple[float, int]], seconds: Sequence[float], source:
     shares = []
     for at in sorted(classes):
         sizes, values = zip(*classes[at], strict=True)
-        shares.append((float(np.exp(np.mean(np.log(sizes)))), float(np.median(values))))
+        shares.append((float(np.exp(np.mean(np.log(sizes)))), float(np.percentile(values, FASTER))))
     return Calibration(shares=tuple(shares), source=source)
