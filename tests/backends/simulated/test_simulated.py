@@ -21,8 +21,8 @@ from roofline.engine.params import SamplingParams
 from roofline.hardware.chips.products import sheet_roofs, titled
 from roofline.ops.batch import Batch, BatchLimits, Segment
 from roofline.program.ir import Program
-from roofline.program.passes.price import mixture, price, seconds, step_work, work_of
 from roofline.program.passes.price import amount as amount_of
+from roofline.program.passes.price import mixture, price, seconds, step_work, work_of
 from roofline.program.rates import Speeds
 
 SHEET = sheet_roofs(titled("MI300X"))
@@ -53,7 +53,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize("segments, rows", STEPS)
+@pytest.mark.parametrize(("segments", "rows"), STEPS)
 @pytest.mark.parametrize("model", ["llama-3.2-1b", "gemma-2-2b", "mixtral-8x7b"])
 def test_a_step_takes_the_sum_over_its_ops(model: str, segments: list[tuple[int, int]], rows: int) -> None:
     program = program_of(model)

@@ -101,19 +101,16 @@ def test_answers_end_when_their_replica_has_made_enough_progress() -> None:
     rng, answers = np.random.default_rng(0), Answers(3, 64)
     rows, lengths = rng.integers(0, 3, 50), rng.integers(4, 64, 50).astype(float)
     answers.add(rows, lengths, np.full(50, -1.0), lengths)
-    ended = np.zeros(3, np.int64)
     for at in range(40):
         made = np.array([1.0, 2.5, 0.0])
         for count, started, tokens, end in answers.advance(made, float(at), 1.0):
             assert (started == -count).all()
             assert ((end >= at - 1) & (end <= at + 1)).all()
             assert (tokens > 0).all()
-        progress = made * (at + 1)
-        still = np.array([(lengths[rows == row] > progress[row]).sum() for row in range(3)])
-        ended = np.bincount(rows, minlength=3) - answers.running
-        assert np.abs(answers.running - still).max() <= 2  # to a bucket
+        for row, progress in enumerate(made * (at + 1)):  # to a bucket, which is a token
+            least, most = ((lengths[rows == row] > progress + slack).sum() for slack in (1, -1))
+            assert least <= answers.running[row] <= most
     assert (answers.running[1], answers.running[2]) == (0, (rows == 2).sum())
-    assert ended[2] == 0
     assert answers.drop(np.array([2])) == (rows == 2).sum()
     assert answers.running.sum() == answers.running[0]
 
@@ -231,15 +228,16 @@ def differences(exact: FleetFigures, model: FleetFigures) -> dict[str, float]:
 
 
 def test_the_model_is_within_five_per_cent_of_eight_replicas() -> None:
-    exact, model = both(fleet(200.0, 20))
+    exact, model = both(fleet(160.0, 12))
     assert {name: error for name, error in differences(exact, model).items() if abs(error) > 0.05} == {}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rate", [40.0, 200.0, 320.0])
-@pytest.mark.parametrize("routing", ["round-robin", "least-loaded", "power-of-two"])
+@pytest.mark.parametrize(
+    ("rate", "routing"), [(300.0, "round-robin"), (100.0, "least-loaded"), (300.0, "power-of-two")]
+)
 def test_the_model_at_other_loads_and_policies(rate: float, routing: Routing) -> None:
-    exact, model = both(fleet(rate, 60, answer=120, policies=PolicySpec(routing=(routing,))))
+    exact, model = both(fleet(rate, 30, answer=120, policies=PolicySpec(routing=(routing,))))
     assert {name: error for name, error in differences(exact, model).items() if abs(error) > 0.05} == {}
 
 
@@ -287,12 +285,12 @@ def test_the_command_compares_policies(tmp_path: Path) -> None:
     [
         (("start = 100", "start = 0"), "replicas.start"),
         (("rate = 500.0", "rate = 500.0\nrates = 1"), "unknown field `rates`"),
-        (("mean = 30", "mean = 0"), "traffic.answer.mean"),
+        (("{mean = 30}", "{mean = 0}"), "traffic.answer.mean"),
         (('"least-loaded"', '"random"'), "random"),
         (("price = 2.0", 'method = "exact"'), "neither scaling nor failures"),
         (("[model]", "[model"), "is not TOML"),
         (('chip = "H100 SXM"', 'chip = "H100"'), "several products"),
-        (('chip = "H100 SXM"', 'chip = "H100 SXM"\ndevices = 3'), "cannot"),
+        (('chip = "H100 SXM"', 'chip = "RTX 4080"'), "smaller format"),
     ],
 )
 def test_what_is_no_fleet_is_said_in_a_sentence(tmp_path: Path, change: tuple[str, str], match: str) -> None:

@@ -37,8 +37,8 @@ def test_405b_lies_on_four_or_eight() -> None:
     assert (fitting[0].link_bytes_per_s, shared.link_bytes_per_s) == (pytest.approx(3 * 64e9), pytest.approx(7 * 64e9))
 
 
-def test_experts_are_divided_by_layers_and_nothing_fits_everywhere() -> None:
-    assert [each.name for each in ways("mixtral-8x7b", "", "A100 80GB", 2)] == ["PP 2 x 1"]
+def test_what_does_not_fit_is_refused() -> None:
+    assert [each.name for each in ways("mixtral-8x7b", "", "A100 80GB", 2)] == ["TP 2 x 1"]
     with pytest.raises(CapacityError, match="smaller format"):
         ways("llama-3.1-405b", "f16", "RTX 4090", 4)
     with pytest.raises(ConfigError, match="shorten prompt or answer"):
@@ -69,7 +69,7 @@ def test_a_curve_says_its_share_of_the_limit() -> None:
     for point in answer.points:
         assert point.limit_tokens_per_s == pytest.approx(2 * point.tokens_per_s)
         assert point.usd_per_mtok == pytest.approx(3.6 / 3600 / point.tokens_per_s * 1e6)
-        assert point.requests == 4 * point.concurrency
+        assert point.requests >= 4 * point.concurrency
     assert answer.points[0].bound == "memory"
     faster = plan(asked, place, assumed(reads=1.0, arithmetic=1.0))
     assert faster.points[2].tokens_per_s == pytest.approx(2 * rates[2])

@@ -60,7 +60,8 @@ def fitted(steps: Sequence[tuple[float, int]], seconds: Sequence[float], source:
         steps: the least seconds at the roofs and the tokens of each.
         seconds: that each took.
 
-    Steps of nearly as many tokens make a class, whose share is that of its faster ones. Raises ConfigError where there are no steps.
+    Steps of nearly as many tokens make a class, whose share is that of its faster ones. Raises ConfigError where there
+    are no steps.
     """
     if not steps:
         raise ConfigError("a calibration needs measured steps: let some be measured")

@@ -60,8 +60,6 @@ class ExactFleet:
                 self._come(float(moment), up, *map(int, request))
             second += span
             self._until(second)
-            running = sum(len(copy.engine.state.running) for copy in self._copies)
-            self._busy += running / (len(self._copies) * self._most_running) * span
         return self._figures(time.perf_counter() - begun)
 
     def _come(self, moment: float, up: np.ndarray, prompt: int, answer: int, prefix: int) -> None:
@@ -108,10 +106,12 @@ class ExactFleet:
             if event.finish_reason is not None:
                 if event.finish_reason != "length":
                     raise ConfigError(f"a request of the fleet ended with {event.finish_reason}: {event.error}")
+                assert event.usage is not None, "it ended"
                 del copy.open[event.request_id]
-                self._count(request)
+                self._count(request, event.usage.queue_seconds or 0.0)
 
-    def _count(self, request: Served) -> None:
+    def _count(self, request: Served, waited: float) -> None:
+        self._busy += request.seconds - waited
         self._tokens += request.ids
         self._ttft.add(np.array([request.ttft]))
         self._tpot.add(np.array([request.tpot or 0.0]))
@@ -121,6 +121,10 @@ class ExactFleet:
         states = [copy.engine.state for copy in self._copies]
         shared = spec.traffic.prefix_tokens * self._came
         hits = sum(state.prefix_hits for state in states) / shared if shared else 0.0
+        running = sum(
+            spec.traffic.seconds - request.submitted for copy in self._copies for request in copy.open.values()
+        )
+        used = (self._busy + running) / (replicas * self._most_running * spec.traffic.seconds)
         hours = spec.traffic.seconds / 3600
         for copy in self._copies:
             copy.engine.close()
@@ -136,7 +140,7 @@ class ExactFleet:
             tokens=self._tokens,
             ttft=self._ttft,
             tpot=self._tpot,
-            used=self._busy / spec.traffic.seconds,
+            used=used,
             replicas=replicas,
             least_replicas=replicas,
             most_replicas=replicas,
