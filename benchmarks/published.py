@@ -11,7 +11,7 @@ from roofline.backends.fit import split_on_product
 from roofline.backends.simulated.calibration import Calibration
 from roofline.bench.plan.arrangements import arrangements, place_of
 from roofline.bench.plan.closed_loop import Lengths
-from roofline.bench.plan.plan import Asked, run_copy, shape_of
+from roofline.bench.plan.plan import Case, run_copy, shape_of
 from roofline.hardware.chips.products import sheet_roofs, titled
 from roofline.program.rates import Speeds
 
@@ -56,10 +56,10 @@ def _prefill(model: str, dtype: str, chip: str, devices: int, sequences: int, co
 
 def _served(concurrency: int) -> float:
     """Seconds for each generated token of 405B on eight devices at the roofs alone, from the real scheduler."""
-    asked = Asked("llama-3.1-405b", "fp8", "MI300X", 8, (concurrency,), (Lengths(128, 128),), "128+128", (2048, 256), 8)
-    ways = arrangements(*shape_of(asked.model, asked.dtype), place_of("MI300X", 8, None), 256, asked.step)
+    case = Case("llama-3.1-405b", "fp8", "MI300X", 8, (concurrency,), (Lengths(128, 128),), "128+128", (2048, 256), 8)
+    ways = arrangements(*shape_of(case.model, case.dtype), place_of("MI300X", 8, None), 256, case.step)
     eight = next(each for each in ways if each.devices == 8)
-    return 1 / run_copy(asked, eight, concurrency, Calibration()).tokens_per_s
+    return 1 / run_copy(case, eight, concurrency, Calibration()).tokens_per_s
 
 
 def rows() -> list[Published]:

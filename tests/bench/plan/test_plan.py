@@ -10,7 +10,7 @@ from roofline.backends.simulated.calibration import Calibration
 from roofline.bench.plan.arrangements import Arrangement, arrangements, place_of
 from roofline.bench.plan.assumptions import assumed
 from roofline.bench.plan.closed_loop import Lengths
-from roofline.bench.plan.plan import Asked, Price, plan, run_copy, shape_of
+from roofline.bench.plan.plan import Case, Price, plan, run_copy, shape_of
 from roofline.bench.results.store import read_points
 from roofline.bench.traffic.traffic import Traffic, TrafficRequest, write_traffic
 from roofline.common.errors import CapacityError, ConfigError
@@ -18,7 +18,7 @@ from roofline.program.rates import Speeds
 from tests.command_line import CommandResult, call_roofline
 
 STEP = (2048, 256)
-ASKED = Asked("llama-3.2-1b", "", "MI300X", 1, (1, 8), (Lengths(128, 32),), "128+32", STEP)
+CASE = Case("llama-3.2-1b", "", "MI300X", 1, (1, 8), (Lengths(128, 32),), "128+32", STEP)
 
 
 def ways(model: str, dtype: str, chip: str, count: int, longest: int = 768) -> list[Arrangement]:
@@ -47,7 +47,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_one_request_at_a_time_is_prefill_and_decode() -> None:
     arrangement = ways("llama-3.2-1b", "", "MI300X", 1)[0]
-    run = run_copy(ASKED, arrangement, 1, Calibration())
+    run = run_copy(CASE, arrangement, 1, Calibration())
     speeds = Speeds(arrangement.split.parts[0].program, arrangement.place.roofs)
     prefill = speeds.prefill(128).seconds
     decode = sum(speeds.decode(1, context).seconds for context in range(129, 160))
@@ -60,9 +60,9 @@ def test_one_request_at_a_time_is_prefill_and_decode() -> None:
 
 
 def test_a_curve_says_its_share_of_the_limit() -> None:
-    asked = replace(ASKED, concurrency=(1, 8, 64), price=Price(3.6, "a list", "2026-01-01"))
+    case = replace(CASE, concurrency=(1, 8, 64), price=Price(3.6, "a list", "2026-01-01"))
     place = place_of("MI300X", 1, None)
-    answer = plan(asked, place, assumed(reads=0.5, arithmetic=0.5))
+    answer = plan(case, place, assumed(reads=0.5, arithmetic=0.5))
     rates = [point.tokens_per_s for point in answer.points]
     assert rates == sorted(rates)
     assert [point.share for point in answer.points] == pytest.approx([0.5] * 3)
@@ -71,19 +71,19 @@ def test_a_curve_says_its_share_of_the_limit() -> None:
         assert point.usd_per_mtok == pytest.approx(3.6 / 3600 / point.tokens_per_s * 1e6)
         assert point.requests >= 4 * point.concurrency
     assert answer.points[0].bound == "memory"
-    faster = plan(asked, place, assumed(reads=1.0, arithmetic=1.0))
+    faster = plan(case, place, assumed(reads=1.0, arithmetic=1.0))
     assert faster.points[2].tokens_per_s == pytest.approx(2 * rates[2])
     assert answer.kv_token_bytes == 16 * 2 * 8 * 64 * 2
 
 
 def test_copies_share_the_requests() -> None:
     place = place_of("MI300X", 2, None)
-    answer = plan(replace(ASKED, count=2, devices=1, concurrency=(3,)), place, assumed())
+    answer = plan(replace(CASE, count=2, devices=1, concurrency=(3,)), place, assumed())
     (point,) = answer.points
-    alone = [run_copy(ASKED, answer.arrangements[0], share, assumed()).tokens_per_s for share in (2, 1)]
+    alone = [run_copy(CASE, answer.arrangements[0], share, assumed()).tokens_per_s for share in (2, 1)]
     assert point.tokens_per_s == pytest.approx(sum(alone))
     with pytest.raises(ConfigError, match="3 devices cannot share"):
-        plan(replace(ASKED, count=2, devices=3), place, assumed())
+        plan(replace(CASE, count=2, devices=3), place, assumed())
 
 
 def call(*words: object) -> CommandResult:

@@ -66,8 +66,8 @@ def fitted(steps: Sequence[tuple[float, int]], seconds: Sequence[float], source:
     if not steps:
         raise ConfigError("a calibration needs measured steps: let some be measured")
     classes: dict[int, list[tuple[int, float]]] = {}
-    for (limit, tokens), took in zip(steps, seconds, strict=True):
-        classes.setdefault(round(math.log(tokens) / math.log(CLASS)), []).append((tokens, limit / took))
+    for (limit, tokens), duration in zip(steps, seconds, strict=True):
+        classes.setdefault(round(math.log(tokens) / math.log(CLASS)), []).append((tokens, limit / duration))
     shares = []
     for at in sorted(classes):
         sizes, values = zip(*classes[at], strict=True)

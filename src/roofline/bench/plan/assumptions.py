@@ -30,7 +30,7 @@ def assumed(
 def in_words(calibration: Calibration) -> str:
     """The figures of a calibration, for people."""
     if calibration.shares:
-        shares = [f"{share:.0%} in a step of {tokens:.0f} tokens" for tokens, share in _told(calibration.shares)]
+        shares = [f"{share:.0%} in a step of {tokens:.0f} tokens" for tokens, share in _examples(calibration.shares)]
         return f"of the limit {', '.join(shares)}"
     parts = [
         f"{calibration.reads:.0%} of the read roof",
@@ -52,7 +52,7 @@ def short(calibration: Calibration) -> str:
     return f"{min(shares):.0%}-{max(shares):.0%}"
 
 
-def _told(shares: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _examples(shares: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """The first, the lowest, the highest and the last share."""
     ends = (shares[0], min(shares, key=lambda row: row[1]), max(shares, key=lambda row: row[1]), shares[-1])
     return sorted(dict.fromkeys(ends))

@@ -30,8 +30,8 @@ class Price:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is planned for.
+class Case:
+    """What is planned.
 
     model: its name; dtype: format of the weights, "" as they are; chip: a product, "" this machine; count: devices;
     devices: of a copy, None: each number that fits; lengths: of the requests, in turn; workload: their name; step:
@@ -99,7 +99,7 @@ class PlannedPoint:
 class Plan:
     """The answer. shape: as asked for, in its format; weight_bytes: of all its tensors; parameters: of them."""
 
-    asked: Asked
+    case: Case
     shape: "ModelShape"
     place: Place
     weight_bytes: int
@@ -111,34 +111,32 @@ class Plan:
     calibration: Calibration
 
 
-def plan(asked: Asked, place: Place, calibration: Calibration, tell: Tell = lambda text: None) -> Plan:
+def plan(case: Case, place: Place, calibration: Calibration, tell: Tell = lambda text: None) -> Plan:
     """Plan it. Raises ConfigError, UnsupportedError, CapacityError with cause and remedy where that cannot be done."""
     from math import prod
 
     from roofline.program.restate import nbytes
 
-    shape, config = shape_of(asked.model, asked.dtype)
-    longest = max(each.prompt + each.answer for each in asked.lengths)
-    fitting = arrangements(shape, config, place, longest, asked.step, asked.kv_cache_dtype)
-    chosen = [each for each in fitting if asked.devices in (None, each.devices)]
+    shape, config = shape_of(case.model, case.dtype)
+    longest = max(each.prompt + each.answer for each in case.lengths)
+    fitting = arrangements(shape, config, place, longest, case.step, case.kv_cache_dtype)
+    chosen = [each for each in fitting if case.devices in (None, each.devices)]
     if not chosen:
         could = ", ".join(str(each.devices) for each in fitting)
-        raise ConfigError(f"{asked.devices} devices cannot share a copy of the model here; {could} can")
+        raise ConfigError(f"{case.devices} devices cannot share a copy of the model here; {could} can")
     points = []
     for arrangement in chosen:
-        for concurrency in asked.concurrency:
+        for concurrency in case.concurrency:
             tell(f"{arrangement.name}, concurrency {concurrency}")
-            points.append(point(asked, arrangement, concurrency, calibration))
+            points.append(point(case, arrangement, concurrency, calibration))
     groups = chosen[0].split.parts[0].program.kv_groups.values()
-    whole = fitting[0].split.parts if fitting[0].devices == 1 else None
-    token = sum(part.needs.token for part in whole) if whole else sum(_token_bytes(each) for each in fitting[:1])
     return Plan(
-        asked,
+        case,
         shape,
         place,
         nbytes(shape.tensors),
         sum(prod(info.shape) for info in shape.tensors.values()),
-        token,
+        _token_bytes(fitting[0]),
         "+".join(dict.fromkeys(group.format for group in groups)),
         chosen,
         points,
@@ -165,21 +163,21 @@ def shape_of(model: str, dtype: str) -> "tuple[ModelShape, ModelConfig]":
     return shape, config
 
 
-def point(asked: Asked, arrangement: Arrangement, concurrency: int, calibration: Calibration) -> PlannedPoint:
+def point(case: Case, arrangement: Arrangement, concurrency: int, calibration: Calibration) -> PlannedPoint:
     """One point of the curve. Requests are spread over the copies as evenly as they can be."""
     least, more = divmod(concurrency, arrangement.replicas)
     shares = [(least + 1, more), (least, arrangement.replicas - more)]
-    runs = [(run_copy(asked, arrangement, each, calibration), copies) for each, copies in shares if each and copies]
+    runs = [(run_copy(case, arrangement, each, calibration), copies) for each, copies in shares if each and copies]
     waiting = max(run.concurrency for run, _ in runs) > arrangement.limits.segments
-    return summed(arrangement, concurrency, calibration, runs, waiting, asked.price)
+    return summed(arrangement, concurrency, calibration, runs, waiting, case.price)
 
 
-def run_copy(asked: Asked, arrangement: Arrangement, concurrency: int, calibration: Calibration) -> Run:
+def run_copy(case: Case, arrangement: Arrangement, concurrency: int, calibration: Calibration) -> Run:
     """One copy with so many requests at a time, simulated."""
-    executable = arrangement.executable(calibration, asked.model)
+    executable = arrangement.executable(calibration, case.model)
     engine = LocalEngine(executable, EngineConfig(prefix_cache=False, overlap=False))
     try:
-        return ClosedLoop(engine, asked.lengths, concurrency).run()
+        return ClosedLoop(engine, case.lengths, concurrency).run()
     finally:
         engine.close()
 

@@ -28,24 +28,24 @@ def points_of(plan: Plan, run: str) -> list[schema.Point]:
 
 
 def _point(plan: Plan, planned: PlannedPoint, run: str) -> schema.Point:
-    now, asked, arrangement = now_utc(), plan.asked, planned.arrangement
+    now, case, arrangement = now_utc(), plan.case, planned.arrangement
     return schema.Point(
         id="",
         run=run,
         kind="plan",
-        preset=asked.workload,
+        preset=case.workload,
         started=now,
         ended=now,
         system=schema.System(
-            label=f"{asked.model} on {plan.place.count} x {plan.place.name}, {arrangement.name}",
-            target=f"simulated:{asked.model}",
+            label=f"{case.model} on {plan.place.count} x {plan.place.name}, {arrangement.name}",
+            target=f"simulated:{case.model}",
             engine="roofline",
             version=roofline.__version__,
-            options={"max_batch_tokens": str(asked.step[0]), "max_running": str(asked.step[1])},
-            model=asked.model,
+            options={"max_batch_tokens": str(case.step[0]), "max_running": str(case.step[1])},
+            model=case.model,
             parameters=plan.parameters,
             weight_bytes=plan.weight_bytes,
-            weight_formats=asked.dtype,
+            weight_formats=case.dtype,
             kv_format=plan.kv_format,
             replicas=arrangement.replicas,
             devices_per_replica=arrangement.devices,
@@ -67,8 +67,8 @@ def _point(plan: Plan, planned: PlannedPoint, run: str) -> schema.Point:
             completed=planned.requests,
             failed=0,
             unfinished=0,
-            prompt_tokens=sum(each.prompt for each in asked.lengths) * planned.requests // len(asked.lengths),
-            answer_tokens=sum(each.answer for each in asked.lengths) * planned.requests // len(asked.lengths),
+            prompt_tokens=sum(each.prompt for each in case.lengths) * planned.requests // len(case.lengths),
+            answer_tokens=sum(each.answer for each in case.lengths) * planned.requests // len(case.lengths),
             tokens_by="engine",
         ),
         metrics=_metrics(planned),
@@ -109,10 +109,10 @@ def device_of(place: Place, working_set: int, count: int) -> schema.Device:
 
 
 def _workload(plan: Plan, planned: PlannedPoint) -> schema.Workload:
-    lengths: Sequence[Lengths] = plan.asked.lengths
+    lengths: Sequence[Lengths] = plan.case.lengths
     return schema.Workload(
-        name=plan.asked.workload,
-        sha256=plan.asked.workload_sha256,
+        name=plan.case.workload,
+        sha256=plan.case.workload_sha256,
         requests=planned.requests,
         prompt=_lengths([each.prompt for each in lengths]),
         answer=_lengths([each.answer for each in lengths]),
@@ -159,7 +159,7 @@ def _limit(planned: PlannedPoint) -> schema.Limit:
 
 
 def _cost(plan: Plan, planned: PlannedPoint) -> schema.Cost | None:
-    price = plan.asked.price
+    price = plan.case.price
     if price is None or planned.usd_per_mtok is None:
         return None
     return schema.Cost(

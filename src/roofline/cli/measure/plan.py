@@ -85,13 +85,13 @@ def command(
     if not model:
         raise ConfigError("name a model to plan for, such as llama-3.1-405b, or a fleet (--fleet FILE)")
     from roofline.bench.plan.arrangements import place_of
-    from roofline.bench.plan.plan import Asked, plan
+    from roofline.bench.plan.plan import Case, plan
     from roofline.cli.measure.plan_text import record, show
 
     _check(options)
     place = place_of(options.chip, options.count, options.memory)
     lengths, workload, sha256 = _load(options)
-    asked = Asked(
+    case = Case(
         model,
         options.dtype,
         options.chip,
@@ -106,7 +106,7 @@ def command(
         _price(options),
         sha256,
     )
-    answer = plan(asked, place, _calibration(options, model, kv_cache_dtype), _tell)
+    answer = plan(case, place, _calibration(options, model, kv_cache_dtype), _tell)
     if out is not None:
         from roofline.bench.plan.points import points_of
         from roofline.bench.results.store import append_points

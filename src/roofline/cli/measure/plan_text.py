@@ -23,9 +23,9 @@ def show(plan: "Plan") -> None:
     from roofline.bench.plan.assumptions import in_words
 
     out = console(highlight=False, markup=False)
-    asked, place = plan.asked, plan.place
-    dtype = f" in {asked.dtype}" if asked.dtype else ""
-    out.print(f"{asked.model}{dtype} on {place.count} x {place.name}, {human_bytes(place.memory)} each")
+    case, place = plan.case, plan.place
+    dtype = f" in {case.dtype}" if case.dtype else ""
+    out.print(f"{case.model}{dtype} on {place.count} x {place.name}, {human_bytes(place.memory)} each")
     size = f"{plan.weight_bytes / 1e9:,.0f} GB of weights ({human_count(plan.parameters)} parameters)"
     cache = f"{human_bytes(plan.kv_token_bytes)} of cache for each token ({plan.kv_format})"
     out.print(f"{size}, {cache}")
@@ -35,8 +35,8 @@ def show(plan: "Plan") -> None:
         table.add_row(*_fit_row(plan, each))
     out.print(table)
     out.print()
-    prices = ("USD/Mtok",) if asked.price is not None else ()
-    table = ruled_table(f"Expected with {asked.workload}", (*CURVE, *prices), ("arrangement", "bound"), padding=1)
+    prices = ("USD/Mtok",) if case.price is not None else ()
+    table = ruled_table(f"Expected with {case.workload}", (*CURVE, *prices), ("arrangement", "bound"), padding=1)
     for point in plan.points:
         table.add_row(*_curve_row(point), *([f"{point.usd_per_mtok:.2f}"] if point.usd_per_mtok is not None else []))
     out.print(table)
@@ -45,7 +45,7 @@ def show(plan: "Plan") -> None:
 
 
 def _fit_row(plan: "Plan", each: "Arrangement") -> list[str]:
-    longest = max(lengths.prompt + lengths.answer for lengths in plan.asked.lengths)
+    longest = max(lengths.prompt + lengths.answer for lengths in plan.case.lengths)
     tokens = each.cache_tokens
     token_bytes = plan.kv_token_bytes
     requests = min(tokens // longest, each.limits.segments)
@@ -89,8 +89,8 @@ def _notes(plan: "Plan", assumed: str) -> list[str]:
         lines.append(f"a device receives at most {rate} from those it shares a copy with")
     if any(point.waiting for point in plan.points):
         lines.append("where more requests are there than a copy computes at a time, the others wait: TTFT counts that")
-    if plan.asked.price is not None:
-        price = plan.asked.price
+    if plan.case.price is not None:
+        price = plan.case.price
         lines.append(
             f"{price.usd_per_hour:g} USD for an hour of a device ({price.source}, {price.date}), always in use"
         )
@@ -108,9 +108,9 @@ def _source(plan: "Plan") -> str:
 def record(plan: "Plan") -> JsonObject:
     """The plan as plain data."""
     return {
-        "model": plan.asked.model,
-        "dtype": plan.asked.dtype,
-        "workload": plan.asked.workload,
+        "model": plan.case.model,
+        "dtype": plan.case.dtype,
+        "workload": plan.case.workload,
         "chip": plan.place.name,
         "count": plan.place.count,
         "memory": plan.place.memory,

@@ -21,10 +21,10 @@ class Answers:
         self.progress = np.zeros(replicas)
         self._reached = np.zeros(replicas, np.int64)  # bucket of each replica's progress, counted on without end
 
-    def add(self, replicas: np.ndarray, ahead: np.ndarray, first: np.ndarray, lengths: np.ndarray) -> None:
-        """Answers that end when their replica has made `ahead` more progress, [answers] each. first: moments of their
-        first ids; lengths: in tokens."""
-        bucket = ((self.progress[replicas] + ahead) / self._width).astype(np.int64)
+    def add(self, replicas: np.ndarray, distance: np.ndarray, first: np.ndarray, lengths: np.ndarray) -> None:
+        """Answers that end when their replica has made so much more progress, `distance`, [answers] each. first:
+        moments of their first ids; lengths: in tokens."""
+        bucket = ((self.progress[replicas] + distance) / self._width).astype(np.int64)
         reached = self._reached[replicas]
         bucket = np.clip(bucket, reached, reached + self._buckets - 1)
         flat = replicas * self._buckets + bucket % self._buckets
@@ -32,10 +32,10 @@ class Answers:
             np.add.at(table.reshape(-1), flat, 1.0 if values is None else values)
         self.running += np.bincount(replicas, minlength=len(self.running))
 
-    def advance(self, made: np.ndarray, now: float, seconds: float) -> list[tuple[np.ndarray, ...]]:
+    def advance(self, more: np.ndarray, now: float, seconds: float) -> list[tuple[np.ndarray, ...]]:
         """Let replicas make progress, float64 [replicas], in a slice. Returns what ends, in parts: how many answers,
         the sums of their first moments and lengths, and the moment of their last ids; [buckets] of each."""
-        progress = self.progress + made
+        progress = self.progress + more
         reached = (progress / self._width).astype(np.int64)
         ended: list[tuple[np.ndarray, ...]] = []
         for step in range(int((reached - self._reached).max(initial=0))):
@@ -47,7 +47,7 @@ class Answers:
                 continue
             count, started, tokens = (table[rows, slots] for table in (self.count, self.started, self.tokens))
             middle = (self._reached[rows] + step + 0.5) * self._width
-            end = now + seconds * (middle - self.progress[rows]) / made[rows]
+            end = now + seconds * (middle - self.progress[rows]) / more[rows]
             ended.append((count, started, tokens, end))
             for table in (self.count, self.started, self.tokens):
                 table[rows, slots] = 0.0

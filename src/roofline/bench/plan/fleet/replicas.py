@@ -62,22 +62,22 @@ class Replicas:
         """Start or end replicas, as many as the policy wants."""
         counted = (self.state == UP) | (self.state == STARTING)  # a failed one comes back by itself
         there = int(counted.sum())
-        wanted = self._wanted(there, int(load.sum()), waiting)
-        wanted = min(max(wanted, self._spec.least), self._spec.most)
-        if wanted > there:
-            idle = np.flatnonzero(self.state == DRAINING)[: wanted - there]
+        goal = self._goal(there, int(load.sum()), waiting)
+        goal = min(max(goal, self._spec.least), self._spec.most)
+        if goal > there:
+            idle = np.flatnonzero(self.state == DRAINING)[: goal - there]
             self.state[idle] = UP  # those that drain are nearest
-            cold = np.flatnonzero(self.state == OFF)[: wanted - there - len(idle)]
+            cold = np.flatnonzero(self.state == OFF)[: goal - there - len(idle)]
             self.state[cold] = STARTING
             self.ready[cold] = now + self._spec.replicas.start_seconds
             self.started += len(cold)
-        elif wanted < there:
+        elif goal < there:
             up = np.flatnonzero(self.state == UP)
-            least = up[np.argsort(load[up], kind="stable")][: min(there - wanted, max(0, len(up) - 1))]
+            least = up[np.argsort(load[up], kind="stable")][: min(there - goal, max(0, len(up) - 1))]
             self.state[least] = DRAINING
             self.ended += len(least)
 
-    def _wanted(self, there: int, requests: int, waiting: int) -> int:
+    def _goal(self, there: int, requests: int, waiting: int) -> int:
         """Replicas that the policy would have, where `there` are up or start."""
         policies, room = self._spec.policies, self._most_running
         if self._scaling == "utilisation":

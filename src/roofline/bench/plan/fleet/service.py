@@ -67,10 +67,10 @@ def fit_service(
         decode_seconds.append(float(np.mean(plain)) if plain else float("nan"))
         mixed += [step for step in steps if step[0]]
     step, token, decode = _prompt_terms(mixed)
-    known = ~np.isnan(decode_seconds)
+    timed = ~np.isnan(decode_seconds)
     return Service(
-        np.array(knots, np.float64)[known],
-        np.maximum.accumulate(np.array(decode_seconds)[known]),
+        np.array(knots, np.float64)[timed],
+        np.maximum.accumulate(np.array(decode_seconds)[timed]),
         step,
         token,
         decode,

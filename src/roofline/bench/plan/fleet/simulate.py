@@ -80,20 +80,20 @@ class Simulation:
         lost = self._fail(failed) if len(failed) else 0
         coming = self._come(now, seconds, load, lost)
         admitted = self._admit(self._waiting.with_later(coming))
-        made = self._compute(admitted, now, seconds)
+        progress = self._compute(admitted, now, seconds)
         before = self._answers.running.copy()
-        self._end(self._answers.advance(made, now, seconds))
+        self._end(self._answers.advance(progress, now, seconds))
         self._ended = before - self._answers.running
 
     def _fail(self, failed: np.ndarray) -> int:
         """What failed replicas had is lost: how many requests are sent again."""
-        gone = np.isin(self._waiting.replica, failed)
-        lost = self._answers.drop(failed) + int(gone.sum())
-        self._waiting = self._waiting.chosen(~gone)
+        there = np.isin(self._waiting.replica, failed)
+        lost = self._answers.drop(failed) + int(there.sum())
+        self._waiting = self._waiting.chosen(~there)
         self._waits[failed], self._cached[failed] = 0, -1
         self._prompts.drop(failed)
-        kept = ~np.isin(self._silent[0], failed)
-        self._silent = self._silent[0][kept], self._silent[1][kept]
+        rest = ~np.isin(self._silent[0], failed)
+        self._silent = self._silent[0][rest], self._silent[1][rest]
         self._resent += lost
         return lost
 
@@ -145,19 +145,19 @@ class Simulation:
         running, replicas = self._answers.running, len(self._waits)
         count = np.bincount(admitted.replica, minlength=replicas)
         silent = np.bincount(self._silent[0], minlength=replicas)  # whose prompts are still to be computed
-        beside = np.maximum(running - silent + (count - self._ended) / 2, 0)
-        prompts = self._prompts.compute(admitted, beside, now, seconds)
-        decode = self._service.decode_step(np.maximum(beside, 1))
-        made = np.where(running + count > 0, prompts.steps + (seconds - prompts.seconds) / decode, 0.0)
+        decoding = np.maximum(running - silent + (count - self._ended) / 2, 0)
+        prompts = self._prompts.compute(admitted, decoding, now, seconds)
+        decode = self._service.decode_step(np.maximum(decoding, 1))
+        progress = np.where(running + count > 0, prompts.steps + (seconds - prompts.seconds) / decode, 0.0)
         self._ttft.add(prompts.first - admitted.arrived)
-        ahead = (prompts.first - now) / seconds * made[admitted.replica] + admitted.answer - 1
-        self._answers.add(admitted.replica, ahead, prompts.first, admitted.answer)
+        distance = (prompts.first - now) / seconds * progress[admitted.replica] + admitted.answer - 1
+        self._answers.add(admitted.replica, distance, prompts.first, admitted.answer)
         rows, first = (
             np.concatenate(pair) for pair in zip(self._silent, (admitted.replica, prompts.first), strict=True)
         )
         later = first > now + seconds
         self._silent = rows[later], first[later]
-        return made
+        return progress
 
     def _end(self, parts: list[tuple[np.ndarray, ...]]) -> None:
         for count, started, tokens, end in parts:
