@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 
 import pytest
 from hypothesis import given
@@ -169,10 +170,12 @@ def test_products_name_chips_that_are_known_or_refused() -> None:
     names = [product.name for product in products.products()]
     assert len(set(names)) == len(names)
     for product in products.products():
-        assert product.chip in chips.chips() or chips.refused(product.chip), product.name
-        assert product.unified == (product.name in ("MI300A", "Strix Halo", "Steam Deck"))
+        assert product.chip in chips.chips() or product.host or chips.refused(product.chip), product.name
+        unified = ("MI300A", "Strix Halo", "Steam Deck", "Steam Deck OLED")
+        assert product.unified == (product.name in unified or product.chip == "apple")
         assert product.dies == (2 if product.name in ("MI250", "MI250X") else 1)
-        assert product.memory is not None
+        assert (product.memory is None) == (product.chip in ("x86-64", "aarch64"))
+        assert product.bandwidth is not None
         assert (product.fp8 is None) or chips.get(product.chip).fp8
         figures = [figure for figure in vars(product).values() if isinstance(figure, products.Figure)]
         assert all(figure.value > 0 and len(figure.source) > 10 for figure in figures)
@@ -187,6 +190,57 @@ def test_products_of_the_seeds_are_there() -> None:
         product = by_name[name]
         found = [figure and figure.value for figure in (product.fp16, product.memory, product.bandwidth)]
         assert found == pytest.approx([flops * 1e12, memory << 30, bandwidth * 1e9])
+
+
+# Channels of a socket, or bits of a package, and millions of transfers a second.
+MEMORIES = {
+    "EPYC 7763": (8 * 64, 3200),
+    "EPYC 9654": (12 * 64, 4800),
+    "EPYC 9755": (12 * 64, 6000),
+    "Xeon Platinum 8380": (8 * 64, 3200),
+    "Xeon Platinum 8480+": (8 * 64, 4800),
+    "Xeon Platinum 8592+": (8 * 64, 5600),
+    "Xeon 6980P": (12 * 64, 6400),
+    "Graviton2": (8 * 64, 3200),
+    "Graviton3": (8 * 64, 4800),
+    "Graviton4": (12 * 64, 5600),
+    "Apple M1": (128, 4266),
+    "Apple M2": (128, 6400),
+    "Apple M4": (128, 7500),
+    "Apple M4 Pro": (256, 8533),
+    "Apple M4 Max 16-core": (512, 8533),
+    "Steam Deck OLED": (128, 6400),
+    "RX 7900 XT": (320, 20000),
+    "Radeon PRO W7900": (384, 18000),
+    "RTX 3090": (384, 19500),
+    "RTX 4080": (256, 22400),
+    "RTX 5080": (256, 30000),
+    "T4": (256, 10000),
+    "L4": (192, 12500),
+    "A10G": (384, 12500),
+}
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_bandwidths_are_the_width_of_the_memory_times_its_rate(name: str) -> None:
+    (bits, rate), bandwidth = MEMORIES[name], products.titled(name).bandwidth
+    assert bandwidth is not None
+    assert bandwidth.value == pytest.approx(bits / 8 * rate * 1e6, rel=0.03)
+
+
+def test_chips_of_the_cpu_backend_are_not_compiled_for_as_gpus() -> None:
+    hosts = [product for product in products.products() if product.host]
+    assert len(hosts) == 27
+    for product in hosts:
+        assert product.chip not in chips.chips()
+        roofs = products.sheet_roofs(product)
+        assert roofs is not None
+        assert roofs.bf16_flops == math.inf
+    assert products.titled("m2 max").name == "Apple M2 Max"
+    with pytest.raises(ConfigError, match="Apple M3 Max 14-core, Apple M3 Max 16-core"):
+        products.titled("Apple M3 Max")
+    assert products.find("Apple M3 Max") is None
+    assert products.find("Apple M3 Max", 16) == products.titled("Apple M3 Max 16-core")
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,8 @@ def test_known_devices(name: str, units: int, flops: float) -> None:
         ("AMD Instinct MI300A", 304),
         ("NVIDIA GeForce RTX 4090 D", 114),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", 76),
-        ("NVIDIA GeForce RTX 3090", 82),
+        ("NVIDIA GeForce RTX 3080", 68),
+        ("NVIDIA GeForce RTX 4080 SUPER", 80),
         ("AMD Radeon 8060S Graphics", 20),  # no source gives its products
         ("", 0),
     ],

@@ -80,29 +80,53 @@ def on_product(
     Raises ConfigError for a product whose memory the table does not know, CapacityError where `count` devices cannot
     share the model, UnsupportedError for a cache that the chip does not have.
     """
-    from roofline.backends.gpu.backend import STEP, scratch_bytes
-    from roofline.backends.gpu.program import compile_for_gpu
     from roofline.backends.gpu.runtime.lower import without_kernel
-    from roofline.hardware.chips.chips import chips
     from roofline.hardware.chips.products import sheet_roofs
 
+    memory = memory_of(product)
+    split = split_on_product(model, config, product, count, kv_cache_dtype)
+    fit = _fit(product.name, memory, split, context, config.max_position)
+    parts = () if product.host else split.parts
+    lacking = dict.fromkeys(op for part in parts for op in without_kernel(part.program))
+    return _rated(replace(fit, dies=product.dies, lacking=tuple(lacking)), split, sheet_roofs(product))
+
+
+def memory_of(product: "Product") -> int:
+    """Bytes of one device, as sold. Raises ConfigError for a product whose memory the table does not know."""
     if product.memory is None:
-        raise ConfigError(f"the table of products does not know how much memory {product.name} has")
-    memory = int(product.memory.value) // product.dies
+        cause = f"the table of products does not know how much memory {product.name} has"
+        raise ConfigError(f"{cause}: name it with --memory")
+    return int(product.memory.value) // product.dies
+
+
+def split_on_product(
+    model: "Tensors",
+    config: "ModelConfig",
+    product: "Product",
+    count: int | None = None,
+    kv_cache_dtype: str = "auto",
+    step: tuple[int, int] | None = None,
+) -> "Split":
+    """What each device of a product has, as `on_product` divides the model. step: tokens and sequences of the largest
+    step; None: those of a load that nobody gives others. Of a CPU, whose figures are of a socket, `count` is 1."""
+    if product.host:
+        if (count or 1) > 1:
+            raise UnsupportedError(f"{count} sockets of {product.name}", "a model is divided among GPUs", ("one",))
+        return split_on_host(model, config, kv_cache_dtype, step)
+    from roofline.backends.gpu.backend import STEP, scratch_bytes
+    from roofline.backends.gpu.program import compile_for_gpu
+    from roofline.hardware.chips.chips import chips
+
     options, chip = LoadOptions(backend="gpu", kv_cache_dtype=kv_cache_dtype), chips().get(product.chip)
     if kv_cache_dtype == "fp8" and chip is None:
         raise UnsupportedError(f"an fp8 KV cache on {product.name}", "no kernels are compiled for it", ("auto",))
+    limits = _limits(*(step or STEP))
 
-    limits = _limits(*STEP)
-
-    def part_of(share: Share) -> _Part:
+    def part_of(share: Share) -> Part:
         program = compile_for_gpu(model, config, options, chip, share)
-        return _Part(program, _needs(program, limits, scratch_bytes(program, limits)))
+        return Part(program, _needs(program, limits, scratch_bytes(program, limits)))
 
-    split = _least(part_of, memory, count)
-    fit = _fit(product.name, memory, split, context, config.max_position)
-    lacking = dict.fromkeys(op for part in split.parts for op in without_kernel(part.program))
-    return _rated(replace(fit, dies=product.dies, lacking=tuple(lacking)), split, sheet_roofs(product))
+    return _least(part_of, memory_of(product), count)
 
 
 def on_this_machine(model: "Tensors", config: "ModelConfig", context: int, kv_cache_dtype: str = "auto") -> Fit:
@@ -110,23 +134,32 @@ def on_this_machine(model: "Tensors", config: "ModelConfig", context: int, kv_ca
 
     Raises ConfigError where nothing says how much memory there is.
     """
-    from roofline.backends.capacity import HOST_STEP, host_kv_dtype, host_token_bytes
     from roofline.backends.cpu.roofs import stored_roofs
     from roofline.hardware.detect import detect
+
+    machine = detect()
+    if machine.memory_available is None:
+        raise ConfigError("nothing says how much memory this machine has: name a chip (--chip)")
+    split = split_on_host(model, config, kv_cache_dtype)
+    fit = _fit(machine.chip, machine.memory_available, split, context, config.max_position)
+    return _rated(fit, split, stored_roofs())
+
+
+def split_on_host(
+    model: "Tensors", config: "ModelConfig", kv_cache_dtype: str = "auto", step: tuple[int, int] | None = None
+) -> "Split":
+    """What a model takes that a CPU computes: one part. step: as of `split_on_product`."""
+    from roofline.backends.capacity import HOST_STEP, host_kv_dtype, host_token_bytes
     from roofline.models import registry
     from roofline.program.compile import compile_program
     from roofline.program.target import CPU, with_cache
 
-    machine, target = detect(), with_cache(CPU, host_kv_dtype(kv_cache_dtype))
-    if machine.memory_available is None:
-        raise ConfigError("nothing says how much memory this machine has: name a chip (--chip)")
+    target = with_cache(CPU, host_kv_dtype(kv_cache_dtype))
     program = compile_program(registry.get(config.family), config, model.tensors, target)
     groups = program.kv_groups.values()
     token = sum(each.layers * host_token_bytes(each.format, each.kv_heads, each.head_dim) for each in groups)
-    needs = replace(_needs(program, _limits(*HOST_STEP), 0), token=token)
-    split = _Split(1, (_Part(program, needs),))
-    fit = _fit(machine.chip, machine.memory_available, split, context, config.max_position)
-    return _rated(fit, split, stored_roofs())
+    needs = replace(_needs(program, _limits(*(step or HOST_STEP)), 0), token=token)
+    return Split(1, (Part(program, needs),))
 
 
 def _limits(tokens: int, sequences: int) -> BatchLimits:
@@ -140,7 +173,7 @@ def _needs(program: Program, limits: BatchLimits, scratch: int) -> "Needs":
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """What one device has: its Program, its needs."""
 
     program: Program
@@ -152,29 +185,29 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class _Split:
+class Split:
     """A model on so many devices. parts: the fullest one's, where they share its matrices; of each stage, where they
     share its layers; limit: why no more can share it."""
 
     devices: int
-    parts: tuple[_Part, ...]
+    parts: tuple[Part, ...]
     limit: str = ""
 
-    def fullest(self, memory: int) -> _Part:
+    def fullest(self, memory: int) -> Part:
         """The part that leaves the least room for the cache, the heavier one where several leave none."""
         return min(self.parts, key=lambda part: (part.pages(memory), -part.needs.weights))
 
 
-def _least(part_of: Callable[[Share], _Part], memory: int, count: int | None) -> _Split:
+def _least(part_of: Callable[[Share], Part], memory: int, count: int | None) -> Split:
     """The fewest devices that the model fits on, else the most that can share it. count: exactly so many."""
 
-    def split(devices: int) -> _Split:
+    def split(devices: int) -> Split:
         try:
-            return _Split(devices, (part_of(Share(0, devices)),))
+            return Split(devices, (part_of(Share(0, devices)),))
         except UnsupportedError:  # matrices that cannot be shared
             if devices == 1:
                 raise
-        return _Split(devices, tuple(part_of(Share(stage=n, stages=devices)) for n in range(devices)))
+        return Split(devices, tuple(part_of(Share(stage=n, stages=devices)) for n in range(devices)))
 
     best = split(count or 1)
     if count is not None:
@@ -191,7 +224,7 @@ def _least(part_of: Callable[[Share], _Part], memory: int, count: int | None) ->
     return best
 
 
-def _fit(place: str, memory: int, split: _Split, context: int, positions: int) -> Fit:
+def _fit(place: str, memory: int, split: Split, context: int, positions: int) -> Fit:
     fullest = split.fullest(memory)
     needs, pages = fullest.needs, fullest.pages(memory)
     formats = dict.fromkeys(group.format for group in fullest.program.kv_groups.values())
@@ -213,7 +246,7 @@ def _fit(place: str, memory: int, split: _Split, context: int, positions: int) -
     )
 
 
-def _rated(fit: Fit, split: _Split, roofs: "Roofs | SheetRoofs | None") -> Fit:
+def _rated(fit: Fit, split: Split, roofs: "Roofs | SheetRoofs | None") -> Fit:
     """The fit with the rates of its Programs at these roofs; without a rate of products there is none of prefill."""
     from roofline.program.rates import Speeds, in_turn
 

@@ -18,13 +18,18 @@ class LoadOptions(Options):
     """Options of loading a model. Raises ConfigError and UnsupportedError, with cause and remedy."""
 
     backend: str = option(
-        "cpu", "What computes; reference is torch, slow and simple.", choices=table.names, topic=COMPUTE
+        "cpu",
+        "What computes; reference is torch, slow and simple; simulated computes nothing, and tells times of a clock of "
+        "its own.",
+        choices=table.names,
+        topic=COMPUTE,
     )
     device: str = option(
         "auto",
-        "GPU: amd:0, nvidia:1, a product or an architecture (see `roofline doctor`). auto: the first usable one.",
+        "GPU: amd:0, nvidia:1, a product or an architecture (see `roofline doctor`). auto: the first usable one. Of "
+        "simulated: a product, such as MI300X; auto: this machine's CPU.",
         topic=COMPUTE,
-        backends=("gpu",),
+        backends=("gpu", "simulated"),
     )
     threads: int | None = option(
         None, "Compute threads. Default: the usable cores.",

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from roofline.backends.base import StepCost
-from roofline.hardware.roofs import Roofs
 from roofline.ops.batch import Batch
-from roofline.program.passes.price import Mixture, work_of
+from roofline.program.passes.price import Mixture, RoofRates
 
 if TYPE_CHECKING:
     from roofline.ops.cost import Affine, Cost
@@ -72,7 +71,7 @@ class StepPrices:
     working_set: bytes of weights a step reads; the read roof is taken at this size.
     """
 
-    def __init__(self, table: PriceTable, roofs: Roofs | None, working_set: int) -> None:
+    def __init__(self, table: PriceTable, roofs: RoofRates | None, working_set: int) -> None:
         self._windows, self._rates = table.windows, table.rates
         self._counts = np.array(table.counts, np.float64)
         self._mixture = Mixture(*table.mixture) if table.mixture else None
@@ -87,6 +86,7 @@ class StepPrices:
         times = () if roofs is None else self._at(roofs, working_set)
         self._all = np.vstack([*totals, *times])  # [3 or 3 + 2 * kinds, columns]: one product a step
         self._work = np.zeros(self._flops.shape[1])
+        self._spent = np.zeros(len(self._all))  # of the last step
 
     def of(self, batch: Batch) -> StepCost:
         """The price of the step in the buffer: each instruction at its own roof, added up."""
@@ -94,32 +94,59 @@ class StepPrices:
         if self._mixture is not None:
             sizes = (*sizes, self._mixture.hit(batch.tokens), self._mixture.hit(batch.rows))
         self._work[:] = sizes
-        spent = self._all @ self._work
+        spent = np.matmul(self._all, self._work, out=self._spent)
         limit, kinds = None, len(self._counts)
         if len(spent) > 3:
             limit = float(self._counts.dot(np.maximum(spent[3 : 3 + kinds], spent[3 + kinds :])))
         flops, weights, kv = spent[:3].tolist()
         return StepCost(flops, weights, kv, limit, sizes)
 
-    def limit_seconds(self, works: Sequence[tuple[float, ...]], roofs: Roofs, working_set: int) -> float:
+    def last_bounds(self) -> tuple[float, float]:
+        """The limit of the last step that was priced, in two parts: seconds of the kinds of instructions that reads
+        bound, and of those that arithmetic bounds."""
+        kinds = len(self._counts)
+        compute, move = self._spent[3 : 3 + kinds], self._spent[3 + kinds :]
+        return _bounds(self._counts, compute, move)
+
+    def bounds(self, works: Sequence[tuple[float, ...]], roofs: RoofRates, working_set: int) -> np.ndarray:
+        """The same of each of the steps of the sizes `works` at other roofs, float64 [steps, 2]."""
+        sizes = np.array(works, np.float64).reshape(-1, len(self._work))  # [steps, columns]
+        compute, move = (sizes @ part.T for part in self._at(roofs, working_set))  # [steps, kinds]
+        return np.array([_bounds(self._counts, *step) for step in zip(compute, move, strict=True)]).reshape(-1, 2)
+
+    def limit_seconds(self, works: Sequence[tuple[float, ...]], roofs: RoofRates, working_set: int) -> float:
         """The least time for steps of the sizes `works` (`StepCost.work`) at other roofs and another working set."""
         sizes = np.array(works, np.float64).reshape(-1, len(self._work)).T  # [columns, steps]
         compute, move = self._at(roofs, working_set)
         return float((self._counts @ np.maximum(compute @ sizes, move @ sizes)).sum())
 
-    def _at(self, roofs: Roofs, working_set: int) -> tuple[np.ndarray, np.ndarray]:
+    def _at(self, roofs: RoofRates, working_set: int) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of arithmetic and of reads, [kinds, columns]: coefficients of a step's size."""
         rates = np.array([getattr(roofs, name) / divisor for name, divisor in self._rates])
         return self._flops / rates[:, None], self._moved / roofs.read_bytes_per_s(working_set)
 
 
+def _bounds(counts: np.ndarray, compute: np.ndarray, move: np.ndarray) -> tuple[float, float]:
+    """Seconds of the kinds, [kinds] of each, that take longer to read than to compute, and of the others."""
+    by_reads = float(counts.dot(np.where(move >= compute, move, 0.0)))
+    return by_reads, float(counts.dot(np.maximum(compute, move))) - by_reads
+
+
 def _sizes(batch: Batch, windows: Sequence[int]) -> tuple[int, ...]:
-    """1, tokens, rows of the step in the buffer, and for each window the keys read and the query-key pairs."""
-    n = batch.segments
-    if n == batch.tokens:  # all segments are one token long
-        context = batch.context_len[:n]
+    """1, tokens, rows of the step in the buffer, and for each window the keys read and the query-key pairs: those of
+    `program.passes.price.work_of`, over all segments at once."""
+    n, tokens = batch.segments, batch.tokens
+    context = batch.context_len[:n]
+    if n == tokens:  # all segments are one token long
         keys = [int((np.minimum(context, window) if window else context).sum()) for window in windows]
         return 1, n, batch.rows, *(count for each in keys for count in (each, each))
-    work = work_of(batch, windows)
-    sizes = {0: (work.context, work.pairs), **work.windowed}
-    return 1, work.tokens, work.rows, *(count for w in windows for count in sizes[w])
+    counts = np.diff(batch.seg_start[: n + 1]).astype(np.int64)
+    ends = context.astype(np.int64)
+    first = ends - counts
+    sizes: list[int] = []
+    for window in windows:
+        growing = np.clip(window - first, 0, counts) if window else counts  # queries that see everything before them
+        pairs = growing * first + growing * (growing + 1) // 2 + (counts - growing) * window
+        read = ends - np.maximum(0, first - window + 1) if window else ends
+        sizes += [int(read.sum()), int(pairs.sum())]
+    return 1, tokens, batch.rows, *sizes

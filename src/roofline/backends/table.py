@@ -15,6 +15,7 @@ _BACKENDS: "dict[str, str | Backend]" = {
     "cpu": "roofline.backends.cpu.backend:BACKEND",
     "gpu": "roofline.backends.gpu.backend:BACKEND",
     "reference": "roofline.backends.reference.backend:BACKEND",
+    "simulated": "roofline.backends.simulated.backend:BACKEND",
 }
 
 

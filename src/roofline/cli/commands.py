@@ -36,6 +36,7 @@ ROOT = Group(
         "conform": "measure.conform:command",
         "eval": "measure.evaluate:command",
         "profile": "measure.profile:command",
+        "plan": "measure.plan:command",
         "kernels": "measure.kernels:command",
         "parity": "training.parity:command",
         "tune": Group(

@@ -30,6 +30,9 @@ def command(
         str, Option("Look at the weights as if they were in this format (bf16, fp8, q8_0, q4_k_m, ...).")
     ] = "",
     kv_cache_dtype: KvCacheDtype = "auto",
+    memory: Annotated[
+        float | None, Option("GB of memory of the chip, where it is sold with several sizes or with none.", minimum=1)
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Tell what a model is, what it takes in memory, and what fits on a chip and how fast that is at most.
@@ -44,11 +47,13 @@ def command(
 
     if count is not None and not chip:
         raise ConfigError("--count is of a chip: name one with --chip")
+    if memory is not None and not chip:
+        raise ConfigError("--memory is of a chip: name one with --chip")
     name = model or DEFAULT_MODEL
     strange = unfamiliar(Path(name))
     if strange is not None:
         print_json({"model": name, "known": False, **asdict(strange)}, indent=1) if as_json else info_text.tell(strange)
         return 1
-    report = examine(name, chip, count, context, dtype, kv_cache_dtype)
+    report = examine(name, chip, count, context, dtype, kv_cache_dtype, memory)
     print_json(record(report), indent=1) if as_json else info_text.show(report)
     return 0

@@ -11,6 +11,7 @@ from roofline.common.json_types import JsonObject
 if TYPE_CHECKING:
     from roofline.backends.fit import Fit
     from roofline.bundle.shape import ModelShape
+    from roofline.hardware.chips.products import Product
     from roofline.models.config import ModelConfig
     from roofline.program.summary import Summary
 
@@ -50,6 +51,7 @@ def examine(
     context: int | None = None,
     dtype: str = "",
     kv_cache_dtype: str = "auto",
+    memory: float | None = None,
 ) -> Report:
     """What the command tells of a model. Raises ConfigError, UnsupportedError, CapacityError as the command does."""
     from roofline.bundle.shape import open_shape
@@ -60,6 +62,8 @@ def examine(
     from roofline.program.trace import trace
 
     product = products.titled(chip) if chip else None
+    if product is not None and memory is not None:
+        product = product.with_memory(memory)
     form = format_named(dtype) if dtype else ""
     shape = open_shape(model)
     family, config = configure(shape.config)
@@ -70,26 +74,30 @@ def examine(
     summary = summarize(trace(family, config, shape.tensors), shape.tensors)
     takes = tuple(_takes(shape, name) for name in dict.fromkeys((*FILE_FORMATS, *filter(None, [form]))))
     looked_at = replace(shape, tensors=restate(shape.tensors, form)) if form else shape
-    fit = _fit(looked_at, config, chip, count, context, kv_cache_dtype)
+    fit = _fit(looked_at, config, product, count, context, kv_cache_dtype)
     report = Report(shape, config, summary, takes, form, context, fit)
     if product is None:
         return report
     return replace(
         report,
         other_formats=() if fit is None or fit.fits else _that_fit(report, fit),
-        no_kernels=chips.refused(product.chip) or "",
+        no_kernels="" if product.host else chips.refused(product.chip) or "",
     )
 
 
 def _fit(
-    shape: "ModelShape", config: "ModelConfig", chip: str, count: int | None, context: int, kv_cache_dtype: str
+    shape: "ModelShape",
+    config: "ModelConfig",
+    product: "Product | None",
+    count: int | None,
+    context: int,
+    kv_cache_dtype: str,
 ) -> "Fit":
     from roofline.backends.fit import on_product, on_this_machine
-    from roofline.hardware.chips.products import titled
 
-    if not chip:
+    if product is None:
         return on_this_machine(shape, config, context, kv_cache_dtype)
-    return on_product(shape, config, titled(chip), context, count, kv_cache_dtype)
+    return on_product(shape, config, product, context, count, kv_cache_dtype)
 
 
 def _takes(shape: "ModelShape", form: str) -> Takes:

@@ -1,8 +1,8 @@
-"""Accelerators as products: by the names drivers give them, with the figures of their data sheets (products.toml)."""
+"""Chips as products: by the names drivers give them, with the figures of their data sheets (products.toml)."""
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from roofline.common.errors import ConfigError
@@ -10,6 +10,7 @@ from roofline.common.names import did_you_mean
 from roofline.hardware.chips.chips import read_table
 
 SIXTEEN_BITS = ("bf16", "fp16")
+HOSTS = ("x86-64", "aarch64", "apple")  # architectures that the cpu backend computes on
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Product:
 
     name: what it is called for short; match: regular expression of the whole name that drivers give a device; codes:
     PCI device numbers that no other product has, but for one of other units; chip: its architecture; units:
-    multiprocessors of one device as torch counts them (on RDNA, work group processors); dies: devices in one package;
-    unified: it shares its memory with a CPU.
+    multiprocessors of one device as torch counts them (on RDNA, work group processors), of a CPU cores; dies: devices
+    in one package; unified: it shares its memory with a CPU, or is one.
 
     bf16, fp16, fp8: dense FLOP/s with fp32 accumulation; memory: bytes; bandwidth, link: bytes a second, `link` over
     all links to other devices in both directions; watts.
@@ -47,6 +48,15 @@ class Product:
     bandwidth: Figure | None = None
     watts: Figure | None = None
     link: Figure | None = None
+
+    @property
+    def host(self) -> bool:
+        """Whether the cpu backend computes on it: a CPU, or a chip of Apple's."""
+        return self.chip in HOSTS
+
+    def with_memory(self, gigabytes: float) -> "Product":
+        """The product with so much memory, in GB (2^30 bytes) of the whole package."""
+        return replace(self, memory=Figure(gigabytes * (1 << 30), "as asked for"))
 
 
 @cache
@@ -105,7 +115,7 @@ def _key(name: str) -> str:
     return "".join(word for word in words if word not in _MAKERS)
 
 
-_MAKERS = ("nvidia", "amd", "instinct", "geforce", "radeon", "intel")
+_MAKERS = ("nvidia", "amd", "instinct", "geforce", "radeon", "intel", "apple", "aws")
 
 
 @dataclass(frozen=True)
@@ -131,8 +141,9 @@ def sheet_roofs(product: Product) -> SheetRoofs | None:
     """Those of one device, one die where a package has several; None where the table has no bandwidth."""
     if product.bandwidth is None:
         return None
-    flops = math.inf if product.bf16 is None else product.bf16.value / product.dies
-    figures = (product.bandwidth, product.bf16)
+    rate = product.bf16 or product.fp16  # some have no bf16
+    flops = math.inf if rate is None else rate.value / product.dies
+    figures = (product.bandwidth, rate)
     sources = dict.fromkeys(figure.source for figure in figures if figure is not None)
     return SheetRoofs(flops, product.bandwidth.value / product.dies, tuple(sources))
 

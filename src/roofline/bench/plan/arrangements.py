@@ -1,0 +1,176 @@
+"""How a model can lie on so many devices: how many share it, and how many copies that makes."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from roofline.backends.capacity import Capacity
+from roofline.backends.simulated.calibration import Calibration
+from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
+from roofline.ops.batch import PAGE_TOKENS, BatchLimits
+
+if TYPE_CHECKING:
+    from roofline.backends.checkpoint import Tensors
+    from roofline.backends.fit import Split
+    from roofline.backends.simulated.executable import SimulatedExecutable
+    from roofline.hardware.chips.products import Product, SheetRoofs
+    from roofline.hardware.roofs import Roofs
+    from roofline.models.config import ModelConfig
+
+MESH = ("gfx942", "gfx950")  # architectures whose eight devices of a host are joined in pairs, each by one of 7 links
+MESH_LINKS = 7
+PAGES_SIMULATED = 1 << 17  # of a cache at most: two million tokens, of which a scheduler keeps lists
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a plan puts a model. product: None is this machine; count: devices in all; memory: bytes of each."""
+
+    name: str
+    product: "Product | None"
+    count: int
+    memory: int
+    roofs: "Roofs | SheetRoofs"
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """One way to use the devices of a place.
+
+    devices: that share a copy of the model; replicas: copies; pages: of the cache of each copy; limits: of a step;
+    max_context: of a request; link_bytes_per_s: that a device receives from those it shares the model with, None where
+    no table says.
+    """
+
+    place: Place
+    split: "Split"
+    devices: int
+    replicas: int
+    pages: int
+    limits: BatchLimits
+    max_context: int
+    link_bytes_per_s: float | None
+
+    @property
+    def name(self) -> str:
+        """Such as "TP 8 x 1"; of layers that are shared one after the other "PP 8 x 1"."""
+        return f"{'PP' if len(self.split.parts) > 1 else 'TP'} {self.devices} x {self.replicas}"
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens that the cache of a copy holds."""
+        return self.pages * PAGE_TOKENS
+
+    @property
+    def weights(self) -> int:
+        """Bytes of weights on the fullest device."""
+        return max(part.needs.weights for part in self.split.parts)
+
+    @property
+    def workspace(self) -> int:
+        """Bytes on that device beside weights and cache, of the largest step."""
+        return self.split.fullest(self.place.memory).needs.workspace
+
+    def executable(self, calibration: Calibration, name: str) -> "SimulatedExecutable":
+        """One copy, simulated. name: of the model."""
+        from roofline.backends.simulated.backend import simulate
+
+        pages = min(self.pages, PAGES_SIMULATED)
+        capacity = Capacity(self.limits, min(self.max_context, pages * PAGE_TOKENS), pages)
+        label = f"{name} {self.place.name} {self.name}"
+        return simulate(self.split, capacity, self.place.roofs, calibration, self.link_bytes_per_s, label)
+
+
+def arrangements(
+    model: "Tensors",
+    config: "ModelConfig",
+    place: Place,
+    longest: int,
+    step: tuple[int, int],
+    kv_cache_dtype: str = "auto",
+) -> list[Arrangement]:
+    """All ways to divide the devices that leave room for a request, the fewest devices a copy first.
+
+    Args:
+        longest: tokens of the longest request.
+        step: tokens and sequences of the largest step.
+
+    Raises CapacityError, with the bytes, where the model fits in none; ConfigError for a request that is longer than
+    the model's positions.
+    """
+    if longest > config.max_position:
+        cause = f"a request of {longest:,} tokens is longer than the {config.max_position:,} positions of the model"
+        raise ConfigError(f"{cause}: shorten prompt or answer")
+    limits = BatchLimits(max(step), step[1], step[1], step[1] * -(-config.max_position // PAGE_TOKENS))
+    fitting, failed = [], None
+    for devices in _divisors(place.count):
+        try:
+            split = _split(model, config, place, devices, step, kv_cache_dtype)
+        except (CapacityError, UnsupportedError) as error:
+            failed = failed or error
+            continue
+        fullest = split.fullest(place.memory)
+        pages = fullest.pages(place.memory)
+        if pages * PAGE_TOKENS < longest:
+            needed = fullest.needs.total(longest)
+            remedy = "Take more devices, a smaller format (--dtype), or a chip with more memory."
+            what = f"the model on {devices} x {place.name}, of the fullest device,"
+            failed = CapacityError(what, needed, place.memory, "bytes", remedy)
+            continue
+        context = min(config.max_position, pages * PAGE_TOKENS)
+        link = _link(place, devices)
+        replicas = place.count // devices
+        fitting.append(Arrangement(place, split, devices, replicas, pages, limits, context, link))
+    if not fitting:
+        assert failed is not None, "at least one was tried"
+        raise failed
+    return fitting
+
+
+def _divisors(count: int) -> list[int]:
+    """Devices that may share a copy: those that leave none idle."""
+    return [devices for devices in range(1, count + 1) if count % devices == 0]
+
+
+def _split(
+    model: "Tensors",
+    config: "ModelConfig",
+    place: Place,
+    devices: int,
+    step: tuple[int, int],
+    kv_cache_dtype: str,
+) -> "Split":
+    from roofline.backends.fit import split_on_host, split_on_product
+
+    if place.product is None:
+        return split_on_host(model, config, kv_cache_dtype, step)
+    return split_on_product(model, config, place.product, devices, kv_cache_dtype, step)
+
+
+def _link(place: Place, devices: int) -> float | None:
+    """Bytes a second that a device receives from devices that it shares a copy with, by the data sheet."""
+    product = place.product
+    if devices == 1 or product is None or product.link is None:
+        return None
+    one_way = product.link.value / 2
+    return one_way * min(devices - 1, MESH_LINKS) / MESH_LINKS if product.chip in MESH else one_way
+
+
+def place_of(chip: str, count: int, memory: float | None) -> Place:
+    """The place that options name. chip: a product, "": this machine; memory: GB of a package, None: as the table says.
+
+    Raises ConfigError for a product that is not known, or of which something is lacking.
+    """
+    from roofline.backends.fit import memory_of
+    from roofline.backends.simulated.backend import THIS_MACHINE, roofs_of
+    from roofline.hardware.chips.products import titled
+    from roofline.hardware.detect import detect
+
+    if not chip:
+        machine = detect()
+        if machine.memory_available is None:
+            raise ConfigError("nothing says how much memory this machine has: name a chip (--chip)")
+        return Place(machine.chip, None, 1, machine.memory_available, roofs_of(THIS_MACHINE))
+    product = titled(chip)
+    if memory is not None:
+        product = product.with_memory(memory)
+    return Place(product.name, product, count, memory_of(product), roofs_of(product.name))

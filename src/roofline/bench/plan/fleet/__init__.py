@@ -1,0 +1,1 @@
+"""Fleets: thousands of replicas behind a router, that are scaled, fail and are repaired, in slices of time."""

@@ -1,0 +1,89 @@
+"""The states of a fleet's replicas: starting, up, draining, failed, off; what scaling decides and failures do."""
+
+import numpy as np
+
+from roofline.bench.plan.fleet.spec import FleetSpec, Scaling
+
+OFF, STARTING, UP, DRAINING, FAILED = range(5)
+SHRINK = 0.05  # of the replicas that are up, which scaling by the queue ends at most at a time
+GROW = 0.10  # of them, that it adds at least
+
+
+class Replicas:
+    """Which of the `most` replicas of a fleet are there. state: int8 [most]; ready: float64 [most], when one that
+    starts or is repaired answers; up: int64 [n], those that take requests. most_running: requests that one computes at
+    the same time."""
+
+    def __init__(self, spec: FleetSpec, scaling: Scaling, most_running: int) -> None:
+        self._spec, self._scaling, self._most_running = spec, scaling, most_running
+        self.state = np.full(spec.most, OFF, np.int8)
+        self.state[: spec.replicas.start] = UP
+        self.ready = np.zeros(spec.most)
+        self._rng = np.random.default_rng(spec.traffic.seed + 2)
+        self._decided = 0.0
+        self.failures = self.started = self.ended = 0
+        self.up = np.flatnonzero(self.state == UP)
+
+    @property
+    def paid(self) -> int:
+        """Replicas that cost money: all but those that are off."""
+        return int((self.state != OFF).sum())
+
+    def advance(self, now: float, seconds: float, load: np.ndarray, waiting: int) -> np.ndarray:
+        """Let a slice begin. load: int64 [most], requests that each has; waiting: of all these, those that wait.
+        Returns the replicas that fail now, int64 [n]."""
+        due = ((self.state == STARTING) | (self.state == FAILED)) & (self.ready <= now)
+        empty = (self.state == DRAINING) & (load == 0)
+        changed = bool(due.any() or empty.any())
+        self.state[due] = UP
+        self.state[empty] = OFF
+        failed = self._fail(now, seconds)
+        if now - self._decided >= self._spec.policies.interval and self._scaling != "fixed":
+            self._decided = now
+            self._scale(now, load, waiting)
+            changed = True
+        if changed or len(failed):
+            self.up = np.flatnonzero(self.state == UP)
+        return failed
+
+    def _fail(self, now: float, seconds: float) -> np.ndarray:
+        hours = self._spec.failures.hours_between
+        if not hours:
+            return np.zeros(0, np.int64)
+        running = np.flatnonzero((self.state == UP) | (self.state == DRAINING))
+        count = min(int(self._rng.poisson(len(running) * seconds / (hours * 3600))), len(running))
+        failed = self._rng.choice(running, count, replace=False)
+        self.state[failed] = FAILED
+        self.ready[failed] = now + self._spec.failures.repair_seconds
+        self.failures += count
+        return failed
+
+    def _scale(self, now: float, load: np.ndarray, waiting: int) -> None:
+        """Start or end replicas, as many as the policy wants."""
+        counted = (self.state == UP) | (self.state == STARTING)  # a failed one comes back by itself
+        there = int(counted.sum())
+        goal = self._goal(there, int(load.sum()), waiting)
+        goal = min(max(goal, self._spec.least), self._spec.most)
+        if goal > there:
+            idle = np.flatnonzero(self.state == DRAINING)[: goal - there]
+            self.state[idle] = UP  # those that drain are nearest
+            cold = np.flatnonzero(self.state == OFF)[: goal - there - len(idle)]
+            self.state[cold] = STARTING
+            self.ready[cold] = now + self._spec.replicas.start_seconds
+            self.started += len(cold)
+        elif goal < there:
+            up = np.flatnonzero(self.state == UP)
+            least = up[np.argsort(load[up], kind="stable")][: min(there - goal, max(0, len(up) - 1))]
+            self.state[least] = DRAINING
+            self.ended += len(least)
+
+    def _goal(self, there: int, requests: int, waiting: int) -> int:
+        """Replicas that the policy would have, where `there` are up or start."""
+        policies, room = self._spec.policies, self._most_running
+        if self._scaling == "utilisation":
+            return int(np.ceil(requests / (room * policies.utilisation)))
+        if waiting > policies.queue * there:
+            return there + max(1, int(GROW * there), waiting // room)
+        if waiting == 0 and requests < there * room * policies.utilisation:
+            return there - int(SHRINK * there)
+        return there

@@ -1,0 +1,239 @@
+"""`roofline plan`: where a model fits on devices, and the curve of throughput and latency to expect there."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from roofline.backends.simulated.calibration import Calibration
+from roofline.bench.plan.arrangements import Arrangement, Place, arrangements
+from roofline.bench.plan.closed_loop import ClosedLoop, Lengths, Run
+from roofline.common.errors import ConfigError
+from roofline.engine.config import EngineConfig
+from roofline.engine.local import LocalEngine
+
+if TYPE_CHECKING:
+    from roofline.bundle.shape import ModelShape
+    from roofline.models.config import ModelConfig
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a device costs. usd_per_hour: of one; source, date: of the price, in words."""
+
+    usd_per_hour: float
+    source: str
+    date: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is planned.
+
+    model: its name; dtype: format of the weights, "" as they are; chip: a product, "" this machine; count: devices;
+    devices: of a copy, None: each number that fits; lengths: of the requests, in turn; workload: their name; step:
+    tokens and sequences of the largest step.
+    """
+
+    model: str
+    dtype: str
+    chip: str
+    count: int
+    concurrency: tuple[int, ...]
+    lengths: tuple[Lengths, ...]
+    workload: str
+    step: tuple[int, int]
+    devices: int | None = None
+    memory: float | None = None
+    kv_cache_dtype: str = "auto"
+    price: Price | None = None
+    workload_sha256: str = ""
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Of a time over the requests, in seconds."""
+
+    mean: float
+    p50: float
+    p95: float
+    n: int
+
+
+@dataclass(frozen=True)
+class PlannedPoint:
+    """One arrangement under one concurrency. Rates are of all copies together.
+
+    requests_per_s, tokens_per_s: ended, generated a second; limit_tokens_per_s: the same steps at the roofs alone;
+    share: tokens_per_s over that; bound: what the steps spend most of their least time on, "memory" or "compute";
+    waiting: whether more requests were there than a copy computes at the same time; usd_per_mtok: for a million
+    generated tokens, None without a price.
+    """
+
+    arrangement: Arrangement
+    concurrency: int
+    calibration: Calibration
+    tokens_per_s: float
+    requests_per_s: float
+    ttft: Quantiles
+    tpot: Quantiles | None
+    seconds: Quantiles
+    limit_tokens_per_s: float
+    share: float
+    bound: str
+    flops: float
+    weight_bytes: float
+    kv_bytes: float
+    limit_seconds: float
+    simulated_seconds: float
+    requests: int
+    preemptions: int
+    waiting: bool
+    usd_per_mtok: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer. shape: as asked for, in its format; weight_bytes: of all its tensors; parameters: of them."""
+
+    case: Case
+    shape: "ModelShape"
+    place: Place
+    weight_bytes: int
+    parameters: int
+    kv_token_bytes: int
+    kv_format: str
+    arrangements: list[Arrangement]
+    points: list[PlannedPoint]
+    calibration: Calibration
+
+
+def plan(case: Case, place: Place, calibration: Calibration, tell: Tell = lambda text: None) -> Plan:
+    """Plan it. Raises ConfigError, UnsupportedError, CapacityError with cause and remedy where that cannot be done."""
+    from math import prod
+
+    from roofline.program.restate import nbytes
+
+    shape, config = shape_of(case.model, case.dtype)
+    longest = max(each.prompt + each.answer for each in case.lengths)
+    fitting = arrangements(shape, config, place, longest, case.step, case.kv_cache_dtype)
+    chosen = [each for each in fitting if case.devices in (None, each.devices)]
+    if not chosen:
+        could = ", ".join(str(each.devices) for each in fitting)
+        raise ConfigError(f"{case.devices} devices cannot share a copy of the model here; {could} can")
+    points = []
+    for arrangement in chosen:
+        for concurrency in case.concurrency:
+            tell(f"{arrangement.name}, concurrency {concurrency}")
+            points.append(point(case, arrangement, concurrency, calibration))
+    groups = chosen[0].split.parts[0].program.kv_groups.values()
+    return Plan(
+        case,
+        shape,
+        place,
+        nbytes(shape.tensors),
+        sum(prod(info.shape) for info in shape.tensors.values()),
+        _token_bytes(fitting[0]),
+        "+".join(dict.fromkeys(group.format for group in groups)),
+        chosen,
+        points,
+        calibration,
+    )
+
+
+def _token_bytes(arrangement: Arrangement) -> int:
+    """Bytes that a token takes in the caches of all devices of a copy together."""
+    parts = arrangement.split.parts
+    return sum(part.needs.token for part in parts) * (arrangement.devices // len(parts))
+
+
+def shape_of(model: str, dtype: str) -> "tuple[ModelShape, ModelConfig]":
+    """A model's shape, in a format where one is named, and its configuration."""
+    from roofline.bundle.shape import open_shape
+    from roofline.models.registry import configure
+    from roofline.program.restate import format_named, restate
+
+    shape = open_shape(model)
+    _, config = configure(shape.config)
+    if dtype:
+        shape = replace(shape, tensors=restate(shape.tensors, format_named(dtype)))
+    return shape, config
+
+
+def point(case: Case, arrangement: Arrangement, concurrency: int, calibration: Calibration) -> PlannedPoint:
+    """One point of the curve. Requests are spread over the copies as evenly as they can be."""
+    least, more = divmod(concurrency, arrangement.replicas)
+    shares = [(least + 1, more), (least, arrangement.replicas - more)]
+    runs = [(run_copy(case, arrangement, each, calibration), copies) for each, copies in shares if each and copies]
+    waiting = max(run.concurrency for run, _ in runs) > arrangement.limits.segments
+    return summed(arrangement, concurrency, calibration, runs, waiting, case.price)
+
+
+def run_copy(case: Case, arrangement: Arrangement, concurrency: int, calibration: Calibration) -> Run:
+    """One copy with so many requests at a time, simulated."""
+    executable = arrangement.executable(calibration, case.model)
+    engine = LocalEngine(executable, EngineConfig(prefix_cache=False, overlap=False))
+    try:
+        return ClosedLoop(engine, case.lengths, concurrency).run()
+    finally:
+        engine.close()
+
+
+def summed(
+    arrangement: Arrangement,
+    concurrency: int,
+    calibration: Calibration,
+    runs: Sequence[tuple[Run, int]],
+    waiting: bool,
+    price: Price | None,
+) -> PlannedPoint:
+    """The point of copies together. runs: each with the number of copies that run so."""
+    served = [request for run, copies in runs for request in run.requests for _ in range(copies)]
+    tokens = sum(run.tokens_per_s * copies for run, copies in runs)
+    limit = sum(run.ids / run.stats.limit_seconds * copies for run, copies in runs)
+    main = runs[0][0]
+    stats = main.stats
+    usd = None
+    if price is not None:
+        usd = price.usd_per_hour * arrangement.place.count / 3600 / tokens * 1e6
+    tpots = [each.tpot for each in served if each.tpot is not None]
+    ttft, seconds = quantiles([each.ttft for each in served]), quantiles([each.seconds for each in served])
+    return PlannedPoint(
+        arrangement,
+        concurrency,
+        calibration,
+        tokens,
+        sum(len(run.requests) / run.seconds * copies for run, copies in runs),
+        ttft,
+        quantiles(tpots) if tpots else None,
+        seconds,
+        limit,
+        tokens / limit,
+        _bound(arrangement, stats.flops, stats.weight_bytes + stats.kv_bytes),
+        stats.flops,
+        stats.weight_bytes,
+        stats.kv_bytes,
+        stats.limit_seconds,
+        main.seconds,
+        len(served),
+        sum(run.stats.preemptions * copies for run, copies in runs),
+        waiting,
+        usd,
+    )
+
+
+def quantiles(values: Sequence[float]) -> Quantiles:
+    """Mean, median and 95th percentile of at least one value."""
+    p50, p95 = np.percentile(values, (50, 95))
+    return Quantiles(float(np.mean(values)), float(p50), float(p95), len(values))
+
+
+def _bound(arrangement: Arrangement, flops: float, moved: float) -> str:
+    """Whether reads or arithmetic take longer over all steps."""
+    roofs = arrangement.place.roofs
+    rate = getattr(roofs, "int8_ops", None) if arrangement.place.product is None else None
+    reads = moved / roofs.read_bytes_per_s(arrangement.weights)
+    return "memory" if reads >= flops / (rate or roofs.bf16_flops) else "compute"

@@ -1,0 +1,163 @@
+"""What `roofline plan` prints: memory, arrangements, the curve, what was assumed; and the same as plain data."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from roofline.cli.output import console, ruled_table
+from roofline.common.json_types import JsonObject
+from roofline.common.units import human_bytes, human_count, human_rate, human_seconds
+
+if TYPE_CHECKING:
+    from roofline.bench.plan.arrangements import Arrangement
+    from roofline.bench.plan.plan import Plan, PlannedPoint, Quantiles
+
+FITS = ("arrangement", "weights/device", "workspace", "cache of a copy", "tokens", "requests at a time")
+CURVE = (
+    *("arrangement", "concurrency", "tok/s", "tok/s each", "TTFT p50", "p95", "TPOT p50", "p95"),
+    *("of limit", "bound", "assumed"),
+)
+
+
+def show(plan: "Plan") -> None:
+    """Print a plan for people."""
+    from roofline.bench.plan.assumptions import in_words
+
+    out = console(highlight=False, markup=False)
+    case, place = plan.case, plan.place
+    dtype = f" in {case.dtype}" if case.dtype else ""
+    out.print(f"{case.model}{dtype} on {place.count} x {place.name}, {human_bytes(place.memory)} each")
+    size = f"{plan.weight_bytes / 1e9:,.0f} GB of weights ({human_count(plan.parameters)} parameters)"
+    cache = f"{human_bytes(plan.kv_token_bytes)} of cache for each token ({plan.kv_format})"
+    out.print(f"{size}, {cache}")
+    out.print()
+    table = ruled_table(None, FITS, ("arrangement",), padding=1)
+    for each in plan.arrangements:
+        table.add_row(*_fit_row(plan, each))
+    out.print(table)
+    out.print()
+    prices = ("USD/Mtok",) if case.price is not None else ()
+    table = ruled_table(f"Expected with {case.workload}", (*CURVE, *prices), ("arrangement", "bound"), padding=1)
+    for point in plan.points:
+        table.add_row(*_curve_row(point), *([f"{point.usd_per_mtok:.2f}"] if point.usd_per_mtok is not None else []))
+    out.print(table)
+    for line in _notes(plan, in_words(plan.calibration)):
+        out.print(line, style="dim")
+
+
+def _fit_row(plan: "Plan", each: "Arrangement") -> list[str]:
+    longest = max(lengths.prompt + lengths.answer for lengths in plan.case.lengths)
+    tokens = each.cache_tokens
+    token_bytes = plan.kv_token_bytes
+    requests = min(tokens // longest, each.limits.segments)
+    sizes = human_bytes(each.weights), human_bytes(each.workspace), human_bytes(tokens * token_bytes)
+    return [each.name, *sizes, f"{tokens:,}", f"{requests} x {each.replicas}"]
+
+
+def _curve_row(point: "PlannedPoint") -> list[str]:
+    from roofline.bench.plan.assumptions import short
+
+    tpot = ["-", "-"] if point.tpot is None else [_ms(point.tpot.p50), _ms(point.tpot.p95)]
+    assumed = short(point.calibration)
+    rates = f"{point.tokens_per_s:,.1f}", f"{point.tokens_per_s / point.concurrency:,.1f}"
+    times = _ms(point.ttft.p50), _ms(point.ttft.p95), *tpot
+    name = point.arrangement.name
+    return [name, f"{point.concurrency:,}", *rates, *times, f"{point.share:.0%}", point.bound, assumed]
+
+
+def _ms(seconds: float) -> str:
+    return human_seconds(seconds)
+
+
+def _notes(plan: "Plan", assumed: str) -> list[str]:
+    """What the figures are, and what they leave out."""
+    place, roofs = plan.place, plan.place.roofs
+    reads = human_rate(roofs.read_bytes_per_s(plan.weight_bytes), "B")
+    flops = human_rate(roofs.bf16_flops, "FLOP")
+    lines = [
+        f"assumed: {assumed} ({plan.calibration.source}); of limit: the least time of the same steps at the roofs",
+        f"roofs of a device: {reads}, {flops} ({_source(plan)})",
+        "the real scheduler on a virtual clock, without the host's own time; prefix cache off; answers end at their "
+        "last token",
+    ]
+    shared = [each for each in plan.arrangements if each.devices > 1]
+    if any(each.link_bytes_per_s is None for each in shared):
+        lines.append(
+            f"what devices send each other takes no time beside its exchanges: no table has links of {place.name}"
+        )
+    elif shared:
+        rate = human_rate(min(each.link_bytes_per_s or 0 for each in shared), "B")
+        lines.append(f"a device receives at most {rate} from those it shares a copy with")
+    if any(point.waiting for point in plan.points):
+        lines.append("where more requests are there than a copy computes at a time, the others wait: TTFT counts that")
+    if plan.case.price is not None:
+        price = plan.case.price
+        lines.append(
+            f"{price.usd_per_hour:g} USD for an hour of a device ({price.source}, {price.date}), always in use"
+        )
+    return lines
+
+
+def _source(plan: "Plan") -> str:
+    product = plan.place.product
+    if product is None:
+        return "measured"
+    figures = (product.bandwidth, product.bf16 or product.fp16)
+    return "; ".join(dict.fromkeys(figure.source for figure in figures if figure is not None))
+
+
+def record(plan: "Plan") -> JsonObject:
+    """The plan as plain data."""
+    return {
+        "model": plan.case.model,
+        "dtype": plan.case.dtype,
+        "workload": plan.case.workload,
+        "chip": plan.place.name,
+        "count": plan.place.count,
+        "memory": plan.place.memory,
+        "weight_bytes": plan.weight_bytes,
+        "parameters": plan.parameters,
+        "kv_token_bytes": plan.kv_token_bytes,
+        "kv_format": plan.kv_format,
+        "assumed": asdict(plan.calibration),
+        "roofs": {
+            "bytes_per_s": plan.place.roofs.read_bytes_per_s(plan.weight_bytes),
+            "bf16_flops": plan.place.roofs.bf16_flops,
+            "source": _source(plan),
+        },
+        "arrangements": [_arrangement(each) for each in plan.arrangements],
+        "points": [_point(each) for each in plan.points],
+    }
+
+
+def _arrangement(each: "Arrangement") -> JsonObject:
+    return {
+        "name": each.name,
+        "devices": each.devices,
+        "replicas": each.replicas,
+        "weights": each.weights,
+        "workspace": each.workspace,
+        "cache_tokens": each.cache_tokens,
+        "max_context": each.max_context,
+        "link_bytes_per_s": each.link_bytes_per_s,
+    }
+
+
+def _point(point: "PlannedPoint") -> JsonObject:
+    return {
+        "arrangement": point.arrangement.name,
+        "concurrency": point.concurrency,
+        "tokens_per_s": point.tokens_per_s,
+        "requests_per_s": point.requests_per_s,
+        "ttft_s": _times(point.ttft),
+        "tpot_s": None if point.tpot is None else _times(point.tpot),
+        "e2e_s": _times(point.seconds),
+        "limit_tokens_per_s": point.limit_tokens_per_s,
+        "share": point.share,
+        "bound": point.bound,
+        "preemptions": point.preemptions,
+        "usd_per_million_tokens": point.usd_per_mtok,
+    }
+
+
+def _times(times: "Quantiles") -> JsonObject:
+    return asdict(times)

@@ -1,0 +1,314 @@
+"""Fleets: their parts against naive ones, the model of a replica against replicas that run the real scheduler."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from roofline.bench.plan.fleet.answers import Answers
+from roofline.bench.plan.fleet.figures import FleetFigures, Times
+from roofline.bench.plan.fleet.fleet import is_exact, plan_fleet
+from roofline.bench.plan.fleet.lengths import Requests
+from roofline.bench.plan.fleet.replicas import DRAINING, FAILED, OFF, STARTING, UP, Replicas
+from roofline.bench.plan.fleet.routing import Router
+from roofline.bench.plan.fleet.service import Service
+from roofline.bench.plan.fleet.simulate import Simulation
+from roofline.bench.plan.fleet.spec import (
+    FailureSpec,
+    FleetSpec,
+    ModelSpec,
+    PolicySpec,
+    ReplicaSpec,
+    Routing,
+    Spread,
+    TrafficSpec,
+    read_spec,
+)
+from roofline.bench.plan.fleet.waiting import Waiting
+from roofline.bench.results.store import read_points
+from roofline.common.errors import ConfigError
+from tests.command_line import call_roofline
+
+MODEL = ModelSpec(name="llama-3-8b", chip="H100 SXM", max_running=128)
+SERVICE = Service(
+    running=np.array([1.0, 64.0]), decode_seconds=np.array([0.01, 0.02]), step=0.005, token=2e-5, decode=1e-4,
+    most_running=64, step_tokens=2048, prefixes=4,
+)  # fmt: skip
+
+
+def fleet(rate: float, seconds: float, replicas: int = 8, answer: float = 40, **others: object) -> FleetSpec:
+    traffic = TrafficSpec(
+        seconds=seconds,
+        rate=rate,
+        prompt=Spread(mean=300, sigma=0.5, most=1500),
+        answer=Spread(mean=answer, sigma=0.5, most=200),
+    )
+    values = {"name": "test", "model": MODEL, "traffic": traffic, "replicas": ReplicaSpec(start=replicas), **others}
+    return FleetSpec(**values)  # type: ignore[arg-type]
+
+
+def naive_least_loaded(load: list[int], count: int) -> list[int]:
+    for _ in range(count):
+        load[load.index(min(load))] += 1
+    return sorted(load)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 20, 61])
+def test_the_least_loaded_are_filled_up(count: int) -> None:
+    load = np.random.default_rng(3).integers(0, 9, 20)
+    up = np.flatnonzero(np.arange(20) % 3)
+    chosen = Router("least-loaded", 0).assign(up, load, np.zeros(count, np.int32))
+    assert set(chosen) <= set(up)
+    after = load[up] + np.bincount(chosen, minlength=20)[up]
+    assert sorted(after) == naive_least_loaded(load[up].tolist(), count)
+
+
+def test_round_robin_goes_on_where_it_stopped() -> None:
+    router, up, load = Router("round-robin", 0), np.array([2, 5, 7]), np.zeros(8, np.int64)
+    chosen = [router.assign(up, load, np.zeros(n, np.int32)).tolist() for n in (2, 5)]
+    assert chosen == [[2, 5], [7, 2, 5, 7, 2]]
+
+
+@pytest.mark.parametrize("policy", ["power-of-two", "prefix"])
+def test_others_spread_the_load_and_see_only_replicas_that_are_up(policy: Routing) -> None:
+    up, load = np.arange(0, 100, 2), np.zeros(100, np.int64)
+    prefixes = np.random.default_rng(0).integers(0, 400, 2000).astype(np.int32)
+    chosen = np.bincount(Router(policy, 0).assign(up, load, prefixes), minlength=100)
+    assert not chosen[1::2].any()
+    assert chosen[::2].max() < 2 * 40
+
+
+def test_a_prefix_stays_at_home_until_that_is_full() -> None:
+    up, load = np.arange(50), np.zeros(50, np.int64)
+    alike = np.full(2, 17, np.int32)
+    homes = set(Router("prefix", 0).assign(up, load, alike)) | set(Router("prefix", 9).assign(up, load, alike))
+    assert len(homes) <= 2
+    load[list(homes)] = 1000
+    assert not homes & set(Router("prefix", 0).assign(up, load, alike))
+
+
+def test_times_have_percentiles_to_one_per_cent() -> None:
+    values, times = np.random.default_rng(0).lognormal(-3, 1, 10_000), Times()
+    times.add(values[:4000])
+    times.add(values[4000:], np.ones(6000))
+    assert (times.count, times.mean) == (10_000, pytest.approx(values.mean()))
+    for percent in (1, 50, 95, 99):
+        assert times.percentile(percent) == pytest.approx(np.percentile(values, percent), rel=0.015)
+    assert Times().percentile(50) == Times().mean == 0
+
+
+def test_answers_end_when_their_replica_has_made_enough_progress() -> None:
+    rng, answers = np.random.default_rng(0), Answers(3, 64)
+    rows, lengths = rng.integers(0, 3, 50), rng.integers(4, 64, 50).astype(float)
+    answers.add(rows, lengths, np.full(50, -1.0), lengths)
+    for at in range(40):
+        made = np.array([1.0, 2.5, 0.0])
+        for count, started, tokens, end in answers.advance(made, float(at), 1.0):
+            assert (started == -count).all()
+            assert ((end >= at - 1) & (end <= at + 1)).all()
+            assert (tokens > 0).all()
+        for row, progress in enumerate(made * (at + 1)):  # to a bucket, which is a token
+            least, most = ((lengths[rows == row] > progress + slack).sum() for slack in (1, -1))
+            assert least <= answers.running[row] <= most
+    assert (answers.running[1], answers.running[2]) == (0, (rows == 2).sum())
+    assert answers.drop(np.array([2])) == (rows == 2).sum()
+    assert answers.running.sum() == answers.running[0]
+
+
+def test_places_count_those_before() -> None:
+    replica = np.array([4, 1, 4, 4, 1, 0])
+    assert Waiting(replica, replica, replica, replica * 1.0).places().tolist() == [0, 0, 1, 2, 1, 0]
+    assert len(Waiting.none().places()) == 0
+
+
+def test_scaling_keeps_to_its_bounds_and_takes_its_time() -> None:
+    spec = fleet(1, 60, replicas=10, policies=PolicySpec(utilisation=0.5, interval=10.0))
+    spec = FleetSpec(**{name: getattr(spec, name) for name in spec.__struct_fields__} | {
+        "replicas": ReplicaSpec(start=10, least=4, most=20, start_seconds=25.0)
+    })  # fmt: skip
+    replicas = Replicas(spec, "utilisation", most_running=10)
+    load = np.full(20, 0)
+    load[:10] = 9
+    replicas.advance(10.0, 1.0, load, 0)  # 90 requests at 5 a replica: 18
+    assert (replicas.state == STARTING).sum() == 8
+    assert len(replicas.up) == 10
+    replicas.advance(34.0, 1.0, load, 0)
+    assert len(replicas.up) == 10
+    replicas.advance(35.0, 1.0, load, 0)
+    assert len(replicas.up) == 18
+    load[:] = 0
+    load[0] = 1
+    replicas.advance(60.0, 1.0, load, 0)  # one request: the least
+    assert len(replicas.up) == 4
+    assert 0 in replicas.up or replicas.state[0] == DRAINING
+    replicas.advance(61.0, 1.0, load, 0)
+    assert (replicas.state == OFF).sum() >= 15
+
+
+def test_scaling_by_the_queue_adds_while_requests_wait() -> None:
+    spec = fleet(1, 60, replicas=10, policies=PolicySpec(queue=0.5, interval=10.0))
+    spec = FleetSpec(**{name: getattr(spec, name) for name in spec.__struct_fields__} | {
+        "replicas": ReplicaSpec(start=10, least=2, most=20, start_seconds=0.0)
+    })  # fmt: skip
+    replicas, busy = Replicas(spec, "queue", most_running=10), np.full(20, 5)
+    replicas.advance(10.0, 1.0, busy, 4)
+    assert (replicas.state == STARTING).sum() == 0
+    replicas.advance(20.0, 1.0, busy, 6)
+    assert (replicas.state == STARTING).sum() == 1
+    replicas.advance(30.0, 1.0, busy, 60)
+    assert (replicas.state == STARTING).sum() == 6
+    fixed = Replicas(spec, "fixed", most_running=10)
+    fixed.advance(30.0, 1.0, busy, 1000)
+    assert (fixed.state == UP).sum() == 10
+
+
+def test_failures_come_at_their_rate_and_are_repaired() -> None:
+    spec = fleet(1, 60, replicas=1000, failures=FailureSpec(hours_between=1.0, repair_seconds=100.0))
+    replicas, load = Replicas(spec, "fixed", most_running=10), np.zeros(1000, np.int64)
+    for second in range(3600):
+        replicas.advance(float(second), 1.0, load, 0)
+    there = 1 / (1 + 100 / 3600)
+    assert replicas.failures == pytest.approx(1000 * there, rel=0.1)
+    assert (replicas.state == FAILED).sum() == pytest.approx(1000 * (1 - there), rel=0.5)
+
+
+def test_all_requests_are_accounted_for() -> None:
+    policies = PolicySpec(routing=("power-of-two",), scaling=("utilisation",), interval=5.0)
+    spec = fleet(400.0, 60, replicas=30, policies=policies, failures=FailureSpec(hours_between=1.0, repair_seconds=20))
+    figures = Simulation(spec, SERVICE, "power-of-two", "utilisation").run()
+    assert figures.failures > 0
+    assert figures.resent > 0
+    assert figures.requests == pytest.approx(400 * 60, rel=0.05)
+    running = figures.requests - figures.answered - figures.refused
+    assert 0 <= running < 0.05 * figures.requests
+    again = Simulation(spec, SERVICE, "power-of-two", "utilisation").run()
+    assert (again.tokens, again.ttft.mean) == (figures.tokens, figures.ttft.mean)
+
+
+def test_what_is_more_than_a_fleet_can_do_waits_and_is_refused() -> None:
+    spec = fleet(4000.0, 20, replicas=4)
+    spec = FleetSpec(**{name: getattr(spec, name) for name in spec.__struct_fields__} | {
+        "replicas": ReplicaSpec(start=4, most_waiting=50)
+    })  # fmt: skip
+    figures = Simulation(spec, SERVICE, "round-robin", "fixed").run()
+    assert figures.refused > figures.requests / 2
+    assert figures.used > 0.9
+    # 64 answers a replica, each with a token a step of 20 ms, without the time of prompts
+    assert figures.tokens_per_s < 4 * 64 / 0.02
+
+
+def test_prefixes_at_home_are_computed_once() -> None:
+    traffic = TrafficSpec(
+        seconds=20, rate=400, prompt=Spread(mean=600), answer=Spread(mean=20), prefixes=64, prefix_tokens=512
+    )
+    spec = FleetSpec(name="test", model=MODEL, traffic=traffic, replicas=ReplicaSpec(start=32))
+    apart, home = (Simulation(spec, SERVICE, routing, "fixed").run() for routing in ("round-robin", "prefix"))
+    assert home.hits > apart.hits + 0.2
+    assert home.ttft.mean < apart.ttft.mean
+
+
+def both(spec: FleetSpec) -> tuple[FleetFigures, FleetFigures]:
+    """The fleet exactly, and by the model of a replica."""
+    values = {name: getattr(spec, name) for name in spec.__struct_fields__}
+    exact, model = (plan_fleet(FleetSpec(**{**values, "method": method})).figures[0] for method in ("exact", "model"))
+    assert (exact.method, model.method) == ("exact", "model")
+    return exact, model
+
+
+def differences(exact: FleetFigures, model: FleetFigures) -> dict[str, float]:
+    pairs = {
+        "tokens": (exact.tokens / exact.answered, model.tokens / model.answered),
+        "tpot": (exact.tpot.mean, model.tpot.mean),
+        "tpot p95": (exact.tpot.percentile(95), model.tpot.percentile(95)),
+        "ttft": (exact.ttft.mean, model.ttft.mean),
+        "ttft p50": (exact.ttft.percentile(50), model.ttft.percentile(50)),
+        "used": (exact.used, model.used),
+    }
+    return {name: two / one - 1 for name, (one, two) in pairs.items()}
+
+
+def test_the_model_is_within_five_per_cent_of_eight_replicas() -> None:
+    exact, model = both(fleet(160.0, 12))
+    assert {name: error for name, error in differences(exact, model).items() if abs(error) > 0.05} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rate", "routing"), [(300.0, "round-robin"), (100.0, "least-loaded"), (300.0, "power-of-two")]
+)
+def test_the_model_at_other_loads_and_policies(rate: float, routing: Routing) -> None:
+    exact, model = both(fleet(rate, 30, answer=120, policies=PolicySpec(routing=(routing,))))
+    assert {name: error for name, error in differences(exact, model).items() if abs(error) > 0.05} == {}
+
+
+def test_small_fleets_that_stay_as_they_are_run_exactly() -> None:
+    assert is_exact(fleet(1, 1, replicas=64))
+    assert not is_exact(fleet(1, 1, replicas=65))
+    assert not is_exact(fleet(1, 1, failures=FailureSpec(hours_between=1.0)))
+    assert not is_exact(fleet(1, 1, policies=PolicySpec(scaling=("queue",))))
+
+
+TEXT = """
+name = "chat"
+price = 2.0
+[model]
+name = "llama-3-8b"
+chip = "H100 SXM"
+[traffic]
+seconds = 5
+rate = 500.0
+prompt = {mean = 300}
+answer = {mean = 30}
+[replicas]
+start = 100
+[policies]
+routing = ["round-robin", "least-loaded", "power-of-two"]
+scaling = ["fixed", "utilisation"]
+"""
+
+
+def test_the_command_compares_policies(tmp_path: Path) -> None:
+    spec, out = tmp_path / "chat.toml", tmp_path / "points"
+    spec.write_text(TEXT)
+    result = call_roofline(["plan", "--fleet", spec, "-o", out])
+    assert result.exit_code == 0, result.stderr
+    for part in ("power-of-two", "utilisation", "100 to 100", "USD/Mtok", "65% of the read roof", "5.0 s of the fleet"):
+        assert part in result.stdout
+    points = read_points(out)
+    assert len({(point.extra["routing"], point.extra["scaling"]) for point in points}) == 6
+    assert {point.kind for point in points} == {"fleet"}
+    assert len({point.extra["requests"] for point in points}) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (("start = 100", "start = 0"), "replicas.start"),
+        (("rate = 500.0", "rate = 500.0\nrates = 1"), "unknown field `rates`"),
+        (("{mean = 30}", "{mean = 0}"), "traffic.answer.mean"),
+        (('"least-loaded"', '"random"'), "random"),
+        (("price = 2.0", 'method = "exact"'), "neither scaling nor failures"),
+        (("[model]", "[model"), "is not TOML"),
+        (('chip = "H100 SXM"', 'chip = "H100"'), "several products"),
+        (('chip = "H100 SXM"', 'chip = "RTX 4080"'), "smaller format"),
+    ],
+)
+def test_what_is_no_fleet_is_said_in_a_sentence(tmp_path: Path, change: tuple[str, str], match: str) -> None:
+    spec = tmp_path / "chat.toml"
+    spec.write_text(TEXT.replace(*change))
+    result = call_roofline(["plan", "--fleet", spec])
+    assert result.exit_code != 0
+    assert match in result.stderr
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_spec(tmp_path / "none.toml")
+
+
+def test_a_day_has_its_peak() -> None:
+    traffic = TrafficSpec(seconds=60, rate=100, swing=0.5, peak_hour=15, prompt=Spread(mean=9), answer=Spread(mean=9))
+    requests = Requests(traffic)
+    assert [requests.rate(hour * 3600) for hour in (15, 3)] == pytest.approx([150, 50])
+    counts = [requests.count(15 * 3600 + at, 1.0) for at in range(200)]
+    assert sum(counts) / 200 == pytest.approx(150, rel=0.05)
+    prompts, _, prefixes = requests.draw(10)
+    assert (prompts == 9).all()
+    assert not prefixes.any()

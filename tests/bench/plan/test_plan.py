@@ -1,0 +1,142 @@
+"""Plans: figures by hand, the closed loop on a virtual clock, the command."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from roofline.backends.simulated.calibration import Calibration
+from roofline.bench.plan.arrangements import Arrangement, arrangements, place_of
+from roofline.bench.plan.assumptions import assumed
+from roofline.bench.plan.closed_loop import Lengths
+from roofline.bench.plan.plan import Case, Price, plan, run_copy, shape_of
+from roofline.bench.results.store import read_points
+from roofline.bench.traffic.traffic import Traffic, TrafficRequest, write_traffic
+from roofline.common.errors import CapacityError, ConfigError
+from roofline.program.rates import Speeds
+from tests.command_line import CommandResult, call_roofline
+
+STEP = (2048, 256)
+CASE = Case("llama-3.2-1b", "", "MI300X", 1, (1, 8), (Lengths(128, 32),), "128+32", STEP)
+
+
+def ways(model: str, dtype: str, chip: str, count: int, longest: int = 768) -> list[Arrangement]:
+    return arrangements(*shape_of(model, dtype), place_of(chip, count, None), longest, STEP)
+
+
+def test_405b_lies_on_four_or_eight() -> None:
+    fitting = ways("llama-3.1-405b", "f16", "mi300x", 8)
+    assert [each.name for each in fitting] == ["TP 4 x 2", "TP 8 x 1"]
+    shared = fitting[1]
+    assert shared.weights == pytest.approx(811.7e9 / 8, rel=0.01)
+    room = 192 * 2**30 - shared.weights - shared.workspace
+    # 126 layers, keys and values of one of the 8 heads of 128 on each device, two bytes each.
+    assert shared.cache_tokens == room // (16 * 126 * 2 * 128 * 2) * 16
+    # Of seven links of 64 GB/s to a device and as many from it.
+    assert (fitting[0].link_bytes_per_s, shared.link_bytes_per_s) == (pytest.approx(3 * 64e9), pytest.approx(7 * 64e9))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    assert [each.name for each in ways("mixtral-8x7b", "", "A100 80GB", 2)] == ["TP 2 x 1"]
+    with pytest.raises(CapacityError, match="smaller format"):
+        ways("llama-3.1-405b", "f16", "RTX 4090", 4)
+    with pytest.raises(ConfigError, match="shorten prompt or answer"):
+        ways("llama-3-8b", "", "MI300X", 1, longest=9000)
+
+
+def test_one_request_at_a_time_is_prefill_and_decode() -> None:
+    arrangement = ways("llama-3.2-1b", "", "MI300X", 1)[0]
+    run = run_copy(CASE, arrangement, 1, Calibration())
+    speeds = Speeds(arrangement.split.parts[0].program, arrangement.place.roofs)
+    prefill = speeds.prefill(128).seconds
+    decode = sum(speeds.decode(1, context).seconds for context in range(129, 160))
+    assert len(run.requests) == 4
+    for request in run.requests:
+        assert request.ttft == pytest.approx(prefill, rel=1e-6)
+        assert request.tpot == pytest.approx(decode / 31, rel=1e-6)
+    assert run.tokens_per_s == pytest.approx(32 / (prefill + decode), rel=1e-6)
+    assert run.stats.limit_seconds == pytest.approx(run.seconds, rel=1e-6)
+
+
+def test_a_curve_says_its_share_of_the_limit() -> None:
+    case = replace(CASE, concurrency=(1, 8, 64), price=Price(3.6, "a list", "2026-01-01"))
+    place = place_of("MI300X", 1, None)
+    answer = plan(case, place, assumed(reads=0.5, arithmetic=0.5))
+    rates = [point.tokens_per_s for point in answer.points]
+    assert rates == sorted(rates)
+    assert [point.share for point in answer.points] == pytest.approx([0.5] * 3)
+    for point in answer.points:
+        assert point.limit_tokens_per_s == pytest.approx(2 * point.tokens_per_s)
+        assert point.usd_per_mtok == pytest.approx(3.6 / 3600 / point.tokens_per_s * 1e6)
+        assert point.requests >= 4 * point.concurrency
+    assert answer.points[0].bound == "memory"
+    faster = plan(case, place, assumed(reads=1.0, arithmetic=1.0))
+    assert faster.points[2].tokens_per_s == pytest.approx(2 * rates[2])
+    assert answer.kv_token_bytes == 16 * 2 * 8 * 64 * 2
+
+
+def test_copies_share_the_requests() -> None:
+    place = place_of("MI300X", 2, None)
+    answer = plan(replace(CASE, count=2, devices=1, concurrency=(3,)), place, assumed())
+    (point,) = answer.points
+    alone = [run_copy(CASE, answer.arrangements[0], share, assumed()).tokens_per_s for share in (2, 1)]
+    assert point.tokens_per_s == pytest.approx(sum(alone))
+    with pytest.raises(ConfigError, match="3 devices cannot share"):
+        plan(replace(CASE, count=2, devices=3), place, assumed())
+
+
+def call(*words: object) -> CommandResult:
+    return call_roofline(["plan", *words])
+
+
+def test_the_command_tells_what_was_assumed_and_keeps_points(tmp_path: Path) -> None:
+    out = tmp_path / "points.jsonl"
+    words = ("llama-3.2-1b", "--chip", "mi300x", "--count", 2, "--concurrency", "1,16", "--prompt", 64, "--answer", 8)
+    result = call(*words, "--price", 2.5, "--price-source", "a list", "-o", out)
+    assert result.exit_code == 0, result.stderr
+    for part in ("TP 1 x 2", "TP 2 x 1", "65%/55%", "TTFT p50", "USD/Mtok", "MI300X data sheet", "2.5 USD", "a list"):
+        assert part in result.stdout
+    points = read_points(out)
+    assert [(point.kind, point.load and point.load.concurrency) for point in points] == [("plan", 1), ("plan", 16)] * 2
+    first = points[0]
+    assert first.limit is not None
+    assert first.cost is not None
+    assert (first.system.devices_per_replica, first.cost.usd_per_hour) == (1, 5.0)
+    assert "65%" in str(first.extra["shares"])
+    assert "simulated" in first.validity.flags[0]
+    record = json.loads(call(*words, "--json").stdout)
+    value = first.metrics["output_throughput"].value
+    assert record["points"][0]["tokens_per_s"] == pytest.approx(value)
+    assert record["assumed"]["reads"] == 0.65
+
+
+def test_traffic_gives_the_lengths(tmp_path: Path) -> None:
+    requests = [TrafficRequest(prompt="a", prompt_tokens=n, max_tokens=m) for n, m in ((40, 4), (80, 8))]
+    traffic = Traffic(name="mine", version=3, seed=0, stop="ignored", source="a test", requests=requests)
+    write_traffic(traffic, tmp_path / "mine.jsonl")
+    words = ("llama-3.2-1b", "--chip", "mi300x", "--traffic", tmp_path / "mine.jsonl", "-o", tmp_path / "points")
+    assert "mine@3" in call(*words, "--concurrency", 2).stdout
+    (point,) = read_points(tmp_path / "points")
+    assert point.workload is not None
+    assert (point.workload.sha256, point.workload.prompt.mean) == (traffic.sha256, 60)
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        ((), "name a model"),
+        (("llama-3-8b", "--chip", "L40"), "did you mean 'L40S'"),
+        (("llama-3-8b", "--chip", "Apple M2"), "no rate of arithmetic of Apple M2"),
+        (("llama-3-8b", "--count", "2"), "name one with --chip"),
+        (("llama-3-8b", "--chip", "mi300x", "--concurrency", "1,x"), "whole numbers"),
+        (("llama-3-8b", "--chip", "mi300x", "--calibrate"), "leave --chip out"),
+        (("llama-3-8b", "--chip", "mi300x", "--price-source", "me"), "--price"),
+        (("llama-3-8b", "--chip", "mi300x", "--prompt", "9000"), "longer than the 8,192 positions"),
+        (("llama-3-8b", "--chip", "mi300x", "--fleet", "f.toml"), "leave the other options out"),
+    ],
+)
+def test_what_cannot_be_planned_is_said_in_a_sentence(words: tuple[str, ...], match: str) -> None:
+    result = call(*words)
+    assert result.exit_code != 0
+    assert match in result.stderr
