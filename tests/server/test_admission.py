@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -165,9 +166,10 @@ def test_idleness_saves_nothing_up():
     assert abs(late_turns - busy_turns) <= 1  # turns from then on, not forty for the one that came late
 
 
-def test_what_the_cache_had_is_not_charged():
+@pytest.mark.parametrize("background", [False, True])
+def test_what_the_cache_had_is_not_charged(background):
     queue = queue_of()
-    ticket = queue.enter(key("a", 2.0), 100)
+    ticket = queue.enter(replace(key("a", 2.0), background=background), 100)
     assert ticket.key.clock == 50
     ticket.charge(10)
     ticket.charge(-80)
