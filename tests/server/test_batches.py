@@ -15,6 +15,8 @@ from roofline.server.keys import Keys
 from roofline.server.limits import Limits
 from tests.server.batch_client import CHAT, RESPONSES, TEXT, create, ended, jsonl, line, lines_of, serve, stop_at, until
 
+NAME = "".join(chr(97 + i % 26) for i in range(300))
+
 
 @pytest.fixture
 def serving(make_context, tmp_path):
@@ -263,9 +265,6 @@ def test_a_page_of_a_list_has_bounds_and_begins_after_what_is_there(call, make_c
     assert error["message"].startswith(problem)
 
 
-NAME = "".join(chr(97 + i % 26) for i in range(300))
-
-
 @pytest.mark.parametrize(
     ("path", "message"),
     [
@@ -381,6 +380,39 @@ def test_an_upload_is_a_file_with_its_purpose_or_leaves_nothing(
         assert response.json()["filename"] == "../../etc/passwd"  # a label, and no path
     else:
         assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("parts", "param", "message"),
+    [
+        ([FILE, ("purpose", "", b"p" * 1024)], "purpose", f"purpose: {'p' * 50!r} is not supported"),
+        ([FILE, ("purpose", "", b"p" * 1025)], None, "purpose: is longer than 1024 bytes."),
+        ([FILE, PURPOSE, PURPOSE], "purpose", "purpose: is there twice."),
+        ([FILE, PURPOSE, (NAME, "", b"")], NAME[:100], f"Unknown field: {NAME[:100]}."),
+        ([FILE], "purpose", "purpose is missing."),
+        ([PURPOSE], "file", "file is missing."),
+    ],
+    ids=["other", "long", "twice", "unknown", "no purpose", "no file"],
+)
+def test_a_form_that_is_no_upload_is_refused_by_its_field(call, make_context, tmp_path, parts, param, message):
+    body, headers = form(*parts)
+    error = call("POST", "/v1/files", context=make_context(batch_folder=tmp_path), content=body, headers=headers)
+    assert error.status_code == 400
+    assert error.json()["error"]["param"] == param
+    assert error.json()["error"]["message"].startswith(message)
+    assert not list((tmp_path / "files").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("more", "name"), [('; filename="a.jsonl"', "a.jsonl"), ('; filename=""', "upload"), ("", "upload")]
+)
+@pytest.mark.parametrize("end", [b"--xx--\r\n", b"--xx--"])
+def test_a_file_without_a_name_is_called_upload(call, make_context, tmp_path, more, name, end):
+    body, headers = form(PURPOSE, ("file", more, b"{}"))
+    content = body.removesuffix(b"--xx--\r\n").replace(b"Content-Disposition", b"cOnTeNt-dIsPoSiTiOn") + end
+    context = make_context(batch_folder=tmp_path)
+    told = call("POST", "/v1/files", context=context, content=content, headers=headers).json()
+    assert (told["filename"], told["bytes"], told["purpose"], told["object"]) == (name, 2, "batch", "file")
 
 
 def test_an_upload_is_bounded_while_it_arrives(call, make_context, tmp_path):
