@@ -40,6 +40,11 @@ def test_divergence_and_agreement_of_known_probabilities() -> None:
     assert summarize([compare_row(row, row) for row in right]) == Comparison(0.0, 1.0, 2)
 
 
+def test_a_divergence_that_is_no_number_is_beyond_every_threshold() -> None:
+    assert summarize([(0.0, True), (math.nan, True)]) == Comparison(math.inf, 1.0, 2)
+    assert summarize([(-1e-9, True), (0.0, True)]) == Comparison(0.0, 1.0, 2), "rounded below zero"
+
+
 def test_both_thresholds_count() -> None:
     assert Comparison(MOST_KL, LEAST_AGREEMENT, 32).within
     assert not Comparison(MOST_KL * 1.01, 1.0, 32).within

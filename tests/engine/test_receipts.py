@@ -1,12 +1,14 @@
 """Receipts: whatever is changed in one is noticed; computing its answers again finds the first step that differs."""
 
 import copy
+import hashlib
 import json
+import struct
 
 import msgspec
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from engine_fakes import FakeExecutable
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from roofline.common.errors import ConfigError
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
-from roofline.engine.receipts.receipt import DIGEST, Choice, Receipt, Sampling, prompt_of, read_receipt
+from roofline.engine.receipts.receipt import DIGEST, Choice, Prompt, Receipt, Sampling, prompt_of, read_receipt
 from roofline.engine.receipts.recompute import Difference, recompute
 from roofline.engine.receipts.signing import Ed25519Signer, broken_seal, read_public_key, seal
 
@@ -108,6 +110,22 @@ def test_whatever_is_changed_is_noticed(receipt, signer, signed, tmp_path):
     assert count > 60
 
 
+def test_the_checksum_is_of_sorted_fields_without_spaces(receipt, signer):
+    """Whoever checks a receipt with another program spells it so."""
+    content = seal(receipt, signer).as_json()
+    checksum, signature = content.pop("checksum"), content.pop("signature")
+    shuffled = json.loads(json.dumps(dict(reversed(content.items()))))
+    spelled = b"roofline receipt\n" + json.dumps(shuffled, sort_keys=True, separators=(",", ":")).encode()
+    assert checksum == hashlib.sha256(spelled).hexdigest()
+    Ed25519PublicKey.from_public_bytes(bytes.fromhex(signer.public_key)).verify(bytes.fromhex(signature), spelled)
+
+
+def test_a_prompt_is_told_by_its_length_and_the_hash_of_its_ids():
+    hashed = hashlib.sha256(struct.pack("<3i", 1, 70_000, 2)).hexdigest()
+    assert prompt_of([1, 70_000, 2], False) == Prompt(tokens=3, sha256=hashed, ids=None)
+    assert prompt_of((1, 70_000, 2), True) == Prompt(tokens=3, sha256=hashed, ids=[1, 70_000, 2])
+
+
 def test_a_forged_checksum_does_not_help_without_the_key(receipt, signer, tmp_path):
     sealed = seal(receipt, signer)
     forged = seal(msgspec.structs.replace(receipt, model="better"), None)  # which has a checksum that fits
@@ -145,6 +163,60 @@ def test_a_receipt_that_contradicts_itself_is_refused(receipt, tmp_path, change,
     (tmp_path / "r.json").write_text(json.dumps(receipt.as_json() | change))
     with pytest.raises(ConfigError, match=words):
         read_receipt(tmp_path / "r.json")
+
+
+CONTRADICTIONS = {
+    "choices": {
+        "prompt": ((0, 1), (-1, 2), "is of a prompt or sample that it has not, or has twice"),
+        "sample": ((0, 1), (-1, 2), "is of a prompt or sample that it has not, or has twice"),
+        "ids": ((), ([],), "has 0 ids and "),
+        "digests": ((), ([], ["0" * 32]), " ids and "),
+    },
+    "prompts": {
+        "tokens": ((), (4, 0), "ids of"),
+        "ids": ((None, [0, 5], [(1 << 31) - 1, 5]), ([4], [-1, 5], [1 << 31, 5]), "ids of 2 tokens, or ids that are"),
+    },
+}
+
+
+@pytest.mark.parametrize(("of", "field"), [(of, field) for of, fields in CONTRADICTIONS.items() for field in fields])
+def test_parts_that_contradict_the_others_are_refused(receipt, tmp_path, of, field):
+    """Of two prompts with two answers each the last part of a kind is changed; of answers it is the only one left."""
+    good, bad, words = CONTRADICTIONS[of][field]
+    assert len(receipt.choices) == 4
+
+    def read(value):
+        content = copy.deepcopy(receipt.as_json())
+        if of == "choices":
+            content[of] = content[of][-1:]
+        content[of][-1][field] = value
+        (tmp_path / "r.json").write_text(json.dumps(content))
+        return read_receipt(tmp_path / "r.json")
+
+    for value in good:
+        assert getattr(getattr(read(value), of)[-1], field) == value
+    for value in bad:
+        with pytest.raises(ConfigError, match=words):
+            read(value)
+
+
+def test_digests_are_of_their_length_and_answers_are_there_once(receipt, tmp_path):
+    content = receipt.as_json()
+    twice = copy.deepcopy(content)
+    twice["choices"].append(twice["choices"][0])
+    short, long = copy.deepcopy(content), copy.deepcopy(content)
+    short["choices"][3]["digests"][-1] = "0" * 31
+    long["choices"][3]["digests"][-1] = "0" * 33
+    for changed, words in (
+        (twice, r"choices\.4 is of a prompt or sample that it has not, or has twice"),
+        (short, r"choices\.3 has a digest that is not 32 digits long"),
+        (long, r"choices\.3 has a digest that is not 32 digits long"),
+        ({**content, "prompts": [], "choices": content["choices"]}, "it has no prompt, or no answer"),
+        ({**content, "sampling": {**content["sampling"], "top_p": 0.0}}, r"sampling\.top_p"),
+    ):
+        (tmp_path / "r.json").write_text(json.dumps(changed))
+        with pytest.raises(ConfigError, match=words):
+            read_receipt(tmp_path / "r.json")
 
 
 @pytest.mark.parametrize(

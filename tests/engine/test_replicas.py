@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import signal
+from functools import partial
 
 import pytest
 from engine_fakes import FakeExecutable
@@ -290,6 +291,17 @@ def test_engines_that_compute_differently_are_refused():
     engines[1]._worker._engine.executable.fingerprint = "other"
     with pytest.raises(UnsupportedError, match="replicas that compute differently"):
         run(None, engines)
+
+
+def test_what_is_wrong_with_all_of_them_is_what_is_wrong_with_the_first():
+    async def failed(reason):
+        await asyncio.sleep(0)
+        return reason
+
+    for first, second in (("a", "b"), ("b", "a")):
+        engines = threads()
+        engines[0].failed, engines[1].failed = partial(failed, first), partial(failed, second)
+        assert asyncio.run(Replicas(engines).failed()) == first
 
 
 @pytest.mark.e2e

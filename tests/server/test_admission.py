@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -165,9 +166,10 @@ def test_idleness_saves_nothing_up():
     assert abs(late_turns - busy_turns) <= 1  # turns from then on, not forty for the one that came late
 
 
-def test_what_the_cache_had_is_not_charged():
+@pytest.mark.parametrize("background", [False, True])
+def test_what_the_cache_had_is_not_charged(background):
     queue = queue_of()
-    ticket = queue.enter(key("a", 2.0), 100)
+    ticket = queue.enter(replace(key("a", 2.0), background=background), 100)
     assert ticket.key.clock == 50
     ticket.charge(10)
     ticket.charge(-80)
@@ -232,6 +234,35 @@ def test_a_full_queue_makes_room_for_a_key_with_a_smaller_share():
     assert held["e"] in (held["crowd"], held["crowd"] - 1, held["crowd"] + 1)
 
 
+@pytest.mark.parametrize(("light", "loses"), [(2, "heavy"), (3, "light")])
+def test_who_loses_a_place_has_the_largest_share_for_its_weight(light, loses):
+    """Nine requests of weight 4 are a share of 2.25; the engine has those of another key."""
+    queue = queue_of(queued=LEAST_AHEAD + light + 9)
+    for _ in range(LEAST_AHEAD):
+        queue.enter(key("ahead"), 10)
+    tickets = [queue.enter(key("light"), 10) for _ in range(light)]
+    tickets += [queue.enter(key("heavy", 4.0), 10) for _ in range(9)]
+    queue.enter(key("late"), 10)
+    (gone,) = [ticket for ticket in tickets if not ticket.waits]
+    assert gone.key.principal.name == loses
+    assert gone is [ticket for ticket in tickets if ticket.key is gone.key][-1]
+
+
+@pytest.mark.parametrize(("weight", "taken"), [(0.5, False), (1.0, True)])
+def test_a_place_goes_to_who_has_the_smaller_share_with_it(weight, taken):
+    """A key with two waiting: one more of weight 0.5 would be as large a share."""
+    queue = queue_of(queued=LEAST_AHEAD + 2)
+    for _ in range(LEAST_AHEAD):
+        queue.enter(key("ahead"), 10)
+    tickets = [queue.enter(key("two"), 10) for _ in range(2)]
+    if taken:
+        queue.enter(key("late", weight), 10)
+    else:
+        with pytest.raises(Overloaded, match="10 requests are already waiting"):
+            queue.enter(key("late", weight), 10)
+    assert [ticket.waits for ticket in tickets] == [True, not taken]
+
+
 def test_a_key_has_so_many_requests_open(clock):
     queue = queue_of(streams=2)
     tickets = [queue.enter(key("a")) for _ in range(2)]
@@ -279,6 +310,32 @@ def test_a_pace_is_that_of_the_latest_times(clock):
         clock.now += 0.5
         pace.note()
     assert pace.seconds(16) == 8  # the latest 32 came two a second
+
+
+def test_a_pace_forgets_all_but_the_latest_thirty_two_times(clock):
+    pace = Pace()
+    for seconds in (0, 100, *(200 + i for i in range(31))):
+        clock.now = 1000.0 + seconds
+        pace.note()
+    assert pace.seconds(10) == 10 * 130 // 31
+
+
+def test_what_is_short_counts_as_sixteen_tokens():
+    queue, sizes = queue_of(), (0, 1, 15, 16, 17)
+    tickets = [queue.enter(key(f"k{size}"), size) for size in sizes]
+    assert [ticket.tokens for ticket in tickets] == [16, 16, 16, 16, 17]
+    assert queue._ahead_tokens == 81
+
+
+def test_a_thousand_and_twenty_four_idle_keys_are_remembered():
+    queue = queue_of()
+    for i in range(1024):
+        queue.enter(key(f"k{i}"), 1).leave()
+    assert len(queue._keys) == 1024
+    queue.enter(key("k0"), 1).leave()
+    assert len(queue._keys) == 1024, "it was there"
+    queue.enter(key("one more"), 1).leave()
+    assert set(queue._keys) == {"one more"}
 
 
 def test_a_queue_that_was_stopped_takes_nobody():

@@ -3,6 +3,7 @@
 import json
 
 import anthropic
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from roofline.common.errors import RequestError
 from roofline.server.routes.anthropic.errors import error_body
 from roofline.server.routes.anthropic.form import Blocks
-from roofline.server.routes.anthropic.schema import NEUTRAL, UNREADABLE
+from roofline.server.routes.anthropic.schema import NEUTRAL, NEUTRAL_OUTPUT, NEUTRAL_TOOL, UNREADABLE
 from roofline.text.replies.parser import CallDelta, ReasoningDelta, TextDelta
 
 USER = {"role": "user", "content": "Hi"}
@@ -328,6 +329,8 @@ REFUSED = [
     ({"tools": [{**TOOL, "name": "a b"}]}, "tools.0.name"),
     ({"tools": [TOOL, TOOL]}, "tools.1.name"),
     ({"tools": [TOOL] * 129}, "tools"),
+    ({"tools": ["look"]}, "tools.0"),
+    ({"tools": "look"}, "tools"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
@@ -366,6 +369,40 @@ def test_fields_that_ask_for_nothing_are_taken(call, name):
         assert call("POST", "/v1/messages", json={**BODY, name: value}).status_code == 200
     message = call("POST", "/v1/messages", json={**BODY, name: "something"}).json()["error"]["message"]
     assert message.startswith(f"{name} is not supported.")
+
+
+@pytest.mark.parametrize("name", sorted(NEUTRAL_TOOL))
+def test_fields_of_a_tool_that_ask_for_nothing_are_taken(call, engine, name):
+    for value in NEUTRAL_TOOL[name]:
+        body = {**BODY, "tools": [TOOL, {**TOOL, "name": "other", name: value}]}
+        assert call("POST", "/v1/messages", json=body).status_code == 200
+    engine.submitted.clear()
+    body["tools"][1][name] = "something"
+    error = call("POST", "/v1/messages", json=body).json()["error"]
+    assert error["message"].startswith(f"tools.1.{name} is not supported.")
+    assert not engine.submitted
+
+
+@pytest.mark.parametrize("name", sorted(NEUTRAL_OUTPUT))
+def test_fields_of_the_output_that_ask_for_nothing_are_taken(call, name):
+    for value in NEUTRAL_OUTPUT[name]:
+        assert call("POST", "/v1/messages", json={**BODY, "output_config": {name: value}}).status_code == 200
+
+
+WITHIN = {
+    "messages": {"messages": [USER] * 1024},
+    "tools": {"tools": [{**TOOL, "name": f"look{i}"} for i in range(128)]},
+    "stop_sequences": {"stop_sequences": [f"x{i}" for i in range(15)] + ["x" * 256]},
+    "temperature": {"temperature": 2.0},
+    "metadata.user_id": {"metadata": {"user_id": "x" * 256}},
+}
+
+
+@pytest.mark.parametrize("name", sorted(WITHIN))
+def test_what_is_at_its_bound_is_taken(call, engine, name):
+    engine.description = msgspec.structs.replace(engine.description, max_model_len=100_000)
+    answer = call("POST", "/v1/messages", json={**BODY, **WITHIN[name]})
+    assert answer.status_code == 200, answer.text
 
 
 def test_every_kind_that_cannot_be_read_is_named(call):

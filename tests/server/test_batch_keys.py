@@ -101,6 +101,37 @@ def test_files_are_listed_while_another_thread_keeps_one(files, tmp_path):
     assert len(files.of("ann")) == 2
 
 
+def test_a_key_has_room_up_to_its_last_byte_and_file(files, tmp_path):
+    """100 bytes and one file, as the fixture allows."""
+    files.charge("ann", 0)
+    files.charge("ann", 99)
+    assert not files.full("ann")
+    files.charge("ann", 1)
+    assert files.full("ann")
+    files.charge("ann", 0)  # nothing needs no room
+    with pytest.raises(RequestError, match="more than 100 bytes together") as refused:
+        files.charge("ann", 1)
+    assert (refused.value.status, refused.value.code) == (413, "storage_full")
+    assert not files.full("bob")
+    with pytest.raises(RequestError, match="more than 100 bytes together"):
+        files.charge("bob", 101)
+    files.charge("bob", 100)
+    with files.receive("bob"), pytest.raises(RequestError, match="has 1 files, and may have no more") as refused:
+        files.receive("bob")
+    assert (refused.value.status, refused.value.code) == (413, "too_many_files")
+    files.count("bob", -100)
+    with files.receive("bob") as receiving:
+        receiving.write(b"x" * 60)
+        file = receiving.keep("n" * 256, "batch")
+    assert (file.filename, file.bytes, files._used["bob"], files._uploads["bob"]) == ("n" * 255, 60, 60, 0)
+    with pytest.raises(RequestError, match="has 1 files"):
+        files.receive("bob")
+    files.delete(file)
+    files.delete(file)  # again: nothing is given back twice
+    assert files._used["bob"] == 0
+    assert list((tmp_path / "files").iterdir()) == []
+
+
 class Interrupted(Counter):
     """Numbers between whose reading and writing another thread does `task` once, where it may."""
 

@@ -5,12 +5,17 @@ import json
 from functools import partial
 
 import httpx
+import msgspec
 import openai
 import pytest
 
+from roofline.common.errors import RequestError
+from roofline.server.batches.files import page_of
 from roofline.server.keys import Keys
 from roofline.server.limits import Limits
 from tests.server.batch_client import CHAT, RESPONSES, TEXT, create, ended, jsonl, line, lines_of, serve, stop_at, until
+
+NAME = "".join(chr(97 + i % 26) for i in range(300))
 
 
 @pytest.fixture
@@ -260,6 +265,79 @@ def test_a_page_of_a_list_has_bounds_and_begins_after_what_is_there(call, make_c
     assert error["message"].startswith(problem)
 
 
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (f"files?{NAME}=1", f"Unknown parameter: {NAME[:100]}."),
+        (f"batches?{NAME}=1", f"Unknown parameter: {NAME[:100]}."),
+        (f"files?after={NAME}", f"after: there is no {NAME[:100]!r}."),
+        (f"files/{NAME}", f"There is no file {NAME[:100]!r}."),
+        (f"batches/{NAME}", f"There is no batch {NAME[:100]!r}."),
+    ],
+    ids=["files", "batches", "after", "file", "batch"],
+)
+def test_names_in_refusals_are_cut(call, make_context, tmp_path, path, message):
+    error = call("GET", f"/v1/{path}", context=make_context(batch_folder=tmp_path)).json()["error"]
+    assert error["message"] == message
+    if error["code"] == "unknown_parameter":
+        assert error["param"] == NAME[:100]
+
+
+def test_a_page_ends_where_there_is_no_more():
+    items = list("abcde")
+    for after, begin in ((None, 0), ("a", 1), ("c", 3), ("e", 5)):
+        for most in range(1, 7):
+            assert page_of(items, str, after, most) == (items[begin : begin + most], begin + most < 5)
+    with pytest.raises(RequestError, match="after: there is no 'f'"):
+        page_of(items, str, "f", 1)
+
+
+def test_a_batch_says_when_it_came_to_each_status(serving, engine, monkeypatch):
+    """What was written to disk, in order: the ids of its files stand there before the files do."""
+    written = []
+
+    async def run():
+        async with serving() as (app, client):
+            records = app.state.batches.records
+            save = records.save
+            monkeypatch.setattr(
+                records, "save", lambda batch: (written.append(msgspec.structs.asdict(batch)), save(batch))[1]
+            )
+            batch = await ended(client, await create(client, line("a")))
+            broken = await ended(client, await create(client, line("a", CHAT)))
+            stop_at(engine, 1)
+            begun = await create(client, line("a"))
+            await until(lambda: len(engine.submitted) == 1)
+            begun = await ended(client, await client.batches.cancel(begun.id))
+            return batch, broken, begun
+
+    batch, broken, begun = asyncio.run(run())
+    steps = {
+        each.id: [(w["status"], w["outcome"], w["output_file_id"] is None) for w in written if w["id"] == each.id]
+        for each in (batch, broken, begun)
+    }
+    assert steps[batch.id] == [
+        ("validating", None, True),
+        ("in_progress", None, True),
+        ("finalizing", "completed", False),
+        ("completed", "completed", False),
+    ]
+    assert steps[broken.id] == [
+        ("validating", None, True),
+        ("validating", "failed", False),
+        ("failed", "failed", True),
+    ]
+    assert steps[begun.id] == [
+        ("validating", None, True),
+        ("in_progress", None, True),
+        ("cancelling", None, True),
+        ("cancelling", "cancelled", False),
+        ("cancelled", "cancelled", True),
+    ]
+    assert batch.created_at <= batch.in_progress_at <= batch.finalizing_at <= batch.completed_at
+    assert (batch.cancelling_at, batch.failed_at, broken.finalizing_at, begun.finalizing_at) == (None,) * 4
+
+
 @pytest.mark.parametrize(("characters", "status"), [(0, 415), (1, 200), (70, 200), (71, 415)])
 def test_a_boundary_of_an_upload_has_as_many_characters_as_mime_allows(
     call, make_context, tmp_path, characters, status
@@ -302,6 +380,39 @@ def test_an_upload_is_a_file_with_its_purpose_or_leaves_nothing(
         assert response.json()["filename"] == "../../etc/passwd"  # a label, and no path
     else:
         assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("parts", "param", "message"),
+    [
+        ([FILE, ("purpose", "", b"p" * 1024)], "purpose", f"purpose: {'p' * 50!r} is not supported"),
+        ([FILE, ("purpose", "", b"p" * 1025)], None, "purpose: is longer than 1024 bytes."),
+        ([FILE, PURPOSE, PURPOSE], "purpose", "purpose: is there twice."),
+        ([FILE, PURPOSE, (NAME, "", b"")], NAME[:100], f"Unknown field: {NAME[:100]}."),
+        ([FILE], "purpose", "purpose is missing."),
+        ([PURPOSE], "file", "file is missing."),
+    ],
+    ids=["other", "long", "twice", "unknown", "no purpose", "no file"],
+)
+def test_a_form_that_is_no_upload_is_refused_by_its_field(call, make_context, tmp_path, parts, param, message):
+    body, headers = form(*parts)
+    error = call("POST", "/v1/files", context=make_context(batch_folder=tmp_path), content=body, headers=headers)
+    assert error.status_code == 400
+    assert error.json()["error"]["param"] == param
+    assert error.json()["error"]["message"].startswith(message)
+    assert not list((tmp_path / "files").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("more", "name"), [('; filename="a.jsonl"', "a.jsonl"), ('; filename=""', "upload"), ("", "upload")]
+)
+@pytest.mark.parametrize("end", [b"--xx--\r\n", b"--xx--"])
+def test_a_file_without_a_name_is_called_upload(call, make_context, tmp_path, more, name, end):
+    body, headers = form(PURPOSE, ("file", more, b"{}"))
+    content = body.removesuffix(b"--xx--\r\n").replace(b"Content-Disposition", b"cOnTeNt-dIsPoSiTiOn") + end
+    context = make_context(batch_folder=tmp_path)
+    told = call("POST", "/v1/files", context=context, content=content, headers=headers).json()
+    assert (told["filename"], told["bytes"], told["purpose"], told["object"]) == (name, 2, "batch", "file")
 
 
 def test_an_upload_is_bounded_while_it_arrives(call, make_context, tmp_path):

@@ -1,8 +1,10 @@
 """What a client is told about each kind of error, and when it should come back."""
 
+import msgspec
 import pytest
 
 from roofline.common.errors import CapacityError, ConfigError, RequestError, RooflineError
+from roofline.server.adapters import named_path
 from roofline.server.errors import Overloaded, error_body, from_exception, message_of
 
 KINDS = [
@@ -58,3 +60,143 @@ def test_forms_without_a_place_for_the_field_have_it_in_the_message():
     assert message_of(RequestError(400, "c", "inputs: too long.", param="inputs")) == "inputs: too long."
     assert message_of(RequestError(400, "c", "Too long.")) == "Too long."
     assert len(message_of(RequestError(400, "c", "x" * 3000, param="y" * 300))) == 2048
+
+
+LONG = "".join(chr(97 + i % 26) for i in range(300))
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+RESPONSE = {"model": "tiny", "input": "Hi"}
+# (method, path, body, the beginning of the message): what a client wrote is repeated up to a length.
+REPEATED = [
+    ("GET", f"/{LONG}", None, f"There is no route GET /{LONG[:199]}."),
+    ("GET", f"/page/{LONG}", None, f"There is no route GET /page/{LONG[:194]}."),
+    ("ABCDEFGHIJKLMNOPQRST", f"/{LONG}", None, f"There is no route ABCDEFGHIJKLMNOP /{LONG[:199]}."),
+    ("ABCDEFGHIJKLMNOPQRST", f"/v1/models/{LONG}", None, f"ABCDEFGHIJKLMNOP /v1/models/{LONG[:189]} is not a method"),
+    ("GET", f"/v1/models/{LONG}", None, f"The model {LONG[:100]!r} is not served here."),
+    ("GET", f"/v1/adapters/{LONG}", None, f"There is no adapter {LONG[:100]!r}."),
+    ("DELETE", f"/v1/adapters/{LONG}", None, f"There is no adapter {LONG[:100]!r}."),
+    ("GET", f"/v1/responses/{LONG}", None, f"There is no stored response {LONG[:100]!r}."),
+    (
+        "POST",
+        "/v1/chat/completions",
+        CHAT | {"model": LONG},
+        f"The model {LONG[:100]!r} is not served here; 'tiny' is.",
+    ),
+    ("POST", "/v1/chat/completions", CHAT | {LONG: 1}, f"Unknown field: {LONG[:100]}."),
+    ("POST", "/v1/responses", RESPONSE | {"reasoning": {LONG: 1}}, f"Unknown field: reasoning.{LONG[:100]}."),
+    ("POST", "/v1/responses", RESPONSE | {"tools": [{"type": LONG}]}, f"tools.0.type: {LONG[:64]!r} is not supported"),
+    ("POST", "/v1/responses", RESPONSE | {"input": [{"type": LONG}]}, f"input.0.type: items of type {LONG[:64]!r} are"),
+    (
+        *("POST", "/v1/responses", RESPONSE | {"input": [{"role": "user", "content": [{"type": LONG}]}]}),
+        f"input.0.content.0: the model reads text, and no parts of type {LONG[:64]!r}.",
+    ),
+    (
+        *("POST", "/v1/responses", RESPONSE | {"previous_response_id": LONG[:200]}),
+        f"previous_response_id: {LONG[:100]!r} cannot be gone on from: it is not stored.",
+    ),
+    (
+        *("POST", "/v1/batches", {"endpoint": LONG, "input_file_id": "f", "completion_window": "1h"}),
+        f"endpoint: {LONG[:100]!r} is not one of /v1/",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "message"),
+    REPEATED,
+    ids=[f"{m[:4]} {p[:20]} {i}" for i, (m, p, *_) in enumerate(REPEATED)],
+)
+def test_what_a_client_wrote_is_repeated_up_to_a_length(call, make_context, tmp_path, method, path, body, message):
+    answer = call(method, path, json=body, context=make_context(batch_folder=tmp_path))
+    error = answer.json()["error"]
+    assert answer.status_code in (400, 404, 405)
+    assert error["message"].startswith(message)
+    if message.startswith("Unknown field"):
+        assert error["param"] == message.removeprefix("Unknown field: ").rstrip(".")
+
+
+def test_other_forms_repeat_no_more(call):
+    ollama = call("POST", "/api/chat", json={"model": LONG, "messages": []})
+    assert ollama.json()["error"].endswith(f"model '{LONG[:100]}' not found")
+    body = {"text_input": "Hi", LONG: 1, "parameters": {LONG: 1}}
+    triton = call("POST", "/v2/models/tiny/generate", json=body)
+    assert triton.json()["error"] == f"parameters.{LONG[:100]}: stands beside parameters, or there."
+    assert message_of(RequestError(400, "c", "Too long.", param=LONG)) == f"{LONG[:256]}: Too long."
+    with pytest.raises(ConfigError) as refused:
+        named_path(LONG)
+    assert str(refused.value).startswith(f"adapter {LONG[:100]!r}: give it as NAME=PATH")
+
+
+NAMED = "n" * 256
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TURN = {"role": "assistant", "content": "a", "tool_calls": [CALL]}
+RESULT = {"role": "tool", "content": "7", "tool_call_id": "c"}
+# The place of a name in a conversation -> the conversation with it there.
+NAMES = {
+    "name": lambda name: [{"role": "user", "content": "Hi", "name": name}],
+    "tool_calls.0.id": lambda name: [{**TURN, "tool_calls": [{**CALL, "id": name}]}, {**RESULT, "tool_call_id": name}],
+    "tool_calls.0.function.name": lambda name: [
+        {**TURN, "tool_calls": [{**CALL, "function": {"name": name, "arguments": "{}"}}]},
+        RESULT,
+    ],
+}
+
+
+@pytest.mark.parametrize("place", NAMES)
+def test_names_in_a_conversation_are_bounded(call, place):
+    for name, status in (("n", 200), (NAMED, 200), (NAMED + "n", 400)):
+        messages = [*CHAT["messages"], *NAMES[place](name), *CHAT["messages"]]
+        answer = call("POST", "/v1/chat/completions", json={**CHAT, "messages": messages})
+        assert answer.status_code == status, answer.text
+        if status == 400:
+            assert answer.json()["error"]["param"].startswith("messages.")
+
+
+@pytest.mark.parametrize(("count", "status"), [(0, 400), (1, 200), (1024, 200), (1025, 400)])
+def test_a_message_has_so_many_parts(call, engine, count, status):
+    engine.description = msgspec.structs.replace(engine.description, max_model_len=10_000)
+    parts = [{"type": "text", "text": ""}] * count
+    answer = call("POST", "/v1/chat/completions", json={**CHAT, "messages": [{"role": "user", "content": parts}]})
+    assert answer.status_code == status
+
+
+@pytest.mark.parametrize(("count", "status"), [(1, 200), (128, 200), (129, 400)])
+def test_a_message_calls_so_many_tools(call, engine, count, status):
+    engine.description = msgspec.structs.replace(engine.description, max_model_len=10_000)
+    calls = [{**CALL, "id": f"c{i}"} for i in range(count)]
+    results = [{**RESULT, "tool_call_id": each["id"]} for each in calls]
+    messages = [*CHAT["messages"], {**TURN, "tool_calls": calls}, *results]
+    assert call("POST", "/v1/chat/completions", json={**CHAT, "messages": messages}).status_code == status
+
+
+def ollama_turn(**function) -> dict:
+    return {
+        "role": "assistant",
+        "content": "a",
+        "tool_calls": [{"function": {"name": "f", "arguments": {}, **function}}],
+    }
+
+
+@pytest.mark.parametrize(("length", "status"), [(1, 200), (256, 200), (257, 400)])
+def test_names_in_ollamas_conversations_are_bounded(call, length, status):
+    name, user = "n" * length, {"role": "user", "content": "Hi"}
+    result = {"role": "tool", "content": "7"}
+    for turns in (
+        [ollama_turn(name=name), {**result, "tool_name": name if length < 257 else "f"}],
+        [ollama_turn(), {**result, "tool_name": name}]
+        if length > 256
+        else [ollama_turn(), {**result, "tool_name": "f"}],
+        [
+            {**ollama_turn(), "tool_calls": [{**ollama_turn()["tool_calls"][0], "id": name}]},
+            {**result, "tool_call_id": name},
+        ],
+    ):
+        body = {"model": "tiny", "stream": False, "messages": [user, *turns]}
+        answer = call("POST", "/api/chat", json=body)
+        assert answer.status_code == status, (turns, answer.text)
+
+
+@pytest.mark.parametrize(("salt", "status"), [("", 400), ("s", 200)])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+def test_a_salt_has_a_character(call, path, salt, status):
+    body = CHAT if "chat" in path else RESPONSE if "responses" in path else {"model": "tiny", "prompt": "Hi"}
+    assert call("POST", path, json={**body, "cache_salt": salt}).status_code == status

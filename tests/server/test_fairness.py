@@ -5,6 +5,7 @@ import json
 from dataclasses import fields
 
 import httpx
+import msgspec
 import pytest
 
 from roofline.server import key_metrics
@@ -242,7 +243,18 @@ def test_what_keys_use_is_told_to_administrators_alone(call, make_context, tmp_p
         assert "key=" not in call("GET", "/metrics", headers=bearer(key), context=context).text
 
 
+def test_the_engines_are_given_the_prompts_of_two_steps_each(make_context, engine):
+    context = make_context()
+    engine.description = msgspec.structs.replace(engine.description, step_tokens=300)
+    for engines, tokens in (((), 600), ((engine,), 600), ((engine, engine), 1200), ((engine,) * 3, 1800)):
+        engine.engines = engines
+        assert context.window() == tokens
+    engine.engines, engine.description = (), None
+    assert context.window() == 2 * 512, "while it is not known"
+
+
 def test_labels_of_keys_have_a_bound(monkeypatch):
+    assert key_metrics.MAX_NAMES == 1000
     monkeypatch.setattr(key_metrics, "MAX_NAMES", 2)
     metrics = key_metrics.KeyMetrics()
     for name in ("a", "b", "c", "d", "a"):

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import pytest
 from roofline.backends.options import LoadOptions
 from roofline.bundle import golden as reference
 from roofline.bundle import load
-from roofline.engine.golden import Comparison
+from roofline.engine.golden import Comparison, GoldenPrompt
 from roofline.engine.local import LocalEngine
 from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
@@ -168,6 +169,50 @@ def test_it_computes_while_no_request_is_open_and_no_longer_waits_than_it_may() 
         assert asyncio.run(looks()) == 5
     finally:
         module.LOOK_SECONDS = module_seconds
+
+
+def test_patience_is_of_the_whole_check() -> None:
+    """The numbers that the documents tell."""
+    assert (module.DELAY, module.LOOK_SECONDS, module.PATIENCE) == (20.0, 0.5, 600.0)
+    assert GoldenCheck(GoldenState(), SimpleNamespace(), "tiny", LOAD)._looks == 1200  # type: ignore[arg-type]
+
+
+def test_the_first_look_is_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    monkeypatch.setattr(module, "return_freed_memory", lambda: slept.append(-1.0))
+    engine: Any = SimpleNamespace(description=SimpleNamespace(encoder=True))
+    state = GoldenState()
+    asyncio.run(GoldenCheck(state, engine, "tiny", LOAD).run(TEXT))
+    assert slept == [20.0, -1.0]
+    assert (state.status, "it has no logits to compare" in state.detail) == ("skipped", True)
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+@pytest.mark.parametrize("worse", [4.0, float("nan")])
+def test_of_several_engines_the_worst_is_told(
+    monkeypatch: pytest.MonkeyPatch, order: tuple[int, ...], worse: float
+) -> None:
+    """Engine 1 is right, engine 2 is not. A divergence that is no number is worse than any."""
+
+    async def logits(engine: int, ids: Any) -> np.ndarray:
+        return np.array([0.0, 1.0 if engine == 1 else worse], np.float32)
+
+    monkeypatch.setattr(module, "_engines", lambda _: order)
+    monkeypatch.setattr(module, "_logits", logits)
+    state = GoldenState()
+    check = GoldenCheck(state, SimpleNamespace(outstanding=0), "tiny", LOAD)  # type: ignore[arg-type]
+    prompts = [GoldenPrompt((5, 6, 7), (0, 2))]
+    problem = asyncio.run(check._compare(prompts, np.tile(np.float32([0.0, 1.0]), (2, 1))))
+    assert state.comparison is not None
+    assert problem == str(state.comparison)
+    p, q = (np.exp(x) / np.exp(x).sum() for x in (np.array([0.0, 1.0]), np.array([0.0, worse])))
+    divergence = float((p * np.log(p / q)).sum())
+    assert state.comparison.kl == pytest.approx(math.inf if math.isnan(divergence) else divergence)
 
 
 def golden_samples(text: str) -> dict[str, float]:

@@ -13,7 +13,19 @@ import pytest
 
 from roofline.common.errors import ConfigError
 from roofline.server import keys as module
-from roofline.server.keys import ADMIN, USE, Keys, digest_of, new_entry, read_keys
+from roofline.server.keys import (
+    ADMIN,
+    ANYBODY,
+    LOCAL,
+    NOBODY,
+    SINGLE,
+    USE,
+    Keys,
+    Principal,
+    digest_of,
+    new_entry,
+    read_keys,
+)
 from roofline.server.options import ServeOptions
 
 SECRET = "rl-a-key-that-nobody-should-see"
@@ -107,7 +119,6 @@ WRONG = {
     f"{ALICE}{ALICE.replace('rl-a', 'rl-b')}": "keys[1].name: 'alice' or its key is there twice",
     f"{ALICE}{SECRET} '{SECRET}'\n": "is not TOML (at line 4, column ",
     "\udcff": "is not UTF-8",
-    "x" * (module.MAX_FILE_BYTES + 1): f"is larger than {module.MAX_FILE_BYTES} bytes",
     "a=" + "[" * 5000: "is nested too deep",
     "a=" + "9" * 5000: "has a value that cannot be read",
 }
@@ -119,6 +130,79 @@ def test_a_file_that_cannot_be_used_is_refused_without_its_keys(file, content):
     with pytest.raises(ConfigError, match=re.escape(f"{file}: {WRONG[content]}")) as refused:
         Keys(file=file)
     assert SECRET not in str(refused.value)
+
+
+# field of an entry: (values at the bounds, values beyond them)
+BOUNDS = {
+    "streams": ((1, 2), (0, -1)),
+    "priority": ((-1000, 1000), (-1001, 1001)),
+    "weight": ((0.001, 0.0015, 1000.0), (0.0009999, 1000.0001, 1001.0)),
+}
+
+
+@pytest.mark.parametrize("field", BOUNDS)
+def test_the_numbers_of_an_entry_are_bounded_on_either_side(file, field):
+    within, beyond = BOUNDS[field]
+    for value in within:
+        file.write_text(f"{ALICE}{field} = {value}\n")
+        (alice,) = read_keys(file).values()
+        assert getattr(alice, field) == value
+    for value in beyond:
+        file.write_text(f"{ALICE}{field} = {value}\n")
+        with pytest.raises(ConfigError, match=rf"keys\[0\]\.{field}: is "):
+            read_keys(file)
+
+
+def test_names_and_keys_are_bounded_in_length(file):
+    for name, key in (("a" * 64, "k" * 1024), ("0", "!")):
+        file.write_text(f'[[keys]]\nname = "{name}"\nkey = "{key}"\n')
+        assert {digest: each.name for digest, each in read_keys(file).items()} == {digest_of(key.encode()): name}
+    for name, key, problem in (
+        ("a" * 65, "k", "name: is not 1 to 64 letters"),
+        ("", "k", "name: is not 1 to 64 letters"),
+        ("-a", "k", "name: is not 1 to 64 letters"),
+        ("a", "k" * 1025, "key: is not 1 to 1024 visible"),
+        ("a", "", "key: is not 1 to 1024 visible"),
+    ):
+        file.write_text(f'[[keys]]\nname = "{name}"\nkey = "{key}"\n')
+        with pytest.raises(ConfigError, match=re.escape(f"keys[0].{problem}")):
+            read_keys(file)
+
+
+def test_a_file_has_a_thousand_keys_and_a_mebibyte_at_most(file):
+    def entries(count: int) -> str:
+        return "".join(f'[[keys]]\nname = "k{i}"\nkey = "{i}"\n' for i in range(count))
+
+    file.write_text(entries(1000))
+    assert [each.name for each in read_keys(file).values()] == [f"k{i}" for i in range(1000)]
+    file.write_text(entries(1001))
+    with pytest.raises(ConfigError, match="keys: has 1001 entries, and 1 to 1000 are needed"):
+        read_keys(file)
+    file.write_text(ALICE + "#" * (1048576 - len(ALICE)))
+    assert len(read_keys(file)) == 1
+    file.write_text(ALICE + "#" * (1048577 - len(ALICE)))
+    with pytest.raises(ConfigError, match="is larger than 1048576 bytes"):
+        read_keys(file)
+
+
+def test_a_key_is_looked_up_by_its_name(file):
+    keys = Keys("single", file)
+    assert [each and each.name for each in map(keys.named, ("alice", "bob", "default", "Bob"))] == [
+        *("alice", "bob", "default", None),
+    ]
+
+
+def test_what_those_without_an_entry_of_a_file_may_do():
+    """A name and scopes alone: nothing urgent, one share, the server's streams, and no batch's line."""
+    plain = Principal("x", frozenset())
+    assert (plain.salt, plain.streams, plain.priority, plain.weight, plain.background) == ("", None, 0, 1.0, False)
+    allowed = {each.name: (each.scopes, each.streams, each.priority) for each in (LOCAL, ANYBODY, NOBODY, SINGLE)}
+    assert allowed == {
+        "local": ({USE, ADMIN}, sys.maxsize, -1000),
+        "anybody": ({USE}, sys.maxsize, 0),
+        "nobody": (set(), None, 0),
+        "default": ({USE}, None, 0),
+    }
 
 
 def test_a_file_that_is_not_there_ends_the_start(tmp_path):

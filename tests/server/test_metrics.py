@@ -82,7 +82,7 @@ def test_times_of_a_request_are_those_between_its_steps(call, engine, make_conte
 
 def test_times_that_an_answer_does_not_have_are_not_counted(call, engine, make_context):
     """One token has none after it; an answer that was never scheduled has no times at all."""
-    parts = [(0.5, 0.25, 0.0), (2.0, None, None), (None, None, None)]
+    parts = [(0.5, 0.25, 0.0), (2.0, None, None), (None, None, None), (0.25, 0.5, None)]
 
     async def events(ids, params, request_id):
         for index, times in enumerate(parts):
@@ -90,16 +90,26 @@ def test_times_that_an_answer_does_not_have_are_not_counted(call, engine, make_c
             yield Event(request_id, index, [72] * tokens, None, "length", None, None, Usage(8, tokens, 0, 0, *times))
 
     engine._events, context = events, make_context()
-    call("POST", "/v1/chat/completions", json={**CHAT, "n": 3, "max_tokens": 40}, context=context)
+    call("POST", "/v1/chat/completions", json={**CHAT, "n": 4, "max_tokens": 40}, context=context)
     figures = figures_of(call("GET", "/metrics", context=context).text, "vllm:request_")
     sums = {name[: -len("_sum")][len("vllm:request_") :]: value for name, value in figures.items() if "_sum" in name}
     counts = {name: figures[f"vllm:request_{name}_count"] for name in sums}
-    assert (sums["queue_time_seconds"], counts["queue_time_seconds"]) == (2.5, 2)
-    for name in ("prefill_time_seconds", "inference_time_seconds"):
-        assert (sums[name], counts[name]) == (0.25, 1)
+    assert (sums["queue_time_seconds"], counts["queue_time_seconds"]) == (2.75, 3)
+    assert (sums["prefill_time_seconds"], counts["prefill_time_seconds"]) == (0.75, 2)
+    assert (sums["inference_time_seconds"], counts["inference_time_seconds"]) == (0.25, 1)
     assert (sums["decode_time_seconds"], counts["decode_time_seconds"]) == (0, 1)
     assert counts["time_per_output_token_seconds"] == 0
-    assert (sums["params_n"], sums["params_max_tokens"], counts["params_max_tokens"]) == (3, 40, 1)
+    assert (sums["params_n"], sums["params_max_tokens"], counts["params_max_tokens"]) == (4, 40, 1)
+
+
+@pytest.mark.parametrize(("tokens", "each"), [(1, []), (2, [3.0]), (3, [1.5])])
+def test_time_by_token_is_that_of_the_tokens_after_the_first(tokens, each):
+    metrics = Metrics()
+    metrics.bind("tiny")
+    metrics.answer_computed(Usage(8, tokens, 0, 0, 0.5, 0.25, 3.0))
+    figures = figures_of(metrics.exposition({}, up=True).decode(), "vllm:request_time_per_output_token_seconds")
+    sums = [value for name, value in figures.items() if name.endswith(("_sum", "_count"))]
+    assert sorted(sums) == sorted([sum(each), len(each)])
 
 
 def test_steps_are_counted_on_where_the_engine_begins_anew():
@@ -116,22 +126,41 @@ def test_steps_are_counted_on_where_the_engine_begins_anew():
 
     assert shown(0) == (empty, 0, 0)
     assert shown(70, at0=6, at4=1) == ([6] * 4 + [7] * 10, 70, 7)
+    assert shown(70, at0=6, at4=1) == ([6] * 4 + [7] * 10, 70, 7), "no step since the last look"
     assert shown(71, at0=7, at4=1) == ([7] * 4 + [8] * 10, 71, 8)
     assert shown(2, at0=2) == ([9] * 4 + [10] * 10, 73, 10), "a fresh process"
 
 
+def test_steps_of_before_the_first_look_are_counted():
+    metrics = Metrics()
+    metrics.bind("tiny")
+    text = metrics.exposition({"step_sizes": [2] * 14, "step_tokens": 900}, up=True).decode()
+    figures = figures_of(text, "vllm:iteration_tokens_total")
+    assert [value for name, value in figures.items() if "_bucket" in name] == [2 * (i + 1) for i in range(14)]
+    assert figures["vllm:iteration_tokens_total_sum"] == 900
+
+
+FIRST_TOKEN = [
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40),
+    *(80, 160, 640, 2560),
+]
+BETWEEN_TOKENS = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80]
+REQUEST = [0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680]
+TOKENS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000]
 EDGES = {
-    "time_to_first_token_seconds": [
-        *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40),
-        *(80, 160, 640, 2560),
-    ],
-    "inter_token_latency_seconds": [
-        *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
-    ],
-    "e2e_request_latency_seconds": [
-        *(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680),
-    ],
-    "request_prompt_tokens": [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000],
+    "time_to_first_token_seconds": FIRST_TOKEN,
+    "inter_token_latency_seconds": BETWEEN_TOKENS,
+    "request_time_per_output_token_seconds": BETWEEN_TOKENS,
+    "e2e_request_latency_seconds": REQUEST,
+    "request_queue_time_seconds": REQUEST,
+    "request_prefill_time_seconds": REQUEST,
+    "request_decode_time_seconds": REQUEST,
+    "request_inference_time_seconds": REQUEST,
+    "request_params_n": [1, 2, 5, 10, 20],
+    "request_params_max_tokens": TOKENS,
+    "request_prompt_tokens": TOKENS,
+    "request_generation_tokens": TOKENS,
+    "iteration_tokens_total": [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384],
 }
 
 

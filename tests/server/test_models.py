@@ -552,6 +552,43 @@ def test_an_engine_whose_text_cannot_be_read_is_closed(make_context, monkeypatch
     assert "close" in engines[0].steps
 
 
+def test_an_extra_model_is_checked_on_golden_prompts_of_its_own(make_context, monkeypatch):
+    checked = []
+
+    class Remote(Engine):
+        def __init__(self, spec: Any) -> None:
+            super().__init__(spec.source.encode())
+
+        def launch(self) -> None:
+            """Nothing."""
+
+    class Check:
+        def __init__(self, state: Any, engine: Any, source: str, load: Any) -> None:
+            self.words = state, engine, source, load
+
+        async def run(self, text: Any) -> None:
+            checked.append((*self.words, text))
+
+    text = BytesText()
+    monkeypatch.setattr("roofline.server.extra_models.RemoteEngine", Remote)
+    monkeypatch.setattr("roofline.server.extra_models.load_text", lambda *_: text)
+    monkeypatch.setattr("roofline.server.extra_models.GoldenCheck", Check)
+    options = ServeOptions("preset:tiny", extra_model=["a=preset:tiny"])
+    models = make_models(replace(options, load=replace(options.load, threads=1)), make_context())
+
+    async def run() -> None:
+        await used(models, "a")
+        await settled(lambda: checked)
+        await models.close()
+
+    asyncio.run(run())
+    ((state, engine, source, load, told),) = checked
+    model = models.extra["a"]
+    assert state is model.golden
+    assert engine.answer == b"preset:tiny"
+    assert (source, load, told) == ("preset:tiny", replace(options.load, threads=1, max_adapters=0), text)
+
+
 @pytest.mark.parametrize(("status", "checks"), [("passed", 1), ("failed", 1), ("skipped", 1), ("pending", 2)])
 def test_a_model_that_loads_anew_is_checked_again_only_where_its_check_was_cut_off(make_context, shop, status, checks):
     states = []

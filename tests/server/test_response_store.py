@@ -60,6 +60,23 @@ def test_a_file_outlives_the_server_and_is_nobody_else_s(file):
     again.close()
 
 
+def test_a_file_is_written_ahead_overwritten_and_this_process_s(file):
+    store = ResponseStore(file)
+    settings = {name: store._open.execute(f"pragma {name}").fetchone()[0] for name in PRAGMAS}
+    store.close()
+    assert settings == PRAGMAS
+
+
+PRAGMAS = {
+    "locking_mode": "exclusive",
+    "journal_mode": "wal",
+    "synchronous": 1,  # normal: a crash of the machine may cost the latest answers, and never the file
+    "secure_delete": 1,
+    "application_id": int.from_bytes(b"Rofl"),
+    "user_version": 1,
+}
+
+
 def test_a_file_that_cannot_be_used_is_one_sentence(file, tmp_path):
     def problem(path) -> str:
         with pytest.raises(ConfigError) as error:

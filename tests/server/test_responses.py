@@ -285,9 +285,45 @@ def test_input_items_are_listed_in_pages(client):
     page = client("GET", path, params={"limit": 2, "after": whole["data"][3]["id"]}).json()
     assert [item["content"][0]["text"] for item in page["data"]] == ["2", "1"]
     assert (page["has_more"], page["last_id"]) == (True, whole["data"][1]["id"])
-    for wrong in ({"order": "up"}, {"limit": 0}, {"limit": "x"}, {"after": "x"}, {"include": "y"}):
+    for limit, more in ((1, True), (4, True), (5, False), (6, False), (100, False)):
+        page = client("GET", path, params={"limit": limit}).json()
+        assert (len(page["data"]), page["has_more"]) == (min(limit, 5), more)
+    last = client("GET", path, params={"limit": 2, "after": whole["data"][2]["id"]}).json()
+    assert (len(last["data"]), last["has_more"]) == (2, False)
+    beyond = client("GET", path, params={"after": whole["data"][0]["id"]}).json()
+    assert beyond == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
+    wrong_limits = ({"limit": wrong} for wrong in (0, 101, "x", "-1", "٣", "1" * 10))
+    for wrong in (*wrong_limits, {"order": "up"}, {"after": "x"}, {"include": "y"}):
         refused = client("GET", path, params=wrong)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, next(iter(wrong)))
+
+
+def test_a_page_has_twenty_input_items_where_nobody_says(client):
+    parts = [{"role": "user", "content": str(number)} for number in range(21)]
+    for count, more in ((20, False), (21, True)):
+        made = client("POST", PATH, json={**BODY, "input": parts[:count]}).json()["id"]
+        page = client("GET", f"{PATH}/{made}/input_items").json()
+        assert (len(page["data"]), page["has_more"]) == (20, more)
+
+
+@pytest.mark.parametrize(("length", "status"), [(0, 400), (1, 200), (256, 200), (257, 400)])
+def test_names_that_items_and_requests_have_are_bounded(call, length, status):
+    name = "x" * length
+    made_call = {"type": "function_call", "call_id": name, "name": "f", "arguments": "{}"}
+    bodies = {"input.0.call_id": {"input": [made_call, {**CALL_OUTPUT, "call_id": name}], "tools": [TOOL]}}
+    if length:
+        bodies["input.0.name"] = {"input": [{**made_call, "call_id": "c", "name": name}, CALL_OUTPUT], "tools": [TOOL]}
+        bodies["input.0.id"] = {"input": [{"id": name, "role": "user", "content": "Hi"}]}
+    bodies["cache_salt"] = {"cache_salt": name}
+    for param, fields in bodies.items():
+        answer = call("POST", PATH, json={**BODY, **fields})
+        assert answer.status_code == status, (param, answer.text)
+        if status == 400:
+            assert answer.json()["error"]["param"] == param
+    orphan = call("POST", PATH, json={**BODY, "input": [{**CALL_OUTPUT, "call_id": name}]}).json()["error"]
+    assert ("String should have" in orphan["message"]) == (status == 400)
+    previous = call("POST", PATH, json={**BODY, "previous_response_id": name})
+    assert previous.status_code == (400 if length > 256 else 404)
 
 
 IMAGE = [{"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "x"}]}]

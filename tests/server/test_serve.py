@@ -49,6 +49,18 @@ class Engine:
         self.steps.append("close")
 
 
+class SlowToStop(Engine):
+    """Its start takes a moment to end when it is cancelled."""
+
+    async def start(self):
+        try:
+            await super().start()
+        finally:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            self.steps.append("start is over")
+
+
 class Server:
     """Serves until it is told to stop, or all is built; `at_start` is called first."""
 
@@ -68,11 +80,11 @@ class Server:
 def run(monkeypatch):
     """run(outcome, at_start(server, engine)) -> what happened, in order."""
 
-    def once(outcome, at_start):
+    def once(outcome, at_start, make=Engine):
         steps = []
 
         async def serving():
-            engine = Engine(steps, outcome)
+            engine = make(steps, outcome)
             server = Server(steps, lambda server: at_start(server, engine))
             monkeypatch.setattr(module, "_http_server", lambda *_: server)
             text = SimpleNamespace(complete=lambda: steps.append("complete"))
@@ -110,6 +122,14 @@ def test_a_server_that_ends_while_it_loads_ends_in_peace(run, capsys):
     steps = run(None, lambda server, engine: setattr(server, "should_exit", True))
     assert steps == ["settle", "serve", "close"]
     assert "Ready" not in capsys.readouterr().err
+
+
+def test_an_engine_is_closed_once_its_start_is_over(run):
+    def stop_soon(server, engine):
+        asyncio.get_running_loop().call_later(0.01, setattr, server, "should_exit", True)
+
+    steps = run(None, stop_soon, SlowToStop)
+    assert steps == ["settle", "serve", "start is over", "close"]
 
 
 def test_an_engine_that_is_given_up_ends_the_server_with_the_reason(run):
@@ -326,6 +346,27 @@ def test_an_answer_that_is_cut_off_says_so(outcome_of_visit, engine, make_contex
     assert len(tokens) > 2
     assert {json.loads(each)["choices"][0]["finish_reason"] for each in tokens} == {None}
     assert not engine.open
+
+
+def test_nobody_new_is_taken_while_answers_finish(outcome_of_visit, engine, make_context):
+    engine.delay, engine.answer = 0.01, b"x" * 900
+    options = ServeOptions("m", port=0, served_model_name="shown", limits=Limits(drain_seconds=30))
+
+    def visit_late(client):
+        body = {"model": "shown", "prompt": "Hi", "stream": True}
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in lines:
+                try:
+                    socket.create_connection((client.base_url.host, client.base_url.port), timeout=5).close()
+                except ConnectionRefusedError:
+                    return True
+            return False
+
+    start = lambda: module.serve_engine(options, engine, make_context().text)  # noqa: E731
+    assert outcome_of_visit(start, visit_late)
 
 
 def test_the_length_of_the_queue_is_an_option(outcome_of_visit, engine, make_context, monkeypatch):

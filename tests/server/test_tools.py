@@ -72,6 +72,15 @@ def test_an_answer_that_is_cut_within_a_call_says_so(call, engine):
     assert streamed(call, engine, CALLS, max_tokens=len(CALLS.encode()) - 5)[1][-1] == "length"
 
 
+@pytest.mark.parametrize("answer", ["Hi <tool", "Hi <", "<think>Hm.</think>Hi <tool_call"])
+def test_an_answer_that_ends_like_a_mark_is_all_there(call, engine, answer):
+    """What may become a mark is kept back while it may, and no longer."""
+    engine.answer = answer.encode()
+    message = call("POST", PATH, json=CHAT).json()["choices"][0]["message"]
+    assert message["content"] == answer[answer.find("Hi") :]
+    assert streamed(call, engine, answer)[0]["content"] == message["content"]
+
+
 def test_a_call_alone_has_no_content(call, engine):
     engine.answer = b'<tool_call>{"name": "add", "arguments": {}}</tool_call>'
     assert call("POST", PATH, json=CHAT).json()["choices"][0]["message"]["content"] is None

@@ -138,6 +138,38 @@ def test_what_the_server_did_wrong_is_an_error_of_the_span(traced, engine, strea
     assert span.attributes["gen_ai.response.finish_reasons"] == ("error",)
 
 
+@pytest.mark.parametrize(
+    ("parts", "shown"),
+    [
+        ((0.25, 0.5, 1.0), {"queue": 0.25, "model_prefill": 0.5, "model_decode": 1.0, "model_inference": 1.5}),
+        ((0.25, 0.5, None), {"queue": 0.25, "model_prefill": 0.5}),
+        ((0.25, None, None), {"queue": 0.25}),
+        ((None, None, None), {}),
+    ],
+)
+def test_a_time_that_an_answer_does_not_have_is_no_attribute(traced, engine, parts, shown):
+    async def events(ids, params, request_id):
+        yield Event(request_id, 0, [72], None, "length", None, None, Usage(len(ids), 1, 0, 0, *parts))
+
+    engine._events = events
+    response, (span,) = traced("POST", "/v1/chat/completions", json=CHAT)
+    assert response.status_code == 200
+    prefix = "gen_ai.latency.time_in_"
+    assert {n[len(prefix) :]: value for n, value in span.attributes.items() if n.startswith(prefix)} == shown
+
+
+def test_a_span_lies_where_the_request_lay_and_its_words_are_cut():
+    exporter = InMemorySpanExporter()
+    spans = Tracing(provider_of(exporter))
+    method, path = "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "/" + "".join(chr(97 + i % 26) for i in range(300))
+    spans(RequestRecord("7", method, path, {}, began_at=1_700_000_000.5, seconds=2.25, status=405))
+    spans.close()
+    (span,) = exporter.get_finished_spans()
+    assert (span.start_time, span.end_time) == (1_700_000_000_500_000_000, 1_700_000_002_750_000_000)
+    assert span.name == span.attributes["http.request.method"] == method[:16]
+    assert span.attributes["url.path"] == path[:200]
+
+
 @pytest.mark.parametrize(("status", "error"), [(200, None), (429, None), (499, None), (500, "500"), (504, "504")])
 def test_a_status_from_500_on_is_the_servers_mistake(status, error):
     assert module._error(RequestRecord("7", "GET", "/", {}, status=status)) == error
@@ -182,8 +214,16 @@ def test_an_endpoint_that_is_no_address_and_a_missing_package_are_named(monkeypa
 
 
 def test_a_collector_that_is_gone_keeps_no_server_from_ending(monkeypatch):
-    monkeypatch.setattr(module, "LAST_SPANS_SECONDS", 0.01)
-    spans, gone = Tracing(provider_of(InMemorySpanExporter())), threading.Event()
+    waited, gone = [], threading.Event()
+
+    class Closing(threading.Thread):
+        def join(self, timeout=None):
+            waited.append((timeout, self.daemon))
+
+    spans = Tracing(provider_of(InMemorySpanExporter()))
     monkeypatch.setattr(spans._provider, "shutdown", gone.wait)
-    spans.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(module.threading, "Thread", Closing)
+        spans.close()
     gone.set()
+    assert waited == [(3.0, True)], "seconds, by a thread that ends with the process"

@@ -1,5 +1,6 @@
 """Golden prompts: a few fixed texts, and how far an engine's logits are from those of a slow reference on them."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -76,9 +77,9 @@ def compare_row(reference: np.ndarray, logits: np.ndarray) -> tuple[float, bool]
 
 
 def summarize(rows: Sequence[tuple[float, bool]]) -> Comparison:
-    """What `compare_row` said of each position, as one."""
+    """What `compare_row` said of each position, as one. A divergence that is no number is an infinite one."""
     kl, agreement = (float(np.mean(column)) for column in zip(*rows, strict=True))
-    return Comparison(max(0.0, kl), agreement, len(rows))
+    return Comparison(math.inf if math.isnan(kl) else max(0.0, kl), agreement, len(rows))
 
 
 def _log_probabilities(logits: np.ndarray) -> np.ndarray:

@@ -219,7 +219,7 @@ class Metrics:
         for name, (_, field) in GAUGES.items():
             self._gauges[name].labels(self._model).set(stats.get(field, 0))
         total = stats.get("pages_total") or 0
-        self._cache.labels(self._model).set(stats.get("pages_used", 0) / total if total else 0)
+        self._cache.labels(self._model).set(stats["pages_used"] / total if total else 0)
         if stats.get("share_of_roof") is not None:
             self._share.labels(self._model).set(stats["share_of_roof"])
         self._show_golden(stats.get("golden", {}))

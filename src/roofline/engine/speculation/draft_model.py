@@ -62,7 +62,6 @@ class DraftModel:
                 self.cache.release(self._sides.pop(sequence).pages)
 
     def close(self) -> None:
-        self.keep([])
         self.executable.close()
 
     def _catch_up(self, sequence: Sequence, count: int) -> bool:

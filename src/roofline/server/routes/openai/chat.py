@@ -36,7 +36,7 @@ class ChatForm(OpenAIForm):
     def __init__(self, answers: Answers) -> None:
         super().__init__(answers)
         self._parsers: dict[int, ReplyParser] = {}  # of the choices of a stream that have begun
-        self._calls: dict[int, int] = {}  # how many tools each of them has called
+        self._callers: set[int] = set()  # those of them that have called a tool
 
     def complete(self, pieces: Sequence[Piece]) -> JsonObject:
         answer = super().complete(pieces)
@@ -75,7 +75,7 @@ class ChatForm(OpenAIForm):
             yield event(self._delta(index, part), logprobs=logprobs)
             logprobs = None  # those of a piece stand with its first part
         if piece.finish_reason is not None:
-            called = self._calls.get(index) and piece.finish_reason == "stop"
+            called = index in self._callers and piece.finish_reason == "stop"
             yield event({}, "tool_calls" if called else piece.finish_reason)
 
     def _delta(self, index: int, part: Delta) -> JsonObject:
@@ -86,7 +86,7 @@ class ChatForm(OpenAIForm):
         assert isinstance(part, CallDelta), "there is no fourth kind"
         call: JsonObject = {"index": part.number, "function": {"arguments": part.arguments}}
         if part.name is not None:
-            self._calls[index] = part.number + 1
+            self._callers.add(index)
             function = {"name": part.name, "arguments": part.arguments}
             call |= {"id": self._call_id(index, part.number), "type": "function", "function": function}
         return {"tool_calls": [call]}
