@@ -22,8 +22,9 @@ MODEL = "null"
 
 class _Body(msgspec.Struct):
     prompt: str = ""
-    messages: list[dict[str, str]] = []
-    max_tokens: int = 16
+    messages: list[dict[str, object]] = []
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
 
 
 class Cadence(msgspec.Struct, frozen=True):
@@ -80,7 +81,7 @@ class _Answer:
         self._transport, self._cadence = transport, cadence
         self._received = time.perf_counter_ns()
         text = body.prompt or " ".join(str(message.get("content")) for message in body.messages)
-        self._prompt, self._most, self._sent = len(text.split()), max(body.max_tokens, 1), 0
+        self._prompt, self._most, self._sent = len(text.split()), max(body.max_tokens or body.max_completion_tokens or 16, 1), 0
         self._form = (
             b'data: {"choices":[{"index":0,"delta":{"content":"%d.%d "}}]}\n\n'
             if chat
