@@ -104,8 +104,11 @@ def test_certificate_of_few_streams():
 
 
 def test_targets_are_started_and_ended():
-    with open_target(NULL) as target:
+    with open_target(f"{NULL} --first-ms 3 --gap-ms=2") as target:
+        assert target.options.pop("first-ms") == "3"
+        assert target.options.pop("gap-ms") == "2"
         assert (target.model, target.url[:17]) == ("null", "http://127.0.0.1:")
+        assert target.options == {}
         assert httpx.get(f"{target.url}/models").status_code == 200
         with open_target(target.url.removesuffix("/v1"), model="other") as same:
             assert (same.url, same.model, same.pid) == (target.url, "other", None)

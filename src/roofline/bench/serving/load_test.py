@@ -15,7 +15,7 @@ from roofline.bench.load.events import Events, write_events
 from roofline.bench.load.plan import Plan, Probe, Route
 from roofline.bench.load.run import OnProgress, run_plan
 from roofline.bench.load.targets import Target, open_target
-from roofline.bench.results.limits import ModelLimits, limits_here
+from roofline.bench.results.limits import ModelLimits, limits_here, limits_of_product
 from roofline.bench.results.metrics import OBJECTIVES, Objective
 from roofline.bench.results.point import Host, Point
 from roofline.bench.results.store import append_points
@@ -38,15 +38,19 @@ class Settings:
     """How a target is measured.
 
     target: as `open_target` takes it; label: what readers call it; model: that requests name; model_here: a model of
-    this machine that the target runs, for its limit; results: file that points are added to; events: folder that the
-    raw events are kept in; objective: name of what a service promises; probe: whether probes are sent; certify:
-    whether the client is measured first.
+    this machine that the target runs, for its limit; chip, chips: a product that it runs on, and how many, where that
+    is not this machine's CPU; tokens_per_step: that speculation makes on average; results: file that points are added
+    to; events: folder that the raw events are kept in; objective: name of what a service promises; probe: whether
+    probes are sent; certify: whether the client is measured first.
     """
 
     target: str
     label: str = ""
     model: str | None = None
     model_here: str = ""
+    chip: str = ""
+    chips: int = 1
+    tokens_per_step: float = 1.0
     key: str | None = field(default=None, repr=False)
     route: Route = "completions"
     results: Path | None = None
@@ -135,7 +139,7 @@ def open_load_test(settings: Settings, traffic: Traffic, streams: int) -> Iterat
     ):
         write_traffic(traffic, Path(folder) / "traffic.jsonl")
         model = settings.model_here or target.local_model
-        limits = limits_here(model) if model else None
+        limits = _limits(settings, model)
         certificate = certify(streams) if settings.certify else None
         tokenizer = tokenizer_of(model) if model else None
         test = LoadTest(settings, target, traffic, Path(folder), host, certificate, limits, tokenizer)
@@ -148,6 +152,16 @@ def open_load_test(settings: Settings, traffic: Traffic, streams: int) -> Iterat
         if errors:
             raise ConfigError(f"{settings.target} does not answer: {errors[0]}")
         yield test
+
+
+def _limits(settings: Settings, model: str) -> ModelLimits | None:
+    if settings.chip and not model:
+        raise ConfigError(
+            f"the limit of {settings.chip} needs the model that the server runs: name it with --model-here"
+        )
+    if settings.chip:
+        return limits_of_product(model, settings.chip, settings.chips)
+    return limits_here(model) if model else None
 
 
 def _with_events(point: Point, events: Events, path: Path) -> Point:
