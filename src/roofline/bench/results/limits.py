@@ -108,10 +108,11 @@ def limits_of_product(model: str, chip: str, count: int = 1) -> ModelLimits:
     if roofs is None:
         raise ConfigError(f"the table of products does not know the bandwidth of {product.name}: leave --chip out")
     _, config = configure(shape.config)
-    program = compile_for_gpu(shape, config, LoadOptions(backend="gpu"), chips().get(product.chip))
+    architecture = chips().get(product.chip)
+    program = compile_for_gpu(shape, config, LoadOptions(backend="gpu"), architecture)
     device = Device(
         name=product.name,
-        vendor=product.chip,
+        vendor=architecture.vendor if architecture else "",
         count=count,
         sheet_flops=roofs.bf16_flops if math.isfinite(roofs.bf16_flops) else 0.0,
         sheet_bytes_per_s=roofs.bytes_per_s,

@@ -23,6 +23,7 @@ from roofline.bench.serving.certificate import Certificate, certify
 from roofline.bench.serving.probes import answered_probes
 from roofline.bench.serving.recount import tokenizer_of
 from roofline.bench.serving.surroundings import this_host
+from roofline.bench.traffic.presets import singles
 from roofline.bench.traffic.traffic import Traffic, write_traffic
 from roofline.common.errors import ConfigError
 from roofline.common.names import unknown
@@ -145,13 +146,21 @@ def open_load_test(settings: Settings, traffic: Traffic, streams: int) -> Iterat
         test = LoadTest(settings, target, traffic, Path(folder), host, certificate, limits, tokenizer)
         if settings.probe:
             test.probes = answered_probes(test.plan(1), test.folder, settings.key)
-        warm_up = test.send(test.plan(WARM_UP, probes=[]))
-        errors = [request.error for request in warm_up.requests if request.error]
-        if warm_up.head.interrupted:
-            raise KeyboardInterrupt
-        if errors:
-            raise ConfigError(f"{settings.target} does not answer: {errors[0]}")
+        _warm_up(test)
         yield test
+
+
+def _warm_up(test: LoadTest) -> None:
+    """Send requests that are not of the traffic, and count nowhere. Raises ConfigError where they are not answered."""
+    path = test.folder / "warm-up.jsonl"
+    write_traffic(singles((64,), 8, WARM_UP, seed=1), path)
+    plan = msgspec.structs.replace(test.plan(WARM_UP), traffic=str(path), probes=[])
+    events = run_plan(plan, test.settings.key)
+    errors = [request.error for request in events.requests if request.error]
+    if events.head.interrupted:
+        raise KeyboardInterrupt
+    if errors:
+        raise ConfigError(f"{test.settings.target} does not answer: {errors[0]}")
 
 
 def _limits(settings: Settings, model: str) -> ModelLimits | None:
