@@ -119,6 +119,7 @@ class LoadTest:
     def keep(self, point: Point, events: Events) -> Point:
         """Add a point to the file of results, and its events to their folder. Returns the point as it is kept."""
         self.points += 1
+        point = msgspec.json.decode(msgspec.json.encode(point), type=Point)  # integers where floats are due are floats
         if self.settings.events is not None:
             point = _with_events(point, events, self.settings.events / f"{self.run}-{self.points}.jsonl")
         if self.settings.results is not None:
