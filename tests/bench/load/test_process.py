@@ -95,6 +95,16 @@ def test_a_key_is_sent_and_stands_in_no_file(scripted, make_plan, monkeypatch):
     assert b"secret" not in plans[0]
 
 
+def test_more_streams_than_the_first_limit_of_files(make_plan, tmp_path):
+    """A shell's soft limit does not end a sweep: the hard one counts."""
+    with null_server(first_ms=300, gap_ms=1) as url:
+        path = tmp_path / "plan.json"
+        path.write_bytes(msgspec.json.encode(make_plan(url, 80, concurrency=80)))
+        words = f"ulimit -S -n 40 && exec {sys.executable} -m roofline.bench.load {path}"
+        subprocess.run(["bash", "-c", words], check=True, timeout=60)
+    assert all(each.completed for each in read_events(tmp_path / "events.jsonl").requests)
+
+
 def test_certificate_of_few_streams():
     certificate = certify(2)
     assert certificate.streams in (0, 1, 2)
