@@ -131,6 +131,12 @@ def test_grades_fall_with_what_is_missing(point):
     assert point(one_by_one(3), version="", certificate=None).validity.grade == "D"
 
 
+def test_a_window_that_was_lengthened_is_flagged(point):
+    requests = [request(at=n, first=400, number=n) for n in range(4)]
+    assert "running empty is in the window" in point(requests, end=5).validity.flags
+    assert "running empty is in the window" not in point(requests).validity.flags
+
+
 def test_failures_and_counts_are_flagged(point):
     failed = [*one_by_one(), request(at=0, first=1, error="status 500")]
     assert "requests failed: 1" in point(failed).validity.flags

@@ -62,6 +62,8 @@ def point_of(test: LoadTest, kind: Kind, plan: Plan, events: Events) -> Point:
     client, load = _client(test, events, metrics), _load(events)
     limit = _limit(test, events, metrics)
     flags = _flags(test, plan, events, metrics, client)
+    if span.end > head.end:
+        flags.append("running empty is in the window")
     counted = counts(events)
     counted.miscounted = miscounted(events, test.tokenizer)
     if counted.miscounted:
