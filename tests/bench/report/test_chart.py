@@ -167,3 +167,35 @@ def test_texts_of_others_are_escaped() -> None:
 def test_tick_texts(value: float, text: str) -> None:
     assert tick(value) == text
     assert math.isfinite(value)
+
+
+def test_areas_cover_their_range_up_to_the_edges() -> None:
+    marks = (Mark(x=0, y=0), Mark(x=100, y=100))
+    areas = (Area("x", None, 50, "left"), Area("y", 50, None, "above"), Area("x", 500, None, "beyond"))
+    root = drawn(chart_of(Series(name="s", marks=marks, look=0), areas=areas))
+    first, second, beyond = (
+        {name: float(each.get(name, "")) for name in ("x", "y", "width", "height")}
+        for each in root.iter("rect")
+        if each.get("class") == "area"
+    )
+    assert first["height"] > 2 * second["height"] * 0.9
+    assert first["x"] + first["width"] == pytest.approx(second["x"] + second["width"] / 2, abs=1), "half of the x axis"
+    assert second["height"] == pytest.approx(first["height"] * 0.53, rel=0.02), "half of the y axis, and its room"
+    assert second["y"] == pytest.approx(first["y"], abs=0.2), "above is at the top"
+    assert beyond["width"] == pytest.approx(0, abs=0.2)
+
+
+def test_a_band_goes_round_its_intervals() -> None:
+    marks = tuple(Mark(x=x, y=10, y_interval=(5, 15)) for x in (0, 1, 2))
+    root = drawn(chart_of(Series(name="s", marks=marks, look=0, band=True)))
+    (band,) = (each.get("d", "") for each in root.iter("path") if each.get("class") == "band")
+    corners = [tuple(map(float, corner.split())) for corner in band.strip("MZ").split("L")]
+    assert len(corners) == 6
+    assert [x for x, _ in corners[:3]] == [x for x, _ in reversed(corners[3:])]
+    assert {y for _, y in corners[:3]} != {y for _, y in corners[3:]}
+    assert not [each for each in root.iter("path") if each.get("class") == "span"]
+
+
+def test_axes_begin_at_zero_only_where_they_are_told_to() -> None:
+    assert scale(Axis(title=""), [10, 11], 0, 1).low > 9
+    assert scale(Axis(title="", zero=True), [10, 11], 0, 1).low == 0

@@ -58,6 +58,14 @@ def test_lines_where_there_is_no_terminal() -> None:
     assert "\x1b" not in "".join(lines)
 
 
+def test_without_a_plan_nobody_knows_how_long_it_takes() -> None:
+    for plan in ({"points": 3}, {"seconds": 5.0}, {}):
+        stream = io.StringIO()
+        with LiveView("a", console=Console(file=stream, width=140), **plan) as view:  # type: ignore[arg-type]
+            view.started("1 worker")
+        assert stream.getvalue().splitlines()[1] == "1 worker ..."
+
+
 def test_a_point_without_a_limit_has_no_bar() -> None:
     stream = io.StringIO()
     with LiveView("a", console=Console(file=stream, width=140)) as view:

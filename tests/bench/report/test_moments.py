@@ -76,6 +76,7 @@ def test_only_the_span_counts(gathered: Gathered) -> None:
     assert section.table is not None
     assert {row[2] for row in section.table.rows} == {"160"}, "of 200 requests, a tenth at each end does not"
     assert [chart.title.partition(":")[0] for chart in section.charts] == ["TTFT", "TPOT", "latency"]
+    assert all(chart.x.log for chart in section.charts)
     runs = [series.name for series in section.charts[0].series]
     assert runs == ["ours 1.0, 1 worker", "ours 1.0, 4 workers", "ours 1.0, 32 workers"], "lowest, knee, highest"
     marks = section.charts[0].series[0].marks

@@ -87,6 +87,18 @@ def test_only_trusted_points_stand_for_a_machine() -> None:
     assert [each.point.load.concurrency for each in best if each.point.load] == [4, 32]
 
 
+def test_measured_roofs_come_before_data_sheets() -> None:
+    points = []
+    for chip, read in (("A CPU", 5e10), ("Another CPU", 1e11)):
+        point = made.point(8, chip=chip, bandwidth=read)
+        devices = [msgspec.structs.replace(point.devices[0], sheet_flops=9e12, sheet_bytes_per_s=9e11)]
+        points.append(msgspec.structs.replace(point, devices=devices))
+    section = ratios.machines(of_points(points))
+    assert section is not None
+    assert section.table is not None
+    assert section.table.rows[0][4:6] == ("2", "2")
+
+
 def test_roofs_of_data_sheets_where_one_machine_is_not_measured() -> None:
     sheet = made.point(8, chip="MI300X", most=9.0)
     devices = [
