@@ -75,7 +75,7 @@ def test_what_a_machine_gives_for_its_roof() -> None:
     assert (system, against) == ("ours 1.0, Another CPU", "ours 1.0, A CPU")
     assert throughput.startswith("1.5 [1.4")
     assert (memory, compute, bound, worth) == ("2", "2", "memory", "0.75")
-    assert traffic == "typical (aaaaaaaa)"
+    assert traffic == "typical (traffic aaaaaaaa)"
     share = 2 / (1 / (8 * 2 / 3 / 10) + 1 / (8 / 20))
     assert f"the best shares of the limit is {share:.0%}" in section.text
     assert ratios.machines(of_points(one)) is None
@@ -125,3 +125,15 @@ def test_without_a_roof_that_bounds_there_is_no_worth() -> None:
     assert section is not None
     assert section.table is not None
     assert section.table.rows[0][-2:] == ("links", "-")
+
+
+def test_two_points_halve_the_variance_of_their_intervals() -> None:
+    new, old = [with_rate(12, (12 / 1.1, 12 * 1.1))] * 2, [with_rate(10, (9.999999, 10.000001))] * 2
+    between = ratio(new, old, words.REQUESTS)
+    assert between is not None
+    assert between.interval is not None
+    assert math.log(between.interval[1] / 1.2) == pytest.approx(math.log(1.1) / math.sqrt(2), rel=1e-3)
+    below = [with_rate(10, (0.0, 20.0))]
+    unknown = ratio(new, below, words.REQUESTS)
+    assert unknown is not None
+    assert unknown.interval is None, "a logarithm has no interval that begins at 0"

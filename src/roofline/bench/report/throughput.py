@@ -25,12 +25,17 @@ def sections(gathered: Gathered, slo: Slo) -> list[Section]:
     """The charts of each traffic."""
     out = []
     for (preset, sha256), points in gathered.traffics().items():
-        title = f"{preset} (traffic {sha256[:8]})"
+        title = traffic_name(preset, sha256)
         parts = (_latency(gathered, points, slo), _users(gathered, points, slo), _sweep(gathered, points, slo))
         out += [
             Section(f"{title}: {each.title}", each.text, each.charts, each.table) for each in parts if each is not None
         ]
     return out
+
+
+def traffic_name(preset: str, sha256: str) -> str:
+    """The traffic of a part of a report: plans have none that was sent."""
+    return f"{preset} (traffic {sha256[:8]})" if sha256 else preset
 
 
 def _latency(gathered: Gathered, points: Sequence[Point], slo: Slo) -> Section | None:
