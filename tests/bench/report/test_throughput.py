@@ -179,3 +179,15 @@ def test_unknown_devices_count_as_one() -> None:
 def test_traffic_that_nobody_sent_has_no_hash() -> None:
     assert throughput.traffic_name("typical", "abcdef0123") == "typical (traffic abcdef01)"
     assert throughput.traffic_name("512+256", "") == "512+256"
+
+
+def test_goodput_has_a_column_where_something_was_promised() -> None:
+    point = made.point(4)
+    good = msgspec.structs.replace(point, metrics={**point.metrics, "goodput": made.figure(3.5, "requests/s")})
+    table = sections([good, made.point(8)])["concurrency"].table
+    assert table is not None
+    assert table.headings[-1] == "goodput, requests/s"
+    assert [row[-1] for row in table.rows] == ["3.5 [3.4, 3.6]", "-"]
+    plain = sections(made.curve())["concurrency"].table
+    assert plain is not None
+    assert plain.headings[-1] == "failed"
