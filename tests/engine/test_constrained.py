@@ -555,6 +555,106 @@ def test_a_constraint_is_refused_where_its_masks_take_too_long_on_average(monkey
         library.try_out(Form(), 300, ())
 
 
+@pytest.mark.parametrize(
+    ("regex", "bare"),
+    [
+        *(("a", "a"), ("^a", "a"), ("a$", "a"), ("^a$", "a"), ("^", ""), ("$", ""), ("^$", ""), ("", "")),
+        *((r"ab\$", r"ab\$"), (r"ab\\$", r"ab\\"), (r"ab\\\$", r"ab\\\$"), (r"\$", r"\$"), (r"\\$", r"\\")),
+        *(("a^", "a^"), ("$a", "$a"), ("^^a", "^a"), ("a$$", "a$"), (r"a\b$", r"a\b"), (r"a\\b", r"a\\b")),
+    ],
+)
+def test_anchors_that_say_what_holds_anyway_are_left_out(regex, bare):
+    """A dollar behind an odd number of backslashes is a character."""
+    assert library._anchored(regex) == bare
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("", "the library does not say why"),
+        ("\n <x\n<grammar>\n", "<x"),
+        ("x" * 300, "x" * 300),
+        ("x" * 301, "x" * 300 + "..."),
+        ("  first \nsecond", "first"),
+        ("it fails:\nerror: the cause\nerror: another", "it fails: the cause"),
+        ("it fails\nerror: the cause", "it fails"),
+        ("it fails:", "it fails:"),
+        ("NoExtension: x", "nothing satisfies it"),
+    ],
+)
+def test_what_the_library_says_is_one_short_line(said, told):
+    assert library._shortened(said) == told
+
+
+def test_the_library_compiles_within_limits(monkeypatch):
+    told = []
+
+    class Fake:
+        problem, warnings = "", []
+
+        def __init__(self, *words, **options):
+            told.append((words, options))
+
+        def is_error(self):
+            return bool(self.problem)
+
+        def get_error(self):
+            return self.problem
+
+        def get_grammar_warnings(self):
+            return self.warnings
+
+    import llguidance
+
+    monkeypatch.setattr(llguidance, "LLMatcher", Fake)
+    monkeypatch.setattr(llguidance, "LLParserLimits", lambda **limits: limits)
+    assert isinstance(library.compiled("tokenizer", "grammar"), Fake)
+    limits = {"step_lexer_fuel": 100_000, "step_max_items": 20_000, "max_lexer_states": 25_000, "verbose_errors": False}
+    assert told == [(("tokenizer", "grammar"), {"log_level": 0, "limits": limits})]
+    Fake.problem = "x" * 400
+    with pytest.raises(ValueError, match=r"^x{300}\.\.\.$"):
+        library.compiled("tokenizer", "grammar")
+    Fake.problem, Fake.warnings = "", ["first", "second"]
+    with pytest.raises(ValueError, match=r"^first$"):
+        library.compiled("tokenizer", "grammar")
+
+
+def test_a_trial_walks_through_two_answers_of_32_tokens(monkeypatch):
+    consumed = []
+
+    class Form:
+        def deep_copy(self):
+            consumed.append([])
+            return self
+
+        def consume_token(self, token):
+            consumed[-1].append(token)
+
+        def is_error(self):
+            return False
+
+        def is_stopped(self):
+            return len(consumed) == 2 and len(consumed[-1]) == 5
+
+    sizes = []
+
+    def fill(_, mask):
+        sizes.append(mask.size)
+        mask[:] = 0
+        mask[1] = 0b111  # ids 32 to 34, of which 33 ends an answer
+
+    monkeypatch.setattr(library, "fill", fill)
+    library.try_out(Form(), 65, (33,))
+    assert [len(walk) for walk in consumed] == [32, 5]
+    assert {token for walk in consumed for token in walk} == {32, 34}
+    assert set(sizes) == {3}, "words of 32 bits for 65 ids"
+
+
+def test_spaces_in_json_are_bounded():
+    spaces = re.compile(library.JSON_SPACE)
+    assert [bool(spaces.fullmatch(" " * count)) for count in (0, 1, 64, 65)] == [False, True, True, False]
+
+
 def test_what_is_wrong_with_a_constraint_is_what_the_trial_says(monkeypatch):
     vetting = Vetting(library.Words([], [], []))
     monkeypatch.setattr(vetting, "_ask", {"good": "", "bad": "it has no end"}.get)
