@@ -124,9 +124,13 @@ def test_a_cancelled_task_aborts_its_request(llm, alone):
 
 def test_a_task_that_is_cancelled_within_a_step_waits_for_its_end(llm, monkeypatch):
     """A generator cannot be closed while a thread runs it."""
-    inside, goes_on, closed = threading.Event(), threading.Event(), []
+    inside, goes_on, closed, made = threading.Event(), threading.Event(), [], []
 
-    def pieces(*_, **__):
+    def stream(*_, **__):
+        made.append(pieces())  # as long as somebody has a generator nothing but `close` ends it
+        return made[0]
+
+    def pieces():
         try:
             yield "a"
             inside.set()
@@ -135,7 +139,7 @@ def test_a_task_that_is_cancelled_within_a_step_waits_for_its_end(llm, monkeypat
         finally:
             closed.append(True)
 
-    monkeypatch.setattr(llm, "stream", pieces)
+    monkeypatch.setattr(llm, "stream", stream)
 
     async def main():
         async def read():
