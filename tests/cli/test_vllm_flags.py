@@ -35,6 +35,10 @@ from roofline.engine.keywords import _OTHER, _OTHER_SERVING, _SAME, _SAME_SERVIN
         ("m --limit-mm-per-prompt {} --override-generation-config {} --async-scheduling --convert embed", "m"),
         ('m --structured-outputs-config {"backend":"auto"} --lora-dtype auto --no-fully-sharded-loras', "m"),
         ("m --block-size 16 --generation-config vllm --hf-overrides {}", "m"),
+        ("m --enable-prompt-tokens-details --no-disable-fastapi-docs --no-disable-log-stats", "m"),
+        ("m --no-enable-prompt-tokens-details --disable-fastapi-docs --disable-log-stats", "m"),
+        ("m --no-disable-log-requests --no-disable-frontend-multiprocessing --api-server-count 1", "m"),
+        ("m --ssl-cert-reqs 0 --cpu-offload-gb 0 --max-logprobs 20 --data-parallel-size 1", "m --dp 1"),
     ],
 )
 def test_flags_mean_what_ours_mean(words, ours):
@@ -65,6 +69,16 @@ def test_flags_mean_what_ours_mean(words, ours):
         ("--no-async-scheduling", "--no-async-scheduling: leave it out"),
         ("--convert classify", "--convert: an LLM generates, embeds and scores"),
         ("--made-up 1", "there is no option --made-up"),
+        ("--no-enable-auto-tool-choice", "tools are called where the request has them"),
+        ("--disable-frontend-multiprocessing", "the engine is always a process of its own"),
+        ("--enable-log-requests", "no line of the log has text of prompts"),
+        ("--ssl-cert-reqs 1", "clients are known by keys"),
+        ("--cpu-offload-gb 1", "in the host's memory"),
+        ("--swap-space 1", "a sequence that loses its pages is computed again"),
+        ("--max-logprobs 19", "20 alternatives at most"),
+        ("--api-server-count 2", "one process speaks HTTP"),
+        ("--block-size 15", "a page has 16 tokens"),
+        ("--block-size 17", "a page has 16 tokens"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_with_what_can(words, message):

@@ -17,14 +17,7 @@ def test_every_publication_has_a_page() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_is_what_the_command_writes(name: str, tmp_path: Path) -> None:
     """After a change of figures, of the table of products or of the page's form, write it anew with this command."""
-    points = FOLDER / f"{name}.jsonl"
-    words = [
-        "bench",
-        "replay",
-        name,
-        "--markdown",
-        tmp_path / "page.md",
-        *(["--points", points] if points.exists() else []),
-    ]
+    words = ["bench", "replay", name, "--markdown", tmp_path / "page.md"]
+    words += [word for path in sorted(FOLDER.glob(f"{name}.json*")) for word in ("--points", path)]
     assert call_roofline(words).exit_code == 0
     assert (FOLDER / f"{name}.md").read_text() == (tmp_path / "page.md").read_text()

@@ -5,6 +5,7 @@ import random
 import re
 import threading
 import time
+from types import SimpleNamespace
 
 import jsonschema
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from roofline import Constraint, SamplingParams
-from roofline.common.errors import RequestError
+from roofline.common.errors import ConfigError, RequestError
 from roofline.engine.config import EngineConfig
 from roofline.engine.constraints import grammars, library, masks
 from roofline.engine.constraints.matcher import Matcher
@@ -528,8 +529,10 @@ def test_masks_are_given_up_only_where_one_takes_longer_than_its_time():
     assert filled == forms[:2]
 
 
-@pytest.mark.parametrize(("seconds", "taken"), [(library.WALK_MEAN_SECONDS, True), (0.021, False)])
-def test_a_constraint_is_refused_where_its_masks_take_too_long_on_average(monkeypatch, seconds, taken):
+@pytest.mark.parametrize(
+    ("began", "seconds", "taken"), [(0.0, 0.02, True), (0.0, 0.021, False), (7.0, 0.019, True), (7.0, 0.021, False)]
+)
+def test_a_constraint_is_refused_where_its_masks_take_too_long_on_average(monkeypatch, began, seconds, taken):
     class Form:
         """One id, and its answers end."""
 
@@ -545,7 +548,7 @@ def test_a_constraint_is_refused_where_its_masks_take_too_long_on_average(monkey
         def is_stopped(self):
             return True
 
-    times = iter([0.0, library.WALKS * seconds])
+    times = iter([began, began + library.WALKS * seconds])
     monkeypatch.setattr(library.time, "thread_time", lambda: next(times))
     monkeypatch.setattr(library, "fill", lambda _, mask: mask.fill(1))
     if taken:
@@ -553,6 +556,165 @@ def test_a_constraint_is_refused_where_its_masks_take_too_long_on_average(monkey
         return
     with pytest.raises(ValueError, match="takes 21 ms; simplify it"):
         library.try_out(Form(), 300, ())
+
+
+@pytest.mark.parametrize(
+    ("regex", "bare"),
+    [
+        *(("a", "a"), ("^a", "a"), ("a$", "a"), ("^a$", "a"), ("^", ""), ("$", ""), ("^$", ""), ("", "")),
+        *((r"ab\$", r"ab\$"), (r"ab\\$", r"ab\\"), (r"ab\\\$", r"ab\\\$"), (r"\$", r"\$"), (r"\\$", r"\\")),
+        *(("a^", "a^"), ("$a", "$a"), ("^^a", "^a"), ("a$$", "a$"), (r"a\b$", r"a\b"), (r"a\\b", r"a\\b")),
+    ],
+)
+def test_anchors_that_say_what_holds_anyway_are_left_out(regex, bare):
+    """A dollar behind an odd number of backslashes is a character."""
+    assert library._anchored(regex) == bare
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("", "the library does not say why"),
+        ("\n <x\n<grammar>\n", "<x"),
+        ("x" * 300, "x" * 300),
+        ("x" * 301, "x" * 300 + "..."),
+        ("  first \nsecond", "first"),
+        ("it fails:\nerror: the cause\nerror: another", "it fails: the cause"),
+        ("it fails\nerror: the cause", "it fails"),
+        ("it fails:", "it fails:"),
+        ("NoExtension: x", "nothing satisfies it"),
+    ],
+)
+def test_what_the_library_says_is_one_short_line(said, told):
+    assert library._shortened(said) == told
+
+
+def test_the_library_compiles_within_limits(monkeypatch):
+    told = []
+
+    class Fake:
+        problem, warnings = "", []
+
+        def __init__(self, *words, **options):
+            told.append((words, options))
+
+        def is_error(self):
+            return bool(self.problem)
+
+        def get_error(self):
+            return self.problem
+
+        def get_grammar_warnings(self):
+            return self.warnings
+
+    import llguidance
+
+    monkeypatch.setattr(llguidance, "LLMatcher", Fake)
+    monkeypatch.setattr(llguidance, "LLParserLimits", lambda **limits: limits)
+    assert isinstance(library.compiled("tokenizer", "grammar"), Fake)
+    limits = {"step_lexer_fuel": 100_000, "step_max_items": 20_000, "max_lexer_states": 25_000, "verbose_errors": False}
+    assert told == [(("tokenizer", "grammar"), {"log_level": 0, "limits": limits})]
+    Fake.problem = "x" * 400
+    with pytest.raises(ValueError, match=r"^x{300}\.\.\.$"):
+        library.compiled("tokenizer", "grammar")
+    Fake.problem, Fake.warnings = "", ["first", "second"]
+    with pytest.raises(ValueError, match=r"^first$"):
+        library.compiled("tokenizer", "grammar")
+
+
+def test_a_trial_walks_through_two_answers_of_32_tokens(monkeypatch):
+    consumed = []
+
+    class Form:
+        def deep_copy(self):
+            consumed.append([])
+            return self
+
+        def consume_token(self, token):
+            consumed[-1].append(token)
+
+        def is_error(self):
+            return False
+
+        def is_stopped(self):
+            return len(consumed) == 2 and len(consumed[-1]) == 5
+
+    sizes = []
+
+    def fill(_, mask):
+        sizes.append(mask.size)
+        mask[:] = 0
+        mask[1] = 0b111  # ids 32 to 34, of which 33 ends an answer
+
+    monkeypatch.setattr(library, "fill", fill)
+    library.try_out(Form(), 64, (33,))
+    assert [len(walk) for walk in consumed] == [32, 5]
+    assert {token for walk in consumed for token in walk} == {32, 34}
+    assert set(sizes) == {2}, "words of 32 bits"
+    with pytest.raises(IndexError):
+        library.try_out(Form(), 32, ())
+
+
+def test_words_are_those_of_the_model_s_ids_alone():
+    tokenizer = SimpleNamespace(eos_ids=(5, 9), special_ids={9, 5, 2}, token_bytes=lambda token: b"%d" % token)
+    words = library.Words.of(tokenizer, 9)
+    assert words == library.Words([b"%d" % token for token in range(9)], [2, 5], [5])
+    assert library.Words.of(tokenizer, 10).ends == [5, 9]
+    assert library.Words.of(tokenizer, 10).special == [2, 5, 9]
+    with pytest.raises(ConfigError, match="no id that ends an answer"):
+        library.Words.of(tokenizer, 5)
+
+
+def test_a_text_is_spelled_as_the_model_does_where_the_bytes_are_the_same():
+    words = library.Words([b"a", b"b", b" a"], [], [1, 0])
+    for encode, text, ids in (
+        (lambda _: [0, 1], "ab", [0, 1]),
+        (lambda _: [2, 1], "ab", [7]),  # a space in front
+        (None, "ab", [7]),
+        (None, "", []),
+    ):
+        wrapper = library._Wrapper(words, encode)
+        wrapper.greedy = lambda _: [7]
+        assert wrapper(text) == ids
+    assert (wrapper.eos_token_id, wrapper.tokens, wrapper.special_token_ids) == (1, words.tokens, [])
+    assert (wrapper.is_tokenizer_wrapper, wrapper.bos_token_id) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("bits", "problem", "message"),
+    [(1, "", None), (0, "", "no id may come next"), (0, "x" * 301, "x" * 300), (1, "bad\n", "bad")],
+)
+def test_a_mask_that_cannot_be_known_is_no_mask(bits, problem, message):
+    mask = np.zeros(3, np.uint32)
+
+    def compute(address, size):
+        assert (address, size) == (mask.ctypes.data, 12)
+        mask[2] = bits
+
+    matcher = SimpleNamespace(
+        unsafe_compute_mask_ptr=compute, is_error=lambda: bool(problem), get_error=lambda: problem
+    )
+    if message is None:
+        library.fill(matcher, mask)
+        assert mask.tolist() == [0, 0, 1]
+        return
+    with pytest.raises(ValueError, match=message):
+        library.fill(matcher, mask)
+
+
+def test_characters_that_mean_something_stand_as_their_numbers():
+    assert library._literal("a.é\n{") == r"a\x{2e}é\x{a}\x{7b}"
+    with pytest.raises(RequestError, match="the regex cannot be compiled: too large"):
+        library.cannot_compile(Constraint.of_regex("a"), "too large")
+
+
+def test_as_many_forms_wait_as_the_documents_say():
+    assert (grammars.MAX_PENDING, grammars.MAX_GRAMMARS, grammars.MAX_BYTES, grammars.THREADS) == (32, 32, 1_048_576, 2)
+
+
+def test_spaces_in_json_are_bounded():
+    spaces = re.compile(library.JSON_SPACE)
+    assert [bool(spaces.fullmatch(" " * count)) for count in (0, 1, 64, 65)] == [False, True, True, False]
 
 
 def test_what_is_wrong_with_a_constraint_is_what_the_trial_says(monkeypatch):

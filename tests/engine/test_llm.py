@@ -412,3 +412,18 @@ def test_many_prompts_show_how_far_they_are_on_a_terminal_alone(llm, monkeypatch
         llm.generate(prompts, GREEDY, **options)
         assert ("2 of 2 prompts" in terminal.getvalue()) == shown
         assert not shown or terminal.getvalue().endswith("\r\x1b[K"), "nothing of it stays"
+
+
+@pytest.mark.parametrize("call", ["embed", "score"])
+def test_vectors_of_many_texts_show_how_far_they_are_unless_that_is_not_wanted(llm, monkeypatch, call):
+    from roofline.engine import llm as module
+
+    counts, bars = [], []
+    monkeypatch.setattr(module, "bar_for", lambda count: counts.append(count) or "a bar")
+    monkeypatch.setattr(module, "pair_messages", lambda *_: [{"role": "user", "content": "b"}])
+    monkeypatch.setattr(module, "yes_or_no", lambda _: None)
+    monkeypatch.setattr(llm.answers, "vectors", lambda ids, pooling, bar: bars.append(bar) or [])
+    words = (["a", "b", "a"],) if call == "embed" else ("a", ["a", "b", "a"])
+    for options in ({}, {"use_tqdm": True}, {"use_tqdm": False}):
+        assert getattr(llm, call)(*words, **options) == []
+    assert (counts, bars) == ([3, 3], ["a bar", "a bar", None])

@@ -122,6 +122,43 @@ def test_a_cancelled_task_aborts_its_request(llm, alone):
     assert is_idle(llm)
 
 
+def test_a_task_that_is_cancelled_within_a_step_waits_for_its_end(llm, monkeypatch):
+    """A generator cannot be closed while a thread runs it."""
+    inside, goes_on, closed, made = threading.Event(), threading.Event(), [], []
+
+    def stream(*_, **__):
+        made.append(pieces())  # as long as somebody has a generator nothing but `close` ends it
+        return made[0]
+
+    def pieces():
+        try:
+            yield "a"
+            inside.set()
+            assert goes_on.wait(10)
+            yield "b"
+        finally:
+            closed.append(True)
+
+    monkeypatch.setattr(llm, "stream", stream)
+
+    async def main():
+        async def read():
+            async for _ in llm.astream("abc"):
+                pass
+
+        task = asyncio.create_task(read())
+        await asyncio.to_thread(inside.wait, 10)
+        task.cancel()
+        await asyncio.sleep(0.01)
+        assert not task.done()
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert closed == [True]
+
+
 def test_closing_ends_what_another_thread_waits_for():
     llm = LLM(loaded_text())
     started, step = threading.Event(), llm.engine.step

@@ -3,15 +3,19 @@
 import math
 
 import msgspec
+import numpy as np
 import pytest
 from engine_fakes import FakeExecutable
 
 from roofline.backends.options import LoadOptions
 from roofline.common.errors import CapacityError, ConfigError, RequestError
 from roofline.common.options import declared
+from roofline.engine import params as module
 from roofline.engine.config import EngineConfig, resolve
+from roofline.engine.constraint import Constraint
 from roofline.engine.keywords import CONSTRAINT_NAMES
-from roofline.engine.params import SamplingParams
+from roofline.engine.params import SamplingParams, fresh_seed
+from roofline.engine.pooling import Pooling
 
 BAD = [
     ("temperature", -0.1),
@@ -38,6 +42,8 @@ BAD = [
     *(("stop", ["a", ""]), ("logit_bias", [(1, 2, 3)]), ("repetition_penalty", math.inf)),
     *(("repetition_penalty", 1e-38), ("repetition_penalty", 9e-10), ("repetition_penalty", 1.1e9)),
     *(("top_k", 2**31), ("max_tokens", 2**31), ("min_tokens", 2**31)),
+    *(("prompt_logprobs", -1), ("prompt_logprobs", 21), ("prompt_logprobs", 1.0), ("pooling", "mean")),
+    *(("prompt_progress", 1), ("digests", 1), ("ignore_eos", None)),
     ("seed", 2**64),
     ("seed", -(2**63) - 1),
     ("logit_bias", {5: -100.5}),
@@ -88,7 +94,7 @@ GOOD = [
         ("n", 128),
         ("max_tokens", 1),
     ),
-    *(("min_tokens", 0), ("stop_token_ids", [0])),
+    *(("min_tokens", 0), ("stop_token_ids", [0]), ("prompt_logprobs", 0), ("prompt_logprobs", 20)),
     *(("top_k", 2**31 - 1), ("max_tokens", 2**31 - 1), ("min_tokens", 2**31 - 1)),  # int32 on the way to a kernel
 ]
 
@@ -164,6 +170,60 @@ def test_values_are_normalised_and_survive_messagepack():
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
 
 
+def test_scalars_of_numpy_are_plain_numbers():
+    params = SamplingParams(temperature=np.float32(0.5), top_k=np.int64(-1), n=np.array(3), ignore_eos=np.bool_(True))
+    assert (params.temperature, params.top_k, params.n, params.ignore_eos) == (0.5, 0, 3, True)
+    assert [type(getattr(params, name)) for name in ("temperature", "top_k", "n", "ignore_eos")] == [
+        *(float, int, int, bool),
+    ]
+    with pytest.raises(RequestError, match="stop_token_ids: "):
+        SamplingParams(stop_token_ids=np.array([4, 5]))
+
+    class Scalar:  # torch's have no ndim but as a property, others none at all
+        def item(self):
+            return 0.25
+
+    assert SamplingParams(temperature=Scalar()).temperature == 0.25
+    with pytest.raises(RequestError, match="temperature"):
+        SamplingParams(temperature=np.array([0.5]))
+
+
+def test_any_name_of_the_form_sets_it_alone():
+    regex = Constraint.of_regex("a+")
+    for params in (SamplingParams(guided_regex="a+"), SamplingParams(constraint=regex)):
+        assert params.constraint == regex
+        assert [getattr(params, name) for name in CONSTRAINT_NAMES] == [None] * len(CONSTRAINT_NAMES)
+
+
+ABOUT_ANSWERS = {
+    "n": (1, 2),
+    "constraint": (None, Constraint.of_regex("a")),
+    "logprobs": (None, 0),
+    "prompt_logprobs": (None, 0),
+    "digests": (False, True),
+    "stop": ((), ("a",)),
+    "stop_token_ids": ((), (1,)),
+    "logit_bias": ((), {1: 1.0}),
+}
+
+
+@pytest.mark.parametrize("field", ABOUT_ANSWERS)
+def test_with_a_pooling_goes_nothing_that_is_about_an_answer(field):
+    neutral, asks = ABOUT_ANSWERS[field]
+    assert SamplingParams(pooling=Pooling("mean"), **{field: neutral}).pooling == Pooling("mean")
+    with pytest.raises(RequestError, match=f"{field}: is about an answer") as refused:
+        SamplingParams(pooling=Pooling("mean"), **{field: asks})
+    assert (refused.value.status, refused.value.param) == (400, field)
+
+
+def test_a_fresh_seed_has_53_random_bits(monkeypatch):
+    read = []
+    monkeypatch.setattr(module.os, "urandom", lambda count: read.append(count) or b"\xff" * count)
+    assert (fresh_seed(), read) == (2**53 - 1, [8])
+    monkeypatch.setattr(module.os, "urandom", lambda count: bytes([0, 0x08, *[0] * (count - 2)]))
+    assert fresh_seed() == 1, "the lowest eleven bits are left out"
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("max_batch_tokens", 0), ("max_running", 1.5), ("max_model_len", 0), ("scheduler", "x"), ("cache", "x")],
@@ -230,3 +290,10 @@ def test_settings_are_fitted_to_the_executable():
         resolve(EngineConfig(max_model_len=513), executable)
     with pytest.raises(CapacityError, match="needs 161 tokens of cache, 160 are available"):
         resolve(EngineConfig(max_model_len=161), executable)
+
+
+def test_other_names_of_the_form_are_not_shown():
+    """They are None once the constraint is set."""
+    for params in (SamplingParams(), SamplingParams(guided_regex="a")):
+        assert not [name for name in CONSTRAINT_NAMES if name in repr(params)]
+        assert "constraint=" in repr(params)

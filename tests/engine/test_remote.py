@@ -10,6 +10,7 @@ import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from engine_fakes import SpellingTokenizer
@@ -18,7 +19,7 @@ from engine_streams import collect, local, until
 from roofline.common.errors import CapacityError, ConfigError, RequestError, RooflineError
 from roofline.engine.config import EngineConfig
 from roofline.engine.params import SamplingParams
-from roofline.engine.process import remote
+from roofline.engine.process import messages, remote
 from roofline.engine.process.messages import EngineSpec, Report
 from roofline.engine.process.remote import RemoteEngine
 from roofline.engine.process.watchdog import BUSY_TICKS, IDLE_TICKS, Watchdog, tree_time
@@ -483,6 +484,29 @@ def test_who_waits_for_the_end_of_an_engine_is_told_the_reason():
         assert "given up after 0 restarts" in await ending
 
     run(test, spec(die_on_id=13), max_restarts=0)
+
+
+def test_silence_is_asked_about_once():
+    """At its first tick; what ends the process is told to whoever reads from it."""
+    sent, killed = [], []
+    engine = RemoteEngine(spec(), worker=SimpleNamespace(pid=7, kill=lambda: killed.append(True)))
+    engine._writer = SimpleNamespace(write=sent.append)
+    reasons = iter([None, None, None, "it is silent"])
+
+    class Silent:
+        tick_seconds, silent = 0.0, 0
+
+        def heard(self):
+            """Something has come."""
+
+        def tick(self):
+            self.silent += 1
+            return next(reasons)
+
+    engine._watchdog = Silent()
+    assert asyncio.run(engine._watch()) == "it is silent"
+    assert (sent, killed) == ([messages.frame(messages.Ping())], [True])
+    assert engine._stall.seconds > 0
 
 
 def test_silence_is_borne_longer_from_whoever_computes():

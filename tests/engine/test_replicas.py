@@ -5,6 +5,7 @@ import os
 import random
 import signal
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from engine_fakes import FakeExecutable
@@ -291,6 +292,44 @@ def test_engines_that_compute_differently_are_refused():
     engines[1]._worker._engine.executable.fingerprint = "other"
     with pytest.raises(UnsupportedError, match="replicas that compute differently"):
         run(None, engines)
+
+
+def test_an_adapter_that_one_of_them_cannot_load_is_left_in_none():
+    forgotten = []
+
+    def replicas(*loads):
+        engines = threads(len(loads))
+        for number, (engine, load) in enumerate(zip(engines, loads, strict=True)):
+            engine.load_adapter = lambda path, most, load=load: load(path, most)
+            engine.unload_adapter = lambda digest, number=number: forgotten.append((number, digest))
+        return Replicas(engines)
+
+    async def loaded(path, most, digest="a"):
+        return SimpleNamespace(digest=digest, words=(path, most))
+
+    async def refused(path, most):
+        raise ConfigError("no adapter")
+
+    async def slow(path, most):
+        await asyncio.Event().wait()
+
+    assert asyncio.run(replicas(loaded, loaded).load_adapter("p", 5)).words == ("p", 5)
+    assert not forgotten
+    with pytest.raises(ConfigError, match="no adapter"):
+        asyncio.run(replicas(loaded, refused, loaded).load_adapter("p"))
+    assert forgotten == [(0, "a"), (2, "a")]
+    forgotten.clear()
+    with pytest.raises(ConfigError, match="p changed while it was loaded"):
+        asyncio.run(replicas(loaded, partial(loaded, digest="b")).load_adapter("p"))
+    assert forgotten == [(0, "a"), (1, "b")]
+    forgotten.clear()
+
+    async def left():
+        await asyncio.wait_for(replicas(slow, loaded).load_adapter("p"), 0.01)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(left())
+    assert forgotten == [(1, "a")]
 
 
 def test_what_is_wrong_with_all_of_them_is_what_is_wrong_with_the_first():

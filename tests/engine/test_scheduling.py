@@ -110,6 +110,22 @@ class Watched:
         return self.outputs
 
 
+def test_rows_of_so_many_shapes_are_kept_while_the_sequences_stay_the_same():
+    engine, builder = LocalEngine(FakeExecutable()), RowBuilder()
+    engine.submit([1, 2, 3], SamplingParams(max_tokens=5, temperature=0))
+    engine.step()
+    (sequence,) = engine.state.running
+    for drafted in range(16):
+        sequence.draft = [4] * drafted
+        rows = builder.build([sequence])
+        assert builder.build([sequence]) is rows
+        assert rows.position.tolist() == [len(sequence.ids) + j for j in range(drafted + 1)]
+        assert len(builder._rows_by_shape) == drafted + 1
+    sequence.draft = [4] * 16
+    assert len(builder.build([sequence]).position) == 17
+    assert len(builder._rows_by_shape) == 1, "all others have gone"
+
+
 PROMPTS = (
     st.integers(1, 60)
     .flatmap(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roofline.common.errors import RequestError
 from roofline.server import admission
 from roofline.server.admission import LEAST_AHEAD, LEAST_TOKENS, Pace, Queue
 from roofline.server.errors import Overloaded
@@ -200,14 +201,14 @@ def test_clocks_of_idle_keys_do_not_pile_up():
 
 def test_a_queue_is_full_at_its_limit(clock):
     queue = queue_of(queued=3)
-    tickets = [queue.enter(key("a")) for _ in range(3)]
+    tickets = [queue.enter(key("a"), 0) for _ in range(3)]
     with pytest.raises(Overloaded, match="3 requests are already waiting") as refused:
-        queue.enter(key("a"))
+        queue.enter(key("a"), 0)
     assert (queue.waiting, refused.value.status, refused.value.code, refused.value.retry_after) == (
         *(3, 429, "overloaded", 5),
     )
     tickets[0].leave()
-    queue.enter(key("a"))
+    queue.enter(key("a"), 0)
     assert queue.waiting == 3
 
 
@@ -265,27 +266,27 @@ def test_a_place_goes_to_who_has_the_smaller_share_with_it(weight, taken):
 
 def test_a_key_has_so_many_requests_open(clock):
     queue = queue_of(streams=2)
-    tickets = [queue.enter(key("a")) for _ in range(2)]
+    tickets = [queue.enter(key("a"), 0) for _ in range(2)]
     tickets[0].began()
     with pytest.raises(Overloaded, match="2 requests open, and may have 2") as refused:
-        queue.enter(key("a"))
+        queue.enter(key("a"), 0)
     assert (refused.value.code, refused.value.retry_after) == ("too_many_streams", 5)
-    queue.enter(key("b"))
-    queue.enter(key("c", streams=1))
+    queue.enter(key("b"), 0)
+    queue.enter(key("c", streams=1), 0)
     with pytest.raises(Overloaded, match="may have 1"):
-        queue.enter(key("c", streams=1))
-    for _ in range(5):  # one of its requests ends every four seconds
+        queue.enter(key("c", streams=1), 0)
+    for _ in range(5):  # one of its requests ends every eight seconds
         tickets[-1].leave()
-        clock.now += 4
-        tickets.append(queue.enter(key("a")))
+        clock.now += 8
+        tickets.append(queue.enter(key("a"), 0))
     with pytest.raises(Overloaded) as refused:
-        queue.enter(key("a"))
-    assert refused.value.retry_after == 5  # five in twenty seconds, of which the first has no time before it
+        queue.enter(key("a"), 0)
+    assert refused.value.retry_after == 10  # five in forty seconds, of which the first has no time before it
 
 
 def test_a_retry_makes_sense_when_half_of_the_queue_has_moved_on(clock):
     queue = queue_of()
-    tickets = [queue.enter(key("a")) for _ in range(45)]
+    tickets = [queue.enter(key("a"), 0) for _ in range(45)]
     tickets[0].began()
     assert queue.retry_after() == 5  # one first token has no pace
     for ticket in tickets[1:5]:
@@ -338,11 +339,65 @@ def test_a_thousand_and_twenty_four_idle_keys_are_remembered():
     assert set(queue._keys) == {"one more"}
 
 
-def test_a_queue_that_was_stopped_takes_nobody():
-    queue = queue_of()
+def test_a_queue_that_was_stopped_takes_nobody_and_ends_what_runs():
+    queue, told = queue_of(), []
+    queue.ends |= {told.append, lambda error: told.append(error)}
+    assert not queue.stopped
     queue.stop()
-    with pytest.raises(Exception, match="The server stopped before"):
-        queue.enter(key("a"))
+    with pytest.raises(RequestError, match="The server stopped before") as refused:
+        queue.enter(key("a"), 0)
+    for error in (*told, refused.value):
+        assert (error.status, error.code) == (503, "server_stopping")
+    assert (len(told), queue.stopped) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "window", "ahead"), [(31, 1023, 33), (31, 1024, 34), (16, 1024, 64), (16, 1025, 65)]
+)
+def test_the_engine_is_given_prompts_until_its_window_is_full(tokens, window, ahead):
+    queue = queue_of(window=window)
+    assert sum(queue.enter(key("a"), tokens).ahead for _ in range(100)) == ahead
+
+
+def test_a_turn_comes_when_the_engine_has_room_or_the_place_is_lost():
+    async def run():
+        queue = queue_of(queued=LEAST_AHEAD + 2)
+        ahead = [queue.enter(key("a"), 10) for _ in range(LEAST_AHEAD)]
+        await asyncio.gather(*(ticket.turn() for ticket in ahead))
+        held = [queue.enter(key("a"), 10) for _ in range(2)]
+        turns = [asyncio.create_task(ticket.turn()) for ticket in held]
+        await asyncio.sleep(0)
+        assert [turn.done() for turn in turns] == [False, False]
+        ahead[0].began()
+        await turns[0]
+        held.append(queue.enter(key("a"), 10))
+        queue.enter(key("b"), 10)
+        with pytest.raises(Overloaded):
+            await asyncio.wait_for(held[2].turn(), 1)
+        assert not turns[1].done()
+        turns[1].cancel()
+
+    asyncio.run(run())
+
+
+def test_a_request_that_names_no_priority_has_the_one_in_the_middle():
+    queue = queue_of()
+    tickets = [queue.enter(key("a"), 10) for _ in range(LEAST_AHEAD)]
+    late, plain, early, plain_too = (queue.enter(key("a"), 10, *named) for named in ((1,), (), (-1,), (0,)))
+    for ticket, expected in zip(tickets, (early, plain, plain_too, late), strict=False):
+        assert not expected.ahead
+        ticket.began()
+        assert expected.ahead
+
+
+def test_a_queue_is_idle_until_somebody_comes():
+    queue = queue_of()
+    assert (queue.idle.is_set(), queue.busy.is_set()) == (True, False)
+    tickets = [queue.enter(key("a"), 10) for _ in range(2)]
+    for ticket in tickets:
+        assert (queue.idle.is_set(), queue.busy.is_set()) == (False, True)
+        ticket.leave()
+    assert (queue.idle.is_set(), queue.busy.is_set()) == (True, False)
 
 
 def test_a_form_that_is_being_compiled_takes_no_room_of_the_engine():

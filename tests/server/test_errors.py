@@ -1,11 +1,13 @@
 """What a client is told about each kind of error, and when it should come back."""
 
+import re
+
 import msgspec
 import pytest
 
 from roofline.common.errors import CapacityError, ConfigError, RequestError, RooflineError
 from roofline.server.adapters import named_path
-from roofline.server.errors import Overloaded, error_body, from_exception, message_of
+from roofline.server.errors import Overloaded, error_body, error_form, from_exception, message_of
 
 KINDS = [
     (CapacityError("the prompt", 3, 2, "pages", "Shorten it."), 400, "context_length_exceeded"),
@@ -100,6 +102,9 @@ REPEATED = [
 ]
 
 
+REPEATED_404 = re.compile("There is no|The model|previous_response_id")
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "message"),
     REPEATED,
@@ -108,8 +113,8 @@ REPEATED = [
 def test_what_a_client_wrote_is_repeated_up_to_a_length(call, make_context, tmp_path, method, path, body, message):
     answer = call(method, path, json=body, context=make_context(batch_folder=tmp_path))
     error = answer.json()["error"]
-    assert answer.status_code in (400, 404, 405)
     assert error["message"].startswith(message)
+    assert answer.status_code == (405 if "is not a method" in message else 404 if REPEATED_404.match(message) else 400)
     if message.startswith("Unknown field"):
         assert error["param"] == message.removeprefix("Unknown field: ").rstrip(".")
 
@@ -126,29 +131,35 @@ def test_other_forms_repeat_no_more(call):
     assert str(refused.value).startswith(f"adapter {LONG[:100]!r}: give it as NAME=PATH")
 
 
-NAMED = "n" * 256
+USER = {"role": "user", "content": "Hi"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 TURN = {"role": "assistant", "content": "a", "tool_calls": [CALL]}
 RESULT = {"role": "tool", "content": "7", "tool_call_id": "c"}
-# The place of a name in a conversation -> the conversation with it there.
+# The place of a name in the last message -> that message with it there.
 NAMES = {
-    "name": lambda name: [{"role": "user", "content": "Hi", "name": name}],
-    "tool_calls.0.id": lambda name: [{**TURN, "tool_calls": [{**CALL, "id": name}]}, {**RESULT, "tool_call_id": name}],
-    "tool_calls.0.function.name": lambda name: [
-        {**TURN, "tool_calls": [{**CALL, "function": {"name": name, "arguments": "{}"}}]},
-        RESULT,
-    ],
+    "name": lambda name: {**USER, "name": name},
+    "tool_calls.0.id": lambda name: {**TURN, "tool_calls": [{**CALL, "id": name}]},
+    "tool_calls.0.function.name": lambda name: {
+        **TURN,
+        "tool_calls": [{**CALL, "function": {"name": name, "arguments": "{}"}}],
+    },
+    "tool_call_id": lambda name: {**RESULT, "tool_call_id": name},
 }
+
+
+def problem(answer) -> tuple[str, str]:
+    """The field and the words of a refusal; empty where there is none, or one of how messages follow each other."""
+    error = {} if answer.status_code == 200 else answer.json()["error"]
+    error = {"param": error.partition(":")[0], "message": error} if isinstance(error, str) else error
+    message = error.get("message", "")
+    return (error["param"], message) if "should have at most" in message else ("", "")
 
 
 @pytest.mark.parametrize("place", NAMES)
 def test_names_in_a_conversation_are_bounded(call, place):
-    for name, status in (("n", 200), (NAMED, 200), (NAMED + "n", 400)):
-        messages = [*CHAT["messages"], *NAMES[place](name), *CHAT["messages"]]
-        answer = call("POST", "/v1/chat/completions", json={**CHAT, "messages": messages})
-        assert answer.status_code == status, answer.text
-        if status == 400:
-            assert answer.json()["error"]["param"].startswith("messages.")
+    for length, refused in ((1, ""), (256, ""), (257, f"messages.1.{place}")):
+        body = {**CHAT, "messages": [USER, NAMES[place]("n" * length)]}
+        assert problem(call("POST", "/v1/chat/completions", json=body))[0] == refused
 
 
 @pytest.mark.parametrize(("count", "status"), [(0, 400), (1, 200), (1024, 200), (1025, 400)])
@@ -168,31 +179,30 @@ def test_a_message_calls_so_many_tools(call, engine, count, status):
     assert call("POST", "/v1/chat/completions", json={**CHAT, "messages": messages}).status_code == status
 
 
-def ollama_turn(**function) -> dict:
-    return {
-        "role": "assistant",
-        "content": "a",
-        "tool_calls": [{"function": {"name": "f", "arguments": {}, **function}}],
-    }
+OLLAMA_CALL = {"function": {"name": "f", "arguments": {}}}
+OLLAMA_NAMES = {
+    "tool_calls.0.id": lambda name: {**TURN, "tool_calls": [{**OLLAMA_CALL, "id": name}]},
+    "tool_calls.0.function.name": lambda name: {
+        **TURN,
+        "tool_calls": [{"function": {"name": name, "arguments": {}}}],
+    },
+    "tool_name": lambda name: {"role": "tool", "content": "7", "tool_name": name},
+    "tool_call_id": lambda name: {"role": "tool", "content": "7", "tool_call_id": name},
+}
 
 
-@pytest.mark.parametrize(("length", "status"), [(1, 200), (256, 200), (257, 400)])
-def test_names_in_ollamas_conversations_are_bounded(call, length, status):
-    name, user = "n" * length, {"role": "user", "content": "Hi"}
-    result = {"role": "tool", "content": "7"}
-    for turns in (
-        [ollama_turn(name=name), {**result, "tool_name": name if length < 257 else "f"}],
-        [ollama_turn(), {**result, "tool_name": name}]
-        if length > 256
-        else [ollama_turn(), {**result, "tool_name": "f"}],
-        [
-            {**ollama_turn(), "tool_calls": [{**ollama_turn()["tool_calls"][0], "id": name}]},
-            {**result, "tool_call_id": name},
-        ],
-    ):
-        body = {"model": "tiny", "stream": False, "messages": [user, *turns]}
-        answer = call("POST", "/api/chat", json=body)
-        assert answer.status_code == status, (turns, answer.text)
+@pytest.mark.parametrize("place", OLLAMA_NAMES)
+def test_names_in_ollamas_conversations_are_bounded(call, place):
+    for length, refused in ((1, ""), (256, ""), (257, f"messages.1.{place}")):
+        body = {"model": "tiny", "stream": False, "messages": [USER, OLLAMA_NAMES[place]("n" * length)]}
+        assert problem(call("POST", "/api/chat", json=body))[0] == refused
+
+
+def test_a_message_of_ollamas_calls_so_many_tools(call):
+    for count, refused in ((128, ""), (129, "messages.1.tool_calls")):
+        turn = {**TURN, "tool_calls": [OLLAMA_CALL] * count}
+        body = {"model": "tiny", "stream": False, "messages": [USER, turn]}
+        assert problem(call("POST", "/api/chat", json=body))[0] == refused
 
 
 @pytest.mark.parametrize(("salt", "status"), [("", 400), ("s", 200)])
@@ -200,3 +210,10 @@ def test_names_in_ollamas_conversations_are_bounded(call, length, status):
 def test_a_salt_has_a_character(call, path, salt, status):
     body = CHAT if "chat" in path else RESPONSE if "responses" in path else {"model": "tiny", "prompt": "Hi"}
     assert call("POST", path, json={**body, "cache_salt": salt}).status_code == status
+
+
+def test_the_form_of_errors_is_that_of_the_path_or_of_what_it_begins_with():
+    forms = {"/a": message_of, "/b/*": str, "/b/c/*": repr}
+    for path, form in (("/a", message_of), ("/a/", error_body), ("/b/", str), ("/b/c/d", str), ("/b", error_body)):
+        assert error_form(path, forms) is form
+    assert error_form("/b.", forms) is error_body

@@ -215,6 +215,56 @@ def test_of_several_engines_the_worst_is_told(
     assert state.comparison.kl == pytest.approx(math.inf if math.isnan(divergence) else divergence)
 
 
+def test_of_engines_that_are_equally_wrong_the_first_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each position is computed while no request is open."""
+    looks: list[int] = []
+
+    async def logits(engine: int, ids: Any) -> int:
+        return engine
+
+    async def idle() -> None:
+        looks.append(1)
+
+    monkeypatch.setattr(module, "_engines", lambda _: (1, 2))
+    monkeypatch.setattr(module, "_logits", logits)
+    monkeypatch.setattr(module, "compare_row", lambda _, engine: (0.01, engine == 1))
+    state = GoldenState()
+    check = GoldenCheck(state, SimpleNamespace(), "tiny", LOAD)  # type: ignore[arg-type]
+    check._idle = idle  # type: ignore[method-assign]
+    prompts = [GoldenPrompt((5, 6, 7), (0, 2)), GoldenPrompt((5,), (0,))]
+    problem = asyncio.run(check._compare(prompts, np.zeros((3, 2), np.float32)))
+    assert state.comparison == Comparison(pytest.approx(0.01), 1.0, 3)  # type: ignore[arg-type]
+    assert "at 0% of 3 positions" in str(problem)
+    assert len(looks) == 2 * 3
+
+
+@pytest.mark.parametrize("helps", [True, False])
+def test_the_fall_back_loads_all_engines_with_the_plainest_kernels(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, helps: bool
+) -> None:
+    reloaded: list[object] = []
+
+    class Engine:
+        async def reload(self, source: str, changes: dict[str, object]) -> None:
+            reloaded.append((source, dict(changes)))
+
+    async def compare(*_: Any) -> str | None:
+        return None if helps else "KL 9"
+
+    monkeypatch.setattr(module, "_engines", lambda _: (Engine(), Engine()))
+    monkeypatch.setattr(reference, "forget_packed", reloaded.append)
+    state = GoldenState()
+    check = GoldenCheck(state, SimpleNamespace(), "tiny", LOAD)  # type: ignore[arg-type]
+    check._compare = compare  # type: ignore[method-assign, assignment]
+    task: Any = SimpleNamespace(source="the file")
+    problem = asyncio.run(check._fall_back(task, [], np.zeros(0), "KL 7"))
+    plainest = ("the file", {"isa": "portable", "tuned": False})
+    assert reloaded == ["the file", plainest, plainest]
+    assert state.fallback == "portable kernels and weights packed anew (slower), because: KL 7"
+    assert problem == (None if helps else "KL 9, with portable kernels and weights packed anew")
+    assert "golden prompts: KL 7; the model is loaded again with portable kernels" in caplog.text
+
+
 def golden_samples(text: str) -> dict[str, float]:
     lines = [
         line.split("{")[0::1] + line.rsplit(" ", 1)[1:]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 from fastapi import APIRouter, Request
@@ -10,6 +11,7 @@ from fastapi import APIRouter, Request
 from roofline.engine.events import Event
 from roofline.engine.process.messages import Checked
 from roofline.server import app
+from roofline.server.respond import on_thread_if_large
 from roofline.server.response import CancelledWithClient
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -215,6 +217,39 @@ def test_a_large_body_is_encoded_beside_the_event_loop(call, make_context, size,
     headers = {"content-type": "application/json"}
     assert call("POST", "/v1/completions", content=body, headers=headers, context=context).status_code == 200
     assert [thread is not threading.main_thread() for thread in encodes_in] == [beside]
+
+
+@pytest.mark.parametrize(("size", "beside"), [(1 << 10, False), ((1 << 10) + 1, True)])
+def test_a_body_of_many_short_texts_is_read_beside_the_event_loop(call, make_context, size, beside):
+    context, encodes_in = make_context(), []
+    encode = context.text.encode
+    context.text.encode = lambda text, most, **_: (encodes_in.append(threading.current_thread()), encode("Hi"))[1]
+    head, tail = b'{"model": "tiny", "input": "', b'"}'
+    body = head + b"x" * (size - len(head) - len(tail)) + tail
+    headers = {"content-type": "application/json"}
+    assert call("POST", "/v1/embeddings", content=body, headers=headers, context=context).status_code == 200
+    assert [thread is not threading.main_thread() for thread in encodes_in] == [beside]
+
+
+@pytest.mark.parametrize(("size", "together"), [(1 << 20, True), ((1 << 20) + 1, False)])
+@pytest.mark.parametrize("more", [0, 7])
+def test_bodies_beyond_a_mebibyte_are_read_one_at_a_time(make_context, size, together, more):
+    """more: bytes that are read beside the body."""
+    both = threading.Barrier(2)
+
+    def read(raw, served):
+        try:
+            return both.wait(0.2) >= 0
+        except threading.BrokenBarrierError:
+            return False
+
+    async def run():
+        state = SimpleNamespace(large_bodies=asyncio.Semaphore(1))
+        request = SimpleNamespace(app=SimpleNamespace(state=state), state=SimpleNamespace(context=make_context()))
+        reads = (on_thread_if_large(request, b"x" * (size - more), read, more) for _ in range(2))
+        return await asyncio.gather(*reads)
+
+    assert asyncio.run(run()) == [together] * 2
 
 
 def test_an_engine_that_computes_nothing_is_not_ready_while_the_server_is_alive(call, engine, make_context):

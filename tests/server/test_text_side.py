@@ -9,7 +9,7 @@ import pytest
 from roofline.common.errors import ConfigError, RequestError
 from roofline.server.options import ServeOptions
 from roofline.server.serve import _later
-from roofline.server.text_side import LARGE_TEXT, TextSide
+from roofline.server.text_side import TextSide
 from roofline.text.replies.reply_format import reply_format
 from roofline.text.templates.simple_template_parser import make_outline
 from roofline.text.templates.template import CHATML, ChatTemplate
@@ -18,6 +18,9 @@ from roofline.text.tokenizers.density import Density
 from roofline.text.tokenizers.pretokenizers import byte_level_pipeline
 from roofline.text.tokenizers.tokenizer import Tokenizer
 from roofline.text.tokenizers.vocabulary import Vocabulary, byte_alphabet
+from tests.server.text_sides import BOS, END, START, chatml
+
+LARGE_TEXT = 65_536  # characters from which on a text is looked at before it is encoded
 
 
 def test_the_libraries_take_over_with_the_same_answers() -> None:
@@ -116,3 +119,57 @@ def test_a_model_without_a_template_and_its_marks_refuses_chats() -> None:
         text.encode_chat([{"role": "user", "content": "hello"}])
     assert refusal.value.code == "no_chat_template"
     assert text.encode("hello")
+
+
+def test_the_text_of_ids_has_their_special_tokens() -> None:
+    text = chatml()
+    assert text.decode([START, *text.encode("A", add_special=False), END]) == "<|im_start|>A<|im_end|>"
+    assert text.special_ids() == {BOS, START, END}
+    assert text.special_ids(["<|im_end|>", "A"]) == {END}
+
+
+CONVERSATION = [
+    {"role": "user", "content": "Hi"},
+    {"role": "user", "content": "there"},
+    {"role": "assistant", "content": " Once upon "},
+]
+
+
+@pytest.mark.parametrize(
+    ("continues", "answer_begins", "end"),
+    [
+        (False, True, "Once upon<|im_end|>\n<|im_start|>assistant\n"),
+        (False, False, "Once upon<|im_end|>\n"),
+        (True, True, "<|im_start|>assistant\nOnce upon"),
+        (True, False, "<|im_start|>assistant\nOnce upon"),
+    ],
+)
+def test_a_conversation_ends_where_its_answer_begins_or_goes_on(continues: bool, answer_begins: bool, end: str) -> None:
+    template = ChatTemplate(CHATML.replace("message['content']", "message['content'] | trim"))
+    text = TextSide(chatml().tokenizer, template)
+    rendered, mask = text.render(CONVERSATION, tools=(), variables={}, continues=continues, answer_begins=answer_begins)
+    assert len(rendered) == len(mask)
+    assert rendered.endswith(end)
+
+
+def test_an_answer_goes_on_where_it_is_all_there_is_and_not_where_it_is_empty() -> None:
+    text = TextSide(chatml().tokenizer, ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}"))
+    assert text.render(CONVERSATION[2:], tools=(), variables={}, continues=True)[0] == " Once upon"
+    begun = [{"role": "assistant", "content": "Once"}]
+    assert text.render(begun, tools=(), variables={}, continues=True) == ("Once", bytes(4))
+    for content in ("", "  ", None):
+        with pytest.raises(RequestError, match="does not write the last message") as refused:
+            text.render([{"role": "assistant", "content": content}], tools=(), variables={}, continues=True)
+        assert (refused.value.status, refused.value.code) == (400, "invalid_value")
+        assert refused.value.param == "continue_final_message"
+
+
+@pytest.mark.parametrize(
+    ("end", "opens"), [("<think>", True), ("<think>\n", True), ("<think>\n\n", False), ("x", False)]
+)
+def test_the_mark_of_reasoning_is_among_the_last_eight_tokens(end: str, opens: bool) -> None:
+    """Tokens are bytes here, and blanks after the mark do not count."""
+    text = TextSide(chatml().tokenizer, ChatTemplate("<think>"))
+    assert text.reply_format.thinks
+    assert text.ends_thinking(text.encode(f"a{end}")) == opens
+    assert not chatml().ends_thinking(text.encode(f"a{end}")), "its template has no mark"

@@ -2,7 +2,9 @@
 
 import ctypes
 import os
+import resource
 import signal
+from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1
 _MEANINGS = {  # of signals that nobody sends on purpose
@@ -27,6 +29,13 @@ def return_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def allow_all_files() -> None:
+    """Raise this process's limit of open files and connections as far as it may itself; many systems begin at 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # of systems whose limit is none
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def die_with_parent(parent: int | None = None) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from roofline.common.errors import RequestError
 from roofline.server.errors import Overloaded
-from roofline.server.keys import NOBODY, Principal
+from roofline.server.keys import Principal
 from roofline.server.limits import Limits
 
 LEAST_AHEAD = 8  # requests that the engine may have without a token, however long their prompts are
@@ -70,9 +70,9 @@ class KeyQueue:
 class Ticket:
     """The place of one request; `leave` whatever happens."""
 
-    def __init__(self, queue: "Queue", key: KeyQueue, tokens: int, priority: int, number: int) -> None:
+    def __init__(self, queue: "Queue", key: KeyQueue, tokens: int, priority: int) -> None:
         self._queue, self.key, self.tokens = queue, key, max(tokens, LEAST_TOKENS)
-        self.order = priority, number
+        self.priority = priority
         self._decided = asyncio.Event()
         self._refusal: Overloaded | None = None
         self.waits, self.ahead, self.left = True, False, False
@@ -118,7 +118,7 @@ class Queue:
     window: how many tokens of prompts the engine is given before the first token of their answers.
     """
 
-    def __init__(self, limits: Limits = Limits(), window: Callable[[], int] = lambda: 1024) -> None:
+    def __init__(self, limits: Limits, window: Callable[[], int]) -> None:
         self._limits, self._window = limits, window
         self.waiting = 0  # requests without a first token, those that are ahead too
         self.stopped = False
@@ -128,7 +128,7 @@ class Queue:
         self._foreground = 0  # requests that are open and of no batch
         self._keys: dict[str, KeyQueue] = {}
         self._clocks = {False: 0.0, True: 0.0}  # of the key that was served last, and of the batches' key
-        self._number = self._ahead = self._ahead_tokens = 0
+        self._ahead = self._ahead_tokens = 0
         self._begins = Pace()
 
     def stop(self) -> None:
@@ -137,7 +137,7 @@ class Queue:
         for end in self.ends:
             end(_stopping())
 
-    def enter(self, principal: Principal = NOBODY, tokens: int = 0, priority: int = 0) -> Ticket:
+    def enter(self, principal: Principal, tokens: int, priority: int = 0) -> Ticket:
         """A place for a request of so many prompt tokens. Raises Overloaded when there is none."""
         if self.stopped:
             raise _stopping()
@@ -148,13 +148,12 @@ class Queue:
             raise Overloaded(message, key.ends.seconds(1), "too_many_streams")
         if self.waiting >= self._limits.queued and not principal.background:
             self._make_room(key)
-        self._number += 1
-        ticket = Ticket(self, key, tokens, priority, self._number)
+        ticket = Ticket(self, key, tokens, priority)
         if not key.waiting:
             background = principal.background
             rivals = [each.clock for each in self._keys.values() if each.waiting and each.background == background]
             key.clock = max(key.clock, min(rivals, default=self._clocks[background]))
-        insort(key.waiting, ticket, key=lambda each: each.order)
+        insort(key.waiting, ticket, key=lambda each: each.priority)  # of equal ones the latest last
         key.open += 1
         if not principal.background:
             self.waiting += 1

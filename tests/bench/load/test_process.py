@@ -95,6 +95,16 @@ def test_a_key_is_sent_and_stands_in_no_file(scripted, make_plan, monkeypatch):
     assert b"secret" not in plans[0]
 
 
+def test_more_streams_than_the_first_limit_of_files(make_plan, tmp_path):
+    """A shell's soft limit does not end a sweep: the hard one counts."""
+    with null_server(first_ms=300, gap_ms=1) as url:
+        path = tmp_path / "plan.json"
+        path.write_bytes(msgspec.json.encode(make_plan(url, 80, concurrency=80)))
+        words = f"ulimit -S -n 40 && exec {sys.executable} -m roofline.bench.load {path}"
+        subprocess.run(["bash", "-c", words], check=True, timeout=60)
+    assert all(each.completed for each in read_events(tmp_path / "events.jsonl").requests)
+
+
 def test_certificate_of_few_streams():
     certificate = certify(2)
     assert certificate.streams in (0, 1, 2)
@@ -104,8 +114,11 @@ def test_certificate_of_few_streams():
 
 
 def test_targets_are_started_and_ended():
-    with open_target(NULL) as target:
+    with open_target(f"{NULL} --first-ms 3 --gap-ms=2") as target:
+        assert target.options.pop("first-ms") == "3"
+        assert target.options.pop("gap-ms") == "2"
         assert (target.model, target.url[:17]) == ("null", "http://127.0.0.1:")
+        assert target.options == {}
         assert httpx.get(f"{target.url}/models").status_code == 200
         with open_target(target.url.removesuffix("/v1"), model="other") as same:
             assert (same.url, same.model, same.pid) == (target.url, "other", None)

@@ -9,6 +9,7 @@ from roofline.bench.plan.fleet.answers import Answers
 from roofline.bench.plan.fleet.figures import FleetFigures, Times
 from roofline.bench.plan.fleet.fleet import is_exact, plan_fleet
 from roofline.bench.plan.fleet.lengths import Requests
+from roofline.bench.plan.fleet.prompts import Prompts
 from roofline.bench.plan.fleet.replicas import DRAINING, FAILED, OFF, STARTING, UP, Replicas
 from roofline.bench.plan.fleet.routing import Router
 from roofline.bench.plan.fleet.service import Service
@@ -113,6 +114,38 @@ def test_answers_end_when_their_replica_has_made_enough_progress() -> None:
     assert (answers.running[1], answers.running[2]) == (0, (rows == 2).sum())
     assert answers.drop(np.array([2])) == (rows == 2).sum()
     assert answers.running.sum() == answers.running[0]
+
+
+def test_prompts_share_the_step_after_the_one_under_way() -> None:
+    prompts = Prompts(SERVICE, 2, np.random.default_rng(0))
+    replica, tokens = np.array([0, 0, 0, 1, 0]), np.array([1000, 100, 200, 500, 300])
+    moments = np.array([0.000, 0.010, 0.020, 0.020, 0.100])
+    computed = prompts.compute(Waiting(replica, tokens, tokens, moments), np.zeros(2), 0.0, 0.5)
+
+    def step(size: int) -> float:
+        return float(SERVICE.prompt_step(np.zeros(1), np.array([size]))[0])
+
+    alone, together = step(1000), step(300)  # 25 ms, then the two that came meanwhile
+    expected = [alone, alone + together, alone + together, 0.02 + step(500), 0.1 + step(300)]
+    # Of requests that share a step the moments are those of its end.
+    assert computed.first == pytest.approx(expected)
+    assert computed.steps.tolist() == [3, 1]
+    assert computed.seconds == pytest.approx([alone + together + step(300), step(500)])
+
+
+def test_prompts_beyond_a_slice_and_beyond_a_step() -> None:
+    prompts = Prompts(SERVICE, 1, np.random.default_rng(0))
+    one, tokens = np.zeros(3, np.int64), np.full(3, 1500)
+    requests = Waiting(one, tokens, tokens, np.array([0.0, 0.001, 0.002]))
+    computed = prompts.compute(requests, np.zeros(1), 0.0, 0.05)
+    # Two of 1,500 are more than a step of 2,048: each has its own, of 35 ms.
+    assert computed.first == pytest.approx([0.035, 0.07, 0.105])
+    assert computed.seconds == pytest.approx([0.05])
+    later = prompts.compute(Waiting.none(), np.zeros(1), 0.05, 0.05)
+    assert later.seconds == pytest.approx([0.05])
+    rest = prompts.compute(Waiting.none(), np.zeros(1), 0.1, 0.05)
+    assert rest.seconds == pytest.approx([0.005])
+    assert computed.steps + later.steps + rest.steps == pytest.approx([3])
 
 
 def test_places_count_those_before() -> None:

@@ -150,6 +150,36 @@ def test_labels_keep_apart_and_inside(places: list[tuple[float, float]], width: 
         assert box.inside(Box(0, 0, width, height)), name
     for (a, first), (b, second) in itertools.combinations(boxes.items(), 2):
         assert not first.meets(second, 0), f"{a} over {b}"
+    for path in root.iter("path"):
+        if "marker" in path.get("class", ""):
+            x, y = map(float, re.findall(r"[\d.]+", path.get("d", ""))[:2])
+            dot = Box(x + 2.5, y - 2, 4, 4)
+            assert not any(dot.meets(box, 0) for box in boxes.values()), "a label lies on a marker"
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+@pytest.mark.parametrize("categories", [(), ("a", "b")])
+def test_grid_and_titles(width: int, categories: tuple[str, ...]) -> None:
+    marks = (Mark(x=0, y=0), Mark(x=10, y=1))
+    chart = Chart(
+        title="t", x=Axis(title="the x axis"), y=Axis(title="the y axis", categories=categories),
+        series=(Series(name="s", marks=marks, look=0, kind="dots"),), rules=(Rule("x", 5, "a"), Rule("y", 0.5, "b")),
+    )  # fmt: skip
+    root = drawn(chart, width)
+    height = float(root.get("viewBox", "").split()[3])
+    lines = [[float(each.get(name, "")) for name in ("x1", "y1", "x2", "y2")] for each in root.iter("line")]
+    assert all(0 <= x1 <= x2 <= width and 0 <= y1 <= y2 <= height for x1, y1, x2, y2 in lines)
+    level = {round(y1) for x1, y1, x2, y2 in lines if y1 == y2 and x2 - x1 > width / 2}
+    assert len(level) >= (2 if categories else 5)
+    titles = {each.text: each for each in root.iter("text")}
+    middle = titles["the x axis"]
+    assert abs(float(middle.get("x", "")) - width / 2) < 30
+    assert height - 12 < float(middle.get("y", "")) < height
+    assert ("the y axis" in titles) is (not categories)
+    if not categories:
+        x, y = map(float, re.findall(r"[\d.]+", titles["the y axis"].get("transform", ""))[:2])
+        assert x < 20
+        assert abs(y - height / 2) < 30
 
 
 def test_texts_of_others_are_escaped() -> None:
@@ -167,3 +197,35 @@ def test_texts_of_others_are_escaped() -> None:
 def test_tick_texts(value: float, text: str) -> None:
     assert tick(value) == text
     assert math.isfinite(value)
+
+
+def test_areas_cover_their_range_up_to_the_edges() -> None:
+    marks = (Mark(x=0, y=0), Mark(x=100, y=100))
+    areas = (Area("x", None, 50, "left"), Area("y", 50, None, "above"), Area("x", 500, None, "beyond"))
+    root = drawn(chart_of(Series(name="s", marks=marks, look=0), areas=areas))
+    first, second, beyond = (
+        {name: float(each.get(name, "")) for name in ("x", "y", "width", "height")}
+        for each in root.iter("rect")
+        if each.get("class") == "area"
+    )
+    assert first["height"] > 2 * second["height"] * 0.9
+    assert first["x"] + first["width"] == pytest.approx(second["x"] + second["width"] / 2, abs=1), "half of the x axis"
+    assert second["height"] == pytest.approx(first["height"] * 0.53, rel=0.02), "half of the y axis, and its room"
+    assert second["y"] == pytest.approx(first["y"], abs=0.2), "above is at the top"
+    assert beyond["width"] == pytest.approx(0, abs=0.2)
+
+
+def test_a_band_goes_round_its_intervals() -> None:
+    marks = tuple(Mark(x=x, y=10, y_interval=(5, 15)) for x in (0, 1, 2))
+    root = drawn(chart_of(Series(name="s", marks=marks, look=0, band=True)))
+    (band,) = (each.get("d", "") for each in root.iter("path") if each.get("class") == "band")
+    corners = [tuple(map(float, corner.split())) for corner in band.strip("MZ").split("L")]
+    assert len(corners) == 6
+    assert [x for x, _ in corners[:3]] == [x for x, _ in reversed(corners[3:])]
+    assert {y for _, y in corners[:3]} != {y for _, y in corners[3:]}
+    assert not [each for each in root.iter("path") if each.get("class") == "span"]
+
+
+def test_axes_begin_at_zero_only_where_they_are_told_to() -> None:
+    assert scale(Axis(title=""), [10, 11], 0, 1).low > 9
+    assert scale(Axis(title="", zero=True), [10, 11], 0, 1).low == 0

@@ -75,6 +75,7 @@ def test_curves_over_load() -> None:
     points = [msgspec.structs.replace(point, energy=energy) for point in made.curve()]
     (section,) = cost.sections(of_points(points), PRICES)
     money, joules = section.charts
+    assert (money.x.log, money.y.log, joules.y.zero) == (True, True, True)
     assert [mark.x for mark in money.series[0].marks] == pytest.approx([1.6, 8 / 3, 4, 16 / 3, 6.4, 64 / 9])
     prices = [mark.y for mark in money.series[0].marks]
     assert prices == sorted(prices, reverse=True), "cheaper with more load"

@@ -61,7 +61,8 @@ def test_the_gate_fails_what_is_slower_beyond_doubt(times: float, spread: float,
     (finding,) = check([new], [old], "request_rate", Allowed(0.05))
     assert finding.verdict == verdict
     assert finding.ratio.value == pytest.approx(times)
-    assert str(finding).startswith("ours, typical, 4 workers: request rate is ")
+    assert str(finding).startswith(f"ours, typical, 4 workers: request rate is {times:.4g} [")
+    assert str(finding).endswith(f"] of the old one, {verdict}")
 
 
 def test_of_latencies_higher_is_worse() -> None:

@@ -22,7 +22,7 @@ def shown(terminal: bool, leave: bool = False) -> str:
     """What a run of two points prints."""
     stream, clock = io.StringIO(), Clock()
     console = Console(file=stream, force_terminal=terminal, width=140, color_system=None)
-    view = LiveView("typical: ours", points=3, seconds=30.0, console=console, clock=clock)
+    view = LiveView("typical: [bold]ours", points=3, seconds=30.0, console=console, clock=clock)
     try:
         with view:
             for workers in (4, 8):
@@ -45,7 +45,7 @@ def shown(terminal: bool, leave: bool = False) -> str:
 
 def test_lines_where_there_is_no_terminal() -> None:
     lines = shown(terminal=False).splitlines()
-    assert lines[0] == "typical: ours"
+    assert lines[0] == "typical: [bold]ours"
     assert lines[1] == "4 workers ...; 90.0 s left", "three points of 30 s"
     assert lines[2] == (
         "  10 s of 30 s, 0 requests, 1 failed, 4 in flight, 100 tokens/s, 25% of the limit, "
@@ -56,6 +56,14 @@ def test_lines_where_there_is_no_terminal() -> None:
     assert lines[6] == "8 workers ...; 60.6 s left", "two points as long as the first, 30.3 s each"
     assert lines[10].endswith("client not trusted, grade C, client bound")
     assert "\x1b" not in "".join(lines)
+
+
+def test_without_a_plan_nobody_knows_how_long_it_takes() -> None:
+    for plan in ({"points": 3}, {"seconds": 5.0}, {}):
+        stream = io.StringIO()
+        with LiveView("a", console=Console(file=stream, width=140), **plan) as view:  # type: ignore[arg-type]
+            view.started("1 worker")
+        assert stream.getvalue().splitlines()[1] == "1 worker ..."
 
 
 def test_a_point_without_a_limit_has_no_bar() -> None:
@@ -81,7 +89,7 @@ def test_a_terminal_gets_a_table_and_the_running_point() -> None:
     assert "of the limit" in text
     assert "8 workers: 40 s of 30 s, 0 requests, 1 failed, 8 in flight" in text
     assert "██████" in text
-    last = text[text.rindex("typical: ours") :]
+    last = text[text.rindex("typical: [bold]ours") :]
     assert "4 workers" in last
     assert "8 workers" in last
     assert "in flight" not in last, "nothing runs any more"

@@ -76,6 +76,7 @@ def test_only_the_span_counts(gathered: Gathered) -> None:
     assert section.table is not None
     assert {row[2] for row in section.table.rows} == {"160"}, "of 200 requests, a tenth at each end does not"
     assert [chart.title.partition(":")[0] for chart in section.charts] == ["TTFT", "TPOT", "latency"]
+    assert all(chart.x.log for chart in section.charts)
     runs = [series.name for series in section.charts[0].series]
     assert runs == ["ours 1.0, 1 worker", "ours 1.0, 4 workers", "ours 1.0, 32 workers"], "lowest, knee, highest"
     marks = section.charts[0].series[0].marks
@@ -109,6 +110,7 @@ def test_the_course_of_a_run_has_all_its_tokens(gathered: Gathered) -> None:
     assert [series.name for series in tokens.series] == ["ours 1.0, 4 workers"], "the knee"
     marks = tokens.series[0].marks
     width = marks[1].x - marks[0].x
+    assert (marks[0].x, marks[-1].x) == (pytest.approx(width / 2), pytest.approx(50 - width / 2, abs=0.5)), "seconds"
     assert sum(mark.y for mark in marks) * width == pytest.approx(200 * 40), "tokens of all requests"
     busy = sum(mark.y for mark in flying.series[0].marks) * width
     events = gathered.events[gathered.points[2].id]
@@ -147,3 +149,12 @@ def test_a_line_has_a_step_for_each_value_or_for_equal_parts_of_them() -> None:
     many = moments._steps([float(value) for value in range(1, 1201)])
     assert [mark.x for mark in many[:4]] == [1, 10, 20, 30]
     assert [mark.y for mark in many[-2:]] == pytest.approx([100 * 119 / 120, 100])
+
+
+def test_the_table_has_a_p99_where_there_are_enough_requests(tmp_path: Path) -> None:
+    events = made.events(requests=400)
+    run = moments.Run(made.point(4), events, "a", 0)
+    section = moments._distributions([run])
+    assert section.table is not None
+    assert [row[2] for row in section.table.rows] == ["320"] * 3
+    assert section.table.rows[0][3:6] == ("73 [71, 75]", "89 [88, 91]", "91 [91, 91]")

@@ -75,7 +75,7 @@ def test_what_a_machine_gives_for_its_roof() -> None:
     assert (system, against) == ("ours 1.0, Another CPU", "ours 1.0, A CPU")
     assert throughput.startswith("1.5 [1.4")
     assert (memory, compute, bound, worth) == ("2", "2", "memory", "0.75")
-    assert traffic == "typical (aaaaaaaa)"
+    assert traffic == "typical (traffic aaaaaaaa)"
     share = 2 / (1 / (8 * 2 / 3 / 10) + 1 / (8 / 20))
     assert f"the best shares of the limit is {share:.0%}" in section.text
     assert ratios.machines(of_points(one)) is None
@@ -85,6 +85,18 @@ def test_only_trusted_points_stand_for_a_machine() -> None:
     points = [made.point(4), made.point(64, trusted=False), *made.curve(chip="Another CPU")]
     best = ratios._best(of_points(points).points)
     assert [each.point.load.concurrency for each in best if each.point.load] == [4, 32]
+
+
+def test_measured_roofs_come_before_data_sheets() -> None:
+    points = []
+    for chip, read in (("A CPU", 5e10), ("Another CPU", 1e11)):
+        point = made.point(8, chip=chip, bandwidth=read)
+        devices = [msgspec.structs.replace(point.devices[0], sheet_flops=9e12, sheet_bytes_per_s=9e11)]
+        points.append(msgspec.structs.replace(point, devices=devices))
+    section = ratios.machines(of_points(points))
+    assert section is not None
+    assert section.table is not None
+    assert section.table.rows[0][4:6] == ("2", "2")
 
 
 def test_roofs_of_data_sheets_where_one_machine_is_not_measured() -> None:
@@ -113,3 +125,15 @@ def test_without_a_roof_that_bounds_there_is_no_worth() -> None:
     assert section is not None
     assert section.table is not None
     assert section.table.rows[0][-2:] == ("links", "-")
+
+
+def test_two_points_halve_the_variance_of_their_intervals() -> None:
+    new, old = [with_rate(12, (12 / 1.1, 12 * 1.1))] * 2, [with_rate(10, (9.999999, 10.000001))] * 2
+    between = ratio(new, old, words.REQUESTS)
+    assert between is not None
+    assert between.interval is not None
+    assert math.log(between.interval[1] / 1.2) == pytest.approx(math.log(1.1) / math.sqrt(2), rel=1e-3)
+    below = [with_rate(10, (0.0, 20.0))]
+    unknown = ratio(new, below, words.REQUESTS)
+    assert unknown is not None
+    assert unknown.interval is None, "a logarithm has no interval that begins at 0"

@@ -109,6 +109,9 @@ def test_concurrency_shows_tokens_ttft_and_failures() -> None:
     assert [chart.title for chart in section.charts] == [
         "tokens/s of answers", "time to the first token", "requests that failed",
     ]  # fmt: skip
+    assert [(chart.x.log, chart.y.log, chart.y.zero) for chart in section.charts] == [
+        (True, False, True), (True, True, False), (True, False, True),
+    ]  # fmt: skip
     tokens = series_of(section)["ours 1.0"].marks
     assert [mark.x for mark in tokens] == [1, 2, 4, 8, 16, 32], "scheduled arrivals have no workers"
     assert tokens[2].y == pytest.approx(240)
@@ -171,3 +174,20 @@ def test_a_median_that_stands_for_the_mean_has_its_interval() -> None:
 def test_unknown_devices_count_as_one() -> None:
     assert throughput.devices(made.point(4)) == 1
     assert throughput.devices(msgspec.structs.replace(made.point(4), devices=[])) == 1
+
+
+def test_traffic_that_nobody_sent_has_no_hash() -> None:
+    assert throughput.traffic_name("typical", "abcdef0123") == "typical (traffic abcdef01)"
+    assert throughput.traffic_name("512+256", "") == "512+256"
+
+
+def test_goodput_has_a_column_where_something_was_promised() -> None:
+    point = made.point(4)
+    good = msgspec.structs.replace(point, metrics={**point.metrics, "goodput": made.figure(3.5, "requests/s")})
+    table = sections([good, made.point(8)])["concurrency"].table
+    assert table is not None
+    assert table.headings[-1] == "goodput, requests/s"
+    assert [row[-1] for row in table.rows] == ["3.5 [3.4, 3.6]", "-"]
+    plain = sections(made.curve())["concurrency"].table
+    assert plain is not None
+    assert plain.headings[-1] == "failed"

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roofline.bench.results.limits import Demand, ImpossibleResult, ModelLimits, limit_of
+from roofline.bench.results.limits import Demand, ImpossibleResult, ModelLimits, limit_of, limits_of_product
+from roofline.bench.results.point import Device
 from roofline.bundle.shape import open_shape
 from roofline.hardware.roofs import Roofs
 from roofline.models.registry import configure
@@ -25,7 +26,7 @@ def program():
 
 @pytest.fixture
 def limits(program):
-    return ModelLimits("smollm2-135m", program, ROOFS, lambda before: before)
+    return ModelLimits("smollm2-135m", program, ROOFS, "test", lambda before: before, Device(name="c", vendor="v"))
 
 
 @given(st.integers(1, 64), st.integers(1, 600), st.integers(1, 100))
@@ -78,3 +79,32 @@ def test_roofs_that_were_measured_too_low_are_measured_again(limits):
     most = limit_of(limits, demand, 1.0).tokens_per_s
     limit = limit_of(replace(limits, again=lambda before: doubled), demand, most * 1.5)
     assert limit.share_of_measured == pytest.approx(0.75)
+
+
+def test_speculation_raises_the_limit_as_it_is_declared(limits):
+    plain, guessing = Demand(1, 512, 1), Demand(1, 512, 1, tokens_per_step=2.0)
+    most = limit_of(limits, plain, 1.0).tokens_per_s
+    limit = limit_of(limits, guessing, most * 1.5)
+    assert limit.tokens_per_s == pytest.approx(2 * most, rel=0.03)
+    assert any("2 tokens a step" in sentence for sentence in limit.assumptions)
+
+
+def test_limits_by_a_data_sheet():
+    """The known figure of the MI210: every weight of Llama-2-7B in 16 bits once, in 8.07 ms."""
+    limits = limits_of_product("llama-2-7b", "MI210")
+    assert (limits.parameters, limits.formats) == (6738415616, "BF16")
+    assert (limits.device.name, limits.device.vendor) == ("MI210", "amd")
+    limit = limit_of(limits, Demand(prompt=1, answer=2, sequences=1), 50.0)
+    assert limit.tokens_per_s == pytest.approx(1 / 8.07e-3, rel=0.01)
+    assert limit.share_of_sheet == pytest.approx(50 / limit.tokens_per_s)
+    assert limit.share_of_measured is None
+    shared = limits_of_product("llama-2-7b", "MI210", 4)
+    assert limit_of(shared, Demand(1, 2, 1), 50.0).tokens_per_s == pytest.approx(4 * limit.tokens_per_s, rel=0.01)
+    assert shared.device.count == 4
+
+
+def test_a_published_figure_that_cannot_be_is_refused():
+    """314 tokens/s were published of Llama-2-70B in 16 bits on a single MI300X."""
+    limits = limits_of_product("llama-2-70b", "MI300X")
+    with pytest.raises(ImpossibleResult, match=r"at most 3[0-9]\.[0-9] tokens/s"):
+        limit_of(limits, Demand(prompt=1, answer=256, sequences=1), 314.0)

@@ -96,6 +96,12 @@ def test_the_warm_up_is_cut():
     assert measured_span(run(rest)).begin in (0, *(each.dispatched for each in rest[:4]))
 
 
+def test_a_window_in_which_hardly_anything_ended_goes_on_to_the_end():
+    requests = [request(at=10 * n, first=400, number=n) for n in range(6)]
+    assert measured_span(run(requests, end=50)) == Span(0, 480 * MS)
+    assert measured_span(run(requests, end=455)) == Span(0, 455 * MS)  # three of six had ended
+
+
 def test_goodput():
     requests = [
         request(at=0, first=100, gap=10),

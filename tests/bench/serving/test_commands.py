@@ -78,6 +78,7 @@ def test_a_curve(null, tmp_path):
     assert table[1].split()[:2] == ["1", "workers"]
 
 
+@pytest.mark.slow
 def test_a_sweep_and_json(null):
     result = call_roofline(["bench", "sweep", null, "--concurrency", 2, "--fewest", 2, "--json", *QUICK])
     points = [json.loads(line) for line in result.stdout.splitlines()]
@@ -88,9 +89,12 @@ def test_a_sweep_and_json(null):
 
 
 def test_decode(null):
-    result = call_roofline(["bench", "decode", null, "--repeats", 2, "--json", *QUICK])
-    (point,) = [json.loads(line) for line in result.stdout.splitlines()]
-    assert point["counts"]["answer_tokens"] == 1024
+    result = call_roofline(
+        ["bench", "decode", null, "--repeats", 2, "--prompts", "1,30", "--answer", 200, "--json", *QUICK]
+    )
+    point, deeper = [json.loads(line) for line in result.stdout.splitlines()]
+    assert point["counts"]["answer_tokens"] == 400
+    assert [each["workload"]["prompt"]["most"] for each in (point, deeper)] == [1, 28]  # words of 30 tokens
     assert point["load"]["arrivals"] == "batch"
     assert point["metrics"]["decode_rate"]["mean"] == pytest.approx(1000, rel=0.2)
 
@@ -98,9 +102,7 @@ def test_decode(null):
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["--arrivals", "constant", "--rate", 40], 40),
         (["--arrivals", "gamma", "--rate", 40, "--burstiness", 0.3], 40),
-        (["--arrivals", "ramp", "--rate-from", 20, "--rate", 60], 60),
         (["--arrivals", "batch", "--concurrency", 3], None),
     ],
 )
@@ -125,6 +127,7 @@ def test_a_trace_is_sent_from_its_beginning_at_its_moments(null, tmp_path):
     assert "does not say when its requests came" in refused.stderr
 
 
+@pytest.mark.slow
 def test_traffic_that_is_too_short_is_sent_again_and_flagged(null, tmp_path):
     call_roofline(["bench", "traffic", "typical", "-o", tmp_path / "t.jsonl", "--requests", 4])
     words = ["--traffic", tmp_path / "t.jsonl", "--arrivals", "closed", "--requests", 6, "--json"]
@@ -134,17 +137,41 @@ def test_traffic_that_is_too_short_is_sent_again_and_flagged(null, tmp_path):
 
 def test_compare_finds_a_slower_server(null, tmp_path):
     slower = NULL.replace("--gap-ms 1", "--gap-ms 2")
-    words = ["--block", 4, "--concurrency", 4, "--rounds", 4, "--out", tmp_path / "r.jsonl", "--label-b", "slow"]
+    words = ["--block", 4, "--concurrency", 4, "--rounds", 2, "--out", tmp_path / "r.jsonl", "--label-b", "slow"]
     result = call_roofline(["bench", "compare", null, slower, "--json", *words, *QUICK])
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
-    assert (record["verdict"], record["rounds"]) == ("A is higher", 4)
-    assert 0.5 < record["throughput"]["ratio"] < 0.7
+    assert (record["verdict"], record["rounds"]) == ("A is higher", 2)
+    assert 0.4 < record["throughput"]["ratio"] < 0.7
     a, b = read_points(tmp_path / "r.jsonl")
     assert (a.system.label, b.system.label, a.run == b.run) == ("A", "slow", True)
-    assert (a.window.order, a.window.repeats, a.counts.completed) == ("ABBA", 8, 32)
+    assert (a.window.order, a.window.repeats, a.counts.completed) == ("ABBA", 4, 16)
     assert b.extra["verdict"] == "A is higher"
     assert b.extra["throughput_ratio"] == record["throughput"]["ratio"]
+
+
+@pytest.mark.slow
+def test_the_limit_of_a_chip(null, tmp_path):
+    words = ["bench", "load", null, "--requests", 5, "--arrivals", "closed", *QUICK]
+    chip = ["--chip", "MI210", "--chips", 64, "--model-here", "smollm2-135m"]
+    refused = call_roofline([*words, "--chip", "MI210"])
+    assert "the limit of MI210 needs the model that the server runs" in refused.stderr
+    result = call_roofline([*words, *chip, "--json"])
+    assert result.exit_code == 0, result.output
+    point = json.loads(result.stdout)
+    assert 0 < point["limit"]["share_of_sheet"] < 0.01
+    assert (point["devices"][0]["name"], point["devices"][0]["count"]) == ("MI210", 64)
+    assert point["system"]["parameters"] == 134_515_008
+
+
+def test_what_cannot_be_is_refused_and_not_written(null, tmp_path):
+    out = tmp_path / "r.jsonl"
+    words = ["--requests", 5, "--arrivals", "closed", "--chip", "MI210", "--model-here", "llama-3.1-405b", "--out", out]
+    result = call_roofline(["bench", "load", null, *words, *QUICK])
+    assert result.exit_code == 1
+    assert "of the limit cannot be. " in result.stderr
+    assert "tokens/s were measured; llama-3.1-405b with" in result.stderr
+    assert not out.exists()
 
 
 @pytest.mark.slow
@@ -159,6 +186,7 @@ def test_compare_of_equal_servers_and_of_one_5_percent_slower():
     assert other["verdict"] == "A is higher"
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_valid_results(tmp_path):
     out = tmp_path / "r.jsonl"
     target = NULL.replace("--gap-ms 1", "--gap-ms 40")
@@ -200,7 +228,10 @@ def test_recompute(null, tmp_path):
         (["curve", "http://127.0.0.1:9", "--objective", "mlperf:llama2"], "did you mean 'mlperf:llama2-70b'"),
         (["curve", "http://127.0.0.1:9", "--preset", "typicl"], "did you mean 'typical'"),
         (["sweep", "http://127.0.0.1:9", "--preset", "long", "--traffic", "x"], "leave one of the two out"),
-        (["decode", "http://127.0.0.1:9", "--traffic", "/none/x"], "cannot be read"),
+        (["decode", "http://127.0.0.1:9", "--traffic", "/none/x"], "leave --preset and --traffic out"),
+        (["decode", "http://127.0.0.1:9", "--prompts", "1,x"], "give numbers of tokens above 0"),
+        (["sweep", "http://127.0.0.1:9", "--traffic", "/none/x"], "cannot be read"),
+        (["curve", "http://127.0.0.1:9", "--chip", "MI210"], "cannot be asked"),
         (["compare", "nonsense", "http://127.0.0.1:9", "--no-certificate"], "is no target"),
         (["recompute", "/none/x"], "cannot be read"),
     ],

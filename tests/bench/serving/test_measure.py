@@ -1,12 +1,15 @@
 """What a point says beside its figures: counts of tokens, the client, flags, the grade."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from roofline.bench.load.events import read_events
 from roofline.bench.load.plan import Plan, Probe
 from roofline.bench.load.targets import Target
 from roofline.bench.results.point import Host
+from roofline.bench.results.store import read_points
 from roofline.bench.serving.certificate import Certificate
 from roofline.bench.serving.load_test import LoadTest, Settings
 from roofline.bench.serving.measure import demand_of, point_of
@@ -110,11 +113,28 @@ def test_what_is_known_of_the_cache(point, cached, cache):
     assert demand_of([request(at=0, first=1, cached_tokens=cached)], 2).prompt == 7 - (cached or 0)
 
 
+def test_a_kept_point_is_read_back(tmp_path, point):
+    told = point(one_by_one())
+    told.host.load = 2  # where a float is due
+    settings = Settings("http://x", results=tmp_path / "r.jsonl", events=tmp_path / "e")
+    test = LoadTest(settings, Target("x", "x", "x"), preset_traffic("typical", 1), tmp_path, told.host, None, None)
+    kept = [test.keep(told, run(one_by_one())) for _ in range(2)]
+    assert [each.events for each in kept] == [str(tmp_path / "e" / f"{test.run}-{n}.jsonl") for n in (1, 2)]
+    assert [each.metrics for each in read_points(tmp_path / "r.jsonl")] == [told.metrics] * 2
+    assert read_events(Path(kept[0].events)) == run(one_by_one())
+
+
 def test_grades_fall_with_what_is_missing(point):
     assert point(one_by_one()).validity.grade == "B"  # there is no limit
     assert point(one_by_one(), version="").validity.grade == "C"
     assert point(one_by_one(), version="", certificate=None).validity.grade == "D"
     assert point(one_by_one(3), version="", certificate=None).validity.grade == "D"
+
+
+def test_a_window_that_was_lengthened_is_flagged(point):
+    requests = [request(at=n, first=400, number=n) for n in range(4)]
+    assert "running empty is in the window" in point(requests, end=5).validity.flags
+    assert "running empty is in the window" not in point(requests).validity.flags
 
 
 def test_failures_and_counts_are_flagged(point):

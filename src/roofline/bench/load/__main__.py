@@ -16,6 +16,7 @@ from roofline.bench.load.plan import read_plan
 from roofline.bench.load.progress import Progress
 from roofline.bench.traffic.traffic import read_traffic
 from roofline.common.errors import RooflineError
+from roofline.common.processes import allow_all_files
 
 
 def main(words: list[str]) -> int:
@@ -25,6 +26,7 @@ def main(words: list[str]) -> int:
         return 2
     key = sys.stdin.readline().strip() if "--key" in words else None
     on_progress = _print if "--progress" in words else None
+    allow_all_files()
     try:
         plan = read_plan(Path(words[0]))
         generator = Generator(plan, read_traffic(Path(plan.traffic)), key, on_progress)

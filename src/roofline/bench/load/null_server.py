@@ -15,7 +15,7 @@ import time
 import httptools
 import msgspec
 
-from roofline.common.processes import die_with_parent
+from roofline.common.processes import allow_all_files, die_with_parent
 
 MODEL = "null"
 
@@ -132,6 +132,7 @@ def main(words: list[str]) -> None:
     parser.add_argument("--gap-ms", type=float, default=10.0)
     parser.add_argument("--parent", type=int, help="end with the process of this id")
     options = parser.parse_args(words)
+    allow_all_files()
     if options.parent:
         die_with_parent(options.parent)
     work = _serve(options.port, Cadence(options.first_ms / 1e3, options.gap_ms / 1e3))

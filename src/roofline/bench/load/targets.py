@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import IO
 
 import httpx
@@ -29,14 +29,15 @@ ASK_SECONDS = 10.0
 @dataclass(frozen=True)
 class Target:
     """A server that answers. name: as it was written; url: of its API, ending in /v1; model: that requests name;
-    engine, version: as far as the server tells them; local_model: the model's name here, of a server of ours; pid: of a
-    server that was started here."""
+    engine, version: as far as the server tells them; options: of a server that was started here; local_model: the
+    model's name here, of a server of ours; pid: of a server that was started here."""
 
     name: str
     url: str
     model: str
     engine: str = ""
     version: str = ""
+    options: dict[str, str] = field(default_factory=dict)
     local_model: str = ""
     pid: int | None = None
 
@@ -71,9 +72,20 @@ def open_target(name: str, model: str | None = None, key: str | None = None) -> 
             _wait(process, url, output, key, local)
             target = _ask(name, url, model, key)
             version = roofline.__version__ if local else target.version
-            yield Target(name, url, target.model, target.engine, version, local_model=local, pid=process.pid)
+            flags = _flags(command)
+            yield replace(target, version=version, options=flags, local_model=local, pid=process.pid)
         finally:
             _end(process)
+
+
+def _flags(command: list[str]) -> dict[str, str]:
+    """The options of a command line by name, without the port, which is another one each time."""
+    flags: dict[str, str] = {}
+    for word, behind in zip(command, [*command[1:], ""], strict=True):
+        if word.startswith("--") and word != "--port":
+            name, _, value = word.removeprefix("--").partition("=")
+            flags[name] = value or ("" if behind.startswith("-") else behind)
+    return flags
 
 
 def _split(text: str) -> list[str]:

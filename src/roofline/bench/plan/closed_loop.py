@@ -121,8 +121,6 @@ class ClosedLoop:
             self._warmed += 1
             if self._warmed == self.concurrency:
                 self._started, self._before, self._ids = now, self._engine.stats(), 0
-                for request in self._open.values():
-                    request.counted = request.first is None
         self._submit()
 
     def _submit(self) -> None:

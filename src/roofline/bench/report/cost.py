@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from roofline.bench.report import words
 from roofline.bench.report.chart import Axis, Chart, Mark, Section, Series, Table
 from roofline.bench.report.gather import Gathered
-from roofline.bench.report.throughput import by_arrivals
+from roofline.bench.report.throughput import by_arrivals, traffic_name
 from roofline.bench.results.point import Point
 from roofline.common.errors import ConfigError
 
@@ -107,7 +107,7 @@ def sections(gathered: Gathered, prices: Prices) -> list[Section]:
     for (preset, sha256), points in gathered.traffics().items():
         section = _section(gathered, points, prices)
         if section is not None:
-            title = f"{preset} (traffic {sha256[:8]}): cost"
+            title = f"{traffic_name(preset, sha256)}: cost"
             out.append(Section(title, section.text, section.charts, section.table))
     return out
 

@@ -54,10 +54,10 @@ class _Drawing:
         self.labels = Labels(frame)
 
     def svg(self) -> str:
-        self._areas()
-        self._grid()
         for series in self.chart.series:
             self._room(series)
+        self._areas()
+        self._grid()
         for series in self.chart.series:
             self.out.append(f'<g class="s{series.look % LOOKS}">{"".join(self._series(series))}</g>')
         for rule in self.chart.rules:

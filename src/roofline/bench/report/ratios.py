@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from roofline.bench.report import words
 from roofline.bench.report.chart import Axis, Chart, Interval, Mark, Rule, Section, Series, Table
 from roofline.bench.report.gather import Gathered, Kind, kind_of
-from roofline.bench.report.throughput import devices
+from roofline.bench.report.throughput import devices, traffic_name
 from roofline.bench.results.point import Point
 
 Z = 1.96  # standard deviations on each side of a 95 % interval
@@ -146,7 +146,7 @@ def machines(gathered: Gathered) -> Section | None:
         shares += [share for each in best if (share := words.share(each.point)) is not None]
         for base in best[:1]:
             rows += [
-                (f"{preset} ({sha256[:8]})", *_worth(base, each))
+                (traffic_name(preset, sha256), *_worth(base, each))
                 for each in best[1:]
                 if each.kind.place != base.kind.place
             ]

@@ -25,12 +25,17 @@ def sections(gathered: Gathered, slo: Slo) -> list[Section]:
     """The charts of each traffic."""
     out = []
     for (preset, sha256), points in gathered.traffics().items():
-        title = f"{preset} (traffic {sha256[:8]})"
+        title = traffic_name(preset, sha256)
         parts = (_latency(gathered, points, slo), _users(gathered, points, slo), _sweep(gathered, points, slo))
         out += [
             Section(f"{title}: {each.title}", each.text, each.charts, each.table) for each in parts if each is not None
         ]
     return out
+
+
+def traffic_name(preset: str, sha256: str) -> str:
+    """The traffic of a part of a report: plans have none that was sent."""
+    return f"{preset} (traffic {sha256[:8]})" if sha256 else preset
 
 
 def _latency(gathered: Gathered, points: Sequence[Point], slo: Slo) -> Section | None:
@@ -264,21 +269,28 @@ def _sweep(gathered: Gathered, points: Sequence[Point], slo: Slo) -> Section | N
         Chart(title="requests that failed", x=x, y=Axis(title="failed, %", zero=True, most=1.0),
               series=_failures(gathered, closed)),
     )  # fmt: skip
+    text = "What more workers bring, and what it costs those who wait. The p99 of fewer than 299 requests is not told."
+    return Section("concurrency", text, tuple(c for c in charts if not c.empty), _sweep_table(gathered, closed))
+
+
+def _sweep_table(gathered: Gathered, points: Sequence[Point]) -> Table:
+    """With goodput where any of the points was measured under a promise."""
+    promised = any(words.GOODPUT in point.metrics for point in points)
     rows = []
-    for kind, own in gathered.curves(closed).items():
+    for kind, own in gathered.curves(points).items():
         for point in own:
-            ttft = words.figure(point, words.TTFT)
             failed = _failed(point)
+            good = words.with_interval(words.metric(point, words.GOODPUT), words.interval(point, words.GOODPUT))
             rows.append(
                 (
                     gathered.name(kind), words.load_name(point),
                     words.with_interval(words.metric(point, words.TOKENS), words.interval(point, words.TOKENS)),
-                    *_percentiles(ttft), "-" if failed is None else f"{failed:.2f} %",
+                    *_percentiles(words.figure(point, words.TTFT)), "-" if failed is None else f"{failed:.2f} %",
+                    *([good] if promised else []),
                 )
             )  # fmt: skip
     headings = ("system", "load", "tokens/s", "TTFT p50, ms", "TTFT p95, ms", "TTFT p99, ms", "failed")
-    text = "What more workers bring, and what it costs those who wait. The p99 of fewer than 299 requests is not told."
-    return Section("concurrency", text, tuple(c for c in charts if not c.empty), Table(headings, tuple(rows)))
+    return Table((*headings, *(["goodput, requests/s"] if promised else [])), tuple(rows))
 
 
 def _over_workers(gathered: Gathered, points: Sequence[Point], name: str) -> tuple[Series, ...]:

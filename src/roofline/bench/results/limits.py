@@ -5,15 +5,18 @@ weights and the sequences' keys and values, and the arithmetic of B prompts alon
 `program/rates.py`). Reads and arithmetic of an op may overlap, so that no engine can be faster.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from roofline.bench.results.point import Limit
-from roofline.common.errors import RooflineError
-from roofline.hardware.roofs import TOLERANCE, Roofs, confirmed
+from roofline.bench.results.point import Device, Limit
+from roofline.common.errors import ConfigError, RooflineError
+from roofline.hardware.roofs import TOLERANCE, Roofs, confirmed, highest
+from roofline.program.passes.price import RoofRates
 
 if TYPE_CHECKING:
+    from roofline.bundle.shape import ModelShape
     from roofline.program.ir import Program
     from roofline.program.rates import Speeds
 
@@ -25,24 +28,30 @@ class ImpossibleResult(RooflineError):
 @dataclass(frozen=True)
 class Demand:
     """What a load asks for, on average a request: prompt tokens that are computed, tokens of the answer; sequences:
-    the most at a time."""
+    the most at a time; tokens_per_step: of an answer that a step makes, more than 1 only with speculation."""
 
     prompt: float
     answer: float
     sequences: int
+    tokens_per_step: float = 1.0
 
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """What the limits of a model are made of: its Program on this machine's CPU, and the machine's roofs.
+    """What the limits of a model are made of: its Program, and the roofs of what runs it.
 
-    again: roofs that are no lower than some, after another measurement.
+    origin: whose roofs they are, and where they are from; again: roofs that are no lower than some, after another
+    measurement; None where they are of a data sheet. device: as points name it; parameters, formats: of the model.
     """
 
     model: str
     program: "Program"
-    roofs: Roofs
-    again: Callable[[Roofs], Roofs]
+    roofs: RoofRates
+    origin: str
+    again: Callable[[RoofRates], RoofRates] | None
+    device: Device
+    parameters: int = 0
+    formats: str = ""
 
     @property
     def weight_bytes(self) -> int:
@@ -59,7 +68,7 @@ def limits_here(model: str, kv_cache_dtype: str = "auto") -> ModelLimits:
     from roofline.backends.capacity import host_kv_dtype
     from roofline.backends.cpu.roofs import ensure_roofs
     from roofline.bundle.shape import open_shape
-    from roofline.hardware.roofs import highest
+    from roofline.hardware.detect import detect
     from roofline.models.registry import configure
     from roofline.program.compile import compile_program
     from roofline.program.target import CPU, with_cache
@@ -67,7 +76,65 @@ def limits_here(model: str, kv_cache_dtype: str = "auto") -> ModelLimits:
     shape = open_shape(model)
     family, config = configure(shape.config)
     program = compile_program(family, config, shape.tensors, with_cache(CPU, host_kv_dtype(kv_cache_dtype)))
-    return ModelLimits(model, program, ensure_roofs(), lambda before: highest(before, ensure_roofs(again=True)))
+    roofs, machine = ensure_roofs(), detect()
+    device = Device(
+        name=machine.chip,
+        vendor=machine.vendor,
+        measured_flops=roofs.bf16_flops,
+        measured_bytes_per_s=roofs.reads[-1][1],
+        measured_at=roofs.measured,
+    )
+
+    def again(before: RoofRates) -> RoofRates:
+        assert isinstance(before, Roofs), "measured ones"
+        return highest(before, ensure_roofs(again=True))
+
+    origin = f"{machine.chip}, {roofs.threads} threads, roofs measured {roofs.measured}"
+    return ModelLimits(model, program, roofs, origin, again, device, *_facts(shape))
+
+
+def limits_of_product(model: str, chip: str, count: int = 1) -> ModelLimits:
+    """The limits of a model on `count` devices of a product by its data sheet, as if they shared all work evenly and
+    exchanged nothing. Raises ConfigError for an unknown product or one without a bandwidth, and as `limits_here`."""
+    from roofline.backends.gpu.program import compile_for_gpu
+    from roofline.backends.options import LoadOptions
+    from roofline.bundle.shape import open_shape
+    from roofline.hardware.chips.chips import chips
+    from roofline.hardware.chips.products import sheet_roofs, titled
+    from roofline.models.registry import configure
+
+    product, shape = titled(chip), open_shape(model)
+    roofs = sheet_roofs(product)
+    if roofs is None:
+        raise ConfigError(f"the table of products does not know the bandwidth of {product.name}: leave --chip out")
+    _, config = configure(shape.config)
+    architecture = chips().get(product.chip)
+    program = compile_for_gpu(shape, config, LoadOptions(backend="gpu"), architecture)
+    device = Device(
+        name=product.name,
+        vendor=architecture.vendor if architecture else "",
+        count=count,
+        sheet_flops=roofs.bf16_flops if math.isfinite(roofs.bf16_flops) else 0.0,
+        sheet_bytes_per_s=roofs.bytes_per_s,
+        sheet_source="; ".join(roofs.sources),
+        watts=product.watts.value if product.watts else 0.0,
+    )
+    shared = replace(roofs, **{name: getattr(roofs, name) * count for name in _RATES})
+    origin = f"{count} x {product.name} by its data sheet"
+    return ModelLimits(model, program, shared, origin, None, device, *_facts(shape))
+
+
+_RATES = ("bf16_flops", "bytes_per_s", "f32_flops", "int8_ops")
+
+
+def _facts(shape: "ModelShape") -> tuple[int, str]:
+    """Parameters of a model, and the formats of its weights, the largest first."""
+    from roofline.models.registry import configure
+    from roofline.program.summary import summarize
+    from roofline.program.trace import trace
+
+    summary = summarize(trace(*configure(shape.config), shape.tensors), shape.tensors)
+    return summary.parameters, "+".join(row.format for row in summary.stored)
 
 
 def limit_of(limits: ModelLimits, demand: Demand, tokens_per_s: float) -> Limit:
@@ -77,20 +144,25 @@ def limit_of(limits: ModelLimits, demand: Demand, tokens_per_s: float) -> Limit:
     ImpossibleResult where it stays above.
     """
 
-    def share(roofs: Roofs) -> float:
+    def share(roofs: RoofRates) -> float:
         return tokens_per_s / _limit(limits, roofs, demand).tokens_per_s
 
-    roofs, reached = confirmed(limits.roofs, share, limits.again)
+    roofs, reached = limits.roofs, share(limits.roofs)
+    if limits.again is not None:
+        roofs, reached = confirmed(roofs, share, limits.again)
     limit = _limit(limits, roofs, demand)
     if reached > TOLERANCE:
         raise ImpossibleResult(
             f"{reached:.0%} of the limit cannot be. {_arithmetic(limits, limit, demand, tokens_per_s)}"
         )
-    limit.share_of_measured = reached
+    if limits.again is None:
+        limit.share_of_sheet = reached
+    else:
+        limit.share_of_measured = reached
     return limit
 
 
-def _limit(limits: ModelLimits, roofs: Roofs, demand: Demand) -> Limit:
+def _limit(limits: ModelLimits, roofs: RoofRates, demand: Demand) -> Limit:
     from roofline.program.rates import Speeds
 
     speeds = Speeds(limits.program, roofs)
@@ -98,9 +170,13 @@ def _limit(limits: ModelLimits, roofs: Roofs, demand: Demand) -> Limit:
         (_rate_at(speeds, demand, count) for count in _counts(demand.sequences)), key=lambda rate: rate.tokens_per_s
     )
     best.assumptions = [
-        f"{limits.model} on {roofs.chip or 'this CPU'}, all cores; roofs measured {roofs.measured}",
+        f"{limits.model} on {limits.origin}",
         "each op at its own roof; no time between steps; mean lengths",
     ]
+    if demand.tokens_per_step > 1:
+        best.assumptions.append(
+            f"speculation makes {demand.tokens_per_step:g} tokens a step; its own reads are not counted"
+        )
     return best
 
 
@@ -110,14 +186,15 @@ def _counts(most: int) -> list[int]:
 
 
 def _rate_at(speeds: "Speeds", demand: Demand, count: int) -> Limit:
-    rate = speeds.requests(count, max(1, round(demand.prompt)), max(1, round(demand.answer)))
+    steps = max(1, round(demand.answer / demand.tokens_per_step))
+    rate = speeds.requests(count, max(1, round(demand.prompt)), steps)
     return Limit(
         seconds=rate.seconds,
         bound="memory" if rate.bound == "memory" else "compute",
         flops=rate.flops,
         weight_bytes=rate.weight_bytes,
         kv_bytes=rate.kv_bytes,
-        tokens_per_s=rate.tokens_per_s,
+        tokens_per_s=rate.tokens_per_s * demand.tokens_per_step,
     )
 
 
@@ -128,5 +205,6 @@ def _arithmetic(limits: ModelLimits, limit: Limit, demand: Demand, measured: flo
         f"{limit.weight_bytes / 1e9:.2f} GB of weights and {limit.kv_bytes / 1e9:.2f} GB of KV and compute "
         f"{limit.flops / 1e9:.1f} GFLOP, which takes at least {limit.seconds:.3f} s here: at most "
         f"{limit.tokens_per_s:.1f} tokens/s. Name the model that the server runs "
-        "(--model-here), and check that prompts are not answered from a cache, and that no tokens are guessed"
+        "(--model-here), check that prompts are not answered from a cache, and say how many tokens a step makes where "
+        "it guesses some (--tokens-per-step)"
     )

@@ -89,11 +89,15 @@ class Span:
 
 def measured_span(events: Events) -> Span:
     """The window of a run: what its head says, without the warm-up that MSER cuts off by the latency of requests in
-    their order."""
+    their order. Where less than half of the answers had ended by then, as of an open loop that the system cannot keep
+    up with or of fewer conversations than workers, it goes on to the last answer's end."""
     head = events.head
-    completed = [each for each in measured(events) if each.completed and each.dispatched < head.end]
-    cut = warm_up_length(np.array([_e2e(each) or 0.0 for each in completed]))
-    return Span(completed[cut].dispatched if cut else head.begin, head.end)
+    completed = [each for each in measured(events) if each.completed]
+    ends = [each.end or 0 for each in completed]
+    end = head.end if 2 * sum(moment <= head.end for moment in ends) >= len(ends) else max(ends)
+    inside = [each for each in completed if each.dispatched <= end]
+    cut = warm_up_length(np.array([_e2e(each) or 0.0 for each in inside]))
+    return Span(inside[cut].dispatched if cut else head.begin, end)
 
 
 def measured(events: Events) -> list[RequestEvents]:

@@ -20,12 +20,13 @@ from roofline.bench.load.events import Events, RequestEvents
 from roofline.bench.load.plan import Plan
 from roofline.bench.load.run import run_plan
 from roofline.bench.results.statistics import Interval, Values, percentile_interval
+from roofline.bench.traffic.random_integers import RandomIntegers
 from roofline.bench.traffic.traffic import Traffic, TrafficRequest, write_traffic
 from roofline.common.errors import ConfigError
 
 MOST_ADDED_MS = 1.0  # to the median time to the first token
 MOST_CPU = 0.8  # of a core
-FIRST_MS, GAP_MS, CHUNKS = 20.0, 10.0, 32  # the cadence of the null server
+FIRST_MS, GAP_MS, CHUNKS, SPREAD = 20.0, 10.0, 32, 16  # the cadence of the null server; answers of 16 to 48 chunks
 SECONDS = 1.5  # of a measurement
 
 
@@ -81,7 +82,10 @@ def null_server(first_ms: float = FIRST_MS, gap_ms: float = GAP_MS) -> Iterator[
 
 def _measure(streams: int) -> Certificate:
     laps = max(2, round(SECONDS * 1e3 / (FIRST_MS + GAP_MS * (CHUNKS - 1))))
-    requests = [TrafficRequest(prompt="a b c", prompt_tokens=3, max_tokens=CHUNKS)] * (streams * laps)
+    # Answers of several lengths, as real ones: with a single one all streams would begin together again and again.
+    random = RandomIntegers(0, "certificate")
+    lengths = [CHUNKS - SPREAD + random.below(2 * SPREAD + 1) for _ in range(streams * laps)]
+    requests = [TrafficRequest(prompt="a b c", prompt_tokens=3, max_tokens=length) for length in lengths]
     traffic = Traffic(
         name="null", version=1, seed=0, stop="ignored", source="the client's certificate", requests=requests
     )

@@ -15,7 +15,7 @@ from roofline.bench.load.events import Events, write_events
 from roofline.bench.load.plan import Plan, Probe, Route
 from roofline.bench.load.run import OnProgress, run_plan
 from roofline.bench.load.targets import Target, open_target
-from roofline.bench.results.limits import ModelLimits, limits_here
+from roofline.bench.results.limits import ModelLimits, limits_here, limits_of_product
 from roofline.bench.results.metrics import OBJECTIVES, Objective
 from roofline.bench.results.point import Host, Point
 from roofline.bench.results.store import append_points
@@ -23,6 +23,7 @@ from roofline.bench.serving.certificate import Certificate, certify
 from roofline.bench.serving.probes import answered_probes
 from roofline.bench.serving.recount import tokenizer_of
 from roofline.bench.serving.surroundings import this_host
+from roofline.bench.traffic.presets import singles
 from roofline.bench.traffic.traffic import Traffic, write_traffic
 from roofline.common.errors import ConfigError
 from roofline.common.names import unknown
@@ -38,15 +39,19 @@ class Settings:
     """How a target is measured.
 
     target: as `open_target` takes it; label: what readers call it; model: that requests name; model_here: a model of
-    this machine that the target runs, for its limit; results: file that points are added to; events: folder that the
-    raw events are kept in; objective: name of what a service promises; probe: whether probes are sent; certify:
-    whether the client is measured first.
+    this machine that the target runs, for its limit; chip, chips: a product that it runs on, and how many, where that
+    is not this machine's CPU; tokens_per_step: that speculation makes on average; results: file that points are added
+    to; events: folder that the raw events are kept in; objective: name of what a service promises; probe: whether
+    probes are sent; certify: whether the client is measured first.
     """
 
     target: str
     label: str = ""
     model: str | None = None
     model_here: str = ""
+    chip: str = ""
+    chips: int = 1
+    tokens_per_step: float = 1.0
     key: str | None = field(default=None, repr=False)
     route: Route = "completions"
     results: Path | None = None
@@ -114,6 +119,7 @@ class LoadTest:
     def keep(self, point: Point, events: Events) -> Point:
         """Add a point to the file of results, and its events to their folder. Returns the point as it is kept."""
         self.points += 1
+        point = msgspec.json.decode(msgspec.json.encode(point), type=Point)  # integers where floats are due are floats
         if self.settings.events is not None:
             point = _with_events(point, events, self.settings.events / f"{self.run}-{self.points}.jsonl")
         if self.settings.results is not None:
@@ -135,19 +141,37 @@ def open_load_test(settings: Settings, traffic: Traffic, streams: int) -> Iterat
     ):
         write_traffic(traffic, Path(folder) / "traffic.jsonl")
         model = settings.model_here or target.local_model
-        limits = limits_here(model) if model else None
+        limits = _limits(settings, model)
         certificate = certify(streams) if settings.certify else None
         tokenizer = tokenizer_of(model) if model else None
         test = LoadTest(settings, target, traffic, Path(folder), host, certificate, limits, tokenizer)
         if settings.probe:
             test.probes = answered_probes(test.plan(1), test.folder, settings.key)
-        warm_up = test.send(test.plan(WARM_UP, probes=[]))
-        errors = [request.error for request in warm_up.requests if request.error]
-        if warm_up.head.interrupted:
-            raise KeyboardInterrupt
-        if errors:
-            raise ConfigError(f"{settings.target} does not answer: {errors[0]}")
+        _warm_up(test)
         yield test
+
+
+def _warm_up(test: LoadTest) -> None:
+    """Send requests that are not of the traffic, and count nowhere. Raises ConfigError where they are not answered."""
+    path = test.folder / "warm-up.jsonl"
+    write_traffic(singles((64,), 8, WARM_UP, seed=1), path)
+    plan = msgspec.structs.replace(test.plan(WARM_UP), traffic=str(path), probes=[])
+    events = run_plan(plan, test.settings.key)
+    errors = [request.error for request in events.requests if request.error]
+    if events.head.interrupted:
+        raise KeyboardInterrupt
+    if errors:
+        raise ConfigError(f"{test.settings.target} does not answer: {errors[0]}")
+
+
+def _limits(settings: Settings, model: str) -> ModelLimits | None:
+    if settings.chip and not model:
+        raise ConfigError(
+            f"the limit of {settings.chip} needs the model that the server runs: name it with --model-here"
+        )
+    if settings.chip:
+        return limits_of_product(model, settings.chip, settings.chips)
+    return limits_here(model) if model else None
 
 
 def _with_events(point: Point, events: Events, path: Path) -> Point:

@@ -36,7 +36,6 @@ from roofline.bench.results.statistics import values_needed
 from roofline.bench.serving.load_test import LoadTest
 from roofline.bench.serving.probes import fidelity
 from roofline.bench.serving.recount import miscounted
-from roofline.bench.serving.surroundings import devices_of
 from roofline.common.units import now_utc
 
 Grade = Literal["A", "B", "C", "D"]
@@ -63,6 +62,8 @@ def point_of(test: LoadTest, kind: Kind, plan: Plan, events: Events) -> Point:
     client, load = _client(test, events, metrics), _load(events)
     limit = _limit(test, events, metrics)
     flags = _flags(test, plan, events, metrics, client)
+    if span.end > head.end:
+        flags.append("running empty is in the window")
     counted = counts(events)
     counted.miscounted = miscounted(events, test.tokenizer)
     if counted.miscounted:
@@ -77,7 +78,7 @@ def point_of(test: LoadTest, kind: Kind, plan: Plan, events: Events) -> Point:
         ended=now_utc(),
         system=_system(test),
         host=test.host,
-        devices=devices_of(test.limits),
+        devices=[test.limits.device] if test.limits else [],
         workload=_workload(test, events),
         load=load,
         client=client,
@@ -97,14 +98,18 @@ def point_of(test: LoadTest, kind: Kind, plan: Plan, events: Events) -> Point:
 
 
 def _system(test: LoadTest) -> System:
-    target = test.target
+    target, limits = test.target, test.limits
     return System(
         label=test.settings.label or target.engine or target.name,
         target=target.name,
         engine=target.engine,
         version=target.version,
         model=target.model,
-        weight_bytes=test.limits.weight_bytes if test.limits else 0,
+        options=target.options,
+        parameters=limits.parameters if limits else 0,
+        weight_bytes=limits.weight_bytes if limits else 0,
+        weight_formats=limits.formats if limits else "",
+        devices_per_replica=limits.device.count if limits else 1,
     )
 
 
@@ -172,13 +177,15 @@ def _limit(test: LoadTest, events: Events, metrics: dict[str, Figure]) -> Limit 
     completed = [request for request in events.requests if request.completed]
     if test.limits is None or not completed or "answer_rate" not in metrics:
         return None
-    return limit_of(test.limits, demand_of(completed, most_in_flight(events)), metrics["answer_rate"].value or 0.0)
+    demand = demand_of(completed, most_in_flight(events), test.settings.tokens_per_step)
+    return limit_of(test.limits, demand, metrics["answer_rate"].value or 0.0)
 
 
-def demand_of(completed: list[RequestEvents], sequences: int) -> Demand:
+def demand_of(completed: list[RequestEvents], sequences: int, tokens_per_step: float = 1.0) -> Demand:
     """The mean of what requests asked for; prompt tokens that came from a cache were not computed."""
     prompts = [(each.prompt_tokens or 0) - (each.cached_tokens or 0) for each in completed]
-    return Demand(float(np.mean(prompts)), float(np.mean([answer_tokens(each) for each in completed])), sequences)
+    answers = [answer_tokens(each) for each in completed]
+    return Demand(float(np.mean(prompts)), float(np.mean(answers)), sequences, tokens_per_step)
 
 
 def _flags(test: LoadTest, plan: Plan, events: Events, metrics: dict[str, Figure], client: Client) -> list[str]:

@@ -64,9 +64,10 @@ def sweep(test: LoadTest, most: int, sizes: Sizes) -> Iterator[Point]:
             return
 
 
-def decode(test: LoadTest, repeats: int, batch: int = 1) -> Iterator[Point]:
-    """A point of `batch` requests at a time, so many times."""
-    yield measure(test, "decode", test.plan(repeats * batch, arrivals="batch", concurrency=batch, probes=[]))
+def decode(test: LoadTest, points: int, repeats: int, batch: int = 1) -> Iterator[Point]:
+    """So many points of `batch` requests at a time, each repeated; the traffic has the requests of each in turn."""
+    for _ in range(points):
+        yield measure(test, "decode", test.plan(repeats * batch, arrivals="batch", concurrency=batch, probes=[]))
 
 
 def _value(point: Point, name: str) -> float:

@@ -1,13 +1,11 @@
-"""What a point says of the machine: the host, its devices, and what else runs on it."""
+"""What a point says of the machine: the host, and what else runs on it."""
 
 import platform
 import time
 from pathlib import Path
 
-from roofline.bench.results.limits import ModelLimits
-from roofline.bench.results.point import Device, Host
+from roofline.bench.results.point import Host
 from roofline.common.files import text_of
-from roofline.common.units import now_utc
 from roofline.hardware.detect import detect
 
 LOAD_SECONDS = 0.3  # over which the load of other programs is measured
@@ -28,22 +26,6 @@ def this_host() -> Host:
         governor=text_of(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")) or "",
         load=round(load, 2),
     )
-
-
-def devices_of(limits: ModelLimits | None) -> list[Device]:
-    """The CPU with its measured roofs, where a limit is known; else nothing says what the system runs on."""
-    if limits is None:
-        return []
-    roofs, machine = limits.roofs, detect()
-    return [
-        Device(
-            name=machine.chip,
-            vendor=machine.vendor,
-            measured_flops=roofs.bf16_flops,
-            measured_bytes_per_s=roofs.reads[-1][1],
-            measured_at=roofs.measured or now_utc(),
-        )
-    ]
 
 
 def _busy_seconds() -> float:

@@ -3,7 +3,7 @@
 Where a benchmark publishes only the maxima of its lengths, the shapes are ours (`lengths.toml`), and so are all texts.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from roofline.bench.traffic.random_integers import RandomIntegers
@@ -49,6 +49,18 @@ def preset_traffic(name: str, requests: int | None = None, seed: int = 0, stop: 
         source=preset.source,
         requests=list(preset.make(count, seed)),
     )
+
+
+def singles(prompts: Sequence[int], answer: int, repeats: int, seed: int = 0) -> Traffic:
+    """Requests of fixed lengths: so many of each length of prompts, in turn."""
+    random = RandomIntegers(seed, "singles texts")
+    requests = [
+        TrafficRequest(prompt=prose(random, prompt), prompt_tokens=prompt, max_tokens=answer)
+        for prompt in prompts
+        for _ in range(repeats)
+    ]
+    source = f"prompts of {', '.join(map(str, prompts))} tokens, answers of {answer}"
+    return Traffic(name="singles", version=1, seed=seed, stop="ignored", source=source, requests=requests)
 
 
 def _drawn(name: str, context: int) -> Callable[[int, int], Requests]:

@@ -40,7 +40,7 @@ def command(
     It ends when the interval of the ratio excludes 1, when it lies within --margin of 1 (no difference), or when the
     rounds are used up. The interval holds although it is looked at several times. Traffic: typical.
     """
-    from roofline.bench.serving.load_test import WARM_UP, open_load_test
+    from roofline.bench.serving.load_test import open_load_test
     from roofline.bench.serving.versus import Terms, compare, points
 
     terms = Terms(
@@ -51,7 +51,7 @@ def command(
         margin=compared.margin / 100,
         rounds=compared.rounds,
     )
-    traffic = options.traffic_of(WARM_UP + 2 * terms.requests * terms.rounds, "typical")
+    traffic = options.traffic_of(2 * terms.requests * terms.rounds, "typical")
     streams = terms.concurrency if terms.rate is None else terms.requests
     settings = options.settings(a)
     with ExitStack() as stack:

@@ -24,11 +24,11 @@ def command(
     Workers send their next request when the last one was answered; beside each level, an open loop sends the same
     number at random moments, so that waiting shows. Points are added to --out as they are measured.
     """
-    from roofline.bench.serving.load_test import WARM_UP, open_load_test
+    from roofline.bench.serving.load_test import open_load_test
     from roofline.bench.serving.series import Sizes, curve, levels
 
     sizes = Sizes(requests, fewest, seconds)
-    count = WARM_UP + sum(sizes.of(level) for level in levels(workers)) * (2 if poisson else 1)
+    count = sum(sizes.of(level) for level in levels(workers)) * (2 if poisson else 1)
     traffic = options.traffic_of(count, "typical")
     with open_load_test(options.settings(target), traffic, workers) as test:
         tell_points(test, curve(test, workers, sizes, poisson), as_json)

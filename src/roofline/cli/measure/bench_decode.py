@@ -6,6 +6,7 @@ from roofline.cli.measure.load_options import FOOTNOTE, TARGET_HELP, LoadTestOpt
 from roofline.cli.options import AsJson
 from roofline.cli.output import console
 from roofline.cli.parser import Argument
+from roofline.common.errors import ConfigError
 from roofline.common.options import Option
 
 
@@ -14,14 +15,30 @@ def command(
     options: LoadTestOptions,
     repeats: Annotated[int, Option("Of each measurement.", minimum=1, unit="repeats")] = 5,
     batch: Annotated[int, Option("Requests at a time.", minimum=1, unit="requests")] = 1,
+    prompts: Annotated[str, Option("Lengths of prompts, with commas: a point each.")] = "1",
+    answer: Annotated[int, Option("Tokens of each answer.", minimum=2, unit="tokens")] = 512,
     as_json: AsJson = False,
 ) -> None:
-    """Time decoding: a prompt of 1 token and an answer of 512, one request at a time. Traffic: mlc."""
-    from roofline.bench.serving.load_test import WARM_UP, open_load_test
-    from roofline.bench.serving.series import decode
+    """Time decoding of single requests, by default behind a prompt of 1 token and for 512 tokens.
 
-    traffic = options.traffic_of(WARM_UP + repeats * batch, "mlc")
+    --prompts 1,1024,8192 measures how it slows down with the context.
+    """
+    from roofline.bench.serving.load_test import open_load_test
+    from roofline.bench.serving.series import decode
+    from roofline.bench.traffic.presets import singles
+
+    lengths = _lengths(prompts)
+    if options.preset or options.traffic:
+        raise ConfigError("decode makes its own traffic, of --prompts and --answer: leave --preset and --traffic out")
+    traffic = singles(lengths, answer, repeats * batch, options.seed)
     with open_load_test(options.settings(target), traffic, batch) as test:
-        tell_points(test, decode(test, repeats, batch), as_json)
+        tell_points(test, decode(test, len(lengths), repeats, batch), as_json)
     if not as_json:
         console().print(FOOTNOTE, style="dim", highlight=False)
+
+
+def _lengths(text: str) -> list[int]:
+    words = text.split(",")
+    if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
+        raise ConfigError(f"--prompts {text}: give numbers of tokens above 0, with commas, such as 1,1024")
+    return [int(word) for word in words]

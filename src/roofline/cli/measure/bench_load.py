@@ -37,21 +37,19 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Measure one point under the load that the options describe. Traffic: typical."""
-    from roofline.bench.serving.load_test import WARM_UP, open_load_test
+    from roofline.bench.serving.load_test import open_load_test
     from roofline.bench.serving.measure import measure
 
-    traffic = options.traffic_of(WARM_UP + load.requests, "typical")
+    traffic = options.traffic_of(load.requests, "typical")
     recorded = load.arrivals == "trace"
     if recorded and any(request.at_us is None for request in traffic.requests):
         raise ConfigError("this traffic does not say when its requests came: write one with `bench traffic trace`")
-    # A trace is sent from its beginning, and not beyond its end.
+    # A trace is not sent beyond its end.
     requests = min(load.requests, len(traffic.requests)) if recorded else load.requests
     fields = ("arrivals", "concurrency", "rate", "rate_from", "burstiness", "trace_speed", "seconds")
     chosen = {name: getattr(load, name) for name in fields}
     streams = load.concurrency if load.arrivals in ("closed", "batch") else load.streams
     with open_load_test(options.settings(target), traffic, streams) as test:
-        if recorded:
-            test.sent = 0
         tell_points(test, [measure(test, "curve", test.plan(requests, seed=options.seed, **chosen))], as_json)
     if not as_json:
         console().print(FOOTNOTE, style="dim", highlight=False)

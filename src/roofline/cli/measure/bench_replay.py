@@ -41,5 +41,5 @@ def command(
     print(f"{published.title}: {published.about}")
     if not points:
         print(f"nothing of yours is in it; the nearest form: {published.again}; then name its file with --points")
-    for refused in report.refused:
-        print(f"refused: {refused}")
+    for sentence in report.refused:
+        print(f"refused: {sentence}")

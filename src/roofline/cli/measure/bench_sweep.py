@@ -22,11 +22,11 @@ def command(
 
     Each prompt is another variant of a pool's templates behind a salt of its own, so that no cache answers it.
     """
-    from roofline.bench.serving.load_test import WARM_UP, open_load_test
+    from roofline.bench.serving.load_test import open_load_test
     from roofline.bench.serving.series import Sizes, levels, sweep
 
     sizes = Sizes(requests, fewest, seconds)
-    traffic = options.traffic_of(WARM_UP + sum(sizes.of(level) for level in levels(concurrency)), "dell")
+    traffic = options.traffic_of(sum(sizes.of(level) for level in levels(concurrency)), "dell")
     with open_load_test(options.settings(target), traffic, concurrency) as test:
         tell_points(test, sweep(test, concurrency, sizes), as_json)
     if not as_json:

@@ -31,6 +31,13 @@ class LoadTestOptions(Options):
     model_here: str = option(
         "", "The model that the server runs on this machine's CPU, for its limit. Known of roofline:MODEL."
     )
+    chip: str = option("", "A product that runs --model-here instead of this CPU, for the limit by its data sheet.")
+    chips: int = option(1, "Devices of --chip that share the model.", minimum=1, unit="devices")
+    tokens_per_step: float = option(
+        1.0,
+        "That a step makes of an answer on average, where the server guesses tokens: it raises the limit.",
+        minimum=1,
+    )
     api_key: str | None = option(None, "Sent as a bearer token.", secret=True)
     route: Literal["completions", "chat"] = option("completions", "Which route requests are sent to.")
     preset: str = option("", "Traffic to make: typical, long, dell, mlc, rocm, chat, multi-turn.", topic=_TRAFFIC)
@@ -56,6 +63,9 @@ class LoadTestOptions(Options):
             label=self.label,
             model=self.model,
             model_here=self.model_here,
+            chip=self.chip,
+            chips=self.chips,
+            tokens_per_step=self.tokens_per_step,
             key=self.api_key,
             route=self.route,
             results=self.out,
@@ -129,7 +139,10 @@ def _cells(point: "Point") -> tuple[str, ...]:
         value = getattr(metrics[name], field) if name in metrics else None
         return "-" if value is None else format(value, form)
 
-    share = point.limit.share_of_measured if point.limit else None
+    limit = point.limit
+    share = (
+        None if limit is None else limit.share_of_sheet if limit.share_of_measured is None else limit.share_of_measured
+    )
     notes = [flag for flag in point.validity.flags if flag not in ("too few requests for p99",)]
     return (
         what,
@@ -146,6 +159,6 @@ def _cells(point: "Point") -> tuple[str, ...]:
 
 
 FOOTNOTE = (
-    "times in ms, counted from the planned moment; of limit: share of what the measured roofs allow; equal: probes "
+    "times in ms, counted from the planned moment; of limit: share of what the roofs allow; equal: probes "
     "that were answered as by the idle system"
 )

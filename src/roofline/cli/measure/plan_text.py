@@ -26,7 +26,8 @@ def show(plan: "Plan") -> None:
     case, place = plan.case, plan.place
     dtype = f" in {case.dtype}" if case.dtype else ""
     out.print(f"{case.model}{dtype} on {place.count} x {place.name}, {human_bytes(place.memory)} each")
-    size = f"{plan.weight_bytes / 1e9:,.0f} GB of weights ({human_count(plan.parameters)} parameters)"
+    weights = f"{plan.weight_bytes / 1e9:,.0f} GB" if plan.weight_bytes >= 1e10 else human_bytes(plan.weight_bytes)
+    size = f"{weights} of weights ({human_count(plan.parameters)} parameters)"
     cache = f"{human_bytes(plan.kv_token_bytes)} of cache for each token ({plan.kv_format})"
     out.print(f"{size}, {cache}")
     out.print()
@@ -73,6 +74,8 @@ def _notes(plan: "Plan", assumed: str) -> list[str]:
     place, roofs = plan.place, plan.place.roofs
     reads = human_rate(roofs.read_bytes_per_s(plan.weight_bytes), "B")
     flops = human_rate(roofs.bf16_flops, "FLOP")
+    if place.product is None and place.roofs.int8_ops is not None:
+        flops = f"{flops} in bf16, {human_rate(place.roofs.int8_ops, 'OP')} in int8"
     lines = [
         f"assumed: {assumed} ({plan.calibration.source}); of limit: the least time of the same steps at the roofs",
         f"roofs of a device: {reads}, {flops} ({_source(plan)})",
