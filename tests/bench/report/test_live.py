@@ -1,13 +1,27 @@
 """The view of a running curve: what a terminal and a file get, in the order of the calls."""
 
 import io
+from dataclasses import dataclass
 
 import msgspec
 import pytest
 from rich.console import Console
 
-from roofline.bench.report.live import BETWEEN_LINES, LiveView, Progress
+from roofline.bench.report.live import BETWEEN_LINES, LiveView
 from tests.bench.report import made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What a generator tells."""
+
+    elapsed: float
+    completed: int
+    failed: int = 0
+    tokens_per_s: float | None = None
+    in_flight: int | None = None
+    cpu: float | None = None
+    slip_ms: float | None = None
 
 
 class Clock:
@@ -26,13 +40,13 @@ def shown(terminal: bool, leave: bool = False) -> str:
     try:
         with view:
             for workers in (4, 8):
-                view.started(f"{workers} workers")
+                view.started(f"{workers} workers", limit_tokens_per_s=400.0)
                 for step in range(3):
                     clock.now += BETWEEN_LINES + 0.1
                     view.progress(
                         Progress(
                             elapsed=clock.now, completed=10 * step, failed=1, tokens_per_s=100.0,
-                            limit_tokens_per_s=400.0, in_flight=workers, cpu=0.31, slip_ms=0.2,
+                            in_flight=workers, cpu=0.31, slip_ms=0.2,
                         )
                     )  # fmt: skip
                 if leave and workers == 8:
