@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 BETWEEN_DRAWS, BETWEEN_LINES = 0.5, 10.0  # seconds, on a terminal and elsewhere
-BAR = 20  # characters of a full limit
+BAR = 12  # characters of a full limit
 HEADINGS = ("load", "requests/s", "tokens/s", "TTFT ms", "TPOT ms", "latency ms", "of the limit", "client", "grade")
 
 
@@ -149,11 +149,19 @@ class LiveView:
         from rich.table import Table
 
         table = Table(title=escape(self._title), title_justify="left", box=None, padding=(0, 2, 0, 0))
-        for heading in HEADINGS:
-            words_in_it = heading in ("load", "of the limit", "client", "grade")
-            table.add_column(heading, justify="left" if words_in_it else "right", no_wrap=True)
-        for point in self._points:
-            table.add_row(*map(escape, _cells(point)), style="" if words.trusted(point) else "dim")
+        rows = [_cells(point) for point in self._points]
+        for number, heading in enumerate(HEADINGS):
+            of_words = heading in ("load", "of the limit", "client", "grade")
+            widest = max(len(row[number]) for row in (HEADINGS, *rows))
+            breaks = heading == "grade"  # its flags are what a narrow terminal breaks; figures are never cut
+            table.add_column(
+                heading,
+                justify="left" if of_words else "right",
+                no_wrap=not breaks,
+                min_width=None if breaks else widest,
+            )
+        for point, row in zip(self._points, rows, strict=True):
+            table.add_row(*map(escape, row), style="" if words.trusted(point) else "dim")
         if self._running is None:
             return table
         text = f"{self._running}: {self._running_text(self._progress)}{self._time_left()}"
