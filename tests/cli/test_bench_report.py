@@ -43,6 +43,9 @@ def test_report_writes_what_it_is_told_to(points: Path, tmp_path: Path) -> None:
         ([], "name where the report goes: -o report.html"),
         (["-o", "OUT", "--slo", "speed=3"], "'speed=3' is no limit in ms; write ttft=2000,tpot=200,e2e=30000"),
         (["-o", "OUT", "--slo", "ttft=-1"], "'ttft=-1' is no limit in ms"),
+        (["-o", "OUT", "--slo", "ttft=0"], "'ttft=0' is no limit in ms"),
+        (["-o", "OUT", "--price", "2", "--price-date", "2026-11-01"], "a price needs --price-source and --price-date"),
+        (["-o", "OUT", "--price", "2", "--price-source", "a"], "a price needs --price-source and --price-date"),
         (["-o", "OUT", "--price", "2"], "a price needs --price-source and --price-date"),
         (["-o", "OUT", "--price", "two", "--price-source", "a", "--price-date", "2026-11-01"], "is no price"),
         (
@@ -110,6 +113,8 @@ def test_check_refuses_what_is_not_comparable(points: Path, tmp_path: Path) -> N
 def test_cost_prints_prices_over_load(points: Path, tmp_path: Path) -> None:
     prices = ["--price", "3.6", "--price-source", "a list", "--price-date", "2026-11-01"]
     result = call("cost", points, *prices, "-o", tmp_path / "c.html")
+    assert result.stdout.startswith("typical (traffic aaaaaaaa): cost\nPrices: any machine 3.6 USD an hour")
+    assert "An answer token is charged as 4 prompt tokens." in result.stdout
     assert "0.543" in result.stdout, "0.001 USD/s / 1840 tokens/s"
     assert "offered load" in (tmp_path / "c.html").read_text()
     other = ["--price", "MI300X=3.6", *prices[2:]]

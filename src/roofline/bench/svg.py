@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Self
 
 FONT = 12
 CHARACTER = 0.6 * FONT + 0.1  # width of a character of a monospaced font; others are narrower on the average
@@ -35,6 +36,33 @@ class Box:
         )
 
 
+class Boxes:
+    """Boxes that are asked for their neighbours: kept by the squares of a grid that they touch."""
+
+    CELL = 40.0  # pixels
+
+    def __init__(self) -> None:
+        self._cells: dict[tuple[int, int], list[Box]] = {}
+
+    def append(self, box: Box) -> None:
+        for cell in self._touched(box, 0):
+            self._cells.setdefault(cell, []).append(box)
+
+    def __iadd__(self, boxes: Iterable[Box]) -> Self:
+        for box in boxes:
+            self.append(box)
+        return self
+
+    def meet(self, box: Box, gap: float = 2) -> bool:
+        """Whether any of them is closer to the box than `gap`."""
+        return any(box.meets(other, gap) for cell in self._touched(box, gap) for other in self._cells.get(cell, ()))
+
+    def _touched(self, box: Box, gap: float) -> Iterator[tuple[int, int]]:
+        columns = range(int((box.x - gap) // self.CELL), int((box.x + box.width + gap) // self.CELL) + 1)
+        rows = range(int((box.y - gap) // self.CELL), int((box.y + box.height + gap) // self.CELL) + 1)
+        return ((column, row) for column in columns for row in rows)
+
+
 @dataclass(frozen=True)
 class Label:
     """A text with its place. leader: the ends of the line to what it names, None where that is near."""
@@ -49,8 +77,8 @@ class Labels:
     """The labels inside a frame. occupied: what they must keep off."""
 
     frame: Box
-    occupied: list[Box] = field(default_factory=list)
-    placed: list[Box] = field(default_factory=list)
+    occupied: Boxes = field(default_factory=Boxes)
+    placed: Boxes = field(default_factory=Boxes)
 
     def place(self, text: str, point: tuple[float, float, float], spots: Iterable[tuple[float, float]]) -> Label | None:
         """The text at the first of `spots` (its box's corner) that is free, with a line to the point (x, y, radius)
@@ -62,8 +90,8 @@ class Labels:
             near_x, near_y = min(max(x, box_x), box_x + width), min(max(y, box_y), box_y + height)
             far = math.hypot(near_x - x, near_y - y) > 16 + own
             leader = along(x, y, near_x, near_y) if far else []
-            free = box.inside(self.frame) and not any(box.meets(other) for other in self.occupied)
-            if free and not any(dash.meets(other, 0) for dash in leader for other in self.placed):
+            free = box.inside(self.frame) and not self.occupied.meet(box)
+            if free and not any(self.placed.meet(dash, 0) for dash in leader):
                 self.occupied += [box, *leader]
                 self.placed.append(box)
                 return Label(text, box, (x, y, near_x, near_y) if far else None)

@@ -117,7 +117,7 @@ LATENCY = {
             "rungs": {"eager": {"ttft": {"median": 0.5}, "tpot": None, "share": 0.25}},
         },
         {
-            "cell": "decode 8 x 32", "new": 32, "limit": {"bound": "memory"},
+            "cell": "decode 8 x 2", "new": 2, "limit": {"bound": "memory"},
             "rungs": {"paged": {"ttft": {"median": 0.5}, "tpot": {"median": 0.02}, "share": None}},
         },
     ],
@@ -137,7 +137,7 @@ def test_records_of_other_commands_are_read_too(tmp_path: Path, points: Path) ->
     own, refused = read_own([tmp_path / "latency.json", tmp_path / "train.json", points])
     assert [(each.name, each.figure, each.share, each.bound) for each in own[2:]] == [
         ("smol, prefill 1 x 256, eager", "500 ms", 0.25, "compute"),
-        ("smol, decode 8 x 32, paged", "20 ms a token", None, "memory"),
+        ("smol, decode 8 x 2, paged", "20 ms a token", None, "memory"),
         ("mpt-125m, bf16", "0.31 TFLOP/s a device, 400 tokens/s", 0.4, "compute"),
     ]
     assert own[1].figure == "240 [233, 247] tokens/s, TPOT 16.7 ms"
@@ -151,3 +151,50 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text + "\n")
     with pytest.raises(ConfigError, match=r"a\.json"):
         read_own([tmp_path / "a.json"])
+
+
+def test_shares_stand_in_the_order_of_their_rows(points: Path) -> None:
+    report = replay(publication("rocm-llm-opt"), *read_own([points]))
+    chart = report.sections[0].charts[0]
+    theirs, ours = chart.series
+    assert [mark.y for mark in (*theirs.marks, *ours.marks)] == list(range(len(chart.y.categories)))
+    assert chart.y.categories[0] == "prefill of 2048 tokens, Llama 2 7B fp16 on MI210: eager, batch 1"
+    assert theirs.marks[0].x == pytest.approx(34.9, abs=0.1), "%"
+    assert theirs.marks[0].label == "35%"
+    assert [mark.trusted for mark in ours.marks] == [True, True]
+
+
+def test_curves_over_sequences_have_a_limit_for_each_arrangement() -> None:
+    _, prefill, decode, dies, _ = replay(publication("rocm-llm-opt"), []).sections
+    assert [series.name for series in decode.charts[0].series][-1] == "limit"
+    assert [(mark.x, mark.y) for mark in decode.charts[0].series[0].marks] == [(1, 33), (8, 35), (16, 35)]
+    assert [mark.y for mark in decode.charts[0].series[-1].marks] == pytest.approx([8.07, 8.11, 8.16], abs=0.01), "ms"
+    named = {series.name: series for series in dies.charts[0].series}
+    assert list(named) == ["4 dies", "8 dies", "limit of 4 dies", "limit of 8 dies"]
+    assert named["limit of 8 dies"].look == named["8 dies"].look != named["4 dies"].look
+    assert named["limit of 8 dies"].dashed
+    assert all(
+        4 < mark.y / other.y < 10
+        for mark, other in zip(named["8 dies"].marks, named["limit of 8 dies"].marks, strict=True)
+    )
+    assert prefill.table is not None
+    assert prefill.table.rows[1][:4] == ("eager, batch 8", "3,509", "1,199", "34%")
+
+
+def test_rows_beside_each_other_have_their_values_and_limits() -> None:
+    report = replay(publication("mlc-amd"), [])
+    chart = report.sections[1].charts[0]
+    named = {series.name: series for series in chart.series}
+    assert list(named) == ["MLC", "MLC, weeks later", "ExLlama", "limit by the data sheet"]
+    assert [(mark.x, mark.y) for mark in named["ExLlama"].marks] == [(152.6, 11), (93.9, 12)]
+    assert len(named["limit by the data sheet"].marks) == 13
+    assert chart.x.least == 0
+    ratios = replay(publication("flywheel"), []).sections[0].charts[0]
+    assert [series.name for series in ratios.series] == ["stated"]
+    assert [(rule.value, rule.text) for rule in ratios.rules] == [(1.0, "as fast")]
+    assert chart.rules == ()
+
+
+def test_a_row_without_a_count_is_of_one_device() -> None:
+    row = publication("mlc-amd").charts[0].rows[0]
+    assert (row.count, row.sequences, row.package) == (1, 1, False)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roofline.bench.report.chart import Area, Axis, Chart, Mark, Rule, Scale, Series, scale
-from roofline.bench.report.draw import DASHES, LOOKS, NARROW, ROW, WIDE, draw, legend, tick
-from roofline.bench.svg import CHARACTER, FONT, Box
+from roofline.bench.report.draw import DASHES, LOOKS, MOST_LABELS, NARROW, ROW, WIDE, draw, legend, tick
+from roofline.bench.svg import CHARACTER, FONT, Box, Boxes
 
 
 def drawn(chart: Chart, width: int = WIDE) -> ElementTree.Element:
@@ -229,3 +229,22 @@ def test_a_band_goes_round_its_intervals() -> None:
 def test_axes_begin_at_zero_only_where_they_are_told_to() -> None:
     assert scale(Axis(title=""), [10, 11], 0, 1).low > 9
     assert scale(Axis(title="", zero=True), [10, 11], 0, 1).low == 0
+
+
+@given(
+    st.lists(st.tuples(*[st.floats(-100, 900)] * 2, *[st.floats(0, 120)] * 2), min_size=2, max_size=30), st.floats(0, 9)
+)
+def test_boxes_find_all_neighbours(corners: list[tuple[float, float, float, float]], gap: float) -> None:
+    boxes = [Box(*each) for each in corners]
+    kept = Boxes()
+    kept += boxes[1:]
+    assert kept.meet(boxes[0], gap) is any(boxes[0].meets(other, gap) for other in boxes[1:])
+
+
+def test_a_crowd_of_marks_is_not_labelled() -> None:
+    def labels(count: int) -> int:
+        marks = tuple(Mark(x=number, y=number, label="a") for number in range(count))
+        return len(named_labels(drawn(chart_of(Series(name="s", marks=marks, look=0)))))
+
+    assert labels(MOST_LABELS) > 10
+    assert labels(MOST_LABELS + 1) == 0

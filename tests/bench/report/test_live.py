@@ -1,13 +1,27 @@
 """The view of a running curve: what a terminal and a file get, in the order of the calls."""
 
 import io
+from dataclasses import dataclass
 
 import msgspec
 import pytest
 from rich.console import Console
 
-from roofline.bench.report.live import BETWEEN_LINES, LiveView, Progress
+from roofline.bench.report.live import BETWEEN_LINES, LiveView
 from tests.bench.report import made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What a generator tells."""
+
+    elapsed: float
+    completed: int
+    failed: int = 0
+    tokens_per_s: float | None = None
+    in_flight: int | None = None
+    cpu: float | None = None
+    slip_ms: float | None = None
 
 
 class Clock:
@@ -26,13 +40,13 @@ def shown(terminal: bool, leave: bool = False) -> str:
     try:
         with view:
             for workers in (4, 8):
-                view.started(f"{workers} workers")
+                view.started(f"{workers} workers", limit_tokens_per_s=400.0)
                 for step in range(3):
                     clock.now += BETWEEN_LINES + 0.1
                     view.progress(
                         Progress(
                             elapsed=clock.now, completed=10 * step, failed=1, tokens_per_s=100.0,
-                            limit_tokens_per_s=400.0, in_flight=workers, cpu=0.31, slip_ms=0.2,
+                            in_flight=workers, cpu=0.31, slip_ms=0.2,
                         )
                     )  # fmt: skip
                 if leave and workers == 8:
@@ -52,7 +66,7 @@ def test_lines_where_there_is_no_terminal() -> None:
         "client 31% of a core, 0.2 ms late"
     )
     assert lines[5].startswith("  load 4 workers, requests/s 4, tokens/s 240, TTFT ms 300, ")
-    assert lines[5].endswith("████████············ 40%, client trusted, grade A")
+    assert lines[5].endswith("█████······· 40%, client trusted, grade A")
     assert lines[6] == "8 workers ...; 60.6 s left", "two points as long as the first, 30.3 s each"
     assert lines[10].endswith("client not trusted, grade C, client bound")
     assert "\x1b" not in "".join(lines)
@@ -88,7 +102,7 @@ def test_a_terminal_gets_a_table_and_the_running_point() -> None:
     text = shown(terminal=True)
     assert "of the limit" in text
     assert "8 workers: 40 s of 30 s, 0 requests, 1 failed, 8 in flight" in text
-    assert "██████" in text
+    assert "█████" in text
     last = text[text.rindex("typical: [bold]ours") :]
     assert "4 workers" in last
     assert "8 workers" in last
@@ -101,3 +115,17 @@ def test_a_run_that_is_ended_early_keeps_its_points(terminal: bool) -> None:
     assert "4 workers" in text
     if not terminal:
         assert text.splitlines()[-1] == "ended early: 1 point is complete"
+
+
+def test_a_narrow_terminal_breaks_flags_and_cuts_no_figure() -> None:
+    stream = io.StringIO()
+    flags = ["client not certified", "too few requests for p99"]
+    point = made.point(4)
+    point = msgspec.structs.replace(point, validity=msgspec.structs.replace(point.validity, flags=flags))
+    with LiveView("a", console=Console(file=stream, force_terminal=True, width=118, color_system=None)) as view:
+        view.started("4 workers")
+        view.finished(point)
+    text = stream.getvalue()
+    assert "…" not in text
+    assert "█████······· 40%" in text
+    assert "p99" in text

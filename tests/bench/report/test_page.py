@@ -12,7 +12,7 @@ import pytest
 
 from roofline.bench.report.chart import Section, Table
 from roofline.bench.report.cost import Prices
-from roofline.bench.report.gather import Gathered, gather, of_points
+from roofline.bench.report.gather import MOST_POINTS, Gathered, gather, of_points
 from roofline.bench.report.page import Report, page
 from roofline.bench.report.report import report
 from roofline.bench.report.text import csv_of_points, markdown, markdown_table
@@ -196,4 +196,15 @@ def test_figures_stand_to_the_right_and_words_to_the_left() -> None:
     text = page(Report("t", "a", (Section("s", "", (), table),)))
     assert "<td>1.5 [1, 2]</td>" in text
     assert '<td class="words long">memory</td>' in text
-    assert '<th class="words">name</th><th>figure</th><th class="words long">text</th>' in text
+    assert '<th class="words short">name</th><th>figure</th><th class="words long">text</th>' in text
+
+
+def test_the_largest_report_is_below_two_megabytes() -> None:
+    points = [
+        each
+        for number in range(10)
+        for each in made.curve(tuple(range(1, 51)), label=f"system {number}", most=5 + number / 10)
+    ]
+    assert len(points) == MOST_POINTS
+    prices = Prices(usd_per_hour={"": 2.0}, source="a list", date="2026-11-01")
+    assert len(page(report(of_points(points), prices=prices))) < 1_900_000

@@ -125,3 +125,32 @@ def test_idle_power_is_subtracted() -> None:
 def test_idle_watts(packages: list[Path], tmp_path: Path) -> None:
     counter = found(tmp_path)
     assert idle_watts(counter, 5.0, sleep=lambda seconds: count(packages[0], 100 + 6 * seconds)) == pytest.approx(6)
+
+
+def test_a_part_that_answers_now_and_then_counts_only_between_two_answers(packages: list[Path], tmp_path: Path) -> None:
+    counter = found(tmp_path)
+    counter.read()
+    (packages[0] / "energy_uj").unlink()
+    count(packages[2], 205)
+    assert counter.read() == pytest.approx(5)
+    count(packages[0], 150)
+    assert counter.read() == pytest.approx(5), "nobody knows what it counted in between"
+    count(packages[0], 151)
+    assert counter.read() == pytest.approx(6)
+
+
+def test_power_is_of_the_idle_time_alone(packages: list[Path], tmp_path: Path) -> None:
+    counter = found(tmp_path)
+    counter.read()
+    count(packages[0], 400)
+    counter.read()
+    assert idle_watts(counter, 5.0, sleep=lambda seconds: count(packages[0], 400 + 6 * seconds)) == pytest.approx(6)
+
+
+def test_a_gpu_that_has_gone_is_not_read(tmp_path: Path) -> None:
+    energies: list[int | None] = [1000, 2000]
+    counter = find_counter(tmp_path, pynvml=nvml(energies), amdsmi=None)
+    assert counter is not None
+    counter.read()
+    energies[:] = [3000]
+    assert counter.read() == pytest.approx(2)

@@ -12,6 +12,7 @@ LOOKS = 8  # colours and markers
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "12 4", "1 2", "6 2 1 2")  # of lines without markers
 WIDE, NARROW = 860, 350  # pixels; the page shows one of the two
 ROW = 34  # height of a category
+MOST_LABELS = 120  # of marks: with more of them nobody finds one, and each keeps its tooltip
 RADIUS = 4.5  # of a marker
 
 
@@ -62,8 +63,9 @@ class _Drawing:
             self.out.append(f'<g class="s{series.look % LOOKS}">{"".join(self._series(series))}</g>')
         for rule in self.chart.rules:
             self._rule(rule)
-        for series in self.chart.series:
-            self._names(series)
+        if sum(bool(mark.label) for series in self.chart.series for mark in series.marks) <= MOST_LABELS:
+            for series in self.chart.series:
+                self._names(series)
         size = f'viewBox="0 0 {self.width} {self.height}" class="{"narrow" if self.narrow else "broad"}"'
         return f'<svg {size} role="img" aria-label="{escape(self.chart.title)}">{"".join(self.out)}</svg>'
 

@@ -13,7 +13,7 @@ from roofline.common.errors import ConfigError
 from roofline.common.units import human_bytes, human_rate, human_seconds
 from roofline.hardware.roofs import TOLERANCE
 
-MOST_POINTS = 2000  # of a report: more would not be read, and the page would grow beyond 2 MB
+MOST_POINTS = 500  # of a report: the page of more would not be read, and grow beyond 2 MB
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Whoever measures calls, in this order:
         for each load:
             view.started("16 workers")
             while it runs:
-                view.progress(Progress(elapsed=4.0, completed=310, failed=0, tokens_per_s=812.0))
+                view.progress(what the generator tells of itself)
             view.finished(point)
 
 `progress` may be called as often as is convenient: the terminal is drawn at most twice a second, and only from within
@@ -15,9 +15,8 @@ these calls, because a thread that draws would take time from the client that is
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from roofline.bench.report import words
 from roofline.bench.results.point import Point
@@ -28,27 +27,32 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 BETWEEN_DRAWS, BETWEEN_LINES = 0.5, 10.0  # seconds, on a terminal and elsewhere
-BAR = 20  # characters of a full limit
+BAR = 12  # characters of a full limit
 HEADINGS = ("load", "requests/s", "tokens/s", "TTFT ms", "TPOT ms", "latency ms", "of the limit", "client", "grade")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """How far the running point is.
+class Progress(Protocol):
+    """How far the running point is: what the process that sends requests tells of itself.
 
-    elapsed: seconds since its beginning; completed, failed, in_flight: requests; tokens_per_s: of answers, lately;
-    limit_tokens_per_s: the most that is possible, where it is known; cpu: share of a core that the client uses;
-    slip_ms: how much later than planned requests are sent, lately.
+    elapsed: seconds since its beginning; completed, failed, in_flight: requests; tokens_per_s: of answers, lately; cpu:
+    share of a core that the client uses; slip_ms: how much later than planned requests are sent, lately. None where
+    that is not known.
     """
 
-    elapsed: float
-    completed: int
-    failed: int = 0
-    tokens_per_s: float | None = None
-    limit_tokens_per_s: float | None = None
-    in_flight: int | None = None
-    cpu: float | None = None
-    slip_ms: float | None = None
+    @property
+    def elapsed(self) -> float: ...
+    @property
+    def completed(self) -> int: ...
+    @property
+    def failed(self) -> int: ...
+    @property
+    def in_flight(self) -> int | None: ...
+    @property
+    def tokens_per_s(self) -> float | None: ...
+    @property
+    def cpu(self) -> float | None: ...
+    @property
+    def slip_ms(self) -> float | None: ...
 
 
 class LiveView:
@@ -70,6 +74,7 @@ class LiveView:
         self._console = console if console is not None else Console()
         self._points: list[Point] = []
         self._running: str | None = None
+        self._limit: float | None = None
         self._progress: Progress | None = None
         self._began = self._drawn = -1e9
         self._durations: list[float] = []  # seconds of each finished point
@@ -98,9 +103,11 @@ class LiveView:
             count = len(self._points)
             self._line(f"ended early: {count} point{'s are' if count != 1 else ' is'} complete")
 
-    def started(self, load: str) -> None:
-        """The measurement of a point begins. load: what is offered, such as "16 workers"."""
+    def started(self, load: str, limit_tokens_per_s: float | None = None) -> None:
+        """The measurement of a point begins. load: what is offered, such as "16 workers"; limit_tokens_per_s: the most
+        that is possible under it, where that is known."""
         self._running, self._progress, self._began = load, None, self._clock()
+        self._limit = limit_tokens_per_s
         if self._live is not None:
             self._draw()
         else:
@@ -142,11 +149,19 @@ class LiveView:
         from rich.table import Table
 
         table = Table(title=escape(self._title), title_justify="left", box=None, padding=(0, 2, 0, 0))
-        for heading in HEADINGS:
-            words_in_it = heading in ("load", "of the limit", "client", "grade")
-            table.add_column(heading, justify="left" if words_in_it else "right", no_wrap=True)
-        for point in self._points:
-            table.add_row(*map(escape, _cells(point)), style="" if words.trusted(point) else "dim")
+        rows = [_cells(point) for point in self._points]
+        for number, heading in enumerate(HEADINGS):
+            of_words = heading in ("load", "of the limit", "client", "grade")
+            widest = max(len(row[number]) for row in (HEADINGS, *rows))
+            breaks = heading == "grade"  # its flags are what a narrow terminal breaks; figures are never cut
+            table.add_column(
+                heading,
+                justify="left" if of_words else "right",
+                no_wrap=not breaks,
+                min_width=None if breaks else widest,
+            )
+        for point, row in zip(self._points, rows, strict=True):
+            table.add_row(*map(escape, row), style="" if words.trusted(point) else "dim")
         if self._running is None:
             return table
         text = f"{self._running}: {self._running_text(self._progress)}{self._time_left()}"
@@ -162,8 +177,8 @@ class LiveView:
             parts.append(f"{now.in_flight:,} in flight")
         if now.tokens_per_s is not None:
             parts.append(f"{words.digits(now.tokens_per_s)} tokens/s")
-            if now.limit_tokens_per_s:
-                parts.append(f"{words.percent(now.tokens_per_s / now.limit_tokens_per_s)} of the limit")
+            if self._limit:
+                parts.append(f"{words.percent(now.tokens_per_s / self._limit)} of the limit")
         if now.cpu is not None:
             parts.append(f"client {now.cpu:.0%} of a core")
         if now.slip_ms is not None:

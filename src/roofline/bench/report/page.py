@@ -9,7 +9,7 @@ from string import Template
 from roofline.bench.report import draw
 from roofline.bench.report.chart import Chart, Section, Table
 
-LONG = 50  # characters of a cell that needs room
+SHORT, LONG = 16, 50  # characters of cells that are not broken, and of those that need room
 FIGURE_SIGNS = set("0123456789.,%[]()-+ e")  # what cells of figures are made of, beside their units
 
 
@@ -64,7 +64,7 @@ def _table(table: Table) -> str:
     of_words = [at == 0 or any(not _is_figure(row[at]) for row in table.rows) for at in range(len(table.headings))]
     longest = [max((len(row[at]) for row in table.rows), default=0) for at in range(len(table.headings))]
     looks = [
-        "" if not each else ' class="words long"' if length > LONG else ' class="words"'
+        "" if not each else ' class="words"' if SHORT < length <= LONG else f' class="words {_width(length)}"'
         for each, length in zip(of_words, longest, strict=True)
     ]
     head = "".join(f"<th{look}>{html.escape(name)}</th>" for name, look in zip(table.headings, looks, strict=True))
@@ -81,6 +81,10 @@ def _table(table: Table) -> str:
         f'<div class="table"><div class="copy">{buttons}</div><div class="wide" tabindex="0">'
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>"
     )
+
+
+def _width(length: int) -> str:
+    return "long" if length > LONG else "short"
 
 
 def _is_figure(cell: str) -> bool:
