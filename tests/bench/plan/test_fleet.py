@@ -32,8 +32,8 @@ from tests.command_line import call_roofline
 
 MODEL = ModelSpec(name="llama-3-8b", chip="H100 SXM", max_running=128)
 SERVICE = Service(
-    running=np.array([1.0, 64.0]), decode_seconds=np.array([0.01, 0.02]), step=0.005, token=2e-5, decode=1e-4,
-    most_running=64, step_tokens=2048, prefixes=4,
+    running=np.array([1.0, 64.0]), decode_seconds=np.array([0.01, 0.02]), tokens=np.array([1.0, 4001.0]),
+    seconds=np.array([0.005, 0.085]), most_running=64, step_tokens=2048, prefixes=4,
 )  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def test_answers_end_when_their_replica_has_made_enough_progress() -> None:
 
 
 def test_prompts_share_the_step_after_the_one_under_way() -> None:
-    prompts = Prompts(SERVICE, 2, np.random.default_rng(0))
+    prompts = Prompts(SERVICE, 2)
     replica, tokens = np.array([0, 0, 0, 1, 0]), np.array([1000, 100, 200, 500, 300])
     moments = np.array([0.000, 0.010, 0.020, 0.020, 0.100])
     computed = prompts.compute(Waiting(replica, tokens, tokens, moments), np.zeros(2), 0.0, 0.5)
@@ -134,7 +134,7 @@ def test_prompts_share_the_step_after_the_one_under_way() -> None:
 
 
 def test_prompts_beyond_a_slice_and_beyond_a_step() -> None:
-    prompts = Prompts(SERVICE, 1, np.random.default_rng(0))
+    prompts = Prompts(SERVICE, 1)
     one, tokens = np.zeros(3, np.int64), np.full(3, 1500)
     requests = Waiting(one, tokens, tokens, np.array([0.0, 0.001, 0.002]))
     computed = prompts.compute(requests, np.zeros(1), 0.0, 0.05)

@@ -34,7 +34,7 @@ class Simulation:
         self._cached = np.full((spec.most, service.prefixes), -1, np.int32)  # prefixes in its cache
         self._oldest = np.zeros(spec.most, np.int64)  # of these, which goes first
         self._rng = np.random.default_rng(spec.traffic.seed + 3)
-        self._prompts = Prompts(service, spec.most, self._rng)
+        self._prompts = Prompts(service, spec.most)
         self._ttft, self._tpot = Times(), Times()
         self._came = self._refused = self._resent = self._tokens = self._hits = self._looked_up = 0
 
