@@ -340,8 +340,18 @@ def test_a_day_has_its_peak() -> None:
     traffic = TrafficSpec(seconds=60, rate=100, swing=0.5, peak_hour=15, prompt=Spread(mean=9), answer=Spread(mean=9))
     requests = Requests(traffic)
     assert [requests.rate(hour * 3600) for hour in (15, 3)] == pytest.approx([150, 50])
-    counts = [requests.count(15 * 3600 + at, 1.0) for at in range(200)]
-    assert sum(counts) / 200 == pytest.approx(150, rel=0.05)
-    prompts, _, prefixes = requests.draw(10)
-    assert (prompts == 9).all()
-    assert not prefixes.any()
+    assert len(requests.until(200.0)) == pytest.approx(200 * requests.rate(100.0), rel=0.05)
+
+
+def test_requests_are_the_same_however_they_are_fetched() -> None:
+    traffic = TrafficSpec(
+        seconds=9, rate=50, prompt=Spread(mean=90, sigma=1), answer=Spread(mean=9), prefixes=5, prefix_tokens=8
+    )
+    at_once, parts = Requests(traffic).until(9.0), Requests(traffic)
+    pieces = [parts.until(moment) for moment in (0.3, 0.3, 2.7, 9.0)]
+    parts.again(np.zeros(3))
+    for name in ("moments", "prompts", "answers", "prefixes"):
+        assert np.concatenate([getattr(piece, name) for piece in pieces]).tolist() == getattr(at_once, name).tolist()
+    assert (np.diff(at_once.moments) >= 0).all()
+    assert at_once.prompts.min() >= 9
+    assert set(at_once.prefixes) == set(range(5))
