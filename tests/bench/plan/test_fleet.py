@@ -32,7 +32,7 @@ from tests.command_line import call_roofline
 
 MODEL = ModelSpec(name="llama-3-8b", chip="H100 SXM", max_running=128)
 SERVICE = Service(
-    running=np.array([1.0, 64.0]), decode_seconds=np.array([0.01, 0.02]), tokens=np.array([1.0, 4001.0]),
+    running=np.array([1.0, 64.0]), decode_seconds=np.array([0.01, 0.02]), tokens=np.array([0.0, 4000.0]),
     seconds=np.array([0.005, 0.085]), most_running=64, step_tokens=2048, prefixes=4,
 )  # fmt: skip
 
@@ -272,6 +272,14 @@ def test_the_model_is_within_five_per_cent_of_eight_replicas() -> None:
 def test_the_model_at_other_loads_and_policies(rate: float, routing: Routing) -> None:
     exact, model = both(fleet(rate, 30, answer=120, policies=PolicySpec(routing=(routing,))))
     assert {name: error for name, error in differences(exact, model).items() if abs(error) > 0.05} == {}
+
+
+@pytest.mark.slow
+def test_the_model_where_prompts_take_most_of_the_time() -> None:
+    errors = differences(*both(fleet(700.0, 10, answer=60)))
+    # Progress is even within a slice, which the real one is not: TPOT varies less from request to request.
+    assert abs(errors.pop("tpot p95")) < 0.1
+    assert {name: error for name, error in errors.items() if abs(error) > 0.05} == {}
 
 
 def test_small_fleets_that_stay_as_they_are_run_exactly() -> None:
