@@ -19,8 +19,6 @@ from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
 
-SECOND = 1.0  # requests are drawn for a second at a time
-
 
 class _Copy:
     """One replica: its engine, the requests that it has by their ids."""
@@ -39,7 +37,6 @@ class ExactFleet:
         self._requests, self._router = Requests(spec.traffic), Router(routing, spec.traffic.seed)
         copies = range(spec.replicas.start)
         self._copies = [_Copy(arrangement.executable(calibration, f"{spec.name} {at}")) for at in copies]
-        self._rng = np.random.default_rng(spec.traffic.seed + 3)
         self._ttft, self._tpot = Times(), Times()
         self._came = self._tokens = self._refused = 0
         self._busy = 0.0
@@ -50,16 +47,12 @@ class ExactFleet:
     def run(self) -> FleetFigures:
         spec, begun = self._spec, time.perf_counter()
         up = np.arange(len(self._copies))
-        end, second = spec.traffic.seconds, 0.0
-        while second < end:
-            span = min(SECOND, end - second)
-            count = self._requests.count(second, span)
-            moments = second + np.sort(self._rng.random(count)) * span
-            for moment, *request in zip(moments, *self._requests.draw(count), strict=True):
-                self._until(float(moment))
-                self._come(float(moment), up, *map(int, request))
-            second += span
-            self._until(second)
+        requests = self._requests.until(spec.traffic.seconds)
+        columns = (requests.moments, requests.prompts, requests.answers, requests.prefixes)
+        for moment, prompt, answer, prefix in zip(*(column.tolist() for column in columns), strict=True):
+            self._until(moment)
+            self._come(moment, up, prompt, answer, prefix)
+        self._until(spec.traffic.seconds)
         return self._figures(time.perf_counter() - begun)
 
     def _come(self, moment: float, up: np.ndarray, prompt: int, answer: int, prefix: int) -> None:

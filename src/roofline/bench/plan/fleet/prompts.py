@@ -22,8 +22,8 @@ class Prompts:
     """Steps with prompt tokens. Of each replica the last one that is planned: start, end: float64 [replicas], moments;
     tokens: in it. A prompt that comes before it begins goes along, one that comes later has the step after it."""
 
-    def __init__(self, service: Service, replicas: int, rng: np.random.Generator) -> None:
-        self._service, self._rng = service, rng
+    def __init__(self, service: Service, replicas: int) -> None:
+        self._service = service
         self._start, self._end, self._tokens = np.zeros((3, replicas))
         self._carry, self._carry_steps = np.zeros((2, replicas))  # seconds and steps that lie beyond the slice before
 
@@ -61,8 +61,10 @@ class Prompts:
         start, end, tokens, limit = self._start[rows], self._end[rows], self._tokens[rows], self._service.step_tokens
         joins = (arrived < start) & (tokens + prompt <= limit)
         idle = arrived >= end
-        under_way = self._rng.random(len(rows)) * decode[rows] * (decoding[rows] > 0.5)  # of a step that only decodes
-        begin = np.where(idle, arrived + under_way, np.where(joins, start, end))
+        # Since the last of these steps others only decoded, one after the other; the one under way goes on to its end.
+        decodes = np.floor((arrived - end) / decode[rows]) + 1
+        next_step = np.where(decoding[rows] > 0.5, end + decodes * decode[rows], arrived)
+        begin = np.where(idle, next_step, np.where(joins, start, end))
         total = np.where(joins, tokens + prompt, prompt)
         steps = np.maximum(1.0, total / limit)
         ends = begin + self._service.prompt_step(decoding[rows], total / steps) * steps

@@ -13,6 +13,7 @@ from roofline.engine.local import LocalEngine
 from roofline.ops.batch import Batch
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+CLASS = 1.12  # steps whose tokens differ by less than this factor are alike
 SAMPLED = 64  # of the fleet's lengths, that the fitted runs take in turn
 
 
@@ -21,16 +22,16 @@ class Service:
     """A replica of a fleet.
 
     running: float64 [knots], ascending: requests that it computes at the same time; decode_seconds: float64 [knots], of
-    a step that decodes so many; step, token, decode: seconds of a step with prompt tokens: of the step itself, of each
-    of these tokens, of each request that decodes beside them; most_running: requests at the same time at most;
-    step_tokens: in a step; prefixes: beginnings of prompts that its cache keeps beside these requests.
+    a step that decodes so many; tokens: float64 [sizes], ascending: of a step with prompt tokens, those that decode
+    beside them included; seconds: float64 [sizes], of such a step, without what the cache of those that decode takes;
+    most_running: requests at the same time at most; step_tokens: in a step; prefixes: beginnings of prompts that its
+    cache keeps beside these requests.
     """
 
     running: np.ndarray
     decode_seconds: np.ndarray
-    step: float
-    token: float
-    decode: float
+    tokens: np.ndarray
+    seconds: np.ndarray
     most_running: int
     step_tokens: int
     prefixes: int
@@ -41,8 +42,8 @@ class Service:
 
     def prompt_step(self, running: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Seconds of a step with so many prompt tokens beside so many that decode, [n]."""
-        floor = self.decode_step(running)
-        return np.maximum(floor, self.step + self.token * tokens + self.decode * running)
+        decode = self.decode_step(np.maximum(running, 1))
+        return np.interp(running + tokens, self.tokens, self.seconds) + decode - self.decode_seconds[0]
 
 
 def fit_service(
@@ -66,14 +67,14 @@ def fit_service(
         plain = plain or [seconds for tokens, _, seconds in steps if not tokens]
         decode_seconds.append(float(np.mean(plain)) if plain else float("nan"))
         mixed += [step for step in steps if step[0]]
-    step, token, decode = _prompt_terms(mixed)
     timed = ~np.isnan(decode_seconds)
+    running_knots, decodes = np.array(knots, np.float64)[timed], np.maximum.accumulate(np.array(decode_seconds)[timed])
+    sizes, times = _prompt_steps(mixed, running_knots, decodes)
     return Service(
-        np.array(knots, np.float64)[timed],
-        np.maximum.accumulate(np.array(decode_seconds)[timed]),
-        step,
-        token,
-        decode,
+        running_knots,
+        decodes,
+        sizes,
+        times,
         most,
         arrangement.limits.tokens,
         prefixes,
@@ -99,11 +100,14 @@ def _steps(
     return steps
 
 
-def _prompt_terms(steps: Sequence[tuple[int, int, float]]) -> tuple[float, float, float]:
-    """Seconds of a step with prompt tokens: its own, of each prompt token, of each decode; by least squares over
-    relative errors."""
-    table = np.array([(1.0, tokens, decodes) for tokens, decodes, _ in steps])  # [steps, 3]
-    seconds = np.array([each for _, _, each in steps])
-    solution = np.linalg.lstsq(table / seconds[:, None], np.ones(len(steps)), rcond=None)[0]
-    step, token, decode = (max(0.0, float(value)) for value in solution)
-    return step, token, decode
+def _prompt_steps(
+    steps: Sequence[tuple[int, int, float]], running: np.ndarray, decode_seconds: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and seconds of steps with prompt tokens, by classes of nearly as many tokens."""
+    tokens, decodes, seconds = (np.array(column, np.float64) for column in zip(*steps, strict=True))
+    seconds -= np.interp(np.maximum(decodes, 1), running, decode_seconds) - decode_seconds[0]
+    total = tokens + decodes
+    classes = np.rint(np.log(total) / np.log(CLASS)).astype(int)
+    each = [classes == at for at in np.unique(classes)]
+    means = np.array([(total[those].mean(), seconds[those].mean()) for those in each])  # [sizes, 2]
+    return means[:, 0], np.maximum.accumulate(means[:, 1])

@@ -33,8 +33,7 @@ class Simulation:
         self._ended = np.zeros(spec.most, np.int64)  # answers of each in the slice before
         self._cached = np.full((spec.most, service.prefixes), -1, np.int32)  # prefixes in its cache
         self._oldest = np.zeros(spec.most, np.int64)  # of these, which goes first
-        self._rng = np.random.default_rng(spec.traffic.seed + 3)
-        self._prompts = Prompts(service, spec.most, self._rng)
+        self._prompts = Prompts(service, spec.most)
         self._ttft, self._tpot = Times(), Times()
         self._came = self._refused = self._resent = self._tokens = self._hits = self._looked_up = 0
 
@@ -99,16 +98,16 @@ class Simulation:
 
     def _come(self, now: float, seconds: float, load: np.ndarray, lost: int) -> Waiting:
         """The requests of a slice with their replicas. What was lost comes again, with lengths of the same kind."""
-        new = self._requests.count(now, seconds)
-        self._came += new
-        prompt, answer, prefixes = self._requests.draw(new + lost)
-        up = self._replicas.up
+        new = self._requests.until(now + seconds)
+        self._came += len(new)
+        if lost:
+            new = self._requests.again(np.full(lost, now)).with_later(new)
+        up, prefixes = self._replicas.up, new.prefixes
         if not len(up):
-            self._refused += len(prompt)
+            self._refused += len(new)
             return Waiting.none()
         replica = self._router.assign(up, load, prefixes)
-        arrived = now + np.sort(self._rng.random(len(prompt))) * seconds
-        coming = Waiting(replica, prompt.astype(np.int64), answer.astype(np.int64), arrived)
+        coming = Waiting(replica, new.prompts.astype(np.int64), new.answers.astype(np.int64), new.moments)
         full = self._waits[replica] >= self._spec.replicas.most_waiting
         if full.any():
             self._refused += int(full.sum())
