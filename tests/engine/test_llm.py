@@ -2,6 +2,7 @@
 
 import copy
 import io
+import json
 import pickle
 import re
 import signal
@@ -342,6 +343,64 @@ def test_names_of_other_engines_that_mean_the_same_are_taken():
         assert llm.engine.limits.sequences == 2
         assert llm.engine.limits.max_model_len == 32
         assert not llm.engine.config.prefix_cache
+
+
+# Keywords of other engines -> the values that ask for nothing here, and some that do.
+NEUTRAL = {
+    "load_in_8bit": ([False], [True, 0]),
+    "load_in_4bit": ([False], [True, None]),
+    "enforce_eager": ([False], [True]),
+    "data_parallel_size": ([1], [0, 2, True]),
+    "disable_custom_all_reduce": ([False], [True]),
+    "disable_log_stats": ([False, True], [None]),
+    "skip_tokenizer_init": ([False], [True]),
+    "trust_remote_code": ([False], [True]),
+    "enable_lora_bias": ([False], [True]),
+    "fully_sharded_loras": ([False], [True]),
+    "enable_chunked_prefill": ([None, True], [False]),
+    "async_scheduling": ([None, True], [False]),
+    "swap_space": ([0], [1, 4]),
+    "cpu_offload_gb": ([0], [1]),
+    "block_size": ([None, 16], [15, 17, 32]),
+    "max_logprobs": ([20], [19, 21]),
+    "limit_mm_per_prompt": (
+        [None, {}, {"image": 0}, {"image": 0, "video": 0}],
+        [{"image": 1}, {"image": 1, "video": 0}, {"image": 0, "video": 1}],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_keywords_of_other_engines_are_taken_where_they_ask_for_nothing(name):
+    nothing, something = NEUTRAL[name]
+    for value in nothing:
+        assert ours({name: value}) == {}
+    for value in something:
+        with pytest.raises(TypeError, match=f"LLM has no option '{name}': "):
+            ours({name: value})
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--model", "m", "--port", "1"], ["m", "--port", "1"]),
+        (["--model=m", "--port", "1"], ["m", "--port", "1"]),
+        (["--model"], []),
+        (["--lora-modules", "a=x", "-p", "b=y"], ["--adapter=a=x", "-p", "b=y"]),
+        (["--lora-modules", "a=x", "--p=q", "m"], ["--adapter=a=x", "--p=q", "m"]),
+        (["--lora-modules", "a=x", "-p=q"], ["--adapter=a=x", "-p=q"]),
+    ],
+)
+def test_words_of_vllms_take_so_many_others_with_them(words, expected):
+    assert own_words(words, {"--adapter", "--port", "--p"}) == expected
+
+
+@pytest.mark.parametrize(
+    "module", [{"name": "a"}, {"path": "x"}, {"name": 1, "path": "x"}, {"name": "a", "path": 1}, {}]
+)
+def test_a_module_has_a_name_and_a_path(module):
+    with pytest.raises(ValueError, match="give NAME=PATH, or an object of name and path and nothing else"):
+        own_words([f"--lora-modules={json.dumps(module)}"], {"--adapter"})
 
 
 def test_vllms_keywords_for_adapters_make_places_for_them():

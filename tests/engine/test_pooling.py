@@ -1,6 +1,7 @@
 """Vectors of prompts: the same bits however prompts are cut, whatever runs beside them, and whichever process it is."""
 
 import asyncio
+from array import array
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from roofline.common.errors import CapacityError, RequestError, UnsupportedError
 from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
-from roofline.engine.pooling import Pooling, embedding, probability, vector_bytes, vector_numbers
+from roofline.engine.pooling import Pooling, cosine, embedding, probability, vector_bytes, vector_numbers
 from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
 from roofline.engine.process.replicas import Replicas
@@ -205,3 +206,37 @@ def test_another_process_gives_the_same_vectors_also_after_deaths_and_aborts():
             await replicas.close()
 
     assert asyncio.run(program()) == expected
+
+
+def test_a_pooling_that_is_none_is_refused_with_its_field():
+    for make in (lambda: Pooling("sum"), lambda: Pooling("first", (1,)), lambda: Pooling("mean", (1,))):
+        with pytest.raises(RequestError, match=r"^pooling: ") as refused:
+            make()
+        assert (refused.value.status, refused.value.code, refused.value.param) == (400, "invalid_value", "pooling")
+
+
+@pytest.mark.parametrize(("dimensions", "taken"), [(0, False), (1, True), (3, True), (4, False), (None, True)])
+def test_a_vector_is_cut_to_dimensions_that_it_has(dimensions, taken):
+    vector = vector_bytes(array("f", [3.0, 4.0, 12.0]))
+    if not taken:
+        with pytest.raises(RequestError, match=f"dimensions: {dimensions} is not from 1 to 3") as refused:
+            embedding(vector, dimensions)
+        assert (refused.value.status, refused.value.param) == (400, "dimensions")
+        return
+    numbers = np.array([3.0, 4.0, 12.0][:dimensions])
+    assert embedding(vector, dimensions).tolist() == pytest.approx((numbers / np.linalg.norm(numbers)).tolist())
+
+
+def test_an_angle_and_a_probability_at_their_ends():
+    one, other, none = (vector_bytes(array("f", numbers)) for numbers in ([3.0, 4.0], [4.0, -3.0], [0.0, 0.0]))
+    back = vector_bytes(array("f", [-6.0, -8.0]))
+    assert [cosine(one, each) for each in (one, other, back, none)] == [1.0, 0.0, -1.0, 0.0]
+    assert cosine(none, none) == 0.0
+    for first, second, expected in (
+        (0.0, 0.0, 0.5),
+        (1000.0, 0.0, 1.0),
+        (-1000.0, 0.0, 0.0),
+        (-1.0, 1.0, 1 / (1 + np.exp(2))),
+    ):
+        assert probability(vector_bytes(array("f", [first, second]))) == pytest.approx(expected)
+        assert probability(vector_bytes(array("f", [second, first]))) == pytest.approx(1 - expected)

@@ -486,12 +486,13 @@ def test_who_waits_for_the_end_of_an_engine_is_told_the_reason():
     run(test, spec(die_on_id=13), max_restarts=0)
 
 
-def test_silence_is_asked_about_once():
+@pytest.mark.parametrize("ticks", [1, 3])
+def test_silence_is_asked_about_once(ticks):
     """At its first tick; what ends the process is told to whoever reads from it."""
     sent, killed = [], []
     engine = RemoteEngine(spec(), worker=SimpleNamespace(pid=7, kill=lambda: killed.append(True)))
     engine._writer = SimpleNamespace(write=sent.append)
-    reasons = iter([None, None, None, "it is silent"])
+    reasons = iter([*[None] * ticks, "it is silent"])
 
     class Silent:
         tick_seconds, silent = 0.0, 0

@@ -112,6 +112,7 @@ class Watched:
 
 def test_rows_of_so_many_shapes_are_kept_while_the_sequences_stay_the_same():
     engine, builder = LocalEngine(FakeExecutable()), RowBuilder()
+    assert (builder.histories, builder.digests) == (False, False), "before there are any"
     engine.submit([1, 2, 3], SamplingParams(max_tokens=5, temperature=0))
     engine.step()
     (sequence,) = engine.state.running

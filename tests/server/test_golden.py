@@ -265,6 +265,28 @@ def test_the_fall_back_loads_all_engines_with_the_plainest_kernels(
     assert "golden prompts: KL 7; the model is loaded again with portable kernels" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("status", "fallback", "level", "words"),
+    [
+        ("passed", "", "INFO", "golden prompts: KL 0.01 nats"),
+        ("passed", "plain kernels", "WARNING", "positions (at least 80%). The engine runs with plain kernels"),
+        ("skipped", "", "WARNING", "golden prompts were not checked: too many"),
+        ("failed", "", "ERROR", "The model does not compute what its file says: too many."),
+        ("failed", "plain kernels", "ERROR", "The model does not compute what its file says: too many."),
+    ],
+)
+def test_the_log_says_what_came_of_it(
+    caplog: pytest.LogCaptureFixture, status: module.Status, fallback: str, level: str, words: str
+) -> None:
+    caplog.set_level("INFO", "roofline.server")
+    state = GoldenState(comparison=Comparison(0.01, 1.0, 32), fallback=fallback)
+    check = GoldenCheck(state, SimpleNamespace(), "tiny", LOAD)  # type: ignore[arg-type]
+    check._end(status, "too many")
+    (line,) = caplog.records
+    assert (line.levelname, state.status, state.detail) == (level, status, "too many")
+    assert words in line.getMessage()
+
+
 def golden_samples(text: str) -> dict[str, float]:
     lines = [
         line.split("{")[0::1] + line.rsplit(" ", 1)[1:]

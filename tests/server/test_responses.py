@@ -298,6 +298,23 @@ def test_input_items_are_listed_in_pages(client):
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, next(iter(wrong)))
 
 
+def test_what_a_stored_response_cannot_be_asked_for_is_refused(client):
+    path = f"{PATH}/{client('POST', PATH, json=BODY).json()['id']}"
+    for query in ({}, {"stream": "false"}):
+        assert client("GET", path, params=query).status_code == 200
+    for query in ({"stream": "true"}, {"starting_after": "1"}, {"include": "x"}, {"include[]": "x"}):
+        refused, (name,) = client("GET", path, params=query), query
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", name.rstrip("[]"))
+    for name in ("include", "include[]"):
+        refused = client("GET", f"{path}/input_items", params={name: "x"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "include")
+    for digits, words in (("9" * 9, "is not within 1 and 100"), ("9" * 10, "is not a number"), ("0" * 8 + "5", None)):
+        listed = client("GET", f"{path}/input_items", params={"limit": digits})
+        assert (words is None) == (listed.status_code == 200)
+        assert words is None or words in listed.json()["error"]["message"]
+
+
 def test_a_page_has_twenty_input_items_where_nobody_says(client):
     parts = [{"role": "user", "content": str(number)} for number in range(21)]
     for count, more in ((20, False), (21, True)):
