@@ -81,7 +81,8 @@ class _Answer:
         self._transport, self._cadence = transport, cadence
         self._received = time.perf_counter_ns()
         text = body.prompt or " ".join(str(message.get("content")) for message in body.messages)
-        self._prompt, self._most, self._sent = len(text.split()), max(body.max_tokens or body.max_completion_tokens or 16, 1), 0
+        most = body.max_tokens or body.max_completion_tokens or 16
+        self._prompt, self._most, self._sent = len(text.split()), max(most, 1), 0
         self._form = (
             b'data: {"choices":[{"index":0,"delta":{"content":"%d.%d "}}]}\n\n'
             if chat
