@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from roofline.bench.results.store import append_points
+from roofline.cli.measure import bench_report
 from tests.bench.report import made
 from tests.command_line import CommandResult, call_roofline
 
@@ -37,11 +38,16 @@ def test_report_writes_what_it_is_told_to(points: Path, tmp_path: Path) -> None:
     assert len(names[2].read_text().splitlines()) == 7
 
 
+def test_the_promises_of_mlperf_have_names() -> None:
+    assert bench_report._slo("mlperf:llama2-70b-interactive") == bench_report._slo("ttft=450,tpot=40")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         ([], "name where the report goes: -o report.html"),
         (["-o", "OUT", "--slo", "speed=3"], "'speed=3' is no limit in ms; write ttft=2000,tpot=200,e2e=30000"),
+        (["-o", "OUT", "--slo", "mlperf:llama2"], "did you mean 'mlperf:llama2-70b'"),
         (["-o", "OUT", "--slo", "ttft=-1"], "'ttft=-1' is no limit in ms"),
         (["-o", "OUT", "--slo", "ttft=0"], "'ttft=0' is no limit in ms"),
         (["-o", "OUT", "--price", "2", "--price-date", "2026-11-01"], "a price needs --price-source and --price-date"),

@@ -319,6 +319,9 @@ def test_the_command_compares_policies(tmp_path: Path) -> None:
     assert len({(point.extra["routing"], point.extra["scaling"]) for point in points}) == 6
     assert {point.kind for point in points} == {"fleet"}
     assert len({point.extra["requests"] for point in points}) == 1
+    for point in points:
+        assert point.metrics["request_rate"].value == pytest.approx(float(point.extra["answered"] or 0) / 5)
+        assert (point.metrics["answer_rate"].value or 0) > (point.metrics["request_rate"].value or 0)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,11 @@ from roofline.bench.plan.arrangements import Arrangement, arrangements, place_of
 from roofline.bench.plan.assumptions import assumed
 from roofline.bench.plan.closed_loop import Lengths
 from roofline.bench.plan.plan import Case, Price, plan, run_copy, shape_of
+from roofline.bench.report import cost, throughput
+from roofline.bench.report.cost import Prices
+from roofline.bench.report.gather import gather
+from roofline.bench.report.throughput import Slo
+from roofline.bench.report.words import digits
 from roofline.bench.results.store import read_points
 from roofline.bench.traffic.traffic import Traffic, TrafficRequest, write_traffic
 from roofline.common.errors import CapacityError, ConfigError
@@ -106,9 +111,24 @@ def test_the_command_tells_what_was_assumed_and_keeps_points(tmp_path: Path) -> 
     assert "65%" in str(first.extra["shares"])
     assert "simulated" in first.validity.flags[0]
     record = json.loads(call(*words, "--json").stdout)
-    value = first.metrics["output_throughput"].value
+    value = first.metrics["answer_rate"].value
     assert record["points"][0]["tokens_per_s"] == pytest.approx(value)
     assert record["assumed"]["reads"] == 0.65
+
+
+def test_points_of_a_plan_are_in_charts_and_in_cost(tmp_path: Path) -> None:
+    out = tmp_path / "points.jsonl"
+    words = ("llama-3.2-1b", "--chip", "mi300x", "--concurrency", "1,4,16", "--prompt", 64, "--answer", 8)
+    assert call(*words, "-o", out).exit_code == 0
+    gathered = gather([out])
+    charts = {chart.title: chart for section in throughput.sections(gathered, Slo()) for chart in section.charts}
+    rates = [point.metrics["request_rate"].value for point in gathered.points]
+    assert [mark.y for mark in charts["throughput over latency"].series[0].marks] == rates
+    assert len(charts["tokens/s of answers"].series[0].marks) == 3
+    (section,) = cost.sections(gathered, Prices(usd_per_hour={"": 3.6}, source="a list", date="2026-11-01"))
+    assert section.table is not None
+    blended = [1e6 * 0.001 / (9 * (point.metrics["answer_rate"].value or 0)) for point in gathered.points]
+    assert [row[3] for row in section.table.rows] == [digits(usd) for usd in blended], "64 + 8 are 9 times 8"
 
 
 def test_traffic_gives_the_lengths(tmp_path: Path) -> None:

@@ -1,16 +1,16 @@
 """Charts from raw events: distributions, the course of a run, where the first token waits."""
 
-import random
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from roofline.bench.load.events import RequestEvents
 from roofline.bench.report import moments
 from roofline.bench.report.chart import Section
 from roofline.bench.report.gather import Gathered, gather
-from roofline.bench.report.moments import PARTS, e2e, mean_parts, order_interval, tpot, ttft
+from roofline.bench.report.moments import PARTS, e2e, mean_parts, tpot, ttft
 from roofline.bench.results.store import append_points
 from tests.bench.report import made
 
@@ -86,22 +86,10 @@ def test_only_the_span_counts(gathered: Gathered) -> None:
 
 
 def test_a_p99_needs_299_requests() -> None:
-    values = [float(value) for value in range(1, 299)]
+    values = np.arange(1.0, 299.0)
     assert moments._quantile(values, 0.99) == "-"
-    assert moments._quantile([*values, 299.0], 0.99).startswith("297 [")
-    assert moments._quantile(values, 0.5).startswith("149 [")
-
-
-@pytest.mark.parametrize("part", [0.5, 0.95])
-def test_intervals_of_percentiles_cover_them(part: float) -> None:
-    """Of uniform values, whose quantile is known, the intervals contain it about 95 times of 100."""
-    generator = random.Random(1)
-    inside = 0
-    for _ in range(400):
-        values = sorted(generator.random() for _ in range(150))
-        low, high = order_interval(150, part)
-        inside += values[low] <= part <= values[high]
-    assert 0.93 <= inside / 400 <= 1
+    assert moments._quantile(np.arange(1.0, 300.0), 0.99) == "296"  # the interval's upper end lies beyond them
+    assert moments._quantile(values, 0.5) == "150 [132, 167]"
 
 
 def test_the_course_of_a_run_has_all_its_tokens(gathered: Gathered) -> None:
@@ -132,12 +120,6 @@ def test_failed_requests_and_probes_are_in_no_distribution() -> None:
     assert len(run.counted) == 158
 
 
-def test_intervals_of_few_values_end_at_the_values() -> None:
-    assert order_interval(3, 0.5) == (0, 2)
-    assert order_interval(100, 0.5) == (39, 60)
-    assert order_interval(1000, 0.95) == (935, 964)
-
-
 def test_a_line_has_a_step_for_each_value_or_for_equal_parts_of_them() -> None:
     few = moments._steps([1.0, 2.0, 4.0])
     assert [(mark.x, mark.y) for mark in few] == [
@@ -157,4 +139,4 @@ def test_the_table_has_a_p99_where_there_are_enough_requests(tmp_path: Path) -> 
     section = moments._distributions([run])
     assert section.table is not None
     assert [row[2] for row in section.table.rows] == ["320"] * 3
-    assert section.table.rows[0][3:6] == ("73 [71, 75]", "89 [88, 91]", "91 [91, 91]")
+    assert section.table.rows[0][3:6] == ("73 [71, 75]", "89.1 [88, 90]", "91")

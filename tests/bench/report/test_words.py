@@ -17,6 +17,7 @@ from tests.bench.report import made
         (Load(arrivals="batch", concurrency=8), "batch of 8"),
         (Load(arrivals="poisson", offered=2.5), "2.5/s poisson"),
         (Load(arrivals="ramp", offered=0.468, concurrency=4), "0.468/s ramp"),
+        (Load(arrivals="trace"), "trace"),
         (None, "typical"),
     ],
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from roofline.bench.load.events import read_events
+from roofline.bench.report.words import digits
 from roofline.bench.results.metrics import figures
 from roofline.bench.results.store import read_points
 from roofline.bench.serving.certificate import null_server
@@ -73,9 +74,14 @@ def test_a_curve(null, tmp_path):
     ]
     assert len(sent) == len(set(sent)) == 24  # no request twice
     assert points[1].load.offered == pytest.approx(points[0].metrics["request_rate"].value * 0.9)
-    table = result.stdout.splitlines()
-    assert len(table) == 6
-    assert table[1].split()[:2] == ["1", "workers"]
+    title, *lines, footnote = result.stdout.splitlines()
+    assert title == f"typical, {points[0].system.label}"
+    assert lines[0] == "1 worker ..."
+    assert lines[1].startswith(f"  load 1 worker, requests/s {digits(points[0].metrics['request_rate'].value)}, ")
+    assert lines[2].startswith(f"{points[1].load.offered:.3g}/s poisson ...; ")
+    assert lines[2].endswith(" left")
+    assert len(lines) == 8
+    assert footnote.startswith("times in ms, medians")
 
 
 @pytest.mark.slow
@@ -148,6 +154,23 @@ def test_compare_finds_a_slower_server(null, tmp_path):
     assert (a.window.order, a.window.repeats, a.counts.completed) == ("ABBA", 4, 16)
     assert b.extra["verdict"] == "A is higher"
     assert b.extra["throughput_ratio"] == record["throughput"]["ratio"]
+
+
+def test_a_comparison_tells_rounds_and_both_sides(null):
+    words = ["--block", 2, "--concurrency", 2, "--rounds", 2, "--label-b", "again", *QUICK]
+    result = call_roofline(["bench", "compare", null, null, *words])
+    assert result.exit_code == 0, result.output
+    title, *lines = result.stdout.splitlines()
+    assert title == "typical, A: A, B: again"
+    beginnings = [
+        "round 1 ...",
+        "round 1: measured",
+        "round 2 ...",
+        "round 2: throughput B/A ",
+        "  load A: 2 workers, ",
+    ]
+    beginnings += ["  load B: 2 workers, ", "by throughput: ", "throughput: ", "latency: "]
+    assert [line.startswith(each) for line, each in zip(lines, beginnings, strict=True)] == [True] * 9
 
 
 @pytest.mark.slow

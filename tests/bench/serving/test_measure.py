@@ -68,6 +68,8 @@ def test_probes_that_differ_are_told(point):
     ]
     told = point([*one_by_one(), *answers]).fidelity
     assert (told.probes, told.equal) == (3, 2)
+    assert "probes with other answers: 1 of 3" in point([*one_by_one(), *answers]).validity.flags
+    assert not any("probes" in flag for flag in point([*one_by_one(), answers[0]]).validity.flags)
     assert fidelity(run(one_by_one(2)), []) is None
 
 
@@ -121,6 +123,7 @@ def test_a_kept_point_is_read_back(tmp_path, point):
     kept = [test.keep(told, run(one_by_one())) for _ in range(2)]
     assert [each.events for each in kept] == [str(tmp_path / "e" / f"{test.run}-{n}.jsonl") for n in (1, 2)]
     assert [each.metrics for each in read_points(tmp_path / "r.jsonl")] == [told.metrics] * 2
+    assert read_points(tmp_path / "r.jsonl") == kept  # with their ids
     assert read_events(Path(kept[0].events)) == run(one_by_one())
 
 

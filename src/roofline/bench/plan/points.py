@@ -10,7 +10,6 @@ from roofline.bench.plan.assumptions import in_words
 from roofline.bench.plan.closed_loop import Lengths
 from roofline.bench.plan.plan import Plan, PlannedPoint, Quantiles
 from roofline.bench.results import point as schema
-from roofline.bench.results.store import with_id
 from roofline.common.units import now_utc
 from roofline.hardware.detect import Machine, detect
 
@@ -24,7 +23,7 @@ SIMULATED = "simulated: nothing was measured"
 
 def points_of(plan: Plan, run: str) -> list[schema.Point]:
     """The points of a plan. run: a name that all of them have."""
-    return [with_id(_point(plan, each, run)) for each in plan.points]
+    return [_point(plan, each, run) for each in plan.points]
 
 
 def _point(plan: Plan, planned: PlannedPoint, run: str) -> schema.Point:
@@ -130,8 +129,8 @@ def _metrics(planned: PlannedPoint) -> dict[str, schema.Figure]:
     times = {"ttft": planned.ttft, "tpot": planned.tpot, "e2e": planned.seconds}
     figures = {name: _milliseconds(name, each) for name, each in times.items() if each is not None}
     for name, unit, value in (
-        ("output_throughput", "tokens/s", planned.tokens_per_s),
-        ("request_throughput", "requests/s", planned.requests_per_s),
+        ("answer_rate", "tokens/s", planned.tokens_per_s),
+        ("request_rate", "requests/s", planned.requests_per_s),
     ):
         figures[name] = schema.Figure(definition="ended in the window / its seconds", unit=unit, n=1, value=value)
     return figures

@@ -203,4 +203,6 @@ def _cells(point: Point) -> tuple[str, ...]:
     )
     client = "trusted" if words.trusted(point) else "not trusted"
     grade = ", ".join((point.validity.grade, *point.validity.flags))
-    return (words.load_name(point), *figures, words.digits(words.metric(point, words.E2E)), bar, client, grade)
+    side = f"{point.extra['side']}: " if "side" in point.extra else ""  # of a comparison
+    latency = words.digits(words.metric(point, words.E2E))
+    return (f"{side}{words.load_name(point)}", *figures, latency, bar, client, grade)

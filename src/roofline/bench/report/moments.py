@@ -1,8 +1,9 @@
 """Charts from raw events of points: distributions of latencies, the course of a run, where the first token waits."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from roofline.bench.load.events import Events, RequestEvents
 from roofline.bench.report import words
@@ -10,6 +11,7 @@ from roofline.bench.report.chart import Area, Axis, Chart, Mark, Section, Series
 from roofline.bench.report.gather import Gathered, Kind, kind_of
 from roofline.bench.report.throughput import knee
 from roofline.bench.results.point import Point
+from roofline.bench.results.statistics import Values, percentile, percentile_interval
 
 MOST_STEPS = 120  # of a distribution's line
 BINS = 60  # of the course of a run
@@ -106,7 +108,7 @@ def _distributions(runs: Sequence[Run]) -> Section:
             if not values:
                 continue
             series.append(Series(name=run.name, marks=_steps(values), look=run.look, kind="steps"))
-            quantiles = (_quantile(values, part) for part in (0.5, 0.95, 0.99))
+            quantiles = (_quantile(np.array(values), part) for part in (0.5, 0.95, 0.99))
             rows.append((run.name, name, f"{len(values):,}", *quantiles))
         charts.append(
             Chart(
@@ -119,7 +121,7 @@ def _distributions(runs: Sequence[Run]) -> Section:
     headings = ("run", "metric", "requests", "p50, ms", "p95, ms", "p99, ms")
     text = (
         "Counted from the moment for which a request was planned, so that waiting in the client is in it. In brackets "
-        "the 95 % interval of each percentile, from the order of the values; a p99 needs 299 requests."
+        "the 95 % interval of each percentile, by the order of the values; a p99 needs 299 requests, a p95 59."
     )
     return Section("distributions", text, tuple(c for c in charts if not c.empty), Table(headings, tuple(rows)))
 
@@ -134,22 +136,9 @@ def _steps(values: Sequence[float]) -> tuple[Mark, ...]:
     return (first, *(Mark(x=values[place - 1], y=100 * place / count) for place in places))
 
 
-def _quantile(values: Sequence[float], part: float) -> str:
-    """The quantile of sorted values with its interval, "-" where there are too few for it."""
-    count = len(values)
-    if part >= 0.99 and count < 299:
-        return "-"
-    low, high = order_interval(count, part)
-    middle = values[min(count - 1, math.ceil(part * count) - 1)]
-    return words.with_interval(middle, (values[low], values[high]))
-
-
-def order_interval(count: int, part: float) -> tuple[int, int]:
-    """The places, from 0, between which a quantile of `count` sorted values lies with 95 %: by the normal form of the
-    binomial distribution, without regard to the values' own."""
-    wide = 1.96 * math.sqrt(count * part * (1 - part))
-    low, high = math.floor(count * part - wide) - 1, math.ceil(count * part + wide)
-    return max(0, low), min(count - 1, high)
+def _quantile(values: Values, part: float) -> str:
+    """The quantile with its interval, "-" where there are too few values for it."""
+    return words.with_interval(percentile(values, part), percentile_interval(values, part))
 
 
 def _course(runs: Sequence[Run]) -> Section:

@@ -1,5 +1,6 @@
 """How points are called and their figures written, the same in terminals, tables and charts; names of metrics."""
 
+from roofline.bench.load.events import Arrivals
 from roofline.bench.results.point import Figure, Point
 
 # Metrics that reports know, as `Point.metrics` names them.
@@ -10,14 +11,17 @@ REQUESTS, TOKENS, GOODPUT = "request_rate", "answer_rate", "goodput"
 def load_name(point: Point) -> str:
     """ "16 workers", "2.5/s poisson", or the preset of a point without load."""
     load = point.load
-    if load is None:
-        return point.preset
-    count = load.concurrency or 1
-    if load.arrivals == "batch":
+    return point.preset if load is None else load_text(load.arrivals, load.concurrency, load.offered)
+
+
+def load_text(arrivals: Arrivals, concurrency: int | None, offered: float | None) -> str:
+    """A load by how it is sent. offered: requests a second, None of closed loops, batches and traces."""
+    count = concurrency or 1
+    if arrivals == "batch":
         return f"batch of {count:,}"
-    if load.arrivals == "closed" or load.offered is None:
+    if arrivals == "closed":
         return f"{count:,} worker{'s' * (count != 1)}"
-    return f"{digits(load.offered)}/s {load.arrivals}"
+    return arrivals if offered is None else f"{digits(offered)}/s {arrivals}"
 
 
 def system_name(point: Point) -> str:

@@ -145,12 +145,12 @@ def limit_of(limits: ModelLimits, demand: Demand, tokens_per_s: float) -> Limit:
     """
 
     def share(roofs: RoofRates) -> float:
-        return tokens_per_s / _limit(limits, roofs, demand).tokens_per_s
+        return tokens_per_s / limit_at(limits, roofs, demand).tokens_per_s
 
     roofs, reached = limits.roofs, share(limits.roofs)
     if limits.again is not None:
         roofs, reached = confirmed(roofs, share, limits.again)
-    limit = _limit(limits, roofs, demand)
+    limit = limit_at(limits, roofs, demand)
     if reached > TOLERANCE:
         raise ImpossibleResult(
             f"{reached:.0%} of the limit cannot be. {_arithmetic(limits, limit, demand, tokens_per_s)}"
@@ -162,7 +162,8 @@ def limit_of(limits: ModelLimits, demand: Demand, tokens_per_s: float) -> Limit:
     return limit
 
 
-def _limit(limits: ModelLimits, roofs: RoofRates, demand: Demand) -> Limit:
+def limit_at(limits: ModelLimits, roofs: RoofRates, demand: Demand) -> Limit:
+    """The limit of a demand at some roofs."""
     from roofline.program.rates import Speeds
 
     speeds = Speeds(limits.program, roofs)

@@ -19,6 +19,8 @@ from roofline.bench.results.statistics import (
     percentile_interval,
     warm_up_length,
 )
+from roofline.common.errors import ConfigError
+from roofline.common.names import unknown
 
 Of = Callable[[RequestEvents], float | None]  # a request's value, None where it has none
 NS_MS = 1e-6
@@ -217,6 +219,13 @@ OBJECTIVES = {
     "mlperf:deepseek-r1": Objective(2000, 80),
     "mlperf:deepseek-r1-interactive": Objective(1500, 15),
 }
+
+
+def objective_named(name: str) -> Objective:
+    """Raises ConfigError for a name that OBJECTIVES does not have."""
+    if name not in OBJECTIVES:
+        raise ConfigError(unknown("objective", name, OBJECTIVES))
+    return OBJECTIVES[name]
 
 
 def goodput(events: Events, objective: Objective, span: Span | None = None) -> dict[str, Figure]:

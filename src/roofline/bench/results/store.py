@@ -25,12 +25,14 @@ def _hash(line: bytes) -> str:
     return hashlib.sha256(msgspec.json.encode({**fields, "id": ""}, order="sorted")).hexdigest()[:32]
 
 
-def append_points(points: Iterable[Point], path: Path) -> None:
-    """Add points, with their ids, at the end of a file of results; what is in it already stays as it is.
+def append_points(points: Iterable[Point], path: Path) -> list[Point]:
+    """Add points at the end of a file of results; what is in it already stays as it is. Returns them as a reader has
+    them, with their ids.
 
     Raises ConfigError where the file cannot be written, OSError where the disk is full.
     """
-    lines = b"".join(msgspec.json.encode(with_id(point)) + b"\n" for point in points)
+    named = [with_id(point) for point in points]
+    lines = b"".join(msgspec.json.encode(point) + b"\n" for point in named)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as stream:
@@ -39,6 +41,7 @@ def append_points(points: Iterable[Point], path: Path) -> None:
             os.fsync(stream.fileno())
     except (PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError) as error:
         raise ConfigError(f"results cannot be written to {path}: {error.strerror}; name another file") from error
+    return named
 
 
 def read_points(path: Path) -> list[Point]:

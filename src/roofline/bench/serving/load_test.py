@@ -2,7 +2,7 @@
 
 import hashlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +15,10 @@ from roofline.bench.load.events import Events, write_events
 from roofline.bench.load.plan import Plan, Probe, Route
 from roofline.bench.load.run import OnProgress, run_plan
 from roofline.bench.load.targets import Target, open_target
-from roofline.bench.results.limits import ModelLimits, limits_here, limits_of_product
-from roofline.bench.results.metrics import OBJECTIVES, Objective
+from roofline.bench.results.limits import Demand, ModelLimits, limit_at, limits_here, limits_of_product
+from roofline.bench.results.metrics import Objective
 from roofline.bench.results.point import Host, Point
-from roofline.bench.results.store import append_points
+from roofline.bench.results.store import append_points, with_id
 from roofline.bench.serving.certificate import Certificate, certify
 from roofline.bench.serving.probes import answered_probes
 from roofline.bench.serving.recount import tokenizer_of
@@ -26,7 +26,6 @@ from roofline.bench.serving.surroundings import this_host
 from roofline.bench.traffic.presets import singles
 from roofline.bench.traffic.traffic import Traffic, write_traffic
 from roofline.common.errors import ConfigError
-from roofline.common.names import unknown
 
 if TYPE_CHECKING:
     from roofline.text.tokenizers.tokenizer import Tokenizer
@@ -41,7 +40,7 @@ class Settings:
     target: as `open_target` takes it; label: what readers call it; model: that requests name; model_here: a model of
     this machine that the target runs, for its limit; chip, chips: a product that it runs on, and how many, where that
     is not this machine's CPU; tokens_per_step: that speculation makes on average; results: file that points are added
-    to; events: folder that the raw events are kept in; objective: name of what a service promises; probe: whether
+    to; events: folder that the raw events are kept in; promise: of a service; probe: whether
     probes are sent; certify: whether the client is measured first.
     """
 
@@ -56,25 +55,17 @@ class Settings:
     route: Route = "completions"
     results: Path | None = None
     events: Path | None = None
-    objective: str = ""
+    promise: Objective | None = None
     probe: bool = True
     certify: bool = True
     timeout: float = 600.0
-
-    def __post_init__(self) -> None:
-        if self.objective and self.objective not in OBJECTIVES:
-            raise ConfigError(unknown("objective", self.objective, OBJECTIVES))
-
-    @property
-    def promise(self) -> Objective | None:
-        return OBJECTIVES[self.objective] if self.objective else None
 
 
 @dataclass
 class LoadTest:
     """A target that runs, and all that its points share. run: their common name; traffic_path: the traffic's file, in
     a folder that is removed at the end; tokenizer: of the model, where it is here; sent: requests of the traffic that
-    were sent already; on_progress: called every half second while a load runs."""
+    were sent already; on_start: called before each load; on_progress: every half second while it runs."""
 
     settings: Settings
     target: Target
@@ -88,11 +79,32 @@ class LoadTest:
     probes: list[Probe] = field(default_factory=list)
     points: int = 0
     sent: int = 0
+    on_start: Callable[[Plan], None] | None = None
     on_progress: OnProgress | None = None
 
     @property
     def traffic_path(self) -> Path:
         return self.folder / "traffic.jsonl"
+
+    @property
+    def system_label(self) -> str:
+        """What readers call the target."""
+        return self.settings.label or self.target.engine or self.target.name
+
+    def most_tokens_per_s(self, plan: Plan) -> float | None:
+        """The limit of a plan's load, as far as it is known before: of so many requests at a time whose answers have a
+        known length."""
+        if self.limits is None or plan.arrivals not in ("closed", "batch") or self.traffic.stop != "ignored":
+            return None
+        requests, places = self.traffic.requests, range(plan.first, plan.first + plan.requests)
+        sent = [requests[place % len(requests)] for place in places]
+        demand = Demand(
+            sum(each.prompt_tokens for each in sent) / len(sent),
+            sum(each.max_tokens for each in sent) / len(sent),
+            plan.concurrency,
+            self.settings.tokens_per_step,
+        )
+        return limit_at(self.limits, self.limits.roofs, demand).tokens_per_s
 
     def plan(self, requests: int, **load: object) -> Plan:
         """A plan that sends the next requests of the traffic. load: fields of `Plan` that say how."""
@@ -114,16 +126,18 @@ class LoadTest:
     def send(self, plan: Plan) -> Events:
         """Run a plan; its requests count as sent."""
         self.sent += plan.requests
+        if self.on_start is not None:
+            self.on_start(plan)
         return run_plan(plan, self.settings.key, self.on_progress)
 
     def keep(self, point: Point, events: Events) -> Point:
         """Add a point to the file of results, and its events to their folder. Returns the point as it is kept."""
         self.points += 1
-        point = msgspec.json.decode(msgspec.json.encode(point), type=Point)  # integers where floats are due are floats
         if self.settings.events is not None:
             point = _with_events(point, events, self.settings.events / f"{self.run}-{self.points}.jsonl")
-        if self.settings.results is not None:
-            append_points([point], self.settings.results)
+        if self.settings.results is None:
+            return with_id(point)
+        (point,) = append_points([point], self.settings.results)
         return point
 
 

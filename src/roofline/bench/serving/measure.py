@@ -64,6 +64,9 @@ def point_of(test: LoadTest, kind: Kind, plan: Plan, events: Events) -> Point:
     flags = _flags(test, plan, events, metrics, client)
     if span.end > head.end:
         flags.append("running empty is in the window")
+    probed = fidelity(events, test.probes)
+    if probed is not None and probed.equal < probed.probes:
+        flags.append(f"probes with other answers: {probed.probes - probed.equal} of {probed.probes}")
     counted = counts(events)
     counted.miscounted = miscounted(events, test.tokenizer)
     if counted.miscounted:
@@ -92,7 +95,7 @@ def point_of(test: LoadTest, kind: Kind, plan: Plan, events: Events) -> Point:
         metrics=metrics,
         validity=Validity(grade=_grade(test, limit, client, metrics), flags=flags),
         limit=limit,
-        fidelity=fidelity(events, test.probes),
+        fidelity=probed,
         extra={"most_in_flight": most_in_flight(events)},
     )
 
@@ -100,7 +103,7 @@ def point_of(test: LoadTest, kind: Kind, plan: Plan, events: Events) -> Point:
 def _system(test: LoadTest) -> System:
     target, limits = test.target, test.limits
     return System(
-        label=test.settings.label or target.engine or target.name,
+        label=test.system_label,
         target=target.name,
         engine=target.engine,
         version=target.version,

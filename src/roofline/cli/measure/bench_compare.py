@@ -12,7 +12,8 @@ from roofline.common.options import Options, option
 
 if TYPE_CHECKING:
     from roofline.bench.results.compare import Decision
-    from roofline.bench.serving.versus import Comparison
+    from roofline.bench.serving.load_test import LoadTest
+    from roofline.bench.serving.versus import Comparison, Terms
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,11 @@ def command(
         other = replace(settings, target=b, label=compared.label_b or "B", certify=False)
         second = stack.enter_context(open_load_test(other, traffic, streams))
         second.certificate = first.certificate
-        comparison = compare(first, second, terms, lambda so_far: None if as_json else _tell_round(so_far))
-        points(first, second, terms, comparison)
+        if as_json:
+            comparison = compare(first, second, terms, lambda _: None)
+            points(first, second, terms, comparison)
+        else:
+            comparison = _show(first, second, terms)
     if not comparison.throughput.a:
         raise KeyboardInterrupt
     if as_json:
@@ -74,14 +78,36 @@ def command(
         raise KeyboardInterrupt
 
 
-def _tell_round(comparison: "Comparison") -> None:
+def _show(first: "LoadTest", second: "LoadTest", terms: "Terms") -> "Comparison":
+    """Compare, and print each round, the block that runs, and at the end the point of each side."""
+    from roofline.bench.report.live import LiveView
+    from roofline.bench.serving.versus import compare, points
+
+    out = console(highlight=False)
+    title = f"{first.traffic.name}, A: {first.system_label}, B: {second.system_label}"
+    with LiveView(title, console=out) as view:
+
+        def told(comparison: "Comparison") -> None:
+            out.print(_round_line(comparison))
+            if comparison.decision is None:
+                view.started(f"round {len(comparison.throughput.a) + 1}")
+
+        first.on_progress = second.on_progress = view.progress
+        view.started("round 1")
+        comparison = compare(first, second, terms, told)
+        for point in points(first, second, terms, comparison):
+            view.finished(point)
+    return comparison
+
+
+def _round_line(comparison: "Comparison") -> str:
     rounds = len(comparison.throughput.a)
     figures = ", ".join(
         f"{what} {_figures(ratios.decision())}"
         for what, ratios in (("throughput", comparison.throughput), ("latency", comparison.latency))
         if rounds > 1
     )
-    console().print(f"round {rounds}: {figures or 'measured'}", highlight=False)
+    return f"round {rounds}: {figures or 'measured'}"
 
 
 def _figures(decision: "Decision") -> str:

@@ -2,9 +2,8 @@
 
 from typing import Annotated
 
-from roofline.cli.measure.load_options import FOOTNOTE, TARGET_HELP, LoadTestOptions, tell_points
+from roofline.cli.measure.load_options import TARGET_HELP, LoadTestOptions, tell_points
 from roofline.cli.options import AsJson
-from roofline.cli.output import console
 from roofline.cli.parser import Argument
 from roofline.common.options import Option
 
@@ -28,9 +27,8 @@ def command(
     from roofline.bench.serving.series import Sizes, curve, levels
 
     sizes = Sizes(requests, fewest, seconds)
-    count = sum(sizes.of(level) for level in levels(workers)) * (2 if poisson else 1)
-    traffic = options.traffic_of(count, "typical")
+    loads = 2 if poisson else 1  # of each level
+    requests_of_all = sum(sizes.of(level) for level in levels(workers)) * loads
+    traffic = options.traffic_of(requests_of_all, "typical")
     with open_load_test(options.settings(target), traffic, workers) as test:
-        tell_points(test, curve(test, workers, sizes, poisson), as_json)
-    if not as_json:
-        console().print(FOOTNOTE, style="dim", highlight=False)
+        tell_points(test, curve(test, workers, sizes, poisson), as_json, len(levels(workers)) * loads)

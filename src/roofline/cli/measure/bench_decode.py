@@ -2,9 +2,8 @@
 
 from typing import Annotated
 
-from roofline.cli.measure.load_options import FOOTNOTE, TARGET_HELP, LoadTestOptions, tell_points
+from roofline.cli.measure.load_options import TARGET_HELP, LoadTestOptions, tell_points
 from roofline.cli.options import AsJson
-from roofline.cli.output import console
 from roofline.cli.parser import Argument
 from roofline.common.errors import ConfigError
 from roofline.common.options import Option
@@ -32,9 +31,7 @@ def command(
         raise ConfigError("decode makes its own traffic, of --prompts and --answer: leave --preset and --traffic out")
     traffic = singles(lengths, answer, repeats * batch, options.seed)
     with open_load_test(options.settings(target), traffic, batch) as test:
-        tell_points(test, decode(test, len(lengths), repeats, batch), as_json)
-    if not as_json:
-        console().print(FOOTNOTE, style="dim", highlight=False)
+        tell_points(test, decode(test, len(lengths), repeats, batch), as_json, len(lengths))
 
 
 def _lengths(text: str) -> list[int]:

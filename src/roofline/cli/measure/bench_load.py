@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from roofline.cli.measure.load_options import FOOTNOTE, TARGET_HELP, LoadTestOptions, tell_points
+from roofline.cli.measure.load_options import TARGET_HELP, LoadTestOptions, tell_points
 from roofline.cli.options import AsJson
-from roofline.cli.output import console
 from roofline.cli.parser import Argument
 from roofline.common.errors import ConfigError
 from roofline.common.options import Options, option
@@ -48,8 +47,10 @@ def command(
     requests = min(load.requests, len(traffic.requests)) if recorded else load.requests
     fields = ("arrivals", "concurrency", "rate", "rate_from", "burstiness", "trace_speed", "seconds")
     chosen = {name: getattr(load, name) for name in fields}
+    at_a_rate = load.arrivals in ("constant", "poisson", "gamma")
+    planned = min(requests / load.rate, load.seconds) if at_a_rate else None
     streams = load.concurrency if load.arrivals in ("closed", "batch") else load.streams
     with open_load_test(options.settings(target), traffic, streams) as test:
-        tell_points(test, [measure(test, "curve", test.plan(requests, seed=options.seed, **chosen))], as_json)
-    if not as_json:
-        console().print(FOOTNOTE, style="dim", highlight=False)
+        plan = test.plan(requests, seed=options.seed, **chosen)
+        points = (measure(test, "curve", each) for each in [plan])  # measured when it is asked for
+        tell_points(test, points, as_json, 1, planned)

@@ -43,7 +43,9 @@ def report(
     markdown: Annotated[Path | None, Option("Also write it as Markdown.")] = None,
     csv: Annotated[Path | None, Option("Also write all points as CSV.")] = None,
     title: Annotated[str, Option("The title. Default: the presets that were measured.")] = "",
-    slo: Annotated[str, Option("What users are promised, in ms: ttft=2000,tpot=200,e2e=30000, or some of these.")] = "",
+    slo: Annotated[
+        str, Option("What users are promised, in ms: ttft=2000,tpot=200,e2e=30000, or some; or mlperf:NAME.")
+    ] = "",
 ) -> None:
     """Draw measured points, of one machine or several, on one page that needs no network.
 
@@ -163,7 +165,11 @@ def _print_table(table: "Table") -> None:
 
 def _slo(text: str) -> "Slo":
     from roofline.bench.report.throughput import Slo
+    from roofline.bench.results.metrics import objective_named
 
+    if text.startswith("mlperf:"):
+        promised = objective_named(text)
+        return Slo(promised.ttft, promised.tpot)
     values: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         name, _, number = part.partition("=")
@@ -172,7 +178,9 @@ def _slo(text: str) -> "Slo":
         except ValueError:
             values = {}
         if name.strip() not in ("ttft", "tpot", "e2e") or not values.get(name.strip(), 0) > 0:
-            raise ConfigError(f"slo={text!r}: {part!r} is no limit in ms; write ttft=2000,tpot=200,e2e=30000")
+            raise ConfigError(
+                f"slo={text!r}: {part!r} is no limit in ms; write ttft=2000,tpot=200,e2e=30000, or mlperf:NAME"
+            )
     return Slo(**values)
 
 

@@ -2,9 +2,8 @@
 
 from typing import Annotated
 
-from roofline.cli.measure.load_options import FOOTNOTE, TARGET_HELP, LoadTestOptions, tell_points
+from roofline.cli.measure.load_options import TARGET_HELP, LoadTestOptions, tell_points
 from roofline.cli.options import AsJson
-from roofline.cli.output import console
 from roofline.cli.parser import Argument
 from roofline.common.options import Option
 
@@ -29,5 +28,3 @@ def command(
     traffic = options.traffic_of(sum(sizes.of(level) for level in levels(concurrency)), "dell")
     with open_load_test(options.settings(target), traffic, concurrency) as test:
         tell_points(test, sweep(test, concurrency, sizes), as_json)
-    if not as_json:
-        console().print(FOOTNOTE, style="dim", highlight=False)

@@ -1,6 +1,5 @@
 """What the commands have in common that put a server under load: which, with what, where the results go."""
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from roofline.cli.output import check_output, console
 from roofline.common.options import Options, option
 
 if TYPE_CHECKING:
-    from roofline.bench.load.progress import Progress
+    from roofline.bench.load.plan import Plan
     from roofline.bench.results.point import Point
     from roofline.bench.serving.load_test import LoadTest, Settings
     from roofline.bench.traffic.traffic import Traffic
@@ -55,6 +54,7 @@ class LoadTestOptions(Options):
 
     def settings(self, target: str) -> "Settings":
         """As the load test takes them. Raises OSError where the results cannot be written."""
+        from roofline.bench.results.metrics import objective_named
         from roofline.bench.serving.load_test import Settings
 
         check_output(self.out)
@@ -70,7 +70,7 @@ class LoadTestOptions(Options):
             route=self.route,
             results=self.out,
             events=self.events,
-            objective=self.objective,
+            promise=objective_named(self.objective) if self.objective else None,
             probe=self.probe,
             certify=self.certificate,
             timeout=self.timeout,
@@ -92,73 +92,39 @@ class LoadTestOptions(Options):
         return traffic
 
 
-HEADINGS = ("load", "requests/s", "tokens/s", "mean e2e", "p95", "TTFT p50", "TPOT p50", "of limit", "equal", "notes")
-
-
-def tell_points(test: "LoadTest", points: "Iterable[Point]", as_json: bool) -> None:
-    """Print each point as it is measured: a line of a table, or a JSON object. On a terminal, a line on standard error
-    says how far the load is that runs."""
-    import msgspec
-
-    out = console()
-    if sys.stderr.isatty():
-        test.on_progress = lambda now: print(f"\r{_progress_line(now):<100}\r", end="", file=sys.stderr, flush=True)
-    for number, point in enumerate(points):
-        if as_json:
-            print(msgspec.json.encode(point).decode(), flush=True)
-            continue
-        if number == 0:
-            out.print(_line(HEADINGS), style="bold", highlight=False)
-        out.print(_line(_cells(point)), highlight=False)
-
-
-def _progress_line(now: "Progress") -> str:
-    failed = f", {now.failed} failed" if now.failed else ""
-    return (
-        f"{now.elapsed:.0f} s: {now.completed} requests{failed}, {now.in_flight} in flight, "
-        f"{now.tokens_per_s:.0f} tokens/s, client {now.cpu:.0%} of a core, {now.slip_ms:.1f} ms late"
-    )
-
-
-_WIDTHS = (12, 10, 9, 10, 9, 9, 9, 8, 6, 0)
-
-
-def _line(cells: Iterable[str]) -> str:
-    return "  ".join(f"{cell:>{width}}" if width else cell for cell, width in zip(cells, _WIDTHS, strict=True))
-
-
-def _cells(point: "Point") -> tuple[str, ...]:
-    load, metrics, fidelity = point.load, point.metrics, point.fidelity
-    assert load is not None, "a point under load"
-    if load.concurrency is not None:
-        what = f"{load.concurrency} workers" if load.arrivals == "closed" else f"batch {load.concurrency}"
-    else:
-        what = load.arrivals if load.offered is None else f"{load.offered:.2f}/s"
-
-    def figure(name: str, field: str, form: str) -> str:
-        value = getattr(metrics[name], field) if name in metrics else None
-        return "-" if value is None else format(value, form)
-
-    limit = point.limit
-    share = (
-        None if limit is None else limit.share_of_sheet if limit.share_of_measured is None else limit.share_of_measured
-    )
-    notes = [flag for flag in point.validity.flags if flag not in ("too few requests for p99",)]
-    return (
-        what,
-        figure("request_rate", "value", ".2f"),
-        figure("answer_rate", "value", ".1f"),
-        figure("e2e_corrected", "mean", ".0f"),
-        figure("e2e_corrected", "p95", ".0f"),
-        figure("ttft_corrected", "p50", ".1f"),
-        figure("tpot", "p50", ".2f"),
-        "-" if share is None else f"{share:.0%}",
-        "-" if fidelity is None else f"{fidelity.equal}/{fidelity.probes}",
-        ", ".join(notes),
-    )
-
-
 FOOTNOTE = (
-    "times in ms, counted from the planned moment; of limit: share of what the roofs allow; equal: probes "
-    "that were answered as by the idle system"
+    "times in ms, medians, counted from the planned moment; of the limit: share of the tokens/s that the roofs allow"
 )
+
+
+def tell_points(
+    test: "LoadTest", points: "Iterable[Point]", as_json: bool, count: int | None = None, seconds: float | None = None
+) -> None:
+    """Print each point as it is measured, and before it how far the load is that runs; or JSON objects alone.
+
+    points: measured as they are asked for, one after the other; count: of them at most; seconds: that each takes.
+    """
+    if as_json:
+        import msgspec
+
+        for point in points:
+            print(msgspec.json.encode(point).decode(), flush=True)
+        return
+    from roofline.bench.report.live import LiveView
+
+    out = console(highlight=False)
+    title = f"{test.traffic.name}, {test.system_label}"
+    with LiveView(title, points=count, seconds=seconds, console=out) as view:
+        test.on_start = lambda plan: view.started(load_of_plan(plan), test.most_tokens_per_s(plan))
+        test.on_progress = view.progress
+        for point in points:
+            view.finished(point)
+    out.print(FOOTNOTE, style="dim")
+
+
+def load_of_plan(plan: "Plan") -> str:
+    """What a plan offers, as its point will be called."""
+    from roofline.bench.report import words
+
+    is_open = plan.arrivals not in ("closed", "batch", "trace")
+    return words.load_text(plan.arrivals, plan.concurrency, plan.rate if is_open else None)

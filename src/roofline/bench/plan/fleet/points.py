@@ -6,14 +6,13 @@ from roofline.bench.plan.fleet.figures import FleetFigures, Times
 from roofline.bench.plan.fleet.fleet import FleetPlan
 from roofline.bench.plan.points import DEFINITIONS, SIMULATED, device_of, host_of
 from roofline.bench.results import point as schema
-from roofline.bench.results.store import with_id
 from roofline.common.units import now_utc
 from roofline.hardware.detect import detect
 
 
 def points_of(plan: FleetPlan, run: str) -> list[schema.Point]:
     """A point for each pair of policies. run: a name that all of them have."""
-    return [with_id(_point(plan, figures, run)) for figures in plan.figures]
+    return [_point(plan, figures, run) for figures in plan.figures]
 
 
 def _point(plan: FleetPlan, figures: FleetFigures, run: str) -> schema.Point:
@@ -69,13 +68,15 @@ def _point(plan: FleetPlan, figures: FleetFigures, run: str) -> schema.Point:
 
 
 def _metrics(figures: FleetFigures) -> dict[str, schema.Figure]:
-    rate = schema.Figure(
-        definition="tokens of ended answers / seconds", unit="tokens/s", n=1, value=figures.tokens_per_s
-    )
     return {
         "ttft": _milliseconds("ttft", figures.ttft),
         "tpot": _milliseconds("tpot", figures.tpot),
-        "output_throughput": rate,
+        "answer_rate": schema.Figure(
+            definition="tokens of ended answers / seconds", unit="tokens/s", n=1, value=figures.tokens_per_s
+        ),
+        "request_rate": schema.Figure(
+            definition="ended answers / seconds", unit="requests/s", n=1, value=figures.answered / figures.seconds
+        ),
     }
 
 
