@@ -27,13 +27,13 @@ def test_money_is_shared_among_tokens() -> None:
 
 
 def test_electricity_comes_on_top_where_a_counter_was_read() -> None:
-    energy = Energy(source="rapl", joules=3000, idle_joules=1000, joules_per_token=2.5)
+    energy = Energy(source="rapl", joules=1500, seconds=15, idle_joules=500, joules_per_token=2.5)
     point = msgspec.structs.replace(made.point(4), energy=energy)
     prices = priced(usd_per_kwh=0.36, pue=1.5)
     with_energy, without = token_cost(point, prices), token_cost(made.point(4), prices)
     assert with_energy is not None
     assert without is not None
-    more = (100 * 1.5 * 0.36 / 3.6e6) / (4 * 460) * 1e6  # 100 W for 30 s
+    more = (100 * 1.5 * 0.36 / 3.6e6) / (4 * 460) * 1e6  # 100 W
     assert with_energy.blended - without.blended == pytest.approx(more)
     assert with_energy.joules == 2.5
     (section,) = cost.sections(of_points([point]), prices)
@@ -71,7 +71,7 @@ def test_offered_load() -> None:
 
 
 def test_curves_over_load() -> None:
-    energy = Energy(source="rapl", joules=3000, idle_joules=1000, joules_per_token=2.5)
+    energy = Energy(source="rapl", joules=1500, seconds=15, idle_joules=500, joules_per_token=2.5)
     points = [msgspec.structs.replace(point, energy=energy) for point in made.curve()]
     (section,) = cost.sections(of_points(points), PRICES)
     money, joules = section.charts

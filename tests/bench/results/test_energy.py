@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-from roofline.bench.results.energy import Counter, energy_of, find_counter, idle_watts
+from roofline.bench.results import energy
+from roofline.bench.results.energy import Counter, Meter, energy_of, find_counter, find_meter, idle_watts
+
+METER = Meter(Counter("rapl", [], []), idle=10)
 
 
 def zone(folder: Path, name: str, joules: float, wrap: float = 1000) -> Path:
@@ -116,10 +119,10 @@ def test_amdsmi_counts_steps(tmp_path: Path, key: str) -> None:
 
 
 def test_idle_power_is_subtracted() -> None:
-    energy = energy_of("rapl", joules=500, idle=10, seconds=20, tokens=100)
-    assert (energy.joules, energy.idle_joules, energy.joules_per_token) == (500, 200, 3)
-    assert energy_of("rapl", joules=100, idle=10, seconds=20, tokens=100).joules_per_token == 0
-    assert energy_of("rapl", joules=100, idle=1, seconds=20, tokens=0).joules_per_token == 0
+    of_load = energy_of(METER, joules=500, seconds=20, tokens=100)
+    assert (of_load.joules, of_load.idle_joules, of_load.joules_per_token) == (500, 200, 3)
+    assert energy_of(METER, joules=100, seconds=20, tokens=100).joules_per_token == 0
+    assert energy_of(METER, joules=300, seconds=20, tokens=0).joules_per_token == 0
 
 
 def test_idle_watts(packages: list[Path], tmp_path: Path) -> None:
@@ -145,6 +148,27 @@ def test_power_is_of_the_idle_time_alone(packages: list[Path], tmp_path: Path) -
     count(packages[0], 400)
     counter.read()
     assert idle_watts(counter, 5.0, sleep=lambda seconds: count(packages[0], 400 + 6 * seconds)) == pytest.approx(6)
+
+
+def test_counters_of_known_devices_alone(packages: list[Path], tmp_path: Path) -> None:
+    library = nvml([1000])
+    sources = {
+        of: None if (counter := find_counter(tmp_path, pynvml=library, amdsmi=None, of=of)) is None else counter.source
+        for of in ("any", "cpu", "gpu")
+    }
+    assert sources == {"any": "nvml", "cpu": "rapl", "gpu": "nvml"}
+    assert find_counter(tmp_path, pynvml=None, amdsmi=None, of="gpu") is None
+
+
+def test_a_meter_knows_the_idle_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter((5.0, 20.0))
+    counter = Counter("rapl", [lambda: next(counts)], [1000.0])
+    monkeypatch.setattr(energy, "find_counter", lambda of: counter if of == "cpu" else None)
+    meter = find_meter("cpu", seconds=0.01)
+    assert meter is not None
+    assert meter.counter is counter
+    assert 0 < meter.idle <= 15 / 0.01
+    assert find_meter("gpu", seconds=0.01) is None
 
 
 def test_a_gpu_that_has_gone_is_not_read(tmp_path: Path) -> None:

@@ -6,10 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roofline.bench.results.limits import Demand, ImpossibleResult, ModelLimits, limit_of, limits_of_product
+from roofline.backends.cpu import roofs as cpu_roofs
+from roofline.bench.results.limits import (
+    Demand,
+    ImpossibleResult,
+    ModelLimits,
+    limit_of,
+    limits_here,
+    limits_of_product,
+)
 from roofline.bench.results.point import Device
 from roofline.bundle.shape import open_shape
-from roofline.hardware.roofs import Roofs
+from roofline.hardware.roofs import RoofCheck, Roofs
 from roofline.models.registry import configure
 from roofline.program.compile import compile_program
 from roofline.program.rates import Speeds
@@ -39,6 +47,14 @@ def test_it_is_no_more_than_steps_one_after_the_other_take(program, sequences, p
     assert rate.seconds <= apart * 1.001
     assert rate.tokens_per_s == pytest.approx(sequences * answer / rate.seconds)
     assert rate.weight_bytes == pytest.approx(answer * speeds.decode(sequences, longest).weight_bytes, rel=1e-3)
+
+
+def test_roofs_are_measured_again_before_a_run(monkeypatch):
+    checks = [RoofCheck("bf16", "op", 1e12, 0.9e12), RoofCheck("f32", "op", 5e11, 6e11), RoofCheck("int8", "op", 1, 1)]
+    monkeypatch.setattr(cpu_roofs, "recheck_roofs", lambda: (ROOFS, checks))
+    limits = limits_here("preset:smollm2-135m")
+    assert limits.roofs == ROOFS
+    assert limits.below == ("bf16",)
 
 
 def test_single_decoding_is_bound_by_reading_the_weights(limits):

@@ -1,12 +1,19 @@
 """What all points of a load test share: the requests that are sent, the limit, what is told of each load."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
+from roofline.bench.load.plan import Probe
+from roofline.bench.load.progress import Progress
 from roofline.bench.load.targets import Target
+from roofline.bench.results.energy import Counter, Meter
 from roofline.bench.results.limits import ModelLimits
 from roofline.bench.results.point import Device, Host
 from roofline.bench.serving import load_test
 from roofline.bench.serving.load_test import LoadTest, Settings
+from roofline.bench.serving.measure import point_of
 from roofline.bench.traffic.presets import preset_traffic
 from roofline.bundle.shape import open_shape
 from roofline.cli.measure.load_options import load_of_plan
@@ -51,6 +58,69 @@ def test_a_load_is_told_before_it_is_sent(make, monkeypatch):
     test.send(test.plan(3, arrivals="trace"))
     assert told == ["2 workers", print, "2.5/s poisson", print, "trace", print]
     assert test.sent == 10
+
+
+def test_a_chip_that_is_below_its_roofs_is_flagged(make, limits):
+    for below, flagged in (((), False), (("bf16", "f32"), True)):
+        test = make(limits=replace(limits, below=below))
+        test.limits = replace(test.limits, again=lambda roofs: roofs)
+        told = point_of(test, "curve", test.plan(1), run([request(at=0, first=1000)]))
+        assert ("the chip was below its roofs before: bf16, f32" in told.validity.flags) is flagged
+
+
+def test_the_limit_of_another_device_is_not_this_cpus(monkeypatch):
+    monkeypatch.setattr(load_test, "limits_here", lambda model: model)
+    for backend, limits in (("", "m"), (" --backend reference", "m"), (" --backend gpu", None)):
+        assert load_test._limits(Settings(f"roofline:m{backend}"), "m") == limits
+    assert load_test._limits(Settings("http://x", model_here="m"), "m") == "m"
+
+
+class Counted(Counter):
+    """A counter that has ten joules more each time that it is read."""
+
+    def __init__(self):
+        super().__init__("rapl", [], [])
+        self.reads = 0
+
+    def read(self):
+        self.reads += 1
+        return 10.0 * self.reads
+
+
+def test_joules_around_each_load_are_in_its_point(make, monkeypatch):
+    def run_plan(plan, key, on_progress):
+        for half_seconds in range(1, 301):
+            on_progress(Progress(
+                elapsed=half_seconds / 2 + 0.01, completed=0, failed=0, in_flight=0, tokens_per_s=0, cpu=0, slip_ms=0
+            ))  # fmt: skip
+        probe = request(at=0, first=1, tokens=2, probe=True)
+        return run([request(at=0, first=1, tokens=18), probe, request(at=0, first=1, tokens=9, error="status 500")])
+
+    monkeypatch.setattr(load_test, "run_plan", run_plan)
+    clock = iter((100.0, 102.0))
+    monkeypatch.setattr(load_test, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    test, told = make(), []
+    test.meter, test.on_progress, test.probes = Meter(Counted(), idle=5.0), told.append, [Probe("", 2, "x")]
+    plan = test.plan(2)
+    point = point_of(test, "curve", plan, test.send(plan))
+    assert test.meter.counter.reads == 2 + 2, "at the ends, and after one and two of 2.5 minutes"
+    assert (point.energy.source, point.energy.joules, point.energy.seconds) == ("rapl", 30.0, 2.0)
+    assert (point.energy.idle_joules, point.energy.joules_per_token) == (10.0, 1.0)
+    assert len(told) == 300
+    test.meter = None
+    assert point_of(test, "curve", plan, run([request(at=0, first=1)])).energy is None
+
+
+def test_counters_are_of_what_computes_on_this_machine(monkeypatch):
+    monkeypatch.setattr(load_test, "find_meter", lambda of, seconds: of)
+    targets = {
+        "roofline:m": "cpu", "roofline:m --backend gpu": "gpu", "roofline:m --backend simulated": None,
+        "http://localhost:80": "any", "http://[::1]/v1": "any", "serve --port {port}": "any",
+        "http://10.0.0.1/v1": None,
+    }  # fmt: skip
+    assert {target: load_test._meter(Settings(target)) for target in targets} == targets
+    assert load_test._meter(Settings("http://127.0.0.1", model_here="m")) == "cpu"
+    assert load_test._meter(Settings("http://127.0.0.1", model_here="m", chip="MI210")) == "any"
 
 
 def test_the_limit_of_a_load_is_known_before_where_its_size_is(make, limits):

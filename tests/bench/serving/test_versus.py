@@ -82,6 +82,13 @@ def test_blocks_follow_each_other():
     assert events.requests[1].connected is None
     assert events.head.end == 38 * MS
     assert blocks[1].requests[0].dispatched == 7 * MS
+    assert events.head.joules is None
+
+
+def test_joules_of_blocks_are_added_up():
+    blocks = [run([request(at=5, first=10, gap=1)], joules=each, joules_seconds=0.5) for each in (3.0, 4.0)]
+    head = one_after_the_other(blocks).head
+    assert (head.joules, head.joules_seconds) == (7.0, 1.0)
 
 
 def test_an_interrupted_block_is_left_out(monkeypatch):

@@ -24,7 +24,7 @@ class EventsHead(msgspec.Struct, frozen=True, kw_only=True):
     rate: requests a second of the others; started: date and time of the run's beginning, ISO 8601, UTC; begin, end:
     the span that figures are taken from (what is outside warms up or runs out), in nanoseconds since the beginning;
     stop: as in the traffic; client_cpu: cores' worth of time that the generator used; interrupted: whether the run was
-    ended before its plan was.
+    ended before its plan was; joules: that counters of this machine showed for it, in so many joules_seconds.
     """
 
     traffic: str
@@ -39,6 +39,8 @@ class EventsHead(msgspec.Struct, frozen=True, kw_only=True):
     stop: str = "ignored"
     client_cpu: float | None = None
     interrupted: bool = False
+    joules: float | None = None
+    joules_seconds: float | None = None
     schema: str = SCHEMA
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import IO
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -24,6 +25,7 @@ KEY_VARIABLE = "ROOFLINE_API_KEY"  # that servers of ours read their key from
 START_SECONDS = 600.0  # in which a server must be ready
 END_SECONDS = 20.0  # in which a server that is told to end must have ended
 ASK_SECONDS = 10.0
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,16 @@ def open_target(name: str, model: str | None = None, key: str | None = None) -> 
             yield replace(target, version=version, options=flags, local_model=local, pid=process.pid)
         finally:
             _end(process)
+
+
+def is_local(name: str) -> bool:
+    """Whether the server that a name means runs on this machine."""
+    return not name.startswith(("http://", "https://")) or urlsplit(name).hostname in LOOPBACK
+
+
+def backend_of(name: str) -> str:
+    """The backend that computes of roofline:MODEL, "" of other targets."""
+    return _flags(_split(name)).get("backend", "cpu") if name.startswith(OURS) else ""
 
 
 def _flags(command: list[str]) -> dict[str, str]:

@@ -79,7 +79,7 @@ def token_cost(point: Point, prices: Prices) -> TokenCost | None:
     joules = None if point.energy is None else point.energy.joules_per_token
     usd_per_s = hourly / SECONDS_OF_HOUR
     if prices.usd_per_kwh is not None and point.energy is not None:
-        watts = point.energy.joules / max(point.window.measured_s, 1e-9)
+        watts = point.energy.joules / max(point.energy.seconds, 1e-9)
         usd_per_s += watts * prices.pue / JOULES_OF_KWH * prices.usd_per_kwh
     prompts = answers * point.counts.prompt_tokens / point.counts.answer_tokens
     unit = usd_per_s / (prompts + prices.answer_weight * answers) * MEGA

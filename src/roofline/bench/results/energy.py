@@ -1,12 +1,11 @@
 """Joules of a run, from counters: NVML's and amdsmi's of GPUs, RAPL's of CPUs. Where there is no counter there is no
 figure: nothing is estimated from data sheets or from samples of power.
 
-    counter = find_counter()
-    if counter is not None:
-        idle = idle_watts(counter, seconds=5.0)
-        start = counter.read()
-        ... the run, `counter.read()` at least every few minutes, for a counter that overflows ...
-        energy = energy_of(counter.source, counter.read() - start, idle, seconds, tokens)
+    meter = find_meter("cpu", seconds=5.0)  # while nothing of ours runs
+    if meter is not None:
+        start = meter.counter.read()
+        ... the run, `meter.counter.read()` at least every few minutes, for a counter that overflows ...
+        energy = energy_of(meter, meter.counter.read() - start, seconds, tokens)
 """
 
 import time
@@ -20,6 +19,7 @@ from roofline.common.files import entries, integer, text_of
 from roofline.hardware.gpus.inventory import import_or_none
 from roofline.hardware.gpus.libraries import Library, answer_or_none, with_amdsmi, with_nvml
 
+Devices = Literal["cpu", "gpu", "any"]
 MICRO, MILLI = 1e-6, 1e-3
 
 
@@ -52,17 +52,19 @@ def find_counter(
     root: Path = Path("/"),
     pynvml: Library | Literal["import"] = "import",
     amdsmi: Library | Literal["import"] = "import",
+    of: Devices = "any",
 ) -> Counter | None:
     """The counter of this machine's GPUs where they have one, else of its CPUs, None where neither can be read.
 
-    root: where /sys is looked for; pynvml, amdsmi: modules, None for none.
+    root: where /sys is looked for; pynvml, amdsmi: modules, None for none; of: the only devices whose counter is meant,
+    where these are known.
     """
-    nvml = import_or_none("pynvml") if pynvml == "import" else pynvml
-    smi = import_or_none("amdsmi") if amdsmi == "import" else amdsmi
-    for counter in (_nvml(nvml), _amdsmi(smi), _rapl(root)):
-        if counter is not None:
-            return counter
-    return None
+    counter = None
+    if of != "cpu":
+        nvml = import_or_none("pynvml") if pynvml == "import" else pynvml
+        smi = import_or_none("amdsmi") if amdsmi == "import" else amdsmi
+        counter = _nvml(nvml) or _amdsmi(smi)
+    return _rapl(root) if counter is None and of != "gpu" else counter
 
 
 def _nvml(pynvml: Library) -> Counter | None:
@@ -138,10 +140,24 @@ def idle_watts(counter: Counter, seconds: float, sleep: Callable[[float], None] 
     return (counter.read() - before) / max(time.monotonic() - start, seconds)
 
 
-def energy_of(
-    source: Literal["nvml", "amdsmi", "rapl"], joules: float, idle: float, seconds: float, tokens: int
-) -> Energy:
-    """What a span of so many seconds took in which answers had so many tokens. idle: watts."""
-    idle_joules = idle * seconds
+@dataclass(frozen=True)
+class Meter:
+    """A counter, and the power that it showed while nothing of ours ran."""
+
+    counter: Counter
+    idle: float
+
+
+def find_meter(of: Devices, seconds: float) -> Meter | None:
+    """The counter of devices, with their idle power of the next so many seconds; None where they have none."""
+    counter = find_counter(of=of)
+    return None if counter is None else Meter(counter, idle_watts(counter, seconds))
+
+
+def energy_of(meter: Meter, joules: float, seconds: float, tokens: int) -> Energy:
+    """What a load of so many seconds took whose answers had so many tokens."""
+    idle_joules = meter.idle * seconds
     each = max(0.0, joules - idle_joules) / tokens if tokens else 0.0
-    return Energy(source=source, joules=joules, idle_joules=idle_joules, joules_per_token=each)
+    return Energy(
+        source=meter.counter.source, joules=joules, seconds=seconds, idle_joules=idle_joules, joules_per_token=each
+    )

@@ -41,7 +41,8 @@ class ModelLimits:
     """What the limits of a model are made of: its Program, and the roofs of what runs it.
 
     origin: whose roofs they are, and where they are from; again: roofs that are no lower than some, after another
-    measurement; None where they are of a data sheet. device: as points name it; parameters, formats: of the model.
+    measurement; None where they are of a data sheet. device: as points name it; parameters, formats: of the model;
+    below: roofs that the chip did not reach when they were measured again before the run.
     """
 
     model: str
@@ -52,6 +53,7 @@ class ModelLimits:
     device: Device
     parameters: int = 0
     formats: str = ""
+    below: tuple[str, ...] = ()
 
     @property
     def weight_bytes(self) -> int:
@@ -61,12 +63,12 @@ class ModelLimits:
 
 
 def limits_here(model: str, kv_cache_dtype: str = "auto") -> ModelLimits:
-    """The limits of a model on this machine's CPU, whose roofs are measured where they are not known yet.
+    """The limits of a model on this machine's CPU, whose roofs are measured, or measured again shortly.
 
     Raises ConfigError and UnsupportedError for a model that cannot be opened.
     """
     from roofline.backends.capacity import host_kv_dtype
-    from roofline.backends.cpu.roofs import ensure_roofs
+    from roofline.backends.cpu.roofs import ensure_roofs, recheck_roofs
     from roofline.bundle.shape import open_shape
     from roofline.hardware.detect import detect
     from roofline.models.registry import configure
@@ -76,7 +78,7 @@ def limits_here(model: str, kv_cache_dtype: str = "auto") -> ModelLimits:
     shape = open_shape(model)
     family, config = configure(shape.config)
     program = compile_program(family, config, shape.tensors, with_cache(CPU, host_kv_dtype(kv_cache_dtype)))
-    roofs, machine = ensure_roofs(), detect()
+    (roofs, checks), machine = recheck_roofs(), detect()
     device = Device(
         name=machine.chip,
         vendor=machine.vendor,
@@ -90,7 +92,8 @@ def limits_here(model: str, kv_cache_dtype: str = "auto") -> ModelLimits:
         return highest(before, ensure_roofs(again=True))
 
     origin = f"{machine.chip}, {roofs.threads} threads, roofs measured {roofs.measured}"
-    return ModelLimits(model, program, roofs, origin, again, device, *_facts(shape))
+    below = tuple(check.name for check in checks if check.now < check.kept and not check.agrees)
+    return ModelLimits(model, program, roofs, origin, again, device, *_facts(shape), below)
 
 
 def limits_of_product(model: str, chip: str, count: int = 1) -> ModelLimits:

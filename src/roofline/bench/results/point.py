@@ -182,10 +182,12 @@ class Limit(msgspec.Struct, kw_only=True):
 
 
 class Energy(msgspec.Struct, kw_only=True):
-    """Joules during the measured span, from a counter. source: which one."""
+    """Joules of the load, from a counter. source: which one; seconds: from the start of the process that sends the load
+    to its end; joules_per_token: of all answers that came to their end, without what the idle machine takes."""
 
     source: Literal["nvml", "amdsmi", "rapl"]
     joules: float
+    seconds: float
     idle_joules: float
     joules_per_token: float
 

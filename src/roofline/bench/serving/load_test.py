@@ -2,6 +2,7 @@
 
 import hashlib
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,8 +14,10 @@ import msgspec
 
 from roofline.bench.load.events import Events, write_events
 from roofline.bench.load.plan import Plan, Probe, Route
+from roofline.bench.load.progress import SECONDS_BETWEEN, Progress
 from roofline.bench.load.run import OnProgress, run_plan
-from roofline.bench.load.targets import Target, open_target
+from roofline.bench.load.targets import Target, backend_of, is_local, open_target
+from roofline.bench.results.energy import Meter, find_meter
 from roofline.bench.results.limits import Demand, ModelLimits, limit_at, limits_here, limits_of_product
 from roofline.bench.results.metrics import Objective
 from roofline.bench.results.point import Host, Point
@@ -30,6 +33,8 @@ from roofline.common.errors import ConfigError
 if TYPE_CHECKING:
     from roofline.text.tokenizers.tokenizer import Tokenizer
 
+IDLE_SECONDS = 5.0  # over which the power of the idle machine is measured
+READ_SECONDS = 60.0  # after which an energy counter is read again
 WARM_UP = 2  # requests before the first point: compiling and filling buffers are no part of a load
 
 
@@ -60,12 +65,21 @@ class Settings:
     certify: bool = True
     timeout: float = 600.0
 
+    @property
+    def device(self) -> str:
+        """What computes: "cpu" of this machine, "gpu", "simulated", or "any" where that is not known."""
+        backend = backend_of(self.target)
+        if backend:
+            return "cpu" if backend == "reference" else backend
+        return "cpu" if self.model_here and not self.chip else "any"
+
 
 @dataclass
 class LoadTest:
     """A target that runs, and all that its points share. run: their common name; traffic_path: the traffic's file, in
     a folder that is removed at the end; tokenizer: of the model, where it is here; sent: requests of the traffic that
-    were sent already; on_start: called before each load; on_progress: every half second while it runs."""
+    were sent already; on_start: called before each load; on_progress: every half second while it runs; meter: of this
+    machine's energy, where that has a counter and the target runs on it."""
 
     settings: Settings
     target: Target
@@ -81,6 +95,7 @@ class LoadTest:
     sent: int = 0
     on_start: Callable[[Plan], None] | None = None
     on_progress: OnProgress | None = None
+    meter: Meter | None = None
 
     @property
     def traffic_path(self) -> Path:
@@ -128,7 +143,21 @@ class LoadTest:
         self.sent += plan.requests
         if self.on_start is not None:
             self.on_start(plan)
-        return run_plan(plan, self.settings.key, self.on_progress)
+        if self.meter is None:
+            return run_plan(plan, self.settings.key, self.on_progress)
+        begin, start = time.monotonic(), self.meter.counter.read()
+        events = run_plan(plan, self.settings.key, self._progress)
+        joules, seconds = self.meter.counter.read() - start, time.monotonic() - begin
+        events.head = msgspec.structs.replace(events.head, joules=joules, joules_seconds=seconds)
+        return events
+
+    def _progress(self, now: Progress) -> None:
+        """Pass on how far a load is. The counter is read now and then, as one that overflows twice loses joules."""
+        assert self.meter is not None, "it runs"
+        if now.elapsed % READ_SECONDS < SECONDS_BETWEEN:
+            self.meter.counter.read()
+        if self.on_progress is not None:
+            self.on_progress(now)
 
     def keep(self, point: Point, events: Events) -> Point:
         """Add a point to the file of results, and its events to their folder. Returns the point as it is kept."""
@@ -148,7 +177,7 @@ def open_load_test(settings: Settings, traffic: Traffic, streams: int) -> Iterat
 
     Raises ConfigError where one of these is not possible.
     """
-    host = this_host()
+    host, meter = this_host(), _meter(settings)
     with (
         TemporaryDirectory(prefix="roofline-load-") as folder,
         open_target(settings.target, settings.model, settings.key) as target,
@@ -159,6 +188,7 @@ def open_load_test(settings: Settings, traffic: Traffic, streams: int) -> Iterat
         certificate = certify(streams) if settings.certify else None
         tokenizer = tokenizer_of(model) if model else None
         test = LoadTest(settings, target, traffic, Path(folder), host, certificate, limits, tokenizer)
+        test.meter = meter
         if settings.probe:
             test.probes = answered_probes(test.plan(1), test.folder, settings.key)
         _warm_up(test)
@@ -178,6 +208,13 @@ def _warm_up(test: LoadTest) -> None:
         raise ConfigError(f"{test.settings.target} does not answer: {errors[0]}")
 
 
+def _meter(settings: Settings) -> Meter | None:
+    """The energy counter of what runs the target, with the power of now, None of another machine's."""
+    if not is_local(settings.target) or settings.device == "simulated":
+        return None
+    return find_meter("cpu" if settings.device == "cpu" else "gpu" if settings.device == "gpu" else "any", IDLE_SECONDS)
+
+
 def _limits(settings: Settings, model: str) -> ModelLimits | None:
     if settings.chip and not model:
         raise ConfigError(
@@ -185,7 +222,7 @@ def _limits(settings: Settings, model: str) -> ModelLimits | None:
         )
     if settings.chip:
         return limits_of_product(model, settings.chip, settings.chips)
-    return limits_here(model) if model else None
+    return limits_here(model) if model and settings.device == "cpu" else None
 
 
 def _with_events(point: Point, events: Events, path: Path) -> Point:

@@ -7,6 +7,7 @@ import numpy as np
 import roofline
 from roofline.bench.load.events import Events, RequestEvents
 from roofline.bench.load.plan import Plan
+from roofline.bench.results.energy import energy_of
 from roofline.bench.results.limits import Demand, limit_of
 from roofline.bench.results.metrics import (
     NS_MS,
@@ -22,6 +23,7 @@ from roofline.bench.results.metrics import (
 )
 from roofline.bench.results.point import (
     Client,
+    Energy,
     Figure,
     Kind,
     Limit,
@@ -95,6 +97,7 @@ def point_of(test: LoadTest, kind: Kind, plan: Plan, events: Events) -> Point:
         metrics=metrics,
         validity=Validity(grade=_grade(test, limit, client, metrics), flags=flags),
         limit=limit,
+        energy=_energy(test, events),
         fidelity=probed,
         extra={"most_in_flight": most_in_flight(events)},
     )
@@ -184,6 +187,14 @@ def _limit(test: LoadTest, events: Events, metrics: dict[str, Figure]) -> Limit 
     return limit_of(test.limits, demand, metrics["answer_rate"].value or 0.0)
 
 
+def _energy(test: LoadTest, events: Events) -> Energy | None:
+    head = events.head
+    if test.meter is None or head.joules is None or head.joules_seconds is None:
+        return None
+    tokens = sum(answer_tokens(request) for request in events.requests if request.completed)  # those of probes too
+    return energy_of(test.meter, head.joules, head.joules_seconds, tokens)
+
+
 def demand_of(completed: list[RequestEvents], sequences: int, tokens_per_step: float = 1.0) -> Demand:
     """The mean of what requests asked for; prompt tokens that came from a cache were not computed."""
     prompts = [(each.prompt_tokens or 0) - (each.cached_tokens or 0) for each in completed]
@@ -196,6 +207,8 @@ def _flags(test: LoadTest, plan: Plan, events: Events, metrics: dict[str, Figure
     counted, flags = counts(events), []
     if events.head.interrupted:
         flags.append("interrupted")
+    if test.limits is not None and test.limits.below:
+        flags.append(f"the chip was below its roofs before: {', '.join(test.limits.below)}")
     if test.certificate is None:
         flags.append("client not certified")
     elif not client.trusted:

@@ -161,7 +161,12 @@ def one_after_the_other(blocks: list[Events]) -> Events:
     for block in blocks:
         requests += [_shifted(request, start) for request in block.requests]
         start += max((request.end or 0) for request in block.requests)
-    return Events(msgspec.structs.replace(blocks[0].head, begin=0, end=start), requests)
+    head = msgspec.structs.replace(blocks[0].head, begin=0, end=start)
+    joules = [(block.head.joules, block.head.joules_seconds) for block in blocks]
+    if head.joules is not None:
+        counted, seconds = (sum(each or 0.0 for each in column) for column in zip(*joules, strict=True))
+        head = msgspec.structs.replace(head, joules=counted, joules_seconds=seconds)
+    return Events(head, requests)
 
 
 def _shifted(request: RequestEvents, by: int) -> RequestEvents:
