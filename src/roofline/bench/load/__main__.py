@@ -4,14 +4,13 @@
 all users of a machine can read. --progress: a line of JSON on standard output every half second.
 """
 
-import asyncio
 import sys
 from pathlib import Path
 
 import msgspec
 
-from roofline.bench.load.events import Events, write_events
-from roofline.bench.load.generator import Generator
+from roofline.bench.load.events import write_events
+from roofline.bench.load.generator import Generator, run_on_fast_loop
 from roofline.bench.load.plan import read_plan
 from roofline.bench.load.progress import Progress
 from roofline.bench.traffic.traffic import read_traffic
@@ -40,16 +39,6 @@ def main(words: list[str]) -> int:
 
 def _print(progress: Progress) -> None:
     print(msgspec.json.encode(progress).decode(), flush=True)
-
-
-def run_on_fast_loop(generator: Generator) -> Events:
-    """The generator's events, from uvloop's event loop where it is installed."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(generator.run())
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(generator.run())
 
 
 if __name__ == "__main__":

@@ -11,10 +11,11 @@ import resource
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Protocol
 
 import msgspec
 
-from roofline.bench.load.connection import Address, Connection
+from roofline.bench.load.connection import Address, Clock, Connection
 from roofline.bench.load.events import Events, EventsHead, RequestEvents
 from roofline.bench.load.plan import Plan
 from roofline.bench.load.progress import SECONDS_BETWEEN, Progress, Tally
@@ -26,9 +27,16 @@ PATHS = {"completions": "/completions", "chat": "/chat/completions"}
 Session = list[int]  # numbers of requests in the traffic, one after the other
 
 
+class Sender(Protocol):
+    """Sends one request after the other, and puts what happens into their records."""
+
+    async def send(self, body: bytes, record: RequestEvents, timeout: float) -> str: ...
+    def close(self) -> None: ...
+
+
 class Generator:
-    """A run of a plan. key: sent as a bearer token; on_progress: called every half second. Ended early by `stop`, it
-    gives the events up to there."""
+    """A run of a plan. key: sent as a bearer token; on_progress: called every half second; connect: makes what sends
+    requests, None: connections to the plan's address. Ended early by `stop`, it gives the events up to there."""
 
     def __init__(
         self,
@@ -36,10 +44,12 @@ class Generator:
         traffic: Traffic,
         key: str | None = None,
         on_progress: Callable[[Progress], None] | None = None,
+        connect: Callable[[Clock], Sender] | None = None,
     ) -> None:
         self._plan, self._traffic = plan, traffic
-        self._address = Address(plan.url, PATHS[plan.route], key)
-        self._idle: list[Connection] = []
+        address = Address(plan.url, PATHS[plan.route], key)
+        self._connect = connect or (lambda clock: Connection(address, clock))
+        self._idle: list[Sender] = []
         self._records: list[RequestEvents] = []
         self._sessions = _sessions(plan, traffic)
         self._bodies = {n: self._body([], traffic.requests[n]) for session in self._sessions for n in session[:1]}
@@ -78,6 +88,7 @@ class Generator:
         reporting.cancel()
         spent, wall = _cpu_seconds() - used, max(self.clock(), 1) / 1e9
         gc.enable()
+        gc.unfreeze()
         for connection in self._idle:
             connection.close()
         plan, last = self._plan, self._last or self.clock()
@@ -202,7 +213,7 @@ class Generator:
         tally = self._tally
         tally.begun += 1
         tally.slip = record.dispatched - record.scheduled
-        connection = self._idle.pop() if self._idle else Connection(self._address, self.clock)
+        connection = self._idle.pop() if self._idle else self._connect(self.clock)
         text = await connection.send(body, record, self._plan.timeout)
         self._idle.append(connection)
         tally.tokens += record.completion_tokens or len(record.chunks)
@@ -223,6 +234,16 @@ class Generator:
         else:
             content["prompt"] = " ".join([*(turn["content"] for turn in history), prompt])
         return msgspec.json.encode(content)
+
+
+def run_on_fast_loop(generator: Generator) -> Events:
+    """The generator's events, from uvloop's event loop where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(generator.run())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(generator.run())
 
 
 def _sessions(plan: Plan, traffic: Traffic) -> list[Session]:

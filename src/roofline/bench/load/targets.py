@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import IO
+from typing import IO, TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import httpx
@@ -20,7 +20,10 @@ import roofline
 from roofline.common.errors import ConfigError
 from roofline.common.processes import describe_end
 
-OURS = "roofline:"
+if TYPE_CHECKING:
+    from roofline.bench.load.in_process import EngineThread
+
+OURS, IN_PROCESS = "roofline:", "engine:"  # a server of ours, and our engine in this process
 KEY_VARIABLE = "ROOFLINE_API_KEY"  # that servers of ours read their key from
 START_SECONDS = 600.0  # in which a server must be ready
 END_SECONDS = 20.0  # in which a server that is told to end must have ended
@@ -32,7 +35,8 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 class Target:
     """A server that answers. name: as it was written; url: of its API, ending in /v1; model: that requests name;
     engine, version: as far as the server tells them; options: of a server that was started here; local_model: the
-    model's name here, of a server of ours; pid: of a server that was started here."""
+    model's name here, of a server of ours; pid: of a server that was started here; in_process: an
+    engine of this process, which takes the place of a server."""
 
     name: str
     url: str
@@ -42,13 +46,15 @@ class Target:
     options: dict[str, str] = field(default_factory=dict)
     local_model: str = ""
     pid: int | None = None
+    in_process: "EngineThread | None" = None
 
 
 @contextmanager
 def open_target(name: str, model: str | None = None, key: str | None = None) -> Iterator[Target]:
     """The server that a name means, while the block runs.
 
-    name: an address; ``roofline:MODEL`` with options of `roofline serve` behind it; or the command line of another
+    name: an address; ``roofline:MODEL`` with options of `roofline serve` behind it; ``engine:MODEL`` with options of
+    `LLM`; or the command line of another
     server, in which {port} stands for a free port of 127.0.0.1 and `python` for this interpreter. model: None takes the
     first that the server lists.
 
@@ -56,6 +62,10 @@ def open_target(name: str, model: str | None = None, key: str | None = None) -> 
     """
     if name.startswith(("http://", "https://")):
         yield _ask(name, name, model, key)
+        return
+    if name.startswith(IN_PROCESS):
+        with _in_process(name) as target:
+            yield target
         return
     port = _free_port()
     local, command = "", [sys.executable if part == "python" else part for part in _split(name)]
@@ -65,7 +75,8 @@ def open_target(name: str, model: str | None = None, key: str | None = None) -> 
         command = [sys.executable, "-m", "roofline", "serve", local, "--port", str(port), "--no-access-log", *options]
     elif "{port}" not in name:
         raise ConfigError(
-            f"{name!r} is no target: give an address (http://...), roofline:MODEL, or a command line with {{port}}"
+            f"{name!r} is no target: give an address (http://...), roofline:MODEL, engine:MODEL, or a command line "
+            "with {port}"
         )
     with tempfile.TemporaryFile() as output:
         process = _start(command, output, key)
@@ -80,14 +91,24 @@ def open_target(name: str, model: str | None = None, key: str | None = None) -> 
             _end(process)
 
 
+@contextmanager
+def _in_process(name: str) -> Iterator[Target]:
+    from roofline.bench.load.in_process import open_engine
+
+    model, *_ = words = _split(name.removeprefix(IN_PROCESS))
+    flags = _flags(words)
+    with open_engine(model, flags) as engine:
+        yield Target(name, name, model, "roofline", roofline.__version__, flags, model, None, engine)
+
+
 def is_local(name: str) -> bool:
     """Whether the server that a name means runs on this machine."""
     return not name.startswith(("http://", "https://")) or urlsplit(name).hostname in LOOPBACK
 
 
 def backend_of(name: str) -> str:
-    """The backend that computes of roofline:MODEL, "" of other targets."""
-    return _flags(_split(name)).get("backend", "cpu") if name.startswith(OURS) else ""
+    """The backend that computes of roofline:MODEL and engine:MODEL, "" of other targets."""
+    return _flags(_split(name)).get("backend", "cpu") if name.startswith((OURS, IN_PROCESS)) else ""
 
 
 def _flags(command: list[str]) -> dict[str, str]:

@@ -144,12 +144,18 @@ class LoadTest:
         if self.on_start is not None:
             self.on_start(plan)
         if self.meter is None:
-            return run_plan(plan, self.settings.key, self.on_progress)
+            return self.run_plan(plan, self.on_progress)
         begin, start = time.monotonic(), self.meter.counter.read()
-        events = run_plan(plan, self.settings.key, self._progress)
+        events = self.run_plan(plan, self._progress)
         joules, seconds = self.meter.counter.read() - start, time.monotonic() - begin
         events.head = msgspec.structs.replace(events.head, joules=joules, joules_seconds=seconds)
         return events
+
+    def run_plan(self, plan: Plan, on_progress: OnProgress | None = None) -> Events:
+        """Run a plan whose requests count nowhere."""
+        if self.target.in_process is not None:
+            return self.target.in_process.run(plan, on_progress)
+        return run_plan(plan, self.settings.key, on_progress)
 
     def _progress(self, now: Progress) -> None:
         """Pass on how far a load is. The counter is read now and then, as one that overflows twice loses joules."""
@@ -185,12 +191,12 @@ def open_load_test(settings: Settings, traffic: Traffic, streams: int) -> Iterat
         write_traffic(traffic, Path(folder) / "traffic.jsonl")
         model = settings.model_here or target.local_model
         limits = _limits(settings, model)
-        certificate = certify(streams) if settings.certify else None
+        certificate = certify(streams) if settings.certify and target.in_process is None else None
         tokenizer = tokenizer_of(model) if model else None
         test = LoadTest(settings, target, traffic, Path(folder), host, certificate, limits, tokenizer)
         test.meter = meter
         if settings.probe:
-            test.probes = answered_probes(test.plan(1), test.folder, settings.key)
+            test.probes = answered_probes(test.plan(1), test.folder, test.run_plan)
         _warm_up(test)
         yield test
 
@@ -200,7 +206,7 @@ def _warm_up(test: LoadTest) -> None:
     path = test.folder / "warm-up.jsonl"
     write_traffic(singles((64,), 8, WARM_UP, seed=1), path)
     plan = msgspec.structs.replace(test.plan(WARM_UP), traffic=str(path), probes=[])
-    events = run_plan(plan, test.settings.key)
+    events = test.run_plan(plan)
     errors = [request.error for request in events.requests if request.error]
     if events.head.interrupted:
         raise KeyboardInterrupt

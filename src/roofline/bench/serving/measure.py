@@ -70,6 +70,8 @@ def point_of(test: LoadTest, kind: Kind, plan: Plan, events: Events) -> Point:
     if probed is not None and probed.equal < probed.probes:
         flags.append(f"probes with other answers: {probed.probes - probed.equal} of {probed.probes}")
     counted = counts(events)
+    if test.target.in_process is not None:
+        counted.tokens_by = "engine"
     counted.miscounted = miscounted(events, test.tokenizer)
     if counted.miscounted:
         flags.append(f"answers with other counts of tokens: {counted.miscounted}")
@@ -156,12 +158,13 @@ def _load(events: Events) -> Load:
     )
 
 
-def _client(test: LoadTest, events: Events, metrics: dict[str, Figure]) -> Client:
+def _client(test: LoadTest, events: Events, metrics: dict[str, Figure]) -> Client | None:
+    """None of an engine in this process, which has none."""
+    if test.target.in_process is not None:
+        return None
     certificate, cpu = test.certificate, events.head.client_cpu or 0.0
     if certificate is None:
         return Client(version=roofline.__version__, cpu=cpu)
-    latency = metrics["e2e"].mean if "e2e" in metrics else None
-    late = np.quantile(_slips(events), 0.99) > MOST_SLIP * latency if latency else False
     within = most_in_flight(events) <= certificate.streams and _request_rate(metrics) <= certificate.rate
     return Client(
         version=roofline.__version__,
@@ -171,8 +174,14 @@ def _client(test: LoadTest, events: Events, metrics: dict[str, Figure]) -> Clien
         gap_added_ms=certificate.gap_added_ms,
         most_rate=certificate.rate,
         most_streams=certificate.streams,
-        trusted=bool(within and cpu <= MOST_CPU and not late),
+        trusted=bool(within and cpu <= MOST_CPU and not _late(events, metrics)),
     )
+
+
+def _late(events: Events, metrics: dict[str, Figure]) -> bool:
+    """Whether requests were sent so late that latencies show it."""
+    latency = metrics["e2e"].mean if "e2e" in metrics else None
+    return latency is not None and bool(np.quantile(_slips(events), 0.99) > MOST_SLIP * latency)
 
 
 def _request_rate(metrics: dict[str, Figure]) -> float:
@@ -202,14 +211,17 @@ def demand_of(completed: list[RequestEvents], sequences: int, tokens_per_step: f
     return Demand(float(np.mean(prompts)), float(np.mean(answers)), sequences, tokens_per_step)
 
 
-def _flags(test: LoadTest, plan: Plan, events: Events, metrics: dict[str, Figure], client: Client) -> list[str]:
+def _flags(test: LoadTest, plan: Plan, events: Events, metrics: dict[str, Figure], client: Client | None) -> list[str]:
     """What a reader must know before he believes the point."""
     counted, flags = counts(events), []
     if events.head.interrupted:
         flags.append("interrupted")
     if test.limits is not None and test.limits.below:
         flags.append(f"the chip was below its roofs before: {', '.join(test.limits.below)}")
-    if test.certificate is None:
+    if client is None:
+        if _late(events, metrics):
+            flags.append("requests were sent late")
+    elif test.certificate is None:
         flags.append("client not certified")
     elif not client.trusted:
         flags.append("client bound")
@@ -226,8 +238,9 @@ def _flags(test: LoadTest, plan: Plan, events: Events, metrics: dict[str, Figure
     return flags
 
 
-def _grade(test: LoadTest, limit: Limit | None, client: Client, metrics: dict[str, Figure]) -> Grade:
+def _grade(test: LoadTest, limit: Limit | None, client: Client | None, metrics: dict[str, Figure]) -> Grade:
     """A where nothing is missing that a reader needs to measure the same again, one letter lower for each that is."""
-    missing = [not test.target.version, limit is None, not client.trusted, "e2e" not in metrics or metrics["e2e"].n < 5]
+    trusted = client is None or client.trusted
+    missing = [not test.target.version, limit is None, not trusted, "e2e" not in metrics or metrics["e2e"].n < 5]
     grades: tuple[Grade, ...] = ("A", "B", "C", "D")
     return grades[min(sum(missing), 3)]

@@ -1,10 +1,10 @@
 """Probes: prompts whose greedy answers of the idle system are known, sent among the load."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from roofline.bench.load.events import Events
 from roofline.bench.load.plan import Plan, Probe
-from roofline.bench.load.run import run_plan
 from roofline.bench.results.point import Fidelity
 from roofline.bench.traffic.traffic import Traffic, TrafficRequest, write_traffic
 from roofline.common.errors import ConfigError
@@ -18,8 +18,9 @@ PROMPTS = (
 )
 
 
-def answered_probes(plan: Plan, folder: Path, key: str | None = None) -> list[Probe]:
-    """The probes with the answers that the idle system gives to them. plan: says where and how to ask.
+def answered_probes(plan: Plan, folder: Path, run_plan: Callable[[Plan], Events]) -> list[Probe]:
+    """The probes with the answers that the idle system gives to them. plan: says where and how to ask; run_plan: runs
+    plans.
 
     Raises ConfigError where the system does not answer them.
     """
@@ -40,7 +41,7 @@ def answered_probes(plan: Plan, folder: Path, key: str | None = None) -> list[Pr
         keep_text=True,
         timeout=plan.timeout,
     )
-    events = run_plan(asked, key)
+    events = run_plan(asked)
     if events.head.interrupted:
         raise KeyboardInterrupt
     errors = [request.error for request in events.requests if request.error]
