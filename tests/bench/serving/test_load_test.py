@@ -87,6 +87,16 @@ class Counted(Counter):
         return 10.0 * self.reads
 
 
+def test_an_engine_in_this_process_runs_plans_itself(make):
+    test, plans = make(), []
+    answered = run([request(at=0, first=1)])
+    engine = SimpleNamespace(run=lambda plan, on_progress: plans.append(plan) or answered)
+    test.target = replace(test.target, in_process=engine)
+    plan = test.plan(1)
+    assert test.send(plan) is answered
+    assert plans == [plan]
+
+
 def test_joules_around_each_load_are_in_its_point(make, monkeypatch):
     def run_plan(plan, key, on_progress):
         for half_seconds in range(1, 301):

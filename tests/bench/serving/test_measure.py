@@ -29,8 +29,8 @@ PLAN = Plan(traffic="", events="", url="", model="", arrivals="closed", requests
 def point(tmp_path):
     """point(requests, of the run..., fields of the test...) -> the point."""
 
-    def make(requests, certificate=CERTIFICATE, version="1", **head):
-        target = Target("http://x", "http://x/v1", "m", "ours", version)
+    def make(requests, certificate=CERTIFICATE, version="1", in_process=None, **head):
+        target = Target("http://x", "http://x/v1", "m", "ours", version, in_process=in_process)
         host = Host(chip="c", cores=2, memory_bytes=1)
         test = LoadTest(Settings("http://x"), target, preset_traffic("typical", 20), tmp_path, host, certificate, None)
         test.probes = [Probe("a", 1, "yes"), Probe("b", 1, "no")]
@@ -103,6 +103,15 @@ def test_a_client_that_is_late_is_not_trusted(point):
     assert told.load.slip_p50_ms == pytest.approx(10)
     assert not told.client.trusted
     assert point([request(at=100 * n + 2, first=50, scheduled=100 * n) for n in range(20)]).client.trusted
+
+
+def test_an_engine_in_this_process_has_no_client(point):
+    told = point(one_by_one(), certificate=None, in_process=object(), client_cpu=None)
+    assert told.client is None
+    assert told.validity.flags == ["too few requests for p99", "cache not known"]
+    assert (told.validity.grade, told.counts.tokens_by) == ("B", "engine")
+    late = [request(at=100 * n + 10, first=50, scheduled=100 * n) for n in range(20)]
+    assert "requests were sent late" in point(late, certificate=None, in_process=object()).validity.flags
 
 
 def test_more_streams_than_were_certified_are_not_trusted(point):

@@ -48,6 +48,7 @@ class Generator:
     ) -> None:
         self._plan, self._traffic = plan, traffic
         address = Address(plan.url, PATHS[plan.route], key)
+        self._alone = connect is None  # in its process: an engine beside it needs collections
         self._connect = connect or (lambda clock: Connection(address, clock))
         self._idle: list[Sender] = []
         self._records: list[RequestEvents] = []
@@ -79,16 +80,16 @@ class Generator:
             loop.add_signal_handler(number, self.stop)
         ways: dict[str, Callable[[], Awaitable[None]]] = {"closed": self._closed, "batch": self._batches}
         started = now_utc()
-        gc.collect()
-        gc.freeze()
-        gc.disable()  # a collection would stand between two moments
+        if self._alone:
+            gc.collect()
+            gc.freeze()
+            gc.disable()  # a collection would stand between two moments
         self._origin, used = time.perf_counter_ns(), _cpu_seconds()
         reporting = loop.create_task(self._report(used))
         await ways.get(self._plan.arrivals, self._open)()
         reporting.cancel()
         spent, wall = _cpu_seconds() - used, max(self.clock(), 1) / 1e9
         gc.enable()
-        gc.unfreeze()
         for connection in self._idle:
             connection.close()
         plan, last = self._plan, self._last or self.clock()
