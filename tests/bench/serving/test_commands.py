@@ -187,6 +187,22 @@ def test_the_limit_of_a_chip(null, tmp_path):
     assert point["system"]["parameters"] == 134_515_008
 
 
+@pytest.mark.slow
+def test_an_engine_in_this_process(smollm2_path, tmp_path):
+    words = ["--repeats", 2, "--answer", 32, "--prompts", "1,64", "--json", "--events", tmp_path / "e"]
+    result = call_roofline(["bench", "decode", f"engine:{smollm2_path} --max-running 4", *words])
+    assert result.exit_code == 0, result.output
+    for point in [json.loads(line) for line in result.stdout.splitlines()]:
+        assert point["client"] is None
+        assert point["counts"]["tokens_by"] == "engine"
+        assert point["counts"]["answer_tokens"] == 64
+        assert 0 < point["limit"]["share_of_measured"] < 1
+        assert point["system"]["options"] == {"max-running": "4"}
+        assert "client not certified" not in point["validity"]["flags"]
+    refused = call_roofline(["bench", "decode", f"engine:{smollm2_path} --max-runing 4", *words])
+    assert "did you mean 'max_running'" in refused.stderr
+
+
 def test_what_cannot_be_is_refused_and_not_written(null, tmp_path):
     out = tmp_path / "r.jsonl"
     words = ["--requests", 5, "--arrivals", "closed", "--chip", "MI210", "--model-here", "llama-3.1-405b", "--out", out]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,6 +20,7 @@ from roofline.bench.load.generator import Generator, run_on_fast_loop
 from roofline.bench.load.plan import Plan
 from roofline.bench.traffic.traffic import read_traffic
 from roofline.common.errors import ConfigError, RooflineError, describe_error
+from roofline.common.json_types import JsonObject
 
 if TYPE_CHECKING:
     from roofline.bench.load.connection import Clock
@@ -211,13 +212,13 @@ def open_engine(model: str, flags: dict[str, str]) -> Iterator[EngineThread]:
         engine.close()
 
 
-def _keywords(flags: dict[str, str]) -> dict[str, Any]:
+def _keywords(flags: dict[str, str]) -> JsonObject:
     from roofline.backends.options import LoadOptions
     from roofline.common.options import declared
     from roofline.engine.config import EngineConfig
 
     known = {**declared(LoadOptions), **declared(EngineConfig)}
-    keywords: dict[str, Any] = {}
+    keywords: JsonObject = {}
     for flag, text in flags.items():
         name = flag.replace("-", "_")
         if not text:
