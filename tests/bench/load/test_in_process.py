@@ -11,6 +11,7 @@ from roofline.bench.load.plan import Probe
 from roofline.bench.load.targets import backend_of, open_target
 from roofline.bench.traffic.traffic import TrafficRequest
 from roofline.common.errors import ConfigError
+from roofline.text.streaming import stops
 
 PROMPTS = ("abc", "bcd", "cde", "abcd", "zyx", "xyz")
 
@@ -57,6 +58,17 @@ def test_events_are_what_the_engine_answers(engine, make_plan, load, route):
     assert events.head.client_cpu is None
 
 
+@pytest.mark.parametrize("route", ["completions", "chat"])
+def test_answers_begin_a_text_in_chat_alone(engine, make_plan, monkeypatch, route):
+    starts, plain = [], stops.TextStream
+    monkeypatch.setattr(
+        stops, "TextStream", lambda *of, at_start: (starts.append(at_start), plain(*of, at_start=at_start))[1]
+    )
+    thread, _ = engine()
+    thread.run(make_plan("engine:toy", requests("abc"), route=route))
+    assert starts == [route == "chat"]
+
+
 def test_probes_end_where_the_model_ends_them(engine, make_plan):
     thread, llm = engine()
     (expected,) = llm.generate("abc", SamplingParams(temperature=0, max_tokens=30))
@@ -75,8 +87,10 @@ def test_what_the_engine_refuses_is_an_error(engine, make_plan):
 def test_a_request_that_takes_too_long_is_ended(engine, make_plan):
     thread, _ = engine(step_seconds=0.05)
     slow, quick = requests("abc", most=200) + requests("bcd", most=2)
-    first, second = thread.run(make_plan("engine:toy", [slow, quick], timeout=0.4)).requests
-    assert first.error == "no complete answer within 0.4 s"
+    told = []
+    first, second = thread.run(make_plan("engine:toy", [slow, quick], timeout=0.6), told.append).requests
+    assert [now.cpu for now in told] == [None], "it would be the engine's"
+    assert first.error == "no complete answer within 0.6 s"
     assert second.completed
     time.sleep(0.1)
     assert not thread._open, "the engine computes nothing more"

@@ -88,6 +88,14 @@ def test_a_point_without_a_limit_has_no_bar() -> None:
     assert "of the limit -, client trusted" in stream.getvalue()
 
 
+def test_an_engine_in_this_process_has_no_client() -> None:
+    stream = io.StringIO()
+    with LiveView("a", console=Console(file=stream, width=140)) as view:
+        view.started("4 workers")
+        view.finished(msgspec.structs.replace(made.point(4), client=None))
+    assert "client none, grade A" in stream.getvalue()
+
+
 def test_few_lines_for_many_calls() -> None:
     stream, clock = io.StringIO(), Clock()
     with LiveView("a", console=Console(file=stream, width=140), clock=clock) as view:

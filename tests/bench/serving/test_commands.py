@@ -15,6 +15,7 @@ from roofline.bench.load.events import read_events
 from roofline.bench.report.words import digits
 from roofline.bench.results.metrics import figures
 from roofline.bench.results.store import read_points
+from roofline.bench.serving import load_test
 from roofline.bench.serving.certificate import null_server
 from roofline.bench.traffic.traffic import read_traffic
 from tests.command_line import call_roofline
@@ -100,6 +101,7 @@ def test_decode(null):
     )
     point, deeper = [json.loads(line) for line in result.stdout.splitlines()]
     assert point["counts"]["answer_tokens"] == 400
+    assert len({point["id"], deeper["id"], ""}) == 3
     assert [each["workload"]["prompt"]["most"] for each in (point, deeper)] == [1, 28]  # words of 30 tokens
     assert point["load"]["arrivals"] == "batch"
     assert point["metrics"]["decode_rate"]["mean"] == pytest.approx(1000, rel=0.2)
@@ -188,7 +190,8 @@ def test_the_limit_of_a_chip(null, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_engine_in_this_process(smollm2_path, tmp_path):
+def test_an_engine_in_this_process(smollm2_path, tmp_path, monkeypatch):
+    monkeypatch.setattr(load_test, "certify", None)  # there is no client to certify
     words = ["--repeats", 2, "--answer", 32, "--prompts", "1,64", "--json", "--events", tmp_path / "e"]
     result = call_roofline(["bench", "decode", f"engine:{smollm2_path} --max-running 4", *words])
     assert result.exit_code == 0, result.output

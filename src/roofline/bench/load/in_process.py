@@ -18,6 +18,7 @@ import msgspec
 from roofline.bench.load.events import Events, RequestEvents
 from roofline.bench.load.generator import Generator, run_on_fast_loop
 from roofline.bench.load.plan import Plan
+from roofline.bench.load.progress import Progress
 from roofline.bench.traffic.traffic import read_traffic
 from roofline.common.errors import ConfigError, RooflineError, describe_error
 from roofline.common.json_types import JsonObject
@@ -79,7 +80,14 @@ class EngineThread:
     def run(self, plan: Plan, on_progress: "OnProgress | None" = None) -> Events:
         """The events of a plan, as `run_plan`. There is no figure of the client's share of the processor."""
         traffic = read_traffic(Path(plan.traffic))
-        generator = Generator(plan, traffic, on_progress=on_progress, connect=lambda clock: Caller(self, clock))
+
+        def told(now: Progress) -> None:
+            if on_progress is not None:
+                on_progress(msgspec.structs.replace(now, cpu=None))
+
+        generator = Generator(
+            plan, traffic, on_progress=on_progress and told, connect=lambda clock: Caller(self, clock)
+        )
         events = run_on_fast_loop(generator)
         events.head = msgspec.structs.replace(events.head, client_cpu=None)
         return events

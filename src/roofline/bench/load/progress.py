@@ -9,8 +9,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a run is.
 
     elapsed: seconds since its beginning; completed, failed, in_flight: requests; tokens_per_s: of answers that ended
-    since the last report; cpu: share of a core that the generator used since then; slip_ms: how late the last request
-    was sent.
+    since the last report; cpu: share of a core that the generator used since then, None where an engine is in its
+    process; slip_ms: how late the last request was sent.
     """
 
     elapsed: float
@@ -18,7 +18,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     in_flight: int
     tokens_per_s: float
-    cpu: float
+    cpu: float | None
     slip_ms: float
 
 

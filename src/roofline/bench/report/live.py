@@ -201,7 +201,7 @@ def _cells(point: Point) -> tuple[str, ...]:
     figures = (
         words.digits(words.metric(point, name)) for name in (words.REQUESTS, words.TOKENS, words.TTFT, words.TPOT)
     )
-    client = "trusted" if words.trusted(point) else "not trusted"
+    client = "none" if point.client is None else "trusted" if words.trusted(point) else "not trusted"
     grade = ", ".join((point.validity.grade, *point.validity.flags))
     side = f"{point.extra['side']}: " if "side" in point.extra else ""  # of a comparison
     latency = words.digits(words.metric(point, words.E2E))
