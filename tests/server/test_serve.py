@@ -132,6 +132,64 @@ def test_an_engine_is_closed_once_its_start_is_over(run):
     assert steps == ["settle", "serve", "start is over", "close"]
 
 
+@pytest.mark.parametrize("end", ["loaded", "refused", "cancelled"])
+def test_golden_prompts_are_checked_once_the_model_is_loaded(monkeypatch, end):
+    made, checked = [], []
+
+    class Check:
+        def __init__(self, *words):
+            made.append(words)
+
+        async def run(self, text):
+            checked.append(text)
+
+    monkeypatch.setattr("roofline.server.golden.GoldenCheck", Check)
+    options = ServeOptions("m", load=LoadOptions(threads=1))
+
+    async def main():
+        loading = asyncio.get_running_loop().create_future()
+        checking = asyncio.create_task(module._check_golden(options, "engine", "text", "state", loading))
+        await asyncio.sleep(0.01)
+        assert not checking.done()
+        if end == "loaded":
+            loading.set_result(None)
+        elif end == "refused":
+            loading.set_exception(ConfigError("no model"))
+        else:
+            loading.cancel()
+        await checking
+
+    asyncio.run(main())
+    assert made == [("state", "engine", "m", options.load)]
+    assert checked == (["text"] if end == "loaded" else [])
+
+
+def test_a_model_is_loaded_before_its_adapters():
+    steps = []
+
+    async def step(name):
+        steps.append(name)
+        return name
+
+    engine, adapters = (
+        SimpleNamespace(start=lambda: step("start")),
+        SimpleNamespace(load_first=lambda: step("adapters")),
+    )
+    assert asyncio.run(module._start(engine, adapters)) == "start"
+    assert steps == ["start", "adapters"]
+
+
+@pytest.mark.parametrize(("given", "name"), [(None, "m"), ("shown", "shown")])
+def test_adapters_stand_beside_the_name_that_the_model_is_served_by(given, name):
+    limits = EngineConfig(adapter_bytes=7)
+    options = ServeOptions("m", served_model_name=given, adapter=["a=x"], engine=limits)
+    served = module._adapters(options, "engine")
+    assert (served._engine, served._model, served._max_bytes, served._first) == ("engine", name, 7, (("a", "x"),))
+    assert served.loading
+    with pytest.raises(ConfigError):
+        module._adapters(ServeOptions("m", served_model_name=given, adapter=[f"{name}=x"]), "engine")
+
+
 def test_an_engine_that_is_given_up_ends_the_server_with_the_reason(run):
     steps = run(None, lambda server, engine: engine.gone.set())
     assert steps == ["settle", "serve", "close", "the engine is gone: it died (SIGSEGV); given up after 5 restarts"]
