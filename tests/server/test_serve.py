@@ -80,7 +80,7 @@ class Server:
 def run(monkeypatch):
     """run(outcome, at_start(server, engine)) -> what happened, in order."""
 
-    def once(outcome, at_start, make=Engine):
+    def once(outcome, at_start, make=Engine, options=ServeOptions()):
         steps = []
 
         async def serving():
@@ -88,7 +88,7 @@ def run(monkeypatch):
             server = Server(steps, lambda server: at_start(server, engine))
             monkeypatch.setattr(module, "_http_server", lambda *_: server)
             text = SimpleNamespace(complete=lambda: steps.append("complete"))
-            options, settle = ServeOptions(), lambda: steps.append("settle")
+            settle = lambda: steps.append("settle")  # noqa: E731
             listening = SimpleNamespace(family=socket.AF_INET, getsockname=lambda: ("127.0.0.1", 8000))
             await module._serve(options, listening, engine, time.perf_counter(), lambda: text, settle)
 
@@ -132,6 +132,40 @@ def test_an_engine_is_closed_once_its_start_is_over(run):
     assert steps == ["settle", "serve", "start is over", "close"]
 
 
+def test_a_pinned_model_that_cannot_be_loaded_ends_the_server_with_its_error(run, monkeypatch):
+    steps = []
+
+    async def load_pinned():
+        raise ConfigError("the pinned model is not there")
+
+    async def close():
+        steps.append("models")
+
+    models = SimpleNamespace(load_pinned=load_pinned, close=close)
+    monkeypatch.setattr(module, "_extra_models", lambda *_: models)
+    assert run(None, lambda *_: None) == ["settle", "serve", "close", "the pinned model is not there"]
+    assert steps == ["models"]
+
+
+def test_spans_are_sent_and_nobody_waits_for_the_engine_when_the_server_ends(run, monkeypatch):
+    closed, waiting = [], []
+    monkeypatch.setattr(module, "_tracing", lambda _: SimpleNamespace(close=lambda: closed.append(True)))
+
+    class Watched(Engine):
+        async def failed(self):
+            try:
+                await super().failed()
+            except asyncio.CancelledError:
+                waiting.append("cancelled")
+                raise
+
+    def stop_soon(server, engine):
+        asyncio.get_running_loop().call_later(0.01, setattr, server, "should_exit", True)
+
+    assert run(None, stop_soon, Watched) == ["settle", "serve", "close"]
+    assert (closed, waiting) == ([True], ["cancelled"])
+
+
 @pytest.mark.parametrize("end", ["loaded", "refused", "cancelled"])
 def test_golden_prompts_are_checked_once_the_model_is_loaded(monkeypatch, end):
     made, checked = [], []
@@ -162,6 +196,19 @@ def test_golden_prompts_are_checked_once_the_model_is_loaded(monkeypatch, end):
     asyncio.run(main())
     assert made == [("state", "engine", "m", options.load)]
     assert checked == (["text"] if end == "loaded" else [])
+
+
+@pytest.mark.parametrize(("check", "begun"), [("later", True), ("off", False)])
+def test_golden_prompts_are_checked_unless_that_is_off(run, monkeypatch, check, begun):
+    checks = []
+
+    async def check_golden(*words):
+        checks.append(words)
+
+    monkeypatch.setattr(module, "_check_golden", check_golden)
+    ready = SimpleNamespace(name="tiny", max_model_len=1000)
+    run(ready, lambda _, engine: engine.loaded.set(), options=ServeOptions(golden_check=check))
+    assert bool(checks) == begun
 
 
 def test_a_model_is_loaded_before_its_adapters():
