@@ -386,6 +386,18 @@ def test_keywords_of_other_engines_are_taken_where_they_ask_for_nothing(name):
         (["--model", "m", "--port", "1"], ["m", "--port", "1"]),
         (["--model=m", "--port", "1"], ["m", "--port", "1"]),
         (["--model"], []),
+        (["--dtype", "auto", "m"], ["m"]),
+        (["--dtype=auto", "m"], ["m"]),
+        (["--disable-log-requests", "--no-trust-remote-code", "m"], ["m"]),
+        (["--tool-call-parser", "llama3_json", "m"], ["--tool-call-parser=llama3", "m"]),
+        (["--tool-call-parser=llama3_json", "m"], ["--tool-call-parser=llama3", "m"]),
+        (["--tool-call-parser=hermes"], ["--tool-call-parser=hermes"]),
+        (["--tool-call-parser"], ["--tool-call-parser"]),
+        (["--enforce-eager"], ["--no-graphs"]),
+        (["--no-enforce-eager"], ["--graphs"]),
+        (["--no-enable-prefix-caching"], ["--no-prefix-cache"]),
+        (["--lora-modules", '{"name":"a","path":"x"}', "m"], ["--adapter=a=x", "m"]),
+        (["--lora-modules", '{"name":"a","path":"x","base":null}'], ["--adapter=a=x"]),
         (["--lora-modules", "a=x", "-p", "b=y"], ["--adapter=a=x", "-p", "b=y"]),
         (["--lora-modules", "a=x", "--p=q", "m"], ["--adapter=a=x", "--p=q", "m"]),
         (["--lora-modules", "a=x", "-p=q"], ["--adapter=a=x", "-p=q"]),
@@ -393,6 +405,12 @@ def test_keywords_of_other_engines_are_taken_where_they_ask_for_nothing(name):
 )
 def test_words_of_vllms_take_so_many_others_with_them(words, expected):
     assert own_words(words, {"--adapter", "--port", "--p"}) == expected
+
+
+@pytest.mark.parametrize("words", [["--dtype", "half"], ["--trust-remote-code"], ["--no-enable-auto-tool-choice"]])
+def test_flags_of_vllms_that_ask_for_something_else_are_refused(words):
+    with pytest.raises(ValueError, match=f"there is no option {words[0]}: "):
+        own_words(words, set())
 
 
 @pytest.mark.parametrize(

@@ -227,11 +227,24 @@ def test_a_vector_is_cut_to_dimensions_that_it_has(dimensions, taken):
     assert embedding(vector, dimensions).tolist() == pytest.approx((numbers / np.linalg.norm(numbers)).tolist())
 
 
+def test_a_vector_too_short_for_float32_stays_as_it_is():
+    least = 2.0**-126  # with all its digits
+    for numbers, scaled in (([least, 0.0], [1.0, 0.0]), ([least / 2, 0.0], [least / 2, 0.0]), ([0.0, 0.0], [0.0, 0.0])):
+        assert embedding(vector_bytes(array("f", numbers))).tolist() == scaled
+
+
 def test_an_angle_and_a_probability_at_their_ends():
     one, other, none = (vector_bytes(array("f", numbers)) for numbers in ([3.0, 4.0], [4.0, -3.0], [0.0, 0.0]))
     back = vector_bytes(array("f", [-6.0, -8.0]))
     assert [cosine(one, each) for each in (one, other, back, none)] == [1.0, 0.0, -1.0, 0.0]
     assert cosine(none, none) == 0.0
+    axis, short = vector_bytes(array("f", [1.0, 0.0])), vector_bytes(array("f", [0.25, 0.0]))
+    assert cosine(one, axis) == cosine(axis, one) == cosine(one, short) == pytest.approx(0.6)
+    assert cosine(short, short) == 1.0
+    for number in np.random.default_rng(3).standard_normal((200, 3)).astype(np.float32):
+        vector = vector_bytes(array("f", number))
+        assert 1 - 1e-6 < cosine(vector, vector) <= 1.0
+        assert -1.0 <= cosine(vector, vector_bytes(array("f", -number))) < -1 + 1e-6
     for first, second, expected in (
         (0.0, 0.0, 0.5),
         (1000.0, 0.0, 1.0),

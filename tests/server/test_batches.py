@@ -277,8 +277,10 @@ def test_a_page_of_a_list_has_bounds_and_begins_after_what_is_there(call, make_c
     ids=["files", "batches", "after", "file", "batch"],
 )
 def test_names_in_refusals_are_cut(call, make_context, tmp_path, path, message):
-    error = call("GET", f"/v1/{path}", context=make_context(batch_folder=tmp_path)).json()["error"]
+    refused = call("GET", f"/v1/{path}", context=make_context(batch_folder=tmp_path))
+    error = refused.json()["error"]
     assert error["message"] == message
+    assert refused.status_code == (404 if path in (f"files/{NAME}", f"batches/{NAME}") else 400)
     if error["code"] == "unknown_parameter":
         assert error["param"] == NAME[:100]
 

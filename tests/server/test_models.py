@@ -5,13 +5,15 @@ import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from roofline.common.errors import ConfigError, RequestError
-from roofline.server import model_choice
+from roofline.engine.config import EngineConfig
+from roofline.server import extra_models, model_choice
 from roofline.server.app import create_app
 from roofline.server.batches.endpoints import call as call_endpoint
 from roofline.server.extra_models import check_extra_models, make_models
@@ -550,6 +552,59 @@ def test_an_engine_whose_text_cannot_be_read_is_closed(make_context, monkeypatch
 
     asyncio.run(run())
     assert "close" in engines[0].steps
+
+
+def test_a_budget_that_nobody_gives_is_three_quarters_of_the_memory(make_context, monkeypatch):
+    for memory, budget in ((1000, 750), (None, 0)):
+        monkeypatch.setattr(extra_models, "detect", lambda memory=memory: SimpleNamespace(memory_total=memory))
+        models = make_models(ServeOptions("preset:tiny", extra_model=["a=preset:tiny"]), make_context())
+        assert models._max_bytes == budget
+    assert make_models(ServeOptions("preset:tiny"), make_context()) is None
+    assert extra_models._expected_bytes("preset:tiny") == 0
+
+
+def test_the_first_model_takes_what_its_engine_says_or_its_files(monkeypatch):
+    monkeypatch.setattr(extra_models, "_expected_bytes", lambda source: len(source))
+    for measured, expected in ((0, 4), (9, 9)):
+        monkeypatch.setattr(extra_models, "engine_bytes", lambda _, measured=measured: measured)
+        assert extra_models._first_bytes(SimpleNamespace(), "tiny") == expected
+
+
+@pytest.mark.parametrize(("speculate", "own"), [("off", "off"), ("ngram", "ngram"), ("draft", "off")])
+def test_another_model_has_no_adapters_and_no_draft_model_of_the_first(speculate, own):
+    config = replace(EngineConfig(speculate=speculate, max_adapters=3), cache_file=None)
+    changed = extra_models._config(config, "a/b")
+    assert (changed.speculate, changed.max_adapters, changed.cache_file, changed.record) == (own, 0, None, None)
+
+
+def test_an_extra_model_is_launched_and_the_rest_of_its_text_built(make_context, monkeypatch):
+    steps = []
+
+    class Remote(Engine):
+        def __init__(self, spec: Any) -> None:
+            super().__init__(b"x")
+            steps.append(spec.options["text"])
+
+        def launch(self) -> None:
+            steps.append("launch")
+
+    class Text(BytesText):
+        def complete(self) -> None:
+            steps.append("complete")
+            raise ConfigError("the tables do not fit together")
+
+    monkeypatch.setattr(extra_models, "RemoteEngine", Remote)
+    monkeypatch.setattr(extra_models, "load_text", lambda *_: Text())
+    options = ServeOptions("preset:tiny", extra_model=["a=preset:tiny"], golden_check="off")
+    models = make_models(options, make_context())
+
+    async def run() -> None:
+        await used(models, "a")
+        await settled(lambda: "complete" in steps)
+        await models.close()
+
+    asyncio.run(run())
+    assert steps == [False, "launch", "complete"]
 
 
 def test_an_extra_model_is_checked_on_golden_prompts_of_its_own(make_context, monkeypatch):

@@ -298,6 +298,27 @@ def test_input_items_are_listed_in_pages(client):
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, next(iter(wrong)))
 
 
+@pytest.mark.parametrize("name", sorted(NEUTRAL))
+def test_every_value_that_asks_for_nothing_is_taken(call, name):
+    for value in NEUTRAL[name]:
+        assert call("POST", PATH, json={**BODY, name: value}).status_code == 200
+    assert NEUTRAL["top_logprobs"] == (None, 0)
+
+
+def test_every_value_of_a_tool_and_an_item_that_asks_for_nothing_is_taken(call):
+    for name, value in (("async", False), ("defer_loading", False), ("allowed_callers", []), ("output_schema", None)):
+        for each in (None, value):
+            assert call("POST", PATH, json={**BODY, "tools": [{**TOOL, name: each}]}).status_code == 200
+        refused = call("POST", PATH, json={**BODY, "tools": [{**TOOL, name: True}]})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, f"tools.0.{name}")
+    item = {"role": "user", "content": "Hi"}
+    for name, value in (("async", False), ("phase", "final_answer"), ("caller", None), ("namespace", None)):
+        for each in (None, value):
+            assert call("POST", PATH, json={**BODY, "input": [{**item, name: each}]}).status_code == 200
+        refused = call("POST", PATH, json={**BODY, "input": [{**item, name: True}]})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, f"input.0.{name}")
+
+
 def test_what_a_stored_response_cannot_be_asked_for_is_refused(client):
     path = f"{PATH}/{client('POST', PATH, json=BODY).json()['id']}"
     for query in ({}, {"stream": "false"}):

@@ -80,7 +80,7 @@ class Server:
 def run(monkeypatch):
     """run(outcome, at_start(server, engine)) -> what happened, in order."""
 
-    def once(outcome, at_start, make=Engine):
+    def once(outcome, at_start, make=Engine, options=ServeOptions()):
         steps = []
 
         async def serving():
@@ -88,7 +88,7 @@ def run(monkeypatch):
             server = Server(steps, lambda server: at_start(server, engine))
             monkeypatch.setattr(module, "_http_server", lambda *_: server)
             text = SimpleNamespace(complete=lambda: steps.append("complete"))
-            options, settle = ServeOptions(), lambda: steps.append("settle")
+            settle = lambda: steps.append("settle")  # noqa: E731
             listening = SimpleNamespace(family=socket.AF_INET, getsockname=lambda: ("127.0.0.1", 8000))
             await module._serve(options, listening, engine, time.perf_counter(), lambda: text, settle)
 
@@ -130,6 +130,111 @@ def test_an_engine_is_closed_once_its_start_is_over(run):
 
     steps = run(None, stop_soon, SlowToStop)
     assert steps == ["settle", "serve", "start is over", "close"]
+
+
+def test_a_pinned_model_that_cannot_be_loaded_ends_the_server_with_its_error(run, monkeypatch):
+    steps = []
+
+    async def load_pinned():
+        raise ConfigError("the pinned model is not there")
+
+    async def close():
+        steps.append("models")
+
+    models = SimpleNamespace(load_pinned=load_pinned, close=close)
+    monkeypatch.setattr(module, "_extra_models", lambda *_: models)
+    assert run(None, lambda *_: None) == ["settle", "serve", "close", "the pinned model is not there"]
+    assert steps == ["models"]
+
+
+def test_spans_are_sent_and_nobody_waits_for_the_engine_when_the_server_ends(run, monkeypatch):
+    closed, waiting = [], []
+    monkeypatch.setattr(module, "_tracing", lambda _: SimpleNamespace(close=lambda: closed.append(True)))
+
+    class Watched(Engine):
+        async def failed(self):
+            try:
+                await super().failed()
+            except asyncio.CancelledError:
+                waiting.append("cancelled")
+                raise
+
+    def stop_soon(server, engine):
+        asyncio.get_running_loop().call_later(0.01, setattr, server, "should_exit", True)
+
+    assert run(None, stop_soon, Watched) == ["settle", "serve", "close"]
+    assert (closed, waiting) == ([True], ["cancelled"])
+
+
+@pytest.mark.parametrize("end", ["loaded", "refused", "cancelled"])
+def test_golden_prompts_are_checked_once_the_model_is_loaded(monkeypatch, end):
+    made, checked = [], []
+
+    class Check:
+        def __init__(self, *words):
+            made.append(words)
+
+        async def run(self, text):
+            checked.append(text)
+
+    monkeypatch.setattr("roofline.server.golden.GoldenCheck", Check)
+    options = ServeOptions("m", load=LoadOptions(threads=1))
+
+    async def main():
+        loading = asyncio.get_running_loop().create_future()
+        checking = asyncio.create_task(module._check_golden(options, "engine", "text", "state", loading))
+        await asyncio.sleep(0.01)
+        assert not checking.done()
+        if end == "loaded":
+            loading.set_result(None)
+        elif end == "refused":
+            loading.set_exception(ConfigError("no model"))
+        else:
+            loading.cancel()
+        await checking
+
+    asyncio.run(main())
+    assert made == [("state", "engine", "m", options.load)]
+    assert checked == (["text"] if end == "loaded" else [])
+
+
+@pytest.mark.parametrize(("check", "begun"), [("later", True), ("off", False)])
+def test_golden_prompts_are_checked_unless_that_is_off(run, monkeypatch, check, begun):
+    checks = []
+
+    async def check_golden(*words):
+        checks.append(words)
+
+    monkeypatch.setattr(module, "_check_golden", check_golden)
+    ready = SimpleNamespace(name="tiny", max_model_len=1000)
+    run(ready, lambda _, engine: engine.loaded.set(), options=ServeOptions(golden_check=check))
+    assert bool(checks) == begun
+
+
+def test_a_model_is_loaded_before_its_adapters():
+    steps = []
+
+    async def step(name):
+        steps.append(name)
+        return name
+
+    engine, adapters = (
+        SimpleNamespace(start=lambda: step("start")),
+        SimpleNamespace(load_first=lambda: step("adapters")),
+    )
+    assert asyncio.run(module._start(engine, adapters)) == "start"
+    assert steps == ["start", "adapters"]
+
+
+@pytest.mark.parametrize(("given", "name"), [(None, "m"), ("shown", "shown")])
+def test_adapters_stand_beside_the_name_that_the_model_is_served_by(given, name):
+    limits = EngineConfig(adapter_bytes=7)
+    options = ServeOptions("m", served_model_name=given, adapter=["a=x"], engine=limits)
+    served = module._adapters(options, "engine")
+    assert (served._engine, served._model, served._max_bytes, served._first) == ("engine", name, 7, (("a", "x"),))
+    assert served.loading
+    with pytest.raises(ConfigError):
+        module._adapters(ServeOptions("m", served_model_name=given, adapter=[f"{name}=x"]), "engine")
 
 
 def test_an_engine_that_is_given_up_ends_the_server_with_the_reason(run):

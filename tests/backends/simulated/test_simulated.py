@@ -176,6 +176,10 @@ def test_devices_that_cannot_be_simulated(option: str, value: str, match: str) -
 
 
 def test_what_is_not_computed_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="adapters of a simulated model"):
+        load(max_adapters=2)
+    with pytest.raises(UnsupportedError, match="ranks"):
+        load(tensor_parallel=2)
     executable = load().executable
     with pytest.raises(UnsupportedError, match="nothing is computed"):
         executable.logits()

@@ -84,6 +84,8 @@ def test_a_prefix_stays_at_home_until_that_is_full() -> None:
     alike = np.full(2, 17, np.int32)
     homes = set(Router("prefix", 0).assign(up, load, alike)) | set(Router("prefix", 9).assign(up, load, alike))
     assert len(homes) <= 2
+    popular = np.bincount(Router("prefix", 0).assign(up, load, np.full(12, 17, np.int32)), minlength=50)
+    assert popular.max() <= 3  # no more than the bound, however many come at once
     load[list(homes)] = 1000
     assert not homes & set(Router("prefix", 0).assign(up, load, alike))
 

@@ -10,7 +10,7 @@ from roofline.backends.backend import LoadRequest, Neighbours, Notes
 from roofline.backends.capacity import HOST_STEP, Capacity, batch_limits, host_capacity, max_context
 from roofline.backends.options import LoadOptions
 from roofline.backends.simulated.calibration import Calibration
-from roofline.common.errors import CapacityError, ConfigError
+from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.common.json_types import JsonMapping
 from roofline.ops.batch import PAGE_TOKENS
 
@@ -31,6 +31,8 @@ class SimulatedBackend:
     def resolve(self, options: LoadOptions, neighbours: Neighbours) -> LoadOptions:
         from roofline.hardware.chips.products import titled
 
+        if options.max_adapters:
+            raise UnsupportedError("adapters of a simulated model", "they have no price", ("max_adapters=0",))
         if options.device == THIS_MACHINE:
             return options
         return replace(options, device=titled(options.device).name)

@@ -4,6 +4,7 @@ and what it has sent since."""
 import numpy as np
 
 from roofline.bench.plan.fleet.spec import Routing
+from roofline.bench.plan.fleet.waiting import places_among
 
 HOMES = 2  # replicas that a prefix belongs to
 BOUND = 1.25  # times the average load, above which a prefix's home is passed over
@@ -78,4 +79,5 @@ class Router:
         first, second = up[(mixed >> np.uint64(33)) % np.uint64(len(up))]
         home = np.where(load[first] <= load[second], first, second)
         bound = BOUND * load[up].mean() + 1
-        return np.where(load[home] <= bound, home, self._of_two(up, load, len(prefixes)))
+        sent = places_among(home)  # a popular beginning comes many times in one part
+        return np.where(load[home] + sent <= bound, home, self._of_two(up, load, len(prefixes)))

@@ -37,10 +37,15 @@ class Waiting:
 
     def places(self) -> np.ndarray:
         """How many requests of the same replica came before each, int64 [n]."""
-        order = np.argsort(self.replica, kind="stable")
-        replicas = self.replica[order]
-        new = np.flatnonzero(np.diff(replicas, prepend=-1))
-        starts = np.repeat(new, np.diff(new, append=len(replicas)))
-        places = np.empty(len(replicas), np.int64)
-        places[order] = np.arange(len(replicas)) - starts
-        return places
+        return places_among(self.replica)
+
+
+def places_among(replicas: np.ndarray) -> np.ndarray:
+    """How many equal values come before each, int64 [n]."""
+    order = np.argsort(replicas, kind="stable")
+    ordered = replicas[order]
+    new = np.flatnonzero(np.diff(ordered, prepend=-1))
+    starts = np.repeat(new, np.diff(new, append=len(ordered)))
+    places = np.empty(len(ordered), np.int64)
+    places[order] = np.arange(len(ordered)) - starts
+    return places
