@@ -33,7 +33,7 @@ def _about(gathered: Gathered) -> str:
         return f"All points were refused: {len(gathered.refused)}."
     days = sorted({point.started[:10] for point in gathered.points})
     span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    parts = [f"{len(gathered.points)} points", " and ".join(gathered.places), span]
+    parts = [f"{len(gathered.points)} point{'s' * (len(gathered.points) != 1)}", " and ".join(gathered.places), span]
     if gathered.refused:
         parts.insert(1, f"{len(gathered.refused)} refused")
     return " · ".join(parts)
