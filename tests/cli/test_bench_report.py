@@ -38,6 +38,16 @@ def test_report_writes_what_it_is_told_to(points: Path, tmp_path: Path) -> None:
     assert len(names[2].read_text().splitlines()) == 7
 
 
+def test_what_was_planned_is_not_called_measured(points: Path, tmp_path: Path) -> None:
+    planned, page = tmp_path / "plan.jsonl", tmp_path / "r.md"
+    call_roofline(["plan", "llama-3.2-1b", "--chip", "mi300x", "--concurrency", "1", "-o", planned])
+    call("report", planned, "--markdown", page)
+    assert page.read_text().startswith("# 512+256 planned\n")
+    assert "llama-3.2-1b on 1 x MI300X, TP 1 x 1 0.1.0, planned |" in page.read_text()
+    call("report", planned, points, "--markdown", page)
+    assert page.read_text().splitlines()[0].endswith(" measured and planned")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
