@@ -29,6 +29,7 @@ def test_report_writes_what_it_is_told_to(points: Path, tmp_path: Path) -> None:
     words += ["--price", "2", "--price-source", "a list", "--price-date", "2026-11-01"]
     result = call("report", points, *words, "--slo", "e2e=3000,ttft=500")
     assert "6 points · 1 refused" in result.stdout
+    assert all(f"written: {name}\n" in result.stdout for name in names)
     assert "refused: too good 1.0 on A CPU, 64 workers: 452 tokens/s" in result.stdout
     html = names[0].read_text()
     assert "<h1>a title</h1>" in html
@@ -42,6 +43,16 @@ def test_the_promises_of_mlperf_have_names() -> None:
     assert bench_report._slo("mlperf:llama2-70b-interactive") == bench_report._slo("ttft=450,tpot=40")
 
 
+def test_what_was_planned_is_not_called_measured(points: Path, tmp_path: Path) -> None:
+    planned, page = tmp_path / "plan.jsonl", tmp_path / "r.md"
+    call_roofline(["plan", "llama-3.2-1b", "--chip", "mi300x", "--concurrency", "1", "-o", planned])
+    call("report", planned, "--markdown", page)
+    assert page.read_text().startswith("# 512+256 planned\n")
+    assert "llama-3.2-1b on 1 x MI300X, TP 1 x 1 0.1.0, planned |" in page.read_text()
+    call("report", planned, points, "--markdown", page)
+    assert page.read_text().splitlines()[0].endswith(" measured and planned")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -52,6 +63,8 @@ def test_the_promises_of_mlperf_have_names() -> None:
         (["-o", "OUT", "--slo", "ttft=0"], "'ttft=0' is no limit in ms"),
         (["-o", "OUT", "--price", "2", "--price-date", "2026-11-01"], "a price needs --price-source and --price-date"),
         (["-o", "OUT", "--price", "2", "--price-source", "a"], "a price needs --price-source and --price-date"),
+        (["-o", "OUT", "--price-source", "a"], "name what a machine costs: --price 2.5"),
+        (["-o", "OUT", "--kwh", "0.3"], "name what a machine costs: --price 2.5"),
         (["-o", "OUT", "--price", "2"], "a price needs --price-source and --price-date"),
         (["-o", "OUT", "--price", "two", "--price-source", "a", "--price-date", "2026-11-01"], "is no price"),
         (

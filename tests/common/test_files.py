@@ -1,6 +1,9 @@
 """Places that cannot be written, and packages that are not there."""
 
 import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +25,44 @@ def test_what_cannot_be_kept_is_said_once_and_ends_nothing(tmp_path, monkeypatch
     assert warnings == [f"figures are not kept: {place}; set ROOFLINE_HOME to a folder that can be written"]
     with pytest.raises(ValueError), files.where_possible("figures are", tmp_path):
         raise ValueError  # a bug of ours is no full disk
+
+
+def test_links_and_pipes_are_written_into_and_not_replaced(tmp_path):
+    file, link, pipe = tmp_path / "file", tmp_path / "link", tmp_path / "pipe"
+    file.write_text("old")
+    link.symlink_to(file)
+    files.write_atomically(link, "new")
+    assert link.is_symlink()
+    assert file.read_text() == "new"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    files.write_atomically(pipe, "through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "link", "pipe"]
+
+
+def test_a_full_disk_is_told_with_the_file_and_leaves_what_was_there(tmp_path):
+    """As of a full disk: a process whose files may not grow."""
+    path = tmp_path / "page.html"
+    path.write_text("old")
+    code = """if True:
+        import resource, signal, sys
+        from pathlib import Path
+        from roofline.common.files import write_atomically
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        try:
+            write_atomically(Path(sys.argv[1]), "x" * 5000)
+        except OSError as error:
+            sys.exit(0 if error.filename == sys.argv[1] else f"{error.filename}")
+        sys.exit("written")
+    """
+    done = subprocess.run([sys.executable, "-c", code, path], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_entries_of_no_folder_are_none(tmp_path):

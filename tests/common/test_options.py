@@ -18,6 +18,7 @@ class Kitchen(Options):
     pan: str | None = option(None, "A pan's name.")
     salt: int | Literal["auto"] = option("auto", "Grains.", minimum=0, unit="grains")
     open: bool = option(True, "Whether guests may enter.")
+    speed: float = option(1.0, "Of the cook.", minimum=0)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,7 @@ class Kitchen(Options):
         ("plates", 2.0, "plates=2.0 cannot"),
         ("heat", 2, "heat=2 cannot be used: give a number, at least 0 and at most 1"),
         ("heat", float("nan"), "heat=nan cannot"),
+        ("speed", float("inf"), "speed=inf cannot be used: give a number, at least 0"),
         ("salt", "much", "salt='much' cannot be used: give a whole number of grains, at least 0, or 'auto'"),
         ("open", 1, "open=1 cannot be used: give true or false"),
         ("pan", 7, "pan=7 cannot"),

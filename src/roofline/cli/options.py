@@ -12,6 +12,7 @@ SYSTEM_HELP, STOP_HELP = "The system message.", "End the answer before this text
 
 ModelArgument = Annotated[str, Argument(MODEL_HELP)]
 AsJson = Annotated[bool, Option("Print one JSON object.", flags=("--json",))]
+AsJsonLines = Annotated[bool, Option("Print one JSON object a line, for each point.", flags=("--json",))]
 Threads = Annotated[int | None, declared(LoadOptions)["threads"]]
 Isa = Annotated[str | None, declared(LoadOptions)["isa"]]
 Weights = Annotated[str | None, declared(LoadOptions)["weights"]]

@@ -21,12 +21,14 @@ def print_json(value: object, indent: int | None = None) -> None:
 
 
 def check_output(path: "Path | None") -> None:
-    """Before minutes of measuring: raises OSError where the file that is to hold the results cannot be written."""
-    if path is not None:
-        there = path.exists()
-        path.open("ab").close()
-        if not there:
-            path.unlink()
+    """Before minutes of measuring: raises OSError where the file that is to hold the results cannot be written. A pipe
+    or a device is left alone: opening it may wait, or end what reads it."""
+    if path is None or (path.exists() and not path.is_file() and not path.is_dir()):
+        return
+    there = path.exists()
+    path.open("ab").close()
+    if not there:
+        path.resolve().unlink()  # a link that leads nowhere yet stays
 
 
 def console(**style: Any) -> "Console":

@@ -6,6 +6,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,6 +22,7 @@ _CAUSES = {
     errno.EROFS: "the file system is read-only",
     errno.EEXIST: "a part of the path is a file",
     errno.ENOTDIR: "a part of the path is a file",
+    errno.EISDIR: "it is a folder",
     errno.ENOENT: "there is no such file or folder",
 }
 _not_kept: set[str] = set()  # what this process has said of
@@ -45,16 +47,35 @@ def where_possible(what: str, place: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:
-    """Write `path` (text as UTF-8) so that it holds either all of the data or what it held before."""
+    """Write `path` (text as UTF-8) so that it holds either all of the data or what it held before.
+
+    A link stays, and the file behind it is written. What is no file, such as /dev/stdout or a pipe, is written into.
+    """
+    content = data.encode() if isinstance(data, str) else data
+    if path.exists() and not path.is_file():  # a rename would put a file in its place
+        with path.open("wb", buffering=0) as stream:
+            write_all(stream, content, path)
+        return
+    path = path.resolve()
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        with part.open("wb") as stream:
-            stream.write(data.encode() if isinstance(data, str) else data)
-            stream.flush()
+        with part.open("wb", buffering=0) as stream:
+            write_all(stream, content, path)
             os.fsync(stream.fileno())
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_all(stream: RawIOBase, content: bytes, path: Path) -> None:
+    """Write all of the content to an unbuffered stream. Raises OSError with the name of the file."""
+    view = memoryview(content)
+    try:
+        while view:
+            view = view[stream.write(view) or 0 :]
+    except OSError as error:
+        error.filename = error.filename or str(path)  # what is told names the file
+        raise
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
@@ -111,6 +112,7 @@ class Option:
             fits = value in allowed if allowed else str in self.kinds
         elif isinstance(value, int | float):
             fits = float in self.kinds or (int in self.kinds and isinstance(value, int))
+            fits = fits and (isinstance(value, int) or isfinite(value))
             fits = fits and (self.minimum is None or value >= self.minimum)
             fits = fits and (self.maximum is None or value <= self.maximum)
         else:

@@ -1,11 +1,13 @@
 """Fleets: their parts against naive ones, the model of a replica against replicas that run the real scheduler."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from roofline.bench.plan.fleet.answers import Answers
+from roofline.bench.plan.fleet.caches import Caches
 from roofline.bench.plan.fleet.figures import FleetFigures, Times
 from roofline.bench.plan.fleet.fleet import is_exact, plan_fleet
 from roofline.bench.plan.fleet.lengths import Requests
@@ -33,7 +35,7 @@ from tests.command_line import call_roofline
 MODEL = ModelSpec(name="llama-3-8b", chip="H100 SXM", max_running=128)
 SERVICE = Service(
     running=np.array([1.0, 64.0]), decode_seconds=np.array([0.01, 0.02]), tokens=np.array([0.0, 4000.0]),
-    seconds=np.array([0.005, 0.085]), most_running=64, step_tokens=2048, prefixes=4,
+    seconds=np.array([0.005, 0.085]), most_running=64, step_tokens=2048, cache_tokens=500_000,
 )  # fmt: skip
 
 
@@ -232,12 +234,57 @@ def test_what_is_more_than_a_fleet_can_do_waits_and_is_refused() -> None:
     assert figures.tokens_per_s < 4 * 64 / 0.02
 
 
+def naive_caches(replicas: list[int], prefixes: list[int], own: int, shared: int, room: int) -> list[bool]:
+    """Each cache as the list of what was written into it, a number of tokens at a time."""
+    written: dict[int, list[tuple[int, int]]] = {}  # of each replica: beginnings and tokens
+    hits = []
+    for replica, prefix in zip(replicas, prefixes, strict=True):
+        log = written.setdefault(replica, [])
+        place = max((at for at, (each, _) in enumerate(log) if each == prefix), default=-1)
+        hit = place >= 0 and sum(tokens for _, tokens in log[place + 1 :]) < room
+        log += [(-1, own + (0 if hit else shared)), (prefix, 0)]
+        hits.append(hit)
+    return hits
+
+
+def test_caches_keep_what_was_used_last() -> None:
+    rng = np.random.default_rng(0)
+    replicas, prefixes = rng.integers(0, 3, 600), rng.zipf(1.5, 600) % 20
+    caches = Caches(3, 2000, 20, 100)
+    hits = [bool(caches.look_up(replicas[n : n + 1], prefixes[n : n + 1], np.array([150]))[0]) for n in range(600)]
+    assert hits == naive_caches(replicas.tolist(), prefixes.tolist(), 50, 100, 2000)
+    assert 0.2 < np.mean(hits) < 0.9
+    caches.drop(np.array([1]))
+    last = np.array([prefixes[replicas == replica][-1] for replica in (0, 1)])
+    again = caches.look_up(np.array([0, 1]), last, np.array([150, 150]))
+    assert again.tolist() == [True, False]
+
+
+def test_many_replicas_follow_the_common_beginnings_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roofline.bench.plan.fleet.caches.MOST_CELLS", 8)
+    caches = Caches(4, 1000, 100, 10)
+    for expected in ([False, False], [True, False]):
+        assert caches.look_up(np.array([3, 3]), np.array([1, 2]), np.array([20, 20])).tolist() == expected
+
+
+def test_hits_are_those_of_the_real_cache() -> None:
+    """With long beginnings, more of them than a cache holds."""
+    traffic = TrafficSpec(
+        seconds=25, rate=16, prompt=Spread(mean=2600, sigma=0.2, most=4000), answer=Spread(mean=40, most=100),
+        prefixes=300, prefix_tokens=2048,
+    )  # fmt: skip
+    exact, model = both(FleetSpec(name="test", model=MODEL, traffic=traffic, replicas=ReplicaSpec(start=2)))
+    assert 0.3 < exact.hits < 0.8
+    assert abs(model.hits - exact.hits) < 0.03
+
+
 def test_prefixes_at_home_are_computed_once() -> None:
     traffic = TrafficSpec(
         seconds=20, rate=400, prompt=Spread(mean=600), answer=Spread(mean=20), prefixes=64, prefix_tokens=512
     )
     spec = FleetSpec(name="test", model=MODEL, traffic=traffic, replicas=ReplicaSpec(start=32))
-    apart, home = (Simulation(spec, SERVICE, routing, "fixed").run() for routing in ("round-robin", "prefix"))
+    service = replace(SERVICE, cache_tokens=8000)
+    apart, home = (Simulation(spec, service, routing, "fixed").run() for routing in ("round-robin", "prefix"))
     assert home.hits > apart.hits + 0.2
     assert home.ttft.mean < apart.ttft.mean
 
@@ -335,6 +382,10 @@ def test_the_command_compares_policies(tmp_path: Path) -> None:
         (('"least-loaded"', '"random"'), "random"),
         (("price = 2.0", 'method = "exact"'), "neither scaling nor failures"),
         (("[model]", "[model"), "is not TOML"),
+        (
+            ("rate = 500.0", "rate = 500.0\nprefixes = 2\nprefix_tokens = 200000"),
+            "prefix_tokens cannot be used: give less",
+        ),
         (('chip = "H100 SXM"', 'chip = "H100"'), "several products"),
         (('chip = "H100 SXM"', 'chip = "RTX 4080"'), "smaller format"),
     ],

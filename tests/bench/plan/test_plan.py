@@ -151,6 +151,11 @@ def test_traffic_gives_the_lengths(tmp_path: Path) -> None:
         (("llama-3-8b", "--count", "2"), "name one with --chip"),
         (("llama-3-8b", "--chip", "mi300x", "--concurrency", "1,x"), "whole numbers"),
         (("llama-3-8b", "--chip", "mi300x", "--calibrate"), "leave --chip out"),
+        (
+            ("llama-3-8b", "--chip", "mi300x", "--traffic", "t.jsonl", "--prompt", "9"),
+            "leave --prompt and --answer out",
+        ),
+        (("llama-3-8b", "--chip", "mi300x", "--devices", "3"), "where there are 1 (--count); 1 can"),
         (("llama-3-8b", "--chip", "mi300x", "--price-source", "me"), "--price"),
         (("llama-3-8b", "--chip", "mi300x", "--prompt", "9000"), "longer than the 8,192 positions"),
         (("llama-3-8b", "--chip", "mi300x", "--fleet", "f.toml"), "leave the other options out"),

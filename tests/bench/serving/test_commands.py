@@ -276,6 +276,14 @@ def test_recompute(null, tmp_path):
         (["curve", "http://127.0.0.1:9", "--chip", "MI210"], "cannot be asked"),
         (["compare", "nonsense", "http://127.0.0.1:9", "--no-certificate"], "is no target"),
         (["recompute", "/none/x"], "cannot be read"),
+        (["curve", "http://127.0.0.1:9", "--chips", "2"], "--chips counts devices of --chip"),
+        (["curve", "http://127.0.0.1:9", "--events", "/dev/null"], "a part of the path is a file"),
+        (["load", "http://127.0.0.1:9", "--arrivals", "closed", "--rate", "2"], "--rate is of --arrivals constant or"),
+        (["load", "http://127.0.0.1:9", "--concurrency", "2"], "--concurrency is of --arrivals closed or batch, not"),
+        (["load", "http://127.0.0.1:9", "--burstiness", "2"], "--burstiness is of --arrivals gamma, not poisson"),
+        (["load", "http://127.0.0.1:9", "--rate-from", "2"], "--rate-from is of --arrivals ramp, not poisson"),
+        (["load", "http://127.0.0.1:9", "--trace-speed", "2"], "--trace-speed is of --arrivals trace, not poisson"),
+        (["load", "http://127.0.0.1:9", "--traffic", "/none/x", "--natural"], "leave --natural out"),
     ],
 )
 def test_mistakes_are_told(words, message):
@@ -283,3 +291,25 @@ def test_mistakes_are_told(words, message):
     assert result.exit_code == 1
     assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_server_that_is_no_llm_server_is_told_in_a_sentence(tmp_path):
+    command = [sys.executable, "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory", str(tmp_path)]
+    server = subprocess.Popen([command[0], "-u", *command[1:]], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        port = server.stdout.readline().split()[5].decode()
+        listed = call_roofline(["bench", "load", f"http://127.0.0.1:{port}", *QUICK])
+        named = call_roofline(["bench", "load", f"http://127.0.0.1:{port}", "--model", "m", *QUICK])
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+    assert "/v1/models answers 404 and lists no model: give the address of an OpenAI-compatible server" in listed.stderr
+    assert "status 501: a page of HTML, as no LLM server answers" in named.stderr
+    assert len(named.stderr.strip().splitlines()) == 1
+
+
+def test_the_reason_of_failed_requests_is_told(null):
+    words = ["--repeats", 2, "--answer", 512, "--timeout", 0.2]
+    result = call_roofline(["bench", "decode", null, *words, *QUICK])
+    assert "2 of 2 requests failed, the first with: " in result.stderr

@@ -147,7 +147,8 @@ class Connection(asyncio.Protocol):
         assert stream is not None, "which has a stream"
         record.end = self._moment
         if record.status != 200:
-            refusal = self._refusal.decode("utf-8", "replace")[:MOST_ERROR]
+            refusal = " ".join(self._refusal.decode("utf-8", "replace")[:MOST_ERROR].split())
+            refusal = "a page of HTML, as no LLM server answers" if refusal[:1] == "<" else refusal
             record.error = f"status {record.status}: {refusal}"
         elif not stream.complete and record.error is None:
             record.error = "the answer is no stream that ends with [DONE]"

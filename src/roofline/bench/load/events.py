@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from roofline.common import log
 from roofline.common.errors import ConfigError
 from roofline.common.files import write_atomically
 
@@ -124,7 +125,10 @@ def _complete_lines(path: Path) -> Iterator[bytes]:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    yield from data[: data.rfind(b"\n") + 1].splitlines()
+    end = data.rfind(b"\n") + 1
+    if end < len(data):
+        log.get("bench").warning("%s: its last line was cut off; it is left out", path)
+    yield from data[:end].splitlines()
 
 
 def _requests(path: Path, lines: Iterable[bytes]) -> Iterator[RequestEvents]:

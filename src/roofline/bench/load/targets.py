@@ -197,7 +197,10 @@ def _ask(name: str, address: str, model: str | None, key: str | None) -> Target:
         raise ConfigError(f"{address} cannot be asked: {error}; give the address of a running server") from error
     cards = [card for card in listed or [] if isinstance(card, dict) and card.get("id")]
     if not cards and model is None:
-        raise ConfigError(f"{url}/models answers {response.status_code} and lists no model: name one with --model")
+        raise ConfigError(
+            f"{url}/models answers {response.status_code} and lists no model: give the address of an "
+            "OpenAI-compatible server, or name its model with --model"
+        )
     owner = str(cards[0].get("owned_by", "")) if cards else ""
     return Target(name, url, model or str(cards[0]["id"]), owner, _version(url, key))
 

@@ -123,7 +123,8 @@ def plan(case: Case, place: Place, calibration: Calibration, tell: Tell = lambda
     chosen = [each for each in fitting if case.devices in (None, each.devices)]
     if not chosen:
         could = ", ".join(str(each.devices) for each in fitting)
-        raise ConfigError(f"{case.devices} devices cannot share a copy of the model here; {could} can")
+        there = f"where there are {place.count} (--count)"
+        raise ConfigError(f"{case.devices} devices cannot share a copy of the model {there}; {could} can")
     points = []
     for arrangement in chosen:
         for concurrency in case.concurrency:

@@ -18,9 +18,7 @@ def report(gathered: Gathered, title: str = "", slo: Slo | None = None, prices: 
     sections += cost.sections(gathered, prices) if prices is not None else []
     sections += [_other_figures(gathered), _conditions(gathered), _definitions(gathered)]
     return Report(
-        title=title or f"{', '.join(dict.fromkeys(point.preset for point in gathered.points))} measured"
-        if gathered.points
-        else title or "nothing that can be true",
+        title=title or _title(gathered),
         about=_about(gathered),
         sections=tuple(section for section in sections if section is not None),
         refused=tuple(gathered.refused),
@@ -28,12 +26,19 @@ def report(gathered: Gathered, title: str = "", slo: Slo | None = None, prices: 
     )
 
 
+def _title(gathered: Gathered) -> str:
+    if not gathered.points:
+        return "nothing that can be true"
+    kinds = sorted({"planned" if words.planned(point) else "measured" for point in gathered.points})
+    return f"{', '.join(dict.fromkeys(point.preset for point in gathered.points))} {' and '.join(kinds)}"
+
+
 def _about(gathered: Gathered) -> str:
     if not gathered.points:
         return f"All points were refused: {len(gathered.refused)}."
     days = sorted({point.started[:10] for point in gathered.points})
     span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    parts = [f"{len(gathered.points)} points", " and ".join(gathered.places), span]
+    parts = [f"{len(gathered.points)} point{'s' * (len(gathered.points) != 1)}", " and ".join(gathered.places), span]
     if gathered.refused:
         parts.insert(1, f"{len(gathered.refused)} refused")
     return " · ".join(parts)

@@ -25,8 +25,14 @@ def load_text(arrivals: Arrivals, concurrency: int | None, offered: float | None
 
 
 def system_name(point: Point) -> str:
-    """What a reader calls the system, with its version where it is known."""
-    return " ".join(filter(None, (point.system.label, point.system.version)))
+    """What a reader calls the system, with its version where it is known, and whether it was only planned."""
+    name = " ".join(filter(None, (point.system.label, point.system.version)))
+    return f"{name}, planned" if planned(point) else name
+
+
+def planned(point: Point) -> bool:
+    """Whether the point is of a simulation, so that nothing was measured."""
+    return point.kind in ("plan", "fleet")
 
 
 def place(point: Point) -> str:

@@ -40,7 +40,7 @@ class Dialect:
 def recompute(events: Events, name: str) -> dict[str, Figure]:
     """The figures of a run as a tool would print them. Raises ConfigError for a tool that is not here."""
     if name not in DIALECTS:
-        raise ConfigError(unknown("dialect", name, DIALECTS))
+        raise ConfigError(unknown("dialect", name, ["ours", *DIALECTS]))
     return {key: figure for key, figure in DIALECTS[name].figures(events).items() if figure.n}
 
 

@@ -3,12 +3,15 @@
 import hashlib
 import os
 from collections.abc import Iterable
+from io import RawIOBase
 from pathlib import Path
 
 import msgspec
 
 from roofline.bench.results.point import SCHEMA, Point
+from roofline.common import log
 from roofline.common.errors import ConfigError
+from roofline.common.files import write_all
 
 
 def with_id(point: Point) -> Point:
@@ -26,22 +29,40 @@ def _hash(line: bytes) -> str:
 
 
 def append_points(points: Iterable[Point], path: Path) -> list[Point]:
-    """Add points at the end of a file of results; what is in it already stays as it is. Returns them as a reader has
-    them, with their ids.
+    """Add points at the end of a file of results; what is in it already stays as it is, but for a last line without its
+    end. Where the disk is full, nothing is added. Returns the points as a reader has them, with their ids.
 
-    Raises ConfigError where the file cannot be written, OSError where the disk is full.
+    Raises ConfigError where the file cannot be written, OSError, with its name, where the disk is full.
     """
     named = [with_id(point) for point in points]
     lines = b"".join(msgspec.json.encode(point) + b"\n" for point in named)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as stream:
-            stream.write(lines)
-            stream.flush()
-            os.fsync(stream.fileno())
+        special = path.exists() and not path.is_file() and not path.is_dir()  # a pipe or a device
+        with path.open("wb" if special else "ab", buffering=0) as stream:
+            write_all(stream, lines, path) if special else _add(stream, lines, path)
     except (PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError) as error:
         raise ConfigError(f"results cannot be written to {path}: {error.strerror}; name another file") from error
     return named
+
+
+def _add(stream: RawIOBase, lines: bytes, path: Path) -> None:
+    begin = len(_whole_lines(path, path.read_bytes()))
+    stream.truncate(begin)
+    try:
+        write_all(stream, lines, path)
+    except OSError:
+        stream.truncate(begin)
+        raise
+    os.fsync(stream.fileno())
+
+
+def _whole_lines(path: Path, data: bytes) -> bytes:
+    """The lines of a file up to the last end of a line. Of what is behind that, a warning says that it is left out."""
+    end = data.rfind(b"\n") + 1
+    if end < len(data):
+        log.get("bench").warning("%s: its last line was cut off, as of a run that was killed; it is left out", path)
+    return data[:end]
 
 
 def read_points(path: Path) -> list[Point]:
@@ -54,9 +75,8 @@ def read_points(path: Path) -> list[Point]:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    return [
-        _point(path, number, line) for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1)
-    ]
+    lines = _whole_lines(path, data).splitlines()
+    return [_point(path, number, line) for number, line in enumerate(lines, start=1)]
 
 
 def _point(path: Path, number: int, line: bytes) -> Point:

@@ -38,6 +38,7 @@ from roofline.bench.results.statistics import values_needed
 from roofline.bench.serving.load_test import LoadTest
 from roofline.bench.serving.probes import fidelity
 from roofline.bench.serving.recount import miscounted
+from roofline.common import log
 from roofline.common.units import now_utc
 
 Grade = Literal["A", "B", "C", "D"]
@@ -49,6 +50,11 @@ def measure(test: LoadTest, kind: Kind, plan: Plan) -> Point:
     """Send a plan's load, and keep the point. Raises ImpossibleResult for a figure beyond the limit, which is not
     kept, and KeyboardInterrupt after Ctrl-C, when the point of what was sent by then is kept."""
     events = test.send(plan)
+    errors = [request.error for request in events.requests if request.error]
+    if errors and not events.head.interrupted:
+        log.get("bench").warning(
+            "%d of %d requests failed, the first with: %s", len(errors), len(events.requests), errors[0]
+        )
     point = test.keep(point_of(test, kind, plan, events), events)
     if events.head.interrupted:
         raise KeyboardInterrupt

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from roofline.cli.measure.load_options import TARGET_HELP, LoadTestOptions, tell_points
-from roofline.cli.options import AsJson
+from roofline.cli.options import AsJsonLines
 from roofline.cli.parser import Argument
 from roofline.common.options import Option
 
@@ -16,7 +16,7 @@ def command(
     fewest: Annotated[int, Option("At every level, however few workers it has.", minimum=1, unit="requests")] = 16,
     seconds: Annotated[float, Option("After which a level sends no more.", minimum=0.1, unit="seconds")] = 60.0,
     poisson: Annotated[bool, Option("Beside each level, send requests at random moments at 0.9 of its rate.")] = True,
-    as_json: AsJson = False,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Measure requests a second and latency with 1, 2, 4, ... requests at a time. Traffic: typical.
 

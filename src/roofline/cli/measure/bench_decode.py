@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from roofline.cli.measure.load_options import TARGET_HELP, LoadTestOptions, tell_points
-from roofline.cli.options import AsJson
+from roofline.cli.options import AsJsonLines
 from roofline.cli.parser import Argument
 from roofline.common.errors import ConfigError
 from roofline.common.options import Option
@@ -16,12 +16,14 @@ def command(
     batch: Annotated[int, Option("Requests at a time.", minimum=1, unit="requests")] = 1,
     prompts: Annotated[str, Option("Lengths of prompts, with commas: a point each.")] = "1",
     answer: Annotated[int, Option("Tokens of each answer.", minimum=2, unit="tokens")] = 512,
-    as_json: AsJson = False,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Time decoding of single requests, by default behind a prompt of 1 token and for 512 tokens.
 
     --prompts 1,1024,8192 measures how it slows down with the context.
     """
+    import msgspec
+
     from roofline.bench.serving.load_test import open_load_test
     from roofline.bench.serving.series import decode
     from roofline.bench.traffic.presets import singles
@@ -30,6 +32,8 @@ def command(
     if options.preset or options.traffic:
         raise ConfigError("decode makes its own traffic, of --prompts and --answer: leave --preset and --traffic out")
     traffic = singles(lengths, answer, repeats * batch, options.seed)
+    if options.natural:
+        traffic = msgspec.structs.replace(traffic, stop="natural")
     with open_load_test(options.settings(target), traffic, batch) as test:
         tell_points(test, decode(test, len(lengths), repeats, batch), as_json, len(lengths))
 

@@ -57,7 +57,7 @@ def report(
     if out is None and markdown is None and csv is None:
         raise ConfigError("name where the report goes: -o report.html, --markdown FILE or --csv FILE")
     promised = _slo(slo)
-    priced = _prices(prices) if prices.price else None
+    priced = _prices(prices) if prices.changes() else None
     for path in (out, markdown, csv):
         check_output(path)
     gathered = gather(files)
@@ -65,8 +65,10 @@ def report(
     _write(page, out, markdown)
     if csv is not None:
         from roofline.bench.report.text import csv_of_points
+        from roofline.common.files import write_atomically
 
-        csv.write_text(csv_of_points(gathered.points), encoding="utf-8")
+        write_atomically(csv, csv_of_points(gathered.points))
+        print(f"written: {csv}")
     print(page.about)
     for refused in page.refused:
         print(f"refused: {refused}")
@@ -148,6 +150,7 @@ def _write(report: "Report", out: Path | None, markdown: Path | None) -> None:
         print(f"written: {out}")
     if markdown is not None:
         write_atomically(markdown, as_markdown(report))
+        print(f"written: {markdown}")
 
 
 def _show(section: "Section") -> None:

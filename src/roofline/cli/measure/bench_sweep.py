@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from roofline.cli.measure.load_options import TARGET_HELP, LoadTestOptions, tell_points
-from roofline.cli.options import AsJson
+from roofline.cli.options import AsJsonLines
 from roofline.cli.parser import Argument
 from roofline.common.options import Option
 
@@ -15,7 +15,7 @@ def command(
     requests: Annotated[int, Option("Of each worker at a level.", minimum=1, unit="requests")] = 2,
     fewest: Annotated[int, Option("At every level, however few workers it has.", minimum=1, unit="requests")] = 16,
     seconds: Annotated[float, Option("After which a level sends no more.", minimum=0.1, unit="seconds")] = 60.0,
-    as_json: AsJson = False,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Double the requests at a time until two levels in turn bring less than 3 % more, or 1 % fail. Traffic: dell.
 

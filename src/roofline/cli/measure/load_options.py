@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from roofline.cli.output import check_output, console
+from roofline.common.errors import ConfigError
 from roofline.common.options import Options, option
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ class LoadTestOptions(Options):
         from roofline.bench.serving.load_test import Settings
 
         check_output(self.out)
+        if self.events is not None:
+            self.events.mkdir(parents=True, exist_ok=True)
+        if self.chips > 1 and not self.chip:
+            raise ConfigError("--chips counts devices of --chip: name the product, or leave it out")
         return Settings(
             target=target,
             label=self.label,
@@ -81,12 +86,15 @@ class LoadTestOptions(Options):
         """The traffic that was chosen, or that preset's. requests: that will be sent."""
         from roofline.bench.traffic.presets import preset_traffic
         from roofline.bench.traffic.traffic import read_traffic
-        from roofline.common.errors import ConfigError
 
         if self.traffic is None:
             return preset_traffic(self.preset or preset, requests, self.seed, "natural" if self.natural else None)
         if self.preset:
             raise ConfigError("--preset and --traffic both say what is sent: leave one of the two out")
+        if self.natural:
+            raise ConfigError(
+                "a file says itself where answers end: write it with --stop natural, or leave --natural out"
+            )
         traffic = read_traffic(self.traffic)
         if not traffic.requests:
             raise ConfigError(f"{self.traffic} has no requests; write one with `roofline bench traffic`")

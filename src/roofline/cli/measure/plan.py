@@ -30,10 +30,12 @@ class PlanOptions(Options):
         None, "Devices that share a copy of the model. Default: each number that fits.",
         flags=("--devices", "--tp"), minimum=1, topic=DEVICES,
     )  # fmt: skip
-    memory: float | None = option(None, "GB of memory of the chip, where its table has none.", minimum=1, topic=DEVICES)
+    memory: float | None = option(
+        None, "GB of memory of the chip, where it is sold with several sizes or with none.", minimum=1, topic=DEVICES
+    )
     concurrency: str = option("1,8,64", "Requests at a time, with commas.", topic=LOAD)
-    prompt: int = option(512, "Tokens of each prompt.", minimum=1, topic=LOAD)
-    answer: int = option(256, "Tokens of each answer.", minimum=1, topic=LOAD)
+    prompt: int | None = option(None, "Tokens of each prompt. Default: 512.", minimum=1, topic=LOAD)
+    answer: int | None = option(None, "Tokens of each answer. Default: 256.", minimum=1, topic=LOAD)
     traffic: Path | None = option(None, "A traffic file, whose lengths are taken in turn instead.", topic=LOAD)
     max_batch_tokens: int | None = option(
         None, "Tokens that are computed in one step. Default: 512; on a GPU 2,048.", minimum=1, topic=LOAD
@@ -145,7 +147,10 @@ def _load(options: PlanOptions) -> "tuple[tuple[Lengths, ...], str, str]":
     from roofline.bench.plan.closed_loop import Lengths
 
     if options.traffic is None:
-        return (Lengths(options.prompt, options.answer),), f"{options.prompt}+{options.answer}", ""
+        prompt, answer = options.prompt or 512, options.answer or 256
+        return (Lengths(prompt, answer),), f"{prompt}+{answer}", ""
+    if options.prompt or options.answer:
+        raise ConfigError("--traffic says how long prompts and answers are: leave --prompt and --answer out")
     from roofline.bench.traffic.traffic import read_traffic
 
     traffic = read_traffic(options.traffic)

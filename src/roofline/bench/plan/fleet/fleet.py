@@ -62,8 +62,7 @@ def plan_fleet(spec: FleetSpec, tell: Tell = lambda text: None) -> FleetPlan:
         return FleetPlan(spec, arrangement, calibration, None, figures)
     tell("fitting a replica to runs of the real scheduler")
     requests = Requests(spec.traffic)
-    shared = spec.traffic.prefix_tokens
-    service = fit_service(arrangement, calibration, requests.prompts, requests.answers, shared)
+    service = fit_service(arrangement, calibration, requests.prompts, requests.answers)
     figures = []
     for scaling in policies.scaling:
         for routing in policies.routing:

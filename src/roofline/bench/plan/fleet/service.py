@@ -24,8 +24,7 @@ class Service:
     running: float64 [knots], ascending: requests that it computes at the same time; decode_seconds: float64 [knots], of
     a step that decodes so many; tokens: float64 [sizes], ascending: of a step with prompt tokens, those that decode
     beside them included; seconds: float64 [sizes], of such a step, without what the cache of those that decode takes;
-    most_running: requests at the same time at most; step_tokens: in a step; prefixes: beginnings of prompts that its
-    cache keeps beside these requests.
+    most_running: requests at the same time at most; step_tokens: in a step; cache_tokens: that its cache holds.
     """
 
     running: np.ndarray
@@ -34,7 +33,7 @@ class Service:
     seconds: np.ndarray
     most_running: int
     step_tokens: int
-    prefixes: int
+    cache_tokens: int
 
     def decode_step(self, running: np.ndarray) -> np.ndarray:
         """Seconds of a step that decodes so many requests each, [n]."""
@@ -47,7 +46,7 @@ class Service:
 
 
 def fit_service(
-    arrangement: Arrangement, calibration: Calibration, prompts: np.ndarray, answers: np.ndarray, prefix_tokens: int
+    arrangement: Arrangement, calibration: Calibration, prompts: np.ndarray, answers: np.ndarray
 ) -> Service:
     """The service of one replica with requests of these lengths, from closed loops of the real scheduler."""
     longest = int(prompts.max() + answers.max())
@@ -55,8 +54,6 @@ def fit_service(
     fitting = int(arrangement.cache_tokens // mean)
     most = max(1, min(arrangement.limits.segments, fitting))
     knots = [each for each in KNOTS if each < most] + [most]
-    room = arrangement.cache_tokens - most * mean
-    prefixes = int(min(32, max(1, room // prefix_tokens))) if prefix_tokens else 0
     at = np.linspace(0, len(prompts) - 1, SAMPLED).astype(int)
     lengths = [Lengths(int(p), int(a)) for p, a in zip(prompts[at], answers[at], strict=True)]
     assert longest <= arrangement.max_context, "arrangements have room for the longest request"
@@ -77,7 +74,7 @@ def fit_service(
         times,
         most,
         arrangement.limits.tokens,
-        prefixes,
+        arrangement.cache_tokens,
     )
 
 

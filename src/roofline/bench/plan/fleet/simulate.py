@@ -6,6 +6,7 @@ import time
 import numpy as np
 
 from roofline.bench.plan.fleet.answers import Answers
+from roofline.bench.plan.fleet.caches import Caches
 from roofline.bench.plan.fleet.figures import FleetFigures, Times
 from roofline.bench.plan.fleet.lengths import Requests
 from roofline.bench.plan.fleet.prompts import Prompts
@@ -31,8 +32,8 @@ class Simulation:
         self._waits = np.zeros(spec.most, np.int64)  # how many wait at each replica
         self._silent = np.zeros(0, np.int64), np.zeros(0)  # replicas, first ids of requests that have none yet
         self._ended = np.zeros(spec.most, np.int64)  # answers of each in the slice before
-        self._cached = np.full((spec.most, service.prefixes), -1, np.int32)  # prefixes in its cache
-        self._oldest = np.zeros(spec.most, np.int64)  # of these, which goes first
+        traffic = spec.traffic
+        self._caches = Caches(spec.most, service.cache_tokens, traffic.prefixes, traffic.prefix_tokens)
         self._prompts = Prompts(service, spec.most)
         self._ttft, self._tpot = Times(), Times()
         self._came = self._refused = self._resent = self._tokens = self._hits = self._looked_up = 0
@@ -89,7 +90,8 @@ class Simulation:
         there = np.isin(self._waiting.replica, failed)
         lost = self._answers.drop(failed) + int(there.sum())
         self._waiting = self._waiting.chosen(~there)
-        self._waits[failed], self._cached[failed] = 0, -1
+        self._waits[failed] = 0
+        self._caches.drop(failed)
         self._prompts.drop(failed)
         rest = ~np.isin(self._silent[0], failed)
         self._silent = self._silent[0][rest], self._silent[1][rest]
@@ -112,19 +114,16 @@ class Simulation:
         if full.any():
             self._refused += int(full.sum())
             coming, prefixes = coming.chosen(~full), prefixes[~full]
-        if self._service.prefixes:
+        if self._spec.traffic.prefixes:
             self._look_up(coming, prefixes)
         return coming
 
     def _look_up(self, coming: Waiting, prefixes: np.ndarray) -> None:
         """Take the beginnings that are in their replica's cache off the prompts; the others come in."""
-        hit = (self._cached[coming.replica] == prefixes[:, None]).any(axis=1)
+        hit = self._caches.look_up(coming.replica, prefixes, coming.prompt + coming.answer)
         coming.prompt[hit] -= self._spec.traffic.prefix_tokens
         self._hits += int(hit.sum())
         self._looked_up += len(hit)
-        rows = coming.replica[~hit]
-        self._cached[rows, self._oldest[rows] % self._service.prefixes] = prefixes[~hit]
-        self._oldest[rows] += 1
 
     def _admit(self, requests: Waiting) -> Waiting:
         """Those that their replicas begin with now; the others wait."""

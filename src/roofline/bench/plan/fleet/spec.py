@@ -139,6 +139,11 @@ def _rules(spec: FleetSpec) -> list[tuple[bool, str, str]]:
         (0 <= traffic.peak_hour < 24, "traffic.peak_hour", "give an hour from 0 to below 24"),
         (0 <= traffic.prefixes <= 1 << 20, "traffic.prefixes", "give 0 to 1,048,576"),
         ((traffic.prefixes > 0) == (traffic.prefix_tokens > 0), "traffic.prefix_tokens", "give it with prefixes"),
+        (
+            traffic.prefix_tokens < traffic.prompt.most,
+            "traffic.prefix_tokens",
+            "give less than prompt.most",
+        ),
         (1 <= replicas.start <= MOST_REPLICAS, "replicas.start", f"give 1 to {MOST_REPLICAS:,}"),
         (1 <= spec.least <= replicas.start, "replicas.least", "give at least 1, and at most replicas.start"),
         (replicas.start <= spec.most <= MOST_REPLICAS, "replicas.most", f"give replicas.start to {MOST_REPLICAS:,}"),
