@@ -1,4 +1,4 @@
-"""Writes trl_numbers.json: losses, and their slopes, that TRL computes of the log-probabilities in `objective_cases.py`.
+"""Writes trl_numbers.json: what TRL computes of the log-probabilities in `objective_cases.py`, losses and slopes.
 
 Needs TRL and what it imports (written with trl 1.16.0): `python tests/train/write_trl_numbers.py`. Models are stand-ins
 that return the log-probabilities; everything behind them is TRL's own `_compute_loss`.

@@ -39,7 +39,7 @@ class GrpoSection(Section):
     kl: weight of the divergence from the model as the run begins.
     iterations: steps on the same answers.
     loss: the mean over all tokens ("dapo"), over each answer's mean ("grpo"), or tokens / (answers * max_new_tokens)
-        ("dr_grpo"). scale: divide a group's advantages by the deviation of its rewards ("group") or leave them ("none").
+        ("dr_grpo"). scale: advantages are divided by the deviation of the group's rewards ("group"), or not ("none").
     """
 
     group: Annotated[int, Field(ge=2)] = 8

@@ -1,1 +1,1 @@
-"""Objectives of preference and reward on the training loop: DPO on pairs of answers, GRPO on answers that are sampled."""
+"""Preference and reward on the training loop: DPO on pairs of answers, GRPO on answers that are sampled."""
