@@ -29,13 +29,14 @@ class Rows:
     """The rows of a step that this rank computes.
 
     ids: the sample numbers of the whole global batch, in order. parts: this rank's shares of it, in order. sums: of the
-    hashes of this rank's rows (`row_digest.row_sums`).
+    hashes of this rank's rows (`row_digest.row_sums`). each: rows that were made of each sample.
     """
 
     step: int
     ids: np.ndarray
     parts: tuple[RowArrays, ...]
     sums: np.ndarray = field(default_factory=lambda: np.zeros(WORDS, np.uint64))
+    each: int = 1
 
 
 class Source:

@@ -20,8 +20,8 @@ Logits = Callable[[Tensor, Sequence[Tensor]], Tensor]  # of rows x [n, width] an
 
 @dataclass(frozen=True)
 class Objective:
-    """value: a differentiable function of the log-probabilities of all targets, float32 [rows, length], which are 0 where
-    a target is IGNORED; gives a scalar. temperature: logits are divided by it."""
+    """value: a differentiable function of the log-probabilities of all targets, float32 [rows, length], where IGNORED
+    ones have 0; it gives a scalar. temperature: logits are divided by it."""
 
     value: Callable[[Tensor], Tensor]
     temperature: float = 1.0

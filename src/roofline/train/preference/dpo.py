@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from roofline.train.config.objectives import DpoSection
+from roofline.train.data.row_arrays import PADDING
+from roofline.train.preference.objective import Facts
 
 FIGURES = ("reward_chosen", "reward_rejected", "accuracy")  # sums over pairs of what the log shows the means of
 
@@ -44,28 +47,25 @@ class PairLoss:
     What follows the last pair of a row (padding) is one more document, or documents without targets.
     """
 
-    temperature = 1.0
-    figures = FIGURES
+    temperature, figures, over_tokens = 1.0, FIGURES, False
 
     def __init__(self, section: DpoSection) -> None:
         self.section = section
 
-    def units(self, counts: Tensor, facts: Mapping[str, Tensor]) -> int:
-        """How many pairs rows have; counts: bool [rows, length], which targets count."""
+    def units(self, counts: np.ndarray, facts: Facts) -> int:
+        """How many pairs rows have."""
         return int(facts["pairs"].sum())
 
     def value(
-        self, counts: Tensor, documents: Tensor, facts: Mapping[str, Tensor], note: Callable[[Tensor], None]
+        self, counts: Tensor, documents: Tensor | None, facts: Mapping[str, Tensor], note: Callable[[Tensor], None]
     ) -> Callable[[Tensor], Tensor]:
-        """The objective as a function of the targets' log-probabilities, float32 [rows, length].
-
-        facts: "pairs" int64 [rows], how many each row has; "reference" float64 [rows, most pairs, 2].
-        note: takes the FIGURES.
-        """
+        """facts: "pairs" int64 [rows], how many each row has; "reference" float64 [rows, most pairs, 2]."""
+        assert documents is not None, "a pair is two documents"
         reference = facts["reference"]
         most = reference.shape[1]
         here = torch.arange(most, device=counts.device) < facts["pairs"][:, None]  # [rows, most]
-        documents = documents.clamp(max=2 * most)  # what follows the last pair goes together
+        # What follows the last pair goes together.
+        documents = torch.where(documents == PADDING, 2 * most, documents).clamp(max=2 * most)
         lengths = of_documents(counts.double(), documents, 2 * most + 1)[:, :-1].view(-1, most, 2)[here]
 
         def value(scores: Tensor) -> Tensor:

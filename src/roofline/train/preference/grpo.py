@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from roofline.train.config.objectives import GrpoSection
+from roofline.train.preference.objective import Facts
 
 FIGURES = ("ratio", "clipped", "kl")  # sums over tokens of what the log shows the means of
 
@@ -42,13 +43,13 @@ def token_losses(
 class AnswerLoss:
     """The sum of the losses of rows with one sampled answer each; what it is the mean over, `units` counts."""
 
-    figures = FIGURES
+    figures, over_tokens = FIGURES, True
 
     def __init__(self, section: GrpoSection) -> None:
         self.section, self.temperature = section, section.temperature
 
-    def units(self, counts: Tensor, facts: Mapping[str, Tensor]) -> int:
-        """What the loss is the mean over; counts: bool [rows, length], which targets count."""
+    def units(self, counts: np.ndarray, facts: Facts) -> int:
+        """What the loss is the mean over."""
         if self.section.loss == "dapo":
             return int(counts.sum())
         return len(counts) * (self.section.max_new_tokens if self.section.loss == "dr_grpo" else 1)
@@ -56,11 +57,8 @@ class AnswerLoss:
     def value(
         self, counts: Tensor, documents: Tensor | None, facts: Mapping[str, Tensor], note: Callable[[Tensor], None]
     ) -> Callable[[Tensor], Tensor]:
-        """The objective as a function of the targets' log-probabilities, float32 [rows, length].
-
-        facts: "advantage" float32 [rows]; "old" float32 [rows, length], of the targets when they were sampled; with kl
-        also "reference", the same shape. note: takes the FIGURES.
-        """
+        """facts: "advantage" float32 [rows]; "old" float32 [rows, length], of the targets when they were sampled; with
+        kl also "reference", the same shape."""
         old, advantage = facts["old"], facts["advantage"][:, None]
         each = counts.sum(1, keepdim=True).clamp(min=1) if self.section.loss == "grpo" else 1
 
