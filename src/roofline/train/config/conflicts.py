@@ -20,6 +20,7 @@ def conflicts(config: TrainConfig) -> Iterator[Fault]:
         if (loader.name == "finetuning") != (config.train_loader.name == "finetuning"):
             key = f"eval_loader.{number}.name" if isinstance(config.eval_loader, tuple) else "eval_loader.name"
             yield Fault(key, f"{key}={loader.name} does not go with train_loader.name={config.train_loader.name}")
+    yield from _of_objectives(config)
     if config.callbacks.samples is not None and config.tokenizer is None:
         text = "callbacks.generate_callback needs the tokenizer of its prompts: tokenizer.name is missing"
         yield Fault("tokenizer", text)
@@ -32,3 +33,22 @@ def conflicts(config: TrainConfig) -> Iterator[Fault]:
     if config.evaluations and stopper.label not in config.evaluations:
         key, choices = "callbacks.early_stopper.dataloader_label", ", ".join(["train", *config.evaluations])
         yield Fault(key, f"{key}={stopper.dataloader_label} is none of {choices}")
+
+
+def _of_objectives(config: TrainConfig) -> Iterator[Fault]:
+    names = [name for name in ("dpo", "grpo") if getattr(config, name) is not None]
+    if not names:
+        return
+    if len(names) > 1:
+        yield Fault("grpo", "dpo and grpo exclude each other")
+    name, loader = names[0], config.train_loader.name
+    if loader != "finetuning":
+        yield Fault("train_loader.name", f"{name} needs train_loader.name=finetuning, not {loader}")
+    if config.model.loss_fn == "torch_crossentropy":
+        yield Fault(
+            "model.loss_fn", f"{name} computes logits chunk by chunk: leave out model.loss_fn=torch_crossentropy"
+        )
+    if config.tensor_parallel > 1:
+        yield Fault(
+            "tensor_parallel", f"{name} is not computed with tensor_parallel: leave it out, FSDP shards as well"
+        )

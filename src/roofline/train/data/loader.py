@@ -224,8 +224,10 @@ class Loader:
         return read_batch(self._source, self._order, self._shares, step)
 
 
-def in_turn(source: Source | Synthetic, batch: int, rank: int, world: int, limit: int) -> Iterator[RowArrays]:
-    """Every sample once, in file order, for evaluation: this rank's rows of each batch of batch * world rows.
+def in_turn(
+    source: Source | Synthetic, batch: int, rank: int, world: int, limit: int
+) -> Iterator[tuple[np.ndarray, RowArrays]]:
+    """Every sample once, in file order, for evaluation: this rank's numbers and rows of each batch * world rows.
 
     limit: most batches of `batch` rows to read, negative for all; so the number of rows does not depend on `world`.
     Every rank gets equally many batches, so the last one may have no rows for some ranks.
@@ -233,7 +235,8 @@ def in_turn(source: Source | Synthetic, batch: int, rank: int, world: int, limit
     rows = len(source) if limit < 0 else min(len(source), limit * batch)
     for start in range(0, rows, batch * world):
         numbers = np.arange(start, min(start + batch * world, rows))
-        yield source.rows(share(numbers, rank, world))
+        own = share(numbers, rank, world)
+        yield own, source.rows(own)
 
 
 def _samples(section: StreamSection, shards: Shards) -> Fraction:

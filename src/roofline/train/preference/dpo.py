@@ -19,6 +19,11 @@ def of_documents(values: Tensor, documents: Tensor, count: int) -> Tensor:
     return values.new_zeros(len(values), count).scatter_add(1, documents, values)
 
 
+def without_rest(documents: Tensor, count: int) -> Tensor:
+    """The documents of tokens with one document, `count`, for all that follow the first `count`."""
+    return torch.where(documents == PADDING, count, documents).clamp(max=count)
+
+
 def pair_losses(section: DpoSection, policy: Tensor, reference: Tensor, lengths: Tensor) -> Tensor:
     """The loss of each pair, [pairs].
 
@@ -47,7 +52,9 @@ class PairLoss:
     What follows the last pair of a row (padding) is one more document, or documents without targets.
     """
 
-    temperature, figures, over_tokens = 1.0, FIGURES, False
+    temperature = 1.0
+    figures: tuple[str, ...] = FIGURES
+    over_tokens = False
 
     def __init__(self, section: DpoSection) -> None:
         self.section = section
@@ -64,8 +71,7 @@ class PairLoss:
         reference = facts["reference"]
         most = reference.shape[1]
         here = torch.arange(most, device=counts.device) < facts["pairs"][:, None]  # [rows, most]
-        # What follows the last pair goes together.
-        documents = torch.where(documents == PADDING, 2 * most, documents).clamp(max=2 * most)
+        documents = without_rest(documents, 2 * most)
         lengths = of_documents(counts.double(), documents, 2 * most + 1)[:, :-1].view(-1, most, 2)[here]
 
         def value(scores: Tensor) -> Tensor:

@@ -43,7 +43,8 @@ def token_losses(
 class AnswerLoss:
     """The sum of the losses of rows with one sampled answer each; what it is the mean over, `units` counts."""
 
-    figures, over_tokens = FIGURES, True
+    figures: tuple[str, ...] = FIGURES
+    over_tokens = True
 
     def __init__(self, section: GrpoSection) -> None:
         self.section, self.temperature = section, section.temperature

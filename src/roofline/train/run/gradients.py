@@ -100,7 +100,8 @@ class Gradients:
                 self._fitted += 1
                 every = self.world.gather([*losses, self._computed])
                 self.counted = Counted(all_real, int(sum(computed for *_, computed in every)), tokens)
-                self._sum_figures(tokens, units)
+                over_tokens = self.objective is not None and self.objective.over_tokens
+                self.figures = self.means(tokens if over_tokens else units)
                 return math.fsum(loss for *each, _ in every for loss in each), units
             # Outside of `except` the error is gone, and with its frames the tensors of the failed microbatch.
             self._halve(message)
@@ -164,13 +165,14 @@ class Gradients:
     def _note(self, sums: torch.Tensor) -> None:
         self._noted = sums.double() if self._noted is None else self._noted + sums
 
-    def _sum_figures(self, tokens: int, units: int) -> None:
-        """Take the means of the objective's figures over the global batch."""
+    def means(self, count: int) -> dict[str, float]:
+        """The objective's figures: means over `count` tokens or units since the last call, of all ranks."""
         if self.objective is None:
-            return
-        names, over = self.objective.figures, tokens if self.objective.over_tokens else units
+            return {}
+        names = self.objective.figures
         own = [0.0] * len(names) if self._noted is None else self._noted.tolist()
-        self.figures = {name: total / max(1, over) for name, total in zip(names, self.world.sum(own), strict=True)}
+        self._noted = None
+        return {name: total / max(1, count) for name, total in zip(names, self.world.sum(own), strict=True)}
 
     def _parts(self, rows: Rows, count: int, total: int, facts: Sequence[Facts] = ()) -> list[float]:
         """The sum of losses of each of this rank's parts; leaves their gradients."""

@@ -31,6 +31,7 @@ from roofline.train.model.optim import optimizer
 from roofline.train.model.shapes import model_config
 from roofline.train.parallel.elastic import check, rounds
 from roofline.train.parallel.processes import World, join, leave, reshard, shard
+from roofline.train.preference.start import preference_of
 from roofline.train.report import loggers
 from roofline.train.report.log import RunLog
 from roofline.train.report.summary import Report
@@ -175,6 +176,8 @@ class Run:
         self.probe: Probe | None = None
         self.saver = Saver(open_store(self.save_folder), config.save_num_checkpoints_to_keep, world.grouped)
         resume(self)
+        self.preference = preference_of(self)
+        self.gradients.objective = self.preference.objective if self.preference is not None else None
         self.recurring = recurring(self)
 
     def fit(self) -> Finished:
@@ -212,6 +215,8 @@ class Run:
         config = self.config
         self.receipts = self._receipts()
         reported = self.report.begin(self)
+        if self.preference is not None:
+            reported |= self.preference.begin()
         self.log.open(self.progress.step, self.progress.tokens)
         self._heed(self.callbacks.begin(self.folder, self.progress.step))
         self.log.about(
@@ -239,11 +244,12 @@ class Run:
         rows = next(self._loader)
         waited = time.perf_counter() - started
         self.optimizer.set_factor(self.factor(rows.step))
-        loss_sum, tokens = self.gradients.backward(rows)
+        facts = self.preference.facts(rows) if self.preference is not None else ()
+        loss_sum, units = self.gradients.backward(rows, facts)
         scaler = self.gradients.scaler
         clipping = self.config.algorithms.gradient_clipping
         norm = clip(self.model, self.world, clipping, scaler.scale if scaler else 1.0, self.config.elastic is not None)
-        finite, loss = math.isfinite(norm), loss_sum / max(1, tokens)
+        finite, loss = math.isfinite(norm), loss_sum / max(1, units)
         if not finite and (scaler is None or scaler.scale <= 1):
             raise ConfigError(
                 f"step {self.progress.step + 1}: the gradient is not finite (loss {loss:.4g}). Nothing was written of "
@@ -272,6 +278,7 @@ class Run:
             wait=waited,
             microbatch=self.gradients.size or 0,
             **({"loss_scale": scaler.scale} if scaler else {}),
+            **self.gradients.figures,
             **({"computed": counted.computed, "trained": counted.trained} if self.tunes else {}),
         )
         self._heed(self.callbacks.step(line))
@@ -301,28 +308,32 @@ class Run:
         """Compute the mean loss on each held-out text."""
         for label, source in self.held_out.items():
             started = time.perf_counter()
-            loss, tokens = self._held_out_loss(label, source)
-            name = self.config.evaluations[label].label
-            line = self.log.evaluation(name, self.progress.step, loss, tokens, time.perf_counter() - started)
-            self.evaluations[label] = {"step": self.progress.step, "loss": loss, "perplexity": line["perplexity"]}
+            loss, units, figures = self._held_out_loss(label, source)
+            name, seconds = self.config.evaluations[label].label, time.perf_counter() - started
+            line = self.log.evaluation(name, self.progress.step, loss, units, seconds, figures)
+            self.evaluations[label] = {"step": self.progress.step, "loss": loss, **figures}
             self._heed(self.callbacks.evaluation(line))
 
-    def _held_out_loss(self, label: str, source: Source | Synthetic) -> tuple[float, int]:
-        """The mean loss on a held-out text, and the tokens it was taken over."""
+    def _held_out_loss(self, label: str, source: Source | Synthetic) -> tuple[float, int, dict[str, float]]:
+        """The mean loss on a held-out text, the tokens (of an objective: units) it was taken over, and what else the
+        evaluation says."""
         self.model.eval()
-        config, total, tokens = self.config, 0.0, 0
+        config, total, units = self.config, 0.0, 0
         with torch.no_grad():
             limit, batch = config.eval_subset_num_batches, config.device_eval_batch_size
-            for rows in in_turn(source, batch, self.world.data_rank, self.world.data_size, limit):
-                loss, count = self.gradients.held_out(rows)
-                total, tokens = total + loss, tokens + count
+            for numbers, rows in in_turn(source, batch, self.world.data_rank, self.world.data_size, limit):
+                facts = self.preference.held_out_facts(label, numbers) if self.preference is not None else None
+                loss, count = self.gradients.held_out(rows, facts)
+                total, units = total + loss, units + count
         self.model.train()
         reshard(self.model, self.world)
-        total, all_tokens = self.world.sum([total, tokens])
-        if not all_tokens:
+        total, all_units = self.world.sum([total, units])
+        if not all_units:
             name = "eval_loader" if label == "eval" else f"the eval_loader labelled {label}"
             raise ConfigError(f"{name} holds no row")
-        return total / all_tokens, int(all_tokens)
+        loss = total / all_units
+        perplexity = {"perplexity": math.exp(min(loss, 700.0))}
+        return loss, int(all_units), perplexity if self.preference is None else self.gradients.means(int(all_units))
 
     def close(self) -> None:
         """Close files and threads; a checkpoint that is being stored is waited for."""
