@@ -75,6 +75,7 @@ class Model(nn.Module):
             the family, and the shape of the model on all ranks together.
         chunk_logits: compute the loss from `chunk_rows` rows at a time instead of from all.
         compute, head_loss: the functions that every block, and the head with its loss, go through; may be wrapped.
+        restarts: positions are counted anew in each document.
         watch: called before and behind every block in both passes, and before each chunk of logits; may raise.
     """
 
@@ -97,6 +98,7 @@ class Model(nn.Module):
         self._head = _HeadSpec(self.family, self.cfg, tuple(p.name for p in outer), forms)
         self.head_loss: Callable[..., Tensor] = partial(_head_loss, self._head)
         self.chunk_logits = True
+        self.restarts = False
         self.watch: Callable[[], None] | None = None
         self.blocks: list[Block] = []
         for layer in range(self.cfg.layers):
@@ -207,6 +209,8 @@ class Model(nn.Module):
         """What all blocks like that of a layer read: positions [tokens], cos and sin of rope [tokens, turned / 2], a
         bias of scores."""
         positions = torch.arange(length, device=device).repeat(rows)
+        if self.restarts and documents is not None:
+            positions = _within_documents(documents).reshape(-1)
         table = self.cfg.rope_of(layer)
         cos, sin = rope_angles(positions, table) if table is not None else (None, None)
         alibi_heads = self.cfg.heads if self.cfg.positions == "alibi" else 0
@@ -306,6 +310,14 @@ def _block(
     w = nest([param.name.removeprefix(f"layers.{layer}.") for param in table], weights)
     # The cache keeps nothing, so layers that are alike may be one; another number would compile each layer by itself.
     return spec.family.block(spec.cfg, w, x, layer, batch)  # type: ignore[return-value]  # of tensors
+
+
+def _within_documents(documents: Tensor) -> Tensor:
+    """The place of each token in its document, int64 [rows, length], of documents [rows, length]."""
+    at = torch.arange(documents.shape[1], device=documents.device).expand(documents.shape)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return at - torch.where(begins, at, 0).cummax(1).values
 
 
 def _head_loss(head: _HeadSpec, targets: Tensor, x: Tensor, *weights: Tensor) -> Tensor:
