@@ -85,7 +85,7 @@ class Gradients:
         if self.size is None or (self.auto and self.size > most):
             self.size = most
         counts = [targets(*part) != IGNORED for part in rows.parts]
-        real = sum(RowArrays(*part).real() for part in rows.parts)
+        real = sum(part.real() for part in rows.parts)
         count, own = sum(int(each.sum()) for each in counts), self._units(counts, facts)
         tokens, units, all_real, *row_sums = map(int, self.world.sum([count, own, real, *rows.sums.tolist()]))
         self.row_digest = row_digest(row_sums)
@@ -176,10 +176,7 @@ class Gradients:
 
     def _parts(self, rows: Rows, count: int, total: int, facts: Sequence[Facts] = ()) -> list[float]:
         """The sum of losses of each of this rank's parts; leaves their gradients."""
-        each = [
-            (RowArrays(*part), of_part)
-            for part, of_part in zip(rows.parts, facts or [{}] * len(rows.parts), strict=True)
-        ]
+        each = [(part, of_part) for part, of_part in zip(rows.parts, facts or [{}] * len(rows.parts), strict=True)]
         if not self.tree:
             return [self._add_part(*part, count, total) for part in each]
         sums, losses = TreeSum(), []
