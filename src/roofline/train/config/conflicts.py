@@ -50,9 +50,20 @@ def _of_objectives(config: TrainConfig) -> Iterator[Fault]:
             "model.loss_fn", f"{name} computes logits chunk by chunk: leave out model.loss_fn=torch_crossentropy"
         )
     if config.tensor_parallel > 1:
-        yield Fault(
-            "tensor_parallel", f"{name} is not computed with tensor_parallel: leave it out, FSDP shards as well"
+        text = f"{name} is not computed with tensor_parallel: leave it out, FSDP shards as well"
+        yield Fault("tensor_parallel", text)
+    if config.grpo is None:
+        return
+    if config.adapter is None:
+        yield Fault("adapter", "grpo needs adapter, which says what is trained: {method: lora} or {method: full}")
+    elif config.adapter.base not in ("bf16", "f32", "stored"):
+        text = (
+            f"adapter.base={config.adapter.base}: grpo samples from the model's own files, so quantise them first "
+            "(`roofline quantize`) and set base=stored"
         )
+        yield Fault("adapter.base", text)
+    if config.elastic is not None:
+        yield Fault("elastic", "grpo runs in one process: leave out elastic")
 
 
 def _of_adapter(config: TrainConfig) -> Iterator[Fault]:

@@ -42,7 +42,7 @@ class GrpoSection(Section):
         ("dr_grpo"). scale: advantages are divided by the deviation of the group's rewards ("group"), or not ("none").
     """
 
-    group: Annotated[int, Field(ge=2)] = 8
+    group: Annotated[int, Field(ge=2, le=128)] = 8
     max_new_tokens: Annotated[int, Field(ge=1)] = 128
     temperature: Annotated[float, Field(gt=0)] = 1.0
     reward: str

@@ -100,6 +100,12 @@ class Source:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
+    def sample(self, number: int) -> dict[str, object]:
+        """All columns of a sample."""
+        at = int(np.searchsorted(self._starts, number, side="right")) - 1
+        with self._lock:
+            return self.shards[at][number - int(self._starts[at])]
+
     def rows(self, numbers: Sequence[int] | np.ndarray) -> RowArrays:
         """The samples as rows."""
         tokens = np.zeros((len(numbers), self.length), np.int64)

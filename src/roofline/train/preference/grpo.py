@@ -41,13 +41,18 @@ def token_losses(
 
 
 class AnswerLoss:
-    """The sum of the losses of rows with one sampled answer each; what it is the mean over, `units` counts."""
+    """The sum of the losses of rows with one sampled answer each; what it is the mean over, `units` counts.
+
+    Attributes:
+        apart: the largest difference of a token's log-probability from that of its sampling, over the first `fresh`
+            rows since both were set.
+    """
 
     figures: tuple[str, ...] = FIGURES
     over_tokens = True
 
     def __init__(self, section: GrpoSection) -> None:
-        self.section, self.temperature = section, section.temperature
+        self.section, self.temperature, self.apart, self.fresh = section, section.temperature, 0.0, 0
 
     def units(self, counts: np.ndarray, facts: Facts) -> int:
         """What the loss is the mean over."""
@@ -65,7 +70,10 @@ class AnswerLoss:
 
         def value(scores: Tensor) -> Tensor:
             losses, clipped, kl = token_losses(self.section, scores, old, advantage, facts.get("reference"))
-            ratios = torch.exp(scores.detach() - old)
+            moved = torch.where(counts, scores.detach() - old, 0)
+            if self.fresh > 0:
+                self.apart, self.fresh = max(self.apart, float(moved.abs().max())), self.fresh - len(moved)
+            ratios = torch.exp(moved)
             note(torch.stack([(each_ * counts).sum().double() for each_ in (ratios, clipped, kl)]))
             return (losses * counts / each).sum()
 

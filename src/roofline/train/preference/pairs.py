@@ -38,12 +38,19 @@ class Pairs:
     """What a run of DPO has beside others.
 
     Attributes:
-        objective: for `Gradients`.
+        objective: for `Gradients`. updates: of the parameters in a step.
     """
+
+    updates = 1
 
     def __init__(self, run: "Run", section: DpoSection) -> None:
         self.run, self.objective = run, PairLoss(section)
         self._values: dict[str, _Values] = {}
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """None beside the objective's."""
+        return {}
 
     def begin(self) -> JsonObject:
         """Compute the reference's log-probabilities, or read them where the run goes on; facts for the log."""
@@ -64,13 +71,18 @@ class Pairs:
         rows = sum(map(len, self._values.values()))
         return {"reference": {"rows": rows, "seconds": time.perf_counter() - started}}
 
-    def facts(self, rows: "Rows") -> list[Facts]:
-        """What the objective has to know of each part of a batch."""
-        return [self._facts(TRAIN, share(rows.ids, *each)) for each in self.run.shares]
+    def prepare(self, rows: "Rows") -> tuple["Rows", list[Facts]]:
+        """A batch, and what the objective has to know of each of its parts."""
+        return rows, [self._facts(TRAIN, share(rows.ids, *each)) for each in self.run.shares]
 
-    def held_out_facts(self, label: str, numbers: np.ndarray) -> Facts:
-        """What it has to know of rows of an evaluation."""
-        return self._facts(label, numbers)
+    def evaluate(self, label: str) -> tuple[float, int, dict[str, float]]:
+        """The mean loss of held-out pairs, how many they are, and figures."""
+        run = self.run
+        loss, pairs = run.held_out_loss(label, lambda numbers: self._facts(label, numbers))
+        return loss, pairs, run.gradients.means(pairs)
+
+    def close(self) -> None:
+        """Nothing is open."""
 
     def _facts(self, label: str, numbers: np.ndarray) -> Facts:
         of_label = self._values.get(label, {})
