@@ -24,6 +24,8 @@ class EngineSampler:
         assert base is not None
         self._adapts, rank = config.adapter.method != "full", config.adapter.rank
         self._options: dict[str, Any] = {"max_model_len": config.max_seq_len, "verify": False, "measure": False}
+        if config.grpo.backend == "reference":
+            self._options |= {"backend": "reference", "arithmetic": "plain"}
         adapters: dict[str, Any] = {"max_adapters": 2, "max_adapter_rank": rank} if self._adapts else {}
         self._base: LLM | None = None
         if self._adapts or config.grpo.kl:

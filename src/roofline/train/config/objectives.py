@@ -36,6 +36,7 @@ class GrpoSection(Section):
         probabilities that are trained.
     reward: "FILE.py:FUNCTION", or "exact_match" with the answers that the data set has.
     clip, clip_high: how far a token's probability may move from that of its sampling, as a ratio below and above 1.
+    backend: of the engine that samples: "cpu", or "reference", slow, which computes in plain float32 as training does.
     kl: weight of the divergence from the model as the run begins.
     iterations: steps on the same answers.
     loss: the mean over all tokens ("dapo"), over each answer's mean ("grpo"), or tokens / (answers * max_new_tokens)
@@ -48,6 +49,7 @@ class GrpoSection(Section):
     reward: str
     clip: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0)] | None = None
+    backend: Literal["cpu", "reference"] = "cpu"
     kl: Annotated[float, Field(ge=0)] = 0.0
     iterations: Annotated[int, Field(ge=1)] = 1
     loss: Literal["dapo", "grpo", "dr_grpo"] = "dapo"
