@@ -15,7 +15,7 @@ from roofline.train.config.data_sets import DatasetSection  # noqa: E402
 from roofline.train.config.schema import InitSection  # noqa: E402
 from roofline.train.data.loader import Rows, Source  # noqa: E402
 from roofline.train.data.mds import ShardWriter  # noqa: E402
-from roofline.train.data.row_arrays import PADDING, RowArrays  # noqa: E402
+from roofline.train.data.row_arrays import PADDING  # noqa: E402
 from roofline.train.model.init import initialize  # noqa: E402
 from roofline.train.model.modules import IGNORED, Model  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
