@@ -1,4 +1,4 @@
-"""Rows for fine-tuning: which tokens are targets, what is padding, and that neither padding nor packing changes sums."""
+"""Rows for fine-tuning: which tokens are targets, what is padding, and that padding and packing change no sum."""
 
 from pathlib import Path
 from typing import Any

@@ -126,9 +126,8 @@ class Encoder:
         self.template.check_fits(self.tokenizer)
         if not self._takes_tools:
             plain = with_tools_as_text(messages, tools)
-            answers = tuple(
-                number + len(plain) - len(messages) for number in answers
-            )  # a system message may come first
+            shift = len(plain) - len(messages)  # a system message may come first
+            answers = tuple(number + shift for number in answers)
             messages, tools = tuple(plain), ()
         rendered = self._rendered(messages, tools, answers)
         if rendered is not None:

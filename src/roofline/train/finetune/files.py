@@ -1,5 +1,5 @@
-"""Reads the records of data sets: JSON, JSON lines, CSV, Parquet, Arrow and text files, folders of them, and the folders
-that Hugging Face's datasets save."""
+"""Reads the records of data sets: JSON, JSON lines, CSV, Parquet, Arrow and text files, folders of them, and those that
+Hugging Face's datasets save."""
 
 import csv
 import json
@@ -40,10 +40,7 @@ def data_files(place: Path, split: str | None = None) -> list[Path]:
     if (place / _STATE).is_file():
         return _saved(place)
     files = sorted(path for path in place.rglob("*") if path.suffix in READERS and path.is_file())
-    splits = [
-        name for name in (SPLIT, "test", "validation", "dev", "eval") if any(_is_of(f, place, name) for f in files)
-    ]
-    if split is not None or SPLIT in splits:
+    if split is not None or any(_is_of(path, place, SPLIT) for path in files):
         files = [path for path in files if _is_of(path, place, split or SPLIT)]
     if not files:
         of = f" of the split {split!r}" if split else ""

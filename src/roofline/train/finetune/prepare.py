@@ -127,9 +127,10 @@ def read_prepared(folder: Path) -> Prepared:
 
 def _write(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
     form, encoded, originals = "", list[list[Encoded]](), list[Sample]()
-    for where, form, sample in samples(data):
+    for where, name, sample in samples(data):
         encoded.append(encoder.encode(sample, where))
         originals.append(sample)
+        form = name
     count = len(encoded)
     apart = _held_out(count, data.share, data.seed)
     groups = {TRAIN: [i for i in range(count) if i not in apart], HELD_OUT: sorted(apart)}
