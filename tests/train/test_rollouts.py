@@ -59,7 +59,7 @@ def made(model: Path, prompts: Path, folder: Path, **changes: Any) -> Any:
 
 
 def run(made: Any) -> list[dict[str, Any]]:
-    train(made, make_sampler=lambda: sampler_of(made))
+    train(made, make_sampler=sampler_of(made))
     return log_of(Path(made.run_folder))
 
 

@@ -1,13 +1,16 @@
 """Our engine as what samples the answers of a training run (`train.preference.sampler.Sampler`)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from roofline.bundle import load, load_text_of
 from roofline.common.errors import ConfigError
 from roofline.engine.llm import LLM
 from roofline.engine.params import SamplingParams
-from roofline.train.preference.sampler import Sampled
+from roofline.train.preference.sampler import MakeSampler, Sampled
+from roofline.weights.checkpoint import open_checkpoint
 
 if TYPE_CHECKING:
     from roofline.train.config.schema import TrainConfig
@@ -23,7 +26,8 @@ class EngineSampler:
         base = config.model.pretrained_model_name_or_path
         assert base is not None
         self._adapts, rank = config.adapter.method != "full", config.adapter.rank
-        self._options: dict[str, Any] = {"max_model_len": config.max_seq_len, "verify": False, "measure": False}
+        self._text = load_text_of(base)
+        self._options: dict[str, Any] = {"max_model_len": config.max_seq_len, "verify": False}
         if config.grpo.backend == "reference":
             self._options |= {"backend": "reference", "arithmetic": "plain"}
         adapters: dict[str, Any] = {"max_adapters": 2, "max_adapter_rank": rank} if self._adapts else {}
@@ -43,7 +47,9 @@ class EngineSampler:
             return
         if self._model is not None and self._model is not self._base:
             self._model.close()
-        self._model = LLM(folder, **self._options)
+        # A checkpoint in memory is not compiled into the cache of bundles, where each step would leave a model.
+        model = load(open_checkpoint(folder), text=False, **self._options)
+        self._model = LLM(replace(model, tokenizer=self._text[0], chat_template=self._text[1]))
 
     def sample(
         self, prompts: Sequence[Sequence[int]], count: int, most: int, temperature: float, seeds: Sequence[int]
@@ -83,8 +89,10 @@ class EngineSampler:
             each.close()
 
 
-def sampler_of(config: "TrainConfig") -> EngineSampler:
-    """The engine of a run's configuration. Raises ConfigError for a model that has no files."""
+def sampler_of(config: "TrainConfig") -> MakeSampler | None:
+    """What makes the engine of a run, if its configuration samples. Raises ConfigError for a model without files."""
+    if config.grpo is None:
+        return None
     if config.adapter is None or config.model.pretrained_model_name_or_path is None:
         raise ConfigError("grpo samples from a model's files: set model.name=hf_causal_lm and name them")
-    return EngineSampler(config)
+    return lambda: EngineSampler(config)

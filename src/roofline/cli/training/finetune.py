@@ -81,11 +81,12 @@ def _train(path: Path, changes: list[str], nproc: int, quiet: bool) -> tuple[int
 
         status = launch(nproc, path, changes, out=sys.stderr.fileno() if quiet else None)
     else:
+        from roofline.cli.training.engine_sampler import sampler_of
         from roofline.train.report.console import Console
         from roofline.train.run.loop import train
 
         console = Console(settings)
-        finished = train(settings, console.show)
+        finished = train(settings, console.show, make_sampler=sampler_of(settings))
         status = finished.status
         if not quiet:
             console.end(finished)
