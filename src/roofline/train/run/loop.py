@@ -34,7 +34,7 @@ from roofline.train.parallel.processes import World, join, leave, reshard, shard
 from roofline.train.report import loggers
 from roofline.train.report.log import RunLog
 from roofline.train.report.summary import Report
-from roofline.train.run import preflight
+from roofline.train.run import leak_proof, preflight
 from roofline.train.run.callbacks import Callbacks
 from roofline.train.run.clip import clip
 from roofline.train.run.determinism import deterministic
@@ -47,6 +47,8 @@ from roofline.train.run.schedule import schedule
 from roofline.train.run.signals import Signals
 from roofline.train.run_folder import CONFIG, checkpoints_of, folder_of
 from roofline.train.storage.open import open_store
+
+PACKED_ROWS = 16  # rows that are looked at
 
 
 @dataclass
@@ -212,6 +214,7 @@ class Run:
         """Open the log and the receipts where the run continues, and start to read rows."""
         config = self.config
         self.receipts = self._receipts()
+        proof = leak_proof.prove(self) if self.progress.step < self.stop and self._packs() else None
         reported = self.report.begin(self)
         self.log.open(self.progress.step, self.progress.tokens)
         self._heed(self.callbacks.begin(self.folder, self.progress.step))
@@ -223,9 +226,15 @@ class Run:
             processes=self.world.size,
             device=str(self.world.device),
             show_every=max(1, self.show_every),
+            leak_proof=proof,
             **reported,
         )
         self._loader = Loader(self.source, self.order, config.train_loader, self.shares, self.progress.step)
+
+    def _packs(self) -> bool:
+        """Whether rows hold several documents, which are kept apart; told from the first ones, alike on all ranks."""
+        documents = self.source.rows(self.order.batch(0)[:PACKED_ROWS]).documents
+        return documents is not None and int(documents.max()) > 0
 
     @property
     def shares(self) -> list[Share]:
