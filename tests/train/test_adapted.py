@@ -1,23 +1,17 @@
 """Adapters in training beside peft's: losses, gradients and steps; frozen matrices in all formats."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="training is torch")
 
-from roofline.ops import formats
-from roofline.train.config.adapter import AdapterSection
 from roofline.train.config.read import parse_config
 from roofline.train.model import build
 from roofline.train.model.adaptation import forms as plan
-from roofline.train.model.adapted import Form
 from roofline.train.model.modules import Model
 from roofline.train.model.shapes import model_config
-from roofline.train.model.widen import widened
 
 VOCAB, LENGTH = 96, 16
 

@@ -37,7 +37,7 @@ from roofline.train.preference.start import preference_of
 from roofline.train.report import loggers
 from roofline.train.report.log import RunLog
 from roofline.train.report.summary import Report
-from roofline.train.run import preflight
+from roofline.train.run import leak_proof, preflight
 from roofline.train.run.callbacks import Callbacks
 from roofline.train.run.clip import clip
 from roofline.train.run.determinism import deterministic
@@ -50,6 +50,8 @@ from roofline.train.run.schedule import schedule
 from roofline.train.run.signals import Signals
 from roofline.train.run_folder import CONFIG, checkpoints_of, folder_of
 from roofline.train.storage.open import open_store
+
+PACKED_ROWS = 16  # rows that are looked at
 
 
 @dataclass
@@ -227,6 +229,7 @@ class Run:
         """Open the log and the receipts where the run continues, and start to read rows."""
         config = self.config
         self.receipts = self._receipts()
+        proof = leak_proof.prove(self) if self.progress.step < self.stop and self._packs() else None
         reported = self.report.begin(self)
         if self.preference is not None:
             reported |= self.preference.begin()
@@ -240,9 +243,15 @@ class Run:
             processes=self.world.size,
             device=str(self.world.device),
             show_every=max(1, self.show_every),
+            leak_proof=proof,
             **reported,
         )
         self._loader = Loader(self.source, self.order, config.train_loader, self.shares, self.progress.step)
+
+    def _packs(self) -> bool:
+        """Whether rows hold several documents, which are kept apart; told from the first ones, alike on all ranks."""
+        documents = self.source.rows(self.order.batch(0)[:PACKED_ROWS]).documents
+        return documents is not None and int(documents.max()) > 0
 
     @property
     def shares(self) -> list[Share]:
