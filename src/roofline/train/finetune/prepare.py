@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -76,6 +76,9 @@ class Prepared:
     files: list[str] = field(default_factory=list)
 
 
+Write = Callable[[Data, Path, Encoder, str], Prepared]  # writes shards into a folder; with the key of `Prepared`
+
+
 def samples(data: Data) -> Iterator[tuple[str, str, Sample]]:
     """(where it stands, its form, the sample) of each record. Raises ConfigError, UnsupportedError."""
     if data.form is not None and data.form not in FORMS:
@@ -88,10 +91,12 @@ def samples(data: Data) -> Iterator[tuple[str, str, Sample]]:
         raise ConfigError(f"{data.place} holds no record")
 
 
-def prepare(data: Data, folder: Path, tokenizer: "Tokenizer", template: "ChatTemplate") -> Prepared:
+def prepare(
+    data: Data, folder: Path, tokenizer: "Tokenizer", template: "ChatTemplate", write: "Write | None" = None
+) -> Prepared:
     """Write the shards of `data` into a folder, or return what is there of the same data and settings.
 
-    Raises ConfigError, also where the folder holds something else.
+    write: of other data than samples. Raises ConfigError, also where the folder holds something else.
     """
     key = _key(data, tokenizer, template)
     if (folder / ABOUT).is_file():
@@ -107,7 +112,7 @@ def prepare(data: Data, folder: Path, tokenizer: "Tokenizer", template: "ChatTem
     partial_folder = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial_folder, ignore_errors=True)
     partial_folder.mkdir(parents=True)
-    prepared = _write(data, partial_folder, Encoder(tokenizer, template, data.length, data.drop), key)
+    prepared = (write or _write)(data, partial_folder, Encoder(tokenizer, template, data.length, data.drop), key)
     write_atomically(partial_folder / ABOUT, json.dumps(asdict(prepared), indent=1) + "\n")
     partial_folder.rename(folder)
     return prepared
@@ -132,7 +137,7 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
         originals.append(sample)
         form = name
     count = len(encoded)
-    apart = _held_out(count, data.share, data.seed)
+    apart = kept_apart(count, data.share, data.seed)
     groups = {TRAIN: [i for i in range(count) if i not in apart], HELD_OUT: sorted(apart)}
     written = {}
     for name, numbers in groups.items():
@@ -148,7 +153,7 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
     return about(told.split, told.ended, told.cut, told.left_out, written[TRAIN], written.get(HELD_OUT), files)
 
 
-def _held_out(count: int, share: float, seed: int) -> set[int]:
+def kept_apart(count: int, share: float, seed: int) -> set[int]:
     """The samples that are kept apart: at least one, if any are."""
     few = min(count - 1, max(1, round(share * count))) if share and count > 1 else 0
     keys = np.random.Philox(key=[seed, count]).random_raw(count)
