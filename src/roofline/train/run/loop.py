@@ -28,7 +28,7 @@ from roofline.train.memory.meter import grow_segments, keep_freed_memory
 from roofline.train.model import adaptation, build
 from roofline.train.model.modules import Model
 from roofline.train.model.optim import optimizer
-from roofline.train.model.shapes import model_config
+from roofline.train.model.shapes import files, model_config
 from roofline.train.parallel.elastic import check, rounds
 from roofline.train.parallel.processes import World, join, leave, reshard, shard
 from roofline.train.report import loggers
@@ -47,6 +47,7 @@ from roofline.train.run.schedule import schedule
 from roofline.train.run.signals import Signals
 from roofline.train.run_folder import CONFIG, checkpoints_of, folder_of
 from roofline.train.storage.open import open_store
+from roofline.weights.checkpoint import open_checkpoint
 
 PACKED_ROWS = 16  # rows that are looked at
 
@@ -145,6 +146,7 @@ class Run:
             keep_freed_memory()
         available = room()
         self.forms = adaptation.forms(config, self.shape)
+        self.base = world.share(world.first(self._digest)) if self.forms else None
         self.report = Report(config, self.shape, world, self.forms)
         self.model = self._model()
         elastic, section = config.elastic is not None, config.fsdp_config
@@ -362,6 +364,10 @@ class Run:
         self.show_every = batches("console_log_interval", config.console_log_interval, self.units)
         stop = batches("stop_after", config.stop_after, self.units) if config.stop_after else self.total
         self.stop = min(stop, self.total)
+
+    def _digest(self) -> str:
+        """Of the model's files, which an adapter belongs to."""
+        return adaptation.digest(open_checkpoint(files(self.config.model)))
 
     def _model(self) -> Model:
         config, world = self.config, self.world
