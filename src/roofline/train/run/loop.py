@@ -23,6 +23,7 @@ from roofline.train.config.schema import TrainConfig
 from roofline.train.data.loader import Loader, Share, Source, in_turn, open_source
 from roofline.train.data.receipts import START, ReceiptLog
 from roofline.train.data.synthetic import Synthetic
+from roofline.train.finetune import loaders
 from roofline.train.memory.exhausted import limit_memory, room
 from roofline.train.memory.meter import grow_segments, keep_freed_memory
 from roofline.train.model import adaptation, build
@@ -119,6 +120,8 @@ def train(config: TrainConfig, watch: Watch | None = None, store: Path | None = 
 def _fit(config: TrainConfig, world: World, watch: Watch | None) -> Finished:
     """Apart from `train`, so that nothing of the run is left when its process group is destroyed."""
     world.first(lambda: preflight.check(config))
+    world.first(lambda: loaders.prepare_all(config))
+    config = loaders.prepared(config)
     with closing(Ownership(config, world)) as owner, closing(Run(config, world, watch, owner)) as run:
         return run.fit()
 
@@ -162,7 +165,8 @@ class Run:
             sync_last=elastic or (section is not None and section.sharding_strategy == "SHARD_GRAD_OP"),
             tree=elastic,
         )
-        self.gradients.keeps_padding = config.compile_config is not None
+        trims = config.train_loader.dataset.allow_pad_trimming
+        self.gradients.keeps_padding = config.compile_config is not None or not trims
         if size == "auto" and available is not None:  # what does not fit is not tried: libraries fail in many ways
             rows = self.report.memory.rows_for(available) if world.rank == 0 else None
             self.gradients.size = world.share(rows)
