@@ -11,7 +11,6 @@ from roofline.cli.options import AsJson, ModelArgument, Threads
 from roofline.cli.output import print_json
 from roofline.cli.parser import Argument
 from roofline.cli.progress import counted_bar
-from roofline.common.errors import ConfigError
 from roofline.common.files import write_atomically
 from roofline.common.options import Option, Options, option
 from roofline.common.units import human_bytes
