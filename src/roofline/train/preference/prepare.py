@@ -11,7 +11,7 @@ from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonObject
 from roofline.train.data.mds import ShardWriter
 from roofline.train.finetune.encode import Encoded, Encoder
-from roofline.train.finetune.files import Record, data_files, records
+from roofline.train.finetune.files import Record, records
 from roofline.train.finetune.packing import pack
 from roofline.train.finetune.prepare import COLUMNS, HELD_OUT, TRAIN, Data, Prepared, Rows, kept_apart
 from roofline.train.preference.pair_files import Pair, pair, prompt
@@ -73,7 +73,9 @@ def _form(data: Data) -> str | None:
 def _write(
     data: Data, folder: Path, encoder: Encoder, key: str, items: Callable[[Record, str], Iterator[_Item]]
 ) -> Prepared:
-    read = [(where, list(items(record, where))) for where, record in records(data.place, data.split)]
+    read = [
+        (where, list(items(record, where))) for place in data.places for where, record in records(place, data.split)
+    ]
     fitting = [[item for item in each if len(item) <= data.length] for _, each in read]
     count, apart = len(read), kept_apart(len(read), data.share, data.seed)
     groups = {TRAIN: [i for i in range(count) if i not in apart], HELD_OUT: sorted(apart)}
@@ -83,14 +85,13 @@ def _write(
         if parts:
             written[name] = _rows(folder / name, parts, data)
     if TRAIN not in written:
-        raise ConfigError(f"{data.place}: nothing fits into {data.length} tokens: raise --max-seq-len")
+        raise ConfigError(f"{data.name}: nothing fits into {data.length} tokens: raise --max-seq-len")
     longest = max((len(item) for _, each in read for item in each), default=0)
-    files = [str(path) for path in data_files(data.place, data.split)]
     left_out = sum(not each for each in fitting)
     kind = (data.form or PAIRS).partition(" ")[0]
     return Prepared(
         *(key, kind, count, data.length, data.pack, longest, 0, encoder.told.ended, 0, left_out),
-        *(written[TRAIN], written.get(HELD_OUT), files),
+        *(written[TRAIN], written.get(HELD_OUT), [str(path) for path in data.files]),
     )
 
 

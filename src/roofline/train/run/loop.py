@@ -23,12 +23,13 @@ from roofline.train.config.duration import Batches, batches
 from roofline.train.config.schema import TrainConfig
 from roofline.train.data.loader import Loader, Rows, Share, in_turn, open_source
 from roofline.train.data.receipts import START, ReceiptLog
+from roofline.train.finetune import loaders
 from roofline.train.memory.exhausted import limit_memory, room
 from roofline.train.memory.meter import grow_segments, keep_freed_memory
 from roofline.train.model import adaptation, build
 from roofline.train.model.modules import Model
 from roofline.train.model.optim import optimizer
-from roofline.train.model.shapes import model_config
+from roofline.train.model.shapes import files, model_config
 from roofline.train.parallel.elastic import check, rounds
 from roofline.train.parallel.processes import World, join, leave, reshard, shard
 from roofline.train.preference.objective import Facts
@@ -50,6 +51,7 @@ from roofline.train.run.schedule import schedule
 from roofline.train.run.signals import Signals
 from roofline.train.run_folder import CONFIG, checkpoints_of, folder_of
 from roofline.train.storage.open import open_store
+from roofline.weights.checkpoint import open_checkpoint
 
 PACKED_ROWS = 16  # rows that are looked at
 
@@ -126,6 +128,8 @@ def train(
 def _fit(config: TrainConfig, world: World, watch: Watch | None, make_sampler: MakeSampler | None) -> Finished:
     """Apart from `train`, so that nothing of the run is left when its process group is destroyed."""
     world.first(lambda: preflight.check(config))
+    world.first(lambda: loaders.prepare_all(config))
+    config = loaders.prepared(config)
     with closing(Ownership(config, world)) as owner, closing(Run(config, world, watch, owner, make_sampler)) as run:
         return run.fit()
 
@@ -158,6 +162,7 @@ class Run:
             keep_freed_memory()
         available = room()
         self.forms = adaptation.forms(config, self.shape)
+        self.base = world.share(world.first(self._digest)) if self.forms else None
         self.report = Report(config, self.shape, world, self.forms)
         self.model = self._model()
         elastic, section = config.elastic is not None, config.fsdp_config
@@ -173,7 +178,8 @@ class Run:
             sync_last=elastic or (section is not None and section.sharding_strategy == "SHARD_GRAD_OP"),
             tree=elastic,
         )
-        self.gradients.keeps_padding = config.compile_config is not None
+        trims = config.train_loader.dataset.allow_pad_trimming
+        self.gradients.keeps_padding = config.compile_config is not None or not trims
         if size == "auto" and available is not None:  # what does not fit is not tried: libraries fail in many ways
             rows = self.report.memory.rows_for(available) if world.rank == 0 else None
             self.gradients.size = world.share(rows)
@@ -399,6 +405,10 @@ class Run:
         self.show_every = batches("console_log_interval", config.console_log_interval, self.units)
         stop = batches("stop_after", config.stop_after, self.units) if config.stop_after else self.total
         self.stop = min(stop, self.total)
+
+    def _digest(self) -> str:
+        """Of the model's files, which an adapter belongs to."""
+        return adaptation.digest(open_checkpoint(files(self.config.model)))
 
     def _model(self) -> Model:
         config, world = self.config, self.world
