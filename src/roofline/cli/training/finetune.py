@@ -51,11 +51,11 @@ def command(
         _show(chosen, model, show)
         return 0
     prepared = prepare(chosen, folder / plan.DATA, words, template)
-    precision, notes = plan.precision_of(options, _is_cpu())
+    precision, notes = plan.precision_of(options, is_cpu())
     path = plan.write(plan.configuration(model, options, prepared, folder, precision), folder)
     for line in [*_told(prepared, chosen, plan.steps_of(options, prepared), options.batch), *notes]:
         print(line, file=sys.stderr)
-    status, result = _train(path, list(changes or ()), nproc, as_json)
+    status, result = train_file(path, list(changes or ()), nproc, as_json)
     if status:
         return status
     outcome = folder / ("model" if options.method == "full" else "adapter")
@@ -68,7 +68,7 @@ def command(
     return 0
 
 
-def _train(path: Path, changes: list[str], nproc: int, quiet: bool) -> tuple[int, JsonObject]:
+def train_file(path: Path, changes: list[str], nproc: int, quiet: bool) -> tuple[int, JsonObject]:
     """Train as the file says; the exit status, and figures of the run. quiet: print nothing on stdout."""
     from roofline.train.config.read import read_config
     from roofline.train.report import cards
@@ -81,18 +81,19 @@ def _train(path: Path, changes: list[str], nproc: int, quiet: bool) -> tuple[int
 
         status = launch(nproc, path, changes, out=2 if quiet else None)
     else:
+        from roofline.cli.training.engine_sampler import sampler_of
         from roofline.train.report.console import Console
         from roofline.train.run.loop import train
 
         console = Console(settings)
-        finished = train(settings, console.show)
+        finished = train(settings, console.show, make_sampler=sampler_of(settings))
         status = finished.status
         if not quiet:
             console.end(finished)
     return status, {} if status else {"card": cards.read(str(folder_of(settings)))}
 
 
-def _is_cpu() -> bool:
+def is_cpu() -> bool:
     import torch
 
     return not torch.accelerator.is_available()

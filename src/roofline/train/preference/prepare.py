@@ -1,0 +1,111 @@
+"""Writes pairs of answers, or prompts, as shards of rows, as `finetune.prepare` does with samples."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from roofline.common.errors import ConfigError
+from roofline.common.json_types import JsonObject
+from roofline.train.data.mds import ShardWriter
+from roofline.train.finetune.encode import Encoded, Encoder
+from roofline.train.finetune.files import Record, data_files, records
+from roofline.train.finetune.packing import pack
+from roofline.train.finetune.prepare import COLUMNS, HELD_OUT, TRAIN, Data, Prepared, Rows, kept_apart
+from roofline.train.preference.pair_files import Pair, pair, prompt
+
+PAIRS, PROMPTS = "pairs", "prompts"  # in place of the form of samples
+Documents = Sequence[Encoded]
+
+
+@dataclass(frozen=True)
+class _Item:
+    """What stands together in a row. record: of a prompt, for its reward."""
+
+    documents: Documents
+    record: JsonObject | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self.documents))
+
+
+def write_pairs(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
+    """Write pairs; those that do not fit into a row together are left out."""
+
+    def items(record: Record, where: str) -> Iterator[_Item]:
+        each: Pair = pair(record, where, _form(data))
+        parts = [encoder.encode(sample, where) for sample in (each.chosen, each.rejected)]
+        if all(len(part) == 1 for part in parts):
+            yield _Item([part[0] for part in parts])
+
+    return _write(data, folder, encoder, key, items)
+
+
+def write_prompts(most: int) -> Callable[[Data, Path, Encoder, str], Prepared]:
+    """Writes prompts; those that leave no room for answers of `most` tokens are left out."""
+
+    def write(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
+        def items(record: Record, where: str) -> Iterator[_Item]:
+            ids = np.array(_prompt_ids(record, where, data, encoder), np.uint32)
+            if 2 <= len(ids) <= data.length - most:
+                assert not isinstance(record, str)
+                yield _Item([Encoded(ids, np.zeros(len(ids), bool))], json.loads(json.dumps(dict(record), default=str)))
+
+        return _write(data, folder, encoder, key, items)
+
+    return write
+
+
+def _prompt_ids(record: Record, where: str, data: Data, encoder: Encoder) -> list[int]:
+    asked = prompt(record, where, _form(data))
+    if isinstance(asked, str):
+        return encoder.tokenizer.encode(asked, add_special=True)
+    return encoder.template.encode_chat(encoder.tokenizer, asked.messages, tools=asked.tools or None)
+
+
+def _form(data: Data) -> str | None:
+    """What --format said, which stands behind the kind of data."""
+    return (data.form or "").partition(" ")[2] or None
+
+
+def _write(
+    data: Data, folder: Path, encoder: Encoder, key: str, items: Callable[[Record, str], Iterator[_Item]]
+) -> Prepared:
+    read = [(where, list(items(record, where))) for where, record in records(data.place, data.split)]
+    fitting = [[item for item in each if len(item) <= data.length] for _, each in read]
+    count, apart = len(read), kept_apart(len(read), data.share, data.seed)
+    groups = {TRAIN: [i for i in range(count) if i not in apart], HELD_OUT: sorted(apart)}
+    written = {}
+    for name, numbers in groups.items():
+        parts = [item for number in numbers for item in fitting[number]]
+        if parts:
+            written[name] = _rows(folder / name, parts, data)
+    if TRAIN not in written:
+        raise ConfigError(f"{data.place}: nothing fits into {data.length} tokens: raise --max-seq-len")
+    longest = max((len(item) for _, each in read for item in each), default=0)
+    files = [str(path) for path in data_files(data.place, data.split)]
+    left_out = sum(not each for each in fitting)
+    kind = (data.form or PAIRS).partition(" ")[0]
+    return Prepared(
+        *(key, kind, count, data.length, data.pack, longest, 0, encoder.told.ended, 0, left_out),
+        *(written[TRAIN], written.get(HELD_OUT), files),
+    )
+
+
+def _rows(folder: Path, items: Sequence[_Item], data: Data) -> Rows:
+    """Write items, several to a row if they are packed."""
+    rows = pack([len(item) for item in items], data.length) if data.pack else [[n] for n in range(len(items))]
+    has_record = items[0].record is not None
+    with ShardWriter(folder, COLUMNS | ({"record": "json"} if has_record else {}), hashes=("sha256",)) as writer:
+        for numbers in rows:
+            documents = [document for number in numbers for document in items[number].documents]
+            sample: dict[str, object] = {
+                "tokens": np.concatenate([document.ids for document in documents]),
+                "documents": np.array([len(document) for document in documents], np.uint32),
+                "trained": np.concatenate([document.trained for document in documents]).astype(np.uint8),
+            }
+            writer.write(sample | ({"record": items[numbers[0]].record} if has_record else {}))
+    trained = sum(int(document.trained.sum()) for item in items for document in item.documents)
+    return Rows(len(items), len(rows), sum(map(len, items)), trained)
