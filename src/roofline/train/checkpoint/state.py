@@ -15,6 +15,7 @@ from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.train.data.loader import read_batch
 from roofline.train.data.order import Order
+from roofline.train.data.row_arrays import RowArrays
 from roofline.train.data.row_digest import BYTES, row_digest, row_sums
 from roofline.train.model.tensor_parallel import Part, Pieces, part, pieces
 
@@ -138,7 +139,8 @@ def _evaluations(run: "Run") -> JsonObject:
         first = np.arange(min(len(source), EVALUATION_ROWS))
         streams = source.order(1, 0).record()["streams"] if len(source) else []
         index = [{"shards": list(stream["shards"]), "identity": stream["identity"]} for stream in streams]
-        digest = row_digest(row_sums(source.rows(first)[0], None, first).tolist())
+        rows = source.rows(first)
+        digest = row_digest(row_sums(RowArrays(rows.tokens, trained=rows.trained), first).tolist())
         described[label] = {"index": index, "rows": digest.hex()}
     return described
 

@@ -16,6 +16,10 @@ def conflicts(config: TrainConfig) -> Iterator[Fault]:
         labels = [each.label for each in config.eval_loader]
         if not labels or None in labels or len({*labels}) < len(labels):
             yield Fault("eval_loader.label", "eval_loader: each of several needs a label of its own")
+    for number, loader in enumerate(config.evaluations.values()):
+        if (loader.name == "finetuning") != (config.train_loader.name == "finetuning"):
+            key = f"eval_loader.{number}.name" if isinstance(config.eval_loader, tuple) else "eval_loader.name"
+            yield Fault(key, f"{key}={loader.name} does not go with train_loader.name={config.train_loader.name}")
     if config.callbacks.samples is not None and config.tokenizer is None:
         text = "callbacks.generate_callback needs the tokenizer of its prompts: tokenizer.name is missing"
         yield Fault("tokenizer", text)

@@ -86,9 +86,11 @@ class DatasetSection(StreamSection):
 
 
 class LoaderSection(Section):
-    """name: "synthetic" stands for random ids instead of a data set. num_workers: threads that read ahead."""
+    """name: "finetuning" reads rows of samples with answers to learn (`local`: shards that `roofline finetune` wrote;
+    hf_name: samples that are prepared at the start); "synthetic" stands for random ids instead of a data set.
+    num_workers: threads that read ahead."""
 
-    name: Literal["text", "synthetic"] = "text"
+    name: Literal["text", "finetuning", "synthetic"] = "text"
     dataset: DatasetSection = DatasetSection()
     drop_last: bool = True
     num_workers: Annotated[int, Field(ge=0)] = 1

@@ -72,6 +72,7 @@ class Model(nn.Module):
         blocks: the Blocks, in order. family, cfg: the family, and the shape of the model on all ranks together.
         chunk_logits: compute the loss from `chunk_rows` rows at a time instead of from all.
         compute, head_loss: the functions that every block, and the head with its loss, go through; may be wrapped.
+        restarts: positions are counted anew in each document.
         watch: called before and behind every block in both passes, and before each chunk of logits; may raise.
     """
 
@@ -89,6 +90,7 @@ class Model(nn.Module):
         self._outer_names = tuple(p.name for p in outer)
         self.head_loss: Callable[..., Tensor] = partial(_head_loss, self.family, self.cfg, self._outer_names)
         self.chunk_logits = True
+        self.restarts = False
         self.watch: Callable[[], None] | None = None
         self.blocks: list[Block] = []
         for layer in range(self.cfg.layers):
@@ -170,6 +172,8 @@ class Model(nn.Module):
         """What all blocks like that of a layer read: positions [tokens], cos and sin of rope [tokens, turned / 2], a
         bias of scores."""
         positions = torch.arange(length, device=device).repeat(rows)
+        if self.restarts and documents is not None:
+            positions = _within_documents(documents).reshape(-1)
         table = self.cfg.rope_of(layer)
         cos, sin = rope_angles(positions, table) if table is not None else (None, None)
         alibi_heads = self.cfg.heads if self.cfg.positions == "alibi" else 0
@@ -225,6 +229,14 @@ def _block(
     )
     # The cache keeps nothing, so layers that are alike may be one; another number would compile each layer by itself.
     return spec.family.block(spec.cfg, w, x, layer, batch)  # type: ignore[return-value]  # of tensors
+
+
+def _within_documents(documents: Tensor) -> Tensor:
+    """The place of each token in its document, int64 [rows, length], of documents [rows, length]."""
+    at = torch.arange(documents.shape[1], device=documents.device).expand(documents.shape)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return at - torch.where(begins, at, 0).cummax(1).values
 
 
 def _head_loss(

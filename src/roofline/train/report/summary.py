@@ -16,6 +16,7 @@ from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.hardware.roofs import TOLERANCE, confirmed
 from roofline.models import presets
 from roofline.train.config.schema import FsdpSection, TrainConfig
+from roofline.train.data.row_arrays import Counted
 from roofline.train.memory.estimate import Memory
 from roofline.train.parallel.processes import COMPUTE, World
 from roofline.train.report import machine, page
@@ -50,6 +51,7 @@ class Report:
         self._seconds, self._waits, self._since = array("d"), array("d"), math.nan
         self._next_page = self._next_live = 0.0
         self._measured: int | None = None  # bytes, when the card was last written by all ranks
+        self._real, self._computed, self._trained = array("q"), array("q"), array("q")  # tokens of each step
 
     def begin(self, run: "Run") -> JsonObject:
         """Measure what must be measured before the first step; returns what the log's first line has of it."""
@@ -65,8 +67,11 @@ class Report:
             "share": self._share(),
         }
 
-    def step(self, seconds: float, waited: float) -> None:
-        """Record the seconds of a step, and how many of them were spent waiting for data."""
+    def step(self, seconds: float, waited: float, counted: Counted) -> None:
+        """Record the seconds of a step, how many of them were spent waiting for data, and its tokens."""
+        self._real.append(counted.real)
+        self._computed.append(counted.computed)
+        self._trained.append(counted.trained)
         self._seconds.append(seconds)
         self._waits.append(waited)
         if len(self._seconds) <= self.config.callbacks.speed_monitor.warmup:
@@ -109,7 +114,7 @@ class Report:
         if self.roof is None or not self._seconds:
             return
         flops, kind, dtype = self.flops["matmul"].hardware, self.world.device, COMPUTE[self.config.precision]
-        rate = self._speed(run)["tokens_per_s_per_device"]
+        rate = self._speed(run)["computed_per_s_per_device"]
 
         def share(roof: JsonObject) -> float:
             return self.world.share(rate * flops / float(roof["flops"]))
@@ -149,7 +154,7 @@ class Report:
         config, world, predicted = self.config, self.world, self.memory.predicted
         section, shape = config.fsdp_config or FsdpSection(), dict(self.shape)
         speed = self._speed(run)
-        rate = speed["tokens_per_s_per_device"]
+        rate = speed["computed_per_s_per_device"]
         rows = -(-config.global_train_batch_size // world.data_size)
         shares = self._shares(rate)
         again = ["roofline", "train", str(run.folder / CONFIG), "--set", f"run_folder={run.folder}-again"]
@@ -203,12 +208,15 @@ class Report:
         left_out = min(self.config.callbacks.speed_monitor.warmup, len(self._seconds) - 1)
         counted, waits = self._seconds[left_out:], self._waits[left_out:]
         spent, first = sum(counted), run.progress.step - len(self._seconds)
-        tokens = self.config.global_train_batch_size * self.config.max_seq_len * len(counted) / spent
+        tokens, computed = sum(self._real[left_out:]) / spent, sum(self._computed[left_out:]) / spent
         since = time.perf_counter() - self._since if left_out else math.nan
         return {
             "tokens_per_s": tokens,
             "tokens_per_s_per_device": tokens / self.world.size,
-            "rows_per_s": tokens / self.config.max_seq_len,
+            "computed_per_s_per_device": computed / self.world.size,  # with padding
+            "padding_share": 1 - tokens / computed,
+            "trained_share": sum(self._trained[left_out:]) / spent / tokens,
+            "rows_per_s": self.config.global_train_batch_size * len(counted) / spent,
             "step_seconds": {"p50": statistics.median(counted), "p95": _quantile(counted, 0.95)},
             "wait_share": sum(waits) / spent,
             "elsewhere_share": max(0.0, 1 - spent / since) if since > 0 else None,

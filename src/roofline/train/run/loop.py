@@ -128,6 +128,7 @@ class Run:
     ) -> None:
         loggers.check(config.loggers)
         self.config, self.world, self.owner = config, world, owner
+        self.tunes = config.train_loader.name == "finetuning"
         self.folder, self.save_folder = folder_of(config), checkpoints_of(config)
         length, apart = config.max_seq_len, config.model.attn_config.attn_uses_sequence_id
         self.source = open_source(config.train_loader, length, apart)
@@ -156,6 +157,7 @@ class Run:
             sync_last=elastic or (section is not None and section.sharding_strategy == "SHARD_GRAD_OP"),
             tree=elastic,
         )
+        self.gradients.keeps_padding = config.compile_config is not None
         if size == "auto" and available is not None:  # what does not fit is not tried: libraries fail in many ways
             rows = self.report.memory.rows_for(available) if world.rank == 0 else None
             self.gradients.size = world.share(rows)
@@ -254,12 +256,13 @@ class Run:
             scaler.settle(finite)
         self.optimizer.zero_grad()
         self.progress.step += 1
-        self.progress.tokens += rows.ids.size * self.config.max_seq_len
+        counted = self.gradients.counted
+        self.progress.tokens += counted.real
         self.progress.digests += self.gradients.row_digest
         if self.receipts is not None:
             self.progress.receipt = self.receipts.add(rows.ids, self.gradients.row_digest)
         seconds = time.perf_counter() - started
-        self.report.step(seconds, waited)
+        self.report.step(seconds, waited, counted)
         line = self.log.step(
             step=self.progress.step,
             tokens=self.progress.tokens,
@@ -270,6 +273,7 @@ class Run:
             wait=waited,
             microbatch=self.gradients.size or 0,
             **({"loss_scale": scaler.scale} if scaler else {}),
+            **({"computed": counted.computed, "trained": counted.trained} if self.tunes else {}),
         )
         self._heed(self.callbacks.step(line))
         return loss
@@ -311,7 +315,7 @@ class Run:
         with torch.no_grad():
             limit, batch = config.eval_subset_num_batches, config.device_eval_batch_size
             for rows in in_turn(source, batch, self.world.data_rank, self.world.data_size, limit):
-                loss, count = self.gradients.held_out(*rows)
+                loss, count = self.gradients.held_out(rows)
                 total, tokens = total + loss, tokens + count
         self.model.train()
         reshard(self.model, self.world)
@@ -357,6 +361,7 @@ class Run:
             raise ConfigError(f"the rows have ids up to {vocab - 1:,}, the model's vocabulary is {limit:,}")
         model = Model(self.shape, "meta" if world.grouped else world.device, ranks=world.tensor)
         model.chunk_logits = config.model.loss_fn != "torch_crossentropy"
+        model.restarts = self.tunes
         build.wrap(model, config)
         if world.grouped:
             shard(model, world, config)

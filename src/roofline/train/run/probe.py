@@ -48,7 +48,8 @@ class Probe:
         self.run = run
         self.rows = run.order.batch(0)[:ROWS]
         self.places = share(np.arange(len(self.rows)), run.world.rank, run.world.size)
-        self.tokens, self.documents = run.source.rows(self.rows[self.places])
+        self.arrays = run.source.rows(self.rows[self.places])
+        self.tokens, self.documents, _ = self.arrays
         self.path = run.folder / PROBES
         if run.world.rank == 0:
             keep_lines(self.path, run.progress.step)
@@ -86,7 +87,7 @@ class Probe:
     def _measure(self, scale: float) -> Totals:
         """All sums over all ranks, from a forward and a backward pass over all chunks of rows."""
         run, model = self.run, self.run.model
-        goals = targets(self.tokens, self.documents) if len(self.tokens) else self.tokens
+        goals = targets(*self.arrays) if len(self.tokens) else self.tokens
         tokens = int(run.world.sum([int((goals != IGNORED).sum())])[0])
         watch = _Watch(model, self.tokens.shape[1])
         if run.world.grouped:
