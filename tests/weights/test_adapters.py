@@ -36,11 +36,15 @@ def test_matrices_scale_and_identity(tmp_path, tiny_llama, tensors):
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"use_dora": True}, "use_dora"),
+        ({"use_dora": True}, "lora_magnitude_vector is missing"),
+        ({"use_dora": 1}, "use_dora: is the number 1"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
-        ({"alpha_pattern": {"q_proj": 8}}, "alpha_pattern"),
-        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+        ({"rank_pattern": {"q_proj": 8}}, r"shape \[4, 64\], not \[r, inputs\] with r = 8"),
+        ({"rank_pattern": {"q_proj": 0}}, "rank_pattern 'q_proj': is the number 0"),
+        ({"rank_pattern": {r"model\.layers\.(0|1)\..*": 4}}, "rank_pattern .* is a regular expression"),
+        ({"rank_pattern": [4]}, "rank_pattern: is a list"),
+        ({"alpha_pattern": {"q_proj": "8"}}, "alpha_pattern 'q_proj': is the string '8'"),
+        ({"target_parameters": "mlp.experts"}, "target_parameters: is the string"),
         ({"lora_bias": True}, "lora_bias"),
         ({"something_new": 3}, "something_new"),
         ({"bias": "all"}, "bias"),
@@ -57,6 +61,22 @@ def test_matrices_scale_and_identity(tmp_path, tiny_llama, tensors):
 def test_configurations_that_are_not_honoured(tmp_path, tensors, changes, problem):
     with pytest.raises((UnsupportedError, ConfigError), match=problem):
         read_adapter(write_adapter(tmp_path, tensors, **changes))
+
+
+def test_patterns_give_matrices_ranks_and_scales_of_their_own(tmp_path, tensors):
+    """The first that names a module, or the end of its name, counts, as in PEFT."""
+    ranks = {"model.layers.1.self_attn.q_proj": 2, "q_proj": 4, "layers.1.mlp.up_proj": 1}
+    alphas = {"^model.layers.1.self_attn.q_proj": 5, r"layers\.0\.self_attn\.q_proj": 2.5, "proj": 99}
+    for module, rank in (("self_attn.q_proj", 2), ("mlp.up_proj", 1)):
+        for part in "AB":
+            name = f"base_model.model.model.layers.1.{module}.lora_{part}.weight"
+            tensors[name] = np.ascontiguousarray(tensors[name][:rank] if part == "A" else tensors[name][:, :rank])
+    folder = write_adapter(tmp_path, tensors, rank_pattern=ranks, alpha_pattern=alphas)
+    scales = {matrix.tensor: (matrix.rank, matrix.scale) for matrix in read_adapter(folder).matrices}
+    assert scales["layers.1.attn.q.weight"] == (2, 2.5)
+    assert scales["layers.0.attn.q.weight"] == (4, 0.625)
+    assert scales["layers.1.mlp.up.weight"] == (1, 6.0)
+    assert scales["layers.1.attn.v.weight"] == (4, 1.5)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +101,7 @@ def test_sizes_and_files(tmp_path, tensors):
     folder = write_adapter(tmp_path / "a", tensors)
     with pytest.raises(CapacityError, match="adapter_bytes"):
         read_adapter(folder, max_bytes=1000)
-    with pytest.raises(ConfigError, match="no such folder"):
+    with pytest.raises(ConfigError, match="no such folder or file"):
         read_adapter(tmp_path / "b")
     for name, content in (("adapter_config.json", json.dumps([])), ("adapter_model.safetensors", "x")):
         broken = write_adapter(tmp_path / name, tensors)

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from roofline.common.errors import CapacityError, ConfigError
+from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.ops.adapters import AdapterMatrix, PlacedMatrix
 from roofline.program.ir import Program
 from roofline.program.passes.adapt import Site, sites
 
+_MERGED = ("roofline merge, which writes a model with the adapter in it",)
 # What a backend does beside keeping them: (slot, its matrices; none: the slot is free again).
 Changed = Callable[[int, Sequence[PlacedMatrix]], None]
 
@@ -48,6 +49,15 @@ class AdapterSlots:
 
     def _place(self, matrix: AdapterMatrix) -> PlacedMatrix:
         assert matrix.a.dtype == matrix.b.dtype == np.float32, "what the kernels read"
+        if matrix.magnitude is not None:
+            what, reason = "serving a DoRA adapter", "it also scales the rows of the model's own matrices"
+            raise UnsupportedError(what, reason, _MERGED)
+        if ".mlp.experts." in matrix.tensor:
+            what, reason = (
+                f"serving an adapter of experts ({matrix.tensor})",
+                "each row would have those of its experts",
+            )
+            raise UnsupportedError(what, reason, _MERGED)
         site = self.sites.get(matrix.tensor)
         if site is None:
             raise ConfigError(f"the adapter changes {matrix.tensor}, which is no matrix of this model's layers")
@@ -58,8 +68,9 @@ class AdapterSlots:
         if matrix.rank > self.rank:
             what = f"an adapter of rank {matrix.rank}"
             raise CapacityError(what, matrix.rank, self.rank, "ranks", "Load the model with a larger max_adapter_rank.")
-        if self._permutes and ".".join(matrix.tensor.split(".")[2:4]) in ("attn.q", "attn.k"):
-            matrix = replace(matrix, b=_neighbours(matrix.b, self._head_dim))
+        if self._permutes != matrix.paired and ".".join(matrix.tensor.split(".")[2:4]) in ("attn.q", "attn.k"):
+            moved = _neighbours if self._permutes else _halves
+            matrix = replace(matrix, b=moved(matrix.b, self._head_dim), paired=self._permutes)
         return PlacedMatrix(matrix, site.group, site.part * self.rank, site.column)
 
     def _parts(self, group: int) -> int:
@@ -71,3 +82,10 @@ def _neighbours(b: np.ndarray, head_dim: int) -> np.ndarray:
     rank, outputs = b.shape
     halves = b.reshape(rank, outputs // head_dim, 2, head_dim // 2)
     return np.ascontiguousarray(halves.swapaxes(2, 3).reshape(rank, outputs))
+
+
+def _halves(b: np.ndarray, head_dim: int) -> np.ndarray:
+    """The inverse of `_neighbours`."""
+    rank, outputs = b.shape
+    pairs = b.reshape(rank, outputs // head_dim, head_dim // 2, 2)
+    return np.ascontiguousarray(pairs.swapaxes(2, 3).reshape(rank, outputs))

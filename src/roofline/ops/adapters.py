@@ -24,13 +24,17 @@ class AdapterMatrix:
     """What an adapter adds to one matrix of the model: `tensor`'s result + scale * B (A x).
 
     a: float32 [rank, inputs]; b: float32 [rank, outputs], the transpose of B, so that neighbouring outputs lie side by
-    side.
+    side; magnitude: of DoRA, float32 [outputs], the length that each row of W + scale * B A gets; None: rows keep the
+    length they have. paired: of q and k, outputs lie as converters to GGUF permute Llama's, the two that rope turns
+    together side by side; else as Hugging Face's.
     """
 
     tensor: str
     a: "np.ndarray"
     b: "np.ndarray"
     scale: float
+    magnitude: "np.ndarray | None" = None
+    paired: bool = False
 
     @property
     def rank(self) -> int:

@@ -1,7 +1,6 @@
 """Where Hugging Face's tensors hold other values than our parameters, or in another order: read as ours, and written as
 theirs."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -13,7 +12,6 @@ from roofline.weights.families.table import files_of
 from roofline.weights.files.mapped import JsonObject, TensorInfo
 
 Read = Callable[[str], np.ndarray]
-_LAYER = re.compile(r"layers\.\d+\.")
 
 
 def as_ours(config: JsonObject, tensors: Mapping[str, TensorInfo], read: Read) -> tuple[dict[str, TensorInfo], Read]:
@@ -34,9 +32,9 @@ def as_ours(config: JsonObject, tensors: Mapping[str, TensorInfo], read: Read) -
         if _lacks(table, name):
             values = formats.get(info.format).dequantize(raw, info.shape)
             return (values + np.float32(table.norms_less)).view(np.uint8)
-        if _is_transposed(table, name):
+        if table.is_transposed(name):
             return _transposed(raw, info.shape)
-        if _part(name) in table.by_head:
+        if table.is_by_head(name):
             return _swapped(raw, config["heads"], 3)
         return raw
 
@@ -46,12 +44,12 @@ def as_ours(config: JsonObject, tensors: Mapping[str, TensorInfo], read: Read) -
 def differs(config: JsonObject, name: str) -> bool:
     """Whether a parameter is another sequence of bytes in Hugging Face's files."""
     table = files_of(config["family"]).NAMES
-    return _lacks(table, name) or _is_transposed(table, name) or _part(name) in table.by_head
+    return _lacks(table, name) or table.is_transposed(name) or table.is_by_head(name)
 
 
 def hf_shape(config: JsonObject, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that Hugging Face's files give a parameter of that shape, and the other way round."""
-    return shape[::-1] if _is_transposed(files_of(config["family"]).NAMES, name) else shape
+    return shape[::-1] if files_of(config["family"]).NAMES.is_transposed(name) else shape
 
 
 def as_theirs(config: JsonObject, name: str, shape: tuple[int, ...], data: bytes, dtype: str) -> bytes:
@@ -61,24 +59,15 @@ def as_theirs(config: JsonObject, name: str, shape: tuple[int, ...], data: bytes
         form = formats.get(dtype)
         values = form.dequantize(raw, (len(raw) // form.block_bytes,))
         return form.quantize(values - np.float32(table.norms_less)).tobytes()
-    if _is_transposed(table, name):
+    if table.is_transposed(name):
         return _transposed(raw, shape).tobytes()
-    if _part(name) in table.by_head:
+    if table.is_by_head(name):
         return _swapped(raw, 3, config["heads"]).tobytes()
     return data
 
 
-def _part(name: str) -> str:
-    """``"layers.3.attn.qkv.weight"`` -> ``"attn.qkv"``."""
-    return _LAYER.sub("", name, 1).rpartition(".")[0]
-
-
 def _lacks(table: TensorNames, name: str) -> bool:
     return bool(table.norms_less) and name.endswith("norm.weight")
-
-
-def _is_transposed(table: TensorNames, name: str) -> bool:
-    return name.endswith(".weight") and _part(name) in table.transposed
 
 
 def _transposed(raw: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

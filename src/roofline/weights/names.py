@@ -7,9 +7,9 @@ import re
 from collections.abc import Container
 
 from roofline.common.errors import ConfigError
-from roofline.models.registry import configure
+from roofline.models.registry import configure, file_kind
 from roofline.models.spec import expand, file_shapes
-from roofline.weights.families.table import MODEL_TYPES, files_of, module
+from roofline.weights.families.table import ARCHITECTURES, MODEL_TYPES, files_of, module
 from roofline.weights.files.mapped import JsonObject
 
 GGUF_ROPE_FACTORS = "rope_freqs.weight"  # not a parameter: divisors of the rope frequencies
@@ -43,6 +43,15 @@ def matrix_from_hf(name: str) -> str | None:
     if table is not None and ours is not None and any(f".{part}." in ours for part in table.by_head):
         return None
     return ours
+
+
+def matrix_from_gguf(architecture: str, name: str) -> str | None:
+    """The same of GGUF files, for an architecture that `config.gguf.architecture` has checked; experts of all layers
+    have one name. None for an unknown name."""
+    registered = file_kind("gguf", architecture)
+    family = ARCHITECTURES[architecture if registered is None else registered[1]]
+    families = (family, "mixtral") if family == "llama" else (family,)  # which calls itself llama too
+    return next((ours for each in families if (ours := from_gguf(each, name)) is not None), None)
 
 
 def to_hf(family: str, name: str) -> str:

@@ -6,9 +6,10 @@ import shlex
 import statistics
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from roofline.common.files import write_atomically
@@ -18,6 +19,7 @@ from roofline.models import presets
 from roofline.train.config.schema import FsdpSection, TrainConfig
 from roofline.train.data.row_arrays import Counted
 from roofline.train.memory.estimate import Memory
+from roofline.train.model.adapted import Form
 from roofline.train.parallel.processes import COMPUTE, World
 from roofline.train.report import machine, page
 from roofline.train.report.cards import VERSION
@@ -35,10 +37,12 @@ class Report:
     """The figures of a run, on every rank. It must be made before the model, whose memory is measured from then on.
 
     Args:
-        shape: the canonical configuration of the model.
+        shape: the canonical configuration of the model. forms: of its frozen parameters, by name.
     """
 
-    def __init__(self, config: TrainConfig, shape: JsonMapping, world: World) -> None:
+    def __init__(
+        self, config: TrainConfig, shape: JsonMapping, world: World, forms: Mapping[str, Form] = MappingProxyType({})
+    ) -> None:
         self.config, self.shape, self.world = config, shape, world
         section, apart = config.fsdp_config, config.model.attn_config.attn_uses_sequence_id
         checkpointing = section.activation_checkpointing if section is not None else False
@@ -47,7 +51,7 @@ class Report:
         configured = config.callbacks.speed_monitor.gpu_flops_available
         self.peak, self.no_peak = machine.peak_of(world.device, config.precision, configured)
         self.roof: JsonObject | None = None
-        self.memory = Memory(config, shape, world)
+        self.memory = Memory(config, shape, world, forms)
         self._seconds, self._waits, self._since = array("d"), array("d"), math.nan
         self._next_page = self._next_live = 0.0
         self._measured: int | None = None  # bytes, when the card was last written by all ranks

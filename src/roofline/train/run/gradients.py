@@ -77,7 +77,7 @@ class Gradients:
         if self.size is None or (self.auto and self.size > most):
             self.size = most
         counts = [int((targets(*part) != IGNORED).sum()) for part in rows.parts]
-        real = sum(RowArrays(*part).real() for part in rows.parts)
+        real = sum(part.real() for part in rows.parts)
         total, all_real, *row_sums = self.world.sum([sum(counts), real, *rows.sums.tolist()])
         tokens, self.row_digest = int(total), row_digest(row_sums)
         while True:
@@ -130,10 +130,10 @@ class Gradients:
     def _parts(self, rows: Rows, count: int, total: int) -> list[float]:
         """The sum of losses of each of this rank's parts; leaves their gradients."""
         if not self.tree:
-            return [self._add_part(RowArrays(*part), count, total) for part in rows.parts]
+            return [self._add_part(part, count, total) for part in rows.parts]
         sums, losses = TreeSum(), []
         for part in rows.parts:
-            losses.append(self._add_part(RowArrays(*part), count, total))
+            losses.append(self._add_part(part, count, total))
             sums.push([parameter.grad for parameter in self.model.parameters()])
             self.model.zero_grad(set_to_none=True)
         for parameter, grad in zip(self.model.parameters(), sums.total(), strict=True):

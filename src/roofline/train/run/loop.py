@@ -25,7 +25,7 @@ from roofline.train.data.receipts import START, ReceiptLog
 from roofline.train.data.synthetic import Synthetic
 from roofline.train.memory.exhausted import limit_memory, room
 from roofline.train.memory.meter import grow_segments, keep_freed_memory
-from roofline.train.model import build
+from roofline.train.model import adaptation, build
 from roofline.train.model.modules import Model
 from roofline.train.model.optim import optimizer
 from roofline.train.model.shapes import model_config
@@ -142,7 +142,8 @@ class Run:
         if world.device.type == "cpu" and config.memory_limit is None:  # what is kept counts against a limit
             keep_freed_memory()
         available = room()
-        self.report = Report(config, self.shape, world)
+        self.forms = adaptation.forms(config, self.shape)
+        self.report = Report(config, self.shape, world, self.forms)
         self.model = self._model()
         elastic, section = config.elastic is not None, config.fsdp_config
         self.optimizer = optimizer(config.optimizer, self.model, exact=elastic)
@@ -359,7 +360,7 @@ class Run:
         vocab, limit = self.source.vocab, self.shape["vocab"]
         if vocab is not None and vocab > limit:
             raise ConfigError(f"the rows have ids up to {vocab - 1:,}, the model's vocabulary is {limit:,}")
-        model = Model(self.shape, "meta" if world.grouped else world.device, ranks=world.tensor)
+        model = Model(self.shape, "meta" if world.grouped else world.device, ranks=world.tensor, forms=self.forms)
         model.chunk_logits = config.model.loss_fn != "torch_crossentropy"
         model.restarts = self.tunes
         build.wrap(model, config)

@@ -24,7 +24,7 @@ def write_tensors(folder: Path, tensors: Sequence[TensorInfo], pieces: Callable[
     if len(files) > 1:
         names = [f"model-{number:05d}-of-{len(files):05d}.safetensors" for number in range(1, len(files) + 1)]
     for name, inside in zip(names, files, strict=True):
-        _write_file(folder / name, inside, pieces)
+        write_file(folder / name, inside, pieces)
     if len(files) > 1:
         placed = {info.name: name for name, inside in zip(names, files, strict=True) for info in inside}
         total = sum(info.nbytes for info in tensors)
@@ -44,7 +44,8 @@ def _divided(tensors: Sequence[TensorInfo]) -> list[list[TensorInfo]]:
     return files
 
 
-def _write_file(path: Path, tensors: Sequence[TensorInfo], pieces: Callable[[TensorInfo], Pieces]) -> None:
+def write_file(path: Path, tensors: Sequence[TensorInfo], pieces: Callable[[TensorInfo], Pieces]) -> None:
+    """Write one new file with all of the tensors; see `write_tensors`."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
     for info in tensors:

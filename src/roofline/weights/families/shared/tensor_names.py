@@ -10,6 +10,7 @@ from roofline.weights.quantised.method import Source
 
 _INDEX = r"(0|[1-9][0-9]{0,5})"  # no leading zeros: two spellings of one layer would be two names for one parameter
 _GGUF = re.compile(rf"blk\.{_INDEX}\.(\w+)\.(weight|bias)")
+_LAYER = re.compile(r"layers\.\d+\.")
 _OURS = re.compile(rf"layers\.{_INDEX}\.([\w.]+)\.(weight|bias)")
 
 # Ours in a layer -> GGUF's, Hugging Face's: what most families share.
@@ -41,6 +42,11 @@ def without_expert(part: str) -> tuple[str, str]:
     """A name of ours with EXPERT in place of an expert's number, and the number; "" where there is none."""
     match = _NUMBERED.search(part)
     return (part, "") if match is None else (_NUMBERED.sub(f".experts.{EXPERT}.", part, 1), match[1])
+
+
+def _part(name: str) -> str:
+    """``"layers.3.attn.qkv.weight"`` -> ``"attn.qkv"``."""
+    return _LAYER.sub("", name, 1).rpartition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,14 @@ class TensorNames:
     def reads_hf(self, name: str) -> bool:
         """Whether a tensor of Hugging Face's files is not among those that the model does not read."""
         return not (self.hf_unread and re.fullmatch(self.hf_unread, name))
+
+    def is_transposed(self, name: str) -> bool:
+        """Whether files of Hugging Face have a parameter of ours by columns."""
+        return name.endswith(".weight") and _part(name) in self.transposed
+
+    def is_by_head(self, name: str) -> bool:
+        """Whether files of Hugging Face have its rows, q, k and v, head by head."""
+        return _part(name) in self.by_head
 
     def to_gguf(self, name: str) -> str | None:
         """The inverse of `from_gguf`; None for a parameter that is not in the table."""

@@ -1,0 +1,129 @@
+"""What PEFT's adapter_config.json (0.21.2) says of a LoRA adapter: the rank and the scale of each of its matrices."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from roofline.common.errors import UnsupportedError
+from roofline.common.fields import describe, refuse, shorten
+from roofline.common.json_types import JsonObject
+
+CONFIG = "adapter_config.json"
+MAX_RANK = 512
+# Said of the training, or of where the files come from; what is adapted, the tensors themselves say. fan_in_fan_out:
+# how the model's own matrix lies in memory, which A and B do not follow.
+_SAYS_NOTHING = frozenset(
+    (
+        *("auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version", "lora_dropout"),
+        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "megatron_core"),
+        *("eva_config", "qalora_group_size", "runtime_config", "task_type", "ensure_weight_tying", "fan_in_fan_out"),
+    )
+)
+_HONOURED = (
+    *("peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "bias", "init_lora_weights"),
+    *("rank_pattern", "alpha_pattern", "target_parameters"),
+)
+# Beginnings that leave the model's own weights as they are; others are differences from a model that was changed.
+_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
+_TASKS = (None, "CAUSAL_LM")
+# PEFT takes regular expressions for modules; what it writes, and people use, are dotted names, perhaps from the start.
+_MODULE = re.compile(r"\^?(?:\w+\\?\.)*\w+")
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """rank, alpha: of all matrices but those whose modules a pattern names by the end of their names; rslora: the scale
+    is alpha / sqrt(rank); dora: each matrix has a magnitude; parameters: names of parameters that are adapted without
+    being a module's matrix, such as those of all experts of a layer."""
+
+    rank: int
+    alpha: float
+    rslora: bool = False
+    dora: bool = False
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    parameters: tuple[str, ...] = ()
+
+    def rank_of(self, module: str) -> int:
+        """The rank of a module's matrices; module: its full name in the model."""
+        name = _pattern_of(self.rank_pattern, module)
+        return self.rank if name is None else self.rank_pattern[name]
+
+    def scale_of(self, module: str) -> float:
+        """What the product of its matrices is multiplied by."""
+        name, rank = _pattern_of(self.alpha_pattern, module), self.rank_of(module)
+        alpha = self.alpha if name is None else self.alpha_pattern[name]
+        return alpha / (math.sqrt(rank) if self.rslora else rank)
+
+
+def read_settings(path: Path, config: JsonObject) -> LoraSettings:
+    """path: what errors name. Raises ConfigError and UnsupportedError, which name the field."""
+    _check_honoured(path, config)
+    rslora, dora = config.get("use_rslora", False), config.get("use_dora", False)
+    for name, value in (("use_rslora", rslora), ("use_dora", dora)):
+        if not isinstance(value, bool):
+            refuse(path, name, f"is {describe(value)}, not true or false")
+    ranks, alphas = (_pattern(path, config, name) for name in ("rank_pattern", "alpha_pattern"))
+    parameters = config.get("target_parameters") or []
+    if not isinstance(parameters, list) or not all(isinstance(each, str) for each in parameters):
+        refuse(path, "target_parameters", f"is {describe(parameters)}, not a list of names")
+    return LoraSettings(
+        _rank(path, "r", config.get("r")),
+        _alpha(path, "lora_alpha", config.get("lora_alpha")),
+        rslora,
+        dora,
+        {name: _rank(path, f"rank_pattern {shorten(name)!r}", value) for name, value in ranks.items()},
+        {name: _alpha(path, f"alpha_pattern {shorten(name)!r}", value) for name, value in alphas.items()},
+        tuple(parameters),
+    )
+
+
+def _check_honoured(path: Path, config: JsonObject) -> None:
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise UnsupportedError(f"{path}: peft_type {describe(kind)}", "only LoRA adapters are served", ("LORA",))
+    for name, value in config.items():
+        if name not in _HONOURED and name not in _SAYS_NOTHING and value not in (None, False, "", [], {}):
+            reason = f"{describe(value)} would change what the adapter computes, and it is not computed here"
+            raise UnsupportedError(f"{path}: {shorten(name)}", reason)
+    if config.get("bias", "none") != "none":
+        raise UnsupportedError(f"{path}: bias {describe(config['bias'])}", "biases are not adapted", ("none",))
+    if (init := config.get("init_lora_weights", True)) not in _INITS:
+        reason = "its matrices are differences from a model whose weights it changed"
+        raise UnsupportedError(f"{path}: init_lora_weights {describe(init)}", reason, ("convert it with PEFT",))
+    if (task := config.get("task_type")) not in _TASKS:
+        raise UnsupportedError(f"{path}: task_type {describe(task)}", "models here generate text", ("CAUSAL_LM",))
+
+
+def _pattern(path: Path, config: JsonObject, name: str) -> JsonObject:
+    pattern = config.get(name) or {}
+    if not isinstance(pattern, dict):
+        refuse(path, name, f"is {describe(pattern)}, not an object")
+    for module in pattern:
+        if not _MODULE.fullmatch(module):
+            reason = f"{shorten(module)!r} is a regular expression; names of modules, or ends of them, are read"
+            raise UnsupportedError(f"{path}: {name}", reason, ("a name such as q_proj or layers.3.self_attn.q_proj",))
+    return {module.replace("\\", ""): value for module, value in pattern.items()}
+
+
+def _pattern_of(pattern: Mapping[str, object], module: str) -> str | None:
+    """The first entry that names the module, or an end of its name that begins behind a dot."""
+    if not pattern:
+        return None
+    parts = module.split(".")
+    named = {".".join(parts[start:]) for start in range(len(parts))} | {f"^{module}"}
+    return next((name for name in pattern if name in named), None) if named & pattern.keys() else None
+
+
+def _rank(path: Path, name: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_RANK:
+        refuse(path, name, f"is {describe(value)}, not a whole number from 1 to {MAX_RANK}")
+    return value
+
+
+def _alpha(path: Path, name: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < abs(value) < 1e6:
+        refuse(path, name, f"is {describe(value)}, not a number other than 0 below a million")
+    return float(value)

@@ -1,0 +1,119 @@
+"""Adapters in training beside peft's: losses, gradients and steps; frozen matrices in all formats."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="training is torch")
+
+from roofline.ops import formats
+from roofline.train.config.adapter import AdapterSection
+from roofline.train.config.read import parse_config
+from roofline.train.model import build
+from roofline.train.model.adaptation import forms as plan
+from roofline.train.model.adapted import Form
+from roofline.train.model.modules import Model
+from roofline.train.model.shapes import model_config
+from roofline.train.model.widen import widened
+
+VOCAB, LENGTH = 96, 16
+
+
+def folder_of(kind: str, path: Path) -> Path:
+    """A small random model of transformers in a folder."""
+    transformers = pytest.importorskip("transformers", reason="the models are written by transformers")
+    torch.manual_seed(3)
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    }
+    if kind == "llama":
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, tie_word_embeddings=True))
+    else:
+        experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+        model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **experts))
+    model.save_pretrained(path)
+    return path
+
+
+def config_of(folder: Path, **adapter: Any) -> Any:
+    return parse_config(
+        {
+            "max_seq_len": LENGTH,
+            "model": {"name": "hf_causal_lm", "pretrained_model_name_or_path": str(folder)},
+            "adapter": adapter,
+            "train_loader": {"name": "synthetic"},
+            "optimizer": {"name": "adamw", "lr": 1e-2},
+            "max_duration": "5ba",
+            "global_train_batch_size": 2,
+            "precision": "fp32",
+        }
+    )
+
+
+def model_of(folder: Path, **adapter: Any) -> Model:
+    config = config_of(folder, **adapter)
+    shape = model_config(config.model, LENGTH)
+    model = Model(shape, "cpu", forms=plan(config, shape))
+    build.start(model, config)
+    return model
+
+
+def disturb(model: Model) -> None:
+    """Give B other values than its zeros, so that everything has a gradient."""
+    random = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, _, tensor in model.canonical():
+            if "lora_B" in name:
+                tensor.copy_(torch.randn(tensor.shape, generator=random) * 0.05)
+
+
+def batch(seed: int = 0) -> tuple[Any, Any]:
+    random = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, VOCAB, (2, LENGTH), generator=random)
+    goals = ids.roll(-1, 1)
+    goals[:, -1] = -100
+    return ids, goals
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_losses_gradients_and_steps_are_pefts(tmp_path: Path, dora: bool) -> None:
+    peft = pytest.importorskip("peft", reason="the oracle is peft")
+    transformers = pytest.importorskip("transformers", reason="the models are written by transformers")
+    folder = folder_of("llama", tmp_path / "model")
+    ours = model_of(folder, method="dora" if dora else "lora", rank=4, alpha=8, base="f32")
+    disturb(ours)
+    theirs = peft.get_peft_model(
+        transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
+        peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", use_dora=dora),
+    )
+    named = dict(theirs.named_parameters())
+    pairs = []
+    for name, _, tensor in ours.canonical():
+        stem, _, kind = name.removesuffix(".weight").rpartition(".")
+        pairs.append((tensor, named[f"base_model.model.{stem}.{kind}.default.weight"]))
+    assert len(pairs) == len([p for p in theirs.parameters() if p.requires_grad])
+    with torch.no_grad():
+        for mine, other in pairs:
+            other.copy_(mine)
+    optimizers = [torch.optim.AdamW([pair[i] for pair in pairs], lr=1e-2) for i in (0, 1)]
+    for step in range(5):
+        ids, goals = batch(step)
+        loss = ours(ids, goals) / (2 * (LENGTH - 1))
+        loss.backward()
+        other = theirs(input_ids=ids, labels=ids).loss
+        other.backward()
+        assert float(loss) == pytest.approx(float(other), rel=1e-5)
+        for mine, reference in pairs:
+            torch.testing.assert_close(mine.grad, reference.grad, rtol=2e-3, atol=2e-6)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
