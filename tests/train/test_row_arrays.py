@@ -1,4 +1,4 @@
-"""Rows for fine-tuning: which tokens are targets, what is padding, and that neither padding nor packing changes sums."""
+"""Rows for fine-tuning: which tokens are targets, what is padding, and that padding and packing change no sum."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from roofline.train.config.data_sets import DatasetSection  # noqa: E402
 from roofline.train.config.schema import InitSection  # noqa: E402
 from roofline.train.data.loader import Rows, Source  # noqa: E402
 from roofline.train.data.mds import ShardWriter  # noqa: E402
-from roofline.train.data.row_arrays import PADDING, RowArrays  # noqa: E402
+from roofline.train.data.row_arrays import PADDING  # noqa: E402
 from roofline.train.model.init import initialize  # noqa: E402
 from roofline.train.model.modules import IGNORED, Model  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402

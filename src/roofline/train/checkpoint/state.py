@@ -34,6 +34,20 @@ def weights(run: "Run") -> dict[str, Pieces]:
     return {f"{WEIGHTS}{name}": _pieces(run, part(param, run.model.ranks), tensor) for name, param, tensor in rows}
 
 
+def full_weights(run: "Run", kind: torch.dtype) -> dict[str, torch.Tensor]:
+    """All trained parameters by their canonical names, on the CPU of rank 0; elsewhere nothing. All ranks take part."""
+    full: dict[str, torch.Tensor] = {}
+    names = {f"{WEIGHTS}{name}": param.name for name, param, _ in run.model.canonical()}
+    for name, tensor in weights(run).items():
+        own = [(at, view.to("cpu", kind, copy=True)) for at, view in tensor.chunks] if not tensor.copy else []
+        collected = [piece for each in run.world.collect(own) for piece in each]
+        if run.world.rank == 0:
+            full[names[name]] = joined = torch.empty(tensor.shape, dtype=kind)
+            for at, piece in collected:
+                joined[tuple(slice(first, first + size) for first, size in zip(at, piece.shape, strict=True))] = piece
+    return full
+
+
 def tensors(run: "Run") -> dict[str, Pieces]:
     """All tensors that a run continues from: parameters, optimizer state, the state of the random generator."""
     return _trained_tensors(run) | {RANDOM: Pieces.of(torch.get_rng_state(), run.world.rank, run.world.size)}

@@ -1,6 +1,7 @@
 """Plans an adapter: which matrices of a model it changes, and how all parameters lie in memory meanwhile."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from roofline.common import log
 from roofline.common.errors import ConfigError, UnsupportedError
@@ -42,10 +43,8 @@ def forms(config: TrainConfig, shape: JsonMapping) -> Mapping[str, Form]:
         opaque = len(param.shape) == 2 and all(_reads(program, param.name, Trait.SPLITS))
         form = Form(param.shape, _format(section, param, checkpoint) if opaque else "F32", opaque, param.experts)
         if param.name in targets:
-            form = Form(
-                *(form.shape, form.format, opaque, param.experts),
-                *(section.rank, section.scale, section.method == "dora"),
-            )
+            dora, shared = section.method == "dora", param.experts > 0 and ".up." in param.name
+            form = replace(form, rank=section.rank, scale=section.scale, dora=dora, shared=shared)
         planned[param.name] = form
     return planned
 
@@ -68,11 +67,23 @@ def _targets(section: AdapterSection, table: list[Param], program: Program, fami
                 choices = ", ".join(sorted({theirs.rpartition(".")[2] for theirs in matrices.values()}))
                 raise ConfigError(f"adapter.targets: the model has no matrix {target!r}; it has {choices}")
             chosen |= named
+    _check_experts(section, [param for param in table if param.name in chosen and param.experts])
     for name in sorted(chosen):
         if ".experts." not in name and matrix_from_hf(f"{matrices[name]}.weight") != name:
             reason = "Hugging Face's files have its rows in another order, in which an adapter would lie too"
             raise UnsupportedError(f"an adapter of {matrices[name]} of a {family} model", reason, ["other targets"])
     return chosen
+
+
+def _check_experts(section: AdapterSection, experts: list[Param]) -> None:
+    """Raise an error for adapters of experts that PEFT's files have no form for."""
+    if experts and section.method == "dora":
+        others = ["adapter.method=lora", "adapter.targets without them"]
+        raise UnsupportedError("adapter.method=dora of experts", "PEFT has none", others)
+    parts = {name: {param.name for param in experts if f".{name}." in param.name} for name in ("gate", "up")}
+    if len(parts["gate"]) != len(parts["up"]):
+        reason = "gate and up of experts are one matrix in PEFT's files"
+        raise ConfigError(f"adapter.targets: {reason}: name both gate_proj and up_proj")
 
 
 def _chooses(param: Param) -> bool:

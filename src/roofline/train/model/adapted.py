@@ -24,7 +24,8 @@ class Form:
 
     shape: the parameter's. format: of `ops.formats`. opaque: only ops read it that take an OwnWeight; others get its
     values. experts: matrices one below the other in it, each of which has an adapter of its own. rank: of the adapter,
-    0: none; scale: of its product; dora: lengths of rows are trained too.
+    0: none; scale: of its product; dora: lengths of rows are trained too; shared: its A is that of the matrix before it
+    in the family's table, as PEFT has it for gate and up of experts.
     """
 
     shape: tuple[int, ...]
@@ -34,6 +35,7 @@ class Form:
     rank: int = 0
     scale: float = 1.0
     dora: bool = False
+    shared: bool = False
 
     @property
     def stored(self) -> tuple[tuple[int, ...], torch.dtype]:
@@ -48,11 +50,11 @@ class Form:
         if not self.rank:
             return {}
         count, (rows, columns) = max(1, self.experts), self.shape
-        tensors: dict[str, tuple[int, ...]] = {"lora_A": (count * self.rank, columns), "lora_B": (rows, self.rank)}
-        return tensors | ({"lora_magnitude_vector": (rows,)} if self.dora else {})
+        tensors: dict[str, tuple[int, ...]] = {} if self.shared else {"lora_A": (count * self.rank, columns)}
+        return tensors | {"lora_B": (rows, self.rank)} | ({"lora_magnitude_vector": (rows,)} if self.dora else {})
 
     def weight(self, tensors: Sequence[Tensor], casts: "Casts") -> Tensor | OwnWeight:
-        """What the family computes with. tensors: the stored one, then the trained ones."""
+        """What the family computes with. tensors: the stored one, then A, B and lengths."""
         return AdaptedWeight(self, tuple(tensors), casts) if self.opaque else tensors[0]
 
 

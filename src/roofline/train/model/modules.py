@@ -276,9 +276,15 @@ class _HeadSpec:
 
 def _taken(forms: Sequence[Form | None], tensors: Sequence[Tensor]) -> list[Tensor | OwnWeight]:
     """The weights of parameters whose tensors lie one behind the other."""
-    weights, at, casts = [], iter(tensors), Casts()
+    weights: list[Tensor | OwnWeight] = []
+    before: list[Tensor] = []
+    at, casts = iter(tensors), Casts()
     for form in forms:
         own = [next(at) for _ in range(1 + (len(form.trained) if form else 0))]
+        if form is not None and form.shared:
+            own[1:1] = before
+        elif form is not None and form.rank:
+            before = own[1:2]
         weights.append(form.weight(own, casts) if form is not None else own[0])
     return weights
 
