@@ -98,7 +98,7 @@ BOTH = Answers(
     before="smollm2-135m",
     after='tuned/"1"&',
     command="roofline serve smollm2-135m --adapter tuned=runs/tuned/adapter",
-    address="http" + "://127.0.0.1:8000",
+    address="http://127.0.0.1:8000",
     rows=(
         Answer("Which <b>?", "yes", "I am no <i>oracle</i>.", " yes\n"),
         Answer("And this?", "no", "no", "no"),

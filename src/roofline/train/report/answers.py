@@ -86,16 +86,20 @@ def chat(answers: Answers | None) -> str:
     """A link to chat with each of the two models, and the command that serves them."""
     if answers is None:
         return ""
-    links = "".join(_link(answers.address, name) for name in (answers.before, answers.after))
+    links = "".join(_anchor(answers.address, name) for name in (answers.before, answers.after))
     command = html.escape(answers.command)
     return (
         f'<section><div class="links">{links}</div><p>The links open once this runs:</p><pre>{command}</pre></section>'
     )
 
 
-def _link(address: str, name: str) -> str:
-    place = html.escape(f"{address}/?model={quote(name, safe='')}")
-    return f'<a href="{place}">Chat with {html.escape(name)}</a>'
+def link(address: str, name: str) -> str:
+    """The address of a chat with a model."""
+    return f"{address}/?model={quote(name, safe='')}"
+
+
+def _anchor(address: str, name: str) -> str:
+    return f'<a href="{html.escape(link(address, name))}">Chat with {html.escape(name)}</a>'
 
 
 def side_by_side(answers: Answers | None) -> str:
