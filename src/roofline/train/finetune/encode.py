@@ -42,12 +42,13 @@ class Encoded:
 class Told:
     """What happened to samples. split: chats that were taken apart, an answer each; ended: answers to which an end
     token was added, because the template ends them with none; cut: samples longer than a row; left_out: samples of
-    which no target is in a row."""
+    which no target is in a row; longest: tokens of the longest sample."""
 
     split: int = 0
     ended: int = 0
     cut: int = 0
     left_out: int = 0
+    longest: int = 0
 
 
 @dataclass
@@ -98,6 +99,7 @@ class Encoder:
 
     def _fitted(self, part: Encoded) -> Encoded | None:
         """The part as it goes into a row."""
+        self.told.longest = max(self.told.longest, len(part))
         if len(part) > self.length:
             self.told.cut += 1
             if self.drop:

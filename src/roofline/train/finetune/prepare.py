@@ -143,9 +143,8 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
         raise ConfigError(f"{data.place}: no sample has a target within {data.length} tokens: raise --max-seq-len")
     if HELD_OUT in written:
         _prompts(folder / PROMPTS, [originals[number] for number in groups[HELD_OUT] if encoded[number]])
-    longest = max((len(part) for parts in encoded for part in parts), default=0)
     told, files = encoder.told, [str(path) for path in data_files(data.place, data.split)]
-    about = partial(Prepared, key, form, count, data.length, data.pack, longest)
+    about = partial(Prepared, key, form, count, data.length, data.pack, told.longest)
     return about(told.split, told.ended, told.cut, told.left_out, written[TRAIN], written.get(HELD_OUT), files)
 
 
