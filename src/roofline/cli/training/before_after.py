@@ -9,19 +9,25 @@ from pathlib import Path
 from roofline.common.json_types import JsonObject
 from roofline.train.report import answers as both
 from roofline.train.report.answers import Answer, Answers
+from roofline.train.run_folder import PAGE
 
-PORT = 8000  # of `roofline serve`
+PORT, RANK = 8000, 64  # of `roofline serve`, where nothing else is said
 _NAME = re.compile(r"[^\w.-]+")
 
 
 @dataclass(frozen=True)
 class Served:
-    """How the model is served as it was and as it became. outcome: the folder that the run writes."""
+    """How the model is served as it was and as it became. outcome: the folder that the run writes, RUN/adapter or
+    RUN/model; rank: of an adapter."""
 
     model: str
     outcome: Path
-    is_adapter: bool
     port: int = PORT
+    rank: int = 0
+
+    @property
+    def is_adapter(self) -> bool:
+        return self.outcome.name == "adapter"
 
     @property
     def before(self) -> str:
@@ -41,6 +47,7 @@ class Served:
         words = ["roofline", "serve", self.model]
         words += ["--served-model-name", self.before] if self.before != self.model else []
         words += ["--adapter" if self.is_adapter else "--extra-model", f"{self.after}={self.outcome}"]
+        words += ["--max-adapter-rank", str(self.rank)] if self.is_adapter and self.rank > RANK else []
         return words + (["--port", str(self.port)] if self.port != PORT else [])
 
     @property
@@ -77,26 +84,20 @@ class BeforeAfter:
         self._keep(tuple(replace(row, after=text) for row, text in zip(self.answers.rows, texts, strict=True)))
         page.write(self.folder)
 
-    def told(self) -> str:
-        """How many answers are exactly those of the data, in words; "" where nothing was asked."""
-        before, after = self.answers.exact_before, self.answers.exact_after
-        if before is None or after is None:
-            return ""
-        return f"held-out answers as in the data: {before[0]} of {before[1]} before, {after[0]} of {after[1]} after"
+    def told(self) -> list[str]:
+        """What came of the run and where to look, in words."""
+        lines, exact = list[str](), self.exact()
+        if exact["before"] is not None and exact["after"] is not None:
+            before, after = (f"{count} of {total}" for count, total in (exact["before"], exact["after"]))
+            lines.append(f"held-out answers exactly as in the data: {before} before, {after} after")
+        lines.append(f"page of the run: {(self.folder / PAGE).resolve().as_uri()}")
+        lines.append(f"serve it: {self.answers.command}")
+        names = (self.served.before, self.served.after)
+        return [*lines, *(f"then chat with {name}: {both.link(self.served.address, name)}" for name in names)]
 
-    def figures(self) -> JsonObject:
-        """The same as JSON."""
+    def exact(self) -> JsonObject:
+        """How many answers are those of the data, and how many were asked for; null where none was."""
         return {"before": self.answers.exact_before, "after": self.answers.exact_after}
-
-    def links(self) -> list[str]:
-        """Where the page is, and each model's chat."""
-        from roofline.train.run_folder import PAGE
-
-        chats = [
-            f"chat with {name}: {both.link(self.served.address, name)}"
-            for name in (self.served.before, self.served.after)
-        ]
-        return [f"page of the run: {(self.folder / PAGE).resolve().as_uri()}", *chats]
 
     def _asked(self, model: str, adapter: Path | None = None) -> list[str | None]:
         from roofline.bench.quality.answers import answer
