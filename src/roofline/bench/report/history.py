@@ -10,7 +10,10 @@ from roofline.bench.report.ratios import Ratio, pairs, ratio
 from roofline.bench.results.point import Point
 from roofline.common.errors import ConfigError
 
-HIGHER_IS_BETTER = {words.REQUESTS: True, words.TOKENS: True, words.TTFT: False, words.TPOT: False, words.E2E: False}
+HIGHER_IS_BETTER = {
+    **{words.REQUESTS: True, words.TOKENS: True, words.TTFT: False, words.TPOT: False, words.E2E: False},
+    **{words.TRAIN: True, words.STEP: False},
+}
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class LoadKey:
     place: str
 
     def __str__(self) -> str:
-        return f"{self.system}, {self.preset}, {self.load}"
+        return ", ".join(dict.fromkeys((self.system, self.preset, self.load)))  # without a load, that is the preset
 
 
 def key_of(point: Point) -> LoadKey:
