@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from roofline.bench.results.metrics import figures
 from roofline.bench.results.store import read_points
 from roofline.bench.serving import load_test
 from roofline.bench.serving.certificate import null_server
+from roofline.bench.serving.load_test import WARM_UP
 from roofline.bench.traffic.traffic import read_traffic
 from tests.command_line import call_roofline
 
@@ -310,6 +313,76 @@ def test_a_server_that_is_no_llm_server_is_told_in_a_sentence(tmp_path):
 
 
 def test_the_reason_of_failed_requests_is_told(null):
-    words = ["--repeats", 2, "--answer", 512, "--timeout", 0.2]
+    words = ["--repeats", 2, "--prompts", "1,1", "--answer", 512, "--timeout", 0.2]
     result = call_roofline(["bench", "decode", null, *words, *QUICK])
+    assert result.exit_code == 1
     assert "2 of 2 requests failed, the first with: " in result.stderr
+    last = "roofline: no request was answered; the last one failed with: no complete answer within 0.2 s"
+    assert result.stderr.splitlines()[-1] == last
+
+
+@pytest.fixture
+def weary():
+    """weary(answers, refusal) -> url of a server that answers so many requests, and then refuses all of them."""
+    servers = []
+
+    def start(answers, refusal):
+        left = iter(range(answers))
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *words):
+                pass
+
+            def do_GET(self):
+                self.answer(200, json.dumps({"data": [{"id": "m"}]}))
+
+            def do_POST(self):
+                self.rfile.read(int(self.headers["content-length"]))
+                if next(left, None) is None:
+                    self.answer(503, refusal)
+                    return
+                event = {"choices": [{"text": "a"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+                self.answer(200, f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n")
+
+            def answer(self, status, text):
+                self.send_response(status)
+                self.send_header("content-length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("words", "points"),
+    [
+        (["load", "--requests", 3, "--rate", 200], 1),
+        (["curve", "--workers", 4, "--requests", 1, "--fewest", 2], 1),
+        (["sweep", "--concurrency", 4, "--requests", 1, "--fewest", 2, "--json"], 1),
+        (["decode", "--repeats", 2, "--answer", 4], 1),
+    ],
+)
+def test_a_run_without_an_answer_fails_with_what_the_server_said(weary, tmp_path, words, points):
+    url, out = weary(WARM_UP, "the model was unloaded"), tmp_path / "r.jsonl"
+    result = call_roofline(["bench", words[0], url, *words[1:], "--out", out, *QUICK])
+    assert result.exit_code == 1
+    said = "roofline: no request was answered; the last one failed with: status 503: the model was unloaded"
+    assert result.stderr.splitlines()[-1] == said
+    assert len(read_points(out)) == points
+
+
+def test_a_run_with_some_answers_does_not_fail(weary):
+    words = ["--prompts", "1,1", "--repeats", 1, "--answer", 4]
+    result = call_roofline(["bench", "decode", weary(WARM_UP + 1, "it is late"), *words, *QUICK])
+    assert result.exit_code == 0
+    assert "1 of 1 requests failed, the first with: status 503: it is late" in result.stderr

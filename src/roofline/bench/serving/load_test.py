@@ -78,8 +78,9 @@ class Settings:
 class LoadTest:
     """A target that runs, and all that its points share. run: their common name; traffic_path: the traffic's file, in
     a folder that is removed at the end; tokenizer: of the model, where it is here; sent: requests of the traffic that
-    were sent already; on_start: called before each load; on_progress: every half second while it runs; meter: of this
-    machine's energy, where that has a counter and the target runs on it."""
+    were sent already; answered: of these; failure: of the last request that failed; on_start: called before each load;
+    on_progress: every half second while it runs; meter: of this machine's energy, where that has a counter and the
+    target runs on it."""
 
     settings: Settings
     target: Target
@@ -93,6 +94,8 @@ class LoadTest:
     probes: list[Probe] = field(default_factory=list)
     points: int = 0
     sent: int = 0
+    answered: int = 0
+    failure: str = ""
     on_start: Callable[[Plan], None] | None = None
     on_progress: OnProgress | None = None
     meter: Meter | None = None

@@ -51,6 +51,8 @@ def measure(test: LoadTest, kind: Kind, plan: Plan) -> Point:
     kept, and KeyboardInterrupt after Ctrl-C, when the point of what was sent by then is kept."""
     events = test.send(plan)
     errors = [request.error for request in events.requests if request.error]
+    test.answered += sum(request.completed for request in measured(events))
+    test.failure = errors[-1] if errors else test.failure
     if errors and not events.head.interrupted:
         log.get("bench").warning(
             "%d of %d requests failed, the first with: %s", len(errors), len(events.requests), errors[0]

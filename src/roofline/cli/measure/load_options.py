@@ -112,7 +112,17 @@ def tell_points(
     """Print each point as it is measured, and before it how far the load is that runs; or JSON objects alone.
 
     points: measured as they are asked for, one after the other; count: of them at most; seconds: that each takes.
+    Raises ConfigError where not a single request was answered.
     """
+    _show_points(test, points, as_json, count, seconds)
+    if not test.answered:
+        cause = f"the last one failed with: {test.failure}" if test.failure else "no answer held any text"
+        raise ConfigError(f"no request was answered; {cause}")
+
+
+def _show_points(
+    test: "LoadTest", points: "Iterable[Point]", as_json: bool, count: int | None, seconds: float | None
+) -> None:
     if as_json:
         import msgspec
 
