@@ -235,20 +235,44 @@ def test_compare_of_equal_servers_and_of_one_5_percent_slower():
 def test_ctrl_c_leaves_valid_results(tmp_path):
     out = tmp_path / "r.jsonl"
     target = NULL.replace("--gap-ms 1", "--gap-ms 40")
-    words = ["bench", "curve", target, "--workers", "1", "--requests", "99", "--out", str(out), *QUICK]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "roofline", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    time.sleep(6)
-    process.send_signal(signal.SIGINT)
-    _, complaint = process.communicate(timeout=30)
-    assert (process.returncode, complaint.strip()) == (130, "Aborted!")
+    words = ["curve", target, "--workers", 1, "--requests", 99, "--out", out, *QUICK]
+    status, _, complaint = interrupted(words)
+    assert (status, complaint) == (130, f"Aborted! The point that was measured by then is in {out}.")
     (point,) = read_points(out)
     assert "interrupted" in point.validity.flags
     assert point.counts.completed >= 1
     assert point.counts.unfinished == 1
     running = [Path(f"/proc/{number}/cmdline") for number in os.listdir("/proc") if number.isdecimal()]
     assert not any("--gap-ms\x0040" in path.read_text() for path in running if path.exists())
+
+
+def interrupted(words):
+    """Status, output and complaint of a command that gets Ctrl-C when its first load is a second old."""
+    command = [sys.executable, "-u", "-m", "roofline", "bench", *map(str, words)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    lines = [process.stdout.readline(), process.stdout.readline()]  # the title, the load that begins
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    rest, complaint = process.communicate(timeout=30)
+    return process.returncode, "".join(lines) + rest, complaint.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [("load", "--arrivals", "closed", "--requests", "99"), ("sweep", "--concurrency", "1", "--requests", "99")]
+)
+def test_ctrl_c_shows_the_point_that_is_written_nowhere(null, words):
+    status, output, complaint = interrupted([words[0], null, *words[1:], *QUICK])
+    told = "Aborted! The point that was measured by then is in the output alone: there was no --out."
+    assert (status, complaint) == (130, told)
+    assert ", interrupted" in output
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_the_first_block_of_a_comparison(null):
+    words = ["compare", null, null, "--block", 400, *QUICK]
+    status, _, complaint = interrupted(words)
+    assert (status, complaint) == (130, "Aborted! No point was measured by then.")
 
 
 def test_recompute(null, tmp_path):

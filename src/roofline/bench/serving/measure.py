@@ -46,9 +46,17 @@ MOST_CPU = 0.8  # of a core, that a trusted client uses
 MOST_SLIP = 0.05  # of the median latency, that 1 % of the requests are sent late
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C while a load ran. point: of what was sent by then, as it is kept."""
+
+    def __init__(self, point: Point) -> None:
+        super().__init__()
+        self.point = point
+
+
 def measure(test: LoadTest, kind: Kind, plan: Plan) -> Point:
     """Send a plan's load, and keep the point. Raises ImpossibleResult for a figure beyond the limit, which is not
-    kept, and KeyboardInterrupt after Ctrl-C, when the point of what was sent by then is kept."""
+    kept, and Interrupted after Ctrl-C."""
     events = test.send(plan)
     errors = [request.error for request in events.requests if request.error]
     test.answered += sum(request.completed for request in measured(events))
@@ -59,7 +67,7 @@ def measure(test: LoadTest, kind: Kind, plan: Plan) -> Point:
         )
     point = test.keep(point_of(test, kind, plan, events), events)
     if events.head.interrupted:
-        raise KeyboardInterrupt
+        raise Interrupted(point)
     return point
 
 

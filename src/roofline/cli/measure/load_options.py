@@ -1,6 +1,7 @@
 """What the commands have in common that put a server under load: which, with what, where the results go."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -114,10 +115,39 @@ def tell_points(
     points: measured as they are asked for, one after the other; count: of them at most; seconds: that each takes.
     Raises ConfigError where not a single request was answered.
     """
-    _show_points(test, points, as_json, count, seconds)
+    with outcome_told(test):
+        _show_points(test, _and_interrupted(points), as_json, count, seconds)
     if not test.answered:
         cause = f"the last one failed with: {test.failure}" if test.failure else "no answer held any text"
         raise ConfigError(f"no request was answered; {cause}")
+
+
+@contextmanager
+def outcome_told(*tests: "LoadTest") -> Iterator[None]:
+    """Around the measuring: after Ctrl-C it is told where the points are."""
+    try:
+        yield
+    except KeyboardInterrupt as abort:
+        raise KeyboardInterrupt(_after_abort(tests[0].settings.results, sum(test.points for test in tests))) from abort
+
+
+def _after_abort(results: Path | None, points: int) -> str:
+    if not points:
+        return "Aborted! No point was measured by then."
+    what = "the point that was measured by then is" if points == 1 else f"the {points} points measured by then are"
+    place = "in the output alone: there was no --out" if results is None else f"in {results}"
+    return f"Aborted! {what.capitalize()} {place}."
+
+
+def _and_interrupted(points: "Iterable[Point]") -> "Iterator[Point]":
+    """The points, and the one that Ctrl-C ended. Raises KeyboardInterrupt behind it."""
+    from roofline.bench.serving.measure import Interrupted
+
+    try:
+        yield from points
+    except Interrupted as abort:
+        yield abort.point
+        raise
 
 
 def _show_points(
