@@ -11,12 +11,14 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from roofline.bench.load.events import read_events
 from roofline.bench.report.words import digits
 from roofline.bench.results.metrics import figures
-from roofline.bench.results.store import read_points
+from roofline.bench.results.point import Point
+from roofline.bench.results.store import read_points, with_id
 from roofline.bench.serving import load_test
 from roofline.bench.serving.certificate import null_server
 from roofline.bench.serving.load_test import WARM_UP
@@ -318,6 +320,37 @@ def test_mistakes_are_told(words, message):
     assert result.exit_code == 1
     assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_point_that_cannot_be_written_is_printed(null, form):
+    words = ["--requests", 2, "--rate", 100, "--out", "/dev/full", *form, *QUICK]
+    result = call_roofline(["bench", "load", null, *words])
+    assert result.exit_code == 1
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("{")]
+    point = msgspec.json.decode(line, type=Point)
+    assert (point.counts.completed, point.id) == (2, with_id(point).id)
+    told = "roofline: /dev/full: the disk is full; standard output has the point, as lines of a file of results"
+    assert result.stderr.splitlines() == [told]
+
+
+def test_a_point_whose_events_cannot_be_written_is_printed(null, tmp_path, monkeypatch):
+    folder = tmp_path / "e"
+    monkeypatch.setattr(load_test, "write_events", lambda events, path: path.mkdir() or path.open("w"))
+    words = ["--requests", 2, "--rate", 100, "--events", folder, "--json", *QUICK]
+    result = call_roofline(["bench", "load", null, *words])
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["counts"]["completed"] == 2
+    assert ": it is a folder; name another folder; standard output has the point" in result.stderr
+
+
+def test_both_points_of_a_comparison_that_cannot_be_written_are_printed(null):
+    words = ["--block", 2, "--concurrency", 2, "--rounds", 2, "--out", "/dev/full", *QUICK]
+    result = call_roofline(["bench", "compare", null, null, *words])
+    assert result.exit_code == 1
+    points = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    assert [point["extra"]["side"] for point in points] == ["A", "B"]
+    assert "/dev/full: the disk is full; standard output has the points" in result.stderr
 
 
 def test_a_server_that_is_no_llm_server_is_told_in_a_sentence(tmp_path):

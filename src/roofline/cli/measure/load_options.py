@@ -124,9 +124,15 @@ def tell_points(
 
 @contextmanager
 def outcome_told(*tests: "LoadTest") -> Iterator[None]:
-    """Around the measuring: after Ctrl-C it is told where the points are."""
+    """Around the measuring: points that cannot be written are printed; after Ctrl-C it is told where the points are."""
+    from roofline.bench.serving.load_test import NotKept
+
     try:
         yield
+    except NotKept as error:
+        for point in error.points:
+            _print_json(point)
+        raise
     except KeyboardInterrupt as abort:
         raise KeyboardInterrupt(_after_abort(tests[0].settings.results, sum(test.points for test in tests))) from abort
 
@@ -154,10 +160,8 @@ def _show_points(
     test: "LoadTest", points: "Iterable[Point]", as_json: bool, count: int | None, seconds: float | None
 ) -> None:
     if as_json:
-        import msgspec
-
         for point in points:
-            print(msgspec.json.encode(point).decode(), flush=True)
+            _print_json(point)
         return
     from roofline.bench.report.live import LiveView
 
@@ -169,6 +173,12 @@ def _show_points(
         for point in points:
             view.finished(point)
     out.print(FOOTNOTE, style="dim")
+
+
+def _print_json(point: "Point") -> None:
+    import msgspec
+
+    print(msgspec.json.encode(point).decode(), flush=True)
 
 
 def load_of_plan(plan: "Plan") -> str:
