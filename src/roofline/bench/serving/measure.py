@@ -22,6 +22,7 @@ from roofline.bench.results.metrics import (
     most_in_flight,
 )
 from roofline.bench.results.point import (
+    INTERRUPTED,
     Client,
     Energy,
     Figure,
@@ -231,7 +232,7 @@ def _flags(test: LoadTest, plan: Plan, events: Events, metrics: dict[str, Figure
     """What a reader must know before he believes the point."""
     counted, flags = counts(events), []
     if events.head.interrupted:
-        flags.append("interrupted")
+        flags.append(INTERRUPTED)
     if test.limits is not None and test.limits.below:
         flags.append(f"the chip was below its roofs before: {', '.join(test.limits.below)}")
     if client is None:
