@@ -74,7 +74,7 @@ def read_points(path: Path) -> list[Point]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path} cannot be read: {cause_of(error)}") from error
     lines = _whole_lines(path, data).splitlines()
     return [_point(path, number, line) for number, line in enumerate(lines, start=1)]
 

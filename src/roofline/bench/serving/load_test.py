@@ -16,7 +16,7 @@ from roofline.bench.load.events import Events, write_events
 from roofline.bench.load.plan import Plan, Probe, Route
 from roofline.bench.load.progress import SECONDS_BETWEEN, Progress
 from roofline.bench.load.run import OnProgress, run_plan
-from roofline.bench.load.targets import Target, backend_of, is_local, open_target
+from roofline.bench.load.targets import Target, backend_of, is_address, is_local, open_target
 from roofline.bench.results.energy import Meter, find_meter
 from roofline.bench.results.limits import Demand, ModelLimits, limit_at, limits_here, limits_of_product
 from roofline.bench.results.metrics import Objective
@@ -28,6 +28,7 @@ from roofline.bench.serving.recount import tokenizer_of
 from roofline.bench.serving.surroundings import this_host
 from roofline.bench.traffic.presets import singles
 from roofline.bench.traffic.traffic import Traffic, write_traffic
+from roofline.common.addresses import check_address
 from roofline.common.errors import ConfigError
 from roofline.common.files import cause_of
 
@@ -74,6 +75,10 @@ class Settings:
     probe: bool = True
     certify: bool = True
     timeout: float = 600.0
+
+    def __post_init__(self) -> None:
+        if is_address(self.target):
+            check_address(self.target)
 
     @property
     def device(self) -> str:

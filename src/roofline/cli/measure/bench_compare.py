@@ -55,9 +55,9 @@ def command(
     traffic = options.traffic_of(2 * terms.requests * terms.rounds, "typical")
     streams = terms.concurrency if terms.rate is None else terms.requests
     settings = options.settings(a)
+    other = replace(settings, target=b, label=compared.label_b or "B", certify=False)
     with ExitStack() as stack:
         first = stack.enter_context(open_load_test(replace(settings, label=settings.label or "A"), traffic, streams))
-        other = replace(settings, target=b, label=compared.label_b or "B", certify=False)
         second = stack.enter_context(open_load_test(other, traffic, streams))
         second.certificate = first.certificate
         stack.enter_context(outcome_told(first, second))
