@@ -81,6 +81,7 @@ ROOT = Group(
                 "history": "measure.bench_report:history",
                 "latency": "measure.bench_latency:command",
                 "links": "measure.bench_links:command",
+                "lora": "measure.bench_lora:command",
                 "replay": "measure.bench_replay:command",
                 "report": "measure.bench_report:report",
                 "roofs": "measure.bench_roofs:command",

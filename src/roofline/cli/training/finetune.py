@@ -1,5 +1,6 @@
 """roofline finetune: a model learns from a file of samples, and is served with what it learnt."""
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -35,9 +36,10 @@ def command(
     The same command again goes on with a run that was stopped. What is printed at the end serves the result.
     """
     from roofline.bundle import load_text_of
+    from roofline.cli.training.before_after import BeforeAfter, Served
     from roofline.train.config.schema import ModelSection
     from roofline.train.finetune import plan
-    from roofline.train.finetune.prepare import prepare
+    from roofline.train.finetune.prepare import prepare, read_prompts
     from roofline.train.model.shapes import files
     from roofline.weights.checkpoint import read_config as shape_of
 
@@ -55,16 +57,21 @@ def command(
     path = plan.write(plan.configuration(model, options, prepared, folder, precision), folder)
     for line in [*_told(prepared, chosen, plan.steps_of(options, prepared), options.batch), *notes]:
         print(line, file=sys.stderr)
+    outcome = folder / ("model" if options.method == "full" else "adapter")
+    served = Served(model, outcome, options.port, options.rank)
+    around = BeforeAfter(served, read_prompts(folder / plan.DATA, options.ask), folder)
+    around.begin()
     status, result = train_file(path, list(changes or ()), nproc, as_json)
     if status:
         return status
-    outcome = folder / ("model" if options.method == "full" else "adapter")
-    serving = ["roofline", "serve"]
-    serving += [str(outcome)] if options.method == "full" else [model, "--adapter", f"{folder.name}={outcome}"]
+    around.end()
+    serve = shlex.join(served.command)
     if as_json:
-        print_json(result | {"folder": str(folder), "outcome": str(outcome), "serve": shlex.join(serving)})
+        print_json(result | {"folder": str(folder), "outcome": str(outcome), "serve": serve, "exact": around.exact()})
     else:
-        print(f"serve it: {shlex.join(serving)}")
+        print("\n".join(around.told()))
+    if options.serve:
+        os.execv(sys.executable, [sys.executable, "-m", *served.command])
     return 0
 
 

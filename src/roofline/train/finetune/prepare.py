@@ -224,6 +224,13 @@ def _prompts(path: Path, held_out: Sequence[Sample]) -> None:
     write_atomically(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 
+def read_prompts(folder: Path, most: int) -> list[JsonObject]:
+    """Held-out prompts with their answers, from a folder that `prepare` wrote: `messages` or `prompt`, and `answer`."""
+    path = folder / PROMPTS
+    lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines[:most]]
+
+
 def _prompt(sample: Sample) -> JsonObject | None:
     if isinstance(sample, Chat):
         last = sample.answers[-1]

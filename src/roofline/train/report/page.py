@@ -12,6 +12,7 @@ from roofline.common.files import write_atomically
 from roofline.common.json_types import JsonMapping
 from roofline.common.units import human_bytes, human_seconds
 from roofline.train.config.flatten import flatten
+from roofline.train.report import answers as both
 from roofline.train.report import cards
 from roofline.train.report.flops import usual
 from roofline.train.run_folder import CARD, CONFIG, LOG, PAGE, read_lines
@@ -22,13 +23,15 @@ Row = tuple[str, ...]
 
 
 def write(folder: Path) -> None:
-    """Write the page into a run's folder, from its log, its card and its configuration."""
+    """Write the page into a run's folder, from its log, its card, its configuration, and its answers if it has any."""
     card, config = (json.loads((folder / name).read_text()) for name in (CARD, CONFIG))
-    write_atomically(folder / PAGE, page(read_lines(folder / LOG), card, config))
+    write_atomically(folder / PAGE, page(read_lines(folder / LOG), card, config, both.read(folder)))
 
 
-def page(lines: Sequence[JsonMapping], card: JsonMapping, config: JsonMapping) -> str:
-    """The text of the page, from the lines of the log, the card and the configuration."""
+def page(
+    lines: Sequence[JsonMapping], card: JsonMapping, config: JsonMapping, answers: both.Answers | None = None
+) -> str:
+    """The text of the page, from the lines of the log, the card and the configuration. answers: before and after."""
     name = str(card["run"])
     device, model = card["device"], card["model"]
     about = [model["name"], f"{model['parameters']:,} parameters", f"{card['devices']} x {device['name']}"]
@@ -38,7 +41,10 @@ def page(lines: Sequence[JsonMapping], card: JsonMapping, config: JsonMapping) -
         title=html.escape(name),
         about=html.escape(" · ".join(about)),
         taken="<p>Dashed lines: the run was stopped there and taken up again.</p>" if _resume_steps(lines) else "",
-        tiles="".join(_tile(*tile) for tile in _tiles(lines, card)),
+        progress=_progress(lines, card),
+        tiles="".join(_tile(*tile) for tile in [*both.tiles(answers), *_tiles(lines, card)]),
+        chat=both.chat(answers),
+        answers=both.side_by_side(answers),
         tables="".join([*_tables(card), *_samples(lines)]),
         configuration=_table(
             [
@@ -47,8 +53,20 @@ def page(lines: Sequence[JsonMapping], card: JsonMapping, config: JsonMapping) -
                 if value is not None
             ]
         ),
-        data=_script_json({"series": _series(lines), "taken": _resume_steps(lines)}),
+        data=_script_json(
+            {"series": _series(lines), "taken": _resume_steps(lines), "written": card["written"], "done": card["done"]}
+        ),
     )
+
+
+def _progress(lines: Sequence[JsonMapping], card: JsonMapping) -> str:
+    """A bar with the time that is left, while the run is under way."""
+    steps = next((line["about"]["steps"] for line in reversed(lines) if "about" in line), 0)
+    at = next((line["step"] for line in reversed(lines) if "loss" in line), 0)
+    if card["done"] or not steps:
+        return ""
+    left = human_seconds((steps - at) * card["speed"]["step_seconds"]["p50"])
+    return f'<progress max="{steps}" value="{at}"></progress><p>step {at:,} of {steps:,}, {left} left</p>'
 
 
 def _series(lines: Iterable[JsonMapping]) -> dict[str, list[list[float]]]:

@@ -224,6 +224,7 @@ class Run:
                         each.record()
                 if (evaluates or saves) and self.progress.step < self.stop:
                     self.report.write(self)
+                self.report.show_live(self)
             stopped = signals.number if self.progress.step < self.stop else 0
             saved = self._save_early() if stopped else None
         self.saver.wait()
