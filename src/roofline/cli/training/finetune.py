@@ -51,9 +51,9 @@ def command(
         _show(chosen, model, show)
         return 0
     prepared = prepare(chosen, folder / plan.DATA, words, template)
-    precision, notes = plan.precision_of(options, _is_cpu())
+    precision, notes = plan.precision_of(options, plan.computes_on_cpu())
     path = plan.write(plan.configuration(model, options, prepared, folder, precision), folder)
-    for line in [*_told(prepared, chosen, plan.steps_of(options, prepared), options.batch), *notes]:
+    for line in [*_summary(prepared, chosen, plan.steps_of(options, prepared), options.batch), *notes]:
         print(line, file=sys.stderr)
     status, result = _train(path, list(changes or ()), nproc, as_json)
     if status:
@@ -92,13 +92,7 @@ def _train(path: Path, changes: list[str], nproc: int, quiet: bool) -> tuple[int
     return status, {} if status else {"card": cards.read(str(folder_of(settings)))}
 
 
-def _is_cpu() -> bool:
-    import torch
-
-    return not torch.accelerator.is_available()
-
-
-def _told(prepared: "Prepared", data: "Data", steps: int, batch: int) -> list[str]:
+def _summary(prepared: "Prepared", data: "Data", steps: int, batch: int) -> list[str]:
     """What was prepared, in words."""
     from roofline.train.finetune.forms import FORMS
 
@@ -132,7 +126,7 @@ def _show(data: "Data", model: str, count: int) -> None:
     from roofline.bundle import load_text_of
     from roofline.train.finetune.encode import Encoder
     from roofline.train.finetune.prepare import samples
-    from roofline.train.finetune.show import shown
+    from roofline.train.finetune.show import marked
 
     words, template = load_text_of(model)
     encoder = Encoder(words, template, data.length, data.drop)
@@ -141,6 +135,6 @@ def _show(data: "Data", model: str, count: int) -> None:
         parts = encoder.encode(sample, where)
         for part in parts:
             print(f"--- {where} ({form}): {len(part):,} tokens, {int(part.trained.sum()):,} trained on")
-            print(shown(words, part, colour))
+            print(marked(words, part, colour))
         if not parts:
             print(f"--- {where} ({form}): left out, nothing to train on is within {data.length:,} tokens")

@@ -84,12 +84,12 @@ class FinetuneOptions(Options):
         if self.epochs is not None and self.steps is not None:
             raise ConfigError("steps and epochs both say how long the run is: leave one of the two out")
 
-    def with_preset(self, named: Collection[str]) -> "FinetuneOptions":
+    def with_preset(self, explicit: Collection[str]) -> "FinetuneOptions":
         """With the preset's values for the options that a call does not name."""
         if self.preset is None:
             return self
         values = PRESETS[self.preset].values
-        changes = {name: value for name, value in values.items() if name not in named}
-        if "epochs" in named:
+        changes = {name: value for name, value in values.items() if name not in explicit}
+        if "epochs" in explicit:
             changes.pop("steps", None)
         return replace(self, **changes)  # type: ignore[arg-type]  # names and values of this class

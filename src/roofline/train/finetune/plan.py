@@ -85,6 +85,13 @@ def _adapter(options: FinetuneOptions) -> JsonObject:
     }
 
 
+def computes_on_cpu() -> bool:
+    """Whether a run here has no accelerator."""
+    import torch
+
+    return not torch.accelerator.is_available()
+
+
 def precision_of(options: FinetuneOptions, is_cpu: bool) -> tuple[str, list[str]]:
     """The precision to compute in, and what of the preset is otherwise than published."""
     notes = list(PRESETS[options.preset].notes) if options.preset else []

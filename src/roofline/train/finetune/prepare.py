@@ -44,9 +44,9 @@ class Preprocess:
 class Data:
     """What is prepared.
 
-    places: files and folders. split, form: None where they are to be told from them. length: tokens of a row. share: of
-    the samples, kept apart; seed: of which. drop: leave out samples longer than a row. preprocess: what is made of each
-    record first. prompts: train on prompts, too. last_only: of the answers of a chat train on the last alone.
+    places: files and folders. split, form: None where they are to be told from them. length: tokens of a row.
+    share: of the samples, kept apart; seed: of which. drop: leave out samples longer than a row. preprocess: what is
+    made of each record first. prompts: train on prompts, too. last_only: train on the last answer of a chat alone.
     """
 
     places: tuple[Path, ...]
@@ -85,7 +85,7 @@ class Rows:
 @dataclass(frozen=True)
 class Prepared:
     """What `prepare` wrote. key: a digest of data, tokenizer, template and settings; records: read from the files;
-    longest: tokens of the longest sample; others as `encode.Told` has them."""
+    longest: tokens of the longest sample; others as `encode.Counts` has them."""
 
     key: str
     form: str
@@ -109,9 +109,9 @@ def samples(data: Data) -> Iterator[tuple[str, str, Sample]]:
     form = data.form
     for place in data.places:
         for where, record in records(place, data.split):
-            made = _preprocessed(data.preprocess, record, where)
-            form = form or recognise(made, where)
-            yield where, form, read(made, where, form)
+            record = _preprocessed(data.preprocess, record, where)
+            form = form or recognise(record, where)
+            yield where, form, read(record, where, form)
     if form is None:
         raise ConfigError(f"{data.name} holds no record")
 
@@ -120,12 +120,12 @@ def _preprocessed(preprocess: Preprocess | None, record: Record, where: str) -> 
     if preprocess is None:
         return record
     try:
-        made = preprocess.function(record)
+        result = preprocess.function(record)
     except Exception as error:
         raise ConfigError(f"{where}: {preprocess.name} fails: {type(error).__name__}: {error}") from error
-    if not isinstance(made, Mapping):
-        raise ConfigError(f"{where}: {preprocess.name} returns a {type(made).__name__}, not a mapping")
-    return dict(made)
+    if not isinstance(result, Mapping):
+        raise ConfigError(f"{where}: {preprocess.name} returns a {type(result).__name__}, not a mapping")
+    return dict(result)
 
 
 def prepare(data: Data, folder: Path, tokenizer: "Tokenizer", template: "ChatTemplate") -> Prepared:
@@ -184,9 +184,9 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
         raise ConfigError(f"{data.name}: no sample has a target within {data.length} tokens: raise --max-seq-len")
     if HELD_OUT in written:
         _prompts(folder / PROMPTS, [originals[number] for number in groups[HELD_OUT] if encoded[number]])
-    told, files = encoder.told, [str(path) for path in data.files]
-    about = partial(Prepared, key, form, count, data.length, data.pack, told.longest)
-    return about(told.split, told.ended, told.cut, told.left_out, written[TRAIN], written.get(HELD_OUT), files)
+    counts, files = encoder.counts, [str(path) for path in data.files]
+    about = partial(Prepared, key, form, count, data.length, data.pack, counts.longest)
+    return about(counts.split, counts.ended, counts.cut, counts.left_out, written[TRAIN], written.get(HELD_OUT), files)
 
 
 def _held_out(count: int, share: float, seed: int) -> set[int]:
