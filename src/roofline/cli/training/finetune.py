@@ -24,8 +24,6 @@ def command(
     named: Annotated[frozenset[str], Named()],
     model: Annotated[str, Argument("The model: a name from `roofline list`, hf:ORG/REPO[:FILE], or a path.")],
     data: Annotated[Path, Argument("A file, a folder of files, or a saved Hugging Face data set.")],
-    out: Annotated[Path | None, Option("The run's folder. Default: runs/MODEL-DATA.", flags=("--out", "-o"))] = None,
-    show: Annotated[int, Option("Only show so many samples, with what is trained on in colour.", minimum=0)] = 0,
     nproc: Processes = 1,
     changes: Changes = None,
     as_json: AsJson = False,
@@ -43,12 +41,12 @@ def command(
 
     options = options.with_preset(named)
     model = str(Path(model).resolve()) if Path(model).exists() else model
-    folder = out or Path("runs", f"{Path(model).stem}-{data.stem}")
+    folder = options.out or Path("runs", f"{Path(model).stem}-{data.stem}")
     words, template = load_text_of(model)
     section = ModelSection(name="hf_causal_lm", pretrained_model_name_or_path=model)
     chosen = plan.data_of(data, options, int(shape_of(files(section))["max_position"]))
-    if show:
-        _show(chosen, model, show)
+    if options.show:
+        _show(chosen, model, options.show)
         return 0
     prepared = prepare(chosen, folder / plan.DATA, words, template)
     precision, notes = plan.precision_of(options, plan.computes_on_cpu())

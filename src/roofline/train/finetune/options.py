@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from roofline.common.errors import ConfigError
 from roofline.common.options import Options, option
@@ -47,6 +48,7 @@ class FinetuneOptions(Options):
     format: str | None = option(
         None, "The form of the data. Default: told from its keys.", choices=SAMPLE_FORMS, topic=TOPIC_DATA
     )
+    show: int = option(0, "Only show so many samples, with what is trained on in colour.", minimum=0, topic=TOPIC_DATA)
     split: str | None = option(None, "Of a data set with several, train by default.", topic=TOPIC_DATA)
     eval_share: float = option(
         0.05, "Part of the samples that is kept apart for evaluation.", minimum=0, maximum=0.9, topic=TOPIC_DATA
@@ -62,6 +64,9 @@ class FinetuneOptions(Options):
         "all-linear", "Matrices with an adapter: all-linear, or names such as q_proj,v_proj.", topic=TOPIC_ADAPTER
     )
     base: str = option("bf16", "How the model's own weights are kept.", choices=BASES, topic=TOPIC_ADAPTER)
+    out: Path | None = option(
+        None, "The run's folder. Default: runs/MODEL-DATA.", flags=("--out", "-o"), topic=TOPIC_RUN
+    )
     preset: str | None = option(
         None, "Published settings, in place of defaults.", choices=tuple(PRESETS), topic=TOPIC_RUN
     )
