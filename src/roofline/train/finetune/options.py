@@ -53,6 +53,9 @@ class FinetuneOptions(Options):
     eval_share: float = option(
         0.05, "Part of the samples that is kept apart for evaluation.", minimum=0, maximum=0.9, topic=TOPIC_DATA
     )
+    eval: Path | None = option(
+        None, "A file or folder of samples to evaluate on, of any form, instead of a share.", topic=TOPIC_DATA
+    )
     max_seq_len: int = option(1024, "Tokens of a row, and most tokens of a sample.", minimum=8, topic=TOPIC_DATA)
     pack: bool = option(True, "Put several samples into a row, none of which sees another.", topic=TOPIC_DATA)
     drop_long: bool = option(False, "Leave out samples longer than a row instead of cutting them.", topic=TOPIC_DATA)

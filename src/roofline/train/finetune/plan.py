@@ -26,8 +26,9 @@ def data_of(place: Path, options: FinetuneOptions, longest: int) -> Data:
         form=options.format,
         pack=options.pack,
         drop=options.drop_long,
-        share=options.eval_share,
+        share=0.0 if options.eval else options.eval_share,
         seed=options.seed,
+        evaluation=(options.eval,) if options.eval else (),
     )
 
 

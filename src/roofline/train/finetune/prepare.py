@@ -47,6 +47,7 @@ class Data:
     places: files and folders. split, form: None where they are to be told from them. length: tokens of a row.
     share: of the samples, kept apart; seed: of which. drop: leave out samples longer than a row. preprocess: what is
     made of each record first. prompts: train on prompts, too. last_only: train on the last answer of a chat alone.
+    evaluation: files and folders to evaluate on, of any form.
     """
 
     places: tuple[Path, ...]
@@ -60,6 +61,12 @@ class Data:
     preprocess: Preprocess | None = None
     prompts: bool = False
     last_only: bool = False
+    evaluation: tuple[Path, ...] = ()
+
+    @property
+    def for_evaluation(self) -> "list[Data]":
+        """What is kept apart beside the share."""
+        return [Data((place,), self.length) for place in self.evaluation]
 
     @property
     def name(self) -> str:
@@ -69,7 +76,8 @@ class Data:
     @property
     def files(self) -> list[Path]:
         """All files that are read, in order. Raises ConfigError."""
-        return [path for place in self.places for path in data_files(place, self.split)]
+        own = [path for place in self.places for path in data_files(place, self.split)]
+        return own + [path for each in self.for_evaluation for path in each.files]
 
 
 @dataclass(frozen=True)
@@ -167,13 +175,15 @@ def read_prepared(folder: Path) -> Prepared:
 
 
 def _write(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
-    form, encoded, originals = "", list[list[Encoded]](), list[Sample]()
-    for where, name, sample in samples(data):
-        encoded.append(encoder.encode(sample, where))
-        originals.append(sample)
-        form = name
-    count = len(encoded)
-    apart = _held_out(count, data.share, data.seed)
+    forms, encoded, originals, counted = list[str](), list[list[Encoded]](), list[Sample](), list[int]()
+    for each in (data, *data.for_evaluation):
+        for where, form, sample in samples(each):
+            forms.append(form)
+            encoded.append(encoder.encode(sample, where))
+            originals.append(sample)
+        counted.append(len(forms))
+    count = counted[0]
+    apart = _held_out(count, data.share, data.seed) | {*range(count, len(forms))}
     groups = {TRAIN: [i for i in range(count) if i not in apart], HELD_OUT: sorted(apart)}
     written = {}
     for name, numbers in groups.items():
@@ -185,7 +195,7 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
     if HELD_OUT in written:
         _prompts(folder / PROMPTS, [originals[number] for number in groups[HELD_OUT] if encoded[number]])
     counts, files = encoder.counts, [str(path) for path in data.files]
-    about = partial(Prepared, key, form, count, data.length, data.pack, counts.longest)
+    about = partial(Prepared, key, forms[0], count, data.length, data.pack, counts.longest)
     return about(counts.split, counts.ended, counts.cut, counts.left_out, written[TRAIN], written.get(HELD_OUT), files)
 
 
@@ -229,8 +239,9 @@ def _prompt(sample: Sample) -> JsonObject | None:
 
 def _key(data: Data, tokenizer: "Tokenizer", template: "ChatTemplate") -> str:
     """A digest of everything that the rows follow from."""
-    settings = {k: v for k, v in vars(data).items() if k not in ("places", "preprocess")}
+    settings = {k: v for k, v in vars(data).items() if k not in ("places", "preprocess", "evaluation")}
     settings["preprocess"] = data.preprocess.source if data.preprocess else None
+    settings["evaluation"] = len(data.evaluation)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     digest.update(tokenizer.to_bytes())
     digest.update(template.source.encode())
