@@ -82,13 +82,12 @@ class _Run:
         self, options: PreferOptions | ReinforceOptions, told: "Told", nproc: int, changes: list[str], as_json: bool
     ) -> int:
         """Prepare, train, and say how to serve the result; the exit status."""
-        from roofline.cli.training.finetune import is_cpu
         from roofline.train.finetune import plan
         from roofline.train.preference.options import configuration
 
         prepared = self._prepared(options)
         pack = isinstance(options, PreferOptions) and options.pack
-        precision, notes = plan.precision_of(options.as_finetune(options.batch, pack), is_cpu())
+        precision, notes = plan.precision_of(options.as_finetune(options.batch, pack), plan.computes_on_cpu())
         settings = configuration(self.model, options, prepared, self.folder, precision)
         path = plan.write(settings, self.folder)
         if prepared.left_out:

@@ -20,8 +20,9 @@ class RunLog:
 
     The line of a step has: step (steps done), tokens (so far), loss (mean over the global batch's tokens, in nats), lr,
     grad_norm (before clipping), seconds, wait (for data, part of seconds), microbatch (rows), tokens_per_s (over
-    speed_monitor's window), figures of an objective. That of an evaluation: step, label (if its loader has one),
-    eval_loss, perplexity or figures of an objective, eval_tokens (of an objective: units), seconds. That of samples:
+    speed_monitor's window), figures of an objective, and for fine-tuning the tokens of the step: real, computed (with
+    padding), trained. That of an evaluation: step, label (if its loader has one), eval_loss, perplexity or figures of
+    an objective, eval_tokens (of an objective: units), seconds. That of samples:
     step, samples (each a prompt and the text after it), seconds. A number that is not finite is null in the file. The
     last line has the predicted and the measured memory.
     """
