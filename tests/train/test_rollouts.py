@@ -14,8 +14,8 @@ from roofline.bundle import load_text_of  # noqa: E402
 from roofline.cli.training.engine_sampler import sampler_of  # noqa: E402
 from roofline.train.data.mds import ShardWriter  # noqa: E402
 from roofline.train.run.loop import train  # noqa: E402
+from tests.train import sft  # noqa: E402
 from tests.train.small import config, log_of  # noqa: E402
-from tests.train.tiny_model import write_model  # noqa: E402
 
 REWARD = """
 def early(answer, record):
@@ -25,7 +25,7 @@ def early(answer, record):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"), std=0.4)
+    return sft.write_model(tmp_path_factory.mktemp("models") / "tiny", std=0.4)
 
 
 @pytest.fixture(scope="module")

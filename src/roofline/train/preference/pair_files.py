@@ -1,7 +1,7 @@
 """Reads pairs of answers, and prompts that answers are sampled to, from the records of data sets."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from roofline.common.errors import ConfigError
@@ -70,9 +70,10 @@ def _messages(turns: object) -> list[object]:
     return turns if isinstance(turns, list) else []
 
 
-def _shared(chosen: list[object], rejected: list[object]) -> int:
-    """How many messages both begin with."""
-    return next((at for at, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), 0)
+def _shared(chosen: Sequence[object], rejected: Sequence[object]) -> int:
+    """How many messages, or characters, both begin with."""
+    pairs = enumerate(zip(chosen, rejected, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(chosen), len(rejected)))
 
 
 def _last(turns: list[object], shared: int, record: Mapping[str, object], where: str) -> Chat:
@@ -85,8 +86,7 @@ def _last(turns: list[object], shared: int, record: Mapping[str, object], where:
 
 def _shared_text(chosen: str, rejected: str) -> str:
     """What both texts begin with, up to the end of a word."""
-    count = next((at for at, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), 0)
-    words = re.match(r"(?s).*\s", chosen[:count])
+    words = re.match(r"(?s).*\s", chosen[: _shared(chosen, rejected)])
     return words.group().rstrip() if words else ""
 
 

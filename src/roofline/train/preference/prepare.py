@@ -90,7 +90,7 @@ def _write(
     left_out = sum(not each for each in fitting)
     kind = (data.form or PAIRS).partition(" ")[0]
     return Prepared(
-        *(key, kind, count, data.length, data.pack, longest, 0, encoder.told.ended, 0, left_out),
+        *(key, kind, count, data.length, data.pack, longest, 0, encoder.counts.ended, 0, left_out),
         *(written[TRAIN], written.get(HELD_OUT), [str(path) for path in data.files]),
     )
 
