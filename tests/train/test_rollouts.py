@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.bundle import load_text_of  # noqa: E402
 from roofline.cli.training.engine_sampler import sampler_of  # noqa: E402
+from roofline.common.errors import ConfigError  # noqa: E402
 from roofline.train.data.mds import ShardWriter  # noqa: E402
 from roofline.train.run.loop import train  # noqa: E402
 from tests.train import sft  # noqa: E402
@@ -69,7 +70,8 @@ def test_rewards_rise_and_engine_and_training_agree(model: Path, prompts: Path, 
     steps = [line for line in lines if "loss" in line]
     held = [line for line in lines if "eval_loss" in line]
     # The engine keeps keys and values in bf16; ratios are of the probabilities that answers were sampled with.
-    assert 0 < max(line["apart"] for line in steps) < 0.5
+    assert 0 < max(line["apart_most"] for line in steps) < 0.5
+    assert all(line["apart"] < line["apart_most"] for line in steps)
     assert steps[0]["ratio"] == pytest.approx(1, abs=0.01)
     assert steps[0]["reward"] < 0.6
     assert steps[-1]["reward"] > 0.8
@@ -84,7 +86,30 @@ def test_rewards_rise_and_engine_and_training_agree(model: Path, prompts: Path, 
 
 def test_in_plain_float32_they_agree_to_rounding(model: Path, prompts: Path, tmp_path: Path) -> None:
     lines = run(made(model, prompts, tmp_path, max_duration="2ba", grpo={"backend": "reference", "group": 4}))
-    assert 0 < max(line["apart"] for line in lines) < 2e-5
+    assert 0 < max(line["apart_most"] for line in lines) < 2e-5
+
+
+def test_other_temperatures_are_trained_as_they_are_drawn(model: Path, prompts: Path, tmp_path: Path) -> None:
+    lines = run(made(model, prompts, tmp_path, max_duration="2ba", grpo={"temperature": 0.5, "group": 4}))
+    # Their probabilities at the sampling are training's own, so that nothing is apart.
+    assert max(line["apart_most"] for line in lines) < 1e-5
+    assert all(line["ratio"] == pytest.approx(1, abs=1e-5) for line in lines)
+    with pytest.raises(ConfigError, match="kl needs temperature=1"):
+        made(model, prompts, tmp_path, grpo={"temperature": 0.5, "kl": 0.1})
+
+
+def test_several_processes_and_what_does_not_go_with_grpo_are_refused(
+    model: Path, prompts: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="grpo samples with an engine in its own process"):
+        train(made(model, prompts, tmp_path))
+    for changes, message in [
+        ({"adapter": None}, "grpo needs adapter"),
+        ({"adapter": {"base": "nf4"}}, "adapter.base=nf4: grpo samples from the model's own files"),
+        ({"elastic": {"virtual_shards": 2}}, "grpo runs in one process"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            made(model, prompts, tmp_path, **changes)
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])

@@ -54,3 +54,9 @@ class GrpoSection(Section):
     iterations: Annotated[int, Field(ge=1)] = 1
     loss: Literal["dapo", "grpo", "dr_grpo"] = "dapo"
     scale: Literal["group", "none"] = "group"
+
+    @model_validator(mode="after")
+    def _compares(self) -> "GrpoSection":
+        if self.kl and self.temperature != 1:
+            raise ValueError(f"kl needs temperature=1, not {self.temperature:g}: the reference is computed at that one")
+        return self

@@ -1,6 +1,7 @@
 """The loss of sampled answers by their advantages (GRPO), from the log-probabilities of their tokens."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -40,19 +41,34 @@ def token_losses(
     return losses + section.kl * kl, clipped, kl.detach()
 
 
+@dataclass
+class Apart:
+    """Differences of log-probabilities: the largest, their sum, and how many they are."""
+
+    most: float = 0.0
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, differences: Tensor) -> None:
+        """Take some in."""
+        if len(differences):
+            self.most = max(self.most, float(differences.max()))
+            self.total += float(differences.sum())
+            self.count += len(differences)
+
+
 class AnswerLoss:
     """The sum of the losses of rows with one sampled answer each; what it is the mean over, `units` counts.
 
     Attributes:
-        apart: the largest difference of a token's log-probability from that of its sampling, over the first `fresh`
-            rows since both were set.
+        apart: how far log-probabilities are from those of the sampling, over the first `fresh` rows since it was set.
     """
 
     figures: tuple[str, ...] = FIGURES
     over_tokens = True
 
     def __init__(self, section: GrpoSection) -> None:
-        self.section, self.temperature, self.apart, self.fresh = section, section.temperature, 0.0, 0
+        self.section, self.temperature, self.apart, self.fresh = section, section.temperature, Apart(), 0
 
     def units(self, counts: np.ndarray, facts: Facts) -> int:
         """What the loss is the mean over."""
@@ -72,7 +88,8 @@ class AnswerLoss:
             losses, clipped, kl = token_losses(self.section, scores, old, advantage, facts.get("reference"))
             moved = torch.where(counts, scores.detach() - old, 0)
             if self.fresh > 0:
-                self.apart, self.fresh = max(self.apart, float(moved.abs().max())), self.fresh - len(moved)
+                self.apart.add(moved.abs()[counts])
+                self.fresh -= len(moved)
             ratios = torch.exp(moved)
             note(torch.stack([(each_ * counts).sum().double() for each_ in (ratios, clipped, kl)]))
             return (losses * counts / each).sum()

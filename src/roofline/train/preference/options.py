@@ -84,6 +84,7 @@ class ReinforceOptions(CommonOptions):
     )
     group: int = option(8, "Answers sampled to each prompt.", minimum=2, maximum=128, topic=TOPIC_ANSWERS)
     max_new_tokens: int = option(128, "Longest answer.", minimum=1, unit="tokens", topic=TOPIC_ANSWERS)
+    temperature: float = option(1.0, "Of the draws, and of what is trained.", topic=TOPIC_ANSWERS)
     clip: float = option(0.2, "How far the ratio of a token's probabilities counts.", topic=TOPIC_ANSWERS)
     kl: float = option(0.0, "Weight of the divergence from the model as it was.", minimum=0, topic=TOPIC_ANSWERS)
     iterations: int = option(1, "Updates on the same answers.", minimum=1, topic=TOPIC_ANSWERS)
@@ -99,7 +100,7 @@ class ReinforceOptions(CommonOptions):
 
     def objective(self) -> JsonObject:
         """The section `grpo`."""
-        names = ("group", "max_new_tokens", "clip", "kl", "iterations", "loss", "backend")
+        names = ("group", "max_new_tokens", "temperature", "clip", "kl", "iterations", "loss", "backend")
         file, colon, function = self.reward.rpartition(":")
         reward = f"{Path(file).resolve()}:{function}" if colon else self.reward
         return {"reward": reward} | {name: getattr(self, name) for name in names}

@@ -6,12 +6,10 @@ that goes on from a checkpoint no longer has the model that it began with.
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from roofline.common.errors import ConfigError
 from roofline.common.files import write_atomically
@@ -20,8 +18,9 @@ from roofline.train.config.objectives import DpoSection
 from roofline.train.data.order import share
 from roofline.train.data.row_arrays import RowArrays
 from roofline.train.parallel.processes import reshard
-from roofline.train.preference.dpo import PairLoss, of_documents, without_rest
+from roofline.train.preference.dpo import PairLoss
 from roofline.train.preference.objective import Facts
+from roofline.train.preference.scores import scored
 
 if TYPE_CHECKING:
     from roofline.train.data.loader import Rows
@@ -118,17 +117,13 @@ class Pairs:
         run = self.run
         source = run.source if label == TRAIN else run.held_out[label]
         own, most = share(numbers, run.world.data_rank, run.world.data_size), -(-len(numbers) // run.world.data_size)
-        scores, found = DocumentSums(), []
-        run.model.eval()
-        run.gradients.objective = scores
-        with torch.no_grad():
-            for at in range(most):
-                rows = source.rows(own[at : at + 1])
-                run.gradients.loss(*rows, {})
-                if len(rows.tokens):
-                    found.append(scores.last[0, : 2 * _pairs(rows, f"sample {own[at]}")].tolist())
-        run.gradients.objective = self.objective
-        run.model.train()
+        found = []
+        for at in range(most):
+            rows = source.rows(own[at : at + 1])
+            scores = scored(run.gradients, rows)
+            if len(rows.tokens):
+                count = 2 * _pairs(rows, f"sample {own[at]}")
+                found.append([float(scores[rows.documents == number].sum(dtype=np.float64)) for number in range(count)])
         reshard(run.model, run.world)
         return self._gathered(own, found, most)
 
@@ -140,34 +135,6 @@ class Pairs:
             table[row, : 2 + len(values)] = [number, len(values), *values]
         every = np.array(self.run.world.gather(table.reshape(-1).tolist())).reshape(-1, 2 + width)
         return {int(row[0]): row[2 : 2 + int(row[1])].tolist() for row in every if row[1]}
-
-
-class DocumentSums:
-    """An objective that only notes log-probabilities. last: sums over the documents of the last rows, float64."""
-
-    temperature = 1.0
-    figures: tuple[str, ...] = ()
-    over_tokens = False
-
-    def __init__(self) -> None:
-        self.last = torch.zeros(0, 0)
-
-    def units(self, counts: np.ndarray, facts: Facts) -> int:
-        """Nothing is a mean."""
-        return 0
-
-    def value(
-        self, counts: Tensor, documents: Tensor | None, facts: Mapping[str, Tensor], note: Callable[[Tensor], None]
-    ) -> Callable[[Tensor], Tensor]:
-        """Keep the sums."""
-        assert documents is not None, "a pair is two documents"
-        count = int(documents.max()) + 1
-
-        def value(scores: Tensor) -> Tensor:
-            self.last = of_documents(scores.double(), without_rest(documents, count), count + 1)[:, :-1].cpu()
-            return scores.sum()
-
-        return value
 
 
 def _pairs(rows: RowArrays, name: str) -> int:

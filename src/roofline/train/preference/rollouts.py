@@ -19,10 +19,11 @@ from roofline.train.checkpoint.adapter_export import Outcome
 from roofline.train.config.objectives import GrpoSection
 from roofline.train.data.loader import Source
 from roofline.train.data.row_arrays import PADDING, RowArrays
-from roofline.train.preference.grpo import AnswerLoss, advantages
+from roofline.train.preference.grpo import AnswerLoss, Apart, advantages
 from roofline.train.preference.objective import Facts
 from roofline.train.preference.rewards import Record, reward_of
 from roofline.train.preference.sampler import MakeSampler, Sampled, Sampler
+from roofline.train.preference.scores import scored
 from roofline.train.run_folder import ROLLOUTS, keep_lines
 
 if TYPE_CHECKING:
@@ -56,8 +57,10 @@ class Rollouts:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Of the last batch's answers. apart: how far training and engine are in the log-probability of a token."""
-        return self._figures | {"apart": self.objective.apart}
+        """Of the last batch's answers. apart, apart_most: the mean and the largest difference, between training and
+        engine, in the log-probability of a token."""
+        apart = self.objective.apart
+        return self._figures | {"apart": apart.total / max(1, apart.count), "apart_most": apart.most}
 
     def begin(self) -> JsonObject:
         """Start the engine; facts for the log."""
@@ -88,6 +91,8 @@ class Rollouts:
         self._note(rows.step + 1, prompts, groups, rewards)
         answers = [each for group in groups for each in group]
         arrays, facts = self._arrays([p for p in prompts for _ in range(section.group)], answers, found.reshape(-1))
+        if section.temperature != 1:  # the engine tells log-probabilities at temperature 1
+            facts = {**facts, "old": self._scored(arrays)}
         self._figures = {
             "reward": float(rewards.mean()),
             "reward_deviation": float(rewards.std(1, ddof=1).mean()),
@@ -95,7 +100,7 @@ class Rollouts:
             "ended": float(np.mean([each.ended for each in answers])),
             "sampling_seconds": sampled_in,
         }
-        self.objective.apart, self.objective.fresh = 0.0, len(answers)
+        self.objective.apart, self.objective.fresh = Apart(), len(answers)
         return replace(rows, parts=(arrays,), each=section.group), [facts]
 
     def evaluate(self, label: str) -> tuple[float, int, dict[str, float]]:
@@ -139,7 +144,10 @@ class Rollouts:
         self, prompts: Sequence[list[int]], answers: Sequence[Sampled], found: np.ndarray
     ) -> tuple[RowArrays, Facts]:
         """Rows of a prompt and its answer each; found: their advantages."""
-        longest = max(len(prompt) + len(each.ids) for prompt, each in zip(prompts, answers, strict=True))
+        lengths = [len(prompt) + len(each.ids) for prompt, each in zip(prompts, answers, strict=True)]
+        order = np.argsort(lengths, kind="stable")  # so that rows of a microbatch have little padding
+        prompts, answers, found = [prompts[at] for at in order], [answers[at] for at in order], found[order]
+        longest = max(lengths)
         shape = (len(answers), longest)
         tokens, trained, old = np.zeros(shape, np.int64), np.zeros(shape, bool), np.zeros(shape, np.float32)
         documents = np.full(shape, PADDING)
@@ -156,6 +164,13 @@ class Rollouts:
                 begin = len(prompts[row]) - 1
                 reference[row, begin : begin + len(scores)] = scores
         return RowArrays(tokens, documents, trained), facts
+
+    def _scored(self, arrays: RowArrays) -> np.ndarray:
+        """The answers' log-probabilities as training has them before the step."""
+        gradients = self.run.gradients
+        size = gradients.size or 1
+        parts = [arrays.rows(slice(start, start + size)) for start in range(0, len(arrays.tokens), size)]
+        return np.concatenate([scored(gradients, part, self.section.temperature) for part in parts])
 
     def _note(
         self, step: int, prompts: Sequence[list[int]], groups: Sequence[Sequence[Sampled]], rewards: np.ndarray
