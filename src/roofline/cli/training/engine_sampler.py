@@ -9,11 +9,15 @@ from roofline.bundle import load, load_text_of
 from roofline.common.errors import ConfigError
 from roofline.engine.llm import LLM
 from roofline.engine.params import SamplingParams
+from roofline.ops.batch import PAGE_TOKENS
 from roofline.train.preference.sampler import MakeSampler, Sampled
 from roofline.weights.checkpoint import open_checkpoint
 
 if TYPE_CHECKING:
     from roofline.train.config.schema import TrainConfig
+
+
+_CACHE = 1 << 14  # most tokens of answers that are computed at a time
 
 
 class EngineSampler:
@@ -27,7 +31,11 @@ class EngineSampler:
         assert base is not None
         self._adapts, rank = config.adapter.method != "full", config.adapter.rank
         self._text = load_text_of(base)
-        self._options: dict[str, Any] = {"max_model_len": config.max_seq_len, "verify": False}
+        tokens = min(_CACHE, config.global_train_batch_size * config.grpo.group * config.max_seq_len)
+        self._options: dict[str, Any] = {
+            **{"max_model_len": config.max_seq_len, "verify": False},
+            "cache_tokens": max(tokens, config.max_seq_len + PAGE_TOKENS),
+        }
         if config.grpo.backend == "reference":
             self._options |= {"backend": "reference", "arithmetic": "plain"}
         adapters: dict[str, Any] = {"max_adapters": 2, "max_adapter_rank": rank} if self._adapts else {}

@@ -19,6 +19,7 @@ from roofline.train.checkpoint.adapter_export import Outcome
 from roofline.train.config.objectives import GrpoSection
 from roofline.train.data.loader import Source
 from roofline.train.data.row_arrays import PADDING, RowArrays
+from roofline.train.memory.meter import anonymous_bytes
 from roofline.train.preference.grpo import AnswerLoss, Apart, advantages
 from roofline.train.preference.objective import Facts
 from roofline.train.preference.rewards import Record, reward_of
@@ -67,7 +68,9 @@ class Rollouts:
         path = self.run.folder / ROLLOUTS
         keep_lines(path, self.run.progress.step)
         self._file = path.open("a")
+        before = anonymous_bytes()
         self._sampler = self._make_sampler()
+        self.run.report.memory.add("engine", max(0, anonymous_bytes() - before))
         return {}
 
     def prepare(self, rows: "Rows") -> tuple["Rows", list[Facts]]:

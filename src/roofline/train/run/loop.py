@@ -237,9 +237,8 @@ class Run:
         config = self.config
         self.receipts = self._receipts()
         proof = leak_proof.prove(self) if self.progress.step < self.stop and self._packs() else None
-        reported = self.report.begin(self)
-        if self.preference is not None:
-            reported |= self.preference.begin()
+        prepared = self.preference.begin() if self.preference is not None else {}
+        reported = self.report.begin(self) | prepared
         self.log.open(self.progress.step, self.progress.tokens)
         self._heed(self.callbacks.begin(self.folder, self.progress.step))
         self.log.about(
