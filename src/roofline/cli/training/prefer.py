@@ -36,11 +36,11 @@ def prefer(
     """
     from roofline.train.preference.prepare import PAIRS, write_pairs
 
-    def told(prepared: "Prepared") -> str:
+    def summary(prepared: "Prepared") -> str:
         return f"{prepared.train.samples:,} pairs in {prepared.train.rows:,} rows of {prepared.length:,} tokens"
 
     run = _Run(model, data, out, f"{PAIRS} {options.format or ''}", write_pairs)
-    return run.train(options, told, nproc, list(changes or ()), as_json)
+    return run.train(options, summary, nproc, list(changes or ()), as_json)
 
 
 def reinforce(
@@ -62,12 +62,12 @@ def reinforce(
     check_room(options)
     reward_of(options.reward)  # before anything is loaded
 
-    def told(prepared: "Prepared") -> str:
+    def summary(prepared: "Prepared") -> str:
         return f"{prepared.train.samples:,} prompts, {options.group} answers to each of {options.batch} in a step"
 
     kind = f"{PROMPTS}-{options.max_new_tokens} {options.format or ''}"
     run = _Run(model, prompts, out, kind, write_prompts(options.max_new_tokens))
-    return run.train(options, told, 1, list(changes or ()), as_json)
+    return run.train(options, summary, 1, list(changes or ()), as_json)
 
 
 class _Run:
@@ -79,7 +79,12 @@ class _Run:
         self.folder = out or Path("runs", f"{Path(self.model).stem}-{data.stem}")
 
     def train(
-        self, options: PreferOptions | ReinforceOptions, told: "Told", nproc: int, changes: list[str], as_json: bool
+        self,
+        options: PreferOptions | ReinforceOptions,
+        summary: "Summary",
+        nproc: int,
+        changes: list[str],
+        as_json: bool,
     ) -> int:
         """Prepare, train, and say how to serve the result; the exit status."""
         from roofline.train.finetune import plan
@@ -94,7 +99,7 @@ class _Run:
             notes.append(
                 f"{prepared.left_out:,} of {prepared.records:,} records do not fit: --max-seq-len raises the limit"
             )
-        for line in (f"{self.data}: {told(prepared)}; {settings['max_duration'][:-2]} steps", *notes):
+        for line in (f"{self.data}: {summary(prepared)}; {settings['max_duration'][:-2]} steps", *notes):
             print(line, file=sys.stderr)
         status, result = train_file(path, changes, nproc, as_json)
         if status:
@@ -128,4 +133,4 @@ class _Run:
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Told = Callable[[Prepared], str]
+    Summary = Callable[[Prepared], str]

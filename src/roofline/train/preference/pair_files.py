@@ -33,8 +33,8 @@ def pair(record: Record, where: str, form: str | None) -> Pair:
         shared = _shared(chosen, rejected)
         return Pair(*(_last(turns, shared, record, where) for turns in (chosen, rejected)))
     if record.get("question") is not None or form == CHAT:
-        asked, system = _asked(record, where), text(record, "system", where, empty=True)
-        return Pair(*(question(asked, text(record, key, where), system) for key in ("chosen", "rejected")))
+        words, system = _question_of(record, where), text(record, "system", where, empty=True)
+        return Pair(*(question(words, text(record, key, where), system) for key in ("chosen", "rejected")))
     prompt = text(record, "prompt", where, empty=True)
     chosen_text, rejected_text = (text(record, key, where) for key in ("chosen", "rejected"))
     if not prompt:
@@ -55,14 +55,14 @@ def prompt(record: Record, where: str, form: str | None) -> Chat | str:
         read = chat([*turns, {"role": "assistant", "content": ""}], record.get("tools"), where)
         return Chat(read.messages[:-1], read.tools)
     if record.get("question") is not None or form == CHAT:
-        asked = question(_asked(record, where), "", text(record, "system", where, empty=True))
-        return Chat(asked.messages[:-1])
+        words = question(_question_of(record, where), "", text(record, "system", where, empty=True))
+        return Chat(words.messages[:-1])
     if not isinstance(record.get("prompt"), str):
         raise ConfigError(f"{where} has no prompt, question or messages: {_keys(record)}")
     return text(record, "prompt", where)
 
 
-def _asked(record: Mapping[str, object], where: str) -> str:
+def _question_of(record: Mapping[str, object], where: str) -> str:
     return text(record, "question" if record.get("question") is not None else "prompt", where)
 
 

@@ -117,24 +117,26 @@ class Pairs:
         run = self.run
         source = run.source if label == TRAIN else run.held_out[label]
         own, most = share(numbers, run.world.data_rank, run.world.data_size), -(-len(numbers) // run.world.data_size)
-        found = []
+        values = []
         for at in range(most):
             rows = source.rows(own[at : at + 1])
             scores = scored(run.gradients, rows)
             if len(rows.tokens):
                 count = 2 * _pairs(rows, f"sample {own[at]}")
-                found.append([float(scores[rows.documents == number].sum(dtype=np.float64)) for number in range(count)])
+                values.append(
+                    [float(scores[rows.documents == number].sum(dtype=np.float64)) for number in range(count)]
+                )
         reshard(run.model, run.world)
-        return self._gathered(own, found, most)
+        return self._gathered(own, values, most)
 
-    def _gathered(self, own: np.ndarray, found: Sequence[Sequence[float]], most: int) -> _Values:
-        """Those of all ranks; most: rows of any of them."""
-        width = int(self.run.world.most([max([0, *map(len, found)])])[0])
+    def _gathered(self, own: np.ndarray, rows: Sequence[Sequence[float]], most: int) -> _Values:
+        """The values of all ranks' rows; own: the numbers of this rank's; most: rows of any of them."""
+        width = int(self.run.world.most([max([0, *map(len, rows)])])[0])
         table = np.zeros((most, 2 + width))  # number, how many values there are, the values
-        for row, (number, values) in enumerate(zip(own, found, strict=True)):
-            table[row, : 2 + len(values)] = [number, len(values), *values]
+        for line, number, values in zip(table, own, rows, strict=False):
+            line[: 2 + len(values)] = [number, len(values), *values]
         every = np.array(self.run.world.gather(table.reshape(-1).tolist())).reshape(-1, 2 + width)
-        return {int(row[0]): row[2 : 2 + int(row[1])].tolist() for row in every if row[1]}
+        return {int(line[0]): line[2 : 2 + int(line[1])].tolist() for line in every if line[1]}
 
 
 def _pairs(rows: RowArrays, name: str) -> int:

@@ -59,10 +59,10 @@ def write_prompts(most: int) -> Callable[[Data, Path, Encoder, str], Prepared]:
 
 
 def _prompt_ids(record: Record, where: str, data: Data, encoder: Encoder) -> list[int]:
-    asked = prompt(record, where, _form(data))
-    if isinstance(asked, str):
-        return encoder.tokenizer.encode(asked, add_special=True)
-    return encoder.template.encode_chat(encoder.tokenizer, asked.messages, tools=asked.tools or None)
+    words = prompt(record, where, _form(data))
+    if isinstance(words, str):
+        return encoder.tokenizer.encode(words, add_special=True)
+    return encoder.template.encode_chat(encoder.tokenizer, words.messages, tools=words.tools or None)
 
 
 def _form(data: Data) -> str | None:

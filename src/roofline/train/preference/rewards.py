@@ -31,13 +31,13 @@ def reward_of(name: str) -> Reward:
         spec.loader.exec_module(module)
     except Exception as error:
         raise ConfigError(f"reward={name}: {path} cannot be imported: {describe_error(error)}") from error
-    found = getattr(module, function, None)
-    if not callable(found):
+    target = getattr(module, function, None)
+    if not callable(target):
         raise ConfigError(f"reward={name}: {path} has no function {function}")
 
     def reward(answer: str, record: Record) -> float:
         try:
-            value = float(found(answer, record))
+            value = float(target(answer, record))
         except Exception as error:
             raise RooflineError(
                 f"reward={name} failed on the answer {answer[:60]!r}: {describe_error(error)}"

@@ -90,10 +90,10 @@ class Rollouts:
         groups = self.sampler.sample(prompts, section.group, section.max_new_tokens, section.temperature, seeds)
         sampled_in = time.perf_counter() - started
         rewards = self._rewards(self.run.source, rows.ids, groups)
-        found = advantages(section, rewards)
+        gains = advantages(section, rewards)
         self._note(rows.step + 1, prompts, groups, rewards)
         answers = [each for group in groups for each in group]
-        arrays, facts = self._arrays([p for p in prompts for _ in range(section.group)], answers, found.reshape(-1))
+        arrays, facts = self._arrays([p for p in prompts for _ in range(section.group)], answers, gains.reshape(-1))
         if section.temperature != 1:  # the engine tells log-probabilities at temperature 1
             facts = {**facts, "old": self._scored(arrays)}
         self._figures = {
@@ -144,12 +144,12 @@ class Rollouts:
         return record
 
     def _arrays(
-        self, prompts: Sequence[list[int]], answers: Sequence[Sampled], found: np.ndarray
+        self, prompts: Sequence[list[int]], answers: Sequence[Sampled], gains: np.ndarray
     ) -> tuple[RowArrays, Facts]:
-        """Rows of a prompt and its answer each; found: their advantages."""
+        """Rows of a prompt and its answer each; gains: their advantages."""
         lengths = [len(prompt) + len(each.ids) for prompt, each in zip(prompts, answers, strict=True)]
         order = np.argsort(lengths, kind="stable")  # so that rows of a microbatch have little padding
-        prompts, answers, found = [prompts[at] for at in order], [answers[at] for at in order], found[order]
+        prompts, answers, gains = [prompts[at] for at in order], [answers[at] for at in order], gains[order]
         longest = max(lengths)
         shape = (len(answers), longest)
         tokens, trained, old = np.zeros(shape, np.int64), np.zeros(shape, bool), np.zeros(shape, np.float32)
@@ -159,7 +159,7 @@ class Rollouts:
             tokens[row, :end] = [*prompt, *each.ids]
             documents[row, :end], trained[row, begin:end] = 0, True
             old[row, begin - 1 : end - 1] = each.scores  # where the answer's tokens are targets
-        facts = {"old": old, "advantage": found.astype(np.float32)}
+        facts = {"old": old, "advantage": gains.astype(np.float32)}
         if self.section.kl:
             rows = [[*prompt, *each.ids] for prompt, each in zip(prompts, answers, strict=True)]
             facts["reference"] = reference = np.zeros(shape, np.float32)

@@ -165,26 +165,9 @@ class Run:
         self.base = world.share(world.first(self._digest)) if self.forms else None
         self.report = Report(config, self.shape, world, self.forms)
         self.model = self._model()
-        elastic, section = config.elastic is not None, config.fsdp_config
-        self.optimizer = optimizer(config.optimizer, self.model, exact=elastic)
+        self.optimizer = optimizer(config.optimizer, self.model, exact=config.elastic is not None)
         self.factor = schedule(config.scheduler, self.units)
-        size = config.device_train_microbatch_size
-        self.gradients = Gradients(
-            self.model,
-            world,
-            config.precision,
-            None if size == "auto" else size,
-            # The microbatches that a rank has must not change an elastic run's sums: it adds up a shard, then sends it.
-            sync_last=elastic or (section is not None and section.sharding_strategy == "SHARD_GRAD_OP"),
-            tree=elastic,
-        )
-        trims = config.train_loader.dataset.allow_pad_trimming
-        self.gradients.keeps_padding = config.compile_config is not None or not trims
-        if size == "auto" and available is not None:  # what does not fit is not tried: libraries fail in many ways
-            rows = self.report.memory.rows_for(available) if world.rank == 0 else None
-            self.gradients.size = world.share(rows)
-        predicted = self.report.memory.predicted
-        self.gradients.predicted = predicted.total if predicted is not None else None
+        self.gradients = self._gradients(available)
         self.progress = Progress()
         self.saved_step: int | None = None
         self.reason: str | None = None
@@ -409,6 +392,28 @@ class Run:
     def _digest(self) -> str:
         """Of the model's files, which an adapter belongs to."""
         return adaptation.digest(open_checkpoint(files(self.config.model)))
+
+    def _gradients(self, available: int | None) -> Gradients:
+        """What computes gradients; available: bytes that the run may take, if they are known."""
+        config, world = self.config, self.world
+        elastic, section, size = config.elastic is not None, config.fsdp_config, config.device_train_microbatch_size
+        gradients = Gradients(
+            self.model,
+            world,
+            config.precision,
+            None if size == "auto" else size,
+            # The microbatches that a rank has must not change an elastic run's sums: it adds up a shard, then sends it.
+            sync_last=elastic or (section is not None and section.sharding_strategy == "SHARD_GRAD_OP"),
+            tree=elastic,
+        )
+        trims = config.train_loader.dataset.allow_pad_trimming
+        gradients.keeps_padding = config.compile_config is not None or not trims
+        if size == "auto" and available is not None:  # what does not fit is not tried: libraries fail in many ways
+            rows = self.report.memory.rows_for(available) if world.rank == 0 else None
+            gradients.size = world.share(rows)
+        predicted = self.report.memory.predicted
+        gradients.predicted = predicted.total if predicted is not None else None
+        return gradients
 
     def _model(self) -> Model:
         config, world = self.config, self.world
