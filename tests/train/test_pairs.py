@@ -15,7 +15,9 @@ from roofline.common.errors import ConfigError  # noqa: E402
 from roofline.train.data.mds import ShardWriter  # noqa: E402
 from roofline.train.preference.pairs import REFERENCE  # noqa: E402
 from roofline.train.run.loop import train  # noqa: E402
+from tests.train import small  # noqa: E402
 from tests.train.small import VOCAB, config, digest, log_of, stored  # noqa: E402
+from tests.train.test_parallel import launch  # noqa: E402
 
 
 def write_pairs(folder: Path, rows: int, seed: int = 0) -> Path:
@@ -115,3 +117,27 @@ def test_what_does_not_go_with_dpo(data: Path, tmp_path: Path) -> None:
     ]:
         with pytest.raises(ConfigError, match=message):
             made(data, tmp_path, **changes)
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_losses_of_one(data: Path, held_out: Path, tmp_path: Path) -> None:
+    loader = {"name": "finetuning", "dataset": {"local": str(held_out)}}
+    common: dict[str, Any] = {
+        "train_loader": {"name": "finetuning", "dataset": {"local": str(data), "shuffle": True}},
+        "dpo": {"beta": 0.5, "loss": "ipo"},
+        "global_train_batch_size": 8,
+        "max_duration": "4ba",
+        "eval_loader": loader,
+        "eval_interval": "2ba",
+    }
+    for name, changes in {"plain": {}, "elastic": {"elastic": {"virtual_shards": 4}}}.items():
+        alone = small.mapping(data, tmp_path / name, **common, **changes)
+        train(small.parse_config(alone))
+        launch(2, small.mapping(data, tmp_path / f"{name}-2", **common, **changes))
+        one, two = log_of(tmp_path / name), log_of(tmp_path / f"{name}-2")
+        for a, b in zip(one, two, strict=True):
+            figures = ("loss", "eval_loss", "accuracy", "reward_chosen", "eval_tokens", "grad_norm")
+            # Before the first step nothing is gained, and rounding decides which answer gained more.
+            for key in (key for key in figures if key in a and (key != "accuracy" or a["step"] > 1)):
+                assert b[key] == (a[key] if name == "elastic" else pytest.approx(a[key], rel=1e-4, abs=1e-6)), key
+    torch.use_deterministic_algorithms(False)

@@ -37,6 +37,8 @@ def prove(run: "Run") -> JsonObject:
         logits, gradients = _computed(run, tokens, documents)
         other_logits, other_gradients = _computed(run, other, documents)
         apart = [_logits(run, each, None) for each in (tokens, other)]
+    if run.world.grouped:  # what is before the first layer got no gradient, for which the sharding waits
+        fsdp(run.model).reset_iter_state()  # type: ignore[attr-defined]
     run.model.zero_grad(set_to_none=True)
     reshard(run.model, run.world)
     control = float((apart[0] - apart[1])[:, documents[0] == 2].abs().max())
