@@ -1,9 +1,13 @@
 """Log-probabilities that TRL's losses and ours are computed of, and the settings of the losses."""
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+
+from tests.train import sft
 
 PAIRS = [  # loss, beta, label_smoothing
     ("sigmoid", 0.1, 0.0),
@@ -58,3 +62,27 @@ def answers() -> Answers:
     deviation = rewards.std(1, keepdim=True) + 1e-4
     advantages = ((rewards - rewards.mean(1, keepdim=True)) / deviation).reshape(-1)
     return Answers(scores, old, reference, counts, rewards, advantages)
+
+
+# A whole run: pairs of a chat template that writes nothing behind an answer's end, all of them in each step.
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+RUN = {"learning_rate": 1e-2, "beta": 0.5, "steps": 4}
+RECORDS = [
+    {
+        "prompt": [{"role": "user", "content": f"What is {word}?"}],
+        "chosen": [{"role": "assistant", "content": "yes"}],
+        "rejected": [{"role": "assistant", "content": "no no"}],
+    }
+    for word in ("one", "two", "three", "four")
+]
+
+
+def write_tiny(folder: Path) -> Path:
+    """The model of that run."""
+    model = sft.write_model(folder / "tiny")
+    settings = json.loads((model / "tokenizer_config.json").read_text()) | {"chat_template": TEMPLATE}
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    return model

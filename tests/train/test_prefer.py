@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="training is torch")
 from roofline.train.run_folder import read_lines  # noqa: E402
 from tests.command_line import call_roofline  # noqa: E402
 from tests.train import sft  # noqa: E402
+from tests.train.objective_cases import RECORDS, RUN, write_tiny  # noqa: E402
 
 SMALL = ("--max-seq-len", "64", "--batch", "4", "--precision", "fp32", "--rank", "4", "--base", "f32")
 REWARD = """
@@ -47,6 +48,21 @@ def test_a_model_learns_which_answers_are_better(model: Path, tmp_path: Path) ->
     assert "all 10 steps were done already" in call_roofline(command).stdout
     settings = json.loads((out / "config.json").read_text())
     assert settings["dpo"] == {"loss": "sigmoid", "beta": 0.1, "label_smoothing": 0.0}
+
+
+def test_a_run_has_the_losses_of_trl_s_trainer(tmp_path: Path) -> None:
+    """All parameters, by AdamW: losses, rewards and norms of gradients that TRL 1.16.0 has (write_trl_numbers.py)."""
+    model, data = write_tiny(tmp_path), sft.write_lines(tmp_path / "pairs.jsonl", RECORDS)
+    out, count = tmp_path / "run", len(RECORDS)
+    words = ["--method", "full", "--lr", RUN["learning_rate"], "--beta", RUN["beta"], "--steps", RUN["steps"]]
+    words += ["--batch", count, "--no-pack", "--schedule", "constant", "--precision", "fp32", "--eval-share", "0"]
+    changes = ["--set", "algorithms.gradient_clipping=null", "--max-seq-len", "64"]
+    done = call_roofline(["prefer", model, data, "--out", out, *words, *changes])
+    assert done.exit_code == 0, done.stderr
+    expected = json.loads(Path(__file__).with_name("trl_numbers.json").read_text())["run"]
+    for ours, theirs in zip(steps(out), expected, strict=True):
+        for name, value in theirs.items():
+            assert ours[name] == pytest.approx(value, rel=1e-3, abs=1e-5), (ours["step"], name)
 
 
 def test_a_model_learns_to_earn_rewards(model: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ that return the log-probabilities; everything behind them is TRL's own `_compute
 
 import json
 import sys
+import tempfile
 from collections import defaultdict
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.train.objective_cases import GRPO, PAIRS, answers, pairs
+from tests.train.objective_cases import GRPO, PAIRS, RECORDS, RUN, answers, pairs, write_tiny
 
 
 class _Alone:
@@ -119,6 +120,41 @@ def grpo(loss: str, high: float, kl: float) -> dict[str, Any]:
     return {"loss": result.item(), "slopes": scores.grad.tolist()}
 
 
+def dpo_run(folder: Path) -> list[dict[str, float]]:
+    """Loss, rewards and gradient norm of each step of a run of TRL's trainer, all pairs in each."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import DPOConfig, DPOTrainer
+
+    place = write_tiny(folder)
+    tokenizer = AutoTokenizer.from_pretrained(place)
+    tokenizer.pad_token = "<|endoftext|>"
+    settings = DPOConfig(
+        output_dir=str(folder / "out"),
+        per_device_train_batch_size=len(RECORDS),
+        max_steps=RUN["steps"],
+        learning_rate=RUN["learning_rate"],
+        lr_scheduler_type="constant",
+        beta=RUN["beta"],
+        logging_steps=1,
+        max_grad_norm=0.0,
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        save_strategy="no",
+        gradient_checkpointing=False,
+    )
+    model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+    trainer = DPOTrainer(
+        model=model, args=settings, train_dataset=Dataset.from_list(RECORDS), processing_class=tokenizer
+    )
+    trainer.train()
+    names = {"loss": "loss", "rewards/chosen": "reward_chosen", "rewards/rejected": "reward_rejected"}
+    names |= {"grad_norm": "grad_norm"}
+    steps = [line for line in trainer.state.log_history if "loss" in line]
+    return [{ours: float(line[theirs]) for theirs, ours in names.items()} for line in steps]
+
+
 if __name__ == "__main__":
     import trl
 
@@ -126,5 +162,6 @@ if __name__ == "__main__":
         "trl": trl.__version__,
         "dpo": {" ".join(map(str, case)): dpo(*case) for case in PAIRS},
         "grpo": {" ".join(map(str, case)): grpo(*case) for case in GRPO},
+        "run": dpo_run(Path(tempfile.mkdtemp())),
     }
     Path(__file__).with_name("trl_numbers.json").write_text(json.dumps(numbers) + "\n")
