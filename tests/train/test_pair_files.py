@@ -97,7 +97,7 @@ def test_a_pair_is_two_documents_of_a_row_and_its_answers_are_targets(words: Any
 def test_a_prompt_is_a_row_that_ends_where_the_model_answers(words: Any, tmp_path: Path) -> None:
     records = [{"question": "Q", "answer": "g", "level": 3}, {"question": "Q" * 200}]
     data = Data((sft.write_lines(tmp_path / "p.jsonl", records),), 96, form=f"{PROMPTS}-16 ", pack=False)
-    prepared = prepare(data, tmp_path / "data", *words, write_prompts(16))
+    prepared = prepare(data, tmp_path / "data", *words, write_prompts)
     assert (prepared.form, prepared.left_out, prepared.train.trained) == (f"{PROMPTS}-16", 1, 0)
     (row,) = rows(tmp_path / "data/train")
     assert row["record"] == records[0]

@@ -37,6 +37,10 @@ def test_a_model_learns_which_answers_are_better(model: Path, tmp_path: Path) ->
     ]
     data, out = sft.write_lines(tmp_path / "pairs.jsonl", records), tmp_path / "run"
     command = ["prefer", model, data, "--out", out, *SMALL, "--lr", "1e-2", "--steps", "10"]
+    shown = call_roofline([*command, "--show", "1"]).stdout
+    assert shown.count("[[") == 2
+    assert "[[yes<|im_end|>]]" in shown
+    assert not out.exists()
     done = call_roofline(command)
     assert done.exit_code == 0, done.stderr
     assert "28 pairs in 28 rows of 64 tokens; 10 steps" in done.stderr
@@ -71,6 +75,8 @@ def test_a_model_learns_to_earn_rewards(model: Path, tmp_path: Path) -> None:
     data, out = sft.write_lines(tmp_path / "prompts.jsonl", records), tmp_path / "run"
     words = ["--lr", "2e-2", "--steps", "6", "--group", "16", "--max-new-tokens", "2", "--eval-share", "0"]
     command = ["reinforce", model, data, "--reward", f"{tmp_path}/reward.py:early", "--out", out, *SMALL, *words]
+    shown = call_roofline([*command, "--show", "1"]).stdout
+    assert shown.rstrip().endswith("<|im_start|>assistant")
     done = call_roofline([*command, "--json"])
     assert done.exit_code == 0, done.stderr
     assert "4 prompts, 16 answers to each of 4 in a step; 6 steps" in done.stderr

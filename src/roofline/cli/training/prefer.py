@@ -16,6 +16,7 @@ from roofline.train.preference.options import PreferOptions, ReinforceOptions
 
 if TYPE_CHECKING:
     from roofline.train.finetune.prepare import Prepared, Write
+    from roofline.train.preference.prepare import Items
 
 Model = Annotated[str, Argument("The model: a name from `roofline list`, hf:ORG/REPO[:FILE], or a path.")]
 Out = Annotated[Path | None, Option("The run's folder. Default: runs/MODEL-DATA.", flags=("--out", "-o"))]
@@ -34,12 +35,12 @@ def prefer(
 
     The same command again goes on with a run that was stopped. What is printed at the end serves the result.
     """
-    from roofline.train.preference.prepare import PAIRS, write_pairs
+    from roofline.train.preference.prepare import PAIRS, pair_items, write_pairs
 
     def summary(prepared: "Prepared") -> str:
         return f"{prepared.train.samples:,} pairs in {prepared.train.rows:,} rows of {prepared.length:,} tokens"
 
-    run = _Run(model, data, out, f"{PAIRS} {options.format or ''}", write_pairs)
+    run = _Run(model, data, out, f"{PAIRS} {options.format or ''}", write_pairs, pair_items)
     return run.train(options, summary, nproc, list(changes or ()), as_json)
 
 
@@ -56,7 +57,7 @@ def reinforce(
     The answers, with their rewards, are in rollouts.jsonl in the run's folder.
     """
     from roofline.train.preference.options import check_room
-    from roofline.train.preference.prepare import PROMPTS, write_prompts
+    from roofline.train.preference.prepare import PROMPTS, prompt_items, write_prompts
     from roofline.train.preference.rewards import reward_of
 
     check_room(options)
@@ -66,16 +67,16 @@ def reinforce(
         return f"{prepared.train.samples:,} prompts, {options.group} answers to each of {options.batch} in a step"
 
     kind = f"{PROMPTS}-{options.max_new_tokens} {options.format or ''}"
-    run = _Run(model, prompts, out, kind, write_prompts(options.max_new_tokens))
+    run = _Run(model, prompts, out, kind, write_prompts, prompt_items)
     return run.train(options, summary, 1, list(changes or ()), as_json)
 
 
 class _Run:
-    """The run of a command. kind: of the data; write: writes its shards."""
+    """The run of a command. kind: of the data; write: writes its shards; items: of a record, to be shown."""
 
-    def __init__(self, model: str, data: Path, out: Path | None, kind: str, write: "Write") -> None:
+    def __init__(self, model: str, data: Path, out: Path | None, kind: str, write: "Write", items: "Items") -> None:
         self.model = str(Path(model).resolve()) if Path(model).exists() else model
-        self.data, self.kind, self.write = data, kind, write
+        self.data, self.kind, self.write, self.items = data, kind, write, items
         self.folder = out or Path("runs", f"{Path(self.model).stem}-{data.stem}")
 
     def train(
@@ -91,6 +92,8 @@ class _Run:
         from roofline.train.preference.options import configuration
 
         prepared = self._prepared(options)
+        if prepared is None:
+            return 0
         pack = isinstance(options, PreferOptions) and options.pack
         precision, notes = plan.precision_of(options.as_finetune(options.batch, pack), plan.computes_on_cpu())
         settings = configuration(self.model, options, prepared, self.folder, precision)
@@ -114,12 +117,15 @@ class _Run:
             print(f"serve it: {serve}")
         return 0
 
-    def _prepared(self, options: PreferOptions | ReinforceOptions) -> "Prepared":
+    def _prepared(self, options: PreferOptions | ReinforceOptions) -> "Prepared | None":
+        """What is trained on; None where it was only to be shown."""
         from roofline.bundle import load_text_of
         from roofline.train.config.schema import ModelSection
         from roofline.train.finetune import plan
+        from roofline.train.finetune.encode import Encoder
         from roofline.train.finetune.prepare import prepare
         from roofline.train.model.shapes import files
+        from roofline.train.preference.prepare import shown
         from roofline.weights.checkpoint import read_config
 
         words, template = load_text_of(self.model)
@@ -127,7 +133,13 @@ class _Run:
         pack = isinstance(options, PreferOptions) and options.pack
         longest = int(read_config(files(section))["max_position"])
         chosen = plan.data_of(self.data, options.as_finetune(options.batch, pack), longest)
-        return prepare(replace(chosen, form=self.kind), self.folder / plan.DATA, words, template, self.write)
+        chosen = replace(chosen, form=self.kind)
+        if options.show:
+            encoder = Encoder(words, template, chosen.length)
+            for line in shown(chosen, encoder, self.items, options.show, sys.stdout.isatty()):
+                print(line)
+            return None
+        return prepare(chosen, self.folder / plan.DATA, words, template, self.write)
 
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ class CommonOptions(Options):
         None, f"{CHAT}: a prompt that is a string is a user's message; without it, text.", choices=(CHAT,), topic="Data"
     )
     split: str | None = same_option(FinetuneOptions, "split")
+    show: int = same_option(FinetuneOptions, "show")
     eval_share: float = same_option(FinetuneOptions, "eval_share")
     max_seq_len: int = same_option(FinetuneOptions, "max_seq_len")
     method: str = same_option(FinetuneOptions, "method")

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +15,15 @@ from roofline.train.finetune.encode import Encoded, Encoder
 from roofline.train.finetune.files import Record, records
 from roofline.train.finetune.packing import pack
 from roofline.train.finetune.prepare import COLUMNS, HELD_OUT, TRAIN, Data, Prepared, Rows, kept_apart
-from roofline.train.preference.pair_files import Pair, pair, prompt
+from roofline.train.finetune.show import marked
+from roofline.train.preference.pair_files import pair, prompt
 
-PAIRS, PROMPTS = "pairs", "prompts"  # in place of the form of samples
+PAIRS, PROMPTS = "pairs", "prompts"  # in place of the form of samples; behind prompts the longest answer: prompts-128
 Documents = Sequence[Encoded]
 
 
 @dataclass(frozen=True)
-class _Item:
+class Item:
     """What stands together in a row. record: of a prompt, for its reward."""
 
     documents: Documents
@@ -31,31 +33,43 @@ class _Item:
         return sum(map(len, self.documents))
 
 
+Items = Callable[[Data, Encoder, Record, str], Iterator[Item]]  # of a record that stands somewhere
+
+
 def write_pairs(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
     """Write pairs; those that do not fit into a row together are left out."""
-
-    def items(record: Record, where: str) -> Iterator[_Item]:
-        each: Pair = pair(record, where, _form(data))
-        parts = [encoder.encode(sample, where) for sample in (each.chosen, each.rejected)]
-        if all(len(part) == 1 for part in parts):
-            yield _Item([part[0] for part in parts])
-
-    return _write(data, folder, encoder, key, items)
+    return _write(data, folder, encoder, key, pair_items)
 
 
-def write_prompts(most: int) -> Callable[[Data, Path, Encoder, str], Prepared]:
-    """Writes prompts; those that leave no room for answers of `most` tokens are left out."""
+def pair_items(data: Data, encoder: Encoder, record: Record, where: str) -> Iterator[Item]:
+    """The pair of a record, if both answers are within a row."""
+    both = pair(record, where, _form(data))
+    parts = [encoder.encode(sample, where) for sample in (both.chosen, both.rejected)]
+    if all(len(part) == 1 for part in parts):
+        yield Item([part[0] for part in parts])
 
-    def write(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
-        def items(record: Record, where: str) -> Iterator[_Item]:
-            ids = np.array(_prompt_ids(record, where, data, encoder), np.uint32)
-            if 2 <= len(ids) <= data.length - most:
-                assert not isinstance(record, str)
-                yield _Item([Encoded(ids, np.zeros(len(ids), bool))], json.loads(json.dumps(dict(record), default=str)))
 
-        return _write(data, folder, encoder, key, items)
+def write_prompts(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
+    """Write prompts; those that leave no room for an answer are left out."""
+    return _write(data, folder, encoder, key, prompt_items)
 
-    return write
+
+def prompt_items(data: Data, encoder: Encoder, record: Record, where: str) -> Iterator[Item]:
+    """The prompt of a record, if there is room for an answer behind it."""
+    ids = np.array(_prompt_ids(record, where, data, encoder), np.uint32)
+    kind = (data.form or "").partition(" ")[0]
+    if 2 <= len(ids) <= data.length - int(kind.rpartition("-")[2]):
+        assert not isinstance(record, str)
+        yield Item([Encoded(ids, np.zeros(len(ids), bool))], json.loads(json.dumps(dict(record), default=str)))
+
+
+def shown(data: Data, encoder: Encoder, items: Items, count: int, colour: bool) -> Iterator[str]:
+    """The first records as the model reads them, with what is trained on."""
+    lines = ((where, record) for place in data.places for where, record in records(place, data.split))
+    for where, record in islice(lines, count):
+        parts = [document for item in items(data, encoder, record, where) for document in item.documents]
+        yield f"--- {where}: {sum(map(len, parts)):,} tokens" + ("" if parts else ", left out")
+        yield from (marked(encoder.tokenizer, part, colour) for part in parts)
 
 
 def _prompt_ids(record: Record, where: str, data: Data, encoder: Encoder) -> list[int]:
@@ -70,13 +84,10 @@ def _form(data: Data) -> str | None:
     return (data.form or "").partition(" ")[2] or None
 
 
-def _write(
-    data: Data, folder: Path, encoder: Encoder, key: str, items: Callable[[Record, str], Iterator[_Item]]
-) -> Prepared:
-    read = [
-        (where, list(items(record, where))) for place in data.places for where, record in records(place, data.split)
-    ]
-    fitting = [[item for item in each if len(item) <= data.length] for _, each in read]
+def _write(data: Data, folder: Path, encoder: Encoder, key: str, items: Items) -> Prepared:
+    lines = ((where, record) for place in data.places for where, record in records(place, data.split))
+    read = [list(items(data, encoder, record, where)) for where, record in lines]
+    fitting = [[item for item in each if len(item) <= data.length] for each in read]
     count, apart = len(read), kept_apart(len(read), data.share, data.seed)
     groups = {TRAIN: [i for i in range(count) if i not in apart], HELD_OUT: sorted(apart)}
     written = {}
@@ -86,7 +97,7 @@ def _write(
             written[name] = _rows(folder / name, parts, data)
     if TRAIN not in written:
         raise ConfigError(f"{data.name}: nothing fits into {data.length} tokens: raise --max-seq-len")
-    longest = max((len(item) for _, each in read for item in each), default=0)
+    longest = max((len(item) for each in read for item in each), default=0)
     left_out = sum(not each for each in fitting)
     kind = (data.form or PAIRS).partition(" ")[0]
     return Prepared(
@@ -95,7 +106,7 @@ def _write(
     )
 
 
-def _rows(folder: Path, items: Sequence[_Item], data: Data) -> Rows:
+def _rows(folder: Path, items: Sequence[Item], data: Data) -> Rows:
     """Write items, several to a row if they are packed."""
     rows = pack([len(item) for item in items], data.length) if data.pack else [[n] for n in range(len(items))]
     has_record = items[0].record is not None
