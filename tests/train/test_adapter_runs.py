@@ -15,6 +15,7 @@ pytest.importorskip("transformers", reason="the models are written by transforme
 
 from roofline.common.errors import ConfigError, UnsupportedError  # noqa: E402
 from roofline.text.tokenizers.vocabulary import byte_alphabet  # noqa: E402
+from roofline.train.checkpoint.export import export  # noqa: E402
 from roofline.train.config.read import parse_config  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
 from roofline.train.run.loop import Run, train  # noqa: E402
@@ -87,6 +88,8 @@ def test_a_run_in_parts_ends_like_one_at_once(model: Path, rows: Path, tmp_path:
     ours, theirs = (read_adapter(tmp_path / name / "adapter") for name in ("whole", "parts"))
     assert ours.digest == theirs.digest != before
     assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
+    assert export(str(tmp_path / "parts/checkpoints/step-00000002"), tmp_path / "earlier", "F32") == 2
+    assert read_adapter(tmp_path / "earlier").digest == before
 
 
 def test_another_base_or_adapter_does_not_continue(model: Path, rows: Path, tmp_path: Path) -> None:

@@ -4,16 +4,18 @@ A frozen matrix gets no gradient, so its product keeps nothing but what an adapt
 another type than the one computed in, is widened in the forward pass and again in the backward pass.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from roofline.models.spec import Param
 from roofline.ops.own_weight import OwnWeight
 from roofline.train.model.autograd import Context
 from roofline.train.model.widen import PLAIN, row_bytes, widened
+from roofline.weights.names import to_hf
 
 LIMIT = 1 << 26  # elements of a matrix that are widened at a time
 
@@ -56,6 +58,19 @@ class Form:
     def weight(self, tensors: Sequence[Tensor], casts: "Casts") -> Tensor | OwnWeight:
         """What the family computes with. tensors: the stored one, then A, B and lengths."""
         return AdaptedWeight(self, tuple(tensors), casts) if self.opaque else tensors[0]
+
+
+def beside(name: str, trained: str) -> str:
+    """The name of a tensor that is trained beside a matrix, as PEFT's modules have it."""
+    return f"{name.removesuffix('.weight')}.{trained}.weight"
+
+
+def trained_rows(family: str, param: Param, form: Form) -> Iterator[tuple[str, Param]]:
+    """(name in torch, a row of its own) of each tensor that is trained beside a matrix."""
+    for each, shape in form.trained.items():
+        name = beside(param.name, each).removesuffix(".weight")
+        row = replace(param, name=name, shape=shape, split="replicate", parts=(), experts=0)
+        yield beside(to_hf(family, param.name), each), row
 
 
 @dataclass(eq=False)
