@@ -15,7 +15,7 @@ from roofline.train.checkpoint import checkpoint
 from roofline.train.checkpoint.state import WEIGHTS
 from roofline.train.config.schema import TrainConfig
 from roofline.train.model.adaptation import forms as plan
-from roofline.train.model.adapted import Form, trained_rows
+from roofline.train.model.form import Form, trained_rows
 from roofline.train.storage.store import Store
 from roofline.weights.adapter_files import Written, write_adapter
 from roofline.weights.adapter_matrices import rows_are_paired

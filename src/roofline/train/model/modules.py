@@ -26,11 +26,13 @@ from roofline.models.spec import Param, Weights, expand, nest
 from roofline.ops.attention import rope_angles
 from roofline.ops.own_weight import OwnWeight
 from roofline.ops.rows import Rows, TurnedPositions, score_bias
-from roofline.train.model.adapted import Casts, Form, beside, trained_rows
+from roofline.train.model.adapted import Casts, weight_of
 from roofline.train.model.blocked_attention import attend
 from roofline.train.model.chunked_loss import ChunkedLoss, chunk_rows
 from roofline.train.model.cross_entropy import IGNORED, cross_entropy
+from roofline.train.model.form import Form, beside, trained_rows
 from roofline.train.model.tensor_parallel import Ranks, family_form, local_config, part
+from roofline.train.model.widen import PLAIN
 from roofline.weights.names import to_hf
 
 BUDGET = 0.95  # of what torch.compile would keep for the backward pass; casts and gates are recomputed instead
@@ -120,7 +122,7 @@ class Model(nn.Module):
         form, name = self.forms.get(param.name), to_hf(self.cfg.family, param.name)
         if form is None:
             return [(name, _Made(part(param, self.ranks).local, dtype, True))]
-        rows = [(name, _Made(*form.stored, False))]
+        rows = [(name, _Made(form.stored, PLAIN.get(form.format, torch.uint8), False))]
         kind = dtype if dtype.is_floating_point else torch.float32
         return rows + [(beside(name, each), _Made(shape, kind, True)) for each, shape in form.trained.items()]
 
@@ -288,7 +290,7 @@ def _taken(forms: Sequence[Form | None], tensors: Sequence[Tensor]) -> list[Tens
             own[1:1] = before
         elif form is not None and form.rank:
             before = own[1:2]
-        weights.append(form.weight(own, casts) if form is not None else own[0])
+        weights.append(weight_of(form, own, casts) if form is not None else own[0])
     return weights
 
 

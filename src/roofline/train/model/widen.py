@@ -17,11 +17,6 @@ PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 ELEMENTS = 1 << 19  # that are widened at once, so that what is between bytes and values stays in the cache
 
 
-def row_bytes(name: str, columns: int) -> int:
-    """Bytes of a row of a format of blocks."""
-    return formats.get(name).nbytes((columns,))
-
-
 def widened(raw: Tensor, name: str, columns: int, dtype: torch.dtype) -> Tensor:
     """The values [rows, columns] of a matrix in `dtype`.
 
