@@ -70,10 +70,12 @@ class _Blocks(torch.autograd.Function):
         exact, outs = _is_exact(scale), []
         q = q * scale if exact else q
         for queries, keys in _cuts(q.shape[2]):
-            scores = _product(q[:, :, queries], k[:, :, keys].transpose(-1, -2))
             own = None if bias is None else bias[:, :, queries, keys]
-            weights = _weights(scores, own, _hidden(scores, scores.shape[2]), 1 if exact else scale, 3)
+            hidden = _hidden(q, queries, keys)
+            # Scores have no name here, so that they are freed when the weights are there.
+            weights = _weights(_product(q[:, :, queries], k[:, :, keys].mT), own, hidden, 1 if exact else scale, 3)
             outs.append(_product(weights, v[:, :, keys]))
+            del weights
         ctx.save_for_backward(q, k, v, bias)
         ctx.scale = scale
         return torch.cat(outs, 2)
@@ -86,24 +88,27 @@ class _Blocks(torch.autograd.Function):
         for queries, keys in _cuts(q.shape[2]):
             # Keys by queries: two products need no transposition, and torch.compile does not recognise the scores of
             # the forward pass, which it would then keep for all layers.
-            scores = _product(k[:, :, keys], q[:, :, queries].transpose(-1, -2))
-            own = None if bias is None else bias[:, :, queries, keys].transpose(-1, -2)
-            hidden = _hidden(scores, scores.shape[3]).T
-            weights = _weights(scores, own, hidden, 1 if exact else ctx.scale, 2)
-            into_weights = _product(v[:, :, keys], grad[:, :, queries].transpose(-1, -2))
-            into_scores = torch._softmax_backward_data(into_weights, weights, 2, weights.dtype)
+            own = None if bias is None else bias[:, :, queries, keys].mT
+            hidden, factor = _hidden(q, queries, keys).T, 1 if exact else ctx.scale
+            weights = _weights(_product(k[:, :, keys], q[:, :, queries].mT), own, hidden, factor, 2)
+            into_v[:, :, keys] += _product(weights, grad[:, :, queries])
+            into_scores = torch._softmax_backward_data(
+                _product(v[:, :, keys], grad[:, :, queries].mT), weights, 2, weights.dtype
+            )
+            del weights
             if not exact:
                 into_scores = into_scores.mul_(ctx.scale)
-            into_q.append(_product(into_scores.transpose(-1, -2), k[:, :, keys]))
+            into_q.append(_product(into_scores.mT, k[:, :, keys]))
             into_k[:, :, keys] += _product(into_scores, q[:, :, queries])
-            into_v[:, :, keys] += _product(weights, grad[:, :, queries])
+            del into_scores
         into_q_sum = torch.cat(into_q, 2)
         return into_q_sum.mul_(ctx.scale) if exact else into_q_sum, into_k.to(k.dtype), into_v.to(v.dtype), None, None
 
 
-def _hidden(scores: Tensor, size: int) -> Tensor:
+def _hidden(q: Tensor, queries: slice, keys: slice) -> Tensor:
     """[queries, queries]: 0 for keys that a query of a block sees among the last ones, -inf for those behind it."""
-    return torch.full((size, size), -math.inf, dtype=scores.dtype, device=scores.device).triu_(1)
+    size = min(keys.stop, q.shape[2]) - queries.start
+    return torch.full((size, size), -math.inf, dtype=q.dtype, device=q.device).triu_(1)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
