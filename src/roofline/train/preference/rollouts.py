@@ -15,7 +15,7 @@ import numpy as np
 
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonObject
-from roofline.train.checkpoint.adapter_export import Outcome
+from roofline.train.checkpoint.outcome import Outcome
 from roofline.train.config.objectives import GrpoSection
 from roofline.train.data.loader import Source
 from roofline.train.data.row_arrays import PADDING, RowArrays
