@@ -136,10 +136,16 @@ def _preprocessed(preprocess: Preprocess | None, record: Record, where: str) -> 
     return dict(result)
 
 
-def prepare(data: Data, folder: Path, tokenizer: "Tokenizer", template: "ChatTemplate") -> Prepared:
+def prepare(
+    data: Data,
+    folder: Path,
+    tokenizer: "Tokenizer",
+    template: "ChatTemplate",
+    progress: Callable[[int], None] = lambda records: None,
+) -> Prepared:
     """Write the shards of `data` into a folder, or return what is there of the same data and settings.
 
-    Raises ConfigError, also where the folder holds something else.
+    progress: called with the number of records so far. Raises ConfigError, also where the folder holds something else.
     """
     key = _key(data, tokenizer, template)
     if (folder / ABOUT).is_file():
@@ -156,7 +162,7 @@ def prepare(data: Data, folder: Path, tokenizer: "Tokenizer", template: "ChatTem
     shutil.rmtree(partial_folder, ignore_errors=True)
     partial_folder.mkdir(parents=True)
     encoder = Encoder(tokenizer, template, data.length, data.drop, data.prompts, data.last_only)
-    prepared = _write(data, partial_folder, encoder, key)
+    prepared = _write(data, partial_folder, encoder, key, progress)
     write_atomically(partial_folder / ABOUT, json.dumps(asdict(prepared), indent=1) + "\n")
     partial_folder.rename(folder)
     return prepared
@@ -174,13 +180,14 @@ def read_prepared(folder: Path) -> Prepared:
         raise ConfigError(f"{folder / ABOUT} is missing or damaged: {error}") from error
 
 
-def _write(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
+def _write(data: Data, folder: Path, encoder: Encoder, key: str, progress: Callable[[int], None]) -> Prepared:
     forms, encoded, originals, counted = list[str](), list[list[Encoded]](), list[Sample](), list[int]()
     for each in (data, *data.for_evaluation):
         for where, form, sample in samples(each):
             forms.append(form)
             encoded.append(encoder.encode(sample, where))
             originals.append(sample)
+            progress(len(forms))
         counted.append(len(forms))
     count = counted[0]
     apart = _held_out(count, data.share, data.seed) | {*range(count, len(forms))}
