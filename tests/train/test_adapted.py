@@ -1,6 +1,5 @@
 """Adapters in training beside peft's: losses, gradients and steps; frozen matrices in all formats."""
 
-import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,7 @@ from roofline.train.config.adapter import AdapterSection  # noqa: E402
 from roofline.train.config.read import parse_config  # noqa: E402
 from roofline.train.model import adapted, build, widen  # noqa: E402
 from roofline.train.model.adaptation import forms as plan  # noqa: E402
-from roofline.train.model.adapted import Form  # noqa: E402
+from roofline.train.model.form import Form  # noqa: E402
 from roofline.train.model.modules import Model  # noqa: E402
 from roofline.train.model.shapes import model_config  # noqa: E402
 from roofline.train.model.widen import widened  # noqa: E402
@@ -168,8 +167,7 @@ def test_frozen_matrices_have_the_values_of_their_format(name: str, monkeypatch:
     raw = form.quantize(values)
     values = form.dequantize(raw, values.shape)
     frozen = Form(values.shape, name, True)
-    shape, dtype = frozen.stored
-    stored = torch.from_numpy(raw).view(dtype).view(shape)
+    stored = torch.from_numpy(raw).view(widen.PLAIN.get(name, torch.uint8)).view(frozen.stored)
     np.testing.assert_array_equal(widened(stored, name, 512, torch.float32).numpy(), values)
     x = torch.from_numpy(random.standard_normal((5, 512)).astype(np.float32)).requires_grad_()
     grad = torch.from_numpy(random.standard_normal((5, 64)).astype(np.float32))
@@ -177,12 +175,14 @@ def test_frozen_matrices_have_the_values_of_their_format(name: str, monkeypatch:
         monkeypatch.setattr(adapted, "LIMIT", limit)
         monkeypatch.setattr(widen, "ELEMENTS", limit // 2)
         x.grad = None
-        out = frozen.weight([stored], adapted.Casts()).linear(x, None)
+        out = adapted.weight_of(frozen, [stored], adapted.Casts()).linear(x, None)
         out.backward(grad)
         np.testing.assert_allclose(out.detach().numpy(), x.detach().numpy() @ values.T, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(x.grad.numpy(), grad.numpy() @ values, rtol=1e-4, atol=1e-4)
     ids = torch.tensor([3, 0, 63])
-    np.testing.assert_array_equal(frozen.weight([stored], adapted.Casts()).rows(ids).numpy(), values[[3, 0, 63]])
+    np.testing.assert_array_equal(
+        adapted.weight_of(frozen, [stored], adapted.Casts()).rows(ids).numpy(), values[[3, 0, 63]]
+    )
 
 
 @pytest.mark.parametrize("base", ["nf4", "q4_1"])
@@ -192,8 +192,7 @@ def test_a_quantised_base_takes_less_than_half_of_bf16(base: str) -> None:
     sizes = {}
     for kind in ("bf16", base):
         config: Any = SimpleNamespace(adapter=AdapterSection(base=kind))
-        stored = [form.stored for form in plan(config, shape).values()]
-        sizes[kind] = sum(dtype.itemsize * math.prod(size) for size, dtype in stored)
+        sizes[kind] = sum(formats.get(form.format).nbytes(form.shape) for form in plan(config, shape).values())
     assert sizes[base] <= 0.45 * sizes["bf16"]
 
 
@@ -204,6 +203,6 @@ def test_a_frozen_product_keeps_the_input_for_an_adapter_alone() -> None:
     for rank in (0, 4):
         frozen = Form((32, 64), "F32", True, rank=rank)
         trained = [torch.randn(size, requires_grad=True) for size in frozen.trained.values()]
-        out = frozen.weight([raw, *trained], adapted.Casts()).linear(x, None)
+        out = adapted.weight_of(frozen, [raw, *trained], adapted.Casts()).linear(x, None)
         kept[rank] = any(saved.data_ptr() == x.data_ptr() for saved in out.grad_fn.saved_tensors)
     assert kept == {0: False, 4: True}

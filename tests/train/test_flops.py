@@ -8,7 +8,7 @@ import pytest
 from roofline.models import presets
 from roofline.models.registry import configure
 from roofline.models.spec import expand
-from roofline.train.model.adapted import Form
+from roofline.train.model.form import Form
 from roofline.train.report.flops import CONVENTIONS, mean_keys, per_token
 
 # LLM Foundry's README of its benchmarks: size -> parameters, FLOPs of a token (rounded to four places).

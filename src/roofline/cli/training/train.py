@@ -45,10 +45,12 @@ def export(
     dtype: Annotated[str, Option("bf16, f16 or f32.")] = "bf16",
     tokenizer: Annotated[str | None, Option("Whose tokenizer goes with it; default: the configuration's.")] = None,
 ) -> None:
-    """Write a checkpoint as a Hugging Face folder, or as a bundle that `roofline serve` runs at once."""
+    """Write a checkpoint as a Hugging Face folder, or as a bundle that `roofline serve` runs at once; an adapter as
+    PEFT does."""
     import tempfile
 
-    from roofline.train.checkpoint.export import DTYPES
+    from roofline.train.checkpoint import manifest
+    from roofline.train.checkpoint.export import DTYPES, adapts, locate
     from roofline.train.checkpoint.export import export as write
 
     if dtype.upper() not in DTYPES:
@@ -57,6 +59,8 @@ def export(
         step = write(checkpoint, out, dtype.upper(), tokenizer)
     elif out.exists():
         raise ConfigError(f"{out} is there already: name a new file")
+    elif adapts(manifest.facts(*locate(checkpoint))):
+        raise ConfigError(f"{checkpoint} holds an adapter: name a folder for it, which `roofline merge` takes")
     else:
         from roofline import bundle
 

@@ -1,107 +1,51 @@
-"""Writes what a run has trained beside a model's files: an adapter in PEFT's format, or the model in Hugging Face's."""
+"""Writes adapters in PEFT's format: of a run while it trains, and of its checkpoints."""
 
-import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from roofline.common import log
-from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonObject
+from roofline.models.registry import configure
+from roofline.models.spec import expand
 from roofline.ops.adapters import AdapterMatrix
-from roofline.train.checkpoint import state
-from roofline.train.checkpoint.export import tokenizer_files
-from roofline.train.model.adapted import Form
+from roofline.train.checkpoint import checkpoint
+from roofline.train.checkpoint.state import WEIGHTS
+from roofline.train.config.schema import TrainConfig
+from roofline.train.model.adaptation import forms as plan
+from roofline.train.model.form import Form, trained_rows
+from roofline.train.storage.store import Store
 from roofline.weights.adapter_files import Written, write_adapter
 from roofline.weights.adapter_matrices import rows_are_paired
 from roofline.weights.families.shared.joined_experts import experts_apart
 from roofline.weights.families.table import files_of
-from roofline.weights.to_hf import write_folder
-
-if TYPE_CHECKING:
-    from roofline.train.config.adapter import AdapterSection
-    from roofline.train.run.loop import Run
-
-ADAPTER, MODEL = "adapter", "model"  # folders in the run's
-_log = log.get("train")
 
 
-class Outcome:
-    """The folder RUN/adapter, written with each checkpoint and at the end, or RUN/model, written at the end.
-
-    Attributes:
-        every: steps between two.
-
-    Raises UnsupportedError if the adapter has no form in PEFT's files.
-    """
-
-    def __init__(self, run: "Run") -> None:
-        assert run.config.adapter is not None
-        self.run, self.section = run, run.config.adapter
-        self.adapts = self.section.method != "full"
-        self.every = (run.save_every if self.adapts else 0) or max(1, run.stop)
-        self.folder = run.folder / (ADAPTER if self.adapts else MODEL)
-        if self.adapts:
-            run.world.first(self._check)
-
-    def record(self) -> None:
-        """Write what is trained as it is. All ranks take part; rank 0 collects it in memory."""
-        run = self.run
-        weights = state.full_weights(run, torch.float32 if self.adapts else torch.bfloat16)
-        run.world.first(lambda: self._write(weights))
-        run.log.pause()
-
-    def _check(self) -> None:
-        """Write an adapter of zeros elsewhere: what cannot be written must not be trained first."""
-        rows = self.run.model.canonical()
-        zeros = {param.name: torch.zeros(param.shape) for _, param, _ in rows}
-        with tempfile.TemporaryDirectory() as folder:
-            self._adapter(Path(folder, ADAPTER), zeros)
-
-    def _write(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Write the folder, which replaces an earlier one once it is complete."""
-        self.run.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".new-", dir=self.run.folder) as folder:
-            new = Path(folder, "new")
-            if self.adapts:
-                self._adapter(new, weights)
-            else:
-                rows = ((n, tuple(t.shape), t.view(torch.uint8).numpy().reshape(-1)) for n, t in weights.items())
-                write_folder(new, self.run.shape, rows, "BF16", self._tokenizer())
-            if self.folder.exists():
-                self.folder.rename(Path(folder, "old"))
-            new.rename(self.folder)
-
-    def _adapter(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
-        write_run_adapter(folder, self.run.shape, self.run.forms, weights, self._written())
-
-    def _written(self) -> Written:
-        return written(self.section, self.run.config.model.pretrained_model_name_or_path)
-
-    def _tokenizer(self) -> dict[str, bytes]:
-        """The tokenizer's files of the model, for the folder beside its weights."""
-        config = self.run.config
-        name = config.tokenizer.name if config.tokenizer is not None else config.model.pretrained_model_name_or_path
-        try:
-            return {name: path.read_bytes() for name, path in tokenizer_files(str(name)).items()}
-        except ConfigError:
-            _log.warning("%s is written without a tokenizer: %s has no tokenizer.json to copy", self.folder, name)
-            return {}
+def export_adapter(store: Store, step: int, facts: JsonObject, folder: Path, dtype: str) -> None:
+    """Write the adapter of a checkpoint as a new folder. facts: the checkpoint's; dtype: "F32", "F16" or "BF16"."""
+    config, shape = TrainConfig.model_validate(facts["config"]), facts["model"]
+    family, cfg = configure(shape)
+    forms = plan(config, shape)
+    table = [param for param in expand(family.spec(cfg), cfg.layers) if param.name in forms]
+    rows = [row for param in table for row in trained_rows(cfg.family, param, forms[param.name])]
+    tensors = {param.name: torch.empty(param.shape) for _, param in rows}
+    checkpoint.load(store, step, {f"{WEIGHTS}{name}": tensors[param.name] for name, param in rows})
+    write_run_adapter(folder, shape, forms, tensors, replace(written(config), dtype=dtype))
 
 
-def written(section: "AdapterSection", base: str | None) -> Written:
-    """How an adapter of a configuration is written. base: the name or place of the model."""
-    return Written(base, section.rslora)
+def written(config: TrainConfig) -> Written:
+    """How the adapter of a run is written."""
+    assert config.adapter is not None
+    return Written(config.model.pretrained_model_name_or_path, config.adapter.rslora)
 
 
 def write_run_adapter(
     folder: Path, config: JsonObject, forms: Mapping[str, Form], weights: Mapping[str, torch.Tensor], how: Written
 ) -> None:
     """Write a new folder in PEFT's format. config: the canonical configuration; forms: the plan; weights: float32 by
-    the names that `Model.canonical` gives."""
+    the canonical names that `Model.canonical` gives."""
     matrices = []
     paired = rows_are_paired(config)
     for name, form in forms.items():

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from roofline.common.json_types import JsonMapping
 from roofline.train.config.schema import TrainConfig
 from roofline.train.model import build
-from roofline.train.model.adapted import Form
+from roofline.train.model.form import Form
 from roofline.train.model.modules import Model
 from roofline.train.parallel.processes import COMPUTE, World
 

@@ -19,10 +19,11 @@ from roofline.models.spec import expand
 from roofline.train.config.schema import FsdpSection, TrainConfig
 from roofline.train.memory.dry_run import ACTIVATIONS, GRADIENTS, LOGITS, PASSING, Usage, dry_run
 from roofline.train.memory.meter import Meter
-from roofline.train.model.adapted import Form
+from roofline.train.model.form import Form
 from roofline.train.model.modules import Model
 from roofline.train.model.optim import is_hidden_matrix
 from roofline.train.model.tensor_parallel import part
+from roofline.train.model.widen import PLAIN
 from roofline.train.parallel.processes import COMPUTE, World
 
 # Resident bytes for each byte in use of glibc's heap: freed blocks stay, and an aligned block does not fit into the
@@ -170,7 +171,8 @@ def _sizes(config: TrainConfig, shape: JsonMapping, world: World, forms: Mapping
         form = forms.get(param.name)
         tensors = [(part(param, world.tensor).local, torch.float32, True)]
         if form is not None:
-            tensors = [(*form.stored, False), *((each, torch.float32, True) for each in form.trained.values())]
+            tensors = [(form.stored, PLAIN.get(form.format, torch.uint8), False)]
+            tensors += [(each, torch.float32, True) for each in form.trained.values()]
         for local, dtype, trained in tensors:
             size = dtype.itemsize * -(-local[0] // shards) * math.prod(local[1:])
             sizes.parameters += size

@@ -16,7 +16,7 @@ from roofline.program.ir import Program
 from roofline.program.trace import trace_shape
 from roofline.train.config.adapter import AdapterSection
 from roofline.train.config.schema import TrainConfig
-from roofline.train.model.adapted import Form
+from roofline.train.model.form import Form
 from roofline.train.model.shapes import files
 from roofline.weights.checkpoint import Checkpoint, open_checkpoint
 from roofline.weights.names import matrix_from_hf, to_hf

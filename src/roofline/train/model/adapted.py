@@ -13,49 +13,15 @@ from torch.nn import functional
 
 from roofline.ops.own_weight import OwnWeight
 from roofline.train.model.autograd import Context
-from roofline.train.model.widen import PLAIN, row_bytes, widened
+from roofline.train.model.form import Form
+from roofline.train.model.widen import PLAIN, widened
 
 LIMIT = 1 << 26  # elements of a matrix that are widened at a time
 
 
-@dataclass(frozen=True)
-class Form:
-    """How a parameter of the model lies in memory while it is frozen, and what is trained beside it.
-
-    shape: the parameter's. format: of `ops.formats`. opaque: only ops read it that take an OwnWeight; others get its
-    values. experts: matrices one below the other in it, each of which has an adapter of its own. rank: of the adapter,
-    0: none; scale: of its product; dora: lengths of rows are trained too; shared: its A is that of the matrix before it
-    in the family's table, as PEFT has it for gate and up of experts.
-    """
-
-    shape: tuple[int, ...]
-    format: str
-    opaque: bool = False
-    experts: int = 0
-    rank: int = 0
-    scale: float = 1.0
-    dora: bool = False
-    shared: bool = False
-
-    @property
-    def stored(self) -> tuple[tuple[int, ...], torch.dtype]:
-        """Shape and type of the tensor that holds it."""
-        if self.format in PLAIN:
-            return self.shape, PLAIN[self.format]
-        return (self.shape[0], row_bytes(self.format, self.shape[1])), torch.uint8
-
-    @property
-    def trained(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of what is trained, by the names that PEFT's modules have; those of experts one below the other."""
-        if not self.rank:
-            return {}
-        count, (rows, columns) = max(1, self.experts), self.shape
-        tensors: dict[str, tuple[int, ...]] = {} if self.shared else {"lora_A": (count * self.rank, columns)}
-        return tensors | {"lora_B": (rows, self.rank)} | ({"lora_magnitude_vector": (rows,)} if self.dora else {})
-
-    def weight(self, tensors: Sequence[Tensor], casts: "Casts") -> Tensor | OwnWeight:
-        """What the family computes with. tensors: the stored one, then A, B and lengths."""
-        return AdaptedWeight(self, tuple(tensors), casts) if self.opaque else tensors[0]
+def weight_of(form: Form, tensors: Sequence[Tensor], casts: "Casts") -> Tensor | OwnWeight:
+    """What a family computes with. tensors: the stored one, then A, B and lengths."""
+    return AdaptedWeight(form, tuple(tensors), casts) if form.opaque else tensors[0]
 
 
 @dataclass(eq=False)
@@ -77,7 +43,7 @@ class Casts:
 
 @dataclass(frozen=True, eq=False)
 class AdaptedWeight(OwnWeight):
-    """A frozen matrix with its adapter. tensors: as `Form.weight` has them."""
+    """A frozen matrix with its adapter. tensors: as `weight_of` has them."""
 
     form: Form
     tensors: tuple[Tensor, ...]

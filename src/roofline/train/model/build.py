@@ -77,7 +77,7 @@ def freeze(model: Model, checkpoint: Checkpoint) -> None:
             raw = np.concatenate([checkpoint.read(name) for name in names])
         else:
             raw = formats.get(form.format).quantize(checkpoint.parameter(param))
-        fill(tensor, torch.from_numpy(raw).view(form.stored[0]))
+        fill(tensor, torch.from_numpy(raw).view(form.stored))
 
 
 def load(model: Model, checkpoint: Checkpoint) -> None:

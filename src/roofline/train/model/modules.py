@@ -26,11 +26,13 @@ from roofline.models.spec import Param, Weights, expand, nest
 from roofline.ops.attention import rope_angles
 from roofline.ops.own_weight import OwnWeight
 from roofline.ops.rows import Rows, TurnedPositions, score_bias
-from roofline.train.model.adapted import Casts, Form
+from roofline.train.model.adapted import Casts, weight_of
 from roofline.train.model.blocked_attention import attend
 from roofline.train.model.chunked_loss import ChunkedLoss, chunk_rows
 from roofline.train.model.cross_entropy import IGNORED, cross_entropy
+from roofline.train.model.form import Form, beside, trained_rows
 from roofline.train.model.tensor_parallel import Ranks, family_form, local_config, part
+from roofline.train.model.widen import PLAIN
 from roofline.weights.names import to_hf
 
 BUDGET = 0.95  # of what torch.compile would keep for the backward pass; casts and gates are recomputed instead
@@ -120,9 +122,9 @@ class Model(nn.Module):
         form, name = self.forms.get(param.name), to_hf(self.cfg.family, param.name)
         if form is None:
             return [(name, _Made(part(param, self.ranks).local, dtype, True))]
-        rows = [(name, _Made(*form.stored, False))]
+        rows = [(name, _Made(form.stored, PLAIN.get(form.format, torch.uint8), False))]
         kind = dtype if dtype.is_floating_point else torch.float32
-        return rows + [(_beside(name, each), _Made(shape, kind, True)) for each, shape in form.trained.items()]
+        return rows + [(beside(name, each), _Made(shape, kind, True)) for each, shape in form.trained.items()]
 
     def canonical(self) -> Iterator[tuple[str, Param, nn.Parameter]]:
         """(name in torch, the spec's row, this rank's tensor) of every parameter that is trained; an adapter's have
@@ -133,10 +135,8 @@ class Model(nn.Module):
             if form is None:
                 yield name, param, parameters[name]
                 continue
-            for each, shape in form.trained.items():
-                beside = replace(param, name=_beside(param.name, each).removesuffix(".weight"), shape=shape)
-                row = replace(beside, split="replicate", parts=(), experts=0)
-                yield _beside(name, each), row, parameters[_beside(name, each)]
+            for name, row in trained_rows(self.cfg.family, param, form):
+                yield name, row, parameters[name]
 
     def frozen(self) -> Iterator[tuple[Param, Form, nn.Parameter]]:
         """(the spec's row, its form, this rank's tensor) of every parameter that is not trained."""
@@ -290,7 +290,7 @@ def _taken(forms: Sequence[Form | None], tensors: Sequence[Tensor]) -> list[Tens
             own[1:1] = before
         elif form is not None and form.rank:
             before = own[1:2]
-        weights.append(form.weight(own, casts) if form is not None else own[0])
+        weights.append(weight_of(form, own, casts) if form is not None else own[0])
     return weights
 
 
@@ -375,8 +375,3 @@ def _add_parameter(root: nn.Module, name: str, made: _Made, device: Device) -> t
     tensor = torch.empty(made.shape, device=device, dtype=made.dtype)
     node.register_parameter(kind, nn.Parameter(tensor, requires_grad=made.trained))
     return node, kind
-
-
-def _beside(name: str, trained: str) -> str:
-    """The name of a tensor that is trained beside a matrix, as PEFT's modules have it."""
-    return f"{name.removesuffix('.weight')}.{trained}.weight"

@@ -25,7 +25,7 @@ from roofline.models.spec import Param, expand
 from roofline.program.ir import Program
 from roofline.program.passes.price import mixture
 from roofline.program.trace import trace_shape
-from roofline.train.model.adapted import Form
+from roofline.train.model.form import Form
 
 Figures = TypeVar("Figures")
 

@@ -19,7 +19,7 @@ from roofline.models import presets
 from roofline.train.config.schema import FsdpSection, TrainConfig
 from roofline.train.data.row_arrays import Counted
 from roofline.train.memory.estimate import Memory
-from roofline.train.model.adapted import Form
+from roofline.train.model.form import Form
 from roofline.train.parallel.processes import COMPUTE, World
 from roofline.train.report import machine, page
 from roofline.train.report.cards import VERSION

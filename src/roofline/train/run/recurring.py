@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Protocol
 
-from roofline.train.checkpoint.adapter_export import Outcome
 from roofline.train.checkpoint.hf_folders import HfFolders
+from roofline.train.checkpoint.outcome import Outcome
 from roofline.train.run.samples import Samples
 
 if TYPE_CHECKING:
