@@ -457,14 +457,20 @@ def test_a_connection_that_breaks_leaves_the_text(open_page, engine, live):
     )
 
 
-def test_of_several_models_one_is_chosen_and_stays_so(open_page, engine, live):
+@pytest.fixture
+def two_models(live) -> str:
+    """The address of a server of the models "tiny" and "other"."""
+
     async def start():
         other = FakeEngine(b"I am the other.")
         other.outstanding = 0
         return other, BytesText()
 
-    address = live(models_of=lambda context: Models(context, [ExtraModel("other", start, 1)], 1))
-    page = open_page(address=address)
+    return live(models_of=lambda context: Models(context, [ExtraModel("other", start, 1)], 1))
+
+
+def test_of_several_models_one_is_chosen_and_stays_so(open_page, two_models):
+    page = open_page(address=two_models)
     assert page.evaluate("[...document.querySelectorAll('#models option')].map((node) => node.value)") == [
         "tiny",
         "other",
@@ -477,6 +483,30 @@ def test_of_several_models_one_is_chosen_and_stays_so(open_page, engine, live):
     page.reload()
     page.wait("document.querySelector('#model').textContent === 'other'")
     assert page.evaluate("document.querySelector('#models').value") == "other"
+
+
+def test_a_link_names_the_model(open_page, browser, two_models):
+    page = browser.open(f"{two_models}/?model=other")
+    page.wait("document.querySelector('#model').textContent === 'other'")
+    ask(page, "Who is there?", answers=1)
+    assert page.evaluate(ANSWERS) == ["I am the other."]
+    page.reload()  # into the conversation, still with that model
+    page.wait("document.querySelector('#model').textContent === 'other'")
+    choose = "(node) => { node.value = 'tiny'; node.dispatchEvent(new Event('change')) }"
+    page.evaluate(f"({choose})(document.querySelector('#models'))")
+    assert page.evaluate("location.search") == ""  # a choice on the page ends what the link says
+    page.reload()
+    page.wait("document.querySelector('#model').textContent === 'tiny'")
+    assert page.problems == []
+    page.close()
+
+
+def test_a_link_to_a_model_that_is_not_served_says_so(browser, live):
+    page = browser.open(f"{live()}/?model=gone")
+    page.wait("document.querySelector('.toast') !== null")
+    assert page.text(".toast span") == "This server has no model “gone”: tiny answers."
+    assert page.text("#model") == "tiny"
+    page.close()
 
 
 def test_one_model_needs_no_choice(open_page):

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ import pytest
 pytestmark = pytest.mark.usefixtures("one_thread")
 torch = pytest.importorskip("torch", reason="training is torch")
 
-from roofline.train.report import machine, page  # noqa: E402
+from roofline.common.errors import ConfigError  # noqa: E402
+from roofline.train.report import answers, machine, page, summary  # noqa: E402
+from roofline.train.report.answers import Answer, Answers  # noqa: E402
 from roofline.train.run.loop import train  # noqa: E402
+from tests.browser import Browser  # noqa: E402
 from tests.train.small import config, write_rows  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -90,6 +94,69 @@ def test_a_log_with_holes(folder: Path) -> None:
     assert embedded(page.page([], card, made))["series"]["loss"] == []
 
 
+BOTH = Answers(
+    before="smollm2-135m",
+    after='tuned/"1"&',
+    command="roofline serve smollm2-135m --adapter tuned=runs/tuned/adapter",
+    address="http://127.0.0.1:8000",
+    rows=(
+        Answer("Which <b>?", "yes", "I am no <i>oracle</i>.", " yes\n"),
+        Answer("And this?", "no", "no", "no"),
+        Answer("Later?", "never", None, None),
+    ),
+)
+
+
+def test_answers_stand_side_by_side_with_a_link_to_each_model(folder: Path) -> None:
+    card, made = (json.loads((folder / name).read_text()) for name in ("card.json", "config.json"))
+    text = page.page([], card, made, BOTH)
+    assert re.findall(r'href="([^"]*)"', text) == [
+        f"{BOTH.address}/?model=smollm2-135m",
+        f"{BOTH.address}/?model=tuned%2F%221%22%26",
+    ]
+    assert "Chat with tuned/&quot;1&quot;&amp;<" in text
+    assert f"<pre>{BOTH.command}</pre>" in text
+    assert "<i>oracle" not in text
+    rows = re.findall(r"<tr><td><div>(.*?)</div></td><td class=\"(\w+)\">.*?<td class=\"(\w+)\">", text, re.S)
+    assert rows == [("And this?", "exact", "exact"), ("Which &lt;b&gt;?", "other", "exact")][::-1], "what changed first"
+    assert "<span>exact before</span><b>1 of 2</b>" in text
+    assert "<span>exact after</span><b>2 of 2</b>" in text
+
+
+def test_answers_are_read_from_the_folder(folder: Path, tmp_path: Path) -> None:
+    assert answers.read(tmp_path) is None
+    answers.write(BOTH, tmp_path)
+    assert answers.read(tmp_path) == BOTH
+    for name in ("card.json", "config.json", "log.jsonl"):
+        shutil.copy(folder / name, tmp_path)
+    page.write(tmp_path)
+    assert "Chat with smollm2-135m" in (tmp_path / page.PAGE).read_text()
+    (tmp_path / answers.ANSWERS).write_text("{}")
+    with pytest.raises(ConfigError, match=r"answers\.json is no file of answers: remove it"):
+        answers.read(tmp_path)
+
+
+def test_it_is_written_while_the_run_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between evaluations and checkpoints too, for whoever watches; it then has a bar, and reads itself again."""
+    monkeypatch.setattr(machine, "measured_roof", lambda *_: {"flops": 1e12, "measured": "matmul 2048^3 in float32"})
+    monkeypatch.setattr(summary, "LIVE_SECONDS", 0.0)
+    monkeypatch.setattr(summary, "PAGE_SHARE", 1e9)
+    seen: list[str] = []
+
+    def watch(line: dict[str, Any]) -> None:
+        path = tmp_path / "run" / page.PAGE
+        if "loss" in line and path.exists():
+            seen.append(path.read_text())
+
+    train(config(write_rows(tmp_path / "data", 50), tmp_path / "run", max_duration="4ba"), watch)
+    assert len(seen) == 3, "one behind each step but the last"
+    assert '<progress max="4" value="3">' in seen[-1]
+    assert embedded(seen[-1])["done"] is False
+    text = (tmp_path / "run" / page.PAGE).read_text()
+    assert "<progress max" not in text
+    assert embedded(text)["done"] is True
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 @pytest.mark.parametrize("width", [1200, 420])
@@ -121,3 +188,21 @@ def test_a_browser_draws_it(folder: Path, width: int, tmp_path: Path) -> None:
     assert found["wide"] <= found["window"]
     assert found["before"].startswith("step 12 · train ")
     assert found["hover"].startswith("step 0 · held-out ")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+def test_a_browser_reads_the_page_of_a_live_run_again(folder: Path, tmp_path: Path) -> None:
+    card, made = (json.loads((folder / name).read_text()) for name in ("card.json", "config.json"))
+    card |= {"done": False, "written": datetime.now(UTC).isoformat(timespec="seconds")}
+    copy = tmp_path / "run.html"
+    copy.write_text(page.page([], card, made, BOTH))
+    browser = Browser(tmp_path / "profile")
+    try:
+        shown = browser.open(copy.as_uri())
+        shown.wait("document.querySelectorAll('.answers tbody tr').length === 2")
+        copy.write_text(page.page([], card | {"run": "second", "done": True}, made))
+        shown.wait("document.title === 'second'")  # after five seconds
+        assert shown.problems == []
+    finally:
+        browser.close()

@@ -40,6 +40,8 @@ ROOT = Group(
         "plan": "measure.plan:command",
         "kernels": "measure.kernels:command",
         "finetune": "training.finetune:command",
+        "prefer": "training.prefer:prefer",
+        "reinforce": "training.prefer:reinforce",
         "parity": "training.parity:command",
         "tune": Group(
             "Measure kernel variants for a model and keep what wins: tune [run] MODEL.",
@@ -79,6 +81,7 @@ ROOT = Group(
                 "history": "measure.bench_report:history",
                 "latency": "measure.bench_latency:command",
                 "links": "measure.bench_links:command",
+                "lora": "measure.bench_lora:command",
                 "replay": "measure.bench_replay:command",
                 "report": "measure.bench_report:report",
                 "roofs": "measure.bench_roofs:command",

@@ -70,6 +70,12 @@ def _other_figures(gathered: Gathered) -> Section | None:
         for point in points
         for name, figure in point.metrics.items()
     )
+    # A measurement that came to nothing is a result, too.
+    empty = [point for point in points if not point.metrics]
+    rows += tuple(
+        (words.system_name(point), f"{point.kind}, {point.preset}", "; ".join(point.validity.flags), "-", "-", "-", "-")
+        for point in empty
+    )
     if not rows:
         return None
     headings = ("system", "what", "metric", "value", "unit", "of the limit", "definition")

@@ -1,5 +1,6 @@
 """roofline finetune: a model learns from a file of samples, and is served with what it learnt."""
 
+import os
 import shlex
 import sys
 import time
@@ -36,10 +37,11 @@ def command(
     """
     from roofline.bundle import load_text_of
     from roofline.cli.run.prepare import pull
+    from roofline.cli.training.before_after import BeforeAfter, Served
     from roofline.train.config.read import parse_config
     from roofline.train.config.schema import ModelSection
     from roofline.train.finetune import plan
-    from roofline.train.finetune.prepare import prepare
+    from roofline.train.finetune.prepare import prepare, read_prompts
     from roofline.train.model.shapes import files
     from roofline.weights.checkpoint import read_config as shape_of
 
@@ -57,22 +59,27 @@ def command(
     # What is wrong with the options is said before minutes of preparation.
     stand_in = plan.configuration(model, options, plan.stand_in(chosen.length), folder, precision)
     parse_config(stand_in, "finetune", changes or ())
-    prepared = prepare(chosen, folder / plan.DATA, words, template, _Progress())
+    prepared = prepare(chosen, folder / plan.DATA, words, template, progress=_Progress())
     path = plan.write(plan.configuration(model, options, prepared, folder, precision), folder)
     for line in [*_summary(prepared, chosen, plan.steps_of(options, prepared), options.batch), *notes]:
         print(line, file=sys.stderr)
-    status, result = _train(path, list(changes or ()), nproc, as_json)
+    outcome = folder / ("model" if options.method == "full" else "adapter")
+    served = Served(model, outcome, options.port, options.rank)
+    around = BeforeAfter(served, read_prompts(folder / plan.DATA, options.ask), folder)
+    around.begin()
+    status, result = train_file(path, list(changes or ()), nproc, as_json)
     if status:
         if status > 128:
             print("the same command goes on from there", file=sys.stderr)
         return status
-    outcome = folder / ("model" if options.method == "full" else "adapter")
-    serving = ["roofline", "serve"]
-    serving += [str(outcome)] if options.method == "full" else [model, "--adapter", f"{folder.name}={outcome}"]
+    around.end()
+    serve = shlex.join(served.command)
     if as_json:
-        print_json(result | {"folder": str(folder), "outcome": str(outcome), "serve": shlex.join(serving)})
+        print_json(result | {"folder": str(folder), "outcome": str(outcome), "serve": serve, "exact": around.exact()})
     else:
-        print(f"serve it: {shlex.join(serving)}")
+        print("\n".join(around.told()))
+    if options.serve:
+        os.execv(sys.executable, [sys.executable, "-m", *served.command])
     return 0
 
 
@@ -88,7 +95,7 @@ class _Progress:
             print(f"{records:,} records prepared", file=sys.stderr)
 
 
-def _train(path: Path, changes: list[str], nproc: int, quiet: bool) -> tuple[int, JsonObject]:
+def train_file(path: Path, changes: list[str], nproc: int, quiet: bool) -> tuple[int, JsonObject]:
     """Train as the file says; the exit status, and figures of the run. quiet: print nothing on stdout."""
     from roofline.train.config.read import read_config
     from roofline.train.report import cards
@@ -101,11 +108,12 @@ def _train(path: Path, changes: list[str], nproc: int, quiet: bool) -> tuple[int
 
         status = launch(nproc, path, changes, out=2 if quiet else None)
     else:
+        from roofline.cli.training.engine_sampler import sampler_of
         from roofline.train.report.console import Console
         from roofline.train.run.loop import train
 
         console = Console(settings)
-        finished = train(settings, console.show)
+        finished = train(settings, console.show, make_sampler=sampler_of(settings))
         status = finished.status
         if not quiet:
             console.end(finished)

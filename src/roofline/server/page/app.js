@@ -65,7 +65,7 @@ async function start() {
     document.title = `${conversation.title || "New chat"} · Roofline`;
     byId("settings").classList.toggle("changed", isSet(conversation));
     if (conversation.nodes.length) location.replace(`#${conversation.id}`);
-    else if (location.hash) history.replaceState(null, "", location.pathname);
+    else if (location.hash) history.replaceState(null, "", location.pathname + location.search);
     listChanged();
   }
 

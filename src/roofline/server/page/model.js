@@ -1,12 +1,16 @@
-// Which of the served models answers: the first one, or what was chosen where there are several.
+// Which of the served models answers: the one that a link names (/?model=NAME), else what was chosen where there are
+// several, else the first one.
 
-import { byId, element } from "./dom.js";
+import { byId, element, toast } from "./dom.js";
 
 const CHOSEN = "roofline-model"; // in localStorage
 
 /** Shows the served models, of which there is at least one, and has the chosen one answer. */
 export function showModels(models, chat) {
-  const before = remembered();
+  const named = new URLSearchParams(location.search).get("model");
+  if (named && !models.some(({ id }) => id === named)) {
+    toast(`This server has no model “${named}”: ${models[0].id} answers.`);
+  }
   const choose = (name) => {
     const model = models.find(({ id }) => id === name) ?? models[0];
     chat.model = model.id;
@@ -16,10 +20,13 @@ export function showModels(models, chat) {
   };
   const select = byId("models");
   select.replaceChildren(...models.map(({ id }) => element("option", { value: id }, id)));
-  select.value = choose(before);
+  select.value = choose(named ?? remembered());
   select.hidden = models.length < 2;
   byId("model").classList.toggle("off-screen", !select.hidden);
-  select.onchange = () => remember(choose(select.value));
+  select.onchange = () => {
+    history.replaceState(null, "", location.pathname + location.hash); // the link's wish is over
+    remember(choose(select.value));
+  };
 }
 
 function remembered() {

@@ -7,7 +7,7 @@ from pathlib import Path
 from roofline.common.errors import ConfigError
 from roofline.common.options import Options, option
 
-TOPIC_DATA, TOPIC_ADAPTER, TOPIC_RUN = "Data", "What is trained", "The run"
+TOPIC_DATA, TOPIC_ADAPTER, TOPIC_RUN, TOPIC_AFTER = "Data", "What is trained", "The run", "Afterwards"
 BASES = ("bf16", "f32", "stored", "nf4", "q8_0", "q4_1")
 METHODS = ("lora", "dora", "full")
 SAMPLE_FORMS = ("messages", "sharegpt", "pubmedqa", "alpaca", "completion", "instruct", "question", "icl", "text")
@@ -84,6 +84,18 @@ class FinetuneOptions(Options):
     )
     precision: str = option("bf16", "What is computed in.", choices=("bf16", "fp16", "fp32"), topic=TOPIC_RUN)
     seed: int = option(17, "Of the order of samples, and of what is kept apart.", topic=TOPIC_RUN)
+
+    ask: int = option(
+        12,
+        "Held-out prompts that the model is asked before and after; the page of the run shows its answers.",
+        minimum=0,
+        maximum=200,
+        topic=TOPIC_AFTER,
+    )
+    serve: bool = option(False, "Serve the model as it was and as it became once the run has ended.", topic=TOPIC_AFTER)
+    port: int = option(
+        8000, "Of that server, whose chats the page links to.", minimum=1, maximum=65535, topic=TOPIC_AFTER
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

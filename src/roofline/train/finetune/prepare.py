@@ -110,6 +110,9 @@ class Prepared:
     files: list[str] = field(default_factory=list)
 
 
+Write = Callable[[Data, Path, Encoder, str], Prepared]  # writes shards into a folder; with the key of `Prepared`
+
+
 def samples(data: Data) -> Iterator[tuple[str, str, Sample]]:
     """(where it stands, its form, the sample) of each record. Raises ConfigError, UnsupportedError."""
     if data.form is not None and data.form not in FORMS:
@@ -141,11 +144,13 @@ def prepare(
     folder: Path,
     tokenizer: "Tokenizer",
     template: "ChatTemplate",
+    write: "Write | None" = None,
     progress: Callable[[int], None] = lambda records: None,
 ) -> Prepared:
     """Write the shards of `data` into a folder, or return what is there of the same data and settings.
 
-    progress: called with the number of records so far. Raises ConfigError, also where the folder holds something else.
+    write: of other data than samples; progress: called with the number of samples so far. Raises ConfigError, also
+    where the folder holds something else.
     """
     key = _key(data, tokenizer, template)
     if (folder / ABOUT).is_file():
@@ -162,7 +167,7 @@ def prepare(
     shutil.rmtree(partial_folder, ignore_errors=True)
     partial_folder.mkdir(parents=True)
     encoder = Encoder(tokenizer, template, data.length, data.drop, data.prompts, data.last_only)
-    prepared = _write(data, partial_folder, encoder, key, progress)
+    prepared = (write or partial(_write, progress=progress))(data, partial_folder, encoder, key)
     write_atomically(partial_folder / ABOUT, json.dumps(asdict(prepared), indent=1) + "\n")
     partial_folder.rename(folder)
     return prepared
@@ -190,7 +195,7 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str, progress: Calla
             progress(len(forms))
         counted.append(len(forms))
     count = counted[0]
-    apart = _held_out(count, data.share, data.seed) | {*range(count, len(forms))}
+    apart = kept_apart(count, data.share, data.seed) | {*range(count, len(forms))}
     groups = {TRAIN: [i for i in range(count) if i not in apart], HELD_OUT: sorted(apart)}
     written = {}
     for name, numbers in groups.items():
@@ -206,7 +211,7 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str, progress: Calla
     return about(counts.split, counts.ended, counts.cut, counts.left_out, written[TRAIN], written.get(HELD_OUT), files)
 
 
-def _held_out(count: int, share: float, seed: int) -> set[int]:
+def kept_apart(count: int, share: float, seed: int) -> set[int]:
     """The samples that are kept apart: at least one, if any are."""
     few = min(count - 1, max(1, round(share * count))) if share and count > 1 else 0
     keys = np.random.Philox(key=[seed, count]).random_raw(count)
@@ -234,6 +239,13 @@ def _prompts(path: Path, held_out: Sequence[Sample]) -> None:
     """Write held-out prompts with their answers, for whom wants to ask the model; plain texts have none."""
     lines = [line for sample in held_out[:MOST_PROMPTS] if (line := _prompt(sample)) is not None]
     write_atomically(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+
+
+def read_prompts(folder: Path, most: int) -> list[JsonObject]:
+    """Held-out prompts with their answers, from a folder that `prepare` wrote: `messages` or `prompt`, and `answer`."""
+    path = folder / PROMPTS
+    lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines[:most]]
 
 
 def _prompt(sample: Sample) -> JsonObject | None:

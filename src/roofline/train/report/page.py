@@ -12,23 +12,28 @@ from roofline.common.files import write_atomically
 from roofline.common.json_types import JsonMapping
 from roofline.common.units import human_bytes, human_seconds
 from roofline.train.config.flatten import flatten
+from roofline.train.report import answers as both
 from roofline.train.report import cards
 from roofline.train.report.flops import usual
 from roofline.train.run_folder import CARD, CONFIG, LOG, PAGE, read_lines
 
 POINTS = 1500  # of a curve; with more steps each point is the mean of several
-CURVES = ("loss", "lr", "grad_norm", "tokens_per_s", "eval_loss")  # the last also as "eval_loss LABEL"
+# The last, and those of OBJECTIVES that an evaluation has, also as "eval_loss LABEL".
+CURVES = ("loss", "lr", "grad_norm", "tokens_per_s", "eval_loss")
+OBJECTIVES = ("accuracy", "reward", "reward_chosen", "reward_rejected", "apart")  # of runs with one
 Row = tuple[str, ...]
 
 
 def write(folder: Path) -> None:
-    """Write the page into a run's folder, from its log, its card and its configuration."""
+    """Write the page into a run's folder, from its log, its card, its configuration, and its answers if it has any."""
     card, config = (json.loads((folder / name).read_text()) for name in (CARD, CONFIG))
-    write_atomically(folder / PAGE, page(read_lines(folder / LOG), card, config))
+    write_atomically(folder / PAGE, page(read_lines(folder / LOG), card, config, both.read(folder)))
 
 
-def page(lines: Sequence[JsonMapping], card: JsonMapping, config: JsonMapping) -> str:
-    """The text of the page, from the lines of the log, the card and the configuration."""
+def page(
+    lines: Sequence[JsonMapping], card: JsonMapping, config: JsonMapping, answers: both.Answers | None = None
+) -> str:
+    """The text of the page, from the lines of the log, the card and the configuration. answers: before and after."""
     name = str(card["run"])
     device, model = card["device"], card["model"]
     about = [model["name"], f"{model['parameters']:,} parameters", f"{card['devices']} x {device['name']}"]
@@ -38,7 +43,10 @@ def page(lines: Sequence[JsonMapping], card: JsonMapping, config: JsonMapping) -
         title=html.escape(name),
         about=html.escape(" · ".join(about)),
         taken="<p>Dashed lines: the run was stopped there and taken up again.</p>" if _resume_steps(lines) else "",
-        tiles="".join(_tile(*tile) for tile in _tiles(lines, card)),
+        progress=_progress(lines, card),
+        tiles="".join(_tile(*tile) for tile in [*both.tiles(answers), *_tiles(lines, card)]),
+        chat=both.chat(answers),
+        answers=both.side_by_side(answers),
         tables="".join([*_tables(card), *_samples(lines)]),
         configuration=_table(
             [
@@ -47,18 +55,31 @@ def page(lines: Sequence[JsonMapping], card: JsonMapping, config: JsonMapping) -
                 if value is not None
             ]
         ),
-        data=_script_json({"series": _series(lines), "taken": _resume_steps(lines)}),
+        data=_script_json(
+            {"series": _series(lines), "taken": _resume_steps(lines), "written": card["written"], "done": card["done"]}
+        ),
     )
+
+
+def _progress(lines: Sequence[JsonMapping], card: JsonMapping) -> str:
+    """A bar with the time that is left, while the run is under way."""
+    steps = next((line["about"]["steps"] for line in reversed(lines) if "about" in line), 0)
+    at = next((line["step"] for line in reversed(lines) if "loss" in line), 0)
+    if card["done"] or not steps:
+        return ""
+    left = human_seconds((steps - at) * card["speed"]["step_seconds"]["p50"])
+    return f'<progress max="{steps}" value="{at}"></progress><p>step {at:,} of {steps:,}, {left} left</p>'
 
 
 def _series(lines: Iterable[JsonMapping]) -> dict[str, list[list[float]]]:
     """The [step, value] points of each curve."""
     curves: dict[str, list[list[float]]] = {name: [] for name in CURVES}
     for line in lines:
-        for name in CURVES:
-            if isinstance(line.get(name), int | float):
+        held_out = "eval_" if "eval_loss" in line else ""
+        for name, key in [*zip(CURVES, CURVES, strict=True), *((held_out + name, name) for name in OBJECTIVES)]:
+            if isinstance(line.get(key), int | float):
                 label = f" {line['label']}" if "label" in line else ""
-                curves.setdefault(name + label, []).append([line["step"], line[name]])
+                curves.setdefault(name + label, []).append([line["step"], line[key]])
     return {name: _means(points) for name, points in curves.items()}
 
 

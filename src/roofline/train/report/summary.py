@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from roofline.train.run.loop import Run
 
 PAGE_SHARE = 0.02  # of a run's time that writing its page may take
+LIVE_SECONDS = 5.0  # between two pages that are written for whoever watches
 
 
 class Report:
@@ -52,8 +53,9 @@ class Report:
         self.roof: JsonObject | None = None
         self.memory = Memory(config, shape, world, forms)
         self._seconds, self._waits, self._since = array("d"), array("d"), math.nan
+        self._next_page = self._next_live = 0.0
+        self._measured: int | None = None  # bytes, when the card was last written by all ranks
         self._real, self._computed, self._trained = array("q"), array("q"), array("q")  # tokens of each step
-        self._next_page = 0.0
 
     def begin(self, run: "Run") -> JsonObject:
         """Measure what must be measured before the first step; returns what the log's first line has of it."""
@@ -62,6 +64,7 @@ class Report:
             self.world.barrier()  # processes that share a machine must measure at the same time
             self.roof = machine.measured_roof(self.world.device, COMPUTE[self.config.precision])
         self.memory.restart()
+        self._next_live = time.perf_counter() + LIVE_SECONDS
         predicted = self.memory.predicted
         return {
             "memory": None if predicted is None else {"predicted": predicted.total, "parts": predicted.parts},
@@ -80,20 +83,35 @@ class Report:
 
     def write(self, run: "Run", done: bool = False) -> None:
         """Write the card and the page; all ranks must call it. A run without a step changes nothing."""
-        measured = self.memory.peak()
+        self._measured = self.memory.peak()
         self._confirm_roof(run)
         if self.world.rank != 0 or not self._seconds:
             return
         if self.memory.predicted is not None and 0 < (run.gradients.size or 0) < self.memory.rows:
             self.memory.predict(run.gradients.size or 0)
-        card = self._card(run, measured, done)
-        write_atomically(run.folder / CARD, json.dumps(card, indent=1) + "\n")
-        started = time.perf_counter()
-        if done or started > self._next_page:
-            page.write(run.folder)
-            self._next_page = time.perf_counter() + (time.perf_counter() - started) / PAGE_SHARE
+        card = self._write_card(run, done)
+        if done or time.perf_counter() > self._next_page:
+            self._write_page(run)
         if done:
             run.log.memory(card["memory"])
+
+    def show_live(self, run: "Run") -> None:
+        """On rank 0, write card and page between two times that `write` does, for whoever watches the run."""
+        if self.world.rank == 0 and self._seconds and time.perf_counter() > self._next_live:
+            self._write_card(run, done=False)
+            self._write_page(run)
+
+    def _write_card(self, run: "Run", done: bool) -> JsonObject:
+        card = self._card(run, self._measured, done)
+        write_atomically(run.folder / CARD, json.dumps(card, indent=1) + "\n")
+        return card
+
+    def _write_page(self, run: "Run") -> None:
+        started = time.perf_counter()
+        page.write(run.folder)
+        spent = time.perf_counter() - started
+        self._next_page = time.perf_counter() + spent / PAGE_SHARE
+        self._next_live = max(self._next_page, started + LIVE_SECONDS)
 
     def _confirm_roof(self, run: "Run") -> None:
         """Measure the roof again, on all ranks, while the run is faster than it allows."""

@@ -38,6 +38,8 @@ def prove(run: "Run") -> JsonObject:
         other_logits, other_gradients = _computed(run, other, documents)
         with torch.no_grad(), run.gradients.autocast():
             joined = run.model(tokens).float()
+    if run.world.grouped:  # what is before the first layer got no gradient, for which the sharding waits
+        fsdp(run.model).reset_iter_state()  # type: ignore[attr-defined]
     run.model.zero_grad(set_to_none=True)
     reshard(run.model, run.world)
     control = float((joined - logits)[:, documents[0] == 2].abs().max())

@@ -1,0 +1,1 @@
+"""`roofline bench lora`: fine-tuning timed over batch sizes."""

@@ -1,0 +1,118 @@
+"""What `roofline finetune` does around a run for people: answers before and after, and the server of both models."""
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from roofline.common.json_types import JsonObject
+from roofline.train.report import answers as both
+from roofline.train.report.answers import Answer, Answers
+from roofline.train.run_folder import PAGE
+
+PORT, RANK = 8000, 64  # of `roofline serve`, where nothing else is said
+_NAME = re.compile(r"[^\w.-]+")
+
+
+@dataclass(frozen=True)
+class Served:
+    """How the model is served as it was and as it became. outcome: the folder that the run writes, RUN/adapter or
+    RUN/model; rank: of an adapter."""
+
+    model: str
+    outcome: Path
+    port: int = PORT
+    rank: int = 0
+
+    @property
+    def is_adapter(self) -> bool:
+        return self.outcome.name == "adapter"
+
+    @property
+    def before(self) -> str:
+        """The model's name: of a file or a folder its own."""
+        path = Path(self.model)
+        return _NAME.sub("-", path.name if path.is_dir() else path.stem) if path.exists() else self.model
+
+    @property
+    def after(self) -> str:
+        """That of the run's folder."""
+        name = _NAME.sub("-", self.outcome.resolve().parent.name)
+        return name if name != self.before else f"{name}-tuned"
+
+    @property
+    def command(self) -> list[str]:
+        """Serves both."""
+        words = ["roofline", "serve", self.model]
+        words += ["--served-model-name", self.before] if self.before != self.model else []
+        words += ["--adapter" if self.is_adapter else "--extra-model", f"{self.after}={self.outcome}"]
+        words += ["--max-adapter-rank", str(self.rank)] if self.is_adapter and self.rank > RANK else []
+        return words + (["--port", str(self.port)] if self.port != PORT else [])
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+class BeforeAfter:
+    """The answers to held-out prompts, which the page of the run shows. prompts: as prepared; folder: the run's."""
+
+    def __init__(self, served: Served, prompts: Sequence[JsonObject], folder: Path) -> None:
+        self.served, self.folder = served, folder
+        self.prompts = [each for each in prompts if str(each["answer"]).strip()]
+        rows = tuple(Answer(_shown(each), str(each["answer"])) for each in self.prompts)
+        self.answers = Answers(served.before, served.after, shlex.join(served.command), served.address, rows)
+
+    def begin(self) -> None:
+        """Ask the model as it is, unless an earlier attempt of the same run did. Raises as `LLM` does."""
+        earlier = both.read(self.folder)
+        if earlier is not None and [row.expected for row in earlier.rows] == [
+            row.expected for row in self.answers.rows
+        ]:
+            texts = [row.before for row in earlier.rows]
+        else:
+            texts = self._asked(self.served.model)
+        self._keep(tuple(replace(row, before=text) for row, text in zip(self.answers.rows, texts, strict=True)))
+
+    def end(self) -> None:
+        """Ask it as it became, and write the page again."""
+        from roofline.train.report import page
+
+        served = self.served
+        texts = self._asked(served.model, served.outcome) if served.is_adapter else self._asked(str(served.outcome))
+        self._keep(tuple(replace(row, after=text) for row, text in zip(self.answers.rows, texts, strict=True)))
+        page.write(self.folder)
+
+    def told(self) -> list[str]:
+        """What came of the run and where to look, in words."""
+        lines, exact = list[str](), self.exact()
+        if exact["before"] is not None and exact["after"] is not None:
+            before, after = (f"{count} of {total}" for count, total in (exact["before"], exact["after"]))
+            lines.append(f"held-out answers exactly as in the data: {before} before, {after} after")
+        lines.append(f"page of the run: {(self.folder / PAGE).resolve().as_uri()}")
+        lines.append(f"serve it: {self.answers.command}")
+        names = (self.served.before, self.served.after)
+        return [*lines, *(f"then chat with {name}: {both.link(self.served.address, name)}" for name in names)]
+
+    def exact(self) -> JsonObject:
+        """How many answers are those of the data, and how many were asked for; null where none was."""
+        return {"before": self.answers.exact_before, "after": self.answers.exact_after}
+
+    def _asked(self, model: str, adapter: Path | None = None) -> list[str | None]:
+        from roofline.bench.quality.answers import answer
+
+        return answer(model, self.prompts, adapter) if self.prompts else []
+
+    def _keep(self, rows: tuple[Answer, ...]) -> None:
+        self.answers = replace(self.answers, rows=rows)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        both.write(self.answers, self.folder)
+
+
+def _shown(prompt: JsonObject) -> str:
+    """A prompt for people: what the user wrote last."""
+    if "prompt" in prompt:
+        return str(prompt["prompt"])
+    users = [message for message in prompt["messages"] if message["role"] == "user"]
+    return str((users or prompt["messages"])[-1]["content"])

@@ -1,0 +1,136 @@
+"""What a model answered before and after a run, and where to chat with either: its file, and its part of the page."""
+
+import html
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from roofline.common.errors import ConfigError
+from roofline.common.files import write_atomically
+from roofline.train.run_folder import ANSWERS
+
+SHOWN = 12  # answers on the page: those that changed first
+Count = tuple[int, int]  # of how many
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A held-out prompt with the answer that the data have, and what the model said. None: not asked yet."""
+
+    prompt: str
+    expected: str
+    before: str | None = None
+    after: str | None = None
+
+    def exact(self, text: str | None) -> bool:
+        """Whether an answer is that of the data, but for space around it."""
+        return text is not None and text.strip() == self.expected.strip()
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers of a run, from the model as it was and as it became.
+
+    before, after: what a server calls the two. command: starts that server; address: where it is then.
+    """
+
+    before: str
+    after: str
+    command: str
+    address: str
+    rows: tuple[Answer, ...] = ()
+
+    def count(self, texts: Sequence[str | None]) -> Count | None:
+        """How many of these answers, one for each row, are exact; None if the model was not asked yet."""
+        asked = [(row, text) for row, text in zip(self.rows, texts, strict=True) if text is not None]
+        return (sum(row.exact(text) for row, text in asked), len(asked)) if asked else None
+
+    @property
+    def exact_before(self) -> Count | None:
+        return self.count([row.before for row in self.rows])
+
+    @property
+    def exact_after(self) -> Count | None:
+        return self.count([row.after for row in self.rows])
+
+
+def write(answers: Answers, folder: Path) -> None:
+    """Write them into a run's folder, from where its page reads them."""
+    write_atomically(folder / ANSWERS, json.dumps(asdict(answers), indent=1) + "\n")
+
+
+def read(folder: Path) -> Answers | None:
+    """Those of a run's folder, None where it has none. Raises ConfigError."""
+    path = folder / ANSWERS
+    if not path.exists():
+        return None
+    try:
+        values = json.loads(path.read_text("utf-8"))
+        rows = tuple(Answer(**row) for row in values.pop("rows"))
+        return Answers(**values, rows=rows)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{path} is no file of answers: remove it, and run the command again ({error})") from error
+
+
+def tiles(answers: Answers | None) -> list[tuple[str, str]]:
+    """The figures of the top of the page."""
+    if answers is None:
+        return []
+    counts = {"exact before": answers.exact_before, "exact after": answers.exact_after}
+    return [(name, f"{count[0]:,} of {count[1]:,}") for name, count in counts.items() if count is not None]
+
+
+def chat(answers: Answers | None) -> str:
+    """A link to chat with each of the two models, and the command that serves them."""
+    if answers is None:
+        return ""
+    links = "".join(_anchor(answers.address, name) for name in (answers.before, answers.after))
+    command = html.escape(answers.command)
+    return (
+        f'<section><div class="links">{links}</div><p>The links open once this runs:</p><pre>{command}</pre></section>'
+    )
+
+
+def link(address: str, name: str) -> str:
+    """The address of a chat with a model."""
+    return f"{address}/?model={quote(name, safe='')}"
+
+
+def _anchor(address: str, name: str) -> str:
+    return f'<a href="{html.escape(link(address, name))}">Chat with {html.escape(name)}</a>'
+
+
+def side_by_side(answers: Answers | None) -> str:
+    """The answers beside each other, and beside those of the data."""
+    if answers is None:
+        return ""
+    asked = [row for row in answers.rows if row.before is not None or row.after is not None]
+    if not asked:
+        return ""
+    ordered = sorted(asked, key=lambda row: row.exact(row.before) == row.exact(row.after))
+    shown = ordered[:SHOWN]
+    heads = ("held-out prompt", f"before: {answers.before}", f"after: {answers.after}", "answer of the data")
+    titles = "".join(f"<th>{html.escape(title)}</th>" for title in heads)
+    body = "".join(
+        f"<tr><td>{_text(row.prompt)}</td>{_cell(row, row.before)}{_cell(row, row.after)}"
+        f"<td>{_text(row.expected)}</td></tr>"
+        for row in shown
+    )
+    left_out = f"<p>{len(shown)} of {len(asked):,} answers.</p>" if len(shown) < len(asked) else ""
+    return (
+        f'<section><h2>Answers before and after</h2>{left_out}<div class="wide"><table class="answers">'
+        f"<thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div></section>"
+    )
+
+
+def _cell(row: Answer, text: str | None) -> str:
+    if text is None:
+        return '<td class="none">not asked yet</td>'
+    exact = row.exact(text)
+    return f'<td class="{"exact" if exact else "other"}">{_text(text)}</td>'
+
+
+def _text(text: str) -> str:
+    return f"<div>{html.escape(text)}</div>"
