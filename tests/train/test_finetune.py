@@ -139,6 +139,8 @@ def test_show_marks_what_is_trained_on_and_trains_nothing(model: Path, data: Pat
         (["--format", "shareGPT"], "did you mean 'sharegpt'"),
         (["--epochs", "0"], "trains nothing"),
         (["--targets", "q_prj"], "q_prj"),
+        (["--rank", "100000"], "adapter.rank"),
+        (["--set", "optimizer.lrr=1"], "unknown key optimizer.lrr"),
         (["--max-seq-len", "8"], "no sample has a target within 8 tokens"),
     ],
 )

@@ -193,3 +193,22 @@ def test_packing_takes_the_tightest_row() -> None:
 
 def test_chats_are_a_kind_of_sample() -> None:
     assert Chat(({"role": "user", "content": "x"},)).answers == ()
+
+
+MARKED = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}<|im_start|>assistant\n{% generation %}{{ m['content'] }}"
+    "<|im_end|>{% endgeneration %}\n{% else %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("of", ["one", "spaces", "turns"])
+def test_the_mask_is_that_of_transformers_where_a_template_marks_answers_itself(tmp_path: Path, of: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="the reference of masks")
+    folder = sft.write_tokenizer(tmp_path, MARKED)
+    reference = transformers.PreTrainedTokenizerFast.from_pretrained(str(folder))
+    turns = [{**turn, "content": str(turn["content"]).replace("<|im_", "<")} for turn in CHATS[of]]  # it trusts texts
+    expected = reference.apply_chat_template(turns, return_dict=True, return_assistant_tokens_mask=True)
+    (part,) = encoder(sft.words(folder), MARKED).encode(chat(turns, None, "x"), "x")
+    assert part.ids.tolist() == expected["input_ids"]
+    assert part.trained.tolist() == [bool(each) for each in expected["assistant_masks"]]

@@ -10,6 +10,7 @@ from roofline.common.errors import ConfigError
 from roofline.train.finetune.files import data_files, records
 from roofline.train.finetune.forms import FORMS, PUBMEDQA_TASK, read, recognise
 from roofline.train.finetune.options import SAMPLE_FORMS
+from roofline.train.finetune.prepare import Data, samples
 from roofline.train.finetune.samples import Chat, Continuation, Sample, Text
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -260,6 +261,13 @@ def test_arrow_and_parquet(tmp_path: Path, kind: str) -> None:
             with pytest.raises(ConfigError, match="has no split 'dev': name one of train, test with --split"):
                 list(records(place, "dev"))
     assert [record["messages"] for _, record in records(place) if isinstance(record, dict)] == messages
+
+
+def test_pubmedqa_as_it_is_published(tmp_path: Path) -> None:
+    record, _, expected = RECORDS["pubmedqa"]
+    path = tmp_path / "ori_pqal.json"
+    path.write_text(json.dumps({"21645374": record, "16418930": record}, indent=4))
+    assert [(form, sample) for _, form, sample in samples(Data((path,), 64))] == [("pubmedqa", expected)] * 2
 
 
 def test_the_files_of_a_split(tmp_path: Path) -> None:

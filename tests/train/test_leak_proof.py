@@ -70,3 +70,17 @@ def test_a_leak_ends_the_run_before_its_first_step(
     with pytest.raises(RooflineError, match="documents of a packed row see each other"):
         run(data, tmp_path)
     assert not (tmp_path / "log.jsonl").exists()
+
+
+def test_a_leak_of_gradients_alone_ends_the_run_too(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = modules.attend
+
+    def leaky(q: Any, k: Any, v: Any, bias: Any, scale: float) -> Any:
+        everything = v.mean()
+        return plain(q, k, v, bias, scale) + (everything - everything.detach())
+
+    monkeypatch.setattr(modules, "attend", leaky)
+    with pytest.raises(RooflineError, match="into_others by"):
+        run(data, tmp_path)

@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ from roofline.train.finetune.options import FinetuneOptions
 if TYPE_CHECKING:
     from roofline.train.finetune.prepare import Data, Prepared
 
+PROGRESS = 5.0  # seconds
 Changes = Annotated[list[str] | None, Option("KEY.KEY=VALUE of the run's configuration.", flags=("--set",))]
 
 
@@ -34,7 +36,9 @@ def command(
     The same command again goes on with a run that was stopped. What is printed at the end serves the result.
     """
     from roofline.bundle import load_text_of
+    from roofline.cli.run.prepare import pull
     from roofline.cli.training.before_after import BeforeAfter, Served
+    from roofline.train.config.read import parse_config
     from roofline.train.config.schema import ModelSection
     from roofline.train.finetune import plan
     from roofline.train.finetune.prepare import prepare, read_prompts
@@ -44,14 +48,18 @@ def command(
     options = options.with_preset(named)
     model = str(Path(model).resolve()) if Path(model).exists() else model
     folder = options.out or Path("runs", f"{Path(model).stem}-{data.stem}")
+    pull(model)
     words, template = load_text_of(model)
     section = ModelSection(name="hf_causal_lm", pretrained_model_name_or_path=model)
     chosen = plan.data_of(data, options, int(shape_of(files(section))["max_position"]))
     if options.show:
         _show(chosen, model, options.show)
         return 0
-    prepared = prepare(chosen, folder / plan.DATA, words, template)
     precision, notes = plan.precision_of(options, plan.computes_on_cpu())
+    # What is wrong with the options is said before minutes of preparation.
+    stand_in = plan.configuration(model, options, plan.stand_in(chosen.length), folder, precision)
+    parse_config(stand_in, "finetune", changes or ())
+    prepared = prepare(chosen, folder / plan.DATA, words, template, progress=_Progress())
     path = plan.write(plan.configuration(model, options, prepared, folder, precision), folder)
     for line in [*_summary(prepared, chosen, plan.steps_of(options, prepared), options.batch), *notes]:
         print(line, file=sys.stderr)
@@ -61,6 +69,8 @@ def command(
     around.begin()
     status, result = train_file(path, list(changes or ()), nproc, as_json)
     if status:
+        if status > 128:
+            print("the same command goes on from there", file=sys.stderr)
         return status
     around.end()
     serve = shlex.join(served.command)
@@ -71,6 +81,18 @@ def command(
     if options.serve:
         os.execv(sys.executable, [sys.executable, "-m", *served.command])
     return 0
+
+
+class _Progress:
+    """Says every few seconds how many records are prepared."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def __call__(self, records: int) -> None:
+        if time.monotonic() - self._last > PROGRESS:
+            self._last = time.monotonic()
+            print(f"{records:,} records prepared", file=sys.stderr)
 
 
 def train_file(path: Path, changes: list[str], nproc: int, quiet: bool) -> tuple[int, JsonObject]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from roofline.train.run.loop import Run
 
 ADAPTER, MODEL = "adapter", "model"  # folders in the run's
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 _log = log.get("train")
 
 
@@ -49,7 +50,7 @@ class Outcome:
 
     def write(self) -> None:
         """Write what is trained as it is. All ranks take part; rank 0 collects it in memory."""
-        weights = state.full_weights(self.run, torch.float32 if self._dtype == "F32" else torch.bfloat16)
+        weights = state.full_weights(self.run, DTYPES[self._dtype])
         self.run.world.first(lambda: self._write(weights))
 
     def _check(self) -> None:

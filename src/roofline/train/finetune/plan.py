@@ -9,7 +9,7 @@ from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.train.config.flatten import flatten
 from roofline.train.finetune.options import PRESETS, SCHEDULES, FinetuneOptions
-from roofline.train.finetune.prepare import HELD_OUT, TRAIN, Data, Prepared
+from roofline.train.finetune.prepare import HELD_OUT, TRAIN, Data, Prepared, Rows
 
 FILE, DATA = "finetune.yaml", "data"  # in a run's folder: its configuration, its shards
 EPOCHS, LR, LR_FULL = 3.0, 2e-4, 2e-5
@@ -30,6 +30,11 @@ def data_of(place: Path, options: FinetuneOptions, longest: int) -> Data:
         seed=options.seed,
         evaluation=(options.eval,) if options.eval else (),
     )
+
+
+def stand_in(length: int) -> Prepared:
+    """In place of data that is not prepared yet, so that the options can be checked first."""
+    return Prepared("", "text", 2, length, True, length, 0, 0, 0, 0, Rows(1, 1, 2, 1), Rows(1, 1, 2, 1))
 
 
 def steps_of(options: FinetuneOptions, prepared: Prepared) -> int:

@@ -140,11 +140,17 @@ def _preprocessed(preprocess: Preprocess | None, record: Record, where: str) -> 
 
 
 def prepare(
-    data: Data, folder: Path, tokenizer: "Tokenizer", template: "ChatTemplate", write: "Write | None" = None
+    data: Data,
+    folder: Path,
+    tokenizer: "Tokenizer",
+    template: "ChatTemplate",
+    write: "Write | None" = None,
+    progress: Callable[[int], None] = lambda records: None,
 ) -> Prepared:
     """Write the shards of `data` into a folder, or return what is there of the same data and settings.
 
-    write: of other data than samples. Raises ConfigError, also where the folder holds something else.
+    write: of other data than samples; progress: called with the number of samples so far. Raises ConfigError, also
+    where the folder holds something else.
     """
     key = _key(data, tokenizer, template)
     if (folder / ABOUT).is_file():
@@ -161,7 +167,7 @@ def prepare(
     shutil.rmtree(partial_folder, ignore_errors=True)
     partial_folder.mkdir(parents=True)
     encoder = Encoder(tokenizer, template, data.length, data.drop, data.prompts, data.last_only)
-    prepared = (write or _write)(data, partial_folder, encoder, key)
+    prepared = (write or partial(_write, progress=progress))(data, partial_folder, encoder, key)
     write_atomically(partial_folder / ABOUT, json.dumps(asdict(prepared), indent=1) + "\n")
     partial_folder.rename(folder)
     return prepared
@@ -179,13 +185,14 @@ def read_prepared(folder: Path) -> Prepared:
         raise ConfigError(f"{folder / ABOUT} is missing or damaged: {error}") from error
 
 
-def _write(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
+def _write(data: Data, folder: Path, encoder: Encoder, key: str, progress: Callable[[int], None]) -> Prepared:
     forms, encoded, originals, counted = list[str](), list[list[Encoded]](), list[Sample](), list[int]()
     for each in (data, *data.for_evaluation):
         for where, form, sample in samples(each):
             forms.append(form)
             encoded.append(encoder.encode(sample, where))
             originals.append(sample)
+            progress(len(forms))
         counted.append(len(forms))
     count = counted[0]
     apart = kept_apart(count, data.share, data.seed) | {*range(count, len(forms))}
