@@ -141,7 +141,7 @@ class _Run:
         from roofline.train.finetune.encode import Encoder
         from roofline.train.finetune.prepare import prepare
         from roofline.train.model.shapes import files
-        from roofline.train.preference.prepare import shown
+        from roofline.train.preference.prepare import preview
         from roofline.weights.checkpoint import read_config
 
         options, pack = self.options, isinstance(self.options, PreferOptions) and self.options.pack
@@ -153,7 +153,7 @@ class _Run:
         chosen = replace(chosen, form=self.kind)
         if options.show:
             encoder = Encoder(words, template, chosen.length)
-            for line in shown(chosen, encoder, self.items, options.show, sys.stdout.isatty()):
+            for line in preview(chosen, encoder, self.items, options.show, sys.stdout.isatty()):
                 print(line)
             return None, []
         # What is wrong with the options is said before minutes of preparation.

@@ -45,11 +45,11 @@ def write_pairs(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepare
 
 
 def pair_items(data: Data, encoder: Encoder, record: Record, where: str) -> Iterator[Item]:
-    """The pair of a record, if both answers are within a row."""
-    both = pair(record, where, _form(data))
-    parts = [encoder.encode(sample, where) for sample in (both.chosen, both.rejected)]
+    """The pair of a record, if each of its answers is within a row."""
+    answers = pair(record, where, _form(data))
+    parts = [encoder.encode(sample, where) for sample in (answers.chosen, answers.rejected)]
     if all(len(part) == 1 for part in parts):
-        yield Item([part[0] for part in parts], both.chosen)
+        yield Item([part[0] for part in parts], answers.chosen)
 
 
 def write_prompts(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
@@ -65,11 +65,11 @@ def prompt_items(data: Data, encoder: Encoder, record: Record, where: str) -> It
     if 2 <= len(ids) <= data.length - int(kind.rpartition("-")[2]):
         assert not isinstance(record, str)
         document = Encoded(ids, np.zeros(len(ids), bool))
-        kept = json.loads(json.dumps(dict(record), default=str))
-        yield Item([document], _question(words, right_answer(record)), kept)
+        plain = json.loads(json.dumps(dict(record), default=str))
+        yield Item([document], _question(words, right_answer(record)), plain)
 
 
-def shown(data: Data, encoder: Encoder, items: Items, count: int, colour: bool) -> Iterator[str]:
+def preview(data: Data, encoder: Encoder, items: Items, count: int, colour: bool) -> Iterator[str]:
     """The first records as the model reads them, with what is trained on."""
     lines = ((where, record) for place in data.places for where, record in records(place, data.split))
     for where, record in islice(lines, count):
