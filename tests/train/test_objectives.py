@@ -11,10 +11,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.train.config.objectives import DpoSection, GrpoSection  # noqa: E402
+from roofline.train.data.row_arrays import RowArrays  # noqa: E402
 from roofline.train.model.cross_entropy import IGNORED  # noqa: E402
 from roofline.train.model.objective import Objective  # noqa: E402
+from roofline.train.parallel.processes import World  # noqa: E402
 from roofline.train.preference.dpo import PairLoss, of_documents  # noqa: E402
 from roofline.train.preference.grpo import AnswerLoss, advantages  # noqa: E402
+from roofline.train.run.gradients import Gradients  # noqa: E402
 from tests.train.objective_cases import GRPO, PAIRS, answers, pairs  # noqa: E402
 from tests.train.test_modules import CONFIGS, made  # noqa: E402
 
@@ -111,3 +114,18 @@ def test_rows_without_targets_have_a_gradient_of_zero() -> None:
 def test_sums_of_documents() -> None:
     values, documents = torch.tensor([[1.0, 2, 3, 4]]), torch.tensor([[0, 0, 1, 3]])
     assert of_documents(values, documents, 4).tolist() == [[3, 3, 0, 4]]
+
+
+def test_a_rank_without_rows_computes_a_loss_of_zero() -> None:
+    model, objective = made(CONFIGS["llama"]), PairLoss(DpoSection())
+    computed = Gradients(model, World(), "fp32", None)
+    computed.objective = objective
+    none, documents = np.empty((0, 8), np.int64), np.empty((0, 8), np.int64)
+    facts = {"pairs": np.empty(0, np.int64), "reference": np.empty((0, 2, 2))}
+    loss = computed.loss(none, documents, np.empty((0, 8), bool), facts)
+    loss.backward()
+    assert loss.item() == 0
+    assert all(not each.grad.any() for each in model.parameters())
+    with torch.no_grad():
+        assert computed.held_out(RowArrays(none, documents, np.empty((0, 8), bool)), facts) == (0.0, 0)
+    assert computed.means(0) == {"reward_chosen": 0.0, "reward_rejected": 0.0, "accuracy": 0.0}
