@@ -1,6 +1,5 @@
 """Adapters in training beside peft's: losses, gradients and steps; frozen matrices in all formats."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +8,25 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="training is torch")
 
-from roofline.ops import formats
-from roofline.train.config.adapter import AdapterSection
-from roofline.train.config.read import parse_config
-from roofline.train.model import build
-from roofline.train.model.adaptation import forms as plan
-from roofline.train.model.adapted import Form
-from roofline.train.model.modules import Model
-from roofline.train.model.shapes import model_config
-from roofline.train.model.widen import widened
+from roofline.ops import formats  # noqa: E402
+from roofline.train.checkpoint.adapter_export import write_run_adapter  # noqa: E402
+from roofline.train.config.read import parse_config  # noqa: E402
+from roofline.train.model import build  # noqa: E402
+from roofline.train.model.adaptation import forms as plan  # noqa: E402
+from roofline.train.model.adapted import Form  # noqa: E402
+from roofline.train.model.modules import Model  # noqa: E402
+from roofline.train.model.shapes import model_config  # noqa: E402
+from roofline.train.model.widen import widened  # noqa: E402
+from roofline.weights.adapter_files import Written  # noqa: E402
+from roofline.weights.checkpoint import read_config  # noqa: E402
 
 VOCAB, LENGTH = 96, 16
 
 
-def folder_of(kind: str, path: Path) -> Path:
+def folder_of(kind: str, path: Path, seed: int = 3) -> Path:
     """A small random model of transformers in a folder."""
     transformers = pytest.importorskip("transformers", reason="the models are written by transformers")
-    torch.manual_seed(3)
+    torch.manual_seed(seed)
     sizes: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 64,
@@ -117,3 +118,38 @@ def test_losses_gradients_and_steps_are_pefts(tmp_path: Path, dora: bool) -> Non
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
+
+
+def test_losses_and_gradients_of_experts_are_pefts(tmp_path: Path) -> None:
+    """Each expert has an A and a B of its own; gate and up share their A, as they are one matrix in transformers."""
+    peft = pytest.importorskip("peft", reason="the oracle is peft")
+    transformers = pytest.importorskip("transformers", reason="the models are written by transformers")
+    folder = folder_of("mixtral", tmp_path / "model")
+    ours = model_of(folder, rank=4, alpha=8, base="f32")
+    disturb(ours)
+    adapter = written(ours, tmp_path / "adapter", folder)
+    theirs = peft.PeftModel.from_pretrained(
+        transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), adapter, is_trainable=True
+    )
+    mine = {name: tensor for name, _, tensor in ours.canonical()}
+    named = {name: p for name, p in theirs.named_parameters() if p.requires_grad}
+    assert sum(p.numel() for p in mine.values()) == sum(p.numel() for p in named.values())
+    optimizers = [torch.optim.SGD(list(each.values()), lr=0.5) for each in (mine, named)]
+    for step in range(5):
+        ids, goals = batch(step)
+        loss = ours(ids, goals) / (2 * (LENGTH - 1))
+        other = theirs(input_ids=ids, labels=ids).loss
+        (loss.backward(), other.backward())
+        assert float(loss.detach()) == pytest.approx(float(other.detach()), rel=2e-5)
+        norms = [sum(float(p.grad.square().sum()) for p in each.values()) for each in (mine, named)]
+        assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def written(model: Model, folder: Path, base: Path) -> Path:
+    """The adapter of a model in PEFT's format."""
+    weights = {param.name: tensor.detach().clone() for _, param, tensor in model.canonical()}
+    write_run_adapter(folder, dict(read_config(base)), model.forms, weights, Written(str(base)))
+    return folder

@@ -86,7 +86,7 @@ def _train(path: Path, changes: list[str], nproc: int, quiet: bool) -> tuple[int
     if nproc > 1:
         from roofline.train.run.launch import launch
 
-        status = launch(nproc, path, changes, out=sys.stderr.fileno() if quiet else None)
+        status = launch(nproc, path, changes, out=2 if quiet else None)
     else:
         from roofline.train.report.console import Console
         from roofline.train.run.loop import train
@@ -111,7 +111,7 @@ def _told(prepared: "Prepared", data: "Data", steps: int, batch: int) -> list[st
 
     train, room = prepared.train, prepared.train.rows * prepared.length
     lines = [
-        f"{data.place}: {prepared.records:,} records, read as {FORMS[prepared.form].about} (--format {prepared.form})",
+        f"{data.name}: {prepared.records:,} records, read as {FORMS[prepared.form].about} (--format {prepared.form})",
         f"{train.samples:,} samples in {train.rows:,} rows of {'' if prepared.pack else 'at most '}{prepared.length:,} "
         f"tokens: {train.real:,} tokens, {train.trained:,} of them trained on"
         + (f", {1 - train.real / room:.1%} padding" if prepared.pack else "; not packed"),

@@ -20,10 +20,12 @@ def run(
 ) -> int:
     """Train a model as a YAML file says."""
     from roofline.train.config.read import read_config
+    from roofline.train.finetune.loaders import prepare_all
     from roofline.train.run import preflight
 
     # What is wrong with it is said once, not by each process.
     settings = read_config(config, changes or [], preflight.faults)
+    prepare_all(settings)  # before processes wait for each other
     if nproc > 1:
         from roofline.train.run.launch import launch
 

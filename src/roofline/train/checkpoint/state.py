@@ -92,6 +92,7 @@ def facts(run: "Run") -> JsonObject:
         "processes": run.world.size,
         "config": run.config.model_dump(mode="json"),
         "model": run.shape,
+        "base": run.base,
     }
 
 
@@ -119,6 +120,25 @@ def restore(run: "Run", saved: JsonMapping, tensors: Mapping[str, Pieces]) -> No
         raise ConfigError(
             f"the state at step {progress.step} is not what was saved: its fingerprint is {actual}, the checkpoint's "
             f"is {saved['fingerprint']}"
+        )
+
+
+def check_base(run: "Run", saved: JsonMapping) -> None:
+    """Raise ConfigError unless the checkpoint's run had trained the same beside the same files."""
+    section = run.config.adapter
+    now = None if section is None else section.model_dump(mode="json")
+    before = saved["config"].get("adapter")
+    if now != before:
+        keys = sorted({*(now or {}), *(before or {})})
+        other = [key for key in keys if (now or {}).get(key) != (before or {}).get(key)]
+        raise ConfigError(
+            f"the checkpoint's run trained another adapter: adapter.{other[0]} was {(before or {}).get(other[0])!r}. "
+            "Set it back, or begin a new run"
+        )
+    if saved.get("base") != run.base:
+        raise ConfigError(
+            f"{run.config.model.pretrained_model_name_or_path} is not the model that the checkpoint's adapter belongs "
+            "to: put its files back, or begin a new run"
         )
 
 

@@ -57,6 +57,7 @@ class Encoder:
 
     Args:
         length: most tokens of a sample. drop: leave longer ones out; else they are cut, plain texts into several.
+        prompts: train on prompts, too. last_only: of the answers of a chat train on the last alone.
 
     Raises ConfigError for a tokenizer without an end token.
     """
@@ -65,6 +66,8 @@ class Encoder:
     template: "ChatTemplate"
     length: int
     drop: bool = False
+    prompts: bool = False
+    last_only: bool = False
     told: Told = field(default_factory=Told)
 
     def __post_init__(self) -> None:
@@ -105,6 +108,8 @@ class Encoder:
             if self.drop:
                 return None
             part = Encoded(part.ids[: self.length], part.trained[: self.length])
+        if self.prompts:
+            part = Encoded(part.ids, np.arange(len(part)) > 0)
         return part if part.trained.any() else None
 
     @property
@@ -124,7 +129,8 @@ class Encoder:
         return Encoded(np.array(ids, np.uint32), np.arange(len(ids)) >= max(1, at))
 
     def _chat(self, sample: Chat) -> Iterator[Encoded]:
-        messages, tools, answers = sample.messages, sample.tools, sample.answers
+        messages, tools = sample.messages, sample.tools
+        answers = sample.answers[-1:] if self.last_only else sample.answers
         self.template.check_fits(self.tokenizer)
         if not self._takes_tools:
             plain = with_tools_as_text(messages, tools)

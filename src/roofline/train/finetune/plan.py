@@ -20,7 +20,7 @@ _EVALUATED = 8  # rows at a time
 def data_of(place: Path, options: FinetuneOptions, longest: int) -> Data:
     """What of a file or folder is prepared. longest: the context of the model."""
     return Data(
-        place,
+        (place,),
         min(options.max_seq_len, longest),
         split=options.split,
         form=options.format,

@@ -3,11 +3,11 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from roofline.common.files import write_atomically
 from roofline.common.json_types import JsonObject
 from roofline.train.data.mds import ShardWriter
 from roofline.train.finetune.encode import Encoded, Encoder
-from roofline.train.finetune.files import data_files, records
+from roofline.train.finetune.files import Record, data_files, records
 from roofline.train.finetune.forms import FORMS, read, recognise
 from roofline.train.finetune.packing import pack
 from roofline.train.finetune.samples import Chat, Continuation, Sample
@@ -32,11 +32,24 @@ COLUMNS = {"tokens": "ndarray:uint32", "documents": "ndarray:uint32", "trained":
 
 
 @dataclass(frozen=True)
-class Data:
-    """What is prepared. place: a file or folder; split, form: None where they are to be told from it; length: tokens of
-    a row; share: of the samples, kept apart; seed: of which; drop: leave out samples longer than a row."""
+class Preprocess:
+    """A function that makes another record of each; source: a text that changes with it."""
 
-    place: Path
+    name: str
+    source: str
+    function: Callable[[Any], object]
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is prepared.
+
+    places: files and folders. split, form: None where they are to be told from them. length: tokens of a row. share: of
+    the samples, kept apart; seed: of which. drop: leave out samples longer than a row. preprocess: what is made of each
+    record first. prompts: train on prompts, too. last_only: of the answers of a chat train on the last alone.
+    """
+
+    places: tuple[Path, ...]
     length: int
     split: str | None = None
     form: str | None = None
@@ -44,6 +57,19 @@ class Data:
     drop: bool = False
     share: float = 0.0
     seed: int = 17
+    preprocess: Preprocess | None = None
+    prompts: bool = False
+    last_only: bool = False
+
+    @property
+    def name(self) -> str:
+        """The places, for messages."""
+        return ", ".join(map(str, self.places))
+
+    @property
+    def files(self) -> list[Path]:
+        """All files that are read, in order. Raises ConfigError."""
+        return [path for place in self.places for path in data_files(place, self.split)]
 
 
 @dataclass(frozen=True)
@@ -81,11 +107,25 @@ def samples(data: Data) -> Iterator[tuple[str, str, Sample]]:
     if data.form is not None and data.form not in FORMS:
         raise ConfigError(f"--format {data.form} is none of {', '.join(FORMS)}")
     form = data.form
-    for where, record in records(data.place, data.split):
-        form = form or recognise(record, where)
-        yield where, form, read(record, where, form)
+    for place in data.places:
+        for where, record in records(place, data.split):
+            made = _preprocessed(data.preprocess, record, where)
+            form = form or recognise(made, where)
+            yield where, form, read(made, where, form)
     if form is None:
-        raise ConfigError(f"{data.place} holds no record")
+        raise ConfigError(f"{data.name} holds no record")
+
+
+def _preprocessed(preprocess: Preprocess | None, record: Record, where: str) -> Record:
+    if preprocess is None:
+        return record
+    try:
+        made = preprocess.function(record)
+    except Exception as error:
+        raise ConfigError(f"{where}: {preprocess.name} fails: {type(error).__name__}: {error}") from error
+    if not isinstance(made, Mapping):
+        raise ConfigError(f"{where}: {preprocess.name} returns a {type(made).__name__}, not a mapping")
+    return dict(made)
 
 
 def prepare(data: Data, folder: Path, tokenizer: "Tokenizer", template: "ChatTemplate") -> Prepared:
@@ -107,7 +147,8 @@ def prepare(data: Data, folder: Path, tokenizer: "Tokenizer", template: "ChatTem
     partial_folder = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial_folder, ignore_errors=True)
     partial_folder.mkdir(parents=True)
-    prepared = _write(data, partial_folder, Encoder(tokenizer, template, data.length, data.drop), key)
+    encoder = Encoder(tokenizer, template, data.length, data.drop, data.prompts, data.last_only)
+    prepared = _write(data, partial_folder, encoder, key)
     write_atomically(partial_folder / ABOUT, json.dumps(asdict(prepared), indent=1) + "\n")
     partial_folder.rename(folder)
     return prepared
@@ -140,10 +181,10 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
         if parts:
             written[name] = _rows(folder / name, parts, data)
     if TRAIN not in written:
-        raise ConfigError(f"{data.place}: no sample has a target within {data.length} tokens: raise --max-seq-len")
+        raise ConfigError(f"{data.name}: no sample has a target within {data.length} tokens: raise --max-seq-len")
     if HELD_OUT in written:
         _prompts(folder / PROMPTS, [originals[number] for number in groups[HELD_OUT] if encoded[number]])
-    told, files = encoder.told, [str(path) for path in data_files(data.place, data.split)]
+    told, files = encoder.told, [str(path) for path in data.files]
     about = partial(Prepared, key, form, count, data.length, data.pack, told.longest)
     return about(told.split, told.ended, told.cut, told.left_out, written[TRAIN], written.get(HELD_OUT), files)
 
@@ -195,11 +236,12 @@ def _prompt(sample: Sample) -> JsonObject | None:
 
 def _key(data: Data, tokenizer: "Tokenizer", template: "ChatTemplate") -> str:
     """A digest of everything that the rows follow from."""
-    settings = {k: v for k, v in asdict(data).items() if k != "place"}
+    settings = {k: v for k, v in vars(data).items() if k not in ("places", "preprocess")}
+    settings["preprocess"] = data.preprocess.source if data.preprocess else None
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     digest.update(tokenizer.to_bytes())
     digest.update(template.source.encode())
-    for path in data_files(data.place, data.split):
+    for path in data.files:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()

@@ -12,7 +12,14 @@ ROLES = ("system", "user", "assistant", "tool")
 _ROLES = {
     **{name: name for name in ROLES},
     **{"developer": "system", "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant"},
-    **{"bing": "assistant", "model": "assistant", "bot": "assistant", "observation": "tool", "function": "tool"},
+    **{
+        "bing": "assistant",
+        "model": "assistant",
+        "bot": "assistant",
+        "function_call": "assistant",
+        "observation": "tool",
+        "function": "tool",
+    },
     **{"function_response": "tool", "tool_response": "tool"},
 }
 _KEPT = ("name", "tool_call_id", "reasoning_content", "reasoning", "thinking")
@@ -68,8 +75,8 @@ def chat(turns: object, tools: object, where: str, last_only: bool = False) -> C
     An assistant's message with a `weight` of 0 is not trained on; last_only: nor is any but the last. What follows the
     last answer is left out. Raises ConfigError that names the message.
     """
-    if not isinstance(turns, list) or not turns:
-        raise ConfigError(f"{where}: the messages are {describe(turns)}, not a list of some")
+    if not isinstance(turns, list):
+        raise ConfigError(f"{where}: the messages are {describe(turns)}, not a list")
     messages, answers = [], []
     for number, turn in enumerate(turns):
         messages.append(_message(turn, f"{where}: message {number}"))
@@ -95,7 +102,7 @@ def _message(turn: object, where: str) -> dict[str, object]:
         content = "\n".join(_part(part, where) for part in content)
     calls = [_call(call, where) for call in _calls(turn, name, content, where)]
     if calls and name == "function_call":
-        role, content = "assistant", None
+        content = None
     if not isinstance(content, str) and not calls:
         raise ConfigError(f"{where}: its content is {describe(content)}, not a text")
     message: dict[str, object] = {"role": role, "content": content or ""}

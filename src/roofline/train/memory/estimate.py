@@ -188,7 +188,11 @@ def _sizes(config: TrainConfig, shape: JsonMapping, world: World, forms: Mapping
 
 
 def _parts(
-    config: TrainConfig, shape: JsonMapping, world: World, usage: Usage, forms: Mapping[str, Form]
+    config: TrainConfig,
+    shape: JsonMapping,
+    world: World,
+    usage: Usage,
+    forms: Mapping[str, Form] = MappingProxyType({}),
 ) -> dict[str, int]:
     """The parts of a prediction that are not zero."""
     sizes = _sizes(config, shape, world, forms)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from roofline.common import log
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.json_types import JsonMapping
@@ -47,6 +49,17 @@ def forms(config: TrainConfig, shape: JsonMapping) -> Mapping[str, Form]:
             form = replace(form, rank=section.rank, scale=section.scale, dora=dora, shared=shared)
         planned[param.name] = form
     return planned
+
+
+def digest(checkpoint: Checkpoint) -> str:
+    """A hash (hex) of the tensors of a model's files, whatever the files are called and however they divide them."""
+    import xxhash
+
+    hashed = xxhash.xxh3_128()
+    for name, info in sorted(checkpoint.tensors.items()):
+        hashed.update(f"{name} {info.format} {info.shape}\n".encode())
+        hashed.update(np.ascontiguousarray(checkpoint.read(name)).data)
+    return hashed.hexdigest()
 
 
 def _targets(section: AdapterSection, table: list[Param], program: Program, family: str) -> set[str]:

@@ -41,6 +41,12 @@ class Console:
             + (f"; {human_bytes(about['memory']['predicted'])} of memory predicted" if about["memory"] else ""),
             file=sys.stderr,
         )
+        if about.get("leak_proof"):
+            print(
+                "packed rows: other tokens in one document change nothing in those beside it, neither logits nor "
+                f"gradients (tried in {about['leak_proof']['seconds']:.2g} s)",
+                file=sys.stderr,
+            )
         if self.config.progress_bar and sys.stderr.isatty():
             from rich.console import Console as Terminal
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn

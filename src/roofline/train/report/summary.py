@@ -23,7 +23,7 @@ from roofline.train.model.adapted import Form
 from roofline.train.parallel.processes import COMPUTE, World
 from roofline.train.report import machine, page
 from roofline.train.report.cards import VERSION
-from roofline.train.report.flops import CONVENTIONS, per_token
+from roofline.train.report.flops import ADAPTED, CONVENTIONS, per_token, usual
 from roofline.train.run_folder import CARD, CONFIG
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Report:
         section, apart = config.fsdp_config, config.model.attn_config.attn_uses_sequence_id
         checkpointing = section.activation_checkpointing if section is not None else False
         self.checkpointing = "full" if checkpointing is True else checkpointing or None
-        self.flops = per_token(shape, config.max_seq_len, self.checkpointing, apart)
+        self.flops = per_token(shape, config.max_seq_len, self.checkpointing, apart, forms)
         configured = config.callbacks.speed_monitor.gpu_flops_available
         self.peak, self.no_peak = machine.peak_of(world.device, config.precision, configured)
         self.roof: JsonObject | None = None
@@ -149,7 +149,7 @@ class Report:
         """The factor from tokens/s to the share of peak or roof that is shown with them, and the share's name."""
         devices = self.world.size
         if self.peak is not None:
-            return {"name": "MFU", "per_token_s": self.flops["foundry"].model / (devices * self.peak.flops)}
+            return {"name": "MFU", "per_token_s": self.flops[usual(self.flops)].model / (devices * self.peak.flops)}
         assert self.roof is not None
         per_token_s = self.flops["matmul"].hardware / (devices * self.roof["flops"])
         return {"name": "of the matmul roof", "per_token_s": per_token_s}
@@ -166,7 +166,7 @@ class Report:
         keys = ("family", "layers", "width", "heads", "kv_heads", "head_dim", "ffn", "vocab")
         return {
             "version": VERSION,
-            "conventions": CONVENTIONS,
+            "conventions": ADAPTED if run.forms else CONVENTIONS,
             "run": config.run_name,
             "written": datetime.now(UTC).isoformat(timespec="seconds"),
             "done": done,

@@ -23,18 +23,19 @@ from roofline.train.config.schema import TrainConfig
 from roofline.train.data.loader import Loader, Share, Source, in_turn, open_source
 from roofline.train.data.receipts import START, ReceiptLog
 from roofline.train.data.synthetic import Synthetic
+from roofline.train.finetune import loaders
 from roofline.train.memory.exhausted import limit_memory, room
 from roofline.train.memory.meter import grow_segments, keep_freed_memory
 from roofline.train.model import adaptation, build
 from roofline.train.model.modules import Model
 from roofline.train.model.optim import optimizer
-from roofline.train.model.shapes import model_config
+from roofline.train.model.shapes import files, model_config
 from roofline.train.parallel.elastic import check, rounds
 from roofline.train.parallel.processes import World, join, leave, reshard, shard
 from roofline.train.report import loggers
 from roofline.train.report.log import RunLog
 from roofline.train.report.summary import Report
-from roofline.train.run import preflight
+from roofline.train.run import leak_proof, preflight
 from roofline.train.run.callbacks import Callbacks
 from roofline.train.run.clip import clip
 from roofline.train.run.determinism import deterministic
@@ -47,6 +48,9 @@ from roofline.train.run.schedule import schedule
 from roofline.train.run.signals import Signals
 from roofline.train.run_folder import CONFIG, checkpoints_of, folder_of
 from roofline.train.storage.open import open_store
+from roofline.weights.checkpoint import open_checkpoint
+
+PACKED_ROWS = 16  # rows that are looked at
 
 
 @dataclass
@@ -116,6 +120,8 @@ def train(config: TrainConfig, watch: Watch | None = None, store: Path | None = 
 def _fit(config: TrainConfig, world: World, watch: Watch | None) -> Finished:
     """Apart from `train`, so that nothing of the run is left when its process group is destroyed."""
     world.first(lambda: preflight.check(config))
+    world.first(lambda: loaders.prepare_all(config))
+    config = loaders.prepared(config)
     with closing(Ownership(config, world)) as owner, closing(Run(config, world, watch, owner)) as run:
         return run.fit()
 
@@ -143,6 +149,7 @@ class Run:
             keep_freed_memory()
         available = room()
         self.forms = adaptation.forms(config, self.shape)
+        self.base = world.share(world.first(self._digest)) if self.forms else None
         self.report = Report(config, self.shape, world, self.forms)
         self.model = self._model()
         elastic, section = config.elastic is not None, config.fsdp_config
@@ -158,7 +165,8 @@ class Run:
             sync_last=elastic or (section is not None and section.sharding_strategy == "SHARD_GRAD_OP"),
             tree=elastic,
         )
-        self.gradients.keeps_padding = config.compile_config is not None
+        trims = config.train_loader.dataset.allow_pad_trimming
+        self.gradients.keeps_padding = config.compile_config is not None or not trims
         if size == "auto" and available is not None:  # what does not fit is not tried: libraries fail in many ways
             rows = self.report.memory.rows_for(available) if world.rank == 0 else None
             self.gradients.size = world.share(rows)
@@ -213,6 +221,7 @@ class Run:
         """Open the log and the receipts where the run continues, and start to read rows."""
         config = self.config
         self.receipts = self._receipts()
+        proof = leak_proof.prove(self) if self.progress.step < self.stop and self._packs() else None
         reported = self.report.begin(self)
         self.log.open(self.progress.step, self.progress.tokens)
         self._heed(self.callbacks.begin(self.folder, self.progress.step))
@@ -224,9 +233,15 @@ class Run:
             processes=self.world.size,
             device=str(self.world.device),
             show_every=max(1, self.show_every),
+            leak_proof=proof,
             **reported,
         )
         self._loader = Loader(self.source, self.order, config.train_loader, self.shares, self.progress.step)
+
+    def _packs(self) -> bool:
+        """Whether rows hold several documents, which are kept apart; told from the first ones, alike on all ranks."""
+        documents = self.source.rows(self.order.batch(0)[:PACKED_ROWS]).documents
+        return documents is not None and int(documents.max()) > 0
 
     @property
     def shares(self) -> list[Share]:
@@ -354,6 +369,10 @@ class Run:
         self.show_every = batches("console_log_interval", config.console_log_interval, self.units)
         stop = batches("stop_after", config.stop_after, self.units) if config.stop_after else self.total
         self.stop = min(stop, self.total)
+
+    def _digest(self) -> str:
+        """Of the model's files, which an adapter belongs to."""
+        return adaptation.digest(open_checkpoint(files(self.config.model)))
 
     def _model(self) -> Model:
         config, world = self.config, self.world
