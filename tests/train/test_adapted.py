@@ -1,6 +1,8 @@
 """Adapters in training beside peft's: losses, gradients and steps; frozen matrices in all formats."""
 
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,10 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="training is torch")
 
+from roofline.models import presets  # noqa: E402
 from roofline.ops import formats  # noqa: E402
 from roofline.train.checkpoint.adapter_export import write_run_adapter  # noqa: E402
+from roofline.train.config.adapter import AdapterSection  # noqa: E402
 from roofline.train.config.read import parse_config  # noqa: E402
-from roofline.train.model import build  # noqa: E402
+from roofline.train.model import adapted, build, widen  # noqa: E402
 from roofline.train.model.adaptation import forms as plan  # noqa: E402
 from roofline.train.model.adapted import Form  # noqa: E402
 from roofline.train.model.modules import Model  # noqa: E402
@@ -153,3 +157,53 @@ def written(model: Model, folder: Path, base: Path) -> Path:
     weights = {param.name: tensor.detach().clone() for _, param, tensor in model.canonical()}
     write_run_adapter(folder, dict(read_config(base)), model.forms, weights, Written(str(base)))
     return folder
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "NF4", "BF16", "F16", "F32"])
+def test_frozen_matrices_have_the_values_of_their_format(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward, widened at once and in slices, beside the values that `ops.formats` gives."""
+    random = np.random.default_rng(0)
+    values = random.standard_normal((64, 512)).astype(np.float32)
+    form = formats.get(name)
+    raw = form.quantize(values)
+    values = form.dequantize(raw, values.shape)
+    frozen = Form(values.shape, name, True)
+    shape, dtype = frozen.stored
+    stored = torch.from_numpy(raw).view(dtype).view(shape)
+    np.testing.assert_array_equal(widened(stored, name, 512, torch.float32).numpy(), values)
+    x = torch.from_numpy(random.standard_normal((5, 512)).astype(np.float32)).requires_grad_()
+    grad = torch.from_numpy(random.standard_normal((5, 64)).astype(np.float32))
+    for limit in (1 << 26, 512 * 24):
+        monkeypatch.setattr(adapted, "LIMIT", limit)
+        monkeypatch.setattr(widen, "ELEMENTS", limit // 2)
+        x.grad = None
+        out = frozen.weight([stored], adapted.Casts()).linear(x, None)
+        out.backward(grad)
+        np.testing.assert_allclose(out.detach().numpy(), x.detach().numpy() @ values.T, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(x.grad.numpy(), grad.numpy() @ values, rtol=1e-4, atol=1e-4)
+    ids = torch.tensor([3, 0, 63])
+    np.testing.assert_array_equal(frozen.weight([stored], adapted.Casts()).rows(ids).numpy(), values[[3, 0, 63]])
+
+
+@pytest.mark.parametrize("base", ["nf4", "q4_1"])
+def test_a_quantised_base_takes_less_than_half_of_bf16(base: str) -> None:
+    """At SmolLM2's shape, whose embedding is a fifth of it."""
+    shape = presets.preset("smollm2-135m")
+    sizes = {}
+    for kind in ("bf16", base):
+        config: Any = SimpleNamespace(adapter=AdapterSection(base=kind))
+        stored = [form.stored for form in plan(config, shape).values()]
+        sizes[kind] = sum(dtype.itemsize * math.prod(size) for size, dtype in stored)
+    assert sizes[base] <= 0.45 * sizes["bf16"]
+
+
+def test_a_frozen_product_keeps_the_input_for_an_adapter_alone() -> None:
+    x = torch.randn(4, 64, requires_grad=True)
+    raw = torch.randn(32, 64)
+    kept = {}
+    for rank in (0, 4):
+        frozen = Form((32, 64), "F32", True, rank=rank)
+        trained = [torch.randn(size, requires_grad=True) for size in frozen.trained.values()]
+        out = frozen.weight([raw, *trained], adapted.Casts()).linear(x, None)
+        kept[rank] = any(saved.data_ptr() == x.data_ptr() for saved in out.grad_fn.saved_tensors)
+    assert kept == {0: False, 4: True}

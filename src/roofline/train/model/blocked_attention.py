@@ -41,23 +41,35 @@ def _cuts(length: int) -> Iterator[tuple[slice, slice]]:
         yield slice(start, end), slice(0, end)
 
 
-def _masked(bias: Tensor | None, scores: Tensor, queries: slice, keys: slice) -> Tensor:
-    """Scores [rows, heads, queries, keys] with the bias; -inf where a query does not see a key."""
-    if bias is not None:
-        return scores + bias[:, :, queries, keys]
-    at = torch.arange(queries.start, queries.stop, device=scores.device)[:, None]
-    return scores.masked_fill(torch.arange(keys.stop, device=scores.device)[None, :] > at, -math.inf)
+def _hide(scores: Tensor, value: float, queries: slice) -> None:
+    """Write `value` over what queries [.., queries, keys] do not see, in place: only the last keys lie behind any."""
+    last = scores[..., queries.start :]
+    at = torch.arange(last.shape[-1], device=scores.device)
+    last.masked_fill_(at[None, :] > at[:, None], value)
+
+
+def _is_exact(scale: float) -> bool:
+    """Whether it is a power of two: then q times it are the same numbers, and no score needs to be multiplied."""
+    return math.frexp(scale)[0] == 0.5
 
 
 class _Blocks(torch.autograd.Function):
+    """Passes over the scores take most of its time, so there are few, and they write in place."""
+
     @staticmethod
     def forward(ctx: Context, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-        outs, sums = [], []
+        outs, sums, exact = [], [], _is_exact(scale)
+        q = q * scale if exact else q
         for queries, keys in _cuts(q.shape[2]):
-            scores = torch.matmul(q[:, :, queries], k[:, :, keys].transpose(-1, -2)).float() * scale
-            scores = _masked(bias, scores, queries, keys)
+            scores = torch.matmul(q[:, :, queries], k[:, :, keys].transpose(-1, -2)).float()
+            if not exact:
+                scores.mul_(scale)
+            if bias is None:
+                _hide(scores, -math.inf, queries)
+            else:
+                scores.add_(bias[:, :, queries, keys])
             most = scores.amax(-1, keepdim=True)
-            weights = (scores - most).exp()
+            weights = scores.sub_(most).exp_()
             total = weights.sum(-1, keepdim=True)
             out = torch.matmul(weights.to(q.dtype), v[:, :, keys])
             outs.append((out.float() / total).to(q.dtype))
@@ -70,7 +82,7 @@ class _Blocks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, out, sums = ctx.saved_tensors
-        grad = grads[0].contiguous()
+        grad, exact = grads[0].contiguous(), _is_exact(ctx.scale)
         shared = (grad.float() * out.float()).sum(-1)[:, :, None]  # [rows, heads, 1, queries], of all keys of each
         sums = sums.transpose(-1, -2)
         into_q = []
@@ -78,12 +90,19 @@ class _Blocks(torch.autograd.Function):
         for queries, keys in _cuts(q.shape[2]):
             # Keys by queries: two products need no transposition, and torch.compile does not recognise the scores of
             # the forward pass, which it would then keep for all layers.
-            scores = torch.matmul(k[:, :, keys], q[:, :, queries].transpose(-1, -2)).float() * ctx.scale
-            scores = _masked(bias, scores.transpose(-1, -2), queries, keys).transpose(-1, -2)
-            weights = (scores - sums[..., queries]).exp()
+            scores = torch.matmul(k[:, :, keys], q[:, :, queries].transpose(-1, -2)).float()
+            if not exact:
+                scores.mul_(ctx.scale)
+            if bias is not None:
+                scores.add_(bias[:, :, queries, keys].transpose(-1, -2))
+            weights = scores.sub_(sums[..., queries]).exp_()
+            if bias is None:
+                _hide(weights.transpose(-1, -2), 0.0, queries)
             into_weights = torch.matmul(v[:, :, keys], grad[:, :, queries].transpose(-1, -2)).float()
-            into_scores = (weights * (into_weights - shared[..., queries]) * ctx.scale).to(q.dtype)
+            into_scores = into_weights.sub_(shared[..., queries]).mul_(weights)
+            into_scores = (into_scores if exact else into_scores.mul_(ctx.scale)).to(q.dtype)
             into_q.append(torch.matmul(into_scores.transpose(-1, -2), k[:, :, keys]))
             into_k[:, :, keys] += torch.matmul(into_scores, q[:, :, queries])
             into_v[:, :, keys] += torch.matmul(weights.to(q.dtype), grad[:, :, queries])
-        return torch.cat(into_q, 2), into_k.to(k.dtype), into_v.to(v.dtype), None, None
+        into_q_sum = torch.cat(into_q, 2)
+        return into_q_sum.mul_(ctx.scale) if exact else into_q_sum, into_k.to(k.dtype), into_v.to(v.dtype), None, None
