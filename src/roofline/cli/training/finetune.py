@@ -15,6 +15,7 @@ from roofline.common.options import Option
 from roofline.train.finetune.options import FinetuneOptions
 
 if TYPE_CHECKING:
+    from roofline.train.config.schema import TrainConfig
     from roofline.train.finetune.prepare import Data, Prepared
 
 Changes = Annotated[list[str] | None, Option("KEY.KEY=VALUE of the run's configuration.", flags=("--set",))]
@@ -37,10 +38,12 @@ def command(
     """
     from roofline.bundle import load_text_of
     from roofline.cli.training.before_after import BeforeAfter, Served
+    from roofline.train.config.read import read_config
     from roofline.train.config.schema import ModelSection
     from roofline.train.finetune import plan
     from roofline.train.finetune.prepare import prepare, read_prompts
     from roofline.train.model.shapes import files
+    from roofline.train.run import preflight
     from roofline.weights.checkpoint import read_config as shape_of
 
     options = options.with_preset(named)
@@ -60,8 +63,9 @@ def command(
     outcome = folder / ("model" if options.method == "full" else "adapter")
     served = Served(model, outcome, options.port, options.rank)
     around = BeforeAfter(served, read_prompts(folder / plan.DATA, options.ask), folder)
+    settings = read_config(path, changes or (), preflight.faults)  # what is wrong with it is said before all that
     around.begin()
-    status, result = _train(path, list(changes or ()), nproc, as_json)
+    status, result = _train(settings, path, list(changes or ()), nproc, as_json)
     if status:
         return status
     around.end()
@@ -75,14 +79,12 @@ def command(
     return 0
 
 
-def _train(path: Path, changes: list[str], nproc: int, quiet: bool) -> tuple[int, JsonObject]:
-    """Train as the file says; the exit status, and figures of the run. quiet: print nothing on stdout."""
-    from roofline.train.config.read import read_config
+def _train(settings: "TrainConfig", path: Path, changes: list[str], nproc: int, quiet: bool) -> tuple[int, JsonObject]:
+    """Train as the settings, from a file with changes, say; the exit status, and figures of the run. quiet: print
+    nothing on stdout."""
     from roofline.train.report import cards
-    from roofline.train.run import preflight
     from roofline.train.run_folder import folder_of
 
-    settings = read_config(path, changes, preflight.faults)
     if nproc > 1:
         from roofline.train.run.launch import launch
 
