@@ -7,6 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from roofline.ops.adapters import AdapterMatrix
+from roofline.weights.families.shared.tensor_names import without_expert
+from roofline.weights.files.mapped import TensorInfo
+
 CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, "target_modules": ["q_proj"], "fan_in_fan_out": False}
 CONFIG |= {"bias": "none", "use_rslora": False, "use_dora": False, "modules_to_save": None, "task_type": "CAUSAL_LM"}
 
@@ -49,3 +53,21 @@ def write_adapter(folder: Path, tensors: Mapping[str, np.ndarray], **config: obj
     (folder / "adapter_config.json").write_text(json.dumps(CONFIG | config))
     write_safetensors(folder / "adapter_model.safetensors", tensors)
     return str(folder)
+
+
+def for_checkpoint(tensors: Mapping[str, TensorInfo], seed: int = 1, experts: int = 1) -> list[AdapterMatrix]:
+    """Random matrices of rank 3 for those of a checkpoint's layers, of experts for each; routers stay as they are.
+
+    experts: how many lie one below the other, where the checkpoint has them in one tensor.
+    """
+    generator, made = np.random.default_rng(seed), []
+    for name, info in tensors.items():
+        if len(info.shape) != 2 or not name.startswith("layers.") or ".router." in name or ".shared.scale" in name:
+            continue
+        stacked = ".mlp.experts." in name and without_expert(name)[1] == ""
+        for number in range(experts if stacked else 1):
+            each = name.replace(".experts.", f".experts.{number}.") if stacked else name
+            rows = info.shape[0] // (experts if stacked else 1)
+            a, b = (0.2 * generator.standard_normal((3, size)) for size in (info.shape[1], rows))
+            made.append(AdapterMatrix(each, a.astype(np.float32), b.astype(np.float32), 0.75))
+    return made

@@ -1,5 +1,5 @@
 """The logits of llama.cpp, run by an interpreter that has llama-cpp-python:
-`python llama_cpp_logits.py MODEL.gguf OUT.npy 3,1,4` writes float32 [tokens, vocab] of these ids."""
+`python llama_cpp_logits.py MODEL.gguf OUT.npy 3,1,4 [ADAPTER.gguf]` writes float32 [tokens, vocab] of these ids."""
 
 import ctypes
 import sys
@@ -8,7 +8,7 @@ import llama_cpp as lib
 import numpy as np
 
 
-def main(path: str, out: str, words: str) -> None:
+def main(path: str, out: str, words: str, adapter: str = "") -> None:
     ids = [int(word) for word in words.split(",")]
     lib.llama_backend_init()
     model = lib.llama_model_load_from_file(path.encode(), lib.llama_model_default_params())
@@ -20,6 +20,10 @@ def main(path: str, out: str, words: str) -> None:
     options.flash_attn_type = 0  # off
     context = lib.llama_init_from_model(model, options)
     assert context, "llama.cpp makes no context"
+    if adapter:
+        lora = lib.llama_adapter_lora_init(model, adapter.encode())
+        assert lora, "llama.cpp does not load the adapter"
+        assert lib.llama_set_adapter_lora(context, lora, 1.0) == 0, "llama.cpp does not take the adapter"
     batch = lib.llama_batch_init(len(ids), 0, 1)
     batch.n_tokens = len(ids)
     for at, token in enumerate(ids):

@@ -22,6 +22,12 @@ from bundle_models import tokenizer_json  # noqa: E402
 from moe_models import MODELS as MIXTURES  # noqa: E402
 from moe_models import transformers_model  # noqa: E402
 
+from roofline.bundle import load  # noqa: E402
+from roofline.ops.batch import Segment  # noqa: E402
+from roofline.weights.adapter_files import write_adapter  # noqa: E402
+from roofline.weights.adapter_merge import merged  # noqa: E402
+from roofline.weights.checkpoint import open_checkpoint  # noqa: E402
+from tests.adapter_files import for_checkpoint  # noqa: E402
 from tests.command_line import call_roofline  # noqa: E402
 from tests.models.parity_cases import BASE, CASES, theirs  # noqa: E402
 from tests.weights.gguf_families import GGUF_CASES  # noqa: E402
@@ -60,17 +66,21 @@ def written(folder: Path, model: Any, form: str = "") -> Path:
     return out
 
 
-def assert_same(llama_cpp: str, file: Path, model: Any, most: float) -> None:
-    """most: the difference of a logit, as a part of their standard deviation."""
+def theirs_of(llama_cpp: str, file: Path, *adapter: Path) -> np.ndarray:
+    """llama.cpp's logits, float32 [IDS, vocab]."""
     out = file.with_suffix(".npy")
     script = Path(__file__).with_name("llama_cpp_logits.py")
-    done = subprocess.run(
-        [llama_cpp, script, file, out, ",".join(map(str, IDS))], capture_output=True, text=True, timeout=100
-    )
+    call = [llama_cpp, script, file, out, ",".join(map(str, IDS)), *adapter]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr[-2000:]
+    return np.load(out)
+
+
+def assert_same(llama_cpp: str, file: Path, model: Any, most: float) -> None:
+    """most: the difference of a logit, as a part of their standard deviation."""
     with torch.no_grad():
         expected = model(torch.tensor([IDS])).logits[0].float().numpy()
-    difference = np.abs(np.load(out) - expected).max() / expected.std()
+    difference = np.abs(theirs_of(llama_cpp, file) - expected).max() / expected.std()
     print(f"{file.parent.name}: {difference:.2e}")
     assert difference < most
 
@@ -96,3 +106,28 @@ def test_a_mixture_has_the_logits_of_transformers(
         rope = fields["rope_parameters"] | {"truncate": True}
         monkeypatch.setitem(MIXTURES, kind, (name, architecture, fields | {"rope_parameters": rope}))
     assert_same(llama_cpp, file, transformers_model(kind), 5e-3)
+
+
+# A window that llama.cpp does not compute says nothing about adapters.
+ADAPTED = {name: CONFIGS[name] for name in ("llama", "qwen2", "gemma2", "phi3", "smollm3", "granite", "glm4", "gpt2")}
+
+
+@pytest.mark.parametrize("name", [*ADAPTED, "mixtral", "qwen3_moe"])
+def test_llama_cpp_computes_the_adapters_that_are_written(name: str, llama_cpp: str, tmp_path: Path) -> None:
+    """As the reference computes the model with the adapter in its weights; experts have an adapter each."""
+    config = ADAPTED.get(name, {}) | {"vocab": 320, "sliding_window": None}
+    file = written(tmp_path, theirs(config) if name in ADAPTED else transformers_model(name))
+    model = open_checkpoint(tmp_path / "model")
+    adapter = for_checkpoint(model.tensors)
+    write_adapter(tmp_path / "adapter", model.config, adapter)
+    call = ["convert", tmp_path / "adapter", "-o", tmp_path / "adapter.gguf", "--base", tmp_path / "model"]
+    result = call_roofline(call)
+    assert result.exit_code == 0, result.output
+    options = {"backend": "reference", "arithmetic": "plain", "cache_tokens": 64, "max_model_len": 64, "text": False}
+    executable = load(merged(model, adapter).checkpoint, **options).executable
+    executable.batch.fill([Segment(IDS, 0, range(3))], range(len(IDS)))
+    executable.forward()
+    expected, alone = np.array(executable.logits()), theirs_of(llama_cpp, file)
+    got = theirs_of(llama_cpp, file, tmp_path / "adapter.gguf")
+    assert np.abs(got - expected).max() / expected.std() < 5e-3
+    assert np.abs(got - alone).max() / expected.std() > 0.5

@@ -97,6 +97,24 @@ def test_full_fine_tuning_gives_a_model(model: Path, data: Path, tmp_path: Path)
     assert result["card"]["speed"]["steps"][1] == 3
 
 
+def test_evaluation_may_be_of_another_file_and_form(model: Path, data: Path, tmp_path: Path) -> None:
+    tasks = [
+        {"query": "What is one?", "choices": ["two", "three"], "gold": 0},
+        {"context": "one", "continuation": "two"},
+    ]
+    path = sft.write_lines(tmp_path / "icl.jsonl", tasks)
+    finetune(model, data, tmp_path / "run", "--steps", 1, "--eval", path)
+    prepared = read_prepared(tmp_path / "run/data")
+    assert (prepared.train.samples, prepared.records, prepared.form) == (SAMPLES, SAMPLES, "messages")
+    assert prepared.held_out is not None
+    assert prepared.held_out.samples == 2
+    lines = read_lines(tmp_path / "run/log.jsonl")
+    assert {line["eval_tokens"] for line in lines if "eval_loss" in line} == {prepared.held_out.trained}
+    path.write_text(path.read_text().splitlines()[0])
+    again = finetune(model, data, tmp_path / "run", "--steps", 1, "--eval", path, status=1)
+    assert "was prepared from other data" in again.stderr
+
+
 def test_rows_of_a_sample_each_are_computed_without_their_padding(model: Path, data: Path, tmp_path: Path) -> None:
     finetune(model, data, tmp_path / "run", "--no-pack", "--steps", 2, "--eval-share", "0")
     about, *lines = read_lines(tmp_path / "run/log.jsonl")

@@ -14,7 +14,7 @@ from roofline.text.tokenizers.tokenizer import Tokenizer
 from roofline.train.finetune.encode import Encoded, Encoder
 from roofline.train.finetune.packing import pack
 from roofline.train.finetune.samples import Chat, Continuation, Message, Text, chat
-from roofline.train.finetune.show import shown
+from roofline.train.finetune.show import marked
 from tests.train import sft
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "text"))  # test folders are no packages
@@ -70,7 +70,7 @@ def test_answers_stand_behind_what_a_server_gives(words: Tokenizer, name: str, o
     whole = encoding.template.encode_chat(words, sample.messages, add_generation_prompt=False)
     last = parts[-1].ids.tolist()
     assert last[: len(whole)] == whole
-    assert len(last) - len(whole) == (1 if encoding.told.ended else 0)
+    assert len(last) - len(whole) == (1 if encoding.counts.ended else 0)
 
 
 def test_reasoning_that_is_left_out_of_earlier_turns_makes_a_sample_of_each_answer(words: Tokenizer) -> None:
@@ -82,7 +82,7 @@ def test_reasoning_that_is_left_out_of_earlier_turns_makes_a_sample_of_each_answ
     ]
     encoding = encoder(words, QWEN3)
     parts = encoding.encode(chat(turns, None, "x"), "x")
-    assert encoding.told.split == 1
+    assert encoding.counts.split == 1
     texts = [words.decode(part.ids[part.trained].tolist(), skip_special=False) for part in parts]
     assert texts == [
         "<think>\nIt follows.\n</think>\n\ntwo<|im_end|>",
@@ -109,8 +109,8 @@ def test_an_end_is_added_where_the_template_writes_none(words: Tokenizer) -> Non
     template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"  # noqa: E501
     encoding = encoder(words, template)
     part = encoding.encode(chat(CHATS["one"], None, "x"), "x")[0]
-    assert encoding.told.ended == 1
-    assert shown(words, part, colour=False) == "user: What is one?\nassistant: [[two\n</s>]]"
+    assert encoding.counts.ended == 1
+    assert marked(words, part, colour=False) == "user: What is one?\nassistant: [[two\n</s>]]"
 
 
 def test_tools_are_told_to_models_whose_template_knows_none(words: Tokenizer) -> None:
@@ -122,11 +122,11 @@ def test_tools_are_told_to_models_whose_template_knows_none(words: Tokenizer) ->
         {"role": "assistant", "content": "two"},
     ]
     part = encoder(words).encode(chat(turns, [tool], "x"), "x")[0]
-    text = shown(words, part, colour=False)
+    text = marked(words, part, colour=False)
     assert text.startswith("<|im_start|>system\nYou can call these functions")
     assert '[[<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call><|im_end|>]]' in text
     assert text.endswith("assistant\n[[two<|im_end|>]]\n")
-    coloured = shown(words, part, colour=True)
+    coloured = marked(words, part, colour=True)
     assert "\x1b[30;42m" in coloured
     import re
 
@@ -149,11 +149,11 @@ def test_long_samples_are_cut_or_left_out(words: Tokenizer) -> None:
     cutting = encoder(words, length=64)
     assert [len(part) for part in cutting.encode(long, "x")] == [64]
     assert cutting.encode(late, "x") == []
-    assert (cutting.told.cut, cutting.told.left_out) == (2, 1)
-    assert cutting.told.longest > 100
+    assert (cutting.counts.cut, cutting.counts.left_out) == (2, 1)
+    assert cutting.counts.longest > 100
     dropping = encoder(words, length=64, drop=True)
     assert dropping.encode(long, "x") == dropping.encode(late, "x") == []
-    assert (dropping.told.cut, dropping.told.left_out) == (2, 2)
+    assert (dropping.counts.cut, dropping.counts.left_out) == (2, 2)
     text = Text("one two three " * 40)
     parts = encoder(words, length=64).encode(text, "x")
     ids = [token for part in parts for token in part.ids.tolist()]

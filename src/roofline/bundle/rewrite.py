@@ -90,8 +90,12 @@ def own_formats(checkpoint: Checkpoint) -> dict[str, str]:
     }
 
 
-def write_gguf(checkpoint: Checkpoint, out: Path, mix: str, work: Work) -> Rewritten:
-    """Write a checkpoint as a GGUF file of a kind. mix: a name of `mixes.MIXES`, or "" for the formats it has.
+def write_gguf(
+    checkpoint: Checkpoint, out: Path, mix: str, work: Work, kinds: Mapping[str, str] | None = None
+) -> Rewritten:
+    """Write a checkpoint as a GGUF file of a kind.
+
+    mix: a name of `mixes.MIXES`, or "" for the formats it has, or those of `kinds`, canonical name -> format.
 
     Raises:
         ConfigError, CapacityError: the place cannot be written (see `weights.files.output`); a value cannot be rounded.
@@ -99,10 +103,12 @@ def write_gguf(checkpoint: Checkpoint, out: Path, mix: str, work: Work) -> Rewri
     """
     check_new(out, 0)  # before what takes longer
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
-    kinds = formats_of(mix, shapes) if mix else own_formats(checkpoint)
+    if kinds is None:
+        kinds = formats_of(mix, shapes) if mix else own_formats(checkpoint)
     target = Target(kinds, form_of(checkpoint.config).rope_style, work.calibration)
     metadata, factors = _from_gguf(checkpoint) if checkpoint.kind == "gguf" else _from_others(checkpoint, shapes)
-    metadata["general.file_type"] = MIXES[mix or _kind_of(kinds)].number
+    if mix or checkpoint.kind != "gguf":  # else the file it comes from says so
+        metadata["general.file_type"] = MIXES[mix or _kind_of(kinds)].number
     if any(is_quantised(form) for form in kinds.values()):
         metadata["general.quantization_version"] = _QUANTIZATION_VERSION
     tensors = gguf_tensors(checkpoint.config, target.infos(checkpoint))
@@ -128,10 +134,13 @@ def write_gguf(checkpoint: Checkpoint, out: Path, mix: str, work: Work) -> Rewri
     return _rewritten(out, size, infos, read_otherwise(checkpoint.config))
 
 
-def write_safetensors(checkpoint: Checkpoint, out: Path, dtype: str, work: Work) -> Rewritten:
+def write_safetensors(
+    checkpoint: Checkpoint, out: Path, dtype: str, work: Work, kinds: Mapping[str, str] | None = None
+) -> Rewritten:
     """Write a checkpoint as a folder that transformers and we load.
 
-    dtype: of what is not in 16 or 32 bits yet, "F32", "F16" or "BF16"; "": nothing is expected to be.
+    dtype: of what is not in 16 or 32 bits yet, "F32", "F16" or "BF16"; "": nothing is expected to be; kinds: canonical
+    name -> format, one of these; None: as `safetensors_formats` says.
 
     Raises as `write_gguf`.
     """
@@ -140,7 +149,8 @@ def write_safetensors(checkpoint: Checkpoint, out: Path, dtype: str, work: Work)
     from roofline.weights.to_hf import checked_hf_config
 
     check_new(out, 0)
-    kinds = _hf_formats(checkpoint, dtype)
+    if kinds is None:
+        kinds = safetensors_formats(checkpoint, dtype)
     config, rope_style = checked_hf_config(checkpoint.config, _matrix_format(kinds, checkpoint))
     target = Target(kinds, rope_style)
     tokenizer, template = load_text(checkpoint)
@@ -227,9 +237,9 @@ def _matrix_format(kinds: Mapping[str, str], checkpoint: Checkpoint) -> str:
     return matrices.most_common(1)[0][0]
 
 
-def _hf_formats(checkpoint: Checkpoint, dtype: str) -> dict[str, str]:
-    """Plain formats stay; what a GGUF file widened to F32 gets the format of the matrices again, where it holds all of
-    its values, and of all that one tensor is joined of."""
+def safetensors_formats(checkpoint: Checkpoint, dtype: str) -> dict[str, str]:
+    """The formats in a folder: plain ones stay; what a GGUF file widened to F32 gets the format of the matrices again,
+    where it holds all of its values, and of all that one tensor is joined of."""
     kinds = {}
     for name, info in checkpoint.tensors.items():
         if is_quantised(info.format):

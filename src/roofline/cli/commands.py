@@ -24,6 +24,7 @@ ROOT = Group(
         "info": "models.info:command",
         "convert": "models.convert:command",
         "quantize": "models.quantize:command",
+        "merge": "models.merge:command",
         "show": "models.show:command",
         "generate": "run.generate:command",
         "chat": "run.chat:command",

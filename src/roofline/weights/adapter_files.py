@@ -13,7 +13,7 @@ from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops import formats
 from roofline.ops.adapters import AdapterMatrix
 from roofline.weights.adapter_config import CONFIG
-from roofline.weights.adapter_matrices import with_rows
+from roofline.weights.adapter_matrices import joined, with_rows
 from roofline.weights.adapter_peft import EXPERT_PARTS, WEIGHTS
 from roofline.weights.families.shared.tensor_names import EXPERT, without_expert
 from roofline.weights.families.table import files_of
@@ -57,13 +57,13 @@ def write_adapter(
 
     Args:
         config: the canonical configuration of the model whose matrices these are.
-        matrices: by the names of our tensors; of an expert `layers.N.mlp.experts.E.gate_up.weight` and `.down.weight`,
-            which all experts of a layer have with one rank and one scale.
+        matrices: by the names of our tensors; of an expert `layers.N.mlp.experts.E.gate_up.weight`, or `.gate.weight`
+            and `.up.weight`, and `.down.weight`, which all experts of a layer have with one rank and one scale.
 
     Raises ConfigError, CapacityError where the place cannot be written, ConfigError for matrices that PEFT's files have
     no form for.
     """
-    modules = _modules(config, [with_rows(matrix, config, paired=False) for matrix in matrices])
+    modules = _modules(config, [with_rows(matrix, config, paired=False) for matrix in joined(matrices, config)])
     tensors: dict[str, np.ndarray] = {}
     for module in modules:
         for kind, values in module.tensors.items():

@@ -1,5 +1,6 @@
 """What readers and writers of adapters share: values of their tensors, and the order of the rows of q and k."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from roofline.common.errors import ConfigError
 from roofline.common.fields import refuse, shorten
 from roofline.models.registry import configure
 from roofline.ops import formats
@@ -17,6 +19,7 @@ from roofline.weights.files.mapped import JsonObject, TensorInfo
 from roofline.weights.rope_rows import heads_of, reorder
 
 _JOINED = ".gate_up.weight"  # of an expert, as transformers has gate and up in memory
+_ALONE = re.compile(r"(?P<expert>layers\.\d+\.mlp\.experts\.\d+)\.(?P<part>gate|up)\.weight")
 
 
 class TensorFile(Protocol):
@@ -66,13 +69,45 @@ def with_rows(matrix: AdapterMatrix, config: JsonObject, paired: bool) -> Adapte
 def each_alone(matrices: Iterable[AdapterMatrix], config: JsonObject) -> Iterator[AdapterMatrix]:
     """The matrices with gate and up of each expert apart: A is of both, the rows of B are in turn theirs in models of
     gpt-oss, else those of the gate stand above."""
-    in_turn = files_of(config["family"]).NAMES.hf_apart is experts_apart
     for matrix in matrices:
         if ".mlp.experts." not in matrix.tensor or not matrix.tensor.endswith(_JOINED):
             yield matrix
             continue
-        half = matrix.b.shape[1] // 2
-        for at, part in enumerate(("gate", "up")):
-            rows = slice(at, None, 2) if in_turn else slice(at * half, (at + 1) * half)
+        for part, rows in zip(("gate", "up"), _halves(config, matrix.b.shape[1]), strict=True):
             tensor = f"{matrix.tensor.removesuffix(_JOINED)}.{part}.weight"
             yield replace(matrix, tensor=tensor, b=np.ascontiguousarray(matrix.b[:, rows]))
+
+
+def joined(matrices: Iterable[AdapterMatrix], config: JsonObject) -> Iterator[AdapterMatrix]:
+    """The inverse. Where gate and up have an A each, both become one of twice the ranks, of which each half is
+    multiplied with its own rows of B. Raises ConfigError for one without the other, and for two scales."""
+    by_tensor = {matrix.tensor: matrix for matrix in matrices}
+    for tensor, matrix in by_tensor.items():
+        match = _ALONE.fullmatch(tensor)
+        if match is None:
+            yield matrix
+        elif match["part"] == "gate" or f"{match['expert']}.gate.weight" not in by_tensor:
+            gate, up = (by_tensor.get(f"{match['expert']}.{part}.weight") for part in ("gate", "up"))
+            if gate is None or up is None or gate.scale != up.scale:
+                raise ConfigError(
+                    f"{match['expert']}: gate and up need matrices of one scale, as they lie in one tensor"
+                )
+            yield _together(gate, up, config, match["expert"] + _JOINED)
+
+
+def _together(gate: AdapterMatrix, up: AdapterMatrix, config: JsonObject, tensor: str) -> AdapterMatrix:
+    outputs = gate.b.shape[1] + up.b.shape[1]
+    shared = np.array_equal(gate.a, up.a)
+    a = gate.a if shared else np.concatenate([gate.a, up.a])
+    b = np.zeros((len(a), outputs), np.float32)
+    of_gate, of_up = _halves(config, outputs)
+    b[: gate.rank, of_gate] = gate.b
+    b[len(a) - up.rank :, of_up] = up.b
+    return replace(gate, tensor=tensor, a=a, b=b)
+
+
+def _halves(config: JsonObject, outputs: int) -> tuple[slice, slice]:
+    """Which outputs of an expert are the gate's and which the up's, in the one tensor that transformers has of both."""
+    if files_of(config["family"]).NAMES.hf_apart is experts_apart:
+        return slice(0, None, 2), slice(1, None, 2)
+    return slice(0, outputs // 2), slice(outputs // 2, None)

@@ -26,8 +26,6 @@ def command(
     named: Annotated[frozenset[str], Named()],
     model: Annotated[str, Argument("The model: a name from `roofline list`, hf:ORG/REPO[:FILE], or a path.")],
     data: Annotated[Path, Argument("A file, a folder of files, or a saved Hugging Face data set.")],
-    out: Annotated[Path | None, Option("The run's folder. Default: runs/MODEL-DATA.", flags=("--out", "-o"))] = None,
-    show: Annotated[int, Option("Only show so many samples, with what is trained on in colour.", minimum=0)] = 0,
     nproc: Processes = 1,
     changes: Changes = None,
     as_json: AsJson = False,
@@ -48,17 +46,17 @@ def command(
 
     options = options.with_preset(named)
     model = str(Path(model).resolve()) if Path(model).exists() else model
-    folder = out or Path("runs", f"{Path(model).stem}-{data.stem}")
+    folder = options.out or Path("runs", f"{Path(model).stem}-{data.stem}")
     words, template = load_text_of(model)
     section = ModelSection(name="hf_causal_lm", pretrained_model_name_or_path=model)
     chosen = plan.data_of(data, options, int(shape_of(files(section))["max_position"]))
-    if show:
-        _show(chosen, model, show)
+    if options.show:
+        _show(chosen, model, options.show)
         return 0
     prepared = prepare(chosen, folder / plan.DATA, words, template)
-    precision, notes = plan.precision_of(options, _is_cpu())
+    precision, notes = plan.precision_of(options, plan.computes_on_cpu())
     path = plan.write(plan.configuration(model, options, prepared, folder, precision), folder)
-    for line in [*_told(prepared, chosen, plan.steps_of(options, prepared), options.batch), *notes]:
+    for line in [*_summary(prepared, chosen, plan.steps_of(options, prepared), options.batch), *notes]:
         print(line, file=sys.stderr)
     outcome = folder / ("model" if options.method == "full" else "adapter")
     served = Served(model, outcome, options.port, options.rank)
@@ -101,13 +99,7 @@ def _train(settings: "TrainConfig", path: Path, changes: list[str], nproc: int, 
     return status, {} if status else {"card": cards.read(str(folder_of(settings)))}
 
 
-def _is_cpu() -> bool:
-    import torch
-
-    return not torch.accelerator.is_available()
-
-
-def _told(prepared: "Prepared", data: "Data", steps: int, batch: int) -> list[str]:
+def _summary(prepared: "Prepared", data: "Data", steps: int, batch: int) -> list[str]:
     """What was prepared, in words."""
     from roofline.train.finetune.forms import FORMS
 
@@ -141,7 +133,7 @@ def _show(data: "Data", model: str, count: int) -> None:
     from roofline.bundle import load_text_of
     from roofline.train.finetune.encode import Encoder
     from roofline.train.finetune.prepare import samples
-    from roofline.train.finetune.show import shown
+    from roofline.train.finetune.show import marked
 
     words, template = load_text_of(model)
     encoder = Encoder(words, template, data.length, data.drop)
@@ -150,6 +142,6 @@ def _show(data: "Data", model: str, count: int) -> None:
         parts = encoder.encode(sample, where)
         for part in parts:
             print(f"--- {where} ({form}): {len(part):,} tokens, {int(part.trained.sum()):,} trained on")
-            print(shown(words, part, colour))
+            print(marked(words, part, colour))
         if not parts:
             print(f"--- {where} ({form}): left out, nothing to train on is within {data.length:,} tokens")

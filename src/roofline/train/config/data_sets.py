@@ -83,8 +83,9 @@ class SamplesSection(StreamSection):
 
     @property
     def of_samples(self) -> list[str]:
-        """The keys that are read for samples alone, as far as they are set."""
-        return [name for name in SamplesSection.__annotations__ if name in self.model_fields_set]
+        """The keys that are read for samples alone, as far as they say anything."""
+        fields = {name: SamplesSection.model_fields[name] for name in SamplesSection.__annotations__}
+        return [name for name, field in fields.items() if getattr(self, name) != field.default]
 
     @model_validator(mode="after")
     def _one_source(self) -> "SamplesSection":

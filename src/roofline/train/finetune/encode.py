@@ -1,6 +1,6 @@
 """Samples to token ids, and which of them are trained on: the answers, as the model's own chat template writes them.
 
-Where an answer stands in a rendered chat is told by rendering the chat up to it, as a server does before the model
+Where an answer stands in a rendered chat is counts by rendering the chat up to it, as a server does before the model
 answers. Templates that write earlier answers otherwise than the last one (without its reasoning, say) make a sample of
 each answer.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 NO_BEGINNING = (
     "the chat template does not write a chat up to its answer as it writes the beginning of the chat with the answer, "
-    "so what the model would have to write cannot be told: name another model, or write the data as prompt and "
+    "so what the model would have to write cannot be counts: name another model, or write the data as prompt and "
     "completion"
 )
 
@@ -39,7 +39,7 @@ class Encoded:
 
 
 @dataclass
-class Told:
+class Counts:
     """What happened to samples. split: chats that were taken apart, an answer each; ended: answers to which an end
     token was added, because the template ends them with none; cut: samples longer than a row; left_out: samples of
     which no target is in a row; longest: tokens of the longest sample."""
@@ -68,7 +68,7 @@ class Encoder:
     drop: bool = False
     prompts: bool = False
     last_only: bool = False
-    told: Told = field(default_factory=Told)
+    counts: Counts = field(default_factory=Counts)
 
     def __post_init__(self) -> None:
         if not self.tokenizer.eos_ids:
@@ -85,7 +85,7 @@ class Encoder:
         except RequestError as error:
             raise ConfigError(f"{where}: {error}") from error
         fitting = [each for part in parts if (each := self._fitted(part)) is not None]
-        self.told.left_out += not fitting
+        self.counts.left_out += not fitting
         return fitting
 
     def _parts(self, sample: Sample) -> Iterator[Encoded]:
@@ -102,9 +102,9 @@ class Encoder:
 
     def _fitted(self, part: Encoded) -> Encoded | None:
         """The part as it goes into a row."""
-        self.told.longest = max(self.told.longest, len(part))
+        self.counts.longest = max(self.counts.longest, len(part))
         if len(part) > self.length:
-            self.told.cut += 1
+            self.counts.cut += 1
             if self.drop:
                 return None
             part = Encoded(part.ids[: self.length], part.trained[: self.length])
@@ -141,7 +141,7 @@ class Encoder:
         if rendered is not None:
             yield self._encoded(*rendered)
             return
-        self.told.split += len(answers) > 1
+        self.counts.split += len(answers) > 1
         for number in answers:
             alone = self._rendered(messages[: number + 1], tools, (number,))
             if alone is None:
@@ -177,7 +177,7 @@ class Encoder:
             last = next((at for at in range(end - 1, start - 1, -1) if ids[at] in self._ends), None)
             trained[start : end if last is None else last + 1] = True
         if not any(each in self._ends for each in ids[bounds[-2] :]):
-            self.told.ended += 1
+            self.counts.ended += 1
             ids, trained = [*ids, self.tokenizer.eos_ids[0]], np.append(trained, True)
         trained[0] = False
         return Encoded(np.array(ids, np.uint32), trained)

@@ -84,16 +84,16 @@ PUBMEDQA_TASK = "Answer with yes, no or maybe, then explain."
 def _pubmedqa(record: Fields, where: str) -> Chat:
     """Of the published JSON, or of the rows of the data set that was made of it."""
     if "QUESTION" in record:
-        asked, contexts = text(record, "QUESTION", where), record.get("CONTEXTS")
+        query, contexts = text(record, "QUESTION", where), record.get("CONTEXTS")
         answer = text(record, "LONG_ANSWER", where, empty=True)
     else:
         inner = record.get("context")
-        asked, contexts = text(record, "question", where), inner.get("contexts") if isinstance(inner, Mapping) else None
+        query, contexts = text(record, "question", where), inner.get("contexts") if isinstance(inner, Mapping) else None
         answer = text(record, "long_answer", where, empty=True)
     if not isinstance(contexts, list) or not all(isinstance(each, str) for each in contexts):
         raise ConfigError(f"{where}: the contexts are no list of texts")
     decision = text(record, "final_decision", where)
-    prompt = "\n\n".join([*contexts, asked, PUBMEDQA_TASK])
+    prompt = "\n\n".join([*contexts, query, PUBMEDQA_TASK])
     return question(prompt, f"{decision}. {answer}".strip())
 
 

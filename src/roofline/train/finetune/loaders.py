@@ -8,7 +8,7 @@ from pathlib import Path
 
 from roofline.bundle import load_text_of
 from roofline.common.errors import ConfigError
-from roofline.train.config.data_sets import DatasetSection, LoaderSection
+from roofline.train.config.data_sets import DatasetSection, LoaderSection, SamplesSection
 from roofline.train.config.schema import TrainConfig
 from roofline.train.finetune.files import READERS
 from roofline.train.finetune.prepare import TRAIN, Data, Preprocess, prepare
@@ -45,9 +45,9 @@ def prepared(config: TrainConfig) -> TrainConfig:
     def local(name: str, loader: LoaderSection) -> LoaderSection:
         if loader.dataset.hf_name is None:
             return loader
-        kept = loader.dataset.model_dump(exclude=set(loader.dataset.of_samples) | {"split"}, exclude_unset=True)
-        kept |= {"local": str(folder / name / TRAIN), "allow_pad_trimming": loader.dataset.allow_pad_trimming}
-        return loader.model_copy(update={"dataset": DatasetSection.model_validate(kept)})
+        unread = {*SamplesSection.__annotations__, "split"} - {"allow_pad_trimming"}
+        values = loader.dataset.model_dump(exclude=unread, exclude_unset=True) | {"local": str(folder / name / TRAIN)}
+        return loader.model_copy(update={"dataset": DatasetSection.model_validate(values)})
 
     evaluations = {label: local(label, loader) for label, loader in config.evaluations.items()}
     several = isinstance(config.eval_loader, tuple)

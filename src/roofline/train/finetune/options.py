@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from roofline.common.errors import ConfigError
 from roofline.common.options import Options, option
@@ -47,9 +48,13 @@ class FinetuneOptions(Options):
     format: str | None = option(
         None, "The form of the data. Default: told from its keys.", choices=SAMPLE_FORMS, topic=TOPIC_DATA
     )
+    show: int = option(0, "Only show so many samples, with what is trained on in colour.", minimum=0, topic=TOPIC_DATA)
     split: str | None = option(None, "Of a data set with several, train by default.", topic=TOPIC_DATA)
     eval_share: float = option(
         0.05, "Part of the samples that is kept apart for evaluation.", minimum=0, maximum=0.9, topic=TOPIC_DATA
+    )
+    eval: Path | None = option(
+        None, "A file or folder of samples to evaluate on, of any form, instead of a share.", topic=TOPIC_DATA
     )
     max_seq_len: int = option(1024, "Tokens of a row, and most tokens of a sample.", minimum=8, topic=TOPIC_DATA)
     pack: bool = option(True, "Put several samples into a row, none of which sees another.", topic=TOPIC_DATA)
@@ -62,6 +67,9 @@ class FinetuneOptions(Options):
         "all-linear", "Matrices with an adapter: all-linear, or names such as q_proj,v_proj.", topic=TOPIC_ADAPTER
     )
     base: str = option("bf16", "How the model's own weights are kept.", choices=BASES, topic=TOPIC_ADAPTER)
+    out: Path | None = option(
+        None, "The run's folder. Default: runs/MODEL-DATA.", flags=("--out", "-o"), topic=TOPIC_RUN
+    )
     preset: str | None = option(
         None, "Published settings, in place of defaults.", choices=tuple(PRESETS), topic=TOPIC_RUN
     )
@@ -96,12 +104,12 @@ class FinetuneOptions(Options):
         if self.epochs is not None and self.steps is not None:
             raise ConfigError("steps and epochs both say how long the run is: leave one of the two out")
 
-    def with_preset(self, named: Collection[str]) -> "FinetuneOptions":
+    def with_preset(self, explicit: Collection[str]) -> "FinetuneOptions":
         """With the preset's values for the options that a call does not name."""
         if self.preset is None:
             return self
         values = PRESETS[self.preset].values
-        changes = {name: value for name, value in values.items() if name not in named}
-        if "epochs" in named:
+        changes = {name: value for name, value in values.items() if name not in explicit}
+        if "epochs" in explicit:
             changes.pop("steps", None)
         return replace(self, **changes)  # type: ignore[arg-type]  # names and values of this class

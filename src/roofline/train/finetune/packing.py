@@ -25,7 +25,7 @@ def pack(lengths: Sequence[int], size: int) -> list[list[int]]:
             room, row = size, len(rows)
             rows.append([])
         rows[row].append(number)
-        left = room - length
-        by_room[left].append(row)
-        rooms |= 1 << left
+        rest = room - length
+        by_room[rest].append(row)
+        rooms |= 1 << rest
     return rows

@@ -26,8 +26,9 @@ def data_of(place: Path, options: FinetuneOptions, longest: int) -> Data:
         form=options.format,
         pack=options.pack,
         drop=options.drop_long,
-        share=options.eval_share,
+        share=0.0 if options.eval else options.eval_share,
         seed=options.seed,
+        evaluation=(options.eval,) if options.eval else (),
     )
 
 
@@ -83,6 +84,13 @@ def _adapter(options: FinetuneOptions) -> JsonObject:
         "targets": targets,
         "base": options.base,
     }
+
+
+def computes_on_cpu() -> bool:
+    """Whether a run here has no accelerator."""
+    import torch
+
+    return not torch.accelerator.is_available()
 
 
 def precision_of(options: FinetuneOptions, is_cpu: bool) -> tuple[str, list[str]]:

@@ -44,9 +44,10 @@ class Preprocess:
 class Data:
     """What is prepared.
 
-    places: files and folders. split, form: None where they are to be told from them. length: tokens of a row. share: of
-    the samples, kept apart; seed: of which. drop: leave out samples longer than a row. preprocess: what is made of each
-    record first. prompts: train on prompts, too. last_only: of the answers of a chat train on the last alone.
+    places: files and folders. split, form: None where they are to be told from them. length: tokens of a row.
+    share: of the samples, kept apart; seed: of which. drop: leave out samples longer than a row. preprocess: what is
+    made of each record first. prompts: train on prompts, too. last_only: train on the last answer of a chat alone.
+    evaluation: files and folders to evaluate on, of any form.
     """
 
     places: tuple[Path, ...]
@@ -60,6 +61,12 @@ class Data:
     preprocess: Preprocess | None = None
     prompts: bool = False
     last_only: bool = False
+    evaluation: tuple[Path, ...] = ()
+
+    @property
+    def for_evaluation(self) -> "list[Data]":
+        """What is kept apart beside the share."""
+        return [Data((place,), self.length) for place in self.evaluation]
 
     @property
     def name(self) -> str:
@@ -69,7 +76,8 @@ class Data:
     @property
     def files(self) -> list[Path]:
         """All files that are read, in order. Raises ConfigError."""
-        return [path for place in self.places for path in data_files(place, self.split)]
+        own = [path for place in self.places for path in data_files(place, self.split)]
+        return own + [path for each in self.for_evaluation for path in each.files]
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ class Rows:
 @dataclass(frozen=True)
 class Prepared:
     """What `prepare` wrote. key: a digest of data, tokenizer, template and settings; records: read from the files;
-    longest: tokens of the longest sample; others as `encode.Told` has them."""
+    longest: tokens of the longest sample; others as `encode.Counts` has them."""
 
     key: str
     form: str
@@ -109,9 +117,9 @@ def samples(data: Data) -> Iterator[tuple[str, str, Sample]]:
     form = data.form
     for place in data.places:
         for where, record in records(place, data.split):
-            made = _preprocessed(data.preprocess, record, where)
-            form = form or recognise(made, where)
-            yield where, form, read(made, where, form)
+            record = _preprocessed(data.preprocess, record, where)
+            form = form or recognise(record, where)
+            yield where, form, read(record, where, form)
     if form is None:
         raise ConfigError(f"{data.name} holds no record")
 
@@ -120,12 +128,12 @@ def _preprocessed(preprocess: Preprocess | None, record: Record, where: str) -> 
     if preprocess is None:
         return record
     try:
-        made = preprocess.function(record)
+        result = preprocess.function(record)
     except Exception as error:
         raise ConfigError(f"{where}: {preprocess.name} fails: {type(error).__name__}: {error}") from error
-    if not isinstance(made, Mapping):
-        raise ConfigError(f"{where}: {preprocess.name} returns a {type(made).__name__}, not a mapping")
-    return dict(made)
+    if not isinstance(result, Mapping):
+        raise ConfigError(f"{where}: {preprocess.name} returns a {type(result).__name__}, not a mapping")
+    return dict(result)
 
 
 def prepare(data: Data, folder: Path, tokenizer: "Tokenizer", template: "ChatTemplate") -> Prepared:
@@ -167,13 +175,15 @@ def read_prepared(folder: Path) -> Prepared:
 
 
 def _write(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
-    form, encoded, originals = "", list[list[Encoded]](), list[Sample]()
-    for where, name, sample in samples(data):
-        encoded.append(encoder.encode(sample, where))
-        originals.append(sample)
-        form = name
-    count = len(encoded)
-    apart = _held_out(count, data.share, data.seed)
+    forms, encoded, originals, counted = list[str](), list[list[Encoded]](), list[Sample](), list[int]()
+    for each in (data, *data.for_evaluation):
+        for where, form, sample in samples(each):
+            forms.append(form)
+            encoded.append(encoder.encode(sample, where))
+            originals.append(sample)
+        counted.append(len(forms))
+    count = counted[0]
+    apart = _held_out(count, data.share, data.seed) | {*range(count, len(forms))}
     groups = {TRAIN: [i for i in range(count) if i not in apart], HELD_OUT: sorted(apart)}
     written = {}
     for name, numbers in groups.items():
@@ -184,9 +194,9 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
         raise ConfigError(f"{data.name}: no sample has a target within {data.length} tokens: raise --max-seq-len")
     if HELD_OUT in written:
         _prompts(folder / PROMPTS, [originals[number] for number in groups[HELD_OUT] if encoded[number]])
-    told, files = encoder.told, [str(path) for path in data.files]
-    about = partial(Prepared, key, form, count, data.length, data.pack, told.longest)
-    return about(told.split, told.ended, told.cut, told.left_out, written[TRAIN], written.get(HELD_OUT), files)
+    counts, files = encoder.counts, [str(path) for path in data.files]
+    about = partial(Prepared, key, forms[0], count, data.length, data.pack, counts.longest)
+    return about(counts.split, counts.ended, counts.cut, counts.left_out, written[TRAIN], written.get(HELD_OUT), files)
 
 
 def _held_out(count: int, share: float, seed: int) -> set[int]:
@@ -236,8 +246,9 @@ def _prompt(sample: Sample) -> JsonObject | None:
 
 def _key(data: Data, tokenizer: "Tokenizer", template: "ChatTemplate") -> str:
     """A digest of everything that the rows follow from."""
-    settings = {k: v for k, v in vars(data).items() if k not in ("places", "preprocess")}
+    settings = {k: v for k, v in vars(data).items() if k not in ("places", "preprocess", "evaluation")}
     settings["preprocess"] = data.preprocess.source if data.preprocess else None
+    settings["evaluation"] = len(data.evaluation)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     digest.update(tokenizer.to_bytes())
     digest.update(template.source.encode())

@@ -14,7 +14,7 @@ _TRAINED, _CONTEXT = ("\x1b[30;42m", "\x1b[30;102m"), ("\x1b[90m", "\x1b[37m")  
 _PLAIN = "\x1b[0m"
 
 
-def shown(tokenizer: "Tokenizer", sample: Encoded, colour: bool) -> str:
+def marked(tokenizer: "Tokenizer", sample: Encoded, colour: bool) -> str:
     """The text of a sample. With colour each token has a shade of its own, green where it is trained on; without, what
     is trained on stands between double brackets."""
     if colour:

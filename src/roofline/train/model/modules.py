@@ -75,7 +75,8 @@ class Model(nn.Module):
             the family, and the shape of the model on all ranks together.
         chunk_logits: compute the loss from `chunk_rows` rows at a time instead of from all.
         compute, head_loss: the functions that every block, and the head with its loss, go through; may be wrapped.
-        restarts: positions are counted anew in each document.
+        restarts: positions are counted anew in each document. skips: no logits of tokens whose target is IGNORED are
+            computed, so the shapes of the head's tensors differ from batch to batch.
         watch: called before and behind every block in both passes, and before each chunk of logits; may raise.
     """
 
@@ -98,7 +99,7 @@ class Model(nn.Module):
         self._head = _HeadSpec(self.family, self.cfg, tuple(p.name for p in outer), forms)
         self.head_loss: Callable[..., Tensor] = partial(_head_loss, self._head)
         self.chunk_logits = True
-        self.restarts = False
+        self.restarts = self.skips = False
         self.watch: Callable[[], None] | None = None
         self.blocks: list[Block] = []
         for layer in range(self.cfg.layers):
@@ -178,10 +179,14 @@ class Model(nn.Module):
             if targets is None:
                 logits = head(cfg, w, x, batch)
                 return logits.view(rows, length, -1) if places is None else logits
+            goals = targets.reshape(-1)
+            if self.skips:
+                counted = (goals != IGNORED).nonzero()[:, 0]
+                x, goals = x[counted], goals[counted]
             if not self.chunk_logits:
-                return self.head_loss(targets.reshape(-1), x, *outer)
+                return self.head_loss(goals, x, *outer)
             trains = torch.is_grad_enabled()
-            return ChunkedLoss.apply(self._chunk_loss, chunk_rows(cfg.vocab), trains, x, targets.reshape(-1), *outer)
+            return ChunkedLoss.apply(self._chunk_loss, chunk_rows(cfg.vocab), trains, x, goals, *outer)
 
         return run(self.family, self.cfg, w, batch, call_block, call_head)  # type: ignore[return-value]  # of tensors
 

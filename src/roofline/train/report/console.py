@@ -70,7 +70,8 @@ class Console:
             text = f"held-out loss{of} {line['eval_loss']:.4f}, perplexity {line['perplexity']:.2f}"
         else:
             share = self.about["share"]
-            reached = line["tokens_per_s"] * share["per_token_s"]
+            padding = line.get("computed", 1) / line.get("real", 1)  # is computed, too
+            reached = line["tokens_per_s"] * padding * share["per_token_s"]
             # The roof was measured before the first step, perhaps beside other programs: the card measures it again.
             against = f"{reached:.1%} {share['name']}" if reached <= TOLERANCE else f"{share['name']}: not known"
             text = f"loss {line['loss']:.4f}, lr {line['lr']:.3g}, {line['tokens_per_s']:,.0f} tokens/s ({against})"
@@ -119,7 +120,7 @@ class Console:
     def _remaining(self, line: JsonObject) -> str:
         """The time to the end of the run, at the speed of the last steps."""
         steps = self.about["steps"] - line["step"]
-        seconds = steps * self.about["batch_tokens"] / line["tokens_per_s"]
+        seconds = steps * line.get("real", self.about["batch_tokens"]) / line["tokens_per_s"]
         return f", {datetime.timedelta(seconds=round(seconds))} left" if steps else ""
 
 

@@ -115,6 +115,7 @@ class Gradients:
                 tokens, documents, _ = RowArrays(tokens, documents, trained).without_padding()
                 goals = goals[:, : tokens.shape[1]]
         self._computed += goals.size
+        self.model.skips = trained is not None and not self.keeps_padding
         tensors = [
             None if a is None else torch.from_numpy(np.ascontiguousarray(a)).to(device, non_blocking=True)
             for a in (tokens, goals, documents)

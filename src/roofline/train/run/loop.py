@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -289,7 +289,7 @@ class Run:
             wait=waited,
             microbatch=self.gradients.size or 0,
             **({"loss_scale": scaler.scale} if scaler else {}),
-            **({"computed": counted.computed, "trained": counted.trained} if self.tunes else {}),
+            **(asdict(counted) if self.tunes else {}),
         )
         self._heed(self.callbacks.step(line))
         return loss

@@ -151,7 +151,7 @@ class _Watch:
     def rows(self, place: int, real: int) -> Iterator[None]:
         """Watch a pass of `real` rows, the first of which is row `place` of the probe."""
         model, first, count = self.model, place * self.length, real * self.length
-        original, done = model.head_loss, 0
+        original, done, skips = model.head_loss, 0, model.skips
 
         def head_loss(goals: torch.Tensor, x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
             nonlocal done  # the loss is computed in chunks of rows, in order
@@ -165,11 +165,11 @@ class _Watch:
         blocks = model.blocks
         handles = [blocks[0].register_forward_pre_hook(lambda _, args: hook("embed")(_, args, args[0]))]
         handles += [block.register_forward_hook(hook(f"layer {i}")) for i, block in enumerate(blocks)]
-        model.head_loss = head_loss
+        model.head_loss, model.skips = head_loss, False  # every row is summed up
         try:
             yield
         finally:
-            model.head_loss = original
+            model.head_loss, model.skips = original, skips
             for handle in handles:
                 handle.remove()
 

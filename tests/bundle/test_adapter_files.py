@@ -1,0 +1,155 @@
+"""Adapters between PEFT and us: its files in ours, ours in it, and what both compute."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PEFT computes in torch")
+transformers = pytest.importorskip("transformers", reason="PEFT adapts its models")
+peft = pytest.importorskip("peft", reason="what is compared with: pip install --no-deps peft accelerate")
+
+from moe_models import transformers_model  # noqa: E402
+
+from roofline.bundle import load  # noqa: E402
+from roofline.common.errors import ConfigError, UnsupportedError  # noqa: E402
+from roofline.ops.adapters import AdapterMatrix  # noqa: E402
+from roofline.ops.batch import Segment  # noqa: E402
+from roofline.weights.adapter_files import Written, write_adapter  # noqa: E402
+from roofline.weights.adapter_matrices import each_alone, joined  # noqa: E402
+from roofline.weights.adapter_merge import merged  # noqa: E402
+from roofline.weights.adapters import read_adapter  # noqa: E402
+from roofline.weights.checkpoint import Checkpoint, open_checkpoint  # noqa: E402
+from tests.models.parity_cases import CASES, theirs  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of PEFT and torch
+IDS = [1, 5, 9, 60, 31, 7]
+LAYER = "model.layers.1."
+KINDS: dict[str, dict[str, Any]] = {
+    "lora": {},
+    "rslora": {"use_rslora": True},
+    "dora": {"use_dora": True},
+    "patterns": {
+        "rank_pattern": {"q_proj": 3, "layers.1.mlp.up_proj": 5},
+        "alpha_pattern": {f"^{LAYER}mlp.up_proj": 7, "v_proj": 2.5},
+    },
+    "dora_patterns": {"use_dora": True, "rank_pattern": {"o_proj": 2}, "use_rslora": True},
+    "one_layer": {"layers_to_transform": [1], "target_modules": ["q_proj", "up_proj"]},
+}
+
+
+def adapted(model: Any, folder: Path, **config: Any) -> np.ndarray:
+    """float32 [IDS, vocab]: of the model with a random adapter of PEFT's, which is stored in the folder."""
+    model = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=6, task_type="CAUSAL_LM", **config)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "magnitude" in name:
+                parameter.mul_(1 + 0.3 * torch.rand_like(parameter))
+            elif "lora_" in name:
+                parameter.copy_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder)
+    return of_theirs(model)
+
+
+def of_theirs(model: Any) -> np.ndarray:
+    with torch.no_grad():
+        logits = model(torch.tensor([IDS])).logits[0].float().numpy()
+    return np.array(logits)
+
+
+def loaded_again(folder: Path, adapter: Path) -> np.ndarray:
+    """The logits that PEFT has of an adapter's folder."""
+    fields = {"dtype": torch.float32, "attn_implementation": "eager"}
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, **fields)
+    return of_theirs(peft.PeftModel.from_pretrained(model, adapter).eval())
+
+
+def of_ours(checkpoint: Checkpoint, adapter: Any = None) -> np.ndarray:
+    """float32 [IDS, vocab] of a checkpoint, where `adapter` is served beside it or is None."""
+    options = {"backend": "reference", "arithmetic": "plain", "cache_tokens": 64, "max_model_len": 64, "text": False}
+    executable = load(checkpoint, **options, max_adapters=int(adapter is not None)).executable
+    if adapter is not None:
+        executable.adapters.set(1, adapter)
+    executable.batch.fill([Segment(IDS, 0, range(1), int(adapter is not None))], range(len(IDS)))
+    executable.forward()
+    return np.array(executable.logits())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_of_peft_is_served_merged_and_given_back(kind: str, tmp_path: Path) -> None:
+    model = theirs(CASES["llama"].config)
+    model.save_pretrained(tmp_path / "base")
+    expected = adapted(model, tmp_path / "theirs", **{"target_modules": "all-linear"} | KINDS[kind])
+    base, adapter = open_checkpoint(tmp_path / "base"), read_adapter(tmp_path / "theirs")
+    assert np.abs(of_ours(base) - expected).max() > 0.1, "it changes something"
+    assert np.abs(of_ours(merged(base, adapter.matrices).checkpoint) - expected).max() < 2e-5
+    if "dora" in kind:
+        with pytest.raises(UnsupportedError, match=r"DoRA.*roofline merge"):
+            of_ours(base, adapter.matrices)
+    else:
+        assert np.abs(of_ours(base, adapter.matrices) - expected).max() < 2e-5
+    written = Written(base="base", rslora="rslora" in kind)
+    write_adapter(tmp_path / "ours", base.config, adapter.matrices, written)
+    assert read_adapter(tmp_path / "ours").digest == adapter.digest
+    assert np.array_equal(loaded_again(tmp_path / "base", tmp_path / "ours"), expected)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "phi3", "gemma2"])
+def test_families_whose_matrices_lie_otherwise(name: str, tmp_path: Path) -> None:
+    """GPT-2's by columns, Phi-3's q, k and v in one."""
+    model = theirs(CASES[name].config)
+    model.save_pretrained(tmp_path / "base")
+    expected = adapted(model, tmp_path / "theirs", target_modules="all-linear")
+    base, adapter = open_checkpoint(tmp_path / "base"), read_adapter(tmp_path / "theirs")
+    assert np.abs(of_ours(merged(base, adapter.matrices).checkpoint) - expected).max() < 5e-5
+    write_adapter(tmp_path / "ours", base.config, adapter.matrices)
+    assert np.array_equal(loaded_again(tmp_path / "base", tmp_path / "ours"), expected)
+
+
+PARAMETERS = [["gate_up_proj", "down_proj"], ["down_proj"], ["gate_up_proj"]]
+
+
+@pytest.mark.parametrize("parameters", PARAMETERS, ids=["both", "down", "gate_up"])
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_experts(kind: str, parameters: list[str], tmp_path: Path) -> None:
+    """What PEFT has of all experts of a layer in one matrix; gpt-oss' gates and ups take turns."""
+    transformers_model(kind).save_pretrained(tmp_path / "base")
+    targets = {"target_modules": ["q_proj"], "target_parameters": [f"mlp.experts.{each}" for each in parameters]}
+    expected = adapted(transformers_model(kind), tmp_path / "theirs", **targets)
+    base, adapter = open_checkpoint(tmp_path / "base"), read_adapter(tmp_path / "theirs")
+    assert np.abs(of_ours(merged(base, adapter.matrices).checkpoint) - expected).max() < 2e-5
+    write_adapter(tmp_path / "ours", base.config, adapter.matrices)
+    assert np.array_equal(loaded_again(tmp_path / "base", tmp_path / "ours"), expected)
+    with pytest.raises(UnsupportedError, match=r"experts.*roofline merge"):
+        of_ours(base, [each for each in adapter.matrices if ".experts." in each.tensor])
+    # Gate and up with an A each: PEFT has one of twice the ranks for both.
+    apart = list(each_alone(adapter.matrices, base.config))
+    assert {each.tensor: each.b.tobytes() for each in joined(apart, base.config)} == {
+        each.tensor: each.b.tobytes() for each in adapter.matrices
+    }
+    apart = [AdapterMatrix(m.tensor, m.a + 0.1 * m.tensor.endswith("up.weight"), m.b, m.scale) for m in apart]
+    write_adapter(tmp_path / "two", base.config, apart)
+    of_two = of_ours(merged(base, apart).checkpoint)
+    assert np.abs(loaded_again(tmp_path / "base", tmp_path / "two") - of_two).max() < 2e-5
+
+
+def test_what_peft_has_no_form_for(tmp_path: Path) -> None:
+    config = {**CASES["llama"].config, "family": "mixtral", "experts": 2}
+    a, b = np.ones((2, 8), np.float32), np.ones((2, 4), np.float32)
+
+    def expert(number: int, part: str, scale: float = 1.0) -> AdapterMatrix:
+        return AdapterMatrix(f"layers.0.mlp.experts.{number}.{part}.weight", a, b, scale)
+
+    for matrices, problem in (
+        ([expert(0, "gate")], "gate and up need matrices of one scale"),
+        ([expert(0, "gate"), expert(0, "up", 2.0)], "gate and up need matrices of one scale"),
+        ([expert(1, "down")], "from the first one on"),
+        ([expert(0, "down"), expert(1, "down", 2.0)], "several ranks or scales"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            write_adapter(tmp_path / "no", config, matrices)
+    neox = AdapterMatrix("layers.0.attn.qkv.weight", a, b, 1.0)
+    with pytest.raises(UnsupportedError, match="rows in another order"):
+        write_adapter(tmp_path / "no", CASES["gpt_neox"].config, [neox])
+    assert not list(tmp_path.iterdir())

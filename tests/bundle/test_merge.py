@@ -1,0 +1,196 @@
+"""roofline merge: what is written, what the certificate says of it, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from roofline import LLM
+from roofline.bench.quality.certificate import ANSWER_TOKENS, NO_SERVED
+from roofline.bench.quality.survival import Sums, survivals, total
+from roofline.bundle.rewrite import Work, write_gguf
+from roofline.common.errors import ConfigError
+from roofline.engine.params import SamplingParams
+from roofline.weights.adapter_files import write_adapter
+from roofline.weights.adapter_merge import merged
+from roofline.weights.checkpoint import open_checkpoint
+from tests.adapter_files import for_checkpoint
+from tests.command_line import CommandResult, call_roofline
+
+GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+
+
+def adapter_of(model: Path, folder: Path, size: float = 1.0, magnitudes: float = 0.0) -> Path:
+    """A random adapter; size: of its changes; magnitudes: how much longer than before DoRA makes rows."""
+    base = open_checkpoint(model)
+    matrices = []
+    for matrix in for_checkpoint(base.tensors):
+        lengths = np.linalg.norm(base.dequantize(matrix.tensor), axis=1) * np.float32(magnitudes)
+        values = {"b": matrix.b * np.float32(size), "magnitude": lengths if magnitudes else None}
+        matrices.append(type(matrix)(**vars(matrix) | values))
+    return write_adapter(folder, base.config, matrices)
+
+
+def merge(model: Path, adapter: Path, output: Path, *words: object) -> CommandResult:
+    return call_roofline(["merge", model, adapter, "-o", output, "--threads", 1, *words])
+
+
+def certificate(model: Path, adapter: Path, output: Path, *words: object) -> dict[str, Any]:
+    result = merge(model, adapter, output, *words, "--json")
+    assert result.exit_code == 0, result.output
+    place = output.with_suffix(".certificate.json") if output.suffix == ".gguf" else output / "merge_certificate.json"
+    facts = json.loads(place.read_text())
+    assert facts.items() <= json.loads(result.stdout).items()
+    return dict(facts)
+
+
+def test_a_merged_model_answers_as_the_adapter(model: Path, tmp_path: Path) -> None:
+    """In float32 nothing is lost, and the certificate says so; with the adapter served, the same ids come out."""
+    adapter = adapter_of(model, tmp_path / "adapter")
+    facts = certificate(model, adapter, tmp_path / "merged", "--to", "f32")
+    answers, sums = facts["answers"], facts["all_matrices"]
+    assert facts["tied_head"] is True
+    assert facts["adapter_digest"]
+    assert facts["written"] == str(tmp_path / "merged")
+    assert sums["loss"] == 0
+    assert sums["kept"] == sums["survival"] == 1.0
+    assert sums["size"] > 0.1
+    assert len(facts["matrices"]) == 14
+    assert answers["reference"] == "adapter served"
+    assert answers["largest"] < 0.02
+    assert answers["same_top"] == 1.0
+    assert answers["greedy"] == answers["prompts"] == 8
+    assert answers["positions"] > 8 * (ANSWER_TOKENS - 1)
+    prompt = list(range(40, 60))
+    with LLM(str(tmp_path / "merged"), cache_tokens=256) as alone:
+        (got,) = alone.generate(prompt, GREEDY)
+    with LLM(str(model), cache_tokens=256, max_adapters=1) as llm:
+        (wanted,) = llm.generate(prompt, GREEDY, adapter=llm.load_adapter(str(adapter)))
+        (base,) = llm.generate(prompt, GREEDY)
+    assert got.ids == wanted.ids != base.ids
+
+
+def test_formats_and_orders_of_rows(model: Path, tmp_path: Path) -> None:
+    """What bf16 loses follows from its 8 bits; a GGUF file has the rows of q and k in another order."""
+    adapter = adapter_of(model, tmp_path / "adapter")
+    for words, form, least, most in (
+        (["folder", "--to", "bf16"], "BF16", 5e-4, 3e-3),
+        (["half.gguf", "--to", "gguf:bf16"], "BF16", 5e-4, 3e-3),
+        (["small.gguf", "--to", "q8"], "Q8_0", 2e-3, 2e-2),
+    ):
+        facts = certificate(model, adapter, tmp_path / words[0], *words[1:])
+        assert {each["format"] for each in facts["matrices"]} == {form}
+        assert least < facts["all_matrices"]["loss"] < most
+        assert abs(facts["all_matrices"]["kept"] - 1) < 0.01
+    adapted = open_checkpoint(tmp_path / "half.gguf")
+    assert adapted.config["rope_style"] == "interleaved"
+
+
+def test_an_adapter_that_rounding_takes_away_is_refused(model: Path, tmp_path: Path) -> None:
+    """A small change of weights that lie on a coarse grid: nearly all of it is rounded off again."""
+    write_gguf(open_checkpoint(model), tmp_path / "q4.gguf", "Q4_1", Work(threads=1))
+    strong, weak = (adapter_of(model, tmp_path / str(size), size) for size in (2.0, 0.02))
+    facts = certificate(tmp_path / "q4.gguf", strong, tmp_path / "strong.gguf")
+    assert facts["all_matrices"]["kept"] > 0.9
+    result = merge(tmp_path / "q4.gguf", weak, tmp_path / "weak.gguf")
+    assert result.exit_code == 1
+    assert "keep" in result.output
+    assert "50% is the least" in result.output
+    assert "--force" in result.output
+    assert not list(tmp_path.glob("*weak*"))
+    assert not list(tmp_path.glob(".*"))
+    assert certificate(tmp_path / "q4.gguf", weak, tmp_path / "b.gguf", "--to", "bf16")["all_matrices"]["kept"] > 0.99
+    forced = certificate(tmp_path / "q4.gguf", weak, tmp_path / "forced.gguf", "--force")
+    assert forced["all_matrices"]["kept"] < 0.5
+    kinds = {name: info.format for name, info in open_checkpoint(tmp_path / "forced.gguf").tensors.items()}
+    assert kinds == {name: info.format for name, info in open_checkpoint(tmp_path / "q4.gguf").tensors.items()}
+
+
+def test_dora_is_compared_with_itself_in_float32(model: Path, tmp_path: Path) -> None:
+    """Rows get the length that it says, whatever B A is."""
+    adapter = adapter_of(model, tmp_path / "adapter", 1.0, 1.5)
+    facts = certificate(model, adapter, tmp_path / "merged", "--to", "f32")
+    assert facts["answers"]["reference"] == NO_SERVED
+    assert facts["answers"]["largest"] == 0
+    before, after = (
+        open_checkpoint(path).dequantize("layers.1.mlp.up.weight") for path in (model, tmp_path / "merged")
+    )
+    np.testing.assert_allclose(np.linalg.norm(after, axis=1), 1.5 * np.linalg.norm(before, axis=1), rtol=1e-5)
+
+
+def test_probes_and_words_for_people(model: Path, tmp_path: Path) -> None:
+    adapter = adapter_of(model, tmp_path / "adapter")
+    (tmp_path / "probes.txt").write_text("one\n\n" + "two " * 200)
+    result = merge(model, adapter, tmp_path / "merged", "--probes", tmp_path / "probes.txt")
+    assert result.exit_code == 0, result.output
+    for words in ("14 matrices changed by", "the head is the embedding", "of 2 prompts", "certificate: "):
+        assert words in result.stdout
+
+
+def test_what_cannot_be_merged(model: Path, tmp_path: Path) -> None:
+    adapter = adapter_of(model, tmp_path / "adapter")
+    write_gguf(open_checkpoint(model), tmp_path / "q4.gguf", "Q4_1", Work(threads=1))
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there.certificate.json").write_text("")
+    for words, problem in (
+        ((model, adapter, tmp_path / "new.gguf"), "say --to bf16"),
+        ((model, adapter, tmp_path / "new", "--to", "q4"), "does not end in .gguf"),
+        ((model, adapter, tmp_path / "new", "--to", "gguf:bf16"), "does not end in .gguf"),
+        ((model, adapter, tmp_path / "new", "--to", "q77"), "no format 'q77'"),
+        ((tmp_path / "q4.gguf", adapter, tmp_path / "new"), "say --to bf16, or name a .gguf file"),
+        ((model, adapter, tmp_path / "there"), "is there already"),
+        ((model, adapter, tmp_path / "there.gguf", "--to", "bf16"), "is there already"),
+        ((model, tmp_path / "nothing", tmp_path / "new"), "no such folder or file"),
+        ((model, model, tmp_path / "new"), "adapter_config.json"),
+        ((model, adapter, tmp_path / "new", "--probes", tmp_path / "nothing"), "nothing"),
+    ):
+        result = merge(*words)
+        assert result.exit_code == 1, result.output
+        assert problem in result.output
+    assert {path.name for path in tmp_path.iterdir()} >= {"there"}
+    assert not list(tmp_path.glob("new*"))
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_sums() -> None:
+    """Half of the change kept on average, and noise across it."""
+    sums = Sums(weight=100.0, change=4.0, written=5.0, along=2.0, lost=5.0) + Sums()
+    assert (sums.kept, sums.size) == (0.5, 0.2)
+    assert sums.survival == pytest.approx(1.118, abs=1e-3)
+    assert sums.loss == pytest.approx(0.2236, abs=1e-3)
+    assert Sums().kept == Sums().survival == 1.0
+
+
+def test_a_head_that_is_another_is_noticed(model: Path, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from roofline.bench.quality.survival import head_is_tied
+
+    base = open_checkpoint(model)
+    assert head_is_tied(base, base)
+    other = replace(base, bytes_of=lambda name: base.bytes_of(name) + np.uint8(name == "embed.weight"))
+    for changed in (other, replace(base, config={**base.config, "tied": False})):
+        with pytest.raises(ConfigError, match="embedding and head"):
+            head_is_tied(base, changed)
+
+
+def test_experts_in_one_tensor_and_in_several(tmp_path: Path) -> None:
+    """The mixture's folder has a tensor for each expert of a layer, the GGUF file one for all."""
+    from moe_models import transformers_model
+
+    pytest.importorskip("transformers")
+    transformers_model("mixtral").save_pretrained(tmp_path / "folder")
+    base = open_checkpoint(tmp_path / "folder")
+    whole = merged(base, for_checkpoint(base.tensors))
+    from bundle_models import tokenizer_json
+
+    (tmp_path / "folder" / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
+    write_gguf(whole.checkpoint, tmp_path / "merged.gguf", "F32", Work(threads=1))
+    figures = total(survivals(whole, open_checkpoint(tmp_path / "merged.gguf")))
+    assert figures.loss == 0
+    assert figures.kept == 1.0
+    stacked = open_checkpoint(tmp_path / "merged.gguf")
+    again = merged(stacked, for_checkpoint(stacked.tensors, experts=8))
+    assert len(again.parts) == len([name for name in base.tensors if ".attn." in name and "norm" not in name]) + 6
