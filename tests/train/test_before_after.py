@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.cli.training import before_after  # noqa: E402
 from roofline.cli.training.before_after import BeforeAfter, Served  # noqa: E402
-from roofline.train.report import answers as both  # noqa: E402
+from roofline.train.report.answers import read_answers  # noqa: E402
+from roofline.train.run_folder import ANSWERS  # noqa: E402
 from tests.command_line import call_roofline  # noqa: E402
 from tests.train import sft  # noqa: E402
 
@@ -28,7 +29,7 @@ def test_a_run_asks_before_and_after(tmp_path: Path, monkeypatch: pytest.MonkeyP
     words = ["--steps", 2, "--batch", 4, "--max-seq-len", 64, "--precision", "fp32", "--ask", 2, "--eval-share", 0.1]
     done = call_roofline(["finetune", model, data, "--out", out, *words, "--serve", "--port", 8123])
     assert done.exit_code == 0, done.stderr
-    found = both.read(out)
+    found = read_answers(out)
     assert found is not None
     assert [(row.before is None, row.after is None, bool(row.expected)) for row in found.rows] == 2 * [
         (False, False, True)
@@ -68,7 +69,7 @@ def test_an_earlier_attempt_of_the_run_has_asked_already(tmp_path: Path, monkeyp
         asked.append(model)
         return ["four"] * len(self.prompts)
 
-    monkeypatch.setattr(BeforeAfter, "_asked", ask)
+    monkeypatch.setattr(BeforeAfter, "_texts", ask)
     prompts = [
         {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2"}], "answer": "4"},
         {"prompt": "3 + 1 = ", "answer": "four"},
@@ -91,8 +92,8 @@ def test_an_earlier_attempt_of_the_run_has_asked_already(tmp_path: Path, monkeyp
 def test_nothing_is_asked_where_nothing_was_kept_apart(tmp_path: Path) -> None:
     around = BeforeAfter(Served("m", tmp_path / "adapter"), [], tmp_path)
     around.begin()
-    assert json.loads((tmp_path / both.ANSWERS).read_text())["rows"] == []
-    assert [line.partition(":")[0] for line in around.told()] == [
+    assert json.loads((tmp_path / ANSWERS).read_text())["rows"] == []
+    assert [line.partition(":")[0] for line in around.summary()] == [
         "page of the run",
         "serve it",
         "then chat with m",

@@ -124,16 +124,16 @@ def test_answers_stand_side_by_side_with_a_link_to_each_model(folder: Path) -> N
 
 
 def test_answers_are_read_from_the_folder(folder: Path, tmp_path: Path) -> None:
-    assert answers.read(tmp_path) is None
-    answers.write(BOTH, tmp_path)
-    assert answers.read(tmp_path) == BOTH
+    assert answers.read_answers(tmp_path) is None
+    answers.write_answers(BOTH, tmp_path)
+    assert answers.read_answers(tmp_path) == BOTH
     for name in ("card.json", "config.json", "log.jsonl"):
         shutil.copy(folder / name, tmp_path)
     page.write(tmp_path)
     assert "Chat with smollm2-135m" in (tmp_path / page.PAGE).read_text()
     (tmp_path / answers.ANSWERS).write_text("{}")
     with pytest.raises(ConfigError, match=r"answers\.json is no file of answers: remove it"):
-        answers.read(tmp_path)
+        answers.read_answers(tmp_path)
 
 
 def test_it_is_written_while_the_run_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

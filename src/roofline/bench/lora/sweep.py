@@ -40,9 +40,9 @@ class Settings:
     def preset(self, batch: int) -> str:
         """What two points share whose speeds may be compared."""
         of = self.options
-        kept = "full" if of.method == "full" else f"{of.method} of rank {of.rank} beside {of.base}"
+        method = "full" if of.method == "full" else f"{of.method} of rank {of.rank} beside {of.base}"
         rows = f"batch {batch} of {of.max_seq_len} tokens{', packed' * of.pack}"
-        return ", ".join([kept, rows, *self.changes])
+        return ", ".join([method, rows, *self.changes])
 
     @property
     def command(self) -> str:

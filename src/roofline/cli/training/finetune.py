@@ -71,7 +71,7 @@ def command(
     if as_json:
         print_json(result | {"folder": str(folder), "outcome": str(outcome), "serve": serve, "exact": around.exact()})
     else:
-        print("\n".join(around.told()))
+        print("\n".join(around.summary()))
     if options.serve:
         os.execv(sys.executable, [sys.executable, "-m", *served.command])
     return 0

@@ -56,12 +56,12 @@ class Answers:
         return self.count([row.after for row in self.rows])
 
 
-def write(answers: Answers, folder: Path) -> None:
+def write_answers(answers: Answers, folder: Path) -> None:
     """Write them into a run's folder, from where its page reads them."""
     write_atomically(folder / ANSWERS, json.dumps(asdict(answers), indent=1) + "\n")
 
 
-def read(folder: Path) -> Answers | None:
+def read_answers(folder: Path) -> Answers | None:
     """Those of a run's folder, None where it has none. Raises ConfigError."""
     path = folder / ANSWERS
     if not path.exists():
@@ -74,7 +74,7 @@ def read(folder: Path) -> Answers | None:
         raise ConfigError(f"{path} is no file of answers: remove it, and run the command again ({error})") from error
 
 
-def tiles(answers: Answers | None) -> list[tuple[str, str]]:
+def answer_tiles(answers: Answers | None) -> list[tuple[str, str]]:
     """The figures of the top of the page."""
     if answers is None:
         return []
@@ -82,7 +82,7 @@ def tiles(answers: Answers | None) -> list[tuple[str, str]]:
     return [(name, f"{count[0]:,} of {count[1]:,}") for name, count in counts.items() if count is not None]
 
 
-def chat(answers: Answers | None) -> str:
+def chat_links(answers: Answers | None) -> str:
     """A link to chat with each of the two models, and the command that serves them."""
     if answers is None:
         return ""
