@@ -1,7 +1,8 @@
 """Causal attention with gradients on CPUs, as matrix products of a block of queries at a time.
 
-The forward pass keeps the result and the logarithm of each query's sum of weights; the backward pass recomputes the
-weights, as FlashAttention-2 does (Dao 2023). Keys behind a block's last query are left out of its products.
+The forward pass keeps no weights; the backward pass recomputes them, as FlashAttention does (Dao et al. 2022). Keys
+behind a block's last query are left out of its products. What is done to the scores takes longer than the products, so
+they are passed over few times: with torch's fused softmax and its gradient, in place, and in their own type.
 """
 
 import math
@@ -41,68 +42,71 @@ def _cuts(length: int) -> Iterator[tuple[slice, slice]]:
         yield slice(start, end), slice(0, end)
 
 
-def _hide(scores: Tensor, value: float, queries: slice) -> None:
-    """Write `value` over what queries [.., queries, keys] do not see, in place: only the last keys lie behind any."""
-    last = scores[..., queries.start :]
-    at = torch.arange(last.shape[-1], device=scores.device)
-    last.masked_fill_(at[None, :] > at[:, None], value)
-
-
 def _is_exact(scale: float) -> bool:
     """Whether it is a power of two: then q times it are the same numbers, and no score needs to be multiplied."""
     return math.frexp(scale)[0] == 0.5
 
 
-class _Blocks(torch.autograd.Function):
-    """Passes over the scores take most of its time, so there are few, and they write in place."""
+def _weights(scores: Tensor, bias: Tensor | None, hidden: Tensor, scale: float, keys: int) -> Tensor:
+    """The weights of a block from its scores, which are overwritten; both [rows, heads, ..] with the keys in dimension
+    `keys`.
 
+    bias: of the same block. hidden: of the queries and the last keys, -inf for what is not seen; used without a bias.
+    """
+    kind = scores.dtype
+    if scale != 1:
+        scores = scores.float().mul_(scale)
+    if bias is not None:
+        scores = (scores if bias.dtype == scores.dtype else scores.float()).add_(bias)
+    else:
+        size = hidden.shape[0]
+        scores.narrow(keys, scores.shape[keys] - size, size).add_(hidden)
+    return torch.softmax(scores, keys).to(kind)
+
+
+class _Blocks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Context, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-        outs, sums, exact = [], [], _is_exact(scale)
+        exact, outs = _is_exact(scale), []
         q = q * scale if exact else q
         for queries, keys in _cuts(q.shape[2]):
-            scores = torch.matmul(q[:, :, queries], k[:, :, keys].transpose(-1, -2)).float()
-            if not exact:
-                scores.mul_(scale)
-            if bias is None:
-                _hide(scores, -math.inf, queries)
-            else:
-                scores.add_(bias[:, :, queries, keys])
-            most = scores.amax(-1, keepdim=True)
-            weights = scores.sub_(most).exp_()
-            total = weights.sum(-1, keepdim=True)
-            out = torch.matmul(weights.to(q.dtype), v[:, :, keys])
-            outs.append((out.float() / total).to(q.dtype))
-            sums.append(most + total.log())
-        out = torch.cat(outs, 2)
-        ctx.save_for_backward(q, k, v, bias, out, torch.cat(sums, 2))
+            scores = _product(q[:, :, queries], k[:, :, keys].transpose(-1, -2))
+            own = None if bias is None else bias[:, :, queries, keys]
+            weights = _weights(scores, own, _hidden(scores, scores.shape[2]), 1 if exact else scale, 3)
+            outs.append(_product(weights, v[:, :, keys]))
+        ctx.save_for_backward(q, k, v, bias)
         ctx.scale = scale
-        return out
+        return torch.cat(outs, 2)
 
     @staticmethod
     def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, bias, out, sums = ctx.saved_tensors
-        grad, exact = grads[0].contiguous(), _is_exact(ctx.scale)
-        shared = (grad.float() * out.float()).sum(-1)[:, :, None]  # [rows, heads, 1, queries], of all keys of each
-        sums = sums.transpose(-1, -2)
-        into_q = []
+        q, k, v, bias = ctx.saved_tensors
+        grad, exact, into_q = grads[0].contiguous(), _is_exact(ctx.scale), []
         into_k, into_v = (torch.zeros(t.shape, device=t.device) for t in (k, v))
         for queries, keys in _cuts(q.shape[2]):
             # Keys by queries: two products need no transposition, and torch.compile does not recognise the scores of
             # the forward pass, which it would then keep for all layers.
-            scores = torch.matmul(k[:, :, keys], q[:, :, queries].transpose(-1, -2)).float()
+            scores = _product(k[:, :, keys], q[:, :, queries].transpose(-1, -2))
+            own = None if bias is None else bias[:, :, queries, keys].transpose(-1, -2)
+            hidden = _hidden(scores, scores.shape[3]).T
+            weights = _weights(scores, own, hidden, 1 if exact else ctx.scale, 2)
+            into_weights = _product(v[:, :, keys], grad[:, :, queries].transpose(-1, -2))
+            into_scores = torch._softmax_backward_data(into_weights, weights, 2, weights.dtype)
             if not exact:
-                scores.mul_(ctx.scale)
-            if bias is not None:
-                scores.add_(bias[:, :, queries, keys].transpose(-1, -2))
-            weights = scores.sub_(sums[..., queries]).exp_()
-            if bias is None:
-                _hide(weights.transpose(-1, -2), 0.0, queries)
-            into_weights = torch.matmul(v[:, :, keys], grad[:, :, queries].transpose(-1, -2)).float()
-            into_scores = into_weights.sub_(shared[..., queries]).mul_(weights)
-            into_scores = (into_scores if exact else into_scores.mul_(ctx.scale)).to(q.dtype)
-            into_q.append(torch.matmul(into_scores.transpose(-1, -2), k[:, :, keys]))
-            into_k[:, :, keys] += torch.matmul(into_scores, q[:, :, queries])
-            into_v[:, :, keys] += torch.matmul(weights.to(q.dtype), grad[:, :, queries])
+                into_scores = into_scores.mul_(ctx.scale)
+            into_q.append(_product(into_scores.transpose(-1, -2), k[:, :, keys]))
+            into_k[:, :, keys] += _product(into_scores, q[:, :, queries])
+            into_v[:, :, keys] += _product(weights, grad[:, :, queries])
         into_q_sum = torch.cat(into_q, 2)
         return into_q_sum.mul_(ctx.scale) if exact else into_q_sum, into_k.to(k.dtype), into_v.to(v.dtype), None, None
+
+
+def _hidden(scores: Tensor, size: int) -> Tensor:
+    """[queries, queries]: 0 for keys that a query of a block sees among the last ones, -inf for those behind it."""
+    return torch.full((size, size), -math.inf, dtype=scores.dtype, device=scores.device).triu_(1)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """The matrix products of each row's heads."""
+    rows, heads = a.shape[:2]
+    return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).view(rows, heads, a.shape[2], b.shape[3])
