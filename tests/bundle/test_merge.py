@@ -1,6 +1,7 @@
 """roofline merge: what is written, what the certificate says of it, and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def adapter_of(model: Path, folder: Path, size: float = 1.0, magnitudes: float =
     for matrix in for_checkpoint(base.tensors):
         lengths = np.linalg.norm(base.dequantize(matrix.tensor), axis=1) * np.float32(magnitudes)
         values = {"b": matrix.b * np.float32(size), "magnitude": lengths if magnitudes else None}
-        matrices.append(type(matrix)(**vars(matrix) | values))
+        matrices.append(replace(matrix, **values))
     return write_adapter(folder, base.config, matrices)
 
 
@@ -120,6 +121,25 @@ def test_dora_is_compared_with_itself_in_float32(model: Path, tmp_path: Path) ->
     np.testing.assert_allclose(np.linalg.norm(after, axis=1), 1.5 * np.linalg.norm(before, axis=1), rtol=1e-5)
 
 
+def test_dora_in_a_model_whose_rows_a_converter_permuted(model: Path, tmp_path: Path) -> None:
+    """Magnitudes move with the rows: each is another one here."""
+    write_gguf(open_checkpoint(model), tmp_path / "base.gguf", "F32", Work(threads=1))
+    plain, paired = open_checkpoint(model), open_checkpoint(tmp_path / "base.gguf")
+    matrices = [
+        replace(matrix, magnitude=np.arange(1, matrix.b.shape[1] + 1, dtype=np.float32))
+        for matrix in for_checkpoint(plain.tensors)
+    ]
+    first, second = merged(plain, matrices), merged(paired, matrices)
+    for name in first.parts:
+        got, wanted = second.values(name), first.values(name)
+        moved = name.endswith(("attn.q.weight", "attn.k.weight"))
+        if moved:
+            heads = len(wanted) // plain.config["head_dim"]
+            wanted = wanted.reshape(heads, 2, -1, wanted.shape[1]).swapaxes(1, 2).reshape(wanted.shape)
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)
+        assert not moved or not np.allclose(got, first.values(name))
+
+
 def test_probes_and_words_for_people(model: Path, tmp_path: Path) -> None:
     adapter = adapter_of(model, tmp_path / "adapter")
     (tmp_path / "probes.txt").write_text("one\n\n" + "two " * 200)
@@ -164,8 +184,6 @@ def test_sums() -> None:
 
 
 def test_a_head_that_is_another_is_noticed(model: Path, tmp_path: Path) -> None:
-    from dataclasses import replace
-
     from roofline.bench.quality.survival import head_is_tied
 
     base = open_checkpoint(model)
@@ -194,3 +212,23 @@ def test_experts_in_one_tensor_and_in_several(tmp_path: Path) -> None:
     stacked = open_checkpoint(tmp_path / "merged.gguf")
     again = merged(stacked, for_checkpoint(stacked.tensors, experts=8))
     assert len(again.parts) == len([name for name in base.tensors if ".attn." in name and "norm" not in name]) + 6
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("magnitudes", [0.0, 1.5], ids=["lora", "dora"])
+def test_transformers_computes_what_peft_merges(magnitudes: float, model: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft", reason="what is compared with: pip install --no-deps peft accelerate")
+    adapter = adapter_of(model, tmp_path / "adapter", 1.0, magnitudes)
+    certificate(model, adapter, tmp_path / "merged", "--to", "f32")
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    theirs = peft.PeftModel.from_pretrained(read(model, dtype=torch.float32), adapter).merge_and_unload()
+    ours = read(tmp_path / "merged", dtype=torch.float32)
+    weights = theirs.state_dict()
+    assert weights.keys() == ours.state_dict().keys()
+    for name, values in ours.state_dict().items():
+        torch.testing.assert_close(values, weights[name], rtol=1e-5, atol=1e-6)
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        assert (ours(ids).logits - theirs(ids).logits).abs().max() < 1e-4
