@@ -11,11 +11,13 @@ import pytest
 from roofline import LLM
 from roofline.bench.quality.certificate import ANSWER_TOKENS, NO_SERVED
 from roofline.bench.quality.survival import Sums, survivals, total
+from roofline.bundle.merge import MergedForm, merged_form, write_merged
 from roofline.bundle.rewrite import Work, write_gguf
-from roofline.common.errors import ConfigError
+from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.engine.params import SamplingParams
 from roofline.weights.adapter_files import write_adapter
 from roofline.weights.adapter_merge import merged
+from roofline.weights.adapters import read_adapter
 from roofline.weights.checkpoint import open_checkpoint
 from tests.adapter_files import for_checkpoint
 from tests.command_line import CommandResult, call_roofline
@@ -107,6 +109,36 @@ def test_an_adapter_that_rounding_takes_away_is_refused(model: Path, tmp_path: P
     assert forced["all_matrices"]["kept"] < 0.5
     kinds = {name: info.format for name, info in open_checkpoint(tmp_path / "forced.gguf").tensors.items()}
     assert kinds == {name: info.format for name, info in open_checkpoint(tmp_path / "q4.gguf").tensors.items()}
+
+
+def test_the_noise_of_rounding_is_not_taken_for_the_adapter(model: Path, tmp_path: Path) -> None:
+    """Where weights are quantised at the same time, what is left is the difference to the model alone, rounded too."""
+    base = open_checkpoint(model)
+    figures = {}
+    for size in (1.0, 1e-6):
+        whole = merged(base, [replace(each, scale=size) for each in for_checkpoint(base.tensors)])
+        out = tmp_path / f"{size}.gguf"
+        write_merged(whole, out, merged_form(base, out, "Q4_1"), Work(threads=1))
+        figures[size] = total(survivals(whole, open_checkpoint(out)))
+    assert figures[1e-6].loss > 0.02
+    noise = (figures[1e-6].lost / figures[1e-6].change) ** 0.5
+    assert figures[1e-6].survival < noise / 5, "most blocks are rounded alike; of W itself it would be the noise"
+    assert abs(figures[1.0].kept - 1) < 0.05
+
+
+def test_formats_that_stay(model: Path, tmp_path: Path) -> None:
+    write_gguf(open_checkpoint(model), tmp_path / "q4.gguf", "Q4_K_M", Work(threads=1))
+    adapter = adapter_of(model, tmp_path / "adapter", 2.0)
+    merge(tmp_path / "q4.gguf", adapter, tmp_path / "merged.gguf")
+    base, written = (open_checkpoint(tmp_path / name) for name in ("q4.gguf", "merged.gguf"))
+    assert written.metadata["general.file_type"] == base.metadata["general.file_type"] == 15
+    assert {n: i.format for n, i in written.tensors.items()} == {n: i.format for n, i in base.tensors.items()}
+    result = merge(tmp_path / "q4.gguf", adapter, tmp_path / "again.gguf", "--to", "q8")
+    assert "had been quantised before and were rounded a second time" in result.stdout
+    whole = merged(base, read_adapter(adapter).matrices)
+    form = MergedForm(True, dict.fromkeys(base.tensors, "IQ2_XXS"))
+    with pytest.raises(UnsupportedError, match=r"writing layers.* in IQ2_XXS.*--to q4"):
+        write_merged(whole, tmp_path / "low.gguf", form, Work(threads=1))
 
 
 def test_dora_is_compared_with_itself_in_float32(model: Path, tmp_path: Path) -> None:
