@@ -37,8 +37,8 @@ def trained(shell: Any, port: int) -> str:
     assert shell(MAKE).returncode == 0
     shown = shell(SHOW)
     assert '[[{"name": "Kim", "day": "Tuesday", "time": "22:00", "people": 5}<|im_end|>]]' in shown.stdout, shown.stderr
-    assert "--epochs 2" in TRAIN
-    done = shell(f"{TRAIN.replace('--epochs 2', f'--steps {STEPS} --batch 4')} --port {port}", timeout=1200)
+    assert "--epochs 1" in TRAIN
+    done = shell(f"{TRAIN.replace('--epochs 1', f'--steps {STEPS}')} --port {port}", timeout=1200)
     assert done.returncode == 0, done.stderr
     return str(done.stdout)
 
@@ -91,7 +91,7 @@ def look(page: Path, port: int, place: Path) -> None:
         chat = browser.open(link)
         chat.wait("document.querySelector('#model').textContent === 'bookings'")
         chat.evaluate("document.querySelector('#text').focus()")
-        chat.write("A table for 3 on Monday at 6:15 pm please, the name is Ito.")
+        chat.write("A table for 3 on Monday at 18:15 please, the name is Ito.")
         chat.press("Enter")
         chat.wait("document.querySelector('.assistant .figures') !== null")
         assert "Ito" in chat.text(".assistant .prose")
