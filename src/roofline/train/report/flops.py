@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from roofline.common.json_types import JsonMapping
 from roofline.models.registry import configure
@@ -25,7 +25,9 @@ from roofline.models.spec import Param, expand
 from roofline.program.ir import Program
 from roofline.program.passes.price import mixture
 from roofline.program.trace import trace_shape
-from roofline.train.model.adapted import Form
+
+if TYPE_CHECKING:
+    from roofline.train.model.adapted import Form
 
 Figures = TypeVar("Figures")
 
@@ -53,7 +55,7 @@ def per_token(
     length: int,
     checkpointing: str | None = None,
     documents: bool = False,
-    forms: Mapping[str, Form] = MappingProxyType({}),
+    forms: "Mapping[str, Form]" = MappingProxyType({}),
 ) -> dict[str, Flops]:
     """The FLOPs of one token by each convention.
 
@@ -87,7 +89,7 @@ def per_token(
 def _adapted(
     params: Sequence[Param],
     program: Program,
-    forms: Mapping[str, Form],
+    forms: "Mapping[str, Form]",
     titan: float,
     products: Mapping[str, float],
     checkpointing: str | None,
