@@ -3,18 +3,23 @@
 import json
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="training is torch")
 pytest.importorskip("transformers", reason="the models are written by transformers")
 
 from roofline.common.errors import ConfigError, UnsupportedError  # noqa: E402
+from roofline.text.tokenizers.vocabulary import byte_alphabet  # noqa: E402
 from roofline.train.config.read import parse_config  # noqa: E402
-from roofline.train.run.loop import train  # noqa: E402
+from roofline.train.parallel.processes import World  # noqa: E402
+from roofline.train.run.loop import Run, train  # noqa: E402
 from roofline.weights.adapters import read_adapter  # noqa: E402
+from roofline.weights.checkpoint import open_checkpoint  # noqa: E402
 from tests.train import small  # noqa: E402
 from tests.train.test_adapted import folder_of  # noqa: E402
 
@@ -23,7 +28,17 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return folder_of("llama", tmp_path_factory.mktemp("model") / "llama")
+    folder = folder_of("llama", tmp_path_factory.mktemp("model") / "llama")
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(small.VOCAB)))
+    return folder
+
+
+def tokenizer_json(vocab: int) -> dict[str, Any]:
+    """A tokenizer of the first bytes."""
+    letters = [letter for letter, _ in sorted(byte_alphabet().items(), key=lambda pair: pair[1])][:vocab]
+    form: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    model = {"type": "BPE", "vocab": {letter: number for number, letter in enumerate(letters)}, "merges": []}
+    return {"added_tokens": [], "model": model, "pre_tokenizer": form, "decoder": form}
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +129,46 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     with pytest.raises((ConfigError, UnsupportedError), match=message):
         train(parse_config({**mapping(model, rows, tmp_path / "run"), **changes}))
+
+
+def test_an_adapter_of_a_gguf_file_is_that_of_the_same_model_in_safetensors(
+    model: Path, rows: Path, tmp_path: Path
+) -> None:
+    """Converters permute the rows of q and k; adapters are written with rows in Hugging Face's order."""
+    from roofline.bundle.rewrite import Work, write_gguf
+
+    write_gguf(open_checkpoint(model), tmp_path / "model.gguf", "", Work(threads=1))
+    adapters = []
+    for number, base in enumerate((model, tmp_path / "model.gguf")):
+        given = mapping(base, rows, tmp_path / f"run-{number}", max_duration="3ba")
+        given["adapter"] |= {"method": "dora", "rslora": True, "base": "stored"}
+        train(parse_config(given))
+        adapters.append(read_adapter(tmp_path / f"run-{number}/adapter"))
+    for ours, theirs in zip(*(each.matrices for each in adapters), strict=True):
+        assert ours.tensor == theirs.tensor
+        assert ours.scale == pytest.approx(32 / 2)
+        np.testing.assert_allclose(ours.b, theirs.b, atol=2e-5)
+        np.testing.assert_allclose(ours.magnitude, theirs.magnitude, atol=2e-5)
+
+
+def test_a_base_is_adapted_in_the_format_of_its_file(model: Path, rows: Path, tmp_path: Path) -> None:
+    """Of a quantised file the very bytes are kept, and the run's card says what of its memory they are."""
+    from roofline.bundle.rewrite import Work, write_gguf
+
+    write_gguf(open_checkpoint(model), tmp_path / "model.gguf", "Q4_1", Work(threads=1))
+    given = mapping(tmp_path / "model.gguf", rows, tmp_path / "run", max_duration="1ba")
+    given["adapter"]["base"] = "stored"
+    checkpoint = open_checkpoint(tmp_path / "model.gguf")
+    with closing(Run(parse_config(given), World())) as run:
+        kinds = set()
+        for param, form, tensor in run.model.frozen():
+            kinds.add(form.format)
+            raw = np.asarray(checkpoint.read(param.name)).reshape(-1)
+            if form.opaque:
+                np.testing.assert_array_equal(tensor.detach().view(torch.uint8).numpy().reshape(-1), raw)
+        assert "Q4_1" in kinds
+        assert run.report.memory.predicted is not None
+        frozen = sum(t.nbytes for _, _, t in run.model.frozen())
+        trained = sum(t.nbytes for _, _, t in run.model.canonical())
+        parts = run.report.memory.predicted.parts
+        assert (parts["parameters"], parts["optimizer"]) == (frozen + trained, 2 * trained)

@@ -6,6 +6,7 @@ of `ops.formats`, to the bit, before they are rounded. Others are widened by num
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -111,10 +112,12 @@ def _q6_k(blocks: Tensor) -> Tensor:
 
 def _nf4(blocks: Tensor) -> Tensor:
     scale = blocks[:, :4].contiguous().view(torch.float32)
-    codes = torch.stack([blocks[:, 4:] >> 4, blocks[:, 4:] & 15], 2).view(len(blocks), -1)
-    return torch.from_numpy(VALUES).to(blocks.device)[codes.int()] * scale
+    pairs = torch.from_numpy(_NF4_PAIRS).to(blocks.device)  # of each byte, the two values as one number of 64 bits
+    values = pairs.index_select(0, blocks[:, 4:].flatten().int()).view(torch.float32)
+    return values.view(len(blocks), -1).mul_(scale)
 
 
+_NF4_PAIRS = np.stack([VALUES[np.arange(256) >> 4], VALUES[np.arange(256) & 15]], 1).view(np.float64).reshape(-1)
 _UNPACK: dict[str, Callable[[Tensor], Tensor]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
