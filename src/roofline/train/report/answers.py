@@ -11,7 +11,7 @@ from roofline.common.errors import ConfigError
 from roofline.common.files import write_atomically
 from roofline.train.run_folder import ANSWERS
 
-SHOWN = 12  # answers on the page: those that changed first
+SHOWN = 12  # answers on the page, the first: to choose among them would flatter one of the models
 Count = tuple[int, int]  # of how many
 
 
@@ -109,16 +109,14 @@ def side_by_side(answers: Answers | None) -> str:
     asked = [row for row in answers.rows if row.before is not None or row.after is not None]
     if not asked:
         return ""
-    ordered = sorted(asked, key=lambda row: row.exact(row.before) == row.exact(row.after))
-    shown = ordered[:SHOWN]
     heads = ("held-out prompt", f"before: {answers.before}", f"after: {answers.after}", "answer of the data")
     titles = "".join(f"<th>{html.escape(title)}</th>" for title in heads)
     body = "".join(
         f"<tr><td>{_text(row.prompt)}</td>{_cell(row, row.before)}{_cell(row, row.after)}"
         f"<td>{_text(row.expected)}</td></tr>"
-        for row in shown
+        for row in asked[:SHOWN]
     )
-    left_out = f"<p>{len(shown)} of {len(asked):,} answers.</p>" if len(shown) < len(asked) else ""
+    left_out = f"<p>The first {SHOWN} of {len(asked):,}.</p>" if SHOWN < len(asked) else ""
     return (
         f'<section><h2>Answers before and after</h2>{left_out}<div class="wide"><table class="answers">'
         f"<thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div></section>"
