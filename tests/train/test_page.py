@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,10 @@ def test_answers_stand_side_by_side_with_a_link_to_each_model(folder: Path) -> N
     assert rows == [("Which &lt;b&gt;?", "other", "exact"), ("And this?", "exact", "exact")]
     assert "<span>exact before</span><b>1 of 2</b>" in text
     assert "<span>exact after</span><b>2 of 2</b>" in text
+    assert card["done"]
+    assert embedded(text)["live"] is False
+    begun = replace(BOTH, rows=tuple(replace(row, after=None) for row in BOTH.rows))
+    assert embedded(page.page([], card, made, begun))["live"] is True, "the answers after the run are still to come"
 
 
 def test_answers_are_read_from_the_folder(folder: Path, tmp_path: Path) -> None:
@@ -151,10 +156,10 @@ def test_it_is_written_while_the_run_is_under_way(tmp_path: Path, monkeypatch: p
     train(config(write_rows(tmp_path / "data", 50), tmp_path / "run", max_duration="4ba"), watch)
     assert len(seen) == 3, "one behind each step but the last"
     assert '<progress max="4" value="3">' in seen[-1]
-    assert embedded(seen[-1])["done"] is False
+    assert embedded(seen[-1])["live"] is True
     text = (tmp_path / "run" / page.PAGE).read_text()
     assert "<progress max" not in text
-    assert embedded(text)["done"] is True
+    assert embedded(text)["live"] is False
 
 
 @pytest.mark.slow

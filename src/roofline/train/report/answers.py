@@ -48,6 +48,11 @@ class Answers:
         return (sum(row.exact(text) for row, text in asked), len(asked)) if asked else None
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether the model, asked before the run, is still to be asked after it."""
+        return self.exact_before is not None and self.exact_after is None
+
+    @property
     def exact_before(self) -> Count | None:
         return self.count([row.before for row in self.rows])
 
@@ -116,7 +121,7 @@ def side_by_side(answers: Answers | None) -> str:
         f"<td>{_text(row.expected)}</td></tr>"
         for row in asked[:SHOWN]
     )
-    left_out = f"<p>The first {SHOWN} of {len(asked):,}.</p>" if SHOWN < len(asked) else ""
+    left_out = f"<p>The first {SHOWN} of {len(asked):,}.</p>" if len(asked) > SHOWN else ""
     return (
         f'<section><h2>Answers before and after</h2>{left_out}<div class="wide"><table class="answers">'
         f"<thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div></section>"

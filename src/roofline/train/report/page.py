@@ -52,7 +52,12 @@ def page(lines: Sequence[JsonMapping], card: JsonMapping, config: JsonMapping, a
             ]
         ),
         data=_script_json(
-            {"series": _series(lines), "taken": _resume_steps(lines), "written": card["written"], "done": card["done"]}
+            {
+                "series": _series(lines),
+                "taken": _resume_steps(lines),
+                "written": card["written"],
+                "live": not card["done"] or (answers is not None and answers.is_waiting),
+            }
         ),
     )
 
