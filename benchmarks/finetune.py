@@ -208,8 +208,28 @@ def main() -> None:
         **measure(task, given.model, given.only.split(","), given.rounds, given.steps),
     }
     print(json.dumps(record, indent=1))
+    print(table(record), file=sys.stderr)
     if given.out is not None:
         given.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record as Markdown, for documents."""
+    lines = ["| | tokens/s (of the turns) | with padding | step, p50 and p95 | peak memory |", "|---|---|---|---|---|"]
+    for name, each in record["results"].items():
+        turns = f"{each['tokens_per_s']:,.0f} ({min(each['turns']):,.0f} to {max(each['turns']):,.0f})"
+        step = f"{each['step_s']['p50']:.2f} s, {each['step_s']['p95']:.2f} s"
+        cells = [name, turns, f"{each['with_padding_per_s']:,.0f}", step, f"{each['peak_bytes'] / 1e9:.2f} GB"]
+        lines.append(f"| {' | '.join(cells)} |")
+    if "to_peft" in record:
+        ratios, said = record["to_peft"], record["to_peft"]["parity"]
+        lines.append(
+            f"\nOurs to peft's, padded alike: {ratios['tokens_per_s']:.2f} x the tokens/s and "
+            f"{ratios['peak_memory']:.2f} x the memory; losses {said['verdict']} ({said['why']})."
+        )
+    if "packed_to_padded" in record:
+        lines.append(f"\nPacked to padded: {record['packed_to_padded']['tokens_per_s']:.2f} x the tokens/s.")
+    return "\n".join(lines)
 
 
 def software() -> dict[str, str | None]:

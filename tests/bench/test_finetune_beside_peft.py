@@ -1,5 +1,6 @@
 """benchmarks.finetune: ours and peft with transformers' Trainer, from one adapter, over the same samples."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,9 @@ def test_the_losses_are_those_of_peft(tmp_path: Path) -> None:
     assert 0 <= packed["padding_share"] < ours["padding_share"]
     assert ours["padding_share"] <= theirs["padding_share"] + 0.1
     assert found["packed_to_padded"]["tokens_per_s"] > 0
+    text = finetune.table(found)
+    assert re.search(r"^\| peft \| [\d,]+ \([\d,]+ to [\d,]+\) \|", text, re.MULTILINE)
+    assert "losses equivalent" in text
 
 
 def test_ratios_are_medians_over_rounds_of_the_same_samples(monkeypatch: pytest.MonkeyPatch) -> None:

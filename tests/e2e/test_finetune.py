@@ -18,7 +18,7 @@ from tests.browser import CHROMIUM, Browser
 PAGE = (Path(__file__).parents[2] / "docs/tutorials/finetune.md").read_text()
 DATA, CLIENT = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 MAKE, SHOW, TRAIN, SERVE = re.findall(r"^(?:python3|roofline) .*$", PAGE, re.MULTILINE)
-STEPS = 10
+STEPS = 8
 BOOKING = '{"name": "Moreau", "day": "Sunday", "time": "19:45", "people": 6}'  # what the client of the page asks for
 
 
