@@ -6,7 +6,8 @@ from pathlib import Path
 import profile_builders as made
 import pytest
 
-from roofline.bench.profile.profile import Step, Timing, fastest, fill, run
+from roofline.bench.profile import profile
+from roofline.bench.profile.profile import Profiled, Step, Timing, fastest, fill, run
 from roofline.common.errors import CapacityError
 from roofline.hardware.roofs import reachable
 from roofline.program.passes.price import amount, price
@@ -78,6 +79,15 @@ def test_the_highest_share_is_an_ops_or_the_steps() -> None:
 def test_the_mean_of_the_fastest_runs_counts() -> None:
     runs = [Timing([seconds, 2 * seconds], 1.0, 3 * seconds + 1) for seconds in range(1, 25)]
     assert fastest(runs) == Timing([2.0, 4.0], 1.0, 7.0)  # three of 24
+
+
+def test_figures_are_told_where_the_picture_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = Profiled("m", {}, (made.made(DECODE, [1e-5] * made.COUNT),))
+    monkeypatch.setattr(profile, "profile_model", lambda model, steps, load: measured)
+    told = call_roofline(["profile", "m", "--svg", "/dev/full"])
+    assert (told.exit_code, told.stderr) == (1, "roofline: /dev/full: the disk is full\n")
+    assert "norm_quantize" in told.stdout
+    assert "drawn" not in told.stdout
 
 
 @pytest.fixture(scope="module")

@@ -99,6 +99,11 @@ def test_a_bundle_is_replaced_and_nothing_else_is(model: Path, bundle: Path, tmp
     assert left(folder) == ["precious"]
     assert is_bundle(compile_model(str(model), empty).path)
     assert is_bundle(compile_model(str(model), tmp_path / "new" / "deep").path)
+    link = tmp_path / "link"
+    link.symlink_to(empty)
+    compile_model(str(other), link)
+    assert link.is_symlink()
+    assert verify(empty).manifest.source["path"] == str(other)
 
 
 def test_failures_leave_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

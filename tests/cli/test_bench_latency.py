@@ -84,3 +84,10 @@ def test_rungs_are_explained_without_running():
 )
 def test_what_cannot_be_run_is_refused_at_once(words, said):
     assert said in call(*words, code=1)
+
+
+def test_a_record_that_cannot_be_written_is_printed(shape):
+    grid = ["--preset", shape, "--prompt", "8", "--new", "2", "--repeats", "1", "--threads", "1", "--rungs", "eager"]
+    told = call(*grid, "--out", "/dev/full", code=1)
+    assert '"cell": "prefill 8 x 1"' in told
+    assert told.endswith("roofline: /dev/full: the disk is full\n")

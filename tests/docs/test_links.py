@@ -26,6 +26,7 @@ THEIRS = {
         "answer.c",
         "tokenizer.json",
         "card.json",
+        "reference.json",
         "owner.json",
         "grid.json",
         "summary.json",

@@ -170,7 +170,8 @@ def test_the_command_tells_and_ends_with_a_status(serve_app, live):
     [
         (["http://127.0.0.1:1"], "cannot be asked"),
         (["http://127.0.0.1:1", "--only", "nothing"], "no check has such a name"),
-        (["no address"], "cannot be asked"),
+        (["no address"], "is no address of a server"),
+        (["http://127.0.0.1:99999"], "its port is no number from 1 to 65535"),
     ],
 )
 def test_what_cannot_be_checked_is_one_sentence(words, problem):

@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import gc
 import json
+import logging
 import os
 import queue
 import re
@@ -80,14 +81,14 @@ class Server:
 def run(monkeypatch):
     """run(outcome, at_start(server, engine)) -> what happened, in order."""
 
-    def once(outcome, at_start, make=Engine, options=ServeOptions()):
+    def once(outcome, at_start, make=Engine, options=ServeOptions(), notice=""):
         steps = []
 
         async def serving():
             engine = make(steps, outcome)
             server = Server(steps, lambda server: at_start(server, engine))
             monkeypatch.setattr(module, "_http_server", lambda *_: server)
-            text = SimpleNamespace(complete=lambda: steps.append("complete"))
+            text = SimpleNamespace(complete=lambda: steps.append("complete"), chat_notice=notice)
             settle = lambda: steps.append("settle")  # noqa: E731
             listening = SimpleNamespace(family=socket.AF_INET, getsockname=lambda: ("127.0.0.1", 8000))
             await module._serve(options, listening, engine, time.perf_counter(), lambda: text, settle)
@@ -107,7 +108,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_error(run):
 
 
 def test_a_loaded_model_is_announced_and_the_rest_built(run, capsys):
-    ready, began = SimpleNamespace(name="tiny", max_model_len=1000), time.perf_counter()
+    ready, began = SimpleNamespace(name="tiny", max_model_len=1000, encoder=False), time.perf_counter()
     steps = run(ready, lambda server, engine: engine.loaded.set())
     assert steps == ["settle", "serve", "complete", "close"]
     told = re.fullmatch(
@@ -116,6 +117,14 @@ def test_a_loaded_model_is_announced_and_the_rest_built(run, capsys):
     )
     assert told is not None
     assert float(told[1]) <= time.perf_counter() - began + 0.01
+
+
+@pytest.mark.parametrize("encoder", [False, True])
+def test_a_model_without_a_chat_template_is_told(run, caplog, monkeypatch, encoder):
+    monkeypatch.setattr(logging.getLogger("roofline"), "propagate", True)
+    ready = SimpleNamespace(name="tiny", max_model_len=1000, encoder=encoder)
+    run(ready, lambda server, engine: engine.loaded.set(), notice="chats are refused")
+    assert caplog.messages == ["chats are refused"] * (not encoder), "encoders have no chats anyway"
 
 
 def test_a_server_that_ends_while_it_loads_ends_in_peace(run, capsys):
@@ -206,7 +215,7 @@ def test_golden_prompts_are_checked_unless_that_is_off(run, monkeypatch, check, 
         checks.append(words)
 
     monkeypatch.setattr(module, "_check_golden", check_golden)
-    ready = SimpleNamespace(name="tiny", max_model_len=1000)
+    ready = SimpleNamespace(name="tiny", max_model_len=1000, encoder=False)
     run(ready, lambda _, engine: engine.loaded.set(), options=ServeOptions(golden_check=check))
     assert bool(checks) == begun
 

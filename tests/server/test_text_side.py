@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from roofline.common.errors import ConfigError, RequestError
+from roofline.server import extra_models
 from roofline.server.options import ServeOptions
 from roofline.server.serve import _later
 from roofline.server.text_side import TextSide
@@ -119,6 +120,21 @@ def test_a_model_without_a_template_and_its_marks_refuses_chats() -> None:
         text.encode_chat([{"role": "user", "content": "hello"}])
     assert refusal.value.code == "no_chat_template"
     assert text.encode("hello")
+    assert text.chat_notice.endswith("chats are refused, /v1/completions continues texts")
+
+
+def test_the_template_that_stands_in_for_a_models_own_is_told() -> None:
+    text = chatml()
+    assert TextSide(text.tokenizer, ChatTemplate("{{ messages[0].content }}")).chat_notice == ""
+    assert "chats are written in ChatML" in TextSide(text.tokenizer, ChatTemplate(None)).chat_notice
+
+
+@pytest.mark.parametrize(("encoder", "told"), [(False, 1), (True, 0)])
+def test_an_extra_model_without_a_template_is_told_by_its_name(encoder, told, caplog, monkeypatch) -> None:
+    monkeypatch.setattr(logging.getLogger("roofline"), "propagate", True)
+    extra_models._complete("second", TextSide(chatml().tokenizer, ChatTemplate(None)), encoder)
+    assert len(caplog.messages) == told
+    assert all(line.startswith("model second: the model's files have no chat template") for line in caplog.messages)
 
 
 def test_the_text_of_ids_has_their_special_tokens() -> None:

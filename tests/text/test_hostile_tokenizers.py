@@ -20,6 +20,7 @@ from roofline.text.tokenizers.from_json import from_json
 from roofline.text.tokenizers.patterns import PatternError, least_length
 from roofline.text.tokenizers.pretokenizers import PATTERNS
 from roofline.text.tokenizers.tokenizer import Tokenizer
+from roofline.text.tokenizers.vocabulary import AddedToken, Vocabulary
 
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 WRONG = [None, True, False, "x", "", 7, -1, 1 << 70, 1e9, 0.5, [], ["x"], [1], {}, {"x": 1}]
@@ -109,6 +110,20 @@ def test_an_id_of_a_thousand_million_asks_for_no_memory() -> None:
     entry = {"id": 1_000_000_000, "content": "<x>", "special": True, "lstrip": False, "rstrip": False}
     with pytest.raises(ConfigError, match=r"tokenizer\.json: added_tokens\[0\]\.id: the number 1000000000 is no id"):
         from_json(library_json(added_tokens=[{**entry, "single_word": False, "normalized": False}]), {})
+
+
+HALF = "\ud800"  # of a surrogate pair: JSON can write it, no encoding of text can
+
+
+def test_half_a_surrogate_pair_is_no_token() -> None:
+    flags = dict.fromkeys(("special", "lstrip", "rstrip", "single_word", "normalized"), False)
+    with pytest.raises(ConfigError, match=r"tokenizer\.json: added_tokens\[0\]\.content: holds half a surrogate pair"):
+        from_json(library_json(added_tokens=[{"id": 3, "content": HALF, **flags}]), {})
+    with pytest.raises(ConfigError, match="vocabulary and merges do not fit together"):
+        from_json(library_json(model={"vocab": {"a": 0, "b": 1, HALF: 2}, "merges": []}), {})
+    added = (AddedToken(1, HALF, special=True),)
+    with pytest.raises(ConfigError, match="its added tokens cannot be built"):
+        Tokenizer(Vocabulary("BPE", ["a"], added=added)).complete()
 
 
 def test_a_panic_of_the_library_is_an_error_like_others(monkeypatch: pytest.MonkeyPatch) -> None:

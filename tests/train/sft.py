@@ -44,7 +44,7 @@ def words(folder: Path) -> Tokenizer:
     return from_json(folder / "tokenizer.json", json.loads((folder / "tokenizer_config.json").read_text()))
 
 
-def write_model(folder: Path) -> Path:
+def write_model(folder: Path, std: float = 0.1) -> Path:
     """A Llama of two layers with random weights, and the tokenizer."""
     import numpy as np
 
@@ -60,7 +60,7 @@ def write_model(folder: Path) -> Path:
     family, cfg = configure(shape)
     random = np.random.default_rng(0)
     rows = [
-        (param.name, param.shape, (random.standard_normal(param.shape) * 0.1 + ("norm" in param.name)).astype("<f4"))
+        (param.name, param.shape, (random.standard_normal(param.shape) * std + ("norm" in param.name)).astype("<f4"))
         for param in expand(family.spec(cfg), cfg.layers)
         if param.tied_to is None
     ]

@@ -7,7 +7,7 @@ from types import ModuleType
 
 from pydantic_core import PydanticUndefined
 
-from roofline.train.config import data_sets, observers, schema
+from roofline.train.config import data_sets, objectives, observers, schema
 from roofline.train.config.section import Section
 from roofline.train.storage.store import Patience
 
@@ -32,7 +32,7 @@ def defaults() -> dict[str, dict[str, str]]:
             for key, field in sorted(section.model_fields.items())
             if field.get_default(call_default_factory=True) is not PydanticUndefined
         }
-        for module in (schema, data_sets, observers)
+        for module in (schema, data_sets, objectives, observers)
         for section in sorted(sections(module), key=lambda each: each.__qualname__)
     }
 

@@ -309,9 +309,9 @@ def test_evaluation_sees_every_sample_once(data: dict[int, Path], world: int, ba
     source = source_of(data[103])
     ranks = [list(in_turn(source, batch, rank, world, -1)) for rank in range(world)]
     assert {len(rank) for rank in ranks} == {-(-103 // (batch * world))}, "as many batches for every rank"
-    assert max(len(tokens) for rank in ranks for tokens, *_ in rank) <= batch
+    assert max(len(tokens) for rank in ranks for tokens, _ in rank) <= batch
     for index in range(len(ranks[0])):
-        found = np.concatenate([rank[index][0][:, 0] for rank in ranks])
+        found = np.concatenate([rank[index][1].tokens[:, 0] for rank in ranks])
         first = index * batch * world
         assert found.tolist() == list(range(first, min(first + batch * world, 103)))
     some = [list(in_turn(source, batch, rank, world, 3)) for rank in range(world)]

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -414,6 +415,24 @@ def test_killed_in_the_middle_of_a_file(tmp_path: Path) -> None:
     assert store.get("f/a") == b"old"
     store.put("f/b", b"next")
     assert sorted(path.name for path in (tmp_path / "f").iterdir()) == ["a", "b"], "the next put removes what was left"
+
+
+def test_links_pipes_and_devices_stay_what_they_are(tmp_path: Path) -> None:
+    store, link, pipe = open_store(tmp_path / "store"), tmp_path / "store" / "link", tmp_path / "store" / "pipe"
+    store.put("other", b"")
+    (tmp_path / "elsewhere").mkdir()
+    link.symlink_to(tmp_path / "elsewhere" / "file")
+    for data in (b"first", b"second"):
+        store.put("link", data)
+        assert link.is_symlink()
+        assert (tmp_path / "elsewhere" / "file").read_bytes() == data
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["file"]
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    store.put("pipe", b"through")
+    assert os.read(reader, 99) == b"through"
+    os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
 def test_a_block_that_fails_leaves_the_old_file(tmp_path: Path) -> None:

@@ -223,21 +223,23 @@ def _write(path: Path, data: bytes) -> JsonObject:
 
 @contextmanager
 def _place(out: Path, nbytes: int) -> Iterator[Path]:
-    """A new directory beside `out` that takes its place in the end, and disappears on any failure before."""
+    """A new directory beside `out` that takes its place in the end, and disappears on any failure before. A link
+    stays; the directory behind it is replaced."""
     try:
+        place = out.resolve()
         if out.exists() and not is_bundle(out) and not (out.is_dir() and not any(out.iterdir())):
             raise PlaceError(f"{out} is there and is no bundle; choose another place, or remove it")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        sweep(out.parent)
-        free = shutil.disk_usage(out.parent).free
+        place.parent.mkdir(parents=True, exist_ok=True)
+        sweep(place.parent)
+        free = shutil.disk_usage(place.parent).free
         if free < nbytes:
-            raise CapacityError(f"a bundle in {out.parent}", nbytes, free, "bytes of disk", "Free some space.")
-        part = out.parent / f".{out.name}.part-{secrets.token_hex(4)}"
+            raise CapacityError(f"a bundle in {place.parent}", nbytes, free, "bytes of disk", "Free some space.")
+        part = place.parent / f".{place.name}.part-{secrets.token_hex(4)}"
         part.mkdir()
         with _locked(part):
             try:
                 yield part
-                _swap(part, out)
+                _swap(part, place)
             finally:
                 shutil.rmtree(part, ignore_errors=True)  # not there any more when all went well
     except OSError as error:

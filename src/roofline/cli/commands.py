@@ -40,6 +40,8 @@ ROOT = Group(
         "plan": "measure.plan:command",
         "kernels": "measure.kernels:command",
         "finetune": "training.finetune:command",
+        "prefer": "training.prefer:prefer",
+        "reinforce": "training.prefer:reinforce",
         "parity": "training.parity:command",
         "tune": Group(
             "Measure kernel variants for a model and keep what wins: tune [run] MODEL.",

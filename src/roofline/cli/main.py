@@ -21,8 +21,9 @@ GLOBAL_FLAGS = {  # what may stand before the command's name
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command that `words`, or this process's arguments, call; the exit status.
 
-    2 for a call that is not understood, 1 for an error with a cause and a remedy, 130 after Ctrl-C, 141 when the reader
-    of the output is gone, as of other programs that SIGPIPE ends.
+    2 for a call that is not understood, 1 for an error with a cause and a remedy, 130 after Ctrl-C (a command may raise
+    KeyboardInterrupt with words of its own), 141 when the reader of the output is gone, as of other programs that
+    SIGPIPE ends.
     """
     streams.prepare()
     words = list(sys.argv[1:] if words is None else words)
@@ -31,8 +32,8 @@ def main(words: Sequence[str] | None = None) -> int:
         status = call.run(words)
         sys.stdout.flush()
         return status
-    except KeyboardInterrupt:
-        message, status = "Aborted!", 130
+    except KeyboardInterrupt as abort:
+        message, status = str(abort) or "Aborted!", 130
     except BrokenPipeError:
         streams.silence(streams.STDOUT)
         return 141

@@ -1,6 +1,7 @@
 """Values of untrusted files: each has the type that its reader needs, or an error names file, key and both types."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from roofline.common.errors import ConfigError, UnsupportedError
 
 T = TypeVar("T")
 D = TypeVar("D")
+_HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 _NOUNS: dict[type, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -127,6 +129,8 @@ class Fields:
         if not has_type(value, kind):
             finite = "a finite number" if kind is float and isinstance(value, float) else _NOUNS[kind]
             self.refuse(key, f"is {describe(value)}, not {finite}")
+        if isinstance(value, str) and _HALF_A_PAIR.search(value):
+            self.refuse(key, "holds half a surrogate pair, which is no character")
         return cast(T, float(cast(float, value)) if kind is float else value)
 
     def positive(self, key: str) -> float | None:

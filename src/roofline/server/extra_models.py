@@ -62,11 +62,11 @@ def _extra_model(options: ServeOptions, name: str, source: str, pinned: bool) ->
         engine.launch()
         try:
             reading = asyncio.to_thread(load_text, source, load.backend, options.reply_format)
-            text, _ = await asyncio.gather(reading, engine.start())
+            text, ready = await asyncio.gather(reading, engine.start())
         except BaseException:
             await engine.close()
             raise
-        asyncio.get_running_loop().run_in_executor(None, _complete, text)
+        asyncio.get_running_loop().run_in_executor(None, _complete, name, text, ready.encoder)
         return engine, text
 
     async def check(engine: "AsyncEngine", text: TextSide, state: GoldenState) -> None:
@@ -102,8 +102,10 @@ def _first_bytes(engine: "AsyncEngine", source: str) -> int:
     return engine_bytes(engine) or _expected_bytes(source)
 
 
-def _complete(text: TextSide) -> None:
+def _complete(name: str, text: TextSide, encoder: bool) -> None:
     try:
         text.complete()
+        if text.chat_notice and not encoder:
+            LOG.warning("model %s: %s", name, text.chat_notice)
     except RooflineError as error:  # it says so again to whoever needs what is wrong
         LOG.warning("%s", error)

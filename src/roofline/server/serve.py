@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -137,7 +138,7 @@ async def _serve(
         if models is not None:
             pinning = asyncio.create_task(models.load_pinned())
             pinning.add_done_callback(lambda task: _stop_if_failed(task, server))
-        server.when_listening = lambda: _announce(_address(options, listening), loading, started, text.complete)
+        server.when_listening = lambda: _announce(_address(options, listening), loading, started, text)
         failing.add_done_callback(lambda _: setattr(server, "should_exit", True))
         await server.serve(sockets=[listening])
     finally:
@@ -292,19 +293,25 @@ def _stop_if_failed(task: "asyncio.Task", server: "DrainingServer") -> None:
         server.should_exit = True
 
 
-def _announce(address: str, loading: "asyncio.Task[Ready]", started: float, complete: Callable[[], None]) -> None:
+def _announce(address: str, loading: "asyncio.Task[Ready]", started: float, text: "TextSide") -> None:
     """Say that connections are taken, and later, or at once, that the model is loaded."""
     log.say(f"Listening on {address}")
-    loading.add_done_callback(lambda task: _loaded(task, started, complete))
+    loading.add_done_callback(lambda task: _loaded(task, started, text))
 
 
-def _loaded(task: "asyncio.Task[Ready]", started: float, complete: Callable[[], None]) -> None:
+def _loaded(task: "asyncio.Task[Ready]", started: float, text: "TextSide") -> None:
     if task.cancelled() or task.exception() is not None:
         return
     ready = task.result()
     seconds = time.perf_counter() - started
     log.say(f"Ready: {ready.name}, {ready.max_model_len:,} tokens of context, after {seconds:.2f} s")
-    asyncio.get_running_loop().run_in_executor(None, _later, complete)
+    asyncio.get_running_loop().run_in_executor(None, _later, partial(_complete, text, ready.encoder))
+
+
+def _complete(text: "TextSide", encoder: bool) -> None:
+    text.complete()
+    if text.chat_notice and not encoder:  # which has no chats anyway
+        LOG.warning("%s", text.chat_notice)
 
 
 def _later(complete: Callable[[], None]) -> None:

@@ -39,6 +39,15 @@ class TextSide:
         """`reply_format` where it is another than the chat template says of itself; None: it is that one."""
         return None if self.reply_format == reply_format(self.template.source) else self.reply_format
 
+    @property
+    def chat_notice(self) -> str:
+        """What happens to chats with a model whose files have no chat template; "" where they have one."""
+        if not self.template.is_default:
+            return ""
+        if self.template.fits(self.tokenizer):
+            return "the model's files have no chat template: chats are written in ChatML, whose marks it knows"
+        return "the model has no chat template: chats are refused, /v1/completions continues texts"
+
     def complete(self) -> None:
         """Build what was left for later: the first odd text need not wait for it then. Raises ConfigError."""
         self.tokenizer.complete()

@@ -16,6 +16,7 @@ CONFIG = "config.json"  # the checked configuration
 RELAY = "relay.json"  # the legs of `roofline train relay`
 CARD = "card.json"  # speed and memory, with what they are measured against
 PAGE = "run.html"
+ROLLOUTS = "rollouts.jsonl"  # the answers that a run of GRPO sampled, with their rewards
 ANSWERS = "answers.json"  # what the model said before and after the run
 OWNER = "owner.json"  # who trains here, while it does; also beside checkpoints
 

@@ -66,6 +66,12 @@ def test_plans_that_cannot_run_are_told(make_plan, tmp_path):
         read_plan(path)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_plan(tmp_path / "other.json")
+    plan = make_plan("http://127.0.0.1:99999/v1", 2)
+    with pytest.raises(ConfigError, match=r"could not run: http://127\.0\.0\.1:99999/v1: its port is no number"):
+        run_plan(plan)
+    plan = make_plan("http://127.0.0.1:9/v1", 1, events="/dev/full")
+    with pytest.raises(ConfigError, match="could not run: /dev/full: the disk is full"):
+        run_plan(plan)
 
 
 def test_progress_is_told_while_it_runs(make_plan):

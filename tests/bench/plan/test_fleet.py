@@ -260,6 +260,26 @@ def test_caches_keep_what_was_used_last() -> None:
     assert again.tolist() == [True, False]
 
 
+def test_replicas_that_are_switched_off_lose_their_caches() -> None:
+    traffic = TrafficSpec(
+        seconds=10, rate=1e-9, prompt=Spread(mean=300, most=400), answer=Spread(mean=4, most=8), prefixes=2,
+        prefix_tokens=100,
+    )  # fmt: skip
+    spec = FleetSpec(name="test", model=MODEL, traffic=traffic, replicas=ReplicaSpec(start=4))
+    simulation = Simulation(spec, SERVICE, "least-loaded", "fixed")
+    caches, replicas = simulation._caches, simulation._replicas
+    all_of_them, prefixes, tokens = np.arange(4), np.zeros(4, np.int32), np.full(4, 150)
+    caches.look_up(all_of_them, prefixes, tokens)
+    replicas.state[1:3] = DRAINING
+    simulation._answers.running[2] = 1  # it ends its answer first
+    simulation._slice(0.0, 0.1)
+    assert replicas.state.tolist() == [UP, OFF, DRAINING, UP]
+    replicas.state[1] = STARTING  # the next slice has it up
+    simulation._slice(0.1, 0.1)
+    assert replicas.state[1] == UP
+    assert caches.look_up(all_of_them, prefixes, tokens).tolist() == [True, False, True, True]
+
+
 def test_many_replicas_follow_the_common_beginnings_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roofline.bench.plan.fleet.caches.MOST_CELLS", 8)
     caches = Caches(4, 1000, 100, 10)

@@ -131,6 +131,12 @@ def test_points_of_a_plan_are_in_charts_and_in_cost(tmp_path: Path) -> None:
     assert [row[3] for row in section.table.rows] == [digits(usd) for usd in blended], "64 + 8 are 9 times 8"
 
 
+def test_a_plan_whose_points_cannot_be_written_is_told_all_the_same() -> None:
+    result = call("llama-3.2-1b", "--chip", "mi300x", "--prompt", 64, "--answer", 8, "-o", "/dev/full")
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, "roofline: /dev/full: the disk is full")
+    assert "TTFT p50" in result.stdout
+
+
 def test_traffic_gives_the_lengths(tmp_path: Path) -> None:
     requests = [TrafficRequest(prompt="a", prompt_tokens=n, max_tokens=m) for n, m in ((40, 4), (80, 8))]
     traffic = Traffic(name="mine", version=3, seed=0, stop="ignored", source="a test", requests=requests)

@@ -5,7 +5,7 @@ import pytest
 
 from roofline.bench.report.gather import of_points
 from roofline.bench.report.history import Allowed, check, check_pairs, trend
-from roofline.bench.results.point import Point
+from roofline.bench.results.point import Point, Validity
 from roofline.common.errors import ConfigError
 from tests.bench.report import made
 
@@ -29,6 +29,20 @@ def test_a_trend_is_by_time_with_ratios() -> None:
     assert ratios[1][0].startswith("1.2 [1.1")
     assert ratios[2][0].startswith("1 [0.9")
     assert ratios[2][1].startswith("1.2 [1.1")
+
+
+def test_interrupted_points_are_marked() -> None:
+    old, new = version("1.0", 5.0, 1), version("1.1", 5.0, 2)
+    new = msgspec.structs.replace(new, validity=Validity(grade="A", flags=["too few", "interrupted"]))
+    section = trend(of_points([old, new]), "request_rate")
+    assert section.table is not None
+    assert [row[3] for row in section.table.rows] == [old.started, f"{new.started}, interrupted"]
+    marks = section.charts[0].series[0].marks
+    assert [mark.label for mark in marks] == ["1.0", "1.1, interrupted"]
+    assert f"{new.started}, interrupted: " in marks[1].note
+    for pair in ((old, new), (new, old)):
+        (finding,) = check([pair[0]], [pair[1]], "request_rate", Allowed(0.05))
+        assert str(finding).startswith("ours, typical, 4 workers, interrupted: request rate is 1 [")
 
 
 def test_loads_have_trends_of_their_own() -> None:

@@ -6,17 +6,22 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from roofline.bench.load.events import read_events
 from roofline.bench.report.words import digits
 from roofline.bench.results.metrics import figures
-from roofline.bench.results.store import read_points
+from roofline.bench.results.point import Point
+from roofline.bench.results.store import read_points, with_id
 from roofline.bench.serving import load_test
 from roofline.bench.serving.certificate import null_server
+from roofline.bench.serving.load_test import WARM_UP
 from roofline.bench.traffic.traffic import read_traffic
 from tests.command_line import call_roofline
 
@@ -232,20 +237,44 @@ def test_compare_of_equal_servers_and_of_one_5_percent_slower():
 def test_ctrl_c_leaves_valid_results(tmp_path):
     out = tmp_path / "r.jsonl"
     target = NULL.replace("--gap-ms 1", "--gap-ms 40")
-    words = ["bench", "curve", target, "--workers", "1", "--requests", "99", "--out", str(out), *QUICK]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "roofline", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    time.sleep(6)
-    process.send_signal(signal.SIGINT)
-    _, complaint = process.communicate(timeout=30)
-    assert (process.returncode, complaint.strip()) == (130, "Aborted!")
+    words = ["curve", target, "--workers", 1, "--requests", 99, "--out", out, *QUICK]
+    status, _, complaint = interrupted(words)
+    assert (status, complaint) == (130, f"Aborted! The point that was measured by then is in {out}.")
     (point,) = read_points(out)
     assert "interrupted" in point.validity.flags
     assert point.counts.completed >= 1
     assert point.counts.unfinished == 1
     running = [Path(f"/proc/{number}/cmdline") for number in os.listdir("/proc") if number.isdecimal()]
     assert not any("--gap-ms\x0040" in path.read_text() for path in running if path.exists())
+
+
+def interrupted(words):
+    """Status, output and complaint of a command that gets Ctrl-C when its first load is a second old."""
+    command = [sys.executable, "-u", "-m", "roofline", "bench", *map(str, words)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    lines = [process.stdout.readline(), process.stdout.readline()]  # the title, the load that begins
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    rest, complaint = process.communicate(timeout=30)
+    return process.returncode, "".join(lines) + rest, complaint.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [("load", "--arrivals", "closed", "--requests", "99"), ("sweep", "--concurrency", "1", "--requests", "99")]
+)
+def test_ctrl_c_shows_the_point_that_is_written_nowhere(null, words):
+    status, output, complaint = interrupted([words[0], null, *words[1:], *QUICK])
+    told = "Aborted! The point that was measured by then is in the output alone: there was no --out."
+    assert (status, complaint) == (130, told)
+    assert ", interrupted" in output
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_the_first_block_of_a_comparison(null):
+    words = ["compare", null, null, "--block", 400, *QUICK]
+    status, _, complaint = interrupted(words)
+    assert (status, complaint) == (130, "Aborted! No point was measured by then.")
 
 
 def test_recompute(null, tmp_path):
@@ -274,6 +303,11 @@ def test_recompute(null, tmp_path):
         (["decode", "http://127.0.0.1:9", "--prompts", "1,x"], "give numbers of tokens above 0"),
         (["sweep", "http://127.0.0.1:9", "--traffic", "/none/x"], "cannot be read"),
         (["curve", "http://127.0.0.1:9", "--chip", "MI210"], "cannot be asked"),
+        (["curve", "http://127.0.0.1:99999"], "its port is no number from 1 to 65535; correct it"),
+        (["compare", "http://127.0.0.1:9", "http://127.0.0.1:0"], "http://127.0.0.1:0: its port is no number"),
+        (["load", "http://127.0.0.1:9"], "cannot be asked: Connection refused; give"),
+        (["traffic", "trace", "--trace", "/", "-o", "/dev/null"], "/ cannot be read: it is a folder"),
+        (["links", "--topology", "/"], "--topology / cannot be read: it is a folder"),
         (["compare", "nonsense", "http://127.0.0.1:9", "--no-certificate"], "is no target"),
         (["recompute", "/none/x"], "cannot be read"),
         (["curve", "http://127.0.0.1:9", "--chips", "2"], "--chips counts devices of --chip"),
@@ -293,6 +327,37 @@ def test_mistakes_are_told(words, message):
     assert len(result.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_point_that_cannot_be_written_is_printed(null, form):
+    words = ["--requests", 2, "--rate", 100, "--out", "/dev/full", *form, *QUICK]
+    result = call_roofline(["bench", "load", null, *words])
+    assert result.exit_code == 1
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("{")]
+    point = msgspec.json.decode(line, type=Point)
+    assert (point.counts.completed, point.id) == (2, with_id(point).id)
+    told = "roofline: /dev/full: the disk is full; standard output has the point, as lines of a file of results"
+    assert result.stderr.splitlines() == [told]
+
+
+def test_a_point_whose_events_cannot_be_written_is_printed(null, tmp_path, monkeypatch):
+    folder = tmp_path / "e"
+    monkeypatch.setattr(load_test, "write_events", lambda events, path: path.mkdir() or path.open("w"))
+    words = ["--requests", 2, "--rate", 100, "--events", folder, "--json", *QUICK]
+    result = call_roofline(["bench", "load", null, *words])
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["counts"]["completed"] == 2
+    assert ": it is a folder; name another folder; standard output has the point" in result.stderr
+
+
+def test_both_points_of_a_comparison_that_cannot_be_written_are_printed(null):
+    words = ["--block", 2, "--concurrency", 2, "--rounds", 2, "--out", "/dev/full", *QUICK]
+    result = call_roofline(["bench", "compare", null, null, *words])
+    assert result.exit_code == 1
+    points = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    assert [point["extra"]["side"] for point in points] == ["A", "B"]
+    assert "/dev/full: the disk is full; standard output has the points" in result.stderr
+
+
 def test_a_server_that_is_no_llm_server_is_told_in_a_sentence(tmp_path):
     command = [sys.executable, "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory", str(tmp_path)]
     server = subprocess.Popen([command[0], "-u", *command[1:]], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -310,6 +375,76 @@ def test_a_server_that_is_no_llm_server_is_told_in_a_sentence(tmp_path):
 
 
 def test_the_reason_of_failed_requests_is_told(null):
-    words = ["--repeats", 2, "--answer", 512, "--timeout", 0.2]
+    words = ["--repeats", 2, "--prompts", "1,1", "--answer", 512, "--timeout", 0.2]
     result = call_roofline(["bench", "decode", null, *words, *QUICK])
+    assert result.exit_code == 1
     assert "2 of 2 requests failed, the first with: " in result.stderr
+    last = "roofline: no request was answered; the last one failed with: no complete answer within 0.2 s"
+    assert result.stderr.splitlines()[-1] == last
+
+
+@pytest.fixture
+def weary():
+    """weary(answers, refusal) -> url of a server that answers so many requests, and then refuses all of them."""
+    servers = []
+
+    def start(answers, refusal):
+        left = iter(range(answers))
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *words):
+                pass
+
+            def do_GET(self):
+                self.answer(200, json.dumps({"data": [{"id": "m"}]}))
+
+            def do_POST(self):
+                self.rfile.read(int(self.headers["content-length"]))
+                if next(left, None) is None:
+                    self.answer(503, refusal)
+                    return
+                event = {"choices": [{"text": "a"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+                self.answer(200, f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n")
+
+            def answer(self, status, text):
+                self.send_response(status)
+                self.send_header("content-length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("words", "points"),
+    [
+        (["load", "--requests", 3, "--rate", 200], 1),
+        (["curve", "--workers", 4, "--requests", 1, "--fewest", 2], 1),
+        (["sweep", "--concurrency", 4, "--requests", 1, "--fewest", 2, "--json"], 1),
+        (["decode", "--repeats", 2, "--answer", 4], 1),
+    ],
+)
+def test_a_run_without_an_answer_fails_with_what_the_server_said(weary, tmp_path, words, points):
+    url, out = weary(WARM_UP, "the model was unloaded"), tmp_path / "r.jsonl"
+    result = call_roofline(["bench", words[0], url, *words[1:], "--out", out, *QUICK])
+    assert result.exit_code == 1
+    said = "roofline: no request was answered; the last one failed with: status 503: the model was unloaded"
+    assert result.stderr.splitlines()[-1] == said
+    assert len(read_points(out)) == points
+
+
+def test_a_run_with_some_answers_does_not_fail(weary):
+    words = ["--prompts", "1,1", "--repeats", 1, "--answer", 4]
+    result = call_roofline(["bench", "decode", weary(WARM_UP + 1, "it is late"), *words, *QUICK])
+    assert result.exit_code == 0
+    assert "1 of 1 requests failed, the first with: status 503: it is late" in result.stderr

@@ -1,8 +1,10 @@
 """What all points of a load test share: the requests that are sent, the limit, what is told of each load."""
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from roofline.bench.load.plan import Probe
@@ -13,10 +15,10 @@ from roofline.bench.results.limits import ModelLimits
 from roofline.bench.results.point import Device, Host
 from roofline.bench.serving import load_test
 from roofline.bench.serving.load_test import LoadTest, Settings
-from roofline.bench.serving.measure import point_of
+from roofline.bench.serving.measure import measure, point_of
 from roofline.bench.traffic.presets import preset_traffic
 from roofline.bundle.shape import open_shape
-from roofline.cli.measure.load_options import load_of_plan
+from roofline.cli.measure.load_options import load_of_plan, tell_points
 from roofline.hardware.roofs import Roofs
 from roofline.models.registry import configure
 from roofline.program.compile import compile_program
@@ -131,6 +133,28 @@ def test_counters_are_of_what_computes_on_this_machine(monkeypatch):
     assert {target: load_test._meter(Settings(target)) for target in targets} == targets
     assert load_test._meter(Settings("http://127.0.0.1", model_here="m")) == "cpu"
     assert load_test._meter(Settings("http://127.0.0.1", model_here="m", chip="MI210")) == "any"
+
+
+@pytest.mark.parametrize(
+    ("results", "told"),
+    [
+        ("r.jsonl", "Aborted! The 2 points measured by then are in {}."),
+        (None, "Aborted! The 2 points measured by then are in the output alone: there was no --out."),
+    ],
+)
+def test_after_ctrl_c_it_is_told_where_points_are(make, monkeypatch, tmp_path, capsys, results, told):
+    runs = [run([request(at=0, first=1)]), run([request(at=0, first=1)])]
+    runs[1].head = msgspec.structs.replace(runs[1].head, interrupted=True)
+    monkeypatch.setattr(load_test, "run_plan", lambda plan, key, on_progress, left=iter(runs): next(left))
+    out = results and tmp_path / results
+    test = make(results=out)
+    with pytest.raises(KeyboardInterrupt) as abort:
+        tell_points(test, (measure(test, "curve", test.plan(1)) for _ in range(3)), as_json=True)
+    assert str(abort.value) == told.format(out)
+    lines = capsys.readouterr().out.splitlines()
+    flags = [json.loads(line)["validity"]["flags"] for line in lines]
+    assert ["interrupted" in each for each in flags] == [False, True]
+    assert out is None or out.read_text().splitlines() == lines
 
 
 def test_the_limit_of_a_load_is_known_before_where_its_size_is(make, limits):

@@ -15,6 +15,7 @@ from roofline.bench.load.plan import read_plan
 from roofline.bench.load.progress import Progress
 from roofline.bench.traffic.traffic import read_traffic
 from roofline.common.errors import RooflineError
+from roofline.common.files import cause_of
 from roofline.common.processes import allow_all_files
 
 
@@ -33,6 +34,9 @@ def main(words: list[str]) -> int:
         write_events(events, Path(plan.events))
     except RooflineError as error:
         print(error, file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"{error.filename}: {cause_of(error)}", file=sys.stderr)
         return 1
     return 130 if generator.stopped else 0
 

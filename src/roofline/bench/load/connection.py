@@ -9,6 +9,7 @@ import httptools
 
 from roofline.bench.load.answer_stream import MOST_ERROR, AnswerStream
 from roofline.bench.load.events import RequestEvents
+from roofline.common.addresses import why_unreachable
 
 Clock = Callable[[], int]  # nanoseconds since the run began
 
@@ -67,7 +68,7 @@ class Connection(asyncio.Protocol):
         except Lost:
             record.error = "the server closed the connection without an answer"
         except OSError as error:
-            record.error = f"no connection: {error.strerror or error}"
+            record.error = f"no connection: {why_unreachable(error)}"
         except asyncio.CancelledError:
             self.close()
             raise

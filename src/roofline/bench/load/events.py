@@ -12,7 +12,7 @@ import msgspec
 
 from roofline.common import log
 from roofline.common.errors import ConfigError
-from roofline.common.files import write_atomically
+from roofline.common.files import cause_of, write_atomically
 
 SCHEMA = "bench.events/1"
 Arrivals = Literal["closed", "constant", "poisson", "gamma", "ramp", "trace", "batch"]
@@ -124,7 +124,7 @@ def _complete_lines(path: Path) -> Iterator[bytes]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path} cannot be read: {cause_of(error)}") from error
     end = data.rfind(b"\n") + 1
     if end < len(data):
         log.get("bench").warning("%s: its last line was cut off; it is left out", path)

@@ -6,7 +6,9 @@ from typing import Literal
 import msgspec
 
 from roofline.bench.load.events import Arrivals
+from roofline.common.addresses import check_address
 from roofline.common.errors import ConfigError
+from roofline.common.files import cause_of
 
 Route = Literal["completions", "chat"]
 
@@ -59,11 +61,12 @@ def read_plan(path: Path) -> Plan:
     try:
         plan = msgspec.json.decode(path.read_bytes(), type=Plan)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path} cannot be read: {cause_of(error)}") from error
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{path} is no plan of a load: {error}") from error
     positive = ("requests", "seconds", "timeout", "concurrency", "rate", "burstiness", "trace_speed", "probe_every")
     for name in positive:
         if getattr(plan, name) <= 0:
             raise ConfigError(f"{path}: {name} is {getattr(plan, name)}; give a number above 0")
+    check_address(plan.url)
     return plan

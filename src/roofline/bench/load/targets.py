@@ -17,7 +17,9 @@ from urllib.parse import urlsplit
 import httpx
 
 import roofline
+from roofline.common.addresses import why_unreachable
 from roofline.common.errors import ConfigError
+from roofline.common.files import cause_of
 from roofline.common.processes import describe_end
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ def open_target(name: str, model: str | None = None, key: str | None = None) -> 
 
     Raises ConfigError where the server cannot be started or asked.
     """
-    if name.startswith(("http://", "https://")):
+    if is_address(name):
         yield _ask(name, name, model, key)
         return
     if name.startswith(IN_PROCESS):
@@ -101,9 +103,14 @@ def _in_process(name: str) -> Iterator[Target]:
         yield Target(name, name, model, "roofline", roofline.__version__, flags, model, None, engine)
 
 
+def is_address(name: str) -> bool:
+    """Whether a name means a server that runs somewhere."""
+    return name.startswith(("http://", "https://"))
+
+
 def is_local(name: str) -> bool:
     """Whether the server that a name means runs on this machine."""
-    return not name.startswith(("http://", "https://")) or urlsplit(name).hostname in LOOPBACK
+    return not is_address(name) or urlsplit(name).hostname in LOOPBACK
 
 
 def backend_of(name: str) -> str:
@@ -146,7 +153,7 @@ def _start(command: list[str], output: IO[bytes], key: str | None) -> "subproces
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=variables, start_new_session=True
         )
     except OSError as error:
-        raise ConfigError(f"{command[0]} cannot be started: {error.strerror}") from error
+        raise ConfigError(f"{command[0]} cannot be started: {cause_of(error)}") from error
 
 
 def _wait(process: "subprocess.Popen[bytes]", url: str, output: IO[bytes], key: str | None, local: str) -> None:
@@ -194,7 +201,9 @@ def _ask(name: str, address: str, model: str | None, key: str | None) -> Target:
         response = httpx.get(f"{url}/models", headers=_headers(key), timeout=ASK_SECONDS)
         listed = response.json().get("data") if response.status_code == 200 else None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, AttributeError) as error:
-        raise ConfigError(f"{address} cannot be asked: {error}; give the address of a running server") from error
+        raise ConfigError(
+            f"{address} cannot be asked: {why_unreachable(error)}; give the address of a running server"
+        ) from error
     cards = [card for card in listed or [] if isinstance(card, dict) and card.get("id")]
     if not cards and model is None:
         raise ConfigError(

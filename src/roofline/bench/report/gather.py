@@ -10,6 +10,7 @@ from roofline.bench.report import words
 from roofline.bench.results.point import Point
 from roofline.bench.results.store import read_points
 from roofline.common.errors import ConfigError
+from roofline.common.files import cause_of
 from roofline.common.units import human_bytes, human_rate, human_seconds
 from roofline.hardware.roofs import TOLERANCE
 
@@ -152,7 +153,7 @@ def _read_events(point: Point, folder: Path, events: dict[str, Events], notes: l
     try:
         data = path.read_bytes()
     except OSError as error:
-        notes.append(f"{where}: its raw events are not at {path} ({error.strerror}), so no chart shows them")
+        notes.append(f"{where}: its raw events are not at {path} ({cause_of(error)}), so no chart shows them")
         return
     if point.events_sha256 and hashlib.sha256(data).hexdigest() != point.events_sha256:
         notes.append(f"{where}: {path} does not hold the events that it was measured from, so no chart shows them")

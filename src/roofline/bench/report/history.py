@@ -67,8 +67,8 @@ def trend(gathered: Gathered, name: str) -> Section:
                 x=number + 1.0,
                 y=words.metric(point, name) or 0.0,
                 y_interval=words.interval(point, name),
-                label=_version(point),
-                note=f"{_version(point)}, {point.started}: {words.digits(words.metric(point, name))}",
+                label=_version(point) + words.interrupted(point),
+                note=f"{_version(point)}, {_measured(point)}: {words.digits(words.metric(point, name))}",
                 trusted=words.trusted(point),
             )
             for number, point in enumerate(own)
@@ -96,12 +96,18 @@ def _rows(key: LoadKey, points: Sequence[Point], name: str) -> list[tuple[str, .
         value = words.with_interval(words.metric(point, name), words.interval(point, name))
         last = None if before is None else ratio([point], [before], name)
         first = None if before is None else ratio([point], [points[0]], name)
-        rows.append((str(key), key.place, _version(point), point.started, value, _ratio_text(last), _ratio_text(first)))
+        ratios = _ratio_text(last), _ratio_text(first)
+        rows.append((str(key), key.place, _version(point), _measured(point), value, *ratios))
     return rows
 
 
 def _version(point: Point) -> str:
     return point.system.version or point.system.fingerprint[:8] or "?"
+
+
+def _measured(point: Point) -> str:
+    """When it was, and whether to its end."""
+    return point.started + words.interrupted(point)
 
 
 def _ratio_text(of: Ratio | None) -> str:
@@ -158,7 +164,8 @@ def check(new: Sequence[Point], old: Sequence[Point], metric: str, allowed: Allo
     for key in common:
         between = ratio(above[key], below[key], metric)
         if between is not None:
-            findings.append(_finding(str(key), metric, between, allowed.at_most))
+            early = next(filter(None, map(words.interrupted, (*above[key], *below[key]))), "")
+            findings.append(_finding(f"{key}{early}", metric, between, allowed.at_most))
     if not findings:
         raise ConfigError(f"metric={metric!r}: no load that both files have has it")
     return findings

@@ -1,7 +1,7 @@
 """How points are called and their figures written, the same in terminals, tables and charts; names of metrics."""
 
 from roofline.bench.load.events import Arrivals
-from roofline.bench.results.point import Figure, Point
+from roofline.bench.results.point import INTERRUPTED, Figure, Point
 
 # Metrics that reports know, as `Point.metrics` names them.
 TTFT, TPOT, E2E = "ttft", "tpot", "e2e"
@@ -82,6 +82,11 @@ def share(point: Point) -> float | None:
 def trusted(point: Point) -> bool:
     """Whether the client kept up, as its certificate says. Of an engine that is called, which has no client: yes."""
     return point.client is None or point.client.trusted
+
+
+def interrupted(point: Point) -> str:
+    """ ", interrupted" of a point whose load was not sent to its end, "" of others."""
+    return f", {INTERRUPTED}" if INTERRUPTED in point.validity.flags else ""
 
 
 def digits(value: float | None, count: int = 3) -> str:

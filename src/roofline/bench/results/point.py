@@ -11,6 +11,7 @@ import msgspec
 from roofline.bench.load.events import Arrivals
 
 SCHEMA = "bench.result/1"
+INTERRUPTED = "interrupted"  # among the flags of a point that Ctrl-C ended before its load was sent
 Kind = Literal["curve", "sweep", "decode", "compare", "train", "plan", "fleet", "engine", "latency"]
 
 
@@ -212,7 +213,7 @@ class Fidelity(msgspec.Struct, kw_only=True):
 
 class Validity(msgspec.Struct, kw_only=True):
     """grade: "A" where nothing is missing that a reader needs to measure the same again, and down to "D"; flags: what
-    is wrong or missing ("p99 of few requests", "client bound", "cache not known", "over the limit")."""
+    is wrong or missing (INTERRUPTED, "p99 of few requests", "client bound", "cache not known", "over the limit")."""
 
     grade: Literal["A", "B", "C", "D"]
     flags: list[str] = []

@@ -11,7 +11,7 @@ import msgspec
 from roofline.bench.results.point import SCHEMA, Point
 from roofline.common import log
 from roofline.common.errors import ConfigError
-from roofline.common.files import write_all
+from roofline.common.files import cause_of, write_all
 
 
 def with_id(point: Point) -> Point:
@@ -42,7 +42,7 @@ def append_points(points: Iterable[Point], path: Path) -> list[Point]:
         with path.open("wb" if special else "ab", buffering=0) as stream:
             write_all(stream, lines, path) if special else _add(stream, lines, path)
     except (PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError) as error:
-        raise ConfigError(f"results cannot be written to {path}: {error.strerror}; name another file") from error
+        raise ConfigError(f"results cannot be written to {path}: {cause_of(error)}; name another file") from error
     return named
 
 
@@ -74,7 +74,7 @@ def read_points(path: Path) -> list[Point]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path} cannot be read: {cause_of(error)}") from error
     lines = _whole_lines(path, data).splitlines()
     return [_point(path, number, line) for number, line in enumerate(lines, start=1)]
 

@@ -16,7 +16,7 @@ from roofline.bench.load.events import Events, write_events
 from roofline.bench.load.plan import Plan, Probe, Route
 from roofline.bench.load.progress import SECONDS_BETWEEN, Progress
 from roofline.bench.load.run import OnProgress, run_plan
-from roofline.bench.load.targets import Target, backend_of, is_local, open_target
+from roofline.bench.load.targets import Target, backend_of, is_address, is_local, open_target
 from roofline.bench.results.energy import Meter, find_meter
 from roofline.bench.results.limits import Demand, ModelLimits, limit_at, limits_here, limits_of_product
 from roofline.bench.results.metrics import Objective
@@ -28,7 +28,9 @@ from roofline.bench.serving.recount import tokenizer_of
 from roofline.bench.serving.surroundings import this_host
 from roofline.bench.traffic.presets import singles
 from roofline.bench.traffic.traffic import Traffic, write_traffic
+from roofline.common.addresses import check_address
 from roofline.common.errors import ConfigError
+from roofline.common.files import cause_of
 
 if TYPE_CHECKING:
     from roofline.text.tokenizers.tokenizer import Tokenizer
@@ -36,6 +38,15 @@ if TYPE_CHECKING:
 IDLE_SECONDS = 5.0  # over which the power of the idle machine is measured
 READ_SECONDS = 60.0  # after which an energy counter is read again
 WARM_UP = 2  # requests before the first point: compiling and filling buffers are no part of a load
+
+
+class NotKept(ConfigError):
+    """What is measured, and cannot be written. points: with their ids; cause: in words."""
+
+    def __init__(self, points: list[Point], cause: str) -> None:
+        self.points, self.cause = points, cause
+        those = "the point" if len(points) == 1 else "the points"
+        super().__init__(f"{cause}; standard output has {those}, as lines of a file of results")
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,10 @@ class Settings:
     certify: bool = True
     timeout: float = 600.0
 
+    def __post_init__(self) -> None:
+        if is_address(self.target):
+            check_address(self.target)
+
     @property
     def device(self) -> str:
         """What computes: "cpu" of this machine, "gpu", "simulated", or "any" where that is not known."""
@@ -78,8 +93,9 @@ class Settings:
 class LoadTest:
     """A target that runs, and all that its points share. run: their common name; traffic_path: the traffic's file, in
     a folder that is removed at the end; tokenizer: of the model, where it is here; sent: requests of the traffic that
-    were sent already; on_start: called before each load; on_progress: every half second while it runs; meter: of this
-    machine's energy, where that has a counter and the target runs on it."""
+    were sent already; answered: of these; failure: of the last request that failed; on_start: called before each load;
+    on_progress: every half second while it runs; meter: of this machine's energy, where that has a counter and the
+    target runs on it."""
 
     settings: Settings
     target: Target
@@ -93,6 +109,8 @@ class LoadTest:
     probes: list[Probe] = field(default_factory=list)
     points: int = 0
     sent: int = 0
+    answered: int = 0
+    failure: str = ""
     on_start: Callable[[Plan], None] | None = None
     on_progress: OnProgress | None = None
     meter: Meter | None = None
@@ -166,14 +184,20 @@ class LoadTest:
             self.on_progress(now)
 
     def keep(self, point: Point, events: Events) -> Point:
-        """Add a point to the file of results, and its events to their folder. Returns the point as it is kept."""
-        self.points += 1
-        if self.settings.events is not None:
-            point = _with_events(point, events, self.settings.events / f"{self.run}-{self.points}.jsonl")
-        if self.settings.results is None:
-            return with_id(point)
-        (point,) = append_points([point], self.settings.results)
-        return point
+        """Add a point to the file of results, and its events to their folder. Returns the point as it is kept. Raises
+        NotKept where one of them cannot be written."""
+        number = self.points + 1
+        try:
+            if self.settings.events is not None:
+                point = _with_events(point, events, self.settings.events / f"{self.run}-{number}.jsonl")
+            if self.settings.results is not None:
+                append_points([point], self.settings.results)
+        except ConfigError as error:
+            raise NotKept([with_id(point)], str(error)) from error
+        except OSError as error:
+            raise NotKept([with_id(point)], f"{error.filename}: {cause_of(error)}") from error
+        self.points = number
+        return with_id(point)
 
 
 @contextmanager
@@ -237,6 +261,6 @@ def _with_events(point: Point, events: Events, path: Path) -> Point:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_events(events, path)
     except OSError as error:
-        raise ConfigError(f"events cannot be written to {path}: {error.strerror}; name another folder") from error
+        raise ConfigError(f"events cannot be written to {path}: {cause_of(error)}; name another folder") from error
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return msgspec.structs.replace(point, events=str(path), events_sha256=digest)

@@ -22,6 +22,7 @@ from roofline.bench.results.metrics import (
     most_in_flight,
 )
 from roofline.bench.results.point import (
+    INTERRUPTED,
     Client,
     Energy,
     Figure,
@@ -46,18 +47,28 @@ MOST_CPU = 0.8  # of a core, that a trusted client uses
 MOST_SLIP = 0.05  # of the median latency, that 1 % of the requests are sent late
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C while a load ran. point: of what was sent by then, as it is kept."""
+
+    def __init__(self, point: Point) -> None:
+        super().__init__()
+        self.point = point
+
+
 def measure(test: LoadTest, kind: Kind, plan: Plan) -> Point:
     """Send a plan's load, and keep the point. Raises ImpossibleResult for a figure beyond the limit, which is not
-    kept, and KeyboardInterrupt after Ctrl-C, when the point of what was sent by then is kept."""
+    kept, and Interrupted after Ctrl-C."""
     events = test.send(plan)
     errors = [request.error for request in events.requests if request.error]
+    test.answered += sum(request.completed for request in measured(events))
+    test.failure = errors[-1] if errors else test.failure
     if errors and not events.head.interrupted:
         log.get("bench").warning(
             "%d of %d requests failed, the first with: %s", len(errors), len(events.requests), errors[0]
         )
     point = test.keep(point_of(test, kind, plan, events), events)
     if events.head.interrupted:
-        raise KeyboardInterrupt
+        raise Interrupted(point)
     return point
 
 
@@ -221,7 +232,7 @@ def _flags(test: LoadTest, plan: Plan, events: Events, metrics: dict[str, Figure
     """What a reader must know before he believes the point."""
     counted, flags = counts(events), []
     if events.head.interrupted:
-        flags.append("interrupted")
+        flags.append(INTERRUPTED)
     if test.limits is not None and test.limits.below:
         flags.append(f"the chip was below its roofs before: {', '.join(test.limits.below)}")
     if client is None:

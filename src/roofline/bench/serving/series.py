@@ -35,11 +35,13 @@ def levels(most: int) -> list[int]:
 
 def curve(test: LoadTest, most: int, sizes: Sizes, poisson: bool) -> Iterator[Point]:
     """Points of a closed loop with 1, 2, 4, ... workers. poisson: behind each, one of an open loop that offers
-    OPEN_SHARE of the rate that the closed loop reached."""
+    OPEN_SHARE of the rate that the closed loop reached. A level of which no request is answered is the last one."""
     for workers in levels(most):
         plan = test.plan(sizes.of(workers), concurrency=workers, seconds=sizes.seconds)
         point = measure(test, "curve", plan)
         yield point
+        if point.counts is not None and not point.counts.completed:
+            return  # with more workers it would not be better
         rate = _value(point, "request_rate")
         if poisson and rate > 0:
             yield measure(test, "curve", _open(test, plan.requests, rate * OPEN_SHARE, sizes.seconds))

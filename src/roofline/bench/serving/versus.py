@@ -17,7 +17,7 @@ from roofline.bench.load.plan import Plan
 from roofline.bench.results.compare import LOOKS, Decision, Sequential
 from roofline.bench.results.metrics import answer_tokens, measured
 from roofline.bench.results.point import Point
-from roofline.bench.serving.load_test import LoadTest
+from roofline.bench.serving.load_test import LoadTest, NotKept
 from roofline.bench.serving.measure import point_of
 from roofline.common.errors import ConfigError
 
@@ -134,8 +134,10 @@ def block_latency(events: Events) -> float:
 
 
 def points(a: LoadTest, b: LoadTest, terms: Terms, comparison: Comparison) -> list[Point]:
-    """A point of each side over all of its blocks, with the ratios, and kept in the results."""
-    kept = []
+    """A point of each side over all of its blocks, with the ratios, and kept in the results. Raises NotKept with those
+    that cannot be."""
+    kept: list[Point] = []
+    lost: list[NotKept] = []
     for name, test in (("A", a), ("B", b)):
         if not comparison.events[name]:
             continue
@@ -150,7 +152,12 @@ def points(a: LoadTest, b: LoadTest, terms: Terms, comparison: Comparison) -> li
             extra["rounds"] = len(comparison.throughput.a)
         window = msgspec.structs.replace(point.window, repeats=len(comparison.events[name]), order="ABBA")
         point = msgspec.structs.replace(point, run=a.run, window=window, extra=extra)
-        kept.append(test.keep(point, events))
+        try:
+            kept.append(test.keep(point, events))
+        except NotKept as error:
+            lost.append(error)
+    if lost:
+        raise NotKept([point for each in lost for point in each.points], lost[0].cause)
     return kept
 
 

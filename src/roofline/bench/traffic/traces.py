@@ -11,6 +11,7 @@ from roofline.bench.traffic.random_integers import RandomIntegers
 from roofline.bench.traffic.texts import prose
 from roofline.bench.traffic.traffic import Traffic, TrafficRequest
 from roofline.common.errors import ConfigError
+from roofline.common.files import cause_of
 
 BLOCK = 512  # tokens that a hash of a Mooncake trace stands for
 MOST_TOKENS = 1 << 20  # of a prompt or an answer: longer ones are taken for damage
@@ -33,8 +34,10 @@ def from_trace(path: Path, requests: int | None = None, seed: int = 0) -> Traffi
     """
     try:
         lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}; name a trace in UTF-8") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {cause_of(error)}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no text: {error}; name a trace in UTF-8") from error
     azure = bool(lines) and lines[0].lstrip("\ufeff").strip() == _AZURE_HEADER
     rows = _azure(path, lines[1:], seed) if azure else _mooncake(path, lines, seed)
     taken: list[TrafficRequest] = []

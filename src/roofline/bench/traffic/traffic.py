@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from roofline.common.errors import ConfigError
-from roofline.common.files import write_atomically
+from roofline.common.files import cause_of, write_atomically
 
 SCHEMA = "bench.traffic/1"
 Row = TypeVar("Row")
@@ -82,7 +82,7 @@ def read_traffic(path: Path) -> Traffic:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path} cannot be read: {cause_of(error)}") from error
     head = _decode(path, 1, lines[0] if lines else b"", _Head)
     if head.schema != SCHEMA:
         raise ConfigError(f"{path} is traffic of schema {head.schema!r}; this version reads {SCHEMA!r}")

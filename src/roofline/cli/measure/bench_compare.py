@@ -4,7 +4,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from roofline.cli.measure.load_options import TARGET_HELP, LoadTestOptions
+from roofline.cli.measure.load_options import TARGET_HELP, LoadTestOptions, outcome_told
 from roofline.cli.options import AsJson
 from roofline.cli.output import console, print_json
 from roofline.cli.parser import Argument
@@ -55,27 +55,33 @@ def command(
     traffic = options.traffic_of(2 * terms.requests * terms.rounds, "typical")
     streams = terms.concurrency if terms.rate is None else terms.requests
     settings = options.settings(a)
+    other = replace(settings, target=b, label=compared.label_b or "B", certify=False)
     with ExitStack() as stack:
         first = stack.enter_context(open_load_test(replace(settings, label=settings.label or "A"), traffic, streams))
-        other = replace(settings, target=b, label=compared.label_b or "B", certify=False)
         second = stack.enter_context(open_load_test(other, traffic, streams))
         second.certificate = first.certificate
+        stack.enter_context(outcome_told(first, second))
         if as_json:
             comparison = compare(first, second, terms, lambda _: None)
             points(first, second, terms, comparison)
         else:
             comparison = _show(first, second, terms)
+        _tell(comparison, as_json)
+        if comparison.interrupted:
+            raise KeyboardInterrupt
+
+
+def _tell(comparison: "Comparison", as_json: bool) -> None:
+    """What the rounds say; of none, nothing."""
     if not comparison.throughput.a:
-        raise KeyboardInterrupt
+        return
     if as_json:
         print_json(_record(comparison))
         return
     out = console()
-    out.print(f"by {terms.by}: {comparison.verdict.sentence}", style="bold", highlight=False)
+    out.print(f"by {comparison.by}: {comparison.verdict.sentence}", style="bold", highlight=False)
     for what, ratios in (("throughput", comparison.throughput), ("latency", comparison.latency)):
         out.print(f"{what}: {_figures(ratios.decision())}", highlight=False)
-    if comparison.interrupted:
-        raise KeyboardInterrupt
 
 
 def _show(first: "LoadTest", second: "LoadTest", terms: "Terms") -> "Comparison":

@@ -30,12 +30,21 @@ def command(
     from roofline.bench.latency.grid import bench_latency
     from roofline.common.files import write_atomically
 
+    def keep(record: JsonObject) -> None:
+        """Write what is measured by now, or print it where it cannot be written."""
+        try:
+            if out is not None:
+                write_atomically(out, json.dumps(record, indent=1) + "\n")
+        except OSError:
+            print_json(record)
+            raise
+
     check_output(out)
     record = bench_latency(
         options,
         threads=threads,
         tell=lambda text: print(text, file=sys.stderr, flush=True),
-        keep=lambda record: None if out is None else write_atomically(out, json.dumps(record, indent=1) + "\n"),
+        keep=keep,
     )
     print_json(record) if as_json else show(record)
 

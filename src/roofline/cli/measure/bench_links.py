@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from roofline.cli.options import AsJson
 from roofline.cli.output import console, plain_table, print_json
 from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.files import cause_of
 from roofline.common.json_types import JsonObject
 from roofline.common.options import Options, option
 from roofline.common.units import human_bytes, human_seconds, parse_bytes
@@ -67,8 +68,10 @@ def _from_file(path: Path, dies: int) -> "Links":
 
     try:
         text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--topology {path} cannot be read: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"--topology {path} cannot be read: {cause_of(error)}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--topology {path} is no text: {error}") from error
     return parse(text, dies)
 
 

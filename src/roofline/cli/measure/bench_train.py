@@ -24,6 +24,7 @@ def command(
     """Time the training loop on random rows: no data is needed, nothing is kept but the record."""
     from roofline.bench.train import bench_train
     from roofline.cli.training.card import show
+    from roofline.common.files import write_atomically
 
     check_output(out)
     record = bench_train(what, changes or [], steps=steps, warmup=warmup, processes=nproc)
@@ -33,4 +34,4 @@ def command(
         show([record["card"]], [what], convention)
         print(f"again: {record['command']}")
     if out is not None:
-        out.write_text(json.dumps(record, indent=1) + "\n")
+        write_atomically(out, json.dumps(record, indent=1) + "\n")

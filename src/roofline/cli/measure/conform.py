@@ -6,6 +6,7 @@ from typing import Annotated
 from roofline.cli.options import AsJson
 from roofline.cli.output import console, print_json
 from roofline.cli.parser import Argument
+from roofline.common.addresses import check_address, why_unreachable
 from roofline.common.errors import ConfigError
 from roofline.common.options import Options, option
 
@@ -42,6 +43,7 @@ def command(
     if not names:
         raise ConfigError(f"--only {options.only}: no check has such a name; there are {', '.join(_names())}")
     terminal = console()
+    check_address(url)
     server = Server(url, options.model, options.api_key, options.seconds)
     findings = []
     try:
@@ -51,7 +53,9 @@ def command(
                 terminal.print(f"[{COLORS[finding.outcome]}]{finding.outcome:>7}[/]  {finding.promise}")
                 terminal.print(f"         {finding.detail[:400]}", style="dim", markup=False)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ConfigError(f"{url} cannot be asked: {error}. Give the address of a running server") from error
+        raise ConfigError(
+            f"{url} cannot be asked: {why_unreachable(error)}. Give the address of a running server"
+        ) from error
     except Violation as error:
         raise ConfigError(f"{url} cannot be checked: {error}. Name a model with --model") from error
     finally:

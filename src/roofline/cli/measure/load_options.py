@@ -1,6 +1,7 @@
 """What the commands have in common that put a server under load: which, with what, where the results go."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -112,12 +113,55 @@ def tell_points(
     """Print each point as it is measured, and before it how far the load is that runs; or JSON objects alone.
 
     points: measured as they are asked for, one after the other; count: of them at most; seconds: that each takes.
+    Raises ConfigError where not a single request was answered.
     """
-    if as_json:
-        import msgspec
+    with outcome_told(test):
+        _show_points(test, _and_interrupted(points), as_json, count, seconds)
+    if not test.answered:
+        cause = f"the last one failed with: {test.failure}" if test.failure else "no answer held any text"
+        raise ConfigError(f"no request was answered; {cause}")
 
+
+@contextmanager
+def outcome_told(*tests: "LoadTest") -> Iterator[None]:
+    """Around the measuring: points that cannot be written are printed; after Ctrl-C it is told where the points are."""
+    from roofline.bench.serving.load_test import NotKept
+
+    try:
+        yield
+    except NotKept as error:
+        for point in error.points:
+            _print_json(point)
+        raise
+    except KeyboardInterrupt as abort:
+        raise KeyboardInterrupt(_after_abort(tests[0].settings.results, sum(test.points for test in tests))) from abort
+
+
+def _after_abort(results: Path | None, points: int) -> str:
+    if not points:
+        return "Aborted! No point was measured by then."
+    what = "the point that was measured by then is" if points == 1 else f"the {points} points measured by then are"
+    place = "in the output alone: there was no --out" if results is None else f"in {results}"
+    return f"Aborted! {what.capitalize()} {place}."
+
+
+def _and_interrupted(points: "Iterable[Point]") -> "Iterator[Point]":
+    """The points, and the one that Ctrl-C ended. Raises KeyboardInterrupt behind it."""
+    from roofline.bench.serving.measure import Interrupted
+
+    try:
+        yield from points
+    except Interrupted as abort:
+        yield abort.point
+        raise
+
+
+def _show_points(
+    test: "LoadTest", points: "Iterable[Point]", as_json: bool, count: int | None, seconds: float | None
+) -> None:
+    if as_json:
         for point in points:
-            print(msgspec.json.encode(point).decode(), flush=True)
+            _print_json(point)
         return
     from roofline.bench.report.live import LiveView
 
@@ -129,6 +173,12 @@ def tell_points(
         for point in points:
             view.finished(point)
     out.print(FOOTNOTE, style="dim")
+
+
+def _print_json(point: "Point") -> None:
+    import msgspec
+
+    print(msgspec.json.encode(point).decode(), flush=True)
 
 
 def load_of_plan(plan: "Plan") -> str:

@@ -109,13 +109,13 @@ def command(
         sha256,
     )
     answer = plan(case, place, _calibration(options, model, kv_cache_dtype), _tell)
+    print_json(record(answer), indent=1) if as_json else show(answer)
     if out is not None:
         from roofline.bench.plan.points import points_of
         from roofline.bench.results.store import append_points
         from roofline.common.units import now_utc
 
         append_points(points_of(answer, f"plan {now_utc()}"), out)
-    print_json(record(answer), indent=1) if as_json else show(answer)
 
 
 def _check(options: PlanOptions) -> None:

@@ -24,13 +24,13 @@ def run(path: Path, as_json: bool, out: Path | None) -> None:
     from roofline.bench.plan.fleet.spec import read_spec
 
     plan = plan_fleet(read_spec(path), lambda text: print(text, file=sys.stderr, flush=True))
+    print_json(record(plan), indent=1) if as_json else show(plan)
     if out is not None:
         from roofline.bench.plan.fleet.points import points_of
         from roofline.bench.results.store import append_points
         from roofline.common.units import now_utc
 
         append_points(points_of(plan, f"fleet {now_utc()}"), out)
-    print_json(record(plan), indent=1) if as_json else show(plan)
 
 
 def show(plan: "FleetPlan") -> None:

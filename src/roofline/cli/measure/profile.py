@@ -38,20 +38,21 @@ def command(
         steps = [profile.Step(1, 8, batch), profile.Step(1, 1024, batch), profile.Step(512, 0, batch)]
     check_output(svg)
     profiled = profile.profile_model(model, steps, load)
-    if svg is not None:
-        from roofline.bench.profile.plot import draw
-
-        title = f"{profiled.model.rpartition('/')[2]} on {profiled.profiles[0].roofs.chip}"
-        svg.write_text(draw(profiled.profiles, title), encoding="utf-8")
     if as_json:
         print_json(profile.record(profiled), indent=1)
-        return
-    _show(profiled.model, profiled.profiles)
-    for name in ("device", "datasheet"):
-        if name in profiled.chosen:
-            print(f"{name}: {profiled.chosen[name]}")
+    else:
+        _show(profiled.model, profiled.profiles)
+        for name in ("device", "datasheet"):
+            if name in profiled.chosen:
+                print(f"{name}: {profiled.chosen[name]}")
     if svg is not None:
-        print(f"drawn: {svg}")
+        from roofline.bench.profile.plot import draw
+        from roofline.common.files import write_atomically
+
+        title = f"{profiled.model.rpartition('/')[2]} on {profiled.profiles[0].roofs.chip}"
+        write_atomically(svg, draw(profiled.profiles, title))
+        if not as_json:
+            print(f"drawn: {svg}")
 
 
 def _show(model: str, profiles: "Sequence[Profile]") -> None:

@@ -15,7 +15,6 @@ from roofline.common.options import Option
 from roofline.train.finetune.options import FinetuneOptions
 
 if TYPE_CHECKING:
-    from roofline.train.config.schema import TrainConfig
     from roofline.train.finetune.prepare import Data, Prepared
 
 Changes = Annotated[list[str] | None, Option("KEY.KEY=VALUE of the run's configuration.", flags=("--set",))]
@@ -61,9 +60,9 @@ def command(
     outcome = folder / ("model" if options.method == "full" else "adapter")
     served = Served(model, outcome, options.port, options.rank)
     around = BeforeAfter(served, read_prompts(folder / plan.DATA, options.ask), folder)
-    settings = read_config(path, changes or (), preflight.faults)  # what is wrong with it is said before all that
+    read_config(path, changes or (), preflight.faults)  # what is wrong with it is said before all that
     around.begin()
-    status, result = _train(settings, path, list(changes or ()), nproc, as_json)
+    status, result = train_file(path, list(changes or ()), nproc, as_json)
     if status:
         return status
     around.end()
@@ -77,22 +76,25 @@ def command(
     return 0
 
 
-def _train(settings: "TrainConfig", path: Path, changes: list[str], nproc: int, quiet: bool) -> tuple[int, JsonObject]:
-    """Train as the settings, from a file with changes, say; the exit status, and figures of the run. quiet: print
-    nothing on stdout."""
+def train_file(path: Path, changes: list[str], nproc: int, quiet: bool) -> tuple[int, JsonObject]:
+    """Train as the file says; the exit status, and figures of the run. quiet: print nothing on stdout."""
+    from roofline.train.config.read import read_config
     from roofline.train.report import cards
+    from roofline.train.run import preflight
     from roofline.train.run_folder import folder_of
 
+    settings = read_config(path, changes, preflight.faults)
     if nproc > 1:
         from roofline.train.run.launch import launch
 
         status = launch(nproc, path, changes, out=2 if quiet else None)
     else:
+        from roofline.cli.training.engine_sampler import sampler_of
         from roofline.train.report.console import Console
         from roofline.train.run.loop import train
 
         console = Console(settings)
-        finished = train(settings, console.show)
+        finished = train(settings, console.show, make_sampler=sampler_of(settings))
         status = finished.status
         if not quiet:
             console.end(finished)

@@ -30,11 +30,12 @@ def run(
         from roofline.train.run.launch import launch
 
         return launch(nproc, config, changes or [])
+    from roofline.cli.training.engine_sampler import sampler_of
     from roofline.train.report.console import Console
     from roofline.train.run.loop import train
 
     console = Console(settings)
-    finished = train(settings, console.show)
+    finished = train(settings, console.show, make_sampler=sampler_of(settings))
     console.end(finished)
     return finished.status
 

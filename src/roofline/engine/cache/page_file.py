@@ -58,10 +58,11 @@ class PageFile:
         if not isinstance(executable, KeepsPages):
             reason = "the pages of its cache do not lie in the memory of the engine's process"
             raise UnsupportedError("cache_file with this model's backend", reason, ("backend=cpu",))
-        self._path, self._executable = path, executable
+        self._path, self._executable = path.resolve(), executable  # what is written is the file behind a link
         self._page_views: Callable[[int], Sequence[memoryview]] = executable.page_views
         self._record_bytes = executable.page_bytes + 2 * DIGEST_BYTES
-        if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        special = path.exists() and not path.is_file()
+        if special or not os.access(self._path.parent, os.W_OK | os.X_OK):
             remedy = "give the name of a file in a folder that exists and can be written"
             raise ConfigError(f"cache_file={str(path)!r} cannot be written: {remedy}")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from roofline.common import log
 from roofline.common.errors import ConfigError
-from roofline.common.files import locked, where_possible, write_atomically
+from roofline.common.files import cause_of, locked, where_possible, write_atomically
 from roofline.hardware.tuning.location import path
 
 JsonObject = Mapping[str, Any]  # values are checked where they are read
@@ -121,7 +121,7 @@ def load(backend: str, chip: str, name: str = "") -> Tunings:
     except FileNotFoundError:
         return empty
     except (OSError, UnicodeDecodeError) as error:
-        _put_aside(file, str(error))
+        _put_aside(file, cause_of(error) if isinstance(error, OSError) else str(error))
         return empty
     try:
         raw = json.loads(text)
@@ -148,7 +148,9 @@ def save(tunings: Tunings) -> Path:
         return _write(tunings)
     except OSError as error:
         target = path(tunings.backend, tunings.chip)
-        raise ConfigError(f"{target} cannot be written: {error}; set ROOFLINE_HOME to a folder that can") from error
+        raise ConfigError(
+            f"{target} cannot be written: {cause_of(error)}; set ROOFLINE_HOME to a folder that can"
+        ) from error
 
 
 def save_where_possible(tunings: Tunings) -> bool:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from roofline.common import log
 from roofline.common.errors import ConfigError
-from roofline.common.files import write_atomically
+from roofline.common.files import cause_of, write_atomically
 
 DEFAULT = "Default"
 VALIDATOR = "Validator"
@@ -190,8 +190,10 @@ def read(path: Path) -> Results:
     """A results file. Raises ConfigError as `parse`, or where it cannot be read."""
     try:
         return parse(path.read_text("utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {cause_of(error)}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no text: {error}") from error
 
 
 def _read_if_there(path: Path) -> Results | None:
@@ -274,7 +276,7 @@ def write(results: Results, path: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, content)
     except OSError as error:
-        raise ConfigError(f"{target} cannot be written: {error}") from error
+        raise ConfigError(f"{target} cannot be written: {cause_of(error)}") from error
     return target
 
 
@@ -302,6 +304,6 @@ class Journal:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise ConfigError(f"{self.path} cannot be written: {error}") from error
+            raise ConfigError(f"{self.path} cannot be written: {cause_of(error)}") from error
         self.results.rows[row.key] = row
         return True

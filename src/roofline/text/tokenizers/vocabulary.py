@@ -156,7 +156,8 @@ class Vocabulary:
         built.model = model
         for special, run in groupby(self.added, key=lambda token: token.special):
             add = built.add_special_tokens if special else built.add_tokens
-            add([_library_token(token) for token in run])
+            with library_errors("its added tokens cannot be built"):
+                add([_library_token(token) for token in run])
         for token in self.added:
             if built.token_to_id(token.content) != token.id:
                 raise ConfigError(

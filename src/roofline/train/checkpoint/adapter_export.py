@@ -26,11 +26,15 @@ if TYPE_CHECKING:
     from roofline.train.run.loop import Run
 
 ADAPTER, MODEL = "adapter", "model"  # folders in the run's
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 _log = log.get("train")
 
 
 class Outcome:
     """The folder RUN/adapter, written with each checkpoint and at the end, or RUN/model, written at the end.
+
+    Args:
+        folder: another name, for a folder that is written when `write` is called, a model in float32.
 
     Attributes:
         every: steps between two.
@@ -38,21 +42,25 @@ class Outcome:
     Raises UnsupportedError if the adapter has no form in PEFT's files.
     """
 
-    def __init__(self, run: "Run") -> None:
+    def __init__(self, run: "Run", folder: str | None = None) -> None:
         assert run.config.adapter is not None
         self.run, self.section = run, run.config.adapter
         self.adapts = self.section.method != "full"
         self.every = (run.save_every if self.adapts else 0) or max(1, run.stop)
-        self.folder = run.folder / (ADAPTER if self.adapts else MODEL)
+        self.folder = run.folder / (folder or (ADAPTER if self.adapts else MODEL))
+        self._dtype = "F32" if self.adapts or folder else "BF16"
         if self.adapts:
             run.world.first(self._check)
 
     def record(self) -> None:
+        """Write what is trained as it is, apart from the time of steps."""
+        self.write()
+        self.run.log.pause()
+
+    def write(self) -> None:
         """Write what is trained as it is. All ranks take part; rank 0 collects it in memory."""
-        run = self.run
-        weights = state.full_weights(run, torch.float32 if self.adapts else torch.bfloat16)
-        run.world.first(lambda: self._write(weights))
-        run.log.pause()
+        weights = state.full_weights(self.run, DTYPES[self._dtype])
+        self.run.world.first(lambda: self._write(weights))
 
     def _check(self) -> None:
         """Write an adapter of zeros elsewhere: what cannot be written must not be trained first."""
@@ -70,7 +78,7 @@ class Outcome:
                 self._adapter(new, weights)
             else:
                 rows = ((n, tuple(t.shape), t.view(torch.uint8).numpy().reshape(-1)) for n, t in weights.items())
-                write_folder(new, self.run.shape, rows, "BF16", self._tokenizer())
+                write_folder(new, self.run.shape, rows, self._dtype, self._tokenizer())
             if self.folder.exists():
                 self.folder.rename(Path(folder, "old"))
             new.rename(self.folder)

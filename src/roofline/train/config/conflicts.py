@@ -24,6 +24,7 @@ def conflicts(config: TrainConfig) -> Iterator[Fault]:
         if (loader.name == "finetuning") != (config.train_loader.name == "finetuning"):
             key = f"eval_loader.{number}.name" if isinstance(config.eval_loader, tuple) else "eval_loader.name"
             yield Fault(key, f"{key}={loader.name} does not go with train_loader.name={config.train_loader.name}")
+    yield from _of_objectives(config)
     if config.callbacks.samples is not None and config.tokenizer is None:
         text = "callbacks.generate_callback needs the tokenizer of its prompts: tokenizer.name is missing"
         yield Fault("tokenizer", text)
@@ -36,6 +37,36 @@ def conflicts(config: TrainConfig) -> Iterator[Fault]:
     if config.evaluations and stopper.label not in config.evaluations:
         key, choices = "callbacks.early_stopper.dataloader_label", ", ".join(["train", *config.evaluations])
         yield Fault(key, f"{key}={stopper.dataloader_label} is none of {choices}")
+
+
+def _of_objectives(config: TrainConfig) -> Iterator[Fault]:
+    names = [name for name in ("dpo", "grpo") if getattr(config, name) is not None]
+    if not names:
+        return
+    if len(names) > 1:
+        yield Fault("grpo", "dpo and grpo exclude each other")
+    name, loader = names[0], config.train_loader.name
+    if loader != "finetuning":
+        yield Fault("train_loader.name", f"{name} needs train_loader.name=finetuning, not {loader}")
+    if config.model.loss_fn == "torch_crossentropy":
+        yield Fault(
+            "model.loss_fn", f"{name} computes logits chunk by chunk: leave out model.loss_fn=torch_crossentropy"
+        )
+    if config.tensor_parallel > 1:
+        text = f"{name} is not computed with tensor_parallel: leave it out, FSDP shards as well"
+        yield Fault("tensor_parallel", text)
+    if config.grpo is None:
+        return
+    if config.adapter is None:
+        yield Fault("adapter", "grpo needs adapter, which says what is trained: {method: lora} or {method: full}")
+    elif config.adapter.base not in ("bf16", "f32", "stored"):
+        text = (
+            f"adapter.base={config.adapter.base}: grpo samples from the model's own files, so quantise them first "
+            "(`roofline quantize`) and set base=stored"
+        )
+        yield Fault("adapter.base", text)
+    if config.elastic is not None:
+        yield Fault("elastic", "grpo runs in one process: leave out elastic")
 
 
 def _of_adapter(config: TrainConfig) -> Iterator[Fault]:

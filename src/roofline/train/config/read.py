@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from roofline.common import env
 from roofline.common.errors import ConfigError
+from roofline.common.files import cause_of
 from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.train.config.conflicts import conflicts
 from roofline.train.config.faults import Fault, error_of, faults_of, names_key, new_faults, without
@@ -40,7 +41,7 @@ def read_config(path: Path, changes: Sequence[str] = (), further: Check | None =
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: there is no such file") from error
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path} cannot be read: {cause_of(error)}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(mapping, dict):

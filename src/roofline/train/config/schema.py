@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from roofline.common.json_types import JsonObject
 from roofline.train.config.adapter import AdapterSection
 from roofline.train.config.data_sets import EvalLoaders, EvalLoaderSection, LoaderSection
+from roofline.train.config.objectives import DpoSection, GrpoSection
 from roofline.train.config.observers import CallbacksSection, LoggersSection
 from roofline.train.config.section import Bytes, Duration, RunLength, Section
 
@@ -240,7 +241,7 @@ class TrainConfig(Section):
     memory_limit: bytes ("8gb") that a process may use on a CPU. tensor_parallel: ranks that share each matrix. probes:
     record, at the start and at each checkpoint, the figures by which `roofline parity` finds a diverging layer.
     dist_timeout: seconds that a process waits for the others in an exchange. expandable_segments: a GPU's memory is
-    taken in segments that grow, so that less of it is lost between tensors.
+    taken in segments that grow, so that less of it is lost between tensors. dpo, grpo: minimise that objective.
     """
 
     run_name: str | None = None
@@ -269,6 +270,8 @@ class TrainConfig(Section):
     fsdp_config: FsdpSection | None = None
     tensor_parallel: Annotated[int, Field(ge=1)] = 1
     elastic: ElasticSection | None = None
+    dpo: DpoSection | None = None
+    grpo: GrpoSection | None = None
     compile_config: CompileSection | None = None
     memory_limit: Bytes | None = None
     expandable_segments: bool = False

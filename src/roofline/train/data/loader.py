@@ -29,13 +29,14 @@ class Rows:
     """The rows of a step that this rank computes.
 
     ids: the sample numbers of the whole global batch, in order. parts: this rank's shares of it, in order. sums: of the
-    hashes of this rank's rows (`row_digest.row_sums`).
+    hashes of this rank's rows (`row_digest.row_sums`). each: rows that were made of each sample.
     """
 
     step: int
     ids: np.ndarray
     parts: tuple[RowArrays, ...]
     sums: np.ndarray = field(default_factory=lambda: np.zeros(WORDS, np.uint64))
+    each: int = 1
 
 
 class Source:
@@ -98,6 +99,12 @@ class Source:
 
     def __len__(self) -> int:
         return int(self._starts[-1])
+
+    def sample(self, number: int) -> dict[str, object]:
+        """All columns of a sample."""
+        at = int(np.searchsorted(self._starts, number, side="right")) - 1
+        with self._lock:
+            return self.shards[at][number - int(self._starts[at])]
 
     def rows(self, numbers: Sequence[int] | np.ndarray) -> RowArrays:
         """The samples as rows."""
@@ -223,8 +230,10 @@ class Loader:
         return read_batch(self._source, self._order, self._shares, step)
 
 
-def in_turn(source: Source | Synthetic, batch: int, rank: int, world: int, limit: int) -> Iterator[RowArrays]:
-    """Every sample once, in file order, for evaluation: this rank's rows of each batch of batch * world rows.
+def in_turn(
+    source: Source | Synthetic, batch: int, rank: int, world: int, limit: int
+) -> Iterator[tuple[np.ndarray, RowArrays]]:
+    """Every sample once, in file order, for evaluation: this rank's numbers and rows of each batch * world rows.
 
     limit: most batches of `batch` rows to read, negative for all; so the number of rows does not depend on `world`.
     Every rank gets equally many batches, so the last one may have no rows for some ranks.
@@ -232,7 +241,8 @@ def in_turn(source: Source | Synthetic, batch: int, rank: int, world: int, limit
     rows = len(source) if limit < 0 else min(len(source), limit * batch)
     for start in range(0, rows, batch * world):
         numbers = np.arange(start, min(start + batch * world, rows))
-        yield source.rows(share(numbers, rank, world))
+        own = share(numbers, rank, world)
+        yield own, source.rows(own)
 
 
 def _samples(section: StreamSection, shards: Shards) -> Fraction:

@@ -110,6 +110,9 @@ class Prepared:
     files: list[str] = field(default_factory=list)
 
 
+Write = Callable[[Data, Path, Encoder, str], Prepared]  # writes shards into a folder; with the key of `Prepared`
+
+
 def samples(data: Data) -> Iterator[tuple[str, str, Sample]]:
     """(where it stands, its form, the sample) of each record. Raises ConfigError, UnsupportedError."""
     if data.form is not None and data.form not in FORMS:
@@ -136,10 +139,12 @@ def _preprocessed(preprocess: Preprocess | None, record: Record, where: str) -> 
     return dict(result)
 
 
-def prepare(data: Data, folder: Path, tokenizer: "Tokenizer", template: "ChatTemplate") -> Prepared:
+def prepare(
+    data: Data, folder: Path, tokenizer: "Tokenizer", template: "ChatTemplate", write: "Write | None" = None
+) -> Prepared:
     """Write the shards of `data` into a folder, or return what is there of the same data and settings.
 
-    Raises ConfigError, also where the folder holds something else.
+    write: of other data than samples. Raises ConfigError, also where the folder holds something else.
     """
     key = _key(data, tokenizer, template)
     if (folder / ABOUT).is_file():
@@ -156,7 +161,7 @@ def prepare(data: Data, folder: Path, tokenizer: "Tokenizer", template: "ChatTem
     shutil.rmtree(partial_folder, ignore_errors=True)
     partial_folder.mkdir(parents=True)
     encoder = Encoder(tokenizer, template, data.length, data.drop, data.prompts, data.last_only)
-    prepared = _write(data, partial_folder, encoder, key)
+    prepared = (write or _write)(data, partial_folder, encoder, key)
     write_atomically(partial_folder / ABOUT, json.dumps(asdict(prepared), indent=1) + "\n")
     partial_folder.rename(folder)
     return prepared
@@ -183,7 +188,7 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
             originals.append(sample)
         counted.append(len(forms))
     count = counted[0]
-    apart = _held_out(count, data.share, data.seed) | {*range(count, len(forms))}
+    apart = kept_apart(count, data.share, data.seed) | {*range(count, len(forms))}
     groups = {TRAIN: [i for i in range(count) if i not in apart], HELD_OUT: sorted(apart)}
     written = {}
     for name, numbers in groups.items():
@@ -199,7 +204,7 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
     return about(counts.split, counts.ended, counts.cut, counts.left_out, written[TRAIN], written.get(HELD_OUT), files)
 
 
-def _held_out(count: int, share: float, seed: int) -> set[int]:
+def kept_apart(count: int, share: float, seed: int) -> set[int]:
     """The samples that are kept apart: at least one, if any are."""
     few = min(count - 1, max(1, round(share * count))) if share and count > 1 else 0
     keys = np.random.Philox(key=[seed, count]).random_raw(count)

@@ -69,7 +69,9 @@ class Memory:
     ) -> None:
         self.config, self.shape, self.world, self.forms = config, shape, world, forms
         parts = config.elastic.virtual_shards // world.data_size if config.elastic is not None else 1
-        self._most_rows = -(-config.global_train_batch_size // (world.data_size * parts))
+        made = config.grpo.group if config.grpo is not None else 1  # rows of each sample
+        self._most_rows = -(-config.global_train_batch_size // (world.data_size * parts)) * made
+        self._beside: dict[str, int] = {}
         size = config.device_train_microbatch_size
         self._several_parts = parts > 1
         self._usage: Usage | None = None
@@ -115,6 +117,12 @@ class Memory:
         self.predict(rows)
         return rows
 
+    def add(self, name: str, size: int) -> None:
+        """Count something beside training that takes so many bytes."""
+        self._beside[name] = size
+        if self._usage is not None and self.predicted is not None:
+            self._combine(self._usage)
+
     def measure_compiled_block(self, model: Model) -> None:
         """Predict again from what a block of the compiled model keeps for its backward pass."""
         if self._usage is None or self.config.compile_config is None:
@@ -127,7 +135,8 @@ class Memory:
     def _combine(self, usage: Usage) -> None:
         if self._kept_per_row is not None:
             usage = self._compiled_usage(usage, int(self._kept_per_row * self.rows))
-        self.predicted = Prediction(self.rows, _parts(self.config, self.shape, self.world, usage, self.forms))
+        parts = _parts(self.config, self.shape, self.world, usage, self.forms)
+        self.predicted = Prediction(self.rows, parts | self._beside)
 
     def _compiled_usage(self, usage: Usage, block_bytes: int) -> Usage:
         """The usage if each block keeps `block_bytes` bytes."""

@@ -75,6 +75,11 @@ def data_bytes() -> int:
     return _status().get("VmData", 0)
 
 
+def anonymous_bytes() -> int:
+    """The resident bytes of this process that are of no file; 0 if the system does not tell."""
+    return _status().get("RssAnon", 0)
+
+
 def _status() -> dict[str, int]:
     """The sizes in /proc/self/status, in bytes; empty without such a file."""
     text = text_of(Path("/proc/self/status")) or ""

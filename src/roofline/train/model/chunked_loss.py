@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +16,12 @@ LEAST_ROWS, MOST_ROWS = 1024, 4096  # with more, a sum over rows of one class ov
 def chunk_rows(vocab: int) -> int:
     """Rows of a chunk; with fewer, adding up the gradients of the head would take longer."""
     return min(MOST_ROWS, max(LEAST_ROWS, LOGITS // vocab))
+
+
+class Sliceable(Protocol):
+    """What a loss takes for each row beside the row itself: a tensor of targets, or something that is cut like one."""
+
+    def __getitem__(self, rows: slice, /) -> "Sliceable": ...
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -32,7 +39,7 @@ class ChunkedLoss(torch.autograd.Function):
         chunk: int,
         trains: bool,
         x: Tensor,
-        targets: Tensor,
+        targets: Sliceable,
         *weights: Tensor,
     ) -> Tensor:
         needs_grad = trains and any(ctx.needs_input_grad)

@@ -25,6 +25,40 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return cast(Tensor, _CrossEntropy.apply(logits, targets))
 
 
+def log_probabilities(logits: Tensor, targets: Tensor) -> Tensor:
+    """The log-probability of each target, float32 [n], without gradients. logits: [n, vocab]; targets: int64 [n]."""
+    picked = torch.empty(targets.shape, device=logits.device)
+    for rows in _blocks(logits):
+        picked[rows] = _log_softmax(logits[rows]).gather(1, targets[rows, None])[:, 0]
+    return picked
+
+
+def weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """The sum of weight * cross entropy over logits [n, vocab], float32; weights: float32 [n].
+
+    Memory as for `cross_entropy`; no target is IGNORED.
+    """
+    return cast(Tensor, _WeightedCrossEntropy.apply(logits, targets, weights))
+
+
+class _WeightedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Context, logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        ctx.save_for_backward(logits, targets, weights)
+        return -(log_probabilities(logits, targets) * weights).sum()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None]:
+        logits, targets, weights = ctx.saved_tensors
+        for rows in _blocks(logits):
+            slopes = _log_softmax(logits[rows]).exp_()  # float32 [rows, vocab]
+            slopes.scatter_add_(1, targets[rows, None], slopes.new_full((len(slopes), 1), -1.0))
+            logits[rows] = slopes.mul_((weights[rows] * grad)[:, None]).to(logits.dtype)
+            del slopes  # otherwise it lives until the next block has its own
+        return logits.detach(), None, None
+
+
 class _CrossEntropy(torch.autograd.Function):
     """Computes blocks of rows one after the other, with the functions that torch's own cross entropy is made of.
 

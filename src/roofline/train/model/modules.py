@@ -30,6 +30,7 @@ from roofline.train.model.adapted import Casts, Form
 from roofline.train.model.blocked_attention import attend
 from roofline.train.model.chunked_loss import ChunkedLoss, chunk_rows
 from roofline.train.model.cross_entropy import IGNORED, cross_entropy
+from roofline.train.model.objective import Objective, objective_loss
 from roofline.train.model.tensor_parallel import Ranks, family_form, local_config, part
 from roofline.weights.names import to_hf
 
@@ -155,12 +156,14 @@ class Model(nn.Module):
         targets: Tensor | None = None,
         documents: Tensor | None = None,
         places: Tensor | None = None,
+        objective: Objective | None = None,
     ) -> Tensor:
         """The sum of the losses of all tokens, float32; without targets the logits [rows, length, vocab].
 
         ids, targets: int [rows, length]; a target of IGNORED does not count. documents: int [rows, length], the
         document of each token, if tokens of one document must not see those of another. places: int [n], the tokens
-        behind which logits are computed, [n, vocab], counted through all rows; without targets.
+        behind which logits are computed, [n, vocab], counted through all rows; without targets. objective: its value is
+        the result, instead of the sum of losses.
         """
         rows, length = ids.shape
         kinds = self.kinds
@@ -179,6 +182,8 @@ class Model(nn.Module):
             if targets is None:
                 logits = head(cfg, w, x, batch)
                 return logits.view(rows, length, -1) if places is None else logits
+            if objective is not None:
+                return objective_loss(objective, self._watched_logits, chunk_rows(cfg.vocab), x, targets, outer)
             goals = targets.reshape(-1)
             if self.skips:
                 counted = (goals != IGNORED).nonzero()[:, 0]
@@ -189,6 +194,11 @@ class Model(nn.Module):
             return ChunkedLoss.apply(self._chunk_loss, chunk_rows(cfg.vocab), trains, x, goals, *outer)
 
         return run(self.family, self.cfg, w, batch, call_block, call_head)  # type: ignore[return-value]  # of tensors
+
+    def _watched_logits(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+        if self.watch is not None:
+            self.watch()
+        return self.logits(x, weights)
 
     def _chunk_loss(self, *tensors: Tensor) -> Tensor:
         if self.watch is not None:

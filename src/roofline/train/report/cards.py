@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from roofline.common.errors import ConfigError
+from roofline.common.files import cause_of
 from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.common.units import human_bytes
 from roofline.hardware.roofs import TOLERANCE
@@ -23,7 +24,9 @@ def read(place: str) -> JsonObject:
         fits = card["version"] == VERSION
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: there is no card; a run writes one at its checkpoints and at its end") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {cause_of(error)}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path} is no card of a run: {' '.join(str(error).split()) or type(error).__name__}"
         ) from error

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from roofline.train.run.loop import Finished
 
 
+FIGURES = ("perplexity", "accuracy", "reward")  # that are shown beside a loss
 NOT_SAVED = "not saved: the place of its checkpoints holds those of another run, and no save_interval is set"
 
 
@@ -67,14 +68,18 @@ class Console:
         evaluated, step, steps = "eval_loss" in line, line["step"], self.about["steps"]
         if evaluated:
             of = f" of {line['label']}" if "label" in line else ""
-            text = f"held-out loss{of} {line['eval_loss']:.4f}, perplexity {line['perplexity']:.2f}"
+            text = f"held-out loss{of} {line['eval_loss']:.4f}{_figures(line)}"
         else:
             share = self.about["share"]
             padding = line.get("computed", 1) / line.get("real", 1)  # is computed, too
             reached = line["tokens_per_s"] * padding * share["per_token_s"]
             # The roof was measured before the first step, perhaps beside other programs: the card measures it again.
             against = f"{reached:.1%} {share['name']}" if reached <= TOLERANCE else f"{share['name']}: not known"
-            text = f"loss {line['loss']:.4f}, lr {line['lr']:.3g}, {line['tokens_per_s']:,.0f} tokens/s ({against})"
+            loss, speed = (
+                f"loss {line['loss']:.4f}{_figures(line)}",
+                f"{line['tokens_per_s']:,.0f} tokens/s ({against})",
+            )
+            text = f"{loss}, lr {line['lr']:.3g}, {speed}"
         if self._bar is not None and evaluated:
             self._bar.console.print(text)
         elif self._bar is not None:
@@ -122,6 +127,10 @@ class Console:
         steps = self.about["steps"] - line["step"]
         seconds = steps * line.get("real", self.about["batch_tokens"]) / line["tokens_per_s"]
         return f", {datetime.timedelta(seconds=round(seconds))} left" if steps else ""
+
+
+def _figures(line: JsonObject) -> str:
+    return "".join(f", {name} {line[name]:.2f}" for name in line if name in FIGURES)
 
 
 def _memory(folder: Path) -> str:

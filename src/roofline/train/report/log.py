@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -20,8 +20,9 @@ class RunLog:
 
     The line of a step has: step (steps done), tokens (so far), loss (mean over the global batch's tokens, in nats), lr,
     grad_norm (before clipping), seconds, wait (for data, part of seconds), microbatch (rows), tokens_per_s (over
-    speed_monitor's window), and for fine-tuning the tokens of the step: real, computed (with padding), trained. That of
-    an evaluation: step, label (if its loader has one), eval_loss, perplexity, eval_tokens, seconds. That of samples:
+    speed_monitor's window), figures of an objective, and for fine-tuning the tokens of the step: real, computed (with
+    padding), trained. That of an evaluation: step, label (if its loader has one), eval_loss, perplexity or figures of
+    an objective, eval_tokens (of an objective: units), seconds. That of samples:
     step, samples (each a prompt and the text after it), seconds. A number that is not finite is null in the file. The
     last line has the predicted and the measured memory.
     """
@@ -56,10 +57,12 @@ class RunLog:
             {"step": step, "tokens": tokens, **figures, "tokens_per_s": (after - before) / (end - begin)}
         )
 
-    def evaluation(self, label: str | None, step: int, loss: float, tokens: int, seconds: float) -> JsonObject:
+    def evaluation(
+        self, label: str | None, step: int, loss: float, tokens: int, seconds: float, figures: Mapping[str, float]
+    ) -> JsonObject:
         """Write the line of an evaluation, and return it."""
         line: JsonObject = {"label": label} if label is not None else {}
-        line |= {"eval_loss": loss, "perplexity": math.exp(min(loss, 700.0)), "eval_tokens": tokens}
+        line |= {"eval_loss": loss, **figures, "eval_tokens": tokens}
         written = self._write({"step": step, **line, "seconds": seconds})
         self.pause()
         return written

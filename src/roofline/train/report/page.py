@@ -18,7 +18,9 @@ from roofline.train.report.flops import usual
 from roofline.train.run_folder import CARD, CONFIG, LOG, PAGE, read_lines
 
 POINTS = 1500  # of a curve; with more steps each point is the mean of several
-CURVES = ("loss", "lr", "grad_norm", "tokens_per_s", "eval_loss")  # the last also as "eval_loss LABEL"
+# The last, and those of OBJECTIVES that an evaluation has, also as "eval_loss LABEL".
+CURVES = ("loss", "lr", "grad_norm", "tokens_per_s", "eval_loss")
+OBJECTIVES = ("accuracy", "reward", "reward_chosen", "reward_rejected", "apart")  # of runs with one
 Row = tuple[str, ...]
 
 
@@ -76,10 +78,11 @@ def _series(lines: Iterable[JsonMapping]) -> dict[str, list[list[float]]]:
     """The [step, value] points of each curve."""
     curves: dict[str, list[list[float]]] = {name: [] for name in CURVES}
     for line in lines:
-        for name in CURVES:
-            if isinstance(line.get(name), int | float):
+        held_out = "eval_" if "eval_loss" in line else ""
+        for name, key in [*zip(CURVES, CURVES, strict=True), *((held_out + name, name) for name in OBJECTIVES)]:
+            if isinstance(line.get(key), int | float):
                 label = f" {line['label']}" if "label" in line else ""
-                curves.setdefault(name + label, []).append([line["step"], line[name]])
+                curves.setdefault(name + label, []).append([line["step"], line[key]])
     return {name: _means(points) for name, points in curves.items()}
 
 

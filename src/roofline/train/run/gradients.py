@@ -1,6 +1,7 @@
 """Computes the gradients of a global batch in microbatches, which become smaller when memory runs out."""
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -13,8 +14,10 @@ from roofline.train.data.row_arrays import Counted, RowArrays
 from roofline.train.data.row_digest import row_digest
 from roofline.train.memory.exhausted import OneDnn, is_out_of_memory, out_of_memory
 from roofline.train.model.modules import IGNORED, Model
+from roofline.train.model.objective import Objective
 from roofline.train.parallel.elastic import TreeSum
 from roofline.train.parallel.processes import COMPUTE, OutOfMemory, World, fsdp
+from roofline.train.preference.objective import Facts, RowObjective, some_rows
 
 LARGEST_SCALE, GROWTH = 2.0**24, 2000
 SETTLED = 2  # steps that must fit before ranks stop checking on each other before each collective
@@ -52,6 +55,7 @@ class Gradients:
         scaler: for fp16, else None. row_digest, counted: of the rows of the last global batch. keeps_padding: compute
             the padding at the end of rows as well, so that all microbatches have one shape.
         predicted: bytes that the run is predicted to take, for an error's text.
+        objective: replaces the sum of cross entropies. figures: its own, means over the last global batch.
     """
 
     def __init__(
@@ -65,33 +69,40 @@ class Gradients:
         self.counted = Counted()
         self.keeps_padding = False
         self.predicted: int | None = None
+        self.objective: RowObjective | None = None
+        self.figures: dict[str, float] = {}
+        self._noted: torch.Tensor | None = None
         model.watch = OneDnn().check if world.device.type == "cpu" else None
 
-    def backward(self, rows: Rows) -> tuple[float, int]:
-        """Leave the gradients of a global batch in the parameters; returns its sum of losses and the tokens that count.
+    def backward(self, rows: Rows, facts: Sequence[Facts] = ()) -> tuple[float, int]:
+        """Leave the gradients of a global batch in the parameters; returns its sum of losses, and how many tokens count
+        (of an objective: units).
 
-        Raises CapacityError if not even one row fits into memory.
+        facts: of each part, for the objective. Raises CapacityError if not even one row fits into memory.
         """
         # The rows of the largest part of any rank: all ranks take equally many microbatches.
-        most = max(1, -(-rows.ids.size // (len(rows.parts) * self.world.data_size)))
+        most = max(1, -(-rows.ids.size // (len(rows.parts) * self.world.data_size))) * rows.each
         if self.size is None or (self.auto and self.size > most):
             self.size = most
-        counts = [int((targets(*part) != IGNORED).sum()) for part in rows.parts]
+        counts = [targets(*part) != IGNORED for part in rows.parts]
         real = sum(part.real() for part in rows.parts)
-        total, all_real, *row_sums = self.world.sum([sum(counts), real, *rows.sums.tolist()])
-        tokens, self.row_digest = int(total), row_digest(row_sums)
+        count, own = sum(int(each.sum()) for each in counts), self._units(counts, facts)
+        tokens, units, all_real, *row_sums = map(int, self.world.sum([count, own, real, *rows.sums.tolist()]))
+        self.row_digest = row_digest(row_sums)
         while True:
             self.world.watching = self.auto and self.world.grouped and self._fitted < SETTLED
-            self._computed = 0
+            self._computed, self._noted = 0, None
             try:
-                losses = self._parts(rows, -(-most // self.size), tokens)
+                losses = self._parts(rows, -(-most // self.size), units, facts)
             except OutOfMemory as error:
                 message = str(error)
             else:
                 self._fitted += 1
                 every = self.world.gather([*losses, self._computed])
-                self.counted = Counted(int(all_real), int(sum(computed for *_, computed in every)), tokens)
-                return math.fsum(loss for *each, _ in every for loss in each), tokens
+                self.counted = Counted(all_real, int(sum(computed for *_, computed in every)), tokens)
+                over_tokens = self.objective is not None and self.objective.over_tokens
+                self.figures = self.means(tokens if over_tokens else units)
+                return math.fsum(loss for *each, _ in every for loss in each), units
             # Outside of `except` the error is gone, and with its frames the tensors of the failed microbatch.
             self._halve(message)
 
@@ -101,7 +112,11 @@ class Gradients:
         return torch.autocast(kind, self.compute) if self.compute is not None else nullcontext()
 
     def loss(
-        self, tokens: np.ndarray, documents: np.ndarray | None = None, trained: np.ndarray | None = None
+        self,
+        tokens: np.ndarray,
+        documents: np.ndarray | None = None,
+        trained: np.ndarray | None = None,
+        facts: Facts | None = None,
     ) -> torch.Tensor:
         """The sum of the losses of rows (`RowArrays`); without rows a zero, for which other ranks wait."""
         device = self.world.device
@@ -109,6 +124,7 @@ class Gradients:
             tokens = np.zeros((1, tokens.shape[1]), np.int64)
             documents = None if documents is None else np.zeros_like(tokens)
             goals = np.full_like(tokens, IGNORED)
+            facts = {name: np.zeros((1, *array.shape[1:]), array.dtype) for name, array in (facts or {}).items()}
         else:
             goals = targets(tokens, documents, trained)
             if not self.keeps_padding:
@@ -116,46 +132,79 @@ class Gradients:
                 goals = goals[:, : tokens.shape[1]]
         self._computed += goals.size
         self.model.skips = trained is not None and not self.keeps_padding
-        tensors = [
+        ids, of_targets, of_documents = [
             None if a is None else torch.from_numpy(np.ascontiguousarray(a)).to(device, non_blocking=True)
             for a in (tokens, goals, documents)
         ]
         with self.autocast():
-            return self.model(*tensors)
+            if self.objective is None:
+                return self.model(ids, of_targets, of_documents)
+            assert of_targets is not None
+            objective = self._objective(self.objective, of_targets, of_documents, facts or {})
+            return self.model(ids, of_targets, of_documents, objective=objective)
 
-    def held_out(self, rows: RowArrays) -> tuple[float, int]:
-        """The sum of the losses of held-out rows, and how many tokens count."""
-        loss = float(self.loss(*rows))
-        return loss, int((targets(*rows) != IGNORED).sum()) if len(rows.tokens) else 0
+    def held_out(self, rows: RowArrays, facts: Facts | None = None) -> tuple[float, int]:
+        """The sum of the losses of held-out rows, and of how many tokens (of an objective: units) it is."""
+        loss = float(self.loss(*rows, facts))
+        return loss, self._units([targets(*rows) != IGNORED], [facts or {}]) if len(rows.tokens) else 0
 
-    def _parts(self, rows: Rows, count: int, total: int) -> list[float]:
+    def _units(self, counts: Sequence[np.ndarray], facts: Sequence[Facts]) -> int:
+        """What the losses of parts are the mean over; counts: which of their targets count."""
+        if self.objective is None:
+            return sum(int(each.sum()) for each in counts)
+        return sum(self.objective.units(*each) for each in zip(counts, facts, strict=True))
+
+    def _objective(
+        self, objective: RowObjective, goals: torch.Tensor, documents: torch.Tensor | None, facts: Facts
+    ) -> Objective:
+        """The objective of rows that are on the device."""
+        arrays = {name: array[:, : goals.shape[1]] if array.ndim == 2 else array for name, array in facts.items()}
+        on_device = {name: torch.from_numpy(array.copy()).to(goals.device) for name, array in arrays.items()}
+        value = objective.value(goals != IGNORED, documents, on_device, self._note)
+        return Objective(value, objective.temperature)
+
+    def _note(self, sums: torch.Tensor) -> None:
+        self._noted = sums.double() if self._noted is None else self._noted + sums
+
+    def means(self, count: int) -> dict[str, float]:
+        """The objective's figures: means over `count` tokens or units since the last call, of all ranks."""
+        if self.objective is None:
+            return {}
+        names = self.objective.figures
+        own = [0.0] * len(names) if self._noted is None else self._noted.tolist()
+        self._noted = None
+        return {name: total / max(1, count) for name, total in zip(names, self.world.sum(own), strict=True)}
+
+    def _parts(self, rows: Rows, count: int, total: int, facts: Sequence[Facts] = ()) -> list[float]:
         """The sum of losses of each of this rank's parts; leaves their gradients."""
+        each = [(part, of_part) for part, of_part in zip(rows.parts, facts or [{}] * len(rows.parts), strict=True)]
         if not self.tree:
-            return [self._add_part(part, count, total) for part in rows.parts]
+            return [self._add_part(*part, count, total) for part in each]
         sums, losses = TreeSum(), []
-        for part in rows.parts:
-            losses.append(self._add_part(part, count, total))
+        for part in each:
+            losses.append(self._add_part(*part, count, total))
             sums.push([parameter.grad for parameter in self.model.parameters()])
             self.model.zero_grad(set_to_none=True)
         for parameter, grad in zip(self.model.parameters(), sums.total(), strict=True):
             parameter.grad = grad
         return losses
 
-    def _add_part(self, part: RowArrays, count: int, total: int) -> float:
-        """Add the gradients of a part in `count` microbatches, with losses divided by `total` tokens."""
+    def _add_part(self, part: RowArrays, facts: Facts, count: int, total: int) -> float:
+        """Add the gradients of a part in `count` microbatches, with losses divided by `total`."""
         assert self.size is not None
         size = self.size
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.world.device)
         scale = (self.scaler.scale if self.scaler else 1.0) / max(1, total)
         for index in range(count):
-            rows = part.rows(slice(index * size, (index + 1) * size))
+            some = slice(index * size, (index + 1) * size)
+            rows = part.rows(some)
             if not self.world.grouped and not len(rows.tokens):
                 break  # nobody waits for a process that is alone
             if self.world.grouped:
                 fsdp(self.model).set_requires_gradient_sync(index == count - 1 or not self.sync_last)
             failed: str | None = None  # the error itself would keep this frame and its tensors alive
             try:
-                loss = self.loss(*rows)
+                loss = self.loss(*rows, some_rows(facts, some))
                 (loss * scale).backward()  # type: ignore[no-untyped-call]
                 loss_sum += loss.detach()
                 if self.model.watch is not None:

@@ -3,11 +3,12 @@
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from roofline.common.errors import ConfigError
@@ -20,9 +21,8 @@ from roofline.train.checkpoint.checkpoint import Saver
 from roofline.train.checkpoint.resume import resume
 from roofline.train.config.duration import Batches, batches
 from roofline.train.config.schema import TrainConfig
-from roofline.train.data.loader import Loader, Share, Source, in_turn, open_source
+from roofline.train.data.loader import Loader, Rows, Share, in_turn, open_source
 from roofline.train.data.receipts import START, ReceiptLog
-from roofline.train.data.synthetic import Synthetic
 from roofline.train.finetune import loaders
 from roofline.train.memory.exhausted import limit_memory, room
 from roofline.train.memory.meter import grow_segments, keep_freed_memory
@@ -32,6 +32,9 @@ from roofline.train.model.optim import optimizer
 from roofline.train.model.shapes import files, model_config
 from roofline.train.parallel.elastic import check, rounds
 from roofline.train.parallel.processes import World, join, leave, reshard, shard
+from roofline.train.preference.objective import Facts
+from roofline.train.preference.sampler import MakeSampler
+from roofline.train.preference.start import preference_of
 from roofline.train.report import loggers
 from roofline.train.report.log import RunLog
 from roofline.train.report.summary import Report
@@ -88,13 +91,18 @@ class Finished:
 Watch = Callable[[JsonObject], None]
 
 
-def train(config: TrainConfig, watch: Watch | None = None, store: Path | None = None) -> Finished:
+def train(
+    config: TrainConfig,
+    watch: Watch | None = None,
+    store: Path | None = None,
+    make_sampler: MakeSampler | None = None,
+) -> Finished:
     """Train as configured, in a process group if torchrun's environment variables are set.
 
     SIGTERM and SIGINT stop the run after its step, with a checkpoint; the second one does what it did before.
 
-    watch: on rank 0, called with each line of the log. store: as for `join`. Raises ConfigError, UnsupportedError,
-    CapacityError.
+    watch: on rank 0, called with each line of the log. store: as for `join`. make_sampler: of a run of grpo. Raises
+    ConfigError, UnsupportedError, CapacityError.
     """
     if config.deterministic_mode or config.elastic is not None:
         deterministic()
@@ -107,7 +115,7 @@ def train(config: TrainConfig, watch: Watch | None = None, store: Path | None = 
     if config.memory_limit is not None:
         limit_memory(parse_bytes("memory_limit", config.memory_limit))
     try:
-        return _fit(config, world, watch)
+        return _fit(config, world, watch, make_sampler)
     except (RuntimeError, MemoryError, OSError) as error:
         cause = explained(error, config, world)
         if cause is None:
@@ -117,12 +125,12 @@ def train(config: TrainConfig, watch: Watch | None = None, store: Path | None = 
         leave(world)
 
 
-def _fit(config: TrainConfig, world: World, watch: Watch | None) -> Finished:
+def _fit(config: TrainConfig, world: World, watch: Watch | None, make_sampler: MakeSampler | None) -> Finished:
     """Apart from `train`, so that nothing of the run is left when its process group is destroyed."""
     world.first(lambda: preflight.check(config))
     world.first(lambda: loaders.prepare_all(config))
     config = loaders.prepared(config)
-    with closing(Ownership(config, world)) as owner, closing(Run(config, world, watch, owner)) as run:
+    with closing(Ownership(config, world)) as owner, closing(Run(config, world, watch, owner, make_sampler)) as run:
         return run.fit()
 
 
@@ -130,7 +138,12 @@ class Run:
     """A run's state, built from its configuration and, if it continues, from a checkpoint."""
 
     def __init__(
-        self, config: TrainConfig, world: World, watch: Watch | None = None, owner: Ownership | None = None
+        self,
+        config: TrainConfig,
+        world: World,
+        watch: Watch | None = None,
+        owner: Ownership | None = None,
+        make_sampler: MakeSampler | None = None,
     ) -> None:
         loggers.check(config.loggers)
         self.config, self.world, self.owner = config, world, owner
@@ -152,26 +165,9 @@ class Run:
         self.base = world.share(world.first(self._digest)) if self.forms else None
         self.report = Report(config, self.shape, world, self.forms)
         self.model = self._model()
-        elastic, section = config.elastic is not None, config.fsdp_config
-        self.optimizer = optimizer(config.optimizer, self.model, exact=elastic)
+        self.optimizer = optimizer(config.optimizer, self.model, exact=config.elastic is not None)
         self.factor = schedule(config.scheduler, self.units)
-        size = config.device_train_microbatch_size
-        self.gradients = Gradients(
-            self.model,
-            world,
-            config.precision,
-            None if size == "auto" else size,
-            # The microbatches that a rank has must not change an elastic run's sums: it adds up a shard, then sends it.
-            sync_last=elastic or (section is not None and section.sharding_strategy == "SHARD_GRAD_OP"),
-            tree=elastic,
-        )
-        trims = config.train_loader.dataset.allow_pad_trimming
-        self.gradients.keeps_padding = config.compile_config is not None or not trims
-        if size == "auto" and available is not None:  # what does not fit is not tried: libraries fail in many ways
-            rows = self.report.memory.rows_for(available) if world.rank == 0 else None
-            self.gradients.size = world.share(rows)
-        predicted = self.report.memory.predicted
-        self.gradients.predicted = predicted.total if predicted is not None else None
+        self.gradients = self._gradients(available)
         self.progress = Progress()
         self.saved_step: int | None = None
         self.reason: str | None = None
@@ -184,6 +180,8 @@ class Run:
         self.probe: Probe | None = None
         self.saver = Saver(open_store(self.save_folder), config.save_num_checkpoints_to_keep, world.grouped)
         resume(self)
+        self.preference = preference_of(self, make_sampler)
+        self.gradients.objective = self.preference.objective if self.preference is not None else None
         self.recurring = recurring(self)
 
     def fit(self) -> Finished:
@@ -222,7 +220,8 @@ class Run:
         config = self.config
         self.receipts = self._receipts()
         proof = leak_proof.prove(self) if self.progress.step < self.stop and self._packs() else None
-        reported = self.report.begin(self)
+        prepared = self.preference.begin() if self.preference is not None else {}
+        reported = self.report.begin(self) | prepared
         self.log.open(self.progress.step, self.progress.tokens)
         self._heed(self.callbacks.begin(self.folder, self.progress.step))
         self.log.about(
@@ -256,21 +255,14 @@ class Run:
         rows = next(self._loader)
         waited = time.perf_counter() - started
         self.optimizer.set_factor(self.factor(rows.step))
-        loss_sum, tokens = self.gradients.backward(rows)
+        method, facts, own = self.preference, list[Facts](), dict[str, float]()
+        if method is not None:
+            rows, facts = method.prepare(rows)
+        for _ in range(method.updates if method is not None else 1):
+            loss, norm = self._update(rows, facts)
+        if method is not None:
+            own = self.gradients.figures | method.figures
         scaler = self.gradients.scaler
-        clipping = self.config.algorithms.gradient_clipping
-        norm = clip(self.model, self.world, clipping, scaler.scale if scaler else 1.0, self.config.elastic is not None)
-        finite, loss = math.isfinite(norm), loss_sum / max(1, tokens)
-        if not finite and (scaler is None or scaler.scale <= 1):
-            raise ConfigError(
-                f"step {self.progress.step + 1}: the gradient is not finite (loss {loss:.4g}). Nothing was written of "
-                "it: lower optimizer.lr, lengthen scheduler.t_warmup or clip gradients"
-            )
-        if finite:
-            self.optimizer.step()
-        if scaler is not None:
-            scaler.settle(finite)
-        self.optimizer.zero_grad()
         self.progress.step += 1
         counted = self.gradients.counted
         self.progress.tokens += counted.real
@@ -289,10 +281,30 @@ class Run:
             wait=waited,
             microbatch=self.gradients.size or 0,
             **({"loss_scale": scaler.scale} if scaler else {}),
+            **own,
             **(asdict(counted) if self.tunes else {}),
         )
         self._heed(self.callbacks.step(line))
         return loss
+
+    def _update(self, rows: Rows, facts: Sequence[Facts]) -> tuple[float, float]:
+        """Change the parameters by the gradients of a batch; returns its mean loss, and the gradients' norm."""
+        loss_sum, units = self.gradients.backward(rows, facts)
+        scaler = self.gradients.scaler
+        clipping = self.config.algorithms.gradient_clipping
+        norm = clip(self.model, self.world, clipping, scaler.scale if scaler else 1.0, self.config.elastic is not None)
+        finite, loss = math.isfinite(norm), loss_sum / max(1, units)
+        if not finite and (scaler is None or scaler.scale <= 1):
+            raise ConfigError(
+                f"step {self.progress.step + 1}: the gradient is not finite (loss {loss:.4g}). Nothing was written of "
+                "it: lower optimizer.lr, lengthen scheduler.t_warmup or clip gradients"
+            )
+        if finite:
+            self.optimizer.step()
+        if scaler is not None:
+            scaler.settle(finite)
+        self.optimizer.zero_grad()
+        return loss, norm
 
     def save(self) -> None:
         """Save a checkpoint; it is stored in the background. Raises ConfigError if its place has another owner now."""
@@ -316,36 +328,43 @@ class Run:
 
     def evaluate(self) -> None:
         """Compute the mean loss on each held-out text."""
-        for label, source in self.held_out.items():
+        for label in self.held_out:
             started = time.perf_counter()
-            loss, tokens = self._held_out_loss(label, source)
-            name = self.config.evaluations[label].label
-            line = self.log.evaluation(name, self.progress.step, loss, tokens, time.perf_counter() - started)
-            self.evaluations[label] = {"step": self.progress.step, "loss": loss, "perplexity": line["perplexity"]}
+            if self.preference is not None:
+                loss, units, figures = self.preference.evaluate(label)
+            else:
+                loss, units = self.held_out_loss(label)
+                figures = {"perplexity": math.exp(min(loss, 700.0))}
+            name, seconds = self.config.evaluations[label].label, time.perf_counter() - started
+            line = self.log.evaluation(name, self.progress.step, loss, units, seconds, figures)
+            self.evaluations[label] = {"step": self.progress.step, "loss": loss, **figures}
             self._heed(self.callbacks.evaluation(line))
 
-    def _held_out_loss(self, label: str, source: Source | Synthetic) -> tuple[float, int]:
-        """The mean loss on a held-out text, and the tokens it was taken over."""
+    def held_out_loss(self, label: str, facts: Callable[[np.ndarray], Facts] | None = None) -> tuple[float, int]:
+        """The mean loss on a held-out data set, and the tokens (of an objective: units) it was taken over.
+
+        facts: what the objective has to know of samples.
+        """
         self.model.eval()
-        config, total, tokens = self.config, 0.0, 0
+        config, source, total, units = self.config, self.held_out[label], 0.0, 0
         with torch.no_grad():
             limit, batch = config.eval_subset_num_batches, config.device_eval_batch_size
-            for rows in in_turn(source, batch, self.world.data_rank, self.world.data_size, limit):
-                loss, count = self.gradients.held_out(rows)
-                total, tokens = total + loss, tokens + count
+            for numbers, rows in in_turn(source, batch, self.world.data_rank, self.world.data_size, limit):
+                loss, count = self.gradients.held_out(rows, facts(numbers) if facts is not None else None)
+                total, units = total + loss, units + count
         self.model.train()
         reshard(self.model, self.world)
-        total, all_tokens = self.world.sum([total, tokens])
-        if not all_tokens:
+        total, all_units = self.world.sum([total, units])
+        if not all_units:
             name = "eval_loader" if label == "eval" else f"the eval_loader labelled {label}"
             raise ConfigError(f"{name} holds no row")
-        return total / all_tokens, int(all_tokens)
+        return total / all_units, int(all_units)
 
     def close(self) -> None:
         """Close files and threads; a checkpoint that is being stored is waited for."""
         sources = (self.source, *self.held_out.values())
         with ExitStack() as stack:  # closes all even if one fails, the last one first
-            for each in (*sources, self.log, self.receipts, self._loader, self.callbacks, self.saver):
+            for each in (*sources, self.log, self.receipts, self._loader, self.callbacks, self.saver, self.preference):
                 if each is not None:
                     stack.callback(each.close)
 
@@ -373,6 +392,28 @@ class Run:
     def _digest(self) -> str:
         """Of the model's files, which an adapter belongs to."""
         return adaptation.digest(open_checkpoint(files(self.config.model)))
+
+    def _gradients(self, available: int | None) -> Gradients:
+        """What computes gradients; available: bytes that the run may take, if they are known."""
+        config, world = self.config, self.world
+        elastic, section, size = config.elastic is not None, config.fsdp_config, config.device_train_microbatch_size
+        gradients = Gradients(
+            self.model,
+            world,
+            config.precision,
+            None if size == "auto" else size,
+            # The microbatches that a rank has must not change an elastic run's sums: it adds up a shard, then sends it.
+            sync_last=elastic or (section is not None and section.sharding_strategy == "SHARD_GRAD_OP"),
+            tree=elastic,
+        )
+        trims = config.train_loader.dataset.allow_pad_trimming
+        gradients.keeps_padding = config.compile_config is not None or not trims
+        if size == "auto" and available is not None:  # what does not fit is not tried: libraries fail in many ways
+            rows = self.report.memory.rows_for(available) if world.rank == 0 else None
+            gradients.size = world.share(rows)
+        predicted = self.report.memory.predicted
+        gradients.predicted = predicted.total if predicted is not None else None
+        return gradients
 
     def _model(self) -> Model:
         config, world = self.config, self.world

@@ -19,7 +19,7 @@ from typing import IO
 
 from roofline.common import log
 from roofline.common.errors import ConfigError
-from roofline.common.files import text_of
+from roofline.common.files import cause_of, text_of
 from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.train.config.schema import TrainConfig
 from roofline.train.parallel.processes import World
@@ -90,7 +90,7 @@ class FolderLock:
         except BlockingIOError:
             raise _refusal(str(folder), text_of(self._path)) from None
         except OSError as error:
-            raise ConfigError(f"{error.filename or folder}: {error.strerror}: choose another folder") from error
+            raise ConfigError(f"{error.filename or folder}: {cause_of(error)}: choose another folder") from error
 
     def close(self) -> None:
         """Unlock the folder."""

@@ -124,8 +124,14 @@ def _remedy(error: OSError) -> str:
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """A stream for the new content of `path`, which is complete and on the disk once the block ends without an error.
 
-    Missing folders are created.
+    Missing folders are created. A link stays, and the file behind it is written. What is no file, such as a pipe or a
+    device, is written into.
     """
+    if path.exists() and not path.is_file():  # a rename would put a file in its place
+        with path.open("wb") as stream:
+            yield stream
+        return
+    path = path.resolve()
     part, file = _part(path)
     try:
         with file:

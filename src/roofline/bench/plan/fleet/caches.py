@@ -17,7 +17,7 @@ class Caches:
         self._used = np.full((replicas, self._followed), _NEVER, np.int64)  # what had been written at the last use
 
     def drop(self, replicas: np.ndarray) -> None:
-        """Replicas that failed have lost their caches."""
+        """Replicas that failed, or were switched off, have lost their caches."""
         self._used[replicas] = _NEVER
 
     def look_up(self, replicas: np.ndarray, prefixes: np.ndarray, tokens: np.ndarray) -> np.ndarray:

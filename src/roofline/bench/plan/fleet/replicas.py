@@ -11,8 +11,8 @@ GROW = 0.10  # of them, that it adds at least
 
 class Replicas:
     """Which of the `most` replicas of a fleet are there. state: int8 [most]; ready: float64 [most], when one that
-    starts or is repaired answers; up: int64 [n], those that take requests. most_running: requests that one computes at
-    the same time."""
+    starts or is repaired answers; up: int64 [n], those that take requests; gone: int64 [n], those that the last slice
+    switched off. most_running: requests that one computes at the same time."""
 
     def __init__(self, spec: FleetSpec, scaling: Scaling, most_running: int) -> None:
         self._spec, self._scaling, self._most_running = spec, scaling, most_running
@@ -23,6 +23,7 @@ class Replicas:
         self._decided = 0.0
         self.failures = self.started = self.ended = 0
         self.up = np.flatnonzero(self.state == UP)
+        self.gone = np.zeros(0, np.int64)
 
     @property
     def paid(self) -> int:
@@ -37,6 +38,7 @@ class Replicas:
         changed = bool(due.any() or empty.any())
         self.state[due] = UP
         self.state[empty] = OFF
+        self.gone = np.flatnonzero(empty)
         failed = self._fail(now, seconds)
         if now - self._decided >= self._spec.policies.interval and self._scaling != "fixed":
             self._decided = now

@@ -77,6 +77,7 @@ class Simulation:
     def _slice(self, now: float, seconds: float) -> None:
         load = self._answers.running + self._waits
         failed = self._replicas.advance(now, seconds, load, len(self._waiting))
+        self._caches.drop(self._replicas.gone)
         lost = self._fail(failed) if len(failed) else 0
         coming = self._come(now, seconds, load, lost)
         admitted = self._admit(self._waiting.with_later(coming))

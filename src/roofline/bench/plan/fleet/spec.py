@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from roofline.common.errors import ConfigError
+from roofline.common.files import cause_of
 
 Routing = Literal["round-robin", "least-loaded", "power-of-two", "prefix"]
 Scaling = Literal["fixed", "utilisation", "queue"]
@@ -118,7 +119,7 @@ def read_spec(path: Path) -> FleetSpec:
         values = tomllib.loads(path.read_text("utf-8"))
         spec = msgspec.convert(values, FleetSpec)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path} cannot be read: {cause_of(error)}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     except msgspec.ValidationError as error:

@@ -1,0 +1,123 @@
+"""Writes pairs of answers, or prompts, as shards of rows, as `finetune.prepare` does with samples."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from roofline.common.errors import ConfigError
+from roofline.common.json_types import JsonObject
+from roofline.train.data.mds import ShardWriter
+from roofline.train.finetune.encode import Encoded, Encoder
+from roofline.train.finetune.files import Record, records
+from roofline.train.finetune.packing import pack
+from roofline.train.finetune.prepare import COLUMNS, HELD_OUT, TRAIN, Data, Prepared, Rows, kept_apart
+from roofline.train.finetune.show import marked
+from roofline.train.preference.pair_files import pair, prompt
+
+PAIRS, PROMPTS = "pairs", "prompts"  # in place of the form of samples; behind prompts the longest answer: prompts-128
+Documents = Sequence[Encoded]
+
+
+@dataclass(frozen=True)
+class Item:
+    """What stands together in a row. record: of a prompt, for its reward."""
+
+    documents: Documents
+    record: JsonObject | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self.documents))
+
+
+Items = Callable[[Data, Encoder, Record, str], Iterator[Item]]  # of a record that stands somewhere
+
+
+def write_pairs(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
+    """Write pairs; those that do not fit into a row together are left out."""
+    return _write(data, folder, encoder, key, pair_items)
+
+
+def pair_items(data: Data, encoder: Encoder, record: Record, where: str) -> Iterator[Item]:
+    """The pair of a record, if both answers are within a row."""
+    both = pair(record, where, _form(data))
+    parts = [encoder.encode(sample, where) for sample in (both.chosen, both.rejected)]
+    if all(len(part) == 1 for part in parts):
+        yield Item([part[0] for part in parts])
+
+
+def write_prompts(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
+    """Write prompts; those that leave no room for an answer are left out."""
+    return _write(data, folder, encoder, key, prompt_items)
+
+
+def prompt_items(data: Data, encoder: Encoder, record: Record, where: str) -> Iterator[Item]:
+    """The prompt of a record, if there is room for an answer behind it."""
+    ids = np.array(_prompt_ids(record, where, data, encoder), np.uint32)
+    kind = (data.form or "").partition(" ")[0]
+    if 2 <= len(ids) <= data.length - int(kind.rpartition("-")[2]):
+        assert not isinstance(record, str)
+        yield Item([Encoded(ids, np.zeros(len(ids), bool))], json.loads(json.dumps(dict(record), default=str)))
+
+
+def shown(data: Data, encoder: Encoder, items: Items, count: int, colour: bool) -> Iterator[str]:
+    """The first records as the model reads them, with what is trained on."""
+    lines = ((where, record) for place in data.places for where, record in records(place, data.split))
+    for where, record in islice(lines, count):
+        parts = [document for item in items(data, encoder, record, where) for document in item.documents]
+        yield f"--- {where}: {sum(map(len, parts)):,} tokens" + ("" if parts else ", left out")
+        yield from (marked(encoder.tokenizer, part, colour) for part in parts)
+
+
+def _prompt_ids(record: Record, where: str, data: Data, encoder: Encoder) -> list[int]:
+    words = prompt(record, where, _form(data))
+    if isinstance(words, str):
+        return encoder.tokenizer.encode(words, add_special=True)
+    return encoder.template.encode_chat(encoder.tokenizer, words.messages, tools=words.tools or None)
+
+
+def _form(data: Data) -> str | None:
+    """What --format said, which stands behind the kind of data."""
+    return (data.form or "").partition(" ")[2] or None
+
+
+def _write(data: Data, folder: Path, encoder: Encoder, key: str, items: Items) -> Prepared:
+    lines = ((where, record) for place in data.places for where, record in records(place, data.split))
+    read = [list(items(data, encoder, record, where)) for where, record in lines]
+    fitting = [[item for item in each if len(item) <= data.length] for each in read]
+    count, apart = len(read), kept_apart(len(read), data.share, data.seed)
+    groups = {TRAIN: [i for i in range(count) if i not in apart], HELD_OUT: sorted(apart)}
+    written = {}
+    for name, numbers in groups.items():
+        parts = [item for number in numbers for item in fitting[number]]
+        if parts:
+            written[name] = _rows(folder / name, parts, data)
+    if TRAIN not in written:
+        raise ConfigError(f"{data.name}: nothing fits into {data.length} tokens: raise --max-seq-len")
+    longest = max((len(item) for each in read for item in each), default=0)
+    left_out = sum(not each for each in fitting)
+    kind = (data.form or PAIRS).partition(" ")[0]
+    return Prepared(
+        *(key, kind, count, data.length, data.pack, longest, 0, encoder.counts.ended, 0, left_out),
+        *(written[TRAIN], written.get(HELD_OUT), [str(path) for path in data.files]),
+    )
+
+
+def _rows(folder: Path, items: Sequence[Item], data: Data) -> Rows:
+    """Write items, several to a row if they are packed."""
+    rows = pack([len(item) for item in items], data.length) if data.pack else [[n] for n in range(len(items))]
+    has_record = items[0].record is not None
+    with ShardWriter(folder, COLUMNS | ({"record": "json"} if has_record else {}), hashes=("sha256",)) as writer:
+        for numbers in rows:
+            documents = [document for number in numbers for document in items[number].documents]
+            sample: dict[str, object] = {
+                "tokens": np.concatenate([document.ids for document in documents]),
+                "documents": np.array([len(document) for document in documents], np.uint32),
+                "trained": np.concatenate([document.trained for document in documents]).astype(np.uint8),
+            }
+            writer.write(sample | ({"record": items[numbers[0]].record} if has_record else {}))
+    trained = sum(int(document.trained.sum()) for item in items for document in item.documents)
+    return Rows(len(items), len(rows), sum(map(len, items)), trained)

@@ -1,0 +1,59 @@
+"""Rewards of sampled answers: a function of the user's, or agreement with the answer that the data set has."""
+
+import importlib.util
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from roofline.common.errors import ConfigError, RooflineError, describe_error
+
+Record = Mapping[str, object]  # a line of the data set
+Reward = Callable[[str, Record], float]  # of an answer's text
+EXACT = "exact_match"
+ANSWERS = ("answer", "completion", "response", "output")  # keys of the right answer, the first that a record has
+
+
+def reward_of(name: str) -> Reward:
+    """The reward "FILE.py:FUNCTION", or "exact_match". Raises ConfigError."""
+    if name == EXACT:
+        return exact_match
+    file, _, function = name.rpartition(":")
+    if not file.endswith(".py") or not function.isidentifier():
+        raise ConfigError(f"reward={name}: it is neither {EXACT} nor FILE.py:FUNCTION")
+    path = Path(file)
+    if not path.is_file():
+        raise ConfigError(f"reward={name}: there is no file {path}")
+    spec = importlib.util.spec_from_file_location(f"roofline_reward_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"reward={name}: {path} cannot be imported: {describe_error(error)}") from error
+    target = getattr(module, function, None)
+    if not callable(target):
+        raise ConfigError(f"reward={name}: {path} has no function {function}")
+
+    def reward(answer: str, record: Record) -> float:
+        try:
+            value = float(target(answer, record))
+        except Exception as error:
+            raise RooflineError(
+                f"reward={name} failed on the answer {answer[:60]!r}: {describe_error(error)}"
+            ) from error
+        if not math.isfinite(value):
+            raise RooflineError(
+                f"reward={name} is {value} for the answer {answer[:60]!r}: it has to be a finite number"
+            )
+        return value
+
+    return reward
+
+
+def exact_match(answer: str, record: Record) -> float:
+    """1 for the text of the record's answer, without space around it, else 0."""
+    right = next((record[key] for key in ANSWERS if isinstance(record.get(key), str)), None)
+    if right is None:
+        raise RooflineError(f"reward={EXACT}: a prompt has no right answer under {', '.join(ANSWERS)}")
+    return float(answer.strip() == str(right).strip())
