@@ -79,6 +79,8 @@ def test_an_earlier_attempt_of_the_run_has_asked_already(tmp_path: Path, monkeyp
     first = BeforeAfter(served, prompts, tmp_path)
     first.begin()
     assert [(row.prompt, row.before) for row in first.answers.rows] == [("2 + 2", "four"), ("3 + 1 = ", "four")]
+    assert first.answers.system == "", "the second prompt has none"
+    assert BeforeAfter(served, prompts[:1], tmp_path).answers.system == "Be brief."
     assert first.exact() == {"before": (1, 2), "after": None}
     again = BeforeAfter(served, prompts, tmp_path)
     again.begin()

@@ -124,6 +124,8 @@ def test_answers_stand_side_by_side_with_a_link_to_each_model(folder: Path) -> N
     assert "<span>exact after</span><b>2 of 2</b>" in text
     assert card["done"]
     assert embedded(text)["live"] is False
+    asked = page.page([], card, made, replace(BOTH, system="Be <brief> & kind."))
+    assert f'href="{BOTH.address}/?model=smollm2-135m&amp;system=Be%20%3Cbrief%3E%20%26%20kind."' in asked
     begun = replace(BOTH, rows=tuple(replace(row, after=None) for row in BOTH.rows))
     assert embedded(page.page([], card, made, begun))["live"] is True, "the answers after the run are still to come"
 

@@ -61,7 +61,8 @@ class BeforeAfter:
         self.served, self.folder = served, folder
         self.prompts = [each for each in prompts if str(each["answer"]).strip()]
         rows = tuple(Answer(_prompt_text(each), str(each["answer"])) for each in self.prompts)
-        self.answers = Answers(served.before, served.after, shlex.join(served.command), served.address, rows)
+        command, system = shlex.join(served.command), _common_system(self.prompts)
+        self.answers = Answers(served.before, served.after, command, served.address, system, rows)
 
     def begin(self) -> None:
         """Ask the model as it is, unless an earlier attempt of the same run did. Raises as `LLM` does."""
@@ -92,7 +93,7 @@ class BeforeAfter:
         lines.append(f"page of the run: {(self.folder / PAGE).resolve().as_uri()}")
         lines.append(f"serve it: {self.answers.command}")
         names = (self.served.before, self.served.after)
-        return [*lines, *(f"then chat with {name}: {link(self.served.address, name)}" for name in names)]
+        return [*lines, *(f"then chat with {name}: {link(self.answers, name)}" for name in names)]
 
     def exact(self) -> JsonObject:
         """How many answers are those of the data, and how many were asked for; null where none was."""
@@ -115,3 +116,12 @@ def _prompt_text(prompt: JsonObject) -> str:
         return str(prompt["prompt"])
     users = [message for message in prompt["messages"] if message["role"] == "user"]
     return str((users or prompt["messages"])[-1]["content"])
+
+
+def _common_system(prompts: Sequence[JsonObject]) -> str:
+    """The system prompt that all of them begin with; "" where there is none, or another."""
+    first = {
+        each["messages"][0]["content"] if each.get("messages", [{}])[0].get("role") == "system" else ""
+        for each in prompts
+    }
+    return str(first.pop()) if len(first) == 1 else ""

@@ -33,13 +33,15 @@ class Answer:
 class Answers:
     """The answers of a run, from the model as it was and as it became.
 
-    before, after: what a server calls the two. command: starts that server; address: where it is then.
+    before, after: what a server calls the two. command: starts that server; address: where it is then. system: the
+    system prompt that all samples have, with which chats begin.
     """
 
     before: str
     after: str
     command: str
     address: str
+    system: str = ""
     rows: tuple[Answer, ...] = ()
 
     def count(self, texts: Sequence[str | None]) -> Count | None:
@@ -91,20 +93,21 @@ def chat_links(answers: Answers | None) -> str:
     """A link to chat with each of the two models, and the command that serves them."""
     if answers is None:
         return ""
-    links = "".join(_anchor(answers.address, name) for name in (answers.before, answers.after))
+    links = "".join(_anchor(answers, name) for name in (answers.before, answers.after))
     command = html.escape(answers.command)
     return (
         f'<section><div class="links">{links}</div><p>The links open once this runs:</p><pre>{command}</pre></section>'
     )
 
 
-def link(address: str, name: str) -> str:
+def link(answers: Answers, name: str) -> str:
     """The address of a chat with a model."""
-    return f"{address}/?model={quote(name, safe='')}"
+    system = f"&system={quote(answers.system, safe='')}" if answers.system else ""
+    return f"{answers.address}/?model={quote(name, safe='')}{system}"
 
 
-def _anchor(address: str, name: str) -> str:
-    return f'<a href="{html.escape(link(address, name))}">Chat with {html.escape(name)}</a>'
+def _anchor(answers: Answers, name: str) -> str:
+    return f'<a href="{html.escape(link(answers, name))}">Chat with {html.escape(name)}</a>'
 
 
 def side_by_side(answers: Answers | None) -> str:
