@@ -38,11 +38,12 @@ def command(
     from roofline.bundle import load_text_of
     from roofline.cli.run.prepare import pull
     from roofline.cli.training.before_after import BeforeAfter, Served
-    from roofline.train.config.read import parse_config
+    from roofline.train.config.read import parse_config, read_config
     from roofline.train.config.schema import ModelSection
     from roofline.train.finetune import plan
     from roofline.train.finetune.prepare import prepare, read_prompts
     from roofline.train.model.shapes import files
+    from roofline.train.run import preflight
     from roofline.weights.checkpoint import read_config as shape_of
 
     options = options.with_preset(named)
@@ -66,6 +67,7 @@ def command(
     outcome = folder / ("model" if options.method == "full" else "adapter")
     served = Served(model, outcome, options.port, options.rank)
     around = BeforeAfter(served, read_prompts(folder / plan.DATA, options.ask), folder)
+    read_config(path, changes or (), preflight.faults)  # what is wrong with it is said before all that
     around.begin()
     status, result = train_file(path, list(changes or ()), nproc, as_json)
     if status:
@@ -77,7 +79,7 @@ def command(
     if as_json:
         print_json(result | {"folder": str(folder), "outcome": str(outcome), "serve": serve, "exact": around.exact()})
     else:
-        print("\n".join(around.told()))
+        print("\n".join(around.summary()))
     if options.serve:
         os.execv(sys.executable, [sys.executable, "-m", *served.command])
     return 0
