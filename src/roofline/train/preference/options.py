@@ -32,6 +32,7 @@ class CommonOptions(Options):
     rslora: bool = same_option(FinetuneOptions, "rslora")
     targets: str = same_option(FinetuneOptions, "targets")
     base: str = same_option(FinetuneOptions, "base")
+    out: Path | None = same_option(FinetuneOptions, "out")
     epochs: float | None = option(None, "Times that each sample is seen. Default: 1.", topic=TOPIC_RUN)
     steps: int | None = same_option(FinetuneOptions, "steps")
     lr: float | None = option(
@@ -40,6 +41,9 @@ class CommonOptions(Options):
     schedule: str = same_option(FinetuneOptions, "schedule")
     precision: str = same_option(FinetuneOptions, "precision")
     seed: int = same_option(FinetuneOptions, "seed")
+    ask: int = same_option(FinetuneOptions, "ask")
+    serve: bool = same_option(FinetuneOptions, "serve")
+    port: int = same_option(FinetuneOptions, "port")
 
     def as_finetune(self, batch: int, pack: bool) -> FinetuneOptions:
         """The options that `roofline finetune` has under the same names."""
