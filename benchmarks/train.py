@@ -51,14 +51,16 @@ CONTESTANTS = ("roofline", "roofline eager", "trainer", "trainer compiled", "pla
 class Contestant:
     """A process that trains when it is told to."""
 
-    def __init__(self, name: str, task: Task, folder: Path) -> None:
+    module = "benchmarks.train_worker"
+
+    def __init__(self, name: str, task: Any, folder: Path) -> None:
         self.name, self.seconds, self.losses, self.peak = name, [], [], 0  # type: ignore[var-annotated]
-        command = [sys.executable, "-m", "benchmarks.train_worker", name, json.dumps(asdict(task)), str(folder)]
+        command = [sys.executable, "-m", self.module, name, json.dumps(asdict(task)), str(folder)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         self._told()
 
-    def turn(self, steps: int) -> None:
-        """Take steps."""
+    def turn(self, steps: int) -> dict[str, Any]:
+        """Take steps; what the process says of them."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{steps}\n")
         self.process.stdin.flush()
@@ -66,6 +68,7 @@ class Contestant:
         self.seconds.append(told["seconds"])
         self.losses += told["losses"]
         self.peak = told["peak"]
+        return told
 
     def end(self) -> None:
         """Let it go."""

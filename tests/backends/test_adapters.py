@@ -125,9 +125,10 @@ def test_only_models_that_a_converter_has_permuted_take_permuted_rows(changes, p
     program = adapt(compile_program(family, config, source.tensors, CPU), 4)
     adapters = AdapterSlots(program)
     b = np.random.default_rng(1).standard_normal((4, 64)).astype(np.float32)
-    for part in ("q", "o"):
-        adapters.set(1, [AdapterMatrix(f"layers.0.attn.{part}.weight", np.ones((4, 64), np.float32), b, 1.0)])
-        assert (adapters.placed[1][0].matrix.b == b).all() == (part == "o" or not permuted)
+    for part, paired in (("q", False), ("o", False), ("q", True)):
+        matrix = AdapterMatrix(f"layers.0.attn.{part}.weight", np.ones((4, 64), np.float32), b, 1.0, paired=paired)
+        adapters.set(1, [matrix])
+        assert (adapters.placed[1][0].matrix.b == b).all() == (part == "o" or permuted == paired)
         adapters.free(1)
 
 

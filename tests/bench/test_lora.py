@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.bench.lora import point, rows, sweep  # noqa: E402
+from roofline.bench.lora.options import LoraBenchOptions  # noqa: E402
 from roofline.bench.report import gather, history, report  # noqa: E402
 from roofline.bench.report.text import markdown  # noqa: E402
 from roofline.bench.results.store import append_points, read_points  # noqa: E402
@@ -17,6 +18,7 @@ from roofline.common.errors import ConfigError, RooflineError  # noqa: E402
 from roofline.train.data.mds import Shards  # noqa: E402
 from tests.bundle.bundle_models import write_model  # noqa: E402
 from tests.command_line import call_roofline  # noqa: E402
+from tests.train import sft  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +26,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("lora") / "tiny")
 
 
-def settings(model: Path, **changes: Any) -> sweep.Settings:
-    given = {"batches": (3,), "steps": 4, "warmup": 2, "length": 512, "changes": ("precision=fp32",)}
-    return sweep.Settings(str(model), **given | changes)
+def settings(
+    model: Path, batches: tuple[int, ...] = (3,), changes: tuple[str, ...] = (), **more: Any
+) -> sweep.Settings:
+    options = LoraBenchOptions(**{"warmup": 2} | ({} if "epochs" in more else {"steps": 4}) | more)
+    return sweep.Settings(str(model), options, batches, ("precision=fp32", *changes))
 
 
 @pytest.fixture(scope="module")
@@ -36,22 +40,21 @@ def measured(model: Path) -> Any:
     return only
 
 
-def test_samples_have_lengths_about_the_mean_and_answers_as_targets(tmp_path: Path) -> None:
-    drawn = rows.samples(4096, 1)
-    assert (len(drawn.lengths), drawn) == (1000, rows.samples(4096, 1))
-    assert abs(np.mean(drawn.lengths) - rows.MEAN) < 15
-    assert max(rows.samples(128, 1).lengths) == 128
-    assert drawn.sha256 != rows.samples(128, 1).sha256
-    short = rows.Samples((12, 70))
-    rows.write_rows(short, 50, 1, tmp_path)
-    shards = Shards(tmp_path)
-    assert len(shards) == 2
-    for number, (length, answer) in enumerate(zip(short.lengths, short.answers(), strict=True)):
-        sample = shards[number]
-        assert sample["tokens"].shape == (length,)
-        assert sample["tokens"].max() < 50
-        assert sample["trained"].tolist() == [0] * (length - answer) + [1] * answer
-        assert sample["documents"].tolist() == [length]
+def test_random_samples_have_lengths_about_the_mean_and_answers_as_targets(tmp_path: Path) -> None:
+    lengths = rows.random_lengths(4096, 1)
+    assert len(lengths) == 1000
+    assert lengths == rows.random_lengths(4096, 1)
+    assert abs(np.mean(lengths) - rows.MEAN) < 15
+    assert max(rows.random_lengths(128, 1)) == 128
+    rows.write_random([12, 70, 50], 80, 30, 1, False, tmp_path / "apart")
+    rows.write_random([12, 70, 50], 80, 30, 1, True, tmp_path / "packed")
+    apart, packed = (rows.samples_in(tmp_path / name, "x") for name in ("apart", "packed"))
+    assert (apart.lengths, apart.answers, apart.rows) == ((12, 70, 50), (2, 10, 8), 3)
+    assert (packed.lengths, packed.answers, packed.rows) == ((70, 50, 12), (10, 8, 2), 2)
+    assert apart.sha256 != packed.sha256
+    shards = Shards(tmp_path / "apart")
+    assert shards[0]["trained"].tolist() == [0] * 10 + [1] * 2
+    assert max(shards[number]["tokens"].max() for number in range(3)) < 30
     shards.close()
 
 
@@ -79,7 +82,7 @@ def test_points_are_compared_by_reports(measured: Any, model: Path, tmp_path: Pa
     empty = point.point_of(
         settings(model, batches=(64,)),
         64,
-        rows.samples(512, 17),
+        rows.Samples((8,), (2,), 1, "0" * 64, "x"),
         point.Outcome(out_of_memory="training needs 8 bytes"),
         run="r",
         started=measured.started,
@@ -139,11 +142,26 @@ def test_the_command_refuses_what_would_do_nothing(model: Path) -> None:
     for words, said in (
         (["--batches", "1,x"], "--batches 1,x: give different numbers of rows above 0, with commas, such as 1,16"),
         (["--batches", "4,4"], "--batches 4,4: give different numbers of rows"),
-        (["--method", "full", "--rank", "8"], "--base and --rank are of lora and dora"),
+        (
+            ["--method", "full", "--rank", "8"],
+            "rank is of lora and dora: --method full trains all matrices as they are",
+        ),
+        (["--steps", "8", "--epochs", "2"], "steps and epochs both say how long a run is: leave one of the two out"),
     ):
         refused = call_roofline(["bench", "lora", str(model), *words])
         assert refused.exit_code == 1
         assert said in refused.stderr
+
+
+def test_of_data_the_held_out_loss_is_a_figure_and_its_rows_may_be_packed(tmp_path: Path) -> None:
+    chats = sft.write_lines(tmp_path / "d.jsonl", [sft.question(number) for number in range(60)])
+    chosen = settings(sft.write_model(tmp_path / "tiny"), data=chats, pack=True, max_seq_len=128, epochs=1, warmup=0)
+    (only,) = sweep.sweep(chosen, show=False)
+    assert (only.workload.name, only.workload.requests) == ("d.jsonl", 57)
+    assert only.metrics["loss_eval"].value > 0
+    assert "--data" in chosen.command
+    assert "--pack" in chosen.command
+    assert chosen.preset(3).endswith(", packed, precision=fp32")
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """roofline merge: what is written, what the certificate says of it, and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import pytest
 from roofline import LLM
 from roofline.bench.quality.certificate import ANSWER_TOKENS, NO_SERVED
 from roofline.bench.quality.survival import Sums, survivals, total
+from roofline.bundle.merge import MergedForm, merged_form, write_merged
 from roofline.bundle.rewrite import Work, write_gguf
-from roofline.common.errors import ConfigError
+from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.engine.params import SamplingParams
 from roofline.weights.adapter_files import write_adapter
 from roofline.weights.adapter_merge import merged
+from roofline.weights.adapters import read_adapter
 from roofline.weights.checkpoint import open_checkpoint
 from tests.adapter_files import for_checkpoint
 from tests.command_line import CommandResult, call_roofline
@@ -29,7 +32,7 @@ def adapter_of(model: Path, folder: Path, size: float = 1.0, magnitudes: float =
     for matrix in for_checkpoint(base.tensors):
         lengths = np.linalg.norm(base.dequantize(matrix.tensor), axis=1) * np.float32(magnitudes)
         values = {"b": matrix.b * np.float32(size), "magnitude": lengths if magnitudes else None}
-        matrices.append(type(matrix)(**vars(matrix) | values))
+        matrices.append(replace(matrix, **values))
     return write_adapter(folder, base.config, matrices)
 
 
@@ -108,6 +111,36 @@ def test_an_adapter_that_rounding_takes_away_is_refused(model: Path, tmp_path: P
     assert kinds == {name: info.format for name, info in open_checkpoint(tmp_path / "q4.gguf").tensors.items()}
 
 
+def test_the_noise_of_rounding_is_not_taken_for_the_adapter(model: Path, tmp_path: Path) -> None:
+    """Where weights are quantised at the same time, what is left is the difference to the model alone, rounded too."""
+    base = open_checkpoint(model)
+    figures = {}
+    for size in (1.0, 1e-6):
+        whole = merged(base, [replace(each, scale=size) for each in for_checkpoint(base.tensors)])
+        out = tmp_path / f"{size}.gguf"
+        write_merged(whole, out, merged_form(base, out, "Q4_1"), Work(threads=1))
+        figures[size] = total(survivals(whole, open_checkpoint(out)))
+    assert figures[1e-6].loss > 0.02
+    noise = (figures[1e-6].lost / figures[1e-6].change) ** 0.5
+    assert figures[1e-6].survival < noise / 5, "most blocks are rounded alike; of W itself it would be the noise"
+    assert abs(figures[1.0].kept - 1) < 0.05
+
+
+def test_formats_that_stay(model: Path, tmp_path: Path) -> None:
+    write_gguf(open_checkpoint(model), tmp_path / "q4.gguf", "Q4_K_M", Work(threads=1))
+    adapter = adapter_of(model, tmp_path / "adapter", 2.0)
+    merge(tmp_path / "q4.gguf", adapter, tmp_path / "merged.gguf")
+    base, written = (open_checkpoint(tmp_path / name) for name in ("q4.gguf", "merged.gguf"))
+    assert written.metadata["general.file_type"] == base.metadata["general.file_type"] == 15
+    assert {n: i.format for n, i in written.tensors.items()} == {n: i.format for n, i in base.tensors.items()}
+    result = merge(tmp_path / "q4.gguf", adapter, tmp_path / "again.gguf", "--to", "q8")
+    assert "had been quantised before and were rounded a second time" in result.stdout
+    whole = merged(base, read_adapter(adapter).matrices)
+    form = MergedForm(True, dict.fromkeys(base.tensors, "IQ2_XXS"))
+    with pytest.raises(UnsupportedError, match=r"writing layers.* in IQ2_XXS.*--to q4"):
+        write_merged(whole, tmp_path / "low.gguf", form, Work(threads=1))
+
+
 def test_dora_is_compared_with_itself_in_float32(model: Path, tmp_path: Path) -> None:
     """Rows get the length that it says, whatever B A is."""
     adapter = adapter_of(model, tmp_path / "adapter", 1.0, 1.5)
@@ -118,6 +151,25 @@ def test_dora_is_compared_with_itself_in_float32(model: Path, tmp_path: Path) ->
         open_checkpoint(path).dequantize("layers.1.mlp.up.weight") for path in (model, tmp_path / "merged")
     )
     np.testing.assert_allclose(np.linalg.norm(after, axis=1), 1.5 * np.linalg.norm(before, axis=1), rtol=1e-5)
+
+
+def test_dora_in_a_model_whose_rows_a_converter_permuted(model: Path, tmp_path: Path) -> None:
+    """Magnitudes move with the rows: each is another one here."""
+    write_gguf(open_checkpoint(model), tmp_path / "base.gguf", "F32", Work(threads=1))
+    plain, paired = open_checkpoint(model), open_checkpoint(tmp_path / "base.gguf")
+    matrices = [
+        replace(matrix, magnitude=np.arange(1, matrix.b.shape[1] + 1, dtype=np.float32))
+        for matrix in for_checkpoint(plain.tensors)
+    ]
+    first, second = merged(plain, matrices), merged(paired, matrices)
+    for name in first.parts:
+        got, wanted = second.values(name), first.values(name)
+        moved = name.endswith(("attn.q.weight", "attn.k.weight"))
+        if moved:
+            heads = len(wanted) // plain.config["head_dim"]
+            wanted = wanted.reshape(heads, 2, -1, wanted.shape[1]).swapaxes(1, 2).reshape(wanted.shape)
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)
+        assert not moved or not np.allclose(got, first.values(name))
 
 
 def test_probes_and_words_for_people(model: Path, tmp_path: Path) -> None:
@@ -164,8 +216,6 @@ def test_sums() -> None:
 
 
 def test_a_head_that_is_another_is_noticed(model: Path, tmp_path: Path) -> None:
-    from dataclasses import replace
-
     from roofline.bench.quality.survival import head_is_tied
 
     base = open_checkpoint(model)
@@ -194,3 +244,23 @@ def test_experts_in_one_tensor_and_in_several(tmp_path: Path) -> None:
     stacked = open_checkpoint(tmp_path / "merged.gguf")
     again = merged(stacked, for_checkpoint(stacked.tensors, experts=8))
     assert len(again.parts) == len([name for name in base.tensors if ".attn." in name and "norm" not in name]) + 6
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("magnitudes", [0.0, 1.5], ids=["lora", "dora"])
+def test_transformers_computes_what_peft_merges(magnitudes: float, model: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft", reason="what is compared with: pip install --no-deps peft accelerate")
+    adapter = adapter_of(model, tmp_path / "adapter", 1.0, magnitudes)
+    certificate(model, adapter, tmp_path / "merged", "--to", "f32")
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    theirs = peft.PeftModel.from_pretrained(read(model, dtype=torch.float32), adapter).merge_and_unload()
+    ours = read(tmp_path / "merged", dtype=torch.float32)
+    weights = theirs.state_dict()
+    assert weights.keys() == ours.state_dict().keys()
+    for name, values in ours.state_dict().items():
+        torch.testing.assert_close(values, weights[name], rtol=1e-5, atol=1e-6)
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        assert (ours(ids).logits - theirs(ids).logits).abs().max() < 1e-4

@@ -31,7 +31,7 @@ def shortened(line: str, model: Path) -> list[str]:
     assert words[1] == "smollm2-135m"
     words[1] = str(model)
     kept = [word for at, word in enumerate(words) if word not in LENGTHS and (at == 0 or words[at - 1] not in LENGTHS)]
-    return [*kept, "--steps", "2", "--batch", "2", "--max-seq-len", "64"]
+    return [*kept, "--steps", "2", "--batch", "2", "--max-seq-len", "64", "--ask", "0"]
 
 
 def test_there_are_commands() -> None:
@@ -48,12 +48,37 @@ def test_commands(line: str, model: Path, tmp_path: Path, monkeypatch: pytest.Mo
     if "--show" in line:
         assert "[[" in done.stdout
         return
-    serve = done.stdout.splitlines()[-1].removeprefix("serve it: ")
+    serve = next(line for line in done.stdout.splitlines() if line.startswith("serve it: ")).removeprefix("serve it: ")
     outcome = Path(shlex.split(serve)[-1].partition("=")[2] or shlex.split(serve)[-1])
     assert outcome.is_dir()
     if "--out runs/questions" in line:
         expected = next(each for each in LINES if each.startswith("roofline serve"))
-        assert serve == expected.replace("smollm2-135m", str(model))
+        assert serve == expected.replace("smollm2-135m", f"{model} --served-model-name tiny")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", [line for line in LINES if line.startswith("roofline bench lora")])
+def test_commands_that_measure(line: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sft.write_lines(tmp_path / "questions.jsonl", [sft.question(number) for number in range(20)])
+    command, *words = shlex.split(line.replace("smollm2-135m", str(model)))
+    assert command == "roofline"
+    epochs = ["--epochs", "1"] if "--epochs" in words else ["--steps", "2"]
+    done = call_roofline([*words, *epochs, "--batches", "2", "--warmup", "1", "--max-seq-len", "64"])
+    assert done.exit_code == 0, done.stderr
+    assert "again: roofline bench lora" in done.stdout
+
+
+def test_right_answers_are_counted(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sft.write_lines(tmp_path / "questions.jsonl", [sft.question(number) for number in range(20)])
+    train = next(line for line in LINES if "--out runs/questions" in line)
+    assert call_roofline(shortened(train, model)).exit_code == 0
+    (line,) = [line for line in LINES if line.startswith("roofline bench tasks")]
+    words = [str(model) if word == "smollm2-135m" else word for word in shlex.split(line)[1:]]
+    done = call_roofline([*words, "--backend", "reference"])
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.splitlines()[-1].split()[:2] == ["exact", "20"]
 
 
 def test_its_tables_have_every_form_and_preset() -> None:

@@ -19,6 +19,7 @@ SUFFIXES = "py|toml|md|cpp|h|txt|json|html"
 PATH = re.compile(rf"`((?:[\w.*-]+/)*[\w.*-]+\.(?:{SUFFIXES}))(?:::\w+)?`|`((?:[\w.-]+/)+)`")
 # Files that users have or commands write: not of this repository.
 THEIRS = {
+    *("run.html", "runs/bookings/run.html", "make_bookings.py"),
     *("manifest.json", "config.json", "order.json", "relay.json", "record.json", "pyproject.toml", "roofline.h"),
     *(
         "cell.json",

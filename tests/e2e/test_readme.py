@@ -1,14 +1,10 @@
 """The commands of the README and of the pages for learners work: every fenced bash block is run, line by line."""
 
 import json
-import os
 import re
-import stat
-import subprocess
 from pathlib import Path
 
 import pytest
-from e2e_serving import ROOFLINE
 
 ROOT = Path(__file__).parents[2]
 # In this order, in one folder, each line once. `-m slow` runs the longer pages.
@@ -27,40 +23,6 @@ COMMANDS = [
     pytest.param(line, id=f"{Path(page).stem}-{line}", marks=pytest.mark.slow if page in SLOW_DOCUMENTS else ())
     for line, page in sorted(PAGES.items(), key=LINES.index)
 ]
-
-
-@pytest.fixture(scope="module")
-def shell(environment, model, tmp_path_factory):
-    """shell(command line) -> finished process, with `roofline` on PATH and the model in a fresh ROOFLINE_HOME."""
-    folder = tmp_path_factory.mktemp("readme")
-    script = folder / "bin" / "roofline"
-    script.parent.mkdir()
-    script.write_text(f'#!/bin/sh\nexec {ROOFLINE[0]} -c "{ROOFLINE[2]}" "$@"\n')
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    variables = {
-        **environment,
-        "PATH": f"{script.parent}{os.pathsep}{environment['PATH']}",
-        "ROOFLINE_HOME": str(folder),
-    }
-    _store(variables, model)
-    return lambda line: subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", line], env=variables, cwd=folder, capture_output=True, text=True, timeout=240
-    )
-
-
-def _store(variables: dict[str, str], model: Path) -> None:
-    """Put the model where `roofline pull` would."""
-    code = (
-        "import json, sys\nfrom dataclasses import asdict\nfrom pathlib import Path\n"
-        "from roofline.weights import sources\n"
-        "entry = sources.catalog()['smollm2-135m']\nfolder = sources._folder(entry.name)\nfolder.mkdir(parents=True)\n"
-        "(folder / entry.file).symlink_to(Path(sys.argv[1]).resolve())\n"
-        "facts = (entry.name, entry.source, entry.file, entry.sha256, entry.size, entry.licence, 'today')\n"
-        "made = sources.StoredModel(*facts)\n"
-        "(folder / 'manifest.json').write_text(json.dumps(asdict(made)))\n"
-        "assert sources.stored_path(entry.name)\n"
-    )
-    subprocess.run([ROOFLINE[0], "-c", code, str(model)], env=variables, check=True, timeout=60)
 
 
 def test_there_are_commands():

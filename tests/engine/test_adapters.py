@@ -19,6 +19,9 @@ from roofline.engine.process.remote import RemoteEngine
 from roofline.engine.process.remote_adapters import RemoteAdapters
 from roofline.engine.process.replicas import Replicas
 from roofline.engine.process.thread import engine_in_thread
+from roofline.weights.adapter_gguf import write_gguf_adapter
+from roofline.weights.adapters import read_adapter
+from roofline.weights.checkpoint import read_config
 from tests.adapter_files import matrices, write_adapter
 
 SIZES = {"cache_tokens": 512, "max_batch_tokens": 32, "max_running": 4, "threads": 1, "weights": "random:1"}
@@ -70,6 +73,16 @@ def test_pages_are_shared_only_under_one_adapter(engine, folders):
     other = engine.adapters.load(folders[2]).digest  # takes the slot, and must not find the pages
     assert answers(engine, other)[0][1] == 0
     assert answers(engine, two) == [(second, 32)]
+
+
+def test_a_gguf_file_answers_as_the_folder_that_it_was_made_from(engine, folders, model, tmp_path):
+    config = read_config(model)
+    write_gguf_adapter(tmp_path / "a.gguf", config, read_adapter(folders[0]).matrices)
+    of_folder = engine.adapters.load(folders[0]).digest
+    of_file = engine.adapters.load(str(tmp_path / "a.gguf")).digest
+    assert of_file != of_folder, "its rows of q and k lie in another order"
+    (base, _), (first, _), (second, _) = answers(engine, "", of_folder, of_file)
+    assert first == second != base
 
 
 def test_what_is_in_use_is_unloaded_when_its_requests_have_ended(engine, folders):

@@ -501,6 +501,19 @@ def test_a_link_names_the_model(open_page, browser, two_models):
     page.close()
 
 
+def test_a_link_may_have_a_system_prompt(browser, live, engine):
+    page = browser.open(f"{live()}/?model=tiny&system=Be%20brief%20%26%20%3Cb%3Ekind%3C%2Fb%3E.")
+    page.wait("document.querySelector('#model').textContent === 'tiny'")
+    assert page.evaluate("document.querySelector('#settings').classList.contains('changed')")
+    ask(page, "Say hello", answers=1)
+    assert engine.prompts == ["<system>Be brief & <b>kind</b>.<user>Say hello"]
+    page.click("#new")  # begins as new chats do
+    ask(page, "Again", answers=1)
+    assert engine.prompts[1] == "<user>Again"
+    assert page.problems == []
+    page.close()
+
+
 def test_a_link_to_a_model_that_is_not_served_says_so(browser, live):
     page = browser.open(f"{live()}/?model=gone")
     page.wait("document.querySelector('.toast') !== null")

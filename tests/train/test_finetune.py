@@ -30,7 +30,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def finetune(model: Path, data: Path, out: Path, *words: object, status: int = 0) -> Any:
-    done = call_roofline(["finetune", model, data, "--out", out, *SMALL, *words])
+    done = call_roofline(["finetune", model, data, "--out", out, *SMALL, "--ask", 0, *words])
     assert done.exit_code == status, done.stderr
     return done
 
@@ -45,7 +45,8 @@ def test_an_adapter_is_trained_and_how_to_serve_it_is_printed(model: Path, data:
     assert "40 records, read as chats as OpenAI's API has them (--format messages)" in done.stderr
     assert "2 samples are kept apart for evaluation" in done.stderr
     assert "packed rows: other tokens in one document change nothing" in done.stderr
-    assert done.stdout.splitlines()[-1] == f"serve it: roofline serve {model} --adapter run={out}/adapter"
+    serve = f"roofline serve {model} --served-model-name tiny --adapter run={out}/adapter"
+    assert f"serve it: {serve}" in done.stdout.splitlines()
     assert json.loads((out / "adapter/adapter_config.json").read_text())["r"] == 4
     found = losses(out)
     assert len(found) == 30
@@ -86,13 +87,13 @@ def test_the_same_command_goes_on_and_gives_the_same(model: Path, data: Path, tm
 def test_full_fine_tuning_gives_a_model(model: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     done = call_roofline(
-        ["finetune", model, data, "--out", out, *SMALL[:6], "--method", "full", "--steps", 3, "--json"]
+        ["finetune", model, data, "--out", out, *SMALL[:6], "--method", "full", "--steps", 3, "--ask", 0, "--json"]
     )
     assert done.exit_code == 0, done.stderr
     result = json.loads(done.stdout)
     assert (out / "model/config.json").is_file()
     assert result["outcome"] == str(out / "model")
-    assert result["serve"] == f"roofline serve {out}/model"
+    assert result["serve"] == f"roofline serve {model} --served-model-name tiny --extra-model run={out}/model"
     assert result["card"]["speed"]["steps"][1] == 3
 
 

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -118,22 +119,28 @@ def test_answers_stand_side_by_side_with_a_link_to_each_model(folder: Path) -> N
     assert f"<pre>{BOTH.command}</pre>" in text
     assert "<i>oracle" not in text
     rows = re.findall(r"<tr><td><div>(.*?)</div></td><td class=\"(\w+)\">.*?<td class=\"(\w+)\">", text, re.S)
-    assert rows == [("And this?", "exact", "exact"), ("Which &lt;b&gt;?", "other", "exact")][::-1], "what changed first"
+    assert rows == [("Which &lt;b&gt;?", "other", "exact"), ("And this?", "exact", "exact")]
     assert "<span>exact before</span><b>1 of 2</b>" in text
     assert "<span>exact after</span><b>2 of 2</b>" in text
+    assert card["done"]
+    assert embedded(text)["live"] is False
+    asked = page.page([], card, made, replace(BOTH, system="Be <brief> & kind."))
+    assert f'href="{BOTH.address}/?model=smollm2-135m&amp;system=Be%20%3Cbrief%3E%20%26%20kind."' in asked
+    begun = replace(BOTH, rows=tuple(replace(row, after=None) for row in BOTH.rows))
+    assert embedded(page.page([], card, made, begun))["live"] is True, "the answers after the run are still to come"
 
 
 def test_answers_are_read_from_the_folder(folder: Path, tmp_path: Path) -> None:
-    assert answers.read(tmp_path) is None
-    answers.write(BOTH, tmp_path)
-    assert answers.read(tmp_path) == BOTH
+    assert answers.read_answers(tmp_path) is None
+    answers.write_answers(BOTH, tmp_path)
+    assert answers.read_answers(tmp_path) == BOTH
     for name in ("card.json", "config.json", "log.jsonl"):
         shutil.copy(folder / name, tmp_path)
     page.write(tmp_path)
     assert "Chat with smollm2-135m" in (tmp_path / page.PAGE).read_text()
     (tmp_path / answers.ANSWERS).write_text("{}")
     with pytest.raises(ConfigError, match=r"answers\.json is no file of answers: remove it"):
-        answers.read(tmp_path)
+        answers.read_answers(tmp_path)
 
 
 def test_it_is_written_while_the_run_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,10 +158,10 @@ def test_it_is_written_while_the_run_is_under_way(tmp_path: Path, monkeypatch: p
     train(config(write_rows(tmp_path / "data", 50), tmp_path / "run", max_duration="4ba"), watch)
     assert len(seen) == 3, "one behind each step but the last"
     assert '<progress max="4" value="3">' in seen[-1]
-    assert embedded(seen[-1])["done"] is False
+    assert embedded(seen[-1])["live"] is True
     text = (tmp_path / "run" / page.PAGE).read_text()
     assert "<progress max" not in text
-    assert embedded(text)["done"] is True
+    assert embedded(text)["live"] is False
 
 
 @pytest.mark.slow

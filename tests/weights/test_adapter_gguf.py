@@ -10,9 +10,11 @@ import pytest
 
 from roofline.common.errors import CapacityError, ConfigError, RooflineError, UnsupportedError
 from roofline.ops.adapters import AdapterMatrix
+from roofline.weights.adapter_files import write_adapter
 from roofline.weights.adapter_gguf import PAIRED, write_gguf_adapter
 from roofline.weights.adapter_merge import merged
 from roofline.weights.adapters import is_adapter, read_adapter
+from roofline.weights.checkpoint import open_checkpoint
 from roofline.weights.config.to_gguf import form_of
 from roofline.weights.files.gguf_writer import header, write_tensors
 from roofline.weights.files.mapped import TensorInfo
@@ -163,6 +165,15 @@ def test_what_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="32 inputs and 64 outputs, the model's have 64 and 64"):
         merged(model, [small])
     assert not list(tmp_path.iterdir())
+
+
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    gguf = write(tmp_path / "a.gguf", values(), METADATA)
+    folder = write_adapter(tmp_path / "folder", LLAMA, read_adapter(gguf).matrices)
+    assert is_adapter(folder)
+    for path in (gguf, folder):
+        with pytest.raises(ConfigError, match="this is a LoRA adapter"):
+            open_checkpoint(path)
 
 
 def test_size_is_bounded_before_values_are_read(tmp_path: Path) -> None:

@@ -22,8 +22,9 @@ class Adapters:
         self._leaving: set[str] = set()
 
     def load(self, path: str, digest: str | None = None, max_bytes: int | None = None) -> AdapterInfo:
-        """Load a folder of PEFT's files. digest: what it must have; max_bytes: that it may take in memory, beside what
-        the engine's adapter_bytes leaves for it.
+        """Load a folder of PEFT's files, or a GGUF file.
+
+        digest: what it must have; max_bytes: that it may take in memory, beside what the engine's adapter_bytes leaves.
 
         What is loaded already is not loaded again. Raises ConfigError, UnsupportedError and CapacityError.
         """

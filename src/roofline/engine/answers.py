@@ -223,7 +223,7 @@ class LocalAnswers:
             self._drop(builders)
 
     def load_adapter(self, path: str) -> str:
-        """Load a folder of PEFT's files, unless it is loaded; its digest. Raises as `Adapters.load`."""
+        """Load a folder of PEFT's files, or a GGUF file, unless it is loaded; its digest. Raises as `Adapters.load`."""
         with self._lock:
             self._check_open()
             return self._engine.adapters.load(path).digest

@@ -289,8 +289,11 @@ class LLM:
             await asyncio.to_thread(pieces.close)
 
     def load_adapter(self, path: str | Path) -> str:
-        """Load a LoRA adapter, a folder of PEFT's files, while others may be computed; what `adapter=` takes. The model
-        must have been loaded with `max_adapters`. Raises ConfigError, UnsupportedError, CapacityError."""
+        """Load a LoRA adapter, a folder of PEFT's files or a GGUF file, while others may be computed; what `adapter=`
+        takes. The model must have been loaded with `max_adapters`.
+
+        Raises ConfigError, UnsupportedError, CapacityError.
+        """
         return self.answers.load_adapter(str(path))
 
     def unload_adapter(self, adapter: str) -> None:

@@ -146,8 +146,8 @@ class ServeOptions(Options):
         flags=("--data-parallel", "--dp"), minimum=1, unit="replicas", topic="Several ranks",
     )  # fmt: skip
     adapter: list[str] | None = option(
-        None, "A LoRA adapter to serve beside the model, as NAME=PATH: a folder of PEFT's files. Requests give NAME as "
-        "their model. May be given several times.",
+        None, "A LoRA adapter to serve beside the model, as NAME=PATH: a folder of PEFT's files, or a GGUF file. "
+        "Requests give NAME as their model. May be given several times.",
         topic=TOPIC,
     )  # fmt: skip
     extra_model: list[str] | None = option(

@@ -27,6 +27,8 @@ from roofline.weights.hf_values import as_ours
 from roofline.weights.quantised.method import Files, QuantisedTensors
 from roofline.weights.quantised.methods import method_of
 
+_ADAPTER = "this is a LoRA adapter: name the model that it belongs to, and the adapter beside it"
+
 
 @dataclass(eq=False)
 class Checkpoint:
@@ -147,11 +149,15 @@ def _file_of_folder(folder: Path) -> Path:
 
 
 def _has_safetensors(folder: Path) -> bool:
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").exists():
+        refuse(folder, "adapter_config.json", _ADAPTER)
     return any(folder.glob("*.safetensors")) or (folder / "model.safetensors.index.json").exists()
 
 
 def _open_gguf(path: Path) -> Checkpoint:
     file = GGUFModel(path)
+    if file.metadata.get("general.type") == "adapter":
+        refuse(path, "general.type", _ADAPTER)
     family = family_of(path, file.metadata)
     stored: dict[str, str] = {}  # canonical name -> the file's
     for name in file.tensors:

@@ -36,7 +36,7 @@ class Outcome:
 
 
 def point_of(
-    settings: "Settings", batch: int, drawn: Samples, outcome: Outcome, *, run: str, started: str, host: schema.Host
+    settings: "Settings", batch: int, samples: Samples, outcome: Outcome, *, run: str, started: str, host: schema.Host
 ) -> schema.Point:
     """run: a name that all points of a command have."""
     card = outcome.card
@@ -50,7 +50,7 @@ def point_of(
         system=_system(settings, card),
         host=host,
         devices=_devices(card),
-        workload=_workload(settings, drawn, batch),
+        workload=_workload(settings, samples, batch),
         load=None,
         client=None,
         window=_window(settings, card),
@@ -63,9 +63,10 @@ def point_of(
 
 
 def _system(settings: "Settings", card: JsonObject | None) -> schema.System:
-    options = {"method": settings.method, "max_seq_len": str(settings.length)}
-    if settings.method != "full":
-        options |= {"rank": str(settings.rank), "base": settings.base}
+    of = settings.options
+    options = {"method": of.method, "max_seq_len": str(of.max_seq_len), "pack": str(of.pack).lower()}
+    if of.method != "full":
+        options |= {"rank": str(of.rank), "base": of.base}
     return schema.System(
         label=f"roofline {settings.model}",
         target=f"train:{settings.model}",
@@ -94,16 +95,16 @@ def _devices(card: JsonObject | None) -> list[schema.Device]:
     ]
 
 
-def _workload(settings: "Settings", drawn: Samples, batch: int) -> schema.Workload:
-    answers = drawn.answers()
-    prompts = [length - answer for length, answer in zip(drawn.lengths, answers, strict=True)]
-    steps = settings.epochs * len(answers) // batch if settings.epochs is not None else settings.steps
+def _workload(settings: "Settings", samples: Samples, batch: int) -> schema.Workload:
+    options = settings.options
+    prompts = [length - answer for length, answer in zip(samples.lengths, samples.answers, strict=True)]
+    rows = options.epochs * samples.rows if options.epochs is not None else options.steps * batch
     return schema.Workload(
-        name=drawn.name,
-        sha256=drawn.sha256,
-        requests=steps * batch,
+        name=samples.name,
+        sha256=samples.sha256,
+        requests=round(rows * len(samples.lengths) / samples.rows),
         prompt=_lengths(prompts),
-        answer=_lengths(answers),
+        answer=_lengths(samples.answers),
         stop="the end of the sample",
         prefix_cache="off",
     )
@@ -216,7 +217,7 @@ def _extra(
         "microbatch": card["microbatch"],
         "padding_share": speed["padding_share"],
         "trained_share": speed["trained_share"],
-        "epochs": settings.epochs,
+        "epochs": settings.options.epochs,
         "steps": speed["steps"][1],
         "first_loss": outcome.steps[0][2],
         "precision": card["precision"],

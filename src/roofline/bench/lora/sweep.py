@@ -8,49 +8,48 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from roofline.bench.lora.options import LoraBenchOptions
 from roofline.bench.lora.point import Outcome, point_of
-from roofline.bench.lora.rows import samples, write_rows
+from roofline.bench.lora.rows import Samples, random_lengths, samples_in, write_random
 from roofline.bench.results.point import Point
 from roofline.bench.serving.surroundings import this_host
 from roofline.common.errors import ConfigError, RooflineError
 from roofline.common.json_types import JsonObject
 from roofline.common.units import now_utc
+from roofline.train.finetune.plan import LR, LR_FULL
+from roofline.train.finetune.prepare import HELD_OUT, TRAIN
 
+ROWS = "rows"  # in the folder of a sweep
+HELD_OUT_SHARE = 0.05  # of data
 KILLED = "the process was killed, as the system does when its memory runs out"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is timed. model: files or a catalogue name; epochs: over the same data, instead of `steps` of each size."""
+    """What is timed. model: files or a catalogue name; batches: rows of a step, a run each; changes: of the runs'
+    configurations, as `--set` has them."""
 
     model: str
-    method: str = "lora"
-    base: str = "bf16"
-    rank: int = 16
+    options: LoraBenchOptions = field(default_factory=LoraBenchOptions)
     batches: tuple[int, ...] = (1, 16, 64, 128)
-    steps: int = 200
-    warmup: int = 10
-    epochs: int | None = None
-    length: int = 512
-    seed: int = 17
     changes: tuple[str, ...] = ()
 
     def preset(self, batch: int) -> str:
         """What two points share whose speeds may be compared."""
-        kept = "full" if self.method == "full" else f"{self.method} of rank {self.rank} beside {self.base}"
-        return ", ".join([kept, f"batch {batch} of {self.length} tokens", *self.changes])
+        of = self.options
+        method = "full" if of.method == "full" else f"{of.method} of rank {of.rank} beside {of.base}"
+        rows = f"batch {batch} of {of.max_seq_len} tokens{', packed' * of.pack}"
+        return ", ".join([method, rows, *self.changes])
 
     @property
     def command(self) -> str:
         """Which measures the same again."""
-        words = ["roofline", "bench", "lora", self.model, "--method", self.method]
-        words += [] if self.method == "full" else ["--base", self.base, "--rank", str(self.rank)]
-        words += ["--batches", ",".join(map(str, self.batches))]
-        words += ["--steps", str(self.steps)] if self.epochs is None else ["--epochs", str(self.epochs)]
-        words += ["--warmup", str(self.warmup), "--max-seq-len", str(self.length), "--seed", str(self.seed)]
+        words = ["roofline", "bench", "lora", self.model, "--batches", ",".join(map(str, self.batches))]
+        for name, value in self.options.changes().items():
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
         return shlex.join([*words, *(word for change in self.changes for word in ("--set", change))])
 
 
@@ -60,22 +59,37 @@ def sweep(settings: Settings, show: bool = True) -> Iterator[Point]:
 
     Raises ConfigError, UnsupportedError for what no batch size could be measured with; RooflineError: a run failed.
     """
-    from roofline.train.config.schema import ModelSection
-    from roofline.train.model.shapes import model_config
-
-    section = ModelSection(name="hf_causal_lm", pretrained_model_name_or_path=settings.model)
-    vocab = model_config(section, settings.length)["vocab"]
-    drawn, run = samples(settings.length, settings.seed), os.urandom(8).hex()
+    run = os.urandom(8).hex()
     with tempfile.TemporaryDirectory(prefix="roofline-bench-lora-") as place:
         folder = Path(place)
-        write_rows(drawn, vocab, settings.seed, folder / "rows")
-        configs = {batch: _written(settings, batch, folder) for batch in settings.batches}
+        samples = _prepare(settings, folder)
+        configs = {batch: _configuration(settings, batch, folder) for batch in settings.batches}
         for batch, config in configs.items():
             if show:
                 print(f"batch {batch}:", file=sys.stderr, flush=True)
             started, host = now_utc(), this_host()
             outcome = measure(config, show)
-            yield point_of(settings, batch, drawn, outcome, run=run, started=started, host=host)
+            yield point_of(settings, batch, samples, outcome, run=run, started=started, host=host)
+
+
+def _prepare(settings: Settings, folder: Path) -> Samples:
+    """Write the rows into a folder."""
+    from roofline.train.config.schema import ModelSection
+    from roofline.train.model.shapes import model_config
+
+    options = settings.options
+    section = ModelSection(name="hf_causal_lm", pretrained_model_name_or_path=settings.model)
+    vocab, length = model_config(section, options.max_seq_len)["vocab"], options.max_seq_len
+    if options.data is None:
+        lengths = random_lengths(length, options.seed)
+        write_random(lengths, length, vocab, options.seed, options.pack, folder / ROWS / TRAIN)
+        return samples_in(folder / ROWS / TRAIN, "random ids, lengths of abstracts")
+    from roofline.bundle import load_text_of
+    from roofline.train.finetune.prepare import Data, prepare
+
+    data = Data((options.data,), length, pack=options.pack, share=HELD_OUT_SHARE, seed=options.seed)
+    prepare(data, folder / ROWS, *load_text_of(settings.model))
+    return samples_in(folder / ROWS / TRAIN, options.data.name)
 
 
 def measure(config: Path, show: bool) -> Outcome:
@@ -93,8 +107,8 @@ def measure(config: Path, show: bool) -> Outcome:
     return Outcome(**json.loads(result.read_text()))
 
 
-def _written(settings: Settings, batch: int, folder: Path) -> Path:
-    """The file of a run's checked configuration, in the folder of the rows. Raises ConfigError, UnsupportedError."""
+def _configuration(settings: Settings, batch: int, folder: Path) -> Path:
+    """The file of a run's configuration, which is checked. Raises ConfigError, UnsupportedError."""
     from roofline.train.config.read import parse_config
     from roofline.train.run import preflight
 
@@ -111,23 +125,29 @@ def _written(settings: Settings, batch: int, folder: Path) -> Path:
 
 
 def _config(settings: Settings, batch: int, folder: Path) -> JsonObject:
-    method: JsonObject = {"method": settings.method}
-    if settings.method != "full":
-        method |= {"rank": settings.rank, "alpha": 2 * settings.rank, "base": settings.base}
-    total = f"{settings.warmup + settings.steps}ba" if settings.epochs is None else f"{settings.epochs}ep"
-    return {
+    options = settings.options
+    method: JsonObject = {"method": options.method}
+    if options.method != "full":
+        method |= {"rank": options.rank, "alpha": 2 * options.rank, "base": options.base}
+    total = f"{options.warmup + options.steps}ba" if options.epochs is None else f"{options.epochs}ep"
+    loader: JsonObject = {"name": "finetuning", "dataset": {"local": str(folder / ROWS / TRAIN), "shuffle": True}}
+    config: JsonObject = {
         "run_name": f"lora-batch-{batch}",
         "run_folder": str(folder / f"run-{batch}"),
-        "max_seq_len": settings.length,
+        "max_seq_len": options.max_seq_len,
         "model": {"name": "hf_causal_lm", "pretrained_model_name_or_path": settings.model},
         "adapter": method,
-        "train_loader": {"name": "finetuning", "dataset": {"local": str(folder / "rows"), "shuffle": True}},
-        "optimizer": {"name": "adamw", "lr": 2e-4 if settings.method != "full" else 1e-5},
+        "train_loader": loader,
+        "optimizer": {"name": "adamw", "lr": LR if options.method != "full" else LR_FULL},
         "scheduler": {"name": "cosine_with_warmup", "t_warmup": "0.03dur"},
         "algorithms": {"gradient_clipping": {"clipping_threshold": 1.0}},
         "max_duration": total,
         "global_train_batch_size": batch,
-        "seed": settings.seed,
+        "seed": options.seed,
         "probes": False,
-        "callbacks": {"speed_monitor": {"warmup": settings.warmup}},
+        "callbacks": {"speed_monitor": {"warmup": options.warmup}},
     }
+    if (folder / ROWS / HELD_OUT).exists():
+        dataset = {"local": str(folder / ROWS / HELD_OUT)}
+        config |= {"eval_loader": {"name": "finetuning", "dataset": dataset}, "eval_interval": "1dur"}
+    return config

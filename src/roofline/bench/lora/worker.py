@@ -24,17 +24,17 @@ def main() -> int:
     die_with_parent(os.getppid())
     log.configure()
     try:
-        found, status = _run(read_config(Path(config)).run_folder or "", Path(config), bool(show))
+        outcome, status = _run(read_config(Path(config)).run_folder or "", Path(config), bool(show))
     except CapacityError as error:
-        found, status = {"out_of_memory": str(error)}, 0
+        outcome, status = {"out_of_memory": str(error)}, 0
     except RooflineError as error:
         print(f"roofline: {error}", file=sys.stderr)
         return 1
     except (RuntimeError, MemoryError, OSError) as error:
         if not is_out_of_memory(error):
             raise
-        found, status = {"out_of_memory": " ".join(str(error).split()) or type(error).__name__}, 0
-    Path(result).write_text(json.dumps(found))
+        outcome, status = {"out_of_memory": " ".join(str(error).split()) or type(error).__name__}, 0
+    Path(result).write_text(json.dumps(outcome))
     return status
 
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from roofline.backends.options import DEFAULT_MODEL
+from roofline.bench.lora.options import LoraBenchOptions
 from roofline.cli.options import AsJsonLines, ModelArgument
 from roofline.cli.output import check_output, console, plain_table
 from roofline.common.errors import ConfigError
@@ -17,25 +18,14 @@ HEADINGS = ("batch", "rows at a time", "real tok/s", "with padding", "p50 ms", "
 
 
 def command(
+    options: LoraBenchOptions,
     model: ModelArgument = DEFAULT_MODEL,
     batches: Annotated[str, Option("Rows of a step, with commas: a run each.")] = "1,16,64,128",
-    steps: Annotated[int, Option("Steps of each run that count.", minimum=1)] = 200,
-    warmup: Annotated[int, Option("Steps before them.", minimum=0)] = 10,
-    epochs: Annotated[
-        int | None, Option("Instead of --steps: times that each run reads the data, so that losses compare.", minimum=1)
-    ] = None,
-    method: Annotated[Literal["lora", "dora", "full"], Option("What is trained.")] = "lora",
-    base: Annotated[
-        Literal["bf16", "f32", "stored", "nf4", "q8_0", "q4_1"], Option("How matrices that are not trained are kept.")
-    ] = "bf16",
-    rank: Annotated[int, Option("Of adapters; alpha is twice that.", minimum=1)] = 16,
-    length: Annotated[int, Option("Tokens at which samples are cut.", flags=("--max-seq-len",), minimum=8)] = 512,
-    seed: Annotated[int, Option("Of the samples and of the run.", minimum=0)] = 17,
     changes: Annotated[list[str] | None, Option("KEY.KEY=VALUE of the configuration.", flags=("--set",))] = None,
     as_json: AsJsonLines = False,
     out: Annotated[Path | None, Option("File that each point is added to.", flags=("--out", "-o"))] = None,
 ) -> None:
-    """Time fine-tuning on random samples with the lengths of abstracts, by default as Dell and Metrum did in 2024.
+    """Time fine-tuning over batch sizes, by default as Dell and Metrum did in 2024: 200 steps behind 10, 512 tokens.
 
     Each batch size is a process of its own; one that does not fit into memory is a row that says so.
     """
@@ -43,21 +33,7 @@ def command(
     from roofline.bench.results.store import append_points, with_id
 
     check_output(out)
-    if method == "full" and (base != "bf16" or rank != 16):
-        raise ConfigError("--base and --rank are of lora and dora: --method full trains all matrices as they are")
-    settings = Settings(
-        model=model,
-        method=method,
-        base=base,
-        rank=rank,
-        batches=_sizes(batches),
-        steps=steps,
-        warmup=warmup,
-        epochs=epochs,
-        length=length,
-        seed=seed,
-        changes=tuple(changes or ()),
-    )
+    settings = Settings(model, options, _sizes(batches), tuple(changes or ()))
     points = []
     for point in sweep(settings, show=not as_json):
         points.append(with_id(point))
@@ -90,9 +66,9 @@ def _show(points: Sequence["Point"], again: str) -> None:
     for point in points:
         if reason := point.extra["out_of_memory"]:
             out.print(f"batch {point.extra['batch']}: out of memory: {reason}", markup=False)
-    measured = [point for point in points if point.metrics]
-    if measured and MFU in measured[0].metrics:
-        out.print(f"MFU {measured[0].metrics[MFU].definition}", markup=False)
+    shares = [point.metrics[MFU] for point in points if MFU in point.metrics]
+    if shares:
+        out.print(f"MFU {shares[0].definition}", markup=False)
     out.print(f"again: {again}", markup=False)
 
 

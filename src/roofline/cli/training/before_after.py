@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from roofline.common.json_types import JsonObject
-from roofline.train.report import answers as both
-from roofline.train.report.answers import Answer, Answers
+from roofline.train.report.answers import Answer, Answers, link, read_answers, write_answers
 from roofline.train.run_folder import PAGE
 
 PORT, RANK = 8000, 64  # of `roofline serve`, where nothing else is said
@@ -61,18 +60,19 @@ class BeforeAfter:
     def __init__(self, served: Served, prompts: Sequence[JsonObject], folder: Path) -> None:
         self.served, self.folder = served, folder
         self.prompts = [each for each in prompts if str(each["answer"]).strip()]
-        rows = tuple(Answer(_shown(each), str(each["answer"])) for each in self.prompts)
-        self.answers = Answers(served.before, served.after, shlex.join(served.command), served.address, rows)
+        rows = tuple(Answer(_prompt_text(each), str(each["answer"])) for each in self.prompts)
+        command, system = shlex.join(served.command), _common_system(self.prompts)
+        self.answers = Answers(served.before, served.after, command, served.address, system, rows)
 
     def begin(self) -> None:
         """Ask the model as it is, unless an earlier attempt of the same run did. Raises as `LLM` does."""
-        earlier = both.read(self.folder)
+        earlier = read_answers(self.folder)
         if earlier is not None and [row.expected for row in earlier.rows] == [
             row.expected for row in self.answers.rows
         ]:
             texts = [row.before for row in earlier.rows]
         else:
-            texts = self._asked(self.served.model)
+            texts = self._texts(self.served.model)
         self._keep(tuple(replace(row, before=text) for row, text in zip(self.answers.rows, texts, strict=True)))
 
     def end(self) -> None:
@@ -80,11 +80,11 @@ class BeforeAfter:
         from roofline.train.report import page
 
         served = self.served
-        texts = self._asked(served.model, served.outcome) if served.is_adapter else self._asked(str(served.outcome))
+        texts = self._texts(served.model, served.outcome) if served.is_adapter else self._texts(str(served.outcome))
         self._keep(tuple(replace(row, after=text) for row, text in zip(self.answers.rows, texts, strict=True)))
         page.write(self.folder)
 
-    def told(self) -> list[str]:
+    def summary(self) -> list[str]:
         """What came of the run and where to look, in words."""
         lines, exact = list[str](), self.exact()
         if exact["before"] is not None and exact["after"] is not None:
@@ -93,13 +93,13 @@ class BeforeAfter:
         lines.append(f"page of the run: {(self.folder / PAGE).resolve().as_uri()}")
         lines.append(f"serve it: {self.answers.command}")
         names = (self.served.before, self.served.after)
-        return [*lines, *(f"then chat with {name}: {both.link(self.served.address, name)}" for name in names)]
+        return [*lines, *(f"then chat with {name}: {link(self.answers, name)}" for name in names)]
 
     def exact(self) -> JsonObject:
         """How many answers are those of the data, and how many were asked for; null where none was."""
         return {"before": self.answers.exact_before, "after": self.answers.exact_after}
 
-    def _asked(self, model: str, adapter: Path | None = None) -> list[str | None]:
+    def _texts(self, model: str, adapter: Path | None = None) -> list[str | None]:
         from roofline.bench.quality.answers import answer
 
         return answer(model, self.prompts, adapter) if self.prompts else []
@@ -107,12 +107,21 @@ class BeforeAfter:
     def _keep(self, rows: tuple[Answer, ...]) -> None:
         self.answers = replace(self.answers, rows=rows)
         self.folder.mkdir(parents=True, exist_ok=True)
-        both.write(self.answers, self.folder)
+        write_answers(self.answers, self.folder)
 
 
-def _shown(prompt: JsonObject) -> str:
+def _prompt_text(prompt: JsonObject) -> str:
     """A prompt for people: what the user wrote last."""
     if "prompt" in prompt:
         return str(prompt["prompt"])
     users = [message for message in prompt["messages"] if message["role"] == "user"]
     return str((users or prompt["messages"])[-1]["content"])
+
+
+def _common_system(prompts: Sequence[JsonObject]) -> str:
+    """The system prompt that all of them begin with; "" where there is none, or another."""
+    first = {
+        each["messages"][0]["content"] if each.get("messages", [{}])[0].get("role") == "system" else ""
+        for each in prompts
+    }
+    return str(first.pop()) if len(first) == 1 else ""

@@ -117,7 +117,7 @@ class _Run:
             more_facts = {"folder": str(self.folder), "outcome": str(outcome), "serve": serve, "exact": around.exact()}
             print_json(result | more_facts)
         else:
-            print("\n".join(around.told()))
+            print("\n".join(around.summary()))
         if options.serve:
             os.execv(sys.executable, [sys.executable, "-m", *served.command])
         return 0

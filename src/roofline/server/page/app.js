@@ -16,6 +16,7 @@ import { MOST_FILE_BYTES, exported, imported } from "./transfer.js";
 import { path } from "./tree.js";
 
 applyTheme();
+const MOST_SYSTEM = 8192; // characters of a system prompt in a link
 const RETRY = 3000; // milliseconds until the server is asked again whether it is there
 
 async function start() {
@@ -145,7 +146,8 @@ async function start() {
     showBanner("This browser keeps nothing for this page: conversations are gone when the tab is closed. Export what you need.");
   }
   const wish = location.hash.slice(1); // a conversation that was open when the page was left
-  chat.start(defaults());
+  const system = new URLSearchParams(location.search).get("system"); // of a link: for the conversation that it opens
+  chat.start(system ? { ...defaults(), system: system.slice(0, MOST_SYSTEM) } : defaults());
   if (wish) await chat.open(wish);
   composer.area.focus();
   await connect(chat);

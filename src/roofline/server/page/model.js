@@ -24,7 +24,7 @@ export function showModels(models, chat) {
   select.hidden = models.length < 2;
   byId("model").classList.toggle("off-screen", !select.hidden);
   select.onchange = () => {
-    history.replaceState(null, "", location.pathname + location.hash); // the link's wish is over
+    history.replaceState(null, "", location.pathname + location.hash); // the link has been followed
     remember(choose(select.value));
   };
 }

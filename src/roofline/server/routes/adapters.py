@@ -32,7 +32,7 @@ async def list_adapters(request: Request) -> Response:
 @router.post("/v1/adapters")
 @needs(ADMIN, AdapterBody)
 async def load_adapter(request: Request) -> Response:
-    """Load a folder of PEFT's files under a name."""
+    """Load a folder of PEFT's files, or a GGUF file, under a name."""
     served = context.of(request)
     body = typed(AdapterBody, fields_of(await request.body(), served.limits))
     served.loaded()

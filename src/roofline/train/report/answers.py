@@ -11,7 +11,7 @@ from roofline.common.errors import ConfigError
 from roofline.common.files import write_atomically
 from roofline.train.run_folder import ANSWERS
 
-SHOWN = 12  # answers on the page: those that changed first
+SHOWN = 12  # answers on the page, the first: to choose among them would flatter one of the models
 Count = tuple[int, int]  # of how many
 
 
@@ -33,19 +33,26 @@ class Answer:
 class Answers:
     """The answers of a run, from the model as it was and as it became.
 
-    before, after: what a server calls the two. command: starts that server; address: where it is then.
+    before, after: what a server calls the two. command: starts that server; address: where it is then. system: the
+    system prompt that all samples have, with which chats begin.
     """
 
     before: str
     after: str
     command: str
     address: str
+    system: str = ""
     rows: tuple[Answer, ...] = ()
 
     def count(self, texts: Sequence[str | None]) -> Count | None:
         """How many of these answers, one for each row, are exact; None if the model was not asked yet."""
         asked = [(row, text) for row, text in zip(self.rows, texts, strict=True) if text is not None]
         return (sum(row.exact(text) for row, text in asked), len(asked)) if asked else None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the model, asked before the run, is still to be asked after it."""
+        return self.exact_before is not None and self.exact_after is None
 
     @property
     def exact_before(self) -> Count | None:
@@ -56,12 +63,12 @@ class Answers:
         return self.count([row.after for row in self.rows])
 
 
-def write(answers: Answers, folder: Path) -> None:
+def write_answers(answers: Answers, folder: Path) -> None:
     """Write them into a run's folder, from where its page reads them."""
     write_atomically(folder / ANSWERS, json.dumps(asdict(answers), indent=1) + "\n")
 
 
-def read(folder: Path) -> Answers | None:
+def read_answers(folder: Path) -> Answers | None:
     """Those of a run's folder, None where it has none. Raises ConfigError."""
     path = folder / ANSWERS
     if not path.exists():
@@ -74,7 +81,7 @@ def read(folder: Path) -> Answers | None:
         raise ConfigError(f"{path} is no file of answers: remove it, and run the command again ({error})") from error
 
 
-def tiles(answers: Answers | None) -> list[tuple[str, str]]:
+def answer_tiles(answers: Answers | None) -> list[tuple[str, str]]:
     """The figures of the top of the page."""
     if answers is None:
         return []
@@ -82,24 +89,25 @@ def tiles(answers: Answers | None) -> list[tuple[str, str]]:
     return [(name, f"{count[0]:,} of {count[1]:,}") for name, count in counts.items() if count is not None]
 
 
-def chat(answers: Answers | None) -> str:
+def chat_links(answers: Answers | None) -> str:
     """A link to chat with each of the two models, and the command that serves them."""
     if answers is None:
         return ""
-    links = "".join(_anchor(answers.address, name) for name in (answers.before, answers.after))
+    links = "".join(_anchor(answers, name) for name in (answers.before, answers.after))
     command = html.escape(answers.command)
     return (
         f'<section><div class="links">{links}</div><p>The links open once this runs:</p><pre>{command}</pre></section>'
     )
 
 
-def link(address: str, name: str) -> str:
+def link(answers: Answers, name: str) -> str:
     """The address of a chat with a model."""
-    return f"{address}/?model={quote(name, safe='')}"
+    system = f"&system={quote(answers.system, safe='')}" if answers.system else ""
+    return f"{answers.address}/?model={quote(name, safe='')}{system}"
 
 
-def _anchor(address: str, name: str) -> str:
-    return f'<a href="{html.escape(link(address, name))}">Chat with {html.escape(name)}</a>'
+def _anchor(answers: Answers, name: str) -> str:
+    return f'<a href="{html.escape(link(answers, name))}">Chat with {html.escape(name)}</a>'
 
 
 def side_by_side(answers: Answers | None) -> str:
@@ -109,16 +117,14 @@ def side_by_side(answers: Answers | None) -> str:
     asked = [row for row in answers.rows if row.before is not None or row.after is not None]
     if not asked:
         return ""
-    ordered = sorted(asked, key=lambda row: row.exact(row.before) == row.exact(row.after))
-    shown = ordered[:SHOWN]
     heads = ("held-out prompt", f"before: {answers.before}", f"after: {answers.after}", "answer of the data")
     titles = "".join(f"<th>{html.escape(title)}</th>" for title in heads)
     body = "".join(
         f"<tr><td>{_text(row.prompt)}</td>{_cell(row, row.before)}{_cell(row, row.after)}"
         f"<td>{_text(row.expected)}</td></tr>"
-        for row in shown
+        for row in asked[:SHOWN]
     )
-    left_out = f"<p>{len(shown)} of {len(asked):,} answers.</p>" if len(shown) < len(asked) else ""
+    left_out = f"<p>The first {SHOWN} of {len(asked):,}.</p>" if len(asked) > SHOWN else ""
     return (
         f'<section><h2>Answers before and after</h2>{left_out}<div class="wide"><table class="answers">'
         f"<thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div></section>"

@@ -53,7 +53,7 @@ def per_token(
     length: int,
     checkpointing: str | None = None,
     documents: bool = False,
-    forms: Mapping[str, Form] = MappingProxyType({}),
+    forms: "Mapping[str, Form]" = MappingProxyType({}),
 ) -> dict[str, Flops]:
     """The FLOPs of one token by each convention.
 
@@ -87,7 +87,7 @@ def per_token(
 def _adapted(
     params: Sequence[Param],
     program: Program,
-    forms: Mapping[str, Form],
+    forms: "Mapping[str, Form]",
     titan: float,
     products: Mapping[str, float],
     checkpointing: str | None,

@@ -12,8 +12,8 @@ from roofline.common.files import write_atomically
 from roofline.common.json_types import JsonMapping
 from roofline.common.units import human_bytes, human_seconds
 from roofline.train.config.flatten import flatten
-from roofline.train.report import answers as both
 from roofline.train.report import cards
+from roofline.train.report.answers import Answers, answer_tiles, chat_links, read_answers, side_by_side
 from roofline.train.report.flops import usual
 from roofline.train.run_folder import CARD, CONFIG, LOG, PAGE, read_lines
 
@@ -27,12 +27,10 @@ Row = tuple[str, ...]
 def write(folder: Path) -> None:
     """Write the page into a run's folder, from its log, its card, its configuration, and its answers if it has any."""
     card, config = (json.loads((folder / name).read_text()) for name in (CARD, CONFIG))
-    write_atomically(folder / PAGE, page(read_lines(folder / LOG), card, config, both.read(folder)))
+    write_atomically(folder / PAGE, page(read_lines(folder / LOG), card, config, read_answers(folder)))
 
 
-def page(
-    lines: Sequence[JsonMapping], card: JsonMapping, config: JsonMapping, answers: both.Answers | None = None
-) -> str:
+def page(lines: Sequence[JsonMapping], card: JsonMapping, config: JsonMapping, answers: Answers | None = None) -> str:
     """The text of the page, from the lines of the log, the card and the configuration. answers: before and after."""
     name = str(card["run"])
     device, model = card["device"], card["model"]
@@ -44,9 +42,9 @@ def page(
         about=html.escape(" · ".join(about)),
         taken="<p>Dashed lines: the run was stopped there and taken up again.</p>" if _resume_steps(lines) else "",
         progress=_progress(lines, card),
-        tiles="".join(_tile(*tile) for tile in [*both.tiles(answers), *_tiles(lines, card)]),
-        chat=both.chat(answers),
-        answers=both.side_by_side(answers),
+        tiles="".join(_tile(*tile) for tile in [*answer_tiles(answers), *_tiles(lines, card)]),
+        chat=chat_links(answers),
+        answers=side_by_side(answers),
         tables="".join([*_tables(card), *_samples(lines)]),
         configuration=_table(
             [
@@ -56,7 +54,12 @@ def page(
             ]
         ),
         data=_script_json(
-            {"series": _series(lines), "taken": _resume_steps(lines), "written": card["written"], "done": card["done"]}
+            {
+                "series": _series(lines),
+                "taken": _resume_steps(lines),
+                "written": card["written"],
+                "live": not card["done"] or (answers is not None and answers.is_waiting),
+            }
         ),
     )
 

@@ -1,0 +1,103 @@
+"""roofline finetune for people: answers before and after, the links to both chats, and the server of both."""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="training is torch")
+
+from roofline.cli.training import before_after  # noqa: E402
+from roofline.cli.training.before_after import BeforeAfter, Served  # noqa: E402
+from roofline.train.report.answers import read_answers  # noqa: E402
+from roofline.train.run_folder import ANSWERS  # noqa: E402
+from tests.command_line import call_roofline  # noqa: E402
+from tests.train import sft  # noqa: E402
+
+
+def test_a_run_asks_before_and_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On its page they stand side by side, with a link to each chat; --serve then becomes the server of both."""
+    model = sft.write_model(tmp_path / "tiny")
+    data = sft.write_lines(tmp_path / "d.jsonl", [sft.question(n % 4) for n in range(40)])
+    started: list[Any] = []
+    monkeypatch.setattr(os, "execv", lambda *words: started.append(words))
+    out = tmp_path / "run"
+    words = ["--steps", 2, "--batch", 4, "--max-seq-len", 64, "--precision", "fp32", "--ask", 2, "--eval-share", 0.1]
+    done = call_roofline(["finetune", model, data, "--out", out, *words, "--serve", "--port", 8123])
+    assert done.exit_code == 0, done.stderr
+    found = read_answers(out)
+    assert found is not None
+    assert [(row.before is None, row.after is None, bool(row.expected)) for row in found.rows] == 2 * [
+        (False, False, True)
+    ]
+    text = (out / "run.html").read_text()
+    address = "http://127.0.0.1:8123"
+    assert re.findall(r'href="([^"]*)"', text) == [f"{address}/?model=tiny", f"{address}/?model=run"]
+    assert re.search(r"held-out answers exactly as in the data: \d of 2 before, \d of 2 after", done.stdout)
+    assert f"then chat with run: {address}/?model=run" in done.stdout
+    command = ["roofline", "serve", str(model), "--served-model-name", "tiny", "--adapter", f"run={out}/adapter"]
+    assert started == [(sys.executable, [sys.executable, "-m", *command, "--port", "8123"])]
+
+
+OTHER = "--adapter 'x-tuned=a b/x/adapter' --max-adapter-rank 128"
+
+
+@pytest.mark.parametrize(
+    ("served", "names", "words"),
+    [
+        (Served("x", Path("runs/o/adapter")), ("x", "o"), "--adapter o=runs/o/adapter"),
+        (Served("x", Path("a b/x/adapter"), rank=128), ("x", "x-tuned"), OTHER),
+        (Served("x", Path("runs/o p/model"), rank=128), ("x", "o-p"), "--extra-model 'o-p=runs/o p/model'"),
+    ],
+)
+def test_names_and_the_command_that_serves_both(
+    served: Served, names: tuple[str, str], words: str, tmp_path: Path
+) -> None:
+    around = BeforeAfter(served, [], tmp_path)
+    assert (around.answers.before, around.answers.after) == names
+    assert around.answers.command == f"roofline serve {served.model} {words}"
+
+
+def test_an_earlier_attempt_of_the_run_has_asked_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def ask(self: BeforeAfter, model: str, adapter: Path | None = None) -> list[str | None]:
+        asked.append(model)
+        return ["four"] * len(self.prompts)
+
+    monkeypatch.setattr(BeforeAfter, "_texts", ask)
+    prompts = [
+        {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2"}], "answer": "4"},
+        {"prompt": "3 + 1 = ", "answer": "four"},
+        {"prompt": "a call of a tool has no text", "answer": ""},
+    ]
+    served = Served("m", tmp_path / "adapter")
+    first = BeforeAfter(served, prompts, tmp_path)
+    first.begin()
+    assert [(row.prompt, row.before) for row in first.answers.rows] == [("2 + 2", "four"), ("3 + 1 = ", "four")]
+    assert first.answers.system == "", "the second prompt has none"
+    assert BeforeAfter(served, prompts[:1], tmp_path).answers.system == "Be brief."
+    assert first.exact() == {"before": (1, 2), "after": None}
+    again = BeforeAfter(served, prompts, tmp_path)
+    again.begin()
+    assert asked == ["m"]
+    assert again.answers == first.answers
+    other = BeforeAfter(served, prompts[:1], tmp_path)
+    other.begin()
+    assert asked == ["m", "m"], "of other prompts nothing was known"
+
+
+def test_nothing_is_asked_where_nothing_was_kept_apart(tmp_path: Path) -> None:
+    around = BeforeAfter(Served("m", tmp_path / "adapter"), [], tmp_path)
+    around.begin()
+    assert json.loads((tmp_path / ANSWERS).read_text())["rows"] == []
+    assert [line.partition(":")[0] for line in around.summary()] == [
+        "page of the run",
+        "serve it",
+        "then chat with m",
+        f"then chat with {before_after._NAME.sub('-', tmp_path.name)}",
+    ]
