@@ -21,7 +21,7 @@ def test_the_time_before_a_pause_is_not_in_the_speed_behind_it(tmp_path: Path, m
     now = 2.0
     assert log.step(1, 100)["tokens_per_s"] == 50.0
     now = 10.0
-    log.evaluation(None, 1, 1.0, 10, 8.0)
+    log.evaluation(None, 1, 1.0, 10, 8.0, {})
     now = 11.0
     assert log.step(2, 200)["tokens_per_s"] == 100.0, "of one second, not of eleven"
     now = 13.0
