@@ -152,11 +152,11 @@ class PyExecutable {
 
     void choose(size_t op, int regime, const std::string& variant) { core_->choose(op, regime, variant); }
 
-    // parts: int64 [parts][7]: group, first, column, columns, rank, and where A and B begin in `data`; scales: one for
-    // each.
+    // parts: int64 [parts][8]: group, first, column, columns, rank, where A and B begin in `data`, and where the gains of
+    // the columns do, behind which their shifts follow, or -1; scales: one for each.
     void set_adapter(size_t slot, Array<float> data, Array<int64_t> parts, Array<float> scales) {
-        if (parts.size() != scales.size() * 7)
-            throw std::invalid_argument("a part of an adapter has seven numbers and a scale");
+        if (parts.size() != scales.size() * 8)
+            throw std::invalid_argument("a part of an adapter has eight numbers and a scale");
         Adapter adapter;
         const auto inside = [&data](int64_t place, int64_t rows, int64_t columns) {
             const int64_t size = (int64_t)data.size();
@@ -164,10 +164,13 @@ class PyExecutable {
                 throw std::invalid_argument("a matrix of the adapter lies outside its memory");
         };
         for (size_t i = 0; i < scales.size(); i++) {
-            const int64_t* n = parts.data() + 7 * i;
+            const int64_t* n = parts.data() + 8 * i;
             inside(n[5], n[4], core_->group_width(n[0]));
             inside(n[6], n[4], n[3]);
-            adapter.push_back({n[0], n[1], n[2], n[3], n[4], data.data() + n[5], data.data() + n[6], scales.data()[i]});
+            if (n[7] >= 0) inside(n[7], 2, n[3]);
+            const float* gain = n[7] < 0 ? nullptr : data.data() + n[7];
+            adapter.push_back(
+                {n[0], n[1], n[2], n[3], n[4], data.data() + n[5], data.data() + n[6], gain, scales.data()[i]});
         }
         core_->set_adapter(slot, adapter);
         if (adapter.empty())

@@ -47,12 +47,14 @@ def logits(executable, slots, chunk=99):
 
 
 def place(executable, seeds=(1, 2)):
-    """Random adapters in slots 1, 2, ...; that of slot 2 has fewer ranks and not all matrices."""
+    """Random adapters in slots 1, 2, ..., those of an MLP with DoRA's magnitudes; that of slot 2 has fewer ranks and
+    not all matrices."""
     for slot, seed in enumerate(seeds, 1):
         generator, chosen = np.random.default_rng(seed), []
         for tensor, site in executable.adapters.sites.items():
             a, b = (0.3 * generator.standard_normal((5 - slot, n)) for n in (site.inputs, site.outputs))
-            chosen.append(AdapterMatrix(tensor, a.astype(np.float32), b.astype(np.float32), 0.37))
+            lengths = generator.uniform(0.5, 2, site.outputs).astype(np.float32) if "mlp" in tensor else None
+            chosen.append(AdapterMatrix(tensor, a.astype(np.float32), b.astype(np.float32), 0.37, lengths))
         executable.adapters.set(slot, chosen if slot == 1 else chosen[3:])
 
 

@@ -228,6 +228,10 @@ class CpuExecutable:
             parts += [each.group, each.first, each.column, b.shape[1], a.shape[0], at, at + a.size]
             arrays += [a.reshape(-1), b.reshape(-1)]
             at += a.size + b.size
+            parts.append(-1 if each.gain is None else at)
+            if each.gain is not None and each.shift is not None:
+                arrays += [each.gain, each.shift]
+                at += 2 * each.gain.size
         data = np.concatenate(arrays) if arrays else np.zeros(0, np.float32)
         scales = np.array([each.matrix.scale for each in placed], np.float32)
         self._core.set_adapter(slot, data, np.array(parts, np.int64), scales)
