@@ -25,7 +25,6 @@ from roofline.common.json_types import JsonMapping
 if TYPE_CHECKING:
     import numpy as np
 
-    from roofline.backends.adapters import RowScaling
     from roofline.backends.backend import Backend, CompiledAhead
     from roofline.backends.base import Executable
     from roofline.models.config import ModelConfig
@@ -124,10 +123,7 @@ def load(
         settings, sampling, pooling = model.config, recommended_sampling(model), recommended_kind(model)
         words, executable, notes = _load_checkpoint(str(source), model, backend, options, neighbours, text)
     if options.max_adapters:
-        from roofline.backends.base import Adapts
-
-        if isinstance(executable, Adapts):
-            executable.adapters.row_scaling = _row_scaling(path, model)
+        _tell_row_scaling(executable, path, model)
     name = source if isinstance(source, str) else str(path)
     name = name if options.weights is None else f"{name}+{options.weights}"
     seconds = time.perf_counter() - start
@@ -170,11 +166,13 @@ def _load_checkpoint(
     return words, executable, notes
 
 
-def _row_scaling(path: Path, model: "Bundle | Checkpoint") -> "RowScaling | None":
-    """For DoRA adapters: from the model's files, which are opened when the first one is loaded; a bundle alone has
-    none."""
-    if isinstance(model, Bundle) and is_bundle(path):
-        return None
+def _tell_row_scaling(executable: "Executable", path: Path, model: "Bundle | Checkpoint") -> None:
+    """Let DoRA adapters be loaded: lengths of rows come from the model's files, which are opened when the first one is;
+    a bundle alone has none."""
+    from roofline.backends.base import Adapts
+
+    if not isinstance(executable, Adapts) or (isinstance(model, Bundle) and is_bundle(path)):
+        return
 
     def scaling(matrix: "AdapterMatrix") -> "tuple[np.ndarray, np.ndarray]":
         from roofline.weights.adapter_merge import row_scaling
@@ -187,7 +185,7 @@ def _row_scaling(path: Path, model: "Bundle | Checkpoint") -> "RowScaling | None
 
         return open_checkpoint(path) if isinstance(model, Bundle) else model
 
-    return scaling
+    executable.adapters.row_scaling = scaling
 
 
 @contextmanager
