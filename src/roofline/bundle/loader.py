@@ -122,10 +122,8 @@ def load(
 
         settings, sampling, pooling = model.config, recommended_sampling(model), recommended_kind(model)
         words, executable, notes = _load_checkpoint(str(source), model, backend, options, neighbours, text)
-    if options.max_adapters:
-        _tell_row_scaling(executable, path, model)
-    name = source if isinstance(source, str) else str(path)
-    name = name if options.weights is None else f"{name}+{options.weights}"
+    _tell_row_scaling(executable, options, path, model)
+    name = (source if isinstance(source, str) else str(path)) + (f"+{options.weights}" if options.weights else "")
     seconds = time.perf_counter() - start
     log.get("bundle").info("%s ready in %.2f s: %s", name, seconds, "; ".join(f"{k}: {v}" for k, v in notes.items()))
     tokenizer, template = words
@@ -166,12 +164,14 @@ def _load_checkpoint(
     return words, executable, notes
 
 
-def _tell_row_scaling(executable: "Executable", path: Path, model: "Bundle | Checkpoint") -> None:
+def _tell_row_scaling(executable: "Executable", options: LoadOptions, path: Path, model: "Bundle | Checkpoint") -> None:
     """Let DoRA adapters be loaded: lengths of rows come from the model's files, which are opened when the first one is;
     a bundle alone has none."""
+    if not options.max_adapters or (isinstance(model, Bundle) and is_bundle(path)):
+        return
     from roofline.backends.base import Adapts
 
-    if not isinstance(executable, Adapts) or (isinstance(model, Bundle) and is_bundle(path)):
+    if not isinstance(executable, Adapts):
         return
 
     def scaling(matrix: "AdapterMatrix") -> "tuple[np.ndarray, np.ndarray]":
