@@ -15,6 +15,7 @@ from roofline.bundle.merge import MergedForm, merged_form, write_merged
 from roofline.bundle.rewrite import Work, write_gguf
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.engine.params import SamplingParams
+from roofline.ops.adapters import AdapterMatrix
 from roofline.weights.adapter_files import write_adapter
 from roofline.weights.adapter_merge import merged
 from roofline.weights.adapters import read_adapter
@@ -267,3 +268,25 @@ def test_transformers_computes_what_peft_merges(magnitudes: float, model: Path, 
     ids = torch.arange(20)[None]
     with torch.no_grad():
         assert (ours(ids).logits - theirs(ids).logits).abs().max() < 1e-4
+
+
+def test_what_cannot_be_converted(model: Path, tmp_path: Path) -> None:
+    adapter, other = adapter_of(model, tmp_path / "adapter"), tmp_path / "other"
+    call_roofline(["convert", adapter, "-o", tmp_path / "a.gguf", "--base", model])
+    narrow = AdapterMatrix("layers.0.attn.q.weight", np.ones((2, 32), np.float32), np.ones((2, 64), np.float32), 1.0)
+    write_adapter(other, open_checkpoint(model).config, [narrow])
+    for words, problem in (
+        ([adapter, "-o", tmp_path / "new.gguf"], "say with --base which model it belongs to"),
+        ([adapter, "-o", tmp_path / "new", "--base", model], "is a folder already"),
+        ([tmp_path / "a.gguf", "-o", tmp_path / "new.gguf", "--base", model], "is a GGUF file already"),
+        ([adapter, "-o", tmp_path / "new.gguf", "--base", model, "--dequantize"], "--dequantize is for models"),
+        ([model, "-o", tmp_path / "new.gguf", "--base", model], "--base is for a LoRA adapter"),
+        ([other, "-o", tmp_path / "new.gguf", "--base", model], "32 inputs and 64 outputs, the model's have 64 and 64"),
+        ([adapter, "-o", tmp_path / "a.gguf", "--base", model], "is there already"),
+    ):
+        result = call_roofline(["convert", *words])
+        assert result.exit_code == 1, result.output
+        assert problem in result.output
+    assert not list(tmp_path.glob("new*"))
+    told = call_roofline(["convert", tmp_path / "a.gguf", "-o", tmp_path / "back", "--base", model, "--json"])
+    assert json.loads(told.stdout).items() >= {"matrices": 14, "rank": 3}.items()
