@@ -1,10 +1,14 @@
 """FLOPs of a token beside what others publish, and beside the products of a model, counted one by one."""
 
+import math
 from typing import Any
 
 import pytest
 
 from roofline.models import presets
+from roofline.models.registry import configure
+from roofline.models.spec import expand
+from roofline.train.model.form import Form
 from roofline.train.report.flops import CONVENTIONS, mean_keys, per_token
 
 # LLM Foundry's README of its benchmarks: size -> parameters, FLOPs of a token (rounded to four places).
@@ -116,3 +120,22 @@ def test_a_mask_hides_keys_that_are_computed_all_the_same() -> None:
 
 def test_every_convention_says_what_it_is() -> None:
     assert set(per_token(mpt("125m"), 16)) == set(CONVENTIONS)
+
+
+def test_an_adapter_counts_four_times_what_is_frozen_and_six_times_what_is_trained() -> None:
+    shape = presets.preset("llama-3.2-1b")
+    plain = per_token(shape, 1024)
+    forms = {}
+    family, cfg = configure(shape)
+    for param in expand(family.spec(cfg), cfg.layers):
+        if param.tied_to is not None:
+            continue
+        rank = 16 if len(param.shape) == 2 and param.name.startswith("layers.") else 0
+        forms[param.name] = Form(param.shape, "BF16", len(param.shape) == 2, rank=rank)
+    adapted = per_token(shape, 1024, forms=forms)
+    frozen = sum(math.prod(form.shape) for form in forms.values())
+    trained = sum(math.prod(each) for form in forms.values() for each in form.trained.values())
+    attention = 12 * shape["layers"] * shape["heads"] * shape["head_dim"] * 1024
+    assert set(adapted) == {"lora", "matmul"}
+    assert adapted["lora"].model == pytest.approx(4 * frozen + 6 * trained + attention)
+    assert adapted["matmul"].model < plain["matmul"].model

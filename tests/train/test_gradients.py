@@ -16,6 +16,7 @@ from roofline.models import presets  # noqa: E402
 from roofline.train.config.schema import ClippingSection, InitSection  # noqa: E402
 from roofline.train.data.loader import Rows  # noqa: E402
 from roofline.train.data.order import share  # noqa: E402
+from roofline.train.data.row_arrays import RowArrays  # noqa: E402
 from roofline.train.memory import exhausted  # noqa: E402
 from roofline.train.memory.exhausted import is_out_of_memory  # noqa: E402
 from roofline.train.model.init import initialize  # noqa: E402
@@ -47,7 +48,7 @@ def batch(parts: int = 1, documents: bool = False, rows: int = ROWS) -> Rows:
     cut = np.array([np.cumsum(np.arange(LENGTH) <= i) for i in range(rows)]) if documents else None
     every = np.arange(rows)
     own = [share(every, index, parts) for index in range(parts)]
-    return Rows(0, every, tuple((tokens[i], None if cut is None else cut[i]) for i in own))
+    return Rows(0, every, tuple(RowArrays(tokens[i], None if cut is None else cut[i]) for i in own))
 
 
 def gradients(model: Any, size: int | None, precision: str = "fp32", tree: bool = False) -> Gradients:
@@ -62,7 +63,7 @@ def taken(model: Any) -> dict[str, Any]:
 
 def expected(model: Any, documents: bool) -> tuple[dict[str, Any], float, int]:
     """Gradients of the mean over all tokens that count, from all logits at once; the losses' sum; how many count."""
-    tokens, cut = batch(documents=documents).parts[0]
+    tokens, cut, _ = batch(documents=documents).parts[0]
     wanted = np.full_like(tokens, IGNORED)
     for row, at in np.ndindex(len(tokens), LENGTH - 1):
         if cut is None or cut[row, at] == cut[row, at + 1]:
@@ -110,8 +111,8 @@ def test_a_tree_adds_the_gradients_of_the_parts_in_pairs(model: Any) -> None:
     """Bit for bit; without a tree they are added one after the other, which gives other bits."""
     parts = batch(4).parts
     alone = []
-    for tokens, _ in parts:
-        gradients(model, ROWS)._parts(Rows(0, np.arange(ROWS), ((tokens, None),)), 1, ROWS)
+    for tokens, *_ in parts:
+        gradients(model, ROWS)._parts(Rows(0, np.arange(ROWS), (RowArrays(tokens),)), 1, ROWS)
         alone.append(taken(model))
     for tree in (True, False):
         computed = gradients(model, ROWS, tree=tree)
@@ -138,7 +139,9 @@ def test_memory_of_a_device_is_freed_before_a_smaller_microbatch(model: Any, mon
 def test_a_batch_where_nothing_counts_has_no_gradient(model: Any) -> None:
     every = np.arange(2)
     alone = np.broadcast_to(np.arange(LENGTH), (2, LENGTH))
-    loss, tokens = gradients(model, None).backward(Rows(0, every, ((np.ones((2, LENGTH), np.int64), alone.copy()),)))
+    loss, tokens = gradients(model, None).backward(
+        Rows(0, every, (RowArrays(np.ones((2, LENGTH), np.int64), alone.copy()),))
+    )
     assert (loss, tokens) == (0.0, 0)
     assert all(not grad.any() for grad in taken(model).values())
 
@@ -155,8 +158,8 @@ def test_held_out_rows_are_weighted_by_tokens(model: Any) -> None:
     _, losses, count = expected(model, documents=True)
     computed = gradients(model, 1)
     with torch.no_grad():
-        found = [computed.held_out(*part) for part in batch(3, documents=True).parts]
-        none = computed.held_out(np.empty((0, LENGTH), np.int64), None)
+        found = [computed.held_out(RowArrays(*part)) for part in batch(3, documents=True).parts]
+        none = computed.held_out(RowArrays(np.empty((0, LENGTH), np.int64)))
     assert sum(loss for loss, _ in found) == pytest.approx(losses, rel=1e-6)
     assert sum(tokens for _, tokens in found) == count
     assert none == (0.0, 0)
@@ -184,7 +187,7 @@ class Limited:
         self.asked: list[int] = []
         computed.loss = self  # type: ignore[method-assign]
 
-    def __call__(self, tokens: np.ndarray, documents: np.ndarray | None) -> Any:
+    def __call__(self, tokens: np.ndarray, documents: np.ndarray | None, *_: object) -> Any:
         self.asked.append(len(tokens))
         if len(tokens) <= self.rows:
             return self.plain(tokens, documents)
@@ -221,7 +224,7 @@ def test_memory_that_ends_in_a_later_microbatch_leaves_nothing_of_the_earlier_on
     computed.size = 4
     plain, calls = computed.loss, [0]
 
-    def loss(tokens: np.ndarray, documents: np.ndarray | None) -> Any:
+    def loss(tokens: np.ndarray, documents: np.ndarray | None, *_: object) -> Any:
         calls[0] += 1
         if calls[0] == 3:
             raise ERRORS["hip"]()
@@ -252,7 +255,7 @@ def test_what_a_failed_attempt_held_is_freed_before_the_next(model: Any) -> None
     alive: list[int] = []
     plain = computed.loss
 
-    def loss(tokens: np.ndarray, documents: np.ndarray | None) -> Any:
+    def loss(tokens: np.ndarray, documents: np.ndarray | None, *_: object) -> Any:
         alive.append(sum(ref() is not None for ref in held))
         activations = torch.empty(1000)
         held.append(weakref.ref(activations))

@@ -13,6 +13,7 @@ from roofline.train.config.data_sets import DatasetSection, LoaderSection
 from roofline.train.data.loader import Loader, Share, Source, in_turn, read_batch
 from roofline.train.data.mds import Shards, ShardWriter
 from roofline.train.data.order import Order, share
+from roofline.train.data.row_arrays import RowArrays
 from roofline.train.data.row_digest import row_digest, row_sums
 from roofline.train.data.synthetic import Synthetic
 from roofline.train.parallel.elastic import rounds
@@ -111,17 +112,19 @@ def test_the_digest_of_a_batch_is_the_same_for_every_world_and_of_these_rows_alo
     assert digest(other, order, [[(0, 1)]]) != alone
     tokens, apart = np.arange(16).reshape(2, 8), np.zeros((2, 8), np.int64)
     sums = [
-        row_sums(*rows).tolist()
-        for rows in (
-            (tokens, None, (0, 1)),
-            (tokens, None, (1, 0)),
-            (tokens[::-1], None, (0, 1)),
+        row_sums(RowArrays(*rows), places).tolist()
+        for *rows, places in (
+            (tokens, (0, 1)),
+            (tokens, (1, 0)),
+            (tokens[::-1], (0, 1)),
             (tokens, apart, (0, 1)),
             (tokens, apart + np.arange(8) // 4, (0, 1)),
+            (tokens, apart, apart == 0, (0, 1)),
+            (tokens, apart, apart != 0, (0, 1)),
         )
     ]
     assert sums[1] == sums[2], "both are row 1 in place 0 and row 0 in place 1"
-    assert len({tuple(each) for each in sums}) == 4, "the places of rows and the bounds of documents count"
+    assert len({tuple(each) for each in sums}) == 6, "the places of rows, the bounds of documents and the targets count"
 
 
 def test_the_identity_of_a_data_set_is_that_of_its_index_wherever_it_lies(tmp_path: Path) -> None:
@@ -239,13 +242,13 @@ def test_documents_come_from_the_column_or_from_the_end_token(tmp_path: Path) ->
     with ShardWriter(tmp_path / "said", {"tokens": "ndarray:uint16", "documents": "ndarray:uint32"}) as writer:
         for lengths in ((3, 5), (8,), (1, 1, 6)):
             writer.write({"tokens": np.arange(8, dtype=np.uint16), "documents": np.array(lengths, np.uint32)})
-    tokens, documents = source_of(tmp_path / "said", documents=True).rows([2, 0, 1])
+    tokens, documents, _ = source_of(tmp_path / "said", documents=True).rows([2, 0, 1])
     assert documents is not None
     assert documents.tolist() == [[0, 1, 2, 2, 2, 2, 2, 2], [0, 0, 0, 1, 1, 1, 1, 1], [0] * 8]
     assert tokens.shape == documents.shape
     with ShardWriter(tmp_path / "plain", {"tokens": "ndarray:uint16"}) as writer:
         writer.write({"tokens": np.array([5, 9, 5, 5, 9, 9, 5, 5], np.uint16)})
-    _, documents = source_of(tmp_path / "plain", documents=True, eos_token_id=9).rows([0])
+    _, documents, _ = source_of(tmp_path / "plain", documents=True, eos_token_id=9).rows([0])
     assert documents is not None
     assert documents.tolist() == [[0, 0, 1, 1, 1, 2, 3, 3]], "an end token belongs to what it ends"
     with pytest.raises(ConfigError, match="do not say where documents end"):
@@ -306,13 +309,13 @@ def test_evaluation_sees_every_sample_once(data: dict[int, Path], world: int, ba
     source = source_of(data[103])
     ranks = [list(in_turn(source, batch, rank, world, -1)) for rank in range(world)]
     assert {len(rank) for rank in ranks} == {-(-103 // (batch * world))}, "as many batches for every rank"
-    assert max(len(tokens) for rank in ranks for tokens, _ in rank) <= batch
+    assert max(len(tokens) for rank in ranks for tokens, *_ in rank) <= batch
     for index in range(len(ranks[0])):
         found = np.concatenate([rank[index][0][:, 0] for rank in ranks])
         first = index * batch * world
         assert found.tolist() == list(range(first, min(first + batch * world, 103)))
     some = [list(in_turn(source, batch, rank, world, 3)) for rank in range(world)]
-    assert sum(len(rows) for rank in some for rows, _ in rank) == 3 * batch, "the same rows for any number of ranks"
+    assert sum(len(rows) for rank in some for rows, *_ in rank) == 3 * batch, "the same rows for any number of ranks"
     assert len({len(rank) for rank in some}) == 1
     source.close()
 
@@ -336,7 +339,7 @@ def test_rows_of_an_object_store_are_those_of_the_folder(data: dict[int, Path], 
         source.close()
     for a, b in zip(*found, strict=True):
         assert np.array_equal(a.ids, b.ids)
-        for (x, _), (y, _) in zip(a.parts, b.parts, strict=True):
+        for (x, *_), (y, *_) in zip(a.parts, b.parts, strict=True):
             assert np.array_equal(x, y)
 
 
@@ -344,7 +347,7 @@ def test_synthetic_rows_are_functions_of_their_number_alone() -> None:
     rows = Synthetic(600, documents=True)
     rows.vocab_limit = 50
     assert (len(rows), rows.epoch, rows.remote, rows.vocab) == (1 << 20, 1 << 20, False, None)
-    tokens, documents = rows.rows([7, 3])
+    tokens, documents, _ = rows.rows([7, 3])
     assert np.array_equal(tokens, [np.random.default_rng(n).integers(0, 50, 600) for n in (7, 3)])
     assert documents is not None
     assert documents.tolist() == [[0] * 256 + [1] * 256 + [2] * 88] * 2

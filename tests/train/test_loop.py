@@ -162,7 +162,7 @@ def test_a_microbatch_that_was_halved_stays_so_where_bits_matter(
 ) -> None:
     plain = Gradients.loss
 
-    def limited(self: Gradients, tokens: np.ndarray, documents: np.ndarray | None) -> Any:
+    def limited(self: Gradients, tokens: np.ndarray, documents: np.ndarray | None, *_: object) -> Any:
         if len(tokens) > 3:
             raise RuntimeError("HIP out of memory")
         return plain(self, tokens, documents)
@@ -382,7 +382,7 @@ def test_evaluation_weights_tokens_whatever_the_batches(
     run.log.open(0, 0)
     run.evaluate()
     found = run.evaluations["eval"]["loss"]
-    tokens, documents = run.held_out["eval"].rows(range(31))
+    tokens, documents, _ = run.held_out["eval"].rows(range(31))
     with torch.no_grad():
         split = None if documents is None else torch.from_numpy(documents)
         logits = run.model(torch.from_numpy(tokens), documents=split)

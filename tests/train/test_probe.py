@@ -95,7 +95,7 @@ def test_it_says_what_the_model_computes(data: Path, tmp_path: Path) -> None:
     line = probes(train(data, tmp_path / "a", device_train_microbatch_size=3))[0]
     run = Run(parse_config(mapping(data, tmp_path / "b")), World())
     rows = run.order.batch(0)[:4]
-    tokens, documents = run.source.rows(rows)
+    tokens, documents, _ = run.source.rows(rows)
     seen: list[Any] = []
     run.model.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     for block in run.model.blocks:

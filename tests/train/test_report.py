@@ -15,6 +15,7 @@ from roofline.common.errors import ConfigError  # noqa: E402
 from roofline.hardware.chips.products import Peak  # noqa: E402
 from roofline.models import presets  # noqa: E402
 from roofline.train.config.read import read_config  # noqa: E402
+from roofline.train.data.row_arrays import Counted  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
 from roofline.train.report import cards, machine, page  # noqa: E402
 from roofline.train.report import summary as report  # noqa: E402
@@ -345,7 +346,7 @@ def speeds(data: Path, folder: Path, seconds: list[float], world: int = 1, **mon
     made = config(data, folder, callbacks={"speed_monitor": monitor}, global_train_batch_size=12)
     found = report.Report(made, _shape(), World(size=world))
     for each in seconds:
-        found.step(each, each / 10)
+        found.step(each, each / 10, Counted(12 * LENGTH, 12 * LENGTH, 12 * LENGTH))
     run: Any = SimpleNamespace(progress=SimpleNamespace(step=100 + len(seconds)))
     return found._speed(run)
 

@@ -39,6 +39,7 @@ ROOT = Group(
         "profile": "measure.profile:command",
         "plan": "measure.plan:command",
         "kernels": "measure.kernels:command",
+        "finetune": "training.finetune:command",
         "parity": "training.parity:command",
         "tune": Group(
             "Measure kernel variants for a model and keep what wins: tune [run] MODEL.",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
 from roofline.ops.cost import Affine
+from roofline.ops.own_weight import OwnWeight
 from roofline.ops.registry import Call, CostRule, op
 from roofline.ops.symbol import ELEMENT_BYTES, Type
 from roofline.ops.traits import Trait
@@ -110,9 +111,12 @@ def embed(ids: "Tensor", w: "Tensor", first: int | None = None, one_row: bool = 
     """
     from torch.nn.functional import embedding
 
+    def look_up(at: "Tensor") -> "Tensor":
+        return w.rows(at) if isinstance(w, OwnWeight) else embedding(at, w)
+
     if one_row:
-        return w[0].expand(ids.shape[0], -1)
+        return look_up(ids.new_zeros(1)).expand(ids.shape[0], -1)
     if first is None:
-        return embedding(ids, w)
+        return look_up(ids)
     inside = (ids >= first) & (ids < first + w.shape[0])
-    return embedding((ids - first).where(inside, 0), w).masked_fill(~inside[:, None], 0.0)
+    return look_up((ids - first).where(inside, 0)).masked_fill(~inside[:, None], 0.0)

@@ -10,6 +10,7 @@ from roofline.common.errors import ConfigError
 from roofline.ops.cost import Affine
 from roofline.ops.elementwise import per_element
 from roofline.ops.matmul import Q8Rows
+from roofline.ops.own_weight import OwnWeight
 from roofline.ops.registry import Call, op
 from roofline.ops.symbol import Type
 from roofline.ops.traits import Trait
@@ -81,6 +82,8 @@ def expert_linear(x: "Tensor | Q8Rows", ids: "Tensor", w: "Tensor", experts: int
 
     if isinstance(x, Q8Rows):
         x = x.dequantize()
+    if isinstance(w, OwnWeight):
+        return w.expert_linear(x, ids, experts)
     matrices = w.view(experts, -1, w.shape[1])
     parts = x.unflatten(1, (-1, w.shape[1])).expand(-1, ids.shape[1], -1)  # [tokens, top, in]
     out = x.new_zeros(*ids.shape, matrices.shape[1])  # [tokens, top, out]

@@ -1,12 +1,13 @@
 """linear and quantize_rows: where the weights are."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
 from roofline.ops.attention import flushed, round_to
 from roofline.ops.cost import Affine
 from roofline.ops.elementwise import per_element
+from roofline.ops.own_weight import OwnWeight
 from roofline.ops.registry import Call, op
 from roofline.ops.symbol import Q8_GROUP, Type
 from roofline.ops.traits import Trait
@@ -33,17 +34,6 @@ class Q8Rows:
         rows, width = self.q.shape
         groups = self.scale.shape[1]
         return (self.q.float().view(rows, groups, width // groups) * self.scale[:, :, None]).view(rows, width)
-
-
-class SplitWeight:
-    """A weight of which this rank has a part, and how it is multiplied with; training's, not the compiler's."""
-
-    def __init__(self, tensor: "Tensor", ranks: Any) -> None:
-        self.tensor, self.ranks = tensor, ranks
-
-    def linear(self, x: "Tensor", bias: "Tensor | None") -> "Tensor":
-        """x @ w.T + bias, with whatever the ranks have to tell each other."""
-        raise NotImplementedError
 
 
 def linear_type(call: Call) -> Type:
@@ -86,7 +76,7 @@ def linear(x: "Tensor | Q8Rows", w: "Tensor", bias: "Tensor | None" = None, x_dt
     from torch.nn import functional
 
     rows = x.dequantize() if isinstance(x, Q8Rows) else round_rows(x, x_dtype)
-    if isinstance(w, SplitWeight):
+    if isinstance(w, OwnWeight):
         return w.linear(rows, bias)
     return functional.linear(rows, w, bias)
 

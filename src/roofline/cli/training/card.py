@@ -11,9 +11,9 @@ from roofline.common.options import Option
 
 
 def _conventions(_: str) -> list[str]:
-    from roofline.train.report.flops import CONVENTIONS
+    from roofline.train.report.flops import ADAPTED, CONVENTIONS
 
-    return list(CONVENTIONS)
+    return list(dict.fromkeys((*CONVENTIONS, *ADAPTED)))
 
 
 Convention = Annotated[str, Option("How FLOPs are counted.", choices=_conventions)]
@@ -21,27 +21,29 @@ Convention = Annotated[str, Option("How FLOPs are counted.", choices=_convention
 
 def command(
     places: Annotated[list[str], Argument("Folders of runs, cards, or records of `roofline bench train`.")],
-    convention: Convention = "foundry",
+    convention: Annotated[
+        str | None, Option("How FLOPs are counted; default: foundry, of adapters lora.", choices=_conventions)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what runs reached, in the columns of LLM Foundry's tables; cards that count otherwise are refused."""
     from roofline.train.report import cards
+    from roofline.train.report.flops import usual
 
     records = [cards.read(place) for place in places]
     cards.check(records, places)
-    print_json(records) if as_json else show(records, places, convention)
+    print_json(records) if as_json else show(records, places, convention or usual(records[0]["flops"]))
 
 
 def show(records: Sequence[JsonObject], names: Sequence[str], convention: str) -> None:
     """A line for each figure and a column for each card: twenty columns fit no terminal."""
 
     from roofline.train.report.cards import row
-    from roofline.train.report.flops import CONVENTIONS
 
     columns = [row(card, convention) for card in records]
     out = console()
     out.print(plain_table(("", *names), [[name, *(each[name] for each in columns)] for name in columns[0]]))
-    out.print(f"FLOPs as {convention}: {CONVENTIONS[convention]}", highlight=False)
+    out.print(f"FLOPs as {convention}: {records[0]['conventions'][convention]}", highlight=False)
     for card, name in zip(records, names, strict=True):
         first, last = card["speed"]["steps"]
         left_out = card["speed"]["left_out"]["steps"]

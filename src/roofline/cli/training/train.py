@@ -20,10 +20,12 @@ def run(
 ) -> int:
     """Train a model as a YAML file says."""
     from roofline.train.config.read import read_config
+    from roofline.train.finetune.loaders import prepare_all
     from roofline.train.run import preflight
 
     # What is wrong with it is said once, not by each process.
     settings = read_config(config, changes or [], preflight.faults)
+    prepare_all(settings)  # before processes wait for each other
     if nproc > 1:
         from roofline.train.run.launch import launch
 
@@ -43,10 +45,12 @@ def export(
     dtype: Annotated[str, Option("bf16, f16 or f32.")] = "bf16",
     tokenizer: Annotated[str | None, Option("Whose tokenizer goes with it; default: the configuration's.")] = None,
 ) -> None:
-    """Write a checkpoint as a Hugging Face folder, or as a bundle that `roofline serve` runs at once."""
+    """Write a checkpoint as a Hugging Face folder, or as a bundle that `roofline serve` runs at once; an adapter as
+    PEFT does."""
     import tempfile
 
-    from roofline.train.checkpoint.export import DTYPES
+    from roofline.train.checkpoint import manifest
+    from roofline.train.checkpoint.export import DTYPES, adapts, locate
     from roofline.train.checkpoint.export import export as write
 
     if dtype.upper() not in DTYPES:
@@ -55,6 +59,8 @@ def export(
         step = write(checkpoint, out, dtype.upper(), tokenizer)
     elif out.exists():
         raise ConfigError(f"{out} is there already: name a new file")
+    elif adapts(manifest.facts(*locate(checkpoint))):
+        raise ConfigError(f"{checkpoint} holds an adapter: name a folder for it, which `roofline merge` takes")
     else:
         from roofline import bundle
 

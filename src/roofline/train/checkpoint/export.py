@@ -1,4 +1,5 @@
-"""Exports the weights of a checkpoint as a Hugging Face folder, from which a bundle can be compiled."""
+"""Exports the weights of a checkpoint as a Hugging Face folder, from which a bundle can be compiled, or an adapter in
+PEFT's format."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,9 +8,11 @@ from pathlib import Path
 import torch
 
 from roofline.common.errors import ConfigError
+from roofline.common.json_types import JsonMapping
 from roofline.models.registry import configure
 from roofline.models.spec import expand
 from roofline.train.checkpoint import checkpoint, manifest
+from roofline.train.checkpoint.adapter_export import export_adapter
 from roofline.train.checkpoint.state import WEIGHTS
 from roofline.train.storage.store import Store
 from roofline.weights.names import to_hf
@@ -33,7 +36,7 @@ def locate(place: str) -> tuple[Store, int]:
 
 
 def export(place: str, folder: Path, dtype: str = "BF16", tokenizer: str | None = None) -> int:
-    """Write a checkpoint's weights as a new Hugging Face folder; returns the step.
+    """Write a checkpoint's weights as a new Hugging Face folder, an adapter in PEFT's format; returns the step.
 
     tokenizer: the model or folder whose tokenizer files are copied; default: the one in the run's configuration.
     Raises ConfigError, UnsupportedError.
@@ -41,6 +44,12 @@ def export(place: str, folder: Path, dtype: str = "BF16", tokenizer: str | None 
     store, step = locate(place)
     with _previous_named(store, step):
         facts = manifest.facts(store, step)
+    if adapts(facts):
+        if tokenizer is not None:
+            raise ConfigError("an adapter has no tokenizer: leave out --tokenizer")
+        with _previous_named(store, step):
+            export_adapter(store, step, facts, folder, dtype)
+        return step
     config = facts["model"]
     family, cfg = configure(config)
     table = [param for param in expand(family.spec(cfg), cfg.layers) if param.tied_to is None]
@@ -54,6 +63,11 @@ def export(place: str, folder: Path, dtype: str = "BF16", tokenizer: str | None 
     rows = ((n, tuple(t.shape), t.to(kind).view(torch.uint8).numpy().reshape(-1)) for n, t in tensors.items())
     write_folder(folder, config, rows, dtype, files)
     return step
+
+
+def adapts(facts: JsonMapping) -> bool:
+    """Whether a checkpoint holds an adapter and no model."""
+    return (facts["config"].get("adapter") or {"method": "full"})["method"] != "full"
 
 
 @contextmanager

@@ -41,7 +41,7 @@ class HfFolders:
 
     def record(self) -> None:
         """Export the weights as they are."""
-        weights = self._weights()
+        weights = state.full_weights(self.run, self._kind)
         self.run.world.first(lambda: self._write(self._name(self.run.progress.step), weights))
         self.run.log.pause()
 
@@ -70,19 +70,6 @@ class HfFolders:
 
     def _is_due(self, step: int) -> bool:
         return step % self.every == 0 or step == self.run.stop
-
-    def _weights(self) -> dict[str, torch.Tensor]:
-        """All weights by their canonical names, on rank 0; elsewhere nothing."""
-        run, weights = self.run, {}
-        names = {f"{state.WEIGHTS}{name}": param.name for name, param, _ in run.model.canonical()}
-        for name, tensor in state.weights(run).items():
-            own = [(at, view.to("cpu", self._kind, copy=True)) for at, view in tensor.chunks] if not tensor.copy else []
-            pieces = [piece for each in run.world.collect(own) for piece in each]
-            if run.world.rank == 0:
-                weights[names[name]] = full = torch.empty(tensor.shape, dtype=self._kind)
-                for at, piece in pieces:
-                    full[tuple(slice(first, first + size) for first, size in zip(at, piece.shape, strict=True))] = piece
-        return weights
 
     def _write(self, name: str, weights: dict[str, torch.Tensor]) -> None:
         """Write a folder, which replaces one of that name once it is complete."""

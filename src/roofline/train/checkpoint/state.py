@@ -15,6 +15,7 @@ from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.train.data.loader import read_batch
 from roofline.train.data.order import Order
+from roofline.train.data.row_arrays import RowArrays
 from roofline.train.data.row_digest import BYTES, row_digest, row_sums
 from roofline.train.model.tensor_parallel import Part, Pieces, part, pieces
 
@@ -31,6 +32,20 @@ def weights(run: "Run") -> dict[str, Pieces]:
     """The parameters."""
     rows = run.model.canonical()
     return {f"{WEIGHTS}{name}": _pieces(run, part(param, run.model.ranks), tensor) for name, param, tensor in rows}
+
+
+def full_weights(run: "Run", kind: torch.dtype) -> dict[str, torch.Tensor]:
+    """All trained parameters by their canonical names, on the CPU of rank 0; elsewhere nothing. All ranks take part."""
+    full: dict[str, torch.Tensor] = {}
+    names = {f"{WEIGHTS}{name}": param.name for name, param, _ in run.model.canonical()}
+    for name, tensor in weights(run).items():
+        own = [(at, view.to("cpu", kind, copy=True)) for at, view in tensor.chunks] if not tensor.copy else []
+        collected = [piece for each in run.world.collect(own) for piece in each]
+        if run.world.rank == 0:
+            full[names[name]] = joined = torch.empty(tensor.shape, dtype=kind)
+            for at, piece in collected:
+                joined[tuple(slice(first, first + size) for first, size in zip(at, piece.shape, strict=True))] = piece
+    return full
 
 
 def tensors(run: "Run") -> dict[str, Pieces]:
@@ -77,6 +92,7 @@ def facts(run: "Run") -> JsonObject:
         "processes": run.world.size,
         "config": run.config.model_dump(mode="json"),
         "model": run.shape,
+        "base": run.base,
     }
 
 
@@ -104,6 +120,25 @@ def restore(run: "Run", saved: JsonMapping, tensors: Mapping[str, Pieces]) -> No
         raise ConfigError(
             f"the state at step {progress.step} is not what was saved: its fingerprint is {actual}, the checkpoint's "
             f"is {saved['fingerprint']}"
+        )
+
+
+def check_base(run: "Run", saved: JsonMapping) -> None:
+    """Raise ConfigError unless the checkpoint's run had trained the same beside the same files."""
+    section = run.config.adapter
+    now = None if section is None else section.model_dump(mode="json")
+    before = saved["config"].get("adapter")
+    if now != before:
+        keys = sorted({*(now or {}), *(before or {})})
+        other = [key for key in keys if (now or {}).get(key) != (before or {}).get(key)]
+        raise ConfigError(
+            f"the checkpoint's run trained another adapter: adapter.{other[0]} was {(before or {}).get(other[0])!r}. "
+            "Set it back, or begin a new run"
+        )
+    if saved.get("base") != run.base:
+        raise ConfigError(
+            f"{run.config.model.pretrained_model_name_or_path} is not the model that the checkpoint's adapter belongs "
+            "to: put its files back, or begin a new run"
         )
 
 
@@ -138,7 +173,8 @@ def _evaluations(run: "Run") -> JsonObject:
         first = np.arange(min(len(source), EVALUATION_ROWS))
         streams = source.order(1, 0).record()["streams"] if len(source) else []
         index = [{"shards": list(stream["shards"]), "identity": stream["identity"]} for stream in streams]
-        digest = row_digest(row_sums(source.rows(first)[0], None, first).tolist())
+        rows = source.rows(first)
+        digest = row_digest(row_sums(RowArrays(rows.tokens, trained=rows.trained), first).tolist())
         described[label] = {"index": index, "rows": digest.hex()}
     return described
 

@@ -12,10 +12,18 @@ def conflicts(config: TrainConfig) -> Iterator[Fault]:
     if most is not None and most < config.max_seq_len:
         key = "tokenizer.kwargs.model_max_length"
         yield Fault(key, f"rows of {config.max_seq_len} tokens are longer than {key}={most}")
+    yield from _of_adapter(config)
     if isinstance(config.eval_loader, tuple):
         labels = [each.label for each in config.eval_loader]
         if not labels or None in labels or len({*labels}) < len(labels):
             yield Fault("eval_loader.label", "eval_loader: each of several needs a label of its own")
+    loaders = (config.train_loader, *config.evaluations.values())
+    if config.tokenizer is None and any(each.dataset.hf_name is not None for each in loaders):
+        yield Fault("tokenizer", "samples of hf_name are read with a model's tokenizer: tokenizer.name is missing")
+    for number, loader in enumerate(config.evaluations.values()):
+        if (loader.name == "finetuning") != (config.train_loader.name == "finetuning"):
+            key = f"eval_loader.{number}.name" if isinstance(config.eval_loader, tuple) else "eval_loader.name"
+            yield Fault(key, f"{key}={loader.name} does not go with train_loader.name={config.train_loader.name}")
     if config.callbacks.samples is not None and config.tokenizer is None:
         text = "callbacks.generate_callback needs the tokenizer of its prompts: tokenizer.name is missing"
         yield Fault("tokenizer", text)
@@ -28,3 +36,23 @@ def conflicts(config: TrainConfig) -> Iterator[Fault]:
     if config.evaluations and stopper.label not in config.evaluations:
         key, choices = "callbacks.early_stopper.dataloader_label", ", ".join(["train", *config.evaluations])
         yield Fault(key, f"{key}={stopper.dataloader_label} is none of {choices}")
+
+
+def _of_adapter(config: TrainConfig) -> Iterator[Fault]:
+    """What an adapter needs, and what cannot be had with it."""
+    if config.adapter is None:
+        return
+    if config.model.name != "hf_causal_lm" or not config.model.pretrained:
+        text = "adapter: there must be a model to adapt: set model.name=hf_causal_lm and pretrained: true"
+        yield Fault("adapter", text)
+    if config.adapter.method == "full":
+        return
+    if config.tensor_parallel > 1:
+        text = f"adapter.method={config.adapter.method} divides no matrix: tensor_parallel must be 1, use fsdp_config"
+        yield Fault("tensor_parallel", text)
+    if config.callbacks.hf_checkpointer is not None:
+        text = (
+            "callbacks.hf_checkpointer writes models, and an adapter is none: leave it out; the adapter is written to "
+            "the run's folder"
+        )
+        yield Fault("callbacks.hf_checkpointer", text)

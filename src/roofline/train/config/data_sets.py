@@ -26,6 +26,13 @@ def _count(value: object) -> object:
     return value
 
 
+class HfKwargs(Section):
+    """Where the files of hf_name are."""
+
+    data_files: str | list[str] | dict[str, str | list[str]] | None = None
+    data_dir: str | None = None
+
+
 class StreamSection(Section):
     """One data set: a folder (local), or a URL (remote) with a folder as its cache (local).
 
@@ -52,7 +59,42 @@ class StreamSection(Section):
         return self.proportion, self.repeat, self.choose
 
 
-class DatasetSection(StreamSection):
+class SamplesSection(StreamSection):
+    """Samples that are prepared when the run begins, in the run's folder; of loaders with the name finetuning alone.
+
+    hf_name: a file or folder with samples, or json, csv, parquet, arrow or text with the files in hf_kwargs: data_files
+        (a path, a list, or one of these for each split) or data_dir. split: which of their files.
+    preprocessing_fn: MODULE:FUNCTION, which makes another mapping of each record, such as one of prompt and response.
+    format: the form of the records, as `roofline finetune --format` has it; default: told from their keys.
+    packing_ratio: above 1, or auto: samples are packed into rows, as tightly as they fit; else each has a row.
+    allow_pad_trimming: do not compute the padding behind the longest row of a microbatch.
+    target_prompts, target_responses: what is trained on beside the (last) answers.
+    """
+
+    hf_name: str | None = None
+    hf_kwargs: HfKwargs = HfKwargs()
+    preprocessing_fn: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] | None = None
+    format: str | None = None
+    packing_ratio: Annotated[float, Field(ge=1)] | Literal["auto"] = 1.0
+    allow_pad_trimming: bool = True
+    decoder_only_format: Literal[True] = True
+    target_prompts: Literal["none", "all"] = "none"
+    target_responses: Literal["all", "last"] = "all"
+
+    @property
+    def of_samples(self) -> list[str]:
+        """The keys that are read for samples alone, as far as they say anything."""
+        fields = {name: SamplesSection.model_fields[name] for name in SamplesSection.__annotations__}
+        return [name for name, field in fields.items() if getattr(self, name) != field.default]
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "SamplesSection":
+        if self.hf_name is not None and (self.local or self.remote):
+            raise ValueError("hf_name is prepared when the run begins, local and remote are shards: name one of them")
+        return self
+
+
+class DatasetSection(SamplesSection):
     """A data set, or several under `streams`. shuffle_seed: default the run's seed; cache_limit: bytes or "20gb".
 
     shuffle_algo: py1b shuffles groups of whole shards with at least shuffle_block_size samples, py1s each shard, naive
@@ -86,9 +128,11 @@ class DatasetSection(StreamSection):
 
 
 class LoaderSection(Section):
-    """name: "synthetic" stands for random ids instead of a data set. num_workers: threads that read ahead."""
+    """name: "finetuning" reads rows of samples with answers to learn (`local`: shards that `roofline finetune` wrote;
+    hf_name: samples that are prepared at the start); "synthetic" stands for random ids instead of a data set.
+    num_workers: threads that read ahead."""
 
-    name: Literal["text", "synthetic"] = "text"
+    name: Literal["text", "finetuning", "synthetic"] = "text"
     dataset: DatasetSection = DatasetSection()
     drop_last: bool = True
     num_workers: Annotated[int, Field(ge=0)] = 1
@@ -96,6 +140,12 @@ class LoaderSection(Section):
     persistent_workers: bool = True
     prefetch_factor: Annotated[int, Field(ge=1)] = 2
     timeout: float = 0
+
+    @model_validator(mode="after")
+    def _samples_are_finetuning(self) -> "LoaderSection":
+        if self.name != "finetuning" and self.dataset.of_samples:
+            raise ValueError(f"dataset.{self.dataset.of_samples[0]} belongs to a loader whose name is finetuning")
+        return self
 
 
 class EvalLoaderSection(LoaderSection):

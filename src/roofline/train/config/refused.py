@@ -31,7 +31,7 @@ REASONS = {
     "load_ignore_keys": "a checkpoint is loaded as a whole; load_weights_only takes the parameters alone",
     "max_split_size_mb": "expandable_segments keeps memory from being cut up",
     "metadata": "write tags and notes under loggers",
-    "model.peft_config": "all parameters of a model are trained",
+    "model.peft_config": "write the section adapter: rank, alpha and targets",
     "profiler": "the card and log.jsonl have the time of each step; run under a profiler of torch or the vendor",
     "python_log_level": "the environment's ROOFLINE_LOG sets it",
     "save_filename": "a checkpoint is a folder, step-N; save_folder says where",

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from roofline.common.json_types import JsonObject
+from roofline.train.config.adapter import AdapterSection
 from roofline.train.config.data_sets import EvalLoaders, EvalLoaderSection, LoaderSection
 from roofline.train.config.observers import CallbacksSection, LoggersSection
 from roofline.train.config.section import Bytes, Duration, RunLength, Section
@@ -232,6 +233,7 @@ class CompileSection(Section):
 class TrainConfig(Section):
     """The configuration of a run.
 
+    adapter: what is trained of a model that exists; without it all parameters are, from their files or from scratch.
     stop_after: end the run early, with a checkpoint if they are saved; the schedule still follows max_duration.
     device_train_microbatch_size: rows at a time; "auto" halves them until a step fits into memory. precision: amp_*
     computes in 16 bits with float32 parameters. run_folder: for logs, receipts and, without save_folder, checkpoints.
@@ -245,6 +247,7 @@ class TrainConfig(Section):
     run_folder: str | None = None
     max_seq_len: Annotated[int, Field(ge=2)]
     model: ModelSection
+    adapter: AdapterSection | None = None
     tokenizer: TokenizerSection | None = None
     train_loader: LoaderSection
     eval_loader: EvalLoaders | None = None

@@ -16,6 +16,7 @@ from roofline.common.units import parse_bytes
 from roofline.train.config.data_sets import DatasetSection, LoaderSection, StreamSection
 from roofline.train.data.mds import Shards
 from roofline.train.data.order import BLOCK, Order, Stream, share
+from roofline.train.data.row_arrays import PADDING, RowArrays
 from roofline.train.data.row_digest import WORDS, row_sums
 from roofline.train.data.synthetic import Synthetic
 from roofline.train.storage.open import open_store
@@ -27,14 +28,13 @@ Share = tuple[int, int]  # a part of each global batch: (index, count), as `orde
 class Rows:
     """The rows of a step that this rank computes.
 
-    ids: the sample numbers of the whole global batch, in order. parts: this rank's shares of it, in order: tokens
-    int64 [rows, length] and, if documents are kept apart, the document of each token, int64 [rows, length]. sums: of
-    the hashes of this rank's rows (`row_digest.row_sums`).
+    ids: the sample numbers of the whole global batch, in order. parts: this rank's shares of it, in order. sums: of the
+    hashes of this rank's rows (`row_digest.row_sums`).
     """
 
     step: int
     ids: np.ndarray
-    parts: tuple[tuple[np.ndarray, np.ndarray | None], ...]
+    parts: tuple[RowArrays, ...]
     sums: np.ndarray = field(default_factory=lambda: np.zeros(WORDS, np.uint64))
 
 
@@ -43,6 +43,7 @@ class Source:
 
     Args:
         documents: also read where each document ends, from the shards' column or by eos_token_id.
+        trained: also read which tokens are targets, from the shards' column; rows may be shorter than `length`.
 
     Attributes:
         vocab_limit: size of the model's vocabulary, once it is known.
@@ -50,8 +51,8 @@ class Source:
     Raises ConfigError for a row whose length is not `length`, or that has an id outside the model's vocabulary.
     """
 
-    def __init__(self, section: DatasetSection, length: int, documents: bool) -> None:
-        self.length, self.section, self.documents = length, section, documents
+    def __init__(self, section: DatasetSection, length: int, documents: bool, trained: bool = False) -> None:
+        self.length, self.section, self.documents, self.trained = length, section, documents or trained, trained
         self.vocab_limit: int | None = None
         if section.max_seq_len not in (None, length):
             raise ConfigError(f"max_seq_len={length}, but the data set's is {section.max_seq_len}")
@@ -98,18 +99,22 @@ class Source:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def rows(self, numbers: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """The samples' tokens, int64 [rows, length], and the document of each token (same shape) or None."""
-        tokens = np.empty((len(numbers), self.length), np.int64)
-        documents = np.zeros_like(tokens) if self.documents else None
+    def rows(self, numbers: Sequence[int] | np.ndarray) -> RowArrays:
+        """The samples as rows."""
+        tokens = np.zeros((len(numbers), self.length), np.int64)
+        documents = np.full_like(tokens, PADDING) if self.documents else None
+        trained = np.zeros(tokens.shape, bool) if self.trained else None
         for row, number in enumerate(numbers):
             at = int(np.searchsorted(self._starts, number, side="right")) - 1
             with self._lock:
                 sample = self.shards[at][int(number) - int(self._starts[at])]
-            tokens[row] = self._tokens(sample, at)
+            ids = self._tokens(sample, at)
+            tokens[row, : len(ids)] = ids
             if documents is not None:
-                documents[row] = self._documents(sample, tokens[row], at)
-        return tokens, documents
+                documents[row, : len(ids)] = self._documents(sample, ids, at)
+            if trained is not None:
+                trained[row, : len(ids)] = self._trained(sample, len(ids), at)
+        return RowArrays(tokens, documents, trained)
 
     def prefetch(self, numbers: np.ndarray) -> None:
         """Begin to fetch the shards of these samples in the background, those of the first samples first."""
@@ -126,7 +131,8 @@ class Source:
         tokens = sample.get("tokens")
         if isinstance(tokens, bytes):  # LLM Foundry's older data sets
             tokens = np.frombuffer(tokens, "<i8")
-        if not isinstance(tokens, np.ndarray) or tokens.shape != (self.length,):
+        fits = isinstance(tokens, np.ndarray) and tokens.ndim == 1 and self._fits(len(tokens))
+        if not isinstance(tokens, np.ndarray) or not fits:
             has = f"{len(tokens)} tokens" if isinstance(tokens, np.ndarray) else f"columns {', '.join(sample)}"
             raise ConfigError(f"{self.shards[at].source}: a row has {has}, max_seq_len is {self.length}")
         limit = self.vocab_limit
@@ -138,9 +144,22 @@ class Source:
             )
         return tokens
 
+    def _fits(self, count: int) -> bool:
+        return 2 <= count <= self.length if self.trained else count == self.length
+
+    def _trained(self, sample: dict[str, object], count: int, at: int) -> np.ndarray:
+        """Which of a row's tokens are targets, bool [count]."""
+        trained = sample.get("trained")
+        if not isinstance(trained, np.ndarray) or trained.shape != (count,):
+            raise ConfigError(
+                f"{self.shards[at].source}: its rows do not say which tokens are trained on, as those of `roofline "
+                "finetune` do; for texts write train_loader.name: text"
+            )
+        return trained != 0
+
     def _documents(self, sample: dict[str, object], tokens: np.ndarray, at: int) -> np.ndarray:
         lengths = sample.get("documents")
-        if isinstance(lengths, np.ndarray) and lengths.sum() == self.length:
+        if isinstance(lengths, np.ndarray) and lengths.sum() == len(tokens):
             return np.repeat(np.arange(len(lengths)), lengths)
         if self.section.eos_token_id is None:
             raise ConfigError(
@@ -153,7 +172,9 @@ class Source:
 
 def open_source(section: LoaderSection, length: int, documents: bool) -> Source | Synthetic:
     """The samples that a loader section names."""
-    return Synthetic(length, documents) if section.name == "synthetic" else Source(section.dataset, length, documents)
+    if section.name == "synthetic":
+        return Synthetic(length, documents)
+    return Source(section.dataset, length, documents, trained=section.name == "finetuning")
 
 
 def read_batch(source: Source | Synthetic, order: Order, shares: Sequence[Share], step: int) -> Rows:
@@ -162,7 +183,7 @@ def read_batch(source: Source | Synthetic, order: Order, shares: Sequence[Share]
     parts, sums = [], np.zeros(WORDS, np.uint64)
     for index, count in shares:
         parts.append(source.rows(share(ids, index, count)))
-        sums += row_sums(*parts[-1], share(np.arange(len(ids)), index, count))
+        sums += row_sums(parts[-1], share(np.arange(len(ids)), index, count))
     return Rows(step, ids, tuple(parts), sums)
 
 
@@ -202,9 +223,7 @@ class Loader:
         return read_batch(self._source, self._order, self._shares, step)
 
 
-def in_turn(
-    source: Source | Synthetic, batch: int, rank: int, world: int, limit: int
-) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+def in_turn(source: Source | Synthetic, batch: int, rank: int, world: int, limit: int) -> Iterator[RowArrays]:
     """Every sample once, in file order, for evaluation: this rank's rows of each batch of batch * world rows.
 
     limit: most batches of `batch` rows to read, negative for all; so the number of rows does not depend on `world`.

@@ -11,22 +11,27 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from roofline.train.data.row_arrays import RowArrays
+
 WORDS = 2  # of 32 bits: sums of them over processes are exact in float64
 BYTES = 4 * WORDS
 _FORM = f"<{WORDS}I"
 
 
-def row_sums(tokens: np.ndarray, documents: np.ndarray | None, places: Sequence[int] | np.ndarray) -> np.ndarray:
+def row_sums(part: RowArrays, places: Sequence[int] | np.ndarray) -> np.ndarray:
     """The sum of the hashes of rows, uint64 [WORDS].
 
-    tokens, documents: int64 [rows, length]; documents None: they are not told apart. places: of the rows in the batch.
+    places: of the rows in the batch.
     """
+    tokens, documents, trained = part
     total = np.zeros(WORDS, np.uint64)
     for row, place in enumerate(places):
         digest = hashlib.blake2b(int(place).to_bytes(8, "little"), digest_size=BYTES)
         digest.update(tokens[row].astype("<u4").data)
         if documents is not None:
             digest.update(documents[row].astype("<u4").data)
+        if trained is not None:
+            digest.update(trained[row].astype("u1").data)
         total += np.array(struct.unpack(_FORM, digest.digest()), np.uint64)
     return total % (1 << 32)
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from roofline.train.data.order import BLOCK, Order, Stream
+from roofline.train.data.row_arrays import RowArrays
 
 SAMPLES = 1 << 20  # in an epoch
 DOCUMENT = 256  # tokens of each document, if documents are kept apart
@@ -32,14 +33,14 @@ class Synthetic:
     def __len__(self) -> int:
         return SAMPLES
 
-    def rows(self, numbers: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """The samples' tokens, int64 [rows, length], and the document of each token (same shape) or None."""
+    def rows(self, numbers: Sequence[int] | np.ndarray) -> RowArrays:
+        """The samples as rows."""
         assert self.vocab_limit is not None
         tokens = np.empty((len(numbers), self.length), np.int64)
         for row, number in enumerate(numbers):
             tokens[row] = np.random.default_rng(int(number)).integers(0, self.vocab_limit, self.length)
         documents = np.arange(self.length) // DOCUMENT
-        return tokens, np.tile(documents, (len(numbers), 1)) if self.documents else None
+        return RowArrays(tokens, np.tile(documents, (len(numbers), 1)) if self.documents else None)
 
     def prefetch(self, numbers: np.ndarray) -> None:
         """Does nothing: there are no files to fetch."""

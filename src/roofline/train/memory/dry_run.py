@@ -1,10 +1,11 @@
 """Runs a microbatch on tensors without data, and counts the memory that torch would allocate and keep."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from roofline.common.json_types import JsonMapping
 from roofline.train.config.schema import TrainConfig
 from roofline.train.model import build
+from roofline.train.model.form import Form
 from roofline.train.model.modules import Model
 from roofline.train.parallel.processes import COMPUTE, World
 
@@ -35,7 +37,13 @@ class Usage:
 
 
 def dry_run(
-    config: TrainConfig, shape: JsonMapping, world: World, dtype: torch.dtype, rows: int, several: bool | None = None
+    config: TrainConfig,
+    shape: JsonMapping,
+    world: World,
+    dtype: torch.dtype,
+    rows: int,
+    several: bool | None = None,
+    forms: Mapping[str, Form] = MappingProxyType({}),
 ) -> Usage:
     """The memory of one microbatch of `rows` rows, without compilation.
 
@@ -43,15 +51,18 @@ def dry_run(
         shape: the canonical configuration. dtype: of the parameters as blocks use them.
         several: count the second microbatch of a step, which finds the gradients of the first; None: a forward pass
             of an evaluation.
+        forms: of frozen parameters, by name.
     """
     kind, compute = world.device.type, COMPUTE[config.precision]
     with torch._subclasses.fake_tensor.FakeTensorMode():
-        model = Model(shape, kind, dtype, world.tensor)
+        model = Model(shape, kind, dtype, world.tensor, forms)
         model.chunk_logits = config.model.loss_fn != "torch_crossentropy"
         build.wrap(model, config.model_copy(update={"compile_config": None}))
         ledger = Ledger()
         for parameter in model.parameters():
             ledger.leave_out(parameter)
+            if not parameter.requires_grad:
+                continue
             parameter.register_post_accumulate_grad_hook(partial(_count_gradient, ledger, world.grouped))
         model.compute = partial(_watch_first_block, ledger, model.compute)
         model.head_loss = partial(_count_as_logits, ledger, model.head_loss)

@@ -5,7 +5,9 @@ library need.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +19,11 @@ from roofline.models.spec import expand
 from roofline.train.config.schema import FsdpSection, TrainConfig
 from roofline.train.memory.dry_run import ACTIVATIONS, GRADIENTS, LOGITS, PASSING, Usage, dry_run
 from roofline.train.memory.meter import Meter
+from roofline.train.model.form import Form
 from roofline.train.model.modules import Model
 from roofline.train.model.optim import is_hidden_matrix
 from roofline.train.model.tensor_parallel import part
+from roofline.train.model.widen import PLAIN
 from roofline.train.parallel.processes import COMPUTE, World
 
 # Resident bytes for each byte in use of glibc's heap: freed blocks stay, and an aligned block does not fit into the
@@ -55,14 +59,16 @@ class Memory:
     """The predicted and the measured memory of a run. It must be made before the model, to measure that too.
 
     Args:
-        shape: the canonical configuration of the model.
+        shape: the canonical configuration of the model. forms: of its frozen parameters, by name.
 
     Attributes:
         predicted: on rank 0, unless torch cannot run the model without data; else None.
     """
 
-    def __init__(self, config: TrainConfig, shape: JsonMapping, world: World) -> None:
-        self.config, self.shape, self.world = config, shape, world
+    def __init__(
+        self, config: TrainConfig, shape: JsonMapping, world: World, forms: Mapping[str, Form] = MappingProxyType({})
+    ) -> None:
+        self.config, self.shape, self.world, self.forms = config, shape, world, forms
         parts = config.elastic.virtual_shards // world.data_size if config.elastic is not None else 1
         self._most_rows = -(-config.global_train_batch_size // (world.data_size * parts))
         size = config.device_train_microbatch_size
@@ -81,9 +87,11 @@ class Memory:
         dtype = _gathered_dtype(self.config, self.world)
         several = self._several_parts or rows < self._most_rows
         try:
-            self._usage = dry_run(self.config, self.shape, self.world, dtype, rows, several)
+            self._usage = dry_run(self.config, self.shape, self.world, dtype, rows, several, self.forms)
             if self.config.eval_loader is not None:
-                evaluation = dry_run(self.config, self.shape, self.world, dtype, self.config.device_eval_batch_size)
+                evaluation = dry_run(
+                    self.config, self.shape, self.world, dtype, self.config.device_eval_batch_size, None, self.forms
+                )
                 self._usage = max(self._usage, evaluation, key=lambda usage: sum(usage.parts.values()))
         except Exception as error:  # an op that cannot run without data may raise anything; the run itself may work
             _log.warning("memory is not predicted: %s", " ".join(str(error).split())[:300] or type(error).__name__)
@@ -120,7 +128,7 @@ class Memory:
     def _combine(self, usage: Usage) -> None:
         if self._kept_per_row is not None:
             usage = self._compiled_usage(usage, int(self._kept_per_row * self.rows))
-        self.predicted = Prediction(self.rows, _parts(self.config, self.shape, self.world, usage))
+        self.predicted = Prediction(self.rows, _parts(self.config, self.shape, self.world, usage, self.forms))
 
     def _compiled_usage(self, usage: Usage, block_bytes: int) -> Usage:
         """The usage if each block keeps `block_bytes` bytes."""
@@ -139,31 +147,65 @@ class Memory:
         self._meter.restart()
 
 
-def _parts(config: TrainConfig, shape: JsonMapping, world: World, usage: Usage) -> dict[str, int]:
-    """The parts of a prediction that are not zero."""
+@dataclass
+class _Sizes:
+    """Bytes of this rank's share, and as they are gathered of the last block and of what is outside of blocks."""
+
+    parameters: int = 0
+    trained: int = 0
+    states: int = 0
+    block: int = 0
+    outer: int = 0
+
+
+def _sizes(config: TrainConfig, shape: JsonMapping, world: World, forms: Mapping[str, Form]) -> _Sizes:
+    """What parameters take; those that are frozen have no gradient and no state."""
     family, cfg = configure(shape)
     muon, lion = config.optimizer.name == "muon", config.optimizer.name == "decoupled_lionw"
     # The mesh is [..., shard, tensor].
     shards = int(world.mesh.mesh.shape[-2]) if world.grouped and world.mesh is not None else 1
-    parameters = states = block = outer = 0  # bytes of this rank's share; elements of a full block, and outside blocks
+    gathered, sizes = _gathered_dtype(config, world), _Sizes()
     for param in expand(family.spec(cfg), cfg.layers):
         if param.tied_to is not None:
             continue
-        local = part(param, world.tensor).local
-        size = 4 * -(-local[0] // shards) * math.prod(local[1:])
-        parameters += size
-        states += size if lion or (muon and is_hidden_matrix(param)) else 2 * size
-        if param.name.startswith(f"layers.{cfg.layers - 1}."):  # where layers differ, the first ones are the smaller
-            block += math.prod(local)
-        elif not param.name.startswith("layers."):
-            outer += math.prod(local)
+        form = forms.get(param.name)
+        tensors = [(part(param, world.tensor).local, torch.float32, True)]
+        if form is not None:
+            tensors = [(form.stored, PLAIN.get(form.format, torch.uint8), False)]
+            tensors += [(each, torch.float32, True) for each in form.trained.values()]
+        for local, dtype, trained in tensors:
+            size = dtype.itemsize * -(-local[0] // shards) * math.prod(local[1:])
+            sizes.parameters += size
+            sizes.trained += size if trained else 0
+            both = 1 if lion or (muon and is_hidden_matrix(param)) else 2
+            sizes.states += both * size if trained else 0
+            width = gathered.itemsize if dtype.is_floating_point else dtype.itemsize
+            if param.name.startswith(
+                f"layers.{cfg.layers - 1}."
+            ):  # where layers differ, the first ones are the smaller
+                sizes.block += width * math.prod(local)
+            elif not param.name.startswith("layers."):
+                sizes.outer += width * math.prod(local)
+    return sizes
+
+
+def _parts(
+    config: TrainConfig,
+    shape: JsonMapping,
+    world: World,
+    usage: Usage,
+    forms: Mapping[str, Form] = MappingProxyType({}),
+) -> dict[str, int]:
+    """The parts of a prediction that are not zero."""
+    sizes = _sizes(config, shape, world, forms)
+    parameters, states = sizes.parameters, sizes.states
     parts = {"parameters": parameters, "optimizer": states}
     parts |= {name: usage.parts.get(name, 0) for name in (GRADIENTS, ACTIVATIONS, LOGITS, PASSING)}
     if world.grouped:
-        parts |= _sharded(config, block, outer, outer + cfg.layers * block, parameters, _gathered_dtype(config, world))
+        parts |= _sharded(config, sizes, int(shape["layers"]), _gathered_dtype(config, world))
     if world.device.type == "cpu":
         compiled = config.compile_config is not None
-        parts["checkpoint"] = parameters + states if config.save_interval != "0ba" else 0
+        parts["checkpoint"] = sizes.trained + states if config.save_interval != "0ba" else 0
         parts["libraries"] = LIBRARIES + (COMPILER if compiled else 0)
         freed = int(((COMPILED_HEAP if compiled else HEAP) - 1) * sum(usage.parts.values()))
         # Chunks of probes, steps and evaluations differ in size, so one may not fit where another was.
@@ -171,8 +213,8 @@ def _parts(config: TrainConfig, shape: JsonMapping, world: World, usage: Usage) 
     return {name: size for name, size in parts.items() if size}
 
 
-def _sharded(config: TrainConfig, block: int, outer: int, total: int, share: int, dtype: torch.dtype) -> dict[str, int]:
-    """The parts that FSDP2 changes. block, outer, total: elements; share: bytes of this rank's parameters.
+def _sharded(config: TrainConfig, sizes: _Sizes, layers: int, dtype: torch.dtype) -> dict[str, int]:
+    """The parts that FSDP2 changes. dtype: of what is gathered.
 
     Two blocks are gathered at a time, one of them also in its form for the network. The gradients of a block exist as
     they are computed and, twice, as they are sent. Parameters outside of blocks stay gathered.
@@ -180,12 +222,14 @@ def _sharded(config: TrainConfig, block: int, outer: int, total: int, share: int
     section = config.fsdp_config or FsdpSection()
     elastic, keeps_gathered = config.elastic, section.sharding_strategy == "SHARD_GRAD_OP"
     sent = 2 if section.mixed_precision == "PURE" and elastic is None and dtype != torch.float32 else 4
-    gathered = total + block if keeps_gathered else outer + 3 * block
-    travelling = block * (dtype.itemsize + 2 * sent)
-    gradients = 4 * total if keeps_gathered or elastic is not None else share
+    total = sizes.outer + layers * sizes.block
+    gathered = total + sizes.block if keeps_gathered else sizes.outer + 3 * sizes.block
+    share = sizes.trained / max(1, sizes.parameters)  # of a block's bytes: what has gradients
+    travelling = int(share * sizes.block) * (dtype.itemsize + 2 * sent) // dtype.itemsize
+    gradients = 4 * int(share * total) // dtype.itemsize if keeps_gathered or elastic is not None else sizes.trained
     if elastic is not None:
         gradients *= 2 + (elastic.virtual_shards - 1).bit_length()  # subtrees of sums wait for their other halves
-    return {"gathered": gathered * dtype.itemsize + travelling, GRADIENTS: gradients}
+    return {"gathered": gathered + travelling, GRADIENTS: gradients}
 
 
 def _kept_by_block(model: Model, usage: Usage, config: TrainConfig, world: World, rows: int) -> int | None:
@@ -196,16 +240,19 @@ def _kept_by_block(model: Model, usage: Usage, config: TrainConfig, world: World
     device, length, compute = world.device, config.max_seq_len, COMPUTE[config.precision]
     dtype = _gathered_dtype(config, world)
     last = model.cfg.layers - 1
-    layered = [p for p in model.family.spec(model.cfg) if p.name.startswith("layers.{layer}.") and p.is_of(last)]
-    shapes = [part(param, world.tensor).local for param in layered]
-    weights = [nn.Parameter(torch.full(shape, 0.01, device=device, dtype=dtype)) for shape in shapes]
+    weights = []
+    for node, name in model.blocks[last].places:
+        tensor = getattr(node, name)
+        kind = dtype if tensor.dtype.is_floating_point else tensor.dtype
+        made = torch.full(tensor.shape, 0.01, device=device).to(kind)
+        weights.append(nn.Parameter(made, requires_grad=tensor.requires_grad))
     apart = config.model.attn_config.attn_uses_sequence_id
     documents = torch.zeros(rows, length, dtype=torch.int64, device=device) if apart else None
     x = torch.full((rows * length, model.cfg.width), 0.01, dtype=usage.stream, device=device, requires_grad=True)
-    kind = model.cfg.alike(last)
-    shared = model.shared(rows, length, device, documents, kind)
+    first = model.kinds[last]
+    shared = model.shared(rows, length, device, documents, first)
     with torch.autocast(device.type, compute, enabled=compute is not None):
-        out = model.compute((rows, length, kind), x, *shared, *weights)
+        out = model.compute((rows, length, first), x, *shared, *weights)
     saved = getattr(out.grad_fn, "saved_tensors", None)
     if saved is None:
         return None  # a backend that leaves the graph to torch

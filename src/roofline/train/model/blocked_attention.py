@@ -1,7 +1,8 @@
 """Causal attention with gradients on CPUs, as matrix products of a block of queries at a time.
 
-The forward pass keeps the result and the logarithm of each query's sum of weights; the backward pass recomputes the
-weights, as FlashAttention-2 does (Dao 2023). Keys behind a block's last query are left out of its products.
+The forward pass keeps no weights; the backward pass recomputes them, as FlashAttention does (Dao et al. 2022). Keys
+behind a block's last query are left out of its products. What is done to the scores takes longer than the products, so
+they are passed over few times: with torch's fused softmax and its gradient, in place, and in their own type.
 """
 
 import math
@@ -41,49 +42,76 @@ def _cuts(length: int) -> Iterator[tuple[slice, slice]]:
         yield slice(start, end), slice(0, end)
 
 
-def _masked(bias: Tensor | None, scores: Tensor, queries: slice, keys: slice) -> Tensor:
-    """Scores [rows, heads, queries, keys] with the bias; -inf where a query does not see a key."""
+def _is_exact(scale: float) -> bool:
+    """Whether it is a power of two: then q times it are the same numbers, and no score needs to be multiplied."""
+    return math.frexp(scale)[0] == 0.5
+
+
+def _weights(scores: Tensor, bias: Tensor | None, hidden: Tensor, scale: float, keys: int) -> Tensor:
+    """The weights of a block from its scores, which are overwritten; both [rows, heads, ..] with the keys in dimension
+    `keys`.
+
+    bias: of the same block. hidden: of the queries and the last keys, -inf for what is not seen; used without a bias.
+    """
+    kind = scores.dtype
+    if scale != 1:
+        scores = scores.float().mul_(scale)
     if bias is not None:
-        return scores + bias[:, :, queries, keys]
-    at = torch.arange(queries.start, queries.stop, device=scores.device)[:, None]
-    return scores.masked_fill(torch.arange(keys.stop, device=scores.device)[None, :] > at, -math.inf)
+        scores = (scores if bias.dtype == scores.dtype else scores.float()).add_(bias)
+    else:
+        size = hidden.shape[0]
+        scores.narrow(keys, scores.shape[keys] - size, size).add_(hidden)
+    return torch.softmax(scores, keys).to(kind)
 
 
 class _Blocks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Context, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-        outs, sums = [], []
+        exact, outs = _is_exact(scale), []
+        q = q * scale if exact else q
         for queries, keys in _cuts(q.shape[2]):
-            scores = torch.matmul(q[:, :, queries], k[:, :, keys].transpose(-1, -2)).float() * scale
-            scores = _masked(bias, scores, queries, keys)
-            most = scores.amax(-1, keepdim=True)
-            weights = (scores - most).exp()
-            total = weights.sum(-1, keepdim=True)
-            out = torch.matmul(weights.to(q.dtype), v[:, :, keys])
-            outs.append((out.float() / total).to(q.dtype))
-            sums.append(most + total.log())
-        out = torch.cat(outs, 2)
-        ctx.save_for_backward(q, k, v, bias, out, torch.cat(sums, 2))
+            own = None if bias is None else bias[:, :, queries, keys]
+            hidden = _hidden(q, queries, keys)
+            # Scores have no name here, so that they are freed when the weights are there.
+            weights = _weights(_product(q[:, :, queries], k[:, :, keys].mT), own, hidden, 1 if exact else scale, 3)
+            outs.append(_product(weights, v[:, :, keys]))
+            del weights
+        ctx.save_for_backward(q, k, v, bias)
         ctx.scale = scale
-        return out
+        return torch.cat(outs, 2)
 
     @staticmethod
     def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, bias, out, sums = ctx.saved_tensors
-        grad = grads[0].contiguous()
-        shared = (grad.float() * out.float()).sum(-1)[:, :, None]  # [rows, heads, 1, queries], of all keys of each
-        sums = sums.transpose(-1, -2)
-        into_q = []
+        q, k, v, bias = ctx.saved_tensors
+        grad, exact, into_q = grads[0].contiguous(), _is_exact(ctx.scale), []
         into_k, into_v = (torch.zeros(t.shape, device=t.device) for t in (k, v))
         for queries, keys in _cuts(q.shape[2]):
             # Keys by queries: two products need no transposition, and torch.compile does not recognise the scores of
             # the forward pass, which it would then keep for all layers.
-            scores = torch.matmul(k[:, :, keys], q[:, :, queries].transpose(-1, -2)).float() * ctx.scale
-            scores = _masked(bias, scores.transpose(-1, -2), queries, keys).transpose(-1, -2)
-            weights = (scores - sums[..., queries]).exp()
-            into_weights = torch.matmul(v[:, :, keys], grad[:, :, queries].transpose(-1, -2)).float()
-            into_scores = (weights * (into_weights - shared[..., queries]) * ctx.scale).to(q.dtype)
-            into_q.append(torch.matmul(into_scores.transpose(-1, -2), k[:, :, keys]))
-            into_k[:, :, keys] += torch.matmul(into_scores, q[:, :, queries])
-            into_v[:, :, keys] += torch.matmul(weights.to(q.dtype), grad[:, :, queries])
-        return torch.cat(into_q, 2), into_k.to(k.dtype), into_v.to(v.dtype), None, None
+            own = None if bias is None else bias[:, :, queries, keys].mT
+            hidden, factor = _hidden(q, queries, keys).T, 1 if exact else ctx.scale
+            weights = _weights(_product(k[:, :, keys], q[:, :, queries].mT), own, hidden, factor, 2)
+            into_v[:, :, keys] += _product(weights, grad[:, :, queries])
+            into_scores = torch._softmax_backward_data(
+                _product(v[:, :, keys], grad[:, :, queries].mT), weights, 2, weights.dtype
+            )
+            del weights
+            if not exact:
+                into_scores = into_scores.mul_(ctx.scale)
+            into_q.append(_product(into_scores.mT, k[:, :, keys]))
+            into_k[:, :, keys] += _product(into_scores, q[:, :, queries])
+            del into_scores
+        into_q_sum = torch.cat(into_q, 2)
+        return into_q_sum.mul_(ctx.scale) if exact else into_q_sum, into_k.to(k.dtype), into_v.to(v.dtype), None, None
+
+
+def _hidden(q: Tensor, queries: slice, keys: slice) -> Tensor:
+    """[queries, queries]: 0 for keys that a query of a block sees among the last ones, -inf for those behind it."""
+    size = min(keys.stop, q.shape[2]) - queries.start
+    return torch.full((size, size), -math.inf, dtype=q.dtype, device=q.device).triu_(1)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """The matrix products of each row's heads."""
+    rows, heads = a.shape[:2]
+    return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).view(rows, heads, a.shape[2], b.shape[3])

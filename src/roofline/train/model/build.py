@@ -2,15 +2,18 @@
 
 from functools import partial
 
+import numpy as np
 import torch
 
 from roofline.common.errors import ConfigError
 from roofline.common.names import did_you_mean
+from roofline.ops import formats
 from roofline.train.config.schema import TrainConfig
-from roofline.train.model.init import fill, initialize
+from roofline.train.model.init import fill, initialize, start_adapter
 from roofline.train.model.modules import Model
 from roofline.train.model.shapes import files
 from roofline.train.model.tensor_parallel import part
+from roofline.train.model.widen import PLAIN
 from roofline.weights.checkpoint import Checkpoint, open_checkpoint
 
 _ATTENTION = [
@@ -21,8 +24,12 @@ _ATTENTION = [
 
 
 def start(model: Model, config: TrainConfig) -> None:
-    """Fill the parameters from a model's files, or as init_config says."""
+    """Fill the parameters from a model's files, or as init_config says, and an adapter so that it changes nothing."""
     section = config.model
+    if model.forms:
+        freeze(model, open_checkpoint(files(section)))
+        start_adapter(model, config.seed)
+        return
     if section.name == "hf_causal_lm" and section.pretrained:
         load(model, open_checkpoint(files(section)))
         return
@@ -57,6 +64,20 @@ def _check_backend(name: str) -> None:
         raise ConfigError(
             f"compile_config.backend={name}: torch has {', '.join(names)}{did_you_mean(name, names)}"
         ) from error
+
+
+def freeze(model: Model, checkpoint: Checkpoint) -> None:
+    """Fill the frozen parameters from a file: with its bytes where they are kept in its format."""
+    for param, form, tensor in model.frozen():
+        if form.format in PLAIN:
+            fill(tensor, torch.from_numpy(checkpoint.parameter(param)).to(PLAIN[form.format]))
+            continue
+        names = [param.name] if param.name in checkpoint.tensors else [param.expert(i) for i in range(param.experts)]
+        if all(checkpoint.tensors[name].format == form.format for name in names):
+            raw = np.concatenate([checkpoint.read(name) for name in names])
+        else:
+            raw = formats.get(form.format).quantize(checkpoint.parameter(param))
+        fill(tensor, torch.from_numpy(raw).view(form.stored))
 
 
 def load(model: Model, checkpoint: Checkpoint) -> None:

@@ -39,9 +39,11 @@ class ChunkedLoss(torch.autograd.Function):
         total = torch.zeros((), device=x.device)
         into_x = torch.empty_like(x) if needs_grad else None
         # In float32: parameters in 16 bits would lose what is small beside the sum.
-        into_weights = [torch.zeros_like(w, dtype=torch.float32) for w in weights] if needs_grad else []
+        trained = [needs_grad and needed for needed in ctx.needs_input_grad[5:]]
+        own_weights = [w for w, own in zip(weights, trained, strict=True) if own]
+        into_weights = [torch.zeros_like(w, dtype=torch.float32) for w in own_weights]
         # Once for all chunks: autocast keeps a copy in 16 bits of each tensor that it meets until the microbatch ends.
-        leaves = [w.detach().requires_grad_(needs_grad) for w in weights]
+        leaves = [w.detach().requires_grad_(own) for w, own in zip(weights, trained, strict=True)]
         for start in range(0, len(x), chunk):
             part = slice(start, start + chunk)
             inputs = [x[part].detach().requires_grad_(needs_grad), *leaves]
@@ -50,19 +52,22 @@ class ChunkedLoss(torch.autograd.Function):
             total += part_loss.detach()
             if into_x is not None:
                 into_x[part] = _add_gradients(part_loss, inputs, into_weights)
-        sums = [sum_.to(w.dtype) for sum_, w in zip(into_weights, weights, strict=False)]
+        sums = [sum_.to(w.dtype) for sum_, w in zip(into_weights, own_weights, strict=True)]
         ctx.save_for_backward(*([into_x, *sums] if into_x is not None else []))
         return total
 
     @staticmethod
     def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        into_x, *into_weights = [saved.mul_(grads[0]) for saved in ctx.saved_tensors]
+        into_x, *sums = [saved.mul_(grads[0]) for saved in ctx.saved_tensors]
+        of_weights = iter(sums)
+        into_weights = [next(of_weights) if needed else None for needed in ctx.needs_input_grad[5:]]
         return None, None, None, into_x, None, *into_weights
 
 
 def _add_gradients(loss: Tensor, inputs: Sequence[Tensor], sums: Sequence[Tensor]) -> Tensor:
     """The gradient of the first input; those of the others are added to `sums`, and freed before the next chunk."""
-    into_x, *grads = torch.autograd.grad(loss, inputs, allow_unused=True)
+    trained = [each for each in inputs if each.requires_grad]
+    into_x, *grads = torch.autograd.grad(loss, trained, allow_unused=True)
     for sum_, grad in zip(sums, grads, strict=True):
         if grad is not None:
             sum_ += grad

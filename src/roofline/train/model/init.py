@@ -5,11 +5,13 @@ import math
 
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from roofline.models.spec import Param
 from roofline.train.config.schema import InitSection
 from roofline.train.model.modules import Model
 from roofline.train.model.tensor_parallel import part
+from roofline.train.model.widen import widened
 
 
 def initialize(model: Model, seed: int, init: InitSection) -> None:
@@ -19,10 +21,27 @@ def initialize(model: Model, seed: int, init: InitSection) -> None:
         fill(tensor, part(param, model.ranks).cut(values))
 
 
+def start_adapter(model: Model, seed: int) -> None:
+    """Fill what is trained beside frozen matrices: B with zeros, A as PEFT does (uniform, within 1 / sqrt(inputs)), and
+    lengths of rows with those of the matrix."""
+    trained = {param.name: tensor for _, param, tensor in model.canonical()}
+    for param, form, frozen in model.frozen():
+        stem = param.name.removesuffix(".weight")
+        for each, shape in form.trained.items():
+            if each == "lora_A":
+                key, limit = f"{seed}/{stem}.{each}", 1 / math.sqrt(shape[1])
+                numbers = (_uniform(key, math.prod(shape)) * 2 - 1) * limit
+                fill(trained[f"{stem}.{each}"], torch.from_numpy(numbers.astype(np.float32)).view(shape))
+            elif each == "lora_B":
+                fill(trained[f"{stem}.{each}"], torch.zeros(shape))
+            else:
+                raw = frozen.full_tensor() if isinstance(frozen, DTensor) else frozen.detach()
+                values = widened(raw, form.format, form.shape[1], torch.float32)
+                fill(trained[f"{stem}.{each}"], values.square().sum(1).sqrt())
+
+
 def fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
     """Copy the values of a parameter into it, or into this rank's shard of it."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
     with torch.no_grad():
         if isinstance(tensor, DTensor):
             moved = values.to(tensor.device, tensor.dtype)
@@ -43,11 +62,16 @@ def _values(key: str, param: Param, layers: int, init: InitSection) -> np.ndarra
 
 
 def _normal(key: str, count: int, std: float) -> np.ndarray:
-    """Normal numbers by Box and Muller 1958 in float64, from Philox's raw bits, which numpy keeps stable."""
-    words = np.frombuffer(hashlib.sha256(key.encode()).digest()[:16], "<u8")
+    """Normal numbers by Box and Muller 1958 in float64."""
     pairs = (count + 1) // 2
-    bits = np.random.Philox(key=words).random_raw(2 * pairs) >> np.uint64(11)
-    unit = (bits.astype(np.float64) + 0.5) * 2.0**-53  # above 0, below 1
+    unit = _uniform(key, 2 * pairs)
     radius, angle = np.sqrt(-2 * np.log(unit[:pairs])), 2 * np.pi * unit[pairs:]
     out = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
     return (out * std).astype(np.float32)
+
+
+def _uniform(key: str, count: int) -> np.ndarray:
+    """Numbers above 0 and below 1 in float64, from Philox's raw bits, which numpy keeps stable."""
+    words = np.frombuffer(hashlib.sha256(key.encode()).digest()[:16], "<u8")
+    bits = np.random.Philox(key=words).random_raw(count) >> np.uint64(11)
+    return (bits.astype(np.float64) + 0.5) * 2.0**-53

@@ -5,10 +5,11 @@ checkpointing and compilation. All blocks hand their parameters to one shared fu
 compiles it once.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import cast
 
 import torch
@@ -23,11 +24,15 @@ from roofline.models.forward import run
 from roofline.models.registry import configure
 from roofline.models.spec import Param, Weights, expand, nest
 from roofline.ops.attention import rope_angles
+from roofline.ops.own_weight import OwnWeight
 from roofline.ops.rows import Rows, TurnedPositions, score_bias
+from roofline.train.model.adapted import Casts, weight_of
 from roofline.train.model.blocked_attention import attend
 from roofline.train.model.chunked_loss import ChunkedLoss, chunk_rows
 from roofline.train.model.cross_entropy import IGNORED, cross_entropy
-from roofline.train.model.tensor_parallel import Part, Ranks, family_form, local_config, part
+from roofline.train.model.form import Form, beside, trained_rows
+from roofline.train.model.tensor_parallel import Ranks, family_form, local_config, part
+from roofline.train.model.widen import PLAIN
 from roofline.weights.names import to_hf
 
 BUDGET = 0.95  # of what torch.compile would keep for the backward pass; casts and gates are recomputed instead
@@ -44,16 +49,14 @@ class Block(nn.Module):
     """One layer. forward: x [tokens, width] and the tensors that all blocks share -> x.
 
     Args:
-        parts: (name below the block, this rank's part) of each parameter.
+        tensors: (name below the block, how it is made) of each tensor of its parameters.
         compute: the function that all blocks hand their tensors to.
     """
 
-    def __init__(
-        self, parts: Sequence[tuple[str, Part]], compute: Callable[..., Tensor], device: Device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, tensors: Sequence[tuple[str, "_Made"]], compute: Callable[..., Tensor], device: Device) -> None:
         super().__init__()
         self.compute = compute
-        self.places = [_add_parameter(self, name, part_.local, device, dtype) for name, part_ in parts]
+        self.places = [_add_parameter(self, name, made, device) for name, made in tensors]
 
     def forward(self, x: Tensor, rows: tuple[int, int, int], *shared: Tensor | None) -> Tensor:
         # Parameters are looked up at every call: while a sharded block computes, they are other tensors.
@@ -67,47 +70,84 @@ class Model(nn.Module):
         config: the canonical configuration.
         device, dtype: of the parameters, which are not initialised: `model.init` fills them.
         ranks: the ranks that share each block's matrices with this one.
+        forms: how each parameter is frozen and adapted, by its canonical name; without them all are trained.
 
     Attributes:
-        blocks: the Blocks, in order. family, cfg: the family, and the shape of the model on all ranks together.
+        blocks: the Blocks, in order. kinds: of each the number of the first block that computes like it. family, cfg:
+            the family, and the shape of the model on all ranks together.
         chunk_logits: compute the loss from `chunk_rows` rows at a time instead of from all.
         compute, head_loss: the functions that every block, and the head with its loss, go through; may be wrapped.
+        restarts: positions are counted anew in each document. skips: no logits of tokens whose target is IGNORED are
+            computed, so the shapes of the head's tensors differ from batch to batch.
         watch: called before and behind every block in both passes, and before each chunk of logits; may raise.
     """
 
     def __init__(
-        self, config: JsonMapping, device: Device = "meta", dtype: torch.dtype = torch.float32, ranks: Ranks = Ranks()
+        self,
+        config: JsonMapping,
+        device: Device = "meta",
+        dtype: torch.dtype = torch.float32,
+        ranks: Ranks = Ranks(),
+        forms: Mapping[str, Form] = MappingProxyType({}),
     ) -> None:
         super().__init__()
         self.family, self.cfg = configure(config)
-        self.ranks = ranks
+        self.ranks, self.forms = ranks, forms
         table = self.family.spec(self.cfg)
         layered = tuple(p for p in table if p.name.startswith("layers.{layer}."))
         outer = [p for p in table if p.tied_to is None and not p.name.startswith("layers.")]
-        spec = _BlockSpec(self.family, local_config(self.cfg, self.ranks), self.ranks, layered)
+        spec = _BlockSpec(self.family, local_config(self.cfg, self.ranks), self.ranks, layered, forms)
         self.compute: Callable[..., Tensor] = partial(_block, spec)
-        self._outer_names = tuple(p.name for p in outer)
-        self.head_loss: Callable[..., Tensor] = partial(_head_loss, self.family, self.cfg, self._outer_names)
+        self._head = _HeadSpec(self.family, self.cfg, tuple(p.name for p in outer), forms)
+        self.head_loss: Callable[..., Tensor] = partial(_head_loss, self._head)
         self.chunk_logits = True
+        self.restarts = self.skips = False
         self.watch: Callable[[], None] | None = None
         self.blocks: list[Block] = []
         for layer in range(self.cfg.layers):
-            named = [(p.name.format(layer=layer), p) for p in layered if p.is_of(layer)]
-            rows = [(to_hf(self.cfg.family, name), part(p, self.ranks)) for name, p in named]
+            rows = [row for p in spec.of(layer) for row in self._tensors(p, dtype)]
             stem = rows[0][0].split(f".{layer}.")[0]
-            parts = [(name.removeprefix(f"{stem}.{layer}."), part_) for name, part_ in rows]
-            block = Block(parts, lambda *tensors: self.compute(*tensors), device, dtype)
+            tensors = [(name.removeprefix(f"{stem}.{layer}."), made) for name, made in rows]
+            block = Block(tensors, lambda *tensors: self.compute(*tensors), device)
             _node(self, stem).add_module(str(layer), block)
             self.blocks.append(block)
-        self._outer = [_add_parameter(self, to_hf(self.cfg.family, p.name), p.shape, device, dtype) for p in outer]
+        self._outer = [
+            _add_parameter(self, name, made, device) for p in outer for name, made in self._tensors(p, dtype)
+        ]
+        alike = [(self.cfg.alike(layer), spec.forms_of(layer)) for layer in range(self.cfg.layers)]
+        self.kinds = [alike.index(each) for each in alike]
+
+    def _tensors(self, param: Param, dtype: torch.dtype) -> list[tuple[str, "_Made"]]:
+        """(name in torch, how it is made) of each tensor of a parameter; those that it is frozen in first."""
+        form, name = self.forms.get(param.name), to_hf(self.cfg.family, param.name)
+        if form is None:
+            return [(name, _Made(part(param, self.ranks).local, dtype, True))]
+        rows = [(name, _Made(form.stored, PLAIN.get(form.format, torch.uint8), False))]
+        kind = dtype if dtype.is_floating_point else torch.float32
+        return rows + [(beside(name, each), _Made(shape, kind, True)) for each, shape in form.trained.items()]
 
     def canonical(self) -> Iterator[tuple[str, Param, nn.Parameter]]:
-        """(name in torch, the spec's row, this rank's tensor) of every parameter."""
+        """(name in torch, the spec's row, this rank's tensor) of every parameter that is trained; an adapter's have
+        rows of their own, named as the matrix is, such as layers.0.attn.q.lora_A."""
         parameters = dict(self.named_parameters())
-        for param in expand(self.family.spec(self.cfg), self.cfg.layers):
-            if param.tied_to is None:
-                name = to_hf(self.cfg.family, param.name)
+        for param in self.table():
+            name, form = to_hf(self.cfg.family, param.name), self.forms.get(param.name)
+            if form is None:
                 yield name, param, parameters[name]
+                continue
+            for name, row in trained_rows(self.cfg.family, param, form):
+                yield name, row, parameters[name]
+
+    def frozen(self) -> Iterator[tuple[Param, Form, nn.Parameter]]:
+        """(the spec's row, its form, this rank's tensor) of every parameter that is not trained."""
+        parameters = dict(self.named_parameters())
+        for param in self.table():
+            if param.name in self.forms:
+                yield param, self.forms[param.name], parameters[to_hf(self.cfg.family, param.name)]
+
+    def table(self) -> list[Param]:
+        """The rows of all parameters, tied ones once."""
+        return [param for param in expand(self.family.spec(self.cfg), self.cfg.layers) if param.tied_to is None]
 
     def forward(
         self,
@@ -123,10 +163,10 @@ class Model(nn.Module):
         behind which logits are computed, [n, vocab], counted through all rows; without targets.
         """
         rows, length = ids.shape
-        kinds = [self.cfg.alike(layer) for layer in range(self.cfg.layers)]
+        kinds = self.kinds
         shared = {kind: self.shared(rows, length, ids.device, documents, kind) for kind in set(kinds)}
         outer = [getattr(node, kind) for node, kind in self._outer]
-        w = _outer_weights(self.family, self.cfg, self._outer_names, outer)
+        w = self._head.weights(outer)
         w.layers = self.blocks  # type: ignore[attr-defined]
         batch = ForwardBatch(ids.reshape(-1), shared[0][0], slice(None) if places is None else places, None)
 
@@ -139,10 +179,14 @@ class Model(nn.Module):
             if targets is None:
                 logits = head(cfg, w, x, batch)
                 return logits.view(rows, length, -1) if places is None else logits
+            goals = targets.reshape(-1)
+            if self.skips:
+                counted = (goals != IGNORED).nonzero()[:, 0]
+                x, goals = x[counted], goals[counted]
             if not self.chunk_logits:
-                return self.head_loss(targets.reshape(-1), x, *outer)
+                return self.head_loss(goals, x, *outer)
             trains = torch.is_grad_enabled()
-            return ChunkedLoss.apply(self._chunk_loss, chunk_rows(cfg.vocab), trains, x, targets.reshape(-1), *outer)
+            return ChunkedLoss.apply(self._chunk_loss, chunk_rows(cfg.vocab), trains, x, goals, *outer)
 
         return run(self.family, self.cfg, w, batch, call_block, call_head)  # type: ignore[return-value]  # of tensors
 
@@ -162,7 +206,7 @@ class Model(nn.Module):
 
     def logits(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
         """The logits [n, vocab] of rows x [n, width], from the weights that `head_loss` is called with."""
-        return _logits(self.family, self.cfg, self._outer_names, x, weights)
+        return self._head.logits(x, weights)
 
     def shared(
         self, rows: int, length: int, device: torch.device, documents: Tensor | None, layer: int = 0
@@ -170,6 +214,8 @@ class Model(nn.Module):
         """What all blocks like that of a layer read: positions [tokens], cos and sin of rope [tokens, turned / 2], a
         bias of scores."""
         positions = torch.arange(length, device=device).repeat(rows)
+        if self.restarts and documents is not None:
+            positions = _within_documents(documents).reshape(-1)
         table = self.cfg.rope_of(layer)
         cos, sin = rope_angles(positions, table) if table is not None else (None, None)
         alibi_heads = self.cfg.heads if self.cfg.positions == "alibi" else 0
@@ -197,6 +243,55 @@ class _BlockSpec:
     cfg: ModelConfig
     ranks: Ranks
     table: tuple[Param, ...]
+    forms: Mapping[str, Form] = field(default_factory=dict)
+
+    def of(self, layer: int) -> list[Param]:
+        """The rows of a layer, with its number."""
+        return [replace(p, name=p.name.format(layer=layer)) for p in self.table if p.is_of(layer)]
+
+    def forms_of(self, layer: int) -> list[Form | None]:
+        """The forms of a layer's parameters."""
+        return [self.forms.get(param.name) for param in self.of(layer)]
+
+
+@dataclass(frozen=True)
+class _HeadSpec:
+    """What is outside of layers. names: of the parameters, tied ones once."""
+
+    family: Family
+    cfg: ModelConfig
+    names: tuple[str, ...]
+    forms: Mapping[str, Form]
+
+    def weights(self, tensors: Sequence[Tensor]) -> Weights:
+        """The Weights; a tied head is the embedding."""
+        forms = [self.forms.get(name) for name in self.names]
+        by_name = dict(zip(self.names, _taken(forms, tensors), strict=True))
+        tied = [p for p in self.family.spec(self.cfg) if p.tied_to is not None]
+        weights: Weights = nest(
+            [*by_name, *(p.name for p in tied)], [*by_name.values(), *(by_name[str(p.tied_to)] for p in tied)]
+        )
+        return weights
+
+    def logits(self, x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+        """[n, vocab] of rows x [n, width]."""
+        batch = ForwardBatch(None, None, slice(None), None)
+        return cast(Tensor, self.family.head(self.cfg, self.weights(tensors), x, batch))
+
+
+def _taken(forms: Sequence[Form | None], tensors: Sequence[Tensor]) -> list[Tensor | OwnWeight]:
+    """The weights of parameters whose tensors lie one behind the other."""
+    weights: list[Tensor | OwnWeight] = []
+    before: list[Tensor] = []
+    at, casts = iter(tensors), Casts()
+    for form in forms:
+        own = [next(at) for _ in range(1 + (len(form.trained) if form else 0))]
+        if form is not None and form.shared:
+            own[1:1] = before
+        elif form is not None and form.rank:
+            before = own[1:2]
+        weights.append(weight_of(form, own, casts) if form is not None else own[0])
+    return weights
 
 
 def _block(
@@ -218,37 +313,29 @@ def _block(
     batch = ForwardBatch(
         None, at, slice(None), Rows(count, length, spec.cfg.kv_heads, bias, attend=None if fused else attend)
     )
-    table = [param for param in spec.table if param.is_of(layer)]
-    w = nest(
-        [param.name.removeprefix("layers.{layer}.") for param in table],
-        [family_form(param, tensor, spec.ranks) for param, tensor in zip(table, parameters, strict=True)],
-    )
+    table = spec.of(layer)
+    taken = _taken(spec.forms_of(layer), parameters)
+    weights = [
+        w if isinstance(w, OwnWeight) else family_form(p, w, spec.ranks) for p, w in zip(table, taken, strict=True)
+    ]
+    w = nest([param.name.removeprefix(f"layers.{layer}.") for param in table], weights)
     # The cache keeps nothing, so layers that are alike may be one; another number would compile each layer by itself.
     return spec.family.block(spec.cfg, w, x, layer, batch)  # type: ignore[return-value]  # of tensors
 
 
-def _head_loss(
-    family: Family, cfg: ModelConfig, names: Sequence[str], targets: Tensor, x: Tensor, *weights: Tensor
-) -> Tensor:
-    logits = _logits(family, cfg, names, x, weights)
+def _within_documents(documents: Tensor) -> Tensor:
+    """The place of each token in its document, int64 [rows, length], of documents [rows, length]."""
+    at = torch.arange(documents.shape[1], device=documents.device).expand(documents.shape)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return at - torch.where(begins, at, 0).cummax(1).values
+
+
+def _head_loss(head: _HeadSpec, targets: Tensor, x: Tensor, *weights: Tensor) -> Tensor:
+    logits = head.logits(x, weights)
     if torch.compiler.is_compiling():  # the compiler fuses torch's own, and needs one tensor of logits, too
         return nn.functional.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")
     return cross_entropy(logits, targets)
-
-
-def _logits(family: Family, cfg: ModelConfig, names: Sequence[str], x: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    w = _outer_weights(family, cfg, names, weights)
-    return cast(Tensor, family.head(cfg, w, x, ForwardBatch(None, None, slice(None), None)))
-
-
-def _outer_weights(family: Family, cfg: ModelConfig, names: Sequence[str], values: Sequence[Tensor]) -> Weights:
-    """The Weights outside of layers; a tied head is the embedding."""
-    tied = [p for p in family.spec(cfg) if p.tied_to is not None]
-    tensors = dict(zip(names, values, strict=True))
-    weights: Weights = nest(
-        [*tensors, *(p.name for p in tied)], [*tensors.values(), *(tensors[str(p.tied_to)] for p in tied)]
-    )
-    return weights
 
 
 def _within_budget(compiled: Callable[..., Tensor], *tensors: object) -> Tensor:
@@ -272,11 +359,19 @@ def _node(root: nn.Module, path: str) -> nn.Module:
     return root
 
 
-def _add_parameter(
-    root: nn.Module, name: str, shape: tuple[int, ...], device: Device, dtype: torch.dtype
-) -> tuple[nn.Module, str]:
+@dataclass(frozen=True)
+class _Made:
+    """How a tensor of the model is made."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    trained: bool
+
+
+def _add_parameter(root: nn.Module, name: str, made: _Made, device: Device) -> tuple[nn.Module, str]:
     """The module below `root` that now has the parameter, and its name there."""
     stem, _, kind = name.rpartition(".")
     node = _node(root, stem)
-    node.register_parameter(kind, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+    tensor = torch.empty(made.shape, device=device, dtype=made.dtype)
+    node.register_parameter(kind, nn.Parameter(tensor, requires_grad=made.trained))
     return node, kind

@@ -18,7 +18,7 @@ from torch.nn import functional
 from roofline.common.errors import ConfigError
 from roofline.models.config import ModelConfig
 from roofline.models.spec import Param
-from roofline.ops.matmul import SplitWeight
+from roofline.ops.own_weight import OwnWeight
 from roofline.train.model.autograd import Context
 
 
@@ -90,7 +90,7 @@ def local_config(cfg: ModelConfig, ranks: Ranks) -> ModelConfig:
     return replace(cfg, heads=cfg.heads // ranks.size, kv_heads=cfg.kv_heads // ranks.size, ffn=cfg.ffn // ranks.size)
 
 
-def family_form(param: Param, tensor: Tensor, ranks: Ranks) -> Tensor | SplitWeight:
+def family_form(param: Param, tensor: Tensor, ranks: Ranks) -> Tensor | OwnWeight:
     """A block's parameter in the form in which its family uses it."""
     if ranks.size == 1 or param.split in ("replicate", "expert_column", "expert_row"):
         return tensor
@@ -127,14 +127,22 @@ class _Leave(torch.autograd.Function):
         return grads[0], None
 
 
-class Column(SplitWeight):
+@dataclass(frozen=True, eq=False)
+class _SplitWeight(OwnWeight):
+    """A weight of which this rank has a part."""
+
+    tensor: Tensor
+    ranks: Ranks
+
+
+class Column(_SplitWeight):
     """Some rows of a weight: computes this rank's outputs from x [tokens, in]."""
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return functional.linear(_Enter.apply(x, self.ranks.group), self.tensor, bias)
 
 
-class Row(SplitWeight):
+class Row(_SplitWeight):
     """Some columns of a weight: computes all outputs from this rank's inputs; the bias is added once."""
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -44,7 +44,12 @@ def check(cards: Sequence[JsonMapping], names: Sequence[str]) -> None:
 
 
 def row(card: JsonMapping, convention: str) -> dict[str, str]:
-    """A card as a row of LLM Foundry's tables, with more columns. convention: for FLOPs, MFU and HFU."""
+    """A card as a row of LLM Foundry's tables, with more columns. convention: for FLOPs, MFU and HFU.
+
+    Raises ConfigError if the card does not count so.
+    """
+    if convention not in card["flops"]:
+        raise ConfigError(f"{card['run']}: FLOPs are counted as {', '.join(card['flops'])}, not as {convention}")
     return {name: show(card, card["flops"][convention]) for name, show in _COLUMNS.items()}
 
 

@@ -41,6 +41,12 @@ class Console:
             + (f"; {human_bytes(about['memory']['predicted'])} of memory predicted" if about["memory"] else ""),
             file=sys.stderr,
         )
+        if about.get("leak_proof"):
+            print(
+                "packed rows: other tokens in one document change nothing in those beside it, neither logits nor "
+                f"gradients (tried in {about['leak_proof']['seconds']:.2g} s)",
+                file=sys.stderr,
+            )
         if self.config.progress_bar and sys.stderr.isatty():
             from rich.console import Console as Terminal
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -64,7 +70,8 @@ class Console:
             text = f"held-out loss{of} {line['eval_loss']:.4f}, perplexity {line['perplexity']:.2f}"
         else:
             share = self.about["share"]
-            reached = line["tokens_per_s"] * share["per_token_s"]
+            padding = line.get("computed", 1) / line.get("real", 1)  # is computed, too
+            reached = line["tokens_per_s"] * padding * share["per_token_s"]
             # The roof was measured before the first step, perhaps beside other programs: the card measures it again.
             against = f"{reached:.1%} {share['name']}" if reached <= TOLERANCE else f"{share['name']}: not known"
             text = f"loss {line['loss']:.4f}, lr {line['lr']:.3g}, {line['tokens_per_s']:,.0f} tokens/s ({against})"
@@ -113,7 +120,7 @@ class Console:
     def _remaining(self, line: JsonObject) -> str:
         """The time to the end of the run, at the speed of the last steps."""
         steps = self.about["steps"] - line["step"]
-        seconds = steps * self.about["batch_tokens"] / line["tokens_per_s"]
+        seconds = steps * line.get("real", self.about["batch_tokens"]) / line["tokens_per_s"]
         return f", {datetime.timedelta(seconds=round(seconds))} left" if steps else ""
 
 

@@ -7,12 +7,17 @@ defines no HFU, so foundry's rule is used.
 matmul: ours, the multiplications that are executed. Model: linear layers, and attention over the keys that a token sees
 (causal, windows). Hardware: also recomputed blocks, the scores that attention's backward pass recomputes, and masked
 keys, if the kernel gets a mask and computes all of them.
+lora: of runs that train an adapter, in place of foundry's and torchtitan's, which count a gradient of every parameter.
+matmul leaves the gradients of frozen matrices out and counts the adapter's products.
 
 No convention counts norms, activations or the optimizer. A row counts as one document.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeVar
 
 from roofline.common.json_types import JsonMapping
 from roofline.models.registry import configure
@@ -20,11 +25,18 @@ from roofline.models.spec import Param, expand
 from roofline.program.ir import Program
 from roofline.program.passes.price import mixture
 from roofline.program.trace import trace_shape
+from roofline.train.model.form import Form
+
+Figures = TypeVar("Figures")
 
 CONVENTIONS = {
     "foundry": "6 N + 12 L d T, N all parameters; HFU 4/3 of it with full checkpointing",
     "torchtitan": "6 (N - only looked up) + 12 L heads head_dim T; HFU 4/3 of it with full checkpointing",
     "matmul": "6 x linear layers + 12 L heads head_dim x mean keys seen; HFU: also what is computed again or hidden",
+}
+ADAPTED = {  # of runs that train an adapter
+    "lora": "4 N_frozen + 6 N_trained + 12 L heads head_dim T, N without what is only looked up; HFU as torchtitan's",
+    "matmul": "as of all parameters, but 4 x frozen layers, and 6 x those of the adapter",
 }
 
 
@@ -37,14 +49,18 @@ class Flops:
 
 
 def per_token(
-    config: JsonMapping, length: int, checkpointing: str | None = None, documents: bool = False
+    config: JsonMapping,
+    length: int,
+    checkpointing: str | None = None,
+    documents: bool = False,
+    forms: Mapping[str, Form] = MappingProxyType({}),
 ) -> dict[str, Flops]:
     """The FLOPs of one token by each convention.
 
     Args:
         config: the canonical configuration of a model. length: tokens of a row.
         checkpointing: "full": blocks are recomputed; "selective": all but their products and attention are; None.
-        documents: documents are kept apart, so attention gets a mask.
+        documents: documents are kept apart, so attention gets a mask. forms: of frozen parameters, by name.
     """
     family, cfg = configure(config)
     params = [p for p in expand(family.spec(cfg), cfg.layers) if p.tied_to is None]
@@ -54,6 +70,8 @@ def per_token(
     foundry = 6.0 * every + 12.0 * cfg.layers * cfg.width * length
     titan = 6.0 * (every - _only_looked_up(program)) + 12.0 * cfg.layers * cfg.q_width * length
     products = _products(program, length, documents)
+    if forms:
+        return _adapted(params, program, forms, titan, products, checkpointing)
     block_passes = 4 if checkpointing == "full" else 3
     # Kernels recompute the scores, half of attention's products, in the backward pass.
     hardware = (
@@ -64,6 +82,38 @@ def per_token(
         "torchtitan": Flops(titan, titan * again),
         "matmul": Flops(3 * (products["blocks"] + products["head"] + products["seen"]), hardware),
     }
+
+
+def _adapted(
+    params: Sequence[Param],
+    program: Program,
+    forms: Mapping[str, Form],
+    titan: float,
+    products: Mapping[str, float],
+    checkpointing: str | None,
+) -> dict[str, Flops]:
+    """The FLOPs of one token where an adapter is trained. titan: torchtitan's, as if all parameters were."""
+    met = sum(math.prod(p.shape) - _idle(program, p) for p in params) - _only_looked_up(program)
+    trained = 0.0
+    for param in params:
+        form = forms[param.name]
+        active = 1 - _idle(program, param) / math.prod(param.shape)
+        trained += active * sum(math.prod(shape) for shape in form.trained.values())
+    lora = titan - 2.0 * met + 6.0 * trained
+    adapter = 2.0 * trained  # of a forward pass
+    passes = 3 if checkpointing == "full" else 2
+    model = 2 * (products["blocks"] + products["head"]) + 3 * (products["seen"] + adapter)
+    hardware = passes * products["blocks"] + 2 * products["head"] + (passes + 1) * (products["computed"] + adapter)
+    again = (4 / 3) if checkpointing == "full" else 1.0
+    return {
+        "lora": Flops(lora, lora * again),
+        "matmul": Flops(model, hardware + products["computed"] / 2),
+    }
+
+
+def usual(flops: Mapping[str, Figures]) -> str:
+    """The convention that is shown first: LLM Foundry's, or of an adapter LoRA's."""
+    return "lora" if "lora" in flops else "foundry"
 
 
 def _idle(program: Program, param: Param) -> int:

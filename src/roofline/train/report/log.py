@@ -20,9 +20,10 @@ class RunLog:
 
     The line of a step has: step (steps done), tokens (so far), loss (mean over the global batch's tokens, in nats), lr,
     grad_norm (before clipping), seconds, wait (for data, part of seconds), microbatch (rows), tokens_per_s (over
-    speed_monitor's window). That of an evaluation: step, label (if its loader has one), eval_loss, perplexity,
-    eval_tokens, seconds. That of samples: step, samples (each a prompt and the text after it), seconds. A number that
-    is not finite is null in the file. The last line has the predicted and the measured memory.
+    speed_monitor's window), and for fine-tuning the tokens of the step: real, computed (with padding), trained. That of
+    an evaluation: step, label (if its loader has one), eval_loss, perplexity, eval_tokens, seconds. That of samples:
+    step, samples (each a prompt and the text after it), seconds. A number that is not finite is null in the file. The
+    last line has the predicted and the measured memory.
     """
 
     def __init__(

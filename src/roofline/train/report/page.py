@@ -13,7 +13,7 @@ from roofline.common.json_types import JsonMapping
 from roofline.common.units import human_bytes, human_seconds
 from roofline.train.config.flatten import flatten
 from roofline.train.report import cards
-from roofline.train.report.flops import CONVENTIONS
+from roofline.train.report.flops import usual
 from roofline.train.run_folder import CARD, CONFIG, LOG, PAGE, read_lines
 
 POINTS = 1500  # of a curve; with more steps each point is the mean of several
@@ -78,12 +78,13 @@ def _resume_steps(lines: Iterable[JsonMapping]) -> list[int]:
 def _tiles(lines: Sequence[JsonMapping], card: JsonMapping) -> list[tuple[str, str]]:
     steps = [line for line in lines if line.get("loss") is not None]
     evaluations = {line.get("label"): line["eval_loss"] for line in lines if line.get("eval_loss") is not None}
-    foundry, memory = card["flops"]["foundry"], card["memory"]["measured"]
+    convention, memory = usual(card["flops"]), card["memory"]["measured"]
+    mfu = card["flops"][convention]["mfu"]
     tiles = [("steps", f"{steps[-1]['step']:,}"), ("loss", f"{steps[-1]['loss']:.4f}")] if steps else []
     tiles += [(f"held-out loss{f', {label}' if label else ''}", f"{loss:.4f}") for label, loss in evaluations.items()]
     tiles.append(("tokens/s", f"{card['speed']['tokens_per_s']:,.0f}"))
-    if foundry["mfu"] is not None:
-        tiles.append(("MFU (foundry)", f"{foundry['mfu']:.1%}"))
+    if mfu is not None:
+        tiles.append((f"MFU ({convention})", f"{mfu:.1%}"))
     elif card["roof"] is not None and card["roof"]["share"] is not None:
         tiles.append(("of the matmul roof", f"{card['roof']['share']:.1%}"))
     return [*tiles, *([("peak memory", human_bytes(memory))] if memory is not None else [])]
@@ -135,7 +136,7 @@ def _utilization(card: JsonMapping) -> str:
     for name, flops in card["flops"].items():
         shares = ("-" if flops[key] is None else f"{flops[key]:.1%}" for key in ("mfu", "hfu"))
         rows.append((name, f"{flops['model_flops_per_token']:.4g}", f"{flops['tflops_per_device']:.4g}", *shares))
-    notes = "".join(f"<p>{html.escape(name)}: {html.escape(text)}</p>" for name, text in CONVENTIONS.items())
+    notes = "".join(f"<p>{html.escape(name)}: {html.escape(text)}</p>" for name, text in card["conventions"].items())
     return f'{_table(rows, ("", "FLOP/token", "TFLOP/s/device", "MFU", "HFU"))}<div class="notes">{notes}</div>'
 
 

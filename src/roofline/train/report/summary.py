@@ -6,9 +6,10 @@ import shlex
 import statistics
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from roofline.common.files import write_atomically
@@ -16,11 +17,13 @@ from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.hardware.roofs import TOLERANCE, confirmed
 from roofline.models import presets
 from roofline.train.config.schema import FsdpSection, TrainConfig
+from roofline.train.data.row_arrays import Counted
 from roofline.train.memory.estimate import Memory
+from roofline.train.model.form import Form
 from roofline.train.parallel.processes import COMPUTE, World
 from roofline.train.report import machine, page
 from roofline.train.report.cards import VERSION
-from roofline.train.report.flops import CONVENTIONS, per_token
+from roofline.train.report.flops import ADAPTED, CONVENTIONS, per_token, usual
 from roofline.train.run_folder import CARD, CONFIG
 
 if TYPE_CHECKING:
@@ -33,20 +36,23 @@ class Report:
     """The figures of a run, on every rank. It must be made before the model, whose memory is measured from then on.
 
     Args:
-        shape: the canonical configuration of the model.
+        shape: the canonical configuration of the model. forms: of its frozen parameters, by name.
     """
 
-    def __init__(self, config: TrainConfig, shape: JsonMapping, world: World) -> None:
+    def __init__(
+        self, config: TrainConfig, shape: JsonMapping, world: World, forms: Mapping[str, Form] = MappingProxyType({})
+    ) -> None:
         self.config, self.shape, self.world = config, shape, world
         section, apart = config.fsdp_config, config.model.attn_config.attn_uses_sequence_id
         checkpointing = section.activation_checkpointing if section is not None else False
         self.checkpointing = "full" if checkpointing is True else checkpointing or None
-        self.flops = per_token(shape, config.max_seq_len, self.checkpointing, apart)
+        self.flops = per_token(shape, config.max_seq_len, self.checkpointing, apart, forms)
         configured = config.callbacks.speed_monitor.gpu_flops_available
         self.peak, self.no_peak = machine.peak_of(world.device, config.precision, configured)
         self.roof: JsonObject | None = None
-        self.memory = Memory(config, shape, world)
+        self.memory = Memory(config, shape, world, forms)
         self._seconds, self._waits, self._since = array("d"), array("d"), math.nan
+        self._real, self._computed, self._trained = array("q"), array("q"), array("q")  # tokens of each step
         self._next_page = 0.0
 
     def begin(self, run: "Run") -> JsonObject:
@@ -62,8 +68,11 @@ class Report:
             "share": self._share(),
         }
 
-    def step(self, seconds: float, waited: float) -> None:
-        """Record the seconds of a step, and how many of them were spent waiting for data."""
+    def step(self, seconds: float, waited: float, counted: Counted) -> None:
+        """Record the seconds of a step, how many of them were spent waiting for data, and its tokens."""
+        self._real.append(counted.real)
+        self._computed.append(counted.computed)
+        self._trained.append(counted.trained)
         self._seconds.append(seconds)
         self._waits.append(waited)
         if len(self._seconds) <= self.config.callbacks.speed_monitor.warmup:
@@ -91,7 +100,7 @@ class Report:
         if self.roof is None or not self._seconds:
             return
         flops, kind, dtype = self.flops["matmul"].hardware, self.world.device, COMPUTE[self.config.precision]
-        rate = self._speed(run)["tokens_per_s_per_device"]
+        rate = self._speed(run)["computed_per_s_per_device"]
 
         def share(roof: JsonObject) -> float:
             return self.world.share(rate * flops / float(roof["flops"]))
@@ -122,7 +131,7 @@ class Report:
         """The factor from tokens/s to the share of peak or roof that is shown with them, and the share's name."""
         devices = self.world.size
         if self.peak is not None:
-            return {"name": "MFU", "per_token_s": self.flops["foundry"].model / (devices * self.peak.flops)}
+            return {"name": "MFU", "per_token_s": self.flops[usual(self.flops)].model / (devices * self.peak.flops)}
         assert self.roof is not None
         per_token_s = self.flops["matmul"].hardware / (devices * self.roof["flops"])
         return {"name": "of the matmul roof", "per_token_s": per_token_s}
@@ -131,7 +140,7 @@ class Report:
         config, world, predicted = self.config, self.world, self.memory.predicted
         section, shape = config.fsdp_config or FsdpSection(), dict(self.shape)
         speed = self._speed(run)
-        rate = speed["tokens_per_s_per_device"]
+        rate = speed["computed_per_s_per_device"]
         rows = -(-config.global_train_batch_size // world.data_size)
         shares = self._shares(rate)
         again = ["roofline", "train", str(run.folder / CONFIG), "--set", f"run_folder={run.folder}-again"]
@@ -139,7 +148,7 @@ class Report:
         keys = ("family", "layers", "width", "heads", "kv_heads", "head_dim", "ffn", "vocab")
         return {
             "version": VERSION,
-            "conventions": CONVENTIONS,
+            "conventions": ADAPTED if run.forms else CONVENTIONS,
             "run": config.run_name,
             "written": datetime.now(UTC).isoformat(timespec="seconds"),
             "done": done,
@@ -185,12 +194,15 @@ class Report:
         left_out = min(self.config.callbacks.speed_monitor.warmup, len(self._seconds) - 1)
         counted, waits = self._seconds[left_out:], self._waits[left_out:]
         spent, first = sum(counted), run.progress.step - len(self._seconds)
-        tokens = self.config.global_train_batch_size * self.config.max_seq_len * len(counted) / spent
+        tokens, computed = sum(self._real[left_out:]) / spent, sum(self._computed[left_out:]) / spent
         since = time.perf_counter() - self._since if left_out else math.nan
         return {
             "tokens_per_s": tokens,
             "tokens_per_s_per_device": tokens / self.world.size,
-            "rows_per_s": tokens / self.config.max_seq_len,
+            "computed_per_s_per_device": computed / self.world.size,  # with padding
+            "padding_share": 1 - tokens / computed,
+            "trained_share": sum(self._trained[left_out:]) / spent / tokens,
+            "rows_per_s": self.config.global_train_batch_size * len(counted) / spent,
             "step_seconds": {"p50": statistics.median(counted), "p95": _quantile(counted, 0.95)},
             "wait_share": sum(waits) / spent,
             "elsewhere_share": max(0.0, 1 - spent / since) if since > 0 else None,

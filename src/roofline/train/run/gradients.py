@@ -9,6 +9,7 @@ import torch
 
 from roofline.common.processes import return_freed_memory
 from roofline.train.data.loader import Rows
+from roofline.train.data.row_arrays import Counted, RowArrays
 from roofline.train.data.row_digest import row_digest
 from roofline.train.memory.exhausted import OneDnn, is_out_of_memory, out_of_memory
 from roofline.train.model.modules import IGNORED, Model
@@ -48,7 +49,8 @@ class Gradients:
 
     Attributes:
         size: rows of a microbatch now, None before the first step. halved: how often it was halved.
-        scaler: for fp16, else None. row_digest: of the rows of the last global batch.
+        scaler: for fp16, else None. row_digest, counted: of the rows of the last global batch. keeps_padding: compute
+            the padding at the end of rows as well, so that all microbatches have one shape.
         predicted: bytes that the run is predicted to take, for an error's text.
     """
 
@@ -56,10 +58,12 @@ class Gradients:
         self, model: Model, world: World, precision: str, size: int | None, sync_last: bool = False, tree: bool = False
     ) -> None:
         self.model, self.world, self.size, self.sync_last = model, world, size, sync_last
-        self.auto, self.tree, self.halved, self._fitted = size is None, tree, 0, 0
+        self.auto, self.tree, self.halved, self._fitted, self._computed = size is None, tree, 0, 0, 0
         self.compute = COMPUTE[precision]
         self.scaler = Scaler() if precision == "amp_fp16" else None
         self.row_digest = b""
+        self.counted = Counted()
+        self.keeps_padding = False
         self.predicted: int | None = None
         model.watch = OneDnn().check if world.device.type == "cpu" else None
 
@@ -73,17 +77,21 @@ class Gradients:
         if self.size is None or (self.auto and self.size > most):
             self.size = most
         counts = [int((targets(*part) != IGNORED).sum()) for part in rows.parts]
-        total, *row_sums = self.world.sum([sum(counts), *rows.sums.tolist()])
+        real = sum(part.real() for part in rows.parts)
+        total, all_real, *row_sums = self.world.sum([sum(counts), real, *rows.sums.tolist()])
         tokens, self.row_digest = int(total), row_digest(row_sums)
         while True:
             self.world.watching = self.auto and self.world.grouped and self._fitted < SETTLED
+            self._computed = 0
             try:
                 losses = self._parts(rows, -(-most // self.size), tokens)
             except OutOfMemory as error:
                 message = str(error)
             else:
                 self._fitted += 1
-                return math.fsum(loss for each in self.world.gather(losses) for loss in each), tokens
+                every = self.world.gather([*losses, self._computed])
+                self.counted = Counted(int(all_real), int(sum(computed for *_, computed in every)), tokens)
+                return math.fsum(loss for *each, _ in every for loss in each), tokens
             # Outside of `except` the error is gone, and with its frames the tensors of the failed microbatch.
             self._halve(message)
 
@@ -92,54 +100,62 @@ class Gradients:
         kind = self.world.device.type
         return torch.autocast(kind, self.compute) if self.compute is not None else nullcontext()
 
-    def loss(self, tokens: np.ndarray, documents: np.ndarray | None) -> torch.Tensor:
-        """The sum of the losses of rows, int64 [rows, length]; without rows a zero, for which other ranks wait."""
+    def loss(
+        self, tokens: np.ndarray, documents: np.ndarray | None = None, trained: np.ndarray | None = None
+    ) -> torch.Tensor:
+        """The sum of the losses of rows (`RowArrays`); without rows a zero, for which other ranks wait."""
         device = self.world.device
         if not len(tokens):
             tokens = np.zeros((1, tokens.shape[1]), np.int64)
             documents = None if documents is None else np.zeros_like(tokens)
             goals = np.full_like(tokens, IGNORED)
         else:
-            goals = targets(tokens, documents)
+            goals = targets(tokens, documents, trained)
+            if not self.keeps_padding:
+                tokens, documents, _ = RowArrays(tokens, documents, trained).without_padding()
+                goals = goals[:, : tokens.shape[1]]
+        self._computed += goals.size
+        self.model.skips = trained is not None and not self.keeps_padding
         tensors = [
-            None if a is None else torch.from_numpy(a).to(device, non_blocking=True) for a in (tokens, goals, documents)
+            None if a is None else torch.from_numpy(np.ascontiguousarray(a)).to(device, non_blocking=True)
+            for a in (tokens, goals, documents)
         ]
         with self.autocast():
             return self.model(*tensors)
 
-    def held_out(self, tokens: np.ndarray, documents: np.ndarray | None) -> tuple[float, int]:
+    def held_out(self, rows: RowArrays) -> tuple[float, int]:
         """The sum of the losses of held-out rows, and how many tokens count."""
-        loss = float(self.loss(tokens, documents))
-        return loss, int((targets(tokens, documents) != IGNORED).sum()) if len(tokens) else 0
+        loss = float(self.loss(*rows))
+        return loss, int((targets(*rows) != IGNORED).sum()) if len(rows.tokens) else 0
 
     def _parts(self, rows: Rows, count: int, total: int) -> list[float]:
         """The sum of losses of each of this rank's parts; leaves their gradients."""
         if not self.tree:
-            return [self._add_part(*part, count, total) for part in rows.parts]
+            return [self._add_part(part, count, total) for part in rows.parts]
         sums, losses = TreeSum(), []
         for part in rows.parts:
-            losses.append(self._add_part(*part, count, total))
+            losses.append(self._add_part(part, count, total))
             sums.push([parameter.grad for parameter in self.model.parameters()])
             self.model.zero_grad(set_to_none=True)
         for parameter, grad in zip(self.model.parameters(), sums.total(), strict=True):
             parameter.grad = grad
         return losses
 
-    def _add_part(self, tokens: np.ndarray, documents: np.ndarray | None, count: int, total: int) -> float:
+    def _add_part(self, part: RowArrays, count: int, total: int) -> float:
         """Add the gradients of a part in `count` microbatches, with losses divided by `total` tokens."""
         assert self.size is not None
         size = self.size
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.world.device)
         scale = (self.scaler.scale if self.scaler else 1.0) / max(1, total)
         for index in range(count):
-            rows = slice(index * size, (index + 1) * size)
-            if not self.world.grouped and not len(tokens[rows]):
+            rows = part.rows(slice(index * size, (index + 1) * size))
+            if not self.world.grouped and not len(rows.tokens):
                 break  # nobody waits for a process that is alone
             if self.world.grouped:
                 fsdp(self.model).set_requires_gradient_sync(index == count - 1 or not self.sync_last)
             failed: str | None = None  # the error itself would keep this frame and its tensors alive
             try:
-                loss = self.loss(tokens[rows], None if documents is None else documents[rows])
+                loss = self.loss(*rows)
                 (loss * scale).backward()  # type: ignore[no-untyped-call]
                 loss_sum += loss.detach()
                 if self.model.watch is not None:
@@ -169,10 +185,13 @@ class Gradients:
             torch.accelerator.empty_cache()
 
 
-def targets(tokens: np.ndarray, documents: np.ndarray | None) -> np.ndarray:
-    """The next token of each position, int64 [rows, length]; IGNORED at the end of a row and of each document."""
+def targets(tokens: np.ndarray, documents: np.ndarray | None = None, trained: np.ndarray | None = None) -> np.ndarray:
+    """The next token of each position, int64 [rows, length]; IGNORED at the end of a row and of each document, and
+    where the next token is none that is trained on."""
     goals = np.roll(tokens, -1, 1)
     goals[:, -1] = IGNORED
     if documents is not None:
         goals[:, :-1][documents[:, :-1] != documents[:, 1:]] = IGNORED
+    if trained is not None:
+        goals[:, :-1][~trained[:, 1:]] = IGNORED
     return goals

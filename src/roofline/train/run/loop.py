@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -23,18 +23,19 @@ from roofline.train.config.schema import TrainConfig
 from roofline.train.data.loader import Loader, Share, Source, in_turn, open_source
 from roofline.train.data.receipts import START, ReceiptLog
 from roofline.train.data.synthetic import Synthetic
+from roofline.train.finetune import loaders
 from roofline.train.memory.exhausted import limit_memory, room
 from roofline.train.memory.meter import grow_segments, keep_freed_memory
-from roofline.train.model import build
+from roofline.train.model import adaptation, build
 from roofline.train.model.modules import Model
 from roofline.train.model.optim import optimizer
-from roofline.train.model.shapes import model_config
+from roofline.train.model.shapes import files, model_config
 from roofline.train.parallel.elastic import check, rounds
 from roofline.train.parallel.processes import World, join, leave, reshard, shard
 from roofline.train.report import loggers
 from roofline.train.report.log import RunLog
 from roofline.train.report.summary import Report
-from roofline.train.run import preflight
+from roofline.train.run import leak_proof, preflight
 from roofline.train.run.callbacks import Callbacks
 from roofline.train.run.clip import clip
 from roofline.train.run.determinism import deterministic
@@ -47,6 +48,9 @@ from roofline.train.run.schedule import schedule
 from roofline.train.run.signals import Signals
 from roofline.train.run_folder import CONFIG, checkpoints_of, folder_of
 from roofline.train.storage.open import open_store
+from roofline.weights.checkpoint import open_checkpoint
+
+PACKED_ROWS = 16  # rows that are looked at
 
 
 @dataclass
@@ -116,6 +120,8 @@ def train(config: TrainConfig, watch: Watch | None = None, store: Path | None = 
 def _fit(config: TrainConfig, world: World, watch: Watch | None) -> Finished:
     """Apart from `train`, so that nothing of the run is left when its process group is destroyed."""
     world.first(lambda: preflight.check(config))
+    world.first(lambda: loaders.prepare_all(config))
+    config = loaders.prepared(config)
     with closing(Ownership(config, world)) as owner, closing(Run(config, world, watch, owner)) as run:
         return run.fit()
 
@@ -128,6 +134,7 @@ class Run:
     ) -> None:
         loggers.check(config.loggers)
         self.config, self.world, self.owner = config, world, owner
+        self.tunes = config.train_loader.name == "finetuning"
         self.folder, self.save_folder = folder_of(config), checkpoints_of(config)
         length, apart = config.max_seq_len, config.model.attn_config.attn_uses_sequence_id
         self.source = open_source(config.train_loader, length, apart)
@@ -141,7 +148,9 @@ class Run:
         if world.device.type == "cpu" and config.memory_limit is None:  # what is kept counts against a limit
             keep_freed_memory()
         available = room()
-        self.report = Report(config, self.shape, world)
+        self.forms = adaptation.forms(config, self.shape)
+        self.base = world.share(world.first(self._digest)) if self.forms else None
+        self.report = Report(config, self.shape, world, self.forms)
         self.model = self._model()
         elastic, section = config.elastic is not None, config.fsdp_config
         self.optimizer = optimizer(config.optimizer, self.model, exact=elastic)
@@ -156,6 +165,8 @@ class Run:
             sync_last=elastic or (section is not None and section.sharding_strategy == "SHARD_GRAD_OP"),
             tree=elastic,
         )
+        trims = config.train_loader.dataset.allow_pad_trimming
+        self.gradients.keeps_padding = config.compile_config is not None or not trims
         if size == "auto" and available is not None:  # what does not fit is not tried: libraries fail in many ways
             rows = self.report.memory.rows_for(available) if world.rank == 0 else None
             self.gradients.size = world.share(rows)
@@ -209,6 +220,7 @@ class Run:
         """Open the log and the receipts where the run continues, and start to read rows."""
         config = self.config
         self.receipts = self._receipts()
+        proof = leak_proof.prove(self) if self.progress.step < self.stop and self._packs() else None
         reported = self.report.begin(self)
         self.log.open(self.progress.step, self.progress.tokens)
         self._heed(self.callbacks.begin(self.folder, self.progress.step))
@@ -220,9 +232,15 @@ class Run:
             processes=self.world.size,
             device=str(self.world.device),
             show_every=max(1, self.show_every),
+            leak_proof=proof,
             **reported,
         )
         self._loader = Loader(self.source, self.order, config.train_loader, self.shares, self.progress.step)
+
+    def _packs(self) -> bool:
+        """Whether rows hold several documents, which are kept apart; told from the first ones, alike on all ranks."""
+        documents = self.source.rows(self.order.batch(0)[:PACKED_ROWS]).documents
+        return documents is not None and int(documents.max()) > 0
 
     @property
     def shares(self) -> list[Share]:
@@ -253,12 +271,13 @@ class Run:
             scaler.settle(finite)
         self.optimizer.zero_grad()
         self.progress.step += 1
-        self.progress.tokens += rows.ids.size * self.config.max_seq_len
+        counted = self.gradients.counted
+        self.progress.tokens += counted.real
         self.progress.digests += self.gradients.row_digest
         if self.receipts is not None:
             self.progress.receipt = self.receipts.add(rows.ids, self.gradients.row_digest)
         seconds = time.perf_counter() - started
-        self.report.step(seconds, waited)
+        self.report.step(seconds, waited, counted)
         line = self.log.step(
             step=self.progress.step,
             tokens=self.progress.tokens,
@@ -269,6 +288,7 @@ class Run:
             wait=waited,
             microbatch=self.gradients.size or 0,
             **({"loss_scale": scaler.scale} if scaler else {}),
+            **(asdict(counted) if self.tunes else {}),
         )
         self._heed(self.callbacks.step(line))
         return loss
@@ -310,7 +330,7 @@ class Run:
         with torch.no_grad():
             limit, batch = config.eval_subset_num_batches, config.device_eval_batch_size
             for rows in in_turn(source, batch, self.world.data_rank, self.world.data_size, limit):
-                loss, count = self.gradients.held_out(*rows)
+                loss, count = self.gradients.held_out(rows)
                 total, tokens = total + loss, tokens + count
         self.model.train()
         reshard(self.model, self.world)
@@ -349,13 +369,18 @@ class Run:
         stop = batches("stop_after", config.stop_after, self.units) if config.stop_after else self.total
         self.stop = min(stop, self.total)
 
+    def _digest(self) -> str:
+        """Of the model's files, which an adapter belongs to."""
+        return adaptation.digest(open_checkpoint(files(self.config.model)))
+
     def _model(self) -> Model:
         config, world = self.config, self.world
         vocab, limit = self.source.vocab, self.shape["vocab"]
         if vocab is not None and vocab > limit:
             raise ConfigError(f"the rows have ids up to {vocab - 1:,}, the model's vocabulary is {limit:,}")
-        model = Model(self.shape, "meta" if world.grouped else world.device, ranks=world.tensor)
+        model = Model(self.shape, "meta" if world.grouped else world.device, ranks=world.tensor, forms=self.forms)
         model.chunk_logits = config.model.loss_fn != "torch_crossentropy"
+        model.restarts = self.tunes
         build.wrap(model, config)
         if world.grouped:
             shard(model, world, config)

@@ -72,8 +72,8 @@ def _is_repository(name: str) -> bool:
 
 def _data(key: str, loader: LoaderSection) -> Iterator[Fault]:
     """Data sets in folders; those in object stores are not looked for."""
-    if loader.name == "synthetic":
-        return
+    if loader.name == "synthetic" or loader.dataset.hf_name is not None:
+        return  # samples are looked for when they are prepared
     of_loader = loader.dataset
     streams = {f"{key}.dataset.streams.{name}": each for name, each in of_loader.streams.items()}
     for stem, stream in (streams or {f"{key}.dataset": of_loader}).items():

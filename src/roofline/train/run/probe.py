@@ -48,7 +48,8 @@ class Probe:
         self.run = run
         self.rows = run.order.batch(0)[:ROWS]
         self.places = share(np.arange(len(self.rows)), run.world.rank, run.world.size)
-        self.tokens, self.documents = run.source.rows(self.rows[self.places])
+        self.arrays = run.source.rows(self.rows[self.places])
+        self.tokens, self.documents, _ = self.arrays
         self.path = run.folder / PROBES
         if run.world.rank == 0:
             keep_lines(self.path, run.progress.step)
@@ -86,7 +87,7 @@ class Probe:
     def _measure(self, scale: float) -> Totals:
         """All sums over all ranks, from a forward and a backward pass over all chunks of rows."""
         run, model = self.run, self.run.model
-        goals = targets(self.tokens, self.documents) if len(self.tokens) else self.tokens
+        goals = targets(*self.arrays) if len(self.tokens) else self.tokens
         tokens = int(run.world.sum([int((goals != IGNORED).sum())])[0])
         watch = _Watch(model, self.tokens.shape[1])
         if run.world.grouped:
@@ -150,7 +151,7 @@ class _Watch:
     def rows(self, place: int, real: int) -> Iterator[None]:
         """Watch a pass of `real` rows, the first of which is row `place` of the probe."""
         model, first, count = self.model, place * self.length, real * self.length
-        original, done = model.head_loss, 0
+        original, done, skips = model.head_loss, 0, model.skips
 
         def head_loss(goals: torch.Tensor, x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
             nonlocal done  # the loss is computed in chunks of rows, in order
@@ -164,11 +165,11 @@ class _Watch:
         blocks = model.blocks
         handles = [blocks[0].register_forward_pre_hook(lambda _, args: hook("embed")(_, args, args[0]))]
         handles += [block.register_forward_hook(hook(f"layer {i}")) for i, block in enumerate(blocks)]
-        model.head_loss = head_loss
+        model.head_loss, model.skips = head_loss, False  # every row is summed up
         try:
             yield
         finally:
-            model.head_loss = original
+            model.head_loss, model.skips = original, skips
             for handle in handles:
                 handle.remove()
 

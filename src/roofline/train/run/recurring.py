@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Protocol
 
 from roofline.train.checkpoint.hf_folders import HfFolders
+from roofline.train.checkpoint.outcome import Outcome
 from roofline.train.run.samples import Samples
 
 if TYPE_CHECKING:
@@ -26,4 +27,6 @@ def recurring(run: "Run") -> list[Recurring]:
         rows.append(Samples(run, callbacks.samples))
     if callbacks.hf_checkpointer is not None:
         rows.append(HfFolders(run, callbacks.hf_checkpointer))
+    if run.config.adapter is not None:
+        rows.append(Outcome(run))
     return rows

@@ -1,0 +1,160 @@
+"""roofline finetune: a model learns from a file of samples, and is served with what it learnt."""
+
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from roofline.cli.options import AsJson
+from roofline.cli.output import print_json
+from roofline.cli.parser import Argument, Named
+from roofline.cli.training.train import Processes
+from roofline.common.json_types import JsonObject
+from roofline.common.options import Option
+from roofline.train.finetune.options import FinetuneOptions
+
+if TYPE_CHECKING:
+    from roofline.train.finetune.prepare import Data, Prepared
+
+PROGRESS = 5.0  # seconds
+Changes = Annotated[list[str] | None, Option("KEY.KEY=VALUE of the run's configuration.", flags=("--set",))]
+
+
+def command(
+    options: FinetuneOptions,
+    named: Annotated[frozenset[str], Named()],
+    model: Annotated[str, Argument("The model: a name from `roofline list`, hf:ORG/REPO[:FILE], or a path.")],
+    data: Annotated[Path, Argument("A file, a folder of files, or a saved Hugging Face data set.")],
+    nproc: Processes = 1,
+    changes: Changes = None,
+    as_json: AsJson = False,
+) -> int:
+    """Fine-tune a model on samples: LoRA beside its frozen weights, or all of its parameters.
+
+    The same command again goes on with a run that was stopped. What is printed at the end serves the result.
+    """
+    from roofline.bundle import load_text_of
+    from roofline.cli.run.prepare import pull
+    from roofline.train.config.read import parse_config
+    from roofline.train.config.schema import ModelSection
+    from roofline.train.finetune import plan
+    from roofline.train.finetune.prepare import prepare
+    from roofline.train.model.shapes import files
+    from roofline.weights.checkpoint import read_config as shape_of
+
+    options = options.with_preset(named)
+    model = str(Path(model).resolve()) if Path(model).exists() else model
+    folder = options.out or Path("runs", f"{Path(model).stem}-{data.stem}")
+    pull(model)
+    words, template = load_text_of(model)
+    section = ModelSection(name="hf_causal_lm", pretrained_model_name_or_path=model)
+    chosen = plan.data_of(data, options, int(shape_of(files(section))["max_position"]))
+    if options.show:
+        _show(chosen, model, options.show)
+        return 0
+    precision, notes = plan.precision_of(options, plan.computes_on_cpu())
+    # What is wrong with the options is said before minutes of preparation.
+    stand_in = plan.configuration(model, options, plan.stand_in(chosen.length), folder, precision)
+    parse_config(stand_in, "finetune", changes or ())
+    prepared = prepare(chosen, folder / plan.DATA, words, template, _Progress())
+    path = plan.write(plan.configuration(model, options, prepared, folder, precision), folder)
+    for line in [*_summary(prepared, chosen, plan.steps_of(options, prepared), options.batch), *notes]:
+        print(line, file=sys.stderr)
+    status, result = _train(path, list(changes or ()), nproc, as_json)
+    if status:
+        if status > 128:
+            print("the same command goes on from there", file=sys.stderr)
+        return status
+    outcome = folder / ("model" if options.method == "full" else "adapter")
+    serving = ["roofline", "serve"]
+    serving += [str(outcome)] if options.method == "full" else [model, "--adapter", f"{folder.name}={outcome}"]
+    if as_json:
+        print_json(result | {"folder": str(folder), "outcome": str(outcome), "serve": shlex.join(serving)})
+    else:
+        print(f"serve it: {shlex.join(serving)}")
+    return 0
+
+
+class _Progress:
+    """Says every few seconds how many records are prepared."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def __call__(self, records: int) -> None:
+        if time.monotonic() - self._last > PROGRESS:
+            self._last = time.monotonic()
+            print(f"{records:,} records prepared", file=sys.stderr)
+
+
+def _train(path: Path, changes: list[str], nproc: int, quiet: bool) -> tuple[int, JsonObject]:
+    """Train as the file says; the exit status, and figures of the run. quiet: print nothing on stdout."""
+    from roofline.train.config.read import read_config
+    from roofline.train.report import cards
+    from roofline.train.run import preflight
+    from roofline.train.run_folder import folder_of
+
+    settings = read_config(path, changes, preflight.faults)
+    if nproc > 1:
+        from roofline.train.run.launch import launch
+
+        status = launch(nproc, path, changes, out=2 if quiet else None)
+    else:
+        from roofline.train.report.console import Console
+        from roofline.train.run.loop import train
+
+        console = Console(settings)
+        finished = train(settings, console.show)
+        status = finished.status
+        if not quiet:
+            console.end(finished)
+    return status, {} if status else {"card": cards.read(str(folder_of(settings)))}
+
+
+def _summary(prepared: "Prepared", data: "Data", steps: int, batch: int) -> list[str]:
+    """What was prepared, in words."""
+    from roofline.train.finetune.forms import FORMS
+
+    train, room = prepared.train, prepared.train.rows * prepared.length
+    lines = [
+        f"{data.name}: {prepared.records:,} records, read as {FORMS[prepared.form].about} (--format {prepared.form})",
+        f"{train.samples:,} samples in {train.rows:,} rows of {'' if prepared.pack else 'at most '}{prepared.length:,} "
+        f"tokens: {train.real:,} tokens, {train.trained:,} of them trained on"
+        + (f", {1 - train.real / room:.1%} padding" if prepared.pack else "; not packed"),
+    ]
+    if prepared.held_out is not None:
+        lines.append(f"{prepared.held_out.samples:,} samples are kept apart for evaluation")
+    if prepared.cut:
+        what = "left out" if data.drop else f"cut; the longest has {prepared.longest:,} tokens"
+        lines.append(f"{prepared.cut:,} samples are longer than a row and were {what}: --max-seq-len raises the limit")
+    if prepared.left_out - (prepared.cut if data.drop else 0) > 0:
+        lines.append(f"{prepared.left_out:,} samples were left out: nothing to train on is within a row")
+    if prepared.split:
+        lines.append(
+            f"{prepared.split:,} chats were taken apart, an answer each: the template writes earlier answers otherwise"
+        )
+    if prepared.ended:
+        lines.append(f"{prepared.ended:,} samples got an end token, which the template does not write")
+    lines.append(f"{steps:,} steps of {batch:,} rows, {steps * batch / train.rows:.2g} epochs")
+    return lines
+
+
+def _show(data: "Data", model: str, count: int) -> None:
+    from itertools import islice
+
+    from roofline.bundle import load_text_of
+    from roofline.train.finetune.encode import Encoder
+    from roofline.train.finetune.prepare import samples
+    from roofline.train.finetune.show import marked
+
+    words, template = load_text_of(model)
+    encoder = Encoder(words, template, data.length, data.drop)
+    colour = sys.stdout.isatty()
+    for where, form, sample in islice(samples(data), count):
+        parts = encoder.encode(sample, where)
+        for part in parts:
+            print(f"--- {where} ({form}): {len(part):,} tokens, {int(part.trained.sum()):,} trained on")
+            print(marked(words, part, colour))
+        if not parts:
+            print(f"--- {where} ({form}): left out, nothing to train on is within {data.length:,} tokens")

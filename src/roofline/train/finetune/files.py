@@ -1,0 +1,182 @@
+"""Reads the records of data sets: JSON, JSON lines, CSV, Parquet, Arrow and text files, folders of them, and those that
+Hugging Face's datasets save."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.json_types import JsonMapping
+
+Record = JsonMapping | str  # a text file is one record, a string
+SPLIT = "train"  # read where a data set has several and none is named
+_DICT, _STATE = "dataset_dict.json", "state.json"  # of saved Hugging Face data sets
+_PYARROW = ["pip install pyarrow", ".jsonl"]
+
+
+def records(place: Path, split: str | None = None) -> Iterator[tuple[str, Record]]:
+    """(where it stands, the record) of each record of a file or folder.
+
+    Raises:
+        ConfigError: there is no such file, folder or split, or something in it cannot be read.
+        UnsupportedError: Parquet or Arrow files without pyarrow.
+    """
+    for path in data_files(place, split):
+        yield from _read(path)
+
+
+def data_files(place: Path, split: str | None = None) -> list[Path]:
+    """The files that `records` reads, in order. Raises ConfigError."""
+    if place.is_file():
+        if split not in (None, SPLIT, place.stem):
+            raise ConfigError(f"{place} is a file: it has no split {split!r}")
+        return [place]
+    if not place.is_dir():
+        raise ConfigError(f"{place}: there is no such file or folder")
+    if (place / _DICT).is_file():
+        return _saved(place / _split_of(place, list(_json(place / _DICT)["splits"]), split))
+    if (place / _STATE).is_file():
+        return _saved(place)
+    files = sorted(path for path in place.rglob("*") if path.suffix in READERS and path.is_file())
+    if split is not None or any(_is_of(path, place, SPLIT) for path in files):
+        files = [path for path in files if _is_of(path, place, split or SPLIT)]
+    if not files:
+        of = f" of the split {split!r}" if split else ""
+        raise ConfigError(f"{place} holds no {', '.join(READERS)} file{of}")
+    return files
+
+
+def _is_of(path: Path, folder: Path, split: str) -> bool:
+    """Whether a file belongs to a split, by the name of the file or of a folder that it is in."""
+    names = (path.stem, *path.relative_to(folder).parts[:-1])
+    return any(name == split or name.startswith((f"{split}-", f"{split}_", f"{split}.")) for name in names)
+
+
+def _split_of(place: Path, splits: list[str], split: str | None) -> str:
+    name = split or (SPLIT if SPLIT in splits or len(splits) != 1 else splits[0])
+    if name not in splits:
+        raise ConfigError(f"{place} has no split {name!r}: name one of {', '.join(splits)} with --split")
+    return name
+
+
+def _saved(folder: Path) -> list[Path]:
+    """The Arrow files of a data set that `save_to_disk` of Hugging Face's datasets wrote."""
+    state = _json(folder / _STATE)
+    files = [folder / str(each["filename"]) for each in state.get("_data_files") or ()]
+    if not files or state.get("_indices_files"):
+        raise ConfigError(f"{folder / _STATE} names no files, or picks rows of them: save it with flatten_indices()")
+    return files
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is damaged: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} is damaged: it holds no object")
+    return value
+
+
+def _read(path: Path) -> Iterator[tuple[str, Record]]:
+    reader = READERS.get(path.suffix)
+    if reader is None:
+        raise ConfigError(f"{path}: data is read from {', '.join(READERS)} files")
+    try:
+        yield from reader(path)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Record]]:
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                where = f"{path}: line {number}"
+                try:
+                    yield where, _object(where, json.loads(line))
+                except json.JSONDecodeError as error:
+                    raise ConfigError(f"{where} is no JSON: {error}") from error
+
+
+def _object(where: str, value: object) -> Record:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where} is a {type(value).__name__}, not a JSON object")
+    return value
+
+
+def _array(path: Path) -> Iterator[tuple[str, Record]]:
+    """A list of records, or an object of records by their names; lines of JSON in a file of that name are read too."""
+    try:
+        value = json.loads(path.read_text("utf-8-sig"))
+    except json.JSONDecodeError:
+        yield from _lines(path)
+        return
+    if isinstance(value, dict) and isinstance(value.get("data"), list):
+        value = value["data"]
+    if isinstance(value, dict) and value and all(isinstance(each, dict) for each in value.values()):
+        yield from ((f"{path}: {name}", record) for name, record in value.items())
+    elif isinstance(value, list):
+        for number, record in enumerate(value):
+            where = f"{path}: record {number}"
+            yield where, _object(where, record)
+    else:
+        yield str(path), _object(str(path), value)
+
+
+def _rows_of_csv(path: Path) -> Iterator[tuple[str, Record]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        try:
+            for number, row in enumerate(csv.DictReader(file, strict=True), start=1):
+                yield f"{path}: row {number}", {key: value for key, value in row.items() if key is not None}
+        except csv.Error as error:
+            raise ConfigError(f"{path} is no CSV: {error}") from error
+
+
+def _text(path: Path) -> Iterator[tuple[str, Record]]:
+    yield str(path), path.read_text("utf-8-sig")
+
+
+def _batches(path: Path) -> Iterator[tuple[str, Record]]:
+    """Rows of a Parquet or an Arrow file; of Arrow's two kinds of files, Hugging Face's datasets write streams."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UnsupportedError(str(path), "pyarrow is not installed", _PYARROW) from error
+    try:
+        if path.suffix == ".parquet":
+            batches: Any = pyarrow.parquet.ParquetFile(path).iter_batches()
+        else:
+            with pyarrow.memory_map(str(path)) as source:
+                is_file = source.read(6) == b"ARROW1"
+            opened = pyarrow.memory_map(str(path))
+            batches = _of_file(pyarrow.ipc.open_file(opened)) if is_file else pyarrow.ipc.open_stream(opened)
+        number = 0
+        for batch in batches:
+            for record in batch.to_pylist():
+                number += 1
+                yield f"{path}: row {number}", record
+    except pyarrow.ArrowException as error:
+        raise ConfigError(f"{path} is no {path.suffix} file: {error}") from error
+
+
+def _of_file(reader: Any) -> Iterator[Any]:
+    for index in range(reader.num_record_batches):
+        yield reader.get_batch(index)
+
+
+READERS: dict[str, Callable[[Path], Iterator[tuple[str, Record]]]] = {
+    ".jsonl": _lines,
+    ".json": _array,
+    ".csv": _rows_of_csv,
+    ".parquet": _batches,
+    ".arrow": _batches,
+    ".txt": _text,
+    ".md": _text,
+    ".rst": _text,
+}

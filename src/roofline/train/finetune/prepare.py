@@ -1,0 +1,258 @@
+"""Turns data for fine-tuning into shards of rows, with part of the samples kept apart for evaluation."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roofline.common.errors import ConfigError
+from roofline.common.files import write_atomically
+from roofline.common.json_types import JsonObject
+from roofline.train.data.mds import ShardWriter
+from roofline.train.finetune.encode import Encoded, Encoder
+from roofline.train.finetune.files import Record, data_files, records
+from roofline.train.finetune.forms import FORMS, read, recognise
+from roofline.train.finetune.packing import pack
+from roofline.train.finetune.samples import Chat, Continuation, Sample
+
+if TYPE_CHECKING:
+    from roofline.text.templates.template import ChatTemplate
+    from roofline.text.tokenizers.tokenizer import Tokenizer
+
+TRAIN, HELD_OUT = "train", "held-out"  # folders of shards, in that of the data
+ABOUT, PROMPTS = "prepared.json", "held-out.jsonl"  # what was prepared; held-out prompts with their answers
+MOST_PROMPTS = 200
+COLUMNS = {"tokens": "ndarray:uint32", "documents": "ndarray:uint32", "trained": "ndarray:uint8"}
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """A function that makes another record of each; source: a text that changes with it."""
+
+    name: str
+    source: str
+    function: Callable[[Any], object]
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is prepared.
+
+    places: files and folders. split, form: None where they are to be told from them. length: tokens of a row.
+    share: of the samples, kept apart; seed: of which. drop: leave out samples longer than a row. preprocess: what is
+    made of each record first. prompts: train on prompts, too. last_only: train on the last answer of a chat alone.
+    evaluation: files and folders to evaluate on, of any form.
+    """
+
+    places: tuple[Path, ...]
+    length: int
+    split: str | None = None
+    form: str | None = None
+    pack: bool = True
+    drop: bool = False
+    share: float = 0.0
+    seed: int = 17
+    preprocess: Preprocess | None = None
+    prompts: bool = False
+    last_only: bool = False
+    evaluation: tuple[Path, ...] = ()
+
+    @property
+    def for_evaluation(self) -> "list[Data]":
+        """What is kept apart beside the share."""
+        return [Data((place,), self.length) for place in self.evaluation]
+
+    @property
+    def name(self) -> str:
+        """The places, for messages."""
+        return ", ".join(map(str, self.places))
+
+    @property
+    def files(self) -> list[Path]:
+        """All files that are read, in order. Raises ConfigError."""
+        own = [path for place in self.places for path in data_files(place, self.split)]
+        return own + [path for each in self.for_evaluation for path in each.files]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows that were written. real: their tokens; trained: how many of those are targets."""
+
+    samples: int
+    rows: int
+    real: int
+    trained: int
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What `prepare` wrote. key: a digest of data, tokenizer, template and settings; records: read from the files;
+    longest: tokens of the longest sample; others as `encode.Counts` has them."""
+
+    key: str
+    form: str
+    records: int
+    length: int
+    pack: bool
+    longest: int
+    split: int
+    ended: int
+    cut: int
+    left_out: int
+    train: Rows
+    held_out: Rows | None = None
+    files: list[str] = field(default_factory=list)
+
+
+def samples(data: Data) -> Iterator[tuple[str, str, Sample]]:
+    """(where it stands, its form, the sample) of each record. Raises ConfigError, UnsupportedError."""
+    if data.form is not None and data.form not in FORMS:
+        raise ConfigError(f"--format {data.form} is none of {', '.join(FORMS)}")
+    form = data.form
+    for place in data.places:
+        for where, record in records(place, data.split):
+            record = _preprocessed(data.preprocess, record, where)
+            form = form or recognise(record, where)
+            yield where, form, read(record, where, form)
+    if form is None:
+        raise ConfigError(f"{data.name} holds no record")
+
+
+def _preprocessed(preprocess: Preprocess | None, record: Record, where: str) -> Record:
+    if preprocess is None:
+        return record
+    try:
+        result = preprocess.function(record)
+    except Exception as error:
+        raise ConfigError(f"{where}: {preprocess.name} fails: {type(error).__name__}: {error}") from error
+    if not isinstance(result, Mapping):
+        raise ConfigError(f"{where}: {preprocess.name} returns a {type(result).__name__}, not a mapping")
+    return dict(result)
+
+
+def prepare(
+    data: Data,
+    folder: Path,
+    tokenizer: "Tokenizer",
+    template: "ChatTemplate",
+    progress: Callable[[int], None] = lambda records: None,
+) -> Prepared:
+    """Write the shards of `data` into a folder, or return what is there of the same data and settings.
+
+    progress: called with the number of records so far. Raises ConfigError, also where the folder holds something else.
+    """
+    key = _key(data, tokenizer, template)
+    if (folder / ABOUT).is_file():
+        earlier = read_prepared(folder)
+        if earlier.key != key:
+            raise ConfigError(
+                f"{folder} was prepared from other data, with other settings or for another tokenizer: name another "
+                "folder with --out, or remove it"
+            )
+        return earlier
+    if folder.exists():
+        raise ConfigError(f"{folder} is there and was not prepared for fine-tuning: name another folder with --out")
+    partial_folder = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial_folder, ignore_errors=True)
+    partial_folder.mkdir(parents=True)
+    encoder = Encoder(tokenizer, template, data.length, data.drop, data.prompts, data.last_only)
+    prepared = _write(data, partial_folder, encoder, key, progress)
+    write_atomically(partial_folder / ABOUT, json.dumps(asdict(prepared), indent=1) + "\n")
+    partial_folder.rename(folder)
+    return prepared
+
+
+def read_prepared(folder: Path) -> Prepared:
+    """What `prepare` said of a folder. Raises ConfigError."""
+    try:
+        about = json.loads((folder / ABOUT).read_text())
+        held_out = about.pop("held_out")
+        return Prepared(
+            **about | {"train": Rows(**about["train"])}, held_out=None if held_out is None else Rows(**held_out)
+        )
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"{folder / ABOUT} is missing or damaged: {error}") from error
+
+
+def _write(data: Data, folder: Path, encoder: Encoder, key: str, progress: Callable[[int], None]) -> Prepared:
+    forms, encoded, originals, counted = list[str](), list[list[Encoded]](), list[Sample](), list[int]()
+    for each in (data, *data.for_evaluation):
+        for where, form, sample in samples(each):
+            forms.append(form)
+            encoded.append(encoder.encode(sample, where))
+            originals.append(sample)
+            progress(len(forms))
+        counted.append(len(forms))
+    count = counted[0]
+    apart = _held_out(count, data.share, data.seed) | {*range(count, len(forms))}
+    groups = {TRAIN: [i for i in range(count) if i not in apart], HELD_OUT: sorted(apart)}
+    written = {}
+    for name, numbers in groups.items():
+        parts = [part for number in numbers for part in encoded[number]]
+        if parts:
+            written[name] = _rows(folder / name, parts, data)
+    if TRAIN not in written:
+        raise ConfigError(f"{data.name}: no sample has a target within {data.length} tokens: raise --max-seq-len")
+    if HELD_OUT in written:
+        _prompts(folder / PROMPTS, [originals[number] for number in groups[HELD_OUT] if encoded[number]])
+    counts, files = encoder.counts, [str(path) for path in data.files]
+    about = partial(Prepared, key, forms[0], count, data.length, data.pack, counts.longest)
+    return about(counts.split, counts.ended, counts.cut, counts.left_out, written[TRAIN], written.get(HELD_OUT), files)
+
+
+def _held_out(count: int, share: float, seed: int) -> set[int]:
+    """The samples that are kept apart: at least one, if any are."""
+    few = min(count - 1, max(1, round(share * count))) if share and count > 1 else 0
+    keys = np.random.Philox(key=[seed, count]).random_raw(count)
+    return set(np.argsort(keys, kind="stable")[:few].tolist())
+
+
+def _rows(folder: Path, parts: Sequence[Encoded], data: Data) -> Rows:
+    """Write samples as rows."""
+    rows = pack([len(part) for part in parts], data.length) if data.pack else [[n] for n in range(len(parts))]
+    with ShardWriter(folder, COLUMNS, hashes=("sha256",)) as writer:
+        for numbers in rows:
+            members = [parts[number] for number in numbers]
+            writer.write(
+                {
+                    "tokens": np.concatenate([member.ids for member in members]),
+                    "documents": np.array([len(member) for member in members], np.uint32),
+                    "trained": np.concatenate([member.trained for member in members]).astype(np.uint8),
+                }
+            )
+    real, trained = sum(map(len, parts)), sum(int(part.trained.sum()) for part in parts)
+    return Rows(len(parts), len(rows), real, trained)
+
+
+def _prompts(path: Path, held_out: Sequence[Sample]) -> None:
+    """Write held-out prompts with their answers, for whom wants to ask the model; plain texts have none."""
+    lines = [line for sample in held_out[:MOST_PROMPTS] if (line := _prompt(sample)) is not None]
+    write_atomically(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+
+
+def _prompt(sample: Sample) -> JsonObject | None:
+    if isinstance(sample, Chat):
+        last = sample.answers[-1]
+        line: JsonObject = {"messages": list(sample.messages[:last]), "answer": sample.messages[last]["content"]}
+        return line | ({"tools": list(sample.tools)} if sample.tools else {})
+    return {"prompt": sample.prompt, "answer": sample.completion} if isinstance(sample, Continuation) else None
+
+
+def _key(data: Data, tokenizer: "Tokenizer", template: "ChatTemplate") -> str:
+    """A digest of everything that the rows follow from."""
+    settings = {k: v for k, v in vars(data).items() if k not in ("places", "preprocess", "evaluation")}
+    settings["preprocess"] = data.preprocess.source if data.preprocess else None
+    settings["evaluation"] = len(data.evaluation)
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    digest.update(tokenizer.to_bytes())
+    digest.update(template.source.encode())
+    for path in data.files:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()

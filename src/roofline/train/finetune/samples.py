@@ -1,0 +1,165 @@
+"""Samples as all forms of data are read into: chats, texts with a continuation, and plain texts."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from roofline.common.errors import ConfigError
+from roofline.common.fields import describe
+
+Message = Mapping[str, object]
+ROLES = ("system", "user", "assistant", "tool")
+_ROLES = {
+    **{name: name for name in ROLES},
+    **{"developer": "system", "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant"},
+    **{
+        "bing": "assistant",
+        "model": "assistant",
+        "bot": "assistant",
+        "function_call": "assistant",
+        "observation": "tool",
+        "function": "tool",
+    },
+    **{"function_response": "tool", "tool_response": "tool"},
+}
+_KEPT = ("name", "tool_call_id", "reasoning_content", "reasoning", "thinking")
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation for the model's chat template. answers: places of the messages whose text is trained on."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Message, ...] = ()
+    answers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A text without a template, and what goes on from it, which is trained on."""
+
+    prompt: str
+    completion: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """A plain text; all of it is trained on."""
+
+    text: str
+
+
+Sample = Chat | Continuation | Text
+
+
+def text(record: Mapping[str, object], key: str, where: str, empty: bool = False) -> str:
+    """The text under a key. Raises ConfigError where there is none; empty: it may be missing or without characters."""
+    value = record.get(key)
+    if value is None and empty:
+        return ""
+    if not isinstance(value, str) or not (value.strip() or empty):
+        raise ConfigError(f"{where}: {key} is {describe(value)}, not a text")
+    return value
+
+
+def question(prompt: str, answer: str, system: str = "") -> Chat:
+    """A chat of a question and its answer."""
+    messages = [{"role": "system", "content": system}] if system else []
+    messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+    return Chat(tuple(messages), answers=(len(messages) - 1,))
+
+
+def chat(turns: object, tools: object, where: str, last_only: bool = False) -> Chat:
+    """A chat of OpenAI's messages, or of ShareGPT's turns (`from` and `value`).
+
+    An assistant's message with a `weight` of 0 is not trained on; last_only: nor is any but the last. What follows the
+    last answer is left out. Raises ConfigError that names the message.
+    """
+    if not isinstance(turns, list):
+        raise ConfigError(f"{where}: the messages are {describe(turns)}, not a list")
+    messages, answers = [], []
+    for number, turn in enumerate(turns):
+        messages.append(_message(turn, f"{where}: message {number}"))
+        weight = turn.get("weight")
+        if messages[-1]["role"] == "assistant" and (weight is None or weight != 0):
+            answers.append(number)
+    if not answers:
+        raise ConfigError(f"{where}: no message of an assistant is there to train on")
+    if last_only:
+        answers = answers[-1:]
+    return Chat(tuple(messages[: answers[-1] + 1]), tools_of(tools, where), tuple(answers))
+
+
+def _message(turn: object, where: str) -> dict[str, object]:
+    if not isinstance(turn, Mapping):
+        raise ConfigError(f"{where} is {describe(turn)}, not an object")
+    name = turn.get("role", turn.get("from"))
+    role = _ROLES.get(str(name))
+    if role is None:
+        raise ConfigError(f"{where}: its role is {describe(name)}, not one of {', '.join(ROLES)}")
+    content = turn.get("content", turn.get("value"))
+    if isinstance(content, list):
+        content = "\n".join(_part(part, where) for part in content)
+    calls = [_call(call, where) for call in _calls(turn, name, content, where)]
+    if calls and name == "function_call":
+        content = None
+    if not isinstance(content, str) and not calls:
+        raise ConfigError(f"{where}: its content is {describe(content)}, not a text")
+    message: dict[str, object] = {"role": role, "content": content or ""}
+    message |= {key: turn[key] for key in _KEPT if isinstance(turn.get(key), str)}
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _part(part: object, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+        raise ConfigError(f"{where}: a part of its content is no text; images and audio are not trained on")
+    return str(part["text"])
+
+
+def _calls(turn: Mapping[str, object], name: object, content: object, where: str) -> list[object]:
+    """The calls of tools in a message, which older files write otherwise."""
+    if name == "function_call":  # ShareGPT: the value is the call
+        return [{"function": _parsed(content, where)}]
+    if isinstance(turn.get("function_call"), Mapping):
+        return [{"function": turn["function_call"]}]
+    calls = turn.get("tool_calls")
+    return calls if isinstance(calls, list) else []
+
+
+def _call(call: object, where: str) -> dict[str, object]:
+    """Templates write the arguments as JSON themselves, so they get an object."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ConfigError(f"{where}: a call of a tool has no function with a name")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        arguments = _parsed(arguments or "{}", f"{where}: arguments of {function['name']}")
+    if not isinstance(arguments, Mapping | None):
+        raise ConfigError(f"{where}: the arguments of {function['name']} are {describe(arguments)}, not an object")
+    number = call.get("id") if isinstance(call, Mapping) else None
+    own = {"id": number} if isinstance(number, str) else {}
+    return own | {"type": "function", "function": {"name": function["name"], "arguments": dict(arguments or {})}}
+
+
+def _parsed(value: object, where: str) -> object:
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise ConfigError(f"{where}: it is no JSON: {error}") from error
+
+
+def tools_of(tools: object, where: str) -> tuple[Message, ...]:
+    """The tools of a record, as OpenAI's API has them: a list, its JSON, or functions without their type."""
+    value = _parsed(tools, f"{where}: tools") if isinstance(tools, str) and tools.strip() else tools
+    if not value:
+        return ()
+    if not isinstance(value, Sequence) or not all(isinstance(each, Mapping) for each in value):
+        raise ConfigError(f"{where}: tools are {describe(value)}, not a list of objects")
+    wrapped = tuple(each if "function" in each else {"type": "function", "function": each} for each in value)
+    for each in wrapped:
+        function = each["function"]
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise ConfigError(f"{where}: a tool has no name")
+    return wrapped

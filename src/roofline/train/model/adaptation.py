@@ -1,0 +1,134 @@
+"""Plans an adapter: which matrices of a model it changes, and how all parameters lie in memory meanwhile."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from roofline.common import log
+from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.json_types import JsonMapping
+from roofline.models.registry import configure
+from roofline.models.spec import Param, expand
+from roofline.ops import formats
+from roofline.ops.traits import Trait
+from roofline.program.ir import Program
+from roofline.program.trace import trace_shape
+from roofline.train.config.adapter import AdapterSection
+from roofline.train.config.schema import TrainConfig
+from roofline.train.model.form import Form
+from roofline.train.model.shapes import files
+from roofline.weights.checkpoint import Checkpoint, open_checkpoint
+from roofline.weights.names import matrix_from_hf, to_hf
+
+_WIDE = ("bf16", "f32")
+_OUTER = "Q8_0"  # embedding and head of a quantised base: small errors there are errors of every token
+_log = log.get("train")
+
+
+def forms(config: TrainConfig, shape: JsonMapping) -> Mapping[str, Form]:
+    """The form of each parameter by its canonical name; none if all parameters are trained.
+
+    shape: the canonical configuration. Raises ConfigError for targets that the model does not have, UnsupportedError
+    for those that an adapter cannot name.
+    """
+    section = config.adapter
+    if section is None or section.method == "full":
+        return {}
+    family, cfg = configure(shape)
+    table = [param for param in expand(family.spec(cfg), cfg.layers) if param.tied_to is None]
+    program = trace_shape(family, cfg, "F32")
+    checkpoint = open_checkpoint(files(config.model)) if section.base == "stored" else None
+    targets = _targets(section, table, program, cfg.family)
+    planned = {}
+    for param in table:
+        opaque = len(param.shape) == 2 and all(_reads(program, param.name, Trait.SPLITS))
+        form = Form(param.shape, _format(section, param, checkpoint) if opaque else "F32", opaque, param.experts)
+        if param.name in targets:
+            dora, shared = section.method == "dora", param.experts > 0 and ".up." in param.name
+            form = replace(form, rank=section.rank, scale=section.scale, dora=dora, shared=shared)
+        planned[param.name] = form
+    return planned
+
+
+def digest(checkpoint: Checkpoint) -> str:
+    """A hash (hex) of the tensors of a model's files, whatever the files are called and however they divide them."""
+    import xxhash
+
+    hashed = xxhash.xxh3_128()
+    for name, info in sorted(checkpoint.tensors.items()):
+        hashed.update(f"{name} {info.format} {info.shape}\n".encode())
+        hashed.update(np.ascontiguousarray(checkpoint.read(name)).data)
+    return hashed.hexdigest()
+
+
+def _targets(section: AdapterSection, table: list[Param], program: Program, family: str) -> set[str]:
+    """The names of the matrices that are adapted."""
+    matrices = {
+        param.name: to_hf(family, param.name).removesuffix(".weight")
+        for param in table
+        if len(param.shape) == 2 and param.name.startswith("layers.") and not _chooses(param)
+        if all(_reads(program, param.name, Trait.PRODUCT, Trait.EXPERTS))
+    }
+    if section.targets == "all-linear":
+        chosen = set(matrices)
+    else:
+        chosen = set()
+        for target in section.targets:
+            named = {name for name, theirs in matrices.items() if f".{theirs}".endswith(f".{target}")}
+            if not named:
+                choices = ", ".join(sorted({theirs.rpartition(".")[2] for theirs in matrices.values()}))
+                raise ConfigError(f"adapter.targets: the model has no matrix {target!r}; it has {choices}")
+            chosen |= named
+    _check_experts(section, [param for param in table if param.name in chosen and param.experts])
+    for name in sorted(chosen):
+        if ".experts." not in name and matrix_from_hf(f"{matrices[name]}.weight") != name:
+            reason = "Hugging Face's files have its rows in another order, in which an adapter would lie too"
+            raise UnsupportedError(f"an adapter of {matrices[name]} of a {family} model", reason, ["other targets"])
+    return chosen
+
+
+def _check_experts(section: AdapterSection, experts: list[Param]) -> None:
+    """Raise an error for adapters of experts that PEFT's files have no form for."""
+    if experts and section.method == "dora":
+        others = ["adapter.method=lora", "adapter.targets without them"]
+        raise UnsupportedError("adapter.method=dora of experts", "PEFT has none", others)
+    parts = {name: {param.name for param in experts if f".{name}." in param.name} for name in ("gate", "up")}
+    if len(parts["gate"]) != len(parts["up"]):
+        reason = "gate and up of experts are one matrix in PEFT's files"
+        raise ConfigError(f"adapter.targets: {reason}: name both gate_proj and up_proj")
+
+
+def _chooses(param: Param) -> bool:
+    """Whether a matrix says which experts a token goes to, or how much one of them counts."""
+    return param.name.split(".")[-2] in ("router", "scale")
+
+
+def _reads(program: Program, name: str, *traits: Trait) -> list[bool]:
+    """Of each instruction that reads a weight, whether it has one of the traits."""
+    return [instr.has(*traits) for instr in program.body if name in instr.weights]
+
+
+def _format(section: AdapterSection, param: Param, checkpoint: Checkpoint | None) -> str:
+    """The format that a matrix is kept in."""
+    if checkpoint is not None:
+        return _stored(checkpoint, param)
+    if section.base in _WIDE:
+        return section.base.upper()
+    name = section.base.upper() if param.name.startswith("layers.") else _OUTER
+    for candidate in dict.fromkeys((name, _OUTER)):
+        if param.shape[1] % formats.get(candidate).block == 0:
+            return candidate
+    _log.warning("%s is kept in BF16: its rows of %d values are no multiple of a block", param.name, param.shape[1])
+    return "BF16"
+
+
+def _stored(checkpoint: Checkpoint, param: Param) -> str:
+    """The format that the file has a matrix in."""
+    if param.name in checkpoint.tensors:
+        return checkpoint.tensors[param.name].format
+    kinds = {checkpoint.tensors[param.expert(number)].format for number in range(param.experts)}
+    if len(kinds) > 1:
+        reason = f"the experts of {param.name} are in several formats: {', '.join(sorted(kinds))}"
+        raise UnsupportedError("adapter.base=stored", reason, ["bf16", "q8_0"])
+    return kinds.pop()

@@ -1,0 +1,178 @@
+"""roofline finetune: from a file of samples to an adapter or a model, stopped and continued, packed and not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+torch = pytest.importorskip("torch", reason="training is torch")
+
+from roofline.train.finetune.prepare import read_prepared  # noqa: E402
+from roofline.train.run_folder import read_lines  # noqa: E402
+from tests.command_line import call_roofline  # noqa: E402
+from tests.train import sft  # noqa: E402
+from tests.train.small import log_of  # noqa: E402
+
+SAMPLES = 40
+SMALL = ("--max-seq-len", "64", "--batch", "4", "--precision", "fp32", "--lr", "1e-2", "--rank", "4")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sft.write_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sft.write_lines(tmp_path_factory.mktemp("data") / "d.jsonl", [sft.question(n) for n in range(SAMPLES)])
+
+
+def finetune(model: Path, data: Path, out: Path, *words: object, status: int = 0) -> Any:
+    done = call_roofline(["finetune", model, data, "--out", out, *SMALL, *words])
+    assert done.exit_code == status, done.stderr
+    return done
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in read_lines(folder / "log.jsonl") if "loss" in line]
+
+
+def test_an_adapter_is_trained_and_how_to_serve_it_is_printed(model: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = finetune(model, data, out, "--steps", 30)
+    assert "40 records, read as chats as OpenAI's API has them (--format messages)" in done.stderr
+    assert "2 samples are kept apart for evaluation" in done.stderr
+    assert "packed rows: other tokens in one document change nothing" in done.stderr
+    assert done.stdout.splitlines()[-1] == f"serve it: roofline serve {model} --adapter run={out}/adapter"
+    assert json.loads((out / "adapter/adapter_config.json").read_text())["r"] == 4
+    found = losses(out)
+    assert len(found) == 30
+    assert sum(found[-5:]) < 0.7 * sum(found[:5])
+    held_out = [line["eval_loss"] for line in read_lines(out / "log.jsonl") if "eval_loss" in line]
+    assert held_out[-1] < held_out[0]
+    prompts = [json.loads(line) for line in (out / "data/held-out.jsonl").read_text().splitlines()]
+    assert [set(line) for line in prompts] == [{"messages", "answer"}] * 2
+    prepared = read_prepared(out / "data")
+    steps = [line for line in read_lines(out / "log.jsonl") if "loss" in line]
+    assert {line["computed"] for line in steps} == {4 * 64} or all(line["computed"] <= 4 * 64 for line in steps)
+    assert all(line["trained"] < line["computed"] for line in steps)
+    assert steps[-1]["tokens"] == pytest.approx(30 * 4 * prepared.train.real / prepared.train.rows, rel=0.1)
+    speed = json.loads((out / "card.json").read_text())["speed"]
+    assert speed["tokens_per_s"] < speed["computed_per_s_per_device"]
+    assert 0 < speed["padding_share"] < 0.5
+
+
+def test_the_same_command_goes_on_and_gives_the_same(model: Path, data: Path, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    finetune(model, data, whole, "--steps", 8)
+    finetune(model, data, parts, "--steps", 8, "--set", "stop_after=3ba")
+    assert len(losses(parts)) == 3
+    finetune(model, data, parts, "--steps", 8)
+    clean = [[{k: v for k, v in line.items() if k != "microbatch"} for line in log_of(each)] for each in (whole, parts)]
+    assert [line for line in clean[1] if "loss" in line] == [line for line in clean[0] if "loss" in line]
+    name = "adapter/adapter_model.safetensors"
+    assert (whole / name).read_bytes() == (parts / name).read_bytes()
+    again = finetune(model, data, parts, "--steps", 8)
+    assert "all 8 steps were done already" in again.stdout
+    other = finetune(model, data, parts, "--steps", 9, status=1)
+    assert "is of a run with other settings (scheduler.t_warmup" in other.stderr or "max_duration" in other.stderr
+    data2 = sft.write_lines(tmp_path / "d2.jsonl", [sft.question(1)] * 9)
+    other = finetune(model, data2, parts, "--steps", 8, status=1)
+    assert "was prepared from other data, with other settings or for another tokenizer" in other.stderr
+
+
+def test_full_fine_tuning_gives_a_model(model: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = call_roofline(
+        ["finetune", model, data, "--out", out, *SMALL[:6], "--method", "full", "--steps", 3, "--json"]
+    )
+    assert done.exit_code == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (out / "model/config.json").is_file()
+    assert result["outcome"] == str(out / "model")
+    assert result["serve"] == f"roofline serve {out}/model"
+    assert result["card"]["speed"]["steps"][1] == 3
+
+
+def test_evaluation_may_be_of_another_file_and_form(model: Path, data: Path, tmp_path: Path) -> None:
+    tasks = [
+        {"query": "What is one?", "choices": ["two", "three"], "gold": 0},
+        {"context": "one", "continuation": "two"},
+    ]
+    path = sft.write_lines(tmp_path / "icl.jsonl", tasks)
+    finetune(model, data, tmp_path / "run", "--steps", 1, "--eval", path)
+    prepared = read_prepared(tmp_path / "run/data")
+    assert (prepared.train.samples, prepared.records, prepared.form) == (SAMPLES, SAMPLES, "messages")
+    assert prepared.held_out is not None
+    assert prepared.held_out.samples == 2
+    lines = read_lines(tmp_path / "run/log.jsonl")
+    assert {line["eval_tokens"] for line in lines if "eval_loss" in line} == {prepared.held_out.trained}
+    path.write_text(path.read_text().splitlines()[0])
+    again = finetune(model, data, tmp_path / "run", "--steps", 1, "--eval", path, status=1)
+    assert "was prepared from other data" in again.stderr
+
+
+def test_rows_of_a_sample_each_are_computed_without_their_padding(model: Path, data: Path, tmp_path: Path) -> None:
+    finetune(model, data, tmp_path / "run", "--no-pack", "--steps", 2, "--eval-share", "0")
+    about, *lines = read_lines(tmp_path / "run/log.jsonl")
+    assert about["about"]["leak_proof"] is None
+    prepared = read_prepared(tmp_path / "run/data")
+    assert prepared.train.rows == SAMPLES
+    assert all(line["computed"] <= 4 * 32 for line in lines if "loss" in line), "no sample is longer than 32 tokens"
+    assert not (tmp_path / "run/data/held-out.jsonl").exists()
+
+
+def test_show_marks_what_is_trained_on_and_trains_nothing(model: Path, data: Path, tmp_path: Path) -> None:
+    done = finetune(model, data, tmp_path / "run", "--show", 2)
+    assert done.stdout.count("[[") == 2
+    assert f"--- {data}: line 1 (messages): " in done.stdout
+    assert "[[two<|im_end|>]]" in done.stdout
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--epochs", "1", "--steps", "2"], "leave one of the two out"),
+        (["--format", "shareGPT"], "did you mean 'sharegpt'"),
+        (["--epochs", "0"], "trains nothing"),
+        (["--targets", "q_prj"], "q_prj"),
+        (["--rank", "100000"], "adapter.rank"),
+        (["--set", "optimizer.lrr=1"], "unknown key optimizer.lrr"),
+        (["--max-seq-len", "8"], "no sample has a target within 8 tokens"),
+    ],
+)
+def test_mistakes_are_named(model: Path, data: Path, tmp_path: Path, words: list[str], message: str) -> None:
+    done = call_roofline(["finetune", model, data, "--out", tmp_path / "run", "--precision", "fp32", *words])
+    assert done.exit_code in (1, 2)
+    assert message in done.stderr
+    assert not (tmp_path / "run/log.jsonl").exists()
+
+
+@pytest.mark.parametrize("preset", ["dell2024", "amd2024"])
+def test_presets_say_what_is_otherwise(model: Path, data: Path, tmp_path: Path, preset: str) -> None:
+    out = tmp_path / "run"
+    done = call_roofline(
+        ["finetune", model, data, "--out", out, "--preset", preset, "--steps", 1, "--max-seq-len", 64, "--batch", 2]
+    )
+    assert done.exit_code == 0, done.stderr
+    config = json.loads((out / "config.json").read_text())
+    if preset == "dell2024":
+        assert config["precision"] == "amp_bf16"
+        assert "preset dell2024 computes in fp16, which this CPU has no fast products of: bf16 instead" in done.stderr
+    else:
+        assert (config["adapter"]["rank"], config["adapter"]["alpha"]) == (8, 8.0)
+        assert config["adapter"]["targets"] == ["q_proj", "v_proj"]
+        assert config["optimizer"]["lr"] == 4e-5
+        assert "dropout of 0.1" in done.stderr
+    assert config["max_duration"] == "1ba"
+
+
+@pytest.mark.slow
+def test_several_processes_take_the_same_steps(model: Path, data: Path, tmp_path: Path) -> None:
+    for name, count in (("one", 1), ("two", 2)):
+        done = finetune(model, data, tmp_path / name, "--steps", 6, "--nproc", count, "--json")
+        assert json.loads(done.stdout)["card"]["devices"] == count
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)

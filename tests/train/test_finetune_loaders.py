@@ -1,0 +1,164 @@
+"""LLM Foundry's finetuning loaders: samples are prepared in the run's folder, whatever process asks first."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+torch = pytest.importorskip("torch", reason="training is torch")
+
+from roofline.common.errors import ConfigError  # noqa: E402
+from roofline.train.config.read import parse_config  # noqa: E402
+from roofline.train.data.mds import Shards  # noqa: E402
+from roofline.train.finetune.loaders import data_of, prepare_all, prepared  # noqa: E402
+from roofline.train.finetune.prepare import read_prepared  # noqa: E402
+from roofline.train.run.loop import train  # noqa: E402
+from roofline.train.run_folder import read_lines  # noqa: E402
+from tests.command_line import call_roofline  # noqa: E402
+from tests.train import sft  # noqa: E402
+
+FUNCTION = """
+def of_numbers(record):
+    return {"prompt": f"What is {record['n']}?", "response": " one" * record["n"]}
+def wrong(record):
+    return record["missing"]
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer, and a folder of files with two splits."""
+    folder = tmp_path_factory.mktemp("foundry")
+    sft.write_tokenizer(folder / "tokenizer")
+    (folder / "data").mkdir()
+    for split, count in (("train", 30), ("validation", 5)):
+        sft.write_lines(folder / f"data/{split}.jsonl", [{"prompt": "one two", "response": " three"}] * count)
+    sft.write_lines(folder / "numbers.jsonl", [{"n": n % 5 + 1} for n in range(20)])
+    (folder / "own_functions.py").write_text(FUNCTION)
+    return folder
+
+
+def mapping(place: Path, run: Path, dataset: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    loader = {"name": "finetuning", "dataset": {"max_seq_len": 64, "decoder_only_format": True, **dataset}}
+    return {
+        "run_folder": str(run),
+        "max_seq_len": 64,
+        "model": {"name": "mpt_causal_lm", "d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": sft.VOCAB},
+        "tokenizer": {"name": str(place / "tokenizer"), "kwargs": {"model_max_length": 64}},
+        "train_loader": {**loader, "drop_last": True, "num_workers": 2},
+        "optimizer": {"name": "decoupled_adamw", "lr": 1e-3},
+        "max_duration": "2ba",
+        "global_train_batch_size": 4,
+        "precision": "fp32",
+        "device": "cpu",
+        "progress_bar": False,
+        "probes": False,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("ratio", [None, 1.0, 6.5, "auto"])
+def test_a_configuration_of_llm_foundry_trains(place: Path, tmp_path: Path, ratio: Any) -> None:
+    files = {"hf_name": "json", "hf_kwargs": {"data_dir": str(place / "data")}}
+    held_out = {"name": "finetuning", "dataset": {**files, "split": "validation", "shuffle": False}}
+    dataset = {**files, "split": "train", "shuffle": True, "allow_pad_trimming": False, "packing_ratio": ratio}
+    made = mapping(place, tmp_path / "run", dataset, eval_loader=held_out, eval_interval="1ba")
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(made))
+    done = call_roofline(["train", file])
+    assert done.exit_code == 0, done.stderr
+    about = read_prepared(tmp_path / "run/samples/train")
+    packs = ratio in (6.5, "auto")
+    assert about.train.samples == 30
+    assert about.train.rows < 10 if packs else about.train.rows == 30
+    lines = read_lines(tmp_path / "run/log.jsonl")
+    assert (lines[0]["about"]["leak_proof"] is not None) == packs
+    assert all(line["computed"] == 4 * 64 for line in lines if "loss" in line), "padding is computed, as the file says"
+    assert [line["eval_tokens"] for line in lines if "eval_loss" in line] == [2 * 5] * 2, "three and the end, of each"
+    again = call_roofline(["train", tmp_path / "run/config.json", "--set", f"run_folder={tmp_path}/again"])
+    assert again.exit_code == 0, again.stderr
+    losses = [
+        [line["loss"] for line in read_lines(tmp_path / name / "log.jsonl") if "loss" in line]
+        for name in ("run", "again")
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_records_go_through_a_function(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(place))
+    dataset = {"hf_name": str(place / "numbers.jsonl"), "preprocessing_fn": "own_functions:of_numbers"}
+    config = parse_config(mapping(place, tmp_path / "run", dataset))
+    prepare_all(config)
+    shards = Shards(tmp_path / "run/samples/train/train")
+    rows = [shards[n] for n in range(len(shards))]
+    assert sorted(int(row["trained"].sum()) for row in rows) == sorted(n % 5 + 2 for n in range(20))  # type: ignore[attr-defined]
+    assert prepared(config).train_loader.dataset.local == str(tmp_path / "run/samples/train/train")
+    changed = mapping(place, tmp_path / "run", {**dataset, "preprocessing_fn": "own_functions:wrong"})
+    with pytest.raises(ConfigError, match="was prepared from other data"):
+        prepare_all(parse_config(changed))
+    with pytest.raises(ConfigError, match=r"numbers.jsonl: line 1: own_functions:wrong fails: KeyError: 'missing'"):
+        prepare_all(parse_config(changed | {"run_folder": str(tmp_path / "other")}))
+    sys.modules.pop("own_functions")
+
+
+def test_prompts_may_be_trained_on(place: Path, tmp_path: Path) -> None:
+    found = {}
+    for prompts in ("none", "all"):
+        dataset = {"hf_name": str(place / "data"), "target_prompts": prompts}
+        config = parse_config(mapping(place, tmp_path / prompts, dataset))
+        prepare_all(config)
+        found[prompts] = read_prepared(tmp_path / prompts / "samples/train").train
+    assert found["none"].trained == 2 * 30
+    assert found["all"].trained == found["all"].real - 30
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        ({"hf_name": "mosaicml/dolly_hhrlhf"}, "nothing is fetched from the hub: fetch it"),
+        ({"hf_name": "json"}, "needs the files in hf_kwargs: data_files or data_dir"),
+        ({"hf_name": "json", "hf_kwargs": {"data_files": "x.bin"}}, "x.bin: data is read from"),
+        ({"hf_name": "json", "hf_kwargs": {"data_files": {"test": "x.jsonl"}}}, "has no split 'train': it has test"),
+        (
+            {"hf_name": "json", "preprocessing_fn": "nowhere:f", "hf_kwargs": {"data_files": "x.json"}},
+            "cannot be imported",
+        ),
+    ],
+)
+def test_what_cannot_be_prepared_is_named(place: Path, tmp_path: Path, dataset: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(parse_config(mapping(place, tmp_path / "run", dataset)))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "changes", "message"),
+    [
+        ({"hf_name": "x", "local": "y"}, {}, "name one of them"),
+        ({"hf_name": "x", "preprocessing_fn": "f"}, {}, "preprocessing_fn"),
+        ({"hf_name": "x"}, {"tokenizer": None}, "tokenizer.name is missing"),
+        ({"local": "x"}, {"eval_loader": {"name": "text", "dataset": {"local": "x"}}}, "does not go with"),
+    ],
+)
+def test_keys_that_contradict(place: Path, tmp_path: Path, dataset: Any, changes: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(mapping(place, tmp_path, dataset, **changes))
+    texts = {"train_loader": {"name": "text", "dataset": {"local": "x", "packing_ratio": 2}}}
+    with pytest.raises(ConfigError, match=r"dataset\.packing_ratio belongs to a loader whose name is finetuning"):
+        parse_config(mapping(place, tmp_path, {}) | texts)
+
+
+def test_files_may_be_named_one_by_one(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "a", "response": "b"}))
+    (tmp_path / "b.jsonl").write_text(json.dumps({"prompt": "c", "response": "d"}))
+    for files in (
+        f"{tmp_path}/*.jsonl",
+        [f"{tmp_path}/a.jsonl", f"{tmp_path}/b.jsonl"],
+        {"train": f"{tmp_path}/*.jsonl"},
+    ):
+        dataset = {"hf_name": "json", "hf_kwargs": {"data_files": files}}
+        loader = parse_config(mapping(place, tmp_path, dataset)).train_loader
+        assert data_of(loader, 64).files == [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
