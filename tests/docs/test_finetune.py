@@ -69,6 +69,18 @@ def test_commands_that_measure(line: str, model: Path, tmp_path: Path, monkeypat
     assert "again: roofline bench lora" in done.stdout
 
 
+def test_right_answers_are_counted(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sft.write_lines(tmp_path / "questions.jsonl", [sft.question(number) for number in range(20)])
+    train = next(line for line in LINES if "--out runs/questions" in line)
+    assert call_roofline(shortened(train, model)).exit_code == 0
+    (line,) = [line for line in LINES if line.startswith("roofline bench tasks")]
+    words = [str(model) if word == "smollm2-135m" else word for word in shlex.split(line)[1:]]
+    done = call_roofline([*words, "--backend", "reference"])
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.splitlines()[-1].split()[:2] == ["exact", "20"]
+
+
 def test_its_tables_have_every_form_and_preset() -> None:
     assert re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE) == [*_in_the_order_of_the_page(), *PRESETS]
 

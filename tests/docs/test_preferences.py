@@ -46,11 +46,12 @@ def test_commands(line: str, model: Path, tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "reward.py").write_text(code)
     done = call_roofline(shortened(line, model))
     assert done.exit_code == 0, done.stderr
-    serve = done.stdout.splitlines()[-1].removeprefix("serve it: ")
+    (serve,) = [line.removeprefix("serve it: ") for line in done.stdout.splitlines() if line.startswith("serve it: ")]
     assert Path(shlex.split(serve)[-1].partition("=")[2]).is_dir()
     if line == TRAINING[0]:
         expected = next(each for each in LINES if each.startswith("roofline serve"))
-        assert serve == expected.replace("serve smollm2-135m", f"serve {model}")
+        of_folder = f"serve {model} --served-model-name {model.name}"
+        assert serve == expected.replace("serve smollm2-135m", of_folder)
 
 
 def test_the_sections_are_what_the_page_says() -> None:

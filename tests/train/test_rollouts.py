@@ -89,6 +89,15 @@ def test_in_plain_float32_they_agree_to_rounding(model: Path, prompts: Path, tmp
     assert 0 < max(line["apart_most"] for line in lines) < 2e-5
 
 
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_the_divergence_is_from_the_model_as_it_was(model: Path, prompts: Path, tmp_path: Path, method: str) -> None:
+    """None before the first step, whatever the group, and some later; of each update, the last one's is in the log."""
+    adapter = {"method": "full"} if method == "full" else {"rank": 4, "base": "f32"}
+    lines = run(made(model, prompts, tmp_path, max_duration="3ba", grpo={"kl": 0.05, "group": 4}, adapter=adapter))
+    kl = [line["kl"] for line in lines]
+    assert 0 <= kl[0] < 1e-3 < kl[1] < kl[2]
+
+
 def test_other_temperatures_are_trained_as_they_are_drawn(model: Path, prompts: Path, tmp_path: Path) -> None:
     lines = run(made(model, prompts, tmp_path, max_duration="2ba", grpo={"temperature": 0.5, "group": 4}))
     # Their probabilities at the sampling are training's own, so that nothing is apart.

@@ -90,6 +90,7 @@ ROOT = Group(
                 "load": "measure.bench_load:command",
                 "curve": "measure.bench_curve:command",
                 "sweep": "measure.bench_sweep:command",
+                "tasks": "measure.bench_tasks:command",
                 "decode": "measure.bench_decode:command",
                 "compare": "measure.bench_compare:command",
                 "recompute": "measure.bench_recompute:command",

@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,35 +36,21 @@ def command(
 
     The same command again goes on with a run that was stopped. What is printed at the end serves the result.
     """
-    from roofline.bundle import load_text_of
     from roofline.cli.run.prepare import pull
     from roofline.cli.training.before_after import BeforeAfter, Served
-    from roofline.train.config.read import parse_config, read_config
-    from roofline.train.config.schema import ModelSection
+    from roofline.train.config.read import read_config
     from roofline.train.finetune import plan
-    from roofline.train.finetune.prepare import prepare, read_prompts
-    from roofline.train.model.shapes import files
+    from roofline.train.finetune.prepare import read_prompts
     from roofline.train.run import preflight
-    from roofline.weights.checkpoint import read_config as shape_of
 
     options = options.with_preset(named)
     model = str(Path(model).resolve()) if Path(model).exists() else model
     folder = options.out or Path("runs", f"{Path(model).stem}-{data.stem}")
     pull(model)
-    words, template = load_text_of(model)
-    section = ModelSection(name="hf_causal_lm", pretrained_model_name_or_path=model)
-    chosen = plan.data_of(data, options, int(shape_of(files(section))["max_position"]))
     if options.show:
-        _show(chosen, model, options.show)
+        _show(_data(model, data, options), model, options.show)
         return 0
-    precision, notes = plan.precision_of(options, plan.computes_on_cpu())
-    # What is wrong with the options is said before minutes of preparation.
-    stand_in = plan.configuration(model, options, plan.stand_in(chosen.length), folder, precision)
-    parse_config(stand_in, "finetune", changes or ())
-    prepared = prepare(chosen, folder / plan.DATA, words, template, progress=_Progress())
-    path = plan.write(plan.configuration(model, options, prepared, folder, precision), folder)
-    for line in [*_summary(prepared, chosen, plan.steps_of(options, prepared), options.batch), *notes]:
-        print(line, file=sys.stderr)
+    path = _prepare(model, _data(model, data, options), options, folder, changes or ())
     outcome = folder / ("model" if options.method == "full" else "adapter")
     served = Served(model, outcome, options.port, options.rank)
     around = BeforeAfter(served, read_prompts(folder / plan.DATA, options.ask), folder)
@@ -83,6 +70,36 @@ def command(
     if options.serve:
         os.execv(sys.executable, [sys.executable, "-m", *served.command])
     return 0
+
+
+def _data(model: str, place: Path, options: FinetuneOptions) -> "Data":
+    """What of a file or folder is prepared for a model."""
+    from roofline.train.config.schema import ModelSection
+    from roofline.train.finetune import plan
+    from roofline.train.model.shapes import files
+    from roofline.weights.checkpoint import read_config
+
+    section = ModelSection(name="hf_causal_lm", pretrained_model_name_or_path=model)
+    return plan.data_of(place, options, int(read_config(files(section))["max_position"]))
+
+
+def _prepare(model: str, data: "Data", options: FinetuneOptions, folder: Path, changes: Sequence[str]) -> Path:
+    """Prepare the data and write the run's configuration, whose path is returned. Says on stderr what was prepared."""
+    from roofline.bundle import load_text_of
+    from roofline.train.config.read import parse_config
+    from roofline.train.finetune import plan
+    from roofline.train.finetune.prepare import prepare
+
+    words, template = load_text_of(model)
+    precision, notes = plan.precision_of(options, plan.computes_on_cpu())
+    # What is wrong with the options is said before minutes of preparation.
+    stand_in = plan.configuration(model, options, plan.stand_in(data.length), folder, precision)
+    parse_config(stand_in, "finetune", changes)
+    prepared = prepare(data, folder / plan.DATA, words, template, progress=_Progress())
+    path = plan.write(plan.configuration(model, options, prepared, folder, precision), folder)
+    for line in [*_summary(prepared, data, plan.steps_of(options, prepared), options.batch), *notes]:
+        print(line, file=sys.stderr)
+    return path
 
 
 class _Progress:

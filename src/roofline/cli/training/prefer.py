@@ -1,5 +1,6 @@
 """roofline prefer and roofline reinforce: a model learns which answers are better, or to earn rewards for its own."""
 
+import os
 import shlex
 import sys
 from dataclasses import replace
@@ -11,22 +12,20 @@ from roofline.cli.output import print_json
 from roofline.cli.parser import Argument
 from roofline.cli.training.finetune import Changes, train_file
 from roofline.cli.training.train import Processes
-from roofline.common.options import Option
 from roofline.train.preference.options import PreferOptions, ReinforceOptions
 
 if TYPE_CHECKING:
+    from roofline.common.json_types import JsonObject
     from roofline.train.finetune.prepare import Prepared, Write
     from roofline.train.preference.prepare import Items
 
 Model = Annotated[str, Argument("The model: a name from `roofline list`, hf:ORG/REPO[:FILE], or a path.")]
-Out = Annotated[Path | None, Option("The run's folder. Default: runs/MODEL-DATA.", flags=("--out", "-o"))]
 
 
 def prefer(
     options: PreferOptions,
     model: Model,
     data: Annotated[Path, Argument("Records with a prompt, a chosen and a rejected answer.")],
-    out: Out = None,
     nproc: Processes = 1,
     changes: Changes = None,
     as_json: AsJson = False,
@@ -40,15 +39,14 @@ def prefer(
     def summary(prepared: "Prepared") -> str:
         return f"{prepared.train.samples:,} pairs in {prepared.train.rows:,} rows of {prepared.length:,} tokens"
 
-    run = _Run(model, data, out, f"{PAIRS} {options.format or ''}", write_pairs, pair_items)
-    return run.train(options, summary, nproc, list(changes or ()), as_json)
+    run = _Run(options, model, data, f"{PAIRS} {options.format or ''}", write_pairs, pair_items)
+    return run.train(summary, nproc, list(changes or ()), as_json)
 
 
 def reinforce(
     options: ReinforceOptions,
     model: Model,
     prompts: Annotated[Path, Argument("Records with a prompt, and what the reward needs of each.")],
-    out: Out = None,
     changes: Changes = None,
     as_json: AsJson = False,
 ) -> int:
@@ -67,79 +65,102 @@ def reinforce(
         return f"{prepared.train.samples:,} prompts, {options.group} answers to each of {options.batch} in a step"
 
     kind = f"{PROMPTS}-{options.max_new_tokens} {options.format or ''}"
-    run = _Run(model, prompts, out, kind, write_prompts, prompt_items)
-    return run.train(options, summary, 1, list(changes or ()), as_json)
+    run = _Run(options, model, prompts, kind, write_prompts, prompt_items)
+    return run.train(summary, 1, list(changes or ()), as_json)
+
+
+Either = PreferOptions | ReinforceOptions
 
 
 class _Run:
     """The run of a command. kind: of the data; write: writes its shards; items: of a record, to be shown."""
 
-    def __init__(self, model: str, data: Path, out: Path | None, kind: str, write: "Write", items: "Items") -> None:
-        self.model = str(Path(model).resolve()) if Path(model).exists() else model
-        self.data, self.kind, self.write, self.items = data, kind, write, items
-        self.folder = out or Path("runs", f"{Path(self.model).stem}-{data.stem}")
-
-    def train(
+    def __init__(
         self,
         options: PreferOptions | ReinforceOptions,
-        summary: "Summary",
-        nproc: int,
-        changes: list[str],
-        as_json: bool,
-    ) -> int:
+        model: str,
+        data: Path,
+        kind: str,
+        write: "Write",
+        items: "Items",
+    ) -> None:
+        self.options, self.model = options, str(Path(model).resolve()) if Path(model).exists() else model
+        self.data, self.kind, self.write, self.items = data, kind, write, items
+        self.folder = options.out or Path("runs", f"{Path(self.model).stem}-{data.stem}")
+
+    def train(self, summary: "Summary", nproc: int, changes: list[str], as_json: bool) -> int:
         """Prepare, train, and say how to serve the result; the exit status."""
+        from roofline.cli.training.before_after import BeforeAfter, Served
+        from roofline.train.finetune import plan
+        from roofline.train.finetune.prepare import read_prompts
+
+        options = self.options
+        prepared, notes = self._prepared(changes)
+        if prepared is None:
+            return 0
+        settings, more = self._settings(prepared)
+        path = plan.write(settings, self.folder)
+        for line in (f"{self.data}: {summary(prepared)}; {settings['max_duration'][:-2]} steps", *notes, *more):
+            print(line, file=sys.stderr)
+        outcome = self.folder / ("model" if options.method == "full" else "adapter")
+        served = Served(self.model, outcome, options.port, options.rank)
+        around = BeforeAfter(served, read_prompts(self.folder / plan.DATA, options.ask), self.folder)
+        around.begin()
+        status, result = train_file(path, changes, nproc, as_json)
+        if status:
+            if status > 128:
+                print("the same command goes on from there", file=sys.stderr)
+            return status
+        around.end()
+        serve = shlex.join(served.command)
+        if as_json:
+            more_facts = {"folder": str(self.folder), "outcome": str(outcome), "serve": serve, "exact": around.exact()}
+            print_json(result | more_facts)
+        else:
+            print("\n".join(around.summary()))
+        if options.serve:
+            os.execv(sys.executable, [sys.executable, "-m", *served.command])
+        return 0
+
+    def _settings(self, prepared: "Prepared") -> "tuple[JsonObject, list[str]]":
+        """The run's configuration, and what of it is otherwise than the options say."""
         from roofline.train.finetune import plan
         from roofline.train.preference.options import configuration
 
-        prepared = self._prepared(options)
-        if prepared is None:
-            return 0
-        pack = isinstance(options, PreferOptions) and options.pack
-        precision, notes = plan.precision_of(options.as_finetune(options.batch, pack), plan.computes_on_cpu())
-        settings = configuration(self.model, options, prepared, self.folder, precision)
-        path = plan.write(settings, self.folder)
-        if prepared.left_out:
-            notes.append(
-                f"{prepared.left_out:,} of {prepared.records:,} records do not fit: --max-seq-len raises the limit"
-            )
-        for line in (f"{self.data}: {summary(prepared)}; {settings['max_duration'][:-2]} steps", *notes):
-            print(line, file=sys.stderr)
-        status, result = train_file(path, changes, nproc, as_json)
-        if status:
-            return status
-        is_full = options.method == "full"
-        outcome = self.folder / ("model" if is_full else "adapter")
-        serving = [str(outcome)] if is_full else [self.model, "--adapter", f"{self.folder.name}={outcome}"]
-        serve = shlex.join(["roofline", "serve", *serving])
-        if as_json:
-            print_json(result | {"folder": str(self.folder), "outcome": str(outcome), "serve": serve})
-        else:
-            print(f"serve it: {serve}")
-        return 0
+        options = self.options
+        precision, notes = plan.precision_of(options.as_finetune(options.batch, prepared.pack), plan.computes_on_cpu())
+        return configuration(self.model, options, prepared, self.folder, precision), notes
 
-    def _prepared(self, options: PreferOptions | ReinforceOptions) -> "Prepared | None":
-        """What is trained on; None where it was only to be shown."""
+    def _prepared(self, changes: list[str]) -> "tuple[Prepared | None, list[str]]":
+        """What is trained on, None where it was only to be shown; and what was left out."""
         from roofline.bundle import load_text_of
+        from roofline.cli.run.prepare import pull
+        from roofline.train.config.read import parse_config
         from roofline.train.config.schema import ModelSection
         from roofline.train.finetune import plan
         from roofline.train.finetune.encode import Encoder
         from roofline.train.finetune.prepare import prepare
         from roofline.train.model.shapes import files
-        from roofline.train.preference.prepare import shown
+        from roofline.train.preference.prepare import preview
         from roofline.weights.checkpoint import read_config
 
+        options, pack = self.options, isinstance(self.options, PreferOptions) and self.options.pack
+        pull(self.model)
         words, template = load_text_of(self.model)
         section = ModelSection(name="hf_causal_lm", pretrained_model_name_or_path=self.model)
-        pack = isinstance(options, PreferOptions) and options.pack
         longest = int(read_config(files(section))["max_position"])
         chosen = plan.data_of(self.data, options.as_finetune(options.batch, pack), longest)
         chosen = replace(chosen, form=self.kind)
         if options.show:
             encoder = Encoder(words, template, chosen.length)
-            for line in shown(chosen, encoder, self.items, options.show, sys.stdout.isatty()):
+            for line in preview(chosen, encoder, self.items, options.show, sys.stdout.isatty()):
                 print(line)
-            return None
-        return prepare(chosen, self.folder / plan.DATA, words, template, self.write)
+            return None, []
+        # What is wrong with the options is said before minutes of preparation.
+        parse_config(self._settings(plan.stand_in(chosen.length))[0], "options", changes)
+        prepared = prepare(chosen, self.folder / plan.DATA, words, template, self.write)
+        left_out = f"{prepared.left_out:,} of {prepared.records:,} records do not fit: --max-seq-len raises the limit"
+        return prepared, [left_out] if prepared.left_out else []
 
 
 if TYPE_CHECKING:

@@ -205,7 +205,7 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str, progress: Calla
     if TRAIN not in written:
         raise ConfigError(f"{data.name}: no sample has a target within {data.length} tokens: raise --max-seq-len")
     if HELD_OUT in written:
-        _prompts(folder / PROMPTS, [originals[number] for number in groups[HELD_OUT] if encoded[number]])
+        write_questions(folder, [originals[number] for number in groups[HELD_OUT] if encoded[number]])
     counts, files = encoder.counts, [str(path) for path in data.files]
     about = partial(Prepared, key, forms[0], count, data.length, data.pack, counts.longest)
     return about(counts.split, counts.ended, counts.cut, counts.left_out, written[TRAIN], written.get(HELD_OUT), files)
@@ -235,10 +235,10 @@ def _rows(folder: Path, parts: Sequence[Encoded], data: Data) -> Rows:
     return Rows(len(parts), len(rows), real, trained)
 
 
-def _prompts(path: Path, held_out: Sequence[Sample]) -> None:
+def write_questions(folder: Path, held_out: Sequence[Sample]) -> None:
     """Write held-out prompts with their answers, for whom wants to ask the model; plain texts have none."""
     lines = [line for sample in held_out[:MOST_PROMPTS] if (line := _prompt(sample)) is not None]
-    write_atomically(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    write_atomically(folder / PROMPTS, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 
 def read_prompts(folder: Path, most: int) -> list[JsonObject]:

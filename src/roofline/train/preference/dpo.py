@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from roofline.train.config.objectives import DpoSection
-from roofline.train.data.row_arrays import PADDING
 from roofline.train.preference.objective import Facts
 
 FIGURES = ("reward_chosen", "reward_rejected", "accuracy")  # sums over pairs of what the log shows the means of
@@ -17,11 +16,6 @@ FIGURES = ("reward_chosen", "reward_rejected", "accuracy")  # sums over pairs of
 def of_documents(values: Tensor, documents: Tensor, count: int) -> Tensor:
     """The sums of values [rows, length] over each document of a row, [rows, count]; documents: int64 [rows, length]."""
     return values.new_zeros(len(values), count).scatter_add(1, documents, values)
-
-
-def without_rest(documents: Tensor, count: int) -> Tensor:
-    """The documents of tokens with one document, `count`, for all that follow the first `count`."""
-    return torch.where(documents == PADDING, count, documents).clamp(max=count)
 
 
 def pair_losses(section: DpoSection, policy: Tensor, reference: Tensor, lengths: Tensor) -> Tensor:
@@ -71,7 +65,8 @@ class PairLoss:
         reference = facts["reference"]
         most = reference.shape[1]
         here = torch.arange(most, device=counts.device) < facts["pairs"][:, None]  # [rows, most]
-        documents = without_rest(documents, 2 * most)
+        # What follows the last pair goes together; padding has no targets and may go anywhere.
+        documents = documents.clamp(0, 2 * most)
         lengths = of_documents(counts.double(), documents, 2 * most + 1)[:, :-1].view(-1, most, 2)[here]
 
         def value(scores: Tensor) -> Tensor:

@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonObject
 from roofline.common.options import Options, option, same_option
-from roofline.train.finetune import plan
 from roofline.train.finetune.options import TOPIC_RUN, FinetuneOptions
-from roofline.train.finetune.prepare import Prepared
 from roofline.train.preference.pair_files import CHAT
+
+if TYPE_CHECKING:
+    from roofline.train.finetune.prepare import Prepared
 
 TOPIC_PAIRS, TOPIC_ANSWERS = "Preference", "Answers and rewards"
 LR, LR_FULL = 5e-5, 1e-6
@@ -32,6 +34,7 @@ class CommonOptions(Options):
     rslora: bool = same_option(FinetuneOptions, "rslora")
     targets: str = same_option(FinetuneOptions, "targets")
     base: str = same_option(FinetuneOptions, "base")
+    out: Path | None = same_option(FinetuneOptions, "out")
     epochs: float | None = option(None, "Times that each sample is seen. Default: 1.", topic=TOPIC_RUN)
     steps: int | None = same_option(FinetuneOptions, "steps")
     lr: float | None = option(
@@ -40,6 +43,9 @@ class CommonOptions(Options):
     schedule: str = same_option(FinetuneOptions, "schedule")
     precision: str = same_option(FinetuneOptions, "precision")
     seed: int = same_option(FinetuneOptions, "seed")
+    ask: int = same_option(FinetuneOptions, "ask")
+    serve: bool = same_option(FinetuneOptions, "serve")
+    port: int = same_option(FinetuneOptions, "port")
 
     def as_finetune(self, batch: int, pack: bool) -> FinetuneOptions:
         """The options that `roofline finetune` has under the same names."""
@@ -108,9 +114,11 @@ class ReinforceOptions(CommonOptions):
 
 
 def configuration(
-    model: str, options: PreferOptions | ReinforceOptions, prepared: Prepared, folder: Path, precision: str
+    model: str, options: PreferOptions | ReinforceOptions, prepared: "Prepared", folder: Path, precision: str
 ) -> JsonObject:
     """The configuration of the run as a YAML file has it."""
+    from roofline.train.finetune import plan  # which needs numpy: commands declare their options without it
+
     common = options.as_finetune(options.batch, prepared.pack)
     settings = plan.configuration(model, common, prepared, folder, precision)
     name = "dpo" if isinstance(options, PreferOptions) else "grpo"

@@ -14,9 +14,11 @@ from roofline.train.data.mds import ShardWriter
 from roofline.train.finetune.encode import Encoded, Encoder
 from roofline.train.finetune.files import Record, records
 from roofline.train.finetune.packing import pack
-from roofline.train.finetune.prepare import COLUMNS, HELD_OUT, TRAIN, Data, Prepared, Rows, kept_apart
+from roofline.train.finetune.prepare import COLUMNS, HELD_OUT, TRAIN, Data, Prepared, Rows, kept_apart, write_questions
+from roofline.train.finetune.samples import Chat, Continuation, Sample
 from roofline.train.finetune.show import marked
 from roofline.train.preference.pair_files import pair, prompt
+from roofline.train.preference.rewards import right_answer
 
 PAIRS, PROMPTS = "pairs", "prompts"  # in place of the form of samples; behind prompts the longest answer: prompts-128
 Documents = Sequence[Encoded]
@@ -24,9 +26,10 @@ Documents = Sequence[Encoded]
 
 @dataclass(frozen=True)
 class Item:
-    """What stands together in a row. record: of a prompt, for its reward."""
+    """What stands together in a row. question: a sample with a right answer; record: of a prompt, for its reward."""
 
     documents: Documents
+    question: Sample | None = None
     record: JsonObject | None = None
 
     def __len__(self) -> int:
@@ -42,11 +45,11 @@ def write_pairs(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepare
 
 
 def pair_items(data: Data, encoder: Encoder, record: Record, where: str) -> Iterator[Item]:
-    """The pair of a record, if both answers are within a row."""
-    both = pair(record, where, _form(data))
-    parts = [encoder.encode(sample, where) for sample in (both.chosen, both.rejected)]
+    """The pair of a record, if each of its answers is within a row."""
+    answers = pair(record, where, _form(data))
+    parts = [encoder.encode(sample, where) for sample in (answers.chosen, answers.rejected)]
     if all(len(part) == 1 for part in parts):
-        yield Item([part[0] for part in parts])
+        yield Item([part[0] for part in parts], answers.chosen)
 
 
 def write_prompts(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
@@ -56,14 +59,17 @@ def write_prompts(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepa
 
 def prompt_items(data: Data, encoder: Encoder, record: Record, where: str) -> Iterator[Item]:
     """The prompt of a record, if there is room for an answer behind it."""
-    ids = np.array(_prompt_ids(record, where, data, encoder), np.uint32)
+    words = prompt(record, where, _form(data))
+    ids = np.array(_prompt_ids(words, encoder), np.uint32)
     kind = (data.form or "").partition(" ")[0]
     if 2 <= len(ids) <= data.length - int(kind.rpartition("-")[2]):
         assert not isinstance(record, str)
-        yield Item([Encoded(ids, np.zeros(len(ids), bool))], json.loads(json.dumps(dict(record), default=str)))
+        document = Encoded(ids, np.zeros(len(ids), bool))
+        plain = json.loads(json.dumps(dict(record), default=str))
+        yield Item([document], _question(words, right_answer(record)), plain)
 
 
-def shown(data: Data, encoder: Encoder, items: Items, count: int, colour: bool) -> Iterator[str]:
+def preview(data: Data, encoder: Encoder, items: Items, count: int, colour: bool) -> Iterator[str]:
     """The first records as the model reads them, with what is trained on."""
     lines = ((where, record) for place in data.places for where, record in records(place, data.split))
     for where, record in islice(lines, count):
@@ -72,11 +78,18 @@ def shown(data: Data, encoder: Encoder, items: Items, count: int, colour: bool) 
         yield from (marked(encoder.tokenizer, part, colour) for part in parts)
 
 
-def _prompt_ids(record: Record, where: str, data: Data, encoder: Encoder) -> list[int]:
-    words = prompt(record, where, _form(data))
+def _prompt_ids(words: Chat | str, encoder: Encoder) -> list[int]:
     if isinstance(words, str):
         return encoder.tokenizer.encode(words, add_special=True)
     return encoder.template.encode_chat(encoder.tokenizer, words.messages, tools=words.tools or None)
+
+
+def _question(words: Chat | str, answer: str | None) -> Sample | None:
+    """The prompt with its right answer, if there is one."""
+    if answer is None or isinstance(words, str):
+        return None if answer is None else Continuation(str(words), answer)
+    message = {"role": "assistant", "content": answer}
+    return Chat((*words.messages, message), words.tools, (len(words.messages),))
 
 
 def _form(data: Data) -> str | None:
@@ -97,6 +110,9 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str, items: Items) -
             written[name] = _rows(folder / name, parts, data)
     if TRAIN not in written:
         raise ConfigError(f"{data.name}: nothing fits into {data.length} tokens: raise --max-seq-len")
+    if HELD_OUT in written:
+        questions = [item.question for number in groups[HELD_OUT] for item in fitting[number]]
+        write_questions(folder, [question for question in questions if question is not None])
     longest = max((len(item) for each in read for item in each), default=0)
     left_out = sum(not each for each in fitting)
     kind = (data.form or PAIRS).partition(" ")[0]

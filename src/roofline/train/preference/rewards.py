@@ -53,7 +53,12 @@ def reward_of(name: str) -> Reward:
 
 def exact_match(answer: str, record: Record) -> float:
     """1 for the text of the record's answer, without space around it, else 0."""
-    right = next((record[key] for key in ANSWERS if isinstance(record.get(key), str)), None)
+    right = right_answer(record)
     if right is None:
         raise RooflineError(f"reward={EXACT}: a prompt has no right answer under {', '.join(ANSWERS)}")
-    return float(answer.strip() == str(right).strip())
+    return float(answer.strip() == right.strip())
+
+
+def right_answer(record: Record) -> str | None:
+    """The answer that a record has for its prompt."""
+    return next((str(record[key]) for key in ANSWERS if isinstance(record.get(key), str)), None)

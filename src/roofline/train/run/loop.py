@@ -21,7 +21,7 @@ from roofline.train.checkpoint.checkpoint import Saver
 from roofline.train.checkpoint.resume import resume
 from roofline.train.config.duration import Batches, batches
 from roofline.train.config.schema import TrainConfig
-from roofline.train.data.loader import Loader, Rows, Share, in_turn, open_source
+from roofline.train.data.loader import Loader, Rows, Share, open_source
 from roofline.train.data.receipts import START, ReceiptLog
 from roofline.train.finetune import loaders
 from roofline.train.memory.exhausted import limit_memory, room
@@ -31,14 +31,14 @@ from roofline.train.model.modules import Model
 from roofline.train.model.optim import optimizer
 from roofline.train.model.shapes import files, model_config
 from roofline.train.parallel.elastic import check, rounds
-from roofline.train.parallel.processes import World, join, leave, reshard, shard
+from roofline.train.parallel.processes import World, join, leave, shard
 from roofline.train.preference.objective import Facts
 from roofline.train.preference.sampler import MakeSampler
 from roofline.train.preference.start import preference_of
 from roofline.train.report import loggers
 from roofline.train.report.log import RunLog
 from roofline.train.report.summary import Report
-from roofline.train.run import leak_proof, preflight
+from roofline.train.run import evaluation, leak_proof, preflight
 from roofline.train.run.callbacks import Callbacks
 from roofline.train.run.clip import clip
 from roofline.train.run.determinism import deterministic
@@ -329,36 +329,11 @@ class Run:
     def evaluate(self) -> None:
         """Compute the mean loss on each held-out text."""
         for label in self.held_out:
-            started = time.perf_counter()
-            if self.preference is not None:
-                loss, units, figures = self.preference.evaluate(label)
-            else:
-                loss, units = self.held_out_loss(label)
-                figures = {"perplexity": math.exp(min(loss, 700.0))}
-            name, seconds = self.config.evaluations[label].label, time.perf_counter() - started
-            line = self.log.evaluation(name, self.progress.step, loss, units, seconds, figures)
-            self.evaluations[label] = {"step": self.progress.step, "loss": loss, **figures}
-            self._heed(self.callbacks.evaluation(line))
+            self._heed(self.callbacks.evaluation(evaluation.record(self, label)))
 
     def held_out_loss(self, label: str, facts: Callable[[np.ndarray], Facts] | None = None) -> tuple[float, int]:
-        """The mean loss on a held-out data set, and the tokens (of an objective: units) it was taken over.
-
-        facts: what the objective has to know of samples.
-        """
-        self.model.eval()
-        config, source, total, units = self.config, self.held_out[label], 0.0, 0
-        with torch.no_grad():
-            limit, batch = config.eval_subset_num_batches, config.device_eval_batch_size
-            for numbers, rows in in_turn(source, batch, self.world.data_rank, self.world.data_size, limit):
-                loss, count = self.gradients.held_out(rows, facts(numbers) if facts is not None else None)
-                total, units = total + loss, units + count
-        self.model.train()
-        reshard(self.model, self.world)
-        total, all_units = self.world.sum([total, units])
-        if not all_units:
-            name = "eval_loader" if label == "eval" else f"the eval_loader labelled {label}"
-            raise ConfigError(f"{name} holds no row")
-        return total / all_units, int(all_units)
+        """`evaluation.held_out_loss`, for methods that evaluate by it."""
+        return evaluation.held_out_loss(self, label, facts)
 
     def close(self) -> None:
         """Close files and threads; a checkpoint that is being stored is waited for."""
