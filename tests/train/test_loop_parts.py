@@ -13,10 +13,11 @@ torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.common.errors import ConfigError  # noqa: E402
 from roofline.train.checkpoint.checkpoint import Saver  # noqa: E402
+from roofline.train.data.loader import Source  # noqa: E402
 from roofline.train.memory.estimate import Memory  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
 from roofline.train.report.summary import Report  # noqa: E402
-from roofline.train.run import loop  # noqa: E402
+from roofline.train.run import evaluation, loop  # noqa: E402
 from roofline.train.run.loop import Finished, Run, train  # noqa: E402
 from tests.train.small import LENGTH, VOCAB, config, write_rows  # noqa: E402
 
@@ -120,7 +121,7 @@ def test_the_first_line_describes_the_run(data: Path, tmp_path: Path) -> None:
 def test_ids_of_the_rows_are_the_models(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab: int | None, fits: bool
 ) -> None:
-    monkeypatch.setattr(loop.Source, "vocab", property(lambda _: vocab))
+    monkeypatch.setattr(Source, "vocab", property(lambda _: vocab))
     if fits:
         with running(data, tmp_path) as run:
             assert run.source.vocab_limit == VOCAB
@@ -135,7 +136,7 @@ def test_a_held_out_text_without_rows_is_named(
 ) -> None:
     loader: dict[str, Any] = {"dataset": {"local": str(data)}}
     loaders = loader if label == "eval" else [loader | {"label": label}]
-    monkeypatch.setattr(loop, "in_turn", lambda *_: iter(()))
+    monkeypatch.setattr(evaluation, "in_turn", lambda *_: iter(()))
     with running(data, tmp_path, eval_loader=loaders) as run:
         name = "^eval_loader holds" if label == "eval" else "^the eval_loader labelled .*far holds"
         with pytest.raises(ConfigError, match=f"{name} no row$"):
@@ -224,7 +225,7 @@ def test_the_process_is_made_ready_for_what_is_configured(
     monkeypatch.setattr(loop, "limit_memory", lambda size: seen.append(f"at most {size} bytes"))
     monkeypatch.setattr(loop, "join", lambda config, store: World())
     monkeypatch.setattr(loop, "leave", lambda world: seen.append("left"))
-    monkeypatch.setattr(loop, "_fit", lambda config, world, watch: SimpleNamespace(steps=1))
+    monkeypatch.setattr(loop, "_fit", lambda config, world, watch, *_: SimpleNamespace(steps=1))
     assert train(config(data, tmp_path, **changes)).steps == 1
     assert seen == done
 

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.train.data.order import Order, Stream  # noqa: E402
+from roofline.train.data.row_arrays import RowArrays  # noqa: E402
 from roofline.train.model.modules import IGNORED  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
 from roofline.train.run import probe  # noqa: E402
@@ -28,9 +29,9 @@ class Source:
     def __init__(self, documents: bool) -> None:
         self.documents = documents
 
-    def rows(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    def rows(self, numbers: np.ndarray) -> RowArrays:
         tokens = np.tile(np.asarray(numbers)[:, None], (1, LENGTH)).astype(np.int64)
-        return tokens, tokens + 100 if self.documents else None
+        return RowArrays(tokens, tokens + 100 if self.documents else None)
 
 
 def made(folder: Path, world: World | None = None, batch: int = 9, size: int | None = 2, **options: Any) -> Probe:
@@ -195,6 +196,7 @@ class Model:
         self.blocks = torch.nn.ModuleList([torch.nn.Identity(), torch.nn.Identity()])
         self.cfg = SimpleNamespace(vocab=vocab)
         self.sizes: list[int] = []
+        self.skips = True
 
     def logits(self, x: torch.Tensor, weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
         self.sizes.append(len(x))
@@ -213,9 +215,10 @@ def test_logits_are_summed_up_in_pieces_of_4_million(vocab: int, at_a_time: int)
     with watch.rows(2, 1):  # one row of five tokens counts, row 2 of the probe; the loss comes in chunks of four
         for start in (0, 4):
             model.head_loss(torch.zeros(4), x[start : start + 4], weight)
+        assert not model.skips, "the logits of all rows are summed up"
     assert sum(model.sizes) == 5
     assert model.sizes[0] == at_a_time
-    assert model.head_loss == original
+    assert (model.head_loss, model.skips) == (original, True)
     np.testing.assert_allclose(watch.sums["logits"][1:], sums("logits", x[:5], 2 * LENGTH), rtol=1e-5)
     assert watch.sums["logits"][0] == 15
 
