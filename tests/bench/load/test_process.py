@@ -16,7 +16,7 @@ from roofline.bench.load.events import read_events
 from roofline.bench.load.plan import read_plan
 from roofline.bench.load.run import run_plan
 from roofline.bench.load.targets import open_target
-from roofline.bench.serving.certificate import added, certify, null_server
+from roofline.bench.serving.certificate import Pace, added, certify, null_server
 from roofline.common.errors import ConfigError
 from tests.bench.load.answers import STREAM, end, part
 
@@ -117,6 +117,8 @@ def test_certificate_of_few_streams():
     assert 0 < certificate.ttft_added_ms < 50
     assert certificate.gap_added_ms >= 0
     assert certificate.rate == 0 or certificate.rate == pytest.approx(2 / 0.33, rel=0.3)
+    faster = certify(2, Pace(first_ms=8, gap_ms=2, chunks=5))
+    assert faster.rate == 0 or faster.rate == pytest.approx(2 / 0.016, rel=0.4)
 
 
 def test_targets_are_started_and_ended():
