@@ -12,6 +12,7 @@ import httpx
 import msgspec
 import pytest
 
+from roofline.bench.load import targets
 from roofline.bench.load.events import read_events
 from roofline.bench.load.plan import read_plan
 from roofline.bench.load.run import run_plan
@@ -132,6 +133,33 @@ def test_targets_are_started_and_ended():
             assert (same.url, same.model, same.pid) == (target.url, "other", None)
         assert os.path.exists(f"/proc/{target.pid}")
     assert not os.path.exists(f"/proc/{target.pid}")
+
+
+@pytest.mark.parametrize(
+    ("ready", "fingerprint", "replicas"),
+    [
+        ({"system_fingerprint": "f1", "replicas": [True, False]}, "f1", 2),
+        ({"system_fingerprint": "f1"}, "f1", 1),
+        ({"replicas": 3}, "", 1),
+        (["no object"], "", 1),
+        (None, "", 1),
+    ],
+)
+def test_what_a_server_tells_of_itself(monkeypatch, ready, fingerprint, replicas):
+    told = {
+        "/v1/models": {"data": [{"id": "m", "owned_by": "roofline"}]},
+        "/version": {"version": "9"},
+        "/ready": ready,
+    }
+
+    def get(url, **_):
+        answer = told[url.removeprefix("http://host")]
+        return httpx.Response(404 if answer is None else 200, json=answer)
+
+    monkeypatch.setattr(targets.httpx, "get", get)
+    with open_target("http://host") as target:
+        assert (target.engine, target.version) == ("roofline", "9")
+        assert (target.fingerprint, target.replicas) == (fingerprint, replicas)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import roofline
 from roofline.common.addresses import why_unreachable
 from roofline.common.errors import ConfigError
 from roofline.common.files import cause_of
+from roofline.common.json_types import JsonObject
 from roofline.common.processes import describe_end
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Target:
     """A server that answers. name: as it was written; url: of its API, ending in /v1; model: that requests name;
     engine, version: as far as the server tells them; options: of a server that was started here; local_model: the
     model's name here, of a server of ours; pid: of a server that was started here; in_process: an
-    engine of this process, which takes the place of a server."""
+    engine of this process, which takes the place of a server; fingerprint, replicas: as servers of ours tell them."""
 
     name: str
     url: str
@@ -49,6 +50,8 @@ class Target:
     local_model: str = ""
     pid: int | None = None
     in_process: "EngineThread | None" = None
+    fingerprint: str = ""
+    replicas: int = 1
 
 
 @contextmanager
@@ -100,7 +103,9 @@ def _in_process(name: str) -> Iterator[Target]:
     model, *_ = words = _split(name.removeprefix(IN_PROCESS))
     flags = _flags(words)
     with open_engine(model, flags) as engine:
-        yield Target(name, name, model, "roofline", roofline.__version__, flags, model, None, engine)
+        yield Target(
+            name, name, model, "roofline", roofline.__version__, flags, model, None, engine, engine.fingerprint
+        )
 
 
 def is_address(name: str) -> bool:
@@ -211,13 +216,24 @@ def _ask(name: str, address: str, model: str | None, key: str | None) -> Target:
             "OpenAI-compatible server, or name its model with --model"
         )
     owner = str(cards[0].get("owned_by", "")) if cards else ""
-    return Target(name, url, model or str(cards[0]["id"]), owner, _version(url, key))
+    told = _told(url, "ready", key)  # of servers of ours
+    replicas = told.get("replicas")
+    return Target(
+        name,
+        url,
+        model or str(cards[0]["id"]),
+        owner,
+        version=str(_told(url, "version", key).get("version", "")),  # as vLLM and others tell it
+        fingerprint=str(told.get("system_fingerprint", "")),
+        replicas=len(replicas) if isinstance(replicas, list) and replicas else 1,
+    )
 
 
-def _version(url: str, key: str | None) -> str:
-    """As the route /version of vLLM and others tells it."""
+def _told(url: str, route: str, key: str | None) -> JsonObject:
+    """The object that a route beside the API answers, an empty one where there is none."""
     try:
-        answer = httpx.get(f"{url.removesuffix('/v1')}/version", headers=_headers(key), timeout=ASK_SECONDS)
-        return str(answer.json()["version"]) if answer.status_code == 200 else ""
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
-        return ""
+        answer = httpx.get(f"{url.removesuffix('/v1')}/{route}", headers=_headers(key), timeout=ASK_SECONDS)
+        told = answer.json() if answer.status_code == 200 else {}
+    except (httpx.HTTPError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}

@@ -214,7 +214,7 @@ def open_load_test(settings: Settings, traffic: Traffic, streams: int) -> Iterat
     ):
         write_traffic(traffic, Path(folder) / "traffic.jsonl")
         model = settings.model_here or target.local_model
-        limits = _limits(settings, model)
+        limits = _limits(settings, model, target.options.get("kv-cache-dtype", "auto"))
         certificate = certify(streams) if settings.certify and target.in_process is None else None
         tokenizer = tokenizer_of(model) if model else None
         test = LoadTest(settings, target, traffic, Path(folder), host, certificate, limits, tokenizer)
@@ -245,14 +245,15 @@ def _meter(settings: Settings) -> Meter | None:
     return find_meter("cpu" if settings.device == "cpu" else "gpu" if settings.device == "gpu" else "any", IDLE_SECONDS)
 
 
-def _limits(settings: Settings, model: str) -> ModelLimits | None:
+def _limits(settings: Settings, model: str, kv_cache_dtype: str = "auto") -> ModelLimits | None:
+    """Those of a model on what runs it. kv_cache_dtype: of a server of ours, whose cache is read in that format."""
     if settings.chip and not model:
         raise ConfigError(
             f"the limit of {settings.chip} needs the model that the server runs: name it with --model-here"
         )
     if settings.chip:
         return limits_of_product(model, settings.chip, settings.chips)
-    return limits_here(model) if model and settings.device == "cpu" else None
+    return limits_here(model, kv_cache_dtype) if model and settings.device == "cpu" else None
 
 
 def _with_events(point: Point, events: Events, path: Path) -> Point:

@@ -139,7 +139,10 @@ def _system(test: LoadTest) -> System:
         parameters=limits.parameters if limits else 0,
         weight_bytes=limits.weight_bytes if limits else 0,
         weight_formats=limits.formats if limits else "",
+        kv_format=limits.kv_format if limits and target.local_model else "",  # others may keep it otherwise
+        replicas=target.replicas,
         devices_per_replica=limits.device.count if limits else 1,
+        fingerprint=target.fingerprint,
     )
 
 
