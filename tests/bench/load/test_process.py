@@ -162,6 +162,33 @@ def test_what_a_server_tells_of_itself(monkeypatch, ready, fingerprint, replicas
         assert (target.fingerprint, target.replicas) == (fingerprint, replicas)
 
 
+def test_several_addresses_are_one_target(monkeypatch):
+    models = {"a": "m", "b": "m", "c": "other"}
+
+    def get(url, **_):
+        host, _, route = url.removeprefix("http://").partition("/")
+        told = {
+            "v1/models": {"data": [{"id": models[host]}]},
+            "version": {"version": "2" if host == "b" else "1"},
+            "ready": {"system_fingerprint": "same", "replicas": [True] * (3 if host == "b" else 1)},
+        }
+        return httpx.Response(200, json=told[route])
+
+    monkeypatch.setattr(targets.httpx, "get", get)
+    with open_target("http://a, http://b/v1") as target:
+        assert (target.url, target.further_urls) == ("http://a/v1", ("http://b/v1",))
+        assert (target.version, target.fingerprint, target.replicas) == ("1+2", "same", 4)
+    with (
+        pytest.raises(ConfigError, match="http://c/v1 lists the model 'other' first"),
+        open_target("http://a,http://c"),
+    ):
+        pass
+    with open_target("http://a,http://c", model="m") as target:
+        assert target.model == "m"
+    assert targets.is_local("http://127.0.0.1:1,http://localhost:2")
+    assert not targets.is_local("http://127.0.0.1:1,http://elsewhere:2")
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

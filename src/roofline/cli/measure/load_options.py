@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from roofline.bench.traffic.traffic import Traffic
 
 TARGET_HELP = (
-    "http://... of any OpenAI-compatible server; roofline:MODEL with options of `roofline serve` behind it; "
-    "engine:MODEL with options of `LLM`, in this process; or the command line of another server with {port} in it, "
-    "which is started and ended."
+    "http://... of any OpenAI-compatible server, or of several with commas, which take requests in turn; "
+    "roofline:MODEL with options of `roofline serve` behind it; engine:MODEL with options of `LLM`, in this process; "
+    "or the command line of another server with {port} in it, which is started and ended."
 )
 _TRAFFIC, _RESULTS = "Traffic", "Results"
 
