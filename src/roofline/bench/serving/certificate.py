@@ -27,6 +27,7 @@ from roofline.common.errors import ConfigError
 MOST_ADDED_MS = 1.0  # to the median time to the first token
 MOST_CPU = 0.8  # of a core
 SECONDS = 1.5  # of a measurement
+MOST_REQUESTS = 10_000  # of a measurement, where answers take less than a millisecond
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,14 @@ def null_server(first_ms: float = Pace.first_ms, gap_ms: float = Pace.gap_ms) ->
         process.stdout.close()
 
 
+def laps_of(streams: int, pace: Pace) -> int:
+    """How many requests each stream sends in a measurement."""
+    answer_ms = pace.first_ms + pace.gap_ms * (pace.chunks - 1)
+    return max(2, min(round(SECONDS * 1e3 / max(answer_ms, 0.01)), MOST_REQUESTS // streams))
+
+
 def _measure(streams: int, pace: Pace) -> Certificate:
-    laps = max(2, round(SECONDS * 1e3 / (pace.first_ms + pace.gap_ms * (pace.chunks - 1))))
-    spread = pace.chunks // 2
+    laps, spread = laps_of(streams, pace), pace.chunks // 2
     # Answers of several lengths, as real ones: with a single one all streams would begin together again and again.
     random = RandomIntegers(0, "certificate")
     lengths = [pace.chunks - spread + random.below(2 * spread + 1) for _ in range(streams * laps)]
