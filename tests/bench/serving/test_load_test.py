@@ -20,6 +20,7 @@ from roofline.bench.serving.measure import measure, point_of
 from roofline.bench.traffic.presets import preset_traffic
 from roofline.bundle.shape import open_shape
 from roofline.cli.measure.load_options import load_of_plan, tell_points
+from roofline.common.errors import ConfigError
 from roofline.hardware.roofs import Roofs
 from roofline.models.registry import configure
 from roofline.program.compile import compile_program
@@ -179,6 +180,15 @@ def test_after_ctrl_c_it_is_told_where_points_are(make, monkeypatch, tmp_path, c
     flags = [json.loads(line)["validity"]["flags"] for line in lines]
     assert ["interrupted" in each for each in flags] == [False, True]
     assert out is None or out.read_text().splitlines() == lines
+
+
+def test_answers_without_a_text_are_none(make, monkeypatch):
+    empty = request(at=0, first=1)
+    empty.chunks = []
+    monkeypatch.setattr(load_test, "run_plan", lambda plan, key, on_progress: run([empty]))
+    test = make()
+    with pytest.raises(ConfigError, match="no request was answered; none was sent in time, or answers had no text"):
+        tell_points(test, (measure(test, "curve", test.plan(1)) for _ in range(1)), as_json=True)
 
 
 def test_the_limit_of_a_load_is_known_before_where_its_size_is(make, limits):

@@ -118,7 +118,11 @@ def tell_points(
     with outcome_told(test):
         _show_points(test, _and_interrupted(points), as_json, count, seconds)
     if not test.answered:
-        cause = f"the last one failed with: {test.failure}" if test.failure else "no answer held any text"
+        cause = (
+            f"the last one failed with: {test.failure}"
+            if test.failure
+            else "none was sent in time, or answers had no text"
+        )
         raise ConfigError(f"no request was answered; {cause}")
 
 
