@@ -77,6 +77,11 @@ class EngineThread:
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
 
+    @property
+    def fingerprint(self) -> str:
+        """Of the engine's executable."""
+        return self._llm.engine.executable.fingerprint
+
     def run(self, plan: Plan, on_progress: "OnProgress | None" = None) -> Events:
         """The events of a plan, as `run_plan`. There is no figure of the client's share of the processor."""
         traffic = read_traffic(Path(plan.traffic))
