@@ -108,10 +108,10 @@ class EngineThread:
         from roofline.engine.answers import AnswerBuilder
         from roofline.text.streaming.stops import TextStream
 
-        asked = msgspec.json.decode(body, type=_Body)
-        text = TextStream(self._llm.tokenizer, (), at_start=asked.messages is not None)
+        request = msgspec.json.decode(body, type=_Body)
+        text = TextStream(self._llm.tokenizer, (), at_start=request.messages is not None)
         done = asyncio.get_running_loop().create_future()
-        call = _Call(asked, record, AnswerBuilder(text, logprobs=False), clock, done)
+        call = _Call(request, record, AnswerBuilder(text, logprobs=False), clock, done)
         self._inbox.put(call)
         return call
 

@@ -244,24 +244,24 @@ def _ask(name: str, address: str, model: str | None, key: str | None) -> Target:
             "OpenAI-compatible server, or name its model with --model"
         )
     owner = str(cards[0].get("owned_by", "")) if cards else ""
-    told = _told(url, "ready", key)  # of servers of ours
-    replicas = told.get("replicas")
+    facts = _read_json(url, "ready", key)  # of servers of ours
+    replicas = facts.get("replicas")
     return Target(
         name,
         url,
         model or str(cards[0]["id"]),
         owner,
-        version=str(_told(url, "version", key).get("version", "")),  # as vLLM and others tell it
-        fingerprint=str(told.get("system_fingerprint", "")),
+        version=str(_read_json(url, "version", key).get("version", "")),  # as vLLM and others tell it
+        fingerprint=str(facts.get("system_fingerprint", "")),
         replicas=len(replicas) if isinstance(replicas, list) and replicas else 1,
     )
 
 
-def _told(url: str, route: str, key: str | None) -> JsonObject:
+def _read_json(url: str, route: str, key: str | None) -> JsonObject:
     """The object that a route beside the API answers, an empty one where there is none."""
     try:
         answer = httpx.get(f"{url.removesuffix('/v1')}/{route}", headers=_headers(key), timeout=ASK_SECONDS)
-        told = answer.json() if answer.status_code == 200 else {}
+        facts = answer.json() if answer.status_code == 200 else {}
     except (httpx.HTTPError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return facts if isinstance(facts, dict) else {}
