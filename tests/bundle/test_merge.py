@@ -46,7 +46,8 @@ def certificate(model: Path, adapter: Path, output: Path, *words: object) -> dic
     assert result.exit_code == 0, result.output
     place = output.with_suffix(".certificate.json") if output.suffix == ".gguf" else output / "merge_certificate.json"
     facts = json.loads(place.read_text())
-    assert facts.items() <= json.loads(result.stdout).items()
+    printed = json.loads(result.stdout)
+    assert {key: printed[key] for key in facts} == facts
     return dict(facts)
 
 

@@ -3,7 +3,7 @@ beside those of the merged model, and what rounding left of each matrix."""
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,7 +65,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Certificate:
-    """tied: whether the head is the embedding, in the model and in what was written alike."""
+    """tied: whether the head is the embedding, in the model and in what was written alike. time: Unix seconds."""
 
     base: str
     adapter: str
@@ -74,13 +74,14 @@ class Certificate:
     tied: bool
     matrices: Sequence[MatrixSurvival]
     answers: Answers
+    time: int = field(default_factory=lambda: int(time.time()))
 
     def facts(self) -> dict[str, object]:
         """As plain values, for a JSON object."""
         return {
             "format": FORMAT,
             "roofline": roofline.__version__,
-            "time": int(time.time()),
+            "time": self.time,
             "base": self.base,
             "adapter": self.adapter,
             "adapter_digest": self.digest,
