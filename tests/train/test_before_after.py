@@ -11,8 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="training is torch")
 
+from roofline.bench.quality import answers  # noqa: E402
 from roofline.cli.training import before_after  # noqa: E402
 from roofline.cli.training.before_after import BeforeAfter, Served  # noqa: E402
+from roofline.common.errors import RooflineError, UnsupportedError  # noqa: E402
 from roofline.train.report.answers import read_answers  # noqa: E402
 from roofline.train.run_folder import ANSWERS  # noqa: E402
 from tests.command_line import call_roofline  # noqa: E402
@@ -89,6 +91,30 @@ def test_an_earlier_attempt_of_the_run_has_asked_already(tmp_path: Path, monkeyp
     other = BeforeAfter(served, prompts[:1], tmp_path)
     other.begin()
     assert asked == ["m", "m"], "of other prompts nothing was known"
+
+
+def test_a_model_that_cannot_be_asked_is_trained_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> list[str | None]:
+        raise UnsupportedError("the model", "nothing serves it")
+
+    monkeypatch.setattr(answers, "answer", refuse)
+    around = BeforeAfter(Served("m", tmp_path / "adapter"), [{"prompt": "2 + 2", "answer": "4"}], tmp_path)
+    around.begin()
+    assert capsys.readouterr().err == "m was not asked for answers: the model is not supported: nothing serves it.\n"
+    assert around.exact() == {"before": None, "after": None}
+    assert around.summary()[0].startswith("page of the run")
+
+
+def end_at_once(*_: object) -> None:
+    os._exit(9)
+
+
+def test_a_process_that_is_ended_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "_answer", end_at_once)
+    with pytest.raises(RooflineError, match="its process was ended, as the system does when memory runs out"):
+        answers.answer("m", [{"prompt": "2 + 2", "answer": "4"}])
 
 
 def test_nothing_is_asked_where_nothing_was_kept_apart(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from roofline.common.errors import RooflineError
 from roofline.common.json_types import JsonMapping
 
 if TYPE_CHECKING:
@@ -25,10 +27,14 @@ def answer(model: str, prompts: Sequence[JsonMapping], adapter: Path | None = No
             length says how long answers may become.
         adapter: a folder in PEFT's format, of any rank.
 
-    Raises as `LLM` does.
+    Raises as `LLM` does, and RooflineError where the process was ended.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(_answer, model, list(prompts), adapter).result()
+        try:
+            return pool.submit(_answer, model, list(prompts), adapter).result()
+        except BrokenProcessPool as error:
+            text = "its process was ended, as the system does when memory runs out: free some, or ask for fewer answers"
+            raise RooflineError(text) from error
 
 
 def _answer(model: str, prompts: Sequence[JsonMapping], adapter: Path | None) -> list[str | None]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from roofline.cli.output import print_json
+from roofline.common.errors import RooflineError
 from roofline.common.json_types import JsonObject
 from roofline.train.report.answers import Answer, Answers, link, read_answers, write_answers
 from roofline.train.run_folder import PAGE
@@ -68,7 +69,7 @@ class BeforeAfter:
         self.answers = Answers(served.before, served.after, command, served.address, system, rows)
 
     def begin(self) -> None:
-        """Ask the model as it is, unless an earlier attempt of the same run did. Raises as `LLM` does."""
+        """Ask the model as it is, unless an earlier attempt of the same run did."""
         earlier = read_answers(self.folder)
         if earlier is not None and [row.expected for row in earlier.rows] == [
             row.expected for row in self.answers.rows
@@ -103,9 +104,15 @@ class BeforeAfter:
         return {"before": self.answers.exact_before, "after": self.answers.exact_after}
 
     def _texts(self, model: str, adapter: Path | None = None) -> list[str | None]:
+        """What it says to each prompt; a model that cannot be asked says nothing, and why goes to stderr: it can be
+        trained all the same."""
         from roofline.bench.quality.answers import answer
 
-        return answer(model, self.prompts, adapter) if self.prompts else []
+        try:
+            return answer(model, self.prompts, adapter) if self.prompts else []
+        except RooflineError as error:
+            print(f"{model} was not asked for answers: {error}", file=sys.stderr)
+            return [None] * len(self.prompts)
 
     def _keep(self, rows: tuple[Answer, ...]) -> None:
         self.answers = replace(self.answers, rows=rows)
