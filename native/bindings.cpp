@@ -1,6 +1,7 @@
 // Python's view of the core. Large data crosses as addresses; calls that compute release the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -153,10 +154,12 @@ class PyExecutable {
     void choose(size_t op, int regime, const std::string& variant) { core_->choose(op, regime, variant); }
 
     // parts: int64 [parts][7]: group, first, column, columns, rank, and where A and B begin in `data`; scales: one for
-    // each.
-    void set_adapter(size_t slot, Array<float> data, Array<int64_t> parts, Array<float> scales) {
-        if (parts.size() != scales.size() * 7)
-            throw std::invalid_argument("a part of an adapter has seven numbers and a scale");
+    // each; gains: int64 [parts], where the gains of the columns begin, behind which their shifts follow, or -1; none:
+    // no part has any.
+    void set_adapter(size_t slot, Array<float> data, Array<int64_t> parts, Array<float> scales,
+                     std::optional<Array<int64_t>> gains) {
+        if (parts.size() != scales.size() * 7 || (gains && gains->size() != scales.size()))
+            throw std::invalid_argument("a part of an adapter has seven numbers, a scale and a place of gains");
         Adapter adapter;
         const auto inside = [&data](int64_t place, int64_t rows, int64_t columns) {
             const int64_t size = (int64_t)data.size();
@@ -165,9 +168,13 @@ class PyExecutable {
         };
         for (size_t i = 0; i < scales.size(); i++) {
             const int64_t* n = parts.data() + 7 * i;
+            const int64_t place = gains ? gains->data()[i] : -1;
             inside(n[5], n[4], core_->group_width(n[0]));
             inside(n[6], n[4], n[3]);
-            adapter.push_back({n[0], n[1], n[2], n[3], n[4], data.data() + n[5], data.data() + n[6], scales.data()[i]});
+            if (place >= 0) inside(place, 2, n[3]);
+            const float* gain = place < 0 ? nullptr : data.data() + place;
+            adapter.push_back(
+                {n[0], n[1], n[2], n[3], n[4], data.data() + n[5], data.data() + n[6], gain, scales.data()[i]});
         }
         core_->set_adapter(slot, adapter);
         if (adapter.empty())
@@ -251,7 +258,8 @@ NB_MODULE(_native, m) {
         .def("sample", &PyExecutable::sample, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "sample_index"_a, "position"_a,
              "repetition"_a, "presence"_a, "frequency"_a, "hist_start"_a, "hist_ids"_a, "hist_counts"_a, "bias_start"_a, "bias_ids"_a, "bias_values"_a,
              "logprobs"_a, "mask"_a.none(), "ids"_a, "logprob"_a, "top_ids"_a, "top_logprobs"_a, "width"_a, "which"_a.none() = nb::none())
-        .def("set_adapter", &PyExecutable::set_adapter, "slot"_a, "data"_a, "parts"_a, "scales"_a)
+        .def("set_adapter", &PyExecutable::set_adapter, "slot"_a, "data"_a, "parts"_a, "scales"_a,
+             "gains"_a = nb::none())
         .def("expert_counts", &PyExecutable::expert_counts)
         .def("choose", &PyExecutable::choose, "op"_a, "regime"_a, "variant"_a)
         .def_prop_rw("timing", &PyExecutable::timing, &PyExecutable::set_timing)

@@ -405,12 +405,19 @@ void Executable::adapt_rows(const Op& op, const Adapter& parts, int64_t begin, i
         const int64_t start = is_down ? p.first : p.column, size = is_down ? p.rank : p.columns;
         const int64_t low = std::max(from, start), high = std::min(to, start + size);
         if (low >= high) continue;
-        if (is_down)
+        if (is_down) {
             kernels_->adapter_down(x, op.width, end - begin, p.a + (low - start) * op.width, op.width, high - low,
                                    y + low, op.stride);
-        else
-            kernels_->adapter_up(x + p.first, op.width, end - begin, p.b + (low - start), p.columns, p.rank, p.scale,
-                                 y + low, op.stride, high - low);
+            continue;
+        }
+        kernels_->adapter_up(x + p.first, op.width, end - begin, p.b + (low - start), p.columns, p.rank, p.scale,
+                             y + low, op.stride, high - low);
+        if (!p.gain) continue;
+        const float *gain = p.gain + (low - start), *shift = gain + p.columns;
+        for (int64_t r = 0; r < end - begin; r++) {
+            float* const row = y + r * op.stride + low;
+            for (int64_t c = 0; c < high - low; c++) row[c] = row[c] * gain[c] + shift[c];  // rounded twice: no FMA
+        }
     }
 }
 

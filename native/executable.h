@@ -46,9 +46,10 @@ struct Op {  // a Record, its places resolved: the fields are described there
 
 // A LoRA adapter. A part is one matrix of the model: A [rank][inputs] makes `rank` values from `first` on, from which B
 // [rank][columns] makes columns of the result, from `column` on. Groups are the parts that read one value together.
+// gain: of DoRA, what each column is multiplied by in the end, then what is added to each; null: it stays as it is.
 struct AdapterPart {
     int64_t group, first, column, columns, rank;
-    const float *a, *b;
+    const float *a, *b, *gain;
     float scale;
 };
 using Adapter = std::vector<AdapterPart>;

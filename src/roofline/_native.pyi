@@ -54,8 +54,8 @@ class Executable:
     def op_seconds(self) -> list[float]: ...
     def expert_counts(self) -> tuple[list[int], int, int]: ...  # rows of each expert, distinct ones, of so many layers
     def set_adapter(
-        self, slot: int, data: np.ndarray, parts: np.ndarray, scales: np.ndarray
-    ) -> None: ...  # float32; int64 [parts][7]; float32 [parts]
+        self, slot: int, data: np.ndarray, parts: np.ndarray, scales: np.ndarray, gains: np.ndarray | None = None
+    ) -> None: ...  # float32; int64 [parts][7]; float32 [parts]; int64 [parts]
     def choose(self, op: int, regime: int, variant: str) -> None: ...
 
 def pack(format: int, file: np.ndarray, rows: int, k: int, out: int, threads: int) -> None: ...

@@ -47,12 +47,14 @@ def logits(executable, slots, chunk=99):
 
 
 def place(executable, seeds=(1, 2)):
-    """Random adapters in slots 1, 2, ...; that of slot 2 has fewer ranks and not all matrices."""
+    """Random adapters in slots 1, 2, ..., those of an MLP with DoRA's magnitudes; that of slot 2 has fewer ranks and
+    not all matrices."""
     for slot, seed in enumerate(seeds, 1):
         generator, chosen = np.random.default_rng(seed), []
         for tensor, site in executable.adapters.sites.items():
             a, b = (0.3 * generator.standard_normal((5 - slot, n)) for n in (site.inputs, site.outputs))
-            chosen.append(AdapterMatrix(tensor, a.astype(np.float32), b.astype(np.float32), 0.37))
+            lengths = generator.uniform(0.5, 2, site.outputs).astype(np.float32) if "mlp" in tensor else None
+            chosen.append(AdapterMatrix(tensor, a.astype(np.float32), b.astype(np.float32), 0.37, lengths))
         executable.adapters.set(slot, chosen if slot == 1 else chosen[3:])
 
 
@@ -145,3 +147,17 @@ def test_what_does_not_fit_is_refused(folder):
     with pytest.raises(UnsupportedError, match="several ranks"):
         LoadOptions(max_adapters=1, tensor_parallel=2)
     assert LoadOptions(backend="gpu", max_adapters=1).max_adapters == 1
+
+
+def test_the_core_checks_where_gains_lie(folder):
+    core = load(folder, weights="random:1", max_adapters=1, max_adapter_rank=4, **SIZES).executable._core
+    data, scales = np.zeros(4 * 64 + 4 * 64 + 2 * 64, np.float32), np.ones(1, np.float32)
+    parts = np.array([0, 0, 0, 64, 4, 0, 256], np.int64)
+    core.set_adapter(1, data, parts, scales, np.array([512], np.int64))
+    for gains, problem in (
+        ([513], "outside its memory"),
+        ([1 << 40], "outside its memory"),
+        ([0, 0], "a place of gains"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            core.set_adapter(1, data, parts, scales, np.array(gains, np.int64))

@@ -1,5 +1,6 @@
 """Adapters between PEFT and us: its files in ours, ours in it, and what both compute."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ peft = pytest.importorskip("peft", reason="what is compared with: pip install --
 from moe_models import transformers_model  # noqa: E402
 
 from roofline.bundle import load  # noqa: E402
+from roofline.bundle.rewrite import Work, write_gguf  # noqa: E402
 from roofline.common.errors import ConfigError, UnsupportedError  # noqa: E402
 from roofline.ops.adapters import AdapterMatrix  # noqa: E402
 from roofline.ops.batch import Segment  # noqa: E402
@@ -21,6 +23,7 @@ from roofline.weights.adapter_matrices import each_alone, joined  # noqa: E402
 from roofline.weights.adapter_merge import merged  # noqa: E402
 from roofline.weights.adapters import read_adapter  # noqa: E402
 from roofline.weights.checkpoint import Checkpoint, open_checkpoint  # noqa: E402
+from tests.adapter_files import for_checkpoint  # noqa: E402
 from tests.models.parity_cases import CASES, theirs  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of PEFT and torch
@@ -84,27 +87,52 @@ def test_an_adapter_of_peft_is_served_merged_and_given_back(kind: str, tmp_path:
     base, adapter = open_checkpoint(tmp_path / "base"), read_adapter(tmp_path / "theirs")
     assert np.abs(of_ours(base) - expected).max() > 0.1, "it changes something"
     assert np.abs(of_ours(merged(base, adapter.matrices).checkpoint) - expected).max() < 2e-5
-    if "dora" in kind:
-        with pytest.raises(UnsupportedError, match=r"DoRA.*roofline merge"):
-            of_ours(base, adapter.matrices)
-    else:
-        assert np.abs(of_ours(base, adapter.matrices) - expected).max() < 2e-5
+    assert np.abs(of_ours(base, adapter.matrices) - expected).max() < 2e-5
     written = Written(base="base", rslora="rslora" in kind)
     write_adapter(tmp_path / "ours", base.config, adapter.matrices, written)
     assert read_adapter(tmp_path / "ours").digest == adapter.digest
     assert np.array_equal(loaded_again(tmp_path / "base", tmp_path / "ours"), expected)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "phi3", "gemma2"])
-def test_families_whose_matrices_lie_otherwise(name: str, tmp_path: Path) -> None:
-    """GPT-2's by columns, Phi-3's q, k and v in one."""
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+@pytest.mark.parametrize("name", ["gpt2", "phi3", "gemma2", "qwen2"])
+def test_families_whose_matrices_lie_otherwise(name: str, kind: str, tmp_path: Path) -> None:
+    """GPT-2's by columns, Phi-3's q, k and v in one; biases are not scaled by DoRA."""
     model = theirs(CASES[name].config)
     model.save_pretrained(tmp_path / "base")
-    expected = adapted(model, tmp_path / "theirs", target_modules="all-linear")
+    expected = adapted(model, tmp_path / "theirs", target_modules="all-linear", **KINDS[kind])
     base, adapter = open_checkpoint(tmp_path / "base"), read_adapter(tmp_path / "theirs")
     assert np.abs(of_ours(merged(base, adapter.matrices).checkpoint) - expected).max() < 5e-5
+    assert np.abs(of_ours(base, adapter.matrices) - expected).max() < 5e-5
     write_adapter(tmp_path / "ours", base.config, adapter.matrices)
     assert np.array_equal(loaded_again(tmp_path / "base", tmp_path / "ours"), expected)
+
+
+def test_dora_needs_the_models_files(model: Path, bundle: Path, home: Path, tmp_path: Path) -> None:
+    """A bundle's matrices are packed for a chip. One that was made of the files when they were loaded has these too."""
+    base = open_checkpoint(model)
+    matrices = for_checkpoint(base.tensors)
+    generator = np.random.default_rng(1)
+    sizes = [generator.uniform(0.5, 1.5, each.b.shape[1]).astype(np.float32) for each in matrices]
+    dora = [replace(each, magnitude=size) for each, size in zip(matrices, sizes, strict=True)]
+    folder = write_adapter(tmp_path / "dora", base.config, dora)
+    options: dict[str, Any] = {"cache_tokens": 64, "max_model_len": 64, "text": False, "max_adapters": 1}
+    adapter = read_adapter(folder).matrices
+    logits = []
+    paired = tmp_path / "paired.gguf"  # where rows of q and k, and with them magnitudes, lie in another order
+    write_gguf(base, paired, "F32", Work(threads=1))
+    for source, threads in ((model, 1), (model, 2), (paired, 1)):
+        executable = load(str(source), **options, threads=threads).executable
+        executable.adapters.set(1, adapter)
+        executable.batch.fill([Segment(IDS, 0, range(1), 1)], range(len(IDS)))
+        executable.forward()
+        logits.append(np.array(executable.logits()))
+    assert (logits[0] == logits[1]).all()
+    expected = of_ours(merged(base, adapter).checkpoint)
+    for each in logits:
+        assert np.abs(each - expected).max() < 0.02 * expected.std()
+    with pytest.raises(UnsupportedError, match=r"beside a bundle.*the model's files.*roofline merge"):
+        load(str(bundle), **options).executable.adapters.set(1, adapter)
 
 
 PARAMETERS = [["gate_up_proj", "down_proj"], ["down_proj"], ["gate_up_proj"]]

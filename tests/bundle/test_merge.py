@@ -15,6 +15,7 @@ from roofline.bundle.merge import MergedForm, merged_form, write_merged
 from roofline.bundle.rewrite import Work, write_gguf
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.engine.params import SamplingParams
+from roofline.ops.adapters import AdapterMatrix
 from roofline.weights.adapter_files import write_adapter
 from roofline.weights.adapter_merge import merged
 from roofline.weights.adapters import read_adapter
@@ -141,12 +142,11 @@ def test_formats_that_stay(model: Path, tmp_path: Path) -> None:
         write_merged(whole, tmp_path / "low.gguf", form, Work(threads=1))
 
 
-def test_dora_is_compared_with_itself_in_float32(model: Path, tmp_path: Path) -> None:
-    """Rows get the length that it says, whatever B A is."""
+def test_rows_get_the_length_that_dora_says(model: Path, tmp_path: Path) -> None:
     adapter = adapter_of(model, tmp_path / "adapter", 1.0, 1.5)
     facts = certificate(model, adapter, tmp_path / "merged", "--to", "f32")
-    assert facts["answers"]["reference"] == NO_SERVED
-    assert facts["answers"]["largest"] == 0
+    assert facts["answers"]["reference"] == "adapter served"
+    assert facts["answers"]["largest"] < 0.02
     before, after = (
         open_checkpoint(path).dequantize("layers.1.mlp.up.weight") for path in (model, tmp_path / "merged")
     )
@@ -241,6 +241,10 @@ def test_experts_in_one_tensor_and_in_several(tmp_path: Path) -> None:
     figures = total(survivals(whole, open_checkpoint(tmp_path / "merged.gguf")))
     assert figures.loss == 0
     assert figures.kept == 1.0
+    write_adapter(tmp_path / "adapter", base.config, for_checkpoint(base.tensors))
+    facts = certificate(tmp_path / "folder", tmp_path / "adapter", tmp_path / "again", "--to", "f32")
+    assert facts["answers"]["reference"] == NO_SERVED
+    assert facts["answers"]["largest"] == 0
     stacked = open_checkpoint(tmp_path / "merged.gguf")
     again = merged(stacked, for_checkpoint(stacked.tensors, experts=8))
     assert len(again.parts) == len([name for name in base.tensors if ".attn." in name and "norm" not in name]) + 6
@@ -264,3 +268,25 @@ def test_transformers_computes_what_peft_merges(magnitudes: float, model: Path, 
     ids = torch.arange(20)[None]
     with torch.no_grad():
         assert (ours(ids).logits - theirs(ids).logits).abs().max() < 1e-4
+
+
+def test_what_cannot_be_converted(model: Path, tmp_path: Path) -> None:
+    adapter, other = adapter_of(model, tmp_path / "adapter"), tmp_path / "other"
+    call_roofline(["convert", adapter, "-o", tmp_path / "a.gguf", "--base", model])
+    narrow = AdapterMatrix("layers.0.attn.q.weight", np.ones((2, 32), np.float32), np.ones((2, 64), np.float32), 1.0)
+    write_adapter(other, open_checkpoint(model).config, [narrow])
+    for words, problem in (
+        ([adapter, "-o", tmp_path / "new.gguf"], "say with --base which model it belongs to"),
+        ([adapter, "-o", tmp_path / "new", "--base", model], "is a folder already"),
+        ([tmp_path / "a.gguf", "-o", tmp_path / "new.gguf", "--base", model], "is a GGUF file already"),
+        ([adapter, "-o", tmp_path / "new.gguf", "--base", model, "--dequantize"], "--dequantize is for models"),
+        ([model, "-o", tmp_path / "new.gguf", "--base", model], "--base is for a LoRA adapter"),
+        ([other, "-o", tmp_path / "new.gguf", "--base", model], "32 inputs and 64 outputs, the model's have 64 and 64"),
+        ([adapter, "-o", tmp_path / "a.gguf", "--base", model], "is there already"),
+    ):
+        result = call_roofline(["convert", *words])
+        assert result.exit_code == 1, result.output
+        assert problem in result.output
+    assert not list(tmp_path.glob("new*"))
+    told = call_roofline(["convert", tmp_path / "a.gguf", "-o", tmp_path / "back", "--base", model, "--json"])
+    assert json.loads(told.stdout).items() >= {"matrices": 14, "rank": 3}.items()

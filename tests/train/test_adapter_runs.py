@@ -103,6 +103,34 @@ def test_another_base_or_adapter_does_not_continue(model: Path, rows: Path, tmp_
         train(parse_config({**again, "model": {**given["model"], "pretrained_model_name_or_path": str(other)}}))
 
 
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_ways_to_compute_a_run_change_nothing(kind: str, model: Path, rows: Path, tmp_path: Path) -> None:
+    base = model if kind == "llama" else folder_of(kind, tmp_path / "model")
+    ways: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "rows": {"device_train_microbatch_size": 5},
+        "recomputed": {"fsdp_config": {"activation_checkpointing": True}},
+        "selective": {"fsdp_config": {"activation_checkpointing": "selective"}},
+        "gathered": {"fsdp_config": {"sharding_strategy": "SHARD_GRAD_OP"}},
+    }
+    for name, changes in ways.items():
+        given = mapping(base, rows, tmp_path / name, max_duration="2ba", **changes)
+        given["adapter"]["method"] = "dora" if kind == "llama" else "lora"
+        train(parse_config(given))
+        assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "plain"), rel=1e-5)
+        card = json.loads((tmp_path / name / "card.json").read_text())
+        assert card["memory"]["predicted"] is not None
+        assert set(card["flops"]) == set(card["conventions"]) == {"lora", "matmul"}
+
+
+def test_muon_steps_an_adapters_matrices(model: Path, rows: Path, tmp_path: Path) -> None:
+    """It has nothing to step by AdamW."""
+    given = mapping(model, rows, tmp_path / "run", max_duration="3ba", optimizer={"name": "muon", "lr": 1e-3})
+    train(parse_config(given))
+    first, *_, last = losses(tmp_path / "run")
+    assert last < first
+
+
 def test_all_parameters_are_written_as_a_model(model: Path, rows: Path, tmp_path: Path) -> None:
     given = mapping(model, rows, tmp_path / "run", max_duration="2ba")
     given["adapter"] = {"method": "full"}

@@ -225,7 +225,7 @@ def test_the_process_is_made_ready_for_what_is_configured(
     monkeypatch.setattr(loop, "limit_memory", lambda size: seen.append(f"at most {size} bytes"))
     monkeypatch.setattr(loop, "join", lambda config, store: World())
     monkeypatch.setattr(loop, "leave", lambda world: seen.append("left"))
-    monkeypatch.setattr(loop, "_fit", lambda *_: SimpleNamespace(steps=1))
+    monkeypatch.setattr(loop, "_fit", lambda config, world, watch, *_: SimpleNamespace(steps=1))
     assert train(config(data, tmp_path, **changes)).steps == 1
     assert seen == done
 

@@ -196,7 +196,7 @@ class Model:
         self.blocks = torch.nn.ModuleList([torch.nn.Identity(), torch.nn.Identity()])
         self.cfg = SimpleNamespace(vocab=vocab)
         self.sizes: list[int] = []
-        self.skips = False
+        self.skips = True
 
     def logits(self, x: torch.Tensor, weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
         self.sizes.append(len(x))
@@ -215,9 +215,10 @@ def test_logits_are_summed_up_in_pieces_of_4_million(vocab: int, at_a_time: int)
     with watch.rows(2, 1):  # one row of five tokens counts, row 2 of the probe; the loss comes in chunks of four
         for start in (0, 4):
             model.head_loss(torch.zeros(4), x[start : start + 4], weight)
+        assert not model.skips, "the logits of all rows are summed up"
     assert sum(model.sizes) == 5
     assert model.sizes[0] == at_a_time
-    assert model.head_loss == original
+    assert (model.head_loss, model.skips) == (original, True)
     np.testing.assert_allclose(watch.sums["logits"][1:], sums("logits", x[:5], 2 * LENGTH), rtol=1e-5)
     assert watch.sums["logits"][0] == 15
 

@@ -15,11 +15,20 @@ _MERGED = ("roofline merge, which writes a model with the adapter in it",)
 Changed = Callable[[int, Sequence[PlacedMatrix]], None]
 
 
+# Of DoRA: what the results of the model's matrix are multiplied by, and what is added then; float32 [outputs] each.
+RowScaling = Callable[[AdapterMatrix], tuple[np.ndarray, np.ndarray]]
+
+
 class AdapterSlots:
     """Slots 1, 2, ... of adapters for a Program that `passes.adapt` made; of any other Program none.
 
     changed: told of each slot that is filled or freed. Between steps only.
+
+    Attributes:
+        row_scaling: for DoRA, set by who has the model's files; None: such adapters are refused.
     """
+
+    row_scaling: RowScaling | None = None
 
     def __init__(self, program: Program, changed: Changed | None = None) -> None:
         self.sites: Mapping[str, Site] = sites(program)
@@ -49,9 +58,10 @@ class AdapterSlots:
 
     def _place(self, matrix: AdapterMatrix) -> PlacedMatrix:
         assert matrix.a.dtype == matrix.b.dtype == np.float32, "what the kernels read"
-        if matrix.magnitude is not None:
-            what, reason = "serving a DoRA adapter", "it also scales the rows of the model's own matrices"
-            raise UnsupportedError(what, reason, _MERGED)
+        if matrix.magnitude is not None and self.row_scaling is None:
+            reason = "it scales the rows of the model's matrices, whose lengths are read from the model's files"
+            what = "serving a DoRA adapter beside a bundle, or on this backend,"
+            raise UnsupportedError(what, reason, ("the model's files with backend=cpu", *_MERGED))
         if ".mlp.experts." in matrix.tensor:
             what, reason = (
                 f"serving an adapter of experts ({matrix.tensor})",
@@ -69,9 +79,15 @@ class AdapterSlots:
             what = f"an adapter of rank {matrix.rank}"
             raise CapacityError(what, matrix.rank, self.rank, "ranks", "Load the model with a larger max_adapter_rank.")
         if self._permutes != matrix.paired and ".".join(matrix.tensor.split(".")[2:4]) in ("attn.q", "attn.k"):
-            moved = _neighbours if self._permutes else _halves
-            matrix = replace(matrix, b=moved(matrix.b, self._head_dim), paired=self._permutes)
-        return PlacedMatrix(matrix, site.group, site.part * self.rank, site.column)
+            moved, magnitude = _neighbours if self._permutes else _halves, matrix.magnitude
+            if magnitude is not None:
+                magnitude = moved(magnitude[None], self._head_dim)[0]
+            b = moved(matrix.b, self._head_dim)
+            matrix = replace(matrix, b=b, magnitude=magnitude, paired=self._permutes)
+        gain = shift = None
+        if matrix.magnitude is not None and self.row_scaling is not None:
+            gain, shift = self.row_scaling(matrix)
+        return PlacedMatrix(matrix, site.group, site.part * self.rank, site.column, gain, shift)
 
     def _parts(self, group: int) -> int:
         return 1 + max(site.part for site in self.sites.values() if site.group == group)

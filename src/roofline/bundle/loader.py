@@ -5,14 +5,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roofline.backends import table
 from roofline.backends.backend import CompilesAhead, LoadRequest, Neighbours, Notes, RunsBundles
 from roofline.backends.options import LoadOptions
-from roofline.bundle.reader import Bundle
+from roofline.bundle.reader import Bundle, is_bundle
 from roofline.bundle.recommended import recommended_sampling
 from roofline.bundle.sources import Progress, open_checkpoint, open_source
 from roofline.bundle.text_side import load_text, text_of_folder
@@ -23,9 +23,12 @@ from roofline.common.extras import named_packages
 from roofline.common.json_types import JsonMapping
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from roofline.backends.backend import Backend, CompiledAhead
     from roofline.backends.base import Executable
     from roofline.models.config import ModelConfig
+    from roofline.ops.adapters import AdapterMatrix
     from roofline.ops.batch import BatchLimits
     from roofline.text.templates.template import ChatTemplate
     from roofline.text.tokenizers.tokenizer import Tokenizer
@@ -119,8 +122,8 @@ def load(
 
         settings, sampling, pooling = model.config, recommended_sampling(model), recommended_kind(model)
         words, executable, notes = _load_checkpoint(str(source), model, backend, options, neighbours, text)
-    name = source if isinstance(source, str) else str(path)
-    name = name if options.weights is None else f"{name}+{options.weights}"
+    _tell_row_scaling(executable, options, path, model)
+    name = (source if isinstance(source, str) else str(path)) + (f"+{options.weights}" if options.weights else "")
     seconds = time.perf_counter() - start
     log.get("bundle").info("%s ready in %.2f s: %s", name, seconds, "; ".join(f"{k}: {v}" for k, v in notes.items()))
     tokenizer, template = words
@@ -159,6 +162,30 @@ def _load_checkpoint(
 
         executable, notes = start_ranks(source, request)
     return words, executable, notes
+
+
+def _tell_row_scaling(executable: "Executable", options: LoadOptions, path: Path, model: "Bundle | Checkpoint") -> None:
+    """Let DoRA adapters be loaded: lengths of rows come from the model's files, which are opened when the first one is;
+    a bundle alone has none."""
+    if not options.max_adapters or (isinstance(model, Bundle) and is_bundle(path)):
+        return
+    from roofline.backends.base import Adapts
+
+    if not isinstance(executable, Adapts):
+        return
+
+    def scaling(matrix: "AdapterMatrix") -> "tuple[np.ndarray, np.ndarray]":
+        from roofline.weights.adapter_merge import row_scaling
+
+        return row_scaling(checkpoint(), matrix)
+
+    @cache
+    def checkpoint() -> "Checkpoint":
+        from roofline.weights.checkpoint import open_checkpoint
+
+        return open_checkpoint(path) if isinstance(model, Bundle) else model
+
+    executable.adapters.row_scaling = scaling
 
 
 @contextmanager

@@ -44,12 +44,18 @@ class AdapterMatrix:
 @dataclass(frozen=True, eq=False)
 class PlacedMatrix:
     """The same in its group, the matrices that read one value: `first` of its columns among the values of A x, `column`
-    of its columns in the result."""
+    of its columns in the result.
+
+    gain, shift: of DoRA, float32 [outputs]: the result with the adapter is multiplied by the one, then the other is
+    added, which gives back what a bias loses by that. None: the result stays as it is.
+    """
 
     matrix: AdapterMatrix
     group: int
     first: int
     column: int
+    gain: "np.ndarray | None" = None
+    shift: "np.ndarray | None" = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +101,10 @@ def up(t: "Tensor", y: "Tensor", adapters: AdaptedRows, group: int, product: Up)
     for rows, placed in adapters.of(group, y.shape[0]):
         b, scale = torch.from_numpy(placed.matrix.b), placed.matrix.scale
         at = rows[:, None], torch.arange(placed.column, placed.column + b.shape[1])
-        out[at] = product(y[at], t[rows, placed.first : placed.first + placed.matrix.rank], b, scale)
+        result = product(y[at], t[rows, placed.first : placed.first + placed.matrix.rank], b, scale)
+        if placed.gain is not None and placed.shift is not None:
+            result = result * torch.from_numpy(placed.gain) + torch.from_numpy(placed.shift)
+        out[at] = result
     return out
 
 

@@ -12,6 +12,8 @@ from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.families.shared.tensor_names import EXPERT, without_expert
 from roofline.weights.files.mapped import TensorInfo
 
+_VALUES = 1 << 22  # of a matrix that are in float64 at a time
+
 
 @dataclass(frozen=True, eq=False)
 class Part:
@@ -87,3 +89,25 @@ def _changed(values: np.ndarray, parts: Sequence[Part]) -> np.ndarray:
             lengths = np.linalg.norm(rows, axis=1)
             rows *= (matrix.magnitude / np.maximum(lengths, np.finfo(np.float32).tiny))[:, None]
     return values
+
+
+def row_scaling(base: Checkpoint, matrix: AdapterMatrix) -> tuple[np.ndarray, np.ndarray]:
+    """The gain and the shift of DoRA, float32 [outputs] each: gain * (W x + scale * B (A x) + bias) + shift is what the
+    merged matrix gives, and the bias.
+
+    matrix: with its rows in the model's order. The lengths of the rows are summed in float64, so that a library that
+    adds in another order hardly ever gives another gain in float32.
+    """
+    assert matrix.magnitude is not None, "it is DoRA's"
+    squares = np.empty(matrix.b.shape[1])
+    w, step = base.dequantize(matrix.tensor), max(1, _VALUES // matrix.a.shape[1])
+    a = matrix.a.astype(np.float64)
+    for start in range(0, len(w), step):
+        rows = w[start : start + step] + np.float64(matrix.scale) * (matrix.b[:, start : start + step].T @ a)
+        squares[start : start + step] = np.square(rows).sum(axis=1)
+    gain = (matrix.magnitude / np.sqrt(np.maximum(squares, np.finfo(np.float64).tiny))).astype(np.float32)
+    bias = matrix.tensor.removesuffix("weight") + "bias"
+    shift = np.zeros_like(gain)
+    if bias in base.tensors:
+        shift = (np.float32(1) - gain) * base.dequantize(bias)
+    return gain, shift

@@ -186,3 +186,14 @@ def test_a_folder_of_peft_s_files_on_the_backend(monkeypatch, tmp_path, tiny_lla
     assert answer(digest) != plain
     assert answer() == plain
     engine.close()
+
+
+def test_a_dora_adapter_is_refused_with_its_remedy():
+    gpu, _, _ = executables()
+    dora = [replace(matrix, magnitude=np.ones(matrix.b.shape[1], np.float32)) for matrix in adapter(gpu.program, 1)]
+    with pytest.raises(UnsupportedError, match=r"DoRA.*roofline merge"):
+        gpu.adapters.set(1, dora)
+    gpu.adapters.row_scaling = lambda matrix: (matrix.magnitude, matrix.magnitude)
+    with pytest.raises(UnsupportedError, match=r"DoRA adapter on a GPU.*roofline merge"):
+        gpu.adapters.set(1, dora)
+    assert gpu.adapters.placed == {}

@@ -221,6 +221,7 @@ class CpuExecutable:
     def _set_adapter(self, slot: int, placed: "Sequence[PlacedMatrix]") -> None:
         """Give the core an adapter's matrices in one piece of memory, which it keeps; none: take them away."""
         parts: list[int] = []
+        gains: list[int] = []
         arrays: list[np.ndarray] = []
         at = 0
         for each in placed:
@@ -228,9 +229,14 @@ class CpuExecutable:
             parts += [each.group, each.first, each.column, b.shape[1], a.shape[0], at, at + a.size]
             arrays += [a.reshape(-1), b.reshape(-1)]
             at += a.size + b.size
+            gains.append(-1 if each.gain is None else at)
+            if each.gain is not None and each.shift is not None:
+                arrays += [each.gain, each.shift]
+                at += 2 * each.gain.size
         data = np.concatenate(arrays) if arrays else np.zeros(0, np.float32)
         scales = np.array([each.matrix.scale for each in placed], np.float32)
-        self._core.set_adapter(slot, data, np.array(parts, np.int64), scales)
+        places = [np.array(gains, np.int64)] if max(gains, default=-1) >= 0 else []  # of DoRA alone
+        self._core.set_adapter(slot, data, np.array(parts, np.int64), scales, *places)
 
     def choose(self, ops: Iterable[int], regime: int, variant: str) -> None:
         """How these ops (indices into the Program) are computed in steps of that regime (select.REGIMES).

@@ -135,7 +135,7 @@ def compare(
     texts = [tokenizer.encode(text, add_special=True)[-most:] for text in prompts]
     if not texts or not all(texts):
         raise ConfigError("there must be at least one probe, and each needs text")
-    served = all(each.magnitude is None and ".mlp.experts." not in each.tensor for each in adapter.matrices)
+    served = not any(".mlp.experts." in each.tensor for each in adapter.matrices)
     first, slot = _reference(model, adapter, load, context, served)
     second = load_to_score(written, load, context, text=False).executable
     sums, greedy = _Differences(), 0

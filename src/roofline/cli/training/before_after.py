@@ -1,11 +1,14 @@
 """What `roofline finetune` does around a run for people: answers before and after, and the server of both models."""
 
+import os
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from roofline.cli.output import print_json
 from roofline.common.json_types import JsonObject
 from roofline.train.report.answers import Answer, Answers, link, read_answers, write_answers
 from roofline.train.run_folder import PAGE
@@ -108,6 +111,56 @@ class BeforeAfter:
         self.answers = replace(self.answers, rows=rows)
         self.folder.mkdir(parents=True, exist_ok=True)
         write_answers(self.answers, self.folder)
+
+
+def run(around: BeforeAfter, path: Path, changes: Sequence[str], *, nproc: int, as_json: bool, serve: bool) -> int:
+    """Train as the file of a configuration says, ask the model before and after, print what came of it and, with
+    `serve`, become the server of both; the exit status. changes: of the configuration, as `--set` has them."""
+    from roofline.train.config.read import read_config
+    from roofline.train.run import preflight
+
+    read_config(path, changes, preflight.faults)  # what is wrong with it is said before the model is asked
+    around.begin()
+    status, result = _train(path, changes, nproc, as_json)
+    if status:
+        if status > 128:
+            print("the same command goes on from there", file=sys.stderr)
+        return status
+    around.end()
+    served = around.served
+    if as_json:
+        places = {"folder": str(around.folder), "outcome": str(served.outcome), "serve": around.answers.command}
+        print_json(result | places | {"exact": around.exact()})
+    else:
+        print("\n".join(around.summary()))
+    if serve:
+        os.execv(sys.executable, [sys.executable, "-m", *served.command])
+    return 0
+
+
+def _train(path: Path, changes: Sequence[str], nproc: int, quiet: bool) -> tuple[int, JsonObject]:
+    """Train as the file says; the exit status, and figures of the run. quiet: print nothing on stdout."""
+    from roofline.train.config.read import read_config
+    from roofline.train.report import cards
+    from roofline.train.run import preflight
+    from roofline.train.run_folder import folder_of
+
+    settings = read_config(path, changes, preflight.faults)
+    if nproc > 1:
+        from roofline.train.run.launch import launch
+
+        status = launch(nproc, path, changes, out=2 if quiet else None)
+    else:
+        from roofline.cli.training.engine_sampler import sampler_of
+        from roofline.train.report.console import Console
+        from roofline.train.run.loop import train
+
+        console = Console(settings)
+        finished = train(settings, console.show, make_sampler=sampler_of(settings))
+        status = finished.status
+        if not quiet:
+            console.end(finished)
+    return status, {} if status else {"card": cards.read(str(folder_of(settings)))}
 
 
 def _prompt_text(prompt: JsonObject) -> str:

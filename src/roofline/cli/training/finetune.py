@@ -1,7 +1,5 @@
 """roofline finetune: a model learns from a file of samples, and is served with what it learnt."""
 
-import os
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -9,10 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from roofline.cli.options import AsJson
-from roofline.cli.output import print_json
 from roofline.cli.parser import Argument, Named
 from roofline.cli.training.train import Processes
-from roofline.common.json_types import JsonObject
 from roofline.common.options import Option
 from roofline.train.finetune.options import FinetuneOptions
 
@@ -37,11 +33,9 @@ def command(
     The same command again goes on with a run that was stopped. What is printed at the end serves the result.
     """
     from roofline.cli.run.prepare import pull
-    from roofline.cli.training.before_after import BeforeAfter, Served
-    from roofline.train.config.read import read_config
+    from roofline.cli.training.before_after import BeforeAfter, Served, run
     from roofline.train.finetune import plan
     from roofline.train.finetune.prepare import read_prompts
-    from roofline.train.run import preflight
 
     options = options.with_preset(named)
     model = str(Path(model).resolve()) if Path(model).exists() else model
@@ -54,22 +48,7 @@ def command(
     outcome = folder / ("model" if options.method == "full" else "adapter")
     served = Served(model, outcome, options.port, options.rank)
     around = BeforeAfter(served, read_prompts(folder / plan.DATA, options.ask), folder)
-    read_config(path, changes or (), preflight.faults)  # what is wrong with it is said before all that
-    around.begin()
-    status, result = train_file(path, list(changes or ()), nproc, as_json)
-    if status:
-        if status > 128:
-            print("the same command goes on from there", file=sys.stderr)
-        return status
-    around.end()
-    serve = shlex.join(served.command)
-    if as_json:
-        print_json(result | {"folder": str(folder), "outcome": str(outcome), "serve": serve, "exact": around.exact()})
-    else:
-        print("\n".join(around.summary()))
-    if options.serve:
-        os.execv(sys.executable, [sys.executable, "-m", *served.command])
-    return 0
+    return run(around, path, changes or (), nproc=nproc, as_json=as_json, serve=options.serve)
 
 
 def _data(model: str, place: Path, options: FinetuneOptions) -> "Data":
@@ -112,31 +91,6 @@ class _Progress:
         if time.monotonic() - self._last > PROGRESS:
             self._last = time.monotonic()
             print(f"{records:,} records prepared", file=sys.stderr)
-
-
-def train_file(path: Path, changes: list[str], nproc: int, quiet: bool) -> tuple[int, JsonObject]:
-    """Train as the file says; the exit status, and figures of the run. quiet: print nothing on stdout."""
-    from roofline.train.config.read import read_config
-    from roofline.train.report import cards
-    from roofline.train.run import preflight
-    from roofline.train.run_folder import folder_of
-
-    settings = read_config(path, changes, preflight.faults)
-    if nproc > 1:
-        from roofline.train.run.launch import launch
-
-        status = launch(nproc, path, changes, out=2 if quiet else None)
-    else:
-        from roofline.cli.training.engine_sampler import sampler_of
-        from roofline.train.report.console import Console
-        from roofline.train.run.loop import train
-
-        console = Console(settings)
-        finished = train(settings, console.show, make_sampler=sampler_of(settings))
-        status = finished.status
-        if not quiet:
-            console.end(finished)
-    return status, {} if status else {"card": cards.read(str(folder_of(settings)))}
 
 
 def _summary(prepared: "Prepared", data: "Data", steps: int, batch: int) -> list[str]:

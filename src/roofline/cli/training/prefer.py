@@ -1,16 +1,13 @@
 """roofline prefer and roofline reinforce: a model learns which answers are better, or to earn rewards for its own."""
 
-import os
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from roofline.cli.options import AsJson
-from roofline.cli.output import print_json
 from roofline.cli.parser import Argument
-from roofline.cli.training.finetune import Changes, train_file
+from roofline.cli.training.finetune import Changes
 from roofline.cli.training.train import Processes
 from roofline.train.preference.options import PreferOptions, ReinforceOptions
 
@@ -90,7 +87,7 @@ class _Run:
 
     def train(self, summary: "Summary", nproc: int, changes: list[str], as_json: bool) -> int:
         """Prepare, train, and say how to serve the result; the exit status."""
-        from roofline.cli.training.before_after import BeforeAfter, Served
+        from roofline.cli.training.before_after import BeforeAfter, Served, run
         from roofline.train.finetune import plan
         from roofline.train.finetune.prepare import read_prompts
 
@@ -105,22 +102,7 @@ class _Run:
         outcome = self.folder / ("model" if options.method == "full" else "adapter")
         served = Served(self.model, outcome, options.port, options.rank)
         around = BeforeAfter(served, read_prompts(self.folder / plan.DATA, options.ask), self.folder)
-        around.begin()
-        status, result = train_file(path, changes, nproc, as_json)
-        if status:
-            if status > 128:
-                print("the same command goes on from there", file=sys.stderr)
-            return status
-        around.end()
-        serve = shlex.join(served.command)
-        if as_json:
-            more_facts = {"folder": str(self.folder), "outcome": str(outcome), "serve": serve, "exact": around.exact()}
-            print_json(result | more_facts)
-        else:
-            print("\n".join(around.summary()))
-        if options.serve:
-            os.execv(sys.executable, [sys.executable, "-m", *served.command])
-        return 0
+        return run(around, path, changes, nproc=nproc, as_json=as_json, serve=options.serve)
 
     def _settings(self, prepared: "Prepared") -> "tuple[JsonObject, list[str]]":
         """The run's configuration, and what of it is otherwise than the options say."""

@@ -186,7 +186,7 @@ def _sizes(config: TrainConfig, shape: JsonMapping, world: World, forms: Mapping
             size = dtype.itemsize * -(-local[0] // shards) * math.prod(local[1:])
             sizes.parameters += size
             sizes.trained += size if trained else 0
-            both = 1 if lion or (muon and is_hidden_matrix(param)) else 2
+            both = 1 if lion or (muon and len(local) == 2 and is_hidden_matrix(param)) else 2
             sizes.states += both * size if trained else 0
             width = gathered.itemsize if dtype.is_floating_point else dtype.itemsize
             if param.name.startswith(
@@ -252,7 +252,7 @@ def _kept_by_block(model: Model, usage: Usage, config: TrainConfig, world: World
     weights = []
     for node, name in model.blocks[last].places:
         tensor = getattr(node, name)
-        kind = dtype if tensor.dtype.is_floating_point else tensor.dtype
+        kind = dtype if tensor.dtype.is_floating_point and dtype != torch.float32 else tensor.dtype
         made = torch.full(tensor.shape, 0.01, device=device).to(kind)
         weights.append(nn.Parameter(made, requires_grad=tensor.requires_grad))
     apart = config.model.attn_config.attn_uses_sequence_id

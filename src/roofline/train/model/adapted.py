@@ -6,9 +6,11 @@ another type than the one computed in, is widened in the forward pass and again 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from roofline.ops.own_weight import OwnWeight
@@ -26,10 +28,14 @@ def weight_of(form: Form, tensors: Sequence[Tensor], casts: "Casts") -> Tensor |
 
 @dataclass(eq=False)
 class Casts:
-    """The last rows that were cast to the type computed in: neighbouring products, as of q, k and v, share them."""
+    """The last rows that were cast to the type computed in: neighbouring products, as of q, k and v, share them.
+
+    keeps: products are kept by selective checkpointing, so nothing is written over them.
+    """
 
     rows: Tensor | None = None
     cast: Tensor | None = None
+    keeps: bool = False
 
     def of(self, x: Tensor) -> Tensor:
         """x in the type that autocast names, or as it is."""
@@ -62,7 +68,7 @@ class AdaptedWeight(OwnWeight):
         order = torch.argsort(ids.flatten(), stable=True)  # [tokens * top], places in the order of their experts
         parts = x.unflatten(1, (-1, self.form.shape[1]))  # [tokens, 1 or top, in]
         rows = parts.expand(-1, top, -1).flatten(0, 1)[order] if parts.shape[1] > 1 else x[order // top]
-        counts = torch.bincount(ids.flatten(), minlength=experts).tolist()
+        counts = _counts(ids.flatten(), experts)
         pieces = zip(*(each.chunk(experts) for each in self.tensors), strict=True)
         results = [
             self._product(part, tensors, None)
@@ -78,7 +84,7 @@ class AdaptedWeight(OwnWeight):
     def _product(self, x: Tensor, tensors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
         form, (raw, *trained) = self.form, tensors
         a, b = trained[:2] if trained else (None, None)
-        what = (form.format, form.shape[1], form.scale)
+        what = _What(form.format, form.shape[1], form.scale, self.casts.keeps)
         if not form.dora:
             return _Product.apply(x, raw, a, b, bias, what)
         factor = trained[2] / _lengths(raw, trained[0], trained[1], form)
@@ -86,21 +92,36 @@ class AdaptedWeight(OwnWeight):
         return out if bias is None else out + bias.to(out.dtype)
 
 
-@torch.no_grad()
+def _counts(ids: Tensor, experts: int) -> list[int]:
+    """How many rows go to each expert; of tensors without data, by which memory is predicted, equally many."""
+    if isinstance(ids, FakeTensor):
+        return [len(ids) // experts + (number < len(ids) % experts) for number in range(experts)]
+    return torch.bincount(ids, minlength=experts).tolist()
+
+
 def _lengths(raw: Tensor, a: Tensor, b: Tensor, form: Form) -> Tensor:
     """The length of each row of W + scale * B A, float32 [rows]; a constant to the gradients, as DoRA has it.
 
     |W + sBA|^2 = |W|^2 + 2 s W A^T . B + s^2 B A A^T . B, row by row, so that B A never exists.
     """
     with torch.autocast(raw.device.type, enabled=False):
-        a, b = a.float(), b.float()
+        a, b = a.detach().float(), b.detach().float()
         step, squares = max(1, (LIMIT >> 4) // form.shape[1]), []
         for start in range(0, len(raw), step):
             w = widened(raw[start : start + step], form.format, form.shape[1], torch.float32)
             part = b[start : start + step]
-            mixed = (w @ a.T).mul_(2 * form.scale).addmm_(part, a @ a.T, alpha=form.scale**2)
+            mixed = (w @ a.T) * (2 * form.scale) + (part @ (a @ a.T)) * form.scale**2
             squares.append(w.square().sum(1) + (mixed * part).sum(1))
         return torch.cat(squares).clamp_(min=0).sqrt_()
+
+
+class _What(NamedTuple):
+    """Of a product: the matrix's format and columns, the adapter's scale, and `Casts.keeps`."""
+
+    format: str
+    columns: int
+    scale: float
+    keeps: bool
 
 
 class _Product(torch.autograd.Function):
@@ -114,7 +135,7 @@ class _Product(torch.autograd.Function):
         a: Tensor | None,
         b: Tensor | None,
         bias: Tensor | None,
-        what: tuple[str, int, float],
+        what: _What,
     ) -> Tensor:
         ctx.what = what
         with torch.autocast(x.device.type, enabled=False):
@@ -122,9 +143,10 @@ class _Product(torch.autograd.Function):
             if a is None or b is None:
                 ctx.save_for_backward(raw)
                 return out
-            inner = (x @ a.to(x.dtype).T).mul_(what[2])  # [tokens, rank]
+            inner = x @ a.to(x.dtype).T * what.scale  # [tokens, rank]
             ctx.save_for_backward(raw, x, inner, a, b)
-            return out.addmm_(inner, b.to(x.dtype).T)
+            b_t = b.to(x.dtype).T
+            return torch.addmm(out, inner, b_t) if what.keeps else out.addmm_(inner, b_t)
 
     @staticmethod
     def backward(ctx: "_Saved", *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -134,7 +156,7 @@ class _Product(torch.autograd.Function):
         if not saved:
             return into_x, None, None, None, None, None
         x, inner, a, b = saved
-        into_inner = (grad @ b.to(grad.dtype)).mul_(ctx.what[2])  # [tokens, rank]
+        into_inner = (grad @ b.to(grad.dtype)).mul_(ctx.what.scale)  # [tokens, rank]
         if into_x is not None:
             into_x = into_x.addmm_(into_inner, a.to(grad.dtype))
         into_a, into_b = into_inner.T @ x, grad.T @ inner
@@ -142,7 +164,7 @@ class _Product(torch.autograd.Function):
 
 
 class _Saved(Context):
-    what: tuple[str, int, float]
+    what: _What
 
 
 def _slices(raw: Tensor, name: str, columns: int, dtype: torch.dtype) -> list[slice]:
@@ -151,9 +173,9 @@ def _slices(raw: Tensor, name: str, columns: int, dtype: torch.dtype) -> list[sl
     return [slice(start, start + step) for start in range(0, len(raw), step)]
 
 
-def _times_rows(x: Tensor, raw: Tensor, what: tuple[str, int, float], bias: Tensor | None) -> Tensor:
+def _times_rows(x: Tensor, raw: Tensor, what: _What, bias: Tensor | None) -> Tensor:
     """x W^T + bias."""
-    name, columns, _ = what
+    name, columns = what.format, what.columns
     slices = _slices(raw, name, columns, x.dtype)
     if len(slices) == 1:
         return functional.linear(x, widened(raw, name, columns, x.dtype), bias)
@@ -164,9 +186,9 @@ def _times_rows(x: Tensor, raw: Tensor, what: tuple[str, int, float], bias: Tens
     return out
 
 
-def _times_columns(grad: Tensor, raw: Tensor, what: tuple[str, int, float]) -> Tensor:
+def _times_columns(grad: Tensor, raw: Tensor, what: _What) -> Tensor:
     """grad W."""
-    name, columns, _ = what
+    name, columns = what.format, what.columns
     slices = _slices(raw, name, columns, grad.dtype)
     if len(slices) == 1:
         return grad @ widened(raw, name, columns, grad.dtype)

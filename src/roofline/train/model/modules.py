@@ -289,11 +289,11 @@ class _HeadSpec:
         return cast(Tensor, self.family.head(self.cfg, self.weights(tensors), x, batch))
 
 
-def _taken(forms: Sequence[Form | None], tensors: Sequence[Tensor]) -> list[Tensor | OwnWeight]:
-    """The weights of parameters whose tensors lie one behind the other."""
+def _taken(forms: Sequence[Form | None], tensors: Sequence[Tensor], keeps: bool = False) -> list[Tensor | OwnWeight]:
+    """The weights of parameters whose tensors lie one behind the other. keeps: as `Casts` has it."""
     weights: list[Tensor | OwnWeight] = []
     before: list[Tensor] = []
-    at, casts = iter(tensors), Casts()
+    at, casts = iter(tensors), Casts(keeps=keeps)
     for form in forms:
         own = [next(at) for _ in range(1 + (len(form.trained) if form else 0))]
         if form is not None and form.shared:
@@ -316,7 +316,7 @@ def _block(
     fused: bool = False,
 ) -> Tensor:
     """A layer of the family on x [tokens, width]; rows: how many, of which length, and the first layer like this one;
-    fused: with torch's own attention."""
+    fused: with torch's own attention, and no product written over."""
     count, length, layer = rows
     at = positions if cos is None or sin is None else TurnedPositions(cos, sin)
     # Selective checkpointing can keep the result of an attention only if it is one op.
@@ -324,7 +324,7 @@ def _block(
         None, at, slice(None), Rows(count, length, spec.cfg.kv_heads, bias, attend=None if fused else attend)
     )
     table = spec.of(layer)
-    taken = _taken(spec.forms_of(layer), parameters)
+    taken = _taken(spec.forms_of(layer), parameters, fused)
     weights = [
         w if isinstance(w, OwnWeight) else family_form(p, w, spec.ranks) for p, w in zip(table, taken, strict=True)
     ]

@@ -1,6 +1,7 @@
 """The optimizers of a run: torch's, and several as one where parameters need different ones."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -74,7 +75,8 @@ def optimizer(section: OptimizerSection, model: Model, exact: bool = False) -> O
     hidden = [tensor for _, param, tensor in model.canonical() if muon and is_hidden_matrix(param)]
     rest = [tensor for _, param, tensor in model.canonical() if not (muon and is_hidden_matrix(param))]
     decay = section.weight_decay / section.lr if section.name == "decoupled_adamw" else section.weight_decay
-    adamw = torch.optim.AdamW(
+    adamw = partial(
+        torch.optim.AdamW,
         rest,
         lr=(section.adamw_lr or section.lr) if muon else section.lr,
         betas=section.betas,
@@ -84,10 +86,10 @@ def optimizer(section: OptimizerSection, model: Model, exact: bool = False) -> O
         fused=None if exact else True,
     )
     if not muon:
-        return Optimizer({"adamw": adamw})
+        return Optimizer({"adamw": adamw()})
     rate, momentum = section.lr, section.momentum
     matrices = torch.optim.Muon(hidden, lr=rate, weight_decay=decay, momentum=momentum, adjust_lr_fn="match_rms_adamw")
-    return Optimizer({"muon": matrices, "adamw": adamw})
+    return Optimizer({"muon": matrices} | ({"adamw": adamw()} if rest else {}))  # an adapter may have matrices alone
 
 
 def is_hidden_matrix(param: Param) -> bool:

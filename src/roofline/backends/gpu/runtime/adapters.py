@@ -56,6 +56,9 @@ class DeviceAdapters:
         what was there."""
         import torch
 
+        if any(item.gain is not None for item in placed):
+            what, reason = "a DoRA adapter on a GPU", "its kernel scales no rows"
+            raise UnsupportedError(what, reason, ("roofline merge, which writes a model with the adapter in it",))
         for each in self._by_name.values():
             for tensor in (each.a, each.b, each.scales):
                 tensor[slot - 1].zero_()
