@@ -171,7 +171,7 @@ def test_products_name_chips_that_are_known_or_refused() -> None:
     assert len(set(names)) == len(names)
     for product in products.products():
         assert product.chip in chips.chips() or product.host or chips.refused(product.chip), product.name
-        unified = ("MI300A", "Strix Halo", "Steam Deck", "Steam Deck OLED")
+        unified = ("MI300A", "Strix Halo", "Strix Halo 8050S", "Steam Deck", "Steam Deck OLED")
         assert product.unified == (product.name in unified or product.chip == "apple")
         assert product.dies == (2 if product.name in ("MI250", "MI250X") else 1)
         assert (product.memory is None) == (product.chip in ("x86-64", "aarch64"))
@@ -215,6 +215,10 @@ MEMORIES = {
     "RTX 3090": (384, 19500),
     "RTX 4080": (256, 22400),
     "RTX 5080": (256, 30000),
+    "Strix Halo": (256, 8000),
+    "Strix Halo 8050S": (256, 8000),
+    "V100 SXM2 32GB": (4096, 1750),
+    "V100S": (4096, 2214),
     "T4": (256, 10000),
     "L4": (192, 12500),
     "A10G": (384, 12500),
@@ -252,6 +256,11 @@ def test_chips_of_the_cpu_backend_are_not_compiled_for_as_gpus() -> None:
         ("AMD Instinct MI250X/MI250", None, None),  # could be either
         ("Radeon RX 7900 XTX", 48, "RX 7900 XTX"),
         ("AMD Radeon(TM) 8060S Graphics", 20, "Strix Halo"),
+        ("AMD Radeon(TM) 8050S Graphics", 16, "Strix Halo 8050S"),
+        ("AMD Instinct MI308X", 80, "MI308X"),
+        ("Tesla V100-SXM2-16GB", 80, "V100 SXM2 16GB"),
+        ("Tesla V100-PCIE-32GB", 80, "V100 PCIe 32GB"),
+        ("Tesla V100S-PCIE-32GB", 80, "V100S"),
         ("NVIDIA A100-SXM4-80GB", None, "A100 80GB"),
         ("NVIDIA A100-SXM4-80GB", 14, None),  # a slice
         (" NVIDIA H200 ", 132, "H200"),

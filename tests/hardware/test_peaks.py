@@ -92,6 +92,10 @@ def test_mi100_multiplies_bf16_at_half_the_rate() -> None:
         ("h100-sxm", "H100 SXM"),
         ("NVIDIA H100 80GB HBM3", "H100 SXM"),
         ("rtx4090", "RTX 4090"),
+        ("AMD Ryzen AI Max+ 395", "Strix Halo"),
+        ("ryzen ai max 395", "Strix Halo"),
+        ("Ryzen AI Max 385", "Strix Halo 8050S"),
+        ("steam deck", "Steam Deck"),
     ],
 )
 def test_a_person_s_name_for_a_product_is_understood(name: str, title: str) -> None:

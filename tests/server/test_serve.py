@@ -263,6 +263,8 @@ def free():
 def test_a_taken_address_is_a_mistake_of_the_user(free):
     with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{free}: .*Choose another --port"):
         module._listen(ServeOptions(port=free))
+    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0: .*Choose another --host"):
+        module._listen(ServeOptions(host="192.0.2.1", port=0, api_key="k"))  # of no machine (RFC 5737)
 
 
 @pytest.mark.parametrize(

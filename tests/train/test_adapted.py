@@ -115,7 +115,7 @@ def test_losses_gradients_and_steps_are_pefts(tmp_path: Path, dora: bool) -> Non
         loss.backward()
         other = theirs(input_ids=ids, labels=ids).loss
         other.backward()
-        assert float(loss) == pytest.approx(float(other), rel=1e-5)
+        assert float(loss.detach()) == pytest.approx(float(other.detach()), rel=1e-5)
         for mine, reference in pairs:
             torch.testing.assert_close(mine.grad, reference.grad, rtol=2e-3, atol=2e-6)
         for optimizer in optimizers:
@@ -206,3 +206,28 @@ def test_a_frozen_product_keeps_the_input_for_an_adapter_alone() -> None:
         out = adapted.weight_of(frozen, [raw, *trained], adapted.Casts()).linear(x, None)
         kept[rank] = any(saved.data_ptr() == x.data_ptr() for saved in out.grad_fn.saved_tensors)
     assert kept == {0: False, 4: True}
+
+
+def test_targets_that_do_not_count_need_no_logits(tmp_path: Path) -> None:
+    model = model_of(folder_of("llama", tmp_path / "model"), rank=4, base="f32")
+    disturb(model)
+    ids, goals = batch()
+    goals[:, 3:12] = -100
+    rows: list[int] = []
+    original = model.head_loss
+
+    def head_loss(targets: Any, x: Any, *weights: Any) -> Any:
+        rows.append(len(x))
+        return original(targets, x, *weights)
+
+    model.head_loss = head_loss
+    gradients = []
+    for skips, chunks in ((False, True), (True, True), (True, False)):
+        model.skips, model.chunk_logits = skips, chunks
+        model(ids, goals).backward()
+        assert sum(rows) == (int((goals != -100).sum()) if skips else ids.numel())
+        gradients.append([tensor.grad.clone() for _, _, tensor in model.canonical()])
+        model.zero_grad()
+        rows.clear()
+    for other in gradients[1:]:
+        torch.testing.assert_close(other, gradients[0], rtol=1e-4, atol=1e-6)

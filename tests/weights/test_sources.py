@@ -359,6 +359,8 @@ class FakeHub:
         return self
 
     def model_info(self, repo: str, files_metadata: bool) -> Any:
+        if repo == "org/away":
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
         if repo != "org/repo":
             raise OSError(f"404: {repo} does not exist\nmore lines")
         siblings = [
@@ -418,6 +420,8 @@ def test_hub_takes_one_file(home: Path, hub: FakeHub) -> None:
 def test_hub_failures_name_the_repository(home: Path, hub: FakeHub) -> None:
     with pytest.raises(ConfigError, match=r"hf:org/gone: OSError: 404: org/gone does not exist$"):
         sources.pull("hf:org/gone")
+    with pytest.raises(ConfigError, match=r"hf:org/away: ConnectionRefusedError: Connection refused$"):
+        sources.pull("hf:org/away")
     with pytest.raises(ConfigError, match=r"hf:org/repo has no nothing\.gguf"):
         sources.pull("hf:org/repo:nothing.gguf")
     hub.files = {"config.json": b"{}", "pytorch_model.bin": b"x"}

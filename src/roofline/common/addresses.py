@@ -31,4 +31,9 @@ def why_unreachable(error: BaseException) -> str:
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
         cause = cause.__cause__ or cause.__context__
-    return _NUMBER.sub("", str(error))
+    return without_numbers(str(error))
+
+
+def without_numbers(text: str) -> str:
+    """An error's text without the operating system's numbers."""
+    return _NUMBER.sub("", text)

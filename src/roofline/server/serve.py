@@ -1,6 +1,7 @@
 """Two processes started together: the engine loads its model while this one parses the tokenizer and imports HTTP."""
 
 import asyncio
+import errno
 import gc
 import signal
 import socket
@@ -332,8 +333,9 @@ def _listen(options: ServeOptions) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((options.host, options.port))
     except OSError as error:
+        other = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
         raise ConfigError(
-            f"cannot listen on {options.host}:{options.port}: {error.strerror or error}. Choose another --port."
+            f"cannot listen on {options.host}:{options.port}: {error.strerror or error}. Choose another {other}."
         ) from error
     return listening
 

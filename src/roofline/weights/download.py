@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from roofline.common.addresses import without_numbers
 from roofline.common.errors import ConfigError, RooflineError
 from roofline.common.fields import shorten
 from roofline.weights.storage import folder_bytes, need_space, sha256_of
@@ -189,7 +190,7 @@ def download_snapshot(repo: str, file: str, folder: Path, report: Progress) -> S
     except RooflineError:
         raise
     except Exception as error:  # its errors come from several libraries and differ between its versions
-        lines = str(error).strip().splitlines()
+        lines = without_numbers(str(error)).strip().splitlines()
         raise ConfigError(f"hf:{repo}: {type(error).__name__}: {lines[0] if lines else 'no reason given'}") from error
     sha256 = _verify(files, folder, total, report)
     shutil.rmtree(folder / ".cache", ignore_errors=True)  # the hub's notes for resuming

@@ -121,6 +121,33 @@ def test_an_idle_connection_that_was_closed_is_opened_again(scripted, make_plan,
     assert [each.error for each in events.requests] == [None, None]
 
 
+def test_several_servers_take_requests_in_turn(scripted, make_plan, generate):
+    taken = [], []
+
+    def of(number):
+        async def answer(body, writer, _):
+            taken[number].append(body["prompt"])
+            await three_parts(body, writer, _)
+
+        return scripted(answer)
+
+    first, second = of(0), of(1)
+    events = generate(make_plan(first, 5, further_urls=[second]))
+    assert taken == (["p0", "p2", "p4"], ["p1", "p3"])
+    assert [each.server for each in events.requests] == [0, 1, 0, 1, 0]
+    assert [each.error for each in events.requests] == [None] * 5
+    assert events.head.target == f"{first},{second}"
+    turns = [
+        TrafficRequest(prompt=f"s{session}t{turn}", prompt_tokens=1, max_tokens=2, session=session, turn=turn)
+        for session in (0, 1)
+        for turn in (0, 1)
+    ]
+    for each in taken:
+        each.clear()
+    generate(make_plan(first, turns, further_urls=[second]))
+    assert [[prompt.split()[0][:2] for prompt in each] for each in taken] == [["s0", "s0"], ["s1", "s1"]]
+
+
 def test_nobody_listens(make_plan, generate):
     events = generate(make_plan("http://127.0.0.1:9/v1", 2))
     assert all(each.error.startswith("no connection") and each.status == 0 for each in events.requests)

@@ -35,6 +35,11 @@ def requests(*prompts, most=8):
     return [TrafficRequest(prompt=prompt, prompt_tokens=len(prompt), max_tokens=most) for prompt in prompts]
 
 
+def test_its_fingerprint_is_the_executables(engine):
+    thread, llm = engine()
+    assert thread.fingerprint == llm.engine.executable.fingerprint != ""
+
+
 @pytest.mark.parametrize("load", [{"concurrency": 3}, {"arrivals": "poisson", "rate": 200.0}])
 @pytest.mark.parametrize("route", ["completions", "chat"])
 def test_events_are_what_the_engine_answers(engine, make_plan, load, route):

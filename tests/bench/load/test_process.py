@@ -12,11 +12,12 @@ import httpx
 import msgspec
 import pytest
 
+from roofline.bench.load import targets
 from roofline.bench.load.events import read_events
 from roofline.bench.load.plan import read_plan
 from roofline.bench.load.run import run_plan
 from roofline.bench.load.targets import open_target
-from roofline.bench.serving.certificate import added, certify, null_server
+from roofline.bench.serving.certificate import Pace, added, certify, laps_of, null_server
 from roofline.common.errors import ConfigError
 from tests.bench.load.answers import STREAM, end, part
 
@@ -117,6 +118,22 @@ def test_certificate_of_few_streams():
     assert 0 < certificate.ttft_added_ms < 50
     assert certificate.gap_added_ms >= 0
     assert certificate.rate == 0 or certificate.rate == pytest.approx(2 / 0.33, rel=0.3)
+    faster = certify(2, Pace(first_ms=8, gap_ms=2, chunks=5))
+    assert faster.rate == 0 or faster.rate == pytest.approx(2 / 0.016, rel=0.4)
+
+
+@pytest.mark.parametrize(
+    ("streams", "pace", "laps"),
+    [
+        (1, Pace(), 5),  # of 0.33 s
+        (64, Pace(first_ms=0.05, gap_ms=0.0, chunks=1), 156),
+        (1, Pace(first_ms=0.0, gap_ms=0.0, chunks=1), 10_000),
+        (4096, Pace(first_ms=9000, gap_ms=1, chunks=1), 2),
+        (20_000, Pace(), 2),
+    ],
+)
+def test_a_certificate_takes_a_moment_whatever_the_pace(streams, pace, laps):
+    assert laps_of(streams, pace) == laps
 
 
 def test_targets_are_started_and_ended():
@@ -130,6 +147,60 @@ def test_targets_are_started_and_ended():
             assert (same.url, same.model, same.pid) == (target.url, "other", None)
         assert os.path.exists(f"/proc/{target.pid}")
     assert not os.path.exists(f"/proc/{target.pid}")
+
+
+@pytest.mark.parametrize(
+    ("ready", "fingerprint", "replicas"),
+    [
+        ({"system_fingerprint": "f1", "replicas": [True, False]}, "f1", 2),
+        ({"system_fingerprint": "f1"}, "f1", 1),
+        ({"replicas": 3}, "", 1),
+        (["no object"], "", 1),
+        (None, "", 1),
+    ],
+)
+def test_what_a_server_tells_of_itself(monkeypatch, ready, fingerprint, replicas):
+    told = {
+        "/v1/models": {"data": [{"id": "m", "owned_by": "roofline"}]},
+        "/version": {"version": "9"},
+        "/ready": ready,
+    }
+
+    def get(url, **_):
+        answer = told[url.removeprefix("http://host")]
+        return httpx.Response(404 if answer is None else 200, json=answer)
+
+    monkeypatch.setattr(targets.httpx, "get", get)
+    with open_target("http://host") as target:
+        assert (target.engine, target.version) == ("roofline", "9")
+        assert (target.fingerprint, target.replicas) == (fingerprint, replicas)
+
+
+def test_several_addresses_are_one_target(monkeypatch):
+    models = {"a": "m", "b": "m", "c": "other"}
+
+    def get(url, **_):
+        host, _, route = url.removeprefix("http://").partition("/")
+        told = {
+            "v1/models": {"data": [{"id": models[host]}]},
+            "version": {"version": "2" if host == "b" else "1"},
+            "ready": {"system_fingerprint": "same", "replicas": [True] * (3 if host == "b" else 1)},
+        }
+        return httpx.Response(200, json=told[route])
+
+    monkeypatch.setattr(targets.httpx, "get", get)
+    with open_target("http://a, http://b/v1") as target:
+        assert (target.url, target.further_urls) == ("http://a/v1", ("http://b/v1",))
+        assert (target.version, target.fingerprint, target.replicas) == ("1+2", "same", 4)
+    with (
+        pytest.raises(ConfigError, match="http://c/v1 lists the model 'other' first"),
+        open_target("http://a,http://c"),
+    ):
+        pass
+    with open_target("http://a,http://c", model="m") as target:
+        assert target.model == "m"
+    assert targets.is_local("http://127.0.0.1:1,http://localhost:2")
+    assert not targets.is_local("http://127.0.0.1:1,http://elsewhere:2")
 
 
 @pytest.mark.parametrize(

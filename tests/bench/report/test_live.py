@@ -68,7 +68,7 @@ def test_lines_where_there_is_no_terminal() -> None:
     assert lines[5].startswith("  load 4 workers, requests/s 4, tokens/s 240, TTFT ms 300, ")
     assert lines[5].endswith("█████······· 40%, client trusted, grade A")
     assert lines[6] == "8 workers ...; 60.6 s left", "two points as long as the first, 30.3 s each"
-    assert lines[10].endswith("client not trusted, grade C, client bound")
+    assert lines[10].endswith("client not trusted, grade C, client used 92% of a core")
     assert "\x1b" not in "".join(lines)
 
 

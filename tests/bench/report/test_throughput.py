@@ -66,8 +66,8 @@ def test_doubtful_points_are_grey_and_said() -> None:
     section = sections([*made.curve(), made.point(64, trusted=False)])["throughput and latency"]
     assert [mark.trusted for mark in series_of(section)["ours 1.0"].marks] == [True] * 6 + [False]
     assert section.table is not None
-    assert section.table.rows[-1][-2:] == ("not trusted", "C, client bound")
-    assert "client not trusted, grade C, client bound" in series_of(section)["ours 1.0"].marks[-1].note
+    assert section.table.rows[-1][-2:] == ("not trusted", "C, client used 92% of a core")
+    assert "client not trusted, grade C, client used 92% of a core" in series_of(section)["ours 1.0"].marks[-1].note
 
 
 def test_a_single_point_is_a_table_without_a_chart() -> None:

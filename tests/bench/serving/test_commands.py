@@ -126,6 +126,16 @@ def test_one_load(null, words, offered):
     assert point["counts"]["completed"] == 6
 
 
+def test_two_servers_in_turn(null, tmp_path):
+    words = ["--requests", 6, "--arrivals", "closed", "--concurrency", 2, "--events", tmp_path, "--json"]
+    with null_server(first_ms=5, gap_ms=1) as second:
+        result = call_roofline(["bench", "load", f"{null},{second}", *words, "--no-certificate"])
+    point = json.loads(result.stdout)
+    assert (point["system"]["replicas"], point["counts"]["completed"]) == (2, 6)
+    (path,) = tmp_path.iterdir()
+    assert {each.server for each in read_events(path).requests} == {0, 1}
+
+
 def test_a_trace_is_sent_from_its_beginning_at_its_moments(null, tmp_path):
     trace = tmp_path / "trace.jsonl"
     rows = [{"timestamp": 100 * n, "input_length": 5, "output_length": 2} for n in (0, 1, 3)]
@@ -303,6 +313,7 @@ def test_recompute(null, tmp_path):
         (["decode", "http://127.0.0.1:9", "--prompts", "1,x"], "give numbers of tokens above 0"),
         (["sweep", "http://127.0.0.1:9", "--traffic", "/none/x"], "cannot be read"),
         (["curve", "http://127.0.0.1:9", "--chip", "MI210"], "cannot be asked"),
+        (["load", "http://127.0.0.1:9,http://127.0.0.1:0"], "http://127.0.0.1:0: its port is no number"),
         (["curve", "http://127.0.0.1:99999"], "its port is no number from 1 to 65535; correct it"),
         (["compare", "http://127.0.0.1:9", "http://127.0.0.1:0"], "http://127.0.0.1:0: its port is no number"),
         (["load", "http://127.0.0.1:9"], "cannot be asked: Connection refused; give"),

@@ -1,6 +1,7 @@
 """What all points of a load test share: the requests that are sent, the limit, what is told of each load."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from roofline.bench.serving.measure import measure, point_of
 from roofline.bench.traffic.presets import preset_traffic
 from roofline.bundle.shape import open_shape
 from roofline.cli.measure.load_options import load_of_plan, tell_points
+from roofline.common.errors import ConfigError
 from roofline.hardware.roofs import Roofs
 from roofline.models.registry import configure
 from roofline.program.compile import compile_program
@@ -71,10 +73,33 @@ def test_a_chip_that_is_below_its_roofs_is_flagged(make, limits):
 
 
 def test_the_limit_of_another_device_is_not_this_cpus(monkeypatch):
-    monkeypatch.setattr(load_test, "limits_here", lambda model: model)
+    monkeypatch.setattr(load_test, "limits_here", lambda model, kv_cache_dtype: model)
     for backend, limits in (("", "m"), (" --backend reference", "m"), (" --backend gpu", None)):
         assert load_test._limits(Settings(f"roofline:m{backend}"), "m") == limits
     assert load_test._limits(Settings("http://x", model_here="m"), "m") == "m"
+
+
+def test_the_limit_and_the_point_have_the_format_of_the_servers_cache(make, monkeypatch, limits):
+    asked = []
+    monkeypatch.setattr(load_test, "limits_here", lambda model, kv_cache_dtype: asked.append(kv_cache_dtype) or limits)
+    for options, expected in (({}, "auto"), ({"kv-cache-dtype": "int8"}, "int8")):
+        target = Target("roofline:m", "http://127.0.0.1:1/v1", "m", options=options, local_model="m")
+        monkeypatch.setattr(load_test, "open_target", lambda *_, target=target: nullcontext(target))
+        monkeypatch.setattr(load_test, "_warm_up", lambda test: None)
+        settings = Settings("roofline:m", probe=False, certify=False)
+        monkeypatch.setattr(load_test, "tokenizer_of", lambda model: None)
+        monkeypatch.setattr(load_test, "_meter", lambda settings: None)
+        with load_test.open_load_test(settings, preset_traffic("typical", 2), 1):
+            assert asked.pop() == expected
+    test = make(limits=limits)
+    test.limits = replace(test.limits, again=lambda roofs: roofs)
+    system = point_of(test, "curve", test.plan(1), run([request(at=0, first=1000)])).system
+    assert (system.kv_format, system.replicas, system.fingerprint) == ("", 1, ""), (
+        "another server may keep it otherwise"
+    )
+    test.target = replace(test.target, local_model="m", replicas=2, fingerprint="f")
+    system = point_of(test, "curve", test.plan(1), run([request(at=0, first=1000)])).system
+    assert (system.kv_format, system.replicas, system.fingerprint) == ("bf16", 2, "f")
 
 
 class Counted(Counter):
@@ -155,6 +180,15 @@ def test_after_ctrl_c_it_is_told_where_points_are(make, monkeypatch, tmp_path, c
     flags = [json.loads(line)["validity"]["flags"] for line in lines]
     assert ["interrupted" in each for each in flags] == [False, True]
     assert out is None or out.read_text().splitlines() == lines
+
+
+def test_answers_without_a_text_are_none(make, monkeypatch):
+    empty = request(at=0, first=1)
+    empty.chunks = []
+    monkeypatch.setattr(load_test, "run_plan", lambda plan, key, on_progress: run([empty]))
+    test = make()
+    with pytest.raises(ConfigError, match="no request was answered; none was sent in time, or answers had no text"):
+        tell_points(test, (measure(test, "curve", test.plan(1)) for _ in range(1)), as_json=True)
 
 
 def test_the_limit_of_a_load_is_known_before_where_its_size_is(make, limits):

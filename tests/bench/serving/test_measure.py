@@ -1,5 +1,6 @@
 """What a point says beside its figures: counts of tokens, the client, flags, the grade."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ from roofline.bench.load.plan import Plan, Probe
 from roofline.bench.load.targets import Target
 from roofline.bench.results.point import Host
 from roofline.bench.results.store import read_points
+from roofline.bench.serving import measure
 from roofline.bench.serving.certificate import Certificate
 from roofline.bench.serving.load_test import LoadTest, Settings
 from roofline.bench.serving.measure import demand_of, point_of
@@ -82,19 +84,59 @@ def test_a_trusted_client(point):
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "flag"),
     [
-        {"certificate": None},
-        {"client_cpu": 0.9},
-        {"certificate": Certificate(0, 0.0, 3.0, None, 0.0, 0.1)},
-        {"certificate": Certificate(4, 0.5, 0.3, None, 0.0, 0.1)},
+        ({"certificate": None}, "client not certified"),
+        ({"client_cpu": 0.9}, "client used 90% of a core"),
+        (
+            {"certificate": Certificate(0, 0.0, 3.0, None, 0.0, 0.1)},
+            "client not to be trusted: it adds 3 ms to a first token",
+        ),
+        (
+            {"certificate": Certificate(4, 0.5, 0.3, None, 0.0, 0.1)},
+            "client certified for 0.5 requests/s, not 10.1",
+        ),
     ],
 )
-def test_a_client_that_is_not_trusted(point, changes):
+def test_a_client_that_is_not_trusted(point, monkeypatch, changes, flag):
+    monkeypatch.setattr(measure, "certify", lambda streams, pace: replace(CERTIFICATE, streams=0, rate=0.0))
     told = point(one_by_one(), **changes)
     assert not told.client.trusted
-    expected = "client bound" if changes.get("certificate", CERTIFICATE) else "client not certified"
-    assert expected in told.validity.flags
+    assert flag in told.validity.flags
+
+
+def test_a_client_is_certified_again_at_the_pace_of_a_faster_server(point, monkeypatch):
+    slow, asked = replace(CERTIFICATE, rate=2.0), []
+
+    def certify(streams, pace):
+        asked.append((streams, pace))
+        return replace(CERTIFICATE, streams=streams, rate=12.0)
+
+    monkeypatch.setattr(measure, "certify", certify)
+    told = point(one_by_one(), certificate=slow)
+    ((streams, pace),) = asked
+    assert (streams, pace.first_ms, pace.gap_ms, pace.chunks) == (1, pytest.approx(40), pytest.approx(8), 4)
+    assert told.client.trusted
+    assert (told.client.most_streams, told.client.most_rate) == (1, 12.0)
+    interrupted = point(one_by_one(), certificate=slow, interrupted=True)
+    assert len(asked) == 1
+    assert "client certified for 2 requests/s, not 10.1" in interrupted.validity.flags
+
+
+def test_ctrl_c_while_the_client_is_certified_again_keeps_the_point(point, monkeypatch):
+    def certify(streams, pace):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "certify", certify)
+    told = point(one_by_one(), certificate=replace(CERTIFICATE, rate=2.0))
+    assert "interrupted" in told.validity.flags
+
+
+def test_what_the_client_adds_to_gaps_is_told_beside_them(point):
+    told = point(one_by_one(), certificate=replace(CERTIFICATE, gap_added_ms=0.6))
+    assert "client adds 0.6 ms to gaps of 10 ms (6%)" in told.validity.flags
+    assert told.client.trusted, "mean gaps and throughput do not change"
+    assert not any("adds" in flag for flag in point(one_by_one()).validity.flags)
 
 
 def test_a_client_that_is_late_is_not_trusted(point):
@@ -115,7 +157,9 @@ def test_an_engine_in_this_process_has_no_client(point):
 
 
 def test_more_streams_than_were_certified_are_not_trusted(point):
-    assert not point([request(at=0, first=50, number=n) for n in range(5)]).client.trusted
+    told = point([request(at=0, first=50, number=n) for n in range(5)])
+    assert not told.client.trusted
+    assert "client certified for 4 requests at a time, not 5" in told.validity.flags
 
 
 @pytest.mark.parametrize(("cached", "cache"), [(None, "unknown"), (0, "cold"), (3, "warm")])

@@ -54,10 +54,10 @@ class RequestEvents(msgspec.Struct, kw_only=True, omit_defaults=True):
     the answer that is reasoning, that is text; chunks: of each part of the answer that holds text or reasoning;
     characters: in each of these; end: of the answer's last byte, or of its failure.
 
-    prompt_tokens, completion_tokens, cached_tokens: as the server's usage counts them; status: of HTTP, 0 where
-    there is no HTTP or no answer; finish: the server's reason; error: what went wrong, None where nothing did;
-    probe: whether the request is a probe whose answer is known; text: the answer, kept for probes and for counting
-    tokens again.
+    prompt_tokens, completion_tokens, cached_tokens: as the server's usage counts them; status: of HTTP, 0 where there
+    is no HTTP or no answer; finish: the server's reason; error: what went wrong, None where nothing did; server: which
+    of several it was sent to, from 0; probe: whether the request is a probe whose answer is known; text: the answer,
+    kept for probes and for counting tokens again.
     """
 
     request: int
@@ -78,6 +78,7 @@ class RequestEvents(msgspec.Struct, kw_only=True, omit_defaults=True):
     status: int = 0
     finish: str | None = None
     error: str | None = None
+    server: int = 0
     probe: bool = False
     text: str | None = None
 

@@ -11,6 +11,8 @@ import resource
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain, cycle
 from typing import Protocol
 
 import msgspec
@@ -36,7 +38,7 @@ class Sender(Protocol):
 
 class Generator:
     """A run of a plan. key: sent as a bearer token; on_progress: called every half second; connect: makes what sends
-    requests, None: connections to the plan's address. Ended early by `stop`, it gives the events up to there."""
+    requests, None: connections to the plan's servers. Ended early by `stop`, it gives the events up to there."""
 
     def __init__(
         self,
@@ -47,10 +49,11 @@ class Generator:
         connect: Callable[[Clock], Sender] | None = None,
     ) -> None:
         self._plan, self._traffic = plan, traffic
-        address = Address(plan.url, PATHS[plan.route], key)
+        addresses = [Address(url, PATHS[plan.route], key) for url in (plan.url, *plan.further_urls)]
         self._alone = connect is None  # in its process: an engine beside it needs collections
-        self._connect = connect or (lambda clock: Connection(address, clock))
-        self._idle: list[Sender] = []
+        self._connects = [connect] if connect else [partial(Connection, address) for address in addresses]
+        self._idle: list[list[Sender]] = [[] for _ in self._connects]  # of each server
+        self._servers = cycle(range(len(self._connects)))
         self._records: list[RequestEvents] = []
         self._sessions = _sessions(plan, traffic)
         self._bodies = {n: self._body([], traffic.requests[n]) for session in self._sessions for n in session[:1]}
@@ -90,7 +93,7 @@ class Generator:
         reporting.cancel()
         spent, wall = _cpu_seconds() - used, max(self.clock(), 1) / 1e9
         gc.enable()
-        for connection in self._idle:
+        for connection in chain(*self._idle):
             connection.close()
         plan, last = self._plan, self._last or self.clock()
         is_open = plan.arrivals not in ("closed", "batch", "trace")
@@ -98,7 +101,7 @@ class Generator:
             traffic=self._traffic.name,
             traffic_sha256=self._traffic.sha256,
             arrivals=plan.arrivals,
-            target=plan.url,
+            target=",".join((plan.url, *plan.further_urls)),
             started=started,
             begin=0,
             end=last,
@@ -182,11 +185,11 @@ class Generator:
 
     async def _converse(self, session: Session, scheduled: int) -> None:
         """Send the turns of a session, each when the one before was answered; the first at its planned moment."""
-        plan, history = self._plan, list[dict[str, str]]()
+        plan, history, server = self._plan, list[dict[str, str]](), next(self._servers)
         for number in session:
             request = self._traffic.requests[number]
             body = self._bodies[number] if not history else self._body(history, request)
-            record = RequestEvents(request=number, scheduled=scheduled, dispatched=self.clock())
+            record = RequestEvents(request=number, scheduled=scheduled, dispatched=self.clock(), server=server)
             text = await self._send(body, record)
             if plan.keep_text:
                 record.text = text
@@ -206,7 +209,7 @@ class Generator:
 
     async def _probe(self, at: int) -> None:
         now, probe = self.clock(), self._plan.probes[at]
-        record = RequestEvents(request=at, scheduled=now, dispatched=now, probe=True)
+        record = RequestEvents(request=at, scheduled=now, dispatched=now, server=next(self._servers), probe=True)
         record.text = await self._send(self._encode([], probe.prompt, probe.max_tokens, ignored=False), record)
 
     async def _send(self, body: bytes, record: RequestEvents) -> str:
@@ -214,9 +217,10 @@ class Generator:
         tally = self._tally
         tally.begun += 1
         tally.slip = record.dispatched - record.scheduled
-        connection = self._idle.pop() if self._idle else self._connect(self.clock)
+        idle = self._idle[record.server]
+        connection = idle.pop() if idle else self._connects[record.server](self.clock)
         text = await connection.send(body, record, self._plan.timeout)
-        self._idle.append(connection)
+        idle.append(connection)
         tally.tokens += record.completion_tokens or len(record.chunks)
         tally.failed += record.error is not None
         tally.completed += record.error is None

@@ -77,6 +77,11 @@ class EngineThread:
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
 
+    @property
+    def fingerprint(self) -> str:
+        """Of the engine's executable."""
+        return self._llm.engine.executable.fingerprint
+
     def run(self, plan: Plan, on_progress: "OnProgress | None" = None) -> Events:
         """The events of a plan, as `run_plan`. There is no figure of the client's share of the processor."""
         traffic = read_traffic(Path(plan.traffic))
@@ -103,10 +108,10 @@ class EngineThread:
         from roofline.engine.answers import AnswerBuilder
         from roofline.text.streaming.stops import TextStream
 
-        asked = msgspec.json.decode(body, type=_Body)
-        text = TextStream(self._llm.tokenizer, (), at_start=asked.messages is not None)
+        request = msgspec.json.decode(body, type=_Body)
+        text = TextStream(self._llm.tokenizer, (), at_start=request.messages is not None)
         done = asyncio.get_running_loop().create_future()
-        call = _Call(asked, record, AnswerBuilder(text, logprobs=False), clock, done)
+        call = _Call(request, record, AnswerBuilder(text, logprobs=False), clock, done)
         self._inbox.put(call)
         return call
 

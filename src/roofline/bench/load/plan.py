@@ -24,9 +24,10 @@ class Probe(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A run of the load generator.
 
-    traffic, events: the files that it reads and writes; url: of the API, ending in /v1; first, requests: which requests
-    of the traffic are sent, beginning again at its first one where it ends; seconds: after which no more are sent;
-    timeout: seconds that a request may take.
+    traffic, events: the files that it reads and writes; url: of the API, ending in /v1; further_urls: of further
+    servers of the same model, which take requests in turn with it, each conversation one of them; first, requests:
+    which requests of the traffic are sent, beginning again at its first one where it ends; seconds: after which no more
+    are sent; timeout: seconds that a request may take.
 
     concurrency: workers of a closed loop, requests of a batch; rate: requests a second of the other arrivals, of a ramp
     the last, and rate_from its first; burstiness: shape of the gamma distribution (1 is Poisson, smaller is burstier);
@@ -40,6 +41,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     model: str
     arrivals: Arrivals
+    further_urls: list[str] = []
     route: Route = "completions"
     first: int = 0
     requests: int = 1
@@ -68,5 +70,6 @@ def read_plan(path: Path) -> Plan:
     for name in positive:
         if getattr(plan, name) <= 0:
             raise ConfigError(f"{path}: {name} is {getattr(plan, name)}; give a number above 0")
-    check_address(plan.url)
+    for url in (plan.url, *plan.further_urls):
+        check_address(url)
     return plan

@@ -20,6 +20,7 @@ import roofline
 from roofline.common.addresses import why_unreachable
 from roofline.common.errors import ConfigError
 from roofline.common.files import cause_of
+from roofline.common.json_types import JsonObject
 from roofline.common.processes import describe_end
 
 if TYPE_CHECKING:
@@ -37,8 +38,9 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 class Target:
     """A server that answers. name: as it was written; url: of its API, ending in /v1; model: that requests name;
     engine, version: as far as the server tells them; options: of a server that was started here; local_model: the
-    model's name here, of a server of ours; pid: of a server that was started here; in_process: an
-    engine of this process, which takes the place of a server."""
+    model's name here, of a server of ours; pid: of a server that was started here; further_urls: of servers beside it,
+    among which requests go in turn; in_process: an engine of this process, which takes the place of a server;
+    fingerprint, replicas: as servers of ours tell them."""
 
     name: str
     url: str
@@ -49,21 +51,23 @@ class Target:
     local_model: str = ""
     pid: int | None = None
     in_process: "EngineThread | None" = None
+    fingerprint: str = ""
+    replicas: int = 1
+    further_urls: tuple[str, ...] = ()
 
 
 @contextmanager
 def open_target(name: str, model: str | None = None, key: str | None = None) -> Iterator[Target]:
     """The server that a name means, while the block runs.
 
-    name: an address; ``roofline:MODEL`` with options of `roofline serve` behind it; ``engine:MODEL`` with options of
-    `LLM`; or the command line of another
-    server, in which {port} stands for a free port of 127.0.0.1 and `python` for this interpreter. model: None takes the
-    first that the server lists.
+    name: an address, or several with commas; ``roofline:MODEL`` with options of `roofline serve` behind it;
+    ``engine:MODEL`` with options of `LLM`; or the command line of another server, in which {port} stands for a free
+    port of 127.0.0.1 and `python` for this interpreter. model: None takes the first that the server lists.
 
     Raises ConfigError where the server cannot be started or asked.
     """
     if is_address(name):
-        yield _ask(name, name, model, key)
+        yield _ask_all(name, model, key)
         return
     if name.startswith(IN_PROCESS):
         with _in_process(name) as target:
@@ -100,17 +104,24 @@ def _in_process(name: str) -> Iterator[Target]:
     model, *_ = words = _split(name.removeprefix(IN_PROCESS))
     flags = _flags(words)
     with open_engine(model, flags) as engine:
-        yield Target(name, name, model, "roofline", roofline.__version__, flags, model, None, engine)
+        yield Target(
+            name, name, model, "roofline", roofline.__version__, flags, model, None, engine, engine.fingerprint
+        )
 
 
 def is_address(name: str) -> bool:
-    """Whether a name means a server that runs somewhere."""
+    """Whether a name means a server that runs somewhere, or several with commas."""
     return name.startswith(("http://", "https://"))
+
+
+def addresses(name: str) -> list[str]:
+    """Those of a name of servers that run somewhere."""
+    return [address.strip() for address in name.split(",")]
 
 
 def is_local(name: str) -> bool:
     """Whether the server that a name means runs on this machine."""
-    return not is_address(name) or urlsplit(name).hostname in LOOPBACK
+    return not is_address(name) or all(urlsplit(address).hostname in LOOPBACK for address in addresses(name))
 
 
 def backend_of(name: str) -> str:
@@ -193,6 +204,28 @@ def _headers(key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
+def _ask_all(name: str, model: str | None, key: str | None) -> Target:
+    """The target of one address or several. Raises ConfigError where one does not answer, or serves another model."""
+    first, *others = (_ask(name, address, model, key) for address in addresses(name))
+    for other in others:
+        if other.model != first.model:
+            raise ConfigError(
+                f"{other.url} lists the model {other.model!r} first, {first.url} {first.model!r}: name one that all of "
+                "them have with --model"
+            )
+    versions, prints = (dict.fromkeys(getattr(each, what) for each in (first, *others)) for what in _TOLD)
+    return replace(
+        first,
+        version="+".join(filter(None, versions)),
+        fingerprint="+".join(filter(None, prints)),
+        replicas=sum(each.replicas for each in (first, *others)),
+        further_urls=tuple(other.url for other in others),
+    )
+
+
+_TOLD = ("version", "fingerprint")
+
+
 def _ask(name: str, address: str, model: str | None, key: str | None) -> Target:
     """The target at an address, with what it says of itself. Raises ConfigError where it does not answer."""
     url = address.rstrip("/")
@@ -211,13 +244,24 @@ def _ask(name: str, address: str, model: str | None, key: str | None) -> Target:
             "OpenAI-compatible server, or name its model with --model"
         )
     owner = str(cards[0].get("owned_by", "")) if cards else ""
-    return Target(name, url, model or str(cards[0]["id"]), owner, _version(url, key))
+    facts = _read_json(url, "ready", key)  # of servers of ours
+    replicas = facts.get("replicas")
+    return Target(
+        name,
+        url,
+        model or str(cards[0]["id"]),
+        owner,
+        version=str(_read_json(url, "version", key).get("version", "")),  # as vLLM and others tell it
+        fingerprint=str(facts.get("system_fingerprint", "")),
+        replicas=len(replicas) if isinstance(replicas, list) and replicas else 1,
+    )
 
 
-def _version(url: str, key: str | None) -> str:
-    """As the route /version of vLLM and others tells it."""
+def _read_json(url: str, route: str, key: str | None) -> JsonObject:
+    """The object that a route beside the API answers, an empty one where there is none."""
     try:
-        answer = httpx.get(f"{url.removesuffix('/v1')}/version", headers=_headers(key), timeout=ASK_SECONDS)
-        return str(answer.json()["version"]) if answer.status_code == 200 else ""
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
-        return ""
+        answer = httpx.get(f"{url.removesuffix('/v1')}/{route}", headers=_headers(key), timeout=ASK_SECONDS)
+        facts = answer.json() if answer.status_code == 200 else {}
+    except (httpx.HTTPError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}

@@ -50,8 +50,8 @@ class Answers:
             prompts.append([*before, *after][-self._longest :])
             counts.append(len(after))
         return [
-            (sum(each.logprob for each in told), all(each.top[0][0] == each.id for each in told))
-            for told in self._told(prompts, counts)
+            (sum(each.logprob for each in logprobs), all(each.top[0][0] == each.id for each in logprobs))
+            for logprobs in self._logprobs(prompts, counts)
         ]
 
     def rolling(self, texts: Iterable[str]) -> list[float]:
@@ -63,8 +63,8 @@ class Answers:
             starts = range(1, len(ids), self._longest - 1)  # of the tokens that a window scores
             ends = [min(start + self._longest - 1, len(ids)) for start in starts]
             prompts = [ids[max(0, end - self._longest) : end] for end in ends]
-            told = self._told(prompts, [end - start for start, end in zip(starts, ends, strict=True)])
-            sums.append(float(sum(each.logprob for window in told for each in window)))
+            logprobs = self._logprobs(prompts, [end - start for start, end in zip(starts, ends, strict=True)])
+            sums.append(float(sum(each.logprob for window in logprobs for each in window)))
         return sums
 
     def continuations(self, requests: Sequence[tuple[str, JsonMapping]]) -> list[str]:
@@ -101,16 +101,16 @@ class Answers:
         doubled = bool(prefix) and ids[len(prefix) : 2 * len(prefix)] == prefix
         return ids[len(prefix) :] if doubled else ids
 
-    def _told(self, prompts: Sequence[list[int]], counts: Sequence[int]) -> "list[list[TokenLogprob]]":
+    def _logprobs(self, prompts: Sequence[list[int]], counts: Sequence[int]) -> "list[list[TokenLogprob]]":
         """What the engine tells of the last tokens of each prompt."""
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
-        told = []
+        logprobs = []
         for start in range(0, len(prompts), _BATCH):
             outputs = self._llm.generate(prompts[start : start + _BATCH], params, use_tqdm=False)
             for output, count in zip(outputs, counts[start : start + _BATCH], strict=True):
                 assert output.prompt_logprobs is not None, "they were asked for"
-                told.append([each for each in output.prompt_logprobs[-count:] if each is not None])
-        return told
+                logprobs.append([each for each in output.prompt_logprobs[-count:] if each is not None])
+        return logprobs
 
 
 def _sampling(settings: JsonMapping) -> SamplingParams:

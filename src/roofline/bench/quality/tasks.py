@@ -113,8 +113,8 @@ def _choices(llm: "LLM", tasks: Sequence[Task], adapter: str | None) -> list[boo
 
 def _mean(output: "Output", count: int) -> float:
     """The mean log-probability of the last tokens of a prompt."""
-    told = output.prompt_logprobs or []
-    return sum(each.logprob for each in told[-count:] if each is not None) / count
+    logprobs = output.prompt_logprobs or []
+    return sum(each.logprob for each in logprobs[-count:] if each is not None) / count
 
 
 def _continuations(llm: "LLM", tasks: Sequence[Task], adapter: str | None) -> list[bool]:

@@ -56,6 +56,11 @@ class ModelLimits:
     below: tuple[str, ...] = ()
 
     @property
+    def kv_format(self) -> str:
+        """Of the key-value cache."""
+        return "+".join(dict.fromkeys(group.format for group in self.program.kv_groups.values()))
+
+    @property
     def weight_bytes(self) -> int:
         from roofline.program.passes.price import price
 

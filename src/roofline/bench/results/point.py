@@ -213,7 +213,7 @@ class Fidelity(msgspec.Struct, kw_only=True):
 
 class Validity(msgspec.Struct, kw_only=True):
     """grade: "A" where nothing is missing that a reader needs to measure the same again, and down to "D"; flags: what
-    is wrong or missing (INTERRUPTED, "p99 of few requests", "client bound", "cache not known", "over the limit")."""
+    is wrong or missing (INTERRUPTED, "too few requests for p99", "client used 92% of a core", "cache not known")."""
 
     grade: Literal["A", "B", "C", "D"]
     flags: list[str] = []

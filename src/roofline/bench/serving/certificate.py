@@ -26,8 +26,18 @@ from roofline.common.errors import ConfigError
 
 MOST_ADDED_MS = 1.0  # to the median time to the first token
 MOST_CPU = 0.8  # of a core
-FIRST_MS, GAP_MS, CHUNKS, SPREAD = 20.0, 10.0, 32, 16  # the cadence of the null server; answers of 16 to 48 chunks
 SECONDS = 1.5  # of a measurement
+MOST_REQUESTS = 10_000  # of a measurement, where answers take less than a millisecond
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How the null server answers: milliseconds to the first chunk and from chunk to chunk, chunks of an answer on
+    average; answers have from half to one and a half times as many."""
+
+    first_ms: float = 20.0
+    gap_ms: float = 10.0
+    chunks: int = 32
 
 
 @dataclass(frozen=True)
@@ -50,18 +60,18 @@ class Certificate:
         return self.ttft_added_ms < MOST_ADDED_MS and self.cpu < MOST_CPU
 
 
-def certify(streams: int) -> Certificate:
+def certify(streams: int, pace: Pace = Pace()) -> Certificate:
     """The certificate for a load of so many streams, or, where the generator cannot be trusted with it, of the most
     that it can: half as many are tried until that holds."""
     while True:
-        measured = _measure(streams)
+        measured = _measure(streams, pace)
         if measured.holds or streams == 1:
             return measured if measured.holds else replace(measured, streams=0, rate=0.0)
         streams //= 2
 
 
 @contextmanager
-def null_server(first_ms: float = FIRST_MS, gap_ms: float = GAP_MS) -> Iterator[str]:
+def null_server(first_ms: float = Pace.first_ms, gap_ms: float = Pace.gap_ms) -> Iterator[str]:
     """The address of a null server, in a process of its own, while the block runs."""
     words = ["--first-ms", str(first_ms), "--gap-ms", str(gap_ms), "--parent", str(os.getpid())]
     command = [sys.executable, "-m", "roofline.bench.load.null_server", *words]
@@ -80,16 +90,25 @@ def null_server(first_ms: float = FIRST_MS, gap_ms: float = GAP_MS) -> Iterator[
         process.stdout.close()
 
 
-def _measure(streams: int) -> Certificate:
-    laps = max(2, round(SECONDS * 1e3 / (FIRST_MS + GAP_MS * (CHUNKS - 1))))
+def laps_of(streams: int, pace: Pace) -> int:
+    """How many requests each stream sends in a measurement."""
+    answer_ms = pace.first_ms + pace.gap_ms * (pace.chunks - 1)
+    return max(2, min(round(SECONDS * 1e3 / max(answer_ms, 0.01)), MOST_REQUESTS // streams))
+
+
+def _measure(streams: int, pace: Pace) -> Certificate:
+    laps, spread = laps_of(streams, pace), pace.chunks // 2
     # Answers of several lengths, as real ones: with a single one all streams would begin together again and again.
     random = RandomIntegers(0, "certificate")
-    lengths = [CHUNKS - SPREAD + random.below(2 * SPREAD + 1) for _ in range(streams * laps)]
+    lengths = [pace.chunks - spread + random.below(2 * spread + 1) for _ in range(streams * laps)]
     requests = [TrafficRequest(prompt="a b c", prompt_tokens=3, max_tokens=length) for length in lengths]
     traffic = Traffic(
         name="null", version=1, seed=0, stop="ignored", source="the client's certificate", requests=requests
     )
-    with tempfile.TemporaryDirectory(prefix="roofline-certificate-") as folder, null_server() as url:
+    with (
+        tempfile.TemporaryDirectory(prefix="roofline-certificate-") as folder,
+        null_server(pace.first_ms, pace.gap_ms) as url,
+    ):
         path = Path(folder) / "traffic.jsonl"
         write_traffic(traffic, path)
         events = run_plan(

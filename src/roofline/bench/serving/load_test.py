@@ -16,7 +16,7 @@ from roofline.bench.load.events import Events, write_events
 from roofline.bench.load.plan import Plan, Probe, Route
 from roofline.bench.load.progress import SECONDS_BETWEEN, Progress
 from roofline.bench.load.run import OnProgress, run_plan
-from roofline.bench.load.targets import Target, backend_of, is_address, is_local, open_target
+from roofline.bench.load.targets import Target, addresses, backend_of, is_address, is_local, open_target
 from roofline.bench.results.energy import Meter, find_meter
 from roofline.bench.results.limits import Demand, ModelLimits, limit_at, limits_here, limits_of_product
 from roofline.bench.results.metrics import Objective
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS = 5.0  # over which the power of the idle machine is measured
 READ_SECONDS = 60.0  # after which an energy counter is read again
-WARM_UP = 2  # requests before the first point: compiling and filling buffers are no part of a load
+WARM_UP = 2  # requests to each server before the first point: compiling and filling buffers are no part of a load
 
 
 class NotKept(ConfigError):
@@ -78,7 +78,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         if is_address(self.target):
-            check_address(self.target)
+            for address in addresses(self.target):
+                check_address(address)
 
     @property
     def device(self) -> str:
@@ -145,6 +146,7 @@ class LoadTest:
             traffic=str(self.traffic_path),
             events=str(self.folder / f"events-{self.points}.jsonl"),
             url=self.target.url,
+            further_urls=list(self.target.further_urls),
             model=self.target.model,
             arrivals="closed",
             route=self.settings.route,
@@ -214,7 +216,7 @@ def open_load_test(settings: Settings, traffic: Traffic, streams: int) -> Iterat
     ):
         write_traffic(traffic, Path(folder) / "traffic.jsonl")
         model = settings.model_here or target.local_model
-        limits = _limits(settings, model)
+        limits = _limits(settings, model, target.options.get("kv-cache-dtype", "auto"))
         certificate = certify(streams) if settings.certify and target.in_process is None else None
         tokenizer = tokenizer_of(model) if model else None
         test = LoadTest(settings, target, traffic, Path(folder), host, certificate, limits, tokenizer)
@@ -228,8 +230,9 @@ def open_load_test(settings: Settings, traffic: Traffic, streams: int) -> Iterat
 def _warm_up(test: LoadTest) -> None:
     """Send requests that are not of the traffic, and count nowhere. Raises ConfigError where they are not answered."""
     path = test.folder / "warm-up.jsonl"
-    write_traffic(singles((64,), 8, WARM_UP, seed=1), path)
-    plan = msgspec.structs.replace(test.plan(WARM_UP), traffic=str(path), probes=[])
+    requests = WARM_UP * (1 + len(test.target.further_urls))  # which take them in turn
+    write_traffic(singles((64,), 8, requests, seed=1), path)
+    plan = msgspec.structs.replace(test.plan(requests), traffic=str(path), probes=[])
     events = test.run_plan(plan)
     errors = [request.error for request in events.requests if request.error]
     if events.head.interrupted:
@@ -245,14 +248,15 @@ def _meter(settings: Settings) -> Meter | None:
     return find_meter("cpu" if settings.device == "cpu" else "gpu" if settings.device == "gpu" else "any", IDLE_SECONDS)
 
 
-def _limits(settings: Settings, model: str) -> ModelLimits | None:
+def _limits(settings: Settings, model: str, kv_cache_dtype: str = "auto") -> ModelLimits | None:
+    """Those of a model on what runs it. kv_cache_dtype: of a server of ours, whose cache is read in that format."""
     if settings.chip and not model:
         raise ConfigError(
             f"the limit of {settings.chip} needs the model that the server runs: name it with --model-here"
         )
     if settings.chip:
         return limits_of_product(model, settings.chip, settings.chips)
-    return limits_here(model) if model and settings.device == "cpu" else None
+    return limits_here(model, kv_cache_dtype) if model and settings.device == "cpu" else None
 
 
 def _with_events(point: Point, events: Events, path: Path) -> Point:

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 import roofline
@@ -36,6 +37,7 @@ from roofline.bench.results.point import (
     Workload,
 )
 from roofline.bench.results.statistics import values_needed
+from roofline.bench.serving.certificate import MOST_CPU, Certificate, Pace, certify
 from roofline.bench.serving.load_test import LoadTest
 from roofline.bench.serving.probes import fidelity
 from roofline.bench.serving.recount import miscounted
@@ -43,7 +45,8 @@ from roofline.common import log
 from roofline.common.units import now_utc
 
 Grade = Literal["A", "B", "C", "D"]
-MOST_CPU = 0.8  # of a core, that a trusted client uses
+MOST_GAP = 0.05  # of the median TPOT, that the client adds to a gap between parts of an answer
+AHEAD = 0.8  # of the times of a server, that the null server takes when the client is certified at that server's pace
 MOST_SLIP = 0.05  # of the median latency, that 1 % of the requests are sent late
 
 
@@ -78,9 +81,11 @@ def point_of(test: LoadTest, kind: Kind, plan: Plan, events: Events) -> Point:
     metrics = figures(events, span)
     if test.settings.promise is not None:
         metrics |= goodput(events, test.settings.promise, span)
-    client, load = _client(test, events, metrics), _load(events)
+    certificate = _certificate(test, events, metrics)
+    doubts = [] if certificate is None else _doubts(certificate, events, metrics)
+    client, load = _client(test, events, certificate, trusted=not doubts), _load(events)
     limit = _limit(test, events, metrics)
-    flags = _flags(test, plan, events, metrics, client)
+    flags = [*_flags(test, plan, events, metrics, certificate), *doubts]
     if span.end > head.end:
         flags.append("running empty is in the window")
     probed = fidelity(events, test.probes)
@@ -134,7 +139,10 @@ def _system(test: LoadTest) -> System:
         parameters=limits.parameters if limits else 0,
         weight_bytes=limits.weight_bytes if limits else 0,
         weight_formats=limits.formats if limits else "",
+        kv_format=limits.kv_format if limits and target.local_model else "",  # others may keep it otherwise
+        replicas=target.replicas,
         devices_per_replica=limits.device.count if limits else 1,
+        fingerprint=target.fingerprint,
     )
 
 
@@ -175,14 +183,51 @@ def _load(events: Events) -> Load:
     )
 
 
-def _client(test: LoadTest, events: Events, metrics: dict[str, Figure]) -> Client | None:
+def _certificate(test: LoadTest, events: Events, metrics: dict[str, Figure]) -> Certificate | None:
+    """The client's for a load. Where the server answered more requests a second than the null server did, because its
+    answers came sooner, the client is certified again at that pace."""
+    certificate, streams, rate = test.certificate, most_in_flight(events), _request_rate(metrics)
+    if certificate is None or events.head.interrupted or streams > certificate.streams or rate <= certificate.rate:
+        return certificate
+    parts = [len(request.chunks) for request in measured(events) if request.completed]
+    first, gap = (AHEAD * _median(metrics, name) for name in ("ttft", "tpot"))
+    try:
+        again = certify(streams, Pace(first, gap, max(1, round(float(np.mean(parts))))))
+    except KeyboardInterrupt:  # the point is kept first
+        events.head = msgspec.structs.replace(events.head, interrupted=True)
+        return certificate
+    return again if again.streams == streams else certificate
+
+
+def _median(metrics: dict[str, Figure], name: str) -> float:
+    figure = metrics.get(name)
+    return 0.0 if figure is None else figure.p50 or figure.mean or 0.0
+
+
+def _doubts(certificate: Certificate, events: Events, metrics: dict[str, Figure]) -> list[str]:
+    """Why a client is not trusted with a load that it sent, as flags."""
+    streams, rate, cpu = most_in_flight(events), _request_rate(metrics), events.head.client_cpu or 0.0
+    doubts = []
+    if not certificate.streams:
+        doubts.append(f"client not to be trusted: it adds {certificate.ttft_added_ms:.2g} ms to a first token")
+    elif streams > certificate.streams:
+        doubts.append(f"client certified for {certificate.streams} requests at a time, not {streams}")
+    elif rate > certificate.rate:
+        doubts.append(f"client certified for {certificate.rate:.3g} requests/s, not {rate:.3g}")
+    if cpu > MOST_CPU:
+        doubts.append(f"client used {cpu:.0%} of a core")
+    if _late(events, metrics):
+        doubts.append("requests were sent late")
+    return doubts
+
+
+def _client(test: LoadTest, events: Events, certificate: Certificate | None, trusted: bool) -> Client | None:
     """None of an engine in this process, which has none."""
     if test.target.in_process is not None:
         return None
-    certificate, cpu = test.certificate, events.head.client_cpu or 0.0
+    cpu = events.head.client_cpu or 0.0
     if certificate is None:
         return Client(version=roofline.__version__, cpu=cpu)
-    within = most_in_flight(events) <= certificate.streams and _request_rate(metrics) <= certificate.rate
     return Client(
         version=roofline.__version__,
         cpu=cpu,
@@ -191,7 +236,7 @@ def _client(test: LoadTest, events: Events, metrics: dict[str, Figure]) -> Clien
         gap_added_ms=certificate.gap_added_ms,
         most_rate=certificate.rate,
         most_streams=certificate.streams,
-        trusted=bool(within and cpu <= MOST_CPU and not _late(events, metrics)),
+        trusted=trusted,
     )
 
 
@@ -228,20 +273,23 @@ def demand_of(completed: list[RequestEvents], sequences: int, tokens_per_step: f
     return Demand(float(np.mean(prompts)), float(np.mean(answers)), sequences, tokens_per_step)
 
 
-def _flags(test: LoadTest, plan: Plan, events: Events, metrics: dict[str, Figure], client: Client | None) -> list[str]:
+def _flags(
+    test: LoadTest, plan: Plan, events: Events, metrics: dict[str, Figure], certificate: Certificate | None
+) -> list[str]:
     """What a reader must know before he believes the point."""
     counted, flags = counts(events), []
     if events.head.interrupted:
         flags.append(INTERRUPTED)
     if test.limits is not None and test.limits.below:
         flags.append(f"the chip was below its roofs before: {', '.join(test.limits.below)}")
-    if client is None:
+    if test.target.in_process is not None:
         if _late(events, metrics):
             flags.append("requests were sent late")
-    elif test.certificate is None:
+    elif certificate is None:
         flags.append("client not certified")
-    elif not client.trusted:
-        flags.append("client bound")
+    elif certificate.gap_added_ms > MOST_GAP * (gap := _median(metrics, "tpot")) > 0:
+        share = certificate.gap_added_ms / gap
+        flags.append(f"client adds {certificate.gap_added_ms:.2g} ms to gaps of {gap:.3g} ms ({share:.0%})")
     if "e2e" not in metrics or metrics["e2e"].n < values_needed(0.99):
         flags.append("too few requests for p99")
     if plan.first + plan.requests > len(test.traffic.requests):

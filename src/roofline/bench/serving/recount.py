@@ -31,8 +31,8 @@ def miscounted(events: Events, tokenizer: "Tokenizer | None") -> int | None:
         count = 0
         for request in measured(events):
             if request.completed and request.text is not None and request.first_reasoning is None:
-                told, here = answer_tokens(request), len(tokenizer.encode(request.text, add_special=False))
-                count += abs(told - here) > max(LEAST, TOLERANCE * told)
+                reported, here = answer_tokens(request), len(tokenizer.encode(request.text, add_special=False))
+                count += abs(reported - here) > max(LEAST, TOLERANCE * reported)
     for request in measured(events):
         request.text = None
     return count

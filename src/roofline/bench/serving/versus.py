@@ -136,7 +136,7 @@ def block_latency(events: Events) -> float:
 def points(a: LoadTest, b: LoadTest, terms: Terms, comparison: Comparison) -> list[Point]:
     """A point of each side over all of its blocks, with the ratios, and kept in the results. Raises NotKept with those
     that cannot be."""
-    kept: list[Point] = []
+    points: list[Point] = []
     lost: list[NotKept] = []
     for name, test in (("A", a), ("B", b)):
         if not comparison.events[name]:
@@ -153,12 +153,12 @@ def points(a: LoadTest, b: LoadTest, terms: Terms, comparison: Comparison) -> li
         window = msgspec.structs.replace(point.window, repeats=len(comparison.events[name]), order="ABBA")
         point = msgspec.structs.replace(point, run=a.run, window=window, extra=extra)
         try:
-            kept.append(test.keep(point, events))
+            points.append(test.keep(point, events))
         except NotKept as error:
             lost.append(error)
     if lost:
         raise NotKept([point for each in lost for point in each.points], lost[0].cause)
-    return kept
+    return points
 
 
 def one_after_the_other(blocks: list[Events]) -> Events:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from roofline.bench.traffic.traffic import Traffic
 
 TARGET_HELP = (
-    "http://... of any OpenAI-compatible server; roofline:MODEL with options of `roofline serve` behind it; "
-    "engine:MODEL with options of `LLM`, in this process; or the command line of another server with {port} in it, "
-    "which is started and ended."
+    "http://... of any OpenAI-compatible server, or of several with commas, which take requests in turn; "
+    "roofline:MODEL with options of `roofline serve` behind it; engine:MODEL with options of `LLM`, in this process; "
+    "or the command line of another server with {port} in it, which is started and ended."
 )
 _TRAFFIC, _RESULTS = "Traffic", "Results"
 
@@ -118,7 +118,11 @@ def tell_points(
     with outcome_told(test):
         _show_points(test, _and_interrupted(points), as_json, count, seconds)
     if not test.answered:
-        cause = f"the last one failed with: {test.failure}" if test.failure else "no answer held any text"
+        cause = (
+            f"the last one failed with: {test.failure}"
+            if test.failure
+            else "none was sent in time, or answers had no text"
+        )
         raise ConfigError(f"no request was answered; {cause}")
 
 

@@ -25,10 +25,10 @@ class Figure:
 class Product:
     """One product. Figures are of the whole package; None where no source gives one for sure.
 
-    name: what it is called for short; match: regular expression of the whole name that drivers give a device; codes:
-    PCI device numbers that no other product has, but for one of other units; chip: its architecture; units:
-    multiprocessors of one device as torch counts them (on RDNA, work group processors), of a CPU cores; dies: devices
-    in one package; unified: it shares its memory with a CPU, or is one.
+    name: what it is called for short; also: what people call it besides; match: regular expression of the whole name
+    that drivers give a device; codes: PCI device numbers that no other product has, but for one of other units; chip:
+    its architecture; units: multiprocessors of one device as torch counts them (on RDNA, work group processors), of a
+    CPU cores; dies: devices in one package; unified: it shares its memory with a CPU, or is one.
 
     bf16, fp16, fp8: dense FLOP/s with fp32 accumulation; memory: bytes; bandwidth, link: bytes a second, `link` over
     all links to other devices in both directions; watts.
@@ -41,6 +41,7 @@ class Product:
     dies: int = 1
     unified: bool = False
     codes: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
     bf16: Figure | None = None
     fp16: Figure | None = None
     fp8: Figure | None = None
@@ -70,7 +71,8 @@ def products() -> tuple[Product, ...]:
         figures = {key: Figure(row[key][0] * scales[key], sources[row[key][1]]) for key in scales if key in row}
         if "bf16" in figures:
             figures.setdefault("fp16", figures["bf16"])
-        rows.append(Product(**{**row, **figures, "codes": tuple(row.get("codes", ()))}))
+        lists = {key: tuple(row.get(key, ())) for key in ("codes", "also")}
+        rows.append(Product(**{**row, **figures, **lists}))
     return tuple(rows)
 
 
@@ -90,13 +92,17 @@ def find(name: str, units: int | None = None, code: str = "") -> Product | None:
 
 
 def titled(name: str) -> Product:
-    """The product that a person names: by its name in the table, or as drivers have it, whatever the case and the
-    blanks; with or without its maker's. Never another one instead.
+    """The product that a person names: by one of its names in the table, or as drivers have it, whatever the case and
+    the blanks; with or without its maker's. Never another one instead.
 
     Raises ConfigError for a name of several products, listing them, and for one of none, with the nearest.
     """
     key = _key(name)
-    exact = [p for p in products() if _key(p.name) == key or re.fullmatch(p.match, name.strip(), re.IGNORECASE)]
+    exact = [
+        product
+        for product in products()
+        if key in map(_key, (product.name, *product.also)) or re.fullmatch(product.match, name.strip(), re.IGNORECASE)
+    ]
     if len(exact) == 1:
         return exact[0]
     several = exact or [product for product in products() if key and _key(product.name).startswith(key)]

@@ -46,8 +46,8 @@ class Answers:
 
     def count(self, texts: Sequence[str | None]) -> Count | None:
         """How many of these answers, one for each row, are exact; None if the model was not asked yet."""
-        asked = [(row, text) for row, text in zip(self.rows, texts, strict=True) if text is not None]
-        return (sum(row.exact(text) for row, text in asked), len(asked)) if asked else None
+        answered = [(row, text) for row, text in zip(self.rows, texts, strict=True) if text is not None]
+        return (sum(row.exact(text) for row, text in answered), len(answered)) if answered else None
 
     @property
     def is_waiting(self) -> bool:
@@ -114,17 +114,17 @@ def side_by_side(answers: Answers | None) -> str:
     """The answers beside each other, and beside those of the data."""
     if answers is None:
         return ""
-    asked = [row for row in answers.rows if row.before is not None or row.after is not None]
-    if not asked:
+    answered = [row for row in answers.rows if row.before is not None or row.after is not None]
+    if not answered:
         return ""
     heads = ("held-out prompt", f"before: {answers.before}", f"after: {answers.after}", "answer of the data")
     titles = "".join(f"<th>{html.escape(title)}</th>" for title in heads)
     body = "".join(
         f"<tr><td>{_text(row.prompt)}</td>{_cell(row, row.before)}{_cell(row, row.after)}"
         f"<td>{_text(row.expected)}</td></tr>"
-        for row in asked[:SHOWN]
+        for row in answered[:SHOWN]
     )
-    left_out = f"<p>The first {SHOWN} of {len(asked):,}.</p>" if len(asked) > SHOWN else ""
+    left_out = f"<p>The first {SHOWN} of {len(answered):,}.</p>" if len(answered) > SHOWN else ""
     return (
         f'<section><h2>Answers before and after</h2>{left_out}<div class="wide"><table class="answers">'
         f"<thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div></section>"
