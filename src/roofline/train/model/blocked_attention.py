@@ -88,8 +88,9 @@ class _Blocks(torch.autograd.Function):
         for queries, keys in _cuts(q.shape[2]):
             # Keys by queries: two products need no transposition, and torch.compile does not recognise the scores of
             # the forward pass, which it would then keep for all layers.
-            own = None if bias is None else bias[:, :, queries, keys].mT
-            hidden, factor = _hidden(q, queries, keys).T, 1 if exact else ctx.scale
+            # Copied, as adding a transposed view takes ten times as long.
+            own = None if bias is None else bias[:, :, queries, keys].mT.contiguous()
+            hidden, factor = _hidden(q, queries, keys).T.contiguous(), 1 if exact else ctx.scale
             weights = _weights(_product(k[:, :, keys], q[:, :, queries].mT), own, hidden, factor, 2)
             into_v[:, :, keys] += _product(weights, grad[:, :, queries])
             into_scores = torch._softmax_backward_data(
