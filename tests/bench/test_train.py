@@ -108,8 +108,8 @@ def test_two_processes_share_the_steps() -> None:
 def test_random_rows_are_the_same_wherever_they_are_read() -> None:
     source = Synthetic(40, documents=False)
     source.vocab_limit = 7
-    rows, documents = source.rows(np.array([5, SAMPLES - 1, 5]))
-    assert documents is None
+    rows, documents, trained = source.rows(np.array([5, SAMPLES - 1, 5]))
+    assert documents is None and trained is None
     assert rows.shape == (3, 40)
     assert 0 <= rows.min() <= rows.max() < 7
     assert (rows[0] == rows[2]).all()
