@@ -109,7 +109,8 @@ def test_random_rows_are_the_same_wherever_they_are_read() -> None:
     source = Synthetic(40, documents=False)
     source.vocab_limit = 7
     rows, documents, trained = source.rows(np.array([5, SAMPLES - 1, 5]))
-    assert documents is None and trained is None
+    assert documents is None
+    assert trained is None
     assert rows.shape == (3, 40)
     assert 0 <= rows.min() <= rows.max() < 7
     assert (rows[0] == rows[2]).all()
