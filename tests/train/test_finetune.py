@@ -100,6 +100,16 @@ def test_targets_without_a_name_are_refused(model: Path, data: Path, tmp_path: P
     assert "--targets names no matrix: all-linear stands for all" in refused.stderr
 
 
+def test_a_row_longer_than_the_context_is_told(model: Path, data: Path, tmp_path: Path) -> None:
+    done = finetune(model, data, tmp_path / "run", "--steps", 1, "--max-seq-len", 1000)
+    assert "--max-seq-len 1000 is above the model's context, 512 tokens, which is used" in done.stderr
+
+
+def test_an_adapter_in_place_of_the_model_is_named(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert "this is a LoRA adapter" in finetune(tmp_path, data, tmp_path / "run", "--show", 1, status=1).stderr
+
+
 def test_epochs_that_make_few_steps_are_told(model: Path, data: Path, tmp_path: Path) -> None:
     hint = "so few steps teach little"
     assert hint in finetune(model, data, tmp_path / "few", "--epochs", 0.5).stderr

@@ -121,5 +121,15 @@ def test_what_cannot_be_rewarded_is_told_before_anything_is_loaded(model: Path, 
         )
         assert done.exit_code == 1
         assert re.search(message, done.stderr), done.stderr
+    done = call_roofline(["reinforce", model, data, "--temperature", 0])
+    assert "--temperature=0.0 cannot be used" in done.stderr
     done = call_roofline(["reinforce", model, data, *SMALL, "--max-new-tokens", 63])
     assert "--max-new-tokens 63 leaves no room for a prompt in --max-seq-len 64" in done.stderr
+
+
+@pytest.mark.parametrize("words", [("--show", 1), ("--steps", 1)])
+def test_a_file_without_records_is_told(model: Path, tmp_path: Path, words: tuple[str, int]) -> None:
+    (tmp_path / "empty.jsonl").write_text("\n")
+    done = call_roofline(["prefer", model, tmp_path / "empty.jsonl", "--out", tmp_path / "run", *words])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "empty.jsonl holds no record" in done.stderr

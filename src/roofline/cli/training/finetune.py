@@ -81,6 +81,9 @@ def _prepare(model: str, data: "Data", options: FinetuneOptions, folder: Path, c
     path = plan.write(plan.configuration(model, options, prepared, folder, precision), folder)
     steps = plan.steps_of(options, prepared)
     lines = _summary(prepared, data, steps, options.batch)
+    if data.length < options.max_seq_len:
+        above = f"--max-seq-len {options.max_seq_len} is above the model's context"
+        lines.append(f"{above}, {data.length:,} tokens, which is used")
     if template.is_default and prepared.form not in UNTEMPLATED:
         lines.append("the model has no chat template: chats are written in ChatML, as `roofline serve` writes them")
     if options.steps is None and steps < FEW_STEPS:
