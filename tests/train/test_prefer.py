@@ -121,6 +121,10 @@ def test_what_cannot_be_rewarded_is_told_before_anything_is_loaded(model: Path, 
         )
         assert done.exit_code == 1
         assert re.search(message, done.stderr), done.stderr
+    (tmp_path / "reward.py").write_text("def right(answer, record):\n    return 1.0\n")
+    corrected = ["--reward", f"{tmp_path}/reward.py:right", "--out", out, "--steps", 1, "--ask", 0]
+    done = call_roofline(["reinforce", model, data, *SMALL, *corrected, "--max-new-tokens", 2])
+    assert done.exit_code == 0, f"no step was trained, so the folder may be used: {done.stderr}"
     done = call_roofline(["reinforce", model, data, "--temperature", 0])
     assert "--temperature=0.0 cannot be used" in done.stderr
     done = call_roofline(["reinforce", model, data, *SMALL, "--max-new-tokens", 63])

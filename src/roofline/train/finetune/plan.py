@@ -10,7 +10,7 @@ from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.train.config.flatten import flatten
 from roofline.train.finetune.options import PRESETS, SCHEDULES, FinetuneOptions
 from roofline.train.finetune.prepare import HELD_OUT, TRAIN, Data, Prepared, Rows
-from roofline.train.run_folder import ANSWERS, LOG
+from roofline.train.run_folder import ANSWERS, LOG, OWNER, read_lines
 
 FILE, DATA = "finetune.yaml", "data"  # in a run's folder: its configuration, its shards
 EPOCHS, LR, LR_FULL = 3.0, 2e-4, 2e-5
@@ -133,8 +133,10 @@ def write(settings: JsonMapping, folder: Path) -> Path:
 
 
 def has_begun(folder: Path) -> bool:
-    """Whether a run has begun in a folder; what is there without one was prepared for settings that were refused."""
-    return (folder / LOG).exists()
+    """Whether a run has trained a step in a folder, or is under way there; what is there otherwise was prepared for
+    settings that were refused."""
+    log = folder / LOG
+    return (folder / OWNER).exists() or (log.exists() and any("loss" in line for line in read_lines(log)))
 
 
 def _difference(earlier: Mapping[str, object], settings: JsonMapping) -> str:
