@@ -135,8 +135,10 @@ def write(settings: JsonMapping, folder: Path) -> Path:
 def has_begun(folder: Path) -> bool:
     """Whether a run has trained a step in a folder, or is under way there; what is there otherwise was prepared for
     settings that were refused."""
+    if (folder / OWNER).exists() or any(folder.glob("checkpoints/*")):
+        return True
     log = folder / LOG
-    return (folder / OWNER).exists() or (log.exists() and any("loss" in line for line in read_lines(log)))
+    return log.exists() and any("loss" in line for line in read_lines(log))
 
 
 def _difference(earlier: Mapping[str, object], settings: JsonMapping) -> str:
