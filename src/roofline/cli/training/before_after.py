@@ -131,7 +131,8 @@ def run(around: BeforeAfter, path: Path, changes: Sequence[str], *, nproc: int, 
         around.begin()
         status, result = _train(path, changes, nproc, as_json)
     except KeyboardInterrupt as abort:
-        raise KeyboardInterrupt("Aborted! The same command goes on from the last checkpoint, if there is one.") from abort
+        words = "Aborted! The same command goes on from the last checkpoint, if there is one."
+        raise KeyboardInterrupt(words) from abort
     if status:
         if status > 128 and as_json:  # without it the console says so
             print("the same command goes on from there", file=sys.stderr)
