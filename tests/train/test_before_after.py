@@ -127,3 +127,15 @@ def test_nothing_is_asked_where_nothing_was_kept_apart(tmp_path: Path) -> None:
         "then chat with m",
         f"then chat with {before_after._NAME.sub('-', tmp_path.name)}",
     ]
+
+
+def test_ctrl_c_tells_that_the_same_command_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: BeforeAfter) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(BeforeAfter, "begin", interrupted)
+    model = sft.write_model(tmp_path / "tiny")
+    data = sft.write_lines(tmp_path / "d.jsonl", [sft.question(n) for n in range(8)])
+    done = call_roofline(["finetune", model, data, "--out", tmp_path / "run", "--steps", 1, "--max-seq-len", 64])
+    assert done.exit_code == 130
+    assert done.stderr.endswith("Aborted! The same command goes on from the last checkpoint, if there is one.\n")

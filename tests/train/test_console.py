@@ -102,6 +102,13 @@ def test_no_bar(begin: Begin, monkeypatch: pytest.MonkeyPatch, progress_bar: boo
     assert "(of the roof: not known)" in terminal.text()
 
 
+def test_a_run_that_resumes_by_itself_names_no_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Console(small.config(tmp_path, tmp_path, autoresume=True)).end(finished(tmp_path, signal=2, saved="place"))
+    assert capsys.readouterr().out == (
+        "SIGINT: stopped after step 40, saved in place; the same command goes on from there\n"
+    )
+
+
 def test_the_end_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = Console(small.config(tmp_path, tmp_path))
     for changes, said in (

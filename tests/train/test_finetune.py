@@ -84,6 +84,38 @@ def test_the_same_command_goes_on_and_gives_the_same(model: Path, data: Path, tm
     assert "was prepared from other data, with other settings or for another tokenizer" in other.stderr
 
 
+def test_a_command_that_was_refused_may_be_corrected(model: Path, data: Path, tmp_path: Path) -> None:
+    """What was prepared for a run that never began does not keep the corrected command from running."""
+    out = tmp_path / "run"
+    refused = finetune(model, data, out, "--steps", 1, "--targets", "foo", status=1)
+    assert "the model has no matrix 'foo'" in refused.stderr
+    assert (out / "finetune.yaml").exists()
+    corrected = finetune(model, data, out, "--steps", 1, "--targets", "q_proj", "--max-seq-len", 48)
+    assert "1 steps, loss" in corrected.stdout
+    assert read_prepared(out / "data").length == 48
+
+
+def test_targets_without_a_name_are_refused(model: Path, data: Path, tmp_path: Path) -> None:
+    refused = finetune(model, data, tmp_path / "run", "--targets", ",", status=1)
+    assert "--targets names no matrix: all-linear stands for all" in refused.stderr
+
+
+def test_a_row_longer_than_the_context_is_told(model: Path, data: Path, tmp_path: Path) -> None:
+    done = finetune(model, data, tmp_path / "run", "--steps", 1, "--max-seq-len", 1000)
+    assert "--max-seq-len 1000 is above the model's context, 512 tokens, which is used" in done.stderr
+
+
+def test_an_adapter_in_place_of_the_model_is_named(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert "this is a LoRA adapter" in finetune(tmp_path, data, tmp_path / "run", "--show", 1, status=1).stderr
+
+
+def test_epochs_that_make_few_steps_are_told(model: Path, data: Path, tmp_path: Path) -> None:
+    hint = "so few steps teach little"
+    assert hint in finetune(model, data, tmp_path / "few", "--epochs", 0.5).stderr
+    assert hint not in finetune(model, data, tmp_path / "named", "--steps", 1).stderr
+
+
 def test_full_fine_tuning_gives_a_model(model: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     done = call_roofline(

@@ -192,6 +192,12 @@ def test_a_form_that_is_named(tmp_path: Path) -> None:
         ({"messages": [{"role": "judge", "content": "x"}]}, "messages", "message 0: its role is the string 'judge'"),
         ({"messages": [user("q"), {"role": "assistant"}]}, "messages", "message 1: its content is null, not a text"),
         ({"messages": ["q"]}, "messages", "message 0 is the string 'q', not an object"),
+        ({"conversations": [{"from": "judge", "value": "x"}]}, "sharegpt", "not one of system, human, gpt, "),
+        (
+            {"question": "q", "answer": None},
+            None,
+            "has the keys 'question', 'answer' \\(empty\\), which are of no form",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, assistant("a")]},
             "messages",
@@ -209,7 +215,7 @@ def test_a_form_that_is_named(tmp_path: Path) -> None:
         ),
         ({"messages": [user("q"), assistant("a")], "tools": [{"parameters": {}}]}, "messages", "a tool has no name"),
         ({"instruction": "x", "output": 3}, "alpaca", "output is the number 3, not a text"),
-        ({"prompt": "x", "completion": " "}, "completion", "completion is the string ' ', not a text"),
+        ({"prompt": "x", "completion": " "}, "completion", "completion is empty"),
         ({"query": "x", "choices": ["a"], "gold": 1}, "icl", "gold is not the place of a text among the choices"),
         ({"QUESTION": "q", "CONTEXTS": "x", "final_decision": "no"}, "pubmedqa", "the contexts are no list of texts"),
         ("a text", "alpaca", "is a text file, --format is alpaca"),

@@ -155,7 +155,7 @@ def test_a_stopped_run_ends_where_an_uninterrupted_one_does(
     assert steps_of(tmp_path / "parts" / "checkpoints") == [3], "without a save_interval, too"
     Console(made).end(finished)
     assert capsys.readouterr().out.startswith(
-        f"{number.name}: stopped after step 3, saved in {finished.saved}; autores"
+        f"{number.name}: stopped after step 3, saved in {finished.saved}; the same command goes on from there"
     )
     assert signal.getsignal(number) == before
     train(config(data, tmp_path / "parts", autoresume=True, save_interval="1dur"))

@@ -89,9 +89,21 @@ def test_a_model_learns_to_earn_rewards(model: Path, tmp_path: Path) -> None:
     assert (out / "adapter/adapter_model.safetensors").exists()
 
 
+REWARDS = """
+def bad(answer, record):
+    return float('nan')
+
+def wrong(answer, record):
+    return record["mark"]
+
+def none(answer, record):
+    return None
+"""
+
+
 def test_what_cannot_be_rewarded_is_told_before_anything_is_loaded(model: Path, tmp_path: Path) -> None:
     data = sft.write_lines(tmp_path / "prompts.jsonl", [{"question": "one"}] * 3)
-    (tmp_path / "reward.py").write_text("def bad(answer, record):\n    return float('nan')\nraise_it = 3\n")
+    (tmp_path / "reward.py").write_text(REWARDS)
     (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
     for reward, message in [
         ("length", "it is neither exact_match nor FILE.py:FUNCTION"),
@@ -99,6 +111,8 @@ def test_what_cannot_be_rewarded_is_told_before_anything_is_loaded(model: Path, 
         (f"{tmp_path}/reward.py:f", "has no function f"),
         (f"{tmp_path}/broken.py:f", "cannot be imported: .*nothing_of_that_name"),
         (f"{tmp_path}/reward.py:bad", "is nan for the answer"),
+        (f"{tmp_path}/reward.py:none", "returned None for the answer '.*': it has to return a number"),
+        (f"{tmp_path}/reward.py:wrong", "failed on the answer '.*' in line 6: KeyError: 'mark'"),
         ("exact_match", "a prompt has no right answer under answer, completion"),
     ]:
         out = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
@@ -107,5 +121,19 @@ def test_what_cannot_be_rewarded_is_told_before_anything_is_loaded(model: Path, 
         )
         assert done.exit_code == 1
         assert re.search(message, done.stderr), done.stderr
+    (tmp_path / "reward.py").write_text("def right(answer, record):\n    return 1.0\n")
+    corrected = ["--reward", f"{tmp_path}/reward.py:right", "--out", out, "--steps", 1, "--ask", 0]
+    done = call_roofline(["reinforce", model, data, *SMALL, *corrected, "--max-new-tokens", 2])
+    assert done.exit_code == 0, f"no step was trained, so the folder may be used: {done.stderr}"
+    done = call_roofline(["reinforce", model, data, "--temperature", 0])
+    assert "--temperature=0.0 cannot be used" in done.stderr
     done = call_roofline(["reinforce", model, data, *SMALL, "--max-new-tokens", 63])
     assert "--max-new-tokens 63 leaves no room for a prompt in --max-seq-len 64" in done.stderr
+
+
+@pytest.mark.parametrize("words", [("--show", 1), ("--steps", 1)])
+def test_a_file_without_records_is_told(model: Path, tmp_path: Path, words: tuple[str, int]) -> None:
+    (tmp_path / "empty.jsonl").write_text("\n")
+    done = call_roofline(["prefer", model, tmp_path / "empty.jsonl", "--out", tmp_path / "run", *words])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "empty.jsonl holds no record" in done.stderr

@@ -103,6 +103,9 @@ def test_sizes_and_files(tmp_path, tensors):
         read_adapter(folder, max_bytes=1000)
     with pytest.raises(ConfigError, match="no such folder or file"):
         read_adapter(tmp_path / "b")
+    write_adapter(tmp_path / "run" / "adapter", tensors)
+    with pytest.raises(ConfigError, match=r"run is the folder of a run; its adapter is .*run/adapter$"):
+        read_adapter(tmp_path / "run")
     for name, content in (("adapter_config.json", json.dumps([])), ("adapter_model.safetensors", "x")):
         broken = write_adapter(tmp_path / name, tensors)
         (tmp_path / name / name).write_text(content)

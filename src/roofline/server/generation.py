@@ -62,8 +62,9 @@ class Generation:
 def check_model(name: str, context: Context) -> None:
     """Raises RequestError 404 for a model that is not served here."""
     if name != context.name and context.adapters.get(name) is None:
-        names = ", ".join(map(repr, (context.name, *context.other_names)))
-        message = f"The model {name[:100]!r} is not served here; {names} {'are' if context.other_names else 'is'}."
+        served = (context.name, *(each.name for each in context.adapters.all), *context.other_names)
+        names = ", ".join(map(repr, served))
+        message = f"The model {name[:100]!r} is not served here; {names} {'are' if len(served) > 1 else 'is'}."
         raise RequestError(404, "model_not_found", message, param="model")
 
 

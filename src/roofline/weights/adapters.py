@@ -41,6 +41,8 @@ def read_adapter(path: str | Path, max_bytes: int | None = None) -> Adapter:
         what = f"an adapter is a folder with {CONFIG} and {WEIGHTS}, or a GGUF file"
         raise ConfigError(f"{path}: there is no such folder or file; {what}")
     check_readable(path)
+    if path.is_dir() and not os.path.lexists(path / CONFIG) and (path / "adapter" / CONFIG).is_file():
+        raise ConfigError(f"{path} is the folder of a run; its adapter is {path / 'adapter'}")
     with readable(path):
         file = PeftFolder(path) if path.is_dir() else GgufAdapter(path)
         if max_bytes is not None and file.nbytes > max_bytes:

@@ -120,6 +120,7 @@ def read_config(path: str | Path) -> Config:
     For models without weights (`weights.random_weights`). Raises ConfigError, UnsupportedError.
     """
     path = Path(path)
+    _refuse_adapter(path)
     file = path / "config.json" if path.is_dir() else path
     if file.suffix == ".json":
         return from_hf(file, read_json_file(file))
@@ -148,9 +149,13 @@ def _file_of_folder(folder: Path) -> Path:
     refuse(folder, "folder", "holds neither *.safetensors nor *.gguf")
 
 
-def _has_safetensors(folder: Path) -> bool:
+def _refuse_adapter(folder: Path) -> None:
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").exists():
         refuse(folder, "adapter_config.json", _ADAPTER)
+
+
+def _has_safetensors(folder: Path) -> bool:
+    _refuse_adapter(folder)
     return any(folder.glob("*.safetensors")) or (folder / "model.safetensors.index.json").exists()
 
 

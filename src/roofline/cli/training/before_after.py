@@ -127,10 +127,14 @@ def run(around: BeforeAfter, path: Path, changes: Sequence[str], *, nproc: int, 
     from roofline.train.run import preflight
 
     read_config(path, changes, preflight.faults)  # what is wrong with it is said before the model is asked
-    around.begin()
-    status, result = _train(path, changes, nproc, as_json)
+    try:
+        around.begin()
+        status, result = _train(path, changes, nproc, as_json)
+    except KeyboardInterrupt as abort:
+        words = "Aborted! The same command goes on from the last checkpoint, if there is one."
+        raise KeyboardInterrupt(words) from abort
     if status:
-        if status > 128:
+        if status > 128 and as_json:  # without it the console says so
             print("the same command goes on from there", file=sys.stderr)
         return status
     around.end()

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from roofline.train.finetune.prepare import Data, Prepared
 
 PROGRESS = 5.0  # seconds
+FEW_STEPS = 10
+UNTEMPLATED = ("completion", "icl", "text")  # forms of data
 Changes = Annotated[list[str] | None, Option("KEY.KEY=VALUE of the run's configuration.", flags=("--set",))]
 
 
@@ -74,9 +76,19 @@ def _prepare(model: str, data: "Data", options: FinetuneOptions, folder: Path, c
     # What is wrong with the options is said before minutes of preparation.
     stand_in = plan.configuration(model, options, plan.stand_in(data.length), folder, precision)
     parse_config(stand_in, "finetune", changes)
-    prepared = prepare(data, folder / plan.DATA, words, template, progress=_Progress())
+    afresh = not plan.has_begun(folder)
+    prepared = prepare(data, folder / plan.DATA, words, template, progress=_Progress(), may_replace=afresh)
     path = plan.write(plan.configuration(model, options, prepared, folder, precision), folder)
-    for line in [*_summary(prepared, data, plan.steps_of(options, prepared), options.batch), *notes]:
+    steps = plan.steps_of(options, prepared)
+    lines = _summary(prepared, data, steps, options.batch)
+    if data.length < options.max_seq_len:
+        above = f"--max-seq-len {options.max_seq_len} is above the model's context"
+        lines.append(f"{above}, {data.length:,} tokens, which is used")
+    if template.is_default and prepared.form not in UNTEMPLATED:
+        lines.append("the model has no chat template: chats are written in ChatML, as `roofline serve` writes them")
+    if options.steps is None and steps < FEW_STEPS:
+        lines.append("so few steps teach little: more samples, --epochs, a smaller --batch or --no-pack make more")
+    for line in [*lines, *notes]:
         print(line, file=sys.stderr)
     return path
 

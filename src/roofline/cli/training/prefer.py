@@ -140,7 +140,8 @@ class _Run:
             return None, []
         # What is wrong with the options is said before minutes of preparation.
         parse_config(self._settings(plan.stand_in(chosen.length))[0], "options", changes)
-        prepared = prepare(chosen, self.folder / plan.DATA, words, template, self.write)
+        afresh = not plan.has_begun(self.folder)
+        prepared = prepare(chosen, self.folder / plan.DATA, words, template, self.write, may_replace=afresh)
         left_out = f"{prepared.left_out:,} of {prepared.records:,} records do not fit: --max-seq-len raises the limit"
         return prepared, [left_out] if prepared.left_out else []
 

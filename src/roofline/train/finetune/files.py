@@ -87,7 +87,10 @@ def _read(path: Path) -> Iterator[tuple[str, Record]]:
     try:
         yield from reader(path)
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+        raise ConfigError(
+            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}; "
+            "convert it, as `iconv -f latin1 -t utf-8` does"
+        ) from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
 
@@ -100,7 +103,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Record]]:
                 try:
                     yield where, _object(where, json.loads(line))
                 except json.JSONDecodeError as error:
-                    raise ConfigError(f"{where} is no JSON: {error}") from error
+                    raise ConfigError(f"{where} is no JSON: {error.msg} at character {error.pos + 1}") from error
 
 
 def _object(where: str, value: object) -> Record:

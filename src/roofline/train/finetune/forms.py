@@ -152,7 +152,7 @@ def recognise(record: Record, where: str) -> str:
     name = next((name for name, form in FORMS.items() if form.fits(record)), None)
     if name is not None:
         return name
-    keys = ", ".join(map(repr, record)) or "none"
+    keys = ", ".join(f"{key!r}{' (empty)' * (value is None)}" for key, value in record.items()) or "none"
     if "chosen" in record and "rejected" in record:
         raise ConfigError(f"{where} is a pair of a chosen and a rejected answer, which `roofline prefer` trains on")
     raise ConfigError(f"{where} has the keys {keys}, which are of no form that is known; --format names one")

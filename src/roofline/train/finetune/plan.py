@@ -10,6 +10,7 @@ from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.train.config.flatten import flatten
 from roofline.train.finetune.options import PRESETS, SCHEDULES, FinetuneOptions
 from roofline.train.finetune.prepare import HELD_OUT, TRAIN, Data, Prepared, Rows
+from roofline.train.run_folder import ANSWERS, LOG, OWNER, read_lines
 
 FILE, DATA = "finetune.yaml", "data"  # in a run's folder: its configuration, its shards
 EPOCHS, LR, LR_FULL = 3.0, 2e-4, 2e-5
@@ -81,6 +82,8 @@ def _adapter(options: FinetuneOptions) -> JsonObject:
     targets: str | list[str] = options.targets
     if options.targets != "all-linear":
         targets = [name.strip() for name in options.targets.split(",") if name.strip()]
+        if not targets:
+            raise ConfigError("--targets names no matrix: all-linear stands for all, q_proj,v_proj for these two")
     return {
         "method": options.method,
         "rank": options.rank,
@@ -108,22 +111,34 @@ def precision_of(options: FinetuneOptions, is_cpu: bool) -> tuple[str, list[str]
 
 
 def write(settings: JsonMapping, folder: Path) -> Path:
-    """Write the configuration into the run's folder. Raises ConfigError where one of another run is there."""
+    """Write the configuration into the run's folder, also in place of one whose run never began, as its settings were
+    refused. Raises ConfigError where one of another run is there."""
     import yaml
 
     path = folder / FILE
     if path.exists():
         earlier = yaml.safe_load(path.read_text())
         difference = _difference(earlier, settings) if isinstance(earlier, dict) else "it is damaged"
-        if difference:
+        if not difference:
+            return path
+        if has_begun(folder):
             raise ConfigError(
                 f"{path} is of a run with other settings ({difference}): repeat that run's command to go on with it, "
                 "or name another folder with --out"
             )
-        return path
+        (folder / ANSWERS).unlink(missing_ok=True)  # of a model that may be another one
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(json.loads(json.dumps(settings)), sort_keys=False, allow_unicode=True))
     return path
+
+
+def has_begun(folder: Path) -> bool:
+    """Whether a run has trained a step in a folder, or is under way there; what is there otherwise was prepared for
+    settings that were refused."""
+    if (folder / OWNER).exists() or any(folder.glob("checkpoints/*")):
+        return True
+    log = folder / LOG
+    return log.exists() and any("loss" in line for line in read_lines(log))
 
 
 def _difference(earlier: Mapping[str, object], settings: JsonMapping) -> str:

@@ -146,22 +146,24 @@ def prepare(
     template: "ChatTemplate",
     write: "Write | None" = None,
     progress: Callable[[int], None] = lambda records: None,
+    may_replace: bool = False,
 ) -> Prepared:
     """Write the shards of `data` into a folder, or return what is there of the same data and settings.
 
-    write: of other data than samples; progress: called with the number of samples so far. Raises ConfigError, also
-    where the folder holds something else.
+    write: of other data than samples; progress: called with the number of samples so far; may_replace: what was
+    prepared otherwise. Raises ConfigError, also where the folder holds something else.
     """
     key = _key(data, tokenizer, template)
     if (folder / ABOUT).is_file():
         earlier = read_prepared(folder)
-        if earlier.key != key:
+        if earlier.key == key:
+            return earlier
+        if not may_replace:
             raise ConfigError(
                 f"{folder} was prepared from other data, with other settings or for another tokenizer: name another "
                 "folder with --out, or remove it"
             )
-        return earlier
-    if folder.exists():
+    elif folder.exists():
         raise ConfigError(f"{folder} is there and was not prepared for fine-tuning: name another folder with --out")
     partial_folder = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial_folder, ignore_errors=True)
@@ -169,6 +171,8 @@ def prepare(
     encoder = Encoder(tokenizer, template, data.length, data.drop, data.prompts, data.last_only)
     prepared = (write or partial(_write, progress=progress))(data, partial_folder, encoder, key)
     write_atomically(partial_folder / ABOUT, json.dumps(asdict(prepared), indent=1) + "\n")
+    if folder.exists():
+        shutil.rmtree(folder)
     partial_folder.rename(folder)
     return prepared
 

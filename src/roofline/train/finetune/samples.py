@@ -9,6 +9,7 @@ from roofline.common.fields import describe
 
 Message = Mapping[str, object]
 ROLES = ("system", "user", "assistant", "tool")
+SHAREGPT_ROLES = ("system", "human", "gpt", "function_call", "observation")  # those of its own documentation
 _ROLES = {
     **{name: name for name in ROLES},
     **{"developer": "system", "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant"},
@@ -57,7 +58,9 @@ def text(record: Mapping[str, object], key: str, where: str, empty: bool = False
     value = record.get(key)
     if value is None and empty:
         return ""
-    if not isinstance(value, str) or not (value.strip() or empty):
+    if isinstance(value, str) and not (value.strip() or empty):
+        raise ConfigError(f"{where}: {key} is empty; remove the record, or give it a text")
+    if not isinstance(value, str):
         raise ConfigError(f"{where}: {key} is {describe(value)}, not a text")
     return value
 
@@ -96,7 +99,8 @@ def _message(turn: object, where: str) -> dict[str, object]:
     name = turn.get("role", turn.get("from"))
     role = _ROLES.get(str(name))
     if role is None:
-        raise ConfigError(f"{where}: its role is {describe(name)}, not one of {', '.join(ROLES)}")
+        names = ROLES if "role" in turn else SHAREGPT_ROLES
+        raise ConfigError(f"{where}: its role is {describe(name)}, not one of {', '.join(names)}")
     content = turn.get("content", turn.get("value"))
     if isinstance(content, list):
         content = "\n".join(_part(part, where) for part in content)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 TOPIC_PAIRS, TOPIC_ANSWERS = "Preference", "Answers and rewards"
 LR, LR_FULL = 5e-5, 1e-6
+SMALLEST = 1e-6  # of what has to be above 0
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class PreferOptions(CommonOptions):
         choices=("sigmoid", "hinge", "ipo", "robust", "sigmoid_norm"),
         topic=TOPIC_PAIRS,
     )
-    beta: float = option(0.1, "How strongly the model is held to what it was.", topic=TOPIC_PAIRS)
+    beta: float = option(0.1, "How strongly the model is held to what it was.", minimum=SMALLEST, topic=TOPIC_PAIRS)
     label_smoothing: float = option(
         0.0, "Part of the pairs that may be the wrong way round, of the losses sigmoid and robust.", topic=TOPIC_PAIRS
     )
@@ -91,7 +92,7 @@ class ReinforceOptions(CommonOptions):
     )
     group: int = option(8, "Answers sampled to each prompt.", minimum=2, maximum=128, topic=TOPIC_ANSWERS)
     max_new_tokens: int = option(128, "Longest answer.", minimum=1, unit="tokens", topic=TOPIC_ANSWERS)
-    temperature: float = option(1.0, "Of the draws, and of what is trained.", topic=TOPIC_ANSWERS)
+    temperature: float = option(1.0, "Of the draws, and of what is trained.", minimum=SMALLEST, topic=TOPIC_ANSWERS)
     clip: float = option(0.2, "How far the ratio of a token's probabilities counts.", topic=TOPIC_ANSWERS)
     kl: float = option(0.0, "Weight of the divergence from the model as it was.", minimum=0, topic=TOPIC_ANSWERS)
     iterations: int = option(1, "Updates on the same answers.", minimum=1, topic=TOPIC_ANSWERS)

@@ -70,9 +70,12 @@ def prompt_items(data: Data, encoder: Encoder, record: Record, where: str) -> It
 
 
 def preview(data: Data, encoder: Encoder, items: Items, count: int, colour: bool) -> Iterator[str]:
-    """The first records as the model reads them, with what is trained on."""
+    """The first records as the model reads them, with what is trained on. Raises ConfigError where there is none."""
     lines = ((where, record) for place in data.places for where, record in records(place, data.split))
-    for where, record in islice(lines, count):
+    first = list(islice(lines, count))
+    if not first:
+        raise ConfigError(f"{data.name} holds no record")
+    for where, record in first:
         parts = [document for item in items(data, encoder, record, where) for document in item.documents]
         yield f"--- {where}: {sum(map(len, parts)):,} tokens" + ("" if parts else ", left out")
         yield from (marked(encoder.tokenizer, part, colour) for part in parts)
@@ -100,6 +103,8 @@ def _form(data: Data) -> str | None:
 def _write(data: Data, folder: Path, encoder: Encoder, key: str, items: Items) -> Prepared:
     lines = ((where, record) for place in data.places for where, record in records(place, data.split))
     read = [list(items(data, encoder, record, where)) for where, record in lines]
+    if not read:
+        raise ConfigError(f"{data.name} holds no record")
     fitting = [[item for item in each if len(item) <= data.length] for each in read]
     count, apart = len(read), kept_apart(len(read), data.share, data.seed)
     groups = {TRAIN: [i for i in range(count) if i not in apart], HELD_OUT: sorted(apart)}

@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -37,10 +38,16 @@ def reward_of(name: str) -> Reward:
 
     def reward(answer: str, record: Record) -> float:
         try:
-            value = float(target(answer, record))
+            result = target(answer, record)
         except Exception as error:
             raise RooflineError(
-                f"reward={name} failed on the answer {answer[:60]!r}: {describe_error(error)}"
+                f"reward={name} failed on the answer {answer[:60]!r}{_line(error, path)}: {describe_error(error)}"
+            ) from error
+        try:
+            value = float(result)
+        except (TypeError, ValueError) as error:
+            raise RooflineError(
+                f"reward={name} returned {result!r:.60} for the answer {answer[:60]!r}: it has to return a number"
             ) from error
         if not math.isfinite(value):
             raise RooflineError(
@@ -49,6 +56,12 @@ def reward_of(name: str) -> Reward:
         return value
 
     return reward
+
+
+def _line(error: Exception, path: Path) -> str:
+    """Where in the user's file an error was raised; nothing where it was outside of it."""
+    lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == str(path)]
+    return f" in line {lines[-1]}" if lines else ""
 
 
 def exact_match(answer: str, record: Record) -> float:

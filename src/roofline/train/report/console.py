@@ -102,9 +102,10 @@ class Console:
         if self._bar is not None:
             self._bar.stop()
         if finished.signal:
+            how = "the same command" if self.config.autoresume else "autoresume=true"
             print(
                 f"{signal.Signals(finished.signal).name}: stopped after step {finished.steps:,}, "
-                + (f"saved in {finished.saved}; autoresume=true goes on from there" if finished.saved else NOT_SAVED)
+                + (f"saved in {finished.saved}; {how} goes on from there" if finished.saved else NOT_SAVED)
             )
             return
         if finished.reason is not None:
