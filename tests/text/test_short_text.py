@@ -1,9 +1,11 @@
 """The quick encoder gives the library's ids, or none; a stored tokenizer builds nothing before it must."""
 
 import json
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from roofline.common.errors import ConfigError
 from roofline.text.tokenizers import short_text
+from roofline.text.tokenizers.binary_file import Texts
 from roofline.text.tokenizers.pretokenizers import PATTERNS, byte_level_pipeline
 from roofline.text.tokenizers.tokenizer import Tokenizer
 from roofline.text.tokenizers.vocabulary import AddedToken, Vocabulary, byte_alphabet
@@ -210,14 +213,41 @@ def test_a_merge_is_of_three_tokens_or_the_library_encodes(left: str, right: str
     assert (short_text.tables(vocabulary) is not None) is quick
 
 
-@pytest.mark.parametrize("ids", [[-1] * 256, [-1] * 255, [-1] * 257, [-2, *[-1] * 255]])
-def test_a_stored_tokenizer_has_an_id_or_none_for_each_byte(ids: list[int]) -> None:
+def stored_with(quick: Callable[[list[Any]], list[Any]]) -> bytes:
+    """A stored tokenizer whose header has something else for the encoder of short texts."""
     data = Tokenizer(made("gpt-2")).to_bytes()
     end = 11 + int.from_bytes(data[7:11], "little")
     header = json.loads(data[11:end])
-    header["quick"][1] = ids
+    header["quick"] = quick(header["quick"])
     packed = json.dumps(header).encode()
-    changed = data[:7] + len(packed).to_bytes(4, "little") + packed + data[end:]
+    return data[:7] + len(packed).to_bytes(4, "little") + packed + data[end:]
+
+
+@pytest.mark.parametrize(
+    ("quick", "message"),
+    [
+        (lambda quick: [[["a"], *quick[0][1:]], quick[1]], r"quick\[0\]\[0\]: is a list"),
+        (lambda quick: ["ab", quick[1]], r"quick\[0\]: is the string 'ab'"),
+        (lambda quick: quick[:1], "quick: has 1 elements instead of 2"),
+    ],
+)
+def test_patterns_of_a_stored_tokenizer_are_texts(quick: Callable[[list[Any]], list[Any]], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Tokenizer.from_bytes(stored_with(quick))
+
+
+def test_a_stored_token_that_is_no_text_is_refused() -> None:
+    data = b"ab\n\xc4\n"
+    starts = memoryview(struct.pack("<III", 0, 3, 5))
+    texts = Texts("tokens", memoryview(data), "\n", 2, starts)
+    assert texts[0] == "ab"
+    with pytest.raises(ConfigError, match="entry 1 of tokens is no text"):
+        texts[1]
+
+
+@pytest.mark.parametrize("ids", [[-1] * 256, [-1] * 255, [-1] * 257, [-2, *[-1] * 255]])
+def test_a_stored_tokenizer_has_an_id_or_none_for_each_byte(ids: list[int]) -> None:
+    changed = stored_with(lambda quick: [quick[0], ids])
     if ids == [-1] * 256:
         assert Tokenizer.from_bytes(changed)._short_text is not None
         return

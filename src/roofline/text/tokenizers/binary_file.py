@@ -112,7 +112,10 @@ def _encoder(fields: Fields, pairs: memoryview, results: memoryview) -> ShortTex
     quick = fields.get("quick", list)
     if quick is None or sys.byteorder != "little":
         return None
-    patterns, ids = quick
+    if len(quick) != 2:
+        fields.refuse("quick", f"has {len(quick)} elements instead of 2")
+    ids = quick[1]
+    patterns = Fields(fields.path, {"quick[0]": quick[0]}).elements("quick[0]", str) or []
     for pattern in patterns:
         least_length(pattern)  # Python's own patterns have no limit of tries
     starts = _numbers(Fields(fields.path, {"quick[1]": ids}), "quick[1]", 256, least=-1)
@@ -147,9 +150,13 @@ class Texts(Sequence[str]):
     def __getitem__(self, at: slice) -> Sequence[str]: ...
 
     def __getitem__(self, at: int | slice) -> str | Sequence[str]:
+        """Raises ConfigError for one that is no UTF-8."""
         if self._list is None and self._starts is not None and isinstance(at, int) and 0 <= at < self._count:
             first, end = struct.unpack_from("<II", self._starts, 4 * at)
-            return str(self._data[first : end - len(self._separator.encode())], "utf-8")
+            try:
+                return str(self._data[first : end - len(self._separator.encode())], "utf-8")
+            except UnicodeDecodeError as error:
+                raise ConfigError(f"the stored tokenizer is damaged: entry {at} of {self._name} is no text") from error
         return self._all()[at]
 
     def __iter__(self) -> Iterator[str]:
