@@ -147,6 +147,7 @@ class Run:
     ) -> None:
         loggers.check(config.loggers)
         self.config, self.world, self.owner = config, world, owner
+        self.shares = self._shares()
         self.tunes = config.train_loader.name == "finetuning"
         self.folder, self.save_folder = folder_of(config), checkpoints_of(config)
         length, apart = config.max_seq_len, config.model.attn_config.attn_uses_sequence_id
@@ -242,9 +243,8 @@ class Run:
         documents = self.source.rows(self.order.batch(0)[:PACKED_ROWS]).documents
         return documents is not None and int(documents.max()) > 0
 
-    @property
-    def shares(self) -> list[Share]:
-        """The parts of each global batch that this process computes."""
+    def _shares(self) -> list[Share]:
+        """The parts of each global batch that this process computes. Raises ConfigError for a tree that is none."""
         elastic, rank, count = self.config.elastic, self.world.data_rank, self.world.data_size
         return rounds(elastic.virtual_shards, rank, count) if elastic else [(rank, count)]
 
