@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from roofline.bench.load.in_process import EngineThread
 
 OURS, IN_PROCESS = "roofline:", "engine:"  # a server of ours, and our engine in this process
+LLAMA_CPP, OPENVINO = "llama.cpp:", "openvino:"  # servers of others, by the models that they load
+FORMS = f"an address (http://...), {OURS}MODEL, {IN_PROCESS}MODEL, {OPENVINO}FOLDER, {LLAMA_CPP}FILE.gguf"
 KEY_VARIABLE = "ROOFLINE_API_KEY"  # that servers of ours read their key from
 START_SECONDS = 600.0  # in which a server must be ready
 END_SECONDS = 20.0  # in which a server that is told to end must have ended
@@ -61,8 +65,10 @@ def open_target(name: str, model: str | None = None, key: str | None = None) -> 
     """The server that a name means, while the block runs.
 
     name: an address, or several with commas; ``roofline:MODEL`` with options of `roofline serve` behind it;
-    ``engine:MODEL`` with options of `LLM`; or the command line of another server, in which {port} stands for a free
-    port of 127.0.0.1 and `python` for this interpreter. model: None takes the first that the server lists.
+    ``engine:MODEL`` with options of `LLM`; ``llama.cpp:FILE.gguf`` with options of llama-server; ``openvino:FOLDER``
+    with --python of the interpreter that has openvino-genai, and options of `bench/peers/openvino_server.py`; or the
+    command line of another server, in which {port} stands for a free port of 127.0.0.1 and `python` for this
+    interpreter. model: None takes the first that the server lists.
 
     Raises ConfigError where the server cannot be started or asked.
     """
@@ -74,16 +80,7 @@ def open_target(name: str, model: str | None = None, key: str | None = None) -> 
             yield target
         return
     port = _free_port()
-    local, command = "", [sys.executable if part == "python" else part for part in _split(name)]
-    command = [part.replace("{port}", str(port)) for part in command]
-    if name.startswith(OURS):
-        local, *options = _split(name.removeprefix(OURS))
-        command = [sys.executable, "-m", "roofline", "serve", local, "--port", str(port), "--no-access-log", *options]
-    elif "{port}" not in name:
-        raise ConfigError(
-            f"{name!r} is no target: give an address (http://...), roofline:MODEL, engine:MODEL, or a command line "
-            "with {port}"
-        )
+    local, command = _command(name, str(port))
     with tempfile.TemporaryFile() as output:
         process = _start(command, output, key)
         try:
@@ -95,6 +92,48 @@ def open_target(name: str, model: str | None = None, key: str | None = None) -> 
             yield replace(target, version=version, options=flags, local_model=local, pid=process.pid)
         finally:
             _end(process)
+
+
+def _command(name: str, port: str) -> tuple[str, list[str]]:
+    """The model's name here, of a server of ours, and the command that starts a target. Raises ConfigError."""
+    if name.startswith(OURS):
+        local, *options = _split(name.removeprefix(OURS))
+        command = [sys.executable, "-m", "roofline", "serve", local, "--port", port, "--no-access-log", *options]
+        return local, command
+    if name.startswith(OPENVINO):
+        return "", _openvino(_split(name.removeprefix(OPENVINO)), port)
+    if name.startswith(LLAMA_CPP):
+        return "", _llama_cpp(_split(name.removeprefix(LLAMA_CPP)), port)
+    if "{port}" not in name:
+        raise ConfigError(f"{name!r} is no target: give {FORMS}, or a command line with {{port}}")
+    words = [sys.executable if part == "python" else part for part in _split(name)]
+    return "", [part.replace("{port}", port) for part in words]
+
+
+def _openvino(words: list[str], port: str) -> list[str]:
+    """The command of a server of OpenVINO GenAI's ContinuousBatchingPipeline. words: the model, --python with the
+    interpreter that has openvino-genai (this one is the default), options of the server."""
+    from roofline.bench.peers import openvino_server
+
+    python = sys.executable
+    if "--python" in words:
+        at = words.index("--python")
+        python, words = " ".join(words[at + 1 : at + 2]), words[:at] + words[at + 2 :]
+    if not words or not python:
+        raise ConfigError(f"name the model, and behind --python an interpreter: {OPENVINO}FOLDER --python .../python")
+    return [python, str(Path(openvino_server.__file__)), *words, "--port", port]
+
+
+def _llama_cpp(words: list[str], port: str) -> list[str]:
+    """The command of llama.cpp's own server. Raises ConfigError where it is not installed."""
+    program = shutil.which("llama-server")
+    if program is None:
+        raise ConfigError(
+            "llama-server is not on the PATH: install llama.cpp, or name the program in a command line, "
+            f'"/.../llama-server -m {words[0]} --port {{port}}"; llama-cpp-python has no server that computes several '
+            "requests at a time, so it is no target"
+        )
+    return [program, "-m", words[0], "--port", port, *words[1:]]
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""What ours is measured beside, in the same process: transformers' models under torch, one technique at a time."""
+"""What ours is measured beside: transformers' models in the same process, OpenVINO behind a server of its own."""

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 TARGET_HELP = (
     "http://... of any OpenAI-compatible server, or of several with commas, which take requests in turn; "
     "roofline:MODEL with options of `roofline serve` behind it; engine:MODEL with options of `LLM`, in this process; "
-    "or the command line of another server with {port} in it, which is started and ended."
+    "openvino:FOLDER with --python of an interpreter that has openvino-genai; llama.cpp:FILE.gguf with options of "
+    "llama-server; or the command line of another server with {port} in it, which is started and ended."
 )
 _TRAFFIC, _RESULTS = "Traffic", "Results"
 
