@@ -82,6 +82,7 @@ ROOT = Group(
                 "latency": "measure.bench_latency:command",
                 "links": "measure.bench_links:command",
                 "lora": "measure.bench_lora:command",
+                "parity": "training.parity:command",
                 "replay": "measure.bench_replay:command",
                 "report": "measure.bench_report:report",
                 "roofs": "measure.bench_roofs:command",

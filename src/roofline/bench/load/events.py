@@ -46,7 +46,7 @@ class EventsHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestEvents(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One request. A moment that did not come is None.
+    """One request. A moment that did not come, or that another tool's file does not tell, is None.
 
     request: its index in the traffic; scheduled: when the plan says that it should be sent (in a closed loop the moment
     at which its worker was free); dispatched: when the generator took it up; connected, sent: of its connection and of
@@ -57,11 +57,11 @@ class RequestEvents(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt_tokens, completion_tokens, cached_tokens: as the server's usage counts them; status: of HTTP, 0 where there
     is no HTTP or no answer; finish: the server's reason; error: what went wrong, None where nothing did; server: which
     of several it was sent to, from 0; probe: whether the request is a probe whose answer is known; text: the answer,
-    kept for probes and for counting tokens again.
+    kept for probes and for counting tokens again; parts: of the answer, where `chunks` has the first and the last alone.
     """
 
     request: int
-    scheduled: int
+    scheduled: int | None
     dispatched: int
     connected: int | None = None
     sent: int | None = None
@@ -81,6 +81,12 @@ class RequestEvents(msgspec.Struct, kw_only=True, omit_defaults=True):
     server: int = 0
     probe: bool = False
     text: str | None = None
+    parts: int | None = None
+
+    @property
+    def planned(self) -> int:
+        """When it should have been sent; where that is not known, when it was dispatched."""
+        return self.dispatched if self.scheduled is None else self.scheduled
 
     @property
     def completed(self) -> bool:

@@ -216,7 +216,7 @@ class Generator:
         self._records.append(record)
         tally = self._tally
         tally.begun += 1
-        tally.slip = record.dispatched - record.scheduled
+        tally.slip = record.dispatched - record.planned
         idle = self._idle[record.server]
         connection = idle.pop() if idle else self._connects[record.server](self.clock)
         text = await connection.send(body, record, self._plan.timeout)

@@ -77,7 +77,7 @@ def _knees(runs: Sequence[Run]) -> list[Run]:
 
 def ttft(request: RequestEvents) -> float:
     """Milliseconds from the moment the request was planned for to the first part of its answer."""
-    return (request.chunks[0] - request.scheduled) / NS_PER_MS
+    return (request.chunks[0] - request.planned) / NS_PER_MS
 
 
 def tpot(request: RequestEvents) -> float | None:
@@ -91,7 +91,7 @@ def tpot(request: RequestEvents) -> float | None:
 def e2e(request: RequestEvents) -> float:
     """Milliseconds from the moment the request was planned for to the end of its answer."""
     assert request.end is not None, "a request that is completed"
-    return (request.end - request.scheduled) / NS_PER_MS
+    return (request.end - request.planned) / NS_PER_MS
 
 
 def _distributions(runs: Sequence[Run]) -> Section:
@@ -153,7 +153,7 @@ def _course(runs: Sequence[Run]) -> Section:
             parts = len(each.chunks)
             for at in each.chunks:
                 tokens[_bin(at, width)] += (each.completion_tokens or parts) / parts
-            _add_span(flying, each.scheduled, each.end if each.end is not None else last, width)
+            _add_span(flying, each.planned, each.end if each.end is not None else last, width)
         middles = [(number + 0.5) * width / NS_PER_S for number in range(BINS)]
         flow = [count * NS_PER_S / width for count in tokens]
         pairs = zip(middles, flow, strict=True)
@@ -241,7 +241,7 @@ def mean_parts(requests: Sequence[RequestEvents]) -> list[float]:
     """Mean milliseconds of each of PARTS. They add up to the mean TTFT."""
     sums = [0.0] * len(PARTS)
     for each in requests:
-        before = each.scheduled
+        before = each.planned
         for number, (_, _, name) in enumerate(PARTS):
             at = each.chunks[0] if name == "first_token" else getattr(each, name)
             at = min(at if at is not None else before, each.chunks[0])  # heads may come with the first token

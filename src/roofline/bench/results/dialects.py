@@ -12,6 +12,7 @@ from roofline.bench.results.metrics import (
     OBJECTIVES,
     Metric,
     Span,
+    all_figures,
     answer_tokens,
     distribution,
     gaps_of,
@@ -38,10 +39,13 @@ class Dialect:
 
 
 def recompute(events: Events, name: str) -> dict[str, Figure]:
-    """The figures of a run as a tool would print them. Raises ConfigError for a tool that is not here."""
+    """The figures of a run as a tool would print them, or ours. Those that no request has a value of have 0 as their
+    n. Raises ConfigError for a tool that is not here."""
+    if name == "ours":
+        return all_figures(events)
     if name not in DIALECTS:
         raise ConfigError(unknown("dialect", name, ["ours", *DIALECTS]))
-    return {key: figure for key, figure in DIALECTS[name].figures(events).items() if figure.n}
+    return DIALECTS[name].figures(events)
 
 
 def _e2e_last_part(request: RequestEvents) -> float | None:
@@ -68,7 +72,9 @@ def _first_text(request: RequestEvents) -> float | None:
 
 
 def _scheduled_e2e(request: RequestEvents) -> float | None:
-    return (request.chunks[-1] - request.scheduled) * NS_MS if request.chunks else None
+    if request.scheduled is None or not request.chunks:
+        return None
+    return (request.chunks[-1] - request.scheduled) * NS_MS
 
 
 _TTFT_FIRST_EVENT = Metric("first event with a choice - sending begins", "ms", _first_byte)
@@ -94,9 +100,10 @@ def _vllm(events: Events) -> dict[str, Figure]:
 def _guidellm(events: Events) -> dict[str, Figure]:
     requests, span = _everything(events)
     over_all = Metric("E2E / answer tokens, the first one included; over all tokens", "ms", _over_all)
+    latency = Metric("the stream's end - sending begins", "ms", METRICS["e2e"].of)
     after = Metric("(last part - first part) / (answer tokens - 1); over all tokens but the first", "ms", _after_first)
     return {
-        **_rows({"time_to_first_token": METRICS["ttft"], "request_latency": _E2E}, requests),
+        **_rows({"time_to_first_token": METRICS["ttft"], "request_latency": latency}, requests),
         "time_per_output_token": _by_tokens(over_all, requests, first=True),
         "inter_token_latency": _by_tokens(after, requests, first=False),
         **_rates(events, span),
@@ -157,8 +164,8 @@ def _rows(metrics: dict[str, Metric], requests: list[RequestEvents]) -> dict[str
 
 
 def _rates(events: Events, span: Span) -> dict[str, Figure]:
-    """request_rate and answer_rate over that span."""
-    rates = throughput(events, span)
+    """Requests and tokens a second over that span, of the requests that completed alone."""
+    rates = throughput(Events(events.head, [each for each in measured(events) if each.completed]), span)
     return {"request_throughput": rates["request_rate"], "output_throughput": rates["answer_rate"]}
 
 

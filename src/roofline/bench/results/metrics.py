@@ -8,6 +8,7 @@ figure.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from roofline.bench.load.events import Events, RequestEvents
@@ -38,7 +39,8 @@ class Metric:
 
 def answer_tokens(request: RequestEvents) -> int:
     """As the server counts them, else the parts of the answer."""
-    return len(request.chunks) if request.completion_tokens is None else request.completion_tokens
+    parts = len(request.chunks) if request.parts is None else request.parts
+    return parts if request.completion_tokens is None else request.completion_tokens
 
 
 def _ttft(request: RequestEvents) -> float | None:
@@ -46,7 +48,9 @@ def _ttft(request: RequestEvents) -> float | None:
 
 
 def _corrected_ttft(request: RequestEvents) -> float | None:
-    return (request.chunks[0] - request.scheduled) * NS_MS if request.chunks else None
+    if request.scheduled is None or not request.chunks:
+        return None
+    return (request.chunks[0] - request.scheduled) * NS_MS
 
 
 def _tpot(request: RequestEvents) -> float | None:
@@ -59,7 +63,7 @@ def _e2e(request: RequestEvents) -> float | None:
 
 
 def _corrected_e2e(request: RequestEvents) -> float | None:
-    return None if request.end is None else (request.end - request.scheduled) * NS_MS
+    return None if request.end is None or request.scheduled is None else (request.end - request.scheduled) * NS_MS
 
 
 def _decode_rate(request: RequestEvents) -> float | None:
@@ -113,18 +117,29 @@ def in_span(requests: Iterable[RequestEvents], span: Span) -> list[RequestEvents
 
 
 def figures(events: Events, span: Span | None = None) -> dict[str, Figure]:
-    """All metrics of a run. span: None takes `measured_span`."""
+    """All metrics of a run that have values. span: None takes `measured_span`."""
+    return {name: figure for name, figure in all_figures(events, span).items() if figure.n}
+
+
+def all_figures(events: Events, span: Span | None = None) -> dict[str, Figure]:
+    """All metrics of a run, also those that no request has a value of (their n is 0)."""
     span = span or measured_span(events)
     requests = in_span(measured(events), span)
     rows = {name: of_requests(metric, requests) for name, metric in METRICS.items()}
     rows["itl"] = gaps_of(requests)
     rows |= throughput(events, span)
-    return {name: figure for name, figure in rows.items() if figure.n}
+    if not _all_parts_known(events):  # when tokens came within the window is not known
+        rows["answer_rate"] = msgspec.structs.replace(rows["answer_rate"], n=0, value=None)
+    return rows
+
+
+def _all_parts_known(events: Events) -> bool:
+    return all(request.parts is None for request in measured(events))
 
 
 def gaps_of(requests: Iterable[RequestEvents]) -> Figure:
     """The gaps between parts of answers, which are tokens where servers send each in a part of its own."""
-    gaps = [gap for request in requests for gap in np.diff(request.chunks).tolist()]
+    gaps = [gap for request in requests if request.parts is None for gap in np.diff(request.chunks).tolist()]
     what = "gaps between parts of the answer, of all requests together"
     return distribution(what, "ms", np.array(gaps) * NS_MS, independent=False)
 
@@ -167,7 +182,8 @@ def throughput(events: Events, span: Span) -> dict[str, Figure]:
     ):
         sums, _ = np.histogram(at, edges, weights=counts)
         rates = sums / (span.seconds / SLICES)
-        interval = batch_means_interval(rates) if np.count_nonzero(sums) == SLICES else None
+        known = name == "request_rate" or _all_parts_known(events)
+        interval = batch_means_interval(rates) if known and np.count_nonzero(sums) == SLICES else None
         what = "completed requests" if name == "request_rate" else "answer tokens, a request's spread over its parts,"
         rows[name] = Figure(
             definition=f"{what} within the window / its seconds",
@@ -232,23 +248,25 @@ def goodput(events: Events, objective: Objective, span: Span | None = None) -> d
     """Requests a second that keep the objective, and the share that they are of all that were sent.
 
     Moments count from `scheduled`: a request that waited in the client has waited. Requests that failed keep nothing.
+    Where a planned moment is not known, there is no goodput: n is 0.
     """
     span = span or measured_span(events)
     sent = [each for each in measured(events) if span.begin <= each.dispatched <= span.end]
     good = [each for each in sent if each.completed and _keeps(each, objective)]
     rule = f"TTFT from scheduled <= {objective.ttft:g} ms and TPOT <= {objective.tpot:g} ms"
+    count = len(sent) if all(each.scheduled is not None for each in sent) else 0
     in_time = sum(each.end is not None and each.end <= span.end for each in good)
     return {
         "goodput": Figure(
             definition=f"requests with {rule} that completed within the window / its seconds",
             unit="requests/s",
-            n=len(sent),
+            n=count,
             value=in_time / span.seconds,
         ),
         "good_share": Figure(
             definition=f"requests with {rule} / all that were sent; the objective is {objective.share:.0%}",
             unit="1",
-            n=len(sent),
+            n=count,
             value=len(good) / len(sent) if sent else 0.0,
         ),
     }

@@ -166,7 +166,7 @@ def _workload(test: LoadTest, events: Events) -> Workload:
 
 def _slips(events: Events) -> list[float]:
     """Milliseconds that requests were sent after their planned moments."""
-    return [(each.dispatched - each.scheduled) * NS_MS for each in measured(events)]
+    return [(each.dispatched - each.planned) * NS_MS for each in measured(events)]
 
 
 def _load(events: Events) -> Load:

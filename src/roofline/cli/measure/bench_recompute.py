@@ -10,25 +10,39 @@ from roofline.common.options import Option
 
 
 def command(
-    events: Annotated[Path, Argument("A file of raw events, as --events keeps them.")],
+    events: Annotated[
+        Path,
+        Argument(
+            "A file of raw events, as --events keeps them, of `vllm bench serve --save-result --save-detailed`, or of "
+            "GuideLLM's JSON output."
+        ),
+    ],
     dialect: Annotated[
         str,
         Option("ours, vllm, guidellm, aiperf, inference-perf or mlperf.", flags=("--as",)),
     ] = "ours",
+    run: Annotated[
+        int | None, Option("Which run of another tool's file that has several, from 1.", minimum=1, unit="run")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compute the figures of a run again, as another tool defines them, and say what differs from ours."""
+    """Compute the figures of a run again, as another tool defines them, and say what differs from ours.
+
+    A figure that a file does not carry the moments for is absent, and named.
+    """
     import msgspec
 
-    from roofline.bench.load.events import read_events
     from roofline.bench.results.dialects import DIALECTS, recompute
-    from roofline.bench.results.metrics import figures
+    from roofline.bench.results.recorded import read_run
 
-    run = read_events(events)
-    metrics = figures(run) if dialect == "ours" else recompute(run, dialect)
-    notes = () if dialect == "ours" else DIALECTS[dialect].notes
+    recorded = read_run(events, run)
+    figures = recompute(recorded.events, dialect)
+    metrics = {name: figure for name, figure in figures.items() if figure.n}
+    absent = [name for name in figures if name not in metrics]
+    notes = [*recorded.notes, *(() if dialect == "ours" else DIALECTS[dialect].notes)]
     if as_json:
-        print_json({"as": dialect, "metrics": msgspec.to_builtins(metrics), "notes": list(notes)})
+        row = {"as": dialect, "metrics": msgspec.to_builtins(metrics), "absent": absent, "notes": notes}
+        print_json({"written_by": recorded.tool, **row} if recorded.tool else row)
         return
     rows = []
     for name, figure in metrics.items():
@@ -37,7 +51,9 @@ def command(
         rows.append([name, figure.unit, str(figure.n), *cells, figure.definition])
     out = console()
     out.print(plain_table(("metric", "unit", "n", "mean", "p50", "p90", "p95", "p99", "definition"), rows))
+    if absent:
+        out.print(f"absent: {', '.join(absent)}", highlight=False)
     for note in notes:
         out.print(f"* {note}", highlight=False)
-    if notes:
+    if dialect != "ours":
         out.print(f"as read in {DIALECTS[dialect].read}", style="dim", highlight=False)

@@ -1,0 +1,78 @@
+"""Files of runs, ours or another tool's, read as events."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from roofline.bench.load.events import Events, read_events
+from roofline.bench.results import from_guidellm, from_vllm
+from roofline.common.errors import ConfigError
+from roofline.common.fields import naming
+from roofline.common.files import cause_of
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run as a file tells it. tool: that wrote the file, "" of ours; notes: what a reader of figures that are
+    computed from its file must know, a sentence each."""
+
+    events: Events
+    tool: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class _Keys(msgspec.Struct):
+    """What tells files apart."""
+
+    benchmarks: list[msgspec.Raw] | None = None
+    request_throughput: float | None = None
+    schema: str | None = None
+
+
+def read_run(path: Path, number: int | None = None) -> Recorded:
+    """A run of a file: raw events of ours, a result of `vllm bench serve`, GuideLLM's JSON. number: which of several
+    runs, from 1. Raises ConfigError, naming the file."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {cause_of(error)}") from error
+    runs = _documents(text)
+    keys = _keys(runs[0] if runs else b"")
+    with naming(path):
+        if keys.benchmarks is not None:
+            events, notes = from_guidellm.read_guidellm(_chosen([bytes(each) for each in keys.benchmarks], number))
+            return Recorded(events, from_guidellm.TOOL, notes)
+        if keys.request_throughput is not None:
+            events, notes = from_vllm.read_vllm(_chosen(runs, number))
+            return Recorded(events, from_vllm.TOOL, notes)
+        if number is not None:
+            raise ConfigError("--run names a run in a file of another tool that has several: leave it out")
+    return Recorded(read_events(path))
+
+
+def _documents(text: bytes) -> list[bytes]:
+    """The objects of a file that is one, or has one on each line, as vLLM's --append-result writes."""
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except msgspec.DecodeError:
+        return [line for line in text.splitlines() if line.strip()]
+    return [text]
+
+
+def _keys(text: bytes) -> _Keys:
+    try:
+        return msgspec.json.decode(text, type=_Keys)
+    except msgspec.MsgspecError:
+        return _Keys()
+
+
+def _chosen(runs: Sequence[bytes], number: int | None) -> bytes:
+    if number is None and len(runs) == 1:
+        return runs[0]
+    if number is None:
+        raise ConfigError(f"the file has {len(runs)} runs: name one with --run, from 1")
+    if not 1 <= number <= len(runs):
+        raise ConfigError(f"the file has {len(runs)} runs, and no number {number}: correct --run")
+    return runs[number - 1]
