@@ -78,4 +78,17 @@ def test_a_tool_that_is_not_here():
 
 
 def test_nothing_completed():
-    assert all(figure.n for name in DIALECTS for figure in recompute(run([], end=100), name).values())
+    for name in ("ours", *DIALECTS):
+        assert not any(figure.n for figure in recompute(run([], end=100), name).values())
+
+
+def test_parts_of_a_request_that_failed_are_in_no_tools_throughput():
+    broken = request(at=100, first=30, gap=10, tokens=6, error="lost", end=None)
+    for name in DIALECTS:
+        assert recompute(run([ONE, broken], end=200), name)["output_throughput"].value == pytest.approx(6 / 0.08)
+
+
+def test_guidellms_latency_ends_with_the_stream():
+    late = request(at=0, first=40, gap=10, tokens=2, end=70 * MS)
+    assert recompute(run([late]), "guidellm")["request_latency"].mean == pytest.approx(70)
+    assert recompute(run([late]), "vllm")["e2el"].mean == pytest.approx(50)
