@@ -91,9 +91,9 @@ def test_what_guidellm_does_not_tell_is_absent():
 def test_a_request_under_way_at_the_end_is_neither_completed_nor_failed():
     (own,) = json.loads(GUIDE.read_text())["benchmarks"]
     events = read_run(GUIDE).events
-    open_ = [each for each in events.requests if each.end is None]
-    assert len(open_) == len(own["requests"]["incomplete"]) > 0
-    assert [each.error for each in open_] == [None] * len(open_)
+    unfinished = [each for each in events.requests if each.end is None]
+    assert len(unfinished) == len(own["requests"]["incomplete"]) > 0
+    assert [each.error for each in unfinished] == [None] * len(unfinished)
 
 
 def test_requests_that_failed(tmp_path):

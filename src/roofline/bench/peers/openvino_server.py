@@ -75,9 +75,9 @@ class Engine:
         self._before = len(self.tokenizer.decode([self._anchor]))
         self._texts: dict[tuple[int, ...], str] = {}
         self._answers: list[Answer] = []
-        self._asked, self._count = asyncio.Event(), 0
+        self._wake, self._count = asyncio.Event(), 0
 
-    def ask(self, transport: asyncio.Transport, body: dict[str, Any]) -> None:
+    def submit(self, transport: asyncio.Transport, body: dict[str, Any]) -> None:
         """Queue a request, and begin its answer. Raises Refused."""
         _check(body)
         chat = "messages" in body
@@ -90,14 +90,14 @@ class Engine:
         handle = self.pipeline.add_request(self._count, ids, self._config(body))
         transport.write(HEAD)
         self._answers.append(Answer(transport, handle, chat, ids.shape[1]))
-        self._asked.set()
+        self._wake.set()
 
     async def work(self) -> None:
         """Take steps while there are answers to compute."""
         while True:
             if not self._answers:
-                self._asked.clear()
-                await self._asked.wait()
+                self._wake.clear()
+                await self._wake.wait()
             self.pipeline.step()
             self._answers = [answer for answer in self._answers if self._tell(answer)]
             for _ in range(2):  # the loop looks at its sockets, and then calls who reads them
@@ -202,7 +202,7 @@ class Connection(asyncio.Protocol):
                 if method == b"GET":
                     self._get(path)
                 else:
-                    self._engine.ask(self._transport, json.loads(body))
+                    self._engine.submit(self._transport, json.loads(body))
             except (Refused, ValueError, RuntimeError) as error:
                 self._answer(b"400 Bad Request", {"error": {"message": str(error)}})
 

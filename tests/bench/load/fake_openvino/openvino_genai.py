@@ -39,15 +39,15 @@ class Tokenizer:
 
 class Handle:
     def __init__(self, prompt, config):
-        self.prompt, self.config, self.given, self.queue = prompt, config, 0, []
+        self.prompt, self.config, self.computed, self.queue = prompt, config, 0, []
         self.status = GenerationStatus.RUNNING
 
     def next(self):
         """Compute a token."""
-        token = 0 if self.config.ending and self.given == 2 else self.prompt[self.given % len(self.prompt)]
-        self.given += 1
+        token = 0 if self.config.ending and self.computed == 2 else self.prompt[self.computed % len(self.prompt)]
+        self.computed += 1
         stops = token == 0 and not self.config.ignore_eos
-        over = stops or self.given == self.config.max_new_tokens
+        over = stops or self.computed == self.config.max_new_tokens
         reason = "STOP" if stops else "LENGTH" if over else "NONE"
         self.queue.append({0: SimpleNamespace(generated_ids=[token], finish_reason=GenerationFinishReason[reason])})
         self.status = GenerationStatus.FINISHED if over else self.status
