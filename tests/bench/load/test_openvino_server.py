@@ -127,8 +127,9 @@ def test_a_missing_package_and_a_missing_model(tmp_path, model, monkeypatch):
     with pytest.raises(ConfigError, match="there is no /none/x: name a folder"), open_target("openvino:/none/x"):
         pass
     monkeypatch.setenv("PYTHONPATH", str(FAKE.parent))
-    with pytest.raises(ConfigError, match="openvino-genai is not installed in .*--python"), open_target(
-        f"openvino:{model}"
+    with (
+        pytest.raises(ConfigError, match=r"openvino-genai is not installed in .*--python"),
+        open_target(f"openvino:{model}"),
     ):
         pass
 
@@ -141,6 +142,8 @@ def test_llama_cpp_starts_its_own_server(tmp_path, monkeypatch):
     with open_target("llama.cpp:x.gguf --parallel 4") as target:
         assert (target.model, target.options) == ("null", {"parallel": "4"})
     monkeypatch.setenv("PATH", "/none")
-    with pytest.raises(ConfigError, match="llama-server is not on the PATH.*-m x.gguf --port {port}"):
-        with open_target("llama.cpp:x.gguf"):
-            pass
+    with (
+        pytest.raises(ConfigError, match=r"llama-server is not on the PATH.*-m x\.gguf --port \{port\}"),
+        open_target("llama.cpp:x.gguf"),
+    ):
+        pass

@@ -1,6 +1,6 @@
-"""Result files of other tools as events. Those in `files` are what the tools wrote when they sent a few requests to the
-null server: `vllm bench serve` 0.32.0 with --save-result --save-detailed, GuideLLM 0.8.1 with its JSON output; what
-GuideLLM repeats of its configuration, and the texts, were cut out. Each file has the tool's own figures, too."""
+"""Result files of other tools as events. `files/guidellm.json` is what GuideLLM 0.8.1 wrote of 239 requests to the null
+server, with its own figures; texts, and what is not read here, were cut out. Runs of vLLM are written down here, in
+the form of `vllm bench serve` 0.32.0, and its figures by the formulas of its serve.py."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,6 @@ from roofline.common.errors import ConfigError, UnsupportedError
 from tests.command_line import call_roofline
 
 FILES = Path(__file__).parent / "files"
-CLOSED, OPEN, CHAT = FILES / "vllm-closed.json", FILES / "vllm-open.json", FILES / "vllm-chat.json"
 GUIDE = FILES / "guidellm.json"
 
 
@@ -24,35 +23,48 @@ def written(tmp_path, content):
     return path
 
 
-@pytest.mark.parametrize("path", [CLOSED, OPEN, CHAT])
-def test_vllms_own_figures(path):
-    own, figures = json.loads(path.read_text()), recompute(read_run(path).events, "vllm")
-    for name in ("ttft", "tpot", "itl", "e2el"):
-        assert figures[name].mean == pytest.approx(own[f"mean_{name}_ms"], rel=1e-4)
-        assert figures[name].p50 == pytest.approx(own[f"median_{name}_ms"], rel=1e-4)
-    # The whole run of vLLM is a little longer than from the first request to the last answer's end.
-    assert figures["request_throughput"].value == pytest.approx(own["request_throughput"], rel=0.02)
-    assert figures["output_throughput"].value == pytest.approx(own["output_throughput"], rel=0.02)
-    assert figures["request_throughput"].n == own["completed"]
+def vllm(**fields):
+    """Three requests, of which the last one waited half a second for a place: TTFT 0.1, 0.2 and 0.3 s."""
+    values = {
+        "backend": "openai",
+        "model_id": "m",
+        "request_rate": "inf",
+        "burstiness": 1.0,
+        "max_concurrency": 2,
+        "completed": 3,
+        "request_throughput": 1.0,
+        "start_times": [1000.0, 1000.0, 1000.5],
+        "ttfts": [0.1, 0.2, 0.3],
+        "itls": [[0.1, 0.3], [0.05] * 4, []],
+        "input_lens": [7, 8, 9],
+        "output_lens": [3, 9, 1],
+        "errors": ["", "", ""],
+        "queue_times": [0.0, 0.0, 0.5],
+    }
+    return {**values, **fields}
 
 
-def test_vllms_planned_moments():
+def test_vllms_own_figures(tmp_path):
+    figures = recompute(read_run(written(tmp_path, vllm())).events, "vllm")
+    means = {"ttft": 200, "tpot": (400 / 2 + 200 / 8) / 2, "itl": 600 / 6, "e2el": (500 + 400 + 300) / 3}
+    assert {name: figures[name].mean for name in means} == pytest.approx(means)
+    assert figures["request_throughput"].value == pytest.approx(3 / 0.8)
+    assert figures["output_throughput"].value == pytest.approx(13 / 0.8)
+
+
+def test_vllms_planned_moments(tmp_path):
     """Only those of a limited rate are known: of how long each waited for one of the places."""
-    closed, limited = read_run(CLOSED), read_run(OPEN)
+    closed = read_run(written(tmp_path, vllm()))
     assert all(each.scheduled is None for each in closed.events.requests)
     assert "no planned moments" in " ".join(closed.notes)
-    own = json.loads(OPEN.read_text())
-    waits = [(each.dispatched - each.scheduled) * 1e-9 for each in limited.events.requests]
-    assert sorted(waits) == pytest.approx(sorted(own["queue_times"]), abs=1e-6)
-    assert max(waits) > 0.01, "the fixture is of more requests than places"
-    figures = recompute(limited.events, "ours")
-    assert figures["ttft_corrected"].mean - figures["ttft"].mean == pytest.approx(sum(waits) / len(waits) * 1e3)
-
-
-def test_the_loads_of_vllm():
-    heads = {path.stem: read_run(path).events.head for path in (CLOSED, OPEN)}
-    assert (heads["vllm-closed"].arrivals, heads["vllm-closed"].concurrency) == ("closed", 4)
-    assert (heads["vllm-open"].arrivals, heads["vllm-open"].rate) == ("poisson", json.loads(OPEN.read_text())["request_rate"])
+    assert (closed.events.head.arrivals, closed.events.head.concurrency) == ("closed", 2)
+    limited = read_run(written(tmp_path, vllm(request_rate=4.0)))
+    assert (limited.events.head.arrivals, limited.events.head.rate) == ("poisson", 4.0)
+    waits = [each.dispatched - each.scheduled for each in limited.events.requests]
+    assert waits == [0, 0, 500_000_000]
+    assert "no planned moments" not in " ".join(limited.notes)
+    free = read_run(written(tmp_path, vllm(request_rate=4.0, max_concurrency=None)))
+    assert all(each.scheduled is None for each in free.events.requests)
 
 
 def test_guidellms_own_figures():
@@ -79,7 +91,7 @@ def test_guidellms_own_figures():
 
 def test_what_guidellm_does_not_tell_is_absent():
     recorded = read_run(GUIDE)
-    assert (recorded.events.head.arrivals, recorded.events.head.concurrency) == ("closed", 3)
+    assert (recorded.events.head.arrivals, recorded.events.head.concurrency) == ("closed", 4)
     for name, absent in (("vllm", "itl"), ("aiperf", "inter_chunk_latency"), ("inference-perf", "inter_token_latency")):
         figures = recompute(recorded.events, name)
         assert [key for key, figure in figures.items() if not figure.n] == [absent]
@@ -97,9 +109,8 @@ def test_a_request_under_way_at_the_end_is_neither_completed_nor_failed():
 
 
 def test_requests_that_failed(tmp_path):
-    own = json.loads(CLOSED.read_text())
-    own["errors"][0], own["ttfts"][1], own["itls"][1] = "no connection", 0.0, []
-    events = read_run(written(tmp_path, own)).events
+    lost = vllm(errors=["no connection", "", ""], ttfts=[0.1, 0.0, 0.3], itls=[[0.1], [], []])
+    events = read_run(written(tmp_path, lost)).events
     assert sorted(each.error for each in events.requests if each.error) == ["no answer", "no connection"]
     guide = json.loads(GUIDE.read_text())
     lists = guide["benchmarks"][0]["requests"]
@@ -111,9 +122,9 @@ def test_requests_that_failed(tmp_path):
 
 
 def test_a_run_of_several(tmp_path):
-    several = written(tmp_path, f"{CLOSED.read_text()}\n{OPEN.read_text()}")
+    several = written(tmp_path, f"{json.dumps(vllm())}\n{json.dumps(vllm(request_rate=2.0))}")
     assert read_run(several, 2).events.head.arrivals == "poisson"
-    with pytest.raises(ConfigError, match="file.json: the file has 2 runs: name one with --run"):
+    with pytest.raises(ConfigError, match=r"file\.json: the file has 2 runs: name one with --run"):
         read_run(several)
     with pytest.raises(ConfigError, match="and no number 3"):
         read_run(several, 3)
@@ -123,37 +134,39 @@ def test_a_run_of_several(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("path", "change", "message"),
+    ("file", "change", "message"),
     [
-        (CLOSED, {"start_times": None}, "run `vllm bench serve` with --save-detailed"),
-        (CLOSED, {"ttfts": []}, "run `vllm bench serve` with --save-detailed"),
-        (CLOSED, {"itls": [[0.1]]}, "have different lengths"),
-        (CLOSED, {"start_times": ["x"]}, "no result of vLLM that can be read"),
-        (GUIDE, {"benchmarks": [{}]}, "no benchmark of GuideLLM 0.8 that can be read"),
-        (GUIDE, {"benchmarks": []}, "has 0 runs"),
+        (vllm(), {"start_times": None}, "run `vllm bench serve` with --save-detailed"),
+        (vllm(), {"ttfts": []}, "run `vllm bench serve` with --save-detailed"),
+        (vllm(), {"itls": [[0.1]]}, "have different lengths"),
+        (vllm(), {"start_times": ["x"]}, "no result of vLLM that can be read"),
+        (json.loads(GUIDE.read_text()), {"benchmarks": [{}]}, "no benchmark of GuideLLM 0.8 that can be read"),
+        (json.loads(GUIDE.read_text()), {"benchmarks": []}, "has 0 runs"),
     ],
 )
-def test_what_cannot_be_read(tmp_path, path, change, message):
+def test_what_cannot_be_read(tmp_path, file, change, message):
     with pytest.raises(ConfigError, match=f"file.json: .*{message}"):
-        read_run(written(tmp_path, {**json.loads(path.read_text()), **change}))
+        read_run(written(tmp_path, {**file, **change}))
 
 
 def test_guidellms_files_that_say_too_little(tmp_path):
     guide = json.loads(GUIDE.read_text())
     guide["benchmarks"][0]["requests"]["successful"].pop()
-    with pytest.raises(ConfigError, match="keeps .* requests: run GuideLLM without a sample_size"):
+    with pytest.raises(ConfigError, match=r"keeps .* requests: run GuideLLM without a sample_size"):
         read_run(written(tmp_path, guide))
     guide["benchmarks"][0]["config"]["strategy"]["type_"] = "incremental"
     with pytest.raises(UnsupportedError, match="strategy 'incremental'"):
         read_run(written(tmp_path, guide))
 
 
-def test_the_command():
+def test_the_command(tmp_path):
     shown = call_roofline(["bench", "recompute", GUIDE, "--as", "aiperf"]).stdout
     assert "absent: inter_chunk_latency" in shown
     assert "first and the last part of each answer" in shown
     assert "as read in AIPerf" in shown
-    told = json.loads(call_roofline(["bench", "recompute", CLOSED, "--as", "mlperf", "--json"]).stdout)
+    told = json.loads(
+        call_roofline(["bench", "recompute", written(tmp_path, vllm()), "--as", "mlperf", "--json"]).stdout
+    )
     assert told["written_by"] == "vLLM"
     assert {"first_token_latency", "sample_latency", "valid llama2-70b"} <= set(told["absent"])
     assert "time_per_output_token" in told["metrics"]

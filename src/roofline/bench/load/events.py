@@ -57,7 +57,8 @@ class RequestEvents(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt_tokens, completion_tokens, cached_tokens: as the server's usage counts them; status: of HTTP, 0 where there
     is no HTTP or no answer; finish: the server's reason; error: what went wrong, None where nothing did; server: which
     of several it was sent to, from 0; probe: whether the request is a probe whose answer is known; text: the answer,
-    kept for probes and for counting tokens again; parts: of the answer, where `chunks` has the first and the last alone.
+    kept for probes and for counting tokens again; parts: how many the answer had, where `chunks` has the first and the
+    last alone.
     """
 
     request: int

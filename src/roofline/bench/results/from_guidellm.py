@@ -138,10 +138,8 @@ def _request(request: _Request, number: int, origin: float) -> RequestEvents:
     def at(moment: float | None) -> int | None:
         return None if moment is None else _since(origin, moment)
 
-    first, last, output = (
-        at(moment)
-        for moment in (timings.first_token_iteration, timings.last_token_iteration, timings.first_output_token_iteration)
-    )
+    first, last = at(timings.first_token_iteration), at(timings.last_token_iteration)
+    output = at(timings.first_output_token_iteration)
     start = at(timings.request_start)
     assert start is not None, "only requests that were sent are read"
     return RequestEvents(
