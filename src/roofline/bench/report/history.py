@@ -12,7 +12,7 @@ from roofline.common.errors import ConfigError
 
 HIGHER_IS_BETTER = {
     **{words.REQUESTS: True, words.TOKENS: True, words.TTFT: False, words.TPOT: False, words.E2E: False},
-    **{words.TRAIN: True, words.STEP: False},
+    **{words.TRAIN: True, words.STEP: False, words.EFFICIENCY: True},
 }
 
 

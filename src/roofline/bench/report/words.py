@@ -6,7 +6,7 @@ from roofline.bench.results.point import INTERRUPTED, Figure, Point
 # Metrics that reports know, as `Point.metrics` names them.
 TTFT, TPOT, E2E = "ttft", "tpot", "e2e"
 REQUESTS, TOKENS, GOODPUT = "request_rate", "answer_rate", "goodput"
-TRAIN, STEP = "train_rate", "step_time"
+TRAIN, STEP, EFFICIENCY = "train_rate", "step_time", "efficiency"
 
 
 def load_name(point: Point) -> str:

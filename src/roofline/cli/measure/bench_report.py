@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 Files = Annotated[list[Path], Argument("Files of measured points, as bench curve and others write them.")]
 Out = Annotated[Path | None, Option("The page: one HTML file.", flags=("--out", "-o"))]
 Metric = Annotated[
-    str, Option("Which figure: request_rate, answer_rate, ttft, tpot or e2e; of bench lora train_rate or step_time.")
+    str,
+    Option(
+        "Which figure: request_rate, answer_rate, ttft, tpot or e2e; of training train_rate, step_time or efficiency."
+    ),
 ]
 
 
