@@ -129,7 +129,7 @@ def test_of_gpus_efficiency_is_of_a_device(runs: list[tuple[int, int]]) -> None:
     assert efficiency.value == pytest.approx(0.5)
     assert efficiency.ci95 is not None
     assert efficiency.ci95[1] < 0.6
-    assert "train_rate of a device / that of 1 processes" in efficiency.definition
+    assert "train_rate of a device / that with 1 process, with the same rows of a step" in efficiency.definition
 
 
 def test_tensor_parallel_ranks_share_their_rows(runs: list[tuple[int, int]]) -> None:
@@ -146,7 +146,7 @@ def test_tensor_parallel_ranks_share_their_rows(runs: list[tuple[int, int]]) -> 
         ("strong", (1, 3), (), "=8: 8 rows do not divide among 3 processes, so some would wait for others; set a mult"),
         ("weak", (3, 4), (), "=8: 8 rows do not divide among 3 processes"),
         ("strong", (1, 8), (), "processes=1,8: 8 processes need a core each, and there are 4"),
-        ("strong", (1, 2), ("tensor_parallel=2",), "tensor_parallel=2 does not divide 1 processes: leave that number"),
+        ("strong", (1, 2), ("tensor_parallel=2",), "tensor_parallel=2 does not divide 1 process: leave that number"),
         (
             "strong",
             (2, 4),
@@ -197,7 +197,7 @@ def test_the_command_prints_a_table_and_adds_points_to_a_file(runs: list[tuple[i
     assert "the first" in done.stdout
     assert table[2][:3] == ["2", "2", "16"]
     assert "200% [" in done.stdout
-    assert "Efficiency is the tok/s of a core: processes share the cores of a CPU, cores / processes" in done.stdout
+    assert "Efficiency is the tok/s of a core (processes share the cores of a CPU, cores / processes threads each)" in done.stdout
     assert "roof: matmul: " in done.stdout
     assert done.stdout.splitlines()[-1].startswith("again: roofline bench train mpt-125m --processes 1,2 --scaling weak")
     assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["1 process", "2 processes"]

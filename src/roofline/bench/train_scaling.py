@@ -123,7 +123,7 @@ def _shares(config: JsonObject, count: int) -> int:
     elastic shards as configured."""
     tensor, elastic = config["tensor_parallel"], config["elastic"]
     if count % tensor:
-        raise ConfigError(f"tensor_parallel={tensor} does not divide {count} processes: leave that number out")
+        raise ConfigError(f"tensor_parallel={tensor} does not divide {in_words(count)}: leave that number out")
     if elastic is not None:
         from roofline.train.parallel.elastic import rounds
 
@@ -172,9 +172,12 @@ def _check_convention(settings: Scaling, config: JsonObject) -> None:
         raise ConfigError(f"convention={settings.convention} does not count this run: choose one of {', '.join(known)}")
 
 
+def in_words(processes: int) -> str:
+    return f"{processes} process{'es' * (processes != 1)}"
+
+
 def _announcement(settings: Scaling, run: Run, path: Path) -> str:
-    several = f"{run.processes} process{'es' * (run.processes != 1)}"
-    return f"{several}: {announcement(path, settings.what, settings.warmup + settings.steps, run.processes)}"
+    return f"{in_words(run.processes)}: {announcement(path, settings.what, settings.warmup + settings.steps, run.processes)}"
 
 
 def _point(settings: Scaling, run: Run, *, name: str, started: str, host: schema.Host) -> Point:
@@ -221,9 +224,8 @@ def _point(settings: Scaling, run: Run, *, name: str, started: str, host: schema
 
 def _preset(settings: Scaling, run: Run, card: JsonObject) -> str:
     """What two points share whose speeds may be compared."""
-    several = f"{run.processes} process{'es' * (run.processes != 1)}"
     rows = f"batch {run.batch} of {card['seq_len']} tokens"
-    return ", ".join([settings.what, f"{settings.rule} scaling", several, rows, *settings.changes])
+    return ", ".join([settings.what, f"{settings.rule} scaling", in_words(run.processes), rows, *settings.changes])
 
 
 def _system(settings: Scaling, card: JsonObject) -> schema.System:
@@ -263,8 +265,8 @@ def _efficiency(point: Point, first: Point) -> schema.Figure:
     of = "device" if point.extra["threads"] is None else "core (processes x threads)"
     around = between.interval
     return schema.Figure(
-        definition=f"{RATE} of a {of} / that of {first.extra['processes']} processes, with the same "
-        f"{'rows a step' if point.extra['scaling'] == 'strong' else 'rows a process'}",
+        definition=f"{RATE} of a {of} / that with {in_words(int(first.extra['processes'] or 1))}, with the same rows "
+        f"{'of a step' if point.extra['scaling'] == 'strong' else 'in each process'}",
         unit="1",
         n=point.metrics[RATE].n,
         value=between.value / more,

@@ -119,6 +119,7 @@ def _scale(settings: "Scaling", as_json: bool, out: Path | None) -> None:
 
 def _show(points: Sequence["Point"], settings: "Scaling") -> None:
     from roofline.bench.report import words
+    from roofline.bench.train_scaling import in_words
 
     cpu = points[0].extra["threads"] is not None
     headings = ["processes", *["threads each"] * cpu, "rows a step", "tok/s", "tok/s a process", "TFLOP/s a process"]
@@ -126,10 +127,10 @@ def _show(points: Sequence["Point"], settings: "Scaling") -> None:
     out = console(highlight=False)
     out.print(plain_table(headings, [_row(point, cpu) for point in points]))
     stays = "rows of a step stay" if settings.rule == "strong" else "rows in each process stay"
-    share = "of a core: processes share the cores of a CPU, cores / processes threads each" if cpu else "of a device"
+    share = "of a core (processes share the cores of a CPU, cores / processes threads each)" if cpu else "of a device"
     out.print(
-        f"{settings.rule} scaling: the {stays} the same. Efficiency is the tok/s {share}, over those of "
-        f"{settings.processes[0]} process{'es' * (settings.processes[0] != 1)}.",
+        f"{settings.rule} scaling: the {stays} the same. Efficiency is the tok/s {share} over those with "
+        f"{in_words(settings.processes[0])}.",
         markup=False,
     )
     limits = [point.limit for point in points if point.limit is not None]
