@@ -177,7 +177,8 @@ def in_words(processes: int) -> str:
 
 
 def _announcement(settings: Scaling, run: Run, path: Path) -> str:
-    return f"{in_words(run.processes)}: {announcement(path, settings.what, settings.warmup + settings.steps, run.processes)}"
+    steps = settings.warmup + settings.steps
+    return f"{in_words(run.processes)}: {announcement(path, settings.what, steps, run.processes)}"
 
 
 def _point(settings: Scaling, run: Run, *, name: str, started: str, host: schema.Host) -> Point:

@@ -50,8 +50,8 @@ class HostSettings:
     """How the kernel runs a host.
 
     cpus: those that this process may use, "0-3,8"; nodes: the NUMA nodes that these are of; memory_nodes: those that it
-    may have memory of; numa_nodes: of the host; smt: whether cores run several hardware threads; governor: of the clocks
-    of these CPUs, several with commas; clock_range_mhz: that the chip can, clock_limits_mhz: that it is allowed;
+    may have memory of; numa_nodes: of the host; smt: whether cores run several hardware threads; governor: of the
+    clocks of these CPUs, several with commas; clock_range_mhz: that the chip can, clock_limits_mhz: that it is allowed;
     clock_mhz: of the first of these CPUs, at the moment; huge_pages: transparent ones (always, madvise, never);
     huge_pages_reserved: others, of the default size.
     """

@@ -234,7 +234,8 @@ def _text(prices: Prices, energy: bool) -> str:
 
 
 def _purchase_text(name: str, usd: float, depreciation: Depreciation) -> str:
+    hourly = words.digits(depreciation.usd_per_hour(usd))
     return (
         f"{name or 'any machine'} {usd:,.0f} USD once, over {depreciation.years:g} years, in use for "
-        f"{depreciation.utilisation:.0%} of the hours: {words.digits(depreciation.usd_per_hour(usd))} USD an hour of use"
+        f"{depreciation.utilisation:.0%} of the hours: {hourly} USD an hour of use"
     )

@@ -1,4 +1,4 @@
-"""roofline bench train: the training loop's speed on random rows, as a throughput card, or over numbers of processes."""
+"""roofline bench train: the training loop's speed on random rows: a throughput card, or points over numbers of processes."""
 
 import json
 from collections.abc import Sequence
@@ -88,9 +88,7 @@ def command(
         timed = (tuple(changes or ()), options.steps, options.warmup)
         _scale(Scaling(what, counts, rule, *timed, convention), as_json, out)
         return
-    record = bench_train(
-        what, changes or [], steps=options.steps, warmup=options.warmup, processes=options.nproc
-    )
+    record = bench_train(what, changes or [], steps=options.steps, warmup=options.warmup, processes=options.nproc)
     if as_json:
         print_json(record)
     else:
