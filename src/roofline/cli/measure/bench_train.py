@@ -1,4 +1,4 @@
-"""roofline bench train: the training loop's speed on random rows: a throughput card, or points over numbers of processes."""
+"""roofline bench train: the training loop timed on random rows: a card, or points over numbers of processes."""
 
 import json
 from collections.abc import Sequence
