@@ -84,7 +84,7 @@ def test_without_a_counter_the_cost_is_capital_alone() -> None:
 
 def test_of_a_rented_machine_only_the_share_of_energy_is_known() -> None:
     point = msgspec.structs.replace(made.point(4), energy=ENERGY)
-    rented = token_cost(point, priced(usd_per_kwh=0.25, pue=1.5))
+    rented = token_cost(point, replace(BOUGHT, usd_per_hour={"": 3.6}, purchase={"MI300X": 147_825.0}))
     assert rented is not None
     assert rented.usd_per_hour == pytest.approx(3.6 + 5 * 1.5 * 0.25), "its owner pays for idle hours"
     assert (rented.capital, rented.energy) == (None, pytest.approx(1.875 / 5.475))
