@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="training is torch")
 
+from roofline.bench import train_points  # noqa: E402
 from roofline.bench.lora import point, rows, sweep  # noqa: E402
 from roofline.bench.lora.options import LoraBenchOptions  # noqa: E402
 from roofline.bench.report import gather, history, report  # noqa: E402
@@ -63,17 +64,17 @@ def test_a_point_says_what_was_computed_and_what_of_it_was_padding(measured: Any
     padding = measured.extra["padding_share"]
     assert 0 < padding < 0.2
     assert real == pytest.approx(computed * (1 - padding))
-    step = measured.metrics[point.STEP]
+    step = measured.metrics[train_points.STEP]
     assert (step.n, measured.extra["steps"], measured.extra["batch"]) == (4, 6, 3)
     assert step.p50 > 0
     assert step.p95 is None, "four steps have no 95th percentile"
     assert 0 < measured.extra["trained_share"] < 0.3
-    share = measured.metrics[point.MFU].value
+    share = measured.metrics[train_points.MFU].value
     assert share == pytest.approx(measured.limit.share_of_measured)
     assert share == pytest.approx(computed / measured.limit.tokens_per_s)
     low, high = measured.metrics[point.REAL].ci95
     assert low <= real <= high
-    assert measured.metrics[point.MEMORY].value > 1e6
+    assert measured.metrics[train_points.MEMORY].value > 1e6
     assert measured.extra["command"].startswith("roofline bench lora ")
 
 

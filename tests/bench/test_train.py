@@ -78,7 +78,7 @@ def test_a_runs_file_keeps_all_but_its_data(tmp_path: Path) -> None:
         "run_folder": str(tmp_path / "mine"),
     }
     (tmp_path / "run.yaml").write_text(json.dumps(given))
-    config = train._config(str(tmp_path / "run.yaml"), ["seed=9"], tmp_path / "bench", 5, 2)
+    config = train.config_of(str(tmp_path / "run.yaml"), ["seed=9"], tmp_path / "bench", 5, 2)
     assert config["train_loader"] == {"name": "synthetic", "num_workers": 2}
     assert (config["optimizer"]["weight_decay"], config["optimizer"]["lr"], config["seed"]) == (0.1, 1e-4, 9)
     assert (config["max_duration"], config["save_interval"], config["eval_interval"]) == ("7ba", "0ba", "0ba")

@@ -144,6 +144,34 @@ def test_cost_prints_prices_over_load(points: Path, tmp_path: Path) -> None:
     assert "name what a machine costs: --price 2.5" in call("cost", points, code=1).stderr
 
 
+BOUGHT = ["--price-capex", "147825", "--price-years", "5", "--price-utilisation", "0.5", "--kwh", "0.25"]
+DATED = ["--price-source", "an invoice", "--price-date", "2026-11-01"]
+
+
+def test_cost_of_a_bought_machine(points: Path) -> None:
+    result = call("cost", points, *BOUGHT, *DATED)
+    assert "any machine 147,825 USD once, over 5 years, in use for 50% of the hours: 6.75 USD" in result.stdout
+    assert "of it capital" in result.stdout
+    assert "100%" in result.stdout
+    usage = call("cost", points, *BOUGHT[:5], "1.5", *BOUGHT[6:], *DATED, code=2).stderr
+    assert "--price-utilisation=1.5 cannot be used: give a number, at least 0.01 and at most 1" in usage
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (BOUGHT[:4], "--price-capex needs --price-years, --price-utilisation and --kwh: its owner pays for these"),
+        (BOUGHT[:6], "--price-capex needs --price-years, --price-utilisation and --kwh"),
+        (["--price", "2", *BOUGHT[2:4]], "--price-years and --price-utilisation are of bought machines"),
+        (["--price", "2", *BOUGHT], "any machine has both --price and --price-capex: a machine is rented or bought"),
+        (["--price", "2", "--pue", "1.2"], "--pue 1.2 multiplies electricity: name its price with --kwh"),
+        (["--price-capex", "2k", *BOUGHT[2:]], "--price-capex '2k' is no price: write USD of the machine"),
+    ],
+)
+def test_prices_that_do_not_fit_together_are_told(points: Path, words: list[str], sentence: str) -> None:
+    assert sentence in call("cost", points, *words, *DATED, code=1).stderr
+
+
 def test_replay_draws_points_of_ours(points: Path, tmp_path: Path) -> None:
     result = call("replay", "flywheel", "--points", points, "-o", tmp_path / "f.html", "--markdown", tmp_path / "f.md")
     assert "MK1 Flywheel" in result.stdout

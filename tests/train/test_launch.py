@@ -24,6 +24,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     """Launches so many processes of a script, whose working folder is `tmp_path`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(launcher, "cpu_quota", lambda: None)
 
     def run(count: int, script: str, changes: tuple[str, ...] = (), out: int | None = None) -> int:
         program = tmp_path / "program"
@@ -72,6 +73,12 @@ def test_a_process_has_a_thread_at_least_or_as_many_as_the_user_says(
         monkeypatch.setenv("OMP_NUM_THREADS", given)
     assert start(2, "echo $OMP_NUM_THREADS > threads.$RANK") == 0
     assert [(tmp_path / f"threads.{rank}").read_text().strip() for rank in range(2)] == [expected] * 2
+
+
+def test_processes_share_what_the_quota_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(launcher, "cpu_quota", lambda: 4.5)
+    assert [launcher.threads_of(count) for count in (1, 2, 3, 8)] == [4, 2, 1, 1]
 
 
 def test_the_output_goes_where_it_is_to(start: Start, tmp_path: Path) -> None:

@@ -77,14 +77,12 @@ def test_an_accelerator_is_waited_for(monkeypatch: pytest.MonkeyPatch, kind: tor
     assert bool(waited) == waits
 
 
-def test_a_driver_is_the_first_line_of_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"/proc/driver/nvidia/version": None, "/sys/module/amdgpu/version": "6.2\t 4\nmore\n"}
-    monkeypatch.setattr(machine, "text_of", lambda path: files[str(path)])
-    assert machine._driver() == "6.2 4"
-    files["/proc/driver/nvidia/version"] = "NVRM  5"
-    assert machine._driver() == "NVRM 5"
-    files.update(dict.fromkeys(files))
-    assert machine._driver() is None
+def test_versions_name_the_driver_of_either_vendor(monkeypatch: pytest.MonkeyPatch) -> None:
+    drivers: dict[str, str | None] = {"nvidia": None, "amd": "6.12"}
+    monkeypatch.setattr(machine, "gpu_driver", lambda vendor: drivers[vendor])
+    assert machine.versions()["driver"] == "6.12"
+    drivers["nvidia"] = "550"
+    assert machine.versions()["driver"] == "550"
 
 
 # Memory

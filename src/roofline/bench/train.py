@@ -30,19 +30,13 @@ def bench_train(
 
     with tempfile.TemporaryDirectory(prefix="roofline-bench-") as place:
         folder = Path(place) / "run"
-        config = _config(what, changes, folder, steps, warmup)
+        config = config_of(what, changes, folder, steps, warmup)
         path = Path(place) / "config.json"
         path.write_text(json.dumps(config))
         if show:
             print(announcement(path, what, warmup + steps, processes), file=sys.stderr, flush=True)
         if processes > 1:
-            from roofline.train.run.launch import launch
-
-            status = launch(processes, path, [], out=STDERR)
-            if status > 128:
-                raise KeyboardInterrupt
-            if status:
-                raise RooflineError("one of the processes failed; what it said stands above")
+            run_processes(processes, path)
         else:
             from roofline.train.config.read import read_config
             from roofline.train.report.console import Console
@@ -56,6 +50,20 @@ def bench_train(
         card.pop(name, None)
     command = _command(what, changes, steps, warmup, processes)
     return {"bench": "train", "command": command, "card": card | {"run": f"bench {what}"}}
+
+
+def run_processes(count: int, path: Path) -> None:
+    """Train as the configuration in a file says, in so many processes of their own, with what they say on stderr.
+
+    Raises KeyboardInterrupt where Ctrl-C ended them, RooflineError: one of them failed.
+    """
+    from roofline.train.run.launch import launch
+
+    status = launch(count, path, [], out=STDERR)
+    if status > 128:
+        raise KeyboardInterrupt
+    if status:
+        raise RooflineError("one of the processes failed; what it said stands above")
 
 
 def announcement(path: Path, what: str, steps: int, processes: int) -> str:
@@ -80,7 +88,7 @@ def announcement(path: Path, what: str, steps: int, processes: int) -> str:
     return f"{what}: {steps} steps of {rows} rows of {length:,} random tokens, {least} at least; Ctrl-C stops it"
 
 
-def _config(what: str, changes: Sequence[str], folder: Path, steps: int, warmup: int) -> JsonObject:
+def config_of(what: str, changes: Sequence[str], folder: Path, steps: int, warmup: int) -> JsonObject:
     """The configuration of the timed run, as plain data. Raises ConfigError."""
     from roofline.models import presets
     from roofline.train.config.read import parse_config, read_config

@@ -90,7 +90,7 @@ def detect(root: Path = Path("/")) -> Machine:
         memory_available=available,
         numa_nodes=max(1, len(list((root / "sys/devices/system/node").glob("node[0-9]*")))),
         numa_balancing=None if balancing is None else balancing != "0",
-        huge_pages=_bracketed(text_of(root / "sys/kernel/mm/transparent_hugepage/enabled")),
+        huge_pages=bracketed(text_of(root / "sys/kernel/mm/transparent_hugepage/enabled")),
         caches=_caches(root),
     )
     return replace(machine, warnings=_warnings(machine))
@@ -219,6 +219,6 @@ def _meminfo(root: Path) -> dict[str, int]:
     return sizes
 
 
-def _bracketed(text: str | None) -> str | None:
+def bracketed(text: str | None) -> str | None:
     """'always [madvise] never' -> 'madvise'."""
     return text[text.index("[") + 1 : text.index("]")] if text and "[" in text and "]" in text else None

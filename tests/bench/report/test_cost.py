@@ -1,10 +1,12 @@
 """Money and energy: the arithmetic, prices by machine, and what is refused."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
 from roofline.bench.report import cost
-from roofline.bench.report.cost import Prices, check_date, offered, parse_prices, token_cost
+from roofline.bench.report.cost import Depreciation, Machine, Prices, check_date, offered, parse_prices, token_cost
 from roofline.bench.report.gather import of_points
 from roofline.bench.results.point import Energy
 from roofline.common.errors import ConfigError
@@ -47,16 +49,81 @@ def priced(**changes: float) -> Prices:
     return Prices(usd_per_hour={"": 3.6}, source="a list", date="2026-11-01", **changes)  # type: ignore[arg-type]
 
 
+BOUGHT = Prices(
+    usd_per_hour={},
+    source="an invoice",
+    date="2026-11-01",
+    usd_per_kwh=0.25,
+    pue=1.5,
+    purchase={"": 147_825.0},
+    depreciation=Depreciation(years=5, utilisation=0.5),
+)
+ENERGY = Energy(source="nvml", joules=75_000, seconds=15, idle_joules=15_000, joules_per_token=2.5)
+
+
+def test_a_purchase_is_spread_over_the_hours_of_use() -> None:
+    """147,825 USD over 5 years of 8,760 hours, half of them in use, are 6.75 USD for each of these 21,900 hours. 5 kW
+    in use and 1 kW in as many idle hours, times a PUE of 1.5, are 9 kWh, or 2.25 USD: 9 USD an hour."""
+    cost_of = token_cost(msgspec.structs.replace(made.point(4), energy=ENERGY), BOUGHT)
+    assert cost_of is not None
+    assert cost_of.usd_per_hour == pytest.approx(9)
+    assert (cost_of.capital, cost_of.energy) == (pytest.approx(0.75), pytest.approx(0.25))
+    assert cost_of.blended == pytest.approx(9 / 3600 / 1840 * 1e6), "1,840 tokens a second"
+    assert cost_of.answers_pay_all == pytest.approx(10.41667, rel=1e-5)
+    always = msgspec.structs.replace(made.point(4), energy=ENERGY)
+    used = token_cost(always, replace(BOUGHT, depreciation=Depreciation(years=5, utilisation=1)))
+    assert used is not None
+    assert used.usd_per_hour == pytest.approx(3.375 + 7.5 * 0.25), "no idle hours"
+
+
+def test_without_a_counter_the_cost_is_capital_alone() -> None:
+    cost_of = token_cost(made.point(4), BOUGHT)
+    assert cost_of is not None
+    assert (cost_of.usd_per_hour, cost_of.capital, cost_of.energy) == (pytest.approx(6.75), 1, None)
+
+
+def test_of_a_rented_machine_only_the_share_of_energy_is_known() -> None:
+    point = msgspec.structs.replace(made.point(4), energy=ENERGY)
+    rented = token_cost(point, replace(BOUGHT, usd_per_hour={"": 3.6}, purchase={"MI300X": 147_825.0}))
+    assert rented is not None
+    assert rented.usd_per_hour == pytest.approx(3.6 + 5 * 1.5 * 0.25), "its owner pays for idle hours"
+    assert (rented.capital, rented.energy) == (None, pytest.approx(1.875 / 5.475))
+    plain = token_cost(point, PRICES)
+    assert plain is not None
+    assert (plain.usd_per_hour, plain.energy) == (3.6, None), "in the price of the hour"
+
+
+def test_shares_of_capital_and_energy_are_told() -> None:
+    (section,) = cost.sections(of_points([msgspec.structs.replace(made.point(4), energy=ENERGY)]), BOUGHT)
+    assert section.table is not None
+    assert section.table.headings[-3:] == ("USD/hour", "of it capital", "of it energy")
+    assert section.table.rows[0][-3:] == ("9", "75%", "25%")
+    assert "any machine 147,825 USD once, over 5 years, in use for 50% of the hours: 6.75 USD an hour" in section.text
+    (rented,) = cost.sections(of_points([made.point(4)]), PRICES)
+    assert rented.table is not None
+    assert rented.table.rows[0][-3:] == ("3.6", "-", "-")
+    assert "bought" not in rented.text
+
+
 def test_prices_are_of_machines() -> None:
     prices = Prices(usd_per_hour=parse_prices(["2", "cpu=3", "Another CPU=5"]), source="s", date="2026-11-01")
-    assert [prices.of(place) for place in ("A CPU", "Another CPU", "MI300X")] == [3, 5, 2]
+    machines = [prices.of(place) for place in ("A CPU", "Another CPU", "MI300X")]
+    assert machines == [Machine(3, bought=False), Machine(5, bought=False), Machine(2, bought=False)]
     assert Prices(usd_per_hour={"MI300X": 2}, source="s", date="d").of("A CPU") is None
+    some = replace(BOUGHT, usd_per_hour={"": 2.0}, purchase=parse_prices(["MI300X=147825"], "price_capex"))
+    assert some.of("A CPU") == Machine(2, bought=False)
+    assert some.of("2 x MI300X") == Machine(147_825 / 21_900, bought=True)
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "0", "MI300X=", "1e3", "nan"])
 def test_what_is_no_price_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"is no price: write USD an hour, such as 2\.5"):
         parse_prices([text])
+
+
+def test_what_is_no_purchase_is_refused() -> None:
+    with pytest.raises(ConfigError, match="price_capex='2k' is no price: write USD of the machine, such as 250000"):
+        parse_prices(["2k"], "price_capex")
 
 
 def test_a_price_has_a_day() -> None:

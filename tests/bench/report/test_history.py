@@ -7,6 +7,7 @@ from roofline.bench.report.gather import of_points
 from roofline.bench.report.history import Allowed, check, check_pairs, trend
 from roofline.bench.results.point import Point, Validity
 from roofline.common.errors import ConfigError
+from roofline.hardware.host_settings import HostSettings
 from tests.bench.report import made
 
 
@@ -43,6 +44,22 @@ def test_interrupted_points_are_marked() -> None:
     for pair in ((old, new), (new, old)):
         (finding,) = check([pair[0]], [pair[1]], "request_rate", Allowed(0.05))
         assert str(finding).startswith("ours, typical, 4 workers, interrupted: request rate is 1 [")
+
+
+def test_hosts_that_were_run_in_another_way_are_flagged() -> None:
+    old, new = (
+        msgspec.structs.replace(point, host=msgspec.structs.replace(point.host, settings=HostSettings(smt=smt)))
+        for point, smt in ((version("1.0", 5.0, 1), False), (version("1.1", 5.0, 2), True))
+    )
+    section = trend(of_points([old, new]), "request_rate")
+    assert section.table is not None
+    assert [row[3] for row in section.table.rows] == [old.started, f"{new.started}, settings differ: SMT on, was off"]
+    (finding,) = check([new], [old], "request_rate", Allowed(0.05))
+    assert finding.name == "ours, typical, 4 workers, settings differ: SMT on, was off"
+    (finding,) = check([new], [new], "request_rate", Allowed(0.05))
+    assert finding.name == "ours, typical, 4 workers"
+    (finding,) = check([new], [version("1.0", 5.0, 1)], "request_rate", Allowed(0.05))
+    assert finding.name == "ours, typical, 4 workers", "nothing is known of the older one"
 
 
 def test_loads_have_trends_of_their_own() -> None:

@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import roofline
+from roofline.bench import train_points
 from roofline.bench.lora.rows import Samples
-from roofline.bench.report import words
 from roofline.bench.results import point as schema
-from roofline.bench.results.statistics import bootstrap_interval, percentile, percentile_interval
 from roofline.common.json_types import JsonObject
 from roofline.common.units import now_utc
 
 if TYPE_CHECKING:
     from roofline.bench.lora.sweep import Settings
 
-REAL, STEP = words.TRAIN, words.STEP
-COMPUTED, MEMORY, MFU, LOSS = "computed_rate", "peak_memory", "mfu", "loss"
+REAL, COMPUTED, LOSS = train_points.RATE, "computed_rate", "loss"
 OUT_OF_MEMORY = "out of memory"
 
 
@@ -49,15 +47,15 @@ def point_of(
         ended=now_utc(),
         system=_system(settings, card),
         host=host,
-        devices=_devices(card),
+        devices=[] if card is None else train_points.devices_of(card),
         workload=_workload(settings, samples, batch),
         load=None,
         client=None,
-        window=_window(settings, card),
+        window=_window(card),
         counts=None,
         metrics={} if card is None else _metrics(card, outcome),
         validity=schema.Validity(grade="A", flags=[] if card is not None else [OUT_OF_MEMORY]),
-        limit=None if card is None else _limit(card, batch),
+        limit=None if card is None else train_points.limit_of(card),
         extra=_extra(settings, batch, card, outcome),
     )
 
@@ -76,23 +74,6 @@ def _system(settings: "Settings", card: JsonObject | None) -> schema.System:
         model=settings.model,
         parameters=0 if card is None else card["model"]["parameters"],
     )
-
-
-def _devices(card: JsonObject | None) -> list[schema.Device]:
-    if card is None:
-        return []
-    peak, roof = card["peak"], card["roof"]
-    return [
-        schema.Device(
-            name=card["device"]["name"],
-            vendor="",
-            count=card["devices"],
-            sheet_flops=peak["flops"] if peak else 0.0,
-            sheet_source=peak["source"] if peak else "",
-            measured_flops=roof["flops"] if roof else 0.0,
-            measured_at=roof["measured"] if roof else "",
-        )
-    ]
 
 
 def _workload(settings: "Settings", samples: Samples, batch: int) -> schema.Workload:
@@ -115,90 +96,26 @@ def _lengths(values: Sequence[int]) -> schema.Lengths:
     return schema.Lengths(mean=float(np.mean(values)), p50=float(p50), p95=float(p95), most=max(values))
 
 
-def _window(settings: "Settings", card: JsonObject | None) -> schema.Window:
+def _window(card: JsonObject | None) -> schema.Window:
     if card is None:
         return schema.Window(method=OUT_OF_MEMORY, warm_up_s=0.0, measured_s=0.0, cool_down_s=0.0)
-    speed = card["speed"]
-    seconds = (speed["steps"][1] - speed["steps"][0] + 1) * card["global_batch"] / speed["rows_per_s"]
-    return schema.Window(
-        method=f"without the first {speed['left_out']['steps']} steps: {speed['left_out']['why']}",
-        warm_up_s=0.0,
-        measured_s=seconds,
-        cool_down_s=0.0,
-    )
+    return train_points.window_of(card)
 
 
 def _metrics(card: JsonObject, outcome: Outcome) -> dict[str, schema.Figure]:
-    speed, memory = card["speed"], card["memory"]
-    counted = np.array(outcome.steps[speed["left_out"]["steps"] :])  # [steps, 3]
-    milliseconds = 1e3 * counted[:, 0]
+    metrics = train_points.metrics_of(card, [(seconds, tokens) for seconds, tokens, _ in outcome.steps])
     values = {
-        REAL: ("tokens of samples, without padding / seconds of steps", "tokens/s", speed["tokens_per_s"]),
-        COMPUTED: ("tokens computed, with padding / seconds of steps", "tokens/s", computed_rate(card)),
+        COMPUTED: (
+            "tokens computed, with padding / seconds of steps",
+            "tokens/s",
+            train_points.computed_rate(card),
+        ),
         LOSS: ("mean over the targets of the last step", "nats", outcome.steps[-1][2]),
     }
-    if memory["measured"] is not None:
-        values[MEMORY] = (f"of a process: {memory['measured_as']}", "bytes", float(memory["measured"]))
     for label, loss in outcome.held_out.items():
         values[f"{LOSS}_{label}"] = ("mean over the targets of the held-out rows", "nats", loss)
-    name, flops = convention(card)
-    of, against = _against(card)
-    if of:
-        definition = f"{name}: {card['conventions'][name]}; of {against}"
-        values[MFU] = (definition, "1", flops * computed_rate(card) / of)
-    count = len(counted)
-    metrics = {key: schema.Figure(definition=d, unit=u, n=count, value=v) for key, (d, u, v) in values.items()}
-    metrics[REAL].ci95 = bootstrap_interval(counted, lambda steps: float(steps[:, 1].sum() / steps[:, 0].sum()))
-    metrics[STEP] = schema.Figure(
-        definition="end - begin of a step",
-        unit="ms",
-        n=count,
-        p50=float(np.median(milliseconds)),
-        p95=percentile(milliseconds, 0.95),
-        ci95=percentile_interval(milliseconds, 0.5),
-    )
-    return metrics
-
-
-def computed_rate(card: JsonObject) -> float:
-    """Tokens a second of all devices, with padding."""
-    return float(card["speed"]["computed_per_s_per_device"] * card["devices"])
-
-
-def convention(card: JsonObject) -> tuple[str, float]:
-    """By which FLOPs are counted, and the FLOPs of a token: LoRA's where matrices are frozen."""
-    name = "lora" if "lora" in card["flops"] else "matmul"
-    return name, float(card["flops"][name]["model_flops_per_token"])
-
-
-def _against(card: JsonObject) -> tuple[float, str]:
-    """FLOP/s of all devices that a run is compared with, and where they are from; 0 where nothing is known."""
-    if card["peak"]:
-        return card["peak"]["flops"] * card["devices"], card["peak"]["source"]
-    if card["roof"] and card["roof"]["share"] is not None:
-        return card["roof"]["flops"] * card["devices"], card["roof"]["measured"]
-    return 0.0, ""
-
-
-def _limit(card: JsonObject, batch: int) -> schema.Limit | None:
-    """The least time of a step at the measured roof, or at the peak of the data sheet."""
-    of, against = _against(card)
-    if not of:
-        return None
-    name, flops = convention(card)
-    step = computed_rate(card) * batch / card["speed"]["rows_per_s"]  # tokens
-    share = flops * computed_rate(card) / of
-    return schema.Limit(
-        seconds=flops * step / of,
-        bound="compute",
-        flops=flops * step,
-        weight_bytes=0.0,
-        kv_bytes=0.0,
-        tokens_per_s=of / flops,
-        share_of_sheet=share if card["peak"] else None,
-        share_of_measured=None if card["peak"] else share,
-        assumptions=[f"{name}: {card['conventions'][name]}", f"of {against}", "a step, with its padding"],
-    )
+    count = metrics[REAL].n
+    return metrics | {key: schema.Figure(definition=d, unit=u, n=count, value=v) for key, (d, u, v) in values.items()}
 
 
 def _extra(

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from roofline.bench.report import words
 from roofline.bench.report.chart import Axis, Chart, Mark, Section, Series, Table
@@ -12,15 +12,30 @@ from roofline.bench.results.point import Point
 from roofline.common.errors import ConfigError
 
 MEGA, SECONDS_OF_HOUR, JOULES_OF_KWH = 1e6, 3600.0, 3.6e6
+HOURS_OF_YEAR = 8760.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Depreciation:
+    """How the purchase of machines is spread over hours. years: until they are worth nothing, in equal parts;
+    utilisation: the share of all hours in which they serve, which pay for the others too."""
+
+    years: float
+    utilisation: float
+
+    def usd_per_hour(self, purchase: float) -> float:
+        """Of an hour in which the machine serves."""
+        return purchase / (self.years * HOURS_OF_YEAR * self.utilisation)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
     """Dated inputs.
 
-    usd_per_hour: by a part of the machine's name, "" for any; of all its devices; source, date: of these prices;
-    usd_per_kwh: of electricity that the hourly price does not have in it, times pue, None where it has; answer_weight:
-    how many prompt tokens an answer token is charged as.
+    usd_per_hour: of rented machines, by a part of the machine's name, "" for any; of all its devices; purchase: of
+    bought ones, USD once; depreciation: of these; source, date: of these prices; usd_per_kwh: of electricity that the
+    hourly price does not have in it, times pue, None where it has; answer_weight: how many prompt tokens an answer
+    token is charged as.
     """
 
     usd_per_hour: dict[str, float]
@@ -29,33 +44,57 @@ class Prices:
     usd_per_kwh: float | None = None
     pue: float = 1.0
     answer_weight: float = 4.0
+    purchase: dict[str, float] = field(default_factory=dict)
+    depreciation: Depreciation | None = None
 
-    def of(self, place: str) -> float | None:
-        """The hourly price of a machine, None where none is for it: of several that fit, the longest name."""
-        fits = [name for name in self.usd_per_hour if name.lower() in place.lower()]
-        return self.usd_per_hour[max(fits, key=len)] if fits else None
+    def of(self, place: str) -> "Machine | None":
+        """What an hour of a machine costs, None where no price is for it: of several that fit, the longest name."""
+        fits = [name for name in (*self.usd_per_hour, *self.purchase) if name.lower() in place.lower()]
+        if not fits:
+            return None
+        name = max(fits, key=len)
+        if name in self.usd_per_hour:
+            return Machine(self.usd_per_hour[name], bought=False)
+        assert self.depreciation is not None, "a purchase has years"
+        return Machine(self.depreciation.usd_per_hour(self.purchase[name]), bought=True)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """usd_per_hour: rent or capital, without electricity."""
+
+    usd_per_hour: float
+    bought: bool
 
 
 @dataclass(frozen=True)
 class TokenCost:
     """USD of a million tokens: of prompts and answers alike, of prompts, of answers, of answers that pay for all.
-    joules: of a token of an answer, idle subtracted, None where no counter was read."""
+
+    joules: of a token of an answer, idle subtracted, None where no counter was read; usd_per_hour: of the machine with
+    its electricity; capital, energy: shares of that, None where it is rented, where no counter or no price of
+    electricity is known.
+    """
 
     blended: float
     prompt: float
     answer: float
     answers_pay_all: float
     joules: float | None
+    usd_per_hour: float
+    capital: float | None
+    energy: float | None
 
 
-def parse_prices(texts: Sequence[str]) -> dict[str, float]:
-    """Of "2.5" (any machine) or "MI300X=2.5". Raises ConfigError naming the text."""
-    prices = {}
+def parse_prices(texts: Sequence[str], option: str = "price") -> dict[str, float]:
+    """Of "2.5" (any machine) or "MI300X=2.5". option: its name. Raises ConfigError naming the text."""
+    what, example = ("USD an hour", "2.5") if option == "price" else ("USD of the machine", "250000")
+    prices: dict[str, float] = {}
     for text in texts:
         name, _, number = text.rpartition("=")
         if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", number) or float(number) <= 0:
             raise ConfigError(
-                f"price={text!r} is no price: write USD an hour, such as 2.5, or MI300X=2.5 for one machine"
+                f"{option}={text!r} is no price: write {what}, such as {example}, or MI300X={example} for one machine"
             )
         prices[name.strip()] = float(number)
     return prices
@@ -73,14 +112,12 @@ def check_date(date: str) -> None:
 
 def token_cost(point: Point, prices: Prices) -> TokenCost | None:
     """None where the point has no tokens a second, or its machine has no price."""
-    hourly, answers = prices.of(words.place(point)), words.metric(point, words.TOKENS)
-    if hourly is None or not answers or point.counts is None or not point.counts.answer_tokens:
+    machine, answers = prices.of(words.place(point)), words.metric(point, words.TOKENS)
+    if machine is None or not answers or point.counts is None or not point.counts.answer_tokens:
         return None
-    joules = None if point.energy is None else point.energy.joules_per_token
+    energy = _energy_per_hour(point, prices, machine)
+    hourly = machine.usd_per_hour + (energy or 0.0)
     usd_per_s = hourly / SECONDS_OF_HOUR
-    if prices.usd_per_kwh is not None and point.energy is not None:
-        watts = point.energy.joules / max(point.energy.seconds, 1e-9)
-        usd_per_s += watts * prices.pue / JOULES_OF_KWH * prices.usd_per_kwh
     prompts = answers * point.counts.prompt_tokens / point.counts.answer_tokens
     unit = usd_per_s / (prompts + prices.answer_weight * answers) * MEGA
     return TokenCost(
@@ -88,8 +125,23 @@ def token_cost(point: Point, prices: Prices) -> TokenCost | None:
         prompt=unit,
         answer=unit * prices.answer_weight,
         answers_pay_all=usd_per_s / answers * MEGA,
-        joules=joules,
+        joules=None if point.energy is None else point.energy.joules_per_token,
+        usd_per_hour=hourly,
+        capital=machine.usd_per_hour / hourly if machine.bought else None,
+        energy=None if energy is None else energy / hourly,
     )
+
+
+def _energy_per_hour(point: Point, prices: Prices, machine: Machine) -> float | None:
+    """USD of the electricity of an hour in which the machine serves, and of one that was bought of the hours for each
+    of these in which it idles. None without a counter or a price of electricity."""
+    if prices.usd_per_kwh is None or point.energy is None:
+        return None
+    seconds = max(point.energy.seconds, 1e-9)
+    watts = point.energy.joules / seconds
+    if machine.bought and prices.depreciation is not None:
+        watts += point.energy.idle_joules / seconds * (1 / prices.depreciation.utilisation - 1)
+    return watts * prices.pue * SECONDS_OF_HOUR / JOULES_OF_KWH * prices.usd_per_kwh
 
 
 def offered(point: Point) -> float | None:
@@ -142,7 +194,7 @@ def _section(gathered: Gathered, points: Sequence[Point], prices: Prices) -> Sec
     )
     headings = (
         "system", "load", "requests/s", "USD/M blended", "USD/M prompt", "USD/M answer", "USD/M answers pay all",
-        "J/token",
+        "J/token", "USD/hour", "of it capital", "of it energy",
     )  # fmt: skip
     return Section(
         "cost", _text(prices, bool(energy)), tuple(c for c in charts if not c.empty), Table(headings, tuple(rows))
@@ -157,17 +209,33 @@ def _money_mark(point: Point, cost: TokenCost, load: float) -> Mark:
 
 
 def _row(name: str, point: Point, cost: TokenCost, load: float) -> tuple[str, ...]:
-    figures = (load, cost.blended, cost.prompt, cost.answer, cost.answers_pay_all, cost.joules)
-    return name, words.load_name(point), *(words.digits(figure) for figure in figures)
+    figures = (load, cost.blended, cost.prompt, cost.answer, cost.answers_pay_all, cost.joules, cost.usd_per_hour)
+    shares = words.percent(cost.capital), words.percent(cost.energy)
+    return name, words.load_name(point), *map(words.digits, figures), *shares
 
 
 def _text(prices: Prices, energy: bool) -> str:
-    each = ", ".join(f"{name or 'any machine'} {usd:g} USD an hour" for name, usd in prices.usd_per_hour.items())
+    each = [f"{name or 'any machine'} {usd:g} USD an hour" for name, usd in prices.usd_per_hour.items()]
+    if prices.depreciation is not None:
+        each += [_purchase_text(name, usd, prices.depreciation) for name, usd in prices.purchase.items()]
     text = (
-        f"Prices: {each}, of {prices.date}, from {prices.source}. A machine costs the same when it idles, so a token "
-        f"is dear under low load. An answer token is charged as {prices.answer_weight:g} prompt tokens."
+        f"Prices: {', '.join(each)}, of {prices.date}, from {prices.source}. A machine costs the same when it idles, "
+        f"so a token is dear under low load. An answer token is charged as {prices.answer_weight:g} prompt tokens."
     )
     if prices.usd_per_kwh is not None:
         electricity = f"{prices.usd_per_kwh:g} USD a kWh, times a PUE of {prices.pue:g}"
         text += f" Electricity comes on top where a counter was read: {electricity}."
+    if prices.purchase:
+        text += (
+            " Of a machine that was bought, the electricity of its idle hours is paid for too; what no counter sees, "
+            "such as fans, is in no figure, and where there is no counter the cost is capital alone."
+        )
     return text + ("" if energy else " No point has an energy counter, so no energy is told.")
+
+
+def _purchase_text(name: str, usd: float, depreciation: Depreciation) -> str:
+    hourly = words.digits(depreciation.usd_per_hour(usd))
+    return (
+        f"{name or 'any machine'} {usd:,.0f} USD once, over {depreciation.years:g} years, in use for "
+        f"{depreciation.utilisation:.0%} of the hours: {hourly} USD an hour of use"
+    )

@@ -12,7 +12,7 @@ from roofline.common.errors import ConfigError
 
 HIGHER_IS_BETTER = {
     **{words.REQUESTS: True, words.TOKENS: True, words.TTFT: False, words.TPOT: False, words.E2E: False},
-    **{words.TRAIN: True, words.STEP: False},
+    **{words.TRAIN: True, words.STEP: False, words.EFFICIENCY: True},
 }
 
 
@@ -97,7 +97,8 @@ def _rows(key: LoadKey, points: Sequence[Point], name: str) -> list[tuple[str, .
         last = None if before is None else ratio([point], [before], name)
         first = None if before is None else ratio([point], [points[0]], name)
         ratios = _ratio_text(last), _ratio_text(first)
-        rows.append((str(key), key.place, _version(point), _measured(point), value, *ratios))
+        measured = _measured(point) + ("" if before is None else words.other_settings([point], [before]))
+        rows.append((str(key), key.place, _version(point), measured, value, *ratios))
     return rows
 
 
@@ -165,7 +166,8 @@ def check(new: Sequence[Point], old: Sequence[Point], metric: str, allowed: Allo
         between = ratio(above[key], below[key], metric)
         if between is not None:
             early = next(filter(None, map(words.interrupted, (*above[key], *below[key]))), "")
-            findings.append(_finding(f"{key}{early}", metric, between, allowed.at_most))
+            name = f"{key}{early}{words.other_settings(above[key], below[key])}"
+            findings.append(_finding(name, metric, between, allowed.at_most))
     if not findings:
         raise ConfigError(f"metric={metric!r}: no load that both files have has it")
     return findings

@@ -8,6 +8,7 @@ from roofline.bench.report.gather import Gathered
 from roofline.bench.report.page import Report
 from roofline.bench.report.throughput import Slo
 from roofline.bench.results.point import Point
+from roofline.hardware.host_settings import in_words
 
 
 def report(gathered: Gathered, title: str = "", slo: Slo | None = None, prices: cost.Prices | None = None) -> Report:
@@ -98,7 +99,9 @@ def _condition(points: Sequence[Point]) -> tuple[str, ...]:
     point = points[-1]
     host = point.host
     busy = max(each.host.load for each in points)
+    settings = in_words(host.settings) if host.settings is not None else ""
     machine = f"{words.place(point)}; {host.chip}, {host.cores} cores, at most {busy:.1f} cores of other load"
+    machine += f"; {settings}" if settings else ""
     traffic = "; ".join(
         dict.fromkeys(
             f"{each.workload.name} {each.workload.sha256[:8]}, {each.workload.requests} requests, prefix cache "

@@ -1,12 +1,15 @@
 """How points are called and their figures written, the same in terminals, tables and charts; names of metrics."""
 
+from collections.abc import Sequence
+
 from roofline.bench.load.events import Arrivals
 from roofline.bench.results.point import INTERRUPTED, Figure, Point
+from roofline.hardware.host_settings import differences
 
 # Metrics that reports know, as `Point.metrics` names them.
 TTFT, TPOT, E2E = "ttft", "tpot", "e2e"
 REQUESTS, TOKENS, GOODPUT = "request_rate", "answer_rate", "goodput"
-TRAIN, STEP = "train_rate", "step_time"
+TRAIN, STEP, EFFICIENCY = "train_rate", "step_time", "efficiency"
 
 
 def load_name(point: Point) -> str:
@@ -87,6 +90,13 @@ def trusted(point: Point) -> bool:
 def interrupted(point: Point) -> str:
     """ ", interrupted" of a point whose load was not sent to its end, "" of others."""
     return f", {INTERRUPTED}" if INTERRUPTED in point.validity.flags else ""
+
+
+def other_settings(new: Sequence[Point], old: Sequence[Point]) -> str:
+    """ ", settings differ: SMT off, was on" where the hosts of two measurements were run in another way, else ""."""
+    after, before = ([each.host.settings for each in points if each.host.settings] for points in (new, old))
+    texts = differences(after, before)
+    return f", settings differ: {'; '.join(texts)}" if texts else ""
 
 
 def digits(value: float | None, count: int = 3) -> str:

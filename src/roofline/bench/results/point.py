@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from roofline.bench.load.events import Arrivals
+from roofline.hardware.host_settings import HostSettings
 
 SCHEMA = "bench.result/1"
 INTERRUPTED = "interrupted"  # among the flags of a point that Ctrl-C ended before its load was sent
@@ -52,15 +53,16 @@ class Device(msgspec.Struct, kw_only=True):
 
 
 class Host(msgspec.Struct, kw_only=True):
-    """The machine. load: of other programs, in cores, while nothing of ours ran."""
+    """The machine. system: kernel and its version; load: of other programs, in cores, while nothing of ours ran;
+    settings: how the kernel and the drivers of GPUs run it, None where nothing was measured on it."""
 
     chip: str
     cores: int
     memory_bytes: int
     system: str = ""
     python: str = ""
-    governor: str = ""
     load: float = 0.0
+    settings: HostSettings | None = None
 
 
 class System(msgspec.Struct, kw_only=True):

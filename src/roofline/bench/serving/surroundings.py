@@ -7,6 +7,7 @@ from pathlib import Path
 from roofline.bench.results.point import Host
 from roofline.common.files import text_of
 from roofline.hardware.detect import detect
+from roofline.hardware.host_settings import host_settings
 
 LOAD_SECONDS = 0.3  # over which the load of other programs is measured
 
@@ -23,8 +24,8 @@ def this_host() -> Host:
         memory_bytes=machine.memory_total or 0,
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
-        governor=text_of(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")) or "",
         load=round(load, 2),
+        settings=host_settings(),
     )
 
 

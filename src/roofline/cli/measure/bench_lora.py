@@ -59,7 +59,7 @@ def _print_line(point: "Point") -> None:
 
 
 def _show(points: Sequence["Point"], again: str) -> None:
-    from roofline.bench.lora.point import MFU
+    from roofline.bench.train_points import MFU
 
     out = console(highlight=False)
     out.print(plain_table(HEADINGS, [_row(point) for point in points]))
@@ -73,8 +73,9 @@ def _show(points: Sequence["Point"], again: str) -> None:
 
 
 def _row(point: "Point") -> list[str]:
-    from roofline.bench.lora.point import COMPUTED, LOSS, MEMORY, MFU, OUT_OF_MEMORY, REAL, STEP
+    from roofline.bench.lora.point import COMPUTED, LOSS, OUT_OF_MEMORY, REAL
     from roofline.bench.report import words
+    from roofline.bench.train_points import MEMORY, MFU, STEP
     from roofline.common.units import human_bytes
 
     batch = str(point.extra["batch"])

@@ -12,7 +12,7 @@ from roofline.common.options import Option, Options, option
 
 if TYPE_CHECKING:
     from roofline.bench.report.chart import Section, Table
-    from roofline.bench.report.cost import Prices
+    from roofline.bench.report.cost import Depreciation, Prices
     from roofline.bench.report.history import Finding
     from roofline.bench.report.page import Report
     from roofline.bench.report.throughput import Slo
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 Files = Annotated[list[Path], Argument("Files of measured points, as bench curve and others write them.")]
 Out = Annotated[Path | None, Option("The page: one HTML file.", flags=("--out", "-o"))]
 Metric = Annotated[
-    str, Option("Which figure: request_rate, answer_rate, ttft, tpot or e2e; of bench lora train_rate or step_time.")
+    str,
+    Option(
+        "Which figure: request_rate, answer_rate, ttft, tpot or e2e; of training train_rate, step_time or efficiency."
+    ),
 ]
 
 
@@ -30,6 +33,13 @@ class PriceOptions(Options):
 
     price: list[str] | None = option(
         None, "USD an hour of all devices of a machine: 2.5, or MI300X=2.5 for machines with that in their name."
+    )
+    price_capex: list[str] | None = option(
+        None, "USD that a bought machine cost, in place of a price an hour: 250000, or MI300X=250000."
+    )
+    price_years: float | None = option(None, "Years until a bought machine is worth nothing.", minimum=0.1)
+    price_utilisation: float | None = option(
+        None, "Share of the hours in which a bought machine serves: 0.6.", minimum=0.01, maximum=1
     )
     price_source: str = option("", "Where the prices are from.")
     price_date: str = option("", "The day of the prices: 2026-11-26.")
@@ -192,19 +202,43 @@ def _slo(text: str) -> "Slo":
 def _prices(options: PriceOptions) -> "Prices":
     from roofline.bench.report.cost import Prices, check_date, parse_prices
 
-    if not options.price:
-        raise ConfigError("name what a machine costs: --price 2.5, in USD an hour")
+    if not options.price and not options.price_capex:
+        raise ConfigError("name what a machine costs: --price 2.5, in USD an hour, or --price-capex 250000")
     if not options.price_source.strip() or not options.price_date:
         raise ConfigError("a price needs --price-source and --price-date: others must be able to look it up")
     check_date(options.price_date)
+    if options.pue != 1.0 and options.kwh is None:
+        raise ConfigError(f"pue={options.pue:g} multiplies electricity: name its price with --kwh")
+    rent, purchase = parse_prices(options.price or ()), parse_prices(options.price_capex or (), "price_capex")
+    twice = sorted(rent.keys() & purchase.keys())
+    if twice:
+        raise ConfigError(
+            f"{twice[0] or 'any machine'} has both --price and --price-capex: a machine is rented or bought"
+        )
     return Prices(
-        usd_per_hour=parse_prices(options.price),
+        usd_per_hour=rent,
         source=options.price_source,
         date=options.price_date,
         usd_per_kwh=options.kwh,
         pue=options.pue,
         answer_weight=options.answer_weight,
+        purchase=purchase,
+        depreciation=_depreciation(options),
     )
+
+
+def _depreciation(options: PriceOptions) -> "Depreciation | None":
+    """Of bought machines, None where there are none. Raises ConfigError for what does not fit together."""
+    from roofline.bench.report.cost import Depreciation
+
+    years, utilisation = options.price_years, options.price_utilisation
+    if not options.price_capex:
+        if years is not None or utilisation is not None:
+            raise ConfigError("--price-years and --price-utilisation are of bought machines: name --price-capex")
+        return None
+    if years is None or utilisation is None or options.kwh is None:
+        raise ConfigError("--price-capex needs --price-years, --price-utilisation and --kwh: its owner pays for these")
+    return Depreciation(years=years, utilisation=utilisation)
 
 
 def _share(text: str) -> float:

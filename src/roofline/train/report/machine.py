@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 import roofline
-from roofline.common.files import text_of
 from roofline.common.json_types import JsonObject
 from roofline.hardware.chips.products import Peak, peak
 from roofline.hardware.detect import detect
+from roofline.hardware.host_settings import gpu_driver
 
 PRECISIONS = {"fp32": "fp32", "amp_bf16": "bf16", "amp_fp16": "fp16"}
 ROOF_SIDE = 2048
@@ -100,16 +100,8 @@ def versions() -> dict[str, str | None]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
-        "driver": _driver(),
+        "driver": gpu_driver("nvidia") or gpu_driver("amd"),
     }
-
-
-def _driver() -> str | None:
-    """The version of NVIDIA's or AMD's kernel module, if its file can be read."""
-    for place in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"):
-        if text := text_of(Path(place)):
-            return " ".join(text.splitlines()[0].split())
-    return None
 
 
 @functools.cache

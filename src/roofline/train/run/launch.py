@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from roofline.common.processes import describe_end
+from roofline.hardware.detect import cores_allowed, cpu_quota, usable_cores
 from roofline.train.run.signals import receiving
 
 GRACE = 10.0  # seconds that the others have to end by themselves after one has failed: some wait for it for ever
@@ -26,7 +27,7 @@ def launch(count: int, config: Path, changes: Sequence[str], out: int | None = N
     out: the file descriptor for their standard output; None: that of this process.
     """
     options = [f"--set={change}" for change in changes]
-    threads = str(max(1, len(os.sched_getaffinity(0)) // count))
+    threads = str(threads_of(count))
     with tempfile.TemporaryDirectory(prefix="roofline-train-") as folder, _Workers() as workers:
         words = ["--parent", str(os.getpid()), "--store", str(Path(folder, "store")), *options]
         for rank in range(count):
@@ -37,6 +38,11 @@ def launch(count: int, config: Path, changes: Sequence[str], out: int | None = N
             # A session of its own: Ctrl-C reaches it once, through this process.
             workers.add([sys.executable, "-m", "roofline.train", str(config), *words], environment, out)
         return workers.wait()
+
+
+def threads_of(count: int) -> int:
+    """Threads of each of so many processes on this machine, which share the cores that they may use."""
+    return max(1, usable_cores(cores_allowed(), cpu_quota()) // count)
 
 
 class _Workers:
