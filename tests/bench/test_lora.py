@@ -145,7 +145,7 @@ def test_the_command_refuses_what_would_do_nothing(model: Path) -> None:
         (["--batches", "4,4"], "--batches 4,4: give different numbers of rows"),
         (
             ["--method", "full", "--rank", "8"],
-            "rank is of lora and dora: --method full trains all matrices as they are",
+            "--rank 8 is of lora and dora: --method full trains all matrices as they are",
         ),
         (["--steps", "8", "--epochs", "2"], "steps and epochs both say how long a run is: leave one of the two out"),
     ):
@@ -163,6 +163,16 @@ def test_of_data_the_held_out_loss_is_a_figure_and_its_rows_may_be_packed(tmp_pa
     assert "--data" in chosen.command
     assert "--pack" in chosen.command
     assert chosen.preset(3).endswith(", packed, precision=fp32")
+
+
+def test_the_command_that_measures_again_names_its_file(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "sweep", lambda settings, show: iter(()))
+    done = call_roofline(["bench", "lora", model, "--steps", 3, "-o", tmp_path / "my points.jsonl"])
+    again = f"again: roofline bench lora {model} --batches 1,16,64,128 --steps 3"
+    assert done.stdout.replace("\n", " ").rstrip().endswith(f"{again} --out '{tmp_path}/my points.jsonl'")
+    assert call_roofline(["bench", "lora", model, "--steps", 3]).stdout.replace("\n", " ").rstrip().endswith(again)
 
 
 @pytest.mark.slow

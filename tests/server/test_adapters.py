@@ -56,6 +56,8 @@ def test_load_name_and_unload(call, make_context, engine):
     assert call("GET", "/v1/adapters/sql", context=context).json() == loaded.json()
     other = call("POST", "/v1/completions", context=context, json={"model": "sqll", "prompt": "a"})
     assert other.json()["error"]["message"] == "The model 'sqll' is not served here; 'tiny', 'sql' are."
+    card = call("GET", "/v1/models/sqll", context=context)
+    assert (card.status_code, card.json()) == (404, other.json()), "as requests with that name are told"
     assert call("GET", "/v1/adapters", context=context).json()["data"] == [loaded.json()]
     again = call("POST", "/v1/adapters", context=context, json={"name": "sql", "path": "/a/other"})
     assert (again.status_code, again.json()["error"]["code"]) == (409, "name_in_use")

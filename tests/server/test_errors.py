@@ -73,7 +73,7 @@ REPEATED = [
     ("GET", f"/page/{LONG}", None, f"There is no route GET /page/{LONG[:194]}."),
     ("ABCDEFGHIJKLMNOPQRST", f"/{LONG}", None, f"There is no route ABCDEFGHIJKLMNOP /{LONG[:199]}."),
     ("ABCDEFGHIJKLMNOPQRST", f"/v1/models/{LONG}", None, f"ABCDEFGHIJKLMNOP /v1/models/{LONG[:189]} is not a method"),
-    ("GET", f"/v1/models/{LONG}", None, f"The model {LONG[:100]!r} is not served here."),
+    ("GET", f"/v1/models/{LONG}", None, f"The model {LONG[:100]!r} is not served here; 'tiny' is."),
     ("GET", f"/v1/adapters/{LONG}", None, f"There is no adapter {LONG[:100]!r}."),
     ("DELETE", f"/v1/adapters/{LONG}", None, f"There is no adapter {LONG[:100]!r}."),
     ("GET", f"/v1/responses/{LONG}", None, f"There is no stored response {LONG[:100]!r}."),

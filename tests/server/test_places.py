@@ -48,6 +48,12 @@ def test_serve_names_a_bad_path_before_anything_is_loaded(too_late, file, capsys
     assert file.read_text() == "notes"
 
 
+def test_serve_names_an_adapter_that_is_none_before_anything_is_loaded(too_late, tmp_path, capsys):
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 0}')
+    assert main.main(["serve", "tiny", "--port", "0", "--adapter", f"sql={tmp_path}"]) == 1
+    assert f"{tmp_path}/adapter_config.json: r: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flags", [["-o", "{file}/out"], ["-o", "{file}2", "--errors", "{file}/errors"]], ids=" ".join)
 def test_batch_names_a_bad_path_before_anything_is_loaded(too_late, file, capsys, flags):
     words = [word.replace("{file}", str(file)) for word in flags]

@@ -276,7 +276,7 @@ def test_what_a_client_sends_is_repeated_up_to_a_length(call):
         return call(*request, **body).json()["error"]["message"]
 
     name, repeated = "m" * 101, repr("m" * 100)
-    assert message("GET", f"/v1/models/{name}") == f"The model {repeated} is not served here."
+    assert message("GET", f"/v1/models/{name}") == f"The model {repeated} is not served here; 'tiny' is."
     error = message("POST", "/v1/completions", json={**TEXT, "model": name})
     assert error == f"The model {repeated} is not served here; 'tiny' is."
     assert message("GET", "/" + "x" * 200) == f"There is no route GET /{'x' * 199}."

@@ -235,6 +235,22 @@ def test_a_model_is_loaded_before_its_adapters():
     assert steps == ["start", "adapters"]
 
 
+@pytest.mark.parametrize("refused", [False, True])
+def test_listening_is_said_of_a_server_whose_adapters_the_model_takes(run, capsys, refused):
+    class Adapting(Engine):
+        async def load_adapter(self, path, max_bytes):
+            if refused:
+                raise UnsupportedError("adapters of experts", "they are not computed")
+            return SimpleNamespace(rank=8, nbytes=100, digest="d")
+
+    ready = SimpleNamespace(name="tiny", max_model_len=1000, encoder=False)
+    steps = run(ready, lambda _, engine: engine.loaded.set(), Adapting, ServeOptions(adapter=["a=x"]))
+    assert steps[:2] == ["settle", "serve"]
+    said = [line.partition(" ")[0] for line in capsys.readouterr().err.splitlines()]
+    assert said == ([] if refused else ["Listening", "Ready:"])
+    assert ("adapters of experts is not supported: they are not computed." in steps) == refused
+
+
 @pytest.mark.parametrize(("given", "name"), [(None, "m"), ("shown", "shown")])
 def test_adapters_stand_beside_the_name_that_the_model_is_served_by(given, name):
     limits = EngineConfig(adapter_bytes=7)

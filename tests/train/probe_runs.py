@@ -47,18 +47,18 @@ def mapping(data: Path, folder: Path, **changes: Any) -> dict[str, Any]:
 
 def train(data: Path, folder: Path, plant: Callable[[Any], None] | None = None, **changes: Any) -> Path:
     """A run's folder. plant: changes its model before it starts."""
-    from roofline.train.run import loop
+    from roofline.train.run import loop, parts
 
     with pytest.MonkeyPatch.context() as patch:
         if plant is not None:
-            build = loop.Run._model
+            build = parts.model_of
 
-            def model(self: Any) -> Any:
-                made = build(self)
+            def model(run: Any) -> Any:
+                made = build(run)
                 plant(made)
                 return made
 
-            patch.setattr(loop.Run, "_model", model)
+            patch.setattr(parts, "model_of", model)
         loop.train(parse_config(mapping(data, folder, **changes)))
     return folder
 

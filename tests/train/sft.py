@@ -44,8 +44,8 @@ def words(folder: Path) -> Tokenizer:
     return from_json(folder / "tokenizer.json", json.loads((folder / "tokenizer_config.json").read_text()))
 
 
-def write_model(folder: Path, std: float = 0.1) -> Path:
-    """A Llama of two layers with random weights, and the tokenizer."""
+def write_model(folder: Path, std: float = 0.1, **changes: object) -> Path:
+    """A Llama of two layers with random weights, and the tokenizer. changes: of its canonical configuration."""
     import numpy as np
 
     from roofline.models import presets
@@ -55,7 +55,7 @@ def write_model(folder: Path, std: float = 0.1) -> Path:
 
     shape = presets.preset("llama-3.2-1b") | {
         **{"width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8, "ffn": 64, "vocab": VOCAB},
-        "max_position": 512,
+        **{"max_position": 512} | changes,
     }
     family, cfg = configure(shape)
     random = np.random.default_rng(0)

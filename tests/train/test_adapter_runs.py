@@ -149,7 +149,7 @@ def test_all_parameters_are_written_as_a_model(model: Path, rows: Path, tmp_path
             {"adapter": {"targets": ["q_proj", "w_pack"]}},
             "the model has no matrix 'w_pack'; it has down_proj, gate_proj",
         ),
-        ({"adapter": {"method": "full", "rank": 4}}, "rank belongs to lora and dora"),
+        ({"adapter": {"method": "full", "rank": 4}}, "rank=4 belongs to lora and dora"),
         ({"adapter": {"base": "int3"}}, "base"),
         ({"tensor_parallel": 2}, "divides no matrix: tensor_parallel must be 1"),
         ({"model": {"name": "llama-3.2-1b"}}, "there must be a model to adapt"),

@@ -64,6 +64,28 @@ def test_names_and_the_command_that_serves_both(
     assert around.answers.command == f"roofline serve {served.model} {words}"
 
 
+def test_an_adapter_of_experts_is_merged_before_it_is_served(tmp_path: Path) -> None:
+    model = sft.write_model(tmp_path / "tiny", family="mixtral", experts=4, experts_per_token=2)
+    data = sft.write_lines(tmp_path / "d.jsonl", [sft.question(n % 4) for n in range(20)])
+    out = tmp_path / "run"
+    words = ["finetune", model, data, "--out", out, "--steps", 1, "--batch", 2, "--max-seq-len", 64]
+    refused = call_roofline([*words, "--serve"])
+    assert refused.stderr.startswith("roofline: --serve: adapters of experts are not served: ")
+    assert not out.exists()
+    done = call_roofline(words)
+    assert done.exit_code == 0, done.stderr
+    assert "adapters of experts are not served: the model is not asked" in done.stderr
+    lines = done.stdout.splitlines()
+    merge = f"roofline merge {model} {out}/adapter --output {out}/merged --to bf16"
+    serve = f"roofline serve {model} --served-model-name tiny --extra-model run={out}/merged"
+    assert f"merge it: {merge}" in lines
+    assert f"serve it: {serve}" in lines
+    assert f"<pre>{merge} &amp;&amp; {serve}</pre>" in (out / "run.html").read_text()
+    merged = call_roofline(merge.split()[1:])
+    assert merged.exit_code == 0, merged.stderr
+    assert (out / "merged/config.json").is_file()
+
+
 def test_an_earlier_attempt_of_the_run_has_asked_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
@@ -83,7 +105,7 @@ def test_an_earlier_attempt_of_the_run_has_asked_already(tmp_path: Path, monkeyp
     assert [(row.prompt, row.before) for row in first.answers.rows] == [("2 + 2", "four"), ("3 + 1 = ", "four")]
     assert first.answers.system == "", "the second prompt has none"
     assert BeforeAfter(served, prompts[:1], tmp_path).answers.system == "Be brief."
-    assert first.exact() == {"before": (1, 2), "after": None}
+    assert first.result() == {"exact": {"before": (1, 2), "after": None}}
     again = BeforeAfter(served, prompts, tmp_path)
     again.begin()
     assert asked == ["m"]
@@ -103,7 +125,7 @@ def test_a_model_that_cannot_be_asked_is_trained_all_the_same(
     around = BeforeAfter(Served("m", tmp_path / "adapter"), [{"prompt": "2 + 2", "answer": "4"}], tmp_path)
     around.begin()
     assert capsys.readouterr().err == "m was not asked for answers: the model is not supported: nothing serves it.\n"
-    assert around.exact() == {"before": None, "after": None}
+    assert around.result() == {"exact": {"before": None, "after": None}}
     assert around.summary()[0].startswith("page of the run")
 
 

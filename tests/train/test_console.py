@@ -109,10 +109,19 @@ def test_a_run_that_resumes_by_itself_names_no_setting(tmp_path: Path, capsys: p
     )
 
 
+def test_one_step_is_one(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("roofline.train.report.console._memory", lambda folder: "")
+    shown, terminal = begin(ABOUT | {"steps": 1}, progress_bar=False)
+    assert "12,345 parameters, 1 step of 192 tokens" in terminal.text()
+    shown.end(finished(tmp_path, steps=1, loss=2.5))
+    assert capsys.readouterr().out == f"1 step, loss 2.5000, {tmp_path}\n"
+
+
 def test_the_end_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = Console(small.config(tmp_path, tmp_path))
     for changes, said in (
         ({}, f"{tmp_path}: all 40 steps were done already"),
+        ({"steps": 1}, f"{tmp_path}: its step was done already"),
         ({"reason": "early_stopper: enough"}, "ended after step 40 by early_stopper: enough"),
         ({"signal": 15, "saved": "place"}, "SIGTERM: stopped after step 40, saved in place; autoresume=true goes on"),
         ({"signal": 2}, "SIGINT: stopped after step 40, not saved: the place of its checkpoints"),

@@ -1,6 +1,8 @@
 """roofline finetune: from a file of samples to an adapter or a model, stopped and continued, packed and not."""
 
 import json
+import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,10 @@ import pytest
 pytestmark = pytest.mark.usefixtures("one_thread")
 torch = pytest.importorskip("torch", reason="training is torch")
 
+from roofline.train.finetune import prepare  # noqa: E402
 from roofline.train.finetune.prepare import read_prepared  # noqa: E402
-from roofline.train.run_folder import read_lines  # noqa: E402
+from roofline.train.run.owner import FolderLock  # noqa: E402
+from roofline.train.run_folder import COMMAND, read_lines  # noqa: E402
 from tests.command_line import call_roofline  # noqa: E402
 from tests.train import sft  # noqa: E402
 from tests.train.small import log_of  # noqa: E402
@@ -87,11 +91,11 @@ def test_the_same_command_goes_on_and_gives_the_same(model: Path, data: Path, tm
 def test_a_command_that_was_refused_may_be_corrected(model: Path, data: Path, tmp_path: Path) -> None:
     """What was prepared for a run that never began does not keep the corrected command from running."""
     out = tmp_path / "run"
-    refused = finetune(model, data, out, "--steps", 1, "--targets", "foo", status=1)
-    assert "the model has no matrix 'foo'" in refused.stderr
+    refused = finetune(model, data, out, "--steps", 1, "--set", "tokenizer.name=nothing", status=1)
+    assert "--set tokenizer.name=nothing: tokenizer.name = nothing: " in refused.stderr
     assert (out / "finetune.yaml").exists()
     corrected = finetune(model, data, out, "--steps", 1, "--targets", "q_proj", "--max-seq-len", 48)
-    assert "1 steps, loss" in corrected.stdout
+    assert "1 step, loss" in corrected.stdout
     assert read_prepared(out / "data").length == 48
 
 
@@ -163,6 +167,44 @@ def test_show_marks_what_is_trained_on_and_trains_nothing(model: Path, data: Pat
     assert f"--- {data}: line 1 (messages): " in done.stdout
     assert "[[two<|im_end|>]]" in done.stdout
     assert not (tmp_path / "run").exists()
+    wrong = finetune(model, data, tmp_path / "run", "--show", 2, "--set", "optimizer.lrr=1", status=1)
+    assert (wrong.stdout, "unknown key optimizer.lrr" in wrong.stderr) == ("", True), "as the run says it"
+
+
+def test_nobody_else_prepares_a_run(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder belongs to a command before its data are prepared, and no longer once it has ended."""
+    out, second, own = tmp_path / "run", [], prepare.prepare
+
+    def during(*words: Any, **more: Any) -> Any:
+        monkeypatch.setattr(prepare, "prepare", own)
+        second.append(call_roofline(["finetune", model, data, "--out", out, *SMALL, "--steps", 1]))
+        return own(*words, **more)
+
+    monkeypatch.setattr(prepare, "prepare", during)
+    finetune(model, data, out, "--steps", 1)
+    (refused,) = second
+    assert refused.exit_code == 1
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith(f"roofline: {out} belongs to a command that is under way (process {os.getpid()} of ")
+    assert line.endswith(": wait for it, end it, or choose another --out")
+    assert not (out / COMMAND).exists()
+    with closing(FolderLock(out, {})):  # of a run
+        assert "belongs to a run that is training" in finetune(model, data, out, "--steps", 1, status=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("base", "says"), [("nf4", True), ("q8_0", False), ("stored", False), ("bf16", False), ("f32", False)]
+)
+def test_a_base_that_is_rounded_twice_is_told(
+    model: Path, data: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, base: str, says: bool
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "tiny-q8.gguf"
+    if not file.exists():
+        assert call_roofline(["quantize", model, "-o", file, "--to", "q8"]).exit_code == 0
+    done = finetune(file, data, tmp_path / "run", "--steps", 1, "--base", base)
+    line = "tiny-q8.gguf has its matrices in Q8_0, which --base nf4 rounds a second time; --base stored keeps them as"
+    assert (line in done.stderr) == says
+    assert ("a second time" in done.stderr) == says
 
 
 @pytest.mark.parametrize(
@@ -171,8 +213,13 @@ def test_show_marks_what_is_trained_on_and_trains_nothing(model: Path, data: Pat
         (["--epochs", "1", "--steps", "2"], "leave one of the two out"),
         (["--format", "shareGPT"], "did you mean 'sharegpt'"),
         (["--epochs", "0"], "trains nothing"),
-        (["--targets", "q_prj"], "q_prj"),
-        (["--rank", "100000"], "adapter.rank"),
+        (["--targets", "q_prj"], "roofline: --targets: the model has no matrix 'q_prj'"),
+        (["--rank", "100000"], "roofline: --rank 100000: input should be less than or equal to 512"),
+        (["--set", "adapter.rank=1000"], "roofline: --set adapter.rank=1000: adapter.rank = 1000: input should"),
+        (["--lr", "0"], "roofline: --lr 0.0: input should be greater than 0"),
+        (["--method", "full", "--rank", "8"], "roofline: --rank 8 belongs to lora and dora: --method full trains all"),
+        (["--method", "full", "--rslora"], "roofline: --rslora belongs to lora and dora: --method full trains all"),
+        (["--method", "full", "--preset", "amd2024"], "roofline: --preset amd2024 is of an adapter, which --method"),
         (["--set", "optimizer.lrr=1"], "unknown key optimizer.lrr"),
         (["--max-seq-len", "8"], "no sample has a target within 8 tokens"),
     ],

@@ -12,6 +12,7 @@ from roofline.train.finetune.forms import FORMS, PUBMEDQA_TASK, read, recognise
 from roofline.train.finetune.options import SAMPLE_FORMS
 from roofline.train.finetune.prepare import Data, samples
 from roofline.train.finetune.samples import Chat, Continuation, Sample, Text
+from tests.train import sft
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -224,6 +225,29 @@ def test_a_form_that_is_named(tmp_path: Path) -> None:
 def test_what_is_wrong_is_named(record: Any, form: str | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read(record, "f: line 1", form or recognise(record, "f: line 1"))
+
+
+def test_records_of_another_form_are_told_where_the_form_came_from(tmp_path: Path) -> None:
+    other = {"messages": [user("q"), assistant("a")]}
+    path = sft.write_lines(tmp_path / "d.jsonl", [{"question": "q", "answer": "a"}, other])
+    told = rf"the form of all records was told from {path}: line 1: "
+    with pytest.raises(ConfigError) as named:
+        list(samples(Data((path,), 64)))
+    assert str(named.value) == (
+        f"{path}: line 2: question is null, not a text; {told}questions with answers, as chats (--format question); "
+        "--format names another"
+    )
+    (tmp_path / "z.txt").write_text("words")
+    sft.write_lines(path, [other])
+    with pytest.raises(ConfigError, match=rf"z.txt is a text file; {told}chats as .* \(--format messages\); --format"):
+        list(samples(Data((path, tmp_path / "z.txt"), 64)))
+    sft.write_lines(path, [other, other | {"messages": []}])
+    with pytest.raises(ConfigError, match=r"line 2: no message of an assistant is there to train on$"):
+        list(samples(Data((path,), 64)))
+    sft.write_lines(path, [other, {"question": "q", "answer": "a"}])
+    with pytest.raises(ConfigError, match=r"line 2: question is .*") as named:
+        list(samples(Data((path,), 64, form="question")))
+    assert "told from" not in str(named.value), "the user said so"
 
 
 ROWS = [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "é"}]

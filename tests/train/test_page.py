@@ -126,6 +126,12 @@ def test_answers_stand_side_by_side_with_a_link_to_each_model(folder: Path) -> N
     assert embedded(text)["live"] is False
     asked = page.page([], card, made, replace(BOTH, system="Be <brief> & kind."))
     assert f'href="{BOTH.address}/?model=smollm2-135m&amp;system=Be%20%3Cbrief%3E%20%26%20kind."' in asked
+    lines: list[Any] = [{"step": step, "eval_loss": -reward, "reward": reward} for step, reward in ((0, 0.25), (4, 1))]
+    rewarded = page.page(lines, card, made | {"grpo": {"reward": "reward.py:short"}}, BOTH)
+    assert "<span>reward before</span><b>0.250</b>" in rewarded
+    assert "<span>reward after</span><b>1.000</b>" in rewarded
+    assert "exact before" not in rewarded
+    assert '<td class="exact">' not in rewarded
     begun = replace(BOTH, rows=tuple(replace(row, after=None) for row in BOTH.rows))
     assert embedded(page.page([], card, made, begun))["live"] is True, "the answers after the run are still to come"
 

@@ -35,6 +35,8 @@ def test_a_model_learns_which_answers_are_better(model: Path, tmp_path: Path) ->
     records = [
         {"question": f"What is {word}?", "chosen": "yes", "rejected": "no"} for word in ("one", "two", "three") * 10
     ]
+    records.append({"question": "one", "chosen": "yes" * 90, "rejected": "no"})
+    records.append({"question": "one", "chosen": "yes", "rejected": "yes"})
     data, out = sft.write_lines(tmp_path / "pairs.jsonl", records), tmp_path / "run"
     command = ["prefer", model, data, "--out", out, *SMALL, "--lr", "1e-2", "--steps", "10"]
     shown = call_roofline([*command, "--show", "1"]).stdout
@@ -43,7 +45,16 @@ def test_a_model_learns_which_answers_are_better(model: Path, tmp_path: Path) ->
     assert not out.exists()
     done = call_roofline(command)
     assert done.exit_code == 0, done.stderr
-    assert "28 pairs in 28 rows of 64 tokens; 10 steps" in done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[0] == f"{data}: 32 records, read as questions with two answers, as chats"
+    rows = "28 pairs in 28 rows of 64 tokens: "
+    assert re.fullmatch(rf"{rows}1,\d{{3}} tokens, 168 of them trained on, .*padding", lines[1]), lines[1]
+    assert lines[2:6] == [
+        "2 pairs are kept apart for evaluation",
+        "1 pair was left out: no row holds both answers; --max-seq-len raises the limit",
+        "1 pair was left out: the chosen and the rejected answer are the same",
+        "10 steps of 4 rows, 1.4 epochs",
+    ]
     (serve,) = [line for line in done.stdout.splitlines() if line.startswith("serve it: ")]
     assert serve.endswith(f"--adapter run={out}/adapter")
     assert "held-out answers exactly as in the data: " in done.stdout
@@ -81,12 +92,56 @@ def test_a_model_learns_to_earn_rewards(model: Path, tmp_path: Path) -> None:
     assert shown.rstrip().endswith("<|im_start|>assistant")
     done = call_roofline([*command, "--json"])
     assert done.exit_code == 0, done.stderr
-    assert "4 prompts, 16 answers to each of 4 in a step; 6 steps" in done.stderr
+    assert done.stderr.splitlines()[:3] == [
+        f"{data}: 4 records, read as questions, as chats",
+        "4 prompts of 76 tokens together, 16 answers to each of 4 in a step",
+        "6 steps of 4 rows, 6 epochs",
+    ]
     lines = steps(out)
     assert lines[-1]["reward"] > lines[0]["reward"] + 0.2 > 1
     assert json.loads(done.stdout)["outcome"] == str(out / "adapter")
     assert len(read_lines(out / "rollouts.jsonl")) == 24
     assert (out / "adapter/adapter_model.safetensors").exists()
+
+
+def test_a_function_of_rewards_is_told_before_and_after(model: Path, tmp_path: Path) -> None:
+    """And not how many answers are as in the data, which nobody asked for."""
+    (tmp_path / "reward.py").write_text(REWARD)
+    records = [{"question": f"What is {word}?", "answer": word, "plus": 1} for word in ("one", "two", "three", "four")]
+    data, out = sft.write_lines(tmp_path / "prompts.jsonl", records), tmp_path / "run"
+    words = ["--steps", 2, "--group", 2, "--max-new-tokens", 2, "--eval-share", 0.5, "--reward"]
+    command = ["reinforce", model, data, "--out", out, *SMALL, *words]
+    done = call_roofline([*command, f"{tmp_path}/reward.py:early"])
+    assert done.exit_code == 0, done.stderr
+    before, *_, after = (line["reward"] for line in read_lines(out / "log.jsonl") if "eval_loss" in line)
+    told = f"mean reward of greedy answers to held-out prompts: {before:.3f} before, {after:.3f} after"
+    assert told in done.stdout.splitlines()
+    assert "exactly" not in done.stdout
+    assert "2 prompts are kept apart for evaluation" in done.stderr
+    assert f"<span>reward before</span><b>{before:.3f}</b>" in (out / "run.html").read_text()
+    again = json.loads(call_roofline([*command, f"{tmp_path}/reward.py:early", "--json"]).stdout)
+    assert again["reward"] == {"before": before, "after": after}
+    assert "exact" not in again
+    exact = call_roofline([*command, "exact_match", "--out", tmp_path / "exact"])
+    assert "held-out answers exactly as in the data: " in exact.stdout
+    assert "mean reward" not in exact.stdout
+
+
+def test_what_is_wrong_with_options_is_told_of_the_options(model: Path, tmp_path: Path) -> None:
+    """As they were typed, and not of keys of a configuration that nobody wrote."""
+    pairs = sft.write_lines(tmp_path / "pairs.jsonl", [{"question": "one", "chosen": "yes", "rejected": "no"}] * 3)
+    for words, message in [
+        (["prefer", "--loss", "robust"], "--loss robust needs --label-smoothing, the share of wrong labels"),
+        (["prefer", "--label-smoothing", 0.7], "--label-smoothing 0.7: input should be less than 0.5"),
+        (["prefer", "--show", 1, "--set", "dpo.betta=1"], "--set dpo.betta=1: unknown key dpo.betta, did you mean"),
+        (["reinforce", "--base", "nf4"], "--base nf4: grpo samples from the model's own files, so quantise them first"),
+        (["reinforce", "--clip", 2], "--clip 2.0: input should be less than 1"),
+        (["reinforce", "--kl", 1, "--temperature", 2], "--kl 1 needs --temperature 1, not 2: the reference is"),
+    ]:
+        done = call_roofline([words[0], model, pairs, "--out", tmp_path / "run", *words[1:]])
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert done.stderr.startswith(f"roofline: {message}"), done.stderr
+        assert not (tmp_path / "run").exists()
 
 
 REWARDS = """

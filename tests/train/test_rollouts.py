@@ -103,7 +103,7 @@ def test_other_temperatures_are_trained_as_they_are_drawn(model: Path, prompts: 
     # Their probabilities at the sampling are training's own, so that nothing is apart.
     assert max(line["apart_most"] for line in lines) < 1e-5
     assert all(line["ratio"] == pytest.approx(1, abs=1e-5) for line in lines)
-    with pytest.raises(ConfigError, match="kl needs temperature=1"):
+    with pytest.raises(ConfigError, match=r"kl=0\.1 needs temperature=1, not 0\.5"):
         made(model, prompts, tmp_path, grpo={"temperature": 0.5, "kl": 0.1})
 
 

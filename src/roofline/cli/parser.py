@@ -156,9 +156,12 @@ class Parser:
         return self._keywords(values)
 
     def in_flags(self, message: str) -> str:
-        """An error's message, with options of this command, which the library names as a program does, as flags: as
-        they were typed, or else by the first of their flags. What is quoted, a path before the first colon, and words
-        of the call are other people's text, and stay as they are."""
+        """An error's message, with options of this command, which the library names as a program does, or as keys of
+        a configuration, as flags: as they were typed, or else by the first of their flags. What is quoted, a path
+        before the first colon, and words of the call are other people's text, and stay as they are."""
+        sections = {option.key.rpartition(".")[0] for option in self.options.values()} - {""}
+        if sections:
+            message = re.sub(rf"(?m)^(\s*)(?:{'|'.join(sorted(sections))}): ", r"\1", message)
         words = {*self._words, *map(os.path.normpath, self._words)}
         words = {word for word in words if self._flags_for_names(word) != word}
         call = [rf"(?<!\w){re.escape(word)}(?!\w)" for word in sorted(words, key=len, reverse=True)]
@@ -171,7 +174,11 @@ class Parser:
             if option.kinds == (bool,):
                 continue
             flag = self._typed.get(name) or next(_flags(option))[0]
-            start = rf"(?<![\w(/'\"-]){name}"  # not of a path or of Python
+            if option.key and not any(word.startswith(f"{option.key}=") for word in self._words):
+                key = rf"(?<![\w(/'\"-.]){re.escape(option.key)}"
+                text = re.sub(f"{key} ?= ?", f"{flag} ", text)
+                text = re.sub(rf"{key}(?![\w/]|\.\w)", flag, text)
+            start = rf"(?<![\w(/'\"-.]){name}"  # not of a path, of Python or of a configuration
             text = re.sub(f"{start}=", f"{flag} ", text)
             if "_" in name:  # others are words
                 text = re.sub(rf"{start}(?![\w/])", flag, text)

@@ -45,6 +45,7 @@ class Option:
         instead: what else may help where a backend does not have it.
         for_draft: a draft model that is loaded beside the model inherits the value.
         command_line: whether commands offer it.
+        key: of a run's configuration, whose value it is: errors that name the key are told of the option.
         secret: its value is never shown.
 
     The rest is filled in from the field: its name, default (... where there is none), the types of its values,
@@ -65,6 +66,7 @@ class Option:
     for_draft: bool = True
     command_line: bool = True
     secret: bool = False
+    key: str = ""
     name: str = ""
     default: object = ...
     kinds: tuple[type, ...] = ()
@@ -155,12 +157,13 @@ def option(
     for_draft: bool = True,
     command_line: bool = True,
     secret: bool = False,
+    key: str = "",
 ) -> T:
     """A field of an `Options` class; the arguments are those of `Option`."""
     about = Option(
         help, flags, choices, minimum, maximum, unit, topic, backends, elsewhere, instead, for_draft, command_line
     )
-    about.secret = secret
+    about.secret, about.key = secret, key
     return field(default=default, metadata={"option": about}, repr=not secret)
 
 

@@ -55,6 +55,11 @@ def human_count(amount: float) -> str:
     return f"{amount:.3g} {prefix}" if prefix else f"{amount:.0f}"
 
 
+def counted(count: int, noun: str) -> str:
+    """1, 'step' -> '1 step'; 1200, 'step' -> '1,200 steps'."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def _scaled(amount: float, base: int, prefixes: Sequence[str]) -> tuple[float, str]:
     """The amount in the first of these units, each `base` times the one before, in which it is below `base`."""
     for prefix in prefixes[:-1]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from roofline.common.errors import ConfigError
-from roofline.common.files import cause_of, check_readable
+from roofline.common.files import cause_of
 from roofline.server.options import ServeOptions
 
 
@@ -27,9 +27,10 @@ def check_places(options: ServeOptions) -> None:
     _check_keys(options)
     if options.adapter:
         from roofline.server.adapters import named_path
+        from roofline.weights.adapters import check_adapter
 
-        for argument in options.adapter:
-            check_readable(Path(named_path(argument)[1]))
+        for path in [named_path(argument)[1] for argument in options.adapter]:
+            check_adapter(path, options.effective_limits().adapter_bytes)
     if options.extra_model:
         from roofline.server.extra_models import check_extra_models
 

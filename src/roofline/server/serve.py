@@ -139,7 +139,9 @@ async def _serve(
         if models is not None:
             pinning = asyncio.create_task(models.load_pinned())
             pinning.add_done_callback(lambda task: _stop_if_failed(task, server))
-        server.when_listening = lambda: _announce(_address(options, listening), loading, started, text)
+        announce = partial(_announce, _address(options, listening), loading, started, text)
+        # An adapter may still be refused by the model, and the server then ends.
+        server.when_listening = partial(_once_loaded, loading, announce) if adapters.loading else announce
         failing.add_done_callback(lambda _: setattr(server, "should_exit", True))
         await server.serve(sockets=[listening])
     finally:
@@ -298,6 +300,10 @@ def _announce(address: str, loading: "asyncio.Task[Ready]", started: float, text
     """Say that connections are taken, and later, or at once, that the model is loaded."""
     log.say(f"Listening on {address}")
     loading.add_done_callback(lambda task: _loaded(task, started, text))
+
+
+def _once_loaded(loading: "asyncio.Task[Ready]", then: Callable[[], None]) -> None:
+    loading.add_done_callback(lambda task: None if task.cancelled() or task.exception() is not None else then())
 
 
 def _loaded(task: "asyncio.Task[Ready]", started: float, text: "TextSide") -> None:

@@ -19,6 +19,7 @@ PAGE = "run.html"
 ROLLOUTS = "rollouts.jsonl"  # the answers that a run of GRPO sampled, with their rewards
 ANSWERS = "answers.json"  # what the model said before and after the run
 OWNER = "owner.json"  # who trains here, while it does; also beside checkpoints
+COMMAND = "command.json"  # which command prepares, trains and asks the model here, while it does
 
 
 def folder_of(config: "TrainConfig") -> Path:

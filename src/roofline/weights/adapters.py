@@ -37,18 +37,29 @@ def read_adapter(path: str | Path, max_bytes: int | None = None) -> Adapter:
     UnsupportedError for what adapters may have and ours not, CapacityError for one that is too large.
     """
     path = Path(path)
+    with readable(path):
+        file = _opened(path, max_bytes)
+        matrices = tuple(file.matrices())
+    return Adapter(path, _digest(matrices), max(each.rank for each in matrices), matrices, file.nbytes)
+
+
+def check_adapter(path: str | Path, max_bytes: int | None = None) -> None:
+    """Raise as `read_adapter` does, for all but the values of its matrices, which are not read."""
+    with readable(Path(path)):
+        _opened(Path(path), max_bytes)
+
+
+def _opened(path: Path, max_bytes: int | None) -> PeftFolder | GgufAdapter:
     if not os.path.lexists(path):
         what = f"an adapter is a folder with {CONFIG} and {WEIGHTS}, or a GGUF file"
         raise ConfigError(f"{path}: there is no such folder or file; {what}")
     check_readable(path)
     if path.is_dir() and not os.path.lexists(path / CONFIG) and (path / "adapter" / CONFIG).is_file():
         raise ConfigError(f"{path} is the folder of a run; its adapter is {path / 'adapter'}")
-    with readable(path):
-        file = PeftFolder(path) if path.is_dir() else GgufAdapter(path)
-        if max_bytes is not None and file.nbytes > max_bytes:
-            raise too_large(path, file.nbytes, max_bytes)
-        matrices = tuple(file.matrices())
-    return Adapter(path, _digest(matrices), max(each.rank for each in matrices), matrices, file.nbytes)
+    file = PeftFolder(path) if path.is_dir() else GgufAdapter(path)
+    if max_bytes is not None and file.nbytes > max_bytes:
+        raise too_large(path, file.nbytes, max_bytes)
+    return file
 
 
 def is_adapter(path: Path) -> bool:

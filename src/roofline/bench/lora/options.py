@@ -18,9 +18,9 @@ class LoraBenchOptions(Options):
         None, "A file or folder that `roofline finetune` reads. Default: random samples as long as abstracts."
     )
     pack: bool = option(False, "Put several samples into a row.")
-    method: str = option("lora", "What is trained.", choices=METHODS)
-    base: str = option("bf16", "How matrices that are not trained are kept.", choices=BASES)
-    rank: int = option(16, "Of adapters; alpha is twice that.", minimum=1)
+    method: str = option("lora", "What is trained.", choices=METHODS, key="adapter.method")
+    base: str = option("bf16", "How matrices that are not trained are kept.", choices=BASES, key="adapter.base")
+    rank: int = option(16, "Of adapters; alpha is twice that.", minimum=1, key="adapter.rank")
     steps: int = option(200, "Steps of each run that count.", minimum=1)
     epochs: int | None = option(
         None, "Instead of steps: times that each run reads the data, so that losses compare.", minimum=1
@@ -33,6 +33,7 @@ class LoraBenchOptions(Options):
         super().__post_init__()
         spare = [name for name, default in (("base", "bf16"), ("rank", 16)) if getattr(self, name) != default]
         if self.method == "full" and spare:
-            raise ConfigError(f"{spare[0]} is of lora and dora: method=full trains all matrices as they are")
+            value = getattr(self, spare[0])
+            raise ConfigError(f"{spare[0]}={value} is of lora and dora: method=full trains all matrices as they are")
         if self.epochs is not None and self.steps != 200:
             raise ConfigError("steps and epochs both say how long a run is: leave one of the two out")

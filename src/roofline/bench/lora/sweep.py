@@ -114,7 +114,7 @@ def _configuration(settings: Settings, batch: int, folder: Path) -> Path:
 
     values = _config(settings, batch, folder)
     path = folder / f"{values['run_name']}.json"
-    config = parse_config(values, path.name, settings.changes, preflight.faults)
+    config = parse_config(values, "", settings.changes, preflight.faults)
     for key in ("run_folder", "global_train_batch_size", "max_seq_len", "max_duration"):
         if getattr(config, key) != values[key]:
             raise ConfigError(

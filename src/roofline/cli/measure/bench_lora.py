@@ -1,5 +1,6 @@
 """roofline bench lora: fine-tuning timed over batch sizes; memory that runs out is a row of the result."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,7 +43,7 @@ def command(
         if as_json:
             _print_line(points[-1])
     if not as_json:
-        _show(points, settings.command)
+        _show(points, settings.command + ("" if out is None else f" --out {shlex.quote(str(out))}"))
 
 
 def _sizes(text: str) -> tuple[int, ...]:

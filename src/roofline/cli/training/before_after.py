@@ -1,4 +1,4 @@
-"""What `roofline finetune` does around a run for people: answers before and after, and the server of both models."""
+"""What commands do around a run for people: answers before and after, and the server of both models."""
 
 import os
 import re
@@ -11,8 +11,8 @@ from pathlib import Path
 from roofline.cli.output import print_json
 from roofline.common.errors import RooflineError
 from roofline.common.json_types import JsonObject
-from roofline.train.report.answers import Answer, Answers, link, read_answers, write_answers
-from roofline.train.run_folder import PAGE
+from roofline.train.report.answers import Answer, Answers, held_out_rewards, link, read_answers, write_answers
+from roofline.train.run_folder import LOG, PAGE, read_lines
 
 PORT, RANK = 8000, 64  # of `roofline serve`, where nothing else is said
 _NAME = re.compile(r"[^\w.-]+")
@@ -21,12 +21,13 @@ _NAME = re.compile(r"[^\w.-]+")
 @dataclass(frozen=True)
 class Served:
     """How the model is served as it was and as it became. outcome: the folder that the run writes, RUN/adapter or
-    RUN/model; rank: of an adapter."""
+    RUN/model; rank: of an adapter; of_experts: the adapter is of experts, so it is served merged."""
 
     model: str
     outcome: Path
     port: int = PORT
     rank: int = 0
+    of_experts: bool = False
 
     @property
     def is_adapter(self) -> bool:
@@ -45,13 +46,28 @@ class Served:
         return name if name != self.before else f"{name}-tuned"
 
     @property
+    def merge(self) -> list[str]:
+        """The command that puts the adapter into the model."""
+        return ["roofline", "merge", self.model, str(self.outcome), "--output", str(self._merged), "--to", "bf16"]
+
+    @property
+    def _merged(self) -> Path:
+        return self.outcome.with_name("merged")
+
+    @property
     def command(self) -> list[str]:
         """Serves both."""
         words = ["roofline", "serve", self.model]
         words += ["--served-model-name", self.before] if self.before != self.model else []
-        words += ["--adapter" if self.is_adapter else "--extra-model", f"{self.after}={self.outcome}"]
-        words += ["--max-adapter-rank", str(self.rank)] if self.is_adapter and self.rank > RANK else []
+        beside = self.is_adapter and not self.of_experts
+        place = self._merged if self.of_experts else self.outcome
+        words += ["--adapter" if beside else "--extra-model", f"{self.after}={place}"]
+        words += ["--max-adapter-rank", str(self.rank)] if beside and self.rank > RANK else []
         return words + (["--port", str(self.port)] if self.port != PORT else [])
+
+    def start(self) -> None:
+        """Become that server, in place of this process."""
+        os.execv(sys.executable, [sys.executable, "-m", *self.command])
 
     @property
     def address(self) -> str:
@@ -59,13 +75,17 @@ class Served:
 
 
 class BeforeAfter:
-    """The answers to held-out prompts, which the page of the run shows. prompts: as prepared; folder: the run's."""
+    """The answers to held-out prompts, which the page of the run shows. prompts: as prepared; folder: the run's.
 
-    def __init__(self, served: Served, prompts: Sequence[JsonObject], folder: Path) -> None:
-        self.served, self.folder = served, folder
+    rewarded: what counts is the reward that the run gives to answers, and not whether they are those of the data.
+    """
+
+    def __init__(self, served: Served, prompts: Sequence[JsonObject], folder: Path, rewarded: bool = False) -> None:
+        self.served, self.folder, self._rewarded = served, folder, rewarded
         self.prompts = [each for each in prompts if str(each["answer"]).strip()]
         rows = tuple(Answer(_prompt_text(each), str(each["answer"])) for each in self.prompts)
-        command, system = shlex.join(served.command), _common_system(self.prompts)
+        commands, system = [served.merge] * served.of_experts + [served.command], _common_system(self.prompts)
+        command = " && ".join(map(shlex.join, commands))
         self.answers = Answers(served.before, served.after, command, served.address, system, rows)
 
     def begin(self) -> None:
@@ -90,18 +110,27 @@ class BeforeAfter:
 
     def summary(self) -> list[str]:
         """What came of the run and where to look, in words."""
-        lines, exact = list[str](), self.exact()
-        if exact["before"] is not None and exact["after"] is not None:
-            before, after = (f"{count} of {total}" for count, total in (exact["before"], exact["after"]))
+        lines, result = list[str](), self.result()
+        if "reward" in result and None not in result["reward"].values():
+            before, after = (f"{result['reward'][when]:.3f}" for when in ("before", "after"))
+            lines.append(f"mean reward of greedy answers to held-out prompts: {before} before, {after} after")
+        if "exact" in result and None not in result["exact"].values():
+            before, after = ("{} of {}".format(*result["exact"][when]) for when in ("before", "after"))
             lines.append(f"held-out answers exactly as in the data: {before} before, {after} after")
         lines.append(f"page of the run: {(self.folder / PAGE).resolve().as_uri()}")
-        lines.append(f"serve it: {self.answers.command}")
+        if self.served.of_experts:
+            lines.append(f"merge it: {shlex.join(self.served.merge)}")
+        lines.append(f"serve it: {shlex.join(self.served.command)}")
         names = (self.served.before, self.served.after)
         return [*lines, *(f"then chat with {name}: {link(self.answers, name)}" for name in names)]
 
-    def exact(self) -> JsonObject:
-        """How many answers are those of the data, and how many were asked for; null where none was."""
-        return {"before": self.answers.exact_before, "after": self.answers.exact_after}
+    def result(self) -> JsonObject:
+        """Before and after the run, the mean reward, or how many answers are those of the data and how many were asked
+        for; null where none was."""
+        if not self._rewarded:
+            return {"exact": {"before": self.answers.exact_before, "after": self.answers.exact_after}}
+        before, after = held_out_rewards(read_lines(self.folder / LOG))
+        return {"reward": {"before": before, "after": after}}
 
     def _texts(self, model: str, adapter: Path | None = None) -> list[str | None]:
         """What it says to each prompt; a model that cannot be asked says nothing, and why goes to stderr: it can be
@@ -120,9 +149,9 @@ class BeforeAfter:
         write_answers(self.answers, self.folder)
 
 
-def run(around: BeforeAfter, path: Path, changes: Sequence[str], *, nproc: int, as_json: bool, serve: bool) -> int:
-    """Train as the file of a configuration says, ask the model before and after, print what came of it and, with
-    `serve`, become the server of both; the exit status. changes: of the configuration, as `--set` has them."""
+def run(around: BeforeAfter, path: Path, changes: Sequence[str], *, nproc: int, as_json: bool) -> int:
+    """Train as the file of a configuration says, ask the model before and after, and print what came of it; the exit
+    status. changes: of the configuration, as `--set` has them."""
     from roofline.train.config.read import read_config
     from roofline.train.run import preflight
 
@@ -141,11 +170,9 @@ def run(around: BeforeAfter, path: Path, changes: Sequence[str], *, nproc: int, 
     served = around.served
     if as_json:
         places = {"folder": str(around.folder), "outcome": str(served.outcome), "serve": around.answers.command}
-        print_json(result | places | {"exact": around.exact()})
+        print_json(result | places | around.result())
     else:
         print("\n".join(around.summary()))
-    if serve:
-        os.execv(sys.executable, [sys.executable, "-m", *served.command])
     return 0
 
 

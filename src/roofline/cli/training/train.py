@@ -1,6 +1,7 @@
 """roofline train: one loop for every chip."""
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -20,15 +21,18 @@ def run(
 ) -> int:
     """Train a model as a YAML file says."""
     from roofline.train.config.read import read_config
-    from roofline.train.finetune.loaders import prepare_all
     from roofline.train.run import preflight
+    from roofline.train.run_folder import folder_of
 
     # What is wrong with it is said once, not by each process.
     settings = read_config(config, changes or [], preflight.faults)
-    prepare_all(settings)  # before processes wait for each other
     if nproc > 1:
+        from roofline.train.finetune.loaders import prepare_all
         from roofline.train.run.launch import launch
+        from roofline.train.run.owner import reserve
 
+        with closing(reserve(folder_of(settings))):
+            prepare_all(settings)  # before processes wait for each other
         return launch(nproc, config, changes or [])
     from roofline.cli.training.engine_sampler import sampler_of
     from roofline.train.report.console import Console

@@ -10,6 +10,7 @@ from roofline.common.json_types import JsonObject
 from roofline.server import context
 from roofline.server.adapters import ServedAdapter
 from roofline.server.context import Context
+from roofline.server.generation import check_model
 from roofline.server.keys import ADMIN, UNLIMITED
 from roofline.server.metrics import engine_figures
 from roofline.server.models import ExtraModel
@@ -32,14 +33,12 @@ async def list_models(request: Request) -> Response:
 @router.get("/v1/models/{name:path}")
 @needs(USE)
 async def get_model(name: str, request: Request) -> Response:
-    """The card of a model or of an adapter; 404 for any other."""
+    """The card of a model or of an adapter; 404 for any other, with the names that are served."""
     served = context.of(request)
     if (model := request.app.state.models.extra.get(name)) is not None:
         return json_response(_extra_card(served, model))
-    adapter = served.adapters.get(name)
-    if name != served.name and adapter is None:
-        raise RequestError(404, "model_not_found", f"The model {name[:100]!r} is not served here.", param="model")
-    return json_response(_card(served, adapter))
+    check_model(name, served)
+    return json_response(_card(served, served.adapters.get(name)))
 
 
 def _card(served: Context, adapter: ServedAdapter | None = None) -> JsonObject:

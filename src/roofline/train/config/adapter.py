@@ -34,7 +34,10 @@ class AdapterSection(Section):
         fields = {name: field.default for name, field in type(self).model_fields.items() if name != "method"}
         spare = [name for name, default in fields.items() if getattr(self, name) != default]
         if spare and self.method == "full":
-            raise ValueError(f"{spare[0]} belongs to lora and dora: method=full trains all parameters as they are")
+            value = getattr(self, spare[0])
+            raise ValueError(
+                f"{spare[0]}={value} belongs to lora and dora: method=full trains all parameters as they are"
+            )
         return self
 
     @property

@@ -58,5 +58,6 @@ class GrpoSection(Section):
     @model_validator(mode="after")
     def _compares(self) -> "GrpoSection":
         if self.kl and self.temperature != 1:
-            raise ValueError(f"kl needs temperature=1, not {self.temperature:g}: the reference is computed at that one")
+            reason = "the reference is computed at 1"
+            raise ValueError(f"kl={self.kl:g} needs temperature=1, not {self.temperature:g}: {reason}")
         return self

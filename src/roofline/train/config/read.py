@@ -55,7 +55,9 @@ def parse_config(
     """The configuration in a parsed file, after changes.
 
     `${name}` is replaced by that key's value; top-level keys that only such references use are variables and are taken
-    out. where: the file's name, for messages. further: as for `read_config`. Raises ConfigError.
+    out. where: the file's name, for messages; "" where there is none. further: as for `read_config`.
+
+    Raises ConfigError.
     """
     changed = copy.deepcopy(dict(mapping))
     for change in changes:

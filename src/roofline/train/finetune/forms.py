@@ -158,10 +158,19 @@ def recognise(record: Record, where: str) -> str:
     raise ConfigError(f"{where} has the keys {keys}, which are of no form that is known; --format names one")
 
 
-def read(record: Record, where: str, form: str) -> Sample:
-    """The sample of a record of that form. Raises ConfigError."""
-    if isinstance(record, str):
-        if form != "text":
-            raise ConfigError(f"{where} is a text file, --format is {form}")
+def read(record: Record, where: str, form: str, told_from: str = "") -> Sample:
+    """The sample of a record of that form. Raises ConfigError.
+
+    told_from: the record that the form was told from, "" where it was named.
+    """
+    if isinstance(record, str) and form == "text":
         return Text(record)
-    return FORMS[form].read(record, where)
+    try:
+        if isinstance(record, str):
+            raise ConfigError(f"{where} is a text file" + ("" if told_from else f", --format is {form}"))
+        return FORMS[form].read(record, where)
+    except ConfigError as error:
+        if not told_from or (not isinstance(record, str) and FORMS[form].fits(record)):
+            raise
+        told = f"the form of all records was told from {told_from}: {FORMS[form].about}"
+        raise ConfigError(f"{error}; {told} (--format {form}); --format names another") from None

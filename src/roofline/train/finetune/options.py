@@ -5,11 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from roofline.common.errors import ConfigError
-from roofline.common.options import Options, option
+from roofline.common.options import Options, declared, option
 
 TOPIC_DATA, TOPIC_ADAPTER, TOPIC_RUN, TOPIC_AFTER = "Data", "What is trained", "The run", "Afterwards"
+BATCH, RATE = "global_train_batch_size", "optimizer.lr"  # keys of a configuration
 BASES = ("bf16", "f32", "stored", "nf4", "q8_0", "q4_1")
 METHODS = ("lora", "dora", "full")
+OF_ADAPTERS = ("rank", "alpha", "rslora", "targets", "base")  # options that say nothing where all is trained
 SAMPLE_FORMS = ("messages", "sharegpt", "pubmedqa", "alpaca", "completion", "instruct", "question", "icl", "text")
 SCHEDULES = {
     "cosine": "cosine_with_warmup",
@@ -59,25 +61,30 @@ class FinetuneOptions(Options):
     max_seq_len: int = option(1024, "Tokens of a row, and most tokens of a sample.", minimum=8, topic=TOPIC_DATA)
     pack: bool = option(True, "Put several samples into a row, none of which sees another.", topic=TOPIC_DATA)
     drop_long: bool = option(False, "Leave out samples longer than a row instead of cutting them.", topic=TOPIC_DATA)
-    method: str = option("lora", "What is trained.", choices=METHODS, topic=TOPIC_ADAPTER)
-    rank: int = option(16, "Rank of the adapter's matrices.", minimum=1, topic=TOPIC_ADAPTER)
-    alpha: float = option(32.0, "The adapter is scaled by alpha / rank.", topic=TOPIC_ADAPTER)
+    method: str = option("lora", "What is trained.", choices=METHODS, topic=TOPIC_ADAPTER, key="adapter.method")
+    rank: int = option(16, "Rank of the adapter's matrices.", minimum=1, topic=TOPIC_ADAPTER, key="adapter.rank")
+    alpha: float = option(32.0, "The adapter is scaled by alpha / rank.", topic=TOPIC_ADAPTER, key="adapter.alpha")
     rslora: bool = option(False, "Scale by alpha / sqrt(rank) instead.", topic=TOPIC_ADAPTER)
     targets: str = option(
-        "all-linear", "Matrices with an adapter: all-linear, or names such as q_proj,v_proj.", topic=TOPIC_ADAPTER
+        "all-linear",
+        "Matrices with an adapter: all-linear, or names such as q_proj,v_proj.",
+        topic=TOPIC_ADAPTER,
+        key="adapter.targets",
     )
-    base: str = option("bf16", "How the model's own weights are kept.", choices=BASES, topic=TOPIC_ADAPTER)
+    base: str = option(
+        "bf16", "How the model's own weights are kept.", choices=BASES, topic=TOPIC_ADAPTER, key="adapter.base"
+    )
     out: Path | None = option(
-        None, "The run's folder. Default: runs/MODEL-DATA.", flags=("--out", "-o"), topic=TOPIC_RUN
+        None, "The run's folder. Default: runs/MODEL-DATA.", flags=("--out", "-o"), topic=TOPIC_RUN, key="run_folder"
     )
     preset: str | None = option(
         None, "Published settings, in place of defaults.", choices=tuple(PRESETS), topic=TOPIC_RUN
     )
     epochs: float | None = option(None, "Times that each sample is seen. Default: 3.", topic=TOPIC_RUN)
     steps: int | None = option(None, "Steps, instead of epochs.", minimum=1, topic=TOPIC_RUN)
-    batch: int = option(16, "Rows of a step.", minimum=1, topic=TOPIC_RUN)
+    batch: int = option(16, "Rows of a step.", minimum=1, topic=TOPIC_RUN, key=BATCH)
     lr: float | None = option(
-        None, "Learning rate. Default: 2e-4, or 2e-5 with --method full.", minimum=0, topic=TOPIC_RUN
+        None, "Learning rate. Default: 2e-4, or 2e-5 with --method full.", minimum=0, topic=TOPIC_RUN, key=RATE
     )
     schedule: str = option(
         "cosine", "How the learning rate goes on behind a warm-up of 3 %.", choices=tuple(SCHEDULES), topic=TOPIC_RUN
@@ -103,12 +110,19 @@ class FinetuneOptions(Options):
             raise ConfigError("epochs=0 trains nothing: name a number above 0, such as 0.5")
         if self.epochs is not None and self.steps is not None:
             raise ConfigError("steps and epochs both say how long the run is: leave one of the two out")
+        values = {name: getattr(self, name) for name in OF_ADAPTERS}
+        spare = [name for name, value in values.items() if value != declared(FinetuneOptions)[name].default]
+        if spare and self.method == "full":
+            name = f"--{spare[0]}" if values[spare[0]] is True else f"{spare[0]}={values[spare[0]]}"
+            raise ConfigError(f"{name} belongs to lora and dora: method=full trains all parameters as they are")
 
     def with_preset(self, explicit: Collection[str]) -> "FinetuneOptions":
         """With the preset's values for the options that a call does not name."""
         if self.preset is None:
             return self
         values = PRESETS[self.preset].values
+        if self.method == "full" and not values.keys().isdisjoint(OF_ADAPTERS):
+            raise ConfigError(f"preset={self.preset} is of an adapter, which method=full has none of: leave one out")
         changes = {name: value for name, value in values.items() if name not in explicit}
         if "epochs" in explicit:
             changes.pop("steps", None)

@@ -10,12 +10,15 @@ from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.train.config.flatten import flatten
 from roofline.train.finetune.options import PRESETS, SCHEDULES, FinetuneOptions
 from roofline.train.finetune.prepare import HELD_OUT, TRAIN, Data, Prepared, Rows
-from roofline.train.run_folder import ANSWERS, LOG, OWNER, read_lines
+from roofline.train.run_folder import ANSWERS, LOG, read_lines
+from roofline.weights.checkpoint import Checkpoint
 
 FILE, DATA = "finetune.yaml", "data"  # in a run's folder: its configuration, its shards
 EPOCHS, LR, LR_FULL = 3.0, 2e-4, 2e-5
 EVALUATIONS, CHECKPOINTS = 10, 5  # in a run
 _EVALUATED = 8  # rows at a time
+QUANTISING = ("nf4", "q8_0", "q4_1")  # values of --base
+PLAIN = ("F32", "F16", "BF16")
 
 
 def data_of(place: Path, options: FinetuneOptions, longest: int) -> Data:
@@ -110,6 +113,18 @@ def precision_of(options: FinetuneOptions, is_cpu: bool) -> tuple[str, list[str]
     return options.precision, notes
 
 
+def notes_of_base(options: FinetuneOptions, checkpoint: Checkpoint) -> list[str]:
+    """What happens to a base that had been quantised before and is quantised again, for people."""
+    if options.method == "full" or options.base not in QUANTISING:
+        return []
+    formats = {info.format for name, info in checkpoint.tensors.items() if name.startswith("layers.") if info.shape[1:]}
+    lost = sorted(formats - {*PLAIN, options.base.upper()})
+    if not lost:
+        return []
+    stored = f"{checkpoint.path.name} has its matrices in {' and '.join(lost)}"
+    return [f"{stored}, which --base {options.base} rounds a second time; --base stored keeps them as they are"]
+
+
 def write(settings: JsonMapping, folder: Path) -> Path:
     """Write the configuration into the run's folder, also in place of one whose run never began, as its settings were
     refused. Raises ConfigError where one of another run is there."""
@@ -133,9 +148,9 @@ def write(settings: JsonMapping, folder: Path) -> Path:
 
 
 def has_begun(folder: Path) -> bool:
-    """Whether a run has trained a step in a folder, or is under way there; what is there otherwise was prepared for
-    settings that were refused."""
-    if (folder / OWNER).exists() or any(folder.glob("checkpoints/*")):
+    """Whether a run has trained a step in a folder, which this process reserved; what is there otherwise was prepared
+    for settings that were refused."""
+    if any(folder.glob("checkpoints/*")):
         return True
     log = folder / LOG
     return log.exists() and any("loss" in line for line in read_lines(log))

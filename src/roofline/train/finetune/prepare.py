@@ -93,7 +93,8 @@ class Rows:
 @dataclass(frozen=True)
 class Prepared:
     """What `prepare` wrote. key: a digest of data, tokenizer, template and settings; records: read from the files;
-    longest: tokens of the longest sample; others as `encode.Counts` has them."""
+    longest: tokens of the longest sample; alike: pairs of two answers that are the same, which were left out; others as
+    `encode.Counts` has them. form: one, or several with commas."""
 
     key: str
     form: str
@@ -108,6 +109,7 @@ class Prepared:
     train: Rows
     held_out: Rows | None = None
     files: list[str] = field(default_factory=list)
+    alike: int = 0
 
 
 Write = Callable[[Data, Path, Encoder, str], Prepared]  # writes shards into a folder; with the key of `Prepared`
@@ -117,12 +119,13 @@ def samples(data: Data) -> Iterator[tuple[str, str, Sample]]:
     """(where it stands, its form, the sample) of each record. Raises ConfigError, UnsupportedError."""
     if data.form is not None and data.form not in FORMS:
         raise ConfigError(f"--format {data.form} is none of {', '.join(FORMS)}")
-    form = data.form
+    form, told_from = data.form, ""
     for place in data.places:
         for where, record in records(place, data.split):
             record = _preprocessed(data.preprocess, record, where)
-            form = form or recognise(record, where)
-            yield where, form, read(record, where, form)
+            if form is None:
+                form, told_from = recognise(record, where), where
+            yield where, form, read(record, where, form, told_from)
     if form is None:
         raise ConfigError(f"{data.name} holds no record")
 

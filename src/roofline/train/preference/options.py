@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonObject
 from roofline.common.options import Options, option, same_option
-from roofline.train.finetune.options import TOPIC_RUN, FinetuneOptions
+from roofline.train.finetune.options import BATCH, RATE, TOPIC_RUN, FinetuneOptions
 from roofline.train.preference.pair_files import CHAT
 
 if TYPE_CHECKING:
@@ -39,7 +39,11 @@ class CommonOptions(Options):
     epochs: float | None = option(None, "Times that each sample is seen. Default: 1.", topic=TOPIC_RUN)
     steps: int | None = same_option(FinetuneOptions, "steps")
     lr: float | None = option(
-        None, f"Learning rate. Default: {LR:g}, or {LR_FULL:g} with --method full.", minimum=0, topic=TOPIC_RUN
+        None,
+        f"Learning rate. Default: {LR:g}, or {LR_FULL:g} with --method full.",
+        minimum=0,
+        topic=TOPIC_RUN,
+        key=RATE,
     )
     schedule: str = same_option(FinetuneOptions, "schedule")
     precision: str = same_option(FinetuneOptions, "precision")
@@ -61,17 +65,23 @@ class CommonOptions(Options):
 class PreferOptions(CommonOptions):
     """Options of DPO."""
 
-    batch: int = option(8, "Rows of a step; a row has as many pairs as fit.", minimum=1, topic=TOPIC_RUN)
+    batch: int = option(8, "Rows of a step; a row has as many pairs as fit.", minimum=1, topic=TOPIC_RUN, key=BATCH)
     pack: bool = option(True, "Put several pairs into a row, none of which sees another.", topic="Data")
     loss: str = option(
         "sigmoid",
         "The loss of a pair.",
         choices=("sigmoid", "hinge", "ipo", "robust", "sigmoid_norm"),
         topic=TOPIC_PAIRS,
+        key="dpo.loss",
     )
-    beta: float = option(0.1, "How strongly the model is held to what it was.", minimum=SMALLEST, topic=TOPIC_PAIRS)
+    beta: float = option(
+        0.1, "How strongly the model is held to what it was.", minimum=SMALLEST, topic=TOPIC_PAIRS, key="dpo.beta"
+    )
     label_smoothing: float = option(
-        0.0, "Part of the pairs that may be the wrong way round, of the losses sigmoid and robust.", topic=TOPIC_PAIRS
+        0.0,
+        "Part of the pairs that may be the wrong way round, of the losses sigmoid and robust.",
+        topic=TOPIC_PAIRS,
+        key="dpo.label_smoothing",
     )
 
     def objective(self) -> JsonObject:
@@ -83,27 +93,43 @@ class PreferOptions(CommonOptions):
 class ReinforceOptions(CommonOptions):
     """Options of GRPO."""
 
-    batch: int = option(8, "Prompts of a step.", minimum=1, topic=TOPIC_RUN)
+    batch: int = option(8, "Prompts of a step.", minimum=1, topic=TOPIC_RUN, key=BATCH)
     reward: str = option(
         "exact_match",
         "FILE.py:FUNCTION, which gives a number for an answer and the prompt's record; exact_match: 1 for the record's "
         "answer.",
         topic=TOPIC_ANSWERS,
+        key="grpo.reward",
     )
-    group: int = option(8, "Answers sampled to each prompt.", minimum=2, maximum=128, topic=TOPIC_ANSWERS)
-    max_new_tokens: int = option(128, "Longest answer.", minimum=1, unit="tokens", topic=TOPIC_ANSWERS)
-    temperature: float = option(1.0, "Of the draws, and of what is trained.", minimum=SMALLEST, topic=TOPIC_ANSWERS)
-    clip: float = option(0.2, "How far the ratio of a token's probabilities counts.", topic=TOPIC_ANSWERS)
-    kl: float = option(0.0, "Weight of the divergence from the model as it was.", minimum=0, topic=TOPIC_ANSWERS)
-    iterations: int = option(1, "Updates on the same answers.", minimum=1, topic=TOPIC_ANSWERS)
+    group: int = option(
+        8, "Answers sampled to each prompt.", minimum=2, maximum=128, topic=TOPIC_ANSWERS, key="grpo.group"
+    )
+    max_new_tokens: int = option(
+        128, "Longest answer.", minimum=1, unit="tokens", topic=TOPIC_ANSWERS, key="grpo.max_new_tokens"
+    )
+    temperature: float = option(
+        1.0, "Of the draws, and of what is trained.", minimum=SMALLEST, topic=TOPIC_ANSWERS, key="grpo.temperature"
+    )
+    clip: float = option(
+        0.2, "How far the ratio of a token's probabilities counts.", topic=TOPIC_ANSWERS, key="grpo.clip"
+    )
+    kl: float = option(
+        0.0, "Weight of the divergence from the model as it was.", minimum=0, topic=TOPIC_ANSWERS, key="grpo.kl"
+    )
+    iterations: int = option(1, "Updates on the same answers.", minimum=1, topic=TOPIC_ANSWERS, key="grpo.iterations")
     loss: str = option(
-        "dapo", "What the loss is the mean over.", choices=("dapo", "grpo", "dr_grpo"), topic=TOPIC_ANSWERS
+        "dapo",
+        "What the loss is the mean over.",
+        choices=("dapo", "grpo", "dr_grpo"),
+        topic=TOPIC_ANSWERS,
+        key="grpo.loss",
     )
     backend: str = option(
         "cpu",
         "What samples; reference, slowly, computes as training does.",
         choices=("cpu", "reference"),
         topic=TOPIC_ANSWERS,
+        key="grpo.backend",
     )
 
     def objective(self) -> JsonObject:

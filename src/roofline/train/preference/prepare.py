@@ -26,8 +26,10 @@ Documents = Sequence[Encoded]
 
 @dataclass(frozen=True)
 class Item:
-    """What stands together in a row. question: a sample with a right answer; record: of a prompt, for its reward."""
+    """What stands together in a row. form: of the record; documents: none where one of them is longer than a row.
+    question: a sample with a right answer; record: of a prompt, for its reward."""
 
+    form: str
     documents: Documents
     question: Sample | None = None
     record: JsonObject | None = None
@@ -35,50 +37,62 @@ class Item:
     def __len__(self) -> int:
         return sum(map(len, self.documents))
 
+    def fits(self, length: int) -> bool:
+        """Whether it is within a row of so many tokens."""
+        return 0 < len(self) <= length
 
-Items = Callable[[Data, Encoder, Record, str], Iterator[Item]]  # of a record that stands somewhere
+    @property
+    def alike(self) -> bool:
+        """Whether its two answers are the same, so that there is nothing to prefer."""
+        return len(self.documents) == 2 and np.array_equal(self.documents[0].ids, self.documents[1].ids)
+
+
+ItemOf = Callable[[Data, Encoder, Record, str], Item]  # of a record that stands somewhere
 
 
 def write_pairs(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
-    """Write pairs; those that do not fit into a row together are left out."""
-    return _write(data, folder, encoder, key, pair_items)
+    """Write pairs; those that do not fit into a row together, or whose answers are the same, are left out."""
+    return _write(data, folder, encoder, key, pair_item)
 
 
-def pair_items(data: Data, encoder: Encoder, record: Record, where: str) -> Iterator[Item]:
-    """The pair of a record, if each of its answers is within a row."""
+def pair_item(data: Data, encoder: Encoder, record: Record, where: str) -> Item:
+    """The pair of a record."""
     answers = pair(record, where, _form(data))
     parts = [encoder.encode(sample, where) for sample in (answers.chosen, answers.rejected)]
-    if all(len(part) == 1 for part in parts):
-        yield Item([part[0] for part in parts], answers.chosen)
+    documents = [part[0] for part in parts] if all(len(part) == 1 for part in parts) else []
+    return Item(answers.form, documents, answers.chosen)
 
 
 def write_prompts(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
     """Write prompts; those that leave no room for an answer are left out."""
-    return _write(data, folder, encoder, key, prompt_items)
+    return _write(data, folder, encoder, key, prompt_item)
 
 
-def prompt_items(data: Data, encoder: Encoder, record: Record, where: str) -> Iterator[Item]:
-    """The prompt of a record, if there is room for an answer behind it."""
-    words = prompt(record, where, _form(data))
+def prompt_item(data: Data, encoder: Encoder, record: Record, where: str) -> Item:
+    """The prompt of a record; without a document if there is no room for an answer behind it."""
+    words, form = prompt(record, where, _form(data))
     ids = np.array(_prompt_ids(words, encoder), np.uint32)
     kind = (data.form or "").partition(" ")[0]
-    if 2 <= len(ids) <= data.length - int(kind.rpartition("-")[2]):
-        assert not isinstance(record, str)
-        document = Encoded(ids, np.zeros(len(ids), bool))
-        plain = json.loads(json.dumps(dict(record), default=str))
-        yield Item([document], _question(words, right_answer(record)), plain)
+    if not 2 <= len(ids) <= data.length - int(kind.rpartition("-")[2]):
+        return Item(form, [])
+    assert not isinstance(record, str)
+    document = Encoded(ids, np.zeros(len(ids), bool))
+    plain = json.loads(json.dumps(dict(record), default=str))
+    return Item(form, [document], _question(words, right_answer(record)), plain)
 
 
-def preview(data: Data, encoder: Encoder, items: Items, count: int, colour: bool) -> Iterator[str]:
+def preview(data: Data, encoder: Encoder, count: int, colour: bool, item_of: ItemOf) -> Iterator[str]:
     """The first records as the model reads them, with what is trained on. Raises ConfigError where there is none."""
     lines = ((where, record) for place in data.places for where, record in records(place, data.split))
     first = list(islice(lines, count))
     if not first:
         raise ConfigError(f"{data.name} holds no record")
     for where, record in first:
-        parts = [document for item in items(data, encoder, record, where) for document in item.documents]
-        yield f"--- {where}: {sum(map(len, parts)):,} tokens" + ("" if parts else ", left out")
-        yield from (marked(encoder.tokenizer, part, colour) for part in parts)
+        item = item_of(data, encoder, record, where)
+        reason = ", left out" if not item.fits(data.length) else ", left out: both answers are the same"
+        kept = item.fits(data.length) and not item.alike
+        yield f"--- {where} ({item.form}): {len(item):,} tokens" + ("" if kept else reason)
+        yield from (marked(encoder.tokenizer, part, colour) for part in item.documents)
 
 
 def _prompt_ids(words: Chat | str, encoder: Encoder) -> list[int]:
@@ -100,30 +114,44 @@ def _form(data: Data) -> str | None:
     return (data.form or "").partition(" ")[2] or None
 
 
-def _write(data: Data, folder: Path, encoder: Encoder, key: str, items: Items) -> Prepared:
+def _write(data: Data, folder: Path, encoder: Encoder, key: str, item_of: ItemOf) -> Prepared:
     lines = ((where, record) for place in data.places for where, record in records(place, data.split))
-    read = [list(items(data, encoder, record, where)) for where, record in lines]
+    read = [item_of(data, encoder, record, where) for where, record in lines]
     if not read:
         raise ConfigError(f"{data.name} holds no record")
-    fitting = [[item for item in each if len(item) <= data.length] for each in read]
-    count, apart = len(read), kept_apart(len(read), data.share, data.seed)
-    groups = {TRAIN: [i for i in range(count) if i not in apart], HELD_OUT: sorted(apart)}
-    written = {}
-    for name, numbers in groups.items():
-        parts = [item for number in numbers for item in fitting[number]]
-        if parts:
-            written[name] = _rows(folder / name, parts, data)
-    if TRAIN not in written:
+    fitting = [item for item in read if item.fits(data.length)]
+    usable = [item for item in fitting if not item.alike]
+    if not fitting:
         raise ConfigError(f"{data.name}: nothing fits into {data.length} tokens: raise --max-seq-len")
+    if not usable:
+        which = "all pairs" if len(fitting) == len(read) else f"all pairs that fit into {data.length} tokens"
+        reason = "the chosen and the rejected answer are the same: nothing is preferred"
+        raise ConfigError(f"{data.name}: in {which} {reason}")
+    apart = kept_apart(len(usable), data.share, data.seed)
+    groups = {TRAIN: [i for i in range(len(usable)) if i not in apart], HELD_OUT: sorted(apart)}
+    written = {
+        name: _rows(folder / name, [usable[number] for number in numbers], data)
+        for name, numbers in groups.items()
+        if numbers
+    }
     if HELD_OUT in written:
-        questions = [item.question for number in groups[HELD_OUT] for item in fitting[number]]
+        questions = [usable[number].question for number in groups[HELD_OUT]]
         write_questions(folder, [question for question in questions if question is not None])
-    longest = max((len(item) for each in read for item in each), default=0)
-    left_out = sum(not each for each in fitting)
-    kind = (data.form or PAIRS).partition(" ")[0]
     return Prepared(
-        *(key, kind, count, data.length, data.pack, longest, 0, encoder.counts.ended, 0, left_out),
-        *(written[TRAIN], written.get(HELD_OUT), [str(path) for path in data.files]),
+        key,
+        form=", ".join(dict.fromkeys(item.form for item in read)),
+        records=len(read),
+        length=data.length,
+        pack=data.pack,
+        longest=max(map(len, read)),
+        split=0,
+        ended=encoder.counts.ended,
+        cut=0,
+        left_out=len(read) - len(fitting),
+        train=written[TRAIN],
+        held_out=written.get(HELD_OUT),
+        files=[str(path) for path in data.files],
+        alike=len(fitting) - len(usable),
     )
 
 

@@ -2,13 +2,14 @@
 
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from roofline.common.errors import ConfigError
 from roofline.common.files import write_atomically
+from roofline.common.json_types import JsonMapping
 from roofline.train.run_folder import ANSWERS
 
 SHOWN = 12  # answers on the page, the first: to choose among them would flatter one of the models
@@ -81,8 +82,18 @@ def read_answers(folder: Path) -> Answers | None:
         raise ConfigError(f"{path} is no file of answers: remove it, and run the command again ({error})") from error
 
 
-def answer_tiles(answers: Answers | None) -> list[tuple[str, str]]:
-    """The figures of the top of the page."""
+def held_out_rewards(lines: Iterable[JsonMapping]) -> tuple[float | None, float | None]:
+    """The mean rewards that a log has of greedy answers to held-out prompts: before the first step, and the last."""
+    rewards = [(line["step"], line["reward"]) for line in lines if "eval_loss" in line and "reward" in line]
+    before = next((reward for step, reward in rewards if step == 0), None)
+    return before, rewards[-1][1] if rewards and rewards[-1][0] else None
+
+
+def answer_tiles(answers: Answers | None, rewards: tuple[float | None, float | None] | None) -> list[tuple[str, str]]:
+    """The figures of the top of the page. rewards: before and after, where they and not exact answers count."""
+    if rewards is not None:
+        named = zip(("reward before", "reward after"), rewards, strict=True)
+        return [(name, f"{reward:.3f}") for name, reward in named if reward is not None]
     if answers is None:
         return []
     counts = {"exact before": answers.exact_before, "exact after": answers.exact_after}
@@ -110,8 +121,9 @@ def _anchor(answers: Answers, name: str) -> str:
     return f'<a href="{html.escape(link(answers, name))}">Chat with {html.escape(name)}</a>'
 
 
-def side_by_side(answers: Answers | None) -> str:
-    """The answers beside each other, and beside those of the data."""
+def side_by_side(answers: Answers | None, rewarded: bool) -> str:
+    """The answers beside each other, and beside those of the data. rewarded: whether one is as in the data is not what
+    counts, so it is not marked."""
     if answers is None:
         return ""
     answered = [row for row in answers.rows if row.before is not None or row.after is not None]
@@ -120,7 +132,7 @@ def side_by_side(answers: Answers | None) -> str:
     heads = ("held-out prompt", f"before: {answers.before}", f"after: {answers.after}", "answer of the data")
     titles = "".join(f"<th>{html.escape(title)}</th>" for title in heads)
     body = "".join(
-        f"<tr><td>{_text(row.prompt)}</td>{_cell(row, row.before)}{_cell(row, row.after)}"
+        f"<tr><td>{_text(row.prompt)}</td>{_cell(row, row.before, rewarded)}{_cell(row, row.after, rewarded)}"
         f"<td>{_text(row.expected)}</td></tr>"
         for row in answered[:SHOWN]
     )
@@ -131,11 +143,11 @@ def side_by_side(answers: Answers | None) -> str:
     )
 
 
-def _cell(row: Answer, text: str | None) -> str:
+def _cell(row: Answer, text: str | None, rewarded: bool) -> str:
     if text is None:
         return '<td class="none">not asked yet</td>'
-    exact = row.exact(text)
-    return f'<td class="{"exact" if exact else "other"}">{_text(text)}</td>'
+    exact = "" if rewarded else f' class="{"exact" if row.exact(text) else "other"}"'
+    return f"<td{exact}>{_text(text)}</td>"
 
 
 def _text(text: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roofline.common.json_types import JsonObject
-from roofline.common.units import human_bytes
+from roofline.common.units import counted, human_bytes
 from roofline.hardware.roofs import TOLERANCE
 from roofline.train.config.schema import TrainConfig
 from roofline.train.report import cards
@@ -37,7 +37,8 @@ class Console:
         """Show the size of the run, before its first step."""
         self.about = about
         print(
-            f"{about['parameters']:,} parameters, {about['steps']:,} steps of {about['batch_tokens']:,} tokens, "
+            f"{about['parameters']:,} parameters, {counted(about['steps'], 'step')} of "
+            f"{about['batch_tokens']:,} tokens, "
             f"{about['processes']} process{'es' if about['processes'] > 1 else ''} on {about['device']}"
             + (f"; {human_bytes(about['memory']['predicted'])} of memory predicted" if about["memory"] else ""),
             file=sys.stderr,
@@ -112,7 +113,8 @@ class Console:
             print(f"ended after step {finished.steps:,} by {finished.reason}")
         if math.isnan(finished.loss):
             if finished.reason is None:
-                print(f"{finished.folder}: all {finished.steps:,} steps were done already")
+                done = f"all {finished.steps:,} steps were" if finished.steps != 1 else "its step was"
+                print(f"{finished.folder}: {done} done already")
             return
         several = len(finished.evaluations) > 1
         held_out = "".join(
@@ -120,7 +122,8 @@ class Console:
             for label, loss in finished.evaluations.items()
         )
         print(
-            f"{finished.steps:,} steps, loss {finished.loss:.4f}{held_out}, {_memory(finished.folder)}{finished.folder}"
+            f"{counted(finished.steps, 'step')}, loss {finished.loss:.4f}{held_out}, "
+            f"{_memory(finished.folder)}{finished.folder}"
         )
 
     def _remaining(self, line: JsonObject) -> str:

@@ -12,8 +12,16 @@ from roofline.common.files import write_atomically
 from roofline.common.json_types import JsonMapping
 from roofline.common.units import human_bytes, human_seconds
 from roofline.train.config.flatten import flatten
+from roofline.train.preference.rewards import EXACT
 from roofline.train.report import cards
-from roofline.train.report.answers import Answers, answer_tiles, chat_links, read_answers, side_by_side
+from roofline.train.report.answers import (
+    Answers,
+    answer_tiles,
+    chat_links,
+    held_out_rewards,
+    read_answers,
+    side_by_side,
+)
 from roofline.train.report.flops import usual
 from roofline.train.run_folder import CARD, CONFIG, LOG, PAGE, read_lines
 
@@ -36,15 +44,16 @@ def page(lines: Sequence[JsonMapping], card: JsonMapping, config: JsonMapping, a
     device, model = card["device"], card["model"]
     about = [model["name"], f"{model['parameters']:,} parameters", f"{card['devices']} x {device['name']}"]
     about += [card["precision"], "finished" if card["done"] else "under way", card["written"]]
+    rewards = held_out_rewards(lines) if _rewards(config) else None
     template = Template((files("roofline.train.report") / "page.html").read_text("utf-8"))
     return template.safe_substitute(
         title=html.escape(name),
         about=html.escape(" · ".join(about)),
         taken="<p>Dashed lines: the run was stopped there and taken up again.</p>" if _resume_steps(lines) else "",
         progress=_progress(lines, card),
-        tiles="".join(_tile(*tile) for tile in [*answer_tiles(answers), *_tiles(lines, card)]),
+        tiles="".join(_tile(*tile) for tile in [*answer_tiles(answers, rewards), *_tiles(lines, card)]),
         chat=chat_links(answers),
-        answers=side_by_side(answers),
+        answers=side_by_side(answers, rewards is not None),
         tables="".join([*_tables(card), *_samples(lines)]),
         configuration=_table(
             [
@@ -62,6 +71,12 @@ def page(lines: Sequence[JsonMapping], card: JsonMapping, config: JsonMapping, a
             }
         ),
     )
+
+
+def _rewards(config: JsonMapping) -> bool:
+    """Whether a function of the user's says how good an answer is."""
+    section = config.get("grpo")
+    return section is not None and section["reward"] != EXACT
 
 
 def _progress(lines: Sequence[JsonMapping], card: JsonMapping) -> str:

@@ -21,29 +21,27 @@ from roofline.train.checkpoint.checkpoint import Saver
 from roofline.train.checkpoint.resume import resume
 from roofline.train.config.duration import Batches, batches
 from roofline.train.config.schema import TrainConfig
-from roofline.train.data.loader import Loader, Rows, Share, open_source
+from roofline.train.data.loader import Loader, Rows, open_source
 from roofline.train.data.receipts import START, ReceiptLog
 from roofline.train.finetune import loaders
 from roofline.train.memory.exhausted import limit_memory, room
 from roofline.train.memory.meter import grow_segments, keep_freed_memory
-from roofline.train.model import adaptation, build
-from roofline.train.model.modules import Model
+from roofline.train.model import adaptation
 from roofline.train.model.optim import optimizer
-from roofline.train.model.shapes import files, model_config
-from roofline.train.parallel.elastic import check, rounds
-from roofline.train.parallel.processes import World, join, leave, shard
+from roofline.train.model.shapes import model_config
+from roofline.train.parallel.elastic import check
+from roofline.train.parallel.processes import World, join, leave
 from roofline.train.preference.objective import Facts
 from roofline.train.preference.sampler import MakeSampler
 from roofline.train.preference.start import preference_of
 from roofline.train.report import loggers
 from roofline.train.report.log import RunLog
 from roofline.train.report.summary import Report
-from roofline.train.run import evaluation, leak_proof, preflight
+from roofline.train.run import evaluation, leak_proof, parts, preflight
 from roofline.train.run.callbacks import Callbacks
 from roofline.train.run.clip import clip
 from roofline.train.run.determinism import deterministic
 from roofline.train.run.failures import explained
-from roofline.train.run.gradients import Gradients
 from roofline.train.run.owner import Ownership
 from roofline.train.run.probe import Probe
 from roofline.train.run.recurring import recurring
@@ -51,7 +49,6 @@ from roofline.train.run.schedule import schedule
 from roofline.train.run.signals import Signals
 from roofline.train.run_folder import CONFIG, checkpoints_of, folder_of
 from roofline.train.storage.open import open_store
-from roofline.weights.checkpoint import open_checkpoint
 
 PACKED_ROWS = 16  # rows that are looked at
 
@@ -128,10 +125,10 @@ def train(
 def _fit(config: TrainConfig, world: World, watch: Watch | None, make_sampler: MakeSampler | None) -> Finished:
     """Apart from `train`, so that nothing of the run is left when its process group is destroyed."""
     world.first(lambda: preflight.check(config))
-    world.first(lambda: loaders.prepare_all(config))
-    config = loaders.prepared(config)
-    with closing(Ownership(config, world)) as owner, closing(Run(config, world, watch, owner, make_sampler)) as run:
-        return run.fit()
+    with closing(Ownership(config, world)) as owner:
+        world.first(lambda: loaders.prepare_all(config))
+        with closing(Run(loaders.prepared(config), world, watch, owner, make_sampler)) as run:
+            return run.fit()
 
 
 class Run:
@@ -147,7 +144,7 @@ class Run:
     ) -> None:
         loggers.check(config.loggers)
         self.config, self.world, self.owner = config, world, owner
-        self.shares = self._shares()
+        self.shares = parts.shares(config, world)
         self.tunes = config.train_loader.name == "finetuning"
         self.folder, self.save_folder = folder_of(config), checkpoints_of(config)
         length, apart = config.max_seq_len, config.model.attn_config.attn_uses_sequence_id
@@ -163,12 +160,12 @@ class Run:
             keep_freed_memory()
         available = room()
         self.forms = adaptation.forms(config, self.shape)
-        self.base = world.share(world.first(self._digest)) if self.forms else None
+        self.base = world.share(world.first(lambda: parts.base_digest(config))) if self.forms else None
         self.report = Report(config, self.shape, world, self.forms)
-        self.model = self._model()
+        self.model = parts.model_of(self)
         self.optimizer = optimizer(config.optimizer, self.model, exact=config.elastic is not None)
         self.factor = schedule(config.scheduler, self.units)
-        self.gradients = self._gradients(available)
+        self.gradients = parts.gradients_of(self, available)
         self.progress = Progress()
         self.saved_step: int | None = None
         self.reason: str | None = None
@@ -242,11 +239,6 @@ class Run:
         """Whether rows hold several documents, which are kept apart; told from the first ones, alike on all ranks."""
         documents = self.source.rows(self.order.batch(0)[:PACKED_ROWS]).documents
         return documents is not None and int(documents.max()) > 0
-
-    def _shares(self) -> list[Share]:
-        """The parts of each global batch that this process computes. Raises ConfigError for a tree that is none."""
-        elastic, rank, count = self.config.elastic, self.world.data_rank, self.world.data_size
-        return rounds(elastic.virtual_shards, rank, count) if elastic else [(rank, count)]
 
     def step(self) -> float:
         """Train on one global batch; returns its mean loss."""
@@ -363,47 +355,6 @@ class Run:
         self.show_every = batches("console_log_interval", config.console_log_interval, self.units)
         stop = batches("stop_after", config.stop_after, self.units) if config.stop_after else self.total
         self.stop = min(stop, self.total)
-
-    def _digest(self) -> str:
-        """Of the model's files, which an adapter belongs to."""
-        return adaptation.digest(open_checkpoint(files(self.config.model)))
-
-    def _gradients(self, available: int | None) -> Gradients:
-        """What computes gradients; available: bytes that the run may take, if they are known."""
-        config, world = self.config, self.world
-        elastic, section, size = config.elastic is not None, config.fsdp_config, config.device_train_microbatch_size
-        gradients = Gradients(
-            self.model,
-            world,
-            config.precision,
-            None if size == "auto" else size,
-            # The microbatches that a rank has must not change an elastic run's sums: it adds up a shard, then sends it.
-            sync_last=elastic or (section is not None and section.sharding_strategy == "SHARD_GRAD_OP"),
-            tree=elastic,
-        )
-        trims = config.train_loader.dataset.allow_pad_trimming
-        gradients.keeps_padding = config.compile_config is not None or not trims
-        if size == "auto" and available is not None:  # what does not fit is not tried: libraries fail in many ways
-            rows = self.report.memory.rows_for(available) if world.rank == 0 else None
-            gradients.size = world.share(rows)
-        predicted = self.report.memory.predicted
-        gradients.predicted = predicted.total if predicted is not None else None
-        return gradients
-
-    def _model(self) -> Model:
-        config, world = self.config, self.world
-        vocab, limit = self.source.vocab, self.shape["vocab"]
-        if vocab is not None and vocab > limit:
-            raise ConfigError(f"the rows have ids up to {vocab - 1:,}, the model's vocabulary is {limit:,}")
-        model = Model(self.shape, "meta" if world.grouped else world.device, ranks=world.tensor, forms=self.forms)
-        model.chunk_logits = config.model.loss_fn != "torch_crossentropy"
-        model.restarts = self.tunes
-        build.wrap(model, config)
-        if world.grouped:
-            shard(model, world, config)
-            model.to_empty(device=world.device)
-        build.start(model, config)
-        return model
 
     def _receipts(self) -> ReceiptLog | None:
         """Open the receipts and write the configuration on rank 0; the others wait until the folder is ready."""

@@ -23,7 +23,7 @@ from roofline.common.files import cause_of, text_of
 from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.train.config.schema import TrainConfig
 from roofline.train.parallel.processes import World
-from roofline.train.run_folder import OWNER, checkpoints_of, folder_of
+from roofline.train.run_folder import COMMAND, OWNER, checkpoints_of, folder_of
 from roofline.train.storage.bucket import ObjectStore
 from roofline.train.storage.open import open_store
 from roofline.train.storage.store import MissingError, StoreError
@@ -74,10 +74,10 @@ class Ownership:
 
 
 class FolderLock:
-    """A folder that no other process can lock. Raises ConfigError if one has."""
+    """A folder that no other process can lock. name: of the file that is locked. Raises ConfigError if one has."""
 
-    def __init__(self, folder: Path, owner: JsonMapping) -> None:
-        self._path = folder / OWNER
+    def __init__(self, folder: Path, owner: JsonMapping, name: str = OWNER) -> None:
+        self._path = folder / name
         self._file: IO[str] | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ class FolderLock:
             self._file.write(json.dumps(owner) + "\n")
             self._file.flush()
         except BlockingIOError:
-            raise _refusal(str(folder), text_of(self._path)) from None
+            raise _refusal(str(folder), text_of(self._path), name) from None
         except OSError as error:
             raise ConfigError(f"{error.filename or folder}: {cause_of(error)}: choose another folder") from error
 
@@ -99,6 +99,21 @@ class FolderLock:
             self._file.close()
             with suppress(OSError):  # not empty
                 self._path.parent.rmdir()
+
+
+def reserve(folder: Path) -> FolderLock:
+    """The folder of a run for a command that prepares, trains and asks the model there, until it is closed.
+
+    Raises ConfigError where another command, or a run, has it.
+    """
+    owner = _this_process()
+    lock = FolderLock(folder, owner, COMMAND)
+    try:
+        FolderLock(folder, owner).close()  # the run takes it again
+    except ConfigError:
+        lock.close()
+        raise
+    return lock
 
 
 def _locked(path: Path) -> IO[str] | None:
@@ -224,8 +239,10 @@ def _described(owner: JsonMapping) -> str:
     )
 
 
-def _refusal(place: str, text: str | None) -> ConfigError:
-    return ConfigError(
-        f"{place} belongs to a run that is training ({_described(_parsed(text))}): wait for it, end it, or choose "
-        "another run_folder and save_folder"
-    )
+def _refusal(place: str, text: str | None, name: str = OWNER) -> ConfigError:
+    """name: of the file that another process has locked."""
+    whose, other = "a run that is training", "another run_folder and save_folder"
+    if name == COMMAND:
+        whose, other = "a command that is under way", "another run_folder"
+    described = _described(_parsed(text))
+    return ConfigError(f"{place} belongs to {whose} ({described}): wait for it, end it, or choose {other}")

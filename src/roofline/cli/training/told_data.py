@@ -1,0 +1,79 @@
+"""What a command says of the data that it prepared, before it trains on them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from roofline.common.units import counted
+
+if TYPE_CHECKING:
+    from roofline.train.finetune.prepare import Data, Prepared
+
+UNTEMPLATED = ("completion", "icl", "text")  # forms of data
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What rows hold, for people.
+
+    noun: what one of them is called; forms: what each form of the data is, by its name; misfit: why one is left out;
+    answers: that are sampled to each, 0: the data have them.
+    """
+
+    noun: str
+    forms: Mapping[str, str]
+    misfit: str
+    answers: int = 0
+
+
+def told(data: "Data", prepared: "Prepared", kind: Kind, steps: int, batch: int) -> list[str]:
+    """What was prepared, in words. batch: rows of a step."""
+    forms = " and ".join(kind.forms.get(name, name) for name in prepared.form.split(", "))
+    lines = [f"{data.name}: {counted(prepared.records, 'record')}, read as {forms}", _rows(prepared, kind, batch)]
+    if prepared.held_out is not None:
+        lines.append(f"{_these(prepared.held_out.samples, kind.noun, 'is', 'are')} kept apart for evaluation")
+    if prepared.cut:
+        what = "left out" if data.drop else f"cut; the longest has {prepared.longest:,} tokens"
+        longer = f"{_these(prepared.cut, kind.noun, 'is', 'are')} longer than a row"
+        lines.append(f"{longer} and {'was' if prepared.cut == 1 else 'were'} {what}: --max-seq-len raises the limit")
+    left_out = prepared.left_out - (prepared.cut if data.drop else 0)
+    if left_out > 0:
+        lines.append(f"{_these(left_out, kind.noun, 'was', 'were')} left out: {kind.misfit}")
+    if prepared.alike:
+        reason = "the chosen and the rejected answer are the same"
+        lines.append(f"{_these(prepared.alike, kind.noun, 'was', 'were')} left out: {reason}")
+    if prepared.split:
+        parts = f"{_these(prepared.split, 'chat', 'was', 'were')} taken apart, an answer each"
+        lines.append(f"{parts}: the template writes earlier answers otherwise")
+    if prepared.ended:
+        lines.append(f"{counted(prepared.ended, kind.noun)} got an end token, which the template does not write")
+    epochs = f"{steps * batch / prepared.train.rows:.2g} epochs"
+    return [*lines, f"{counted(steps, 'step')} of {counted(batch, 'row')}, {epochs}"]
+
+
+def told_of_model(prepared: "Prepared", limit: int, is_default: bool) -> list[str]:
+    """What the model makes of the data otherwise than a user may expect. limit: tokens of a row, as --max-seq-len says;
+    is_default: the model has no chat template of its own."""
+    lines = []
+    if prepared.length < limit:
+        above = f"--max-seq-len {limit} is above the model's context"
+        lines.append(f"{above}, {prepared.length:,} tokens, which is used")
+    if is_default and not {*prepared.form.split(", ")} <= {*UNTEMPLATED}:
+        lines.append("the model has no chat template: chats are written in ChatML, as `roofline serve` writes them")
+    return lines
+
+
+def _rows(prepared: "Prepared", kind: Kind, batch: int) -> str:
+    train = prepared.train
+    if kind.answers:
+        each = f"{kind.answers} answers to each of {batch} in a step"
+        return f"{counted(train.samples, kind.noun)} of {train.real:,} tokens together, {each}"
+    rows = f"{counted(train.rows, 'row')} of {'' if prepared.pack else 'at most '}{prepared.length:,} tokens"
+    padding = f", {1 - train.real / (train.rows * prepared.length):.1%} padding" if prepared.pack else "; not packed"
+    trained = f"{train.real:,} tokens, {train.trained:,} of them trained on"
+    return f"{counted(train.samples, kind.noun)} in {rows}: {trained}{padding}"
+
+
+def _these(count: int, noun: str, singular: str, plural: str) -> str:
+    """The number, what is counted, and the verb that goes with it."""
+    return f"{counted(count, noun)} {singular if count == 1 else plural}"
