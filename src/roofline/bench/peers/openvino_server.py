@@ -15,6 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+JsonObject = dict[str, Any]
+OfPackage = Any  # objects of openvino-genai, whose types are not known where it is not installed
+
 OWNER = "openvino-genai"
 MOST_OF_A_CHARACTER = 4  # tokens: as many as UTF-8 has bytes for one
 KNOWN = {"model", "prompt", "messages", "max_tokens", "temperature", "stream", "stream_options", "ignore_eos"}
@@ -30,22 +33,22 @@ class Answer:
     """A request under way. handle: the pipeline's; pending: tokens that end within a character."""
 
     transport: asyncio.Transport
-    handle: Any
+    handle: OfPackage
     chat: bool
     prompt_tokens: int
     tokens: int = 0
     pending: list[int] = field(default_factory=list)
 
-    def write(self, event: dict[str, Any]) -> None:
+    def write(self, event: JsonObject) -> None:
         """Send an event of the stream."""
         self._send(b"data: %s\n\n" % json.dumps(event).encode())
 
-    def end(self, event: dict[str, Any]) -> None:
+    def end(self, event: JsonObject) -> None:
         """Send the last event, and the stream's end."""
         self._send(b"data: %s\n\ndata: [DONE]\n\n" % json.dumps(event).encode())
         self.transport.write(b"0\r\n\r\n")
 
-    def choice(self, text: str, finish: str | None = None) -> dict[str, Any]:
+    def choice(self, text: str, finish: str | None = None) -> JsonObject:
         """An event with a part of the answer."""
         content = {"delta": {"content": text}} if self.chat else {"text": text}
         return {"choices": [{"index": 0, **content, "finish_reason": finish}]}
@@ -77,7 +80,7 @@ class Engine:
         self._answers: list[Answer] = []
         self._wake, self._count = asyncio.Event(), 0
 
-    def submit(self, transport: asyncio.Transport, body: dict[str, Any]) -> None:
+    def submit(self, transport: asyncio.Transport, body: JsonObject) -> None:
         """Queue a request, and begin its answer. Raises Refused."""
         _check(body)
         chat = "messages" in body
@@ -103,11 +106,11 @@ class Engine:
             for _ in range(2):  # the loop looks at its sockets, and then calls who reads them
                 await asyncio.sleep(0)
 
-    def _encode(self, text: str, special: bool) -> Any:
+    def _encode(self, text: str, special: bool) -> OfPackage:
         """Token ids [1, tokens]."""
         return self.tokenizer.encode(text, add_special_tokens=special).input_ids
 
-    def _config(self, body: dict[str, Any]) -> Any:
+    def _config(self, body: JsonObject) -> OfPackage:
         """How an answer is computed; where it may end by the model's own configuration."""
         ignored = body.get("ignore_eos", False)
         config = self.genai.GenerationConfig() if ignored else self.pipeline.get_config()
@@ -152,14 +155,14 @@ class Engine:
         answer.pending = []
         return text
 
-    def _usage(self, answer: Answer) -> dict[str, Any]:
-        usage: dict[str, Any] = {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.tokens}
+    def _usage(self, answer: Answer) -> JsonObject:
+        usage: JsonObject = {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.tokens}
         if self.cached is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": self.cached}
         return usage
 
 
-def _check(body: dict[str, Any]) -> None:
+def _check(body: JsonObject) -> None:
     """Raises Refused for what would change an answer, and is not done here."""
     unknown = sorted(set(body) - KNOWN)
     if unknown:
@@ -172,7 +175,7 @@ def _check(body: dict[str, Any]) -> None:
         raise Refused("prompt must be a text")
 
 
-def _scheduler(config: Any, options: dict[str, str]) -> Any:
+def _scheduler(config: OfPackage, options: dict[str, str]) -> OfPackage:
     """SchedulerConfig with the fields that options name. Raises ValueError."""
     for name, text in options.items():
         known = getattr(config, name, None)
@@ -225,7 +228,7 @@ class Connection(asyncio.Protocol):
         else:
             self._answer(b"404 Not Found", {"error": {"message": "there is nothing here"}})
 
-    def _answer(self, status: bytes, content: dict[str, Any]) -> None:
+    def _answer(self, status: bytes, content: JsonObject) -> None:
         data = json.dumps(content).encode()
         head = b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         self._transport.write(head % (status, len(data)) + data)

@@ -4,6 +4,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from roofline.backends.gpu.runtime import libraries
@@ -193,7 +194,7 @@ def _ours(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _recompiles(torch: Any) -> Iterator[None]:
+def _recompiles(torch: ModuleType) -> Iterator[None]:
     config = torch._dynamo.config
     name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
     with config.patch({name: RECOMPILES}):
@@ -221,7 +222,12 @@ def register_attention(technique: str) -> str:
 
 
 def sdpa_attention(
-    module: "Module", query: "Tensor", key: "Tensor", value: "Tensor", attention_mask: "Tensor | None", **options: Any
+    module: "Module",
+    query: "Tensor",
+    key: "Tensor",
+    value: "Tensor",
+    attention_mask: "Tensor | None",
+    **options: "float | None",
 ) -> "tuple[Tensor, None]":
     """torch's scaled_dot_product_attention, with whichever kernels it is allowed at the time.
 
@@ -238,7 +244,12 @@ def sdpa_attention(
 
 
 def xformers_attention(
-    module: "Module", query: "Tensor", key: "Tensor", value: "Tensor", attention_mask: "Tensor | None", **options: Any
+    module: "Module",
+    query: "Tensor",
+    key: "Tensor",
+    value: "Tensor",
+    attention_mask: "Tensor | None",
+    **options: "float | None",
 ) -> "tuple[Tensor, None]":
     """xformers.ops.memory_efficient_attention; shapes as of `sdpa_attention`. Source: Lefaudeux et al. 2022, xFormers;
     Rabe and Staats 2021, Self-attention does not need O(n^2) memory."""

@@ -129,7 +129,7 @@ def block_rate(events: Events) -> float:
 
 def block_latency(events: Events) -> float:
     """The mean time of a block's requests from their planned moments to their answers' ends, in milliseconds."""
-    ends = [(request.end or 0) - request.scheduled for request in measured(events)]
+    ends = [(request.end or 0) - request.planned for request in measured(events)]
     return float(np.mean(ends)) / 1e6
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from roofline.cli.output import check_output, console, plain_table, print_json
 from roofline.cli.parser import Argument
@@ -84,7 +84,7 @@ def command(
     if counts:
         from roofline.bench.train_scaling import Scaling
 
-        rule = "weak" if options.scaling == "weak" else "strong"
+        rule: Literal["weak", "strong"] = "weak" if options.scaling == "weak" else "strong"
         timed = (tuple(changes or ()), options.steps, options.warmup)
         _scale(Scaling(what, counts, rule, *timed, convention), as_json, out)
         return
