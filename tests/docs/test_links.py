@@ -28,6 +28,7 @@ THEIRS = {
         "card.json",
         "reference.json",
         "owner.json",
+        "command.json",
         "grid.json",
         "summary.json",
         "program.txt",

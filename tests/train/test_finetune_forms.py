@@ -244,7 +244,7 @@ def test_records_of_another_form_are_told_where_the_form_came_from(tmp_path: Pat
     sft.write_lines(path, [other, other | {"messages": []}])
     with pytest.raises(ConfigError, match=r"line 2: no message of an assistant is there to train on$"):
         list(samples(Data((path,), 64)))
-    sft.write_lines(path, [other, {"question": "q", "answer": "a"}])
+    sft.write_lines(path, [{"question": "q", "answer": "a"}, other])
     with pytest.raises(ConfigError, match=r"line 2: question is .*") as named:
         list(samples(Data((path,), 64, form="question")))
     assert "told from" not in str(named.value), "the user said so"

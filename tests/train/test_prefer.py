@@ -48,7 +48,7 @@ def test_a_model_learns_which_answers_are_better(model: Path, tmp_path: Path) ->
     lines = done.stderr.splitlines()
     assert lines[0] == f"{data}: 32 records, read as questions with two answers, as chats"
     rows = "28 pairs in 28 rows of 64 tokens: "
-    assert re.fullmatch(rf"{rows}1,\d{{3}} tokens, 168 of them trained on, .*padding", lines[1]), lines[1]
+    assert re.fullmatch(rf"{rows}1,\d{{3}} tokens, 112 of them trained on, .*padding", lines[1]), lines[1]
     assert lines[2:6] == [
         "2 pairs are kept apart for evaluation",
         "1 pair was left out: no row holds both answers; --max-seq-len raises the limit",
@@ -94,7 +94,7 @@ def test_a_model_learns_to_earn_rewards(model: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     assert done.stderr.splitlines()[:3] == [
         f"{data}: 4 records, read as questions, as chats",
-        "4 prompts of 76 tokens together, 16 answers to each of 4 in a step",
+        "4 prompts of 60 tokens together, 16 answers to each of 4 in a step",
         "6 steps of 4 rows, 6 epochs",
     ]
     lines = steps(out)
@@ -133,7 +133,7 @@ def test_what_is_wrong_with_options_is_told_of_the_options(model: Path, tmp_path
     for words, message in [
         (["prefer", "--loss", "robust"], "--loss robust needs --label-smoothing, the share of wrong labels"),
         (["prefer", "--label-smoothing", 0.7], "--label-smoothing 0.7: input should be less than 0.5"),
-        (["prefer", "--show", 1, "--set", "dpo.betta=1"], "--set dpo.betta=1: unknown key dpo.betta, did you mean"),
+        (["prefer", "--show", 1, "--set", "dpo.betta=1"], "--set dpo.betta=1: unknown key dpo.betta; did you mean"),
         (["reinforce", "--base", "nf4"], "--base nf4: grpo samples from the model's own files, so quantise them first"),
         (["reinforce", "--clip", 2], "--clip 2.0: input should be less than 1"),
         (["reinforce", "--kl", 1, "--temperature", 2], "--kl 1 needs --temperature 1, not 2: the reference is"),

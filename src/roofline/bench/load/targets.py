@@ -104,9 +104,9 @@ def _command(name: str, port: str) -> tuple[str, list[str]]:
         return "", _openvino(_split(name.removeprefix(OPENVINO)), port)
     if name.startswith(LLAMA_CPP):
         return "", _llama_cpp(_split(name.removeprefix(LLAMA_CPP)), port)
+    words = [sys.executable if part == "python" else part for part in _split(name)]
     if "{port}" not in name:
         raise ConfigError(f"{name!r} is no target: give {FORMS}, or a command line with {{port}}")
-    words = [sys.executable if part == "python" else part for part in _split(name)]
     return "", [part.replace("{port}", port) for part in words]
 
 
