@@ -24,13 +24,14 @@ from benchmarks.train import WARM, Contestant
 
 OURS, PACKED, PEFT = "roofline", "roofline packed", "peft"
 CONTESTANTS = (OURS, PACKED, PEFT)  # ours begins: peft loads the adapter that it begins with
+DOCUMENTS = Path(__file__).parents[1] / "docs"
 SPEED, MEMORY = 1.5, 0.8  # what ours must reach beside peft's
 
 
 @dataclass(frozen=True)
 class Task:
     """What all of them train: LoRA beside every linear layer of a model in bf16, AdamW, clipping, bf16 autocast, on
-    random walks over the ids whose lengths are evenly spread; the last quarter of each is trained on."""
+    passages of this project's documents whose lengths are evenly spread; the last quarter of each is trained on."""
 
     length: int = 512
     shortest: int = 32
@@ -154,18 +155,24 @@ def prepare(task: Task, model: str, folder: Path, count: int) -> None:
 
     checkpoint = open_checkpoint(resolve(model))
     write_safetensors(checkpoint, folder / "model", "BF16", Work())
-    vocab = int(checkpoint.config["vocab"])
-    samples = walks(task, vocab, count)
+    samples = passages(task, model, count)
     np.savez(folder / "samples.npz", *samples)
     _shards(task, [[number] for number in range(count)], samples, folder / "padded")
     _shards(task, pack([len(sample) for sample in samples], task.length), samples, folder / "packed")
 
 
-def walks(task: Task, vocab: int, count: int) -> list[np.ndarray]:
-    """Random walks over the ids, which have something to learn."""
+def passages(task: Task, model: str, count: int) -> list[np.ndarray]:
+    """Token ids of passages that begin anywhere in the documents."""
+    from roofline.bench.serving.recount import tokenizer_of
+
+    tokenizer = tokenizer_of(model)
+    if tokenizer is None:
+        raise SystemExit(f"{model} has no tokenizer: name a model that has one")
+    text = "\n".join(path.read_text("utf-8") for path in sorted(DOCUMENTS.rglob("*.md")))
+    ids = np.array(tokenizer.encode(text, add_special=False), np.int64)
     rng = np.random.default_rng(1)
     lengths = rng.integers(task.shortest, task.length + 1, count)
-    return [(rng.integers(0, vocab) + np.cumsum(rng.integers(0, 8, length))) % vocab for length in lengths]
+    return [ids[start : start + length] for length in lengths for start in rng.integers(0, len(ids) - length, 1)]
 
 
 def trained(sample: np.ndarray) -> np.ndarray:

@@ -1,6 +1,10 @@
-"""Result files of other tools as events. `files/guidellm.json` is what GuideLLM 0.8.1 wrote of 239 requests to the null
-server, with its own figures; texts, and what is not read here, were cut out. Runs of vLLM are written down here, in
-the form of `vllm bench serve` 0.32.0, and its figures by the formulas of its serve.py."""
+"""Result files of other tools as events.
+
+`files/guidellm.json` is what GuideLLM 0.8.1 wrote of 239 requests to the null server, with its own figures; texts, and
+what is not read here, were cut out. `files/vllm.json` is what `vllm bench serve` of vLLM 0.32.0 wrote of 12 requests to
+the same server, without texts. Further runs of vLLM are written down here, in the same form, and their figures by the
+formulas of its serve.py.
+"""
 
 import json
 from pathlib import Path
@@ -14,7 +18,7 @@ from roofline.common.errors import ConfigError, UnsupportedError
 from tests.command_line import call_roofline
 
 FILES = Path(__file__).parent / "files"
-GUIDE = FILES / "guidellm.json"
+GUIDE, VLLM = FILES / "guidellm.json", FILES / "vllm.json"
 
 
 def written(tmp_path, content):
@@ -44,7 +48,16 @@ def vllm(**fields):
     return {**values, **fields}
 
 
-def test_vllms_own_figures(tmp_path):
+def test_vllms_own_figures_of_a_real_run():
+    own, figures = json.loads(VLLM.read_text()), recompute(read_run(VLLM).events, "vllm")
+    for name in ("ttft", "tpot", "itl"):
+        assert figures[name].mean == pytest.approx(own[f"mean_{name}_ms"], rel=1e-4)
+        assert figures[name].p50 == pytest.approx(own[f"median_{name}_ms"], rel=1e-3)
+    assert figures["request_throughput"].value == pytest.approx(own["request_throughput"], rel=2e-3)
+    assert figures["output_throughput"].value == pytest.approx(own["output_throughput"], rel=2e-3)
+
+
+def test_vllms_figures_by_its_formulas(tmp_path):
     figures = recompute(read_run(written(tmp_path, vllm())).events, "vllm")
     means = {"ttft": 200, "tpot": (400 / 2 + 200 / 8) / 2, "itl": 600 / 6, "e2el": (500 + 400 + 300) / 3}
     assert {name: figures[name].mean for name in means} == pytest.approx(means)
