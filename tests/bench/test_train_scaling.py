@@ -179,10 +179,22 @@ def test_points_are_read_by_reports(runs: list[tuple[int, int]], tmp_path: Path)
     points = read_points(path)
     gathered = gather.gather([path])
     assert gathered.refused == []
-    assert "| efficiency |" in markdown(report.report(gathered))
+    lines = markdown(report.report(gathered)).splitlines()
+    assert any("| efficiency |" in line for line in lines)
+    shares = {line.split("|")[3].strip(): line.split("|")[6].strip() for line in lines if "| train, mpt-125m" in line}
+    assert shares["train_rate"].endswith("%")
+    assert (shares["peak_memory"], shares["step_time"]) == ("-", "-"), "the limit is one of tokens a second"
+    assert [point.validity.grade for point in points] == ["A", "A"]
     (finding,) = history.check(points, points, "efficiency", history.Allowed(0.05))
     assert (finding.ratio.value, finding.verdict) == (1, "passes")
     assert len(history.check(points, points, "train_rate", history.Allowed(0.05))) == 2
+
+
+def test_points_beside_other_programs_are_marked(runs: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(chip="A CPU", cores=4, memory_bytes=1, load=1.5)
+    monkeypatch.setattr(train_scaling, "this_host", lambda: host)
+    validity = measured("strong")[0].validity
+    assert (validity.grade, validity.flags) == ("C", ["other programs used 1.5 cores"])
 
 
 def test_the_command_prints_a_table_and_adds_points_to_a_file(runs: list[tuple[int, int]], tmp_path: Path) -> None:

@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from roofline.bench.results.store import append_points
+from roofline.bench.results.store import append_points, read_points
 from roofline.cli.measure import bench_report
 from tests.bench.report import made
 from tests.command_line import CommandResult, call_roofline
@@ -140,6 +141,9 @@ def test_cost_prints_prices_over_load(points: Path, tmp_path: Path) -> None:
     assert (
         "no point has both a price and tokens a second (machines: A CPU)" in call("cost", points, *other, code=1).stderr
     )
+    trained = tmp_path / "trained.jsonl"
+    append_points([msgspec.structs.replace(each, counts=None) for each in read_points(points)], trained)
+    assert "no point has answers whose tokens could have a cost" in call("cost", trained, *prices, code=1).stderr
     assert "a price needs --price-source" in call("cost", points, "--price", "2", code=1).stderr
     assert "name what a machine costs: --price 2.5" in call("cost", points, code=1).stderr
 

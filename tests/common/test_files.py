@@ -43,6 +43,13 @@ def test_links_and_pipes_are_written_into_and_not_replaced(tmp_path):
     assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "link", "pipe"]
 
 
+def test_a_place_that_is_not_there_is_told_as_it_was_named(tmp_path):
+    path = tmp_path / "none" / "page.html"
+    with pytest.raises(FileNotFoundError) as raised:
+        files.write_atomically(path, "x")
+    assert raised.value.filename == str(path)
+
+
 def test_a_full_disk_is_told_with_the_file_and_leaves_what_was_there(tmp_path):
     """As of a full disk: a process whose files may not grow."""
     path = tmp_path / "page.html"

@@ -335,6 +335,7 @@ def test_faults_of_every_kind_are_named_at_once(tmp_path: Path) -> None:
 def test_one_fault_is_one_line_with_the_change_that_it_comes_from(foundry: Path) -> None:
     for change, message in (
         ("optimizer.lr=fast", "--set optimizer.lr=fast: optimizer.lr = fast: input should be a valid number"),
+        ("foo.bar=1", "--set foo.bar=1: unknown key foo"),
         ("optimizer=", "--set optimizer=: optimizer is missing"),
         ("global_seed=x", "--set global_seed=x: "),
         ("max_seq_len=1", "--set max_seq_len=1: max_seq_len = 1: "),

@@ -31,6 +31,7 @@ from roofline.common.json_types import JsonObject
 from roofline.common.units import now_utc
 
 Rule = Literal["strong", "weak"]
+BUSY = 0.5  # cores that other programs use, from which on a point is marked
 EFFICIENCY, EACH, FLOPS = words.EFFICIENCY, "process_rate", "flops_rate"
 THREADS = "OMP_NUM_THREADS"
 
@@ -217,10 +218,17 @@ def _point(settings: Scaling, run: Run, *, name: str, started: str, host: schema
         window=window_of(card),
         counts=None,
         metrics=metrics,
-        validity=schema.Validity(grade="A"),
+        validity=_validity(host),
         limit=limit_of(card),
         extra=_extra(settings, run, card),
     )
+
+
+def _validity(host: schema.Host) -> schema.Validity:
+    """Whether other programs took so much of the machine that the times are not those of training alone."""
+    if host.load < BUSY:
+        return schema.Validity(grade="A")
+    return schema.Validity(grade="C", flags=[f"other programs used {host.load:.1f} cores"])
 
 
 def _preset(settings: Scaling, run: Run, card: JsonObject) -> str:

@@ -63,6 +63,10 @@ def write_atomically(path: Path, data: str | bytes) -> None:
             write_all(stream, content, path)
             os.fsync(stream.fileno())
         os.replace(part, path)
+    except OSError as error:
+        if error.filename == str(part):
+            error.filename = str(path)  # the user never named the other
+        raise
     finally:
         part.unlink(missing_ok=True)
 

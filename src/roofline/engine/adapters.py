@@ -33,7 +33,8 @@ class Adapters:
             raise UnsupportedError("adapters on this backend", "it does not compute them", ("backend=cpu",))
         if not self.most:
             raise ConfigError(
-                "the model was loaded without places for adapters; load it with max_adapters of 1 or more"
+                "the model was loaded without places for adapters; load it with max_adapters of 1 or more, as "
+                "`roofline serve --max-adapters` does"
             )
         from roofline.weights.adapters import read_adapter, too_large
 

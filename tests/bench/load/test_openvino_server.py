@@ -111,7 +111,7 @@ def test_a_client_that_leaves_is_forgotten(model):
     [
         ("--max-num-sequences 2", "SchedulerConfig has no number or switch 'max_num_sequences'"),
         ("--enable-prefix-caching yes", "write true or false, not 'yes'"),
-        ("--max-num-seqs many", "invalid literal"),
+        ("--max-num-seqs many", "max_num_seqs is a number, not 'many'"),
         ("--device NPU", "no device NPU"),
         ("--max-num-seqs", "options are --NAME VALUE"),
         ("--python", "behind --python an interpreter"),

@@ -68,8 +68,11 @@ def test_loads_have_trends_of_their_own() -> None:
     with pytest.raises(ConfigError, match="metric='cake' has no trend; choose one of request_rate"):
         trend(of_points(made.curve()), "cake")
     bare = [msgspec.structs.replace(point, metrics={}) for point in made.curve()]
-    with pytest.raises(ConfigError, match="metric='ttft': no point has it"):
+    with pytest.raises(ConfigError, match=r"metric='ttft': no point has it$"):
         trend(of_points(bare), "ttft")
+    other = [msgspec.structs.replace(each, metrics={"e2e": each.metrics["e2e"]}) for each in made.curve()]
+    with pytest.raises(ConfigError, match=r"metric='ttft': no point has it; theirs are e2e$"):
+        trend(of_points(other), "ttft")
 
 
 @pytest.mark.parametrize(

@@ -154,12 +154,35 @@ def test_a_run_of_several(tmp_path):
         (vllm(), {"itls": [[0.1]]}, "have different lengths"),
         (vllm(), {"start_times": ["x"]}, "no result of vLLM that can be read"),
         (json.loads(GUIDE.read_text()), {"benchmarks": [{}]}, "no benchmark of GuideLLM 0.8 that can be read"),
-        (json.loads(GUIDE.read_text()), {"benchmarks": []}, "has 0 runs"),
+        (json.loads(GUIDE.read_text()), {"benchmarks": []}, "the file has no benchmark"),
     ],
 )
 def test_what_cannot_be_read(tmp_path, file, change, message):
     with pytest.raises(ConfigError, match=f"file.json: .*{message}"):
         read_run(written(tmp_path, {**file, **change}))
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"benchmarks": [{"config": {"strat', '{"benchmarks": NaN}'])
+def test_a_file_of_no_kind_is_not_read_as_lines_of_events(tmp_path, content):
+    with pytest.raises(ConfigError, match=r"file.json: this is neither a file of events nor a result of"):
+        read_run(written(tmp_path, content))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"last_token_iteration": 1.0}, "request 3 has its start, parts and end in no order of time"),
+        ({"request_end": 1.0}, "request 3 has its start, parts and end in no order of time"),
+        ({"output_tokens": -4}, "request 3 has a negative number of tokens"),
+    ],
+)
+def test_guidellms_impossible_values_are_refused(tmp_path, change, message):
+    guide = json.loads(GUIDE.read_text())
+    request = guide["benchmarks"][0]["requests"]["successful"][2]
+    for name, value in change.items():
+        (request if name in request else request["info"]["timings"])[name] = value
+    with pytest.raises(ConfigError, match=message):
+        read_run(written(tmp_path, guide))
 
 
 def test_guidellms_files_that_say_too_little(tmp_path):
@@ -183,6 +206,6 @@ def test_the_command(tmp_path):
     assert told["written_by"] == "vLLM"
     assert {"first_token_latency", "sample_latency", "valid llama2-70b"} <= set(told["absent"])
     assert "time_per_output_token" in told["metrics"]
-    told = call_roofline(["bench", "recompute", FILES.parent / "test_recorded.py", "--run", 1])
+    told = call_roofline(["bench", "recompute", written(tmp_path, {"schema": "events"}), "--run", 1])
     assert told.exit_code == 1
     assert "--run names a run in a file of another tool" in told.stderr

@@ -183,6 +183,8 @@ def _scheduler(config: OfPackage, options: dict[str, str]) -> OfPackage:
             raise ValueError(f"SchedulerConfig has no number or switch {name!r}")
         if type(known) is bool and text not in ("true", "false"):
             raise ValueError(f"{name} is a switch: write true or false, not {text!r}")
+        if type(known) is int and not text.isdecimal():
+            raise ValueError(f"{name} is a number, not {text!r}")
         setattr(config, name, text == "true" if type(known) is bool else int(text))
     return config
 

@@ -84,7 +84,12 @@ def trend(gathered: Gathered, name: str) -> Section:
         )
         rows += _rows(key, own, name)
     if not rows:
-        raise ConfigError(f"metric={name!r}: no point has it")
+        own = [
+            other
+            for other in HIGHER_IS_BETTER
+            if any(words.metric(each, other) is not None for each in gathered.points)
+        ]
+        raise ConfigError(f"metric={name!r}: no point has it" + (f"; theirs are {', '.join(own)}" if own else ""))
     headings = ("load", "machine", "version", "measured", name.replace("_", " "), "to the one before", "to the first")
     text = "Bars and brackets are 95 % intervals; a ratio whose interval contains 1 shows no change."
     return Section(f"{name.replace('_', ' ')} over time", text, tuple(charts), Table(headings, tuple(rows)))

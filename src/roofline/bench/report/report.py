@@ -65,7 +65,7 @@ def _other_figures(gathered: Gathered) -> Section | None:
             name,
             words.with_interval(words.central(figure), figure.ci95),
             figure.unit,
-            words.percent(words.share(point)),
+            words.percent(words.share(point) if figure.unit == "tokens/s" else None),
             figure.definition,
         )
         for point in points

@@ -142,6 +142,11 @@ def _request(request: _Request, number: int, origin: float) -> RequestEvents:
     output = at(timings.first_output_token_iteration)
     start = at(timings.request_start)
     assert start is not None, "only requests that were sent are read"
+    moments = [moment for moment in (start, first, last, at(timings.request_end)) if moment is not None]
+    if moments != sorted(moments):
+        raise ConfigError(f"request {number + 1} has its start, parts and end in no order of time: the file is damaged")
+    if min(request.prompt_tokens or 0, request.output_tokens or 0, request.cached_tokens or 0) < 0:
+        raise ConfigError(f"request {number + 1} has a negative number of tokens: the file is damaged")
     return RequestEvents(
         request=number,
         scheduled=at(timings.targeted_start),

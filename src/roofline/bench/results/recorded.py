@@ -39,9 +39,11 @@ def read_run(path: Path, number: int | None = None) -> Recorded:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {cause_of(error)}") from error
     runs = _documents(text)
-    keys = _keys(runs[0] if runs else b"")
     with naming(path):
+        keys = _keys(runs[0] if runs else b"")
         if keys.benchmarks is not None:
+            if not keys.benchmarks:
+                raise ConfigError("the file has no benchmark: GuideLLM wrote none")
             events, notes = from_guidellm.read_guidellm(_chosen([bytes(each) for each in keys.benchmarks], number))
             return Recorded(events, from_guidellm.TOOL, notes)
         if keys.request_throughput is not None:
@@ -62,10 +64,13 @@ def _documents(text: bytes) -> list[bytes]:
 
 
 def _keys(text: bytes) -> _Keys:
+    """Those of a file's first object. Raises ConfigError where it is none."""
     try:
         return msgspec.json.decode(text, type=_Keys)
-    except msgspec.MsgspecError:
-        return _Keys()
+    except msgspec.MsgspecError as error:
+        raise ConfigError(
+            f"this is neither a file of events nor a result of `vllm bench serve` or GuideLLM: {error}"
+        ) from error
 
 
 def _chosen(runs: Sequence[bytes], number: int | None) -> bytes:

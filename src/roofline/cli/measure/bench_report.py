@@ -143,6 +143,8 @@ def cost(files: Files, prices: PriceOptions, out: Out = None) -> None:
     gathered = gather(files)
     parts = sections(gathered, priced)
     if not parts:
+        if gathered.points and not any(point.counts and point.counts.answer_tokens for point in gathered.points):
+            raise ConfigError("no point has answers whose tokens could have a cost: those of training have none")
         places = ", ".join(gathered.places)
         raise ConfigError(
             f"no point has both a price and tokens a second (machines: {places}): --price 2.5 is for any machine"

@@ -131,9 +131,10 @@ def _show(points: Sequence["Point"], settings: "Scaling") -> None:
         f"{in_words(settings.processes[0])}.",
         markup=False,
     )
-    limits = [point.limit for point in points if point.limit is not None]
-    if limits:
-        out.print(f"roof: {'; '.join(limits[-1].assumptions[:2])}", markup=False)
+    # Numbers of processes may have been compared with products of different sizes.
+    roofs = dict.fromkeys("; ".join(point.limit.assumptions[:2]) for point in points if point.limit is not None)
+    for roof in roofs:
+        out.print(f"roof: {roof}", markup=False)
     busy = max(point.host.load for point in points)
     out.print(f"{words.machine(points[0])}; other programs used at most {busy:.1f} cores", markup=False)
     out.print(f"again: {settings.command}", markup=False)

@@ -104,7 +104,8 @@ def _origin(fault: Fault, mapping: JsonMapping, changes: Sequence[str]) -> str |
     """The last change that a fault comes from: of its key, of what that refers to, or of a key that it names."""
     for change in reversed(changes):
         key = change.partition("=")[0]
-        inner = key.startswith(f"{fault.key}.") and names_key(fault.text, key.rpartition(".")[2])
+        unknown = re.match(rf"unknown key {re.escape(fault.key)}(?![\w.])", fault.text) is not None
+        inner = key.startswith(f"{fault.key}.") and (unknown or names_key(fault.text, key.rpartition(".")[2]))
         if key == fault.key or fault.key.startswith(f"{key}.") or inner or key in _references(mapping, fault):
             return f"--set {change}"
     return None
