@@ -89,7 +89,7 @@ def trend(gathered: Gathered, name: str) -> Section:
             for other in HIGHER_IS_BETTER
             if any(words.metric(each, other) is not None for each in gathered.points)
         ]
-        raise ConfigError(f"metric={name!r}: no point has it" + (f"; theirs are {', '.join(own)}" if own else ""))
+        raise ConfigError(f"metric={name!r}: no point has it" + (f"; theirs are {', '.join(theirs)}" if theirs else ""))
     headings = ("load", "machine", "version", "measured", name.replace("_", " "), "to the one before", "to the first")
     text = "Bars and brackets are 95 % intervals; a ratio whose interval contains 1 shows no change."
     return Section(f"{name.replace('_', ' ')} over time", text, tuple(charts), Table(headings, tuple(rows)))
