@@ -71,7 +71,7 @@ def test_loads_have_trends_of_their_own() -> None:
     with pytest.raises(ConfigError, match=r"metric='ttft': no point has it$"):
         trend(of_points(bare), "ttft")
     other = [msgspec.structs.replace(each, metrics={"e2e": each.metrics["e2e"]}) for each in made.curve()]
-    with pytest.raises(ConfigError, match=r"metric='ttft': no point has it; theirs are e2e$"):
+    with pytest.raises(ConfigError, match=r"metric='ttft': no point has it; choose one of e2e$"):
         trend(of_points(other), "ttft")
 
 

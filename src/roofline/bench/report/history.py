@@ -84,12 +84,11 @@ def trend(gathered: Gathered, name: str) -> Section:
         )
         rows += _rows(key, own, name)
     if not rows:
-        own = [
-            other
-            for other in HIGHER_IS_BETTER
-            if any(words.metric(each, other) is not None for each in gathered.points)
-        ]
-        raise ConfigError(f"metric={name!r}: no point has it" + (f"; theirs are {', '.join(theirs)}" if theirs else ""))
+        there = {
+            name for point in gathered.points for name in HIGHER_IS_BETTER if words.metric(point, name) is not None
+        }
+        hint = f"; choose one of {', '.join(sorted(there))}" if there else ""
+        raise ConfigError(f"metric={name!r}: no point has it{hint}")
     headings = ("load", "machine", "version", "measured", name.replace("_", " "), "to the one before", "to the first")
     text = "Bars and brackets are 95 % intervals; a ratio whose interval contains 1 shows no change."
     return Section(f"{name.replace('_', ' ')} over time", text, tuple(charts), Table(headings, tuple(rows)))
