@@ -160,15 +160,17 @@ def test_traffic_that_is_too_short_is_sent_again_and_flagged(null, tmp_path):
 
 def test_compare_finds_a_slower_server(null, tmp_path):
     slower = NULL.replace("--gap-ms 1", "--gap-ms 2")
-    words = ["--block", 4, "--concurrency", 4, "--rounds", 2, "--out", tmp_path / "r.jsonl", "--label-b", "slow"]
+    words = ["--block", 4, "--concurrency", 4, "--rounds", 8, "--out", tmp_path / "r.jsonl", "--label-b", "slow"]
     result = call_roofline(["bench", "compare", null, slower, "--json", *words, *QUICK])
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
-    assert (record["verdict"], record["rounds"]) == ("A is higher", 2)
+    assert record["verdict"] == "A is higher"
+    assert record["rounds"] in (4, 6, 8), "as many as it takes beside other programs"
     assert 0.4 < record["throughput"]["ratio"] < 0.7
     a, b = read_points(tmp_path / "r.jsonl")
     assert (a.system.label, b.system.label, a.run == b.run) == ("A", "slow", True)
-    assert (a.window.order, a.window.repeats, a.counts.completed) == ("ABBA", 4, 16)
+    assert a.window.order == "ABBA"
+    assert (a.window.repeats, a.counts.completed) == (2 * record["rounds"], 8 * record["rounds"])
     assert b.extra["verdict"] == "A is higher"
     assert b.extra["throughput_ratio"] == record["throughput"]["ratio"]
 
