@@ -200,6 +200,18 @@ def test_freed_memory_is_kept_unless_it_counts(
         assert bool(kept) == is_kept
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_freed_memory_is_not_kept_for_batches_of_other_widths(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    kept: list[None] = []
+    monkeypatch.setattr(loop, "keep_freed_memory", lambda: kept.append(None))
+    monkeypatch.setattr(loop.Run, "_packs", lambda self: packed)
+    monkeypatch.setattr(loop.Run, "tunes", property(lambda self: True, lambda self, value: None), raising=False)
+    with running(data, tmp_path):
+        assert bool(kept) == packed
+
+
 ELASTIC = {"virtual_shards": 2, "threads": 3}
 NOTHING = ["left"]
 

@@ -156,7 +156,8 @@ class Run:
         self.source.vocab_limit = self.shape["vocab"]
         for source in self.held_out.values():
             source.vocab_limit = self.shape["vocab"]
-        if world.device.type == "cpu" and config.memory_limit is None:  # what is kept counts against a limit
+        # What is kept counts against a limit, and of padded batches, each of another width, ever more would be kept.
+        if world.device.type == "cpu" and config.memory_limit is None and (not self.tunes or self._packs()):
             keep_freed_memory()
         available = room()
         self.forms = adaptation.forms(config, self.shape)
