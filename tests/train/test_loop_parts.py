@@ -206,7 +206,7 @@ def test_freed_memory_is_not_kept_for_batches_of_other_widths(
 ) -> None:
     kept: list[None] = []
     monkeypatch.setattr(loop, "keep_freed_memory", lambda: kept.append(None))
-    monkeypatch.setattr(loop.Run, "_packs", lambda self: packed)
+    monkeypatch.setattr(loop.Run, "packs", packed)
     monkeypatch.setattr(loop.Run, "tunes", property(lambda self: True, lambda self, value: None), raising=False)
     with running(data, tmp_path):
         assert bool(kept) == packed

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -157,7 +158,7 @@ class Run:
         for source in self.held_out.values():
             source.vocab_limit = self.shape["vocab"]
         # What is kept counts against a limit, and of padded batches, each of another width, ever more would be kept.
-        if world.device.type == "cpu" and config.memory_limit is None and (not self.tunes or self._packs()):
+        if world.device.type == "cpu" and config.memory_limit is None and (not self.tunes or self.packs):
             keep_freed_memory()
         available = room()
         self.forms = adaptation.forms(config, self.shape)
@@ -218,7 +219,7 @@ class Run:
         """Open the log and the receipts where the run continues, and start to read rows."""
         config = self.config
         self.receipts = self._receipts()
-        proof = leak_proof.prove(self) if self.progress.step < self.stop and self._packs() else None
+        proof = leak_proof.prove(self) if self.progress.step < self.stop and self.packs else None
         prepared = self.preference.begin() if self.preference is not None else {}
         reported = self.report.begin(self) | prepared
         self.log.open(self.progress.step, self.progress.tokens)
@@ -236,7 +237,8 @@ class Run:
         )
         self._loader = Loader(self.source, self.order, config.train_loader, self.shares, self.progress.step)
 
-    def _packs(self) -> bool:
+    @cached_property
+    def packs(self) -> bool:
         """Whether rows hold several documents, which are kept apart; told from the first ones, alike on all ranks."""
         documents = self.source.rows(self.order.batch(0)[:PACKED_ROWS]).documents
         return documents is not None and int(documents.max()) > 0
