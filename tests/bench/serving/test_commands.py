@@ -68,7 +68,7 @@ def test_a_curve(null, tmp_path):
     for point in points:
         assert (point.kind, point.preset, point.counts.completed) == ("curve", "typical@1", 6)
         assert point.metrics["good_share"].value == 1.0
-        assert 4 < point.metrics["ttft"].p50 < 100  # the server's timer of 5 ms may end a fraction of a ms early
+        assert 5 < point.metrics["ttft"].p50 < 100
         assert point.client.ttft_added_ms > 0
         assert point.fidelity.probes == 1
         assert "traffic repeated" not in point.validity.flags

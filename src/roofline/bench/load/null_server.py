@@ -8,6 +8,7 @@ when the chunk was written. A client on the same machine so knows what it and th
 
 import argparse
 import asyncio
+import math
 import signal
 import sys
 import time
@@ -89,21 +90,29 @@ class _Answer:
             else b'data: {"choices":[{"index":0,"text":"%d.%d "}]}\n\n'
         )
         self._loop = asyncio.get_running_loop()
-        self._next = self._loop.time() + cadence.first
+        self._due = self._received + round(cadence.first * 1e9)  # of the next chunk
 
     def begin(self) -> None:
         head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
         self._transport.write(head)
-        self._loop.call_at(self._next, self._chunk)
+        self._wait()
+
+    def _wait(self) -> None:
+        """Until the next chunk is due, in whole milliseconds: the event loop's timers know no smaller ones."""
+        milliseconds = math.ceil((self._due - time.perf_counter_ns()) / 1e6)
+        self._loop.call_later(max(milliseconds, 0) / 1e3, self._chunk)
 
     def _chunk(self) -> None:
         if self._transport.is_closing():
             return
+        if time.perf_counter_ns() < self._due:  # the loop's clock is as old as what it does at the moment
+            self._wait()
+            return
         self._sent += 1
         self._write(self._form % (self._received, time.perf_counter_ns()))
         if self._sent < self._most:
-            self._next += self._cadence.gap
-            self._loop.call_at(self._next, self._chunk)
+            self._due += round(self._cadence.gap * 1e9)
+            self._wait()
             return
         usage = {"prompt_tokens": self._prompt, "completion_tokens": self._sent}
         last = {"choices": [{"index": 0, "text": "", "delta": {}, "finish_reason": "length"}], "usage": usage}
