@@ -22,14 +22,14 @@ TEST_JOBS ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
 SOURCES := $(shell find src native include -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
 NATIVE := $(shell find native include -type f) CMakeLists.txt pyproject.toml
 
-.PHONY: help setup demo check test test-slow test-soak test-clients mutants docs bench-peers lint format types wheel clean
+.PHONY: help setup demo check test test-slow test-soak test-judges mutants docs bench-peers lint format types wheel clean
 
 help:
 	@echo "make demo     install without torch, pull $(MODEL), answer a prompt"
 	@echo "make check    format, lint, types, structure, and the tests that need neither torch nor a model: under a minute"
 	@echo "make test     install what the tests need and run them (ARGS=... goes to pytest)"
 	@echo "make test-slow    what takes longer      make test-soak    the same with more work, before a release"
-	@echo "make test-clients  round trips through the client packages that the development environment cannot have"
+	@echo "make test-judges  tests whose judge is a package that the development environment cannot hold (tests/judges.txt)"
 	@echo "make mutants  changes places of a room at random and prints what its tests do not notice (ROOM=server COUNT=30 SEED=0 SINCE=commit)"
 	@echo "make bench-peers  time other engines beside ours and fill the tables in the documents (ONLY=rows WITH=transformers,vllm)"
 	@echo "make docs     build the documentation site in build/docs"
@@ -93,13 +93,21 @@ test-slow: setup
 test-soak: setup
 	$(PYTEST) -m soak $(ARGS)
 
-# Round trips through every client package; litellm needs other versions of what the tests use, so they lie apart.
-CLIENTS := build/clients
-test-clients: setup
-	$(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/pip install --quiet openai anthropic ollama langchain-openai litellm mcp
-	PYTHONPATH=$$(echo $(CLIENTS)/lib/python3.*/site-packages) LITELLM_LOCAL_MODEL_COST_MAP=True \
-	    $(BIN)/python -m pytest -p no:xdist tests/server/test_conform_packages.py $(ARGS)
+# Tests whose judge is a package that the development environment cannot hold (tests/judges.py): they have one of their
+# own, which sees the development environment's packages behind its own.
+JUDGES := build/judges
+JUDGED_TESTS := tests/bench/test_quality.py tests/bundle/test_llama_cpp.py tests/server/test_conform_packages.py \
+    tests/train/test_loggers.py tests/weights/test_quantised.py
+$(JUDGES)/.installed: tests/judges.txt | setup
+	$(PYTHON) -m venv $(JUDGES)
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+	    > $$(echo $(JUDGES)/lib/python3.*/site-packages)/zz_development.pth
+	$(JUDGES)/bin/pip --disable-pip-version-check install --quiet -r tests/judges.txt
+	@touch $@
+
+test-judges: setup $(JUDGES)/.installed
+	PYTHONPATH=$$(echo $(CURDIR)/$(JUDGES)/lib/python3.*/site-packages) LITELLM_LOCAL_MODEL_COST_MAP=True \
+	    ROOFLINE_TEST_JUDGES=1 $(PYTEST) -m "not soak" $(JUDGED_TESTS) $(ARGS)
 
 # A room that is not named is all of the package. SINCE: only the lines that were changed since a commit. ALSO: folders
 # of tests for what the room's own do not notice.

@@ -27,6 +27,7 @@ from roofline.weights.checkpoint import open_checkpoint
 from roofline.weights.quantise.calibration import Calibration, Folding
 from roofline.weights.quantise.scaling import fit_scales
 from tests.command_line import call_roofline
+from tests.judges import judge, require
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 12
 PLAIN = LoadOptions(backend="reference", arithmetic="plain", threads=1)
@@ -278,7 +279,7 @@ class TestHarness:
 
         For the tasks that ask for log-probabilities the model reads windows of 38 tokens, as ours does: 40, less the
         beginning and the token that the engine makes."""
-        pytest.importorskip("lm_eval", reason="the package lm-eval is not installed")
+        require("lm_eval")
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         from lm_eval import simple_evaluate
         from lm_eval.tasks import TaskManager
@@ -292,7 +293,7 @@ class TestHarness:
         assert results["choices"]["acc,none"] in (0.0, 1.0)
         assert results["answers"]["exact_match,none"] in (0.0, 1.0)
         asked = {name: [each["resps"] for each in samples] for name, samples in ours["samples"].items()}
-        huggingface = pytest.importorskip("lm_eval.models.huggingface", reason="it needs the package accelerate")
+        huggingface = judge("lm_eval.models.huggingface")
         theirs = simple_evaluate(
             huggingface.HFLM(str(model), device="cpu", dtype="float32", max_length=38),
             tasks=harness_tasks(tmp_path),
@@ -310,7 +311,7 @@ class TestHarness:
         )
 
     def test_chats_are_rendered_by_the_models_template(self, llm):
-        pytest.importorskip("lm_eval", reason="the package lm-eval is not installed")
+        require("lm_eval")
         from roofline.bench.quality.harness import harness_model
 
         judged = harness_model(llm)

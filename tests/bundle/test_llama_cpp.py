@@ -1,14 +1,9 @@
 """llama.cpp loads the GGUF files that we write, and computes what the model of transformers does that they are of.
 
-It is run by another interpreter, which ROOFLINE_TEST_LLAMA_CPP names: that of an environment with llama-cpp-python,
-which has to be compiled and which the tests therefore do not install.
+llama.cpp is the one of `tests/llama_cpp.py`.
 """
 
 import json
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +24,7 @@ from roofline.weights.adapter_merge import merged  # noqa: E402
 from roofline.weights.checkpoint import open_checkpoint  # noqa: E402
 from tests.adapter_files import for_checkpoint  # noqa: E402
 from tests.command_line import call_roofline  # noqa: E402
+from tests.llama_cpp import LlamaCpp  # noqa: E402
 from tests.models.parity_cases import BASE, CASES, theirs  # noqa: E402
 from tests.weights.gguf_families import GGUF_CASES  # noqa: E402
 
@@ -44,12 +40,8 @@ CONFIGS |= {name: case.config for name, case in GGUF_CASES.items() if name != "p
 
 
 @pytest.fixture(scope="module")
-def llama_cpp() -> str:
-    """The interpreter."""
-    named = os.environ.get("ROOFLINE_TEST_LLAMA_CPP")
-    if named is None and find_spec("llama_cpp") is None:
-        pytest.skip("there is no llama.cpp: ROOFLINE_TEST_LLAMA_CPP names no interpreter with llama-cpp-python")
-    return named or sys.executable
+def llama_cpp() -> LlamaCpp:
+    return LlamaCpp()
 
 
 def written(folder: Path, model: Any, form: str = "") -> Path:
@@ -66,21 +58,11 @@ def written(folder: Path, model: Any, form: str = "") -> Path:
     return out
 
 
-def theirs_of(llama_cpp: str, file: Path, *adapter: Path) -> np.ndarray:
-    """llama.cpp's logits, float32 [IDS, vocab]."""
-    out = file.with_suffix(".npy")
-    script = Path(__file__).with_name("llama_cpp_logits.py")
-    call = [llama_cpp, script, file, out, ",".join(map(str, IDS)), *adapter]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return np.load(out)
-
-
-def assert_same(llama_cpp: str, file: Path, model: Any, most: float) -> None:
+def assert_same(llama_cpp: LlamaCpp, file: Path, model: Any, most: float) -> None:
     """most: the difference of a logit, as a part of their standard deviation."""
     with torch.no_grad():
         expected = model(torch.tensor([IDS])).logits[0].float().numpy()
-    difference = np.abs(theirs_of(llama_cpp, file) - expected).max() / expected.std()
+    difference = np.abs(llama_cpp.logits(file, IDS) - expected).max() / expected.std()
     print(f"{file.parent.name}: {difference:.2e}")
     assert difference < most
 
@@ -90,7 +72,7 @@ WINDOWLESS = ("mistral", "phi3")
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_family_has_the_logits_of_transformers(name: str, llama_cpp: str, tmp_path: Path) -> None:
+def test_a_family_has_the_logits_of_transformers(name: str, llama_cpp: LlamaCpp, tmp_path: Path) -> None:
     config = CONFIGS[name] | {"vocab": 320}
     file = written(tmp_path, theirs(config))
     assert_same(llama_cpp, file, theirs(config | ({"sliding_window": None} if name in WINDOWLESS else {})), 5e-3)
@@ -98,7 +80,7 @@ def test_a_family_has_the_logits_of_transformers(name: str, llama_cpp: str, tmp_
 
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_a_mixture_has_the_logits_of_transformers(
-    kind: str, llama_cpp: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, llama_cpp: LlamaCpp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = written(tmp_path, transformers_model(kind))
     if kind == "gpt_oss":  # llama.cpp rounds the ends of its ramp, which `convert` says
@@ -113,7 +95,7 @@ ADAPTED = {name: CONFIGS[name] for name in ("llama", "qwen2", "gemma2", "phi3", 
 
 
 @pytest.mark.parametrize("name", [*ADAPTED, "mixtral", "qwen3_moe"])
-def test_llama_cpp_computes_the_adapters_that_are_written(name: str, llama_cpp: str, tmp_path: Path) -> None:
+def test_llama_cpp_computes_the_adapters_that_are_written(name: str, llama_cpp: LlamaCpp, tmp_path: Path) -> None:
     """As the reference computes the model with the adapter in its weights; experts have an adapter each."""
     config = ADAPTED.get(name, {}) | {"vocab": 320, "sliding_window": None}
     file = written(tmp_path, theirs(config) if name in ADAPTED else transformers_model(name))
@@ -127,7 +109,7 @@ def test_llama_cpp_computes_the_adapters_that_are_written(name: str, llama_cpp: 
     executable = load(merged(model, adapter).checkpoint, **options).executable
     executable.batch.fill([Segment(IDS, 0, range(3))], range(len(IDS)))
     executable.forward()
-    expected, alone = np.array(executable.logits()), theirs_of(llama_cpp, file)
-    got = theirs_of(llama_cpp, file, tmp_path / "adapter.gguf")
+    expected, alone = np.array(executable.logits()), llama_cpp.logits(file, IDS)
+    got = llama_cpp.logits(file, IDS, tmp_path / "adapter.gguf")
     assert np.abs(got - expected).max() / expected.std() < 5e-3
     assert np.abs(got - alone).max() / expected.std() > 0.5

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from importlib.util import find_spec
 
 import pytest
 from fastapi import FastAPI, Request
@@ -11,6 +10,7 @@ from roofline.bench.conform.client import Missing, Skipped, Violation
 from roofline.bench.conform.packages.checks import PACKAGE_CHECKS
 from roofline.bench.conform.packages.round_trip import Call, Reply, asking, calls_tools, chats, package
 from tests.command_line import call_roofline
+from tests.judges import require
 from tests.server.test_conform import findings
 
 MODULES = {"langchain": "langchain_openai"}  # by the first word of a check; otherwise that word
@@ -24,8 +24,7 @@ def module_of(check) -> str:
 
 @pytest.mark.parametrize("check", PACKAGE_CHECKS, ids=lambda check: check.__name__)
 def test_our_server_keeps_its_promises(live, engine, check):
-    if find_spec(module_of(check)) is None:
-        pytest.skip("the package is not installed")
+    require(module_of(check))
     if "calls_tools" in check.__name__:
         engine.answer = CALL.encode()
     (finding,) = findings(live(), check.__name__).values()

@@ -16,17 +16,13 @@ torch = pytest.importorskip("torch", reason="training is torch")
 from roofline.common.errors import ConfigError, UnsupportedError  # noqa: E402
 from roofline.train.report import loggers  # noqa: E402
 from roofline.train.run.loop import train  # noqa: E402
+from tests.judges import require  # noqa: E402
 from tests.train.small import config, write_rows  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_rows(tmp_path_factory.mktemp("data") / "train", 50)
-
-
-def needed(package: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"the package {package} is not installed")
 
 
 class FakeRun:
@@ -189,7 +185,7 @@ def test_what_is_no_number_goes_to_none(data: Path, tmp_path: Path, wandb: list[
 
 
 def test_tensorboard_shows_the_run(data: Path, tmp_path: Path) -> None:
-    needed("tensorboard")
+    require("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     common: dict[str, Any] = {"save_interval": "2ba", "autoresume": True, "max_duration": "6ba"}
@@ -207,7 +203,7 @@ def test_tensorboard_shows_the_run(data: Path, tmp_path: Path) -> None:
 
 
 def test_mlflow_shows_the_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needed("mlflow")
+    require("mlflow")
     from mlflow import MlflowClient
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # its newest versions want a database, which needs more of it

@@ -11,6 +11,7 @@ from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.weights.checkpoint import open_checkpoint
 from roofline.weights.quantised.integers import nibbles
 from roofline.weights.quantised.methods import check_config
+from tests.judges import judge
 from tests.weights import quantised_models as models
 from tests.weights.quantised_models import KINDS, Codes, Q, written
 
@@ -47,7 +48,7 @@ def test_what_becomes_float32_is_said(kind: str, said: str, tmp_path: Path, capl
 
 
 def test_our_values_rounded_to_16_bits_are_those_of_compressed_tensors(tmp_path: Path) -> None:
-    library = pytest.importorskip("compressed_tensors.compressors", reason="the oracle is compressed-tensors")
+    library = judge("compressed_tensors.compressors")
     from compressed_tensors.quantization import QuantizationScheme
 
     for kind in (
@@ -71,7 +72,7 @@ def test_our_values_rounded_to_16_bits_are_those_of_compressed_tensors(tmp_path:
 
 
 def test_files_written_by_compressed_tensors_are_read(tmp_path: Path) -> None:
-    library = pytest.importorskip("compressed_tensors.compressors", reason="the oracle is compressed-tensors")
+    library = judge("compressed_tensors.compressors")
     from compressed_tensors.quantization import QuantizationScheme
 
     config = models.compressed("pack-quantized", 4, 32, symmetric=False)
@@ -97,7 +98,7 @@ def test_files_written_by_compressed_tensors_are_read(tmp_path: Path) -> None:
 
 def nf4_tensors(double: bool, dtype: str = "bfloat16", block: int = 64) -> tuple[dict[str, Any], dict[str, Any]]:
     """What bitsandbytes writes for a model (tensors), and what it dequantises them to in float32 and in `dtype`."""
-    functional = pytest.importorskip("bitsandbytes.functional", reason="the oracle is bitsandbytes")
+    functional = judge("bitsandbytes.functional")
     stored, wanted = models.plain_tensors(np.random.default_rng(0)), {}
     for part, shape in models.SHAPES.items():
         values = torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(getattr(torch, dtype)) / 8

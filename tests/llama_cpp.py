@@ -1,0 +1,160 @@
+"""llama.cpp as a judge: its logits and its token ids, computed in a process of its own.
+
+The library is the one inside the package xllamacpp, whose wheel exports llama.cpp's C interface; llama-cpp-python would
+have to be compiled for minutes. `make test-judges` installs the pinned version. As a program:
+`python llama_cpp.py logits MODEL.gguf OUT.npy 3,1,4 [ADAPTER.gguf]` writes float32 [tokens, vocab] of these ids, and
+`python llama_cpp.py tokenize MODEL.gguf OUT.json < TEXTS.json` writes a list of ids for each text.
+"""
+
+import ctypes as c
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+
+class ModelParams(c.Structure):
+    """The beginning of llama_model_params (llama.h, build 11549), and room for what follows it."""
+
+    _fields_ = (
+        ("devices", c.c_void_p), ("buffer_overrides", c.c_void_p), ("gpu_layers", c.c_int32),
+        ("split_mode", c.c_int32), ("load_mode", c.c_int32), ("lazy_mode", c.c_int32), ("main_gpu", c.c_int32),
+        ("tensor_split", c.c_void_p), ("progress", c.c_void_p), ("progress_data", c.c_void_p),
+        ("key_overrides", c.c_void_p), ("vocab_only", c.c_bool), ("remainder", c.c_byte * 119),
+    )  # fmt: skip
+
+
+class ContextParams(c.Structure):
+    """The beginning of llama_context_params, and room for what follows it."""
+
+    _fields_ = (
+        *((name, c.c_uint32) for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_rs_seq", "n_outputs_max")),
+        *((name, c.c_int32) for name in ("n_outputs_max_per_seq", "n_threads", "n_threads_batch", "ctx_type")),
+        *((name, c.c_int32) for name in ("rope_scaling_type", "pooling_type", "attention_type", "flash_attn_type")),
+        ("rope", c.c_float * 6), ("yarn_orig_ctx", c.c_uint32), ("defrag_thold", c.c_float),
+        ("eval_callback", c.c_void_p), ("eval_data", c.c_void_p), ("type_k", c.c_int32), ("type_v", c.c_int32),
+        ("remainder", c.c_byte * 120),
+    )  # fmt: skip
+
+
+class Batch(c.Structure):
+    """llama_batch."""
+
+    _fields_ = (
+        ("n_tokens", c.c_int32), ("token", c.POINTER(c.c_int32)), ("embd", c.c_void_p), ("pos", c.POINTER(c.c_int32)),
+        ("n_seq_id", c.POINTER(c.c_int32)), ("seq_id", c.POINTER(c.POINTER(c.c_int32))),
+        ("logits", c.POINTER(c.c_int8)),
+    )  # fmt: skip
+
+
+def _library() -> c.CDLL:
+    """Open the library inside xllamacpp; asserts that its records lie as they are declared here."""
+    spec = find_spec("xllamacpp")
+    assert spec is not None
+    assert spec.origin is not None
+    lib = c.CDLL(str(next(Path(spec.origin).parent.glob("xllamacpp*.so"))))
+    pointer, text = c.c_void_p, c.c_char_p
+    signatures = {
+        "llama_model_default_params": (ModelParams, ()),
+        "llama_context_default_params": (ContextParams, ()),
+        "llama_model_load_from_file": (pointer, (text, ModelParams)),
+        "llama_init_from_model": (pointer, (pointer, ContextParams)),
+        "llama_adapter_lora_init": (pointer, (pointer, text)),
+        "llama_set_adapters_lora": (c.c_int32, (pointer, pointer, c.c_size_t, pointer)),
+        "llama_batch_init": (Batch, (c.c_int32, c.c_int32, c.c_int32)),
+        "llama_decode": (c.c_int32, (pointer, Batch)),
+        "llama_model_get_vocab": (pointer, (pointer,)),
+        "llama_vocab_n_tokens": (c.c_int32, (pointer,)),
+        "llama_get_logits": (pointer, (pointer,)),
+        "llama_tokenize": (c.c_int32, (pointer, text, c.c_int32, pointer, c.c_int32, c.c_bool, c.c_bool)),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    usual = lib.llama_context_default_params()
+    layout = (usual.n_ctx, usual.n_batch, usual.n_ubatch, usual.flash_attn_type, usual.type_k, usual.type_v)
+    assert layout == (512, 2048, 512, -1, 1, 1), f"this version of llama.cpp has another llama_context_params: {layout}"
+    lib.llama_backend_init()
+    return lib
+
+
+def _open(lib: c.CDLL, path: str, vocabulary_only: bool = False) -> int:
+    options = lib.llama_model_default_params()
+    options.vocab_only = vocabulary_only
+    model = lib.llama_model_load_from_file(path.encode(), options)
+    assert model, "llama.cpp does not load the file"
+    return model
+
+
+def _write_logits(path: str, out: str, words: str, adapter: str = "") -> None:
+    ids, lib = [int(word) for word in words.split(",")], _library()
+    model = _open(lib, path)
+    options = lib.llama_context_default_params()
+    options.n_ctx = options.n_batch = options.n_ubatch = 256
+    options.n_threads = options.n_threads_batch = 1
+    options.type_k = options.type_v = 0  # float32
+    options.flash_attn_type = 0  # off
+    context = lib.llama_init_from_model(model, options)
+    assert context, "llama.cpp makes no context"
+    if adapter:
+        lora = lib.llama_adapter_lora_init(model, adapter.encode())
+        assert lora, "llama.cpp does not load the adapter"
+        loras, scales = (c.c_void_p * 1)(lora), (c.c_float * 1)(1.0)
+        assert lib.llama_set_adapters_lora(context, loras, 1, scales) == 0, "llama.cpp does not take the adapter"
+    batch = lib.llama_batch_init(len(ids), 0, 1)
+    batch.n_tokens = len(ids)
+    for at, token in enumerate(ids):
+        batch.token[at], batch.pos[at], batch.n_seq_id[at], batch.logits[at] = token, at, 1, True
+        batch.seq_id[at][0] = 0
+    assert lib.llama_decode(context, batch) == 0, "llama.cpp does not compute"
+    vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
+    logits = c.cast(lib.llama_get_logits(context), c.POINTER(c.c_float * (len(ids) * vocab))).contents
+    np.save(out, np.frombuffer(logits, np.float32).reshape(len(ids), vocab))
+
+
+def _write_ids(path: str, out: str) -> None:
+    lib = _library()
+    vocab = lib.llama_model_get_vocab(_open(lib, path, vocabulary_only=True))
+    lists = []
+    for entry in json.load(sys.stdin):
+        text = entry["text"].encode()
+        ids = (c.c_int32 * (2 * len(text) + 8))()
+        count = lib.llama_tokenize(vocab, text, len(text), ids, len(ids), entry["add_special"], entry["parse_special"])
+        assert count >= 0, "llama.cpp does not tokenize"
+        lists.append(ids[:count])
+    Path(out).write_text(json.dumps(lists))
+
+
+class LlamaCpp:
+    """Runs this file as a program. Skips the test where xllamacpp is not installed."""
+
+    def __init__(self) -> None:
+        from tests.judges import require  # as a program, this file has neither pytest nor the tests' folder
+
+        require("xllamacpp")
+
+    def _run(self, *words: object, stdin: str = "") -> None:
+        call = [sys.executable, __file__, *map(str, words)]
+        done = subprocess.run(call, capture_output=True, text=True, timeout=100, input=stdin)
+        assert done.returncode == 0, done.stderr[-2000:]
+
+    def logits(self, file: Path, ids: list[int], *adapter: Path) -> np.ndarray:
+        """Return the logits of a GGUF file's model, float32 [ids, vocab]."""
+        out = file.with_suffix(".npy")
+        self._run("logits", file, out, ",".join(map(str, ids)), *adapter)
+        return np.load(out)
+
+    def token_ids(
+        self, file: Path, texts: list[str], out: Path, add_special: bool = True, parse_special: bool = True
+    ) -> list[list[int]]:
+        """Return the ids of each text; `out` is a scratch file."""
+        entries = [{"text": text, "add_special": add_special, "parse_special": parse_special} for text in texts]
+        self._run("tokenize", file, out, stdin=json.dumps(entries))
+        return json.loads(out.read_text())
+
+
+if __name__ == "__main__":
+    {"logits": _write_logits, "tokenize": _write_ids}[sys.argv[1]](*sys.argv[2:])
