@@ -57,6 +57,12 @@ def finished(folder: Path, **changes: Any) -> Finished:
     return Finished(**values | changes)
 
 
+def test_a_run_that_keeps_nothing_says_so_before_it_trains(begin: Begin) -> None:
+    words = "nothing of the weights will be saved"
+    assert words in begin(ABOUT | {"saves": False})[1].text()
+    assert words not in begin(ABOUT | {"saves": True})[1].text()
+
+
 def test_a_bar_follows_the_steps_and_lines_stand_above_it(tmp_path: Path, begin: Begin) -> None:
     shown, terminal = begin(progress_bar=True)
     bar = shown._bar

@@ -144,7 +144,6 @@ def write_safetensors(
 
     Raises as `write_gguf`.
     """
-    from roofline.text.tokenizers.to_json import to_json
     from roofline.weights.files import safetensors_writer
     from roofline.weights.to_hf import checked_hf_config
 
@@ -153,8 +152,7 @@ def write_safetensors(
         kinds = safetensors_formats(checkpoint, dtype)
     config, rope_style = checked_hf_config(checkpoint.config, _matrix_format(kinds, checkpoint))
     target = Target(kinds, rope_style)
-    tokenizer, template = load_text(checkpoint)
-    files = to_json(tokenizer, _source(template), hf_sampling(recommended_sampling(checkpoint)))
+    files = tokenizer_as_files(checkpoint)
     tensors = {tensor.info.name: tensor for tensor in hf_tensors(checkpoint.config, target.infos(checkpoint))}
     infos = [tensor.info for tensor in tensors.values()]
     size = sum(info.nbytes for info in infos) + sum(map(len, files.values()))
@@ -166,6 +164,17 @@ def write_safetensors(
             (folder / name).write_bytes(data)
         safetensors_writer.write_tensors(folder, infos, lambda info: _made(tensors[info.name], of_tensor))
     return _rewritten(out, size, infos)
+
+
+def tokenizer_as_files(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """Return the files by name that Hugging Face has of a model's tokenizer, template and sampling.
+
+    Raises UnsupportedError where they would be read back as another tokenizer, ConfigError where there is none.
+    """
+    from roofline.text.tokenizers.to_json import to_json
+
+    tokenizer, template = load_text(checkpoint)
+    return to_json(tokenizer, _source(template), hf_sampling(recommended_sampling(checkpoint)))
 
 
 def _made(tensor: HfTensor, of_tensor: OfTensor) -> Iterator[np.ndarray]:

@@ -20,6 +20,7 @@ ROLLOUTS = "rollouts.jsonl"  # the answers that a run of GRPO sampled, with thei
 ANSWERS = "answers.json"  # what the model said before and after the run
 OWNER = "owner.json"  # who trains here, while it does; also beside checkpoints
 COMMAND = "command.json"  # which command prepares, trains and asks the model here, while it does
+ADAPTER, MODEL = RESULTS = ("adapter", "model")  # folders of what is trained, one of which a run writes
 
 
 def folder_of(config: "TrainConfig") -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from roofline.bundle.rewrite import tokenizer_as_files
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonMapping
 from roofline.models.registry import configure
@@ -15,6 +16,7 @@ from roofline.train.checkpoint import checkpoint, manifest
 from roofline.train.checkpoint.adapter_export import export_adapter
 from roofline.train.checkpoint.state import WEIGHTS
 from roofline.train.storage.store import Store
+from roofline.weights.checkpoint import open_checkpoint
 from roofline.weights.names import to_hf
 from roofline.weights.sources import find_tokenizer_files, resolve
 from roofline.weights.to_hf import write_folder
@@ -54,7 +56,7 @@ def export(place: str, folder: Path, dtype: str = "BF16", tokenizer: str | None 
     family, cfg = configure(config)
     table = [param for param in expand(family.spec(cfg), cfg.layers) if param.tied_to is None]
     source = tokenizer or (facts["config"]["tokenizer"] or {}).get("name")
-    files = {name: path.read_bytes() for name, path in tokenizer_files(source).items()} if source else {}
+    files = tokenizer_files(source) if source else {}
     tensors = {param.name: torch.empty(param.shape) for param in table}
     with _previous_named(store, step):
         state = {f"{WEIGHTS}{to_hf(cfg.family, name)}": tensor for name, tensor in tensors.items()}
@@ -79,11 +81,16 @@ def _previous_named(store: Store, step: int) -> Iterator[None]:
         raise ConfigError(checkpoint.damage(store, step, error, "export that one") or str(error)) from error
 
 
-def tokenizer_files(name: str) -> dict[str, Path]:
-    """The files of the tokenizer of a model or folder, by name. Raises ConfigError where there are none."""
+def tokenizer_files(name: str) -> dict[str, bytes]:
+    """Return the files of the tokenizer of a model or folder by name; the tokenizer of a GGUF file as such files.
+
+    Raises ConfigError where there is none, UnsupportedError where a GGUF file's has no such form.
+    """
     folder = Path(name)
     path = folder if folder.is_dir() else resolve(name)
     files = find_tokenizer_files(path)
-    if not files:
-        raise ConfigError(f"{name} has no tokenizer.json to go with the weights: name another with --tokenizer")
-    return {file.name: file for file in files.values()}
+    if files:
+        return {file.name: file.read_bytes() for file in files.values()}
+    if path.suffix == ".gguf":
+        return tokenizer_as_files(open_checkpoint(path))
+    raise ConfigError(f"{name} has no tokenizer.json to go with the weights: name another with --tokenizer")

@@ -26,12 +26,13 @@ class HfFolders:
 
     Attributes:
         every: steps between two exports.
+        with_checkpoints: whether the checkpoint of a signal has one.
 
     Raises ConfigError if the model or its tokenizer cannot be exported, or if a folder is there that is to stay.
     """
 
     def __init__(self, run: "Run", section: HfFoldersSection) -> None:
-        self.run, self.section = run, section
+        self.run, self.section, self.with_checkpoints = run, section, False
         self.every = batches("callbacks.hf_checkpointer.save_interval", section.save_interval, run.units)
         self.dtype, self._kind = KINDS[section.precision]
         place = section.save_folder.replace("{run_name}", run.config.run_name or "")
@@ -52,8 +53,7 @@ class HfFolders:
         run = self.run
         hf_config(run.shape, self.dtype)
         if run.config.tokenizer is not None:
-            files = tokenizer_files(run.config.tokenizer.name)
-            self._tokenizer = {name: path.read_bytes() for name, path in files.items()}
+            self._tokenizer = tokenizer_files(run.config.tokenizer.name)
         if self.section.overwrite or not self.every:
             return
         names = [self._name(step) for step in range(run.progress.step + 1, run.stop + 1) if self._is_due(step)]

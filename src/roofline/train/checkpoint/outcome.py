@@ -1,23 +1,26 @@
 """Writes what a run has trained of a model into its folder: an adapter as PEFT does, or the model as Hugging Face."""
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from roofline.common import log
-from roofline.common.errors import ConfigError
+from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.train.checkpoint import state
 from roofline.train.checkpoint.adapter_export import write_run_adapter, written
 from roofline.train.checkpoint.export import tokenizer_files
+from roofline.train.model.shapes import files
+from roofline.train.run_folder import ADAPTER, MODEL
+from roofline.weights.checkpoint import open_checkpoint
 from roofline.weights.to_hf import write_folder
 
 if TYPE_CHECKING:
     from roofline.train.run.loop import Run
 
-ADAPTER, MODEL = "adapter", "model"  # folders in the run's
+LEAST_KEPT = 0.9  # of what training changed: below it a model is not rounded to bf16
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 _log = log.get("train")
 
@@ -25,11 +28,17 @@ _log = log.get("train")
 class Outcome:
     """The folder RUN/adapter, written with each checkpoint and at the end, or RUN/model, written at the end.
 
+    A model is rounded to bf16 if that keeps LEAST_KEPT of what training changed, and is float32 otherwise: a step of
+    bf16 is 0.4 % of a weight, and small updates lie below it.
+
     Args:
         folder: another name, for a folder that is written when `write` is called, a model in float32.
 
     Attributes:
         every: steps between two.
+        with_checkpoints: whether it is written with the checkpoint of a signal too.
+        dtype: of what was written last; kept: the share of what training changed that bf16 keeps of it (of an adapter,
+            which is float32: 1).
 
     Raises UnsupportedError if the adapter has no form in PEFT's files.
     """
@@ -39,7 +48,9 @@ class Outcome:
         self.run, self.adapts = run, run.config.adapter.method != "full"
         self.every = (run.save_every if self.adapts else 0) or max(1, run.stop)
         self.folder = run.folder / (folder or (ADAPTER if self.adapts else MODEL))
-        self._dtype = "F32" if self.adapts or folder else "BF16"
+        self.with_checkpoints = self.adapts
+        self._rounds = not self.adapts and folder is None
+        self.dtype, self.kept = "F32", 1.0
         if self.adapts:
             run.world.first(self._check)
 
@@ -50,8 +61,36 @@ class Outcome:
 
     def write(self) -> None:
         """Write what is trained as it is. All ranks take part; rank 0 collects it in memory."""
-        weights = state.full_weights(self.run, DTYPES[self._dtype])
+        weights = state.full_weights(self.run, torch.float32)
+        if self._rounds:
+            kept = self.run.world.share(self.run.world.first(lambda: kept_share(weights, self._base())))
+            assert kept is not None, "rank 0 computes it"
+            self.kept, self.dtype = kept, "BF16" if kept >= LEAST_KEPT else "F32"
+            weights = {name: tensor.to(DTYPES[self.dtype]) for name, tensor in weights.items()}
         self.run.world.first(lambda: self._write(weights))
+
+    def told(self) -> str:
+        """Return what rounding did to the model that was written, in words; "" of an adapter."""
+        if not self._rounds:
+            return ""
+        if self.dtype == "BF16":
+            return f"{self.folder} in bf16 keeps {self.kept:.1%} of what training changed"
+        return f"{self.folder} is in float32, because bf16 would keep {self.kept:.1%} of what training changed"
+
+    def round_model(self) -> bool:
+        """Give the run's model the values that were written, on each rank its own; whether that changed any."""
+        if not self._rounds or self.dtype == "F32":
+            return False
+        with torch.no_grad():
+            for parameter in self.run.model.parameters():
+                parameter.copy_(parameter.to(DTYPES[self.dtype]))
+        return True
+
+    def _base(self) -> Callable[[str], torch.Tensor]:
+        """Return what gives the model's values before training by their canonical names, in float32."""
+        checkpoint = open_checkpoint(files(self.run.config.model))
+        params = {param.name: param for _, param, _ in self.run.model.canonical()}
+        return lambda name: torch.from_numpy(checkpoint.parameter(params[name]))
 
     def _check(self) -> None:
         """Write an adapter of zeros elsewhere: what cannot be written must not be trained first."""
@@ -69,7 +108,7 @@ class Outcome:
                 self._adapter(new, weights)
             else:
                 rows = ((n, tuple(t.shape), t.view(torch.uint8).numpy().reshape(-1)) for n, t in weights.items())
-                write_folder(new, self.run.shape, rows, self._dtype, self._tokenizer())
+                write_folder(new, self.run.shape, rows, self.dtype, self._tokenizer())
             if self.folder.exists():
                 self.folder.rename(Path(folder, "old"))
             new.rename(self.folder)
@@ -82,7 +121,23 @@ class Outcome:
         config = self.run.config
         name = config.tokenizer.name if config.tokenizer is not None else config.model.pretrained_model_name_or_path
         try:
-            return {name: path.read_bytes() for name, path in tokenizer_files(str(name)).items()}
-        except ConfigError:
-            _log.warning("%s is written without a tokenizer: %s has no tokenizer.json to copy", self.folder, name)
+            return tokenizer_files(str(name))
+        except (ConfigError, UnsupportedError) as error:
+            _log.warning("%s is written without a tokenizer: %s", self.folder, error)
             return {}
+
+
+def kept_share(trained: Mapping[str, torch.Tensor], base: Callable[[str], torch.Tensor]) -> float:
+    """Return the share of what training changed that is there once weights are rounded to bf16.
+
+    With C the change of a weight W, X the rounded W + C and R the rounded W: the sum of (X - R) C by the sum of C C, as
+    for merged adapters; 1 where nothing changed. trained, base: float32, by canonical name.
+    """
+    along = change = 0.0
+    for name, after in trained.items():
+        before = base(name).reshape(after.shape)
+        difference = (after - before).double()
+        rounded = after.bfloat16().double() - before.bfloat16().double()
+        along += float((rounded * difference).sum())
+        change += float((difference * difference).sum())
+    return along / change if change else 1.0

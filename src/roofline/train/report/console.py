@@ -43,6 +43,11 @@ class Console:
             + (f"; {human_bytes(about['memory']['predicted'])} of memory predicted" if about["memory"] else ""),
             file=sys.stderr,
         )
+        if about.get("saves") is False:
+            print(
+                "nothing of the weights will be saved: set save_interval or save_folder to keep checkpoints",
+                file=sys.stderr,
+            )
         if about.get("leak_proof"):
             print(
                 "packed rows: other tokens in one document change nothing in those beside it, neither logits nor "
@@ -125,6 +130,8 @@ class Console:
             f"{counted(finished.steps, 'step')}, loss {finished.loss:.4f}{held_out}, "
             f"{_memory(finished.folder)}{finished.folder}"
         )
+        if finished.written:
+            print(finished.written)
 
     def _remaining(self, line: JsonObject) -> str:
         """The time to the end of the run, at the speed of the last steps."""

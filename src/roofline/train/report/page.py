@@ -23,7 +23,7 @@ from roofline.train.report.answers import (
     side_by_side,
 )
 from roofline.train.report.flops import usual
-from roofline.train.run_folder import CARD, CONFIG, LOG, PAGE, read_lines
+from roofline.train.run_folder import CARD, CONFIG, LOG, PAGE, RESULTS, read_lines
 
 POINTS = 1500  # of a curve; with more steps each point is the mean of several
 # The last, and those of OBJECTIVES that an evaluation has, also as "eval_loss LABEL".
@@ -35,15 +35,25 @@ Row = tuple[str, ...]
 def write(folder: Path) -> None:
     """Write the page into a run's folder, from its log, its card, its configuration, and its answers if it has any."""
     card, config = (json.loads((folder / name).read_text()) for name in (CARD, CONFIG))
-    write_atomically(folder / PAGE, page(read_lines(folder / LOG), card, config, read_answers(folder)))
+    has_result = any((folder / name).exists() for name in RESULTS)
+    write_atomically(folder / PAGE, page(read_lines(folder / LOG), card, config, read_answers(folder), has_result))
 
 
-def page(lines: Sequence[JsonMapping], card: JsonMapping, config: JsonMapping, answers: Answers | None = None) -> str:
-    """The text of the page, from the lines of the log, the card and the configuration. answers: before and after."""
+def page(
+    lines: Sequence[JsonMapping],
+    card: JsonMapping,
+    config: JsonMapping,
+    answers: Answers | None = None,
+    has_result: bool = True,
+) -> str:
+    """Return the text of the page, from the lines of the log, the card and the configuration.
+
+    answers: before and after. has_result: whether there is a folder to serve, without which no command serves it.
+    """
     name = str(card["run"])
     device, model = card["device"], card["model"]
     about = [model["name"], f"{model['parameters']:,} parameters", f"{card['devices']} x {device['name']}"]
-    about += [card["precision"], "finished" if card["done"] else "under way", card["written"]]
+    about += [card["precision"], _state(lines, card), card["written"]]
     rewards = held_out_rewards(lines) if _rewards(config) else None
     template = Template((files("roofline.train.report") / "page.html").read_text("utf-8"))
     return template.safe_substitute(
@@ -52,7 +62,7 @@ def page(lines: Sequence[JsonMapping], card: JsonMapping, config: JsonMapping, a
         taken="<p>Dashed lines: the run was stopped there and taken up again.</p>" if _resume_steps(lines) else "",
         progress=_progress(lines, card),
         tiles="".join(_tile(*tile) for tile in [*answer_tiles(answers, rewards), *_tiles(lines, card)]),
-        chat=chat_links(answers),
+        chat=chat_links(answers) if has_result or not _was_stopped(card) else "",
         answers=side_by_side(answers, rewards is not None),
         tables="".join([*_tables(card), *_samples(lines)]),
         configuration=_table(
@@ -67,7 +77,7 @@ def page(lines: Sequence[JsonMapping], card: JsonMapping, config: JsonMapping, a
                 "series": _series(lines),
                 "taken": _resume_steps(lines),
                 "written": card["written"],
-                "live": not card["done"] or (answers is not None and answers.is_waiting),
+                "live": not _has_ended(card) or (answers is not None and answers.is_waiting and not _was_stopped(card)),
             }
         ),
     )
@@ -79,11 +89,32 @@ def _rewards(config: JsonMapping) -> bool:
     return section is not None and section["reward"] != EXACT
 
 
+def _was_stopped(card: JsonMapping) -> bool:
+    return bool(card.get("stopped"))  # cards of earlier versions have no such key
+
+
+def _has_ended(card: JsonMapping) -> bool:
+    return bool(card["done"]) or _was_stopped(card)
+
+
+def _steps(lines: Sequence[JsonMapping]) -> tuple[int, int]:
+    """Return the number of the last step, and how many the run has."""
+    steps = next((line["about"]["steps"] for line in reversed(lines) if "about" in line), 0)
+    return next((line["step"] for line in reversed(lines) if "loss" in line), 0), steps
+
+
+def _state(lines: Sequence[JsonMapping], card: JsonMapping) -> str:
+    """Return in words how far the run is."""
+    if card["done"]:
+        return "finished"
+    at, steps = _steps(lines)
+    return f"stopped after step {at:,} of {steps:,}" if _was_stopped(card) else "under way"
+
+
 def _progress(lines: Sequence[JsonMapping], card: JsonMapping) -> str:
     """A bar with the time that is left, while the run is under way."""
-    steps = next((line["about"]["steps"] for line in reversed(lines) if "about" in line), 0)
-    at = next((line["step"] for line in reversed(lines) if "loss" in line), 0)
-    if card["done"] or not steps:
+    at, steps = _steps(lines)
+    if _has_ended(card) or not steps:
         return ""
     left = human_seconds((steps - at) * card["speed"]["step_seconds"]["p50"])
     return f'<progress max="{steps}" value="{at}"></progress><p>step {at:,} of {steps:,}, {left} left</p>'

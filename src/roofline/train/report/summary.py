@@ -81,28 +81,31 @@ class Report:
         if len(self._seconds) <= self.config.callbacks.speed_monitor.warmup:
             self._since = time.perf_counter()
 
-    def write(self, run: "Run", done: bool = False) -> None:
-        """Write the card and the page; all ranks must call it. A run without a step changes nothing."""
+    def write(self, run: "Run", ended: bool = False) -> None:
+        """Write the card and the page; all ranks must call it. A run without a step changes nothing.
+
+        ended: no step follows in this process, be the run finished or stopped.
+        """
         self._measured = self.memory.peak()
         self._confirm_roof(run)
         if self.world.rank != 0 or not self._seconds:
             return
         if self.memory.predicted is not None and 0 < (run.gradients.size or 0) < self.memory.rows:
             self.memory.predict(run.gradients.size or 0)
-        card = self._write_card(run, done)
-        if done or time.perf_counter() > self._next_page:
+        card = self._write_card(run, ended)
+        if ended or time.perf_counter() > self._next_page:
             self._write_page(run)
-        if done:
+        if ended:
             run.log.memory(card["memory"])
 
     def show_live(self, run: "Run") -> None:
         """On rank 0, write card and page between two times that `write` does, for whoever watches the run."""
         if self.world.rank == 0 and self._seconds and time.perf_counter() > self._next_live:
-            self._write_card(run, done=False)
+            self._write_card(run, ended=False)
             self._write_page(run)
 
-    def _write_card(self, run: "Run", done: bool) -> JsonObject:
-        card = self._card(run, self._measured, done)
+    def _write_card(self, run: "Run", ended: bool) -> JsonObject:
+        card = self._card(run, self._measured, ended)
         write_atomically(run.folder / CARD, json.dumps(card, indent=1) + "\n")
         return card
 
@@ -154,7 +157,8 @@ class Report:
         per_token_s = self.flops["matmul"].hardware / (devices * self.roof["flops"])
         return {"name": "of the matmul roof", "per_token_s": per_token_s}
 
-    def _card(self, run: "Run", measured: int | None, done: bool) -> JsonObject:
+    def _card(self, run: "Run", measured: int | None, ended: bool) -> JsonObject:
+        done = ended and (run.progress.step >= run.total or run.reason is not None)
         config, world, predicted = self.config, self.world, self.memory.predicted
         section, shape = config.fsdp_config or FsdpSection(), dict(self.shape)
         speed = self._speed(run)
@@ -170,6 +174,7 @@ class Report:
             "run": config.run_name,
             "written": datetime.now(UTC).isoformat(timespec="seconds"),
             "done": done,
+            "stopped": ended and not done,  # by a signal or by stop_after; the same command goes on
             "ended_by": run.reason,  # a callback's words; null where it was the length of the run
             "model": {"name": self._name(), "parameters": presets.parameter_count(shape)} | {k: shape[k] for k in keys},
             "seq_len": config.max_seq_len,

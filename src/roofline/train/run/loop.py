@@ -19,6 +19,7 @@ from roofline.common.units import parse_bytes
 from roofline.models import presets
 from roofline.train.checkpoint import manifest, state
 from roofline.train.checkpoint.checkpoint import Saver
+from roofline.train.checkpoint.outcome import Outcome
 from roofline.train.checkpoint.resume import resume
 from roofline.train.config.duration import Batches, batches
 from roofline.train.config.schema import TrainConfig
@@ -69,7 +70,7 @@ class Finished:
     """The result of a run. loss: of the last step; evaluations: the last held-out losses that were computed, by label.
 
     signal: SIGTERM or SIGINT (Ctrl-C), if that stopped it; saved: then the place of the checkpoint, if it was saved.
-    reason: why a callback ended it, if one did.
+    reason: why a callback ended it, if one did. written: what rounding did to the model that was written, in words.
     """
 
     steps: int
@@ -79,6 +80,7 @@ class Finished:
     signal: int = 0
     saved: str | None = None
     reason: str | None = None
+    written: str = ""
 
     @property
     def status(self) -> int:
@@ -211,9 +213,27 @@ class Run:
             stopped = signals.number if self.progress.step < self.stop else 0
             saved = self._save_early() if stopped else None
         self.saver.wait()
-        self.report.write(self, done=True)
-        losses = {label: figures["loss"] for label, figures in self.evaluations.items()}
-        return Finished(self.progress.step, loss, losses, self.folder, stopped, saved, self.reason)
+        written = "" if stopped or math.isnan(loss) else self._evaluate_written()
+        self.report.write(self, ended=True)
+        return Finished(
+            steps=self.progress.step,
+            loss=loss,
+            evaluations={label: figures["loss"] for label, figures in self.evaluations.items()},
+            folder=self.folder,
+            signal=stopped,
+            saved=saved,
+            reason=self.reason,
+            written=written,
+        )
+
+    def _evaluate_written(self) -> str:
+        """Evaluate the model that was written once more where it was rounded; what rounding did, in words."""
+        for each in self.recurring:
+            if isinstance(each, Outcome):
+                if each.round_model() and self.held_out:
+                    self.evaluate()
+                return each.told()
+        return ""
 
     def begin(self) -> None:
         """Open the log and the receipts where the run continues, and start to read rows."""
@@ -233,6 +253,7 @@ class Run:
             device=str(self.world.device),
             show_every=max(1, self.show_every),
             leak_proof=proof,
+            saves=bool(self.save_every or self.config.adapter or self.config.callbacks.hf_checkpointer),
             **reported,
         )
         self._loader = Loader(self.source, self.order, config.train_loader, self.shares, self.progress.step)
@@ -318,6 +339,9 @@ class Run:
             if not permitted and self.world.share(manifest.steps(self.saver.store)):
                 return None
             self.save()
+            for each in self.recurring:
+                if each.with_checkpoints:
+                    each.record()
         self.saver.wait()
         return f"{self.saver.store.url}/{manifest.folder(self.progress.step)}"
 

@@ -11,9 +11,13 @@ if TYPE_CHECKING:
 
 
 class Recurring(Protocol):
-    """It happens every `every` steps and behind the last one; 0: never."""
+    """It happens every `every` steps and behind the last one; 0: never.
+
+    with_checkpoints: whether it happens too where a signal stops the run and a checkpoint is saved.
+    """
 
     every: int
+    with_checkpoints: bool
 
     def record(self) -> None:
         """Do it, on all ranks together."""

@@ -26,12 +26,13 @@ class Samples:
 
     Attributes:
         every: steps between two.
+        with_checkpoints: whether the checkpoint of a signal has one.
 
     Raises ConfigError if the tokenizer is not here, or if a prompt with its answer is longer than the model's context.
     """
 
     def __init__(self, run: "Run", section: SamplesSection) -> None:
-        self.run, self.section = run, section
+        self.run, self.section, self.with_checkpoints = run, section, False
         self.every = batches("callbacks.generate_callback.interval", section.interval, run.units)
         assert run.config.tokenizer is not None
         name = run.config.tokenizer.name
