@@ -35,14 +35,20 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     hf_fields.refuse_features(fields, _HONOURED)
     refuse_unless_neutral(fields, _ACTIVATION)  # hidden_act, beside it in old files, is read by nobody
     first = model_type == "gemma2"
+    if not first:  # transformers has the key for this type too, and does not read it
+        refuse_unless_neutral(fields, {"attn_logit_softcapping": ()})
     ours = hf_fields.sizes(fields, "gemma")
     ours |= {"kv_heads": hf_fields.kv_heads(fields), "head_dim": hf_fields.head_dim(fields, 256)}
     ours["norm_eps"] = fields.get("rms_norm_eps", float, 1e-6)
     ours["tied"] = fields.get("tie_word_embeddings", bool, True)
     ours |= {"attention_bias": False, "qk_norm": not first}
     ours["query_scalar"] = fields.positive("query_pre_attn_scalar") or 256.0
-    ours["attention_cap"] = _cap(fields, "attn_logit_softcapping", 50.0 if first else 0.0)
-    ours["logit_cap"] = _cap(fields, "final_logit_softcapping", 30.0 if first else 0.0)
+    caps = ("attn_logit_softcapping", "final_logit_softcapping")
+    for key in caps:
+        if fields.values.get(key) == 0:  # by which transformers divides
+            fields.refuse(key, "is 0, which would make all scores alike; null is no cap")
+    ours["attention_cap"] = _cap(fields, caps[0], 50.0 if first else 0.0)
+    ours["logit_cap"] = _cap(fields, caps[1], 30.0 if first else 0.0)
     window = fields.get("sliding_window", int, None if "sliding_window" in fields.values else 4096)
     hf_fields.windows(ours, _windows(fields, window or 0, ours["layers"], _PATTERN[model_type]))
     if first:

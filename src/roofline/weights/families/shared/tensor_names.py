@@ -64,7 +64,8 @@ class TensorNames:
     """Names without ``.weight`` and ``.bias``: ours -> (GGUF's, Hugging Face's), "" where such files have it not.
 
     layer: in a layer, `{expert}` standing for the number of each expert; top: outside of layers; hf_layers: what stands
-    before a layer's number at Hugging Face; hf_prefix: what some files leave out at the beginning of a name; hf_also:
+    before a layer's number at Hugging Face; hf_prefix: what some files leave out at the beginning of a name, as those
+    of a model without its head do; hf_also:
     further names outside of layers -> the one in `top`; hf_before: what some files have before all names; hf_unread: a
     pattern of the tensors that such files may have and the model does not read.
 
@@ -78,7 +79,7 @@ class TensorNames:
     layer: Mapping[str, tuple[str, str]]
     top: Mapping[str, tuple[str, str]] = field(default_factory=lambda: TOP)
     hf_layers: str = "model.layers"
-    hf_prefix: str = ""
+    hf_prefix: str = "model."
     hf_also: Mapping[str, str] = field(default_factory=dict)
     hf_before: tuple[str, ...] = ()
     hf_unread: str = ""
@@ -103,6 +104,12 @@ class TensorNames:
     def reads_hf(self, name: str) -> bool:
         """Whether a tensor of Hugging Face's files is not among those that the model does not read."""
         return not (self.hf_unread and re.fullmatch(self.hf_unread, name))
+
+    def is_inside(self, name: str) -> bool:
+        """Whether a tensor of Hugging Face's files is one of a layer, or of a module in `top`, whatever it is there."""
+        name = name.removeprefix(next(filter(name.startswith, self.hf_before), ""))
+        modules = (self.hf_layers, *self._ours[1][1], *self.hf_also)
+        return any(each.startswith(f"{module}.") for each in (name, self.hf_prefix + name) for module in modules)
 
     def is_transposed(self, name: str) -> bool:
         """Whether files of Hugging Face have a parameter of ours by columns."""
