@@ -127,8 +127,11 @@ def remove(entry: Cached) -> int:
 
 
 def key_of(source: Path) -> str:
-    """Hex identity of a source and of what would be made of it: path, sizes, times and bytes of its files, of large ones
-    some; the core's build and layout; and the code that turns models into Programs, extensions included."""
+    """Hex identity of a source and of what would be made of it.
+
+    It has the path, size, time and bytes (of large ones some) of the source's files; the core's build and layout; and
+    the code that turns models into Programs, extensions included.
+    """
     from roofline import _native
 
     facts = names.FORMAT, _native.versions(), _native.build_id(), extensions.key()
