@@ -80,6 +80,7 @@ def to_hf(config: Config) -> Config:
 def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     """The canonical configuration; converters put the rows of q, k and v one below the other."""
     honoured = ("rope.dimension_count", "use_parallel_residual")
+    gguf_fields.refuse_window(model.fields)
     config = gguf_fields.read(model, "gpt_neox", "half", honoured, gguf_fields.EPSILON)
     config |= {"bias": True, "attention_bias": biased(model, "attn.qkv")}
     return config | ({} if model.fields.get("use_parallel_residual", bool, True) else {"parallel": False})
