@@ -83,12 +83,24 @@ class Checkpoint:
         surplus = [name for name in self.tensors if name not in names]
         if surplus:
             count = f"{len(surplus):,} of {len(self.tensors):,}"
-            reason = f"is not part of this model; tensors that are there and not part of it: {count}"
+            key = "" if self.kind in ("gguf", "memory") else _key_of(surplus[0], self.config["layers"])
+            says = f" as config.json describes it ({key})" if key else ""
+            reason = f"is not part of this model{says}; tensors that are there and not part of it: {count}"
             refuse(self.path, f"tensor {surplus[0]!r}", reason)
         if isinstance(expected, Mapping):
             for name, shape in expected.items():
                 if self.tensors[name].shape != tuple(shape):
                     refuse(self.path, f"tensor {name!r}", f"has shape {self.tensors[name].shape}, not {tuple(shape)}")
+
+
+def _key_of(name: str, layers: int) -> str:
+    """What most configurations call that which decides whether a tensor of ours is there, "" where no key does."""
+    layer, _, part = name.removeprefix("layers.").partition(".")
+    if name.startswith("layers.") and layer.isdigit() and int(layer) >= layers:
+        return "num_hidden_layers"
+    if not name.endswith(".bias"):
+        return ""
+    return {"attn": "attention_bias", "mlp": "mlp_bias"}.get(part.partition(".")[0], "")
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
