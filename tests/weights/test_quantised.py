@@ -196,6 +196,16 @@ WRITERS: dict[str, tuple[str, dict[str, Any]]] = {
         {**TUNED, "quant_method": "awq", "sym": False, "zero_point": True, "version": "gemm"}
         | {"modules_to_not_convert": ["lm_head"]},
     ),
+    "AutoRound": (
+        "gptq sym 32",
+        {**TUNED, "quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "sym": True}
+        | {"block_name_to_quantize": "model.layers", "extra_config": {"lm_head": {"bits": 16, "data_type": "fp"}}},
+    ),
+    "AutoRound by AWQ": (
+        "awq 32",
+        {**TUNED, "quant_method": "auto-round", "packing_format": "auto_round:auto_awq", "sym": False}
+        | {"block_name_to_quantize": "model.layers"},
+    ),
     "compressed-tensors": (
         "pack-quantized asym",
         {**KINDS["pack-quantized asym"][0], "version": "0.20.0", "moe_sparsity_config": None, "kv_cache_scheme": None}
@@ -387,6 +397,10 @@ def test_nf4_that_is_not_whole_is_refused(changes: Any, error: Any, said: str, t
         (models.gptq_config(32, data_type="int_asym_float_zp"), "data_type int_asym_float_zp"),
         (models.gptq_config(32, super_bits=6), "key 'super_bits'"),
         (models.awq_config(32, method="gptq"), "method gptq"),
+        (WRITERS["AutoRound"][1] | {"packing_format": "auto_round:exllamav2"}, "packing_format auto_round:exllamav2"),
+        (WRITERS["AutoRound"][1] | {"extra_config": {"a": {"bits": 8}}}, "extra_config a.*not quantised"),
+        (WRITERS["AutoRound"][1] | {"data_type": "mx_fp"}, "data_type mx_fp"),
+        (WRITERS["AutoRound by AWQ"][1] | {"sym": True}, "zero_point False"),
         (models.gptq_config(32, rotation="hadamard"), "key 'rotation'"),
         (models.awq_config(32, bits=3), "bits 3"),
         (models.awq_config(32, version="gemv"), "version gemv.*we read gemm"),

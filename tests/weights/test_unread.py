@@ -137,6 +137,11 @@ def test_config_json_may_name_the_file(folder: Path, caplog: pytest.LogCaptureFi
         configure(folder, transformers_weights=name)
         with pytest.raises(ConfigError, match=r"transformers_weights.*is no safetensors file of this folder"):
             open_checkpoint(folder)
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    save(folder, {"x": torch.ones(1)}, "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"config\.json: transformers_weights: names files of safetensors"):
+        open_checkpoint(folder)
 
 
 # --- tensors -----------------------------------------------------------------------------------------------------

@@ -82,8 +82,7 @@ def write_bundle(
     config = registry.config_of(checkpoint.config)
     with naming(checkpoint.path):
         program = compile_program(registry.get(config.family), config, checkpoint.tensors, target.CPU)
-    layout = lay_out(program, min(config.max_position, MAX_POSITIONS))
-    planned = keep_operands(program)
+    layout, planned = lay_out(program, min(config.max_position, MAX_POSITIONS)), keep_operands(program)
     lowered = lower(planned, layout)
     with ThreadPoolExecutor(2) as pool, _place(out, layout.nbytes) as part:
         words = pool.submit(_text_files, checkpoint, needs_text)

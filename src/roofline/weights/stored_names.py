@@ -11,6 +11,7 @@ from roofline.common.errors import UnsupportedError
 from roofline.common.fields import refuse, shorten
 from roofline.ops import formats
 from roofline.weights import names
+from roofline.weights.families.shared.canonical import Config
 from roofline.weights.families.table import files_of
 from roofline.weights.files.mapped import JsonObject, TensorInfo
 
@@ -67,11 +68,11 @@ def stored_names(path: Path, dtypes: Mapping[str, str], config: JsonObject, stri
 
 def settle_head(
     path: Path,
-    config: JsonObject,
+    config: Config,
     stored: dict[str, str],
     tensors: Mapping[str, TensorInfo],
     read: Callable[[str], np.ndarray],
-) -> JsonObject:
+) -> Config:
     """The configuration, and `stored`, with head and embedding as transformers (5.24) has them where a file says tied.
 
     A head that equals the embedding is left out, one without an embedding beside it is both, and of two that differ

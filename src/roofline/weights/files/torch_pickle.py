@@ -43,6 +43,8 @@ class TorchModel:
     def __init__(self, folder: Path) -> None:
         self.config_path = folder / "config.json"
         self.config: JsonObject = read_json_file(self.config_path)
+        if self.config.get("transformers_weights") is not None:
+            refuse(self.config_path, "transformers_weights", "names files of safetensors, and there are none")
         self._tensors: dict[str, Tensor] = {}
         infos: dict[str, TensorInfo] = {}
         files = _files(folder)

@@ -127,7 +127,7 @@ AUTOROUND: Mapping[str, tuple[object, ...] | None] = {
     **dict.fromkeys(("gradient_accumulate_steps", "low_gpu_mem_usage", "scale_dtype", "dataset")),
     **dict.fromkeys(("enable_minmax_tuning", "enable_norm_bias_tuning", "enable_quanted_input")),
     **dict.fromkeys(("act_bits", "act_data_type", "act_dynamic", "act_sym", "act_group_size")),
-    **dict.fromkeys(("static_kv_dtype", "static_kv_granularity")),
+    **dict.fromkeys(("block_name_to_quantize", "static_kv_dtype", "static_kv_granularity")),
     **dict.fromkeys(("static_attention_dtype", "static_attention_granularity")),
 }
 
