@@ -194,6 +194,26 @@ def test_names_of_a_model_without_its_head(folder: Path) -> None:
     agree(folder)
 
 
+def test_names_of_a_module_around_the_model(folder: Path) -> None:
+    save(folder, {f"model.{key}": value for key, value in state_of(folder).items()})
+    agree(folder)
+    save(folder, state_of(folder) | {"model.model.layers.0.mlp.extra.weight": torch.ones(4)})
+    with pytest.raises(ConfigError, match="no model of ours has it"):
+        open_checkpoint(folder)
+
+
+def test_biases_of_experts_that_lie_otherwise_are_refused(tmp_path: Path) -> None:
+    """As many numbers as there should be, in another shape."""
+    theirs(CASES["gpt_oss"].config).save_pretrained(tmp_path)
+    agree(tmp_path)
+    name = "model.layers.0.mlp.experts.gate_up_proj_bias"
+    state = state_of(tmp_path)
+    save(tmp_path, state | {name: state[name].T})
+    assert their_rows(tmp_path) is None
+    with pytest.raises(ConfigError, match=r"gate_up_proj_bias': of shape \(\d+, 4\) is not for 4 experts"):
+        open_checkpoint(tmp_path)
+
+
 def test_names_behind_an_unknown_prefix_are_named_where_tensors_are_missing(folder: Path) -> None:
     save(folder, {f"module.{key}": value for key, value in state_of(folder).items()})
     with pytest.raises(ConfigError, match=r"is missing; .*not there: 21 of 21; the files have, .* has: module\."):
