@@ -84,6 +84,19 @@ def test_a_change_of_any_file_is_noticed_whatever_its_size_and_time_say(named: s
         assert len(keys) == number + 2, file.name
 
 
+def test_a_change_of_any_part_of_a_split_file_is_noticed(tmp_path: Path) -> None:
+    parts = [tmp_path / f"model-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
+    for part in parts:
+        part.write_bytes(bytes(100))
+    keys = {cached.key_of(parts[0])}
+    for part in parts:
+        _changed_unseen(part)
+        keys.add(cached.key_of(parts[0]))
+    assert len(keys) == 4
+    parts[2].unlink()
+    assert cached.key_of(parts[0]) not in keys
+
+
 def test_of_a_large_file_parts_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cached, "WHOLE", 1 << 18)
     file = tmp_path / "model.gguf"

@@ -115,10 +115,27 @@ def older(fields: Mapping[str, Any]) -> Iterator[Variant]:
     yield "two thetas", {**base, "rope_theta": 77.0, "rope_parameters": {"rope_type": kind, **scaling, **apart}}
 
 
+def respelled(fields: Mapping[str, Any]) -> Iterator[Variant]:
+    """Keys of the type under the names that transformers has for all types, and GPT-NeoX's of rope."""
+    for common, own in transformers.CONFIG_MAPPING[fields["model_type"]].attribute_map.items():
+        if own in fields:
+            others = {key: value for key, value in fields.items() if key != own}
+            yield f"{common} for {own}", {**others, common: fields[own]}
+            yield f"{common} beside {own}", {**fields, common: fields[own]}
+    if fields["model_type"] == "gpt_neox":
+        plain = {key: value for key, value in fields.items() if key != "rope_parameters"}
+        turned = fields["rope_parameters"]["partial_rotary_factor"]
+        yield "rotary_emb_base", {**plain, "rotary_emb_base": 123.0}
+        yield "rotary_pct", {**plain, "rotary_emb_base": 123.0, "rotary_pct": turned}
+        scaling = {"type": "linear", "factor": 2.0}
+        yield "rotary_pct scaled", {**plain, "rotary_emb_base": 123.0, "rotary_pct": turned, "rope_scaling": scaling}
+
+
 def variants(fields: Mapping[str, Any]) -> Iterator[Variant]:
     yield from without(fields)
     yield from changed(fields)
     yield from older(fields)
+    yield from respelled(fields)
 
 
 def ours(fields: Mapping[str, Any]) -> dict[str, Any] | None:
