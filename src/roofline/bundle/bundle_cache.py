@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 KEPT = 2  # bundles of one source: those of two builds in turn do not push each other out
 FIRST_LINE_SECONDS, LINE_SECONDS = 1.0, 5.0  # of a compilation, until a line says how far it is, and between two
-WHOLE = 1 << 24  # bytes of a file up to which all of it goes into its identity: configurations, tokenizers
+WHOLE = 1 << 22  # bytes of a file up to which all of it goes into its identity: configurations, templates
 HEAD = 1 << 16  # of a larger one its beginning, and
 SAMPLE, SAMPLES = 1 << 12, 16  # so many bytes at so many places
 
