@@ -92,8 +92,8 @@ def read_settings(path: Path, config: JsonObject) -> LoraSettings:
     if not isinstance(parameters, list) or not all(isinstance(each, str) for each in parameters):
         refuse(path, "target_parameters", f"is {describe(parameters)}, not a list of names")
     layers = config.get("layers_to_transform")
-    listed = layers if isinstance(layers, list) else [] if layers is None else [layers]
-    if not all(isinstance(each, int) for each in listed):
+    numbers = layers if isinstance(layers, list) else [] if layers is None else [layers]
+    if not all(isinstance(each, int) for each in numbers):
         refuse(path, "layers_to_transform", f"is {describe(layers)}, not numbers of layers")
     return LoraSettings(
         rank=_rank(path, "r", config.get("r")),
@@ -105,7 +105,7 @@ def read_settings(path: Path, config: JsonObject) -> LoraSettings:
         parameters=tuple(parameters),
         targets=_modules(config, "target_modules"),
         excluded=_modules(config, "exclude_modules"),
-        layers=frozenset(listed) or None,
+        layers=frozenset(numbers) or None,
     )
 
 

@@ -27,7 +27,7 @@ from roofline.weights.files.unread import tell_unread
 from roofline.weights.hf_values import as_ours
 from roofline.weights.quantised.method import Files, QuantisedTensors
 from roofline.weights.quantised.methods import method_of
-from roofline.weights.stored_names import HEAD, listed, settle_head, stored_names
+from roofline.weights.stored_names import HEAD, settle_head, some_of, stored_names
 
 _ADAPTER = "this is a LoRA adapter: name the model that it belongs to, and the adapter beside it"
 
@@ -77,8 +77,8 @@ class Checkpoint:
         missing = [name for name in names if name not in self.tensors]
         if missing:
             count = f"{len(missing):,} of {len(names):,}"
-            others = f"; the files have, and no model of ours has: {listed(self.unused)}" if self.unused else ""
-            reason = f"is missing; tensors of the model that are not there: {count}{others}"
+            hint = f"; the files have, and no model of ours has: {some_of(self.unused)}" if self.unused else ""
+            reason = f"is missing; tensors of the model that are not there: {count}{hint}"
             refuse(self.path, f"tensor {missing[0]!r}", reason)
         surplus = [name for name in self.tensors if name not in names]
         if surplus:
@@ -125,7 +125,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         checkpoint.check_names(names.parameter_shapes(checkpoint.config, checkpoint.tensors))
     if checkpoint.unused:
         line = "%s: tensors that are no part of the model are not used (%s): %s"
-        log.get("weights").warning(line, path, f"{len(checkpoint.unused):,}", listed(checkpoint.unused))
+        log.get("weights").warning(line, path, f"{len(checkpoint.unused):,}", some_of(checkpoint.unused))
     return checkpoint
 
 
@@ -233,8 +233,8 @@ def _open_hf(path: Path, model: SafetensorsModel | TorchModel, kind: str) -> Che
     apart = files_of(config["family"]).NAMES.hf_apart
     files = Files(path, apart(path, model) if apart is not None else model)
     source = QuantisedTensors(files, method_of(model.config_path, model.config))
-    placed = stored_names(path, {name: info.format for name, info in source.tensors.items()}, config)
-    stored = placed.parameters
+    tensor_names = stored_names(path, {name: info.format for name, info in source.tensors.items()}, config)
+    stored = tensor_names.parameters
     if config["tied"] and source.is_made(stored.get(HEAD, "")):
         reason = "is quantised, and tie_word_embeddings says that the embedding is the head"
         refuse(path, f"tensor {stored[HEAD]!r}", reason)
@@ -249,7 +249,13 @@ def _open_hf(path: Path, model: SafetensorsModel | TorchModel, kind: str) -> Che
         log.get("weights").warning("%s: %s matrices are kept in float32, 4 bytes a weight: %s", path, count, reasons)
     ours, read = as_ours(config, tensors, lambda name: source.read(stored[name]))
     return Checkpoint(
-        path=path, kind=kind, tensors=ours, metadata=model.config, config=config, bytes_of=read, unused=placed.unused
+        path=path,
+        kind=kind,
+        tensors=ours,
+        metadata=model.config,
+        config=config,
+        bytes_of=read,
+        unused=tensor_names.unused,
     )
 
 

@@ -110,7 +110,7 @@ def _equal(head: TensorInfo, embedding: TensorInfo, read: Callable[[str], np.nda
     return all(np.array_equal(ours[at : at + _COMPARED], theirs[at : at + _COMPARED]) for at in parts)
 
 
-def listed(unused: list[str]) -> str:
+def some_of(unused: list[str]) -> str:
     """A few of them, and how many more there are, for a line."""
     more = f" and {len(unused) - _NAMED:,} more" if len(unused) > _NAMED else ""
     return ", ".join(shorten(name) for name in unused[:_NAMED]) + more

@@ -131,10 +131,10 @@ class SafetensorsModel:
         folder = path if path.is_dir() else path.parent
         self.config_path = folder / "config.json"
         self.config = read_json_file(self.config_path)
-        named = Fields(self.config_path, self.config).get(_NAMED, str) if path.is_dir() else None
-        index = _index_of_folder(folder, named) if path.is_dir() else None
+        file_name = Fields(self.config_path, self.config).get(_NAMED, str) if path.is_dir() else None
+        index = _index_of_folder(folder, file_name) if path.is_dir() else None
         files, placed = (
-            _placed(index) if index is not None else ([_single(folder, named) if path.is_dir() else path], {})
+            _placed(index) if index is not None else ([_single(folder, file_name) if path.is_dir() else path], {})
         )
         self.paths = (*files, *((index,) if index is not None else ()))
         self._home: dict[str, SafetensorsFile] = {}
@@ -166,21 +166,21 @@ class SafetensorsModel:
         return self._home[name].read(name)
 
 
-def _index_of_folder(folder: Path, named: str | None) -> Path | None:
-    """The index that says which files are read; None where one file is. named: what config.json names, as below.
+def _index_of_folder(folder: Path, file_name: str | None) -> Path | None:
+    """The index that says which files are read; None where one file is. file_name: what config.json names, as below.
 
     As transformers (5.24): model.safetensors stands before an index that is there too.
     """
-    if named is not None:
-        return folder / _plain(folder, named) if named.endswith(".index.json") else None
+    if file_name is not None:
+        return folder / _plain(folder, file_name) if file_name.endswith(".index.json") else None
     has_index = (folder / INDEX).exists() and not (folder / SINGLE).exists()
     return folder / INDEX if has_index else None
 
 
-def _single(folder: Path, named: str | None) -> Path:
+def _single(folder: Path, file_name: str | None) -> Path:
     """The one file of weights of a folder without index, whatever it is called."""
-    if named is not None:
-        return folder / _plain(folder, named)
+    if file_name is not None:
+        return folder / _plain(folder, file_name)
     files = [folder / SINGLE] if (folder / SINGLE).exists() else _named_freely(folder)
     if len(files) != 1:
         refuse(folder, "folder", f"holds {len(files)} safetensors files and no {INDEX}")
@@ -191,11 +191,15 @@ def _named_freely(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("adapter_"))
 
 
-def _plain(folder: Path, named: str) -> str:
+def _plain(folder: Path, file_name: str) -> str:
     """The name, if it is one of a file of the folder. Raises ConfigError."""
-    if not named.endswith((".safetensors", ".safetensors.index.json")) or Path(named).name != named or "\\" in named:
-        refuse(folder / "config.json", _NAMED, f"{shorten(named)!r} is no safetensors file of this folder")
-    return named
+    if (
+        not file_name.endswith((".safetensors", ".safetensors.index.json"))
+        or Path(file_name).name != file_name
+        or "\\" in file_name
+    ):
+        refuse(folder / "config.json", _NAMED, f"{shorten(file_name)!r} is no safetensors file of this folder")
+    return file_name
 
 
 def _placed(index: Path) -> tuple[list[Path], dict[str, str]]:

@@ -24,6 +24,6 @@ def tell_unread(folder: Path, read: Collection[Path]) -> None:
     first = sorted(used)[0]
     model = shorten(first) + (f" and {len(used) - 1} more" if len(used) > 1 else "")
     more = f" and {len(unread) - _NAMED} more" if len(unread) > _NAMED else ""
-    rest = ", ".join(map(shorten, unread[:_NAMED])) + more
+    names = ", ".join(map(shorten, unread[:_NAMED])) + more
     adapter = _ADAPTER if any(name.startswith("adapter_") for name in unread) else ""
-    log.get("weights").warning("%s: the model is read from %s; not used: %s%s", folder, model, rest, adapter)
+    log.get("weights").warning("%s: the model is read from %s; not used: %s%s", folder, model, names, adapter)

@@ -20,8 +20,8 @@ def method(path: Path, quantization: object) -> Method:
     """Raises UnsupportedError for a `quantization_config` that this module does not read."""
     what = f"{path}: quantization_config"
     assert isinstance(quantization, Mapping), "it names the method"
-    own = ("packing_format", "extra_config", "quant_method")
-    table = {key: value for key, value in quantization.items() if key not in own}
+    read_here = ("packing_format", "extra_config", "quant_method")
+    table = {key: value for key, value in quantization.items() if key not in read_here}
     form = quantization.get("packing_format")
     if form not in (_GPTQ, _AWQ):
         raise UnsupportedError(f"{what}: packing_format {shorten(str(form))}", f"we read {_GPTQ} and {_AWQ}", READ)

@@ -81,8 +81,8 @@ def _wide(files: Files, name: str, scale: str) -> np.ndarray:
     groups = -(-columns // BLOCK)
     codes = np.zeros((rows, groups * BLOCK), np.uint8)
     codes[:, :columns] = files.source.read(name).reshape(rows, columns)
-    filled = join(codes, _spread(files.floats(scale), rows, groups))
-    values = formats.get(FORMAT).dequantize(filled, codes.shape)
+    blocks = join(codes, _spread(files.floats(scale), rows, groups))
+    values = formats.get(FORMAT).dequantize(blocks, codes.shape)
     return np.ascontiguousarray(values[:, :columns]).view(np.uint8).reshape(-1)
 
 

@@ -98,8 +98,8 @@ class TensorNames:
         name = name.removeprefix(next(filter(name.startswith, self.hf_before), ""))
         stem, _, kind = name.rpartition(".")
         name = f"{self.hf_also[stem]}.{kind}" if stem in self.hf_also else name
-        found = (self._canonical(spelling, self._hf, 1) for spelling in self._spellings(name))
-        return next((ours for ours in found if ours is not None), None)
+        candidates = (self._canonical(spelling, self._hf, 1) for spelling in self._spellings(name))
+        return next((ours for ours in candidates if ours is not None), None)
 
     def reads_hf(self, name: str) -> bool:
         """Whether a tensor of Hugging Face's files is not among those that the model does not read."""
