@@ -11,7 +11,7 @@ from roofline.ops.adapters import AdapterMatrix
 from roofline.weights.families.shared.tensor_names import without_expert
 from roofline.weights.files.mapped import TensorInfo
 
-CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, "target_modules": ["q_proj"], "fan_in_fan_out": False}
+CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, "target_modules": "all-linear", "fan_in_fan_out": False}
 CONFIG |= {"bias": "none", "use_rslora": False, "use_dora": False, "modules_to_save": None, "task_type": "CAUSAL_LM"}
 
 

@@ -57,6 +57,69 @@ def test_a_changed_source_and_another_build_are_compiled_anew(
         assert len(bundles()) == 2  # bounded
 
 
+def _changed_unseen(file: Path, at: int = -1) -> None:
+    """Change a byte of a file, which keeps its size and the time of its last change."""
+    times = file.stat()
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1
+    file.write_bytes(data)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+@pytest.mark.parametrize("named", ["folder", "file"])
+def test_a_change_of_any_file_is_noticed_whatever_its_size_and_time_say(named: str, model: Path) -> None:
+    for name in ("generation_config.json", "special_tokens_map.json", "chat_template.jinja", "added_tokens.json"):
+        (model / name).write_text("{}" + " " * (3 << 16))
+    source = model if named == "folder" else model / "model.safetensors"
+    if named == "folder":
+        (model / "model.safetensors.index.json").write_text("{}")
+        (model / "model-00002-of-00002.safetensors").write_bytes(bytes(3 << 16))
+        (model / "adapter_config.json").write_text("{}")
+    keys = {cached.key_of(source)}
+    files = sorted(model.iterdir())
+    assert len(files) >= (10 if named == "folder" else 7)
+    for number, file in enumerate(files):
+        _changed_unseen(file)
+        keys.add(cached.key_of(source))
+        assert len(keys) == number + 2, file.name
+
+
+def test_a_change_of_any_part_of_a_split_file_is_noticed(tmp_path: Path) -> None:
+    parts = [tmp_path / f"model-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
+    for part in parts:
+        part.write_bytes(bytes(100))
+    keys = {cached.key_of(parts[0])}
+    for part in parts:
+        _changed_unseen(part)
+        keys.add(cached.key_of(parts[0]))
+    assert len(keys) == 4
+    parts[2].unlink()
+    assert cached.key_of(parts[0]) not in keys
+
+
+def test_of_a_large_file_parts_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached, "WHOLE", 1 << 18)
+    file = tmp_path / "model.gguf"
+    file.write_bytes(bytes(1 << 20))
+    keys = {cached.key_of(file)}
+    for at in (0, cached.HEAD - 1, 1 << 19, (1 << 20) - 1):
+        _changed_unseen(file, at)
+        keys.add(cached.key_of(file))
+    assert len(keys) == 5
+    _changed_unseen(file, 3 << 15)  # what lies between the places is told by size and time
+    assert cached.key_of(file) in keys
+    file.write_bytes(bytes(1 << 20))
+    assert cached.key_of(file) not in keys
+
+
+def test_a_configuration_beside_a_named_file_is_part_of_it(model: Path, home: Path) -> None:
+    file = model / "model.safetensors"
+    before = load(str(file), text=False).executable.fingerprint
+    settings = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(settings | {"rope_theta": 50000.0}))
+    assert load(str(file), text=False).executable.fingerprint != before
+
+
 def test_bundles_whose_source_has_gone_are_removed(tmp_path: Path, home: Path) -> None:
     one, two = write_model(tmp_path / "one"), write_model(tmp_path / "two")
     load(str(one), text=False)

@@ -1,6 +1,7 @@
 """Weights of one layer in several formats: what the cpu backend makes of q, k and v that no single product makes."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ pytest.importorskip("torch", reason="the reference runs in torch")
 pytest.importorskip("transformers", reason="the configurations stand beside its models")
 
 from roofline.bundle import load
+from roofline.common.errors import UnsupportedError
 from roofline.ops import formats
 from roofline.ops.batch import Segment
 from roofline.weights.checkpoint import Checkpoint
@@ -45,3 +47,21 @@ def test_q_k_and_v_in_several_formats(name: str, mix: tuple[str, str, str]) -> N
     source = replace(made, tensors=tensors, bytes_of=kept.__getitem__)
     ours, expected = logits(source, backend="cpu", threads=1), logits(source, backend="reference", arithmetic="plain")
     assert np.abs(ours - expected).max() < 0.05 * expected.std()
+
+
+def test_experts_of_a_layer_in_formats_that_no_product_reads_are_named() -> None:
+    """Some in blocks of integers, some in floats: one product goes over all experts of a layer."""
+    config = {**CASES["llama"].config, "family": "mixtral", "experts": 4, "experts_per_token": 2}
+    made = random_checkpoint(config, 0)
+    tensors = dict(made.tensors)
+    for name in [each for each in tensors if ".experts." in each]:
+        info, (before, part) = tensors.pop(name), name.split(".experts.")
+        shape = (info.shape[0] // 4, info.shape[1])
+        for number in range(4):
+            form = "F16" if number == 2 and name == "layers.1.mlp.experts.down.weight" else "Q4_0"
+            one = f"{before}.experts.{number}.{part}"
+            tensors[one] = replace(info, name=one, shape=shape, format=form, nbytes=formats.get(form).nbytes(shape))
+    source = replace(made, tensors=tensors, path=Path("/models/mixture"))
+    one, remedy = r"layers\.1\.mlp\.experts\.2\.down\.weight", "Use instead: .*`roofline quantize`"
+    with pytest.raises(UnsupportedError, match=rf"^/models/mixture: .* {one} are in F16, .* in Q4_0\. {remedy}"):
+        load(source, text=False, backend="cpu")

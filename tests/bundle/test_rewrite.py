@@ -332,6 +332,23 @@ def test_numbers_that_are_none_are_not_rounded(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.mark.parametrize("to", ["", "F16", "F32", "BF16"])
+@pytest.mark.parametrize("bits", [b"\xc0\x7f", b"\x80\xff"], ids=["NaN", "-infinity"])
+def test_numbers_that_are_none_are_not_copied_either(bits: bytes, to: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    data[-2:] = bits
+    (folder / "model.safetensors").write_bytes(data)
+    checkpoint = open_checkpoint(folder)
+    (last,) = (name for name in checkpoint.tensors if not np.isfinite(checkpoint.dequantize(name)).all())
+    said = f"{folder}: tensor '{last}' holds NaN or infinity: .* take another copy"
+    with pytest.raises(ConfigError, match=said):
+        write_gguf(checkpoint, tmp_path / "new.gguf", to, Work())
+    with pytest.raises(ConfigError, match=said):
+        write_safetensors(checkpoint, tmp_path / "new", "", Work())
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 @pytest.fixture
 def said(model: Path):
     """Calls the command line, which must fail with one line; what it said."""

@@ -52,7 +52,7 @@ class Codes:
     @property
     def values(self) -> np.ndarray:
         """float32 [rows, columns], exact."""
-        scale = self.scale.double().numpy()[:, self.group_of]
+        scale = np.broadcast_to(self.scale.double().numpy(), self.zero.shape)[:, self.group_of]
         return ((self.code - self.zero[:, self.group_of]) * scale).astype(np.float32)
 
 
@@ -98,11 +98,21 @@ def packed(codes: Codes, bits: int = 4, zeros: bool = False, g_idx: bool = False
         ".weight_scale": codes.scale,
         ".weight_shape": torch.tensor([codes.rows, codes.columns]),
     }
-    if zeros:
+    if zeros and len(codes.scale.shape) == 1:  # of the matrix: not packed
+        out[".weight_zero_point"] = torch.from_numpy((codes.zero[0] - (1 << (bits - 1))).astype(np.int8))
+    elif zeros:
         out[".weight_zero_point"] = words(codes.zero.T, bits).T.contiguous()
     if g_idx:
         out[".weight_g_idx"] = torch.from_numpy(codes.group_of.astype(np.int32))
     return out
+
+
+def of_matrix(shape: tuple[int, int], rng: np.random.Generator, **options: Any) -> Codes:
+    """Codes with one scale, and one zero point, for all."""
+    codes = Codes(shape, rng, -1, **options)
+    codes.zero[:] = codes.zero[0]
+    codes.scale = codes.scale[0]
+    return codes
 
 
 def int8(codes: Codes) -> Tensors:
@@ -203,6 +213,30 @@ KINDS |= {
         lambda s, r: Codes(s, r, 32, bits=8, zeros=False, scale="bfloat16"),
         lambda c: packed(c, 8),
         "INT8",
+    ),
+    "pack-quantized 8 bits by tensor, asym": (
+        compressed("pack-quantized", 8, 0, symmetric=False, strategy="tensor"),
+        lambda s, r: of_matrix(s, r, bits=8, scale="bfloat16"),
+        lambda c: packed(c, 8, zeros=True),
+        "F32",
+    ),
+    "pack-quantized by tensor, asym": (
+        compressed("pack-quantized", 4, 0, symmetric=False, strategy="tensor"),
+        lambda s, r: of_matrix(s, r, scale="bfloat16"),
+        lambda c: packed(c, zeros=True),
+        "INT4",
+    ),
+    "pack-quantized 8 bits by tensor": (
+        compressed("pack-quantized", 8, 0, strategy="tensor"),
+        lambda s, r: of_matrix(s, r, bits=8, zeros=False, scale="bfloat16"),
+        lambda c: packed(c, 8),
+        "INT8",
+    ),
+    "int-quantized by tensor, asym": (
+        compressed("int-quantized", 8, 0, symmetric=False, strategy="tensor"),
+        lambda s, r: of_matrix(s, r, bits=8, scale="bfloat16"),
+        lambda c: int8(c) | {".weight_zero_point": packed(c, 8, zeros=True)[".weight_zero_point"]},
+        "F32",
     ),
     "int-quantized": (
         compressed("int-quantized", 8, 0),

@@ -1,6 +1,8 @@
 """PEFT's files: what is read, and what is refused by name."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,3 +113,43 @@ def test_sizes_and_files(tmp_path, tensors):
         (tmp_path / name / name).write_text(content)
         with pytest.raises(RooflineError, match=name):
             read_adapter(broken)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({}, ""),
+        ({"target_modules": ["q_proj"]}, "target_modules"),
+        ({"target_modules": ["q_proj", "model.layers.1.self_attn.v_proj"]}, "target_modules"),
+        ({"target_modules": ["self_attn.q_proj", "v_proj", "proj"]}, ""),
+        ({"target_modules": ".*proj"}, ""),
+        ({"exclude_modules": ["v_proj"]}, "exclude_modules"),
+        ({"exclude_modules": []}, ""),
+        ({"layers_to_transform": [0]}, "layers_to_transform"),
+        ({"layers_to_transform": 1}, "layers_to_transform"),
+        ({"layers_to_transform": [1, 0]}, ""),
+        ({"layers_to_transform": []}, ""),
+    ],
+)
+def test_what_peft_would_leave_out_is_refused(changes: dict[str, Any], key: str, tmp_path: Path) -> None:
+    """Tensors of modules that the settings do not name: PEFT loads the others and says nothing of these."""
+    peft = pytest.importorskip("peft", reason="it is what is compared with")
+    pytest.importorskip("transformers", reason="PEFT adapts its models")
+    from tests.models.parity_cases import CASES, theirs
+
+    model = theirs(CASES["llama"].config)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+    adapted.save_pretrained(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    again = peft.PeftModel.from_pretrained(theirs(CASES["llama"].config), tmp_path)
+    loaded = {name for name, _ in again.named_parameters() if "lora_A" in name}
+    saved = {name for name, _ in adapted.named_parameters() if "lora_A" in name}
+    assert (loaded >= saved) == (key == "")
+    if key:
+        with pytest.raises(
+            ConfigError, match=rf"tensors of 'model\.layers.*{key} of adapter_config\.json leaves it out"
+        ):
+            read_adapter(tmp_path)
+    else:
+        assert len(read_adapter(tmp_path).matrices) == 4

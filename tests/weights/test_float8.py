@@ -102,6 +102,37 @@ def test_values_are_codes_times_scales(kind: str, tmp_path: Path) -> None:
     assert not any("scale" in name for name in checkpoint.tensors)
 
 
+def test_rows_that_are_no_multiple_of_128_keep_their_values(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The widths of SmolLM2-135M are 576 and 1536, with blocks of 128 x 128 that are cut off at the ends."""
+    width, ffn = 576, 1536
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"hidden_size": width, "intermediate_size": ffn, "num_attention_heads": 9, "num_key_value_heads": 3}
+    shapes = {"self_attn.q_proj": (width, width), "self_attn.k_proj": (192, width), "self_attn.v_proj": (192, width)}
+    shapes |= {"self_attn.o_proj": (width, width), "mlp.gate_proj": (ffn, width), "mlp.up_proj": (ffn, width)}
+    shapes["mlp.down_proj"] = (width, ffn)
+    stored = {"model.embed_tokens.weight": torch.randn(VOCAB, width, generator=generator).bfloat16()}
+    stored |= {f"model.{name}.weight": torch.ones(width) for name in ("norm", "layers.0.input_layernorm")}
+    stored["model.layers.0.post_attention_layernorm.weight"] = torch.ones(width)
+    wanted = {}
+    for part, (rows, columns) in shapes.items():
+        name = f"model.layers.0.{part}.weight"
+        codes = (100 * torch.randn(rows, columns, generator=generator)).to(torch.float8_e4m3fn)
+        scale = torch.rand(-(-rows // 128), -(-columns // 128), generator=generator) + 0.5
+        stored |= {name: codes, f"{name}_scale_inv": scale}
+        spread = scale.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
+        wanted[part] = (codes.float() * spread).numpy()
+    library.save_file(stored, tmp_path / "model.safetensors")
+    config = {**CONFIG, **sizes, "num_hidden_layers": 1, "quantization_config": FP8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    checkpoint = open_checkpoint(tmp_path)
+    for ours, theirs in (("attn.q", "self_attn.q_proj"), ("attn.k", "self_attn.k_proj"), ("mlp.down", "mlp.down_proj")):
+        name = f"layers.0.{ours}.weight"
+        assert checkpoint.tensors[name].format == ("E4M3" if ours == "mlp.down" else "F32")
+        assert np.array_equal(checkpoint.dequantize(name), wanted[theirs])
+    assert "6 of 8 matrices are kept in float32" in caplog.text
+    assert "no multiple of 128" in caplog.text
+
+
 Q = "model.layers.0.self_attn.q_proj.weight"
 
 
@@ -113,8 +144,8 @@ Q = "model.layers.0.self_attn.q_proj.weight"
         ({Q + "_scale_inv": torch.ones(2, 3)}, ConfigError, r"F32 of \(2, 3\) for \(256, 256\)"),
         ({Q + "_scale_inv": torch.ones(2, 2, dtype=torch.int32)}, ConfigError, "I32 of"),
         ({Q: torch.ones(256, 256).bfloat16()}, ConfigError, "q_proj.weight_scale_inv'.*no model"),
-        ({Q: torch.ones(256, 200).to(torch.float8_e4m3fn)}, UnsupportedError, "groups of 128"),
-        ({Q: torch.ones(256).to(torch.float8_e4m3fn)}, UnsupportedError, "groups of 128"),
+        ({Q: torch.ones(256, 200).to(torch.float8_e4m3fn)}, ConfigError, r"has shape \(256, 200\), not \(256, 256\)"),
+        ({Q: torch.ones(256).to(torch.float8_e4m3fn)}, UnsupportedError, "matrices are read so"),
         ({Q: torch.ones(256, 256).to(torch.float8_e5m2), Q + "_scale_inv": None}, UnsupportedError, "F8_E5M2"),
         ({"model.layers.0.other_scale": torch.ones(1)}, ConfigError, "other_scale'.*no model"),
     ],

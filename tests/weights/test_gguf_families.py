@@ -11,7 +11,7 @@ pytest.importorskip("transformers", reason="it is what the logits are compared w
 pytest.importorskip("gguf", reason="it writes the files")
 pytest.importorskip("roofline._native", reason="the C++ core is not built")
 
-from gguf_families import GGUF_CASES, GGUF_ENCODERS, as_it_is, write  # noqa: E402
+from gguf_families import GGUF_CASES, GGUF_ENCODERS, GgufCase, as_it_is, write  # noqa: E402
 
 from roofline.common.errors import ConfigError, UnsupportedError  # noqa: E402
 from roofline.weights.checkpoint import open_checkpoint  # noqa: E402
@@ -81,3 +81,58 @@ def test_positions_that_turn_are_refused_where_they_are_learned(tmp_path: Path) 
     case = replace(GGUF_CASES["gpt2"], keys={**GGUF_CASES["gpt2"].keys, "rope.freq_base": 1e4})
     with pytest.raises(UnsupportedError, match=r"gpt2\.rope\.freq_base"):
         open_checkpoint(write(tmp_path / "model.gguf", theirs(case.config), case))
+
+
+def without(case: GgufCase, *keys: str) -> GgufCase:
+    return replace(case, keys={key: value for key, value in case.keys.items() if key not in keys})
+
+
+def test_the_window_of_gemma2_is_4096_where_a_file_does_not_say_it(tmp_path: Path) -> None:
+    """As in llama.cpp: the first files of it do not."""
+    case = without(GGUF_CASES["gemma2"], "attention.sliding_window")
+    source = open_checkpoint(write(tmp_path / "model.gguf", theirs(case.config), case))
+    assert source.config["layer_windows"] == [4096, 0, 4096, 0]
+    none = replace(case, keys={**case.keys, "attention.sliding_window": 0})
+    assert open_checkpoint(write(tmp_path / "none.gguf", theirs(case.config), none)).config["sliding_window"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "message"),
+    [
+        ("gemma3", "attn_logit_softcapping", 5.0, r"gemma3\.attn_logit_softcapping = 5\.0"),
+        *(
+            (name, "attention.sliding_window", 9, r"attention\.sliding_window = 9.*attend to everything")
+            for name in ("olmo2", "granite", "glm4", "smollm3", "gpt_neox")
+        ),
+        ("granite", "rope.scaling.finetuned", False, r"granite\.rope\.scaling\.finetuned = False"),
+    ],
+)
+def test_keys_that_llama_cpp_reads_otherwise_are_refused(
+    name: str, key: str, value: int | float | bool, message: str, tmp_path: Path
+) -> None:
+    case = GGUF_CASES[name]
+    changed = replace(case, keys={**case.keys, key: value})
+    with pytest.raises(UnsupportedError, match=message):
+        open_checkpoint(write(tmp_path / "model.gguf", theirs(case.config), changed))
+    neutral = replace(case, keys={**case.keys, key: type(value)(1) if isinstance(value, bool) else type(value)(0)})
+    open_checkpoint(write(tmp_path / "neutral.gguf", theirs(case.config), neutral))
+
+
+def test_the_base_of_rope_is_not_guessed(tmp_path: Path) -> None:
+    """llama.cpp takes 10,000, and Gemma 3 was trained with another."""
+    import gguf
+
+    case = GGUF_CASES["gemma3"]
+    file = write(tmp_path / "model.gguf", theirs(case.config), case)
+    reader, writer = gguf.GGUFReader(str(file)), gguf.GGUFWriter(str(tmp_path / "new.gguf"), "gemma3")
+    for field in reader.fields.values():
+        if field.name.startswith("gemma3.") and field.name != "gemma3.rope.freq_base":
+            writer.add_key_value(field.name, field.contents(), field.types[0])
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ConfigError, match=r"gemma3\.rope\.freq_base: is missing"):
+        open_checkpoint(tmp_path / "new.gguf")

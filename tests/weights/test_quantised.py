@@ -55,6 +55,10 @@ def test_our_values_rounded_to_16_bits_are_those_of_compressed_tensors(tmp_path:
         "pack-quantized",
         "pack-quantized asym",
         "pack-quantized 8 bits",
+        "pack-quantized 8 bits by tensor",
+        "pack-quantized 8 bits by tensor, asym",
+        "pack-quantized by tensor, asym",
+        "int-quantized by tensor, asym",
         "int-quantized",
         "int-quantized f16",
     ):
@@ -144,6 +148,84 @@ def test_biases_of_zeros_that_autogptq_writes_are_left_out(tmp_path: Path) -> No
 
 
 NAN = torch.full((4, 128), float("nan")).half()
+# What the writers of these versions put into quantization_config, read in their sources: GPTQModel 7.7.0, to_dict of
+# quantization/config.py and models/writer.py; AutoRound 0.16.1, compressors/base.py and export_to_autogptq, _awq;
+# compressed-tensors 0.20.0, QuantizationConfig as its update_config writes it.
+META = {
+    "quantizer": ["gptqmodel:7.7.0"], "uri": "https://github.com/modelcloud/gptqmodel", "damp_percent": 0.05,
+    "damp_auto_increment": 0.01, "static_groups": False, "true_sequential": True, "mse": 0.0, "gptaq": None,
+    "act_group_aware": True, "fallback": {"strategy": "rtn", "threshold": "0.5%", "smooth": None},
+    "offload_to_disk": True, "telemetry": {"device": False}, "offload_to_disk_path": "/tmp/gptqmodel_x",
+    "pack_impl": "cpu", "gc_mode": "interval", "wait_for_submodule_finalizers": False,
+    "auto_forward_data_parallel": True, "dense_vram_strategy": "exclusive", "dense_vram_strategy_devices": None,
+    "moe_vram_strategy": "exclusive", "moe_vram_strategy_devices": None, "mock_quantization": False,
+    "hessian": {"chunk_size": None, "chunk_bytes": None, "staging_dtype": "float32", "dedup_shared_inputs": True},
+}  # fmt: skip
+SHARED = {"lm_head": False, "pack_dtype": "int32", "desc_act": False, "group_size": 32, "bits": 4, "meta": META}
+TUNED = {
+    "data_type": "int", "iters": 1000, "seqlen": 512, "nsamples": 512, "batch_size": 4, "lr": 0.002, "amp": False,
+    "minmax_lr": 0.002, "gradient_accumulate_steps": 2, "low_gpu_mem_usage": True, "scale_dtype": "torch.bfloat16",
+    "enable_minmax_tuning": False, "enable_norm_bias_tuning": True, "enable_quanted_input": False,
+    "autoround_version": "0.16.1", "provider": "auto-round", "group_size": 32, "bits": 4,
+    "act_bits": 8, "act_data_type": "int", "act_dynamic": True, "act_sym": True, "act_group_size": -1,
+    "static_kv_dtype": "fp8", "static_kv_granularity": "tensor",
+}  # fmt: skip
+WRITERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "GPTQModel gptq": (
+        "gptq sym 32",
+        {**SHARED, "method": "gptq", "quant_method": "gptq", "format": "gptq", "checkpoint_format": "gptq", "sym": True}
+        | {"activation": "w4afp8", "dynamic": {"-:lm_head": {}, r"-:model\.layers\.7\..*": {}}},
+    ),
+    "GPTQModel gptq_v2": (
+        "gptq v2",
+        {**SHARED, "method": "gptq", "quant_method": "gptq", "format": "gptq_v2", "checkpoint_format": "gptq_v2"}
+        | {"sym": False},
+    ),
+    "GPTQModel awq": (
+        "awq 32",
+        {**SHARED, "method": "awq", "quant_method": "awq", "format": "gemm", "checkpoint_format": "gemm"}
+        | {"zero_point": True, "version": "gemm"},
+    ),
+    "AutoRound gptq": (
+        "gptq sym 32",
+        {**TUNED, "quant_method": "gptq", "sym": True, "lm_head": False, "desc_act": False, "true_sequential": False}
+        | {"damp_percent": 0.01, "block_name_to_quantize": "model.layers", "dynamic": {"-:.*lm_head.*": {}}}
+        | {"modules_in_block_to_quantize": [["self_attn.q_proj"]]},
+    ),
+    "AutoRound awq": (
+        "awq 32",
+        {**TUNED, "quant_method": "awq", "sym": False, "zero_point": True, "version": "gemm"}
+        | {"modules_to_not_convert": ["lm_head"]},
+    ),
+    "AutoRound": (
+        "gptq sym 32",
+        {**TUNED, "quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "sym": True}
+        | {"block_name_to_quantize": "model.layers", "extra_config": {"lm_head": {"bits": 16, "data_type": "fp"}}},
+    ),
+    "AutoRound by AWQ": (
+        "awq 32",
+        {**TUNED, "quant_method": "auto-round", "packing_format": "auto_round:auto_awq", "sym": False}
+        | {"block_name_to_quantize": "model.layers"},
+    ),
+    "compressed-tensors": (
+        "pack-quantized asym",
+        {**KINDS["pack-quantized asym"][0], "version": "0.20.0", "moe_sparsity_config": None, "kv_cache_scheme": None}
+        | {"quantization_status": "compressed", "global_compression_ratio": None, "transform_config": {}}
+        | {"sparsity_config": {}, "ignore": ["lm_head"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_configurations_of_today_s_writers_are_read(writer: str, tmp_path: Path) -> None:
+    kind, quantization = WRITERS[writer]
+    stored, values = models.tensors_of(kind)
+    read = open_checkpoint(models.write(tmp_path, stored, quantization))
+    for theirs, ours in OURS.items():
+        want = values[f"model.layers.0.{theirs}.weight"]
+        assert np.array_equal(read.dequantize(f"layers.0.{ours}.weight"), want), theirs
+
+
 BAD: list[tuple[str, dict[str, Any], dict[str, Any], Any, str]] = [
     ("gptq 32", {f"{Q}.scales": None}, {}, ConfigError, r"q_proj\.scales': is missing beside .*take a copy"),
     ("gptq 32", {f"{Q}.qzeros": None}, {}, ConfigError, r"q_proj\.qzeros': is missing"),
@@ -310,7 +392,16 @@ def test_nf4_that_is_not_whole_is_refused(changes: Any, error: Any, said: str, t
         (models.gptq_config(32, checkpoint_format="marlin"), "checkpoint_format marlin"),
         (models.gptq_config(32, is_marlin_format=True), "is_marlin_format"),
         (models.gptq_config(32, format="gptq_v2"), "contradict"),
-        (models.gptq_config(32, dynamic={"lm_head": {"bits": 8}}), "dynamic"),
+        (models.gptq_config(32, dynamic={"lm_head": {"bits": 8}}), "dynamic lm_head.*left out"),
+        (models.gptq_config(32, dynamic={"-:model.layers.0.*": {}, "+:.*down.*": {"bits": 8}}), r"dynamic \+:"),
+        (models.gptq_config(32, method="awq"), "method awq"),
+        (models.gptq_config(32, data_type="int_asym_float_zp"), "data_type int_asym_float_zp"),
+        (models.gptq_config(32, super_bits=6), "key 'super_bits'"),
+        (models.awq_config(32, method="gptq"), "method gptq"),
+        (WRITERS["AutoRound"][1] | {"packing_format": "auto_round:exllamav2"}, "packing_format auto_round:exllamav2"),
+        (WRITERS["AutoRound"][1] | {"extra_config": {"a": {"bits": 8}}}, "extra_config a.*not quantised"),
+        (WRITERS["AutoRound"][1] | {"data_type": "mx_fp"}, "data_type mx_fp"),
+        (WRITERS["AutoRound by AWQ"][1] | {"sym": True}, "zero_point False"),
         (models.gptq_config(32, rotation="hadamard"), "key 'rotation'"),
         (models.awq_config(32, bits=3), "bits 3"),
         (models.awq_config(32, version="gemv"), "version gemv.*we read gemm"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from roofline.backends.capacity import Capacity
 from roofline.backends.options import LoadOptions
+from roofline.common.fields import naming
 from roofline.common.json_types import JsonMapping
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ class LoadRequest:
         from roofline.program.ir import WHOLE
 
         family, tensors = get(self.config.family), self.checkpoint.tensors
-        program = compile_program(family, self.config, tensors, target, share=share or WHOLE)
+        with naming(self.checkpoint.path):
+            program = compile_program(family, self.config, tensors, target, share=share or WHOLE)
         if not self.options.max_adapters:
             return program
         from roofline.program.passes.adapt import adapt

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 KEPT = 2  # bundles of one source: those of two builds in turn do not push each other out
 FIRST_LINE_SECONDS, LINE_SECONDS = 1.0, 5.0  # of a compilation, until a line says how far it is, and between two
-HEAD = 1 << 16  # bytes of a file's beginning that go into its identity
+WHOLE = 1 << 22  # bytes of a file up to which all of it goes into its identity: configurations, templates
+HEAD = 1 << 16  # of a larger one its beginning, and
+SAMPLE, SAMPLES = 1 << 12, 16  # so many bytes at so many places
 
 
 @dataclass(frozen=True)
@@ -125,25 +127,40 @@ def remove(entry: Cached) -> int:
 
 
 def key_of(source: Path) -> str:
-    """Hex identity of a source and of what would be made of it: path, sizes, times and first bytes of its files; the
-    core's build and layout; and the code that turns models into Programs, extensions included."""
+    """Hex identity of a source and of what would be made of it.
+
+    It has the path, size, time and bytes (of large ones some) of the source's files; the core's build and layout; and
+    the code that turns models into Programs, extensions included.
+    """
     from roofline import _native
-    from roofline.weights.files.gguf_parts import part_names
 
     facts = names.FORMAT, _native.versions(), _native.build_id(), extensions.key()
     digest = hashlib.sha256(repr(facts).encode())
     source = source.resolve()
-    of_file = part_names(source) if source.is_file() else source.iterdir()
-    parts = sorted(f for f in of_file if f.is_file())
+    parts = sorted(f for f in _files_of(source) if f.is_file())
     for file in parts:
         status = file.stat()
         digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
         with file.open("rb") as stream:
-            digest.update(stream.read(HEAD))
+            digest.update(stream.read(WHOLE if status.st_size <= WHOLE else HEAD))
+            for part in range(SAMPLES if status.st_size > WHOLE else 0):
+                stream.seek((part + 1) * (status.st_size - SAMPLE) // SAMPLES)
+                digest.update(stream.read(SAMPLE))
     for file in _compiler_files():
         status = file.stat()
         digest.update(f"{file.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
     return digest.hexdigest()
+
+
+def _files_of(source: Path) -> list[Path]:
+    """The files that a source is read from: those of a folder, the parts of a GGUF model, or a file of weights with
+    what lies beside it."""
+    from roofline.weights.files.gguf_parts import part_names
+    from roofline.weights.sources import find_tokenizer_files
+
+    if source.is_dir():
+        return list(source.iterdir())
+    return [*part_names(source), *find_tokenizer_files(source).values()]
 
 
 def _compiler_files() -> list[Path]:

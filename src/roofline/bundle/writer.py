@@ -20,6 +20,7 @@ from roofline.bundle.reader import is_bundle
 from roofline.bundle.recommended import recommended_sampling
 from roofline.bundle.text_side import load_text
 from roofline.common.errors import CapacityError, RooflineError
+from roofline.common.fields import naming
 from roofline.common.files import cause_of
 from roofline.common.json_types import JsonMapping, JsonObject
 
@@ -79,9 +80,9 @@ def write_bundle(
     from roofline.program.compile import compile_program
 
     config = registry.config_of(checkpoint.config)
-    program = compile_program(registry.get(config.family), config, checkpoint.tensors, target.CPU)
-    layout = lay_out(program, min(config.max_position, MAX_POSITIONS))
-    planned = keep_operands(program)
+    with naming(checkpoint.path):
+        program = compile_program(registry.get(config.family), config, checkpoint.tensors, target.CPU)
+    layout, planned = lay_out(program, min(config.max_position, MAX_POSITIONS)), keep_operands(program)
     lowered = lower(planned, layout)
     with ThreadPoolExecutor(2) as pool, _place(out, layout.nbytes) as part:
         words = pool.submit(_text_files, checkpoint, needs_text)

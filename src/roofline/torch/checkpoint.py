@@ -17,12 +17,13 @@ from roofline.text.templates.template import ChatTemplate
 from roofline.text.tokenizers.from_json import from_json
 from roofline.text.tokenizers.tokenizer import Tokenizer
 from roofline.weights import names
-from roofline.weights.checkpoint import Checkpoint, stored_names
+from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.config.hf import from_hf
 from roofline.weights.families.table import files_of
 from roofline.weights.files.mapped import TensorInfo
 from roofline.weights.hf_values import as_ours
 from roofline.weights.quantised.method import Source
+from roofline.weights.stored_names import HEAD, stored_names
 
 PretrainedModel = Any  # transformers' class of that name; transformers itself is not imported here
 PretrainedTokenizer = Any
@@ -51,7 +52,10 @@ def checkpoint_of(model: PretrainedModel) -> Checkpoint:
     apart = files_of(config["family"]).NAMES.hf_apart
     if apart is not None:
         source = apart(name, source)
-    stored = stored_names(name, {key: info.format for key, info in source.tensors.items()}, config)
+    dtypes = {key: info.format for key, info in source.tensors.items()}
+    stored = stored_names(name, dtypes, config, strict=True).parameters
+    if config["tied"]:
+        stored.pop(HEAD, None)
     tensors = {ours: replace(source.tensors[key], name=ours) for ours, key in stored.items()}
     infos, read = as_ours(config, tensors, lambda ours: source.read(stored[ours]))
     checkpoint = Checkpoint(name, "memory", infos, {}, config, read)

@@ -12,18 +12,19 @@ from roofline.common.json_types import JsonObject
 
 CONFIG = "adapter_config.json"
 MAX_RANK = 512
-# Said of the training, or of where the files come from; what is adapted, the tensors themselves say. fan_in_fan_out:
-# how the model's own matrix lies in memory, which A and B do not follow.
+# Said of the training, or of where the files come from. fan_in_fan_out: how the model's own matrix lies in memory,
+# which A and B do not follow.
 _SAYS_NOTHING = frozenset(
     (
         *("auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version", "lora_dropout"),
-        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "megatron_core"),
-        *("eva_config", "qalora_group_size", "runtime_config", "task_type", "ensure_weight_tying", "fan_in_fan_out"),
+        *("layers_pattern", "megatron_core", "eva_config"),
+        *("qalora_group_size", "runtime_config", "task_type", "ensure_weight_tying", "fan_in_fan_out"),
     )
 )
 _HONOURED = (
     *("peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "bias", "init_lora_weights"),
     *("rank_pattern", "alpha_pattern", "target_parameters"),
+    *("target_modules", "exclude_modules", "layers_to_transform"),
 )
 # Beginnings that leave the model's own weights as they are; others are differences from a model that was changed.
 _INITS = (True, False, None, "gaussian", "eva", "orthogonal")
@@ -36,7 +37,11 @@ _MODULE = re.compile(r"\^?(?:\w+\\?\.)*\w+")
 class LoraSettings:
     """rank, alpha: of all matrices but those whose modules a pattern names by the end of their names; rslora: the scale
     is alpha / sqrt(rank); dora: each matrix has a magnitude; parameters: names of parameters that are adapted without
-    being a module's matrix, such as those of all experts of a layer."""
+    being a module's matrix, such as those of all experts of a layer.
+
+    targets, excluded: names of modules, or ends of them, that are adapted and that are not; layers: numbers of those
+    that are; None: as the tensors say, as where there is a regular expression.
+    """
 
     rank: int
     alpha: float
@@ -45,6 +50,23 @@ class LoraSettings:
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     parameters: tuple[str, ...] = ()
+    targets: frozenset[str] | None = None
+    excluded: frozenset[str] | None = None
+    layers: frozenset[int] | None = None
+
+    def leaves_out(self, module: str) -> str:
+        """The key for which PEFT does not adapt a module, so that it reads none of its tensors; "": it does."""
+        parts = module.split(".")
+        names = {".".join(parts[start:]) for start in range(len(parts))}
+        if self.excluded is not None and names & self.excluded:
+            return "exclude_modules"
+        if self.targets is None:
+            return ""
+        if not names & self.targets:
+            return "target_modules"
+        number = next((int(part) for part in parts if part.isdigit()), None)
+        is_out = self.layers is not None and module not in self.targets and number not in self.layers
+        return "layers_to_transform" if is_out else ""
 
     def rank_of(self, module: str) -> int:
         """The rank of a module's matrices; module: its full name in the model."""
@@ -69,15 +91,28 @@ def read_settings(path: Path, config: JsonObject) -> LoraSettings:
     parameters = config.get("target_parameters") or []
     if not isinstance(parameters, list) or not all(isinstance(each, str) for each in parameters):
         refuse(path, "target_parameters", f"is {describe(parameters)}, not a list of names")
+    layers = config.get("layers_to_transform")
+    numbers = layers if isinstance(layers, list) else [] if layers is None else [layers]
+    if not all(isinstance(each, int) for each in numbers):
+        refuse(path, "layers_to_transform", f"is {describe(layers)}, not numbers of layers")
     return LoraSettings(
-        _rank(path, "r", config.get("r")),
-        _alpha(path, "lora_alpha", config.get("lora_alpha")),
-        rslora,
-        dora,
-        {name: _rank(path, f"rank_pattern {shorten(name)!r}", value) for name, value in ranks.items()},
-        {name: _alpha(path, f"alpha_pattern {shorten(name)!r}", value) for name, value in alphas.items()},
-        tuple(parameters),
+        rank=_rank(path, "r", config.get("r")),
+        alpha=_alpha(path, "lora_alpha", config.get("lora_alpha")),
+        rslora=rslora,
+        dora=dora,
+        rank_pattern={name: _rank(path, f"rank_pattern {shorten(name)!r}", value) for name, value in ranks.items()},
+        alpha_pattern={name: _alpha(path, f"alpha_pattern {shorten(name)!r}", value) for name, value in alphas.items()},
+        parameters=tuple(parameters),
+        targets=_modules(config, "target_modules"),
+        excluded=_modules(config, "exclude_modules"),
+        layers=frozenset(numbers) or None,
     )
+
+
+def _modules(config: JsonObject, key: str) -> frozenset[str] | None:
+    """The names that a key lists; None where it is absent, or a regular expression."""
+    names = config.get(key)
+    return frozenset(str(each) for each in names) if isinstance(names, list) and names else None
 
 
 def _check_honoured(path: Path, config: JsonObject) -> None:

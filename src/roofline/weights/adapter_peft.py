@@ -106,6 +106,11 @@ class PeftFolder:
             tensor = matrix_from_hf(f"{module}.weight")
             if tensor is None or not tensor.startswith("layers.") or depth:
                 return None
+            if key := self._settings.leaves_out(module):
+                reason = (
+                    f"{key} of {CONFIG} leaves it out, so PEFT does not read it: name it there, or take it out here"
+                )
+                refuse(self._file.path, f"tensors of {shorten(module)!r}", reason)
             group = _Group(tensor, module)
         groups[module, depth] = group
         return group

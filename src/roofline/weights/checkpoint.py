@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +23,11 @@ from roofline.weights.files.gguf_parts import GGUFModel, part_names
 from roofline.weights.files.mapped import JsonObject, TensorInfo, map_file
 from roofline.weights.files.safetensors import SafetensorsModel
 from roofline.weights.files.torch_pickle import TorchModel
+from roofline.weights.files.unread import tell_unread
 from roofline.weights.hf_values import as_ours
 from roofline.weights.quantised.method import Files, QuantisedTensors
 from roofline.weights.quantised.methods import method_of
+from roofline.weights.stored_names import HEAD, settle_head, some_of, stored_names
 
 _ADAPTER = "this is a LoRA adapter: name the model that it belongs to, and the adapter beside it"
 
@@ -41,6 +43,7 @@ class Checkpoint:
         metadata: the GGUF key-value pairs, or config.json.
         config: the canonical configuration with its family (see `weights.config`).
         bytes_of: what `read` gives of a tensor that is there.
+        unused: tensors of the files that are no part of the model, under the files' names.
     """
 
     path: Path
@@ -49,6 +52,7 @@ class Checkpoint:
     metadata: JsonObject
     config: JsonObject
     bytes_of: Callable[[str], np.ndarray]
+    unused: list[str] = field(default_factory=list)
 
     def read(self, name: str) -> np.ndarray:
         """uint8 [nbytes] of a tensor, without a copy where a file is mapped. Raises ConfigError for an unknown name."""
@@ -73,11 +77,15 @@ class Checkpoint:
         missing = [name for name in names if name not in self.tensors]
         if missing:
             count = f"{len(missing):,} of {len(names):,}"
-            refuse(self.path, f"tensor {missing[0]!r}", f"is missing; tensors of the model that are not there: {count}")
+            hint = f"; the files have, and no model of ours has: {some_of(self.unused)}" if self.unused else ""
+            reason = f"is missing; tensors of the model that are not there: {count}{hint}"
+            refuse(self.path, f"tensor {missing[0]!r}", reason)
         surplus = [name for name in self.tensors if name not in names]
         if surplus:
             count = f"{len(surplus):,} of {len(self.tensors):,}"
-            reason = f"is not part of this model; tensors that are there and not part of it: {count}"
+            key = "" if self.kind in ("gguf", "memory") else _key_of(surplus[0], self.config["layers"])
+            says = f" as config.json describes it ({key})" if key else ""
+            reason = f"is not part of this model{says}; tensors that are there and not part of it: {count}"
             refuse(self.path, f"tensor {surplus[0]!r}", reason)
         if isinstance(expected, Mapping):
             for name, shape in expected.items():
@@ -85,27 +93,48 @@ class Checkpoint:
                     refuse(self.path, f"tensor {name!r}", f"has shape {self.tensors[name].shape}, not {tuple(shape)}")
 
 
+def _key_of(name: str, layers: int) -> str:
+    """What most configurations call that which decides whether a tensor of ours is there, "" where no key does."""
+    layer, _, part = name.removeprefix("layers.").partition(".")
+    if name.startswith("layers.") and layer.isdigit() and int(layer) >= layers:
+        return "num_hidden_layers"
+    if not name.endswith(".bias"):
+        return ""
+    return {"attn": "attention_bias", "mlp": "mlp_bias"}.get(part.partition(".")[0], "")
+
+
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Open a GGUF file or any part of a split one, a .safetensors file beside its config.json, or a folder of either or
     of pytorch_model.bin.
 
     Tensors and configuration are checked against each other: every tensor the configuration implies is there with its
-    shape, and no other. Raises ConfigError naming file and field, UnsupportedError for what we do not read.
+    shape, and within the model no other. What lies beside it, files of weights and tensors, is named in the log.
+
+    Raises ConfigError naming file and field, UnsupportedError for what we do not read.
     """
     path = Path(path)
     if not os.path.lexists(path):
         raise ConfigError(f"{path}: there is no such file or folder")
     check_readable(path)
     with readable(path):
-        checkpoint = _open(_file_of_folder(path) if path.is_dir() else path)
+        file = _file_of_folder(path) if path.is_dir() else path
+        checkpoint = _open(file)
+        if file != path:
+            tell_unread(path, part_names(file))
     with naming(path):
         checkpoint.check_names(names.parameter_shapes(checkpoint.config, checkpoint.tensors))
+    if checkpoint.unused:
+        line = "%s: tensors that are no part of the model are not used (%s): %s"
+        log.get("weights").warning(line, path, f"{len(checkpoint.unused):,}", some_of(checkpoint.unused))
     return checkpoint
 
 
 def _open(path: Path) -> Checkpoint:
     is_gguf = path.is_file() and (path.suffix == ".gguf" or map_file(path)[:4] == b"GGUF")
-    if path.is_file() and not is_gguf and path.suffix not in (".safetensors", ".json"):
+    if path.is_file() and not is_gguf and path.suffix == ".json":
+        folder = path.parent if path.parent.name else path.parent.absolute()
+        raise ConfigError(f"{path} lies beside a model's weights and holds none: name the model's folder, {folder}")
+    if path.is_file() and not is_gguf and path.suffix != ".safetensors":
         raise ConfigError(f"{path} is neither a GGUF file, a .safetensors file nor a folder of them")
     if is_gguf:
         return _open_gguf(path)
@@ -156,7 +185,7 @@ def _refuse_adapter(folder: Path) -> None:
 
 def _has_safetensors(folder: Path) -> bool:
     _refuse_adapter(folder)
-    return any(folder.glob("*.safetensors")) or (folder / "model.safetensors.index.json").exists()
+    return SafetensorsModel.is_in(folder)
 
 
 def _open_gguf(path: Path) -> Checkpoint:
@@ -198,14 +227,18 @@ def _as_matrix(info: TensorInfo) -> TensorInfo:
 
 
 def _open_hf(path: Path, model: SafetensorsModel | TorchModel, kind: str) -> Checkpoint:
+    if path.is_dir():
+        tell_unread(path, model.paths)
     config = from_hf(model.config_path, model.config)
     apart = files_of(config["family"]).NAMES.hf_apart
     files = Files(path, apart(path, model) if apart is not None else model)
     source = QuantisedTensors(files, method_of(model.config_path, model.config))
-    stored = stored_names(path, {name: info.format for name, info in source.tensors.items()}, config)
-    if config["tied"] and source.is_made("lm_head.weight"):
+    tensor_names = stored_names(path, {name: info.format for name, info in source.tensors.items()}, config)
+    stored = tensor_names.parameters
+    if config["tied"] and source.is_made(stored.get(HEAD, "")):
         reason = "is quantised, and tie_word_embeddings says that the embedding is the head"
-        refuse(path, "tensor 'lm_head.weight'", reason)
+        refuse(path, f"tensor {stored[HEAD]!r}", reason)
+    config = settle_head(path, config, stored, source.tensors, source.read)
     tensors = {name: replace(source.tensors[old], name=name) for name, old in stored.items()}
     with naming(path):
         for name in _spare_biases(source, stored, config, tensors):
@@ -215,7 +248,15 @@ def _open_hf(path: Path, model: SafetensorsModel | TorchModel, kind: str) -> Che
         reasons = ", ".join(sorted(set(source.widened.values())))
         log.get("weights").warning("%s: %s matrices are kept in float32, 4 bytes a weight: %s", path, count, reasons)
     ours, read = as_ours(config, tensors, lambda name: source.read(stored[name]))
-    return Checkpoint(path, kind, ours, model.config, config, read)
+    return Checkpoint(
+        path=path,
+        kind=kind,
+        tensors=ours,
+        metadata=model.config,
+        config=config,
+        bytes_of=read,
+        unused=tensor_names.unused,
+    )
 
 
 def _spare_biases(
@@ -231,30 +272,3 @@ def _spare_biases(
         if name not in shapes and not formats.get(info.format).dequantize(source.read(info.name), info.shape).any():
             spare.append(name)
     return spare
-
-
-def stored_names(path: Path, dtypes: Mapping[str, str], config: JsonObject) -> dict[str, str]:
-    """Canonical name -> Hugging Face's, of the tensors that a model of ours has.
-
-    Args:
-        path: what errors name.
-        dtypes: Hugging Face's name -> format of each tensor.
-        config: the canonical configuration; where it says tied, the head is the embedding, and a copy of it is left
-            out, as transformers does.
-
-    Raises ConfigError for a tensor that no model of ours has, UnsupportedError for a dtype we do not read.
-    """
-    stored: dict[str, str] = {}
-    for name, dtype in dtypes.items():
-        if names.HF_BUFFERS.fullmatch(name) or not files_of(config["family"]).NAMES.reads_hf(name):
-            continue
-        canonical = names.from_hf(config["family"], name)
-        if canonical is None:
-            refuse(path, f"tensor {shorten(name)!r}", "no model of ours has it")
-        if canonical == "head.weight" and config["tied"]:
-            continue
-        if dtype not in formats.FORMATS:
-            what = f"{path}: tensor {shorten(name)!r}: dtype {dtype}"
-            raise UnsupportedError(what, "we do not read it", ("BF16", "F16", "F32"))
-        stored[canonical] = name
-    return stored

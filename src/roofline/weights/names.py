@@ -18,7 +18,7 @@ GGUF_LONGROPE = {"rope_factors_short.weight": "short_factor", "rope_factors_long
 # Buffers that old files of Hugging Face carry and that follow from the configuration: frequencies, causal masks and
 # what is put where these are false.
 HF_BUFFERS = re.compile(
-    r"(model\.layers\.\d+\.self_attn|model|gpt_neox\.layers\.\d+\.attention)\.rotary_emb\.inv_freq|"
+    r"((model|gpt_neox)\.)?(layers\.\d+\.(self_attn|attention)\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|"
     r"(gpt_neox\.layers\.\d+\.attention|(transformer\.)?h\.\d+\.attn)\.(masked_)?bias"
 )
 

@@ -6,14 +6,17 @@ they round to.
 """
 
 from dataclasses import replace
+from typing import NoReturn
 
 from roofline.common.errors import UnsupportedError
 from roofline.ops.registry import get
 from roofline.ops.symbol import Q8_GROUP, Type
 from roofline.ops.traits import Trait
-from roofline.program.ir import Instr, KvGroup, Program, Value
+from roofline.program.ir import Instr, KvGroup, Program, Recipe, Value
 from roofline.program.passes.rewrite import makers
 from roofline.program.target import Target
+
+_NAMED = 4  # tensors that an error names
 
 
 def legalize(program: Program, target: Target) -> Program:
@@ -110,10 +113,22 @@ def _groups(program: Program, target: Target) -> dict[str, KvGroup]:
 
 
 def _quantised(program: Program, instr: Instr) -> bool:
-    kind = program.weights[instr.weights[0]].type
-    if kind.mixed:
-        raise UnsupportedError(f"{instr.weights[0]}", f"it mixes {', '.join(kind.formats)} in one weight")
-    return kind.quantised
+    recipe = program.weights[instr.weights[0]]
+    if recipe.type.mixed:
+        _refuse_mixed(instr.weights[0], recipe)
+    return recipe.type.quantised
+
+
+def _refuse_mixed(weight: str, recipe: Recipe) -> NoReturn:
+    """Raise the UnsupportedError that names the tensors of the format that fewer of them have."""
+    tensors: dict[str, list[str]] = {}
+    for piece in recipe.pieces:
+        tensors.setdefault(piece.format, []).append(piece.tensor)
+    (rare, names), (usual, _) = sorted(tensors.items(), key=lambda each: len(each[1]))[:2]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    reason = f"{', '.join(names[:_NAMED])}{more} are in {rare}, what is multiplied with them in {usual}"
+    alternatives = ("a file with all of them in one format", "the model in 16 bits, and `roofline quantize`")
+    raise UnsupportedError(f"{weight} in {' and '.join(tensors)}", reason, alternatives)
 
 
 def _float8(program: Program, instr: Instr) -> bool:

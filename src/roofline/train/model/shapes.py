@@ -8,7 +8,7 @@ from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.models import presets
 from roofline.models.registry import configure
 from roofline.train.config.schema import AttnSection, ModelSection
-from roofline.weights.checkpoint import read_config
+from roofline.weights.checkpoint import open_checkpoint, read_config
 from roofline.weights.families.mpt import from_hf as from_mpt
 from roofline.weights.sources import resolve
 
@@ -24,7 +24,8 @@ def model_config(section: ModelSection, length: int) -> JsonObject:
     if section.name == "mpt_causal_lm":
         config = _mpt(section, length)
     elif section.name == "hf_causal_lm":
-        config = read_config(files(section))
+        # Of weights that are read, they may say that the head is not the embedding.
+        config = dict(open_checkpoint(files(section)).config) if section.pretrained else read_config(files(section))
         if section.pretrained and section.config_overrides:
             raise ConfigError(
                 "model.config_overrides change a shape that pretrained weights have: set pretrained=false"

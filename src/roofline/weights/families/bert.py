@@ -23,6 +23,7 @@ NAMES = TensorNames(
         "embed_norm": ("token_embd_norm", "embeddings.LayerNorm"),
     },
     hf_layers="encoder.layer",
+    hf_prefix="",
     hf_before=("bert.", "roberta."),
     # What stands behind the hidden rows: the layer of transformers' pooler_output, and heads of masked-language models.
     hf_unread=r"(bert\.|roberta\.)?(pooler\.dense\.(weight|bias)|embeddings\.(position|token_type)_ids)|"

@@ -27,6 +27,7 @@ _HONOURED = {
 _ACTIVATION = {"hidden_activation": ("gelu_pytorch_tanh",)}
 _PATTERN = {"gemma2": 2, "gemma3_text": 6}  # of so many layers the last one sees everything
 # What the format of files does not say: of the largest model, known by its layers, a query has another scalar.
+_GEMMA2_WINDOW = 4096  # of the first files, which do not say it
 _LARGEST = {"gemma2": 46, "gemma3": 62}
 
 
@@ -35,14 +36,20 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     hf_fields.refuse_features(fields, _HONOURED)
     refuse_unless_neutral(fields, _ACTIVATION)  # hidden_act, beside it in old files, is read by nobody
     first = model_type == "gemma2"
+    if not first:  # transformers has the key for this type too, and does not read it
+        refuse_unless_neutral(fields, {"attn_logit_softcapping": ()})
     ours = hf_fields.sizes(fields, "gemma")
     ours |= {"kv_heads": hf_fields.kv_heads(fields), "head_dim": hf_fields.head_dim(fields, 256)}
     ours["norm_eps"] = fields.get("rms_norm_eps", float, 1e-6)
     ours["tied"] = fields.get("tie_word_embeddings", bool, True)
     ours |= {"attention_bias": False, "qk_norm": not first}
     ours["query_scalar"] = fields.positive("query_pre_attn_scalar") or 256.0
-    ours["attention_cap"] = _cap(fields, "attn_logit_softcapping", 50.0 if first else 0.0)
-    ours["logit_cap"] = _cap(fields, "final_logit_softcapping", 30.0 if first else 0.0)
+    caps = ("attn_logit_softcapping", "final_logit_softcapping")
+    for key in caps:
+        if fields.values.get(key) == 0:  # by which transformers divides
+            fields.refuse(key, "is 0, which would make all scores alike; null is no cap")
+    ours["attention_cap"] = _cap(fields, caps[0], 50.0 if first else 0.0)
+    ours["logit_cap"] = _cap(fields, caps[1], 30.0 if first else 0.0)
     window = fields.get("sliding_window", int, None if "sliding_window" in fields.values else 4096)
     hf_fields.windows(ours, _windows(fields, window or 0, ours["layers"], _PATTERN[model_type]))
     if first:
@@ -133,7 +140,10 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     own = ("attention.sliding_window_pattern", "rope.freq_base_swa")
     config = gguf_fields.read(model, "gemma", "half", (*caps, *own))
     fields, first = model.fields, architecture == "gemma2"
-    window = config["sliding_window"] or 0
+    if not first:  # llama.cpp reads it of Gemma 2 alone
+        refuse_unless_neutral(fields, {caps[0]: (0.0,)})
+    absent = first and "attention.sliding_window" not in fields.values
+    window = _GEMMA2_WINDOW if absent else config["sliding_window"] or 0
     pattern = fields.get("attention.sliding_window_pattern", int, 2 if first else 6)
     if pattern < 1:
         fields.refuse("attention.sliding_window_pattern", f"{describe(pattern)} is not at least 1")
@@ -144,8 +154,9 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     config["query_scalar"] = config["width"] / config["heads"] if largest else float(config["head_dim"])
     if not first:
         config["local_theta"] = fields.positive("rope.freq_base_swa") or 1e4
-        if "rope.freq_base" not in fields.values:
-            config["rope_theta"] = 1e6
+        fields.need(
+            "rope.freq_base", float
+        )  # llama.cpp takes 10,000 where it is missing, which no model was trained with
     elif "rope.freq_base_swa" in fields.values:
         fields.refuse("rope.freq_base_swa", "the layers of this architecture turn alike")
     return config

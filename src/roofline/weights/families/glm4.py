@@ -36,6 +36,7 @@ def to_hf(config: Config) -> Config:
 
 def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     """The canonical configuration."""
+    gguf_fields.refuse_window(model.fields)
     config = gguf_fields.read(model, "glm4", "interleaved", ("rope.dimension_count",))
     return config | {"attention_bias": biased(model, "attn.q", "attn.k", "attn.v")}
 

@@ -49,12 +49,13 @@ def from_hf(fields: Fields, model_type: str) -> Config:
 
 
 def _with_common_names(fields: Fields) -> Fields:
-    """The fields of rope under the names that all types share. Raises ConfigError where two names have two values."""
+    """The fields of rope under the names that all types share, which transformers does not read of this one. Raises
+    ConfigError where such a name says something else."""
     values = dict(fields.values)
     for own, (common, default) in _ROPE.items():
-        value = fields.positive(own) or fields.positive(common) or default
+        value = fields.positive(own) or default
         if (fields.positive(common) or value) != value:
-            fields.refuse(common, f"{values[common]!r} is not the {value!r} that {own} says")
+            fields.refuse(common, f"{values[common]!r} is not the {value!r} that {own}, or its default, says")
         values[common] = value
     return Fields(fields.path, values, fields.within)
 
@@ -79,6 +80,7 @@ def to_hf(config: Config) -> Config:
 def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     """The canonical configuration; converters put the rows of q, k and v one below the other."""
     honoured = ("rope.dimension_count", "use_parallel_residual")
+    gguf_fields.refuse_window(model.fields)
     config = gguf_fields.read(model, "gpt_neox", "half", honoured, gguf_fields.EPSILON)
     config |= {"bias": True, "attention_bias": biased(model, "attn.qkv")}
     return config | ({} if model.fields.get("use_parallel_residual", bool, True) else {"parallel": False})

@@ -102,8 +102,7 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     if window is None:
         fields.refuse("attention.sliding_window", "is missing, and every second layer has a window")
     hf_fields.windows(config, [window if layer % 2 == 0 else 0 for layer in range(config["layers"])])
-    if "rope.freq_base" not in fields.values:
-        config["rope_theta"] = _THETA
+    fields.need("rope.freq_base", float)  # llama.cpp takes 10,000 where it is missing, which no model was trained with
     if (config["rope_scaling"] or {}).get("rope_type") == "yarn":
         config["rope_scaling"] = {**config["rope_scaling"], "truncate": False}
     return config

@@ -3,7 +3,7 @@
 from roofline.common.fields import Fields
 from roofline.weights.families.llama import biased
 from roofline.weights.families.shared import gguf_fields, hf_fields
-from roofline.weights.families.shared.canonical import Config, checked
+from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
 from roofline.weights.families.shared.tensor_names import ATTENTION, MLP, NORMS, TensorNames
 
 NAMES = TensorNames(NORMS | ATTENTION | MLP)
@@ -27,6 +27,10 @@ def to_hf(config: Config) -> Config:
 
 def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     """The canonical configuration; converters permute the rows of q and k."""
+    gguf_fields.refuse_window(model.fields)
+    refuse_unless_neutral(
+        model.fields, {"rope.scaling.finetuned": (True,)}
+    )  # false, by its name, is a model without rope
     config = gguf_fields.read(model, "granite", "interleaved", _GGUF)
     for name, key in zip(_MULTIPLIERS, _GGUF, strict=True):
         default = config["head_dim"] ** -0.5 if key == "attention.scale" else 1.0

@@ -29,7 +29,7 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     ours["tied"] = fields.get("tie_word_embeddings", bool, False)
     ours |= {"attention_bias": False, "qk_norm": False, "sliding_window": fields.get("sliding_window", int)}
     ours |= hf_experts(fields, "num_local_experts")
-    ours["rope_theta"], ours["rope_scaling"] = hf_fields.rope(fields)
+    ours["rope_theta"], ours["rope_scaling"] = hf_fields.rope(fields, 1e6)
     return checked(fields, ours, hf_fields.SPELLED)
 
 

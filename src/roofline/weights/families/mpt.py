@@ -30,6 +30,7 @@ NAMES = TensorNames(
         "head": ("", "lm_head"),
     },
     hf_layers="transformer.blocks",
+    hf_prefix="transformer.",
 )
 
 REQUIRED = {"d_model": "width", "n_layers": "layers", "n_heads": "heads", "vocab_size": "vocab"}

@@ -27,7 +27,8 @@ def to_hf(config: Config) -> Config:
 
 
 def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
-    """The canonical configuration."""
+    """The canonical configuration; files of OLMo 3, which has windows, have this architecture too."""
+    gguf_fields.refuse_window(model.fields)
     return gguf_fields.read(model, "olmo2", "half")
 
 

@@ -27,7 +27,6 @@ NAMES = TensorNames(
         "head": ("", "lm_head"),
     },
     hf_layers="model.decoder.layers",
-    hf_prefix="model.",
 )
 REQUIRED = {"ffn_dim" if key == "intermediate_size" else key: name for key, name in hf_fields.REQUIRED.items()}
 _SPELLED = {ours: theirs for theirs, ours in REQUIRED.items()}

@@ -50,7 +50,9 @@ def _longrope(fields: Fields, table: Fields, ours: Config) -> Config:
     if new:
         what = f"{fields.path}: {table.within}{shorten(new[0])}"
         raise UnsupportedError(what, "we do not know what it does to the mathematics")
-    original = fields.positive(_ORIGINAL) or table.positive(_ORIGINAL) or 4096.0
+    original = fields.positive(_ORIGINAL) or 4096.0  # transformers writes it over the one in the table
+    if fields.values.get(_ORIGINAL) is None and (table.positive(_ORIGINAL) or original) != original:
+        table.refuse(_ORIGINAL, f"is not read there, but the type's {original:g}: write it beside {table.within[:-1]}")
     ratio = table.positive("factor") or ours["max_position"] / original
     factor = table.positive("attention_factor")
     if factor is None:

@@ -51,6 +51,7 @@ def to_hf(config: Config) -> Config:
 
 def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     """The canonical configuration; which layers turn nothing is part of the architecture."""
+    gguf_fields.refuse_window(model.fields)
     config = gguf_fields.read(model, "smollm3", "interleaved")
     return config | {"turning": [(layer + 1) % _INTERVAL != 0 for layer in range(config["layers"])]}
 

@@ -12,13 +12,16 @@ from pathlib import Path
 import numpy as np
 
 from roofline.common.errors import ConfigError
-from roofline.common.fields import refuse, shorten
+from roofline.common.fields import Fields, refuse, shorten
 from roofline.common.json_files import parse_json, read_json_file
 from roofline.weights.files.mapped import JsonObject, TensorInfo, as_bytes, map_file
+from roofline.weights.files.torch_pickle import TorchModel
 
 MAX_HEADER_BYTES = 100_000_000  # the reference implementation's cap
 MAX_DIMS = 8
+SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_NAMED = "transformers_weights"  # key of config.json: the file or index that is read instead of these
 
 # Every dtype of the specification -> bits an element takes.
 _DTYPE_BITS = {
@@ -118,6 +121,7 @@ class SafetensorsModel:
 
     Attributes:
         config: config.json, parsed; config_path: where it is.
+        paths: the files that are read, the index among them.
         tensors: name -> TensorInfo over all shards.
 
     Raises ConfigError naming file and field.
@@ -127,20 +131,33 @@ class SafetensorsModel:
         folder = path if path.is_dir() else path.parent
         self.config_path = folder / "config.json"
         self.config = read_json_file(self.config_path)
-        files, placed = _files_of_folder(folder) if path.is_dir() else ([path], None)
+        file_name = Fields(self.config_path, self.config).get(_NAMED, str) if path.is_dir() else None
+        index = _index_of_folder(folder, file_name) if path.is_dir() else None
+        files, placed = (
+            _placed(index) if index is not None else ([_single(folder, file_name) if path.is_dir() else path], {})
+        )
+        self.paths = (*files, *((index,) if index is not None else ()))
         self._home: dict[str, SafetensorsFile] = {}
         for file in (SafetensorsFile(f) for f in files):
             for name in file.tensors:
-                field = f"tensor {shorten(name)!r}"
-                if name in self._home:
-                    refuse(file.path, field, f"is also in {self._home[name].path.name}")
-                if placed is not None and placed.get(name) != file.path.name:
-                    refuse(folder / INDEX, field, f"the index does not place it in {file.path.name}, where it is")
+                # In several files the last one counts, as transformers (5.24) reads them, if the index agrees.
+                if name in self._home and placed.get(name) != file.path.name:
+                    refuse(file.path, f"tensor {shorten(name)!r}", f"is also in {self._home[name].path.name}")
                 self._home[name] = file
-        for name in placed or ():
-            if name not in self._home:
-                refuse(folder / INDEX, f"tensor {shorten(name)!r}", "is in no file")
+        for name, place in placed.items():
+            home = self._home[name].path.name if name in self._home else None
+            if home != place:
+                reason = "is in no file" if home is None else f"the index does not place it in {home}, where it is"
+                refuse(index or folder, f"tensor {shorten(name)!r}", reason)
         self.tensors: Mapping[str, TensorInfo] = {name: file.tensors[name] for name, file in self._home.items()}
+
+    @staticmethod
+    def is_in(folder: Path) -> bool:
+        """Whether a folder holds such a model under the names that transformers gives it, or under any other name where
+        no file of torch's is beside it."""
+        if (folder / SINGLE).exists() or (folder / INDEX).exists():
+            return True
+        return bool(_named_freely(folder)) and not TorchModel.is_in(folder)
 
     def read(self, name: str) -> np.ndarray:
         """uint8 [nbytes], a view of a mapped file. Raises ConfigError for an unknown name."""
@@ -149,15 +166,44 @@ class SafetensorsModel:
         return self._home[name].read(name)
 
 
-def _files_of_folder(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
-    """The folder's weight files and, when an index names them, the file of every tensor."""
-    index = folder / INDEX
-    if not index.exists():
-        single = folder / "model.safetensors"
-        files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
-        if len(files) != 1:
-            refuse(folder, "folder", f"holds {len(files)} safetensors files and no {INDEX}")
-        return files, None
+def _index_of_folder(folder: Path, file_name: str | None) -> Path | None:
+    """The index that says which files are read; None where one file is. file_name: what config.json names, as below.
+
+    As transformers (5.24): model.safetensors stands before an index that is there too.
+    """
+    if file_name is not None:
+        return folder / _plain(folder, file_name) if file_name.endswith(".index.json") else None
+    has_index = (folder / INDEX).exists() and not (folder / SINGLE).exists()
+    return folder / INDEX if has_index else None
+
+
+def _single(folder: Path, file_name: str | None) -> Path:
+    """The one file of weights of a folder without index, whatever it is called."""
+    if file_name is not None:
+        return folder / _plain(folder, file_name)
+    files = [folder / SINGLE] if (folder / SINGLE).exists() else _named_freely(folder)
+    if len(files) != 1:
+        refuse(folder, "folder", f"holds {len(files)} safetensors files and no {INDEX}")
+    return files[0]
+
+
+def _named_freely(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("adapter_"))
+
+
+def _plain(folder: Path, file_name: str) -> str:
+    """The name, if it is one of a file of the folder. Raises ConfigError."""
+    if (
+        not file_name.endswith((".safetensors", ".safetensors.index.json"))
+        or Path(file_name).name != file_name
+        or "\\" in file_name
+    ):
+        refuse(folder / "config.json", _NAMED, f"{shorten(file_name)!r} is no safetensors file of this folder")
+    return file_name
+
+
+def _placed(index: Path) -> tuple[list[Path], dict[str, str]]:
+    """The files that an index names, and the file of every tensor."""
     placed = read_json_file(index).get("weight_map")
     if not isinstance(placed, dict) or not placed or not all(isinstance(v, str) for v in placed.values()):
         refuse(index, "weight_map", "is not a mapping from tensors to files")
@@ -166,4 +212,4 @@ def _files_of_folder(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
         # A plain name: an index must not reach outside its folder.
         if Path(name).name != name or "\\" in name or not name.endswith(".safetensors"):
             refuse(index, "weight_map", f"{shorten(name)!r} is not the name of a safetensors file of this folder")
-    return [folder / name for name in names], placed
+    return [index.parent / name for name in names], placed

@@ -34,6 +34,7 @@ class TorchModel:
 
     Attributes:
         config: config.json, parsed; config_path: where it is.
+        paths: the files that are read, the index among them.
         tensors: name -> TensorInfo over all files, whose format is the dtype as safetensors calls it.
 
     Raises ConfigError naming file and tensor, UnsupportedError for a pickle of more than tensors, and without torch.
@@ -42,9 +43,13 @@ class TorchModel:
     def __init__(self, folder: Path) -> None:
         self.config_path = folder / "config.json"
         self.config: JsonObject = read_json_file(self.config_path)
+        if self.config.get("transformers_weights") is not None:
+            refuse(self.config_path, "transformers_weights", "names files of safetensors, and there are none")
         self._tensors: dict[str, Tensor] = {}
         infos: dict[str, TensorInfo] = {}
-        for path in _files(folder):
+        files = _files(folder)
+        self.paths = (*files, *(() if (folder / SINGLE).exists() else (folder / INDEX,)))
+        for path in files:
             for name, tensor in _load(path).items():
                 if name in infos:
                     refuse(path, f"tensor {shorten(name)!r}", "is also in another file")
@@ -68,7 +73,7 @@ class TorchModel:
 
 
 def _files(folder: Path) -> list[Path]:
-    if not (folder / INDEX).exists():
+    if (folder / SINGLE).exists():  # stands before an index, as for transformers
         return [folder / SINGLE]
     placed = read_json_file(folder / INDEX).get("weight_map")
     if not isinstance(placed, dict) or not placed or not all(isinstance(v, str) for v in placed.values()):

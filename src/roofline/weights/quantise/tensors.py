@@ -60,7 +60,7 @@ def pieces(
     told: called with the number of values of each piece that is done; only: these rows of a matrix, or elements of a
     vector, in the tensor's own order of them; None: all.
 
-    Raises ConfigError where a weight that is to be rounded is not a number, or infinite.
+    Raises ConfigError where a weight is not a number, or infinite.
     """
     info, form = checkpoint.tensors[name], target.formats[name]
     raw = checkpoint.read(name)
@@ -87,6 +87,8 @@ def pieces(
             return round_to(form, scaled, importance, factor)
 
         if scale is None and info.format == form:
+            if not is_quantised(form):
+                _finite(checkpoint, name, part, shape)
             out = part.copy()
         else:
             out = _converted(checkpoint, name, part, shape, form, rounded)
@@ -124,10 +126,16 @@ def _converted(
     form: str,
     rounded: Callable[[np.ndarray], np.ndarray],
 ) -> np.ndarray:
-    values = formats.get(checkpoint.tensors[name].format).dequantize(part, shape)
-    if is_quantised(form) and not np.isfinite(values).all():
-        raise ConfigError(f"{checkpoint.path}: tensor {name!r} holds NaN or infinity, which {form} does not hold")
-    out = rounded(values)
-    if form == "F16" and not np.isfinite(formats.get("F16").dequantize(out, shape)).all() and np.isfinite(values).all():
+    out = rounded(_finite(checkpoint, name, part, shape))
+    if form == "F16" and not np.isfinite(formats.get("F16").dequantize(out, shape)).all():
         raise ConfigError(f"{checkpoint.path}: tensor {name!r} holds values beyond the range of F16; use bf16 or f32")
     return out
+
+
+def _finite(checkpoint: Checkpoint, name: str, part: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """float32 of a piece of a tensor. Raises ConfigError where it holds NaN or infinity: no answer would be one."""
+    values = formats.get(checkpoint.tensors[name].format).dequantize(part, shape)
+    if not np.isfinite(values).all():
+        what = f"{checkpoint.path}: tensor {name!r} holds NaN or infinity"
+        raise ConfigError(f"{what}: the file is damaged, or training went wrong; take another copy of the model")
+    return values

@@ -15,11 +15,13 @@ import numpy as np
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import shorten
 from roofline.weights.quantised.integers import Codes, Layout, even_groups, nibbles
-from roofline.weights.quantised.method import FLOATS, READ, Files, Parameter, check_keys
+from roofline.weights.quantised.method import AUTOROUND, FLOATS, READ, Files, Parameter, check_dynamic, check_keys
 
 _PLACE = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # output of eight -> which code of the word is its
 _KEYS: Mapping[str, tuple[object, ...] | None] = {
+    **AUTOROUND,
     "quant_method": ("awq",),
+    "method": ("awq",),  # GPTQModel's (7) other name of it
     "bits": (4,),
     "w_bit": (4,),
     "group_size": None,  # checked below, as its other name
@@ -31,7 +33,8 @@ _KEYS: Mapping[str, tuple[object, ...] | None] = {
     "pack_dtype": ("int32",),
     "sym": (False,),
     "desc_act": (False,),
-    "dynamic": ({},),
+    "dynamic": None,  # checked below
+    "activation": None,  # how others round them
     # What is in the file anyway, and how others run it.
     **dict.fromkeys(("modules_to_not_convert", "meta", "lm_head", "backend", "do_fuse", "exllama_config")),
     **dict.fromkeys(("fuse_max_seq_len", "modules_to_fuse")),
@@ -83,6 +86,7 @@ def method(path: Path, quantization: object) -> Awq:
     """Raises UnsupportedError for a `quantization_config` that this module does not read."""
     what = f"{path}: quantization_config"
     table = check_keys(what, quantization, _KEYS)
+    check_dynamic(what, table.get("dynamic"))
     if table.get("bits") is None and table.get("w_bit") is None:
         raise UnsupportedError(f"{what} without bits", "nothing else says how codes are packed", READ)
     sizes = [table[key] for key in ("group_size", "q_group_size") if table.get(key) is not None] or [128]

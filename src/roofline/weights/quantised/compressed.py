@@ -3,10 +3,10 @@
 Of `NAME.weight`, by its format: "pack-quantized" has `weight_packed` int32 [rows, columns * bits / 32], whose codes
 are offset by half their range, and `weight_shape`; "int-quantized" has `weight` int8 [rows, columns];
 "float-quantized" has `weight` e4m3 (`float8.py`). Scales lie in `weight_scale`: one for the matrix, a row, a group of
-neighbours; zero points in `weight_zero_point`, packed along the rows where the codes are; groups that are out of order
-in `weight_g_idx`. A weight is scale * (code - zero): the product itself, which float32 holds exactly, where the
-library rounds it to the scales' dtype. How activations and a cache were meant to be rounded is left unread: ours are
-rounded in our own way, which is declared.
+neighbours; zero points in `weight_zero_point`, packed along the rows where the codes are, unless there is one for the
+matrix; groups that are out of order in `weight_g_idx`. A weight is scale * (code - zero): the product itself, which
+float32 holds exactly, where the library rounds it to the scales' dtype. How activations and a cache were meant to be
+rounded is left unread: ours are rounded in our own way, which is declared.
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,6 +38,7 @@ _KEYS: Mapping[str, tuple[object, ...] | None] = {
     # What is in the file anyway, and of activations and a cache.
     **dict.fromkeys(("ignore", "global_compression_ratio", "version", "kv_cache_scheme")),
 }
+_ONE = (), (1,), (1, 1)  # shapes of the scale of a whole matrix
 _GROUP_KEYS: Mapping[str, tuple[object, ...] | None] = {
     "format": _FORMATS,
     "weights": None,  # checked
@@ -91,7 +92,7 @@ class Compressed:
         (rows, columns), bits = _packed_shape(files, name) if packed else _plain_shape(files, name)
         symmetric = f"{name}_zero_point" not in files.tensors
         scales = files.need(f"{name}_scale", FLOATS, of=name)
-        if scales.shape in ((), (1,), (1, 1), (rows,)):
+        if scales.shape in (*_ONE, (rows,)):
             count = 1
         elif len(scales.shape) == 2 and scales.shape[0] == rows and scales.shape[1] and not columns % scales.shape[1]:
             count = scales.shape[1]
@@ -110,9 +111,10 @@ class Compressed:
             group_of = _group_of(files, f"{name}_g_idx", columns, count)
         if not symmetric:
             parts.append(f"{name}_zero_point")
-            shape = (-(-rows * bits // 32), count) if packed else (rows, count)
-            shapes = (shape,) if packed else (shape, (), (1,), (rows,))
-            files.need(parts[-1], ("I32",) if packed else ("I8",), *shapes, of=name)
+            one = scales.shape in _ONE  # of a matrix it is not packed
+            shape = (-(-rows * bits // 32), count) if packed and not one else (rows, count)
+            shapes = _ONE if one else (shape,) if packed else (shape, (rows,))
+            files.need(parts[-1], ("I32",) if packed and not one else ("I8",), *shapes, of=name)
         layout = Layout((rows, columns), bits, not symmetric, scales.format, group_of)
         make = partial(_bytes, files, name, packed, layout)
         return Parameter(name, layout.format, layout.shape, tuple(parts), make, layout.widened)
@@ -149,7 +151,8 @@ def _bytes(files: Files, name: str, packed: bool, layout: Layout) -> np.ndarray:
     code = unpacked(files.array(f"{name}_packed"), bits) if packed else _offset(files.array(name))
     if layout.has_zeros:
         stored = files.array(f"{name}_zero_point")
-        zero = _by_row(unpacked(stored.T, bits)[:, :rows].T if packed else _offset(stored), rows)
+        is_packed = files.tensors[f"{name}_zero_point"].format == "I32"
+        zero = _by_row(unpacked(stored.T, bits)[:, :rows].T if is_packed else _offset(stored, bits), rows)
     return layout.bytes_of(Codes(code, _by_row(files.floats(f"{name}_scale"), rows), zero))
 
 
@@ -159,9 +162,9 @@ def _by_row(values: np.ndarray, rows: int) -> np.ndarray:
     return np.broadcast_to(values.reshape(-1, groups), (rows, groups))
 
 
-def _offset(values: np.ndarray) -> np.ndarray:
-    """int8 as codes of 0 to 255."""
-    return values.view(np.uint8) ^ np.uint8(128)
+def _offset(values: np.ndarray, bits: int = 8) -> np.ndarray:
+    """int8 as codes of 0 to 255; of fewer bits from half their range below 0 on."""
+    return values.view(np.uint8) + np.uint8(1 << (bits - 1))
 
 
 def method(path: Path, quantization: object) -> Compressed:

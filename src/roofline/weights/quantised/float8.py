@@ -15,6 +15,7 @@ import numpy as np
 
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import refuse, shorten
+from roofline.ops import formats
 from roofline.ops.formats.float8 import BLOCK, join
 from roofline.weights.quantised.method import FLOATS, Files, Parameter, PlainFloats, check_keys
 
@@ -48,19 +49,25 @@ class Float8(PlainFloats):
 
 
 def parameter(files: Files, name: str) -> Parameter:
-    """A matrix of e4m3. Raises ConfigError where its scale is not there or of another shape, UnsupportedError for rows
-    that are no multiple of 128."""
+    """A matrix of e4m3; where its rows are no multiple of 128, the same numbers in float32.
+
+    Raises ConfigError where its scale is not there or of another shape, UnsupportedError for what is no matrix.
+    """
     shape = files.tensors[name].shape
-    if len(shape) != 2 or shape[1] % BLOCK:
+    if len(shape) != 2 or 0 in shape:
         what = f"{files.path}: tensor {shorten(name)!r} of shape {shape} in 8-bit floats"
-        raise UnsupportedError(what, f"rows are read in groups of {BLOCK}", ("BF16", "F16"))
+        raise UnsupportedError(what, "matrices are read so", ("BF16", "F16"))
     scales = [name + end for end in _SCALES if name + end in files.tensors]
     if len(scales) != 1:
         files.refuse(name, f"{len(scales)} tensors hold its scale: {name}_scale or {name}_scale_inv should")
     scale = files.tensors[scales[0]]
     if scale.format not in FLOATS or scale.shape not in _shapes(*shape):
         refuse(files.path, f"tensor {shorten(scales[0])!r}", f"{scale.format} of {scale.shape} for {shape}")
-    return Parameter(name, FORMAT, (shape[0], shape[1]), (name, scales[0]), partial(_bytes, files, name, scales[0]))
+    parts, matrix = (name, scales[0]), (shape[0], shape[1])
+    if not shape[1] % BLOCK:
+        return Parameter(name, FORMAT, matrix, parts, partial(_bytes, files, name, scales[0]))
+    why = f"rows of 8-bit floats that are no multiple of {BLOCK}"
+    return Parameter(name, "F32", matrix, parts, partial(_wide, files, name, scales[0]), why)
 
 
 def _bytes(files: Files, name: str, scale: str) -> np.ndarray:
@@ -68,9 +75,20 @@ def _bytes(files: Files, name: str, scale: str) -> np.ndarray:
     return join(files.source.read(name), _spread(files.floats(scale), rows, columns // BLOCK))
 
 
+def _wide(files: Files, name: str, scale: str) -> np.ndarray:
+    """uint8 of float32 [rows, columns]: the numbers that the format would hold of rows filled up with zeros."""
+    rows, columns = files.tensors[name].shape
+    groups = -(-columns // BLOCK)
+    codes = np.zeros((rows, groups * BLOCK), np.uint8)
+    codes[:, :columns] = files.source.read(name).reshape(rows, columns)
+    blocks = join(codes, _spread(files.floats(scale), rows, groups))
+    values = formats.get(FORMAT).dequantize(blocks, codes.shape)
+    return np.ascontiguousarray(values[:, :columns]).view(np.uint8).reshape(-1)
+
+
 def _shapes(rows: int, columns: int) -> tuple[tuple[int, ...], ...]:
     """The shapes that a matrix's scales may have: one for all, one for each row, one for each 128 x 128."""
-    return (), (1,), (1, 1), (rows,), (rows, 1), (-(-rows // BLOCK), columns // BLOCK)
+    return (), (1,), (1, 1), (rows,), (rows, 1), (-(-rows // BLOCK), -(-columns // BLOCK))
 
 
 def _spread(scale: np.ndarray, rows: int, groups: int) -> np.ndarray:

@@ -19,10 +19,12 @@ import numpy as np
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import shorten
 from roofline.weights.quantised.integers import Codes, Layout, even_groups, unpacked
-from roofline.weights.quantised.method import FLOATS, READ, Files, Parameter, check_keys
+from roofline.weights.quantised.method import AUTOROUND, FLOATS, READ, Files, Parameter, check_dynamic, check_keys
 
 _KEYS: Mapping[str, tuple[object, ...] | None] = {
+    **AUTOROUND,
     "quant_method": ("gptq",),
+    "method": ("gptq",),  # GPTQModel's (7) other name of it
     "bits": (4, 8),
     "group_size": None,  # checked below
     "sym": (True, False),
@@ -31,15 +33,14 @@ _KEYS: Mapping[str, tuple[object, ...] | None] = {
     "format": ("gptq", "gptq_v2"),
     "pack_dtype": ("int32",),
     "is_marlin_format": (False,),
-    "dynamic": ({},),
-    # How the codes were found, how others run them, and what is in the file anyway.
+    "dynamic": None,  # checked below
+    # How the codes were found, how others run them, activations among it, and what is in the file anyway.
+    "activation": None,
     **dict.fromkeys(("static_groups", "true_sequential", "damp_percent", "damp_auto_increment", "mse", "lm_head")),
-    **dict.fromkeys(("model_name_or_path", "model_file_base_name", "meta", "quantizer", "dataset", "tokenizer")),
+    **dict.fromkeys(("model_name_or_path", "model_file_base_name", "meta", "quantizer", "tokenizer")),
     **dict.fromkeys(("use_cuda_fp16", "use_exllama", "disable_exllama", "exllama_config", "max_input_length")),
     **dict.fromkeys(("block_name_to_quantize", "module_name_preceding_first_block", "modules_in_block_to_quantize")),
-    **dict.fromkeys(
-        ("batch_size", "pad_token_id", "model_seqlen", "cache_block_outputs", "backend", "act_group_aware")
-    ),
+    **dict.fromkeys(("pad_token_id", "model_seqlen", "cache_block_outputs", "backend", "act_group_aware")),
 }
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
 
@@ -112,6 +113,7 @@ def method(path: Path, quantization: object) -> Gptq:
     """Raises UnsupportedError for a `quantization_config` that this module does not read."""
     what = f"{path}: quantization_config"
     table = check_keys(what, quantization, _KEYS)
+    check_dynamic(what, table.get("dynamic"))
     bits, group = table.get("bits"), table.get("group_size", 128)
     if bits is None:
         raise UnsupportedError(f"{what} without bits", "nothing else says how codes are packed", READ)

@@ -118,6 +118,31 @@ class Files:
         return values
 
 
+# What AutoRound (0.16) writes beside the keys of the method whose form its files have: how it looked for the codes, and
+# how activations and a cache were meant to be rounded. Codes of another type lie otherwise.
+AUTOROUND: Mapping[str, tuple[object, ...] | None] = {
+    "data_type": ("int",),
+    "provider": ("auto-round",),
+    **dict.fromkeys(("autoround_version", "iters", "seqlen", "nsamples", "lr", "minmax_lr", "batch_size", "amp")),
+    **dict.fromkeys(("gradient_accumulate_steps", "low_gpu_mem_usage", "scale_dtype", "dataset")),
+    **dict.fromkeys(("enable_minmax_tuning", "enable_norm_bias_tuning", "enable_quanted_input")),
+    **dict.fromkeys(("act_bits", "act_data_type", "act_dynamic", "act_sym", "act_group_size")),
+    **dict.fromkeys(("block_name_to_quantize", "static_kv_dtype", "static_kv_granularity")),
+    **dict.fromkeys(("static_attention_dtype", "static_attention_granularity")),
+}
+
+
+def check_dynamic(what: str, dynamic: object) -> None:
+    """Raise UnsupportedError unless GPTQModel's settings by module leave modules out, which their tensors show too."""
+    if dynamic is None:
+        return
+    settings = dynamic if isinstance(dynamic, Mapping) else {str(dynamic): None}
+    other = next((str(key) for key in settings if not str(key).startswith("-:")), None)
+    if other is not None:
+        reason = "we read modules that are left out (-:), and one setting for all others"
+        raise UnsupportedError(f"{what}: dynamic {shorten(other)}", reason, READ)
+
+
 def check_keys(what: str, table: object, keys: Mapping[str, tuple[object, ...] | None]) -> Mapping[str, object]:
     """The table, when each of its keys is in `keys` with one of the values there.
 

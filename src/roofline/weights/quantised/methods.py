@@ -6,12 +6,13 @@ from pathlib import Path
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import shorten
 from roofline.weights.files.mapped import JsonObject
-from roofline.weights.quantised import awq, bitsandbytes, compressed, float8, gptq, mxfp4
+from roofline.weights.quantised import autoround, awq, bitsandbytes, compressed, float8, gptq, mxfp4
 from roofline.weights.quantised.method import READ, Method
 
 _METHODS: Mapping[str, Callable[[Path, object], Method]] = {
     "gptq": gptq.method,
     "awq": awq.method,
+    "auto-round": autoround.method,
     "fp8": float8.method,
     "compressed-tensors": compressed.method,
     "bitsandbytes": bitsandbytes.method,

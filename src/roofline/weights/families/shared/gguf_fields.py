@@ -142,6 +142,14 @@ def refuse_unknown(fields: Fields, honoured: Collection[str] = ()) -> None:
     refuse_unless_neutral(fields, {key: values for key, values in _NEUTRAL.items() if key not in honoured})
 
 
+def refuse_window(fields: Fields) -> None:
+    """Raise UnsupportedError for a window, in files of an architecture whose layers have none, or not all of them."""
+    window = fields.get("attention.sliding_window", int, 0)
+    if window:
+        what = f"{fields.path}: {fields.within}attention.sliding_window = {window}"
+        raise UnsupportedError(what, "models of this architecture that we have attend to everything")
+
+
 def refuse_rope(fields: Fields) -> None:
     """Raise UnsupportedError for a key of rope, in files of an architecture that has none."""
     turned = next((key for key in fields.values if key.startswith("rope.")), None)

@@ -28,7 +28,7 @@ SPELLED = {ours: theirs for theirs, ours in REQUIRED.items()} | {
 }
 # Fields that change the mathematics -> the values at which they do not. Absent and null are always neutral.
 NEUTRAL: dict[str, tuple[object, ...]] = {
-    **dict.fromkeys(("hidden_act", "hidden_activation"), ("silu",)),
+    **dict.fromkeys(("hidden_act", "hidden_activation"), ("silu", "swish")),  # two names of one
     **dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias", "rope_interleaved", "use_qk_norm"), (False,)),
     **dict.fromkeys(("attn_temperature_tuning", "is_encoder_decoder", "add_cross_attention"), (False,)),
     "use_bidirectional_attention": (False,),

@@ -82,6 +82,11 @@ def _read_apart(path: Path, source: Source, matrices: Matrices, axis: int) -> So
             at = -1 if match["bias"] else axis
             if len(info.shape) != (2 if match["bias"] else 3) or (match["part"] != "down_proj" and info.shape[at] % 2):
                 refuse(path, f"tensor {shorten(name)!r}", f"of shape {info.shape} does not hold all experts of a layer")
+            sibling = source.tensors.get(name.removesuffix("_bias"))
+            if match["bias"] and sibling is not None and sibling.shape[:1] != info.shape[:1]:
+                refuse(
+                    path, f"tensor {shorten(name)!r}", f"of shape {info.shape} is not for {sibling.shape[0]} experts"
+                )
             each = _biases(info, match["within"], match["part"]) if match["bias"] else matrices(info, match)
             parts |= {part.info.name: part for part in each}
     return _Apart(source, plain, parts)

@@ -64,7 +64,8 @@ class TensorNames:
     """Names without ``.weight`` and ``.bias``: ours -> (GGUF's, Hugging Face's), "" where such files have it not.
 
     layer: in a layer, `{expert}` standing for the number of each expert; top: outside of layers; hf_layers: what stands
-    before a layer's number at Hugging Face; hf_prefix: what some files leave out at the beginning of a name; hf_also:
+    before a layer's number at Hugging Face; hf_prefix: what some files leave out at the beginning of a name, as those
+    of a model without its head do, or have twice, as those of a module around a model; hf_also:
     further names outside of layers -> the one in `top`; hf_before: what some files have before all names; hf_unread: a
     pattern of the tensors that such files may have and the model does not read.
 
@@ -78,7 +79,7 @@ class TensorNames:
     layer: Mapping[str, tuple[str, str]]
     top: Mapping[str, tuple[str, str]] = field(default_factory=lambda: TOP)
     hf_layers: str = "model.layers"
-    hf_prefix: str = ""
+    hf_prefix: str = "model."
     hf_also: Mapping[str, str] = field(default_factory=dict)
     hf_before: tuple[str, ...] = ()
     hf_unread: str = ""
@@ -97,12 +98,18 @@ class TensorNames:
         name = name.removeprefix(next(filter(name.startswith, self.hf_before), ""))
         stem, _, kind = name.rpartition(".")
         name = f"{self.hf_also[stem]}.{kind}" if stem in self.hf_also else name
-        found = self._canonical(name, self._hf, 1)
-        return self._canonical(self.hf_prefix + name, self._hf, 1) if found is None and self.hf_prefix else found
+        candidates = (self._canonical(spelling, self._hf, 1) for spelling in self._spellings(name))
+        return next((ours for ours in candidates if ours is not None), None)
 
     def reads_hf(self, name: str) -> bool:
         """Whether a tensor of Hugging Face's files is not among those that the model does not read."""
         return not (self.hf_unread and re.fullmatch(self.hf_unread, name))
+
+    def is_inside(self, name: str) -> bool:
+        """Whether a tensor of Hugging Face's files is one of a layer, or of a module in `top`, whatever it is there."""
+        name = name.removeprefix(next(filter(name.startswith, self.hf_before), ""))
+        modules = (self.hf_layers, *self._ours[1][1], *self.hf_also)
+        return any(each.startswith(f"{module}.") for each in self._spellings(name) for module in modules)
 
     def is_transposed(self, name: str) -> bool:
         """Whether files of Hugging Face have a parameter of ours by columns."""
@@ -119,6 +126,10 @@ class TensorNames:
     def to_hf(self, name: str) -> str | None:
         """The inverse of `from_hf`; None for a parameter that is not in the table."""
         return self._theirs(name, 1, self.hf_layers)
+
+    def _spellings(self, name: str) -> list[str]:
+        """A name, and what it would be with the first part that files may leave out, and without one too many."""
+        return list(dict.fromkeys((name, self.hf_prefix + name, name.removeprefix(self.hf_prefix))))
 
     def _theirs(self, name: str, at: int, layers: str) -> str | None:
         match = _OURS.fullmatch(name)
