@@ -162,3 +162,21 @@ def test_files_may_be_named_one_by_one(place: Path, tmp_path: Path) -> None:
         dataset = {"hf_name": "json", "hf_kwargs": {"data_files": files}}
         loader = parse_config(mapping(place, tmp_path, dataset)).train_loader
         assert data_of(loader, 64).files == [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+
+
+def test_an_evaluation_may_be_labelled_train(place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = {"hf_name": str(place / "data/train.jsonl")}
+    held_out = {"name": "finetuning", "label": "train", "dataset": {"hf_name": str(tmp_path / "other.jsonl")}}
+    sft.write_lines(tmp_path / "other.jsonl", [{"prompt": "one", "response": " two", "url": "u"}] * 3)
+    config = parse_config(mapping(place, tmp_path / "run", files, eval_loader=held_out, eval_interval="1ba"), "")
+    prepare_all(config)
+    assert "other.jsonl: not used: url (3 records)" in caplog.text
+    caplog.clear()
+    prepare_all(config)
+    assert not caplog.text, "it is said once"
+    done = prepared(config)
+    assert read_prepared(tmp_path / "run/samples/train").records == 30
+    (loader,) = done.evaluations.values()
+    shards = Shards(Path(str(loader.dataset.local)))
+    assert len(shards) == 3
+    shards.close()

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from roofline.bundle import load_text_of
+from roofline.common import log
 from roofline.common.errors import ConfigError
 from roofline.train.config.data_sets import DatasetSection, LoaderSection, SamplesSection
 from roofline.train.config.schema import TrainConfig
-from roofline.train.finetune.files import READERS
+from roofline.train.data.record_fields import unused_words
+from roofline.train.data.record_files import READERS
 from roofline.train.finetune.prepare import TRAIN, Data, Preprocess, prepare
 from roofline.train.run_folder import folder_of
 
@@ -25,15 +27,25 @@ def of_samples(config: TrainConfig) -> Iterator[tuple[str, LoaderSection]]:
         yield TRAIN, config.train_loader
     for label, loader in config.evaluations.items():
         if loader.dataset.hf_name is not None:
-            yield label, loader
+            yield _of_evaluation(label), loader
+
+
+def _of_evaluation(label: str) -> str:
+    """The folder of an evaluation's samples: no label has a plus sign, so it is no other's."""
+    return f"{label}+eval" if label == TRAIN else label
 
 
 def prepare_all(config: TrainConfig) -> None:
-    """Prepare the samples of all loaders, unless they are there. Raises ConfigError, UnsupportedError."""
+    """Prepare the samples of all loaders, unless they are there; a warning names what of them is not used. Raises
+    ConfigError, UnsupportedError."""
     for name, loader in of_samples(config):
         assert config.tokenizer is not None, "a conflict of the configuration otherwise"
         words, template = load_text_of(config.tokenizer.name)
-        prepare(data_of(loader, config.max_seq_len), folder_of(config) / FOLDER / name, words, template)
+        folder = folder_of(config) / FOLDER / name
+        is_new = not folder.exists()
+        done = prepare(data_of(loader, config.max_seq_len), folder, words, template)
+        if is_new and done.unused:
+            log.get("train").warning("%s: not used: %s", loader.dataset.hf_name, unused_words(done.unused))
 
 
 def prepared(config: TrainConfig) -> TrainConfig:
@@ -49,7 +61,7 @@ def prepared(config: TrainConfig) -> TrainConfig:
         values = loader.dataset.model_dump(exclude=unread, exclude_unset=True) | {"local": str(folder / name / TRAIN)}
         return loader.model_copy(update={"dataset": DatasetSection.model_validate(values)})
 
-    evaluations = {label: local(label, loader) for label, loader in config.evaluations.items()}
+    evaluations = {label: local(_of_evaluation(label), loader) for label, loader in config.evaluations.items()}
     several = isinstance(config.eval_loader, tuple)
     held_out = tuple(evaluations.values()) if several else next(iter(evaluations.values()), None)
     return config.model_copy(update={"train_loader": local(TRAIN, config.train_loader), "eval_loader": held_out})

@@ -1,0 +1,107 @@
+"""What is trained on under the templates of published models, beside the masks of TRL and of LLM Foundry.
+
+`write_mask_numbers.py` wrote what those two train on. Both also train on what a template writes behind the token that a
+server stops at, which no answer ever has; so theirs are compared up to that token.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roofline.bundle.text_side import text_of_folder
+from roofline.common.errors import ConfigError
+from roofline.train.finetune.encode import Encoded, Encoder
+from roofline.train.finetune.samples import chat
+from tests.train.template_cases import CHATS, TOKENS, write_words
+
+NUMBERS: dict[str, Any] = json.loads(Path(__file__).with_name("mask_numbers.json").read_text("utf-8"))["templates"]
+# LLM Foundry refuses templates that write earlier answers otherwise than the last one.
+APART = {"qwen3", "phi3", "phi3_5"}
+# Its prompt begins reasoning that it never writes into a chat: ours refuses it, as LLM Foundry does.
+REFUSED = "deepseekv3"
+# What ends a turn, where it is not what ends a text.
+ENDS = {
+    "gemma": "<end_of_turn>",
+    "gemma3": "<end_of_turn>",
+    "phi3": "<|end|>",
+    "phi3_5": "<|end|>",
+    "glm4moe": "<|user|>",
+}
+NAMES = [name for name in TOKENS if name != REFUSED]
+
+
+def to_end(text: str, name: str) -> str:
+    """A text up to the first token that a server stops at."""
+    places = [text.index(end) + len(end) for end in TOKENS[name][1] if end in text]
+    return text[: min(places)] if places else text
+
+
+class OwnMasks:
+    """The samples that a chat becomes under a template. spans: (text before, text that is trained on) of each answer"""
+
+    def __init__(self, folder: Path, name: str, of: str) -> None:
+        self.words, self.template = text_of_folder(write_words(folder, name, NUMBERS[name]["template"]))
+        self.encoder = Encoder(self.words, self.template, 4096)
+        self.sample = chat(CHATS[of], None, "x")
+        self.parts = self.encoder.encode(self.sample, "x")
+        self.spans = [span for part in self.parts for span in self._spans(part)]
+
+    def _spans(self, part: Encoded) -> list[tuple[str, str]]:
+        ids, trained = part.ids.tolist(), part.trained.tolist()
+        starts = [at for at in range(1, len(ids)) if trained[at] and not trained[at - 1]]
+        ends = [next((at for at in range(start, len(ids)) if not trained[at]), len(ids)) for start in starts]
+        return [(self._text(ids[:start]), self._text(ids[start:end])) for start, end in zip(starts, ends, strict=True)]
+
+    def _text(self, ids: list[int]) -> str:
+        return self.words.decode(ids, skip_special=False)
+
+
+@pytest.mark.parametrize("of", CHATS)
+@pytest.mark.parametrize("name", NAMES)
+def test_an_answer_is_its_text_and_the_token_that_a_server_stops_at(tmp_path: Path, name: str, of: str) -> None:
+    own = OwnMasks(tmp_path, name, of)
+    assert {own.words.vocabulary.spelling(token) for token in own.words.eos_ids} == set(TOKENS[name][1])
+    assert len(own.spans) == len(own.sample.answers)
+    for (before, answer), number in zip(own.spans, own.sample.answers, strict=True):
+        served = own.template.encode_chat(own.words, own.sample.messages[:number], add_generation_prompt=True)
+        assert before.endswith(own.words.decode(served, skip_special=False)), "what a server gives to the model"
+        content = str(own.sample.messages[number]["content"])
+        text = answer.removesuffix(ENDS.get(name, TOKENS[name][1][0]))
+        assert text != answer
+        assert text.removeprefix("\n").removeprefix("<think>").lstrip("\n").removeprefix("</think>").strip() == content
+
+
+@pytest.mark.parametrize("of", CHATS)
+@pytest.mark.parametrize("name", [name for name in NAMES if NUMBERS[name]["trl"] is not None])
+def test_what_trl_trains_on_under_its_templates(tmp_path: Path, name: str, of: str) -> None:
+    own = OwnMasks(tmp_path, name, of)
+    for (before, answer), theirs in zip(own.spans, NUMBERS[name]["trl"][of], strict=True):
+        theirs = to_end(theirs, name)
+        assert theirs.endswith(answer)
+        extra = theirs.removesuffix(answer)  # the mark or the line that an answer begins behind, in some of theirs
+        assert before.endswith(extra)
+        assert extra in ("", "\n", "<｜Assistant｜>")
+
+
+@pytest.mark.parametrize("of", CHATS)
+@pytest.mark.parametrize("name", NAMES)
+def test_what_llm_foundry_trains_on_and_counts(tmp_path: Path, name: str, of: str) -> None:
+    own, theirs = OwnMasks(tmp_path, name, of), NUMBERS[name]["foundry"][of]
+    if theirs == "refused":
+        assert name in APART
+        assert of == "one" or len(own.parts) == len(own.spans), "ours makes a sample of each answer"
+        return
+    for (_, answer), response in zip(own.spans, theirs["responses"], strict=True):
+        assert answer == to_end(response, name) if name != "glm4moe" else answer == response + "<|user|>"
+    (part,) = own.parts
+    (first,) = own.encoder.encode(chat(CHATS[of][:2], None, "x"), "x")
+    added = 2 if name == "glm4moe" else 0  # the ends that its template does not write
+    assert len(part) + len(first) - added == theirs["total"], "all tokens but padding, whether trained on or not"
+
+
+def test_a_template_whose_prompt_no_chat_has_is_refused(tmp_path: Path) -> None:
+    assert set(NUMBERS[REFUSED]["foundry"].values()) == {"refused"}
+    with pytest.raises(ConfigError, match=r"^x: the chat template does not write a chat up to its answer"):
+        OwnMasks(tmp_path, REFUSED, "one")
