@@ -180,3 +180,36 @@ def test_an_evaluation_may_be_labelled_train(place: Path, tmp_path: Path, caplog
     shards = Shards(Path(str(loader.dataset.local)))
     assert len(shards) == 3
     shards.close()
+
+
+@pytest.mark.parametrize("ratio", [1.0, "auto"])
+def test_durations_in_tokens_count_what_is_no_padding(place: Path, tmp_path: Path, ratio: Any) -> None:
+    """As LLM Foundry counts: prompts, which are not trained on, count, and what fills up a row does not."""
+    records = [{"prompt": "one two three", "response": " four" * (1 + n % 3)} for n in range(12)]
+    dataset = {"hf_name": str(sft.write_lines(tmp_path / "d.jsonl", records)), "packing_ratio": ratio}
+    made = mapping(place, tmp_path / "run", dataset, max_duration="200tok", eval_interval="0ba")
+    train(parse_config(made | {"global_train_batch_size": 1}, ""))
+    about = read_prepared(tmp_path / "run/samples/train").train
+    assert about.trained < about.real < about.rows * 64
+    lines = [line for line in read_lines(tmp_path / "run/log.jsonl") if "loss" in line]
+    assert len(lines) == -(-200 * about.rows // about.real)
+    assert lines[-1]["tokens"] >= 200 * 0.8, "about as many, as rows differ from their average"
+    assert lines[-1]["tokens"] < 200 + 64
+
+
+def test_durations_in_tokens_of_remote_samples_are_refused() -> None:
+    from roofline.train.config.data_sets import DatasetSection
+    from roofline.train.data.loader import Source
+
+    source = Source.__new__(Source)
+    source.section, source.trained = DatasetSection(remote="s3://bucket/rows", local="rows"), True
+    with pytest.raises(ConfigError, match="durations in tokens need the length of every sample"):
+        _ = source.tokens
+
+
+def test_of_a_chat_the_last_answer_is_trained_on_as_in_llm_foundry(place: Path, tmp_path: Path) -> None:
+    files = {"hf_name": str(place / "data/train.jsonl")}
+    config = parse_config(mapping(place, tmp_path / "run", files), "")
+    assert data_of(config.train_loader, 64).last_only
+    config = parse_config(mapping(place, tmp_path / "run", files | {"target_responses": "all"}), "")
+    assert not data_of(config.train_loader, 64).last_only

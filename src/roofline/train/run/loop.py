@@ -20,7 +20,7 @@ from roofline.models import presets
 from roofline.train.checkpoint import manifest, state
 from roofline.train.checkpoint.checkpoint import Saver
 from roofline.train.checkpoint.resume import resume
-from roofline.train.config.duration import Batches, batches
+from roofline.train.config.duration import batches
 from roofline.train.config.schema import TrainConfig
 from roofline.train.data.loader import Loader, Rows, open_source
 from roofline.train.data.receipts import START, ReceiptLog
@@ -350,7 +350,7 @@ class Run:
     def _durations(self) -> None:
         """Convert the configured durations to steps."""
         config = self.config
-        units = Batches(config.global_train_batch_size, config.max_seq_len, self.source.epoch)
+        units = parts.units_of(config, self.source)
         self.total = batches("max_duration", config.max_duration, units)
         self.units = replace(units, total=self.total)
         self.eval_every = batches("eval_interval", config.eval_interval, self.units)
