@@ -144,6 +144,7 @@ def test_a_prompt_is_a_row_that_ends_where_the_model_answers(words: Any, tmp_pat
         {"prompt": "Q", "chosen": [GOOD], "rejected": [BAD]},
         {"question": "Q", "chosen": [GOOD], "rejected": [BAD]},
         {"instruction": "Q", "input": "", "chosen": "g", "rejected": "b"},
+        {"input": "Q", "chosen": "g", "rejected": "b"},
         {"conversations": [{"from": "human", "value": "Q"}], "chosen": [GOOD], "rejected": [BAD]},
         {"conversations": [{"from": "human", "value": "Q"}], "chosen": {"from": "gpt", "value": "g"}, "rejected": BAD},
         {"prompt": [USER], "chosen": "g", "rejected": "b"},

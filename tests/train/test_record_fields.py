@@ -131,6 +131,11 @@ def test_answers_that_say_that_they_are_not_trained_on(flags: list[dict[str, Any
     assert (sample.answers, unused) == (answers, [])
 
 
+def test_what_says_what_holds_anyway_is_used() -> None:
+    assert of({"messages": [Q | {"weight": 0, "train": False}, A], "prompt": "q", "question": "q"})[1] == []
+    assert of({"messages": [Q | {"weight": 1}, A], "prompt": "other"})[1] == ["prompt", "weight of messages"]
+
+
 def test_what_else_is_there_is_named() -> None:
     record = {
         "messages": [Q | {"time": 1, "weight": 1}, A | {"weight": 0.5, "refusal": None}, Q],

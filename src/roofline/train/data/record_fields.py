@@ -1,7 +1,7 @@
 """Which keys of a record its reader used, and what becomes of the others: they are refused, or counted and named."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from roofline.common.errors import ConfigError
 from roofline.common.units import counted
@@ -46,6 +46,10 @@ class RecordFields(Mapping[str, object]):
     def peek(self, key: str) -> object:
         """The value of a key, None where there is none, without using it."""
         return self._values.get(key)
+
+    def use_where(self, keys: Collection[str], fits: Callable[[object], bool]) -> None:
+        """Count keys as used whose values say what holds anyway."""
+        self._read |= {key for key in keys if fits(self._values.get(key))}
 
     @property
     def unread(self) -> list[str]:

@@ -1,6 +1,6 @@
 """What comes before an answer, in records that have it under several keys: a system message, context, earlier turns."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from roofline.common.errors import ConfigError
 from roofline.common.fields import describe
@@ -30,6 +30,13 @@ def with_system(turns: object, record: RecordFields, where: str) -> object:
     if turns[0].get("content", turns[0].get("value")) != system:
         raise ConfigError(f"{where}: system is another text than that of the first message: remove one of the two")
     return turns
+
+
+def note_repeated(record: RecordFields, messages: Iterable[Message]) -> None:
+    """Count a prompt that stands beside a chat as used where it is the text of one of its messages."""
+    for key in ("prompt", "question"):
+        if any(message["content"] == record.peek(key) for message in messages):
+            record.get(key)
 
 
 def asked(record: RecordFields, key: str, where: str) -> list[Message]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from roofline.common.errors import ConfigError
 from roofline.train.data.record_fields import MEDIA, RecordFields
 from roofline.train.data.record_files import Record
-from roofline.train.finetune.asking import asked, first_key, tools_in, with_system
+from roofline.train.finetune.asking import asked, first_key, note_repeated, tools_in, with_system
 from roofline.train.finetune.samples import Chat, Continuation, Sample, Text, chat, question, text, tools_of
 
 Fields = Mapping[str, object]
@@ -41,6 +41,7 @@ def _sharegpt(record: RecordFields, where: str) -> Chat:
 def _conversation(turns: object, record: RecordFields, where: str, last_only: bool = False) -> Chat:
     sample = chat(with_system(turns, record, where), tools_in(record), where, last_only, record.remarks)
     record.refuse_conditions(where, "", NO_MEDIA, MEDIA)
+    note_repeated(record, sample.messages)
     return sample
 
 

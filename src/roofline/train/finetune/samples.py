@@ -92,9 +92,12 @@ def chat(turns: object, tools: object, where: str, last_only: bool = False, rema
             raise ConfigError(f"{place} is {describe(turn)}, not an object")
         fields = RecordFields(turn)
         messages.append(_message(fields, place))
-        if messages[-1]["role"] == "assistant" and _is_trained(fields, place, remarks):
-            answers.append(number)
-        remarks |= {f"{key} of messages" for key in fields.unread if turn[key] is not False}
+        if messages[-1]["role"] == "assistant":
+            if _is_trained(fields, place, remarks):
+                answers.append(number)
+        else:
+            fields.use_where(_WEIGHTS, lambda value: value in (0, "0", "false"))  # nor would it be trained on
+        remarks |= {f"{key} of messages" for key in fields.unread}
     if not answers:
         raise ConfigError(f"{where}: no message of an assistant is there to train on")
     if last_only:

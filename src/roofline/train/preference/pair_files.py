@@ -8,7 +8,7 @@ from roofline.common.errors import ConfigError
 from roofline.common.fields import describe
 from roofline.train.data.record_fields import MEDIA, RecordFields
 from roofline.train.data.record_files import Record
-from roofline.train.finetune.asking import asked, tools_in, with_system
+from roofline.train.finetune.asking import asked, note_repeated, tools_in, with_system
 from roofline.train.finetune.forms import AS_CHAT, NO_MEDIA
 from roofline.train.finetune.samples import Chat, Continuation, Sample, chat, role_of, text, tools_of
 
@@ -74,8 +74,7 @@ def _pair_of_chats(record: RecordFields, before: list[object], where: str) -> Pa
     shared = _shared(chosen.messages, rejected.messages)
     if chosen != rejected and min(chosen.answers[-1], rejected.answers[-1]) < shared:
         raise ConfigError(f"{where}: the chosen and the rejected answer are not to the same prompt")
-    if any(message["content"] == record.peek("prompt") for message in chosen.messages):
-        record.get("prompt")  # stands in the chats, as UltraFeedback has it
+    note_repeated(record, chosen.messages)  # UltraFeedback has the prompt beside the chats, too
     return Pair(chosen, rejected, "messages")
 
 
@@ -108,7 +107,9 @@ def prompt(record: Record, where: str, form: str | None) -> tuple[Chat | str, st
 
 def _asks_under(record: RecordFields, form: str | None) -> str | None:
     """The key of a text that is a user's message; None where the prompt is a text to go on from."""
-    keys = ("question", "instruction", *(("prompt",) if form == CHAT else ()))
+    # Distilabel's sets ask under `input`; below an instruction, or beside a prompt, it is something else.
+    alone = ("input",) if record.peek("prompt") is None else ()
+    keys = ("question", "instruction", *alone, *(("prompt",) if form == CHAT else ()))
     return next((key for key in keys if record.peek(key) is not None), "prompt" if form == CHAT else None)
 
 
