@@ -27,6 +27,8 @@ TOKENS: dict[str, tuple[list[str], list[str]]] = {
         ["<|START_OF_TURN_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>", "<|SYSTEM_TOKEN|>"],
         ["<|END_OF_TURN_TOKEN|>"],
     ),
+    "deepseek_r1_distill": (["<｜User｜>", "<｜Assistant｜>"], ["<｜end▁of▁sentence｜>"]),
+    "nemotron_3_nano": (["<|im_start|>", "<think>", "</think>"], ["<|im_end|>"]),
     "lfm2": (["<|im_start|>"], ["<|im_end|>"]),
 }
 BOS = "<s>"

@@ -181,6 +181,35 @@ def test_brackets_of_a_text_are_no_marks(words: Tokenizer) -> None:
     assert "a[[0]]<|im_end|>\n<|im_start|>assistant\n<<<two<|im_end|>>>>" in marked(words, part, colour=False)
 
 
+R1 = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}<|user|>{{ m['content'] }}{% else %}<|assistant|>"
+    "{{ m['content'].split('</think>')[-1] }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "trained"),
+    [
+        ({"content": "two"}, "\n</think>\n\ntwo<|end|>"),
+        ({"content": "two", "reasoning_content": "It follows.\n"}, "It follows.\n</think>\n\ntwo<|end|>"),
+        ({"content": "<think>\nIt follows.\n</think>two"}, "It follows.\n</think>\n\ntwo<|end|>"),
+    ],
+)
+def test_reasoning_that_a_prompt_opens_is_closed_before_the_answer(
+    words: Tokenizer, answer: dict[str, str], trained: str
+) -> None:
+    """As DeepSeek-R1's template does, which drops the reasoning of every message."""
+    turns: list[Message] = [{"role": "user", "content": "one?"}, {"role": "assistant", **answer}]
+    encoding = encoder(words, R1)
+    for part in encoding.encode(chat([*turns, *turns], None, "x"), "x"):
+        at = int(part.trained.argmax())
+        assert words.decode(part.ids[at:].tolist(), skip_special=False) == trained
+    prompt = encoding.template.encode_chat(words, turns[:1], add_generation_prompt=True)
+    (part,) = encoding.encode(chat(turns, None, "x"), "x")
+    assert part.ids[: int(part.trained.argmax())].tolist() == prompt
+
+
 def test_a_template_that_refuses_is_named_with_the_record(words: Tokenizer) -> None:
     template = "{{ raise_exception('no system messages') }}"
     with pytest.raises(ConfigError, match=r"data\.jsonl: line 3: the chat template: no system messages"):

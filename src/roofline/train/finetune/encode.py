@@ -3,7 +3,8 @@
 Where an answer stands in a rendered chat is told by rendering the chat up to it, as a server does before the model
 answers. An answer ends with the first token that a server stops at, wherever the template writes it: behind the answer,
 or, as GLM's does, at the beginning of the next turn. Templates that write earlier answers otherwise than the last one
-(without its reasoning, say), or no such token between turns, make a sample of each answer.
+(without its reasoning, say), or no such token between turns, make a sample of each answer. Where the prompt opens
+reasoning that the template leaves out of chats, an answer stands behind its end.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from roofline.common.errors import ConfigError, RequestError
+from roofline.text.replies.reasoning import CLOSE, OPEN
 from roofline.text.replies.reply_format import reply_format
 from roofline.text.templates.tools import with_tools_as_text
-from roofline.train.finetune.samples import Chat, Continuation, Message, Sample
+from roofline.train.finetune.samples import REASONING_KEYS, Chat, Continuation, Message, Sample
 
 if TYPE_CHECKING:
     from roofline.text.templates.template import ChatTemplate
@@ -155,7 +157,9 @@ class Encoder:
             return
         self.counts.split += len(answers) > 1
         for number in answers:
-            encoded = self._encoded(self._rendered(messages[: number + 1], tools, (number,)))
+            beginning = messages[: number + 1]
+            rendered = self._rendered(beginning, tools, (number,)) or self._reasoned(beginning, tools)
+            encoded = self._encoded(rendered)
             if encoded is None:
                 raise ConfigError(NO_BEGINNING)
             yield encoded
@@ -181,6 +185,23 @@ class Encoder:
                 return None
             spans.append((len(before), len(behind)))
         return _RenderedChat(text, mask, spans, messages[answers[-1]])
+
+    def _reasoned(self, messages: Sequence[Message], tools: Sequence[Message]) -> "_RenderedChat | None":
+        """A chat whose prompt opens reasoning that the template does not write into chats, as DeepSeek-R1's does: behind
+        the prompt stand the last message's reasoning, if it has some, its end, and the answer. None for others."""
+        text, mask = self.template.marked(messages, tools or None, False)
+        prompt, prompt_mask = self.template.marked(messages[:-1], tools or None, True)
+        begun = prompt.rstrip().removesuffix(OPEN)
+        if begun == prompt.rstrip() or not text.startswith(begun):
+            return None
+        behind = len(begun) + len(OPEN) if text.startswith(begun + OPEN) else len(begun)
+        if text.startswith(CLOSE, behind):  # the template writes that there is none
+            reasoning, close = "", ""
+        else:
+            reasoning, close = _reasoning(messages[-1]), f"\n{CLOSE}\n\n"
+        whole = prompt + reasoning + close + text[behind:]
+        trusted = prompt_mask + bytes(len(reasoning)) + bytes([1]) * len(close) + mask[behind:]
+        return _RenderedChat(whole, trusted, [(len(prompt), len(whole))], messages[-1])
 
     def _encoded(self, chat: "_RenderedChat | None") -> Encoded | None:
         """The ids of a chat. Up to each answer they are those that a server gives to the model. None where an answer
@@ -268,6 +289,14 @@ class _RenderedChat:
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
     """How many ids two sequences begin with alike."""
     return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _reasoning(message: Message) -> str:
+    """What the assistant thought before it answered, under a key of its own or in front of the answer."""
+    apart = next((message[key] for key in REASONING_KEYS if message.get(key)), None)
+    before, close, _ = str(message["content"]).partition(CLOSE)
+    within = before.strip().removeprefix(OPEN) if close else ""
+    return str(within if apart is None else apart).strip()
 
 
 def _turns_before(messages: Sequence[Message]) -> int:

@@ -26,7 +26,8 @@ _ROLES = {
 }
 # Whether an answer is trained on: OpenAI's, axolotl's two, ms-swift's.
 _WEIGHTS = ("weight", "train", "training", "loss")
-_KEPT = ("name", "tool_call_id", "reasoning_content", "reasoning", "thinking")
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+_KEPT = ("name", "tool_call_id", *REASONING_KEYS)
 
 
 @dataclass(frozen=True)
