@@ -206,6 +206,14 @@ def test_line_separators_in_a_text_end_no_line(model: Path, tmp_path: Path) -> N
     assert all(str(line["messages"][0]["content"]).endswith("\u2028\u2029\x85") for line in asked)  # type: ignore[index]
 
 
+def test_a_chat_model_that_is_trained_without_its_template(model: Path, data: Path, tmp_path: Path) -> None:
+    plain = sft.write_lines(tmp_path / "d.jsonl", [{"prompt": "one", "response": " two"}] * 4)
+    told = "the model has a chat template, which these samples are trained without, so a chat asks it otherwise"
+    assert told in finetune(model, plain, tmp_path / "a", "--steps", 1).stderr
+    for out, place, words in (("b", plain, ["--format", "instruct"]), ("c", data, [])):
+        assert told not in finetune(model, place, tmp_path / out, "--steps", 1, *words).stderr
+
+
 def test_what_was_not_used_is_told_before_the_run(model: Path, tmp_path: Path) -> None:
     records = [sft.question(0) | {"url": "u"}] * 8
     done = finetune(model, sft.write_lines(tmp_path / "d.jsonl", records), tmp_path / "run", "--steps", 1)

@@ -181,6 +181,27 @@ def test_brackets_of_a_text_are_no_marks(words: Tokenizer) -> None:
     assert "a[[0]]<|im_end|>\n<|im_start|>assistant\n<<<two<|im_end|>>>>" in marked(words, part, colour=False)
 
 
+def test_what_a_template_does_not_write_of_an_answer_is_refused_or_counted(words: Tokenizer) -> None:
+    turns: list[Message] = [
+        {"role": "user", "content": "one?"},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]},
+    ]
+    template = "{% if tools %}{% endif %}{# <tool_call> #}" + CHATML
+    encoding = encoder(words, template)
+    with pytest.raises(
+        ConfigError, match=r"^x: the chat template does not write calls of tools, as here of add: write"
+    ):
+        encoding.encode(chat(turns, None, "x"), "x")
+    plain = encoder(words)
+    for key in ("reasoning_content", "thinking"):
+        plain.encode(chat([turns[0], {"role": "assistant", "content": "two", key: "It follows."}], None, "x"), "x")
+    assert plain.counts.unreasoned == 2
+    plain.encode(
+        chat([turns[0], {"role": "assistant", "content": "It follows.", "thinking": "It follows."}], None, "x"), "x"
+    )
+    assert plain.counts.unreasoned == 2
+
+
 R1 = (
     "{% for m in messages %}{% if m['role'] == 'user' %}<|user|>{{ m['content'] }}{% else %}<|assistant|>"
     "{{ m['content'].split('</think>')[-1] }}<|end|>{% endif %}{% endfor %}"

@@ -36,7 +36,7 @@ def to_end(text: str, name: str) -> str:
     return text[: min(places)] if places else text
 
 
-class OwnMasks:
+class ShownMasks:
     """The samples that a chat becomes under a template. spans: (text before, text that is trained on) of each answer"""
 
     def __init__(self, folder: Path, name: str, of: str) -> None:
@@ -59,13 +59,13 @@ class OwnMasks:
 @pytest.mark.parametrize("of", CHATS)
 @pytest.mark.parametrize("name", TOKENS)
 def test_an_answer_is_its_text_and_the_token_that_a_server_stops_at(tmp_path: Path, name: str, of: str) -> None:
-    own = OwnMasks(tmp_path, name, of)
-    assert {own.words.vocabulary.spelling(token) for token in own.words.eos_ids} == set(TOKENS[name][1])
-    assert len(own.spans) == len(own.sample.answers)
-    for (before, answer), number in zip(own.spans, own.sample.answers, strict=True):
-        served = own.template.encode_chat(own.words, own.sample.messages[:number], add_generation_prompt=True)
-        assert before.endswith(own.words.decode(served, skip_special=False)), "what a server gives to the model"
-        content = str(own.sample.messages[number]["content"])
+    masks = ShownMasks(tmp_path, name, of)
+    assert {masks.words.vocabulary.spelling(token) for token in masks.words.eos_ids} == set(TOKENS[name][1])
+    assert len(masks.spans) == len(masks.sample.answers)
+    for (before, answer), number in zip(masks.spans, masks.sample.answers, strict=True):
+        served = masks.template.encode_chat(masks.words, masks.sample.messages[:number], add_generation_prompt=True)
+        assert before.endswith(masks.words.decode(served, skip_special=False)), "what a server gives to the model"
+        content = str(masks.sample.messages[number]["content"])
         text = answer.removesuffix(ENDS.get(name, TOKENS[name][1][0]))
         assert text != answer
         assert text.removeprefix("\n").removeprefix("<think>").lstrip("\n").removeprefix("</think>").strip() == content
@@ -74,8 +74,8 @@ def test_an_answer_is_its_text_and_the_token_that_a_server_stops_at(tmp_path: Pa
 @pytest.mark.parametrize("of", CHATS)
 @pytest.mark.parametrize("name", [name for name in TOKENS if NUMBERS[name]["trl"] is not None])
 def test_what_trl_trains_on_under_its_templates(tmp_path: Path, name: str, of: str) -> None:
-    own = OwnMasks(tmp_path, name, of)
-    for (before, answer), theirs in zip(own.spans, NUMBERS[name]["trl"][of], strict=True):
+    masks = ShownMasks(tmp_path, name, of)
+    for (before, answer), theirs in zip(masks.spans, NUMBERS[name]["trl"][of], strict=True):
         theirs = to_end(theirs, name)
         if name in REASONED:
             assert before.rstrip().endswith("<think>")
@@ -94,14 +94,14 @@ def test_what_trl_trains_on_under_its_templates(tmp_path: Path, name: str, of: s
 @pytest.mark.parametrize("of", CHATS)
 @pytest.mark.parametrize("name", TOKENS)
 def test_what_llm_foundry_trains_on_and_counts(tmp_path: Path, name: str, of: str) -> None:
-    own, theirs = OwnMasks(tmp_path, name, of), NUMBERS[name]["foundry"][of]
+    masks, theirs = ShownMasks(tmp_path, name, of), NUMBERS[name]["foundry"][of]
     if theirs == "refused":
         assert name in APART
-        assert of == "one" or len(own.parts) == len(own.spans), "ours makes a sample of each answer"
+        assert of == "one" or len(masks.parts) == len(masks.spans), "ours makes a sample of each answer"
         return
-    for (_, answer), response in zip(own.spans, theirs["responses"], strict=True):
+    for (_, answer), response in zip(masks.spans, theirs["responses"], strict=True):
         assert answer == to_end(response, name) if name != "glm4moe" else answer == response + "<|user|>"
-    (part,) = own.parts
-    (first,) = own.encoder.encode(chat(CHATS[of][:2], None, "x"), "x")
+    (part,) = masks.parts
+    (first,) = masks.encoder.encode(chat(CHATS[of][:2], None, "x"), "x")
     added = 2 if name == "glm4moe" else 0  # the ends that its template does not write
     assert len(part) + len(first) - added == theirs["total"], "all tokens but padding, whether trained on or not"

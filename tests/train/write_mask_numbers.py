@@ -100,11 +100,11 @@ def main() -> None:
         template = stock.read_text("utf-8")
         place = write_words(Path(tempfile.mkdtemp()), name, template)
         tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(str(place))
-        own = folder / f"{name}_training.jinja"
+        training = folder / f"{name}_training.jinja"
         written[name] = {
             "template": template,
-            "trl": {at: of_trl(tokenizer, own.read_text("utf-8"), chat) for at, chat in CHATS.items()}
-            if own.exists() and name not in extra
+            "trl": {at: of_trl(tokenizer, training.read_text("utf-8"), chat) for at, chat in CHATS.items()}
+            if training.exists() and name not in extra
             else None,
             "foundry": {at: of_foundry(names, tokenizer, chat) for at, chat in CHATS.items()},
         }

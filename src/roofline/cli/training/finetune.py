@@ -52,7 +52,7 @@ def _shown(data: "Data", encoder: "Encoder", count: int, colour: bool) -> Iterat
     from itertools import islice
 
     from roofline.cli.training.told_data import told_of_unused
-    from roofline.train.finetune.prepare import samples
+    from roofline.train.finetune.prepare import samples, unreasoned
     from roofline.train.finetune.show import marked
 
     unused = Counter[str]()
@@ -63,5 +63,5 @@ def _shown(data: "Data", encoder: "Encoder", count: int, colour: bool) -> Iterat
             yield marked(encoder.tokenizer, part, colour)
         if not parts:
             yield f"--- {where} ({form}): left out, nothing to train on is within {data.length:,} tokens"
-    for line in told_of_unused(unused, data.skipped):
+    for line in told_of_unused(unused | unreasoned(encoder.counts), data.skipped):
         yield f"--- {line}"

@@ -83,6 +83,9 @@ def told_of_model(prepared: "Prepared", limit: int, is_default: bool) -> list[st
         lines.append(f"{above}, {prepared.length:,} tokens, which is used")
     if is_default and not {*prepared.form.split(", ")} <= {*UNTEMPLATED}:
         lines.append("the model has no chat template: chats are written in ChatML, as `roofline serve` writes them")
+    if not is_default and "completion" in prepared.form.split(", "):
+        without = "the model has a chat template, which these samples are trained without, so a chat asks it otherwise"
+        lines.append(f"{without}: --format instruct makes chats of them")
     return lines
 
 

@@ -28,6 +28,7 @@ NO_BEGINNING = (
     "the chat template does not write a chat up to its answer as it writes the beginning of the chat with the answer, "
     "so where that answer begins cannot be told: name another model, or write the data as prompt and completion"
 )
+NO_CALLS = "write them into the content as text, or name a model whose template does"
 NO_QUESTION = (
     "the chat begins with the assistant, and its template writes no prompt for an answer that nothing comes before: "
     "put the user's message in front of it, or remove the record"
@@ -49,12 +50,14 @@ class Encoded:
 class Counts:
     """What happened to samples. split: chats that were taken apart, an answer each; ended: answers to which an end
     token was added, because the template ends them with none; greeted: chats whose first message is the assistant's,
-    which is not trained on, as the template writes no prompt before it; cut: samples longer than a row; left_out:
+    which is not trained on, as the template writes no prompt before it; unreasoned: samples with an answer whose
+    reasoning the template does not write; cut: samples longer than a row; left_out:
     samples of which no target is in a row; longest: tokens of the longest sample."""
 
     split: int = 0
     ended: int = 0
     greeted: int = 0
+    unreasoned: int = 0
     cut: int = 0
     left_out: int = 0
     longest: int = 0
@@ -184,10 +187,10 @@ class Encoder:
             if not text.startswith(before) or not text.startswith(behind) or len(before) >= len(behind):
                 return None
             spans.append((len(before), len(behind)))
-        return _RenderedChat(text, mask, spans, messages[answers[-1]])
+        return _RenderedChat(text, mask, spans, [messages[number] for number in answers])
 
     def _reasoned(self, messages: Sequence[Message], tools: Sequence[Message]) -> "_RenderedChat | None":
-        """A chat whose prompt opens reasoning that the template does not write into chats, as DeepSeek-R1's does: behind
+        """A chat whose prompt opens reasoning that the template leaves out of chats, as DeepSeek-R1's does: behind
         the prompt stand the last message's reasoning, if it has some, its end, and the answer. None for others."""
         text, mask = self.template.marked(messages, tools or None, False)
         prompt, prompt_mask = self.template.marked(messages[:-1], tools or None, True)
@@ -199,9 +202,9 @@ class Encoder:
             reasoning, close = "", ""
         else:
             reasoning, close = _reasoning(messages[-1]), f"\n{CLOSE}\n\n"
-        whole = prompt + reasoning + close + text[behind:]
+        chat_text = prompt + reasoning + close + text[behind:]
         trusted = prompt_mask + bytes(len(reasoning)) + bytes([1]) * len(close) + mask[behind:]
-        return _RenderedChat(whole, trusted, [(len(prompt), len(whole))], messages[-1])
+        return _RenderedChat(chat_text, trusted, [(len(prompt), len(chat_text))], messages[-1:])
 
     def _encoded(self, chat: "_RenderedChat | None") -> Encoded | None:
         """The ids of a chat. Up to each answer they are those that a server gives to the model. None where an answer
@@ -229,6 +232,7 @@ class Encoder:
                 self.counts.ended += 1
                 ids, trained = [*ids, self._closing], np.append(trained, True)
         trained[0] = False
+        self.counts.unreasoned += chat.leaves_out_reasoning()
         return Encoded(np.array(ids, np.uint32), trained)
 
     @cached_property
@@ -266,23 +270,42 @@ class Encoder:
 @dataclass(frozen=True)
 class _RenderedChat:
     """A chat as a template writes it. mask: which characters are the template's own; spans: (start, end) of each answer
-    that is trained on; last: the message of the last of them."""
+    that is trained on; answers: their messages."""
 
     text: str
     mask: bytes
     spans: Sequence[tuple[int, int]]
-    last: Message
+    answers: Sequence[Message]
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a call of a tool that the template does not write: nothing would be learnt of it."""
+        for (start, end), message in zip(self.spans, self.answers, strict=True):
+            calls = message.get("tool_calls")
+            for call in calls if isinstance(calls, list) else ():
+                name = str(call["function"]["name"])
+                if name not in self.text[start:end]:
+                    raise ConfigError(f"the chat template does not write calls of tools, as here of {name}: {NO_CALLS}")
+
+    def leaves_out_reasoning(self) -> bool:
+        """Whether the template does not write the reasoning of an answer that is trained on."""
+        return any(
+            str(message[key]).strip() not in self.text[start:end]
+            for (start, end), message in zip(self.spans, self.answers, strict=True)
+            for key in REASONING_KEYS
+            if message.get(key)
+        )
 
     def to_last_word(self) -> "_RenderedChat":
         """Without what the template writes behind the last answer's own text."""
-        content = str(self.last["content"])
+        last = self.answers[-1]
+        content = str(last["content"])
         start, _ = self.spans[-1]
         at = self.text.rfind(content.strip(), start)
-        if not content.strip() or self.last.get("tool_calls") or at < start:
+        if not content.strip() or last.get("tool_calls") or at < start:
             return self
         end = at + len(content.strip())
-        own = content[len(content.rstrip()) :]  # the white space that the text itself ends with
-        end += len(own) if self.text.startswith(own, end) else 0
+        space = content[len(content.rstrip()) :]  # which the text itself ends with
+        end += len(space) if self.text.startswith(space, end) else 0
         return replace(self, text=self.text[:end], mask=self.mask[:end], spans=[*self.spans[:-1], (start, end)])
 
 

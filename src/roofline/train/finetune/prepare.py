@@ -19,7 +19,7 @@ from roofline.common.json_types import JsonObject
 from roofline.train.data.mds import ShardWriter
 from roofline.train.data.record_fields import RecordFields
 from roofline.train.data.record_files import Record, data_files, records, skipped_files
-from roofline.train.finetune.encode import Encoded, Encoder
+from roofline.train.finetune.encode import Counts, Encoded, Encoder
 from roofline.train.finetune.forms import FORMS, read, recognise
 from roofline.train.finetune.packing import pack
 from roofline.train.finetune.samples import Chat, Continuation, Sample
@@ -253,9 +253,15 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str, progress: Calla
         files=[str(path) for path in data.files],
         greeted=counts.greeted,
         shared=shared_samples(*([encoded[number] for number in numbers] for numbers in groups.values())),
-        unused=dict(unused),
+        unused=dict(unused) | unreasoned(counts),
         skipped=data.skipped,
     )
+
+
+def unreasoned(counts: Counts) -> dict[str, int]:
+    """What a chat template does not write of answers, as `Prepared.unused` has it."""
+    reason = "reasoning of answers, which the chat template does not write"
+    return {reason: counts.unreasoned} if counts.unreasoned else {}
 
 
 def shared_samples(trained: Sequence[Sequence[Encoded]], held_out: Sequence[Sequence[Encoded]]) -> int:

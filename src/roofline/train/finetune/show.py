@@ -22,9 +22,9 @@ def marked(tokenizer: "Tokenizer", sample: Encoded, colour: bool) -> str:
         return "".join(_coloured(tokenizer, sample))
     runs = groupby(zip(sample.ids.tolist(), sample.trained.tolist(), strict=True), key=lambda each: each[1])
     parts = [(trained, _text(tokenizer, [token for token, _ in run])) for trained, run in runs]
-    whole = "".join(text for _, text in parts)
+    shown_text = "".join(text for _, text in parts)
     marks = ((OPEN, CLOSE), *_FURTHER)
-    begin, end = next((pair for pair in marks if not any(mark in whole for mark in pair)), marks[-1])
+    begin, end = next((pair for pair in marks if not any(mark in shown_text for mark in pair)), marks[-1])
     return "".join(f"{begin}{text}{end}" if trained else text for trained, text in parts)
 
 

@@ -64,13 +64,13 @@ def pair(record: Record, where: str, form: str | None) -> Pair:
 def _pair_of_chats(record: RecordFields, before: list[object], where: str) -> Pair:
     """The pair of two answers that are messages, or whole chats."""
     turns = [_answer_turns(record, key, where) for key in ("chosen", "rejected")]
-    chats = [_behind(before, each) for each in turns]
-    if not before and any(role_of(each[0]) == "assistant" for each in turns if each):
+    chats = [_behind(before, answer) for answer in turns]
+    if not before and any(role_of(answer[0]) == "assistant" for answer in turns):
         key = _asks_under(record, CHAT if record.peek("prompt") else None)
         if key is None:
             raise ConfigError(f"{where}: no prompt comes before the answers: {_keys(record)}")
-        chats = [[*asked(record, key, where), *each] for each in turns]
-    chosen, rejected = (_last(each, record, where) for each in chats)
+        chats = [[*asked(record, key, where), *answer] for answer in turns]
+    chosen, rejected = (_last(messages, record, where) for messages in chats)
     shared = _shared(chosen.messages, rejected.messages)
     if chosen != rejected and min(chosen.answers[-1], rejected.answers[-1]) < shared:
         raise ConfigError(f"{where}: the chosen and the rejected answer are not to the same prompt")

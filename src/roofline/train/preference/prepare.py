@@ -25,6 +25,7 @@ from roofline.train.finetune.prepare import (
     Rows,
     kept_apart,
     shared_samples,
+    unreasoned,
     write_questions,
 )
 from roofline.train.finetune.samples import Chat, Continuation, Sample
@@ -199,7 +200,7 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str, item_of: ItemOf
         alike=len(fitting) - len(usable),
         greeted=encoder.counts.greeted,
         shared=shared_samples(*([usable[number].documents for number in numbers] for numbers in groups.values())),
-        unused=dict(Counter(name for item in read for name in item.unused)),
+        unused=dict(Counter(name for item in read for name in item.unused)) | unreasoned(encoder.counts),
         skipped=data.skipped,
     )
 
