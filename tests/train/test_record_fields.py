@@ -196,6 +196,7 @@ def test_broken_files_are_named_where_they_are_broken(tmp_path: Path) -> None:
         ("e.jsonl", '{"a": "é"}\n'.encode("utf-16"), "not UTF-8 text but UTF-16; convert it, as `iconv -f utf-16 -t"),
         ("f.csv", "a,b\n1,2\n".encode("utf-16-le"), "but UTF-16; convert it, as `iconv -f utf-16le -t utf-8` does"),
         ("g.txt", "ab".encode("utf-32"), "but UTF-32; convert it, as `iconv -f utf-32 -t utf-8` does"),
+        ("i.csv", "a,b,a\n1,2,3\n", "the first line names 'a' twice, of which one would not be read"),
         ("h.csv", "a,b\n1,2\n1,2,3\n", "row 2 has more fields than the 2 of the first line"),
     ]:
         path = tmp_path / str(name)

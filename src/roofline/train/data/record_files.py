@@ -180,6 +180,10 @@ def _rows_of_csv(path: Path) -> Iterator[tuple[str, Record]]:
                 raise ConfigError(f"{path} is no CSV: {error}") from error
             if row is None:
                 return
+            names = rows.fieldnames or ()
+            if number == 1 and len(set(names)) < len(names):
+                double = next(name for name in names if list(names).count(name) > 1)
+                raise ConfigError(f"{path}: the first line names {double!r} twice, of which one would not be read")
             if None in row:
                 raise ConfigError(f"{where} has more fields than the {len(row) - 1} of the first line")
             yield where, row
