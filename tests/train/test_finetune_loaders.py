@@ -197,6 +197,20 @@ def test_durations_in_tokens_count_what_is_no_padding(place: Path, tmp_path: Pat
     assert lines[-1]["tokens"] < 200 + 64
 
 
+def test_what_is_not_trained_on_is_told(place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "page.html").write_text("<html>")
+    records = [{"prompt": "one", "response": " two" * 99}, {"prompt": "one" * 99, "response": " two"}]
+    sft.write_lines(folder / "train.jsonl", [*records, {"prompt": "one", "response": " two"}])
+    prepare_all(parse_config(mapping(place, tmp_path / "run", {"hf_name": str(folder)}), ""))
+    assert [record.getMessage().removeprefix(f"{folder}: ") for record in caplog.records] == [
+        "files that were not read, by their suffix: 1 file",
+        "2 samples longer than 64 tokens: cut at the end",
+        "1 sample without a target within 64 tokens: left out",
+    ]
+
+
 def test_durations_in_tokens_of_remote_samples_are_refused() -> None:
     from roofline.train.config.data_sets import DatasetSection
     from roofline.train.data.loader import Source

@@ -94,7 +94,9 @@ def _json(path: Path) -> Mapping[str, Any]:
 def _read(path: Path) -> Iterator[tuple[str, Record]]:
     reader = READERS.get(path.suffix)
     if reader is None:
-        raise ConfigError(f"{path}: data is read from {', '.join(READERS)} files")
+        raise ConfigError(
+            f"{path}: data is read from {', '.join(READERS)} files; name a plain text {path.stem or path.name}.txt"
+        )
     try:
         if path.suffix not in _BINARY:
             _check_encoding(path)

@@ -9,11 +9,12 @@ from pathlib import Path
 from roofline.bundle import load_text_of
 from roofline.common import log
 from roofline.common.errors import ConfigError
+from roofline.common.units import counted
 from roofline.train.config.data_sets import DatasetSection, LoaderSection, SamplesSection
 from roofline.train.config.schema import TrainConfig
 from roofline.train.data.record_fields import unused_words
 from roofline.train.data.record_files import READERS
-from roofline.train.finetune.prepare import TRAIN, Data, Preprocess, prepare
+from roofline.train.finetune.prepare import TRAIN, Data, Prepared, Preprocess, prepare
 from roofline.train.run_folder import folder_of
 
 FOLDER = "samples"  # of the prepared shards, in the run's
@@ -44,8 +45,22 @@ def prepare_all(config: TrainConfig) -> None:
         folder = folder_of(config) / FOLDER / name
         is_new = not folder.exists()
         done = prepare(data_of(loader, config.max_seq_len), folder, words, template)
-        if is_new and done.unused:
-            log.get("train").warning("%s: not used: %s", loader.dataset.hf_name, unused_words(done.unused))
+        for note in _notes(done) if is_new else ():
+            log.get("train").warning("%s: %s", loader.dataset.hf_name, note)
+
+
+def _notes(done: Prepared) -> Iterator[str]:
+    """What of the samples is not trained on, in words."""
+    if done.unused:
+        yield f"not used: {unused_words(done.unused)}"
+    if done.skipped:
+        yield f"files that were not read, by their suffix: {counted(len(done.skipped), 'file')}"
+    if done.cut:
+        yield f"{counted(done.cut, 'sample')} longer than {done.length:,} tokens: cut at the end"
+    if done.left_out:
+        yield f"{counted(done.left_out, 'sample')} without a target within {done.length:,} tokens: left out"
+    if done.greeted:
+        yield f"{counted(done.greeted, 'chat')} beginning with the assistant: that message is not trained on"
 
 
 def prepared(config: TrainConfig) -> TrainConfig:
