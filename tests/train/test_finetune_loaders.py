@@ -187,14 +187,12 @@ def test_durations_in_tokens_count_what_is_no_padding(place: Path, tmp_path: Pat
     """As LLM Foundry counts: prompts, which are not trained on, count, and what fills up a row does not."""
     records = [{"prompt": "one two three", "response": " four" * (1 + n % 3)} for n in range(12)]
     dataset = {"hf_name": str(sft.write_lines(tmp_path / "d.jsonl", records)), "packing_ratio": ratio}
-    made = mapping(place, tmp_path / "run", dataset, max_duration="200tok", eval_interval="0ba")
+    made = mapping(place, tmp_path / "run", dataset, max_duration="200tok")
     train(parse_config(made | {"global_train_batch_size": 1}, ""))
     about = read_prepared(tmp_path / "run/samples/train").train
     assert about.trained < about.real < about.rows * 64
     lines = [line for line in read_lines(tmp_path / "run/log.jsonl") if "loss" in line]
-    assert len(lines) == -(-200 * about.rows // about.real)
-    assert lines[-1]["tokens"] >= 200 * 0.8, "about as many, as rows differ from their average"
-    assert lines[-1]["tokens"] < 200 + 64
+    assert lines[-1]["tokens"] >= 200 > lines[-2]["tokens"], "the first step with which they are enough is the last"
 
 
 def test_what_is_not_trained_on_is_told(place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

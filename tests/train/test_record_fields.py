@@ -145,7 +145,7 @@ def test_what_else_is_there_is_named() -> None:
     assert unused == [
         *("url", "zero"),
         *("messages behind the last answer that is trained on", "time of messages", "weight of messages"),
-        "weights of messages other than 0 and 1, which count as 1",
+        "weights of messages other than 0 and 1 (they count as 1)",
     ]
     assert unused_words({"url": 2000, "id": 2000, "note": 1}) == "url, id (2,000 records); note (1 record)"
     assert unused_words({str(n): 1 for n in range(11)}).endswith("7 and 3 more (1 record)")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -99,18 +100,23 @@ class Source:
 
     @property
     def tokens(self) -> Fraction:
-        """How many tokens a sample has on average, without padding, whether they are trained on or not.
+        """How many tokens a sample has on average. Raises ConfigError as `lengths` does."""
+        return Fraction(int(self.lengths.sum()), len(self)) if self.trained else Fraction(self.length)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """How many tokens each sample has, without padding, whether they are trained on or not: int64 [samples].
 
         Raises ConfigError for samples elsewhere of which each has another length.
         """
         if not self.trained:
-            return Fraction(self.length)
+            return np.full(len(self), self.length)
         if self.remote:
             raise ConfigError(
                 "durations in tokens need the length of every sample, and those of a remote data set are not read "
                 "before the run: give durations in ba, ep or sp"
             )
-        return Fraction(sum(len(self._tokens(*self._of_stream(number))) for number in range(len(self))), len(self))
+        return np.array([len(self._tokens(*self._of_stream(number))) for number in range(len(self))], np.int64)
 
     def __len__(self) -> int:
         return int(self._starts[-1])

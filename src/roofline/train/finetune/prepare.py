@@ -260,7 +260,7 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str, progress: Calla
 
 def unreasoned(counts: Counts) -> dict[str, int]:
     """What a chat template does not write of answers, as `Prepared.unused` has it."""
-    reason = "reasoning of answers, which the chat template does not write"
+    reason = "reasoning that the chat template does not write"
     return {reason: counts.unreasoned} if counts.unreasoned else {}
 
 

@@ -119,7 +119,7 @@ def _is_trained(turn: Mapping[str, object], where: str, remarks: set[str]) -> bo
         raise ConfigError(f"{where}: its train_detail masks parts of it; give each part a message, or remove it")
     values = {key: _number(turn[key], f"{where}: its {key}") for key in _WEIGHTS if turn.get(key) is not None}
     if not {0.0, 1.0}.issuperset(values.values()):
-        remarks.add("weights of messages other than 0 and 1, which count as 1")
+        remarks.add("weights of messages other than 0 and 1 (they count as 1)")
     return 0 not in values.values()
 
 

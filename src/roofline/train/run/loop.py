@@ -351,7 +351,7 @@ class Run:
         """Convert the configured durations to steps."""
         config = self.config
         units = parts.units_of(config, self.source)
-        self.total = batches("max_duration", config.max_duration, units)
+        self.total = parts.steps_of(config, units, self.source, self.order)
         self.units = replace(units, total=self.total)
         self.eval_every = batches("eval_interval", config.eval_interval, self.units)
         self.save_every = batches("save_interval", config.save_interval, self.units)

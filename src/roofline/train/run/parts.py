@@ -4,10 +4,11 @@ import re
 from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
-from roofline.train.config.duration import Batches
+from roofline.train.config.duration import Batches, batches, parse
 from roofline.train.config.flatten import flatten
 from roofline.train.config.schema import TrainConfig
 from roofline.train.data.loader import Share, Source
+from roofline.train.data.order import Order
 from roofline.train.data.synthetic import Synthetic
 from roofline.train.model import adaptation, build
 from roofline.train.model.modules import Model
@@ -20,6 +21,7 @@ from roofline.weights.checkpoint import open_checkpoint
 if TYPE_CHECKING:
     from roofline.train.run.loop import Run
 
+_MOST_ADDED = 200_000  # steps whose tokens are added up; of longer runs the mean tells as much
 _IN_TOKENS = re.compile(r"[0-9][0-9.eE]*tok")
 
 
@@ -36,6 +38,20 @@ def units_of(config: TrainConfig, source: Source | Synthetic) -> Batches:
     needed = any(isinstance(value, str) and _IN_TOKENS.fullmatch(value.strip()) for value in values)
     tokens = source.tokens if needed else config.max_seq_len
     return Batches(config.global_train_batch_size, tokens, source.epoch)
+
+
+def steps_of(config: TrainConfig, units: Batches, source: Source | Synthetic, order: Order) -> int:
+    """The steps of a run. Of max_duration in tokens so many that their batches have as many, as LLM Foundry counts."""
+    estimate = batches("max_duration", config.max_duration, units)  # by the mean
+    count, unit = parse(config.max_duration)
+    if unit != "tok" or not isinstance(source, Source) or not source.trained or estimate > _MOST_ADDED:
+        return estimate
+    step, missing = 0, count
+    while missing > 0:
+        numbers = order.batch(step)
+        missing -= int(source.lengths[numbers[numbers >= 0]].sum())
+        step += 1
+    return step
 
 
 def base_digest(config: TrainConfig) -> str:
