@@ -44,9 +44,10 @@ class ShownMasks:
         self.encoder = Encoder(self.words, self.template, 4096)
         self.sample = chat(CHATS[of], None, "x")
         self.parts = self.encoder.encode(self.sample, "x")
-        self.spans = [span for part in self.parts for span in self._spans(part)]
+        self.spans = [span for part in self.parts for span in self.of_part(part)]
 
-    def _spans(self, part: Encoded) -> list[tuple[str, str]]:
+    def of_part(self, part: Encoded) -> list[tuple[str, str]]:
+        """(text before, text that is trained on) of each stretch of a sample."""
         ids, trained = part.ids.tolist(), part.trained.tolist()
         starts = [at for at in range(1, len(ids)) if trained[at] and not trained[at - 1]]
         ends = [next((at for at in range(start, len(ids)) if not trained[at]), len(ids)) for start in starts]
@@ -105,3 +106,19 @@ def test_what_llm_foundry_trains_on_and_counts(tmp_path: Path, name: str, of: st
     (first,) = masks.encoder.encode(chat(CHATS[of][:2], None, "x"), "x")
     added = 2 if name == "glm4moe" else 0  # the ends that its template does not write
     assert len(part) + len(first) - added == theirs["total"], "all tokens but padding, whether trained on or not"
+
+
+def test_a_call_of_a_tool_ends_with_the_mark_of_the_tools_turn(tmp_path: Path) -> None:
+    """GLM's model calls a tool and stops at <|observation|>, which its template writes in front of the result."""
+    masks = ShownMasks(tmp_path, "glm4moe", "one")
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    turns = [
+        {"role": "user", "content": "one?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "two"},
+    ]
+    (part,) = masks.encoder.encode(chat(turns, [{"type": "function", "function": {"name": "add"}}], "x"), "x")
+    texts = [answer for _, answer in masks.of_part(part)]
+    assert texts[0].endswith("</tool_call><|observation|>")
+    assert texts[1].endswith("two<|user|>")
