@@ -1,6 +1,6 @@
 """What comes before an answer, in records that have it under several keys: a system message, context, earlier turns."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from roofline.common.errors import ConfigError
 from roofline.common.fields import describe
@@ -10,12 +10,13 @@ from roofline.train.finetune.samples import Message, role_of, text
 _INSTRUCTION = "instruction"  # Alpaca's key, whose input goes below it
 
 
-def first_key(record: Mapping[str, object], *keys: str) -> str:
-    """The first of several keys that a record has, or the last."""
-    return next((key for key in keys if record.get(key) is not None), keys[-1])
+def first_key(record: RecordFields, *keys: str) -> str:
+    """The first of several keys under which a record has something, else the first that it has, or the last."""
+    fallback = next((key for key in keys if record.peek(key) is not None), keys[-1])
+    return next((key for key in keys if record.peek(key)), fallback)
 
 
-def tools_in(record: Mapping[str, object]) -> object:
+def tools_in(record: RecordFields) -> object:
     """The tools of a record, as it has them."""
     return record.get(first_key(record, "tools", "functions"))
 
@@ -64,7 +65,7 @@ def _system(record: RecordFields, where: str) -> str:
 
 def _passage(record: RecordFields, keys: tuple[str, ...], where: str) -> str:
     """The text under the first of the keys that has one, or several with an empty line between each."""
-    key = next((key for key in keys if record.peek(key)), keys[0])
+    key = first_key(record, *keys)
     value = record.get(key)
     if not isinstance(value, list):
         return text(record, key, where, empty=True)
