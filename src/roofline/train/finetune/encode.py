@@ -51,8 +51,8 @@ class Counts:
     """What happened to samples. split: chats that were taken apart, an answer each; ended: answers to which an end
     token was added, because the template ends them with none; greeted: chats whose first message is the assistant's,
     which is not trained on, as the template writes no prompt before it; unreasoned: samples with an answer whose
-    reasoning the template does not write; cut: samples longer than a row; left_out:
-    samples of which no target is in a row; longest: tokens of the longest sample."""
+    reasoning the template does not write; cut: samples longer than a row; left_out: samples of which no target is in a
+    row; longest: tokens of the longest sample."""
 
     split: int = 0
     ended: int = 0
@@ -177,7 +177,7 @@ class Encoder:
     def _rendered(
         self, messages: Sequence[Message], tools: Sequence[Message], answers: Sequence[int]
     ) -> "_RenderedChat | None":
-        """None where the chat up to an answer is not rendered as the beginning of the rendered chat."""
+        """The chat with its answers; None where the chat up to one is not rendered as the beginning of it."""
         text, mask = self.template.marked(messages, tools or None, False)
         spans = []
         for number in answers:
