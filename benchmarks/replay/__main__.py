@@ -8,7 +8,6 @@ object store (SeaweedFS) on this machine. Goes on where it was stopped. The fold
 
 import argparse
 import contextlib
-import json
 import os
 import re
 import subprocess
@@ -16,6 +15,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from roofline.train.run_folder import read_lines
 
 CONFIG = Path(__file__).with_name("mpt-10m.yaml")
 CLI = [sys.executable, "-c", "import sys; from roofline.cli.main import main; sys.exit(main())"]
@@ -95,7 +96,7 @@ def main() -> None:
 
 def losses(folder: Path) -> list[float]:
     """Of each step of a run."""
-    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    lines = read_lines(folder / "log.jsonl")
     return [line["loss"] for line in lines if "loss" in line]
 
 
@@ -108,7 +109,7 @@ def written(work: Path, steps: int, every: int, relayed: str, said: dict[str, st
         "c": f"(a) and (b) in turns, every {every} steps, through an object store",
     }
     for name, setting in what.items():
-        lines = [json.loads(line) for line in (work / name / "log.jsonl").read_text().splitlines()]
+        lines = read_lines(work / name / "log.jsonl")
         found = losses(work / name)
         held = [line["eval_loss"] for line in lines if "eval_loss" in line]
         seconds = re.findall(r"\((\d+) s\)", (work / f"run-{name}.txt").read_text())[-1]

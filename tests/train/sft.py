@@ -1,8 +1,10 @@
 """A tiny chat model in a folder, and data of all forms, for the tests of fine-tuning."""
 
 import json
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tokenizers
@@ -21,21 +23,24 @@ TEXT = ["user assistant system What is the capital of France? Paris. yes no mayb
 VOCAB = 384
 
 
-def write_tokenizer(folder: Path, template: str | None = CHATML) -> Path:
+def write_tokenizer(
+    folder: Path,
+    template: str | None = CHATML,
+    specials: Sequence[str] = SPECIALS,
+    settings: Mapping[str, Any] = MappingProxyType({"bos_token": "<s>", "eos_token": "</s>"}),
+) -> Path:
     """tokenizer.json of a byte-level BPE, its settings with a chat template."""
     folder.mkdir(parents=True, exist_ok=True)
     built = tokenizers.Tokenizer(models.BPE())
     built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     built.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB, initial_alphabet=sorted(byte_alphabet()), special_tokens=SPECIALS, show_progress=False
+        vocab_size=VOCAB, initial_alphabet=sorted(byte_alphabet()), special_tokens=list(specials), show_progress=False
     )
     built.train_from_iterator(TEXT, trainer)
     built.save(str(folder / "tokenizer.json"))
-    settings: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
-    if template is not None:
-        settings["chat_template"] = template
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    written = dict(settings) | ({} if template is None else {"chat_template": template})
+    (folder / "tokenizer_config.json").write_text(json.dumps(written))
     return folder
 
 

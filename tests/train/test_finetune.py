@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,58 @@ def test_show_marks_what_is_trained_on_and_trains_nothing(model: Path, data: Pat
     assert not (tmp_path / "run").exists()
     wrong = finetune(model, data, tmp_path / "run", "--show", 2, "--set", "optimizer.lrr=1", status=1)
     assert (wrong.stdout, "unknown key optimizer.lrr" in wrong.stderr) == ("", True), "as the run says it"
+
+
+def test_showing_needs_no_torch(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    noted = sft.write_lines(tmp_path / "d.jsonl", [sft.question(0) | {"url": "u"}] * 3)
+    done = finetune(model, noted, tmp_path / "run", "--show", 2)
+    assert done.stdout.count("[[two<|im_end|>]]") == 2
+    assert done.stdout.rstrip().endswith("--- not used: url (2 records)")
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb"), ("NOTHING", "1")])
+def test_colours_are_shown_where_they_can_be_seen(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    from roofline.cli.training.tuned_run import _has_colours
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert _has_colours() == (name == "NOTHING")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
+    assert not _has_colours()
+
+
+def test_line_separators_in_a_text_end_no_line(model: Path, tmp_path: Path) -> None:
+    """U+2028 and its like are ends of a line to `str.splitlines`, and plain characters in JSON."""
+    records = [sft.question(number) for number in range(8)]
+    for record in records:
+        record["messages"][0]["content"] += " \u2028\u2029\x85"
+    data, out = tmp_path / "d.jsonl", tmp_path / "run"
+    data.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), "utf-8")
+    finetune(model, data, out, "--steps", 1, "--eval-share", 0.5, "--ask", 2)
+    asked = prepare.read_prompts(out / "data", 3)
+    assert len(asked) == 3
+    assert all(str(line["messages"][0]["content"]).endswith("\u2028\u2029\x85") for line in asked)  # type: ignore[index]
+
+
+def test_a_chat_model_that_is_trained_without_its_template(model: Path, data: Path, tmp_path: Path) -> None:
+    plain = sft.write_lines(tmp_path / "d.jsonl", [{"prompt": "one", "response": " two"}] * 4)
+    told = "the model has a chat template, which these samples are trained without, so a chat asks it otherwise"
+    assert told in finetune(model, plain, tmp_path / "a", "--steps", 1).stderr
+    for out, place, words in (("b", plain, ["--format", "instruct"]), ("c", data, [])):
+        assert told not in finetune(model, place, tmp_path / out, "--steps", 1, *words).stderr
+
+
+def test_what_was_not_used_is_told_before_the_run(model: Path, tmp_path: Path) -> None:
+    records = [sft.question(0) | {"url": "u"}] * 8
+    done = finetune(model, sft.write_lines(tmp_path / "d.jsonl", records), tmp_path / "run", "--steps", 1)
+    lines = done.stderr.splitlines()
+    assert "not used: url (8 records)" in lines
+    told = "1 sample is both kept apart and trained on, token for token: the loss on such is not one of new data"
+    assert told in lines
+    assert lines.index("not used: url (8 records)") < next(at for at, line in enumerate(lines) if "parameters" in line)
 
 
 def test_nobody_else_prepares_a_run(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

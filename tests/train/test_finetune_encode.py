@@ -1,5 +1,6 @@
 """Samples to ids: what is trained on is what the model would write, behind the ids that a server would give to it."""
 
+import json
 import sys
 from itertools import product
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from roofline.common.errors import ConfigError
 from roofline.text.templates.template import CHATML, ChatTemplate
+from roofline.text.tokenizers.from_json import from_json
 from roofline.text.tokenizers.tokenizer import Tokenizer
 from roofline.train.finetune.encode import Encoded, Encoder
 from roofline.train.finetune.packing import pack
@@ -99,6 +101,136 @@ def test_a_template_that_writes_the_prompt_otherwise_is_refused(words: Tokenizer
         encoder(words, template).encode(chat(CHATS["one"], None, "x"), "x")
 
 
+GREETED: list[Message] = [
+    {"role": "assistant", "content": "Welcome"},
+    {"role": "user", "content": "one?"},
+    {"role": "assistant", "content": "two"},
+]
+DEFAULT_SYSTEM = (
+    "{% for m in messages %}{% if loop.first and messages[0]['role'] != 'system' %}<|im_start|>system\nBe.<|im_end|>\n"
+    "{% endif %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_greeting_that_no_prompt_comes_before_is_context(words: Tokenizer) -> None:
+    encoding = encoder(words, DEFAULT_SYSTEM)
+    (part,) = encoding.encode(chat(GREETED, None, "x"), "x")
+    shown = marked(words, part, colour=False)
+    assert "assistant\nWelcome<|im_end|>" in shown
+    assert shown.endswith("assistant\n[[two<|im_end|>]]\n")
+    assert encoding.counts.greeted == 1
+    with pytest.raises(ConfigError, match=r"d\.jsonl: line 5: the chat begins with the assistant.* put the user's"):
+        encoding.encode(chat(GREETED[:1], None, "x"), "d.jsonl: line 5")
+    plain = encoder(words)  # writes a prompt for it, so it is an answer as others are
+    (part,) = plain.encode(chat(GREETED, None, "x"), "x")
+    assert marked(words, part, colour=False).count("[[") == 2
+    assert plain.counts.greeted == 0
+
+
+def test_what_a_template_writes_otherwise_is_named_with_the_record(words: Tokenizer) -> None:
+    template = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    with pytest.raises(ConfigError, match=r"^d\.jsonl: line 9: the chat template does not write .* cannot be told"):
+        encoder(words, template).encode(chat(CHATS["one"], None, "x"), "d.jsonl: line 9")
+
+
+# The end of a turn is the mark that the next one begins with, as in GLM's template.
+NEXT_ENDS = (
+    "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+
+
+def test_the_mark_of_the_next_turn_ends_an_answer_where_a_server_stops_at_it(tmp_path: Path) -> None:
+    folder = sft.write_tokenizer(tmp_path, NEXT_ENDS)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "eos_token_id": None}))
+    settings = {"eos_token": "</s>", "eos_token_id": [sft.SPECIALS.index("</s>"), sft.SPECIALS.index("<|user|>")]}
+    stops = from_json(folder / "tokenizer.json", settings)
+    assert {stops.vocabulary.spelling(token) for token in stops.eos_ids} >= {"</s>", "<|user|>"}
+    (part,) = encoder(stops, NEXT_ENDS).encode(chat(CHATS["turns"][:4], None, "x"), "x")
+    shown = marked(stops, part, colour=False)
+    assert shown.endswith("[[two <|im_end|> é日<|user|>]]\nAnd <|im_start|> two?<|assistant|>\n[[three<|user|>]]")
+
+
+def test_answers_that_nothing_ends_are_samples_of_their_own(words: Tokenizer) -> None:
+    encoding = encoder(words, NEXT_ENDS)  # a server does not stop at <|user|> here
+    parts = encoding.encode(chat(CHATS["turns"][:4], None, "x"), "x")
+    assert [marked(words, part, colour=False).partition("[[")[2] for part in parts] == [
+        "two <|im_end|> é日</s>]]",
+        "three</s>]]",
+    ]
+    assert (encoding.counts.split, encoding.counts.ended) == (1, 2)
+
+
+def test_nothing_is_trained_on_behind_the_first_end(words: Tokenizer) -> None:
+    """Phi 3 writes its end of a turn, and an end of the text behind the last one: a server stops at the first."""
+    template = (
+        "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% else %}<|endoftext|>{% endif %}"
+    )
+    (part,) = encoder(words, template).encode(chat(CHATS["one"], None, "x"), "x")
+    assert (
+        marked(words, part, colour=False)
+        == "<|user|>\nWhat is one?<|end|>\n<|assistant|>\n[[two<|end|>]]\n<|endoftext|>"
+    )
+
+
+def test_brackets_of_a_text_are_no_marks(words: Tokenizer) -> None:
+    sample = chat([{"role": "user", "content": "a[[0]]"}, {"role": "assistant", "content": "two"}], None, "x")
+    (part,) = encoder(words).encode(sample, "x")
+    assert "a[[0]]<|im_end|>\n<|im_start|>assistant\n<<<two<|im_end|>>>>" in marked(words, part, colour=False)
+
+
+def test_what_a_template_does_not_write_of_an_answer_is_refused_or_counted(words: Tokenizer) -> None:
+    turns: list[Message] = [
+        {"role": "user", "content": "one?"},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]},
+    ]
+    template = "{% if tools %}{% endif %}{# <tool_call> #}" + CHATML
+    encoding = encoder(words, template)
+    with pytest.raises(
+        ConfigError, match=r"^x: the chat template does not write calls of tools, as here of add: write"
+    ):
+        encoding.encode(chat(turns, None, "x"), "x")
+    plain = encoder(words)
+    for key in ("reasoning_content", "thinking"):
+        plain.encode(chat([turns[0], {"role": "assistant", "content": "two", key: "It follows."}], None, "x"), "x")
+    assert plain.counts.unreasoned == 2
+    plain.encode(
+        chat([turns[0], {"role": "assistant", "content": "It follows.", "thinking": "It follows."}], None, "x"), "x"
+    )
+    assert plain.counts.unreasoned == 2
+
+
+R1 = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}<|user|>{{ m['content'] }}{% else %}<|assistant|>"
+    "{{ m['content'].split('</think>')[-1] }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "trained"),
+    [
+        ({"content": "two"}, "\n</think>\n\ntwo<|end|>"),
+        ({"content": "two", "reasoning_content": "It follows.\n"}, "It follows.\n</think>\n\ntwo<|end|>"),
+        ({"content": "<think>\nIt follows.\n</think>two"}, "It follows.\n</think>\n\ntwo<|end|>"),
+    ],
+)
+def test_reasoning_that_a_prompt_opens_is_closed_before_the_answer(
+    words: Tokenizer, answer: dict[str, str], trained: str
+) -> None:
+    """As DeepSeek-R1's template does, which drops the reasoning of every message."""
+    turns: list[Message] = [{"role": "user", "content": "one?"}, {"role": "assistant", **answer}]
+    encoding = encoder(words, R1)
+    for part in encoding.encode(chat([*turns, *turns], None, "x"), "x"):
+        at = int(part.trained.argmax())
+        assert words.decode(part.ids[at:].tolist(), skip_special=False) == trained
+    prompt = encoding.template.encode_chat(words, turns[:1], add_generation_prompt=True)
+    (part,) = encoding.encode(chat(turns, None, "x"), "x")
+    assert part.ids[: int(part.trained.argmax())].tolist() == prompt
+
+
 def test_a_template_that_refuses_is_named_with_the_record(words: Tokenizer) -> None:
     template = "{{ raise_exception('no system messages') }}"
     with pytest.raises(ConfigError, match=r"data\.jsonl: line 3: the chat template: no system messages"):
@@ -110,7 +242,7 @@ def test_an_end_is_added_where_the_template_writes_none(words: Tokenizer) -> Non
     encoding = encoder(words, template)
     part = encoding.encode(chat(CHATS["one"], None, "x"), "x")[0]
     assert encoding.counts.ended == 1
-    assert marked(words, part, colour=False) == "user: What is one?\nassistant: [[two\n</s>]]"
+    assert marked(words, part, colour=False) == "user: What is one?\nassistant: [[two</s>]]"
 
 
 def test_tools_are_told_to_models_whose_template_knows_none(words: Tokenizer) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from roofline.common.errors import ConfigError
-from roofline.train.finetune.files import data_files, records
+from roofline.train.data.record_files import data_files, records
 from roofline.train.finetune.forms import FORMS, PUBMEDQA_TASK, read, recognise
 from roofline.train.finetune.options import SAMPLE_FORMS
 from roofline.train.finetune.prepare import Data, samples

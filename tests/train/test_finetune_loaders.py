@@ -162,3 +162,66 @@ def test_files_may_be_named_one_by_one(place: Path, tmp_path: Path) -> None:
         dataset = {"hf_name": "json", "hf_kwargs": {"data_files": files}}
         loader = parse_config(mapping(place, tmp_path, dataset)).train_loader
         assert data_of(loader, 64).files == [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+
+
+def test_an_evaluation_may_be_labelled_train(place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = {"hf_name": str(place / "data/train.jsonl")}
+    held_out = {"name": "finetuning", "label": "train", "dataset": {"hf_name": str(tmp_path / "other.jsonl")}}
+    sft.write_lines(tmp_path / "other.jsonl", [{"prompt": "one", "response": " two", "url": "u"}] * 3)
+    config = parse_config(mapping(place, tmp_path / "run", files, eval_loader=held_out, eval_interval="1ba"), "")
+    prepare_all(config)
+    assert "other.jsonl: not used: url (3 records)" in caplog.text
+    caplog.clear()
+    prepare_all(config)
+    assert not caplog.text, "it is said once"
+    done = prepared(config)
+    assert read_prepared(tmp_path / "run/samples/train").records == 30
+    (loader,) = done.evaluations.values()
+    shards = Shards(Path(str(loader.dataset.local)))
+    assert len(shards) == 3
+    shards.close()
+
+
+@pytest.mark.parametrize("ratio", [1.0, "auto"])
+def test_durations_in_tokens_count_what_is_no_padding(place: Path, tmp_path: Path, ratio: Any) -> None:
+    """As LLM Foundry counts: prompts, which are not trained on, count, and what fills up a row does not."""
+    records = [{"prompt": "one two three", "response": " four" * (1 + n % 3)} for n in range(12)]
+    dataset = {"hf_name": str(sft.write_lines(tmp_path / "d.jsonl", records)), "packing_ratio": ratio}
+    made = mapping(place, tmp_path / "run", dataset, max_duration="200tok")
+    train(parse_config(made | {"global_train_batch_size": 1}, ""))
+    about = read_prepared(tmp_path / "run/samples/train").train
+    assert about.trained < about.real < about.rows * 64
+    lines = [line for line in read_lines(tmp_path / "run/log.jsonl") if "loss" in line]
+    assert lines[-1]["tokens"] >= 200 > lines[-2]["tokens"], "the first step with which they are enough is the last"
+
+
+def test_what_is_not_trained_on_is_told(place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "page.html").write_text("<html>")
+    records = [{"prompt": "one", "response": " two" * 99}, {"prompt": "one" * 99, "response": " two"}]
+    sft.write_lines(folder / "train.jsonl", [*records, {"prompt": "one", "response": " two"}])
+    prepare_all(parse_config(mapping(place, tmp_path / "run", {"hf_name": str(folder)}), ""))
+    assert [record.getMessage().removeprefix(f"{folder}: ") for record in caplog.records] == [
+        "files that were not read, by their suffix: 1 file",
+        "2 samples longer than 64 tokens: cut at the end",
+        "1 sample without a target within 64 tokens: left out",
+    ]
+
+
+def test_durations_in_tokens_of_remote_samples_are_refused() -> None:
+    from roofline.train.config.data_sets import DatasetSection
+    from roofline.train.data.loader import Source
+
+    source = Source.__new__(Source)
+    source.section, source.trained = DatasetSection(remote="s3://bucket/rows", local="rows"), True
+    with pytest.raises(ConfigError, match="durations in tokens need the length of every sample"):
+        _ = source.tokens
+
+
+def test_of_a_chat_the_last_answer_is_trained_on_as_in_llm_foundry(place: Path, tmp_path: Path) -> None:
+    files = {"hf_name": str(place / "data/train.jsonl")}
+    config = parse_config(mapping(place, tmp_path / "run", files), "")
+    assert data_of(config.train_loader, 64).last_only
+    config = parse_config(mapping(place, tmp_path / "run", files | {"target_responses": "all"}), "")
+    assert not data_of(config.train_loader, 64).last_only

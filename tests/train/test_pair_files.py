@@ -8,11 +8,21 @@ import pytest
 from roofline.bundle import load_text_of
 from roofline.common.errors import ConfigError
 from roofline.train.data.mds import Shards
+from roofline.train.data.record_fields import RecordFields
 from roofline.train.finetune.encode import Encoder
 from roofline.train.finetune.prepare import Data, prepare
 from roofline.train.finetune.samples import Chat, Continuation
 from roofline.train.preference.pair_files import CHAT, pair, prompt
-from roofline.train.preference.prepare import PAIRS, PROMPTS, pair_item, preview, write_pairs, write_prompts
+from roofline.train.preference.prepare import (
+    PAIRS,
+    PROMPTS,
+    pair_item,
+    preview,
+    write_answered,
+    write_pairs,
+    write_prompts,
+)
+from roofline.train.preference.rewards import exact_match, right_answer
 from tests.train import sft
 
 USER, GOOD, BAD = (
@@ -126,3 +136,109 @@ def test_a_prompt_is_a_row_that_ends_where_the_model_answers(words: Any, tmp_pat
     assert row["record"] == records[0]
     assert row["tokens"].tolist() == words[1].encode_chat(words[0], [USER])
     assert not row["trained"].any()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": "Q", "chosen": [GOOD], "rejected": [BAD]},
+        {"question": "Q", "chosen": [GOOD], "rejected": [BAD]},
+        {"instruction": "Q", "input": "", "chosen": "g", "rejected": "b"},
+        {"input": "Q", "chosen": "g", "rejected": "b"},
+        {"conversations": [{"from": "human", "value": "Q"}], "chosen": [GOOD], "rejected": [BAD]},
+        {"conversations": [{"from": "human", "value": "Q"}], "chosen": {"from": "gpt", "value": "g"}, "rejected": BAD},
+        {"prompt": [USER], "chosen": "g", "rejected": "b"},
+        {"prompt": [USER], "chosen": [USER, GOOD], "rejected": [USER, BAD]},
+    ],
+)
+@pytest.mark.parametrize("system", [{}, {"system": "s"}])
+def test_the_prompt_of_a_pair_comes_before_both_answers(record: dict[str, Any], system: dict[str, str]) -> None:
+    fields = RecordFields(record | system)
+    both = pair(fields, "here", None)
+    before = [{"role": "system", "content": "s"}] if system else []
+    for sample, answer in ((both.chosen, GOOD), (both.rejected, BAD)):
+        assert isinstance(sample, Chat)
+        assert [dict(message) for message in sample.messages] == [*before, USER, answer]
+        assert sample.answers == (len(before) + 1,)
+    assert fields.unused == []
+
+
+def test_what_a_pair_does_not_use_is_refused_or_named() -> None:
+    for record, message in [
+        ({"chosen": [GOOD], "rejected": [BAD]}, "no prompt comes before the answers"),
+        ({"prompt": "", "chosen": [GOOD], "rejected": [BAD]}, "no prompt comes before the answers"),
+        ({"prompt": "Q", "system": "s", "chosen": "g", "rejected": "b"}, "system would not be read"),
+        ({"question": "Q", "choices": ["x"], "chosen": "g", "rejected": "b"}, "choices would not be read"),
+        ({"prompt": [USER], "images": ["x"], "chosen": [GOOD], "rejected": [BAD]}, "images would not be read"),
+        ({"prompt": [USER], "chosen": [], "rejected": [BAD]}, "chosen has no message"),
+    ]:
+        with pytest.raises(ConfigError, match=f"here.*{message}"):
+            pair(record, "here", None)
+    used = RecordFields({"prompt": "Q", "chosen": [USER, GOOD], "rejected": [USER, BAD], "score": 3.5})
+    pair(used, "here", None)
+    assert used.unused == ["score"]
+    other = RecordFields({"prompt": "Another", "chosen": [USER, GOOD], "rejected": [USER, BAD]})
+    pair(other, "here", None)
+    assert other.unused == ["prompt"], "the chats have another prompt than this text"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "g"}], "answer": "g"},
+        {"conversations": [{"from": "human", "value": "Q"}], "answer": "g"},
+        {"instruction": "Q", "output": "g"},
+        {"messages": [], "prompt": [USER]},
+    ],
+)
+def test_a_prompt_ends_before_the_answer(record: dict[str, Any]) -> None:
+    words, _ = prompt(record, "here", None)
+    assert isinstance(words, Chat)
+    assert [dict(message) for message in words.messages] == [USER]
+
+
+def test_the_context_of_a_prompt_stands_in_it() -> None:
+    words, _ = prompt({"question": "Q", "context": "c", "system": "s", "answer": "g"}, "here", None)
+    assert isinstance(words, Chat)
+    assert [message["content"] for message in words.messages] == ["s", "c\n\nQ"]
+    for record, message in [
+        ({"prompt": [], "answer": "x"}, "the prompt has no message"),
+        ({"prompt": [GOOD], "answer": "x"}, "the prompt has no message"),
+        ({"prompt": "Q", "context": "c"}, "context would not be read"),
+    ]:
+        with pytest.raises(ConfigError, match=f"here: {message}"):
+            prompt(record, "here", None)
+
+
+def test_what_was_not_used_is_counted(words: Any, tmp_path: Path) -> None:
+    good = {"question": "Q", "chosen": "g", "rejected": "b", "url": "u"}
+    data = Data((sft.write_lines(tmp_path / "p.jsonl", [good, good]),), 64, form=f"{PAIRS} ", share=0.5)
+    prepared = prepare(data, tmp_path / "data", *words, write_pairs)
+    assert (prepared.unused, prepared.shared) == ({"url": 2}, 1)
+    shown = list(preview(data, Encoder(*words, 64), 2, False, pair_item))
+    assert shown[-1] == "--- not used: url (2 records)"
+
+
+def test_prompts_that_are_to_be_answered_exactly(words: Any, tmp_path: Path) -> None:
+    data = Data((sft.write_lines(tmp_path / "p.jsonl", [{"question": "Q", "answer": 3}]),), 96, form=f"{PROMPTS}-16 ")
+    assert prepare(data, tmp_path / "data", *words, write_answered).records == 1
+    sft.write_lines(tmp_path / "p.jsonl", [{"question": "Q", "answer": 3}, {"question": "Q", "answer": True}])
+    with pytest.raises(ConfigError, match=r"p.jsonl: line 2: reward=exact_match: a prompt has no right answer"):
+        prepare(data, tmp_path / "other", *words, write_answered)
+    assert prepare(data, tmp_path / "plain", *words, write_prompts).records == 2
+
+
+def test_a_template_that_refuses_a_prompt_is_named_with_the_record(tmp_path: Path) -> None:
+    folder = sft.write_tokenizer(tmp_path / "strict", "{{ raise_exception('no system messages') }}")
+    data = Data((sft.write_lines(tmp_path / "p.jsonl", [{"question": "Q"}]),), 96, form=f"{PROMPTS}-16 ")
+    with pytest.raises(ConfigError, match=r"p.jsonl: line 1: the chat template: no system messages"):
+        prepare(data, tmp_path / "data", *load_text_of(str(folder)), write_prompts)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [(1, "1"), (0, "0"), (-2.5, "-2.5"), (42.0, "42"), ("x", "x"), (True, None), (None, None), (["x"], None)],
+)
+def test_right_answers_that_are_numbers(answer: Any, text: str | None) -> None:
+    assert right_answer({"answer": answer}) == text
+    assert text is None or exact_match(f" {text}\n", {"answer": answer}) == 1

@@ -38,7 +38,7 @@ def checkpoints_of(config: "TrainConfig") -> str:
 def read_lines(path: Path) -> list[JsonObject]:
     """The objects of a JSON lines file, without lines that a crash cut or that are being written."""
     lines = []
-    for text in path.read_text("utf-8").splitlines():
+    for text in path.read_text("utf-8").split("\n"):
         try:
             lines.append(json.loads(text))
         except json.JSONDecodeError:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonMapping
-from roofline.train.finetune.files import records
+from roofline.train.data.record_files import records
 from roofline.train.finetune.forms import read, recognise
 from roofline.train.finetune.samples import Chat, Continuation, text
 

@@ -33,12 +33,12 @@ def from_trace(path: Path, requests: int | None = None, seed: int = 0) -> Traffi
     requests: only the first so many. Raises ConfigError, naming file and line, for a row that is malformed.
     """
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8").split("\n")  # not splitlines: JSON may hold U+2028
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {cause_of(error)}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is no text: {error}; name a trace in UTF-8") from error
-    azure = bool(lines) and lines[0].lstrip("\ufeff").strip() == _AZURE_HEADER
+    azure = lines[0].lstrip("\ufeff").strip() == _AZURE_HEADER
     rows = _azure(path, lines[1:], seed) if azure else _mooncake(path, lines, seed)
     taken: list[TrafficRequest] = []
     for number, row in rows:

@@ -90,7 +90,7 @@ def _prompts(path: Path | None) -> list[str]:
     from roofline.bench.quality.certificate import PROBES
     from roofline.cli.scores import read_text
 
-    return [*PROBES] if path is None else [line for line in read_text(path).splitlines() if line.strip()]
+    return [*PROBES] if path is None else [line for line in read_text(path).split("\n") if line.strip()]
 
 
 def _written(model: "Merged", staged: Path, form: "MergedForm", threads: int | None) -> "Rewritten":

@@ -1,43 +1,75 @@
 """roofline data: what a training run reads."""
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from roofline.backends.options import DEFAULT_MODEL
 from roofline.cli.parser import Argument
-from roofline.common.options import Option
+from roofline.common.options import Option, Options, option
 
 if TYPE_CHECKING:
+    from collections import Counter
+
     from roofline.train.data.order import Order
 
 Folder = Annotated[Path, Argument("A folder with order.json and receipts.jsonl, as a training run writes it.")]
-Sources = Annotated[list[Path], Argument("Text, .jsonl and .parquet files, or folders of them.")]
-Column = Annotated[str, Option("Where .jsonl and .parquet have their text.")]
+Sources = Annotated[list[Path], Argument("Texts, JSON, CSV, Parquet and Arrow files, or folders of them.")]
+Column = Annotated[str, Option("Where a record has its text; files that are text have none.")]
+
+
+@dataclass(frozen=True)
+class AroundOptions(Options):
+    """What stands around each document."""
+
+    end: bool = option(True, "Put the end token behind each document.")
+    bos_text: str = option("", "Put before each document; special tokens in it count as such.")
+    eos_text: str | None = option(None, "Put behind each document, in place of the end token.")
 
 
 def tokenize(
+    options: AroundOptions,
     sources: Sources,
     out: Annotated[Path, Option("A new folder for the shards.", flags=("--out", "-o"))],
     tokenizer: Annotated[str, Option("The model whose tokenizer it is: a name or a path.")] = DEFAULT_MODEL,
     length: Annotated[int, Option("Tokens of a row: the context a model is trained with.", minimum=2)] = 2048,
     column: Column = "text",
-    end: Annotated[bool, Option("Put the end token behind each document.")] = True,
     compression: Annotated[str | None, Option("zstd, gz or bz2, with a level (zstd:7) or without.")] = None,
 ) -> None:
     """Write texts as shards of token rows (MosaicML's MDS format), documents packed, their boundaries kept."""
+    from collections import Counter
+
     from roofline import bundle
     from roofline.train.data import tokenize as shards
 
     words, _ = bundle.load_text_of(tokenizer)
-    started = time.monotonic()
-    texts = shards.documents(sources, column)
-    done = shards.tokenize(texts, out, words, tokenizer, length, end=end, compression=compression)
+    started, unused, around = time.monotonic(), Counter[str](), shards.Around(options.bos_text, options.eos_text)
+    texts = shards.documents(sources, column, unused)
+    done = shards.tokenize(
+        texts, out, words, tokenizer, length, end=options.end, around=around, compression=compression
+    )
     seconds = time.monotonic() - started
     print(
         f"{out}: {done.rows:,} rows of {done.length} tokens from {done.documents:,} documents in {seconds:.1f} s "
         f"({done.tokens / seconds:,.0f} tokens/s); {done.left_out:,} tokens behind the last whole row are left out"
     )
+    _tell_of_rest(sources, unused, done.empty)
+    if words.vocabulary.prefix and not done.begin:
+        first = "".join(words.vocabulary.spelling(token) or "" for token in words.vocabulary.prefix)
+        print(f"the tokenizer begins a text with {first}, which no document has here: --bos-text '{first}' puts it")
+
+
+def _tell_of_rest(sources: list[Path], unused: "Counter[str]", empty: int = 0) -> None:
+    """Print what of the sources was not used."""
+    from roofline.cli.training.told_data import told_of_unused
+    from roofline.common.units import counted
+    from roofline.train.data.record_files import skipped_files
+
+    if empty:
+        print(f"{counted(empty, 'text')} without a character {'was' if empty == 1 else 'were'} left out")
+    for line in told_of_unused(unused, [path.name for source in sources for path in skipped_files(source)]):
+        print(line)
 
 
 def learn_vocabulary(
@@ -47,10 +79,14 @@ def learn_vocabulary(
     column: Column = "text",
 ) -> None:
     """Learn a byte-level BPE tokenizer from texts, for `data tokenize` and for a model of your own."""
+    from collections import Counter
+
     from roofline.train.data import tokenize as shards
     from roofline.train.data.learn_vocabulary import learn
 
-    print(f"{out}: {learn(shards.documents(sources, column), out, size):,} tokens")
+    unused = Counter[str]()
+    print(f"{out}: {learn(shards.documents(sources, column, unused), out, size):,} tokens")
+    _tell_of_rest(sources, unused)
 
 
 def verify_order(a: Folder, b: Folder) -> int:

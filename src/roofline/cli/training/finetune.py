@@ -48,15 +48,20 @@ def command(
 
 
 def _shown(data: "Data", encoder: "Encoder", count: int, colour: bool) -> Iterator[str]:
+    from collections import Counter
     from itertools import islice
 
-    from roofline.train.finetune.prepare import samples
+    from roofline.cli.training.told_data import told_of_unused
+    from roofline.train.finetune.prepare import samples, unreasoned
     from roofline.train.finetune.show import marked
 
-    for where, form, sample in islice(samples(data), count):
+    unused = Counter[str]()
+    for where, form, sample in islice(samples(data, unused), count):
         parts = encoder.encode(sample, where)
         for part in parts:
             yield f"--- {where} ({form}): {len(part):,} tokens, {int(part.trained.sum()):,} trained on"
             yield marked(encoder.tokenizer, part, colour)
         if not parts:
             yield f"--- {where} ({form}): left out, nothing to train on is within {data.length:,} tokens"
+    for line in told_of_unused(unused | unreasoned(encoder.counts), data.skipped):
+        yield f"--- {line}"

@@ -57,14 +57,15 @@ def reinforce(
     from roofline.cli.training.tuned_run import TunedRun
     from roofline.train.preference.options import check_room
     from roofline.train.preference.pair_files import PROMPT_FORMS
-    from roofline.train.preference.prepare import PROMPTS, prompt_item, write_prompts
-    from roofline.train.preference.rewards import reward_of
+    from roofline.train.preference.prepare import PROMPTS, answered_item, prompt_item, write_answered, write_prompts
+    from roofline.train.preference.rewards import EXACT, reward_of
 
     check_room(options)
     reward_of(options.reward)  # before anything is loaded
     misfit = "a row has no room for an answer behind it; --max-seq-len raises the limit"
     kind = Kind("prompt", PROMPT_FORMS, misfit, options.group)
-    task = _task(options, f"{PROMPTS}-{options.max_new_tokens}", kind, write_prompts, prompt_item)
+    write, item_of = (write_answered, answered_item) if options.reward == EXACT else (write_prompts, prompt_item)
+    task = _task(options, f"{PROMPTS}-{options.max_new_tokens}", kind, write, item_of)
     return TunedRun(model, prompts, task).train(1, changes or (), as_json)
 
 

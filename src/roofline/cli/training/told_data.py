@@ -1,14 +1,16 @@
 """What a command says of the data that it prepared, before it trains on them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from roofline.common.units import counted
+from roofline.train.data.record_fields import unused_words
 
 if TYPE_CHECKING:
     from roofline.train.finetune.prepare import Data, Prepared
 
+_SHOWN = 5  # names of files
 UNTEMPLATED = ("completion", "icl", "text")  # forms of data
 
 
@@ -44,11 +46,32 @@ def told(data: "Data", prepared: "Prepared", kind: Kind, steps: int, batch: int)
         lines.append(f"{_these(prepared.alike, kind.noun, 'was', 'were')} left out: {reason}")
     if prepared.split:
         parts = f"{_these(prepared.split, 'chat', 'was', 'were')} taken apart, an answer each"
-        lines.append(f"{parts}: the template writes earlier answers otherwise")
+        lines.append(f"{parts}: the template writes earlier answers otherwise, or with no end behind them")
     if prepared.ended:
-        lines.append(f"{counted(prepared.ended, kind.noun)} got an end token, which the template does not write")
+        lines.append(f"{counted(prepared.ended, 'answer')} got an end token, which the template does not write")
     epochs = f"{steps * batch / prepared.train.rows:.2g} epochs"
-    return [*lines, f"{counted(steps, 'step')} of {counted(batch, 'row')}, {epochs}"]
+    lines.append(f"{counted(steps, 'step')} of {counted(batch, 'row')}, {epochs}")
+    if prepared.greeted:
+        lines.append(
+            f"{_these(prepared.greeted, 'chat', 'begins', 'begin')} with the assistant: that message is read, but not "
+            "trained on, as the template writes no prompt before it"
+        )
+    if prepared.shared:
+        those = _these(prepared.shared, kind.noun, "is", "are")
+        lines.append(
+            f"{those} both kept apart and trained on, token for token: the loss on such is not one of new data"
+        )
+    lines += told_of_unused(prepared.unused, prepared.skipped, "handed to the reward" if kind.answers else "not used")
+    return lines
+
+
+def told_of_unused(unused: Mapping[str, int], skipped: Sequence[str], how: str = "not used") -> list[str]:
+    """Keys of records that no reader asked for, with what becomes of them, and files that hold no data."""
+    lines = [f"{how}: {unused_words(unused)}"] if unused else []
+    if skipped:
+        some = ", ".join(skipped[:_SHOWN]) + (", ..." if len(skipped) > _SHOWN else "")
+        lines.append(f"{_these(len(skipped), 'file', 'was', 'were')} not read, by their suffix: {some}")
+    return lines
 
 
 def told_of_model(prepared: "Prepared", limit: int, is_default: bool) -> list[str]:
@@ -60,6 +83,9 @@ def told_of_model(prepared: "Prepared", limit: int, is_default: bool) -> list[st
         lines.append(f"{above}, {prepared.length:,} tokens, which is used")
     if is_default and not {*prepared.form.split(", ")} <= {*UNTEMPLATED}:
         lines.append("the model has no chat template: chats are written in ChatML, as `roofline serve` writes them")
+    if not is_default and "completion" in prepared.form.split(", "):
+        without = "the model has a chat template, which these samples are trained without, so a chat asks it otherwise"
+        lines.append(f"{without}: --format instruct makes chats of them")
     return lines
 
 

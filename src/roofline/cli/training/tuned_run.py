@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from roofline.common.env import foreign
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonObject
 
@@ -72,13 +73,15 @@ class TunedRun:
         options, task, folder = self.task.options, self.task, self.folder
         pull(self.model)
         data = self._data()
-        precision, notes = plan.precision_of(options, plan.computes_on_cpu())
+        precision, notes = options.precision, list[str]()
+        if not options.show:  # which needs no torch
+            precision, notes = plan.precision_of(options, plan.computes_on_cpu())
         # What is wrong with the options is said before minutes of preparation.
         stand_in = task.configure(self.model, plan.stand_in(data.length), folder, precision)
         served = self._served(parse_config(stand_in, "", changes))
         text = load_text_of(self.model)
         if options.show:
-            for line in task.show(data, Encoder(*text, data.length, data.drop), options.show, sys.stdout.isatty()):
+            for line in task.show(data, Encoder(*text, data.length, data.drop), options.show, _has_colours()):
                 print(line)
             return 0
         from roofline.train.run.owner import reserve
@@ -147,6 +150,11 @@ class TunedRun:
         if served.of_experts:
             notes.append("adapters of experts are not served: the model is not asked before and after the run")
         return notes
+
+
+def _has_colours() -> bool:
+    """Whether what is printed is read on a terminal that shows colours."""
+    return sys.stdout.isatty() and foreign("NO_COLOR") is None and foreign("TERM") != "dumb"
 
 
 class _Progress:

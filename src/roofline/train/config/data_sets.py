@@ -79,7 +79,7 @@ class SamplesSection(StreamSection):
     allow_pad_trimming: bool = True
     decoder_only_format: Literal[True] = True
     target_prompts: Literal["none", "all"] = "none"
-    target_responses: Literal["all", "last"] = "all"
+    target_responses: Literal["all", "last"] = "last"
 
     @property
     def of_samples(self) -> list[str]:

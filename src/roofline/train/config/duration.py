@@ -15,7 +15,7 @@ class Batches:
     """The sizes that turn each unit of a duration into batches of this run."""
 
     samples: int  # of a global batch
-    tokens: int  # of a sample
+    tokens: int | Fraction  # of a sample, without padding
     epoch: int  # samples of an epoch
     total: int | None = None  # batches of the run, once they are known
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -97,14 +98,38 @@ class Source:
         """The samples that an epoch of the run counts: epoch_size, or what the data sets give together."""
         return self.section.epoch_size or math.ceil(sum(self._of_epoch))
 
+    @property
+    def tokens(self) -> Fraction:
+        """How many tokens a sample has on average. Raises ConfigError as `lengths` does."""
+        return Fraction(int(self.lengths.sum()), len(self)) if self.trained else Fraction(self.length)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """How many tokens each sample has, without padding, whether they are trained on or not: int64 [samples].
+
+        Raises ConfigError for samples elsewhere of which each has another length.
+        """
+        if not self.trained:
+            return np.full(len(self), self.length)
+        if self.remote:
+            raise ConfigError(
+                "durations in tokens need the length of every sample, and those of a remote data set are not read "
+                "before the run: give durations in ba, ep or sp"
+            )
+        return np.array([len(self._tokens(*self._of_stream(number))) for number in range(len(self))], np.int64)
+
     def __len__(self) -> int:
         return int(self._starts[-1])
 
     def sample(self, number: int) -> dict[str, object]:
         """All columns of a sample."""
+        return self._of_stream(number)[0]
+
+    def _of_stream(self, number: int) -> tuple[dict[str, object], int]:
+        """A sample, and which of the data sets has it."""
         at = int(np.searchsorted(self._starts, number, side="right")) - 1
         with self._lock:
-            return self.shards[at][number - int(self._starts[at])]
+            return self.shards[at][number - int(self._starts[at])], at
 
     def rows(self, numbers: Sequence[int] | np.ndarray) -> RowArrays:
         """The samples as rows."""
@@ -112,9 +137,7 @@ class Source:
         documents = np.full_like(tokens, PADDING) if self.documents else None
         trained = np.zeros(tokens.shape, bool) if self.trained else None
         for row, number in enumerate(numbers):
-            at = int(np.searchsorted(self._starts, number, side="right")) - 1
-            with self._lock:
-                sample = self.shards[at][int(number) - int(self._starts[at])]
+            sample, at = self._of_stream(int(number))
             ids = self._tokens(sample, at)
             tokens[row, : len(ids)] = ids
             if documents is not None:

@@ -1,6 +1,7 @@
 """Random rows of token ids for timing runs without data; a sample number always gives the same row."""
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 
@@ -25,6 +26,11 @@ class Synthetic:
     def __init__(self, length: int, documents: bool) -> None:
         self.length, self.documents = length, documents
         self.vocab_limit: int | None = None
+
+    @property
+    def tokens(self) -> Fraction:
+        """Tokens of a sample."""
+        return Fraction(self.length)
 
     def order(self, global_batch: int, seed: int) -> Order:
         """The samples in the order of their numbers."""

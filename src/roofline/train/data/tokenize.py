@@ -7,7 +7,8 @@ row are left out, and counted.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ import numpy as np
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.files import write_atomically
 from roofline.train.data.mds import ShardWriter
+from roofline.train.data.record_fields import RecordFields
+from roofline.train.data.record_files import READERS, records
 from roofline.train.storage.open import open_store
 from roofline.train.storage.store import MissingError
 
@@ -24,12 +27,13 @@ if TYPE_CHECKING:
     from roofline.text.tokenizers.tokenizer import Tokenizer
 
 ABOUT = "tokens.json"  # the tokenizer and the sizes of the shards, in their folder
-SUFFIXES = (".txt", ".md", ".rst", ".jsonl", ".parquet")
+_HASHES = ("sha256",)
 
 
 @dataclass(frozen=True)
 class Written:
-    """What `tokenize` wrote. vocabulary: hash of the tokenizer's. left_out: tokens that filled no row."""
+    """What `tokenize` wrote. vocabulary: hash of the tokenizer's. end: the last token of each document; begin: the
+    tokens before each; left_out: tokens that filled no row; empty: documents without a character, left out."""
 
     tokenizer: str
     vocab: int
@@ -40,58 +44,54 @@ class Written:
     tokens: int
     rows: int
     left_out: int
+    begin: tuple[int, ...] = ()
+    empty: int = 0
 
 
-def documents(sources: Sequence[Path], column: str = "text") -> Iterator[str]:
+def documents(sources: Sequence[Path], column: str = "text", unused: Counter[str] | None = None) -> Iterator[str]:
     """The texts in files and folders, in the given order; the files of a folder, at any depth, by name.
 
-    A plain text file is one document. A line of JSON or a row of Parquet has its document in `column`.
+    A plain text file is one document. A record of another file has its document in `column`; unused: gets its other
+    keys, and how many records have them.
 
     Raises:
-        ConfigError: a folder has no such files; a file, line or column is missing or is not text.
-        UnsupportedError: Parquet files without pyarrow.
+        ConfigError: a folder has no such files, a file's suffix is not known; a file, line or column is missing or is
+            not text.
+        UnsupportedError: Parquet or Arrow files without pyarrow.
     """
+    unused = Counter() if unused is None else unused
     for source in sources:
-        if source.is_dir():
-            files = sorted(path for path in source.rglob("*") if path.suffix in SUFFIXES and path.is_file())
-            if not files:
-                raise ConfigError(f"{source} holds no {', '.join(SUFFIXES)}")
-        elif source.is_file():
-            files = [source]
-        else:
-            raise ConfigError(f"{source}: there is no such file or folder")
-        for path in files:
-            yield from _read_file(path, column)
+        for path in _files(source):
+            if path.suffix == ".parquet":
+                yield from _read_parquet(path, column, unused)
+                continue
+            for where, record in records(path):
+                yield record if isinstance(record, str) else _field(where, record, column, unused)
 
 
-def _read_file(path: Path, column: str) -> Iterator[str]:
-    if path.suffix == ".parquet":
-        yield from _read_parquet(path, column)
-        return
-    try:
-        if path.suffix != ".jsonl":
-            yield path.read_text("utf-8")
-            return
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield _field(path, number, line, column)
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+def _files(source: Path) -> list[Path]:
+    if source.is_file():
+        return [source]
+    if not source.is_dir():
+        raise ConfigError(f"{source}: there is no such file or folder")
+    files = sorted(path for path in source.rglob("*") if path.suffix in READERS and path.is_file())
+    if not files:
+        raise ConfigError(f"{source} holds no {', '.join(READERS)}")
+    return files
 
 
-def _field(path: Path, number: int, line: str, column: str) -> str:
-    try:
-        entry = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}: line {number} is no JSON: {error}") from error
-    if not isinstance(entry, dict) or not isinstance(entry.get(column), str):
-        there = f"; it has {', '.join(map(repr, entry))}" if isinstance(entry, dict) else ""
-        raise ConfigError(f"{path}: line {number} has no text in {column!r}{there}")
-    return str(entry[column])
+def _field(where: str, record: Mapping[str, object], column: str, unused: Counter[str]) -> str:
+    value = record.get(column)
+    if not isinstance(value, str):
+        raise ConfigError(f"{where} has no text in {column!r}; it has {', '.join(map(repr, record)) or 'nothing'}")
+    fields = RecordFields(record)
+    fields.get(column)
+    unused.update(fields.unused)
+    return value
 
 
-def _read_parquet(path: Path, column: str) -> Iterator[str]:
+def _read_parquet(path: Path, column: str, unused: Counter[str]) -> Iterator[str]:
+    """Of the columns only the one that is wanted is read."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -101,6 +101,7 @@ def _read_parquet(path: Path, column: str) -> Iterator[str]:
         file = pyarrow.parquet.ParquetFile(path)
         if column not in file.schema_arrow.names:
             raise ConfigError(f"{path} has no column {column!r}; it has {', '.join(file.schema_arrow.names)}")
+        unused.update({name: file.metadata.num_rows for name in file.schema_arrow.names if name != column})
         for batch in file.iter_batches(columns=[column]):
             for value in batch.column(0).to_pylist():
                 if not isinstance(value, str):
@@ -108,6 +109,31 @@ def _read_parquet(path: Path, column: str) -> Iterator[str]:
                 yield value
     except pyarrow.ArrowException as error:
         raise ConfigError(f"{path} is no Parquet file: {error}") from error
+
+
+@dataclass(frozen=True)
+class Around:
+    """What stands around each document, as LLM Foundry's --bos_text and --eos_text have it: texts, in which special
+    tokens are read as such.
+
+    eos_text: None stands for the tokenizer's end token.
+    """
+
+    bos_text: str = ""
+    eos_text: str | None = None
+
+    def ids(self, tokenizer: "Tokenizer", name: str, end: bool) -> tuple[list[int], list[int]]:
+        """The ids before and behind. name: of the tokenizer; end: whether there are any behind. Raises ConfigError."""
+        before = tokenizer.encode(self.bos_text, add_special=False, parse_special=True)
+        if not end:
+            if self.eos_text is not None:
+                raise ConfigError("--eos-text is put behind each document, --no-end puts nothing: leave one out")
+            return before, []
+        if self.eos_text is not None:
+            return before, tokenizer.encode(self.eos_text, add_special=False, parse_special=True)
+        if not tokenizer.vocabulary.eos_ids:
+            raise ConfigError(f"the tokenizer of {name} has no end token: leave it out with --no-end")
+        return before, [tokenizer.vocabulary.eos_ids[0]]
 
 
 def tokenize(
@@ -118,41 +144,51 @@ def tokenize(
     length: int,
     *,
     end: bool = True,
+    around: Around = Around(),
     compression: str | None = None,
-    hashes: Sequence[str] = ("sha256",),
 ) -> Written:
-    """Write the shards of `texts` into a new folder.
+    """Write the shards of `texts` into a new folder; texts without a character are left out.
 
     Args:
         name: of the tokenizer, to be recorded in tokens.json.
         length: tokens of a row.
-        end: append the tokenizer's end token to each document.
+        end: append the tokenizer's end token, or that of `around`, to each document.
+        around: other texts around each document.
 
     Raises:
         ConfigError: the tokenizer has no end token; the texts do not fill a row; the folder is not empty.
     """
     if length < 2:
         raise ConfigError(f"length={length}: a row has at least 2 tokens")
-    if end and not tokenizer.vocabulary.eos_ids:
-        raise ConfigError(f"the tokenizer of {name} has no end token: leave it out with --no-end")
-    end_id = tokenizer.vocabulary.eos_ids[0] if end else None
+    before, behind = around.ids(tokenizer, name, end)
     dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
     columns = {"tokens": f"ndarray:{dtype}:{length}", "documents": "ndarray:uint32"}
-    writer = ShardWriter(folder, columns, compression=compression, hashes=hashes)
+    writer = ShardWriter(folder, columns, compression=compression, hashes=_HASHES)
     packer = _Packer(length)
-    count = 0
+    count, empty = 0, 0
     for text in texts:
-        ids = tokenizer.encode(text, add_special=False)
-        if end_id is not None:
-            ids = [*ids, end_id]
+        if not text:
+            empty += 1
+            continue
+        ids = [*before, *tokenizer.encode(text, add_special=False), *behind]
         count += bool(ids)
         for tokens, lengths in packer.add(np.array(ids, dtype)):
             writer.write({"tokens": tokens, "documents": np.array(lengths, np.uint32)})
     if not writer.samples:
         raise ConfigError(f"the texts have {packer.pending} tokens: a row has {length}")
-    digest = hashlib.sha256(tokenizer.to_bytes()).hexdigest()
-    total = writer.samples * length + packer.pending
-    written = Written(name, tokenizer.vocab_size, digest, length, end_id, count, total, writer.samples, packer.pending)
+    written = Written(
+        tokenizer=name,
+        vocab=tokenizer.vocab_size,
+        vocabulary=hashlib.sha256(tokenizer.to_bytes()).hexdigest(),
+        length=length,
+        end=behind[-1] if behind else None,
+        documents=count,
+        tokens=writer.samples * length + packer.pending,
+        rows=writer.samples,
+        left_out=packer.pending,
+        begin=tuple(before),
+        empty=empty,
+    )
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / ABOUT, json.dumps(asdict(written), indent=1) + "\n")
     writer.close()
@@ -162,10 +198,11 @@ def tokenize(
 def read_about(source: str | Path) -> Written:
     """What `tokenize` recorded about the shards in a folder or at a URL. Raises ConfigError."""
     try:
-        return Written(**json.loads(open_store(source).get(ABOUT)))
+        about = json.loads(open_store(source).get(ABOUT))
+        return Written(**about | {"begin": tuple(about.get("begin", ()))})
     except MissingError as error:
         raise ConfigError(f"{source} was not written by `roofline data tokenize`: {ABOUT} is missing") from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{source}/{ABOUT} is damaged: {error}") from error
 
 

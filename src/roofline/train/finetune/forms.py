@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from roofline.common.errors import ConfigError
-from roofline.train.finetune.files import Record
-from roofline.train.finetune.samples import Chat, Continuation, Sample, Text, chat, question, text
+from roofline.train.data.record_fields import MEDIA, RecordFields
+from roofline.train.data.record_files import Record
+from roofline.train.finetune.asking import asked, first_key, note_repeated, tools_in, with_system
+from roofline.train.finetune.samples import Chat, Continuation, Sample, Text, chat, question, text, tools_of
 
 Fields = Mapping[str, object]
 
@@ -17,71 +19,67 @@ class Form:
 
     about: str
     fits: Callable[[Fields], bool]
-    read: Callable[[Fields, str], Sample]
+    read: Callable[[RecordFields, str], Sample]
 
 
 def _has(*keys: str) -> Callable[[Fields], bool]:
     return lambda record: all(record.get(key) is not None for key in keys)
 
 
-def _any(record: Fields, *keys: str) -> str:
-    """The first of several keys that a record has, or the last."""
-    return next((key for key in keys if record.get(key) is not None), keys[-1])
+AS_CHAT = "--format instruct makes a chat of prompt and answer, and reads it"
+NO_MEDIA = "images and audio are not trained on"
 
 
-def _messages(record: Fields, where: str) -> Chat:
-    return chat(record.get("messages"), record.get("tools", record.get("functions")), where)
+def _messages(record: RecordFields, where: str) -> Chat:
+    return _conversation(record.get("messages"), record, where)
 
 
-def _sharegpt(record: Fields, where: str) -> Chat:
-    turns = record.get(_any(record, "conversations", "conversation"))
-    system = record.get("system")
-    if isinstance(turns, list) and isinstance(system, str) and system:
-        turns = [{"role": "system", "content": system}, *turns]
-    return chat(turns, record.get("tools"), where)
+def _sharegpt(record: RecordFields, where: str) -> Chat:
+    return _conversation(record.get(first_key(record, "conversations", "conversation")), record, where)
 
 
-def _alpaca(record: Fields, where: str) -> Chat:
-    """The input goes below the instruction. A system message and earlier turns are read where there are some."""
-    further = text(record, _any(record, "input", "context"), where, empty=True)
-    prompt = text(record, "instruction", where) + (f"\n\n{further}" if further.strip() else "")
-    answer = text(record, _any(record, "output", "response"), where)
-    sample = question(prompt, answer, text(record, "system", where, empty=True))
-    history = record.get("history")
-    if not isinstance(history, list) or not history:
-        return sample
-    earlier = [{"role": role, "content": part} for pair in history for role, part in _pair(pair, where)]
-    at = len(sample.messages) - 2
-    return chat([*sample.messages[:at], *earlier, *sample.messages[at:]], None, where)
+def _conversation(turns: object, record: RecordFields, where: str, last_only: bool = False) -> Chat:
+    sample = chat(with_system(turns, record, where), tools_in(record), where, last_only, record.remarks)
+    record.refuse_conditions(where, "", NO_MEDIA, MEDIA)
+    note_repeated(record, sample.messages)
+    return sample
 
 
-def _pair(pair: object, where: str) -> list[tuple[str, object]]:
-    if not isinstance(pair, list) or len(pair) != 2:
-        raise ConfigError(f"{where}: history is no list of a question and an answer each")
-    return list(zip(("user", "assistant"), pair, strict=True))
+def _alpaca(record: RecordFields, where: str) -> Chat:
+    return _asked(record, "instruction", first_key(record, "output", "response"), where)
 
 
-def _completion(record: Fields, where: str) -> Sample:
-    key = _any(record, "completion", "response")
+def _asked(record: RecordFields, key: str, answer: str, where: str) -> Chat:
+    """The chat of a record that asks under a key and answers under another."""
+    messages = asked(record, key, where)
+    messages = [*messages, {"role": "assistant", "content": text(record, answer, where)}]
+    answers = tuple(at for at, message in enumerate(messages) if message["role"] == "assistant")
+    return Chat(tuple(messages), tools_of(tools_in(record), where), answers)
+
+
+def _completion(record: RecordFields, where: str) -> Sample:
+    key = first_key(record, "completion", "response")
     prompt, answer = record.get("prompt"), record.get(key)
     if isinstance(prompt, list) and isinstance(answer, list):  # TRL's conversational form
-        return chat([*prompt, *answer], record.get("tools"), where, last_only=True)
-    return Continuation(text(record, "prompt", where, empty=True), text(record, key, where))
+        return _conversation([*prompt, *answer], record, where, last_only=True)
+    sample = Continuation(text(record, "prompt", where, empty=True), text(record, key, where))
+    record.refuse_conditions(where, sample.prompt, f"write it into the prompt, or remove it; {AS_CHAT}")
+    return sample
 
 
-def _instruct(record: Fields, where: str) -> Chat:
-    answer = text(record, _any(record, "completion", "response"), where)
-    return question(text(record, "prompt", where), answer, text(record, "system", where, empty=True))
+def _instruct(record: RecordFields, where: str) -> Chat:
+    return _asked(record, "prompt", first_key(record, "completion", "response"), where)
 
 
-def _question(record: Fields, where: str) -> Chat:
-    return question(text(record, "question", where), text(record, "answer", where))
+def _question(record: RecordFields, where: str) -> Chat:
+    answers = record.get("answer") is not None or record.get("response") is None
+    return _asked(record, "question", "answer" if answers else "response", where)
 
 
 PUBMEDQA_TASK = "Answer with yes, no or maybe, then explain."
 
 
-def _pubmedqa(record: Fields, where: str) -> Chat:
+def _pubmedqa(record: RecordFields, where: str) -> Chat:
     """Of the published JSON, or of the rows of the data set that was made of it."""
     if "QUESTION" in record:
         query, contexts = text(record, "QUESTION", where), record.get("CONTEXTS")
@@ -94,12 +92,14 @@ def _pubmedqa(record: Fields, where: str) -> Chat:
         raise ConfigError(f"{where}: the contexts are no list of texts")
     decision = text(record, "final_decision", where)
     prompt = "\n\n".join([*contexts, query, PUBMEDQA_TASK])
+    record.refuse_conditions(where, prompt, "PubMedQA has nothing of the kind; remove it")
     return question(prompt, f"{decision}. {answer}".strip())
 
 
-def _icl(record: Fields, where: str) -> Continuation:
+def _icl(record: RecordFields, where: str) -> Continuation:
     """LLM Foundry's tasks for evaluation: the right answer goes on from the context or the question."""
-    prompt = text(record, _any(record, "context", "query"), where)
+    key = first_key(record, "context", "query")
+    prompt = text(record, key, where)
     choices = record.get("choices")
     if isinstance(choices, list):
         gold = record.get("gold")
@@ -107,7 +107,8 @@ def _icl(record: Fields, where: str) -> Continuation:
             raise ConfigError(f"{where}: gold is not the place of a text among the choices")
         answer = choices[gold]
     else:
-        answer = text(record, _any(record, "continuation", "answer"), where)
+        answer = text(record, first_key(record, "continuation", "answer"), where)
+    record.refuse_conditions(where, prompt, f"write it into {key}, or remove it")
     apart = "" if prompt[-1:].isspace() or answer[:1].isspace() else " "
     return Continuation(prompt, apart + answer)
 
@@ -139,7 +140,11 @@ FORMS: dict[str, Form] = {  # the first that fits is taken
         _completion,
     ),
     "instruct": Form("prompts with answers, as chats", lambda r: False, _instruct),
-    "question": Form("questions with answers, as chats", _has("question", "answer"), _question),
+    "question": Form(
+        "questions with answers, as chats",
+        lambda r: _has("question", "answer")(r) or _has("question", "response")(r),
+        _question,
+    ),
     "icl": Form("LLM Foundry's in-context tasks", _is_icl, _icl),
     "text": Form("plain texts", _has("text"), lambda record, where: Text(text(record, "text", where))),
 }
@@ -161,16 +166,31 @@ def recognise(record: Record, where: str) -> str:
 def read(record: Record, where: str, form: str, told_from: str = "") -> Sample:
     """The sample of a record of that form. Raises ConfigError.
 
-    told_from: the record that the form was told from, "" where it was named.
+    record: of `RecordFields`, where the caller wants to know which keys were not used. told_from: the record that the
+    form was told from, "" where it was named.
     """
     if isinstance(record, str) and form == "text":
         return Text(record)
     try:
         if isinstance(record, str):
             raise ConfigError(f"{where} is a text file" + ("" if told_from else f", --format is {form}"))
-        return FORMS[form].read(record, where)
+        fields = RecordFields.of_record(record)
+        sample = FORMS[form].read(fields, where)
+        if form != "text":
+            _refuse_labels(fields, where)
+        return sample
     except ConfigError as error:
         if not told_from or (not isinstance(record, str) and FORMS[form].fits(record)):
             raise
         told = f"the form of all records was told from {told_from}: {FORMS[form].about}"
         raise ConfigError(f"{error}; {told} (--format {form}); --format names another") from None
+
+
+def _refuse_labels(record: RecordFields, where: str) -> None:
+    """Raises ConfigError for a record of KTO, which says of an answer whether it is a good one."""
+    label = record.peek("label")
+    if isinstance(label, bool) or str(label).strip().lower() in ("true", "false"):
+        raise ConfigError(
+            f"{where}: label is {str(label).lower()}, as in data for KTO, whose answers with false are bad ones that "
+            "would be trained on: keep the records with true, and remove the key"
+        )

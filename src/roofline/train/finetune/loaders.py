@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from roofline.bundle import load_text_of
+from roofline.common import log
 from roofline.common.errors import ConfigError
+from roofline.common.units import counted
 from roofline.train.config.data_sets import DatasetSection, LoaderSection, SamplesSection
 from roofline.train.config.schema import TrainConfig
-from roofline.train.finetune.files import READERS
-from roofline.train.finetune.prepare import TRAIN, Data, Preprocess, prepare
+from roofline.train.data.record_fields import unused_words
+from roofline.train.data.record_files import READERS
+from roofline.train.finetune.prepare import TRAIN, Data, Prepared, Preprocess, prepare
 from roofline.train.run_folder import folder_of
 
 FOLDER = "samples"  # of the prepared shards, in the run's
@@ -25,15 +28,39 @@ def of_samples(config: TrainConfig) -> Iterator[tuple[str, LoaderSection]]:
         yield TRAIN, config.train_loader
     for label, loader in config.evaluations.items():
         if loader.dataset.hf_name is not None:
-            yield label, loader
+            yield _of_evaluation(label), loader
+
+
+def _of_evaluation(label: str) -> str:
+    """The folder of an evaluation's samples: no label has a plus sign, so it is no other's."""
+    return f"{label}+eval" if label == TRAIN else label
 
 
 def prepare_all(config: TrainConfig) -> None:
-    """Prepare the samples of all loaders, unless they are there. Raises ConfigError, UnsupportedError."""
+    """Prepare the samples of all loaders, unless they are there; a warning names what of them is not used. Raises
+    ConfigError, UnsupportedError."""
     for name, loader in of_samples(config):
         assert config.tokenizer is not None, "a conflict of the configuration otherwise"
         words, template = load_text_of(config.tokenizer.name)
-        prepare(data_of(loader, config.max_seq_len), folder_of(config) / FOLDER / name, words, template)
+        folder = folder_of(config) / FOLDER / name
+        is_new = not folder.exists()
+        done = prepare(data_of(loader, config.max_seq_len), folder, words, template)
+        for note in _notes(done) if is_new else ():
+            log.get("train").warning("%s: %s", loader.dataset.hf_name, note)
+
+
+def _notes(done: Prepared) -> Iterator[str]:
+    """What of the samples is not trained on, in words."""
+    if done.unused:
+        yield f"not used: {unused_words(done.unused)}"
+    if done.skipped:
+        yield f"files that were not read, by their suffix: {counted(len(done.skipped), 'file')}"
+    if done.cut:
+        yield f"{counted(done.cut, 'sample')} longer than {done.length:,} tokens: cut at the end"
+    if done.left_out:
+        yield f"{counted(done.left_out, 'sample')} without a target within {done.length:,} tokens: left out"
+    if done.greeted:
+        yield f"{counted(done.greeted, 'chat')} beginning with the assistant: that message is not trained on"
 
 
 def prepared(config: TrainConfig) -> TrainConfig:
@@ -49,7 +76,7 @@ def prepared(config: TrainConfig) -> TrainConfig:
         values = loader.dataset.model_dump(exclude=unread, exclude_unset=True) | {"local": str(folder / name / TRAIN)}
         return loader.model_copy(update={"dataset": DatasetSection.model_validate(values)})
 
-    evaluations = {label: local(label, loader) for label, loader in config.evaluations.items()}
+    evaluations = {label: local(_of_evaluation(label), loader) for label, loader in config.evaluations.items()}
     several = isinstance(config.eval_loader, tuple)
     held_out = tuple(evaluations.values()) if several else next(iter(evaluations.values()), None)
     return config.model_copy(update={"train_loader": local(TRAIN, config.train_loader), "eval_loader": held_out})

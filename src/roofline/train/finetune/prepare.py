@@ -3,9 +3,11 @@
 import hashlib
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +17,9 @@ from roofline.common.errors import ConfigError
 from roofline.common.files import write_atomically
 from roofline.common.json_types import JsonObject
 from roofline.train.data.mds import ShardWriter
-from roofline.train.finetune.encode import Encoded, Encoder
-from roofline.train.finetune.files import Record, data_files, records
+from roofline.train.data.record_fields import RecordFields
+from roofline.train.data.record_files import Record, data_files, records, skipped_files
+from roofline.train.finetune.encode import Counts, Encoded, Encoder
 from roofline.train.finetune.forms import FORMS, read, recognise
 from roofline.train.finetune.packing import pack
 from roofline.train.finetune.samples import Chat, Continuation, Sample
@@ -74,6 +77,12 @@ class Data:
         return ", ".join(map(str, self.places))
 
     @property
+    def skipped(self) -> list[str]:
+        """Files in the folders that no reader takes."""
+        places = (*self.places, *self.evaluation)
+        return [path.name for place in places for path in skipped_files(place)]
+
+    @property
     def files(self) -> list[Path]:
         """All files that are read, in order. Raises ConfigError."""
         own = [path for place in self.places for path in data_files(place, self.split)]
@@ -93,8 +102,9 @@ class Rows:
 @dataclass(frozen=True)
 class Prepared:
     """What `prepare` wrote. key: a digest of data, tokenizer, template and settings; records: read from the files;
-    longest: tokens of the longest sample; alike: pairs of two answers that are the same, which were left out; others as
-    `encode.Counts` has them. form: one, or several with commas."""
+    longest: tokens of the longest sample; alike: pairs of two answers that are the same, which were left out; shared:
+    samples kept apart that are trained on, too; unused: what no reader used, and in how many records; skipped: files of
+    a folder that hold no data; others as `encode.Counts` has them. form: one, or several with commas."""
 
     key: str
     form: str
@@ -110,13 +120,18 @@ class Prepared:
     held_out: Rows | None = None
     files: list[str] = field(default_factory=list)
     alike: int = 0
+    greeted: int = 0
+    shared: int = 0
+    unused: dict[str, int] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
 
 
 Write = Callable[[Data, Path, Encoder, str], Prepared]  # writes shards into a folder; with the key of `Prepared`
 
 
-def samples(data: Data) -> Iterator[tuple[str, str, Sample]]:
-    """(where it stands, its form, the sample) of each record. Raises ConfigError, UnsupportedError."""
+def samples(data: Data, unused: Counter[str] | None = None) -> Iterator[tuple[str, str, Sample]]:
+    """(where it stands, its form, the sample) of each record. unused: gets what of the records is not read. Raises
+    ConfigError, UnsupportedError."""
     if data.form is not None and data.form not in FORMS:
         raise ConfigError(f"--format {data.form} is none of {', '.join(FORMS)}")
     form, told_from = data.form, ""
@@ -125,7 +140,14 @@ def samples(data: Data) -> Iterator[tuple[str, str, Sample]]:
             record = _preprocessed(data.preprocess, record, where)
             if form is None:
                 form, told_from = recognise(record, where), where
-            yield where, form, read(record, where, form, told_from)
+            if isinstance(record, str):
+                yield where, form, read(record, where, form, told_from)
+                continue
+            fields = RecordFields(record)
+            sample = read(fields, where, form, told_from)
+            if unused is not None:
+                unused.update(fields.unused)
+            yield where, form, sample
     if form is None:
         raise ConfigError(f"{data.name} holds no record")
 
@@ -194,8 +216,9 @@ def read_prepared(folder: Path) -> Prepared:
 
 def _write(data: Data, folder: Path, encoder: Encoder, key: str, progress: Callable[[int], None]) -> Prepared:
     forms, encoded, originals, counted = list[str](), list[list[Encoded]](), list[Sample](), list[int]()
+    unused = Counter[str]()
     for each in (data, *data.for_evaluation):
-        for where, form, sample in samples(each):
+        for where, form, sample in samples(each, unused):
             forms.append(form)
             encoded.append(encoder.encode(sample, where))
             originals.append(sample)
@@ -213,9 +236,45 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str, progress: Calla
         raise ConfigError(f"{data.name}: no sample has a target within {data.length} tokens: raise --max-seq-len")
     if HELD_OUT in written:
         write_questions(folder, [originals[number] for number in groups[HELD_OUT] if encoded[number]])
-    counts, files = encoder.counts, [str(path) for path in data.files]
-    about = partial(Prepared, key, forms[0], count, data.length, data.pack, counts.longest)
-    return about(counts.split, counts.ended, counts.cut, counts.left_out, written[TRAIN], written.get(HELD_OUT), files)
+    counts = encoder.counts
+    return Prepared(
+        key,
+        form=forms[0],
+        records=count,
+        length=data.length,
+        pack=data.pack,
+        longest=counts.longest,
+        split=counts.split,
+        ended=counts.ended,
+        cut=counts.cut,
+        left_out=counts.left_out,
+        train=written[TRAIN],
+        held_out=written.get(HELD_OUT),
+        files=[str(path) for path in data.files],
+        greeted=counts.greeted,
+        shared=shared_samples(*([encoded[number] for number in numbers] for numbers in groups.values())),
+        unused=dict(unused) | unreasoned(counts),
+        skipped=data.skipped,
+    )
+
+
+def unreasoned(counts: Counts) -> dict[str, int]:
+    """What a chat template does not write of answers, as `Prepared.unused` has it."""
+    reason = "reasoning that the chat template does not write"
+    return {reason: counts.unreasoned} if counts.unreasoned else {}
+
+
+def shared_samples(trained: Sequence[Sequence[Encoded]], held_out: Sequence[Sequence[Encoded]]) -> int:
+    """How many samples that are kept apart are trained on, too, token for token."""
+    keys = {_digest(parts) for parts in trained}
+    return sum(bool(parts) and _digest(parts) in keys for parts in held_out)
+
+
+def _digest(parts: Sequence[Encoded]) -> bytes:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.ids.tobytes() + part.trained.tobytes() + b"|")
+    return digest.digest()
 
 
 def kept_apart(count: int, share: float, seed: int) -> set[int]:
@@ -251,8 +310,10 @@ def write_questions(folder: Path, held_out: Sequence[Sample]) -> None:
 def read_prompts(folder: Path, most: int) -> list[JsonObject]:
     """Held-out prompts with their answers, from a folder that `prepare` wrote: `messages` or `prompt`, and `answer`."""
     path = folder / PROMPTS
-    lines = path.read_text("utf-8").splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines[:most]]
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8") as file:  # str.splitlines ends a line at U+2028 and the like, which JSON may hold
+        return [json.loads(line) for line in islice(file, most)]
 
 
 def _prompt(sample: Sample) -> JsonObject | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from roofline.common.errors import ConfigError
 from roofline.common.fields import describe
+from roofline.train.data.record_fields import RecordFields
 
 Message = Mapping[str, object]
 ROLES = ("system", "user", "assistant", "tool")
@@ -23,7 +24,10 @@ _ROLES = {
     },
     **{"function_response": "tool", "tool_response": "tool"},
 }
-_KEPT = ("name", "tool_call_id", "reasoning_content", "reasoning", "thinking")
+# Whether an answer is trained on: OpenAI's, axolotl's two, ms-swift's.
+_WEIGHTS = ("weight", "train", "training", "loss")
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+_KEPT = ("name", "tool_call_id", *REASONING_KEYS)
 
 
 @dataclass(frozen=True)
@@ -72,36 +76,71 @@ def question(prompt: str, answer: str, system: str = "") -> Chat:
     return Chat(tuple(messages), answers=(len(messages) - 1,))
 
 
-def chat(turns: object, tools: object, where: str, last_only: bool = False) -> Chat:
+def chat(turns: object, tools: object, where: str, last_only: bool = False, remarks: set[str] | None = None) -> Chat:
     """A chat of OpenAI's messages, or of ShareGPT's turns (`from` and `value`).
 
-    An assistant's message with a `weight` of 0 is not trained on; last_only: nor is any but the last. What follows the
-    last answer is left out. Raises ConfigError that names the message.
+    An assistant's message with a `weight` of 0, or whose `train`, `training` or `loss` is false, is not trained on;
+    last_only: nor is any but the last. What follows the last answer is left out. remarks: gets what of the messages is
+    not used. Raises ConfigError that names the message.
     """
     if not isinstance(turns, list):
         raise ConfigError(f"{where}: the messages are {describe(turns)}, not a list")
+    remarks = set() if remarks is None else remarks
     messages, answers = [], []
     for number, turn in enumerate(turns):
-        messages.append(_message(turn, f"{where}: message {number}"))
-        weight = turn.get("weight")
-        if messages[-1]["role"] == "assistant" and (weight is None or weight != 0):
-            answers.append(number)
+        place = f"{where}: message {number}"
+        if not isinstance(turn, Mapping):
+            raise ConfigError(f"{place} is {describe(turn)}, not an object")
+        fields = RecordFields(turn)
+        messages.append(_message(fields, place))
+        if messages[-1]["role"] == "assistant":
+            if _is_trained(fields, place, remarks):
+                answers.append(number)
+        else:
+            fields.use_where(_WEIGHTS, lambda value: value in (0, "0", "false"))  # nor would it be trained on
+        remarks |= {f"{key} of messages" for key in fields.unread}
     if not answers:
         raise ConfigError(f"{where}: no message of an assistant is there to train on")
     if last_only:
         answers = answers[-1:]
+    if answers[-1] + 1 < len(messages):
+        remarks.add("messages behind the last answer that is trained on")
     return Chat(tuple(messages[: answers[-1] + 1]), tools_of(tools, where), tuple(answers))
 
 
-def _message(turn: object, where: str) -> dict[str, object]:
-    if not isinstance(turn, Mapping):
-        raise ConfigError(f"{where} is {describe(turn)}, not an object")
-    name = turn.get("role", turn.get("from"))
+def role_of(turn: object) -> str | None:
+    """The role of a message in OpenAI's words, however it is written; None where it has none that is known."""
+    return _ROLES.get(str(turn.get("role", turn.get("from")))) if isinstance(turn, Mapping) else None
+
+
+def _is_trained(turn: Mapping[str, object], where: str, remarks: set[str]) -> bool:
+    """Whether an assistant's message is to be trained on, as it says itself."""
+    if turn.get("train_detail"):
+        raise ConfigError(f"{where}: its train_detail masks parts of it; give each part a message, or remove it")
+    values = {key: _number(turn[key], f"{where}: its {key}") for key in _WEIGHTS if turn.get(key) is not None}
+    if not {0.0, 1.0}.issuperset(values.values()):
+        remarks.add("weights of messages other than 0 and 1 (they count as 1)")
+    return 0 not in values.values()
+
+
+def _number(value: object, where: str) -> float:
+    """0 or 1 for false or true; numbers may be written as text."""
+    if isinstance(value, bool | int | float):
+        return float(value)
+    word = str(value).strip().lower()
+    try:
+        return {"false": 0.0, "true": 1.0}[word] if word in ("false", "true") else float(word)
+    except ValueError:
+        raise ConfigError(f"{where} is {describe(value)}, neither a number nor true or false") from None
+
+
+def _message(turn: Mapping[str, object], where: str) -> dict[str, object]:
+    name = turn.get("role") if "role" in turn else turn.get("from")
     role = _ROLES.get(str(name))
     if role is None:
         names = ROLES if "role" in turn else SHAREGPT_ROLES
         raise ConfigError(f"{where}: its role is {describe(name)}, not one of {', '.join(names)}")
-    content = turn.get("content", turn.get("value"))
+    content = turn.get("content") if "content" in turn else turn.get("value")
     if isinstance(content, list):
         content = "\n".join(_part(part, where) for part in content)
     calls = [_call(call, where) for call in _calls(turn, name, content, where)]
@@ -129,6 +168,10 @@ def _calls(turn: Mapping[str, object], name: object, content: object, where: str
     if isinstance(turn.get("function_call"), Mapping):
         return [{"function": turn["function_call"]}]
     calls = turn.get("tool_calls")
+    if isinstance(calls, str) and calls.strip():
+        calls = _parsed(calls, f"{where}: its tool_calls")
+    if calls and not isinstance(calls, list):
+        raise ConfigError(f"{where}: its tool_calls are {describe(calls)}, not a list")
     return calls if isinstance(calls, list) else []
 
 

@@ -10,18 +10,22 @@ if TYPE_CHECKING:
     from roofline.text.tokenizers.tokenizer import Tokenizer
 
 OPEN, CLOSE = "[[", "]]"  # around what is trained on, where there are no colours
+_FURTHER = (("<<<", ">>>"), ("{{{", "}}}"), ("⟦", "⟧"))  # the first that a text has not, where it has those
 _TRAINED, _CONTEXT = ("\x1b[30;42m", "\x1b[30;102m"), ("\x1b[90m", "\x1b[37m")  # tokens alternate between two shades
 _PLAIN = "\x1b[0m"
 
 
 def marked(tokenizer: "Tokenizer", sample: Encoded, colour: bool) -> str:
     """The text of a sample. With colour each token has a shade of its own, green where it is trained on; without, what
-    is trained on stands between double brackets."""
+    is trained on stands between double brackets, or between other ones where the text has double brackets itself."""
     if colour:
         return "".join(_coloured(tokenizer, sample))
     runs = groupby(zip(sample.ids.tolist(), sample.trained.tolist(), strict=True), key=lambda each: each[1])
     parts = [(trained, _text(tokenizer, [token for token, _ in run])) for trained, run in runs]
-    return "".join(f"{OPEN}{text}{CLOSE}" if trained else text for trained, text in parts)
+    shown_text = "".join(text for _, text in parts)
+    marks = ((OPEN, CLOSE), *_FURTHER)
+    begin, end = next((pair for pair in marks if not any(mark in shown_text for mark in pair)), marks[-1])
+    return "".join(f"{begin}{text}{end}" if trained else text for trained, text in parts)
 
 
 def _coloured(tokenizer: "Tokenizer", sample: Encoded) -> Iterator[str]:

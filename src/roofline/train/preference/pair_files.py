@@ -6,10 +6,14 @@ from dataclasses import dataclass
 
 from roofline.common.errors import ConfigError
 from roofline.common.fields import describe
-from roofline.train.finetune.files import Record
-from roofline.train.finetune.samples import Chat, Continuation, Sample, chat, question, text, tools_of
+from roofline.train.data.record_fields import MEDIA, RecordFields
+from roofline.train.data.record_files import Record
+from roofline.train.finetune.asking import asked, note_repeated, tools_in, with_system
+from roofline.train.finetune.forms import AS_CHAT, NO_MEDIA
+from roofline.train.finetune.samples import Chat, Continuation, Sample, chat, role_of, text, tools_of
 
 CHAT = "instruct"  # the form in which a prompt that is a string is a user's message; else it is text
+_TURNS = ("messages", "prompt", "conversations", "conversation")  # that have a prompt's messages
 PAIR_FORMS = {
     "messages": "pairs of chats",
     "question": "questions with two answers, as chats",
@@ -32,30 +36,46 @@ class Pair:
 
 
 def pair(record: Record, where: str, form: str | None) -> Pair:
-    """The pair of a record with the keys chosen and rejected: texts, or lists of messages, which may begin with the
-    prompt; or else with the prompt under prompt or question. Raises ConfigError."""
+    """The pair of a record with the keys chosen and rejected: texts, messages, or lists of messages, which may begin
+    with the prompt; or else with the prompt under prompt, conversations, question or instruction. Raises ConfigError.
+    """
     if isinstance(record, str) or "chosen" not in record or "rejected" not in record:
         raise ConfigError(f"{where} has no chosen and rejected answer: {_keys(record)}")
-    answers = record["chosen"], record["rejected"]
-    if all(isinstance(each, list) for each in answers):
-        prompt = record.get("prompt")
-        before = prompt if isinstance(prompt, list) else []
-        turns = [[*before, *_messages(each)] for each in answers]
-        chosen, rejected = (_last(each, record, where) for each in turns)
-        shared = _shared(*turns)
-        if chosen != rejected and min(chosen.answers[-1], rejected.answers[-1]) < shared:
-            raise ConfigError(f"{where}: the chosen and the rejected answer are not to the same prompt")
-        return Pair(chosen, rejected, "messages")
-    if record.get("question") is not None or form == CHAT:
-        words, system = _question_of(record, where), text(record, "system", where, empty=True)
-        chosen, rejected = (question(words, text(record, key, where), system) for key in ("chosen", "rejected"))
+    fields = RecordFields.of_record(record)
+    before = _turns_of(fields, _TURNS[1:]) or []
+    if before or not any(isinstance(fields.get(key), str) for key in ("chosen", "rejected")):
+        return _pair_of_chats(fields, before, where)
+    key = _asks_under(fields, form)
+    if key is not None:
+        words = asked(fields, key, where)
+        answers = [{"role": "assistant", "content": text(fields, name, where)} for name in ("chosen", "rejected")]
+        tools = tools_of(tools_in(fields), where)
+        chosen, rejected = (Chat((*words, answer), tools, (len(words),)) for answer in answers)
         return Pair(chosen, rejected, "question")
-    prompt = text(record, "prompt", where, empty=True)
-    chosen_text, rejected_text = (text(record, key, where) for key in ("chosen", "rejected"))
+    prompt = text(fields, "prompt", where, empty=True)
+    chosen_text, rejected_text = (text(fields, key, where) for key in ("chosen", "rejected"))
     if not prompt:
         prompt = _shared_text(chosen_text, rejected_text)
         chosen_text, rejected_text = chosen_text[len(prompt) :], rejected_text[len(prompt) :]
+    fields.refuse_conditions(where, prompt, f"write it into the prompt, or remove it; {AS_CHAT}")
     return Pair(Continuation(prompt, chosen_text), Continuation(prompt, rejected_text), "text")
+
+
+def _pair_of_chats(record: RecordFields, before: list[object], where: str) -> Pair:
+    """The pair of two answers that are messages, or whole chats."""
+    turns = [_answer_turns(record, key, where) for key in ("chosen", "rejected")]
+    chats = [_behind(before, answer) for answer in turns]
+    if not before and any(role_of(answer[0]) == "assistant" for answer in turns):
+        key = _asks_under(record, CHAT if record.peek("prompt") else None)
+        if key is None:
+            raise ConfigError(f"{where}: no prompt comes before the answers: {_keys(record)}")
+        chats = [[*asked(record, key, where), *answer] for answer in turns]
+    chosen, rejected = (_last(messages, record, where) for messages in chats)
+    shared = _shared(chosen.messages, rejected.messages)
+    if chosen != rejected and min(chosen.answers[-1], rejected.answers[-1]) < shared:
+        raise ConfigError(f"{where}: the chosen and the rejected answer are not to the same prompt")
+    note_repeated(record, chosen.messages)  # UltraFeedback has the prompt beside the chats, too
+    return Pair(chosen, rejected, "messages")
 
 
 def prompt(record: Record, where: str, form: str | None) -> tuple[Chat | str, str]:
@@ -63,27 +83,66 @@ def prompt(record: Record, where: str, form: str | None) -> tuple[Chat | str, st
     PROMPT_FORMS. Raises ConfigError."""
     if isinstance(record, str):
         raise ConfigError(f"{where} is a text file, and no record with a prompt")
-    turns = record.get("messages") or record.get("prompt")
-    if isinstance(turns, list):
-        if isinstance(turns[-1], Mapping) and turns[-1].get("role") == "assistant":
+    fields = RecordFields.of_record(record)
+    turns = _turns_of(fields, _TURNS)
+    if turns is not None:
+        if turns and role_of(turns[-1]) == "assistant":
             turns = turns[:-1]
+        if not turns:
+            raise ConfigError(f"{where}: the prompt has no message")
         # `chat` wants an answer to train on; this one is taken off again.
-        read = chat([*turns, {"role": "assistant", "content": ""}], record.get("tools"), where)
-        return Chat(read.messages[:-1], read.tools), "messages"
-    if record.get("question") is not None or form == CHAT:
-        words = question(_question_of(record, where), "", text(record, "system", where, empty=True))
-        return Chat(words.messages[:-1]), "question"
-    if not isinstance(record.get("prompt"), str):
+        stand_in = {"role": "assistant", "content": ""}
+        words = chat([*_with_system(turns, fields, where), stand_in], tools_in(fields), where, True, fields.remarks)
+        return Chat(words.messages[:-1], words.tools), "messages"
+    key = _asks_under(fields, form)
+    if key is not None:
+        messages = asked(fields, key, where)
+        return Chat(tuple(messages), tools_of(tools_in(fields), where)), "question"
+    if not isinstance(fields.get("prompt"), str):
         raise ConfigError(f"{where} has no prompt, question or messages: {_keys(record)}")
-    return text(record, "prompt", where), "text"
+    words_of_text = text(fields, "prompt", where)
+    fields.refuse_conditions(where, words_of_text, f"write it into the prompt, or remove it; {AS_CHAT}")
+    return words_of_text, "text"
 
 
-def _question_of(record: Mapping[str, object], where: str) -> str:
-    return text(record, "question" if record.get("question") is not None else "prompt", where)
+def _asks_under(record: RecordFields, form: str | None) -> str | None:
+    """The key of a text that is a user's message; None where the prompt is a text to go on from."""
+    # Distilabel's sets ask under `input`; below an instruction, or beside a prompt, it is something else.
+    alone = ("input",) if record.peek("prompt") is None else ()
+    keys = ("question", "instruction", *alone, *(("prompt",) if form == CHAT else ()))
+    return next((key for key in keys if record.peek(key) is not None), "prompt" if form == CHAT else None)
 
 
-def _messages(turns: object) -> list[object]:
-    return turns if isinstance(turns, list) else []
+def _turns_of(record: RecordFields, keys: Sequence[str]) -> list[object] | None:
+    """The messages of a prompt, under the first of the keys that has some; None where none has a list."""
+    lists = [key for key in keys if isinstance(record.peek(key), list)]
+    key = next((key for key in lists if record.peek(key)), lists[0] if lists else None)
+    turns = record.get(key) if key is not None else None
+    return turns if isinstance(turns, list) else None
+
+
+def _with_system(turns: list[object], record: RecordFields, where: str) -> list[object]:
+    with_own = with_system(turns, record, where)
+    return with_own if isinstance(with_own, list) else turns
+
+
+def _answer_turns(record: RecordFields, key: str, where: str) -> list[object]:
+    """The messages under a key, which may be one message, or the text of one."""
+    value = record.get(key)
+    if isinstance(value, str):
+        return [{"role": "assistant", "content": text(record, key, where)}]
+    if isinstance(value, list):
+        if not value:
+            raise ConfigError(f"{where}: {key} has no message")
+        return value
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: {key} is {describe(value)}, not a text or messages")
+    return [value]
+
+
+def _behind(before: list[object], turns: list[object]) -> list[object]:
+    """The messages behind those of the prompt, unless they begin with them."""
+    return turns if turns[: len(before)] == before else [*before, *turns]
 
 
 def _shared(chosen: Sequence[object], rejected: Sequence[object]) -> int:
@@ -92,10 +151,11 @@ def _shared(chosen: Sequence[object], rejected: Sequence[object]) -> int:
     return next((at for at, (a, b) in pairs if a != b), min(len(chosen), len(rejected)))
 
 
-def _last(turns: list[object], record: Mapping[str, object], where: str) -> Chat:
+def _last(turns: list[object], record: RecordFields, where: str) -> Chat:
     """The chat, trained on in its last answer."""
-    sample = chat(turns, record.get("tools"), where, last_only=True)
-    return Chat(sample.messages, tools_of(record.get("tools"), where), sample.answers)
+    sample = chat(_with_system(turns, record, where), tools_in(record), where, last_only=True, remarks=record.remarks)
+    record.refuse_conditions(where, "", NO_MEDIA, MEDIA)
+    return sample
 
 
 def _shared_text(chosen: str, rejected: str) -> str:

@@ -1,24 +1,37 @@
 """Writes pairs of answers, or prompts, as shards of rows, as `finetune.prepare` does with samples."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from roofline.common.errors import ConfigError
+from roofline.common.errors import ConfigError, RequestError
 from roofline.common.json_types import JsonObject
 from roofline.train.data.mds import ShardWriter
+from roofline.train.data.record_fields import RecordFields, unused_words
+from roofline.train.data.record_files import Record, records
 from roofline.train.finetune.encode import Encoded, Encoder
-from roofline.train.finetune.files import Record, records
 from roofline.train.finetune.packing import pack
-from roofline.train.finetune.prepare import COLUMNS, HELD_OUT, TRAIN, Data, Prepared, Rows, kept_apart, write_questions
+from roofline.train.finetune.prepare import (
+    COLUMNS,
+    HELD_OUT,
+    TRAIN,
+    Data,
+    Prepared,
+    Rows,
+    kept_apart,
+    shared_samples,
+    unreasoned,
+    write_questions,
+)
 from roofline.train.finetune.samples import Chat, Continuation, Sample
 from roofline.train.finetune.show import marked
 from roofline.train.preference.pair_files import pair, prompt
-from roofline.train.preference.rewards import right_answer
+from roofline.train.preference.rewards import ANSWERS, EXACT, right_answer
 
 PAIRS, PROMPTS = "pairs", "prompts"  # in place of the form of samples; behind prompts the longest answer: prompts-128
 Documents = Sequence[Encoded]
@@ -27,12 +40,14 @@ Documents = Sequence[Encoded]
 @dataclass(frozen=True)
 class Item:
     """What stands together in a row. form: of the record; documents: none where one of them is longer than a row.
-    question: a sample with a right answer; record: of a prompt, for its reward."""
+    question: a sample with a right answer; record: of a prompt, for its reward; unused: keys of the record that the
+    documents have nothing of."""
 
     form: str
     documents: Documents
     question: Sample | None = None
     record: JsonObject | None = None
+    unused: Collection[str] = ()
 
     def __len__(self) -> int:
         return sum(map(len, self.documents))
@@ -57,10 +72,19 @@ def write_pairs(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepare
 
 def pair_item(data: Data, encoder: Encoder, record: Record, where: str) -> Item:
     """The pair of a record."""
-    answers = pair(record, where, _form(data))
+    fields = _noted(record)
+    answers = pair(fields, where, _form(data))
     parts = [encoder.encode(sample, where) for sample in (answers.chosen, answers.rejected)]
     documents = [part[0] for part in parts] if all(len(part) == 1 for part in parts) else []
-    return Item(answers.form, documents, answers.chosen)
+    return Item(answers.form, documents, answers.chosen, unused=_unused(fields))
+
+
+def _noted(record: Record) -> RecordFields | str:
+    return record if isinstance(record, str) else RecordFields(record)
+
+
+def _unused(record: RecordFields | str) -> Collection[str]:
+    return () if isinstance(record, str) else record.unused
 
 
 def write_prompts(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
@@ -68,17 +92,35 @@ def write_prompts(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepa
     return _write(data, folder, encoder, key, prompt_item)
 
 
+def write_answered(data: Data, folder: Path, encoder: Encoder, key: str) -> Prepared:
+    """Write prompts as `write_prompts` does, each of which has a right answer."""
+    return _write(data, folder, encoder, key, answered_item)
+
+
+def answered_item(data: Data, encoder: Encoder, record: Record, where: str) -> Item:
+    """The prompt of a record. Raises ConfigError where the record has no right answer for it."""
+    item = prompt_item(data, encoder, record, where)
+    if isinstance(record, str) or right_answer(record) is None:
+        keys = ", ".join(ANSWERS)
+        raise ConfigError(f"{where}: reward={EXACT}: a prompt has no right answer under {keys}, a text or a number")
+    return item
+
+
 def prompt_item(data: Data, encoder: Encoder, record: Record, where: str) -> Item:
     """The prompt of a record; without a document if there is no room for an answer behind it."""
-    words, form = prompt(record, where, _form(data))
-    ids = np.array(_prompt_ids(words, encoder), np.uint32)
+    fields = _noted(record)
+    words, form = prompt(fields, where, _form(data))
+    try:
+        ids = np.array(_prompt_ids(words, encoder), np.uint32)
+    except RequestError as error:
+        raise ConfigError(f"{where}: {error}") from error
     kind = (data.form or "").partition(" ")[0]
     if not 2 <= len(ids) <= data.length - int(kind.rpartition("-")[2]):
         return Item(form, [])
     assert not isinstance(record, str)
     document = Encoded(ids, np.zeros(len(ids), bool))
     plain = json.loads(json.dumps(dict(record), default=str))
-    return Item(form, [document], _question(words, right_answer(record)), plain)
+    return Item(form, [document], _question(words, right_answer(record)), plain, _unused(fields))
 
 
 def preview(data: Data, encoder: Encoder, count: int, colour: bool, item_of: ItemOf) -> Iterator[str]:
@@ -87,12 +129,16 @@ def preview(data: Data, encoder: Encoder, count: int, colour: bool, item_of: Ite
     first = list(islice(lines, count))
     if not first:
         raise ConfigError(f"{data.name} holds no record")
+    unused = Counter[str]()
     for where, record in first:
         item = item_of(data, encoder, record, where)
         reason = ", left out" if not item.fits(data.length) else ", left out: both answers are the same"
         kept = item.fits(data.length) and not item.alike
         yield f"--- {where} ({item.form}): {len(item):,} tokens" + ("" if kept else reason)
         yield from (marked(encoder.tokenizer, part, colour) for part in item.documents)
+        unused.update(item.unused if item.record is None else ())  # a reward is handed all of a prompt's record
+    if unused:
+        yield f"--- not used: {unused_words(unused)}"
 
 
 def _prompt_ids(words: Chat | str, encoder: Encoder) -> list[int]:
@@ -152,6 +198,10 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str, item_of: ItemOf
         held_out=written.get(HELD_OUT),
         files=[str(path) for path in data.files],
         alike=len(fitting) - len(usable),
+        greeted=encoder.counts.greeted,
+        shared=shared_samples(*([usable[number].documents for number in numbers] for numbers in groups.values())),
+        unused=dict(Counter(name for item in read for name in item.unused)) | unreasoned(encoder.counts),
+        skipped=data.skipped,
     )
 
 

@@ -73,5 +73,13 @@ def exact_match(answer: str, record: Record) -> float:
 
 
 def right_answer(record: Record) -> str | None:
-    """The answer that a record has for its prompt."""
-    return next((str(record[key]) for key in ANSWERS if isinstance(record.get(key), str)), None)
+    """The answer that a record has for its prompt: a text, or a number as JSON writes it."""
+    return next((text for key in ANSWERS if (text := _as_text(record.get(key))) is not None), None)
+
+
+def _as_text(value: object) -> str | None:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # tables have whole numbers as floats
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    return str(value)

@@ -21,7 +21,7 @@ from roofline.train.checkpoint import manifest, state
 from roofline.train.checkpoint.checkpoint import Saver
 from roofline.train.checkpoint.outcome import Outcome
 from roofline.train.checkpoint.resume import resume
-from roofline.train.config.duration import Batches, batches
+from roofline.train.config.duration import batches
 from roofline.train.config.schema import TrainConfig
 from roofline.train.data.loader import Loader, Rows, open_source
 from roofline.train.data.receipts import START, ReceiptLog
@@ -374,8 +374,8 @@ class Run:
     def _durations(self) -> None:
         """Convert the configured durations to steps."""
         config = self.config
-        units = Batches(config.global_train_batch_size, config.max_seq_len, self.source.epoch)
-        self.total = batches("max_duration", config.max_duration, units)
+        units = parts.units_of(config, self.source)
+        self.total = parts.steps_of(config, units, self.source, self.order)
         self.units = replace(units, total=self.total)
         self.eval_every = batches("eval_interval", config.eval_interval, self.units)
         self.save_every = batches("save_interval", config.save_interval, self.units)

@@ -1,10 +1,15 @@
 """What a run is made of, from its configuration: its part of each batch, its model, and what computes gradients."""
 
+import re
 from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
+from roofline.train.config.duration import Batches, batches, parse
+from roofline.train.config.flatten import flatten
 from roofline.train.config.schema import TrainConfig
-from roofline.train.data.loader import Share
+from roofline.train.data.loader import Share, Source
+from roofline.train.data.order import Order
+from roofline.train.data.synthetic import Synthetic
 from roofline.train.model import adaptation, build
 from roofline.train.model.modules import Model
 from roofline.train.model.shapes import files
@@ -16,11 +21,37 @@ from roofline.weights.checkpoint import open_checkpoint
 if TYPE_CHECKING:
     from roofline.train.run.loop import Run
 
+_MOST_ADDED = 200_000  # steps whose tokens are added up; of longer runs the mean tells as much
+_IN_TOKENS = re.compile(r"[0-9][0-9.eE]*tok")
+
 
 def shares(config: TrainConfig, world: World) -> list[Share]:
     """The parts of each global batch that this process computes. Raises ConfigError for a tree that is none."""
     elastic, rank, count = config.elastic, world.data_rank, world.data_size
     return rounds(elastic.virtual_shards, rank, count) if elastic else [(rank, count)]
+
+
+def units_of(config: TrainConfig, source: Source | Synthetic) -> Batches:
+    """What turns durations into steps. A sample's tokens are counted where a duration is given in them, without
+    padding, as LLM Foundry counts. Raises ConfigError where they cannot be."""
+    values = (value for _, value in flatten(config.model_dump(mode="json")))
+    needed = any(isinstance(value, str) and _IN_TOKENS.fullmatch(value.strip()) for value in values)
+    tokens = source.tokens if needed else config.max_seq_len
+    return Batches(config.global_train_batch_size, tokens, source.epoch)
+
+
+def steps_of(config: TrainConfig, units: Batches, source: Source | Synthetic, order: Order) -> int:
+    """The steps of a run. Of max_duration in tokens so many that their batches have as many, as LLM Foundry counts."""
+    estimate = batches("max_duration", config.max_duration, units)  # by the mean
+    count, unit = parse(config.max_duration)
+    if unit != "tok" or not isinstance(source, Source) or not source.trained or estimate > _MOST_ADDED:
+        return estimate
+    step, missing = 0, count
+    while missing > 0:
+        numbers = order.batch(step)
+        missing -= int(source.lengths[numbers[numbers >= 0]].sum())
+        step += 1
+    return step
 
 
 def base_digest(config: TrainConfig) -> str:

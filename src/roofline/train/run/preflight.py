@@ -1,6 +1,7 @@
 """What must hold before a run begins: the model's shape, the tokenizer, and the places that the run reads from."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from roofline.bundle import load_text_of
@@ -10,7 +11,9 @@ from roofline.train.checkpoint import manifest
 from roofline.train.config.data_sets import LoaderSection
 from roofline.train.config.faults import Fault, error_of, names_key
 from roofline.train.config.schema import TokenizerSection, TrainConfig
+from roofline.train.data.mds import Shards
 from roofline.train.data.mds_index import INDEX
+from roofline.train.data.record_fields import unused_words
 from roofline.train.model.shapes import model_config
 
 _log = log.get("train")
@@ -24,6 +27,30 @@ def check(config: TrainConfig) -> None:
     name = config.tokenizer.name if config.tokenizer is not None else ""
     if _is_repository(name):
         _log.warning("tokenizer.name=%s is not here: whether its ids fit the model's vocabulary is not checked", name)
+    for loader in (config.train_loader, *config.evaluations.values()):
+        for folder in _folders(loader):
+            if unused := _unused_columns(folder, loader.name == "finetuning", config.grpo is not None):
+                _log.warning("%s: not used: %s", folder, unused_words(unused, "row"))
+
+
+def _folders(loader: LoaderSection) -> Iterator[Path]:
+    """The local folders of shards that a loader reads."""
+    section = loader.dataset
+    if loader.name != "synthetic" and section.hf_name is None:
+        for stream in section.streams.values() or (section,):
+            if stream.remote is None and stream.local is not None:
+                yield Path(stream.local, stream.split or section.split or "")
+
+
+def _unused_columns(folder: Path, is_tuned: bool, is_rewarded: bool) -> dict[str, int]:
+    """Columns of shards that no run reads so, and how many rows have them; none where the index cannot be read."""
+    used = {"tokens", "documents"} | ({"trained"} if is_tuned else set()) | ({"record"} if is_rewarded else set())
+    try:
+        with closing(Shards(folder)) as shards:
+            names = (name for shard in shards.shards[:1] for name, _, _ in shard.columns)
+            return {name: len(shards) for name in names if name not in used}
+    except RooflineError:
+        return {}  # it is refused where it is read
 
 
 def faults(config: TrainConfig) -> Iterator[Fault]:

@@ -3,7 +3,9 @@ Hugging Face's datasets save."""
 
 import csv
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from roofline.common.json_types import JsonMapping
 Record = JsonMapping | str  # a text file is one record, a string
 SPLIT = "train"  # read where a data set has several and none is named
 _DICT, _STATE = "dataset_dict.json", "state.json"  # of saved Hugging Face data sets
+_BINARY = (".parquet", ".arrow")
 _PYARROW = ["pip install pyarrow", ".jsonl"]
 
 
@@ -46,6 +49,14 @@ def data_files(place: Path, split: str | None = None) -> list[Path]:
         of = f" of the split {split!r}" if split else ""
         raise ConfigError(f"{place} holds no {', '.join(READERS)} file{of}")
     return files
+
+
+def skipped_files(place: Path) -> list[Path]:
+    """The files of a folder that no reader of data takes, by their suffix, without hidden ones."""
+    if not place.is_dir() or (place / _DICT).is_file() or (place / _STATE).is_file():
+        return []
+    names = (path for path in place.rglob("*") if path.suffix not in READERS and path.is_file())
+    return sorted(path for path in names if not any(part.startswith(".") for part in path.relative_to(place).parts))
 
 
 def _is_of(path: Path, folder: Path, split: str) -> bool:
@@ -83,8 +94,12 @@ def _json(path: Path) -> Mapping[str, Any]:
 def _read(path: Path) -> Iterator[tuple[str, Record]]:
     reader = READERS.get(path.suffix)
     if reader is None:
-        raise ConfigError(f"{path}: data is read from {', '.join(READERS)} files")
+        raise ConfigError(
+            f"{path}: data is read from {', '.join(READERS)} files; name a plain text {path.stem or path.name}.txt"
+        )
     try:
+        if path.suffix not in _BINARY:
+            _check_encoding(path)
         yield from reader(path)
     except UnicodeDecodeError as error:
         raise ConfigError(
@@ -93,6 +108,19 @@ def _read(path: Path) -> Iterator[tuple[str, Record]]:
         ) from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _check_encoding(path: Path) -> None:
+    """Raises ConfigError for UTF-16 and UTF-32, which a file's first bytes tell."""
+    with path.open("rb") as file:
+        begin = file.read(4)
+    wide = begin[:4] in (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
+    zeros = [byte == 0 for byte in begin]
+    if wide or begin[:2] in (b"\xff\xfe", b"\xfe\xff") or zeros in ([False, True] * 2, [True, False] * 2):
+        name = "utf-32" if wide else "utf-16" if begin[0] > 0xF0 else "utf-16be" if zeros[0] else "utf-16le"
+        raise ConfigError(
+            f"{path} is not UTF-8 text but {name[:6].upper()}; convert it, as `iconv -f {name} -t utf-8` does"
+        )
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Record]]:
@@ -114,9 +142,13 @@ def _object(where: str, value: object) -> Record:
 
 def _array(path: Path) -> Iterator[tuple[str, Record]]:
     """A list of records, or an object of records by their names; lines of JSON in a file of that name are read too."""
+    content = path.read_text("utf-8-sig")
     try:
-        value = json.loads(path.read_text("utf-8-sig"))
-    except json.JSONDecodeError:
+        value = json.loads(content)
+    except json.JSONDecodeError as error:
+        if error.lineno > 1 and not _is_first_line_json(content):
+            place = f"line {error.lineno} column {error.colno}"
+            raise ConfigError(f"{path}: {place} is no JSON: {error.msg}") from error
         yield from _lines(path)
         return
     if isinstance(value, dict) and isinstance(value.get("data"), list):
@@ -131,13 +163,42 @@ def _array(path: Path) -> Iterator[tuple[str, Record]]:
         yield str(path), _object(str(path), value)
 
 
+def _is_first_line_json(content: str) -> bool:
+    first = next((line for line in content.split("\n") if line.strip()), "")
+    try:
+        return isinstance(json.loads(first), dict)
+    except json.JSONDecodeError:
+        return False
+
+
 def _rows_of_csv(path: Path) -> Iterator[tuple[str, Record]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        try:
-            for number, row in enumerate(csv.DictReader(file, strict=True), start=1):
-                yield f"{path}: row {number}", {key: value for key, value in row.items() if key is not None}
-        except csv.Error as error:
-            raise ConfigError(f"{path} is no CSV: {error}") from error
+        rows = csv.DictReader(file, strict=True)
+        for number in count(1):
+            where = f"{path}: row {number}"
+            try:
+                row = _next_of_any_length(rows)
+            except csv.Error as error:
+                raise ConfigError(f"{path} is no CSV: {error}") from error
+            if row is None:
+                return
+            names = rows.fieldnames or ()
+            if number == 1 and len(set(names)) < len(names):
+                double = next(name for name in names if list(names).count(name) > 1)
+                raise ConfigError(f"{path}: the first line names {double!r} twice, of which one would not be read")
+            if None in row:
+                raise ConfigError(f"{where} has more fields than the {len(row) - 1} of the first line")
+            yield where, row
+
+
+def _next_of_any_length(rows: "csv.DictReader[str]") -> dict[str, object] | None:
+    """The next row, None behind the last. The library's limit on a field, 131,072 characters, is of the whole process:
+    it is lifted for this row alone."""
+    limit = csv.field_size_limit(sys.maxsize)
+    try:
+        return next(iter(rows), None)  # type: ignore[return-value]  # the key None is of surplus fields
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _text(path: Path) -> Iterator[tuple[str, Record]]:
