@@ -47,6 +47,7 @@ class Limits:
     first_token_seconds: float = limit(1800.0, "seconds", "until the first token; 0: no limit")
     total_seconds: float = limit(7200.0, "seconds", "until an answer is complete; 0: no limit")
     read_seconds: float = limit(30.0, "seconds", "silence while a request is being received")
+    unread_seconds: float = limit(60.0, "seconds", "until a client takes more of what waits to be sent to it")
     body_seconds: float = limit(120.0, "seconds", "until a request's body is complete")
     upload_bytes: int = limit(200 << 20, "bytes", "a file that is uploaded, with the form around it")
     upload_seconds: float = limit(3600.0, "seconds", "until an upload is complete")
