@@ -48,6 +48,7 @@ class Limits:
     total_seconds: float = limit(7200.0, "seconds", "until an answer is complete; 0: no limit")
     read_seconds: float = limit(30.0, "seconds", "silence while a request is being received")
     unread_seconds: float = limit(60.0, "seconds", "until a client takes more of what waits to be sent to it")
+    unread_tokens: int = limit(4096, "tokens", "of a stream that wait for its client; four alternatives count as one")
     body_seconds: float = limit(120.0, "seconds", "until a request's body is complete")
     upload_bytes: int = limit(200 << 20, "bytes", "a file that is uploaded, with the form around it")
     upload_seconds: float = limit(3600.0, "seconds", "until an upload is complete")
