@@ -162,6 +162,7 @@ def test_limits_that_nobody_sets(call, make_context):
         "total_seconds": 7200.0,
         "read_seconds": 30.0,
         "body_seconds": 120.0,
+        "waiting_bytes": 64 << 20,
         "unread_seconds": 60.0,
         "unread_tokens": 4096,
         "temperature": 2.0,

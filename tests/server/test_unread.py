@@ -63,7 +63,9 @@ def test_an_answer_that_is_read_late_is_whole(live, engine):
 
 def test_an_answer_in_one_piece_has_no_bound(live, engine):
     engine.answer = b"x" * 900
-    answer = httpx.post(f"{live(limits=Limits(unread_tokens=1))}/v1/completions", json={**LARGE, "stream": False, "n": 1})
+    answer = httpx.post(
+        f"{live(limits=Limits(unread_tokens=1))}/v1/completions", json={**LARGE, "stream": False, "n": 1}
+    )
     assert [len(choice["text"]) for choice in answer.json()["choices"]] == [900] * 8
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LOG = log.get("server")
 ACCEPTED = (0, Piece(""))
-EVENTS_AT_ONCE = 64  # of those that wait, before other clients get a turn
+EVENTS_AT_ONCE = 1024  # before others get a turn; more than the engine's owner delivers of a request in one
 VECTORS_AT_ONCE = 16  # of one request, that the engine has: it computes in the order of arrival, so others get between
 
 

@@ -20,6 +20,7 @@ class Limits:
 
     body_bytes: int = limit(8 << 20, "bytes", "a request's body")
     header_bytes: int = limit(16 << 10, "bytes", "a request's headers together")
+    waiting_bytes: int = limit(64 << 20, "bytes", "bodies of about one size that wait to be read")
     json_depth: int = limit(32, "levels", "nesting of the JSON of a body")
     messages: int = limit(1024, "messages", "in one conversation")
     prompts: int = limit(64, "prompts", "in one completion request")
