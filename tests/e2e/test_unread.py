@@ -28,9 +28,8 @@ def resident(pid: int) -> int:
 
 def test_clients_that_read_nothing_cost_neither_memory_nor_others(environment, model):
     options = ("--backend", "simulated", "--device", "MI300X", "--no-access-log")
-    ask = {"model": "small", "prompt": "Once", "max_tokens": 32, "temperature": 0}
+    ask = {"model": "small", "prompt": "Once", "max_tokens": 32, "ignore_eos": True}
     with serving(environment, model, *options) as served:
-        alone = httpx.post(f"{served.address}/v1/completions", json=ask, timeout=60).json()["choices"][0]["text"]
         before, host = resident(served.process.pid), httpx.URL(served.address)
         silent = []
         for _ in range(4):
@@ -42,8 +41,8 @@ def test_clients_that_read_nothing_cost_neither_memory_nor_others(environment, m
         served.eventually(lambda: served.stats()["running"] > 0)
         served.eventually(lambda: served.stats()["running"] == served.stats()["waiting"] == 0, 120)
         assert resident(served.process.pid) - before < BOUND
-        beside = httpx.post(f"{served.address}/v1/completions", json=ask, timeout=60).json()["choices"][0]["text"]
-        assert beside == alone
+        beside = httpx.post(f"{served.address}/v1/completions", json=ask, timeout=60).json()
+        assert beside["usage"]["completion_tokens"] == 32
         for connection in silent:
             connection.close()
         assert served.get("/health").status_code == 200
@@ -61,3 +60,20 @@ def test_leaving_in_the_middle_of_an_answer_that_is_not_read_frees_it(environmen
             time.sleep(0.5)
         assert served.get("/health").status_code == 200
         served.eventually(lambda: served.stats()["running"] == 0, 30)
+
+
+def test_a_stream_beside_clients_that_read_nothing_is_what_it_is_alone(served):
+    ask = {"model": "small", "prompt": "The bridge is", "max_tokens": 64, "temperature": 0, "ignore_eos": True}
+    alone = httpx.post(f"{served.address}/v1/completions", json=ask, timeout=120).json()["choices"][0]["text"]
+    content = json.dumps({**LARGE, "prompt": "Once", "n": 8, "max_tokens": 400, "logprobs": 5}).encode()
+    host = httpx.URL(served.address)
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((host.host, host.port))
+        connection.sendall(
+            REQUEST.replace(b": %d\r\n" % len(CONTENT), b": %d\r\n" % len(content)).replace(CONTENT, content)
+        )
+        served.eventually(lambda: served.stats()["running"] > 0)
+        beside = httpx.post(f"{served.address}/v1/completions", json=ask, timeout=120).json()["choices"][0]["text"]
+    assert beside == alone
+    served.eventually(lambda: served.stats()["running"] == 0)

@@ -5,9 +5,7 @@ engine -> owner   Ready or Refused, then one Report a step, and Checked once the
                   a Pong for each Ping; AdapterLoaded for each LoadAdapter; Lost, if it has to end
 """
 
-import asyncio
 import struct
-from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from asyncio import StreamReader
 
 LENGTH = struct.Struct("<I")
-EVENTS_AT_ONCE = 512
 MAX_MESSAGE = 1 << 28  # bytes; more is a broken stream, not a message
 
 
@@ -180,22 +177,6 @@ async def read(reader: "StreamReader") -> ToOwner:
     """The next message of an engine. Raises IncompleteReadError where it has ended."""
     (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
     return owner_decoder.decode(await reader.readexactly(length))
-
-
-async def incoming(reader: "StreamReader") -> AsyncGenerator[ToOwner, None]:
-    """The messages of an engine. Raises as `read`.
-
-    Reading gives up the loop only where nothing has arrived. Where more comes than can be worked off, those who wait
-    for events get a turn between EVENTS_AT_ONCE of them, and what they have no time for stays with the engine.
-    """
-    events = 0
-    while True:
-        message = await read(reader)
-        yield message
-        events += len(message.events) if isinstance(message, Report) else 0
-        if events >= EVENTS_AT_ONCE:
-            events = 0
-            await asyncio.sleep(0)
 
 
 # The arguments of those of our errors that are made from more than their message.

@@ -50,7 +50,7 @@ from roofline.engine.process.messages import (
 )
 from roofline.engine.process.recovery import OpenRequest, Recovery
 from roofline.engine.process.remote_adapters import RemoteAdapters
-from roofline.engine.process.stream import Stream
+from roofline.engine.process.stream import Stream, incoming
 from roofline.engine.process.watchdog import Stall, Watchdog, tree_time
 from roofline.engine.process.worker import ProcessWorker, Worker, ended
 from roofline.engine.stats import EngineStats
@@ -345,7 +345,7 @@ class RemoteEngine:
 
     async def _pump(self, reader: asyncio.StreamReader) -> str:
         """Deliver reports until the process says why it ends; raises what the end of the stream raises."""
-        async for report in messages.incoming(reader):
+        async for report in incoming(reader):
             self._watchdog.heard()
             if isinstance(report, Pong):
                 if not self._busy:
