@@ -161,9 +161,17 @@ def test_what_is_refused_behind_other_requests_comes_behind_their_answers(addres
     assert answers.whole
 
 
-def test_a_request_line_is_not_taken_for_that_of_the_request_before(address):
-    right, wrong = get(b"GET /limits HTTP/1.1")[0], get(b"GET  /limits HTTP/1.1")[0]
-    assert outcomes(Answers(sent(address, [right + wrong + LAST]))) == [200, 400]
+@pytest.mark.parametrize("later", [False, True], ids=["one read", "reads apart"])
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_a_request_line_is_not_taken_for_that_of_another_request(address, before, later):
+    """The right line stands before the wrong one, in its body, and in the body before it."""
+    right = get(b"GET /tokenize HTTP/1.1")[0]
+    other = request("POST", "/tokenize", body=right * 2)
+    first = other + tokenize("x" * 300) + other + tokenize("y" * 300)[:-150]
+    wrong = request("POST", "/tokenize", body=right * 2).replace(b"POST", b"GET").replace(b" /", b"  /", 1)
+    parts = [first, tokenize("y" * 300)[-150:] + right * before + other + wrong[:30], wrong[30:] + LAST]
+    answers = outcomes(Answers(sent(address, parts if later else [b"".join(parts)])))
+    assert answers == [400, "x" * 300, 400, "y" * 300, *[405] * before, 400, 400]
 
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}

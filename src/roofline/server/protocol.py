@@ -35,7 +35,9 @@ class BoundedProtocol(HttpToolsProtocol):
     limits = Limits()
     _reading: Literal["idle", "head", "body"] = "idle"
     _pending = 0  # raw bytes since the last complete headers
-    _recent, _searched = b"", 0  # what arrived since the message began, and where in it the request line may be
+    _recent = b""  # what arrived since the message began, or in the latest read
+    _searched = 0  # where in it the latest request line ended
+    _next: int | None = 0  # where in it, or behind it, the next message begins; None: a chunked body comes before
     _replaying = False  # a head that has been checked
     _refusal: bytes | None = None  # what nothing is read after any more; told once what runs is answered
     _running: RequestResponseCycle | None = None  # the request that is answered, or was last
@@ -53,8 +55,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._unset_keepalive_if_required()
         self._pending += len(data)
-        self._recent = self._recent[self._searched :] + data if self._reading == "head" else data
-        self._searched = 0
+        self._keep(data)
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
@@ -67,6 +68,19 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._reading == "idle" and self._deadline is None and not self._answering:
             seconds, handler = self.timeout_keep_alive, self.timeout_keep_alive_handler
             self.timeout_keep_alive_task = self.loop.call_later(seconds, handler)
+
+    def _keep(self, data: bytes) -> None:
+        """Keep what arrives as far as a request line may stand in it."""
+        if self._reading == "head":
+            begin = self._searched if self._next is None else self._next
+            self._recent = self._recent[begin:] + data
+            self._next = None if self._next is None else 0
+        elif self._reading == "idle":
+            self._recent, self._next = data, 0
+        else:
+            self._next = None if self._next is None else self._next - len(self._recent)
+            self._recent = data
+        self._searched = 0
 
     def _feed(self, data: bytes) -> None:
         """Parse what arrived. Raises HttpParserError.
@@ -128,12 +142,10 @@ class BoundedProtocol(HttpToolsProtocol):
         """Raise RequestError for a head that other readers may take for another one."""
         if version not in VERSIONS:
             raise RequestError(505, "http_version_not_supported", "Requests are of HTTP/1.1 or HTTP/1.0.")
-        line = b"%s %s HTTP/%s\r\n" % (method, self.url, version.encode())
-        at = self._recent.find(line, self._searched)
+        at = self._line(b"%s %s HTTP/%s\r\n" % (method, self.url, version.encode()))
         if at < 0 or b"#" in self.url:
             problem = "The request line is not a method, a target without a fragment, and a version, one space between."
             raise RequestError(400, "invalid_http", problem)
-        self._searched = at + len(line)
         if method == b"CONNECT":
             raise RequestError(405, "method_not_allowed", "This server is no proxy.")
         codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
@@ -142,8 +154,18 @@ class BoundedProtocol(HttpToolsProtocol):
         if codings and codings != [b"chunked"]:
             problem = "No transfer coding but chunked is known here."
             raise RequestError(501, "unsupported_transfer_coding", problem)
+        length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+        self._next = None if codings else self._recent.index(b"\r\n\r\n", at) + 4 + length
         if version == "1.1" and all(name != b"host" for name, _ in self.headers):
             raise RequestError(400, "invalid_header", "A request of HTTP/1.1 has a Host header.")
+
+    def _line(self, line: bytes) -> int:
+        """Where this request line stands in what arrived, -1: it came in another form."""
+        at = self._recent.find(line, self._searched if self._next is None else self._next)
+        if self._next is not None and self._recent[self._next : at].strip(b"\r\n"):  # empty lines may come before it
+            at = -1
+        self._searched = at + len(line)
+        return at
 
     # Answers.
 
