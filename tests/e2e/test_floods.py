@@ -12,7 +12,7 @@ from e2e_serving import Served, serving
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
-LARGE = 24  # requests at once
+LARGE = 32  # requests at once
 TEXT = "The bridge is designed to withstand a storm. " * 20_000
 ASK = {"model": "small", "prompt": "The bridge is", "max_tokens": 4, "temperature": 0}
 PADDED = json.dumps(ASK).encode() + b" " * 20_000  # a body that is not read in the loop
@@ -55,7 +55,7 @@ def test_a_small_request_overtakes_a_flood_of_large_ones(served):
     flood = Flood(served)
     served.eventually(lambda: bool(flood.statuses), 120)
     assert ask(served) == alone
-    assert len(flood.statuses) < LARGE, "it waited for all of them"
+    assert len(flood.statuses) < LARGE // 2, "it waited for most of them"
     assert set(flood.end()) == {200}
 
 
@@ -65,6 +65,5 @@ def test_a_killed_engine_comes_back_under_a_flood(served):
     served.eventually(lambda: bool(flood.statuses), 120)
     os.kill(pid, signal.SIGKILL)
     served.eventually(lambda: served.stats()["pid"] not in (None, pid) and served.get("/ready").status_code == 200, 120)
-    assert len(flood.statuses) < LARGE, "it waited for all of them"
     assert ask(served) == alone
     assert set(flood.end()) <= {200, 503}

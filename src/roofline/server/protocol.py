@@ -35,7 +35,7 @@ class BoundedProtocol(HttpToolsProtocol):
     limits = Limits()
     _reading: Literal["idle", "head", "body"] = "idle"
     _pending = 0  # raw bytes since the last complete headers
-    _recent = b""  # what arrived since the message began, or in the latest read
+    _recent = b""  # the head that has begun, and while it is parsed the latest read
     _searched = 0  # where in it the latest request line ended
     _next: int | None = 0  # where in it, or behind it, the next message begins; None: a chunked body comes before
     _replaying = False  # a head that has been checked
@@ -55,13 +55,15 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._unset_keepalive_if_required()
         self._pending += len(data)
-        self._keep(data)
+        self._recent += data
+        self._next = 0 if self._reading == "idle" else self._next
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
             cause = error.__context__
             unreadable = RequestError(400, "invalid_http", "This is not a request of HTTP/1.1.")
             return self._refuse(cause if isinstance(cause, RequestError) else unreadable)
+        self._forget()
         if self._pending > self.limits.header_bytes + 64:
             message = f"The headers are larger than {self.limits.header_bytes} bytes."
             return self._refuse(RequestError(431, "headers_too_large", message))
@@ -69,17 +71,11 @@ class BoundedProtocol(HttpToolsProtocol):
             seconds, handler = self.timeout_keep_alive, self.timeout_keep_alive_handler
             self.timeout_keep_alive_task = self.loop.call_later(seconds, handler)
 
-    def _keep(self, data: bytes) -> None:
-        """Keep what arrives as far as a request line may stand in it."""
-        if self._reading == "head":
-            begin = self._searched if self._next is None else self._next
-            self._recent = self._recent[begin:] + data
-            self._next = None if self._next is None else 0
-        elif self._reading == "idle":
-            self._recent, self._next = data, 0
-        else:
-            self._next = None if self._next is None else self._next - len(self._recent)
-            self._recent = data
+    def _forget(self) -> None:
+        """Keep of what arrived only what has begun as the head of a request."""
+        begin = len(self._recent) if self._reading != "head" else self._searched if self._next is None else self._next
+        self._recent = self._recent[begin:]
+        self._next = None if self._next is None else self._next - begin
         self._searched = 0
 
     def _feed(self, data: bytes) -> None:
