@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, Callable
 
 from roofline.common.errors import RequestError
 from roofline.engine.events import Event
-from roofline.engine.process.messages import Report, ToOwner, read
+from roofline.engine.process import messages
+from roofline.engine.process.messages import Report, ToOwner
 
 # The tokens that an unfinished answer counts for, since its length is not known. A conversation of some hundred tokens
 # stays with the engine that has its pages while a few more answers are made there, but not while dozens are.
@@ -22,7 +23,7 @@ async def incoming(reader: asyncio.StreamReader) -> AsyncGenerator[ToOwner, None
     """
     events = 0
     while True:
-        message = await read(reader)
+        message = await messages.read(reader)
         yield message
         events += len(message.events) if isinstance(message, Report) else 0
         if events >= EVENTS_AT_ONCE:
