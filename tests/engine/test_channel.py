@@ -81,12 +81,12 @@ def received(ours, size):
 def test_sending_waits_for_a_slow_owner_from_a_limit_on(pair, monkeypatch):
     """Far more than the socket takes at once is left to be sent later, by whatever comes next."""
     ours, channel = pair
+    monkeypatch.setattr(main, "UNSENT_LIMIT", 4 << 20)
     first, second = report(3 << 20), report(8 << 20)
     sending = threading.Thread(target=channel.send, args=(first,), daemon=True)
     sending.start()
     sending.join(10)
     assert not sending.is_alive()
-    monkeypatch.setattr(main, "UNSENT_LIMIT", 4 << 20)
     sending = threading.Thread(target=channel.send, args=(second,))
     sending.start()
     sending.join(0.2)

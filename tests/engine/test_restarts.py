@@ -1,9 +1,11 @@
 """How often, and after which pauses, an engine that dies is started again."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
+import threading
 
 import pytest
 from engine_streams import collect
@@ -12,6 +14,7 @@ from roofline.engine.events import Event
 from roofline.engine.params import SamplingParams
 from roofline.engine.process.messages import EngineSpec, Ready, Refused, Report, frame
 from roofline.engine.process.remote import RemoteEngine
+from roofline.engine.process.stream import EVENTS_AT_ONCE, incoming
 from roofline.engine.stats import EngineStats
 
 
@@ -108,3 +111,50 @@ def test_requests_wait_for_an_engine_that_is_not_ready():
         await asyncio.wait_for(waiting, 10)
 
     asyncio.run(run())
+
+
+def test_a_restart_waits_for_no_thread_that_requests_keep_busy():
+    """All threads of the loop are taken by work that goes on until the engine is back."""
+
+    async def body():
+        loop, over = asyncio.get_running_loop(), threading.Event()
+        busy = [loop.run_in_executor(None, over.wait, 20) for _ in range(64)]
+        try:
+            engine = RemoteEngine(EngineSpec(source="toy"), worker=Lives([READY], [READY]), max_restarts=1, backoff=0)
+            await engine.start()
+            async with asyncio.timeout(15):
+                await engine._supervisor
+            assert engine.restarts == 1
+        finally:
+            over.set()
+            await asyncio.gather(*busy)
+
+    asyncio.run(body())
+
+
+def test_events_beyond_a_turn_stay_with_the_engine():
+    """Whoever waits for events is not behind by more than a turn's, however many have arrived."""
+    reports = [Report([Event("a", index, [1]) for index in range(8)], EngineStats()) for _ in range(EVENTS_AT_ONCE)]
+
+    async def body():
+        reader = asyncio.StreamReader()
+        reader.feed_data(b"".join(map(frame, reports)))
+        reader.feed_eof()
+        taken = turns = most = 0
+
+        async def other():
+            nonlocal taken, most
+            while True:
+                most, taken = max(most, taken), 0
+                await asyncio.sleep(0)
+
+        watching = asyncio.create_task(other())
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            async for report in incoming(reader):
+                taken += len(report.events)
+                turns += 1
+        watching.cancel()
+        assert turns == EVENTS_AT_ONCE
+        assert most <= EVENTS_AT_ONCE
+
+    asyncio.run(body())

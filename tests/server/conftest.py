@@ -1,6 +1,7 @@
 """A server over a fake engine and a tokenizer whose ids are bytes."""
 
 import asyncio
+import contextlib
 import http.server
 import struct
 import threading
@@ -227,6 +228,29 @@ def call(make_context):
     return run
 
 
+def protocol_of(limits: Limits) -> type[BoundedProtocol]:
+    """What uvicorn reads HTTP with, within these limits."""
+    return type("Protocol", (BoundedProtocol,), {"limits": limits})
+
+
+@contextlib.contextmanager
+def serving(app, **options) -> Iterator[str]:
+    """The base address of a server of an ASGI application. options: of uvicorn."""
+    config = uvicorn.Config(app, port=0, log_level="error", timeout_keep_alive=5, **options)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the server did not start"
+        threading.Event().wait(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+    assert not thread.is_alive(), "the server did not stop"
+
+
 @pytest.fixture
 def live(make_context, serve_app) -> Callable[..., str]:
     """live(**context changes) -> base address of a real server on a free port of this machine.
@@ -236,12 +260,8 @@ def live(make_context, serve_app) -> Callable[..., str]:
 
     def start(models_of: Callable[[Context], Models] | None = None, **changes) -> str:
         context = make_context(**changes)
-
-        class Protocol(BoundedProtocol):
-            limits = context.limits
-
         models = None if models_of is None else models_of(context)
-        return serve_app(create_app(context, models=models), http=Protocol)
+        return serve_app(create_app(context, models=models), http=protocol_of(context.limits))
 
     return start
 
@@ -249,24 +269,8 @@ def live(make_context, serve_app) -> Callable[..., str]:
 @pytest.fixture
 def serve_app() -> Iterator:
     """serve_app(ASGI application, **options of uvicorn) -> base address of a server of it."""
-    servers = []
-
-    def start(app, **options) -> str:
-        config = uvicorn.Config(app, port=0, log_level="error", timeout_keep_alive=5, **options)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        servers.append((server, thread))
-        while not server.started:
-            assert thread.is_alive(), "the server did not start"
-            threading.Event().wait(0.01)
-        return f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-
-    yield start
-    for server, thread in servers:
-        server.should_exit = True
-        thread.join(10)
-        assert not thread.is_alive(), "the server did not stop"
+    with contextlib.ExitStack() as servers:
+        yield lambda app, **options: servers.enter_context(serving(app, **options))
 
 
 @pytest.fixture(scope="session")

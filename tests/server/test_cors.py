@@ -90,3 +90,29 @@ def test_origins_are_named_exactly():
             ServeOptions(allow_origin=[ORIGIN, origin])
     good = [ORIGIN, "http://localhost:3000", "http://[::1]:3000"]
     assert ServeOptions(allow_origin=good).allow_origin == good
+
+
+# What OpenAI's and Anthropic's packages send from a browser.
+SENT = (
+    "anthropic-beta,anthropic-dangerous-direct-browser-access,anthropic-version,authorization,content-type,openai-beta,"
+    "openai-organization,x-api-key,x-stainless-arch,x-stainless-lang,x-stainless-os,x-stainless-package-version,"
+    "x-stainless-retry-count,x-stainless-runtime,x-stainless-runtime-version,x-stainless-timeout"
+)
+
+
+@pytest.mark.parametrize("named", [SENT, "x-anything", "authorization, x-a"])
+def test_a_preflight_allows_the_headers_that_it_names(call, context, named):
+    headers = {"origin": ORIGIN, **ASKS, "access-control-request-headers": named}
+    response = call("OPTIONS", "/v1/messages", headers=headers, context=context)
+    assert response.status_code == 204
+    assert response.headers["access-control-allow-headers"] == named
+
+
+@pytest.mark.parametrize("named", [None, "", "*, x y", "a;b", "a,,b", "x-\u00e9"])
+def test_what_is_no_list_of_headers_allows_none(call, context, named):
+    headers = {"origin": ORIGIN, "access-control-request-method": "POST"}
+    if named is not None:
+        headers["access-control-request-headers"] = named.encode("latin-1")
+    response = call("OPTIONS", "/v1/messages", headers=headers, context=context)
+    assert response.status_code == 204
+    assert "access-control-allow-headers" not in response.headers

@@ -11,6 +11,8 @@ from fastapi import APIRouter, Request
 from roofline.engine.events import Event
 from roofline.engine.process.messages import Checked
 from roofline.server import app
+from roofline.server.keys import LOCAL
+from roofline.server.reading import BodyReading
 from roofline.server.respond import on_thread_if_large
 from roofline.server.response import CancelledWithClient
 
@@ -231,7 +233,7 @@ def test_a_body_of_many_short_texts_is_read_beside_the_event_loop(call, make_con
     assert [thread is not threading.main_thread() for thread in encodes_in] == [beside]
 
 
-@pytest.mark.parametrize(("size", "together"), [(1 << 20, True), ((1 << 20) + 1, False)])
+@pytest.mark.parametrize(("size", "together"), [(1 << 20, True), ((1 << 20) + 1, False), ((2 << 20) + 1, False)])
 @pytest.mark.parametrize("more", [0, 7])
 def test_bodies_beyond_a_mebibyte_are_read_one_at_a_time(make_context, size, together, more):
     """more: bytes that are read beside the body."""
@@ -244,8 +246,9 @@ def test_bodies_beyond_a_mebibyte_are_read_one_at_a_time(make_context, size, tog
             return False
 
     async def run():
-        state = SimpleNamespace(large_bodies=asyncio.Semaphore(1))
-        request = SimpleNamespace(app=SimpleNamespace(state=state), state=SimpleNamespace(context=make_context()))
+        state = SimpleNamespace(context=make_context(), principal=LOCAL)
+        app = SimpleNamespace(state=SimpleNamespace(reading=BodyReading(64 << 20)))
+        request = SimpleNamespace(app=app, state=state)
         reads = (on_thread_if_large(request, b"x" * (size - more), read, more) for _ in range(2))
         return await asyncio.gather(*reads)
 

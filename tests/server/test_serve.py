@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import errno
 import gc
 import json
 import logging
@@ -26,6 +27,7 @@ from roofline.engine.process.remote import RemoteEngine
 from roofline.engine.process.replicas import Replicas
 from roofline.server import serve as module
 from roofline.server import text_side
+from roofline.server.complete_text import complete_text
 from roofline.server.limits import Limits
 from roofline.server.options import ServeOptions
 
@@ -125,6 +127,29 @@ def test_a_model_without_a_chat_template_is_told(run, caplog, monkeypatch, encod
     ready = SimpleNamespace(name="tiny", max_model_len=1000, encoder=encoder)
     run(ready, lambda server, engine: engine.loaded.set(), notice="chats are refused")
     assert caplog.messages == ["chats are refused"] * (not encoder), "encoders have no chats anyway"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "(ulimit -n)"),
+        (OSError(errno.EIO, "Input/output error"), "Input/output error"),
+        (ConfigError("its template is broken"), "its template is broken"),
+        (KeyError("merges"), "tries again"),
+    ],
+)
+def test_what_cannot_be_built_for_later_is_one_line_of_the_log(caplog, monkeypatch, error, told):
+    """It runs on a thread that nobody waits for: an exception would be told as one that was never retrieved."""
+    monkeypatch.setattr(logging.getLogger("roofline"), "propagate", True)
+
+    def complete():
+        raise error
+
+    text = SimpleNamespace(complete=complete, chat_notice="")
+    complete_text(text, encoder=False, about="model b: ")
+    (line,) = caplog.messages
+    assert line.startswith("model b: ")
+    assert line.endswith(told)
 
 
 def test_a_server_that_ends_while_it_loads_ends_in_peace(run, capsys):

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from roofline.common.errors import ConfigError, RequestError
-from roofline.server import extra_models
+from roofline.server.complete_text import complete_text
 from roofline.server.options import ServeOptions
-from roofline.server.serve import _later
 from roofline.server.text_side import TextSide
 from roofline.text.replies.reply_format import reply_format
 from roofline.text.templates.simple_template_parser import make_outline
@@ -30,7 +29,7 @@ def test_the_libraries_take_over_with_the_same_answers() -> None:
     chat = [{"role": "user", "content": "hello"}]
     before = text.encode("hello there"), text.encode_chat(chat)
     assert text.tokenizer.has_short_text_encoder
-    _later(text.complete)
+    complete_text(text, encoder=True)
     assert not text.tokenizer.has_short_text_encoder
     assert (text.encode("hello there"), text.encode_chat(chat)) == before
 
@@ -63,7 +62,7 @@ def test_a_failure_is_only_said(caplog: pytest.LogCaptureFixture) -> None:
         raise ConfigError("the tables do not fit together")
 
     with caplog.at_level(logging.WARNING, logger="roofline"):
-        _later(complete)
+        complete_text(SimpleNamespace(complete=complete, chat_notice=""), encoder=False)
     assert "do not fit" in caplog.text
 
 
@@ -132,7 +131,7 @@ def test_the_template_that_stands_in_for_a_models_own_is_told() -> None:
 @pytest.mark.parametrize(("encoder", "told"), [(False, 1), (True, 0)])
 def test_an_extra_model_without_a_template_is_told_by_its_name(encoder, told, caplog, monkeypatch) -> None:
     monkeypatch.setattr(logging.getLogger("roofline"), "propagate", True)
-    extra_models._complete("second", TextSide(chatml().tokenizer, ChatTemplate(None)), encoder)
+    complete_text(TextSide(chatml().tokenizer, ChatTemplate(None)), encoder, "model second: ")
     assert len(caplog.messages) == told
     assert all(line.startswith("model second: the model's files have no chat template") for line in caplog.messages)
 

@@ -1,5 +1,6 @@
 """TLS over real sockets: the certificate, its reload, and what is refused."""
 
+import asyncio
 import os
 import socket
 import ssl
@@ -10,9 +11,11 @@ import pytest
 
 from roofline.common.errors import ConfigError
 from roofline.server import serve as module
+from roofline.server.limits import Limits
 from roofline.server.options import ServeOptions
 from roofline.server.tls import Certificate
 
+HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64)  # the beginning of a handshake
 trustme = pytest.importorskip("trustme", reason="it makes the certificates")
 
 
@@ -204,3 +207,30 @@ def test_a_server_speaks_tls_and_takes_up_a_renewed_certificate_and_keys(
     module.serve_engine(options, engine, make_context().text)
     visitor.join(30)
     assert outcome == [[200, 401, 401, 200]]
+
+
+def test_a_handshake_that_never_ends_is_closed_in_time(authority, files, make_context):
+    """A client that says nothing, and one that stops in the middle, keep their connections no longer than a request's
+    headers may take."""
+    write(authority.issue_cert("127.0.0.1"), files)
+    options = ServeOptions(tls_certificate=files[0], tls_key=files[1])
+    context = make_context(limits=Limits(read_seconds=0.3, drain_seconds=0))
+
+    async def run() -> list[bytes]:
+        server = module._http_server(options, context)
+        listening = socket.create_server(("127.0.0.1", 0))
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        received = []
+        for sent in (b"", HELLO[:20]):
+            reader, writer = await asyncio.open_connection(*listening.getsockname())
+            writer.write(sent)
+            async with asyncio.timeout(20):
+                received.append(await reader.read())
+            writer.close()
+        server.should_exit = True
+        await serving
+        return received
+
+    assert asyncio.run(run()) == [b"", b""]

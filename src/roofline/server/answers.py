@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 LOG = log.get("server")
 ACCEPTED = (0, Piece(""))
+EVENTS_AT_ONCE = 1024  # before others get a turn; more than the engine's owner delivers of a request in one
 VECTORS_AT_ONCE = 16  # of one request, that the engine has: it computes in the order of arrival, so others get between
 
 
@@ -63,6 +64,8 @@ class Answers:
         ]
         self._token_times: dict[AnswerBuilder, float] = {}  # when the latest token of a choice came
         self._ticket: Ticket | None = None
+        self._sending = False  # whether a piece is being sent
+        self._most_unread = context.limits.unread_tokens // (1 + (params.logprobs or 0) // 4)  # events
         self.adapter_digest: str | None = None  # of the adapter that computes the answers
         at_once = VECTORS_AT_ONCE if params.pooling is not None else len(generation.prompts)
         self._room = asyncio.Semaphore(max(1, at_once))
@@ -89,7 +92,9 @@ class Answers:
         with self.context.adapters.used(self.generation.adapter) as digest:
             self.adapter_digest = digest or None
             async for piece in self._pieces():
+                self._sending = True
                 yield piece
+                self._sending = False
 
     async def _pieces(self) -> AsyncGenerator[tuple[int, Piece | Progress], None]:
         context, n = self.context, self.generation.params.n
@@ -107,8 +112,13 @@ class Answers:
         ]
         try:
             open_prompts = unsubmitted = len(tasks)
+            taken = 0  # in a row, without a wait
             while open_prompts:
                 prompt, event = await events.get()
+                taken = 0 if events.empty() else taken + 1
+                if taken >= EVENTS_AT_ONCE:  # `get` and `send` give up the loop only where they wait
+                    taken = 0
+                    await asyncio.sleep(0)
                 if isinstance(event, str):
                     unsubmitted -= 1
                     if unsubmitted == 0:
@@ -183,6 +193,9 @@ class Answers:
         try:
             async for event in stream:
                 events.put_nowait((prompt, event))
+                if self._sending and events.qsize() > self._most_unread:  # sent is only what the client takes
+                    waiting = f"{events.qsize()} parts of it waited to be read"
+                    raise RequestError(408, "answer_not_read", f"The answer was ended: {waiting}. Read it as it comes.")
         finally:
             await stream.aclose()
         events.put_nowait((prompt, None))

@@ -18,6 +18,7 @@ from roofline.server.errors import error_form, from_exception
 from roofline.server.gate import Gate
 from roofline.server.model_choice import ModelChoice
 from roofline.server.models import Models
+from roofline.server.reading import BodyReading
 from roofline.server.record import Recorder, RequestRecord
 from roofline.server.routes import adapters, apis, document, page, status
 from roofline.server.routes.apis import ERROR_FORMS
@@ -58,7 +59,7 @@ def create_app(
     app.state.responses = kept
     app.state.context, app.state.models = context, models or Models(context, (), 0)
     app.state.queue = Queue(context.limits, app.state.models.window)
-    app.state.large_bodies = asyncio.Semaphore(1)
+    app.state.reading = BodyReading(context.limits.waiting_bytes)
     context.metrics.bind(context.name)
     routers = app.state.routers = [router for router in ROUTERS if context.page or router is not page.router]
     for router in routers:

@@ -1,11 +1,13 @@
 """Pages of other sites in browsers: none may read an answer but those of the origins that the operator names."""
 
+import re
+
 from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import Message
 
 METHODS = "GET, POST, DELETE"
-REQUEST_HEADERS = "authorization, content-type, x-api-key, x-request-id, x-request-timeout"
+NAMES = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+( *, *[!#$%&'*+.^_`|~0-9A-Za-z-]+)*")  # of headers, as in a list
 ANSWER_HEADERS = "retry-after, x-request-id"
 SECONDS = "600"  # for which browsers remember the answer to a preflight
 
@@ -23,9 +25,11 @@ class AllowedOrigins:
             return None
         allowed = {
             "Access-Control-Allow-Methods": METHODS,
-            "Access-Control-Allow-Headers": REQUEST_HEADERS,
             "Access-Control-Max-Age": SECONDS,
         }
+        named = headers.get(b"access-control-request-headers", b"").strip()
+        if NAMES.fullmatch(named):  # all that a page's client sends, such as x-stainless-os and anthropic-version
+            allowed["Access-Control-Allow-Headers"] = named.decode("ascii")
         return Response(status_code=204, headers=allowed)
 
     def mark(self, message: Message, headers: dict[bytes, bytes]) -> None:

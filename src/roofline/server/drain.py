@@ -10,6 +10,7 @@ import uvicorn
 
 from roofline.server.admission import Queue
 
+STARTUP_FAILURE = 3  # uvicorn's status of a server whose application cannot start
 LAST_EVENTS_SECONDS = 1.0  # for the errors of answers that are cut off to be sent
 
 
@@ -17,7 +18,8 @@ class DrainingServer(uvicorn.Server):
     """Stops accepting at the first signal and lets answers finish for `drain_seconds`, or until a second SIGINT.
 
     refreshes: called with False each second, and with True at SIGHUP: what they have read of files is to be read again
-    where the files changed, or in any case. Without any, SIGHUP ends the process as usual.
+    where the files changed, or in any case. Without any, SIGHUP ends the process as usual. handshake_seconds: for which
+    a client may take part in a TLS handshake.
     """
 
     def __init__(
@@ -26,8 +28,10 @@ class DrainingServer(uvicorn.Server):
         queue: Queue,
         drain_seconds: float,
         refreshes: Sequence[Callable[[bool], None]] = (),
+        handshake_seconds: float = 30.0,
     ) -> None:
         super().__init__(config)
+        self._handshake_seconds = handshake_seconds
         self._queue, self._drain_seconds, self._refreshes = queue, drain_seconds, refreshes
         self.when_listening: Callable[[], None] = lambda: None  # called once connections are taken
 
@@ -42,10 +46,28 @@ class DrainingServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's."""
-        await super().startup(sockets)
-        if self.started:
-            self.when_listening()
+        """In place of uvicorn's, which gives a TLS handshake the loop's own time. sockets: that are bound."""
+        assert sockets is not None, "they were bound before anything was loaded"
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            raise SystemExit(STARTUP_FAILURE)
+        loop, config = asyncio.get_running_loop(), self.config
+
+        def protocol() -> asyncio.Protocol:
+            made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return made
+
+        seconds = None if config.ssl is None else self._handshake_seconds
+        self.servers = [
+            await loop.create_server(
+                protocol, sock=each, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=seconds
+            )
+            for each in sockets
+        ]
+        self.started = True
+        self.when_listening()
 
     async def on_tick(self, counter: int) -> bool:
         """Called by uvicorn ten times a second; whether to end."""

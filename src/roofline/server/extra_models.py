@@ -7,15 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roofline.common.errors import ConfigError, RooflineError
+from roofline.common.errors import ConfigError
 from roofline.engine.config import EngineConfig
 from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
 from roofline.hardware.detect import detect
 from roofline.server.adapters import named_path
+from roofline.server.complete_text import complete_text
 from roofline.server.context import Context
 from roofline.server.golden import GoldenCheck, GoldenState
-from roofline.server.models import LOG, ExtraModel, Models, engine_bytes, source_bytes
+from roofline.server.models import ExtraModel, Models, engine_bytes, source_bytes
 from roofline.server.options import ServeOptions
 from roofline.server.text_side import TextSide, load_text
 from roofline.weights import sources
@@ -66,7 +67,7 @@ def _extra_model(options: ServeOptions, name: str, source: str, pinned: bool) ->
         except BaseException:
             await engine.close()
             raise
-        asyncio.get_running_loop().run_in_executor(None, _complete, name, text, ready.encoder)
+        asyncio.get_running_loop().run_in_executor(None, complete_text, text, ready.encoder, f"model {name}: ")
         return engine, text
 
     async def check(engine: "AsyncEngine", text: TextSide, state: GoldenState) -> None:
@@ -100,12 +101,3 @@ def _expected_bytes(source: str) -> int:
 def _first_bytes(engine: "AsyncEngine", source: str) -> int:
     """What the first model takes; before it is loaded, the size of its files."""
     return engine_bytes(engine) or _expected_bytes(source)
-
-
-def _complete(name: str, text: TextSide, encoder: bool) -> None:
-    try:
-        text.complete()
-        if text.chat_notice and not encoder:
-            LOG.warning("model %s: %s", name, text.chat_notice)
-    except RooflineError as error:  # it says so again to whoever needs what is wrong
-        LOG.warning("%s", error)

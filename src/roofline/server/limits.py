@@ -20,6 +20,7 @@ class Limits:
 
     body_bytes: int = limit(8 << 20, "bytes", "a request's body")
     header_bytes: int = limit(16 << 10, "bytes", "a request's headers together")
+    waiting_bytes: int = limit(64 << 20, "bytes", "bodies of about one size that wait to be read")
     json_depth: int = limit(32, "levels", "nesting of the JSON of a body")
     messages: int = limit(1024, "messages", "in one conversation")
     prompts: int = limit(64, "prompts", "in one completion request")
@@ -47,6 +48,8 @@ class Limits:
     first_token_seconds: float = limit(1800.0, "seconds", "until the first token; 0: no limit")
     total_seconds: float = limit(7200.0, "seconds", "until an answer is complete; 0: no limit")
     read_seconds: float = limit(30.0, "seconds", "silence while a request is being received")
+    unread_seconds: float = limit(60.0, "seconds", "until a client takes more of what waits to be sent to it")
+    unread_tokens: int = limit(4096, "tokens", "of a stream that wait for its client; four alternatives count as one")
     body_seconds: float = limit(120.0, "seconds", "until a request's body is complete")
     upload_bytes: int = limit(200 << 20, "bytes", "a file that is uploaded, with the form around it")
     upload_seconds: float = limit(3600.0, "seconds", "until an upload is complete")

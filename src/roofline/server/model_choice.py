@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from roofline.server.context import Context
 from roofline.server.errors import ErrorForms, as_request_error, error_form
 from roofline.server.models import ExtraModel, Models
-from roofline.server.response import STREAM_HEADERS
+from roofline.server.response import STREAM_HEADERS, one_line
 
 INLINE_BYTES = 16 << 10  # larger bodies are looked at on a thread
 PROGRESS_SECONDS = 1.0  # between lines of progress
@@ -146,7 +146,7 @@ class EarlyStream:
 
     async def fail(self, error: bytes) -> None:
         """End with an error, given as one line of JSON."""
-        event = self._before_error + b"data: " + error + b"\n\n"
+        event = self._before_error + b"data: " + one_line(error) + b"\n\n"
         await self._send({"type": "http.response.body", "body": event, "more_body": False})
 
 

@@ -1,52 +1,224 @@
-"""uvicorn's HTTP/1.1 reader with a bound on what may be held before the headers are complete, and on how long."""
+"""uvicorn's HTTP/1.1 reader, held to RFC 9112: what has two readings is refused, what is read or sent is bounded.
+
+    idle ──first byte──> head ──end of the headers──> body ──end of the message──> idle
+
+Of a connection's requests one is answered at a time, in order. What is wrong with a request that comes behind one that
+is being answered is told when that answer has ended: nothing is ever written into an answer.
+"""
 
 import asyncio
+import socket
+import struct
 from http import HTTPStatus
+from typing import Literal
 
+import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from roofline.common.errors import RequestError
 from roofline.server.errors import error_body
 from roofline.server.limits import Limits
 
+VERSIONS = ("1.0", "1.1")
+
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes a connection whose request line and headers grow or wait beyond the limits.
+    """Closes a connection whose request line and headers grow or wait beyond the limits, or that does not take what is
+    sent to it.
 
     The parser collects a header until its end arrives, so an endless one must be counted here, in raw bytes.
     """
 
     limits = Limits()
+    _reading: Literal["idle", "head", "body"] = "idle"
     _pending = 0  # raw bytes since the last complete headers
-    _deadline: asyncio.TimerHandle | None = None
+    _recent = b""  # the head that has begun, and while it is parsed the latest read
+    _searched = 0  # where in it the latest request line ended
+    _next: int | None = 0  # where in it, or behind it, the next message begins; None: a chunked body comes before
+    _replaying = False  # a head that has been checked
+    _refusal: bytes | None = None  # what nothing is read after any more; told once what runs is answered
+    _running: RequestResponseCycle | None = None  # the request that is answered, or was last
+    _deadline: asyncio.TimerHandle | None = None  # for the client to send
+    _unread: asyncio.TimerHandle | None = None  # for the client to read
+    _unread_bytes = 0  # that waited when the latter was set
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = OrderedFlow(transport, self)
         self._wait()
 
     def data_received(self, data: bytes) -> None:
+        if self._refusal is not None:
+            return
+        self._unset_keepalive_if_required()
         self._pending += len(data)
-        super().data_received(data)
-        if self._pending > self.limits.header_bytes + 64 and not self.transport.is_closing():
-            self._refuse(431, "headers_too_large", f"The headers are larger than {self.limits.header_bytes} bytes.")
+        self._recent += data
+        self._next = 0 if self._reading == "idle" else self._next
+        try:
+            self._feed(data)
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            unreadable = RequestError(400, "invalid_http", "This is not a request of HTTP/1.1.")
+            return self._refuse(cause if isinstance(cause, RequestError) else unreadable)
+        self._forget()
+        if self._pending > self.limits.header_bytes + 64:
+            message = f"The headers are larger than {self.limits.header_bytes} bytes."
+            return self._refuse(RequestError(431, "headers_too_large", message))
+        if self._reading == "idle" and self._deadline is None and not self._answering:
+            seconds, handler = self.timeout_keep_alive, self.timeout_keep_alive_handler
+            self.timeout_keep_alive_task = self.loop.call_later(seconds, handler)
+
+    def _forget(self) -> None:
+        """Keep of what arrived only what has begun as the head of a request."""
+        begin = len(self._recent) if self._reading != "head" else self._searched if self._next is None else self._next
+        self._recent = self._recent[begin:]
+        self._next = None if self._next is None else self._next - begin
+        self._searched = 0
+
+    def _feed(self, data: bytes) -> None:
+        """Parse what arrived. Raises HttpParserError.
+
+        The parser ends a message that offers to speak another protocol (`Upgrade: h2c`) at its headers, and would read
+        its body as the next request. No offer is taken up here, so such a head is read again without it.
+        """
+        view, at = memoryview(data), 0
+        while True:
+            try:
+                return self.parser.feed_data(view[at:])
+            except httptools.HttpParserUpgrade as upgrade:
+                at += upgrade.args[0]
+            lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+            lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._replaying = True
+            try:
+                self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
+            finally:
+                self._replaying = False
+
+    # What the parser calls. What is raised here ends in `data_received`.
 
     def on_message_begin(self) -> None:
+        self._reading = "head"
         super().on_message_begin()
-        self._wait()
+        if not self._answering:
+            self._wait()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._reading == "head":  # others are trailers, which say nothing of who asks for what (RFC 9110, 6.5.1)
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if not self._replaying:
+            self._check_head(self.parser.get_method(), self.parser.get_http_version())
+        if self.parser.should_upgrade():  # `_feed` goes on
+            return
+        super().on_headers_complete()
+        self._reading = "body"
         self._pending = 0
         self._stop_waiting()
-        super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._pending = 0
         super().on_body(body)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        self._reading = "idle"
+        if not self._answering:
+            self._stop_waiting()
+        super().on_message_complete()
+
+    def _check_head(self, method: bytes, version: str) -> None:
+        """Raise RequestError for a head that other readers may take for another one."""
+        if version not in VERSIONS:
+            raise RequestError(505, "http_version_not_supported", "Requests are of HTTP/1.1 or HTTP/1.0.")
+        at = self._line(b"%s %s HTTP/%s\r\n" % (method, self.url, version.encode()))
+        if at < 0 or b"#" in self.url:
+            problem = "The request line is not a method, a target without a fragment, and a version, one space between."
+            raise RequestError(400, "invalid_http", problem)
+        if method == b"CONNECT":
+            raise RequestError(405, "method_not_allowed", "This server is no proxy.")
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings and version == "1.0":
+            raise RequestError(400, "invalid_header", "HTTP/1.0 has no transfer codings.")
+        if codings and codings != [b"chunked"]:
+            problem = "No transfer coding but chunked is known here."
+            raise RequestError(501, "unsupported_transfer_coding", problem)
+        length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+        self._next = None if codings else self._recent.index(b"\r\n\r\n", at) + 4 + length
+        if version == "1.1" and all(name != b"host" for name, _ in self.headers):
+            raise RequestError(400, "invalid_header", "A request of HTTP/1.1 has a Host header.")
+
+    def _line(self, line: bytes) -> int:
+        """Where this request line stands in what arrived, -1: it came in another form."""
+        at = self._recent.find(line, self._searched if self._next is None else self._next)
+        if self._next is not None and self._recent[self._next : at].strip(b"\r\n"):  # empty lines may come before it
+            at = -1
+        self._searched = at + len(line)
+        return at
+
+    # Answers.
+
+    @property
+    def _answering(self) -> bool:
+        running = self._running
+        return running is not None and not (running.response_complete or running.disconnected)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        if not self.flow.write_paused:
+            self._stop_unread()
+        super()._start_asgi_task(cycle, Unchunked(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._limit_unread()
+        if self.transport.is_closing() or self._answering:
+            return
+        self.flow.resume_reading()  # as far as all that was read is answered
+        if self._refusal is not None:
+            self._end()
+        elif self._reading != "idle":
+            self._unset_keepalive_if_required()
+            self._wait()
+
+    def _refuse(self, error: RequestError) -> None:
+        """End the connection with an error, after what is being answered."""
+        if self.transport.is_closing() or self._refusal is not None:
+            return
         self._stop_waiting()
-        super().connection_lost(exc)
+        body = msgspec.json.encode(error_body(error))
+        head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
+        self._refusal = f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+        if self._reading == "body":  # the error is this request's
+            self._drop_answer()
+        if not self._answering:
+            self._end()
+
+    def _drop_answer(self) -> None:
+        """Leave the request that is being received without an answer but the refusal, unless one has begun."""
+        if self.pipeline and self.pipeline[0][0] is self.cycle:  # the latest of those that wait
+            self.pipeline.popleft()
+        elif self.cycle.response_started:
+            self._refusal = b""
+            self.cycle.keep_alive = False
+        else:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
+    def _end(self) -> None:
+        if self._refusal:
+            self.transport.write(self._refusal)
+        self.transport.close()
+        self._limit_unread()
+
+    # Time.
 
     def _wait(self) -> None:
         self._stop_waiting()
@@ -58,14 +230,85 @@ class BoundedProtocol(HttpToolsProtocol):
             self._deadline = None
 
     def _expire(self) -> None:
-        if not self.transport.is_closing():
-            self._refuse(408, "request_timeout", f"No request came within {self.limits.read_seconds:g} seconds.")
+        self._deadline = None
+        message = f"No request came within {self.limits.read_seconds:g} seconds."
+        self._refuse(RequestError(408, "request_timeout", message))
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "invalid_http", "This is not a request of HTTP/1.1.")
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._limit_unread()
 
-    def _refuse(self, status: int, code: str, message: str) -> None:
-        body = msgspec.json.encode(error_body(RequestError(status, code, message)))
-        head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
-        self.transport.write(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
-        self.transport.close()
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._limit_unread()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_unread()
+
+    def _limit_unread(self) -> None:
+        """Give the client time to take what waits to be sent."""
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        if self._unread is None and self._unread_bytes:
+            self._unread = self.loop.call_later(self.limits.unread_seconds, self._expire_unread)
+
+    def _stop_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _expire_unread(self) -> None:
+        self._unread = None
+        before = self._unread_bytes
+        if self.transport.get_write_buffer_size() < before:
+            self._limit_unread()
+        else:
+            connection = self.transport.get_extra_info("socket")
+            # Closed by a reset, after which the kernel keeps nothing of it.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+        self._stop_unread()
+        running = [] if self._running is None else [self._running]
+        for cycle in (*running, *(cycle for cycle, _ in self.pipeline)):  # uvicorn tells the latest one alone
+            cycle.disconnected = cycle.disconnected or not cycle.response_complete
+            cycle.message_event.set()
+        self.pipeline.clear()
+
+
+class OrderedFlow(FlowControl):
+    """Reads nothing more while requests that came behind another one wait: a client is not let run ahead of its
+    answers."""
+
+    def __init__(self, transport: asyncio.Transport, protocol: HttpToolsProtocol) -> None:
+        super().__init__(transport)
+        self._protocol = protocol
+
+    def resume_reading(self) -> None:
+        if not self._protocol.pipeline:
+            super().resume_reading()
+
+
+class Unchunked:
+    """An application whose answers have no transfer coding: HTTP/1.0 has none, the connection's end is the answer's."""
+
+    def __init__(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._cycle, self._app = cycle, app
+
+    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        cycle = self._cycle
+        open_ended = False
+
+        async def plain(message: ASGISendEvent) -> None:
+            nonlocal open_ended
+            if message["type"] == "http.response.start":
+                open_ended = b"content-length" not in dict(message.get("headers", []))
+                cycle.chunked_encoding = False if open_ended else None
+            elif open_ended and message["type"] == "http.response.body":
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, plain)

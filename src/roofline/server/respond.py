@@ -1,9 +1,9 @@
 """What all generating routes share: read the body, then answer with one object or a stream, in the form of the API."""
 
-import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 from fastapi import Request, Response
@@ -16,6 +16,7 @@ from roofline.server import context
 from roofline.server.answers import ACCEPTED, Answers
 from roofline.server.context import Context
 from roofline.server.generation import Generation
+from roofline.server.reading import BodyReading
 from roofline.server.record import record_of
 from roofline.server.response import CancelledWithClient
 
@@ -23,7 +24,6 @@ TIMEOUT = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 # Larger bodies take milliseconds to parse and encode: on a thread, so that open streams go on meanwhile.
 INLINE_BYTES = 16 << 10
 INLINE_VECTORS = 1 << 10  # of many short texts, each of which may become a conversation
-LARGE_BYTES = 1 << 20  # encoding takes some three hundred times a text's size in memory: of such bodies one at a time
 
 
 class AnswerForm(Protocol):
@@ -138,17 +138,16 @@ def _timeout(text: str | None) -> float | None:
 async def on_thread_if_large(
     request: Request, raw: bytes, read: Callable[[bytes, Context], Result], more_bytes: int = 0
 ) -> Result:
-    """What `read` makes of a body, without holding up open streams. Raises as `read` does.
+    """What `read` makes of a body, without holding up open streams. Raises as `read` does, and
+    Overloaded.
 
     more_bytes: that are read beside the body.
     """
     server, size = context.of(request), len(raw) + more_bytes
     if size <= INLINE_BYTES:
         return read(raw, server)
-    if size <= LARGE_BYTES:
-        return await asyncio.to_thread(read, raw, server)
-    async with request.app.state.large_bodies:
-        return await asyncio.to_thread(read, raw, server)
+    reading: BodyReading = request.app.state.reading
+    return await reading.read(context.principal_of(request), size, partial(read, raw, server))
 
 
 async def _chunks(answers: Answers, form: AnswerForm) -> AsyncIterator[bytes]:

@@ -14,12 +14,26 @@ from roofline.common.json_types import JsonObject
 from roofline.server.errors import as_request_error
 
 PING = b": ping\n\n"
+# Line ends to Python's readers of lines and to JavaScript's parsers before 2019, though not to JSON.
+SEPARATORS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
+
+
+def json_line(content: JsonObject) -> bytes:
+    """JSON that is one line to every reader of lines, without its end."""
+    return one_line(msgspec.json.encode(content))
+
+
+def one_line(encoded: bytes) -> bytes:
+    """JSON without characters that some readers take for the end of a line: they are escaped."""
+    for separator, escape in SEPARATORS:
+        encoded = encoded.replace(separator, escape)
+    return encoded
 
 
 def sse(content: JsonObject, event: str | None = None) -> bytes:
     """One server-sent event; `event`: its type, where the API names types."""
     name = b"" if event is None else b"event: " + event.encode() + b"\n"
-    return name + b"data: " + msgspec.json.encode(content) + b"\n\n"
+    return name + b"data: " + json_line(content) + b"\n\n"
 
 
 def json_response(content: JsonObject) -> Response:

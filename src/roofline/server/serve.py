@@ -19,6 +19,7 @@ from roofline.common.errors import ConfigError, RooflineError
 from roofline.common.processes import return_freed_memory
 from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
+from roofline.server.complete_text import complete_text
 from roofline.server.options import ServeOptions
 from roofline.server.places import check_places
 
@@ -288,7 +289,8 @@ def _http_server(
         config.load()
         config.ssl = certificate.context
         refreshes.append(certificate.refresh)
-    return DrainingServer(config, app.state.queue, context.limits.drain_seconds, refreshes)
+    limits = context.limits
+    return DrainingServer(config, app.state.queue, limits.drain_seconds, refreshes, limits.read_seconds)
 
 
 def _stop_if_failed(task: "asyncio.Task", server: "DrainingServer") -> None:
@@ -312,21 +314,7 @@ def _loaded(task: "asyncio.Task[Ready]", started: float, text: "TextSide") -> No
     ready = task.result()
     seconds = time.perf_counter() - started
     log.say(f"Ready: {ready.name}, {ready.max_model_len:,} tokens of context, after {seconds:.2f} s")
-    asyncio.get_running_loop().run_in_executor(None, _later, partial(_complete, text, ready.encoder))
-
-
-def _complete(text: "TextSide", encoder: bool) -> None:
-    text.complete()
-    if text.chat_notice and not encoder:  # which has no chats anyway
-        LOG.warning("%s", text.chat_notice)
-
-
-def _later(complete: Callable[[], None]) -> None:
-    """What the first odd request would have to wait for. It says itself what is wrong, to whoever asks."""
-    try:
-        complete()
-    except RooflineError as error:
-        LOG.warning("%s", error)
+    asyncio.get_running_loop().run_in_executor(None, complete_text, text, ready.encoder)
 
 
 def _listen(options: ServeOptions) -> socket.socket:

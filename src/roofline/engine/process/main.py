@@ -47,7 +47,9 @@ from roofline.hardware.cores import pin_to
 if TYPE_CHECKING:
     from roofline.text.tokenizers.tokenizer import Tokenizer
 
-UNSENT_LIMIT = 1 << 26  # bytes of reports that may wait for a slow owner before the engine waits too
+# Bytes of reports that may wait for a slow owner before the engine waits too. They are steps that the owner does not
+# know of yet: what it says of requests that end, and of the engine's load, is so much behind.
+UNSENT_LIMIT = 1 << 20
 CHECK_SECONDS = 1.0  # between looks at whether the weights have been checked, where there is nothing else to do
 
 

@@ -50,9 +50,9 @@ from roofline.engine.process.messages import (
 )
 from roofline.engine.process.recovery import OpenRequest, Recovery
 from roofline.engine.process.remote_adapters import RemoteAdapters
-from roofline.engine.process.stream import Stream
+from roofline.engine.process.stream import Stream, incoming
 from roofline.engine.process.watchdog import Stall, Watchdog, tree_time
-from roofline.engine.process.worker import ProcessWorker, Worker
+from roofline.engine.process.worker import ProcessWorker, Worker, ended
 from roofline.engine.stats import EngineStats
 
 DIED = "the engine process died"
@@ -345,8 +345,7 @@ class RemoteEngine:
 
     async def _pump(self, reader: asyncio.StreamReader) -> str:
         """Deliver reports until the process says why it ends; raises what the end of the stream raises."""
-        while True:
-            report = await messages.read(reader)
+        async for report in incoming(reader):
             self._watchdog.heard()
             if isinstance(report, Pong):
                 if not self._busy:
@@ -362,6 +361,7 @@ class RemoteEngine:
                 return f"the engine process ended itself: {report.reason}"
             assert isinstance(report, Report), "a ready engine sends reports"
             self._take(report)
+        raise AssertionError("messages come until the stream's end is raised")
 
     def _take(self, report: Report) -> None:
         stepped, self._stats = report.stats.steps > self._stats.steps, report.stats
@@ -388,7 +388,7 @@ class RemoteEngine:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        return await asyncio.to_thread(self._worker.end)
+        return await ended(self._worker)
 
     def _give_up(self, reason: str) -> None:
         self.ready, self.failure, self.problem = False, reason, reason

@@ -1,15 +1,34 @@
-"""Stream: the events of one request to an engine that runs in another process or thread."""
+"""What comes from an engine that runs in another process or thread: its messages, and the events of one request."""
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 
 from roofline.common.errors import RequestError
 from roofline.engine.events import Event
+from roofline.engine.process import messages
+from roofline.engine.process.messages import Report, ToOwner
 
 # The tokens that an unfinished answer counts for, since its length is not known. A conversation of some hundred tokens
 # stays with the engine that has its pages while a few more answers are made there, but not while dozens are.
 ANSWER_TOKENS = 64
+EVENTS_AT_ONCE = 512
+
+
+async def incoming(reader: asyncio.StreamReader) -> AsyncGenerator[ToOwner, None]:
+    """The messages of an engine. Raises IncompleteReadError where it has ended.
+
+    Reading gives up the loop only where nothing has arrived. Where more comes than can be worked off, those who wait
+    for events get a turn between EVENTS_AT_ONCE of them, and what they have no time for stays with the engine.
+    """
+    events = 0
+    while True:
+        message = await messages.read(reader)
+        yield message
+        events += len(message.events) if isinstance(message, Report) else 0
+        if events >= EVENTS_AT_ONCE:
+            events = 0
+            await asyncio.sleep(0)
 
 
 class Stream:

@@ -1,9 +1,11 @@
 """Where a RemoteEngine's engine runs: in a process of its own (`ProcessWorker`) or in a thread (thread.py)."""
 
+import asyncio
 import contextlib
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from roofline.engine.process import messages
@@ -64,3 +66,12 @@ class ProcessWorker:
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait()
+
+
+async def ended(worker: Worker) -> int | None:
+    """Wait for the end of a worker, on a thread of its own: the loop's threads may all be busy with requests."""
+    thread = ThreadPoolExecutor(1, "roofline-reaper")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, worker.end)
+    finally:
+        thread.shutdown(wait=False)

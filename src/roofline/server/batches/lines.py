@@ -21,6 +21,7 @@ from roofline.common.errors import ConfigError
 from roofline.common.json_depth import json_depth_within
 from roofline.server.batches.endpoints import Reply
 from roofline.server.limits import Limits
+from roofline.server.response import one_line
 
 MAX_PROBLEMS = 20  # of a file, that are told
 MAX_ANSWER = 1 << 30  # bytes of a line of answers
@@ -252,7 +253,7 @@ class Answers:
             response = Response(reply.status, reply.request_id, msgspec.Raw(reply.body))
         good = response is not None and response.status_code == 200
         answer = Answer(self._requests.answer_id(number, self._salt), line.custom_id, response, error)
-        data = msgspec.json.encode(answer) + b"\n"
+        data = one_line(msgspec.json.encode(answer)) + b"\n"
         file = self._output if good else self._errors
         begins = file.tell()
         try:

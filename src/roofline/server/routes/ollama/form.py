@@ -5,8 +5,6 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import ClassVar
 
-import msgspec
-
 from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
 from roofline.engine.answers import Piece
@@ -14,6 +12,7 @@ from roofline.engine.events import TokenLogprob
 from roofline.server.answers import Answers
 from roofline.server.errors import message_of
 from roofline.server.logprobs import token_logprobs
+from roofline.server.response import json_line
 from roofline.text.replies.parser import (
     CallDelta,
     Delta,
@@ -140,7 +139,7 @@ def timestamp(seconds: float) -> str:
 
 
 def _line(content: JsonObject) -> bytes:
-    return msgspec.json.encode(content) + b"\n"
+    return json_line(content) + b"\n"
 
 
 def _nanoseconds(seconds: float) -> int:
