@@ -8,12 +8,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from bundle_models import tokenizer_json, write_model
 
 from roofline import LLM, SamplingParams
-from roofline.bundle import compile_model, load, load_text_of, writer
+from roofline.bundle import load, load_text_of, writer
 from roofline.common.errors import ConfigError, RooflineError, UnsupportedError
 
 

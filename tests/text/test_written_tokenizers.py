@@ -188,6 +188,13 @@ def test_names_of_splitting_rules():
         {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True},
     ]}  # fmt: skip
     assert kind_of_pipeline({"normalizer": None, "pre_tokenizer": digits}, False) == "smollm"
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    rule = PATTERNS["deepseek-v3"]
+    written = [pattern.replace(r"\r", "\r").replace(r"\n", "\n").replace(r"\"", '"') for pattern in rule]
+    assert written[-1] != rule[-1]  # as DeepSeek's own file has it
+    steps = [*({**split, "pattern": {"Regex": pattern}} for pattern in written), digits["pretokenizers"][1]]
+    steps[-1] = {**steps[-1], "use_regex": False}
+    assert kind_of_pipeline({"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}, False) == "deepseek-v3"
     for kind in PATTERNS:
         found = kind_of_pipeline(byte_level_pipeline(kind), kind in ("llama-bpe", "tekken"))
         assert found is None or PATTERNS[found] == PATTERNS[kind]
