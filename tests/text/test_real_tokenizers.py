@@ -117,7 +117,7 @@ def test_a_gguf_file_of_it_is_read_as_the_folder(folder: Path, ours: Tokenizer) 
     read = from_gguf(written)
     for text in TEXTS:
         if "<image_soft_token>" in text or (not ours.vocabulary.byte_level and "▁▁" in text):
-            continue  # a token without a row; llama.cpp has real spaces in such tokens
+            continue  # a token without a row; a run of spaces that is spelt with visible ones
         for parse in (False, True):
             ids = ours.encode(text, add_special=True, parse_special=parse)
             assert read.encode(text, add_special=True, parse_special=parse) == ids, text

@@ -44,9 +44,7 @@ def to_gguf(tokenizer: Tokenizer, rows: int, chat_template: str | None, name: st
     tokens, types = _tokens(vocabulary, rows)
     values |= {f"{within}tokens": tokens, f"{within}token_type": types}
     if not vocabulary.leftmost:  # there the scores alone say which merge comes first
-        texts = frozenset(tokens)  # without runs of spaces that are found before a text is split
-        pairs = zip(vocabulary.lefts, vocabulary.rights, strict=True)
-        values[f"{within}merges"] = [f"{a} {b}" for a, b in pairs if texts.issuperset((a, b, a + b))]
+        values[f"{within}merges"] = [f"{a} {b}" for a, b in zip(vocabulary.lefts, vocabulary.rights, strict=True)]
     values |= {f"{within}{key}": value for key, value in _around(vocabulary).items()}
     if chat_template is not None:
         values["tokenizer.chat_template"] = chat_template
@@ -57,7 +55,7 @@ def to_gguf(tokenizer: Tokenizer, rows: int, chat_template: str | None, name: st
 def check_same(tokenizer: Tokenizer, read: Tokenizer, place: str, space: str = SPACE) -> None:
     """Raise UnsupportedError unless a tokenizer that was read back from a place does as the one that was written.
 
-    space: how texts have the spaces of tokens that are found before a text is split.
+    space: what stands in texts for the visible space of ordinary tokens.
     """
     added = tokenizer.vocabulary.added[:64]
     plain = tokenizer.vocabulary.byte_level
@@ -130,10 +128,13 @@ def _tokens(vocabulary: Vocabulary, count: int) -> tuple[list[str], list[int]]:
             types[i] = _BYTE
         elif token and token == unknown:
             types[i] = _UNKNOWN
+    merged = {left + right for left, right in zip(vocabulary.lefts, vocabulary.rights, strict=True)}
     for added in vocabulary.added:
-        # A space that is found in a text before it is split is a space, and llama.cpp writes such tokens as they are.
-        plain = added.special or vocabulary.byte_level
-        tokens[added.id] = added.content if plain else added.content.replace(SPACE, " ")
+        tokens[added.id] = added.content
+        # Of a text without visible spaces merges alone make such a token, as Gemma's runs of spaces.
+        is_merged = not vocabulary.byte_level and SPACE in added.content and added.content in merged
+        if is_merged and not added.special and not added.normalized:
+            continue
         if types[added.id] != _UNKNOWN:
             types[added.id] = _CONTROL if added.special else _USER_DEFINED
     for i, token in enumerate(tokens):
