@@ -98,7 +98,8 @@ Vocabulary::Vocabulary(const std::string& file) {
         const long long id = added["id"].integer();
         if (id < 0 || id > 1 << 24) throw std::invalid_argument("an added token has an id that cannot be");
         if ((size_t)id >= bytes_.size()) bytes_.resize((size_t)id + 1);
-        bytes_[(size_t)id] = added["special"].boolean() ? "" : added["content"].string();
+        const std::string& content = added["content"].string();
+        bytes_[(size_t)id] = added["special"].boolean() ? "" : by_bytes ? content : sentence_piece(content);
     }
 }
 

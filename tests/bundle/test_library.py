@@ -335,6 +335,7 @@ def test_bytes_of_ids(library: Library, bundle: Path) -> None:
 def test_bytes_of_other_vocabularies(library: Library, bundle: Path) -> None:
     tokens = ["▁", "▁the", "<0x0A>", "<0xff>", "é", "", "<0x1>", "a▁b", '"\\', "\U0001f600"]
     added = [AddedToken(2, "<nl>", False), AddedToken(10, "<s>", True), AddedToken(12, "\U0001f600\n", False)]
+    added.append(AddedToken(13, "▁▁", False))  # a run of spaces, as Gemma's
     for byte_level in (False, True):
         words = to_bytes(Vocabulary("BPE", tokens, added=added, byte_level=byte_level))
         _replace(bundle, "tokenizer.bin", words)
@@ -343,7 +344,7 @@ def test_bytes_of_other_vocabularies(library: Library, bundle: Path) -> None:
         plain = [" ", " the", "<nl>", "\udcff", "é", "", "<0x1>", "a b", '"\\', "\U0001f600"]
         if byte_level:
             plain = ["▁", "▁the", "<nl>", "<0xff>", "\udce9", "", "<0x1>", "a▁b", '"\\', "\U0001f600"]
-        assert found == [*plain, "", "", "\U0001f600\n", ""]
+        assert found == [*plain, "", "", "\U0001f600\n", "▁▁" if byte_level else "  "]
         library.close(handle)
     _replace(bundle, "tokenizer.bin", to_bytes(Vocabulary("WordPiece", tokens, byte_level=False, continues="##")))
     handle, size = library.open(bundle, threads=1, cache_tokens=64), lb.SIZE()

@@ -17,7 +17,7 @@ from bundle_models import tokenizer_json  # noqa: E402
 from moe_models import MODELS as MIXTURES  # noqa: E402
 from moe_models import transformers_model  # noqa: E402
 
-from roofline.bundle import load  # noqa: E402
+from roofline.bundle import load, load_text_of  # noqa: E402
 from roofline.ops.batch import Segment  # noqa: E402
 from roofline.weights.adapter_files import write_adapter  # noqa: E402
 from roofline.weights.adapter_merge import merged  # noqa: E402
@@ -113,3 +113,62 @@ def test_llama_cpp_computes_the_adapters_that_are_written(name: str, llama_cpp: 
     got = llama_cpp.logits(file, IDS, tmp_path / "adapter.gguf")
     assert np.abs(got - expected).max() / expected.std() < 5e-3
     assert np.abs(got - alone).max() / expected.std() > 0.5
+
+
+@pytest.mark.parametrize("prefixed", [True, False])
+def test_a_sentencepiece_folder_has_the_same_ids(prefixed: bool, llama_cpp: str, tmp_path: Path) -> None:
+    """With <unk> among its added tokens, runs of spaces that are tokens, and one token more than the model has rows."""
+    model = theirs(CONFIGS["llama"] | {"vocab": 320})
+    model.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").unlink(missing_ok=True)
+    data = visible_spaces_json(320, prefixed)
+    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(data))
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(settings))
+    file = tmp_path / "model.gguf"
+    result = call_roofline(["convert", tmp_path / "model", "-o", file])
+    assert result.exit_code == 0, result.output
+    tokenizer = load_text_of(str(tmp_path / "model"))[0]
+    texts = ["hi  there", "<unk> x<s> </s> hi", "a" + " " * 40 + "hi\n\n  x", " hi", "", "é<0x0A>", "if x:\n        hi"]
+    script = Path(__file__).with_name("llama_cpp_ids.py")
+    done = subprocess.run(
+        [llama_cpp, script, file], input=json.dumps(texts), capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    ours = [
+        [tokenizer.encode(text, add_special=True, parse_special=parse) for parse in (False, True)] for text in texts
+    ]
+    assert json.loads(done.stdout) == ours
+
+
+def visible_spaces_json(rows: int, prefixed: bool) -> dict[str, Any]:
+    """The tokenizer.json of SentencePiece's kind of BPE."""
+    merges = [("▁", "▁"), ("▁▁", "▁▁"), ("h", "i"), ("▁", "hi"), ("▁", "x")]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abhixtre"]
+    tokens += [left + right for left, right in merges]
+    tokens += [f"<{at}>" for at in range(len(tokens), rows)]
+    flags = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False}
+    names = {"<unk>": 0, "<s>": 1, "</s>": 2, "<image>": rows}
+    added = [{"id": at, "content": text, "special": True, **flags} for text, at in names.items()]
+    added += [{"id": tokens.index(t), "content": t, "special": False, **flags} for t in ("▁▁", "▁▁▁▁")]
+    space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    prefix = [{"type": "Prepend", "prepend": "▁"}] if prefixed else []
+    decoders = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}]
+    decoders += [{"type": "Fuse"}, *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixed else [])]
+    first = {"SpecialToken": {"id": "<s>", "type_id": 0}}
+    return {
+        "added_tokens": sorted(added, key=lambda token: token["id"]),
+        "normalizer": {"type": "Sequence", "normalizers": [*prefix, space]},
+        "pre_tokenizer": None,
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [first, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+        },
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": {
+            **{"type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True},
+            **{"vocab": {token: at for at, token in enumerate(tokens)}, "merges": merges},
+        },
+    }

@@ -8,12 +8,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from bundle_models import tokenizer_json, write_model
 
 from roofline import LLM, SamplingParams
-from roofline.bundle import compile_model, load, load_text_of, writer
+from roofline.bundle import load, load_text_of, writer
 from roofline.common.errors import ConfigError, RooflineError, UnsupportedError
 
 
@@ -153,20 +152,6 @@ def test_a_tokenizer_is_refused_before_the_weights_are_read(
         monkeypatch.setattr(f"{made}.make", lambda _: pytest.fail("the weights were read"))
         with pytest.raises((ConfigError, UnsupportedError), match=r"model/tokenizer\.json"):
             load(str(model), backend=backend)
-
-
-@pytest.mark.usefixtures("home")
-def test_a_tokenizer_of_another_model_is_refused(model: Path) -> None:
-    words = tokenizer_json()
-    entry = words["added_tokens"][0] | {"id": 300, "content": "<far>"}
-    words["model"]["vocab"] |= {f"word{i}": 256 + i for i in range(44)}
-    words["added_tokens"] = [entry]
-    (model / "tokenizer.json").write_text(json.dumps(words))
-    (model / "tokenizer_config.json").unlink()
-    with pytest.raises(ConfigError, match="its tokenizer has an id 300, its embedding 300 rows"):
-        load(str(model))
-    assert compile_model(str(model), model.parent / "words-less").path.is_dir()  # who has ids needs no tokenizer
-    assert np.isfinite(load(str(model), text=False).load_seconds)
 
 
 def test_errors_of_families_templates_and_stored_tokenizers_name_the_file(model: Path, bundle: Path) -> None:

@@ -118,7 +118,7 @@ def test_ids_and_texts_are_those_of_sentencepiece(model: Path) -> None:
             spelt = reference.decode_ids(ids).replace("⁇", "<unk>")
             if reference.unk_id() not in ids:
                 assert tokenizer.decode(ids) == spelt, text
-            assert tokenizer.special_ids.isdisjoint(ids)
+            assert tokenizer.special_ids.isdisjoint(set(ids) - {reference.unk_id()})
 
 
 @settings(max_examples=60, deadline=None)

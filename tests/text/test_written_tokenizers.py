@@ -14,13 +14,22 @@ from roofline.text.tokenizers.to_json import to_json
 from roofline.text.tokenizers.tokenizer import Tokenizer
 from roofline.text.tokenizers.vocabulary import byte_alphabet
 
-SETTINGS = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}
+SETTINGS = {"bos_token": "<s>", "eos_token": "</s>"}
 TEXT = "it's a test: the end, 12345 <s>x</s>\n\n  naïve"
 
 
 def _special(at: int) -> list[dict[str, Any]]:
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return [{"id": at + i, "content": text, **flags} for i, text in enumerate(("<s>", "</s>"))]
+
+
+def _around(begin: int, *, ends: bool = False) -> dict[str, Any]:
+    """A post-processor that puts the first special token before each text, and the second one behind it."""
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    first, last = ({"SpecialToken": {"id": name, "type_id": 0}} for name in ("<s>", "</s>"))
+    single = [first, text, *([last] if ends else [])]
+    tokens = {name: {"id": name, "ids": [begin + i], "tokens": [name]} for i, name in enumerate(("<s>", "</s>"))}
+    return {"type": "TemplateProcessing", "single": single, "pair": [*single, text], "special_tokens": tokens}
 
 
 def _byte_level(kind: str = "qwen2") -> dict[str, Any]:
@@ -30,14 +39,14 @@ def _byte_level(kind: str = "qwen2") -> dict[str, Any]:
     ignore_merges = {"ignore_merges": kind == "llama-bpe"}
     return {
         "added_tokens": _special(len(tokens)),
-        "post_processor": None,
+        "post_processor": _around(len(tokens)),
         **byte_level_pipeline(kind),
         "model": {"type": "BPE", "vocab": {t: i for i, t in enumerate(tokens)}, "merges": pairs, **ignore_merges},
     }
 
 
-def _sentencepiece() -> dict[str, Any]:
-    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "t", "h", "e", "th", "the", "▁the", "s"]
+def _sentencepiece(*more: str) -> dict[str, Any]:
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "t", "h", "e", "th", "the", "▁the", "s", *more]
     steps = [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
     decoders = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}]
     decoders += [{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]
@@ -47,7 +56,7 @@ def _sentencepiece() -> dict[str, Any]:
         "added_tokens": _special(len(tokens)),
         "normalizer": {"type": "Sequence", "normalizers": steps},
         "pre_tokenizer": None,
-        "post_processor": None,
+        "post_processor": _around(len(tokens)),
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": model,
     }
@@ -83,7 +92,9 @@ def test_both_ways(data):
 
 
 def test_the_end_may_stand_behind_each_text():
-    original = from_json(json.dumps(_byte_level()).encode(), {**SETTINGS, "add_eos_token": True})
+    data = _byte_level()
+    data["post_processor"] = _around(data["added_tokens"][0]["id"], ends=True)
+    original = _tokenizer(data)
     assert original.encode("the", add_special=True)[-1] == original.eos_ids[0]
     values = to_gguf(original, 310, None)
     assert (values["tokenizer.ggml.add_bos_token"], values["tokenizer.ggml.add_eos_token"]) == (True, True)
@@ -91,13 +102,83 @@ def test_the_end_may_stand_behind_each_text():
 
 
 def test_scores_say_the_places_of_merges():
-    """Letters come after all merges; pieces that nothing makes have no place."""
+    """What no merge makes comes after all merges: letters, and pieces that others may happen to spell."""
     values = to_gguf(_tokenizer(_sentencepiece()), 310, None)
     tokens, scores = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.scores"]
-    assert {t: s for t, s in zip(tokens, scores, strict=False) if s} == {
-        **dict.fromkeys(("▁", "t", "h", "e", "s"), -4.0),
-        **{"th": -1.0, "the": -2.0, "▁the": -3.0},
-    }
+    assert len(scores) == len(tokens)
+    places = {"th": -1.0, "the": -2.0, "▁the": -3.0}
+    assert scores == [places.get(token, -4.0) for token in tokens]
+
+
+def test_unknown_text_and_runs_of_spaces_among_added_tokens():
+    data = _sentencepiece("▁▁")
+    spaces = data["model"]["vocab"]["▁▁"]
+    data["model"]["merges"] = [("▁", "▁"), *data["model"]["merges"]]
+    unknown = {**data["added_tokens"][0], "id": 0, "content": "<unk>"}
+    data["added_tokens"] = [
+        unknown,
+        {**unknown, "id": spaces, "content": "▁▁", "special": False},
+        *data["added_tokens"],
+    ]
+    data["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    data["decoder"]["decoders"].pop()
+    original = _tokenizer(data)
+    values = to_gguf(original, 310, None)
+    assert values["tokenizer.ggml.token_type"][0] == 2
+    # Merges make it. llama.cpp would write a user-defined token as it is, and put its prefix behind it.
+    assert (values["tokenizer.ggml.tokens"][spaces], values["tokenizer.ggml.token_type"][spaces]) == ("▁▁", 1)
+    read = from_gguf(values)
+    for text in (TEXT, "<unk> x <unk>", "the   the    h"):
+        for parse in (False, True):
+            ids = original.encode(text, add_special=True, parse_special=parse)
+            assert read.encode(text, add_special=True, parse_special=parse) == ids
+            assert read.decode(ids) == original.decode(ids)
+    assert read.encode("<unk>", add_special=False, parse_special=True) == [0]
+    assert read.encode("<unk>", add_special=False)[0] != 0
+    assert read.decode([0, 1 + ord("t")]) == "t"
+
+
+def test_tokens_without_a_row_are_left_out():
+    data = _sentencepiece()
+    size = data["added_tokens"][-1]["id"] + 1
+    data["added_tokens"] += [{**data["added_tokens"][0], "id": size, "content": "<image>"}]
+    values = to_gguf(_tokenizer(data), size, None)
+    assert len(values["tokenizer.ggml.tokens"]) == len(values["tokenizer.ggml.scores"]) == size
+    assert "<image>" not in values["tokenizer.ggml.tokens"]
+    _same(_tokenizer(_sentencepiece()), from_gguf(values))
+
+
+def test_white_space_behind_tokens_is_written_as_llama_cpp_knows_it():
+    """Of Phi-3 alone, by the model's name."""
+    data = _sentencepiece()
+    data["added_tokens"][0]["content"] = "<|user|>"
+    data["post_processor"] = None
+    for token in data["added_tokens"]:
+        token["rstrip"] = True
+    original = _tokenizer(data)
+    values = to_gguf(original, 310, None, "my-Phi-3-mini")
+    for name in ("Phi-3 mini", "phi3"):
+        read = from_gguf({**values, "general.name": name})
+        for text in ("<|user|>\nthe</s> \n the", "the <|user|>  "):
+            for parse in (False, True):
+                ids = original.encode(text, add_special=False, parse_special=parse)
+                assert read.encode(text, add_special=False, parse_special=parse) == ids
+    with pytest.raises(UnsupportedError, match=r"token '<\|user\|>'.*white space behind it has no key.*\"phi-3\""):
+        to_gguf(original, 310, None, "mine")
+    data["added_tokens"][0]["content"] = "<s>"  # whose white space llama.cpp leaves
+    with pytest.raises(UnsupportedError, match=r"token '<s>'.*white space behind"):
+        to_gguf(_tokenizer(data), 310, None, "phi-3")
+
+
+def test_masks_take_the_white_space_before_them():
+    values = to_gguf(_tokenizer(_sentencepiece()), 310, None)
+    tokens = list(values["tokenizer.ggml.tokens"])
+    tokens[tokens.index("<s>")] = "<mask>"
+    values |= {"tokenizer.ggml.tokens": tokens}
+    for names in ({"tokenizer.ggml.pre": "jina-v2-de"}, {"general.architecture": "nomic-bert-moe"}):
+        read = from_gguf({**values, **names})
+        assert [token.content for token in read.vocabulary.added if token.lstrip] == ["<mask>"]
+    assert not any(token.lstrip for token in from_gguf(values).vocabulary.added)
 
 
 def test_names_of_splitting_rules():
@@ -107,6 +188,13 @@ def test_names_of_splitting_rules():
         {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True},
     ]}  # fmt: skip
     assert kind_of_pipeline({"normalizer": None, "pre_tokenizer": digits}, False) == "smollm"
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    rule = PATTERNS["deepseek-v3"]
+    written = [pattern.replace(r"\r", "\r").replace(r"\n", "\n").replace(r"\"", '"') for pattern in rule]
+    assert written[-1] != rule[-1]  # as DeepSeek's own file has it
+    steps = [*({**split, "pattern": {"Regex": pattern}} for pattern in written), digits["pretokenizers"][1]]
+    steps[-1] = {**steps[-1], "use_regex": False}
+    assert kind_of_pipeline({"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}, False) == "deepseek-v3"
     for kind in PATTERNS:
         found = kind_of_pipeline(byte_level_pipeline(kind), kind in ("llama-bpe", "tekken"))
         assert found is None or PATTERNS[found] == PATTERNS[kind]

@@ -17,6 +17,8 @@ from roofline.common.errors import ConfigError, UnsupportedError  # noqa: E402
 from roofline.text.tokenizers.vocabulary import byte_alphabet  # noqa: E402
 from roofline.train.checkpoint.export import export  # noqa: E402
 from roofline.train.config.read import parse_config  # noqa: E402
+from roofline.train.data.loader import Source  # noqa: E402
+from roofline.train.data.mds import ShardWriter  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
 from roofline.train.run.loop import Run, train  # noqa: E402
 from roofline.weights.adapters import read_adapter  # noqa: E402
@@ -90,6 +92,26 @@ def test_a_run_in_parts_ends_like_one_at_once(model: Path, rows: Path, tmp_path:
     assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
     assert export(str(tmp_path / "parts/checkpoints/step-00000002"), tmp_path / "earlier", "F32") == 2
     assert read_adapter(tmp_path / "earlier").digest == before
+
+
+def test_a_longer_tokenizer_trains_a_model_with_weights(
+    model: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As [PAD] of 32000 rows: what counts is the ids of the rows."""
+    monkeypatch.setattr(Source, "vocab", property(lambda _: small.VOCAB + 1))
+    words = tokenizer_json(small.VOCAB)
+    flags = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    words["added_tokens"] = [{"id": small.VOCAB, "content": "[PAD]", **flags}]
+    (tmp_path / "longer").mkdir()
+    (tmp_path / "longer" / "tokenizer.json").write_text(json.dumps(words))
+    given = mapping(model, rows, tmp_path / "run", max_duration="1ba", tokenizer={"name": str(tmp_path / "longer")})
+    assert train(parse_config(given)).steps == 1
+    far = tmp_path / "far"
+    with ShardWriter(far, {"tokens": f"ndarray:uint16:{small.LENGTH}"}) as writer:
+        writer.write({"tokens": np.array([5] * (small.LENGTH - 1) + [small.VOCAB], np.uint16)})
+    given = mapping(model, far, tmp_path / "other", max_duration="1ba", tokenizer={"name": str(tmp_path / "longer")})
+    with pytest.raises(ConfigError, match=f"a row has the id {small.VOCAB}, the model's vocabulary is {small.VOCAB}"):
+        train(parse_config({**given, "global_train_batch_size": 1}))
 
 
 def test_another_base_or_adapter_does_not_continue(model: Path, rows: Path, tmp_path: Path) -> None:

@@ -223,10 +223,10 @@ def _from_others(
     from roofline.text.tokenizers.to_gguf import to_gguf as tokenizer_to_gguf
 
     metadata, factors = to_gguf(checkpoint.config, shapes)
-    metadata["general.name"] = checkpoint.path.name or "model"
+    metadata["general.name"] = name = checkpoint.path.name or "model"
     metadata |= gguf_sampling(recommended_sampling(checkpoint))
     tokenizer, template = load_text(checkpoint)
-    metadata |= tokenizer_to_gguf(tokenizer, checkpoint.config["vocab"], _source(template))
+    metadata |= tokenizer_to_gguf(tokenizer, checkpoint.config["vocab"], _source(template), name)
     return metadata, factors
 
 

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 from roofline.common.errors import ConfigError
 from roofline.common.fields import Fields, has_type, naming
 from roofline.common.files import read_regular
-from roofline.common.json_files import read_json_file
-from roofline.common.json_types import JsonObject
 
 if TYPE_CHECKING:
     from roofline.text.templates.template import ChatTemplate
@@ -19,23 +17,19 @@ _MAX_TEMPLATE = 1 << 22  # bytes
 
 def text_of_folder(path: Path) -> "tuple[Tokenizer, ChatTemplate]":
     """Those of the files that Hugging Face writes beside the weights. Raises ConfigError where there are none."""
-    from roofline.text.tokenizers import from_json, from_older
+    from roofline.text.tokenizers import folder_settings, from_json, from_older
     from roofline.weights.sources import find_tokenizer_files
 
     files = find_tokenizer_files(path)
     if "tokenizer.json" not in files and from_older.older_file(files) is None:
         raise ConfigError(f"{path}: there is no tokenizer.json beside the weights; save the tokenizer there")
-    settings: JsonObject = {}
-    for name in ("generation_config.json", "tokenizer_config.json"):
-        if name in files:
-            values = read_json_file(files[name])
-            from_json.check_settings(Fields(files[name], values))
-            settings |= values
+    settings = folder_settings.read_settings(files)
     source = _template(Fields(files.get("tokenizer_config.json", path), settings))
     if "chat_template.jinja" in files:
         source = _text(files["chat_template.jinja"])
     if "tokenizer.json" in files:
-        return with_template(from_json.from_json(files["tokenizer.json"], settings), source)
+        defaults = folder_settings.default_tokens(files, settings)
+        return with_template(from_json.from_json(files["tokenizer.json"], settings, defaults), source)
     named = Fields(files.get("tokenizer_config.json", path), settings)
     return with_template(from_older.from_older(files, named), source)
 
@@ -56,16 +50,16 @@ def _text(path: Path) -> str:
 
 
 def load_text(checkpoint: "Checkpoint") -> "tuple[Tokenizer, ChatTemplate]":
-    """The tokenizer and chat template that belong to a checkpoint. Raises ConfigError where there is no tokenizer, or
-    one that writes ids for which the model has no row."""
+    """The tokenizer and chat template that belong to a checkpoint. Raises ConfigError where there is no tokenizer.
+
+    The tokenizer may have ids for which the model has no row: they are refused where a request has one. Ends of
+    answers are none of them, because the model cannot say them.
+    """
     folder = checkpoint.path if checkpoint.path.is_dir() or checkpoint.kind == "gguf" else checkpoint.path.parent
     with naming(folder):
-        words = _words(checkpoint)
-    rows, largest = checkpoint.config["vocab"], max(words[0].vocab_size - 1, *words[0].eos_ids, 0)
-    if largest >= rows:
-        what = f"its tokenizer has an id {largest}, its embedding {rows} rows"
-        raise ConfigError(f"{checkpoint.path}: {what}: the two are of different models")
-    return words
+        tokenizer, template = _words(checkpoint)
+    tokenizer.limit_ends(checkpoint.config["vocab"])
+    return tokenizer, template
 
 
 def _words(checkpoint: "Checkpoint") -> "tuple[Tokenizer, ChatTemplate]":
@@ -82,6 +76,6 @@ def with_template(tokenizer: "Tokenizer", source: str | None) -> "tuple[Tokenize
     """A tokenizer and the chat template that goes with it; source: Jinja, None for the default."""
     from roofline.text.templates.template import ChatTemplate
 
-    bos = tokenizer.token_bytes(tokenizer.bos_id).decode(errors="replace") if tokenizer.bos_id is not None else ""
-    eos = tokenizer.token_bytes(tokenizer.eos_ids[0]).decode(errors="replace") if tokenizer.eos_ids else ""
+    bos = tokenizer.token_string(tokenizer.bos_id) if tokenizer.bos_id is not None else ""
+    eos = tokenizer.token_string(tokenizer.eos_ids[0]) if tokenizer.eos_ids else ""
     return tokenizer, ChatTemplate(source, bos_token=bos, eos_token=eos)

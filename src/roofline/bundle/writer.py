@@ -159,7 +159,7 @@ def _text_files(source: "Checkpoint", needs_text: bool) -> tuple[dict[str, bytes
 
     return files, {
         "outline": make_outline(template.source),
-        "bos_id": tokenizer.bos_id,
+        "bos_id": tokenizer.bos_id if (tokenizer.bos_id or 0) < source.config["vocab"] else None,
         "eos_ids": list(tokenizer.eos_ids),
         "add_bos": tokenizer.add_bos,
         "bos_token": template.bos_token,

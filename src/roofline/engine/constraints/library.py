@@ -40,7 +40,7 @@ class Words:
 
     @classmethod
     def of(cls, tokenizer: "Tokenizer", size: int) -> "Words":
-        """Those of a tokenizer; size: ids of the model, which may have more than the tokenizer.
+        """Those of a tokenizer; size: ids of the model, which may have more than the tokenizer, or fewer.
 
         Raises ConfigError where no id ends an answer.
         """
@@ -67,8 +67,9 @@ class _Wrapper:
     def __call__(self, text: str) -> list[int]:
         """Ids whose bytes are those of a text that the grammar leaves no choice about."""
         ids = self._encode(text) if self._encode is not None else []
-        spelled = b"".join(self.tokens[token] for token in ids)
-        # A tokenizer may put a space in front, or normalise: then the longest tokens are taken one by one.
+        spelled = b"".join(self.tokens[token] for token in ids if token < len(self.tokens))
+        # A tokenizer may put a space in front, normalise, or have an id that the model has not: then the longest
+        # tokens are taken one by one.
         return list(ids if spelled == text.encode("utf-8") else self.greedy(text))
 
 

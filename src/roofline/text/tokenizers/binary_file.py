@@ -95,6 +95,7 @@ def _vocabulary(fields: Fields, sections: Sequence[memoryview]) -> Vocabulary:
         lefts=lefts,
         rights=rights,
         scores=_floats(scores),
+        leftmost=fields.get("leftmost", bool, False),
         options=fields.need("options", dict),
         pipeline=fields.need("pipeline", dict),
         added=[added_token(entry, MAX_ID) for entry in fields.objects("added")],

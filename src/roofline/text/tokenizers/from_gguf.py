@@ -1,6 +1,7 @@
 """Builds a tokenizer from the metadata of a GGUF file."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,7 +10,7 @@ from roofline.common.fields import Fields, naming, shorten
 from roofline.text.tokenizers.pretokenizers import ADDS_BOS, IGNORE_MERGES, VISIBLE_SPACES, byte_level_pipeline
 from roofline.text.tokenizers.sentencepiece import BYTE, CONTROL, SPACE, Pieces, added_tokens, check_charsmap
 from roofline.text.tokenizers.tokenizer import Tokenizer
-from roofline.text.tokenizers.vocabulary import END_TOKENS, JsonObject, Vocabulary, checked_id, end_ids
+from roofline.text.tokenizers.vocabulary import END_TOKENS, AddedToken, JsonObject, Vocabulary, checked_id, end_ids
 from roofline.text.tokenizers.wordpiece import word_pieces
 
 T = TypeVar("T")
@@ -62,6 +63,7 @@ def from_gguf(metadata: JsonObject, path: Path | str = "the GGUF file") -> Token
     with naming(path):
         model = _model(fields, kind, tokens, types, ids["unknown"])
         parts: JsonObject = {"tokens": tokens, "added": added_tokens(tokens, types), **model}
+        parts |= {"added": _with_conditions(parts["added"], metadata, path)}
         vocabulary = Vocabulary(
             **parts,
             bos_id=ids["bos"],
@@ -70,6 +72,28 @@ def from_gguf(metadata: JsonObject, path: Path | str = "the GGUF file") -> Token
             suffix=suffix,
         )
         return Tokenizer.of_file(path, vocabulary)
+
+
+def takes_spaces_behind(name: str, content: str) -> bool:
+    """Whether llama.cpp has a special or user-defined token take the white space behind it, which no key says.
+
+    name: of the model (``general.name``).
+    """
+    is_phi = "phi-3" in name.lower() or "phi3" in name.lower()
+    return is_phi and content not in ("<unk>", "<s>", "<|endoftext|>")
+
+
+def _with_conditions(added: Sequence[AddedToken], metadata: JsonObject, path: Path | str) -> list[AddedToken]:
+    """The added tokens with what llama.cpp knows of the white space around them by the names of models."""
+    general = Fields(path, {key: metadata[key] for key in ("general.name", "general.architecture") if key in metadata})
+    name, family = general.get("general.name", str, ""), general.get("general.architecture", str, "")
+    kind = metadata.get("tokenizer.ggml.pre")
+    mask = "[MASK]" if "modern-bert" in name.lower() else ""
+    if kind in ("jina-v2-de", "jina-v2-es", "jina-v2-code") or family in ("nomic-bert-moe", "jina-bert-v3"):
+        name, mask = "", "<mask>"
+    return [
+        replace(token, lstrip=token.content == mask, rstrip=takes_spaces_behind(name, token.content)) for token in added
+    ]
 
 
 def _types(fields: Fields, tokens: list[str]) -> list[int]:

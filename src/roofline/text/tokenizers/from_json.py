@@ -6,6 +6,7 @@ from pathlib import Path
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import Fields, describe, has_type
 from roofline.common.json_files import parse_object, read_json_file
+from roofline.text.tokenizers.folder_settings import check_settings, content_of, ids_of, with_special_tokens
 from roofline.text.tokenizers.steps import checked_steps
 from roofline.text.tokenizers.tokenizer import SPACE, Tokenizer
 from roofline.text.tokenizers.vocabulary import (
@@ -25,13 +26,14 @@ MAX_WORD = 256  # characters of a word that WordPiece takes apart, in time with 
 _SPARSE = 16  # times as many ids as tokens that a large one may have
 
 
-def from_json(source: str | Path | bytes, config: JsonObject) -> Tokenizer:
+def from_json(source: str | Path | bytes, config: JsonObject, defaults: Mapping[str, str] | None = None) -> Tokenizer:
     """The tokenizer of a tokenizer.json.
 
     Args:
         source: the file, or its bytes.
-        config: the keys of tokenizer_config.json and generation_config.json in one mapping, of which are read:
-            bos_token, eos_token, add_bos_token, add_eos_token, and eos_token_id (one or several).
+        config: the keys of the files beside it in one mapping, as `read_settings` makes it, of which are read:
+            eos_token_id (one or several), the special tokens and added_tokens_decoder.
+        defaults: special tokens of the tokenizer's class, which count where the vocabulary has them.
     Raises:
         ConfigError: the file cannot be read, its parts do not fit together, or the library could not work with it
             within bounds of time and memory; the message names file and key.
@@ -51,10 +53,12 @@ def from_json(source: str | Path | bytes, config: JsonObject) -> Tokenizer:
     spelling = _spelling(file, words=parts["model"] in ("WordPiece", "WordLevel"))
     ids = {token: i for i, token in enumerate(parts["tokens"]) if token}
     ids.update((token.content, token.id) for token in added)
+    defaults = defaults or {}
+    settings = Fields(settings.path, {**{key: text for key, text in defaults.items() if text in ids}, **config})
+    added = with_special_tokens(settings, added, parts["tokens"])
+    ids.update((token.content, token.id) for token in added)
     bos, eos = ids.get(content_of(settings, "bos_token")), ids.get(content_of(settings, "eos_token"))
     prefix, suffix = _around(file)
-    prefix = _switch(prefix, settings.get("add_bos_token", bool), bos)
-    suffix = _switch(suffix, settings.get("add_eos_token", bool), eos)
     if bos is None and prefix:
         bos = prefix[0]
     vocabulary = Vocabulary(
@@ -68,28 +72,6 @@ def from_json(source: str | Path | bytes, config: JsonObject) -> Tokenizer:
         suffix=suffix,
     )
     return Tokenizer.of_file(name, vocabulary)
-
-
-def check_settings(settings: Fields) -> None:
-    """Raise ConfigError where what is read of a tokenizer_config.json or generation_config.json has a wrong type."""
-    for key in ("bos_token", "eos_token"):
-        content_of(settings, key)
-    for key in ("add_bos_token", "add_eos_token"):
-        settings.get(key, bool)
-    ids_of(settings, "eos_token_id")
-
-
-def content_of(settings: Fields, key: str) -> str:
-    """The text of a token that is written as it is or as an object; "" where there is none."""
-    if isinstance(settings.values.get(key), Mapping):
-        return settings.inside(key).need("content", str)
-    return settings.get(key, str, "")
-
-
-def ids_of(settings: Fields, key: str) -> list[int]:
-    """One id or several."""
-    ids = settings.elements(key, int) if has_type(settings.values.get(key), list) else [settings.get(key, int)]
-    return [checked_id(settings, key, i, MAX_ID) for i in ids or () if i is not None]
 
 
 def _model_parts(model: Fields) -> JsonObject:
@@ -226,11 +208,3 @@ def _template(step: Fields) -> tuple[list[int], list[int]]:
     if texts != 1:
         step.refuse("single", f"has {texts} places for the text, not 1")
     return before, after
-
-
-def _switch(ids: tuple[int, ...], enabled: bool | None, token_id: int | None) -> tuple[int, ...]:
-    if enabled is None or token_id is None:
-        return ids
-    if enabled:
-        return ids or (token_id,)
-    return tuple(i for i in ids if i != token_id)

@@ -12,7 +12,8 @@ from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.fields import Fields, shorten
 from roofline.common.files import read_regular
 from roofline.common.json_files import read_json_file
-from roofline.text.tokenizers.from_json import content_of, ids_of, tokens_of
+from roofline.text.tokenizers.folder_settings import NAMED, content_of, ids_of
+from roofline.text.tokenizers.from_json import tokens_of
 from roofline.text.tokenizers.from_model import MAX_BYTES, read_model
 from roofline.text.tokenizers.pretokenizers import byte_level_pipeline
 from roofline.text.tokenizers.tokenizer import Tokenizer
@@ -51,7 +52,6 @@ _AROUND: dict[str, dict[str, _Around]] = {
         _Around("[CLS]", "[SEP]", begins=True, ends=True),
     ),
 }
-_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_token", "mask_token")
 _BERT_NAMES = {
     "unk_token": "[UNK]",
     "pad_token": "[PAD]",
@@ -197,7 +197,7 @@ def _added(
     names: Mapping[str, str],
 ) -> list[AddedToken]:
     """The tokens that are found in a text before it is split, in the order of their ids; model_tokens: the model's."""
-    special = {_named(settings, names, key) for key in _NAMED}
+    special = {_named(settings, names, key) for key in NAMED}
     extra = settings.get("additional_special_tokens", list, [])
     special |= {entry for entry in extra if isinstance(entry, str)}
     ids = {token: i for i, token in enumerate(tokens) if token}

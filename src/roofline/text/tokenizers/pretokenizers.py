@@ -183,14 +183,23 @@ def kind_of_pipeline(pipeline: JsonObject, ignore_merges: bool) -> str | None:
     None where none of the names here stands for it. A name that says nothing of merges or NFC stands for a pipeline
     without them.
     """
-    patterns = tuple(_patterns(pipeline.get("pre_tokenizer")))
+    patterns = tuple(pattern and _as_escapes(pattern) for pattern in _patterns(pipeline.get("pre_tokenizer")))
     normalizers = [step["type"] for step in _steps(pipeline.get("normalizer"), "normalizers")]
     if None in patterns or normalizers not in ([], ["NFC"]):
         return None
     for kind, known in PATTERNS.items():
-        if known == patterns and (kind in NFC) == bool(normalizers) and (kind in IGNORE_MERGES) == ignore_merges:
+        if (
+            tuple(map(_as_escapes, known)) == patterns
+            and (kind in NFC) == bool(normalizers)
+            and (kind in IGNORE_MERGES) == ignore_merges
+        ):
             return _PREFERRED.get(kind, kind)
     return None
+
+
+def _as_escapes(pattern: str) -> str:
+    """A pattern with line ends as escapes and quotes as themselves: files write either."""
+    return pattern.replace("\r", r"\r").replace("\n", r"\n").replace(r"\"", '"')
 
 
 def _steps(step: JsonObject | None, inside: str) -> Iterator[JsonObject]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from roofline.common.errors import ConfigError
 from roofline.common.fields import refuse
 from roofline.text.tokenizers.charsmap import CharacterMap
+from roofline.text.tokenizers.leftmost import has_equal_scores
 from roofline.text.tokenizers.vocabulary import AddedToken, JsonObject
 
 SPACE = "▁"  # SentencePiece's visible space
@@ -41,7 +42,11 @@ class Pieces:
         if self.unknown is not None:
             options["unk_token"] = self.tokens[self.unknown]
         lefts, rights = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        return {"model": "BPE", "lefts": lefts, "rights": rights, "options": options, **self._spelling()}
+        parts = {"model": "BPE", "lefts": lefts, "rights": rights, "options": options, **self._spelling()}
+        scores = dict(zip(self.tokens, self.scores, strict=True)) if merges is None else {}
+        if scores and has_equal_scores((left + right for left, right in pairs), scores):
+            parts |= {"leftmost": True, "scores": list(self.scores)}
+        return parts
 
     def unigram(self) -> JsonObject:
         """Fields of the vocabulary of a Unigram model."""
@@ -77,11 +82,11 @@ def check_charsmap(path: object, key: str, charsmap: bytes) -> bytes:
 
 
 def added_tokens(tokens: Sequence[str], types: Sequence[int]) -> list[AddedToken]:
-    """Control symbols, which are special, and tokens that users defined."""
+    """Control symbols and tokens for unknown text, which are special, and tokens that users defined."""
     return [
-        AddedToken(i, tokens[i], special=types[i] == CONTROL)
+        AddedToken(i, tokens[i], special=types[i] != USER_DEFINED)
         for i in range(len(tokens))
-        if types[i] in (CONTROL, USER_DEFINED) and tokens[i]
+        if types[i] in (CONTROL, UNKNOWN, USER_DEFINED) and tokens[i]
     ]
 
 

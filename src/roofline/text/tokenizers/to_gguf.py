@@ -1,10 +1,10 @@
 """A tokenizer as the key-value pairs of a GGUF file: the inverse of `from_gguf`, and checked against it."""
 
 from roofline.common.errors import UnsupportedError
-from roofline.text.tokenizers.from_gguf import from_gguf
+from roofline.text.tokenizers.from_gguf import from_gguf, takes_spaces_behind
 from roofline.text.tokenizers.pretokenizers import kind_of_pipeline
-from roofline.text.tokenizers.tokenizer import Tokenizer
-from roofline.text.tokenizers.vocabulary import Vocabulary
+from roofline.text.tokenizers.tokenizer import SPACE, Tokenizer
+from roofline.text.tokenizers.vocabulary import AddedToken, Vocabulary
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _ENDS = ("eos", "eot", "eom")
@@ -16,40 +16,51 @@ _PROBES = (
     "def f(x):\n    return x**2  # comment\n<tag attr='1'/> & {json: [1, 2]}",
     "e\u0301 \u00e9 \U0001f600\U0001f468\u200d\U0001f469 \u0000\u0007 \u200b",
     "AbCdEF ABCdef 1st 2ND x2y ''s 'S I'LL DON'T _under_score_",
+    f"if x:\n{' ' * 8}y\n{' ' * 35}z{' ' * 70}\n\n\n\t\t\t end   ",
 )
 
 
-def to_gguf(tokenizer: Tokenizer, rows: int, chat_template: str | None) -> dict[str, object]:
+def to_gguf(tokenizer: Tokenizer, rows: int, chat_template: str | None, name: str = "") -> dict[str, object]:
     """The keys `tokenizer.*`.
 
     Args:
-        rows: of the model's embedding; ids without a token get a filler, as llama.cpp wants a token for each.
+        rows: of the model's embedding; ids without a token get a filler, as llama.cpp wants a token for each, and
+            tokens without a row are left out.
         chat_template: Jinja, None where the model has none.
+        name: the file's ``general.name``, by which llama.cpp knows the white space that some tokens take.
 
     Raises UnsupportedError for a tokenizer that a GGUF file cannot express, naming what.
     """
-    vocabulary = tokenizer.vocabulary
+    vocabulary = tokenizer.vocabulary.within(rows)
+    if vocabulary is not tokenizer.vocabulary:
+        tokenizer = Tokenizer(vocabulary)
     if vocabulary.model != "BPE":
         raise _refused(f"a {vocabulary.model} model", "its normalisation cannot be written")
     for token in vocabulary.added:
-        if token.lstrip or token.rstrip or token.single_word:
-            raise _refused(f"token {token.content!r}", "the conditions on what stands around it have no key")
+        _check_conditions(token, name)
     within = "tokenizer.ggml."
-    kind = _byte_level(vocabulary) if vocabulary.byte_level else _sentencepiece(vocabulary)
+    kind = _byte_level(vocabulary) if vocabulary.byte_level else _sentencepiece(vocabulary, rows)
     values: dict[str, object] = {f"{within}{key}": value for key, value in kind.items()}
-    tokens, types = _tokens(vocabulary, max(rows, vocabulary.size))
+    tokens, types = _tokens(vocabulary, rows)
     values |= {f"{within}tokens": tokens, f"{within}token_type": types}
-    values[f"{within}merges"] = [f"{a} {b}" for a, b in zip(vocabulary.lefts, vocabulary.rights, strict=True)]
+    if not vocabulary.leftmost:  # there the scores alone say which merge comes first
+        values[f"{within}merges"] = [f"{a} {b}" for a, b in zip(vocabulary.lefts, vocabulary.rights, strict=True)]
     values |= {f"{within}{key}": value for key, value in _around(vocabulary).items()}
     if chat_template is not None:
         values["tokenizer.chat_template"] = chat_template
-    check_same(tokenizer, from_gguf(values), "a GGUF file")
+    check_same(tokenizer, from_gguf({**values, "general.name": name}), "a GGUF file", space=" ")
     return values
 
 
-def check_same(tokenizer: Tokenizer, read: Tokenizer, place: str) -> None:
-    """Raise UnsupportedError unless a tokenizer that was read back from a place does as the one that was written."""
-    specials = "".join(f"{token.content} x" for token in tokenizer.vocabulary.added[:64])
+def check_same(tokenizer: Tokenizer, read: Tokenizer, place: str, space: str = SPACE) -> None:
+    """Raise UnsupportedError unless a tokenizer that was read back from a place does as the one that was written.
+
+    space: what stands in texts for the visible space of ordinary tokens.
+    """
+    added = tokenizer.vocabulary.added[:64]
+    plain = tokenizer.vocabulary.byte_level
+    texts = (t.content if t.special or plain else t.content.replace(SPACE, space) for t in added)
+    specials = "".join(f"{text} x" for text in texts)
     for text in (*_PROBES, specials):
         for parse in (False, True):
             before = tokenizer.encode(text, add_special=True, parse_special=parse)
@@ -67,6 +78,16 @@ def _refused(what: str, reason: str) -> UnsupportedError:
     return UnsupportedError(f"{what} of a tokenizer in a GGUF file", reason)
 
 
+def _check_conditions(token: AddedToken, name: str) -> None:
+    """Raise UnsupportedError for a token with conditions on what stands around it, but for those of Phi-3."""
+    if token.lstrip or token.single_word:
+        raise _refused(f"token {token.content!r}", "the conditions on what stands around it have no key")
+    if token.rstrip and not takes_spaces_behind(name, token.content):
+        reason = "that it takes the white space behind it has no key: llama.cpp knows it of Phi-3 alone, by the name"
+        remedy = 'a folder with "phi-3" in its name, if the model is one'
+        raise UnsupportedError(f"token {token.content!r} of a tokenizer in a GGUF file", reason, (remedy,))
+
+
 def _byte_level(vocabulary: Vocabulary) -> dict[str, object]:
     ignore_merges = bool(vocabulary.options.get("ignore_merges"))
     kind = kind_of_pipeline(vocabulary.pipeline, ignore_merges)
@@ -75,18 +96,27 @@ def _byte_level(vocabulary: Vocabulary) -> dict[str, object]:
     return {"model": "gpt2", "pre": kind}
 
 
-def _sentencepiece(vocabulary: Vocabulary) -> dict[str, object]:
-    """llama.cpp merges by the score of the result: the first merge that makes a token says its place."""
+def _sentencepiece(vocabulary: Vocabulary, rows: int) -> dict[str, object]:
+    if vocabulary.leftmost:
+        scores = [*vocabulary.scores, *[0.0] * (rows - len(vocabulary.scores))]
+    else:
+        scores = _scores(vocabulary, rows)
+    normalizer = str(vocabulary.pipeline.get("normalizer")) + str(vocabulary.pipeline.get("pre_tokenizer"))
+    prefixed = "Prepend" in normalizer or ("Metaspace" in normalizer and "'never'" not in normalizer)
+    return {"model": "llama", "pre": "default", "scores": scores, "add_space_prefix": prefixed}
+
+
+def _scores(vocabulary: Vocabulary, rows: int) -> list[float]:
+    """llama.cpp merges by the score of the result: the first merge that makes a token says its place.
+
+    What no merge makes comes last: llama.cpp would make it all the same, of two tokens that happen to spell it.
+    """
     place: dict[str, int] = {}
     for left, right in zip(vocabulary.lefts, vocabulary.rights, strict=True):
         place.setdefault(left + right, len(place) + 1)
     last = len(place) + 1
-    scores = [0.0 if token not in place and len(token) != 1 else -float(place.get(token, last)) for token in
-              vocabulary.tokens]  # fmt: skip
-    scores += [0.0] * (vocabulary.size - len(scores))
-    normalizer = str(vocabulary.pipeline.get("normalizer")) + str(vocabulary.pipeline.get("pre_tokenizer"))
-    prefixed = "Prepend" in normalizer or ("Metaspace" in normalizer and "'never'" not in normalizer)
-    return {"model": "llama", "pre": "default", "scores": scores, "add_space_prefix": prefixed}
+    scores = [-float(place.get(token, last)) for token in vocabulary.tokens]
+    return [*scores, *[-float(last)] * (rows - len(scores))]
 
 
 def _tokens(vocabulary: Vocabulary, count: int) -> tuple[list[str], list[int]]:
@@ -98,8 +128,13 @@ def _tokens(vocabulary: Vocabulary, count: int) -> tuple[list[str], list[int]]:
             types[i] = _BYTE
         elif token and token == unknown:
             types[i] = _UNKNOWN
+    merged = {left + right for left, right in zip(vocabulary.lefts, vocabulary.rights, strict=True)}
     for added in vocabulary.added:
         tokens[added.id] = added.content
+        # Of a text without visible spaces merges alone make such a token, as Gemma's runs of spaces.
+        is_merged = not vocabulary.byte_level and SPACE in added.content and added.content in merged
+        if is_merged and not added.special and not added.normalized:
+            continue
         if types[added.id] != _UNKNOWN:
             types[added.id] = _CONTROL if added.special else _USER_DEFINED
     for i, token in enumerate(tokens):

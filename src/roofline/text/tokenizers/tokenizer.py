@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ class Tokenizer:
     Built by `from_json`, `from_gguf` or `Tokenizer.from_bytes`; safe to use from several threads.
 
     Attributes:
-        vocab_size: one more than the largest id (a model's embedding may have more rows).
+        vocab_size: one more than the largest id (a model's embedding may have more rows, or fewer).
         bos_id: id of the beginning-of-text token, None without one.
         eos_ids: every id that ends a generation.
         add_bos: whether ``encode(add_special=True)`` begins with `bos_id`.
@@ -107,6 +108,13 @@ class Tokenizer:
             return None
         return cover_of(self.vocabulary, self.density, (self._spell(each) for each in range(self.vocab_size)))
 
+    def limit_ends(self, rows: int) -> None:
+        """Forget the ends of answers for which a model of so many rows has none."""
+        ends = tuple(token_id for token_id in self.eos_ids if token_id < rows)
+        if ends != self.eos_ids:
+            self.vocabulary = replace(self.vocabulary, eos_ids=ends)
+            self.eos_ids = ends
+
     def complete(self) -> None:
         """Build the library's tables now (tens of milliseconds), so that no later call has to."""
         _ = self._parsing, self._plain
@@ -181,11 +189,9 @@ class Tokenizer:
         if self.vocabulary.continues is not None:
             text = word_text(self.token_string(token_id), self.vocabulary.continues, self.vocabulary.joins_signs)
             return text.encode("utf-8")
-        if token_id in self._added:
-            return self._added[token_id].content.encode("utf-8")
         token = self.token_string(token_id)
         if self.vocabulary.byte_level:
-            if all(c in self._alphabet for c in token):
+            if token_id not in self._added and all(c in self._alphabet for c in token):
                 return bytes(map(self._alphabet.__getitem__, token))
             return token.encode("utf-8")
         byte = _BYTE_TOKEN.fullmatch(token)

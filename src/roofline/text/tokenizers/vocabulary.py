@@ -5,7 +5,7 @@ import gc
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from dataclasses import fields as fields_of
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
@@ -78,7 +78,8 @@ class Vocabulary:
         tokens: the model's own spelling of each id; ids without one hold "".
         options: keyword arguments of the library's model (``byte_fallback``, ``ignore_merges``...).
         lefts, rights: the merges of BPE, best first.
-        scores: log probabilities of Unigram, by id.
+        scores: log probabilities of Unigram, by id; those of BPE with `leftmost`.
+        leftmost: of merges whose results have equal scores the leftmost goes first, which no order of merges says.
         pipeline: ``normalizer``, ``pre_tokenizer`` and ``decoder`` as tokenizer.json writes them.
         charsmap: in base64, SentencePiece's map of characters, which goes before the normalizer; "" without.
         added: added tokens, in the order of their ids; those the model does not spell come after its own ids.
@@ -96,6 +97,7 @@ class Vocabulary:
     lefts: Sequence[str] = ()
     rights: Sequence[str] = ()
     scores: Sequence[float] = ()
+    leftmost: bool = False
     pipeline: JsonObject = field(default_factory=dict)
     charsmap: str = ""
     added: Sequence[AddedToken] = ()
@@ -107,6 +109,23 @@ class Vocabulary:
     eos_ids: tuple[int, ...] = ()
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
+
+    def within(self, rows: int) -> "Vocabulary":
+        """What of it has ids for which a model of so many rows has one."""
+        if self.size <= rows:
+            return self
+        gone = frozenset(self.tokens[rows:])
+        pairs = [pair for pair in zip(self.lefts, self.rights, strict=True) if gone.isdisjoint((*pair, "".join(pair)))]
+        return replace(
+            self,
+            tokens=self.tokens[:rows],
+            scores=self.scores[:rows],
+            lefts=[pair[0] for pair in pairs],
+            rights=[pair[1] for pair in pairs],
+            added=[token for token in self.added if token.id < rows],
+            bos_id=None if self.bos_id is None or self.bos_id >= rows else self.bos_id,
+            **{name: tuple(i for i in getattr(self, name) if i < rows) for name in ("eos_ids", "prefix", "suffix")},
+        )
 
     @property
     def size(self) -> int:
@@ -135,6 +154,8 @@ class Vocabulary:
                 return models.WordPiece(ids, **self.options)
             if self.model == "WordLevel":
                 return models.WordLevel(ids, **self.options)
+            if self.leftmost:  # each piece comes as it is
+                return models.BPE(vocab=ids, merges=[], ignore_merges=True, **self.options)
             merges = list(zip(self.lefts, self.rights, strict=True))
             return models.BPE(vocab=ids, merges=merges, **self.options)
 
@@ -153,6 +174,8 @@ class Vocabulary:
             built = tokenizers.Tokenizer.from_str(json.dumps({**_SKELETON, **pipeline}))
         if self.charsmap:
             _put_first(built, self.charsmap)
+        if self.leftmost:
+            _merge_leftmost(built, self)
         built.model = model
         for special, run in groupby(self.added, key=lambda token: token.special):
             add = built.add_special_tokens if special else built.add_tokens
@@ -222,6 +245,19 @@ def _put_first(built: "tokenizers.Tokenizer", charsmap: str) -> None:
         raise ConfigError(f"its charsmap is not a compiled map of characters: {error}") from error
     first = normalizers.Normalizer.custom(characters)
     built.normalizer = normalizers.Sequence([first, built.normalizer] if built.normalizer else [first])
+
+
+def _merge_leftmost(built: "tokenizers.Tokenizer", vocabulary: Vocabulary) -> None:
+    """Let the pre-tokenizer merge, by scores."""
+    from tokenizers import pre_tokenizers
+
+    from roofline.text.tokenizers.leftmost import LeftmostMerges
+
+    results = {left + right for left, right in zip(vocabulary.lefts, vocabulary.rights, strict=True)}
+    scores = {
+        token: score for token, score in zip(vocabulary.tokens, vocabulary.scores, strict=True) if token in results
+    }
+    built.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(LeftmostMerges(scores))
 
 
 def _library_token(token: AddedToken) -> "tokenizers.AddedToken":

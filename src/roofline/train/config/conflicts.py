@@ -73,7 +73,7 @@ def _of_adapter(config: TrainConfig) -> Iterator[Fault]:
     """What an adapter needs, and what cannot be had with it."""
     if config.adapter is None:
         return
-    if config.model.name != "hf_causal_lm" or not config.model.pretrained:
+    if not config.model.loads_weights:
         text = "adapter: there must be a model to adapt: set model.name=hf_causal_lm and pretrained: true"
         yield Fault("adapter", text)
     if config.adapter.method == "full":

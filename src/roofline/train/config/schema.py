@@ -120,6 +120,11 @@ class ModelSection(Section):
     use_flash_attention_2: bool = False
     config_overrides: JsonObject = Field(default_factory=dict)
 
+    @property
+    def loads_weights(self) -> bool:
+        """Whether the run begins with the weights of a model's files."""
+        return self.name == "hf_causal_lm" and self.pretrained
+
 
 class TokenizerSection(Section):
     """name: the model or folder whose tokenizer belongs to the run; it is copied into exports. Rows are tokenized

@@ -30,7 +30,7 @@ def start(model: Model, config: TrainConfig) -> None:
         freeze(model, open_checkpoint(files(section)))
         start_adapter(model, config.seed)
         return
-    if section.name == "hf_causal_lm" and section.pretrained:
+    if section.loads_weights:
         load(model, open_checkpoint(files(section)))
         return
     name = "kaiming_normal_" if section.name == "mpt_causal_lm" else "baseline_"

@@ -60,11 +60,14 @@ def base_digest(config: TrainConfig) -> str:
 
 
 def model_of(run: "Run") -> Model:
-    """The model with the values that it begins with, divided among processes. Raises ConfigError for rows with ids that
-    it does not have."""
+    """The model with the values that it begins with, divided among processes.
+
+    Raises ConfigError where it is made for the run and the rows' tokenizer has ids that it does not have. Of a model
+    that comes with weights, ids are checked as the rows come.
+    """
     config, world = run.config, run.world
     vocab, limit = run.source.vocab, run.shape["vocab"]
-    if vocab is not None and vocab > limit:
+    if vocab is not None and vocab > limit and not config.model.loads_weights:
         raise ConfigError(f"the rows have ids up to {vocab - 1:,}, the model's vocabulary is {limit:,}")
     model = Model(run.shape, "meta" if world.grouped else world.device, ranks=world.tensor, forms=run.forms)
     model.chunk_logits = config.model.loss_fn != "torch_crossentropy"

@@ -61,7 +61,7 @@ def faults(config: TrainConfig) -> Iterator[Fault]:
     except RooflineError as error:
         yield Fault("model", str(error) if names_key(str(error), "model") else f"model: {error}")
     if config.tokenizer is not None:
-        yield from _tokenizer(config.tokenizer, vocab)
+        yield from _tokenizer(config.tokenizer, None if config.model.loads_weights else vocab)
     yield from _data("train_loader", config.train_loader)
     several = isinstance(config.eval_loader, tuple)
     for number, loader in enumerate(config.evaluations.values()):
@@ -76,7 +76,7 @@ def faults(config: TrainConfig) -> Iterator[Fault]:
 
 
 def _tokenizer(section: TokenizerSection, vocab: int | None) -> Iterator[Fault]:
-    """vocab: of the model, if it is known."""
+    """vocab: of a model that is made for the run, if it is known; others may lack rows for ids that no text has."""
     if _is_repository(section.name):
         return
     stem = f"tokenizer.name = {section.name}"
