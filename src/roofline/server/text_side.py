@@ -9,6 +9,7 @@ from roofline.common.errors import RequestError
 from roofline.text.replies.reasoning import OPEN
 from roofline.text.replies.reply_format import ReplyFormat, reply_format
 from roofline.text.streaming.stops import TextStream
+from roofline.text.templates.begun_answer import render_begun
 from roofline.text.templates.template import ChatTemplate, Objects
 from roofline.text.templates.tools import with_tools_as_text
 from roofline.text.tokenizers.tokenizer import Tokenizer
@@ -105,15 +106,9 @@ class TextSide:
         self.template.check_fits(self.tokenizer)
         if not self.reply_format.takes_tools:
             messages, tools = with_tools_as_text(messages, tools), ()
-        text, mask = self.template.marked(messages, tools or None, answer_begins and not continues, variables)
-        if not continues:
-            return text, mask
-        begun = str(messages[-1].get("content") or "").strip()
-        at = text.rfind(begun)
-        if not begun or at < 0:
-            problem = "the chat template does not write the last message as it stands, so no answer can go on from it"
-            raise RequestError(400, "invalid_value", problem, param="continue_final_message")
-        return text[: at + len(begun)], mask[: at + len(begun)]
+        if continues:
+            return render_begun(self.template, messages, tools or None, variables)
+        return self.template.marked(messages, tools or None, answer_begins, variables)
 
     def ends_thinking(self, ids: Sequence[int]) -> bool:
         """Whether a prompt ends with the mark that opens a model's reasoning."""
