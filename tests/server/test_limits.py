@@ -54,7 +54,11 @@ FIXED = [
     ("chat", {"top_k": -1}, {"top_k": -2}),
     ("chat", {"logit_bias": {"7": 1}}, {"logit_bias": {"٧": 1}}),
     ("chat", {"logit_bias": {"7": 1}}, {"logit_bias": {"x": 1}}),
-    ("chat", {"messages": [{"role": "user", "content": [PART]}]}, {"messages": [{"role": "user", "content": []}]}),
+    (
+        "chat",
+        {"messages": [{"role": "user", "content": [PART] * 300}]},
+        {"messages": [{"role": "user", "content": [PART] * 1025}]},
+    ),
     ("chat", {"stream": True, "stream_options": {}}, {"stream": False, "stream_options": {}}),
 ]
 

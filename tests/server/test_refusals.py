@@ -56,11 +56,11 @@ BAD_CHAT = [
     ({"messages": [{**USER, "tool_calls": [{}]}]}, "messages.0.tool_calls.0.id", "missing_parameter"),
     ({"messages": [{**USER, "tool_calls": [CALL]}]}, "messages.0.tool_calls", "invalid_value"),
     ({"messages": [{**USER, "tool_call_id": "a"}]}, "messages.0.tool_call_id", "invalid_value"),
-    ({"messages": [{"role": "assistant"}]}, "messages.0.content", "missing_parameter"),
+    ({"messages": [{"role": "user"}]}, "messages.0.content", "missing_parameter"),
     ({"messages": [{"role": "tool", "content": "1"}]}, "messages.0.tool_call_id", "missing_parameter"),
     ({"messages": [{"role": "tool", "content": "1", "tool_call_id": "a"}]}, "messages.0.tool_call_id", "invalid_value"),
     (
-        {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[1]"}}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": [1]}}]}]},
         "messages.0.tool_calls.0.function.arguments",
         "invalid_value",
     ),
@@ -178,7 +178,6 @@ def test_bad_completion_is_refused(call, engine, change, param):
             "1.content: {} a string or an array.",
         ),
         ("chat/completions", {"messages": [USER, 3]}, "1: {} an object."),
-        ("chat/completions", {"messages": [{**USER, "content": []}]}, "0.content: List should have at least 1 item"),
         ("chat/completions", {"stop": ["a", 3]}, "stop.1: {} a string."),
         ("chat/completions", {"tool_choice": 3}, "tool_choice: {} 'none', 'auto' or 'required' or an object."),
         ("completions", {"prompt": 5}, "prompt: {} a string or an array."),
@@ -234,7 +233,6 @@ def test_what_clients_send_by_default_is_neutral(call):
         b'{"model": NaN}',
         b'{"a":' * 40 + b"1" + b"}" * 40,
         b"[" * 100_000,
-        b'{"model": "\\ud800"}',
     ],
 )
 def test_not_json(call, raw):

@@ -374,7 +374,7 @@ WRONG = [
     ({"input": [{"role": "user", "content": "a", "more": 1}]}, "input.0.more"),
     ({"input": [{"role": "user"}]}, "input.0.content"),
     ({"input": []}, "input"),
-    ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "1"}]}, "input.0.arguments"),
+    ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": 1}]}, "input.0.arguments"),
     ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input.0.encrypted_content"),
     ({"input": "a" * 2000}, "input"),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type"),

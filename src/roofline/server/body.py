@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -10,6 +11,7 @@ from pydantic_core import ErrorDetails, from_json
 
 from roofline.common.errors import RequestError
 from roofline.common.json_depth import json_depth_within
+from roofline.common.json_escapes import parsed
 from roofline.server.limits import Limits
 
 MAX_PROBLEMS = 1000
@@ -48,13 +50,13 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def fields_of(raw: bytes, limits: Limits) -> dict[str, object]:
-    """The JSON object that a body is. Raises RequestError."""
+    """The JSON object that a body is; halves of surrogate pairs are U+FFFD. Raises RequestError."""
     if not json_depth_within(raw, limits.json_depth):
         raise RequestError(400, "invalid_json", f"The body is not JSON nested at most {limits.json_depth} deep.")
     try:
-        fields = from_json(raw, allow_inf_nan=False)
+        fields = parsed(raw, partial(from_json, allow_inf_nan=False))
     except ValueError as error:
-        raise RequestError(400, "invalid_json", "The body is not JSON.") from error
+        raise RequestError(400, "invalid_json", f"The body is not JSON: {error}.") from error
     if not isinstance(fields, dict):
         raise RequestError(400, "invalid_json", "The body must be a JSON object.")
     return fields

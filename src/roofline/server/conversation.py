@@ -9,6 +9,7 @@ from roofline.server.body import count_within, invalid, renamed
 from roofline.server.call_grammars import forced_calls, optional_calls
 from roofline.server.limits import Limits
 from roofline.server.text_side import TextSide
+from roofline.text.replies.escapes import WholeEscapes
 from roofline.text.replies.parser import FirstCall, ReplyParser
 
 Message = Mapping[str, object]
@@ -64,7 +65,8 @@ def prompt_of(conversation: Conversation, text: TextSide, room: int | None) -> C
     shown = text.special_ids(form.marks(tools=bool(names)))
 
     def parser() -> ReplyParser:
-        parser = form.parser(names, thinking=thinking)
+        parser: ReplyParser = form.parser(names, thinking=thinking)
+        parser = WholeEscapes(parser) if names else parser
         return FirstCall(parser) if conversation.one_call else parser
 
     with renamed({"constraint": "tools"}):

@@ -6,6 +6,7 @@ Parsing a stream gives what parsing all of it at once does, however it was cut i
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import NamedTuple, Protocol
 
 from roofline.common.json_types import JsonObject
@@ -109,9 +110,25 @@ class Reply:
 
 
 def complete_arguments(text: str) -> JsonObject:
-    """The arguments of a call as an object; none where they are not complete, as where the longest answer cut them."""
+    """The arguments of a call as an object; none where they are not complete, as where the longest answer cut them.
+
+    A number that no float holds, such as 1e400, stays the text that it is (msgspec.Raw).
+    """
     try:
-        arguments = json.loads(text)
+        arguments = json.loads(text, parse_float=_number, parse_constant=_no_number)
     except (ValueError, RecursionError):
         return {}
     return arguments if isinstance(arguments, dict) else {}
+
+
+def _number(text: str) -> object:
+    value = float(text)
+    if isfinite(value):
+        return value
+    from msgspec import Raw
+
+    return Raw(text.encode())
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

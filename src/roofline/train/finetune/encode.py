@@ -5,7 +5,7 @@ answers. Templates that write earlier answers otherwise than the last one (witho
 each answer.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -134,8 +134,8 @@ class Encoder:
         self.template.check_fits(self.tokenizer)
         if not self._takes_tools:
             plain = with_tools_as_text(messages, tools)
-            shift = len(plain) - len(messages)  # a system message may come first
-            answers = tuple(number + shift for number in answers)
+            places = dict(zip(_of_assistant(messages), _of_assistant(plain), strict=True))
+            answers = tuple(places[number] for number in answers)
             messages, tools = tuple(plain), ()
         rendered = self._rendered(messages, tools, answers)
         if rendered is not None:
@@ -205,3 +205,8 @@ class Encoder:
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
     """How many ids two sequences begin with alike."""
     return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _of_assistant(messages: Sequence[Mapping[str, object]]) -> list[int]:
+    """The places of the assistant's messages."""
+    return [number for number, message in enumerate(messages) if message.get("role") == "assistant"]

@@ -94,7 +94,7 @@ class Message(Body):
     """One turn, or a part of one: those of one role that follow each other are joined."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[list[Block], Field(max_length=1024)]
+    content: str | Annotated[list[Block], Field(max_length=1024)] | None
 
 
 class Tool(Body):

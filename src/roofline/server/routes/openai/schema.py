@@ -101,7 +101,7 @@ class Call(Body):
 
 
 class Message(Body):
-    """One turn. Several text parts are joined by line breaks, as vLLM does. An assistant's may be calls alone.
+    """One turn. Several text parts are joined by line breaks, as vLLM does. Null, and no parts, are an empty text.
 
     name: given to the chat template, which may write it. reasoning: another name of reasoning_content, which templates
     write if they care for it. provider_specific_fields: LiteLLM's notes on an answer, which say nothing to a model.
@@ -113,7 +113,7 @@ class Message(Body):
     provider_specific_fields: dict[str, object] | None = None
     parsed: object = None
     cache_control: CacheControl | None = None
-    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=1024)] | None = None
+    content: str | Annotated[list[TextPart], Field(max_length=1024)] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[Call] | None = Field(default=None, max_length=128)

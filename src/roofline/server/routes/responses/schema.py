@@ -158,7 +158,7 @@ class Item(Body):
 class MessageItem(Item):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[dict[str, object]]
+    content: str | list[dict[str, object]] | None
 
 
 class CallItem(Item):
@@ -175,7 +175,7 @@ class CallOutputItem(Item):
 
     type: Literal["function_call_output"]
     call_id: str = Field(min_length=1, max_length=256)
-    output: str | list[dict[str, object]]
+    output: str | list[dict[str, object]] | None
 
 
 class ReasoningItem(Item):
