@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from roofline.backends.base import CountsExperts, Executable, GivesHidden, is_encoder
+from roofline.backends.base import ComputesNothing, CountsExperts, Executable, GivesHidden, is_encoder
 from roofline.common.errors import ConfigError, RequestError, UnsupportedError, describe_error
 from roofline.engine.adapters import Adapters
 from roofline.engine.cache.naive import NaiveCache
@@ -14,7 +14,7 @@ from roofline.engine.checks import RequestOptions, check_request, check_unused, 
 from roofline.engine.config import EngineConfig, StepLimits, resolve
 from roofline.engine.constraint import Constraint
 from roofline.engine.events import Event
-from roofline.engine.params import SamplingParams, fresh_seed
+from roofline.engine.params import SamplingParams, check_logits, fresh_seed
 from roofline.engine.pooling import check_able
 from roofline.engine.schedule import naive
 from roofline.engine.schedule.continuous import State, schedule
@@ -92,6 +92,11 @@ class LocalEngine:
         return isinstance(self.executable, GivesHidden)
 
     @property
+    def gives_logits(self) -> bool:
+        """Whether ids are sampled from logits, which log-probabilities and forms of answers need."""
+        return not isinstance(self.executable, ComputesNothing)
+
+    @property
     def encoder(self) -> bool:
         """Whether the model is one: it gives vectors alone."""
         return self.limits.undivided
@@ -120,6 +125,7 @@ class LocalEngine:
         check_unused(name, self._requests)
         sizes = self.executable.vocab_size, self.limits.max_model_len
         check_able(params.pooling, self.gives_hidden, adapter, self.encoder)
+        check_logits(params, self.gives_logits)
         max_tokens = check_request(prompt, params, eos, *sizes, self.encoder)
         if params.pooling is not None and params.pooling.hidden:
             self._stepper.pooler.prepare()

@@ -1,5 +1,6 @@
 """Bytes of a request's body -> fields of a JSON object -> a typed body, or a RequestError that names the field."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -38,15 +39,20 @@ def invalid(field: str, problem: str) -> RequestError:
 
 @contextmanager
 def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors of fields name them as the API does. names: from ours to the API's."""
+    """Errors of fields name them as the API does, and others beside which a value is wrong. names: from ours to the
+    API's."""
     try:
         yield
     except RequestError as error:
-        name = names.get(error.param or "")
-        if name is None or error.param is None:
+        ours, message = error.param or "", str(error)
+        name = names.get(ours, ours)
+        if name != ours and message.startswith(ours):
+            message = name + message.removeprefix(ours)
+        for word in (each for each in names if "_" in each):  # others are words of the language too
+            message = re.sub(rf"(?<![\w.]){re.escape(word)}(?!\w|\.\w)", names[word], message)
+        if (name, message) == (ours, str(error)):
             raise
-        message = name + str(error).removeprefix(error.param) if str(error).startswith(error.param) else str(error)
-        raise RequestError(error.status, error.code, message, param=name) from None
+        raise RequestError(error.status, error.code, message, param=name or None) from None
 
 
 def fields_of(raw: bytes, limits: Limits) -> dict[str, object]:

@@ -176,6 +176,7 @@ def ready(name: str, engine: LocalEngine, load_seconds: float) -> Ready:
         gives_hidden=engine.gives_hidden,
         encoder=engine.encoder,
         pooling=engine.pooling,
+        gives_logits=engine.gives_logits,
     )
 
 

@@ -105,7 +105,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The model is loaded. Sizes in tokens, pages and bytes; `pid` is the engine process; `exact` as `Executable`'s;
     `weights_identity`: as `IdentifiesWeights` has it, "" where the backend does not; `gives_hidden`: whether requests
     can have vectors of hidden rows; `encoder`: whether they have these alone; `pooling`: what a vector is made of where
-    nobody says."""
+    nobody says; `gives_logits`: whether ids are sampled from logits."""
 
     name: str
     vocab_size: int
@@ -121,6 +121,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     gives_hidden: bool = False
     encoder: bool = False
     pooling: VectorKind = "last"
+    gives_logits: bool = True
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -187,7 +187,7 @@ def _generation(field: str, body: Request, prompt: ChatPrompt, context: Context,
         at_start=at_start,
         parser=prompt.parser,
         shown=prompt.shown,
-        form_field="format",
+        form_field="format" if body.format else "tools",
     )
 
 
