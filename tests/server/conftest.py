@@ -40,7 +40,7 @@ class BytesText:
     def complete(self):
         """Nothing is left for later."""
 
-    def encode(self, text, most=None, *, add_special=True):
+    def encode(self, text, most=None, *, add_special=True, parse_special=False):
         return list(text.encode())
 
     def decode(self, ids):

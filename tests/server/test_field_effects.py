@@ -72,6 +72,7 @@ EFFECTS = {
     "completion": SHARED | {
         "prompt": ({}, "Ho"),
         "add_special_tokens": ({}, False),
+        "parse_special": ({"prompt": "<s>"}, True),
         "best_of": ({}, 2),
         "echo": ({}, True),
         "logprobs": ({}, 3),

@@ -55,13 +55,19 @@ class TextSide:
         _ = self.tokenizer.density
         self.template.complete()
 
-    def encode(self, text: str, most: int | None = None, *, add_special: bool = True) -> list[int]:
+    def encode(
+        self, text: str, most: int | None = None, *, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
         """Ids of a raw completion's prompt, with the model's beginning-of-sequence id where it wants one.
 
-        most: tokens of the context. Raises RequestError, before it is encoded, for a text that cannot fit in there.
+        most: tokens of the context; parse_special: special tokens in the text are such, as in what a chat template
+        writes. Raises RequestError, before it is encoded, for a text that cannot fit in there.
         """
         self._check_size("prompt", text, most)
-        return self.tokenizer.encode(text, add_special=add_special)
+        if not parse_special:
+            return self.tokenizer.encode(text, add_special=add_special)
+        ids, vocabulary = self.tokenizer.encode_marked(text, b"\1" * len(text)), self.tokenizer.vocabulary
+        return [*vocabulary.prefix, *ids, *vocabulary.suffix] if add_special else ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, special tokens among them."""

@@ -41,6 +41,8 @@ def chat(raw: bytes, context: Context) -> Generation:
             refuse_unsupported(message, NEUTRAL_MESSAGE, INSTEAD, f"messages.{number}.")
     body = typed(ChatRequest, fields)
     _check(body, context)
+    if _parses(body):
+        raise invalid("options.parse_special", "is for raw prompts")
     count_within("messages", len(body.messages), 1, context.limits.messages)
     tools = [{"type": "function", "function": _described(tool.function.model_dump())} for tool in body.tools or ()]
     check_tools(tools, context.limits)
@@ -64,13 +66,20 @@ def generate(raw: bytes, context: Context) -> Generation:
         for name in ("system", "think"):
             if getattr(body, name):
                 raise invalid(name, "is for prompts that a template writes; raw ones are as they stand")
-        prompt = ChatPrompt(context.text.encode(body.prompt, most), PlainReply, frozenset())
+        ways = {"add_special": False, "parse_special": True} if _parses(body) else {}
+        prompt = ChatPrompt(context.text.encode(body.prompt, most, **ways), PlainReply, frozenset())
         return _generation("prompt", body, prompt, context, at_start=False)
+    if _parses(body):
+        raise invalid("options.parse_special", "is for raw prompts")
     system = [{"role": "system", "content": body.system}] if body.system else []
     turns = [*system, {"role": "user", "content": body.prompt}]
     with renamed({"messages": "prompt"}):
         prompt = prompt_of(Conversation(turns, variables=_variables(body, context)), context.text, most)
     return _generation("prompt", body, prompt, context, at_start=True)
+
+
+def _parses(body: Request) -> bool:
+    return body.options is not None and body.options.parse_special is True
 
 
 def model_to_load(raw: bytes, context: Context, empty: str) -> str | None:

@@ -43,15 +43,16 @@ INSTEAD = {
     **dict.fromkeys(("main_gpu", "num_batch", "num_gpu", "num_thread", "numa"), "Options of `roofline serve` say that"),
     "context": "Send the conversation to /api/chat",
     "repeat_last_n": "Penalties look at all of the prompt and the answer, which is -1",
-    "suffix": "Write prefix and suffix as the model was trained to read them, with raw",
-    "template": "The template is the model's own; raw takes a rendered prompt",
+    "suffix": "Write prefix, suffix and the model's marks into the prompt, with raw and options.parse_special",
+    "template": "The template is the model's own; raw takes a rendered prompt, with options.parse_special",
 }
 
 
 class Options(Body):
     """Sampling. num_keep: what stays when the context is full; nothing is ever dropped from a context here.
 
-    num_ctx: a context that is shorter than the server's; prompt and answer fit into it, or are refused.
+    num_ctx: a context that is shorter than the server's; prompt and answer fit into it, or are refused. parse_special:
+    special tokens in a raw prompt are such; nothing is put before it then. Not Ollama's, which has it so always.
     """
 
     temperature: float | None = None
@@ -66,6 +67,7 @@ class Options(Body):
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    parse_special: bool | None = None
 
 
 class Request(Body):

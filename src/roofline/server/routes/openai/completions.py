@@ -22,7 +22,8 @@ router = APIRouter()
 @router.post("/v1/completions")
 @needs(USE, CompletionBody)
 async def completions(request: Request) -> Response:
-    """Continue one or several prompts, given as text or as token ids; special tokens in text are plain text."""
+    """Continue one or several prompts, given as text or as token ids; special tokens in text are plain text
+    unless it has `parse_special`."""
     return await respond(request, read.completion, CompletionForm)
 
 

@@ -95,10 +95,10 @@ def completion(raw: bytes, context: Context) -> Generation:
     beams = _beams(body, params, context, "n" if body.best_of is None else "best_of")
     within("n", len(many) * (params.n if beams is None else beams.beam_width), 1, context.limits.choices)
     room = None if body.truncate_prompt_tokens else loaded.max_model_len
-    special = body.add_special_tokens is not False
-    prompts = [
-        context.text.encode(prompt, room, add_special=special) if isinstance(prompt, str) else prompt for prompt in many
-    ]
+    if body.parse_special and not any(isinstance(prompt, str) for prompt in many):
+        raise invalid("parse_special", "is for prompts that are texts")
+    ways = {"add_special": body.add_special_tokens is not False, "parse_special": bool(body.parse_special)}
+    prompts = [context.text.encode(prompt, room, **ways) if isinstance(prompt, str) else prompt for prompt in many]
     if body.max_tokens is None:  # nobody asked for so many: a prompt that leaves room for fewer has those
         params = replace(params, max_tokens=_default_length(body, prompts, loaded))
         beams = beams and replace(beams, max_tokens=params.max_tokens)

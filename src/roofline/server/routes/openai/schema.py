@@ -53,11 +53,11 @@ NEUTRAL_MESSAGE: dict[str, tuple[object, ...]] = {
 # What to do instead, where there is something.
 INSTEAD = {
     "best_of": "/v1/completions has it",
-    "chat_template": "The template is the model's own; /v1/completions takes a rendered prompt",
+    "chat_template": "The template is the model's own; /v1/completions takes a rendered prompt, with parse_special",
     "echo": "/v1/completions has it, and here continue_final_message goes on from a beginning",
     "function_call": "Give tool_choice",
     "functions": "Give them as tools",
-    "suffix": "Write prefix and suffix into the prompt as the model was trained to read them",
+    "suffix": "Write prefix, suffix and the model's marks into the prompt, with parse_special",
 }
 
 # Kinds of parts of messages that no model served here reads.
@@ -208,10 +208,11 @@ class ChatBody(Sampling):
 
 
 class CompletionBody(Sampling):
-    """POST /v1/completions"""
+    """POST /v1/completions. parse_special: special tokens in a text are such, and not plain text."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
     add_special_tokens: bool | None = None
+    parse_special: bool | None = None
     best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = None
