@@ -36,6 +36,7 @@ class BytesText:
     reply_format = ReplyFormat("hermes", thinks=True, takes_tools=True)
     chosen_format: ReplyFormat | None = None
     tokenizer = property(lambda self: self)
+    template = SimpleNamespace(source="")  # it knows no variables
 
     def complete(self):
         """Nothing is left for later."""

@@ -11,6 +11,7 @@ from roofline.server.gate import Gate
 from roofline.server.limits import Limits
 from roofline.server.routes.openai.read import chat
 from roofline.server.routes.openai.schema import INSTEAD, NEUTRAL_CHAT, NEUTRAL_COMPLETION, NEUTRAL_MESSAGE, Sampling
+from tests.server.neutral import sample
 
 USER = {"role": "user", "content": "Hi"}
 CHAT = {"model": "tiny", "messages": [USER]}
@@ -86,7 +87,7 @@ BAD_CHAT = [
     ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
     ({"store": True}, "store", "unsupported_parameter"),
     ({"parallel_tool_calls": 1}, "parallel_tool_calls", "invalid_value"),
-    ({"metadata": {"a": "b"}}, "metadata", "unsupported_parameter"),
+    ({"metadata": "x"}, "metadata", "unsupported_parameter"),
     ({"user": 5}, "user", "invalid_value"),
     ({"user": "x" * 257}, "user", "invalid_value"),
     ({"safety_identifier": "x" * 257}, "safety_identifier", "invalid_value"),
@@ -206,11 +207,11 @@ def test_completion_fields_we_lack_are_refused(call, change):
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_neutral_values_pass(call, place):
-    chat = {name: allowed[min(place, len(allowed) - 1)] for name, allowed in NEUTRAL_CHAT.items()}
+    chat = {name: sample(allowed[min(place, len(allowed) - 1)]) for name, allowed in NEUTRAL_CHAT.items()}
     message = {name: allowed[-1] for name, allowed in NEUTRAL_MESSAGE.items()}
     body = {**CHAT, **chat, "messages": [{**USER, **message}]}
     assert call("POST", "/v1/chat/completions", json=body).status_code == 200
-    text = {name: allowed[-1] for name, allowed in NEUTRAL_COMPLETION.items()}
+    text = {name: sample(allowed[-1]) for name, allowed in NEUTRAL_COMPLETION.items()}
     assert call("POST", "/v1/completions", json={**TEXT, **text}).status_code == 200
 
 
@@ -377,7 +378,7 @@ def test_every_neutral_value_of_every_field_passes(call):
         ("completions", TEXT, NEUTRAL_COMPLETION),
     ):
         for name, allowed in neutral.items():
-            for value in allowed:
+            for value in map(sample, allowed):
                 assert call("POST", f"/v1/{path}", json={**body, name: value}).status_code == 200, (name, value)
         nulls = dict.fromkeys((*Sampling.model_fields.keys() - {"model"}, *neutral))
         assert call("POST", f"/v1/{path}", json={**body, **nulls}).status_code == 200

@@ -74,11 +74,16 @@ def refuse_unsupported(
     instead: Mapping[str, str] = MappingProxyType({}),
     where: str = "",
 ) -> None:
-    """Take out fields at values that ask for nothing; refuse other values by name, and say what to do instead."""
+    """Take out fields at values that ask for nothing; refuse other values by name, and say what to do instead.
+
+    neutral: those values; a type stands for all values of it.
+    """
     for name in [name for name in neutral if name in fields]:
         value = fields.pop(name)
         # `1 == True` in Python: the types must agree too.
-        if not any(type(value) is type(allowed) and value == allowed for allowed in neutral[name]):
+        if not any(
+            type(value) is allowed or (type(value) is type(allowed) and value == allowed) for allowed in neutral[name]
+        ):
             remedy = f" {instead[name]}." if name in instead else ""
             message = f"{where}{name} is not supported.{remedy}"
             raise RequestError(400, "unsupported_parameter", message, param=where + name)

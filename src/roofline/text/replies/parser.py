@@ -4,7 +4,7 @@ Parsing a stream gives what parsing all of it at once does, however it was cut i
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import NamedTuple, Protocol
@@ -78,6 +78,23 @@ class FirstCall:
 
 def _without_later_calls(deltas: list[Delta]) -> list[Delta]:
     return [delta for delta in deltas if not (isinstance(delta, CallDelta) and delta.number > 0)]
+
+
+class WithoutThoughts:
+    """A reply whose reasoning has no text, but its place."""
+
+    def __init__(self, parser: Callable[[], ReplyParser]) -> None:
+        self._parser = parser()
+
+    def push(self, text: str) -> list[Delta]:
+        return _without_thoughts(self._parser.push(text))
+
+    def finish(self) -> list[Delta]:
+        return _without_thoughts(self._parser.finish())
+
+
+def _without_thoughts(deltas: list[Delta]) -> list[Delta]:
+    return [ReasoningDelta("") if isinstance(delta, ReasoningDelta) else delta for delta in deltas]
 
 
 @dataclass

@@ -7,7 +7,7 @@ from roofline.common.errors import RequestError
 from roofline.engine.constraint import Constraint
 from roofline.server.body import count_within, fields_of, invalid, refuse_unsupported, renamed, typed, within
 from roofline.server.context import Context
-from roofline.server.conversation import ChatPrompt, Conversation, check_tools, prompt_of
+from roofline.server.conversation import ChatPrompt, Conversation, check_tools, effort_variables, prompt_of
 from roofline.server.forms import schema
 from roofline.server.generation import Generation, check_prompts, sampling_params
 from roofline.server.routes.ollama.schema import (
@@ -127,6 +127,8 @@ def _variables(body: Request, context: Context) -> dict[str, object]:
     """Of the chat template: whether the model is to think."""
     if body.think and not context.text.reply_format.thinks:
         raise invalid("think", "the model does not think")
+    if isinstance(body.think, str):
+        return effort_variables("think", body.think, context.text)
     return {} if body.think is None else {"enable_thinking": body.think}
 
 

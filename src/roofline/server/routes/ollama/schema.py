@@ -1,5 +1,7 @@
 """The bodies of Ollama's routes. A field is honoured, or listed in a NEUTRAL table and refused beyond those values."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from roofline.server.body import Body
@@ -9,9 +11,10 @@ from roofline.server.routes.openai.schema import Tool
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "context": (None, []),
     "images": (None, []),
+    "metadata": (None, dict),  # Open WebUI's notes
     "suffix": (None, ""),
     "template": (None, ""),
-    "truncate": (None,),
+    "truncate": (None, False),
     "shift": (None, False),
 }
 NEUTRAL_OPTIONS: dict[str, tuple[object, ...]] = {
@@ -81,7 +84,7 @@ class Request(Body):
     stream: bool | None = None
     options: Options | None = None
     keep_alive: str | float | int | None = None
-    think: bool | None = None
+    think: bool | Literal["low", "medium", "high"] | None = None
     format: str | dict[str, object] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

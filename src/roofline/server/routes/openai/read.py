@@ -18,7 +18,7 @@ from roofline.engine.params import SamplingParams, check_logits
 from roofline.engine.process.messages import Ready
 from roofline.server.body import count_within, fields_of, invalid, refuse_unsupported, renamed, typed, within
 from roofline.server.context import Context
-from roofline.server.conversation import prompt_of
+from roofline.server.conversation import effort_variables, prompt_of
 from roofline.server.forms import response_format
 from roofline.server.generation import Generation, check_model, check_prompts, sampling_params
 from roofline.server.keys import PRIORITIES
@@ -59,6 +59,8 @@ def chat(raw: bytes, context: Context) -> Generation:
         params = _params(body, context, getattr(body, longest), (body.top_logprobs or 0) if body.logprobs else None)
     room = None if body.truncate_prompt_tokens else loaded.max_model_len
     conversation = conversation_of(body, context.limits)
+    effort = effort_variables("reasoning_effort", body.reasoning_effort, context.text)
+    conversation = replace(conversation, variables={**effort, **conversation.variables})
     if params.constraint is not None and conversation.tools and conversation.tool_choice != "none":
         raise invalid(
             _form_field(body),

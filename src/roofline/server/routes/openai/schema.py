@@ -11,12 +11,15 @@ from pydantic import Field
 
 from roofline.server.body import Body
 
-# Fields that clients send and we do not have, with the values that ask for nothing. What is refused is looked for in
-# this order: `functions` are the cause where there is a `function_call` too.
+# Fields that clients send and we do not have, with the values that cannot change an answer here; a type stands for all
+# of its values. What is refused is looked for in this order: `functions` are the cause where there is a
+# `function_call` too.
+VERBOSITIES = ("low", "medium", "high")  # a hint that no chat template reads
+RETENTIONS = ("in_memory", "in-memory", "24h")  # of prefixes, all of which are kept while there is room
 NEUTRAL_BOTH: dict[str, tuple[object, ...]] = {
     "detokenize": (None, True),
     "kv_transfer_params": (None,),
-    "metadata": (None, {}),
+    "metadata": (None, dict),  # labels of stored completions, of which there are none
     "service_tier": (None, "auto", "default"),
     "spaces_between_special_tokens": (None, True),
     "store": (None, False),
@@ -32,10 +35,9 @@ NEUTRAL_CHAT: dict[str, tuple[object, ...]] = NEUTRAL_BOTH | {
     "documents": (None, []),
     "modalities": (None, ["text"]),
     "prediction": (None,),
-    "prompt_cache_key": (None,),
-    "prompt_cache_retention": (None,),
-    "reasoning_effort": (None,),
-    "verbosity": (None, "medium"),
+    "prompt_cache_key": (None, str),  # a hint, as the next
+    "prompt_cache_retention": (None, *RETENTIONS),
+    "verbosity": (None, *VERBOSITIES),
     "web_search_options": (None,),
 }
 NEUTRAL_COMPLETION: dict[str, tuple[object, ...]] = NEUTRAL_BOTH | {
@@ -75,6 +77,7 @@ class CacheControl(Body):
 
     type: Literal["ephemeral"]
     ttl: str | None = None
+    scope: str | None = None
 
 
 class TextPart(Body):
@@ -200,6 +203,7 @@ class ChatBody(Sampling):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, object] | None = None
+    reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     max_completion_tokens: int | None = None
