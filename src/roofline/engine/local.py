@@ -22,6 +22,7 @@ from roofline.engine.schedule.sequence import Request
 from roofline.engine.speculation.speculator import Drafter, Speculator
 from roofline.engine.stats import EngineStats, Meter
 from roofline.engine.step import Stepper
+from roofline.weights.facts import ModelFacts
 from roofline.weights.vectors import VectorKind
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class LocalEngine:
         self._stepper = Stepper(executable, self.state, scheduler, self._meter, measure, self._speculator, overlap)
         self._requests: dict[str, Request] = {}
         self.pooling: VectorKind = "last"  # of vectors where nobody says: whoever loads the model knows better
+        self.facts: ModelFacts | None = None  # as that one knows them
         self.adapters = Adapters(executable, self.config, self._needs)
         self._recorder = self._stepper.recorder = _recorder(self.config, executable, self.adapters)
         self._events: list[Event] = []

@@ -1,7 +1,8 @@
 """Bodies of Ollama's routes -> requests that will be answered."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from roofline.common.errors import RequestError
 from roofline.engine.constraint import Constraint
@@ -116,11 +117,16 @@ def _fields(raw: bytes, context: Context) -> dict[str, object]:
 
 def _check(body: Request, context: Context) -> None:
     served_name(body.model, context)
-    if body.keep_alive is not None and NO_TIME.fullmatch(str(body.keep_alive).strip()):
-        raise invalid("keep_alive", "the model stays while the server runs")
+    check_keep_alive(body.keep_alive)
     within("top_logprobs", body.top_logprobs, 0, context.limits.logprobs)
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "needs logprobs to be true")
+
+
+def check_keep_alive(keep_alive: str | float | None) -> None:
+    """Raises RequestError where a model is to leave at once."""
+    if keep_alive is not None and NO_TIME.fullmatch(str(keep_alive).strip()):
+        raise invalid("keep_alive", "the model stays while the server runs")
 
 
 def _variables(body: Request, context: Context) -> dict[str, object]:
@@ -136,15 +142,28 @@ def _described(function: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in function.items() if value is not None and name != "strict"}
 
 
+class OpenCall(NamedTuple):
+    """A call of a tool without a result yet. has_own_id: the client gave the id."""
+
+    id: str
+    name: str
+    has_own_id: bool
+
+
 def _turns(messages: list[Message]) -> Iterator[dict[str, object]]:
     """Messages as templates read them. Ollama's calls need no ids: results are matched with calls by name and order."""
-    open_calls: list[tuple[str, str]] = []  # (id, name) of calls without a result
+    open_calls: list[OpenCall] = []
     count = 0
     for number, message in enumerate(messages):
         where, role = f"messages.{number}", message.role
         if role not in ROLES:
             raise invalid(f"{where}.role", f"must be one of {', '.join(ROLES)}")
-        for name, of in (("tool_calls", "assistant"), ("thinking", "assistant"), ("tool_name", "tool")):
+        for name, of in (
+            ("tool_calls", "assistant"),
+            ("thinking", "assistant"),
+            ("tool_name", "tool"),
+            ("name", "tool"),
+        ):
             if getattr(message, name) and role != of:
                 raise invalid(f"{where}.{name}", f"is no field of a message whose role is {role}")
         turn: dict[str, object] = {"role": role, "content": message.content or ""}
@@ -155,23 +174,28 @@ def _turns(messages: list[Message]) -> Iterator[dict[str, object]]:
             for call in message.tool_calls:
                 count += 1
                 name = call.function.name
-                open_calls.append((call.id or f"call{count:05d}", name))  # nine characters, as Mistral's template asks
+                made = f"call{count:05d}"  # nine characters, as Mistral's template asks
+                open_calls.append(OpenCall(call.id or made, name, has_own_id=bool(call.id)))
                 function = {"name": name, "arguments": call.function.arguments}
-                calls.append({"id": open_calls[-1][0], "type": "function", "function": function})
+                calls.append({"id": open_calls[-1].id, "type": "function", "function": function})
             turn["tool_calls"] = calls
         if role == "tool":
             answered = _answered(where, message, open_calls)
             open_calls.remove(answered)
-            turn |= {"tool_call_id": answered[0], "name": answered[1]}
+            turn |= {"tool_call_id": answered.id, "name": answered.name}
         yield turn
 
 
-def _answered(where: str, message: Message, open_calls: list[tuple[str, str]]) -> tuple[str, str]:
-    """The call that a tool's message is the result of."""
-    for call_id, name in open_calls:
-        if message.tool_name in (None, name) and message.tool_call_id in (None, call_id):
-            return call_id, name
-    raise invalid(where, "is the result of no call of an earlier message")
+def _answered(where: str, message: Message, open_calls: Sequence[OpenCall]) -> OpenCall:
+    """The call that a tool's message is the result of. Its id need not be that of a call that came without one: clients
+    make some of their own."""
+    told_name, told_id = message.tool_name or message.name, message.tool_call_id
+    named = [call for call in open_calls if told_name in (None, call.name)]
+    fitting = [call for call in named if call.id == told_id]
+    fitting += [call for call in named if told_id is None or not call.has_own_id]
+    if not fitting:
+        raise invalid(where, "is the result of no call of an earlier message")
+    return fitting[0]
 
 
 def _generation(field: str, body: Request, prompt: ChatPrompt, context: Context, at_start: bool) -> Generation:

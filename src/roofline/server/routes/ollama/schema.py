@@ -104,13 +104,14 @@ class Call(Body):
 
 
 class Message(Body):
-    """One turn. tool_name: which tool's result this is."""
+    """One turn. tool_name, or its older name `name`: which tool's result this is."""
 
     role: str
     content: str | None = None
     thinking: str | None = None
     tool_calls: list[Call] | None = Field(default=None, max_length=128)
     tool_name: str | None = Field(default=None, max_length=256)
+    name: str | None = Field(default=None, max_length=256)
     tool_call_id: str | None = Field(default=None, max_length=256)
 
 
@@ -127,6 +128,26 @@ class GenerateRequest(Request):
     prompt: str = ""
     system: str | None = None
     raw: bool | None = None
+
+
+class EmbedRequest(Body):
+    """POST /api/embed. truncate: what is longer than the context is cut to its beginning; Ollama does so by default."""
+
+    model: str
+    input: str | list[str]
+    truncate: bool | None = None
+    dimensions: int | None = None
+    options: Options | None = None
+    keep_alive: str | float | int | None = None
+
+
+class EmbeddingsRequest(Body):
+    """POST /api/embeddings, the older one."""
+
+    model: str
+    prompt: str
+    options: Options | None = None
+    keep_alive: str | float | int | None = None
 
 
 class ShowRequest(Body):
