@@ -120,23 +120,27 @@ def load(
         settings: JsonMapping = model.manifest.config
         sampling: JsonMapping = model.manifest.generation.get("sampling", {})
         pooling: VectorKind = model.manifest.generation.get("pooling", "last")
-        manifest = model.manifest
-        packed = int(manifest.files[WEIGHTS]["bytes"])
-        facts = facts_of(manifest.tensor_infos, packed, settings["family"], manifest.source["kind"])
         words, executable, notes = _load_bundle(model, backend, options, neighbours, text)
     else:
         from roofline.weights.vectors import recommended_kind
 
         settings, sampling, pooling = model.config, recommended_sampling(model), recommended_kind(model)
-        nbytes = sum(tensor.nbytes for tensor in model.tensors.values())
-        facts = facts_of(model.tensors, nbytes, settings["family"], model.kind)
         words, executable, notes = _load_checkpoint(str(source), model, backend, options, neighbours, text)
     _tell_row_scaling(executable, options, path, model)
     name = (source if isinstance(source, str) else str(path)) + (f"+{options.weights}" if options.weights else "")
     seconds = time.perf_counter() - start
     log.get("bundle").info("%s ready in %.2f s: %s", name, seconds, "; ".join(f"{k}: {v}" for k, v in notes.items()))
-    tokenizer, template = words
-    return LoadedModel(name, path, settings, executable, tokenizer, template, notes, seconds, sampling, pooling, facts)
+    facts = _facts(model)
+    return LoadedModel(name, path, settings, executable, *words, notes, seconds, sampling, pooling, facts)
+
+
+def _facts(model: "Bundle | Checkpoint") -> ModelFacts:
+    if isinstance(model, Bundle):
+        manifest = model.manifest
+        nbytes = int(manifest.files[WEIGHTS]["bytes"])
+        return facts_of(manifest.tensor_infos, nbytes, manifest.config["family"], manifest.source["kind"])
+    nbytes = sum(tensor.nbytes for tensor in model.tensors.values())
+    return facts_of(model.tensors, nbytes, model.config["family"], model.kind)
 
 
 def _load_bundle(

@@ -48,7 +48,7 @@ def parsed(raw: bytes, parse: Callable[[bytes], Value]) -> Value:
     try:
         return parse(raw)
     except ValueError:
-        whole = whole_escapes(raw.decode(errors="surrogateescape")).encode(errors="surrogateescape")
-        if whole == raw:
+        repaired = whole_escapes(raw.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+        if repaired == raw:
             raise
-        return parse(whole)
+        return parse(repaired)

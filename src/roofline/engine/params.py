@@ -223,8 +223,8 @@ def check_logits(params: SamplingParams, gives_logits: bool) -> None:
     """Raises UnsupportedError for what only a model with logits can give."""
     if gives_logits:
         return
-    told = params.logprobs is not None or params.prompt_logprobs is not None
-    scored = params.pooling is not None and not params.pooling.hidden
-    if told or scored or params.constraint is not None:
-        what = "log-probabilities" if told else "scores" if scored else "a form of the answer"
+    has_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
+    has_scores = params.pooling is not None and not params.pooling.hidden
+    if has_logprobs or has_scores or params.constraint is not None:
+        what = "log-probabilities" if has_logprobs else "scores" if has_scores else "a form of the answer"
         raise UnsupportedError(f"{what} of a simulated model", "nothing is computed", ("backend=cpu",))

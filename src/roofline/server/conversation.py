@@ -107,11 +107,11 @@ def effort_variables(field: str, effort: str | None, text: TextSide, *, switches
         return {}
     if effort not in EFFORTS:
         raise invalid(field, f"must be one of {', '.join(EFFORTS)}")
-    told, source = EFFORTS[effort], text.template.source
-    variables: dict[str, object] = {"reasoning_effort": told} if told and "reasoning_effort" in source else {}
+    degree, source = EFFORTS[effort], text.template.source
+    variables: dict[str, object] = {"reasoning_effort": degree} if degree and "reasoning_effort" in source else {}
     if not switches:
         return variables
-    return variables | ({"enable_thinking": bool(told)} if "enable_thinking" in source else {})
+    return variables | ({"enable_thinking": bool(degree)} if "enable_thinking" in source else {})
 
 
 def check_tools(tools: Sequence[Message], limits: Limits) -> None:

@@ -12,29 +12,29 @@ class WholeEscapes:
 
     def __init__(self, parser: ReplyParser) -> None:
         self._parser = parser
-        self._number, self._held = 0, ""  # of the call that is open
+        self._number, self._pending = 0, ""  # of the call that is open
 
     def push(self, text: str) -> list[Delta]:
-        return self._whole(self._parser.push(text))
+        return self._repaired(self._parser.push(text))
 
     def finish(self) -> list[Delta]:
-        return [*self._whole(self._parser.finish()), *self._flushed()]
+        return [*self._repaired(self._parser.finish()), *self._flushed()]
 
-    def _whole(self, deltas: list[Delta]) -> list[Delta]:
-        whole: list[Delta] = []
+    def _repaired(self, deltas: list[Delta]) -> list[Delta]:
+        repaired: list[Delta] = []
         for delta in deltas:
             if not isinstance(delta, CallDelta):
-                whole += [*self._flushed(), delta]
+                repaired += [*self._flushed(), delta]
                 continue
             if delta.number != self._number:
-                whole += self._flushed()
-            arguments, self._held = certain_escapes(self._held + delta.arguments)
+                repaired += self._flushed()
+            arguments, self._pending = certain_escapes(self._pending + delta.arguments)
             self._number = delta.number
             if arguments or delta.name is not None:
-                whole.append(CallDelta(delta.number, delta.name, arguments))
-        return whole
+                repaired.append(CallDelta(delta.number, delta.name, arguments))
+        return repaired
 
     def _flushed(self) -> list[Delta]:
         """What was kept back of a call that ended within an escape."""
-        held, self._held = self._held, ""
-        return [CallDelta(self._number, None, whole_escapes(held))] if held else []
+        rest_of_call, self._pending = self._pending, ""
+        return [CallDelta(self._number, None, whole_escapes(rest_of_call))] if rest_of_call else []

@@ -10,12 +10,12 @@ from roofline.text.templates.tracked_string import Text, joined, literal, text
 _NAMES = (("&", "&amp;"), (">", "&gt;"), ("<", "&lt;"), ("'", "&#39;"), ('"', "&#34;"))
 
 
-def _kept(method: Callable[..., Text]) -> Callable[..., "SafeText"]:
+def _safely(method: Callable[..., Text]) -> Callable[..., "SafeText"]:
     """A method of `Text` whose result is as safe as the text; strings that it puts in are escaped."""
 
     def run(value: "SafeText", *args: object, **kwargs: object) -> "SafeText":
-        named = {name: _escaped(arg) for name, arg in kwargs.items()}
-        return SafeText(method(value, *map(_escaped, args), **named))
+        keywords = {name: _escaped(arg) for name, arg in kwargs.items()}
+        return SafeText(method(value, *map(_escaped, args), **keywords))
 
     return run
 
@@ -52,10 +52,10 @@ class SafeText(Text):
     def __radd__(self, other: str) -> "SafeText":
         return SafeText(joined((escape(other), self)))
 
-    __getitem__, __mul__, __rmul__ = map(_kept, (Text.__getitem__, Text.__mul__, Text.__rmul__))  # type: ignore[assignment]
-    __mod__, format, join = map(_kept, (Text.__mod__, Text.format, Text.join))  # type: ignore[assignment]
-    strip, lstrip, rstrip = map(_kept, (Text.strip, Text.lstrip, Text.rstrip))  # type: ignore[assignment]
-    upper, lower, title, capitalize = map(_kept, (Text.upper, Text.lower, Text.title, Text.capitalize))
+    __getitem__, __mul__, __rmul__ = map(_safely, (Text.__getitem__, Text.__mul__, Text.__rmul__))  # type: ignore[assignment]
+    __mod__, format, join = map(_safely, (Text.__mod__, Text.format, Text.join))  # type: ignore[assignment]
+    strip, lstrip, rstrip = map(_safely, (Text.strip, Text.lstrip, Text.rstrip))  # type: ignore[assignment]
+    upper, lower, title, capitalize = map(_safely, (Text.upper, Text.lower, Text.title, Text.capitalize))
 
 
 def text_as_it_is(value: object) -> Text:

@@ -22,7 +22,7 @@ NO_THREADS = "thread_unsupported_request"
 def error_body(error: RequestError) -> JsonObject:
     """The object of an error; its message names the field at fault."""
     kind = TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    told: JsonObject = {"type": kind, "message": message_of(error)}
+    content: JsonObject = {"type": kind, "message": message_of(error)}
     if error.code == NO_THREADS:
-        told["details"] = {"error_code": NO_THREADS, "unsupported": ["thread"]}
-    return {"type": "error", "error": told}
+        content["details"] = {"error_code": NO_THREADS, "unsupported": ["thread"]}
+    return {"type": "error", "error": content}

@@ -33,14 +33,14 @@ class EmbedGeneration(Generation):
 @needs(USE, EmbedRequest)
 async def embed(request: Request) -> Response:
     """Vectors of one or several texts. Body, answer and errors are Ollama's."""
-    return await respond_with_vectors(request, read_embed, _told)
+    return await respond_with_vectors(request, read_embed, _vectors)
 
 
 @router.post("/api/embeddings")
 @needs(USE, EmbeddingsRequest)
 async def embeddings(request: Request) -> Response:
     """The vector of one text, as Ollama had it first."""
-    return await respond_with_vectors(request, read_embeddings, _told_one)
+    return await respond_with_vectors(request, read_embeddings, _vector)
 
 
 def read_embed(raw: bytes, context: Context) -> EmbedGeneration:
@@ -90,7 +90,7 @@ def _generation(
     return EmbedGeneration(prompts, params, body.model, loaded.fingerprint, dimensions=dimensions)
 
 
-def _told(answers: Answers, vectors: list[bytes]) -> JsonObject:
+def _vectors(answers: Answers, vectors: list[bytes]) -> JsonObject:
     generation = answers.generation
     assert isinstance(generation, EmbedGeneration), "it was read here"
     return {
@@ -102,6 +102,6 @@ def _told(answers: Answers, vectors: list[bytes]) -> JsonObject:
     }
 
 
-def _told_one(answers: Answers, vectors: list[bytes]) -> JsonObject:
+def _vector(answers: Answers, vectors: list[bytes]) -> JsonObject:
     (vector,) = vectors
     return {"embedding": embedding(vector).tolist()}

@@ -174,8 +174,8 @@ def _turns(messages: list[Message]) -> Iterator[dict[str, object]]:
             for call in message.tool_calls:
                 count += 1
                 name = call.function.name
-                made = f"call{count:05d}"  # nine characters, as Mistral's template asks
-                open_calls.append(OpenCall(call.id or made, name, has_own_id=bool(call.id)))
+                default = f"call{count:05d}"  # nine characters, as Mistral's template asks
+                open_calls.append(OpenCall(call.id or default, name, has_own_id=bool(call.id)))
                 function = {"name": name, "arguments": call.function.arguments}
                 calls.append({"id": open_calls[-1].id, "type": "function", "function": function})
             turn["tool_calls"] = calls
@@ -190,9 +190,9 @@ def _answered(where: str, message: Message, open_calls: Sequence[OpenCall]) -> O
     """The call that a tool's message is the result of. Its id need not be that of a call that came without one: clients
     make some of their own."""
     told_name, told_id = message.tool_name or message.name, message.tool_call_id
-    named = [call for call in open_calls if told_name in (None, call.name)]
-    fitting = [call for call in named if call.id == told_id]
-    fitting += [call for call in named if told_id is None or not call.has_own_id]
+    of_name = [call for call in open_calls if told_name in (None, call.name)]
+    fitting = [call for call in of_name if call.id == told_id]
+    fitting += [call for call in of_name if told_id is None or not call.has_own_id]
     if not fitting:
         raise invalid(where, "is the result of no call of an earlier message")
     return fitting[0]

@@ -88,11 +88,11 @@ class CompletionForm(OpenAIForm):
 
         Of tokens with one text the one that was taken has it, else the likeliest; the others have their ids.
         """
-        taken, names = self._spelled(token.id), dict[str, float]()
+        own_name, names = self._spelled(token.id), dict[str, float]()
         for i, logprob in token.top[: self.answers.generation.params.logprobs]:
             name = self._spelled(i)
-            is_taken = name in names or (name == taken and i != token.id)
-            names[f"token_id:{i}" if is_taken else name] = logprob
+            is_used = name in names or (name == own_name and i != token.id)
+            names[f"token_id:{i}" if is_used else name] = logprob
         return names
 
     def _spelled(self, token: int) -> str:
@@ -107,11 +107,11 @@ class CompletionForm(OpenAIForm):
 class TokenPlaces:
     """Where in a choice's text, in characters, each of its tokens begins; several may be one character.
 
-    echoed: the prompt's text, where the choice's begins with that; shown: special tokens that are text.
+    echoed: the prompt's text, where the choice's begins with that; visible: special tokens that are text.
     """
 
-    def __init__(self, text: TextSide, echoed: str, shown: Collection[int]) -> None:
-        self._text, self._echoed, self._shown = text, echoed, shown
+    def __init__(self, text: TextSide, echoed: str, visible: Collection[int]) -> None:
+        self._text, self._echoed, self._visible = text, echoed, visible
         self._special = text.special_ids()
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self._at = 0
@@ -123,7 +123,7 @@ class TokenPlaces:
             # A BOS, and the space that SentencePiece puts first, are not in the text that the client sent.
             texts = (piece, piece.removeprefix(" "), "" if token in self._special else piece)
             piece = next((each for each in texts if self._echoed.startswith(each, begin)), piece)
-        elif token in self._special and token not in self._shown:
+        elif token in self._special and token not in self._visible:
             piece = ""
         self._at += len(piece)
         return begin

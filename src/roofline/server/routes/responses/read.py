@@ -183,7 +183,7 @@ def _prompt(body: ResponseBody, turns: Sequence[dict[str, object]], context: Con
     with renamed({f"tools.{number}.function.name": f"tools.{number}.name" for number in range(len(tools))}):
         check_tools(tools, context.limits)
     choice = body.tool_choice
-    effort = effort_variables("reasoning.effort", body.reasoning and body.reasoning.effort, context.text)
+    effort = effort_variables("reasoning.effort", body.effort, context.text)
     conversation = Conversation(
         messages=turns,
         tools=tools,
@@ -215,7 +215,7 @@ def _repeated(body: ResponseBody) -> JsonObject:
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
-        "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
+        "reasoning": {"effort": body.effort, "summary": None},
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "temperature": 1.0 if body.temperature is None else body.temperature,

@@ -147,6 +147,11 @@ class ResponseBody(Body):
     chat_template_kwargs: dict[str, object] | None = None
     receipt: bool | Literal["with_prompt"] | None = None
 
+    @property
+    def effort(self) -> str | None:
+        """How much to think."""
+        return None if self.reasoning is None else self.reasoning.effort
+
 
 class Part(Body):
     """Text of a message. Annotations and log-probabilities of an answer say nothing to a model."""
