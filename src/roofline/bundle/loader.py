@@ -131,7 +131,7 @@ def load(
     seconds = time.perf_counter() - start
     log.get("bundle").info("%s ready in %.2f s: %s", name, seconds, "; ".join(f"{k}: {v}" for k, v in notes.items()))
     facts = _facts(model)
-    return LoadedModel(name, path, settings, executable, *words, notes, seconds, sampling, pooling, facts)
+    return LoadedModel(name, path, settings, executable, words[0], words[1], notes, seconds, sampling, pooling, facts)
 
 
 def _facts(model: "Bundle | Checkpoint") -> ModelFacts:
