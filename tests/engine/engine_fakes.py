@@ -260,7 +260,7 @@ class Loaded:
     """What a loader returns, as far as the engine process looks."""
 
     def __init__(self, name, executable):
-        self.name, self.executable, self.pooling = name, executable, "last"
+        self.name, self.executable, self.pooling, self.facts = name, executable, "last", None
 
 
 def load_fake(source, fail_if=None, fail_at=(), die_on_id=(), die_with="SIGKILL", lose_at=(), **options):

@@ -37,11 +37,12 @@ class BytesText:
     reply_format = ReplyFormat("hermes", thinks=True, takes_tools=True)
     chosen_format: ReplyFormat | None = None
     tokenizer = property(lambda self: self)
+    template = SimpleNamespace(source="")  # it knows no variables
 
     def complete(self):
         """Nothing is left for later."""
 
-    def encode(self, text, most=None, *, add_special=True):
+    def encode(self, text, most=None, *, add_special=True, parse_special=False):
         return list(text.encode())
 
     def decode(self, ids):

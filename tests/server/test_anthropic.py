@@ -13,6 +13,7 @@ from roofline.server.routes.anthropic.errors import error_body
 from roofline.server.routes.anthropic.form import Blocks
 from roofline.server.routes.anthropic.schema import NEUTRAL, NEUTRAL_OUTPUT, NEUTRAL_TOOL, UNREADABLE
 from roofline.text.replies.parser import CallDelta, ReasoningDelta, TextDelta
+from tests.server.neutral import sample
 
 USER = {"role": "user", "content": "Hi"}
 BODY = {"model": "tiny", "max_tokens": 100, "messages": [USER]}
@@ -234,6 +235,7 @@ def test_ids_and_names_of_calls_are_bounded(call, seen, length, status):
         (None, {}),
         ({"type": "disabled"}, {"enable_thinking": False}),
         ({"type": "adaptive"}, {"enable_thinking": True}),
+        ({"type": "enabled", "budget_tokens": 1024}, {"enable_thinking": True}),
     ],
 )
 def test_thinking_is_a_variable_of_the_template(call, seen, thinking, variables):
@@ -344,12 +346,15 @@ REFUSED = [
     ({"stop_sequences": [""]}, "stop_sequences"),
     ({"temperature": 3}, "temperature"),
     ({"metadata": {"user_id": "x" * 257}}, "metadata.user_id"),
-    ({"output_config": {"effort": "high"}}, "output_config.effort"),
+    ({"output_config": {"effort": "fierce"}}, "output_config.effort"),
+    ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
+    ({"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, "context_management"),
+    ({"thread": {"type": "create"}}, "thread"),
     ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
     ({"output_config": {"format": FORMAT}, "output_format": FORMAT}, "output_format"),
     ({"output_config": {"format": FORMAT}, "tools": [TOOL]}, "output_config.format"),
     ({"output_format": {**FORMAT, "schema": {"x": "y" * 70_000}}}, "output_format.schema"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking"),
 ]
 
 
@@ -365,7 +370,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(call, engine, change, name):
 
 @pytest.mark.parametrize("name", sorted(NEUTRAL))
 def test_fields_that_ask_for_nothing_are_taken(call, name):
-    for value in NEUTRAL[name]:
+    for value in map(sample, NEUTRAL[name]):
         assert call("POST", "/v1/messages", json={**BODY, name: value}).status_code == 200
     message = call("POST", "/v1/messages", json={**BODY, name: "something"}).json()["error"]["message"]
     assert message.startswith(f"{name} is not supported.")

@@ -63,6 +63,7 @@ EFFECTS = {
         "tool_choice": ({"tools": [TOOL]}, "none"),
         "parallel_tool_calls": ({"tools": [TOOL, OTHER], "tool_choice": "required"}, False),
         "chat_template_kwargs": ({}, {"shout": True}),
+        "reasoning_effort": ({}, "low"),
         "add_generation_prompt": ({}, False),  # refused, as it must be the opposite of continue_final_message
         "continue_final_message": ({"messages": [USER, {"role": "assistant", "content": "Well"}]}, True),
         "max_completion_tokens": ({}, 5),
@@ -72,6 +73,7 @@ EFFECTS = {
     "completion": SHARED | {
         "prompt": ({}, "Ho"),
         "add_special_tokens": ({}, False),
+        "parse_special": ({"prompt": "<s>"}, True),
         "best_of": ({}, 2),
         "echo": ({}, True),
         "logprobs": ({}, 3),
@@ -104,7 +106,7 @@ def test_there_is_a_row_for_every_field(kind):
 def test_a_field_makes_a_difference(make_context, engine, kind, field):
     read, _, base = KINDS[kind]
     needs, value = EFFECTS[kind][field]
-    template = ChatTemplate("{{ shout }}" + CHATML, bos_token="<s>", eos_token="<|im_end|>")
+    template = ChatTemplate("{{ shout }}{{ reasoning_effort }}" + CHATML, bos_token="<s>", eos_token="<|im_end|>")
     context = make_context(text=TextSide(chatml().tokenizer, template))
     engine.description = msgspec.structs.replace(engine.description, exact=True)  # or there are no receipts
     plain = {"model": "tiny", **base, **needs}

@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,9 @@ LOAD = LoadOptions(weights=WEIGHTS, threads=1)
 TEXT: Any = SimpleNamespace(
     tokenizer=SimpleNamespace(encode=lambda text, *, add_special: [ord(letter) % 96 for letter in text])
 )
+
+
+COMPUTED = reference._computed  # in a process of its own
 
 
 @pytest.fixture
@@ -140,8 +144,22 @@ def test_without_a_reference_it_is_skipped_with_the_reason(folder: Path, monkeyp
     monkeypatch.setattr(reference, "MOST_WEIGHTS", 1000)
     state = outcome(folder, in_thread(str(folder)))
     assert (state.status, state.problem, state.comparison) == ("skipped", None, None)
-    assert "golden prompts for this model" in state.detail
-    assert "the reference is bounded to" in state.detail
+    assert re.fullmatch(r"it has 0\.0 billion weights, and the reference is bounded to 0\.0", state.detail)
+
+
+def test_without_torch_one_line_says_what_brings_the_reference_and_warns_of_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "roofline.server")
+    monkeypatch.setattr(reference, "find_spec", lambda name: None)
+    monkeypatch.setattr(reference, "_computed", COMPUTED)
+    monkeypatch.setattr(reference, "_read", lambda *_: None)
+    state = outcome(folder, in_thread(str(folder)))
+    assert state.detail == "torch, which computes the reference, is not installed (pip install torch)"
+    lines = [line for line in caplog.records if "golden" in line.getMessage()]
+    assert [(line.levelname, line.getMessage()) for line in lines] == [
+        ("INFO", f"golden prompts were not checked: {state.detail}")
+    ]
 
 
 def test_a_fault_of_the_check_itself_does_not_take_the_server_down(

@@ -46,7 +46,7 @@ FIXED = [
     ("chat", {"max_tokens": 2, "max_completion_tokens": 2}, {"max_tokens": 2, "max_completion_tokens": 3}),
     ("chat", {"min_tokens": 992}, {"min_tokens": 993}),
     ("text", {"prompt": [0, 299]}, {"prompt": [300]}),
-    ("text", {"prompt": "x" * 984}, {"prompt": "x" * 985}),  # with 16 tokens, the default
+    ("text", {"prompt": "x" * 999}, {"prompt": "x" * 1000}),  # without max_tokens there is room for one
     ("text", {"prompt": "x" * 999, "max_tokens": 1}, {"prompt": "x" * 999, "max_tokens": 2}),
     ("chat", {"stop_token_ids": [0, 299]}, {"stop_token_ids": [300]}),
     ("chat", {"logit_bias": {"0": 1, "299": 1}}, {"logit_bias": {"300": 1}}),
@@ -54,7 +54,11 @@ FIXED = [
     ("chat", {"top_k": -1}, {"top_k": -2}),
     ("chat", {"logit_bias": {"7": 1}}, {"logit_bias": {"٧": 1}}),
     ("chat", {"logit_bias": {"7": 1}}, {"logit_bias": {"x": 1}}),
-    ("chat", {"messages": [{"role": "user", "content": [PART]}]}, {"messages": [{"role": "user", "content": []}]}),
+    (
+        "chat",
+        {"messages": [{"role": "user", "content": [PART] * 300}]},
+        {"messages": [{"role": "user", "content": [PART] * 1025}]},
+    ),
     ("chat", {"stream": True, "stream_options": {}}, {"stream": False, "stream_options": {}}),
 ]
 

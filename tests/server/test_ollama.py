@@ -7,6 +7,7 @@ import pytest
 
 from roofline.server.routes.ollama.schema import NEUTRAL, NEUTRAL_MESSAGE, NEUTRAL_OPTIONS
 from roofline.text.replies.reply_format import ReplyFormat
+from tests.server.neutral import sample
 from tests.server.text_sides import chatml
 
 USER = {"role": "user", "content": "Hi"}
@@ -251,7 +252,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(call, engine, path, change, 
 )
 def test_fields_that_ask_for_nothing_are_taken(call, table, place):
     for name, values in table.items():
-        for value in values:
+        for value in map(sample, values):
             assert call("POST", "/api/chat", json={**CHAT, **place(name, value)}).status_code == 200
         error = call("POST", "/api/chat", json={**CHAT, **place(name, "something")}).json()["error"]
         assert f"{name} is not supported." in error

@@ -11,6 +11,7 @@ from roofline.server.gate import Gate
 from roofline.server.limits import Limits
 from roofline.server.routes.openai.read import chat
 from roofline.server.routes.openai.schema import INSTEAD, NEUTRAL_CHAT, NEUTRAL_COMPLETION, NEUTRAL_MESSAGE, Sampling
+from tests.server.neutral import sample
 
 USER = {"role": "user", "content": "Hi"}
 CHAT = {"model": "tiny", "messages": [USER]}
@@ -56,11 +57,11 @@ BAD_CHAT = [
     ({"messages": [{**USER, "tool_calls": [{}]}]}, "messages.0.tool_calls.0.id", "missing_parameter"),
     ({"messages": [{**USER, "tool_calls": [CALL]}]}, "messages.0.tool_calls", "invalid_value"),
     ({"messages": [{**USER, "tool_call_id": "a"}]}, "messages.0.tool_call_id", "invalid_value"),
-    ({"messages": [{"role": "assistant"}]}, "messages.0.content", "missing_parameter"),
+    ({"messages": [{"role": "user"}]}, "messages.0.content", "missing_parameter"),
     ({"messages": [{"role": "tool", "content": "1"}]}, "messages.0.tool_call_id", "missing_parameter"),
     ({"messages": [{"role": "tool", "content": "1", "tool_call_id": "a"}]}, "messages.0.tool_call_id", "invalid_value"),
     (
-        {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[1]"}}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": [1]}}]}]},
         "messages.0.tool_calls.0.function.arguments",
         "invalid_value",
     ),
@@ -86,7 +87,7 @@ BAD_CHAT = [
     ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
     ({"store": True}, "store", "unsupported_parameter"),
     ({"parallel_tool_calls": 1}, "parallel_tool_calls", "invalid_value"),
-    ({"metadata": {"a": "b"}}, "metadata", "unsupported_parameter"),
+    ({"metadata": "x"}, "metadata", "unsupported_parameter"),
     ({"user": 5}, "user", "invalid_value"),
     ({"user": "x" * 257}, "user", "invalid_value"),
     ({"safety_identifier": "x" * 257}, "safety_identifier", "invalid_value"),
@@ -178,7 +179,6 @@ def test_bad_completion_is_refused(call, engine, change, param):
             "1.content: {} a string or an array.",
         ),
         ("chat/completions", {"messages": [USER, 3]}, "1: {} an object."),
-        ("chat/completions", {"messages": [{**USER, "content": []}]}, "0.content: List should have at least 1 item"),
         ("chat/completions", {"stop": ["a", 3]}, "stop.1: {} a string."),
         ("chat/completions", {"tool_choice": 3}, "tool_choice: {} 'none', 'auto' or 'required' or an object."),
         ("completions", {"prompt": 5}, "prompt: {} a string or an array."),
@@ -207,11 +207,11 @@ def test_completion_fields_we_lack_are_refused(call, change):
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_neutral_values_pass(call, place):
-    chat = {name: allowed[min(place, len(allowed) - 1)] for name, allowed in NEUTRAL_CHAT.items()}
+    chat = {name: sample(allowed[min(place, len(allowed) - 1)]) for name, allowed in NEUTRAL_CHAT.items()}
     message = {name: allowed[-1] for name, allowed in NEUTRAL_MESSAGE.items()}
     body = {**CHAT, **chat, "messages": [{**USER, **message}]}
     assert call("POST", "/v1/chat/completions", json=body).status_code == 200
-    text = {name: allowed[-1] for name, allowed in NEUTRAL_COMPLETION.items()}
+    text = {name: sample(allowed[-1]) for name, allowed in NEUTRAL_COMPLETION.items()}
     assert call("POST", "/v1/completions", json={**TEXT, **text}).status_code == 200
 
 
@@ -234,7 +234,6 @@ def test_what_clients_send_by_default_is_neutral(call):
         b'{"model": NaN}',
         b'{"a":' * 40 + b"1" + b"}" * 40,
         b"[" * 100_000,
-        b'{"model": "\\ud800"}',
     ],
 )
 def test_not_json(call, raw):
@@ -379,7 +378,7 @@ def test_every_neutral_value_of_every_field_passes(call):
         ("completions", TEXT, NEUTRAL_COMPLETION),
     ):
         for name, allowed in neutral.items():
-            for value in allowed:
+            for value in map(sample, allowed):
                 assert call("POST", f"/v1/{path}", json={**body, name: value}).status_code == 200, (name, value)
         nulls = dict.fromkeys((*Sampling.model_fields.keys() - {"model"}, *neutral))
         assert call("POST", f"/v1/{path}", json={**body, **nulls}).status_code == 200

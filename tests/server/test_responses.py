@@ -22,6 +22,7 @@ from roofline.server.routes.responses.output import Output
 from roofline.server.routes.responses.schema import INSTEAD, NEUTRAL
 from roofline.text.replies.parser import CallDelta, ReasoningDelta, TextDelta
 from roofline.text.replies.reply_format import ReplyFormat
+from tests.server.neutral import sample
 from tests.server.text_sides import chatml
 
 PATH = "/v1/responses"
@@ -300,7 +301,7 @@ def test_input_items_are_listed_in_pages(client):
 
 @pytest.mark.parametrize("name", sorted(NEUTRAL))
 def test_every_value_that_asks_for_nothing_is_taken(call, name):
-    for value in NEUTRAL[name]:
+    for value in map(sample, NEUTRAL[name]):
         assert call("POST", PATH, json={**BODY, name: value}).status_code == 200
     assert NEUTRAL["top_logprobs"] == (None, 0)
 
@@ -374,7 +375,7 @@ WRONG = [
     ({"input": [{"role": "user", "content": "a", "more": 1}]}, "input.0.more"),
     ({"input": [{"role": "user"}]}, "input.0.content"),
     ({"input": []}, "input"),
-    ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "1"}]}, "input.0.arguments"),
+    ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": 1}]}, "input.0.arguments"),
     ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input.0.encrypted_content"),
     ({"input": "a" * 2000}, "input"),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
@@ -382,11 +383,13 @@ WRONG = [
     ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice.type"),
     ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice.name"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+    ({"reasoning": {"effort": "fierce"}}, "reasoning.effort"),
+    ({"include": ["message.output_text.logprobs"]}, "include"),
+    ({"include": "x"}, "include"),
     ({"reasoning": {"depth": 1}}, "reasoning.depth"),
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
     ({"text": {"format": {"type": "json_object"}}, "tools": [TOOL]}, "text.format"),
-    ({"text": {"verbosity": "low"}}, "text.verbosity"),
+    ({"text": {"verbosity": "least"}}, "text.verbosity"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"max_output_tokens": 5000}, "max_output_tokens"),
     ({"temperature": 3.0}, "temperature"),
@@ -458,7 +461,7 @@ def test_a_response_repeats_its_request_with_defaults_where_it_says_nothing(call
 
 
 def test_neutral_values_and_extensions_are_taken(call, engine):
-    neutral = {name: values[-1] for name, values in NEUTRAL.items()}
+    neutral = {name: sample(values[-1]) for name, values in NEUTRAL.items()}
     fields = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": 3, "min_p": 0.1}
     more = {"reasoning": {"effort": None}, "text": {"format": {"type": "text"}}, "prompt_cache_key": "a"}
     response = call("POST", PATH, json={**BODY, **neutral, **fields, **more, "max_output_tokens": 20})
@@ -466,7 +469,7 @@ def test_neutral_values_and_extensions_are_taken(call, engine):
     params = engine.submitted[0][1]
     assert {name: getattr(params, name) for name in fields} == fields
     assert params.max_tokens == 20
-    assert INSTEAD.keys() <= NEUTRAL.keys() | {"effort", "encrypted_content"}
+    assert INSTEAD.keys() <= NEUTRAL.keys() | {"include", "encrypted_content"}
 
 
 def test_a_stream_that_fails_ends_with_response_failed_and_is_kept_so(client, engine):

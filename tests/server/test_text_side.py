@@ -167,16 +167,22 @@ def test_a_conversation_ends_where_its_answer_begins_or_goes_on(continues: bool,
     assert rendered.endswith(end)
 
 
-def test_an_answer_goes_on_where_it_is_all_there_is_and_not_where_it_is_empty() -> None:
+def test_an_answer_goes_on_where_it_is_all_there_is_and_where_it_is_empty() -> None:
     text = TextSide(chatml().tokenizer, ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}"))
-    assert text.render(CONVERSATION[2:], tools=(), variables={}, continues=True)[0] == " Once upon"
+    assert text.render(CONVERSATION[2:], tools=(), variables={}, continues=True)[0] == " Once upon "
     begun = [{"role": "assistant", "content": "Once"}]
     assert text.render(begun, tools=(), variables={}, continues=True) == ("Once", bytes(4))
-    for content in ("", "  ", None):
-        with pytest.raises(RequestError, match="does not write the last message") as refused:
-            text.render([{"role": "assistant", "content": content}], tools=(), variables={}, continues=True)
-        assert (refused.value.status, refused.value.code) == (400, "invalid_value")
-        assert refused.value.param == "continue_final_message"
+    for content, rendered in (("", ""), ("  ", "  "), (None, "")):
+        message = {"role": "assistant", "content": content}
+        assert text.render([message], tools=(), variables={}, continues=True)[0] == rendered
+
+
+def test_an_answer_does_not_go_on_where_the_template_changes_what_is_there() -> None:
+    text = TextSide(chatml().tokenizer, ChatTemplate("{% for m in messages %}{{ m.content | upper }}{% endfor %}"))
+    with pytest.raises(RequestError, match="does not write the last message") as refused:
+        text.render([{"role": "assistant", "content": "once"}], tools=(), variables={}, continues=True)
+    assert (refused.value.status, refused.value.code) == (400, "invalid_value")
+    assert refused.value.param == "continue_final_message"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from random import Random
 import openai
 import pytest
 
+from roofline.common.errors import RequestError
 from roofline.server.call_grammars import forced_calls, optional_calls
 from roofline.server.text_side import TextSide
 from roofline.text.replies.parser import Reply
@@ -179,9 +180,26 @@ def test_for_others_tools_are_text():
     assert with_tools_as_text(TURNS[:1], []) == TURNS[:1]
 
 
+# Gemma's and old Mistral's manner: turns of user and model in alternation, and no tools.
+ALTERNATING = """{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}\
+{{ raise_exception('roles must alternate') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"""
+
+
+def test_results_in_a_row_are_one_turn_where_tools_are_text():
+    calls = [{"id": i, "type": "function", "function": {"name": "add", "arguments": {"x": 1}}} for i in "ab"]
+    turns = [TURNS[0], {**TURNS[1], "tool_calls": calls}, TURNS[2], {**TURNS[2], "content": "2", "tool_call_id": "b"}]
+    results = "<user><tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response>"
+    assert prompt(ALTERNATING, turns).endswith(results)
+    assert prompt(ALTERNATING, [*turns, TURNS[0]]).endswith(f"{results}\nHi")
+    again = [*turns, {"role": "assistant", "content": "3"}, TURNS[0]]
+    assert prompt(ALTERNATING, again).endswith(f"{results}<assistant>3<user>Hi")
+    with pytest.raises(RequestError, match="must alternate"):
+        prompt(ALTERNATING, [TURNS[0], *turns])
+
+
 def test_an_answer_goes_on_from_its_beginning():
     begun = [*TURNS[:1], {"role": "assistant", "content": "Once upon "}]
-    assert prompt(PLAIN, begun, continues=True) == "<user>Hi</><assistant>Once upon"
+    assert prompt(PLAIN, begun, continues=True) == "<user>Hi</><assistant>Once upon "
     with pytest.raises(Exception, match="does not write the last message"):
         prompt("{% for m in messages %}{{ m.content | upper }}{% endfor %}", begun, continues=True)
 

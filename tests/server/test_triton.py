@@ -58,7 +58,7 @@ REFUSED = [
     (GENERATE, {"text_input": "Hi", "seed": 1, "random_seed": 1}, "random_seed"),
     (GENERATE, {"text_input": "Hi", "random_seed": 2**65}, "random_seed"),
     (GENERATE, {"text_input": "Hi", "max_tokens": 0}, "max_tokens"),
-    (GENERATE, {"text_input": "x" * 990}, "max_tokens"),
+    (GENERATE, {"text_input": "x" * 990, "max_tokens": 16}, "max_tokens"),
     (GENERATE, {"text_input": "Hi", "stream": True}, "stream"),
     (STREAM, {"text_input": "Hi", "stream": False}, "stream"),
     (STREAM, {"text_input": "Hi", "exclude_input_in_output": False}, "exclude_input_in_output"),

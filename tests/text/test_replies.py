@@ -7,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from roofline.text.replies.call_formats import HermesCalls, MistralCalls, ObjectCalls
+from roofline.text.replies.escapes import WholeEscapes
 from roofline.text.replies.json_scanner import JsonScanner
 from roofline.text.replies.parser import (
     CallDelta,
@@ -23,6 +24,7 @@ NAMES = {"weather", "add"}
 FORMATS = {
     "plain": PlainReply,
     "hermes": lambda: HermesCalls(NAMES),
+    "whole": lambda: WholeEscapes(HermesCalls(NAMES)),
     "object": lambda: ObjectCalls(NAMES),
     "mistral": lambda: MistralCalls(NAMES),
     "thinking hermes": lambda: ThinkingReply(HermesCalls(NAMES), open=False),
@@ -53,7 +55,7 @@ OBJECTS = [
 ]  # fmt: skip
 LONGER = [
     f"[TOOL_CALLS] [{CALL}, ", f"[TOOL_CALLS]weather[ARGS]{ARGUMENTS}", f"<tool_call>\n{CALL}\n", f"[{CALL}, {CALL}",
-    f"{CALL}; {CALL}", f"<think>a\n</think>\n{CALL}",
+    f"{CALL}; {CALL}", f"<think>a\n</think>\n{CALL}", f"<tool_call>{CALL[:50]}\\ud83d", "\\ude00", "\\\\",
 ]  # fmt: skip
 PIECES = st.sampled_from([*MARKS.split(), *LETTERS.split(), *OBJECTS, *LONGER, " ", "\n", "a b", "\x00"])
 

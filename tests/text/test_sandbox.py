@@ -31,7 +31,7 @@ BOMBS = {
     "growing by replace": growing("ns.x.replace('a', ns.x)", "'aa'"),
     "growing by an empty replace": growing("ns.x.replace('', ns.x)", "'aa'"),
     "growing by join": growing("ns.x.join(ns.x)", "'aa'"),
-    "growing by escape": growing("ns.x|e", "'&&'", times=9999),
+    "growing by escape": growing("(ns.x|e) ~ ''", "'&&'", times=9999),
     "growing by repr": growing("[ns.x]|string", "'\\\\'"),
     "growing by tojson": growing("ns.x|tojson", "'\\\\'"),
     "list times": "{{ ([0] * 10**9)|length }}",

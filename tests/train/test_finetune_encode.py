@@ -255,6 +255,9 @@ def test_tools_are_told_to_models_whose_template_knows_none(words: Tokenizer) ->
     ]
     part = encoder(words).encode(chat(turns, [tool], "x"), "x")[0]
     text = marked(words, part, colour=False)
+    several = encoder(words).encode(chat([*turns[:3], turns[2], *turns[3:]], [tool], "x"), "x")[0]
+    joined = "2\n</tool_response>\n<tool_response>\n2\n</tool_response><|im_end|>"
+    assert marked(words, several, colour=False) == text.replace("2\n</tool_response><|im_end|>", joined)
     assert text.startswith("<|im_start|>system\nYou can call these functions")
     assert '[[<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call><|im_end|>]]' in text
     assert text.endswith("assistant\n[[two<|im_end|>]]\n")

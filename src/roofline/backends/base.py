@@ -158,6 +158,13 @@ class GivesHidden(Protocol):
 
 
 @runtime_checkable
+class ComputesNothing(Protocol):
+    """An Executable without logits: its ids are made up, and nothing can be told of them or held to a form."""
+
+    computes_nothing: bool
+
+
+@runtime_checkable
 class SaysCausal(Protocol):
     """Says whether a token sees nothing that follows it.
 

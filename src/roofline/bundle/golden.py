@@ -12,6 +12,7 @@ import math
 import os
 import sys
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ FORMAT = 1  # of the files that are kept; raised where the reference says someth
 MOST_WEIGHTS = 2 << 30  # the reference holds each in four bytes: 8 GiB
 KEPT = 8  # references on disk, each of some MB
 SECONDS = 1800.0  # that the reference may take
+UNSUPPORTED = 3  # the exit status of a reference that there is not for this model
+NO_TORCH = "torch, which computes the reference, is not installed (pip install torch)"
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ def original(source: str) -> str:
 async def reference_logits(task: Task) -> np.ndarray:
     """float32 [rows of all prompts, vocabulary]; kept in ROOFLINE_HOME/golden, so that it is computed once for a file.
 
-    Raises UnsupportedError, with the reason, where there is no reference: torch is missing, or the model is too large.
+    Raises UnsupportedError, with the reason, where there is no reference: torch is missing, or the model is too large;
+    RooflineError where it fails.
     """
     stored = await asyncio.to_thread(_file, task)
     rows = sum(map(len, task.rows))
@@ -72,12 +76,14 @@ async def reference_logits(task: Task) -> np.ndarray:
     data = await _computed(task)
     logits = _parse(data, rows)
     if logits is None:
-        raise UnsupportedError("golden prompts", "the reference wrote no logits")
+        raise RooflineError("the reference wrote no logits")
     await asyncio.to_thread(_keep, stored, data)
     return logits
 
 
 async def _computed(task: Task) -> bytes:
+    if find_spec("torch") is None:
+        raise UnsupportedError("golden prompts", NO_TORCH)
     command = [sys.executable, "-m", "roofline.bundle.golden"]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
@@ -85,14 +91,17 @@ async def _computed(task: Task) -> bytes:
         async with asyncio.timeout(SECONDS):
             data, problem = await process.communicate(json.dumps(asdict(task)).encode())
     except TimeoutError as error:
-        raise UnsupportedError("golden prompts", f"the reference took longer than {SECONDS:g} s") from error
+        raise RooflineError(f"the reference took longer than {SECONDS:g} s") from error
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode:
         lines = problem.decode("utf-8", "replace").strip().splitlines()
-        raise UnsupportedError("golden prompts", lines[-1] if lines else f"exit status {process.returncode}")
+        reason = lines[-1] if lines else f"exit status {process.returncode}"
+        if process.returncode == UNSUPPORTED:
+            raise UnsupportedError("golden prompts", reason)
+        raise RooflineError(f"the reference failed: {reason}")
     return data
 
 
@@ -177,7 +186,8 @@ def _keep(file: Path, data: bytes) -> None:
 
 
 def main() -> int:
-    """Exit status 0 with the logits as an .npy file, 1 with the reason as the last line of the standard error."""
+    """Exit status 0 with the logits as an .npy file, UNSUPPORTED or 1 with the reason as the last line of the standard
+    error."""
     from roofline.common.processes import die_with_parent
 
     die_with_parent()
@@ -186,6 +196,9 @@ def main() -> int:
     task = Task(**values)
     try:
         logits = logits_of(task)
+    except UnsupportedError as error:
+        print(error.reason.replace("\n", " "), file=sys.stderr)
+        return UNSUPPORTED
     except RooflineError as error:
         print(str(error).replace("\n", " "), file=sys.stderr)
         return 1

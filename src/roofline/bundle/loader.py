@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from roofline.backends import table
 from roofline.backends.backend import CompilesAhead, LoadRequest, Neighbours, Notes, RunsBundles
 from roofline.backends.options import LoadOptions
+from roofline.bundle.manifest import WEIGHTS
 from roofline.bundle.reader import Bundle, is_bundle
 from roofline.bundle.recommended import recommended_sampling
 from roofline.bundle.sources import Progress, open_checkpoint, open_source
@@ -21,6 +22,7 @@ from roofline.common import log
 from roofline.common.errors import UnsupportedError
 from roofline.common.extras import named_packages
 from roofline.common.json_types import JsonMapping
+from roofline.weights.facts import ModelFacts, facts_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +47,8 @@ class LoadedModel:
 
     settings: the fields of `config`; executable: see backends.base; tokenizer, chat_template: None when loaded with
     text=False; notes: what was chosen automatically, and why; load_seconds: from call to ready; sampling: fields of
-    SamplingParams that the model's files recommend; pooling: what a text's vector is made of where nobody says.
+    SamplingParams that the model's files recommend; pooling: what a text's vector is made of where nobody says; facts:
+    what lists of models show.
     """
 
     name: str
@@ -58,6 +61,7 @@ class LoadedModel:
     load_seconds: float
     sampling: JsonMapping = field(default_factory=dict)
     pooling: "VectorKind" = "last"
+    facts: ModelFacts | None = None
 
     @cached_property
     def config(self) -> "ModelConfig":
@@ -126,8 +130,17 @@ def load(
     name = (source if isinstance(source, str) else str(path)) + (f"+{options.weights}" if options.weights else "")
     seconds = time.perf_counter() - start
     log.get("bundle").info("%s ready in %.2f s: %s", name, seconds, "; ".join(f"{k}: {v}" for k, v in notes.items()))
-    tokenizer, template = words
-    return LoadedModel(name, path, settings, executable, tokenizer, template, notes, seconds, sampling, pooling)
+    facts = _facts(model)
+    return LoadedModel(name, path, settings, executable, words[0], words[1], notes, seconds, sampling, pooling, facts)
+
+
+def _facts(model: "Bundle | Checkpoint") -> ModelFacts:
+    if isinstance(model, Bundle):
+        manifest = model.manifest
+        nbytes = int(manifest.files[WEIGHTS]["bytes"])
+        return facts_of(manifest.tensor_infos, nbytes, manifest.config["family"], manifest.source["kind"])
+    nbytes = sum(tensor.nbytes for tensor in model.tensors.values())
+    return facts_of(model.tensors, nbytes, model.config["family"], model.kind)
 
 
 def _load_bundle(

@@ -29,7 +29,7 @@ class UnsupportedError(RooflineError):
     def __init__(self, what: str, reason: str, alternatives: Sequence[str] = ()) -> None:
         self.what, self.reason, self.alternatives = what, reason, tuple(alternatives)
         hint = f" Use instead: {', '.join(self.alternatives)}." if self.alternatives else ""
-        super().__init__(f"{what} is not supported: {reason}{'' if reason.endswith('?') else '.'}{hint}")
+        super().__init__(f"{what} is not supported: {reason}{'' if reason.endswith(('?', '.')) else '.'}{hint}")
 
 
 class CapacityError(RooflineError):

@@ -94,7 +94,10 @@ _WORDS = {
 _OTHER_SERVING: dict[str, tuple[tuple[object, ...], str]] = {
     "allowed_origins": (([],), "--allow-origin https://chat.example.org allows one, and may be repeated"),
     "api_server_count": ((1,), "one process speaks HTTP; --data-parallel has more engines behind it"),
-    "chat_template": ((None,), "the template is the model's own; /v1/completions takes a rendered prompt"),
+    "chat_template": (
+        (None,),
+        "the template is the model's own; /v1/completions takes a rendered prompt, with parse_special",
+    ),
     "chat_template_content_format": (("auto", "string"), "parts of a message are joined to one text"),
     "disable_fastapi_docs": ((False, True), "there is no such page; /openapi.json has the routes"),
     "disable_frontend_multiprocessing": ((False,), "the engine is always a process of its own"),

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from roofline.backends.base import CountsExperts, Executable, GivesHidden, is_encoder
+from roofline.backends.base import ComputesNothing, CountsExperts, Executable, GivesHidden, is_encoder
 from roofline.common.errors import ConfigError, RequestError, UnsupportedError, describe_error
 from roofline.engine.adapters import Adapters
 from roofline.engine.cache.naive import NaiveCache
@@ -14,7 +14,7 @@ from roofline.engine.checks import RequestOptions, check_request, check_unused, 
 from roofline.engine.config import EngineConfig, StepLimits, resolve
 from roofline.engine.constraint import Constraint
 from roofline.engine.events import Event
-from roofline.engine.params import SamplingParams, fresh_seed
+from roofline.engine.params import SamplingParams, check_logits, fresh_seed
 from roofline.engine.pooling import check_able
 from roofline.engine.schedule import naive
 from roofline.engine.schedule.continuous import State, schedule
@@ -22,6 +22,7 @@ from roofline.engine.schedule.sequence import Request
 from roofline.engine.speculation.speculator import Drafter, Speculator
 from roofline.engine.stats import EngineStats, Meter
 from roofline.engine.step import Stepper
+from roofline.weights.facts import ModelFacts
 from roofline.weights.vectors import VectorKind
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class LocalEngine:
         self._stepper = Stepper(executable, self.state, scheduler, self._meter, measure, self._speculator, overlap)
         self._requests: dict[str, Request] = {}
         self.pooling: VectorKind = "last"  # of vectors where nobody says: whoever loads the model knows better
+        self.facts: ModelFacts | None = None  # as that one knows them
         self.adapters = Adapters(executable, self.config, self._needs)
         self._recorder = self._stepper.recorder = _recorder(self.config, executable, self.adapters)
         self._events: list[Event] = []
@@ -90,6 +92,11 @@ class LocalEngine:
     def gives_hidden(self) -> bool:
         """Whether requests can have vectors of hidden rows."""
         return isinstance(self.executable, GivesHidden)
+
+    @property
+    def gives_logits(self) -> bool:
+        """Whether ids are sampled from logits, which log-probabilities and forms of answers need."""
+        return not isinstance(self.executable, ComputesNothing)
 
     @property
     def encoder(self) -> bool:
@@ -120,6 +127,7 @@ class LocalEngine:
         check_unused(name, self._requests)
         sizes = self.executable.vocab_size, self.limits.max_model_len
         check_able(params.pooling, self.gives_hidden, adapter, self.encoder)
+        check_logits(params, self.gives_logits)
         max_tokens = check_request(prompt, params, eos, *sizes, self.encoder)
         if params.pooling is not None and params.pooling.hidden:
             self._stepper.pooler.prepare()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from roofline.common.errors import RequestError
+from roofline.common.errors import RequestError, UnsupportedError
 from roofline.common.options import Options, option
 from roofline.engine.constraint import Constraint
 from roofline.engine.keywords import CONSTRAINT_NAMES, constraint_of
@@ -217,3 +217,14 @@ def _ids(value: Iterable[int]) -> tuple[int, ...]:
         if isinstance(token, bool) or not isinstance(token, int) or token < 0:
             raise invalid("stop_token_ids", f"{token!r} is not a token id")
     return ids
+
+
+def check_logits(params: SamplingParams, gives_logits: bool) -> None:
+    """Raises UnsupportedError for what only a model with logits can give."""
+    if gives_logits:
+        return
+    has_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
+    has_scores = params.pooling is not None and not params.pooling.hidden
+    if has_logprobs or has_scores or params.constraint is not None:
+        what = "log-probabilities" if has_logprobs else "scores" if has_scores else "a form of the answer"
+        raise UnsupportedError(f"{what} of a simulated model", "nothing is computed", ("backend=cpu",))

@@ -1,7 +1,9 @@
 """Bytes of a request's body -> fields of a JSON object -> a typed body, or a RequestError that names the field."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -10,6 +12,7 @@ from pydantic_core import ErrorDetails, from_json
 
 from roofline.common.errors import RequestError
 from roofline.common.json_depth import json_depth_within
+from roofline.common.json_escapes import parsed
 from roofline.server.limits import Limits
 
 MAX_PROBLEMS = 1000
@@ -36,25 +39,30 @@ def invalid(field: str, problem: str) -> RequestError:
 
 @contextmanager
 def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors of fields name them as the API does. names: from ours to the API's."""
+    """Errors of fields name them as the API does, and others beside which a value is wrong. names: from ours to the
+    API's."""
     try:
         yield
     except RequestError as error:
-        name = names.get(error.param or "")
-        if name is None or error.param is None:
+        ours, message = error.param or "", str(error)
+        name = names.get(ours, ours)
+        if name != ours and message.startswith(ours):
+            message = name + message.removeprefix(ours)
+        for word in (each for each in names if "_" in each):  # others are words of the language too
+            message = re.sub(rf"(?<![\w.]){re.escape(word)}(?!\w|\.\w)", names[word], message)
+        if (name, message) == (ours, str(error)):
             raise
-        message = name + str(error).removeprefix(error.param) if str(error).startswith(error.param) else str(error)
-        raise RequestError(error.status, error.code, message, param=name) from None
+        raise RequestError(error.status, error.code, message, param=name or None) from None
 
 
 def fields_of(raw: bytes, limits: Limits) -> dict[str, object]:
-    """The JSON object that a body is. Raises RequestError."""
+    """The JSON object that a body is; halves of surrogate pairs are U+FFFD. Raises RequestError."""
     if not json_depth_within(raw, limits.json_depth):
         raise RequestError(400, "invalid_json", f"The body is not JSON nested at most {limits.json_depth} deep.")
     try:
-        fields = from_json(raw, allow_inf_nan=False)
+        fields = parsed(raw, partial(from_json, allow_inf_nan=False))
     except ValueError as error:
-        raise RequestError(400, "invalid_json", "The body is not JSON.") from error
+        raise RequestError(400, "invalid_json", f"The body is not JSON: {error}.") from error
     if not isinstance(fields, dict):
         raise RequestError(400, "invalid_json", "The body must be a JSON object.")
     return fields
@@ -66,11 +74,16 @@ def refuse_unsupported(
     instead: Mapping[str, str] = MappingProxyType({}),
     where: str = "",
 ) -> None:
-    """Take out fields at values that ask for nothing; refuse other values by name, and say what to do instead."""
+    """Take out fields at values that ask for nothing; refuse other values by name, and say what to do instead.
+
+    neutral: those values; a type stands for all values of it.
+    """
     for name in [name for name in neutral if name in fields]:
         value = fields.pop(name)
         # `1 == True` in Python: the types must agree too.
-        if not any(type(value) is type(allowed) and value == allowed for allowed in neutral[name]):
+        if not any(
+            type(value) is allowed or (type(value) is type(allowed) and value == allowed) for allowed in neutral[name]
+        ):
             remedy = f" {instead[name]}." if name in instead else ""
             message = f"{where}{name} is not supported.{remedy}"
             raise RequestError(400, "unsupported_parameter", message, param=where + name)

@@ -9,9 +9,14 @@ from roofline.server.body import count_within, invalid, renamed
 from roofline.server.call_grammars import forced_calls, optional_calls
 from roofline.server.limits import Limits
 from roofline.server.text_side import TextSide
+from roofline.text.replies.escapes import WholeEscapes
 from roofline.text.replies.parser import FirstCall, ReplyParser
 
 Message = Mapping[str, object]
+# What clients call degrees of thinking, and what chat templates do, of which most know three.
+EFFORTS = {
+    **{"none": "", "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"},
+}
 NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
 
 
@@ -64,7 +69,8 @@ def prompt_of(conversation: Conversation, text: TextSide, room: int | None) -> C
     shown = text.special_ids(form.marks(tools=bool(names)))
 
     def parser() -> ReplyParser:
-        parser = form.parser(names, thinking=thinking)
+        parser: ReplyParser = form.parser(names, thinking=thinking)
+        parser = WholeEscapes(parser) if names else parser
         return FirstCall(parser) if conversation.one_call else parser
 
     with renamed({"constraint": "tools"}):
@@ -89,6 +95,23 @@ def call_id(answer: str, index: int, number: int) -> str:
     """What a call of a tool is named by, in choice `index` of an answer: nine letters and digits, as Mistral's
     templates ask for."""
     return sha256(f"{answer} {index} {number}".encode()).hexdigest()[:9]
+
+
+def effort_variables(field: str, effort: str | None, text: TextSide, *, switches: bool = True) -> dict[str, object]:
+    """What a chat template is told of how much the model is to think, where it knows of that.
+
+    field: what the API calls it; switches: "none" turns thinking off, and all else on. Raises RequestError for a word
+    that means nothing.
+    """
+    if effort is None:
+        return {}
+    if effort not in EFFORTS:
+        raise invalid(field, f"must be one of {', '.join(EFFORTS)}")
+    degree, source = EFFORTS[effort], text.template.source
+    variables: dict[str, object] = {"reasoning_effort": degree} if degree and "reasoning_effort" in source else {}
+    if not switches:
+        return variables
+    return variables | ({"enable_thinking": bool(degree)} if "enable_thinking" in source else {})
 
 
 def check_tools(tools: Sequence[Message], limits: Limits) -> None:

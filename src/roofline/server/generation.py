@@ -10,7 +10,7 @@ from typing import Literal
 
 from roofline.common.errors import RequestError
 from roofline.engine.beams import BeamSearchParams
-from roofline.engine.params import SamplingParams
+from roofline.engine.params import SamplingParams, check_logits
 from roofline.engine.pooling import check_able
 from roofline.engine.process.messages import Ready
 from roofline.server.body import count_within, invalid, within
@@ -122,18 +122,22 @@ def check_prompts(
 
     field, answer_field: what the API calls the prompt, and the longest answer.
     """
-    answer = params.max_tokens if params.max_tokens is not None else max(1, params.min_tokens)
+    answer, longest = params.max_tokens, answer_field
+    if answer is None:
+        answer, longest = (params.min_tokens, "min_tokens") if params.min_tokens > 1 else (1, "")
     check_able(params.pooling, loaded.gives_hidden, encoder=loaded.encoder)
+    check_logits(params, loaded.gives_logits)
     if params.pooling is not None:
         answer = 0
     for prompt in prompts:
-        _check_prompt(field, prompt, answer, loaded, answer_field)
+        _check_prompt(field, prompt, answer, loaded, longest)
     for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", [i for i, _ in params.logit_bias])):
         if any(i >= loaded.vocab_size for i in ids):
             raise invalid(name, f"has an id outside the vocabulary of {loaded.vocab_size}")
 
 
 def _check_prompt(field: str, prompt: Sequence[int], answer: int, loaded: Ready, answer_field: str) -> None:
+    """answer_field: what says how long the answer is; "": nobody did."""
     if not prompt:
         raise invalid(field, "has no tokens")
     if not 0 <= min(prompt) <= max(prompt) < loaded.vocab_size:
@@ -144,6 +148,7 @@ def _check_prompt(field: str, prompt: Sequence[int], answer: int, loaded: Ready,
             message = f"{field} has {len(prompt)} tokens, but this server's context is {most}. Shorten it."
             raise RequestError(400, "context_length_exceeded", message, param=field)
         sizes = f"The prompt has {len(prompt)} tokens and the answer {answer}: together {needed}"
-        remedy = f"but this server's context is {most}. Shorten the prompt or lower {answer_field}."
-        param = field if len(prompt) >= most else answer_field
+        shorter = f" or lower {answer_field}" if answer_field else ""
+        remedy = f"but this server's context is {most}. Shorten the prompt{shorter}."
+        param = field if len(prompt) >= most or not answer_field else answer_field
         raise RequestError(400, "context_length_exceeded", f"{sizes}, {remedy}", param=param)

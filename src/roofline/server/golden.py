@@ -6,6 +6,7 @@ weights packed afresh; where that does not help either, or cannot be done, /read
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -97,6 +98,8 @@ class GoldenCheck:
         try:
             await asyncio.sleep(DELAY)
             await self._check(text)
+        except UnsupportedError as error:  # there is no reference, which is no fault
+            self._end("skipped", error.reason, logging.INFO)
         except RooflineError as error:
             self._end("skipped", str(error))
         except Exception as error:  # of the check, which must not take the server with it
@@ -164,13 +167,14 @@ class GoldenCheck:
             self._looks -= 1
             await asyncio.sleep(LOOK_SECONDS)
 
-    def _end(self, status: Status, detail: str) -> None:
+    def _end(self, status: Status, detail: str, level: int = logging.WARNING) -> None:
+        """level: of the line that says why there was no check."""
         state = self.state
         state.status, state.detail = status, detail
         if state.problem is not None:
             LOG.error("%s", state.problem)
         elif status == "skipped":
-            LOG.warning("golden prompts were not checked: %s", detail)
+            LOG.log(level, "golden prompts were not checked: %s", detail)
         elif state.fallback:
             LOG.warning("golden prompts: %s. The engine runs with %s", state.comparison, state.fallback)
         else:

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from types import MappingProxyType
 from urllib.parse import unquote
 
@@ -10,6 +11,7 @@ import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from roofline.common.json_escapes import parsed
 from roofline.server.context import Context
 from roofline.server.errors import ErrorForms, as_request_error, error_form
 from roofline.server.models import ExtraModel, Models
@@ -152,7 +154,7 @@ class EarlyStream:
 
 def _choice(body: bytes) -> _Choice:
     try:
-        return msgspec.json.decode(body, type=_Choice)
+        return parsed(body, partial(msgspec.json.decode, type=_Choice))
     except (msgspec.MsgspecError, RecursionError):
         return _Choice()  # the route says what is wrong with it
 

@@ -9,6 +9,7 @@ from roofline.common.errors import RequestError
 from roofline.text.replies.reasoning import OPEN
 from roofline.text.replies.reply_format import ReplyFormat, reply_format
 from roofline.text.streaming.stops import TextStream
+from roofline.text.templates.begun_answer import render_begun
 from roofline.text.templates.template import ChatTemplate, Objects
 from roofline.text.templates.tools import with_tools_as_text
 from roofline.text.tokenizers.tokenizer import Tokenizer
@@ -54,13 +55,19 @@ class TextSide:
         _ = self.tokenizer.density
         self.template.complete()
 
-    def encode(self, text: str, most: int | None = None, *, add_special: bool = True) -> list[int]:
+    def encode(
+        self, text: str, most: int | None = None, *, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
         """Ids of a raw completion's prompt, with the model's beginning-of-sequence id where it wants one.
 
-        most: tokens of the context. Raises RequestError, before it is encoded, for a text that cannot fit in there.
+        most: tokens of the context; parse_special: special tokens in the text are such, as in what a chat template
+        writes. Raises RequestError, before it is encoded, for a text that cannot fit in there.
         """
         self._check_size("prompt", text, most)
-        return self.tokenizer.encode(text, add_special=add_special)
+        if not parse_special:
+            return self.tokenizer.encode(text, add_special=add_special)
+        ids, vocabulary = self.tokenizer.encode_marked(text, b"\1" * len(text)), self.tokenizer.vocabulary
+        return [*vocabulary.prefix, *ids, *vocabulary.suffix] if add_special else ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, special tokens among them."""
@@ -105,15 +112,9 @@ class TextSide:
         self.template.check_fits(self.tokenizer)
         if not self.reply_format.takes_tools:
             messages, tools = with_tools_as_text(messages, tools), ()
-        text, mask = self.template.marked(messages, tools or None, answer_begins and not continues, variables)
-        if not continues:
-            return text, mask
-        begun = str(messages[-1].get("content") or "").strip()
-        at = text.rfind(begun)
-        if not begun or at < 0:
-            problem = "the chat template does not write the last message as it stands, so no answer can go on from it"
-            raise RequestError(400, "invalid_value", problem, param="continue_final_message")
-        return text[: at + len(begun)], mask[: at + len(begun)]
+        if continues:
+            return render_begun(self.template, messages, tools or None, variables)
+        return self.template.marked(messages, tools or None, answer_begins, variables)
 
     def ends_thinking(self, ids: Sequence[int]) -> bool:
         """Whether a prompt ends with the mark that opens a model's reasoning."""

@@ -183,7 +183,7 @@ def test_what_is_not_computed_is_refused() -> None:
     executable = load().executable
     with pytest.raises(UnsupportedError, match="nothing is computed"):
         executable.logits()
-    with pytest.raises(AssertionError, match="log-probabilities of a simulated model"):
+    with pytest.raises(UnsupportedError, match="log-probabilities of a simulated model"):
         answers(executable, 1, logprobs=2)
 
 

@@ -178,6 +178,8 @@ def ready(name: str, engine: LocalEngine, load_seconds: float) -> Ready:
         gives_hidden=engine.gives_hidden,
         encoder=engine.encoder,
         pooling=engine.pooling,
+        gives_logits=engine.gives_logits,
+        facts=engine.facts,
     )
 
 
@@ -262,7 +264,7 @@ def _load(spec: EngineSpec) -> tuple[str, LocalEngine]:
     else:
         loaded, draft = module.load_with_draft(spec.source, spec.options, spec.draft, spec.draft_options)
     engine = LocalEngine(loaded.executable, spec.config, draft and draft.executable, tokenizer)
-    engine.pooling = loaded.pooling
+    engine.pooling, engine.facts = loaded.pooling, loaded.facts
     return loaded.name, engine
 
 

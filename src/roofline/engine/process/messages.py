@@ -16,6 +16,7 @@ from roofline.engine.config import EngineConfig
 from roofline.engine.events import Event
 from roofline.engine.params import SamplingParams
 from roofline.engine.stats import EngineStats
+from roofline.weights.facts import ModelFacts
 from roofline.weights.vectors import VectorKind
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The model is loaded. Sizes in tokens, pages and bytes; `pid` is the engine process; `exact` as `Executable`'s;
     `weights_identity`: as `IdentifiesWeights` has it, "" where the backend does not; `gives_hidden`: whether requests
     can have vectors of hidden rows; `encoder`: whether they have these alone; `pooling`: what a vector is made of where
-    nobody says."""
+    nobody says; `gives_logits`: whether ids are sampled from logits; `facts`: what the model is, where that is
+    known."""
 
     name: str
     vocab_size: int
@@ -121,6 +123,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     gives_hidden: bool = False
     encoder: bool = False
     pooling: VectorKind = "last"
+    gives_logits: bool = True
+    facts: ModelFacts | None = None
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -4,6 +4,7 @@ would have been sent."""
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -12,6 +13,7 @@ from fastapi.routing import APIRoute
 from starlette.types import Message, Receive, Scope, Send
 
 from roofline.common.errors import RequestError
+from roofline.common.json_escapes import parsed
 from roofline.server.errors import from_exception
 from roofline.server.keys import Principal
 from roofline.server.model_choice import answer_with_model
@@ -94,7 +96,7 @@ class _Ways(msgspec.Struct):
 def refuse_other_ways(body: bytes) -> None:
     """Raises RequestError for a body that asks for a stream of events, or not to be waited for."""
     try:
-        ways = msgspec.json.decode(body, type=_Ways)
+        ways = parsed(body, partial(msgspec.json.decode, type=_Ways))
     except (msgspec.MsgspecError, RecursionError):
         return  # the route says what is wrong with it
     for name in ("stream", "background"):

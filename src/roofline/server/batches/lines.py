@@ -11,6 +11,7 @@ import stat
 from array import array
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -19,6 +20,7 @@ import msgspec
 
 from roofline.common.errors import ConfigError
 from roofline.common.json_depth import json_depth_within
+from roofline.common.json_escapes import parsed
 from roofline.server.batches.endpoints import Reply
 from roofline.server.limits import Limits
 from roofline.server.response import one_line
@@ -106,7 +108,7 @@ def read_line(raw: bytes, rules: Rules) -> Line:
     if not json_depth_within(raw, rules.limits.json_depth + 1):
         raise BadLine("invalid_json_line", f"it is not JSON nested at most {rules.limits.json_depth} deep")
     try:
-        line = msgspec.json.decode(raw, type=Line)
+        line = parsed(raw, partial(msgspec.json.decode, type=Line))
     except msgspec.ValidationError as error:
         raise BadLine("invalid_request", f"it is not a request of a batch: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

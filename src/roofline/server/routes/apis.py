@@ -5,6 +5,7 @@ from roofline.server.routes import explain, relevance, sagemaker, tokens
 from roofline.server.routes.anthropic import errors as anthropic_form
 from roofline.server.routes.anthropic import messages as anthropic
 from roofline.server.routes.ollama import api as ollama
+from roofline.server.routes.ollama import embed as ollama_embed
 from roofline.server.routes.ollama import form as ollama_form
 from roofline.server.routes.responses import api as responses
 from roofline.server.routes.tgi import api as tgi
@@ -14,7 +15,7 @@ from roofline.server.routes.triton import form as triton_form
 
 ROUTERS = (
     *(responses.router, tokens.router, explain.router, relevance.router),
-    *(anthropic.router, ollama.router, tgi.router, triton.router, sagemaker.router),
+    *(anthropic.router, ollama.router, ollama_embed.router, tgi.router, triton.router, sagemaker.router),
 )
 ERROR_FORMS: ErrorForms = {
     "/v1/messages": anthropic_form.error_body,

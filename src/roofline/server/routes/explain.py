@@ -33,11 +33,12 @@ async def explain_request(request: Request) -> Response:
 @dataclass(frozen=True)
 class Encoded:
     """A prompt on its way to ids: its text, for each character 1 where the template wrote it, how many ids of the
-    tokenizer's own come before and after those of the text."""
+    tokenizer's own come before and after those of the text. parsed: special tokens of users' are such."""
 
     text: str
     mask: bytes
     ids: Sequence[int]
+    parsed: bool = False
     before: int = 0
     after: int = 0
 
@@ -49,11 +50,13 @@ class RecordingText(TextSide):
         super().__init__(text.tokenizer, text.template, lambda template: text.reply_format)
         self.encoded: list[Encoded] = []
 
-    def encode(self, text: str, most: int | None = None, *, add_special: bool = True) -> list[int]:
-        ids = super().encode(text, most, add_special=add_special)
+    def encode(
+        self, text: str, most: int | None = None, *, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        ids = super().encode(text, most, add_special=add_special, parse_special=parse_special)
         vocabulary = self.tokenizer.vocabulary
         around = (len(vocabulary.prefix), len(vocabulary.suffix)) if add_special else (0, 0)
-        self.encoded.append(Encoded(text, bytes(len(text)), ids, *around))
+        self.encoded.append(Encoded(text, bytes(len(text)), ids, parse_special, *around))
         return ids
 
     def encode_marked(self, text: str, mask: bytes) -> list[int]:
@@ -101,7 +104,7 @@ def _prompt(prompt: Encoded, count: int, text: TextSide, most: int) -> JsonObjec
         "escaped": [
             {"text": prompt.text[start:end], "start": start, "end": end}
             for start, end in text.tokenizer.special_spans(prompt.text)
-            if 0 in prompt.mask[start:end]
+            if 0 in prompt.mask[start:end] and not prompt.parsed
         ],
     }
 

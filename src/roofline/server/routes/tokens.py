@@ -44,11 +44,13 @@ class TokenizeBody(ChatFields):
     """POST /tokenize. Either prompt or messages.
 
     add_special_tokens: put the model's BOS before a prompt (default); templates write their own, so messages have none.
+    parse_special: special tokens in a prompt are such, and not plain text.
     """
 
     prompt: str | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None
+    parse_special: bool | None = None
     return_token_strs: bool | None = None
 
 
@@ -68,7 +70,8 @@ class TemplateBody(ChatFields):
 @router.post("/tokenize")
 @needs(USE, TokenizeBody)
 async def tokenize(request: Request) -> Response:
-    """The ids of a prompt or of a conversation, however many they are; special tokens in users' text are plain text."""
+    """The ids of a prompt or of a conversation, however many they are; special tokens in users' text are plain text
+    unless a prompt has `parse_special`."""
     return await _answer(request, _tokenize)
 
 
@@ -100,15 +103,17 @@ def _tokenize(raw: bytes, context: Context) -> JsonObject:
         raise RequestError(400, "invalid_value", "Give one of prompt and messages.", param="prompt")
     text = context.text
     if body.messages is not None:
-        if body.add_special_tokens:
-            raise invalid("add_special_tokens", "is for prompt; the template of messages writes its own")
+        for name in ("add_special_tokens", "parse_special"):
+            if getattr(body, name):
+                raise invalid(name, "is for prompt; the template of messages writes its own")
         ids = text.encode_marked(*_rendered(body, body.messages, context))
     else:
         assert body.prompt is not None, "it is one of the two"
         for name in ChatFields.model_fields.keys() - {"model"}:
             if getattr(body, name) is not None:
                 raise invalid(name, "is for messages")
-        ids = text.encode(body.prompt, add_special=body.add_special_tokens is not False)
+        special = body.add_special_tokens is not False
+        ids = text.encode(body.prompt, add_special=special, parse_special=bool(body.parse_special))
     strings = [text.tokenizer.token_string(token) for token in ids] if body.return_token_strs else None
     return {"count": len(ids), "max_model_len": loaded.max_model_len, "tokens": ids, "token_strs": strings}
 

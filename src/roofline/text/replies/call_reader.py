@@ -3,6 +3,7 @@
 import json
 from collections.abc import Collection
 
+from roofline.common.json_escapes import whole_escapes
 from roofline.text.replies.json_scanner import SPACES, JsonScanner
 from roofline.text.replies.parser import CallDelta
 
@@ -109,14 +110,11 @@ class CallReader:
             else:
                 self._name, self.state = name, "call"
         elif self._key in ARGUMENTS and self._value[0] == '"':  # some models write JSON within a string
-            try:
-                arguments = json.loads(json.loads("".join(self._value)))
-            except ValueError:
-                arguments = None
-            if isinstance(arguments, dict):
-                self._arguments.append(json.dumps(arguments, ensure_ascii=False))
-            else:
+            arguments = _inner_object("".join(self._value))
+            if arguments is None:
                 self._fail()
+            else:
+                self._arguments.append(arguments)
 
     def _complete(self) -> None:
         if self.state != "call":
@@ -128,3 +126,14 @@ class CallReader:
 
     def _fail(self) -> None:
         self.state = "broken" if self.state == "call" else "text"
+
+
+def _inner_object(string: str) -> str | None:
+    """The text of the JSON object that a JSON string holds; None: it holds none."""
+    scanner = JsonScanner()
+    try:
+        text = json.loads(whole_escapes(string)).strip(SPACES)
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return text if isinstance(value, dict) and all(map(scanner.feed, text)) else None

@@ -4,8 +4,9 @@ Parsing a stream gives what parsing all of it at once does, however it was cut i
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import NamedTuple, Protocol
 
 from roofline.common.json_types import JsonObject
@@ -79,6 +80,23 @@ def _without_later_calls(deltas: list[Delta]) -> list[Delta]:
     return [delta for delta in deltas if not (isinstance(delta, CallDelta) and delta.number > 0)]
 
 
+class WithoutThoughts:
+    """A reply whose reasoning has no text, but its place."""
+
+    def __init__(self, parser: Callable[[], ReplyParser]) -> None:
+        self._parser = parser()
+
+    def push(self, text: str) -> list[Delta]:
+        return _without_thoughts(self._parser.push(text))
+
+    def finish(self) -> list[Delta]:
+        return _without_thoughts(self._parser.finish())
+
+
+def _without_thoughts(deltas: list[Delta]) -> list[Delta]:
+    return [ReasoningDelta("") if isinstance(delta, ReasoningDelta) else delta for delta in deltas]
+
+
 @dataclass
 class ToolCall:
     """A call of a tool: its name and the JSON text of its arguments."""
@@ -109,9 +127,25 @@ class Reply:
 
 
 def complete_arguments(text: str) -> JsonObject:
-    """The arguments of a call as an object; none where they are not complete, as where the longest answer cut them."""
+    """The arguments of a call as an object; none where they are not complete, as where the longest answer cut them.
+
+    A number that no float holds, such as 1e400, stays the text that it is (msgspec.Raw).
+    """
     try:
-        arguments = json.loads(text)
+        arguments = json.loads(text, parse_float=_number, parse_constant=_no_number)
     except (ValueError, RecursionError):
         return {}
     return arguments if isinstance(arguments, dict) else {}
+
+
+def _number(text: str) -> object:
+    value = float(text)
+    if isfinite(value):
+        return value
+    from msgspec import Raw
+
+    return Raw(text.encode())
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

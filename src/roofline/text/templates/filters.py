@@ -16,6 +16,7 @@ from jinja2.sandbox import safe_range
 from jinja2.utils import Cycler, Joiner, Namespace, _PassArg, pass_context
 
 from roofline.text.templates.budget import bounded, check_items, check_width, tick, ticking
+from roofline.text.templates.safe_string import SafeText, escape, text_as_it_is
 from roofline.text.templates.tracked_string import Text, admit, joined, literal, text, weight
 
 _AS_IN_JINJA = (
@@ -63,13 +64,6 @@ def indent(s: str, width: int | str = 4, first: bool = False, blank: bool = Fals
     return (margin if first else literal("")) + newline.join(parts)
 
 
-def escape(value: object) -> Text:
-    escaped = text(value)
-    for sign, name in (("&", "&amp;"), (">", "&gt;"), ("<", "&lt;"), ("'", "&#39;"), ('"', "&#34;")):
-        escaped = escaped.replace(sign, literal(name))
-    return escaped
-
-
 def round_number(value: float, precision: int = 0, method: str = "common") -> float:
     check_width(abs(precision) * 10)
     return jinja_filters.do_round(value, precision, method)  # type: ignore[arg-type]
@@ -102,16 +96,16 @@ _OWN: dict[str, Callable[..., object]] = {
     "batch": batch,
     "slice": slices,
     "list": bounded,
-    "string": text,
-    "safe": lambda value: value,
-    "trim": lambda value, chars=None: text(value).strip(chars),
+    "string": text_as_it_is,
+    "safe": lambda value: SafeText(text(value)),
+    "trim": lambda value, chars=None: text_as_it_is(value).strip(chars),
     "replace": lambda value, old, new, count=-1: text(value).replace(
         text(old), text(new), -1 if count is None else count
     ),
-    "upper": lambda value: text(value).upper(),
-    "lower": lambda value: text(value).lower(),
-    "capitalize": lambda value: text(value).capitalize(),
-    "title": lambda value: text(value).title(),
+    "upper": lambda value: text_as_it_is(value).upper(),
+    "lower": lambda value: text_as_it_is(value).lower(),
+    "capitalize": lambda value: text_as_it_is(value).capitalize(),
+    "title": lambda value: text_as_it_is(value).title(),
     "center": lambda value, width=80: text(value).center(width),
     "format": lambda value, *args, **kwargs: text(value) % (kwargs or args),
 }

@@ -1,6 +1,7 @@
 """Renders a chat template in the Jinja sandbox, within a budget of time and size."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 
 from jinja2.exceptions import TemplateError
 
@@ -13,6 +14,7 @@ from roofline.text.templates.tracked_string import Text, joined, literal, weight
 OWN_NAMES = frozenset(
     {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "pad_token", "unk_token"}
 )
+_CONTENT = "content"
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -30,7 +32,31 @@ class Rendering:
     def render(
         self, messages: Iterable[object], tools: object, add_generation_prompt: bool, kwargs: Mapping[str, object]
     ) -> Text:
-        """The rendered chat. Raises RequestError."""
+        """The rendered chat. Raises RequestError.
+
+        Keys of messages whose value is None are left out, as transformers has it; where the template fails on that, it
+        gets contents that are None: templates of before transformers did so ask whether they are.
+        """
+        messages = list(messages)
+        try:
+            return self._render(messages, tools, add_generation_prompt, kwargs, ())
+        except RequestError as error:
+            contents = (message.get(_CONTENT, "") for message in messages if isinstance(message, Mapping))
+            if error.code != "chat_template_error" or None not in contents:
+                raise
+            with suppress(RequestError):
+                return self._render(messages, tools, add_generation_prompt, kwargs, (_CONTENT,))
+            raise
+
+    def _render(
+        self,
+        messages: Iterable[object],
+        tools: object,
+        add_generation_prompt: bool,
+        kwargs: Mapping[str, object],
+        nullable: Collection[str],
+    ) -> Text:
+        """nullable: keys of messages that are there with the value None."""
         reserved = next((name for name in kwargs if name in OWN_NAMES or name in self._template.globals), None)
         if reserved is not None:
             raise RequestError(400, "invalid_value", f"{reserved!r} cannot be set for a chat template", reserved)
@@ -38,7 +64,7 @@ class Rendering:
             try:
                 variables: dict[str, object] = {
                     **self._tokens,
-                    "messages": [_message(message) for message in messages],
+                    "messages": [_message(message, nullable) for message in messages],
                     "tools": _adopt(tools, "tools"),
                     "add_generation_prompt": add_generation_prompt,
                     **{name: _adopt(value, name) for name, value in kwargs.items()},
@@ -66,11 +92,13 @@ def _bounded(chunks: Iterable[str]) -> Iterator[str]:
         yield chunk
 
 
-def _message(message: object) -> dict[object, object]:
-    """A message for the template: no None values, reasoning under every name templates read, a known role trusted."""
+def _message(message: object, nullable: Collection[str]) -> dict[object, object]:
+    """A message for the template: no None under other keys, reasoning under every name templates read, a known role
+    trusted."""
     if not isinstance(message, Mapping):
         raise RequestError(400, "invalid_value", f"a message is a {type(message).__name__}, not a mapping", "messages")
-    adopted = _adopt_mapping({key: value for key, value in message.items() if value is not None}, "messages", 0)
+    there = {key: value for key, value in message.items() if value is not None or key in nullable}
+    adopted = _adopt_mapping(there, "messages", 0)
     reasoning = next((adopted[name] for name in _REASONING if name in adopted), None)
     if reasoning is not None:
         adopted = {"thinking": reasoning, **adopted, "reasoning_content": reasoning}

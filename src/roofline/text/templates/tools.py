@@ -10,8 +10,20 @@ OPEN, CLOSE = HermesCalls.open, HermesCalls.close
 
 
 def with_tools_as_text(messages: Sequence[Message], tools: Sequence[Message]) -> list[Message]:
-    """The same conversation without tools, tool messages and calls. The format is that of `HermesCalls`."""
-    plain = [_as_text(message) for message in messages]
+    """The same conversation without tools, tool messages and calls. The format is that of `HermesCalls`.
+
+    Results in a row, and what the user says right behind them, are one turn of the user's: many templates want roles to
+    alternate.
+    """
+    plain: list[Message] = []
+    behind_result = False
+    for message in messages:
+        turn, is_result = _as_text(message), message.get("role") == "tool"
+        behind_result = behind_result and turn.get("role") == "user"
+        if behind_result:
+            turn = {**turn, "content": f"{plain.pop()['content']}\n{turn.get('content') or ''}"}
+        plain.append(turn)
+        behind_result = behind_result or is_result
     if not tools:
         return plain
     told = _instructions(tools)

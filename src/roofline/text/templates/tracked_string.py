@@ -244,8 +244,8 @@ def joined(parts: Iterable[str]) -> Text:
 
 def text(value: object) -> Text:
     """What a template prints for a value, as Jinja would. Raises RequestError for an object that is not data."""
-    if type(value) is Text:
-        return value
+    if isinstance(value, Text):
+        return value if type(value) is Text else _make(str.__str__(value), value.mask)
     if isinstance(value, str):
         return Text(str.__str__(value))
     if value is None or isinstance(value, (bool, int, float)):
@@ -297,7 +297,7 @@ def admit(value: object) -> object:
     An iterator is run at once (a chain of thousands would end the stack) and stays one to the template: always true,
     without length, read once.
     """
-    if value is None or type(value) in (Text, bool, float):
+    if value is None or isinstance(value, (Text, bool, float)):
         return value
     if isinstance(value, str):
         return Text(str.__str__(value))

@@ -7,7 +7,7 @@ or, as GLM's does, at the beginning of the next turn. Templates that write earli
 reasoning that the template leaves out of chats, an answer stands behind its end.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -146,8 +146,8 @@ class Encoder:
         self.template.check_fits(self.tokenizer)
         if not self._takes_tools:
             plain = with_tools_as_text(messages, tools)
-            shift = len(plain) - len(messages)  # a system message may come first
-            answers = tuple(number + shift for number in answers)
+            places = dict(zip(_of_assistant(messages), _of_assistant(plain), strict=True))
+            answers = tuple(places[number] for number in answers)
             messages, tools = tuple(plain), ()
         if answers[0] == _turns_before(messages) and not self._writes_prompt(messages, tools, answers[0]):
             answers = answers[1:]
@@ -325,3 +325,8 @@ def _reasoning(message: Message) -> str:
 def _turns_before(messages: Sequence[Message]) -> int:
     """The place of the first message that is no system message."""
     return next((at for at, message in enumerate(messages) if message["role"] != "system"), 0)
+
+
+def _of_assistant(messages: Sequence[Mapping[str, object]]) -> list[int]:
+    """The places of the assistant's messages."""
+    return [number for number, message in enumerate(messages) if message.get("role") == "assistant"]

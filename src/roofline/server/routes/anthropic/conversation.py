@@ -67,9 +67,9 @@ def _turns(body: PromptBody) -> Iterator[Turn]:
     called: dict[str, str] = {}  # names of tools by the ids of their calls
     for number, message in enumerate(body.messages):
         _check_roles(number, message)
-        content = (
-            [TextBlock(type="text", text=message.content)] if isinstance(message.content, str) else message.content
-        )
+        content = message.content or []
+        if isinstance(content, str):
+            content = [TextBlock(type="text", text=content)]
         for at, block in enumerate(content):
             if isinstance(block, ToolUseBlock):
                 called[block.id] = block.name
@@ -86,7 +86,7 @@ def _check_roles(number: int, message: Message) -> None:
     """Raises RequestError for blocks that this role does not write."""
     if isinstance(message.content, str):
         return
-    for at, block in enumerate(message.content):
+    for at, block in enumerate(message.content or ()):
         role = "user" if isinstance(block, ToolResultBlock) else "assistant"
         if not isinstance(block, TextBlock) and message.role != role:
             field = f"messages.{number}.content.{at}.type"

@@ -15,7 +15,14 @@ TYPES = {
 }
 
 
+# By this code Anthropic's packages know to send the conversation whole, without a thread.
+NO_THREADS = "thread_unsupported_request"
+
+
 def error_body(error: RequestError) -> JsonObject:
     """The object of an error; its message names the field at fault."""
     kind = TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": message_of(error)}}
+    content: JsonObject = {"type": kind, "message": message_of(error)}
+    if error.code == NO_THREADS:
+        content["details"] = {"error_code": NO_THREADS, "unsupported": ["thread"]}
+    return {"type": "error", "error": content}

@@ -1,16 +1,20 @@
 """Bodies of Anthropic's routes -> requests that will be answered."""
 
 from dataclasses import replace
+from functools import partial
 
+from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
 from roofline.engine.constraint import Constraint
 from roofline.server.body import count_within, fields_of, invalid, refuse_unsupported, renamed, typed
 from roofline.server.context import Context
-from roofline.server.conversation import ChatPrompt, Conversation, prompt_of
+from roofline.server.conversation import ChatPrompt, Conversation, effort_variables, prompt_of
 from roofline.server.forms import schema
 from roofline.server.generation import Generation, check_model, check_prompts, sampling_params
 from roofline.server.routes.anthropic.conversation import conversation_of, refuse_unreadable
+from roofline.server.routes.anthropic.errors import NO_THREADS
 from roofline.server.routes.anthropic.schema import (
+    INSTEAD,
     NEUTRAL,
     NEUTRAL_OUTPUT,
     NEUTRAL_TOOL,
@@ -18,6 +22,7 @@ from roofline.server.routes.anthropic.schema import (
     MessagesBody,
     PromptBody,
 )
+from roofline.text.replies.parser import WithoutThoughts
 
 SAMPLING_NAMES = ("max_tokens", "temperature", "top_k", "top_p")
 FIELDS = {"stop": "stop_sequences"}  # what the API calls parameters of sampling
@@ -36,6 +41,7 @@ def messages(raw: bytes, context: Context) -> Generation:
     conversation, prompt = _prompt(body, context)
     if prompt.constraint is not None:
         params = replace(params, constraint=prompt.constraint)
+    hides_thoughts = body.thinking is not None and body.thinking.display == "omitted"
     loaded = context.generating()
     check_prompts("messages", [prompt.ids], params, loaded)
     return Generation(
@@ -47,9 +53,9 @@ def messages(raw: bytes, context: Context) -> Generation:
         stream=bool(body.stream),
         at_start=not conversation.continues,
         user=user,
-        parser=prompt.parser,
+        parser=partial(WithoutThoughts, prompt.parser) if hides_thoughts else prompt.parser,
         shown=prompt.shown,
-        form_field=form_field,
+        form_field="tools" if constraint is None else form_field,
     )
 
 
@@ -66,7 +72,7 @@ def _form(body: MessagesBody) -> tuple[str, Constraint | None]:
     field = "output_format.schema" if config is None else "output_config.format.schema"
     form = body.output_format if config is None else config
     if form is None:
-        return "constraint", None
+        return field, None
     if body.tools and (body.tool_choice is None or body.tool_choice.type != "none"):
         problem = "an answer with a form calls no tools; give tool_choice none, or leave one of the two out"
         raise invalid(field.removesuffix(".schema"), problem)
@@ -76,7 +82,10 @@ def _form(body: MessagesBody) -> tuple[str, Constraint | None]:
 def _fields(raw: bytes, context: Context) -> dict[str, object]:
     """The fields of a body that the schema has."""
     fields = fields_of(raw, context.limits)
-    refuse_unsupported(fields, NEUTRAL)
+    if fields.pop("thread", None) is not None:
+        message = "thread: conversations are not held here; send their messages whole."
+        raise RequestError(400, NO_THREADS, message, param="thread")
+    refuse_unsupported(fields, NEUTRAL, INSTEAD)
     refuse_unreadable(fields, UNREADABLE)
     if isinstance(config := fields.get("output_config"), dict):
         refuse_unsupported(config, NEUTRAL_OUTPUT, where="output_config.")
@@ -92,5 +101,8 @@ def _prompt(body: PromptBody, context: Context) -> tuple[Conversation, ChatPromp
     loaded = context.generating()
     count_within("messages", len(body.messages), 1, context.limits.messages)
     conversation = conversation_of(body, context.limits)
+    effort = body.output_config.effort if body.output_config is not None else None
+    degree = effort_variables("output_config.effort", effort, context.text, switches=False)
+    conversation = replace(conversation, variables={**degree, **conversation.variables})
     with renamed({"continue_final_message": "messages"}):
         return conversation, prompt_of(conversation, context.text, loaded.max_model_len)

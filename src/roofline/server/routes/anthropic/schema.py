@@ -6,23 +6,33 @@ from pydantic import Field
 
 from roofline.server.body import Body
 
-# Fields that clients send and we do not have, with the values that ask for nothing.
+# Fields that clients send and we do not have, with the values that cannot change an answer here; a type stands for all
+# of its values.
+KEPT_THOUGHTS = [{"type": "clear_thinking_20251015", "keep": keep} for keep in ("all", {"type": "all"})]
 NEUTRAL: dict[str, tuple[object, ...]] = {
+    "billing_policy": (None,),
+    "compaction": (None,),
     "container": (None,),
-    "context_management": (None, {}),
-    "diagnostics": (None,),
-    "inference_geo": (None,),
+    # Claude Code's asks for all thoughts to be kept, as they are.
+    "context_management": (None, {}, {"edits": []}, *({"edits": [edit]} for edit in KEPT_THOUGHTS)),
+    "diagnostics": (None, dict),  # on what of the prompt was cached: usage says it
+    "fallback_credit_token": (None,),
+    "fallbacks": (None, []),
+    "inference_geo": (None, "global"),
     "mcp_servers": (None, []),
     "service_tier": (None, "auto", "standard_only"),
     "speed": (None, "standard"),
+    "user_profile_id": (None,),
+    "workspace_id": (None,),
 }
+INSTEAD = {"context_management": "Nothing is dropped from a conversation here: send fewer messages"}
 NEUTRAL_TOOL: dict[str, tuple[object, ...]] = {
     "allowed_callers": (None, ["direct"]),
     "defer_loading": (None, False),
-    "eager_input_streaming": (None, True),
+    "eager_input_streaming": (None, True, False),  # calls are told as they are written
     "input_examples": (None, []),
 }
-NEUTRAL_OUTPUT: dict[str, tuple[object, ...]] = {"effort": (None,)}
+NEUTRAL_OUTPUT: dict[str, tuple[object, ...]] = {"task_budget": (None,)}
 # Kinds of content that no model served here reads.
 UNREADABLE = frozenset({"image", "document", "search_result", "container_upload"})
 
@@ -32,6 +42,7 @@ class CacheControl(Body):
 
     type: Literal["ephemeral"]
     ttl: str | None = None
+    scope: str | None = None
 
 
 class TextBlock(Body):
@@ -94,7 +105,7 @@ class Message(Body):
     """One turn, or a part of one: those of one role that follow each other are joined."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[list[Block], Field(max_length=1024)]
+    content: str | Annotated[list[Block], Field(max_length=1024)] | None
 
 
 class Tool(Body):
@@ -118,10 +129,12 @@ class ToolChoice(Body):
 
 
 class Thinking(Body):
-    """For chat templates that can turn it on and off (`enable_thinking`); display: what is thought is always shown."""
+    """For chat templates that can turn it on and off (`enable_thinking`). budget_tokens: a hint, as the model itself
+    ends its thoughts; `max_tokens` bounds them with the answer. display: "omitted" leaves the text of thoughts out."""
 
-    type: Literal["disabled", "adaptive"]
-    display: Literal["summarized"] | None = None
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(default=None, ge=1)
+    display: Literal["summarized", "omitted"] | None = None
 
 
 class Format(Body):
@@ -132,9 +145,10 @@ class Format(Body):
 
 
 class OutputConfig(Body):
-    """The form of an answer."""
+    """The form of an answer, and how much to think about it, for chat templates that know degrees of that."""
 
     format: Format | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class Metadata(Body):

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 import roofline
 from roofline.common.json_types import JsonObject
+from roofline.engine.process.messages import Ready
 from roofline.server import context
 from roofline.server.body import fields_of, invalid, typed
 from roofline.server.context import Context
@@ -17,6 +18,7 @@ from roofline.server.routes.ollama import read
 from roofline.server.routes.ollama.form import ChatForm, GenerateForm, timestamp
 from roofline.server.routes.ollama.schema import ChatRequest, GenerateRequest, ShowRequest
 from roofline.server.scopes import OPEN, needs
+from roofline.weights.facts import ModelFacts
 
 router = APIRouter()
 NEVER = "9999-12-31T23:59:59Z"
@@ -61,7 +63,7 @@ async def version() -> Response:
 async def tags(request: Request) -> Response:
     """The model served here, and the extra ones."""
     served, models = context.of(request), request.app.state.models
-    extra = [_card_of(name, name.encode(), served) for name in models.extra]
+    extra = [_card_of(name, name.encode(), served, None) for name in models.extra]
     return json_response({"models": [_card(served), *extra]})
 
 
@@ -70,7 +72,7 @@ async def tags(request: Request) -> Response:
 async def running(request: Request) -> Response:
     """The models that are loaded."""
     cards = [
-        {**_card(each), "expires_at": NEVER, "context_length": each.loaded().max_model_len}
+        {**_card(each), "size_vram": 0, "expires_at": NEVER, "context_length": each.loaded().max_model_len}
         for each in request.app.state.models.contexts()
     ]
     return json_response({"models": cards})
@@ -93,14 +95,9 @@ async def show(request: Request) -> Response:
             "modelfile": f"FROM {served.name}\n",
             "parameters": "",
             "template": text.template.source,
-            "details": _details(),
-            "model_info": {
-                "general.architecture": "roofline",
-                "general.basename": served.name,
-                "roofline.context_length": loaded.max_model_len,
-                "roofline.vocab_size": loaded.vocab_size,
-            },
-            "capabilities": ["completion", "tools", *(["thinking"] if text.reply_format.thinks else [])],
+            "details": _details(loaded.facts),
+            "model_info": _model_info(served.name, loaded),
+            "capabilities": _abilities(loaded, text.reply_format.thinks),
         }
     )
 
@@ -112,20 +109,57 @@ def _loaded(model: str, answer: JsonObject) -> Response:
 
 
 def _card(served: Context) -> JsonObject:
-    return _card_of(served.name, served.loaded().fingerprint.encode(), served)
+    loaded = served.loaded()
+    return _card_of(served.name, loaded.fingerprint.encode(), served, loaded.facts)
 
 
-def _card_of(name: str, identity: bytes, served: Context) -> JsonObject:
-    """What is known of a model in this process; its size and family are not."""
+def _card_of(name: str, identity: bytes, served: Context, facts: ModelFacts | None) -> JsonObject:
+    """What is known of a model; facts: None where it is not loaded."""
     return {
         "name": name,
         "model": name,
         "modified_at": timestamp(served.created),
         "digest": sha256(identity).hexdigest(),
-        "details": _details(),
+        "size": 0 if facts is None else facts.weight_bytes,
+        "details": _details(facts),
     }
 
 
-def _details() -> JsonObject:
-    names = ("parent_model", "format", "family", "parameter_size", "quantization_level")
-    return {**dict.fromkeys(names, ""), "families": []}
+def _details(facts: ModelFacts | None) -> JsonObject:
+    if facts is None:
+        names = ("parent_model", "format", "family", "parameter_size", "quantization_level")
+        return {**dict.fromkeys(names, ""), "families": []}
+    return {
+        "parent_model": "",
+        "format": facts.file_kind,
+        "family": facts.family,
+        "families": [facts.family],
+        "parameter_size": parameter_size(facts.parameters),
+        "quantization_level": facts.weight_format,
+    }
+
+
+def parameter_size(count: int) -> str:
+    """A number of parameters as Ollama writes it: 134.52M, 8.0B, 70B."""
+    for unit, letter, digits in ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0)):
+        if count >= unit:
+            return f"{count / unit:.{digits if count % unit else 0}f}{letter}"
+    return str(count)
+
+
+def _model_info(name: str, loaded: Ready) -> JsonObject:
+    family = "roofline" if loaded.facts is None else loaded.facts.family
+    count = {} if loaded.facts is None else {"general.parameter_count": loaded.facts.parameters}
+    return {
+        "general.architecture": family,
+        "general.basename": name,
+        **count,
+        f"{family}.context_length": loaded.max_model_len,
+        f"{family}.vocab_size": loaded.vocab_size,
+    }
+
+
+def _abilities(loaded: Ready, thinks: bool) -> list[str]:
+    if loaded.encoder:
+        return ["embedding"]
+    return ["completion", "tools", *(["thinking"] if thinks else [])]

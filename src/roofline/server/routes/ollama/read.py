@@ -1,13 +1,14 @@
 """Bodies of Ollama's routes -> requests that will be answered."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from roofline.common.errors import RequestError
 from roofline.engine.constraint import Constraint
 from roofline.server.body import count_within, fields_of, invalid, refuse_unsupported, renamed, typed, within
 from roofline.server.context import Context
-from roofline.server.conversation import ChatPrompt, Conversation, check_tools, prompt_of
+from roofline.server.conversation import ChatPrompt, Conversation, check_tools, effort_variables, prompt_of
 from roofline.server.forms import schema
 from roofline.server.generation import Generation, check_prompts, sampling_params
 from roofline.server.routes.ollama.schema import (
@@ -41,6 +42,8 @@ def chat(raw: bytes, context: Context) -> Generation:
             refuse_unsupported(message, NEUTRAL_MESSAGE, INSTEAD, f"messages.{number}.")
     body = typed(ChatRequest, fields)
     _check(body, context)
+    if _parses(body):
+        raise invalid("options.parse_special", "is for raw prompts")
     count_within("messages", len(body.messages), 1, context.limits.messages)
     tools = [{"type": "function", "function": _described(tool.function.model_dump())} for tool in body.tools or ()]
     check_tools(tools, context.limits)
@@ -64,13 +67,20 @@ def generate(raw: bytes, context: Context) -> Generation:
         for name in ("system", "think"):
             if getattr(body, name):
                 raise invalid(name, "is for prompts that a template writes; raw ones are as they stand")
-        prompt = ChatPrompt(context.text.encode(body.prompt, most), PlainReply, frozenset())
+        ways = {"add_special": False, "parse_special": True} if _parses(body) else {}
+        prompt = ChatPrompt(context.text.encode(body.prompt, most, **ways), PlainReply, frozenset())
         return _generation("prompt", body, prompt, context, at_start=False)
+    if _parses(body):
+        raise invalid("options.parse_special", "is for raw prompts")
     system = [{"role": "system", "content": body.system}] if body.system else []
     turns = [*system, {"role": "user", "content": body.prompt}]
     with renamed({"messages": "prompt"}):
         prompt = prompt_of(Conversation(turns, variables=_variables(body, context)), context.text, most)
     return _generation("prompt", body, prompt, context, at_start=True)
+
+
+def _parses(body: Request) -> bool:
+    return body.options is not None and body.options.parse_special is True
 
 
 def model_to_load(raw: bytes, context: Context, empty: str) -> str | None:
@@ -107,17 +117,24 @@ def _fields(raw: bytes, context: Context) -> dict[str, object]:
 
 def _check(body: Request, context: Context) -> None:
     served_name(body.model, context)
-    if body.keep_alive is not None and NO_TIME.fullmatch(str(body.keep_alive).strip()):
-        raise invalid("keep_alive", "the model stays while the server runs")
+    check_keep_alive(body.keep_alive)
     within("top_logprobs", body.top_logprobs, 0, context.limits.logprobs)
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "needs logprobs to be true")
+
+
+def check_keep_alive(keep_alive: str | float | None) -> None:
+    """Raises RequestError where a model is to leave at once."""
+    if keep_alive is not None and NO_TIME.fullmatch(str(keep_alive).strip()):
+        raise invalid("keep_alive", "the model stays while the server runs")
 
 
 def _variables(body: Request, context: Context) -> dict[str, object]:
     """Of the chat template: whether the model is to think."""
     if body.think and not context.text.reply_format.thinks:
         raise invalid("think", "the model does not think")
+    if isinstance(body.think, str):
+        return effort_variables("think", body.think, context.text)
     return {} if body.think is None else {"enable_thinking": body.think}
 
 
@@ -125,15 +142,28 @@ def _described(function: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in function.items() if value is not None and name != "strict"}
 
 
+class OpenCall(NamedTuple):
+    """A call of a tool without a result yet. has_own_id: the client gave the id."""
+
+    id: str
+    name: str
+    has_own_id: bool
+
+
 def _turns(messages: list[Message]) -> Iterator[dict[str, object]]:
     """Messages as templates read them. Ollama's calls need no ids: results are matched with calls by name and order."""
-    open_calls: list[tuple[str, str]] = []  # (id, name) of calls without a result
+    open_calls: list[OpenCall] = []
     count = 0
     for number, message in enumerate(messages):
         where, role = f"messages.{number}", message.role
         if role not in ROLES:
             raise invalid(f"{where}.role", f"must be one of {', '.join(ROLES)}")
-        for name, of in (("tool_calls", "assistant"), ("thinking", "assistant"), ("tool_name", "tool")):
+        for name, of in (
+            ("tool_calls", "assistant"),
+            ("thinking", "assistant"),
+            ("tool_name", "tool"),
+            ("name", "tool"),
+        ):
             if getattr(message, name) and role != of:
                 raise invalid(f"{where}.{name}", f"is no field of a message whose role is {role}")
         turn: dict[str, object] = {"role": role, "content": message.content or ""}
@@ -144,23 +174,28 @@ def _turns(messages: list[Message]) -> Iterator[dict[str, object]]:
             for call in message.tool_calls:
                 count += 1
                 name = call.function.name
-                open_calls.append((call.id or f"call{count:05d}", name))  # nine characters, as Mistral's template asks
+                default = f"call{count:05d}"  # nine characters, as Mistral's template asks
+                open_calls.append(OpenCall(call.id or default, name, has_own_id=bool(call.id)))
                 function = {"name": name, "arguments": call.function.arguments}
-                calls.append({"id": open_calls[-1][0], "type": "function", "function": function})
+                calls.append({"id": open_calls[-1].id, "type": "function", "function": function})
             turn["tool_calls"] = calls
         if role == "tool":
             answered = _answered(where, message, open_calls)
             open_calls.remove(answered)
-            turn |= {"tool_call_id": answered[0], "name": answered[1]}
+            turn |= {"tool_call_id": answered.id, "name": answered.name}
         yield turn
 
 
-def _answered(where: str, message: Message, open_calls: list[tuple[str, str]]) -> tuple[str, str]:
-    """The call that a tool's message is the result of."""
-    for call_id, name in open_calls:
-        if message.tool_name in (None, name) and message.tool_call_id in (None, call_id):
-            return call_id, name
-    raise invalid(where, "is the result of no call of an earlier message")
+def _answered(where: str, message: Message, open_calls: Sequence[OpenCall]) -> OpenCall:
+    """The call that a tool's message is the result of. Its id need not be that of a call that came without one: clients
+    make some of their own."""
+    told_name, told_id = message.tool_name or message.name, message.tool_call_id
+    of_name = [call for call in open_calls if told_name in (None, call.name)]
+    fitting = [call for call in of_name if call.id == told_id]
+    fitting += [call for call in of_name if told_id is None or not call.has_own_id]
+    if not fitting:
+        raise invalid(where, "is the result of no call of an earlier message")
+    return fitting[0]
 
 
 def _generation(field: str, body: Request, prompt: ChatPrompt, context: Context, at_start: bool) -> Generation:
@@ -187,7 +222,7 @@ def _generation(field: str, body: Request, prompt: ChatPrompt, context: Context,
         at_start=at_start,
         parser=prompt.parser,
         shown=prompt.shown,
-        form_field="format",
+        form_field="format" if body.format else "tools",
     )
 
 

@@ -1,5 +1,7 @@
 """The bodies of Ollama's routes. A field is honoured, or listed in a NEUTRAL table and refused beyond those values."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from roofline.server.body import Body
@@ -9,9 +11,10 @@ from roofline.server.routes.openai.schema import Tool
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "context": (None, []),
     "images": (None, []),
+    "metadata": (None, dict),  # Open WebUI's notes
     "suffix": (None, ""),
     "template": (None, ""),
-    "truncate": (None,),
+    "truncate": (None, False),
     "shift": (None, False),
 }
 NEUTRAL_OPTIONS: dict[str, tuple[object, ...]] = {
@@ -43,15 +46,16 @@ INSTEAD = {
     **dict.fromkeys(("main_gpu", "num_batch", "num_gpu", "num_thread", "numa"), "Options of `roofline serve` say that"),
     "context": "Send the conversation to /api/chat",
     "repeat_last_n": "Penalties look at all of the prompt and the answer, which is -1",
-    "suffix": "Write prefix and suffix as the model was trained to read them, with raw",
-    "template": "The template is the model's own; raw takes a rendered prompt",
+    "suffix": "Write prefix, suffix and the model's marks into the prompt, with raw and options.parse_special",
+    "template": "The template is the model's own; raw takes a rendered prompt, with options.parse_special",
 }
 
 
 class Options(Body):
     """Sampling. num_keep: what stays when the context is full; nothing is ever dropped from a context here.
 
-    num_ctx: a context that is shorter than the server's; prompt and answer fit into it, or are refused.
+    num_ctx: a context that is shorter than the server's; prompt and answer fit into it, or are refused. parse_special:
+    special tokens in a raw prompt are such; nothing is put before it then. Not Ollama's, which has it so always.
     """
 
     temperature: float | None = None
@@ -66,6 +70,7 @@ class Options(Body):
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    parse_special: bool | None = None
 
 
 class Request(Body):
@@ -79,7 +84,7 @@ class Request(Body):
     stream: bool | None = None
     options: Options | None = None
     keep_alive: str | float | int | None = None
-    think: bool | None = None
+    think: bool | Literal["low", "medium", "high"] | None = None
     format: str | dict[str, object] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -99,13 +104,14 @@ class Call(Body):
 
 
 class Message(Body):
-    """One turn. tool_name: which tool's result this is."""
+    """One turn. tool_name, or its older name `name`: which tool's result this is."""
 
     role: str
     content: str | None = None
     thinking: str | None = None
     tool_calls: list[Call] | None = Field(default=None, max_length=128)
     tool_name: str | None = Field(default=None, max_length=256)
+    name: str | None = Field(default=None, max_length=256)
     tool_call_id: str | None = Field(default=None, max_length=256)
 
 
@@ -122,6 +128,26 @@ class GenerateRequest(Request):
     prompt: str = ""
     system: str | None = None
     raw: bool | None = None
+
+
+class EmbedRequest(Body):
+    """POST /api/embed. truncate: what is longer than the context is cut to its beginning; Ollama does so by default."""
+
+    model: str
+    input: str | list[str]
+    truncate: bool | None = None
+    dimensions: int | None = None
+    options: Options | None = None
+    keep_alive: str | float | int | None = None
+
+
+class EmbeddingsRequest(Body):
+    """POST /api/embeddings, the older one."""
+
+    model: str
+    prompt: str
+    options: Options | None = None
+    keep_alive: str | float | int | None = None
 
 
 class ShowRequest(Body):

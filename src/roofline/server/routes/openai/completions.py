@@ -1,6 +1,7 @@
 """POST /v1/completions"""
 
-from collections.abc import Iterator, Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Collection, Iterator, Sequence
 
 from fastapi import APIRouter, Request, Response
 
@@ -13,6 +14,7 @@ from roofline.server.routes.openai import read
 from roofline.server.routes.openai.form import OpenAIForm
 from roofline.server.routes.openai.schema import CompletionBody
 from roofline.server.scopes import USE, needs
+from roofline.server.text_side import TextSide
 
 router = APIRouter()
 
@@ -20,7 +22,8 @@ router = APIRouter()
 @router.post("/v1/completions")
 @needs(USE, CompletionBody)
 async def completions(request: Request) -> Response:
-    """Continue one or several prompts, given as text or as token ids; special tokens in text are plain text."""
+    """Continue one or several prompts, given as text or as token ids; special tokens in text are plain text
+    unless it has `parse_special`."""
     return await respond(request, read.completion, CompletionForm)
 
 
@@ -32,7 +35,7 @@ class CompletionForm(OpenAIForm):
     def __init__(self, answers: Answers) -> None:
         super().__init__(answers)
         self._echoed: set[int] = set()
-        self._offsets: dict[int, int] = {}  # characters that each choice has sent in tokens
+        self._places: dict[int, TokenPlaces] = {}  # of the tokens of each choice
 
     def choice(self, index: int, piece: Piece) -> JsonObject:
         generation = self.answers.generation
@@ -66,24 +69,61 @@ class CompletionForm(OpenAIForm):
         return index // (generation.best or generation.params.n)
 
     def _logprobs(self, index: int, tokens: Sequence[TokenLogprob | None]) -> JsonObject:
-        """OpenAI's older form: parallel lists; offsets count characters of the tokens as text. None stands for the
-        first token of an echoed prompt."""
-        first = self.answers.generation.prompts[self._prompt_of(index)][0]
-        texts = [self.token_text(first if token is None else token.id) for token in tokens]
-        offsets = []
-        offset = self._offsets.get(index, 0)
-        for text in texts:
-            offsets.append(offset)
-            offset += len(text)
-        self._offsets[index] = offset
+        """OpenAI's older form: parallel lists. None stands for the first token of an echoed prompt."""
+        generation = self.answers.generation
+        first = generation.prompts[self._prompt_of(index)][0]
+        ids = [first if token is None else token.id for token in tokens]
+        if index not in self._places:
+            echoed = generation.echo[self._prompt_of(index)] if generation.echo else ""
+            self._places[index] = TokenPlaces(self.text, echoed, generation.shown)
         return {
-            "tokens": texts,
+            "tokens": [self._spelled(token) for token in ids],
             "token_logprobs": [None if token is None else token.logprob for token in tokens],
             "top_logprobs": [None if token is None else self._top(token) for token in tokens],
-            "text_offset": offsets,
+            "text_offset": [self._places[index].add(token) for token in ids],
         }
 
     def _top(self, token: TokenLogprob) -> dict[str, float]:
-        """The most likely tokens by their text. Of a prompt more may have been computed, for `prompt_logprobs`."""
-        most = self.answers.generation.params.logprobs
-        return {self.token_text(i): logprob for i, logprob in token.top[:most]}
+        """The most likely tokens by their text. Of a prompt more may have been computed, for `prompt_logprobs`.
+
+        Of tokens with one text the one that was taken has it, else the likeliest; the others have their ids.
+        """
+        own_name, names = self._spelled(token.id), dict[str, float]()
+        for i, logprob in token.top[: self.answers.generation.params.logprobs]:
+            name = self._spelled(i)
+            is_used = name in names or (name == own_name and i != token.id)
+            names[f"token_id:{i}" if is_used else name] = logprob
+        return names
+
+    def _spelled(self, token: int) -> str:
+        """The text of a token; of one that is no whole characters its bytes, as OpenAI has them."""
+        raw = self.text.token_bytes(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+class TokenPlaces:
+    """Where in a choice's text, in characters, each of its tokens begins; several may be one character.
+
+    echoed: the prompt's text, where the choice's begins with that; visible: special tokens that are text.
+    """
+
+    def __init__(self, text: TextSide, echoed: str, visible: Collection[int]) -> None:
+        self._text, self._echoed, self._visible = text, echoed, visible
+        self._special = text.special_ids()
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._at = 0
+
+    def add(self, token: int) -> int:
+        """The place of the next token."""
+        begin, piece = self._at, self._decoder.decode(self._text.token_bytes(token))
+        if begin < len(self._echoed):
+            # A BOS, and the space that SentencePiece puts first, are not in the text that the client sent.
+            texts = (piece, piece.removeprefix(" "), "" if token in self._special else piece)
+            piece = next((each for each in texts if self._echoed.startswith(each, begin)), piece)
+        elif token in self._special and token not in self._visible:
+            piece = ""
+        self._at += len(piece)
+        return begin

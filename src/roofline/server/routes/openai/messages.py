@@ -1,6 +1,9 @@
 """Messages and tools as OpenAI's clients write them -> a conversation as chat templates read it."""
 
+from functools import partial
+
 from roofline.common.errors import RequestError
+from roofline.common.json_escapes import parsed
 from roofline.server.body import invalid
 from roofline.server.conversation import Conversation, check_tools, check_turns
 from roofline.server.limits import Limits
@@ -39,40 +42,44 @@ def conversation_of(body: ChatBody, limits: Limits) -> Conversation:
 def turn(number: int, message: Message) -> dict[str, object]:
     """A message as templates read it. Raises RequestError."""
     role, content, where = message.role, message.content, f"messages.{number}"
-    if content is None and not message.tool_calls:
+    if "content" not in message.model_fields_set and role != "assistant":
         raise RequestError(400, "missing_parameter", f"{where}.content is missing.", param=f"{where}.content")
     for name, of in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
         if getattr(message, name) and role != of:
             raise invalid(f"{where}.{name}", f"is no field of a message whose role is {role}")
     if role == "tool" and message.tool_call_id is None:
         raise RequestError(400, "missing_parameter", f"{where}.tool_call_id is missing.", param=f"{where}.tool_call_id")
-    text = content if isinstance(content, str) or content is None else "\n".join(part.text for part in content)
-    turn: dict[str, object] = {"role": "system" if role == "developer" else role, "content": text}
+    text = content if isinstance(content, str) else "\n".join(part.text for part in content or ())
+    is_calls_alone = message.tool_calls and content in (None, [])
+    turn: dict[str, object] = {"role": "system" if role == "developer" else role}
+    turn["content"] = None if is_calls_alone else text
     thoughts = message.reasoning_content or message.reasoning
     optional = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": thoughts or None}
     turn |= {name: value for name, value in optional.items() if value is not None}
     if message.tool_calls:
-        turn["tool_calls"] = [_call(f"{where}.tool_calls.{at}", call) for at, call in enumerate(message.tool_calls)]
+        turn["tool_calls"] = [_call(call) for call in message.tool_calls]
     return turn
 
 
-def _call(where: str, call: Call) -> dict[str, object]:
+def _call(call: Call) -> dict[str, object]:
     """Templates write the arguments as JSON themselves, so they get a mapping."""
-    arguments = json_object(call.function.arguments)
-    if arguments is None:
-        raise invalid(f"{where}.function.arguments", "is not the text of a JSON object")
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+    function = {"name": call.function.name, "arguments": arguments_of(call.function.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
 
 
-def json_object(text: str) -> dict[str, object] | None:
-    """The object that a text is; an empty one stands for no arguments. None: it is no object."""
+def arguments_of(text: str) -> dict[str, object]:
+    """The object that the arguments of a call in a history are.
+
+    An answer that was cut off has calls whose arguments are not complete, and a model may write some that are no JSON:
+    such a call has none, as the object in Anthropic's and Ollama's answers says of it.
+    """
     from pydantic_core import from_json
 
     try:
-        value = from_json(text.strip() or "{}", allow_inf_nan=False)
+        value = parsed(text.encode(errors="replace"), partial(from_json, allow_inf_nan=False))
     except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _tool(tool: Tool) -> dict[str, object]:

@@ -14,11 +14,11 @@ from typing import Any
 from roofline.common.errors import RequestError
 from roofline.engine.beams import BeamSearchParams, refuse_sampling
 from roofline.engine.keywords import CONSTRAINT_NAMES
-from roofline.engine.params import SamplingParams
+from roofline.engine.params import SamplingParams, check_logits
 from roofline.engine.process.messages import Ready
 from roofline.server.body import count_within, fields_of, invalid, refuse_unsupported, renamed, typed, within
 from roofline.server.context import Context
-from roofline.server.conversation import prompt_of
+from roofline.server.conversation import effort_variables, prompt_of
 from roofline.server.forms import response_format
 from roofline.server.generation import Generation, check_model, check_prompts, sampling_params
 from roofline.server.keys import PRIORITIES
@@ -53,11 +53,14 @@ def chat(raw: bytes, context: Context) -> Generation:
     within("top_logprobs", body.top_logprobs, 0, context.limits.logprobs)
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise invalid("max_tokens", "differs from max_completion_tokens; give one of the two")
-    most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    longest = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     loaded = _loaded(body, context)
-    params = _params(body, context, most, (body.top_logprobs or 0) if body.logprobs else None)
+    with renamed({"max_tokens": longest}):
+        params = _params(body, context, getattr(body, longest), (body.top_logprobs or 0) if body.logprobs else None)
     room = None if body.truncate_prompt_tokens else loaded.max_model_len
     conversation = conversation_of(body, context.limits)
+    effort = effort_variables("reasoning_effort", body.reasoning_effort, context.text)
+    conversation = replace(conversation, variables={**effort, **conversation.variables})
     if params.constraint is not None and conversation.tools and conversation.tool_choice != "none":
         raise invalid(
             _form_field(body),
@@ -66,8 +69,9 @@ def chat(raw: bytes, context: Context) -> Generation:
     prompt = prompt_of(conversation, context.text, room)
     if prompt.constraint is not None:
         params = replace(params, constraint=prompt.constraint)
-    generation = _generation(body, [prompt.ids], params, loaded, context)
-    beams = _beams(body, params, context, "n")
+    with renamed({"max_tokens": longest}):
+        generation = _generation(body, [prompt.ids], params, loaded, context)
+        beams = _beams(body, params, context, "n")
     shown, at_start = generation.shown | prompt.shown, not body.continue_final_message
     return replace(generation, parser=prompt.parser, shown=shown, at_start=at_start, beams=beams)
 
@@ -79,8 +83,7 @@ def completion(raw: bytes, context: Context) -> Generation:
     body = typed(CompletionBody, fields)
     within("logprobs", body.logprobs, 0, context.limits.logprobs)
     loaded = _loaded(body, context)
-    most = body.max_tokens if body.max_tokens is not None else COMPLETION_MAX_TOKENS
-    params = _params(body, context, most, body.logprobs)
+    params = _params(body, context, body.max_tokens, body.logprobs)
     best = _best(body, params, context.limits)
     if best is not None and body.best_of is not None:  # which of them are best is told by their log-probabilities
         params = replace(params, n=body.best_of, logprobs=params.logprobs or 0)
@@ -94,14 +97,25 @@ def completion(raw: bytes, context: Context) -> Generation:
     beams = _beams(body, params, context, "n" if body.best_of is None else "best_of")
     within("n", len(many) * (params.n if beams is None else beams.beam_width), 1, context.limits.choices)
     room = None if body.truncate_prompt_tokens else loaded.max_model_len
-    special = body.add_special_tokens is not False
-    prompts = [
-        context.text.encode(prompt, room, add_special=special) if isinstance(prompt, str) else prompt for prompt in many
-    ]
+    if body.parse_special and not any(isinstance(prompt, str) for prompt in many):
+        raise invalid("parse_special", "is for prompts that are texts")
+    ways = {"add_special": body.add_special_tokens is not False, "parse_special": bool(body.parse_special)}
+    prompts = [context.text.encode(prompt, room, **ways) if isinstance(prompt, str) else prompt for prompt in many]
+    if body.max_tokens is None:  # nobody asked for so many: a prompt that leaves room for fewer has those
+        params = replace(params, max_tokens=_default_length(body, prompts, loaded))
+        beams = beams and replace(beams, max_tokens=params.max_tokens)
     generation = _generation(body, prompts, params, loaded, context)
     told = _echo(many, prompts, generation.prompts, context) if body.echo else ()
     hides = body.logprobs is None
     return replace(generation, best=best, beams=beams, hides_logprobs=hides, echo=told, echoes_logprobs=echoes_logprobs)
+
+
+def _default_length(body: CompletionBody, prompts: Sequence[Sequence[int]], loaded: Ready) -> int:
+    """Tokens of the longest answer where the request does not say: OpenAI's, or what fits behind the longest prompt."""
+    longest = max(map(len, prompts))
+    if body.truncate_prompt_tokens:
+        longest = min(longest, body.truncate_prompt_tokens)
+    return max(1, body.min_tokens or 0, min(COMPLETION_MAX_TOKENS, loaded.max_model_len - longest))
 
 
 def _echo(
@@ -158,6 +172,7 @@ def _beams(body: Sampling, params: SamplingParams, context: Context, width: str)
             logprobs=params.logprobs,
         )
         beams.ends(context.text.eos_ids)
+        check_logits(replace(params, logprobs=0), context.generating().gives_logits)
     return beams
 
 
@@ -225,7 +240,10 @@ def _generation(
             field = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
             raise invalid(field, f"{what}, are more than {most:,}; ask for fewer alternatives or send shorter prompts")
     prompts, options = cut, body.stream_options or StreamOptions()
-    check_prompts("messages" if isinstance(body, ChatBody) else "prompt", prompts, params, loaded)
+    is_chat = isinstance(body, ChatBody)
+    least = "min_tokens" if (body.min_tokens or 0) > 1 else ""
+    longest = "max_tokens" if is_chat or body.max_tokens is not None else least
+    check_prompts("messages" if is_chat else "prompt", prompts, params, loaded, longest)
     generation = Generation(
         prompts=tuple(tuple(prompt) for prompt in prompts),
         params=params,

@@ -11,12 +11,15 @@ from pydantic import Field
 
 from roofline.server.body import Body
 
-# Fields that clients send and we do not have, with the values that ask for nothing. What is refused is looked for in
-# this order: `functions` are the cause where there is a `function_call` too.
+# Fields that clients send and we do not have, with the values that cannot change an answer here; a type stands for all
+# of its values. What is refused is looked for in this order: `functions` are the cause where there is a
+# `function_call` too.
+VERBOSITIES = ("low", "medium", "high")  # a hint that no chat template reads
+RETENTIONS = ("in_memory", "in-memory", "24h")  # of prefixes, all of which are kept while there is room
 NEUTRAL_BOTH: dict[str, tuple[object, ...]] = {
     "detokenize": (None, True),
     "kv_transfer_params": (None,),
-    "metadata": (None, {}),
+    "metadata": (None, dict),  # labels of stored completions, of which there are none
     "service_tier": (None, "auto", "default"),
     "spaces_between_special_tokens": (None, True),
     "store": (None, False),
@@ -32,10 +35,9 @@ NEUTRAL_CHAT: dict[str, tuple[object, ...]] = NEUTRAL_BOTH | {
     "documents": (None, []),
     "modalities": (None, ["text"]),
     "prediction": (None,),
-    "prompt_cache_key": (None,),
-    "prompt_cache_retention": (None,),
-    "reasoning_effort": (None,),
-    "verbosity": (None, "medium"),
+    "prompt_cache_key": (None, str),  # a hint, as the next
+    "prompt_cache_retention": (None, *RETENTIONS),
+    "verbosity": (None, *VERBOSITIES),
     "web_search_options": (None,),
 }
 NEUTRAL_COMPLETION: dict[str, tuple[object, ...]] = NEUTRAL_BOTH | {
@@ -53,11 +55,11 @@ NEUTRAL_MESSAGE: dict[str, tuple[object, ...]] = {
 # What to do instead, where there is something.
 INSTEAD = {
     "best_of": "/v1/completions has it",
-    "chat_template": "The template is the model's own; /v1/completions takes a rendered prompt",
+    "chat_template": "The template is the model's own; /v1/completions takes a rendered prompt, with parse_special",
     "echo": "/v1/completions has it, and here continue_final_message goes on from a beginning",
     "function_call": "Give tool_choice",
     "functions": "Give them as tools",
-    "suffix": "Write prefix and suffix into the prompt as the model was trained to read them",
+    "suffix": "Write prefix, suffix and the model's marks into the prompt, with parse_special",
 }
 
 # Kinds of parts of messages that no model served here reads.
@@ -75,6 +77,7 @@ class CacheControl(Body):
 
     type: Literal["ephemeral"]
     ttl: str | None = None
+    scope: str | None = None
 
 
 class TextPart(Body):
@@ -101,7 +104,7 @@ class Call(Body):
 
 
 class Message(Body):
-    """One turn. Several text parts are joined by line breaks, as vLLM does. An assistant's may be calls alone.
+    """One turn. Several text parts are joined by line breaks, as vLLM does. Null, and no parts, are an empty text.
 
     name: given to the chat template, which may write it. reasoning: another name of reasoning_content, which templates
     write if they care for it. provider_specific_fields: LiteLLM's notes on an answer, which say nothing to a model.
@@ -113,7 +116,7 @@ class Message(Body):
     provider_specific_fields: dict[str, object] | None = None
     parsed: object = None
     cache_control: CacheControl | None = None
-    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=1024)] | None = None
+    content: str | Annotated[list[TextPart], Field(max_length=1024)] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[Call] | None = Field(default=None, max_length=128)
@@ -200,6 +203,7 @@ class ChatBody(Sampling):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, object] | None = None
+    reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     max_completion_tokens: int | None = None
@@ -208,10 +212,11 @@ class ChatBody(Sampling):
 
 
 class CompletionBody(Sampling):
-    """POST /v1/completions"""
+    """POST /v1/completions. parse_special: special tokens in a text are such, and not plain text."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
     add_special_tokens: bool | None = None
+    parse_special: bool | None = None
     best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = None

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
 from roofline.server.body import invalid, refuse_unsupported, typed
-from roofline.server.routes.openai.messages import json_object
+from roofline.server.routes.openai.messages import arguments_of
 from roofline.server.routes.responses.schema import (
     INSTEAD,
     ITEMS,
@@ -46,16 +46,15 @@ def _normal(where: str, name: str, fields: Mapping[str, object]) -> JsonObject:
     common: JsonObject = {"type": kind, "status": item.status or "completed"}
     if isinstance(item, MessageItem):
         part = "output_text" if item.role == "assistant" else "input_text"
-        content = _parts(f"{where}.content", item.content, part)
+        content = _parts(f"{where}.content", item.content or (), part)
         return {"id": item.id or f"msg_{name}", **common, "role": item.role, "content": content}
     if isinstance(item, CallItem):
-        if json_object(item.arguments) is None and item.status != "incomplete":
-            raise invalid(f"{where}.arguments", "is not the text of a JSON object")
         called = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
         return {"id": item.id or f"fc_{name}", **common, **called}
     if isinstance(item, CallOutputItem):
-        several = not isinstance(item.output, str)
-        output = _parts(f"{where}.output", item.output, "input_text") if several else item.output
+        output = item.output or ""
+        if not isinstance(output, str):
+            output = _parts(f"{where}.output", output, "input_text")
         return {"id": item.id or f"fco_{name}", **common, "call_id": item.call_id, "output": output}
     parts = {"summary": item.summary or [], "content": item.content or []}
     thoughts = {name: [part.model_dump() for part in several] for name, several in parts.items()}
@@ -93,12 +92,12 @@ def turns_of(instructions: str | None, kept: Sequence[JsonObject], new: Sequence
         if isinstance(item, MessageItem) and item.role != "assistant":
             open_turn = None
             role = "system" if item.role == "developer" else item.role
-            turns.append({"role": role, "content": _text(item.content)})
+            turns.append({"role": role, "content": _text(item.content or ())})
         elif isinstance(item, CallOutputItem):
             if item.call_id not in called:
                 raise invalid(f"input.{number}.call_id", "names no call of an earlier item")
             open_turn = None
-            turns.append({"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id})
+            turns.append({"role": "tool", "content": _text(item.output or ()), "tool_call_id": item.call_id})
         else:
             assert not isinstance(item, CallOutputItem), "it has its branch above"
             if isinstance(item, CallItem):
@@ -128,11 +127,11 @@ def _add(turn: Turn, item: MessageItem | CallItem | ReasoningItem) -> None:
             before = turn.get("reasoning_content")
             turn["reasoning_content"] = f"{before}\n{thoughts}" if before else thoughts
     elif isinstance(item, MessageItem):
-        turn["content"] = str(turn["content"] or "") + _text(item.content)
+        turn["content"] = str(turn["content"] or "") + _text(item.content or ())
     else:
         calls = turn.setdefault("tool_calls", [])
         assert isinstance(calls, list), "made here"
-        function = {"name": item.name, "arguments": json_object(item.arguments) or {}}  # none where it was cut off
+        function = {"name": item.name, "arguments": arguments_of(item.arguments)}
         calls.append({"id": item.call_id, "type": "function", "function": function})
 
 

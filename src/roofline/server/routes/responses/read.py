@@ -11,7 +11,7 @@ from roofline.common.json_types import JsonObject
 from roofline.engine.constraint import Constraint
 from roofline.server.body import count_within, fields_of, invalid, refuse_unsupported, renamed, typed, within
 from roofline.server.context import Context
-from roofline.server.conversation import ChatPrompt, Conversation, check_tools, prompt_of
+from roofline.server.conversation import ChatPrompt, Conversation, check_tools, effort_variables, prompt_of
 from roofline.server.forms import schema
 from roofline.server.generation import Generation, check_model, check_prompts, sampling_params
 from roofline.server.keys import PRIORITIES
@@ -19,6 +19,7 @@ from roofline.server.limits import Limits
 from roofline.server.receipts import with_receipt
 from roofline.server.routes.responses.items import normal_items, turns_of
 from roofline.server.routes.responses.schema import (
+    INCLUDED,
     INSTEAD,
     NEUTRAL,
     NEUTRAL_REASONING,
@@ -65,13 +66,20 @@ def body_of(raw: bytes, context: Context) -> ResponseBody:
             refuse_unsupported(tool, NEUTRAL_TOOL, INSTEAD, f"tools.{number}.")
     if isinstance(choice := fields.get("tool_choice"), dict):
         _refuse_kind("tool_choice", choice)
+    _take_included(fields)
     body = typed(ResponseBody, fields)
-    if body.reasoning:
-        name = f"reasoning.{next(iter(body.reasoning))[:100]}"
-        raise RequestError(400, "unknown_parameter", f"Unknown field: {name}.", param=name)
     _check(body, context.limits)
     check_model(body.model, context)
     return body
+
+
+def _take_included(fields: dict[str, object]) -> None:
+    """Take out what answers should have beside their text, where that adds nothing here."""
+    names = fields.pop("include", None)
+    for name in names if isinstance(names, list) else [] if names is None else [names]:
+        if name not in INCLUDED:
+            message = f"include: {str(name)[:100]!r} is not supported. {INSTEAD['include']}."
+            raise RequestError(400, "unsupported_parameter", message, param="include")
 
 
 def _refuse_kind(where: str, fields: dict[str, object]) -> None:
@@ -175,6 +183,7 @@ def _prompt(body: ResponseBody, turns: Sequence[dict[str, object]], context: Con
     with renamed({f"tools.{number}.function.name": f"tools.{number}.name" for number in range(len(tools))}):
         check_tools(tools, context.limits)
     choice = body.tool_choice
+    effort = effort_variables("reasoning.effort", body.effort, context.text)
     conversation = Conversation(
         messages=turns,
         tools=tools,
@@ -182,7 +191,7 @@ def _prompt(body: ResponseBody, turns: Sequence[dict[str, object]], context: Con
         named_tool=choice.name if isinstance(choice, NamedFunction) else None,
         strict=frozenset(tool.name for tool in body.tools or () if tool.strict),
         one_call=body.parallel_tool_calls is False,
-        variables=body.chat_template_kwargs or {},
+        variables={**effort, **(body.chat_template_kwargs or {})},
     )
     with renamed({"messages": "input"}):
         return prompt_of(conversation, context.text, context.generating().max_model_len)
@@ -206,7 +215,7 @@ def _repeated(body: ResponseBody) -> JsonObject:
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": body.effort, "summary": None},
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "temperature": 1.0 if body.temperature is None else body.temperature,

@@ -9,31 +9,40 @@ from typing import Literal
 from pydantic import Field
 
 from roofline.server.body import Body
+from roofline.server.routes.openai.schema import RETENTIONS, VERBOSITIES
 
+# Fields that clients send and we do not have, with the values that cannot change an answer here; a type stands for all
+# of its values.
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "access_programs": (None,),
     "background_options": (None,),
+    "client_metadata": (None, dict),  # Codex's notes on itself
     "context_management": (None, []),
     "conversation": (None,),
     "image": (None,),
-    "include": (None, []),
-    "max_tool_calls": (None,),
+    "max_tool_calls": (None, int),  # of tools that a server runs
     "moderation": (None,),
     "prompt": (None,),
     "prompt_cache_options": (None,),
-    "prompt_cache_retention": (None,),
+    "prompt_cache_retention": (None, *RETENTIONS),
     "service_tier": (None, "auto", "default"),
     "top_logprobs": (None, 0),
     "truncation": (None, "disabled"),
 }
+SUMMARIES = ("auto", "concise", "detailed")  # what is thought comes whole, and needs none
+# What may be added to items of kinds that answers here do not have, or, the first, in place of what they do have.
+INCLUDED = frozenset(
+    {"reasoning.encrypted_content", "code_interpreter_call.outputs", "computer_call_output.output.image_url"}
+    | {"file_search_call.results", "message.input_image.image_url", "web_search_call.action.sources"}
+    | {"web_search_call.results"}
+)
 NEUTRAL_REASONING: dict[str, tuple[object, ...]] = {
     "context": (None,),
-    "effort": (None,),
-    "generate_summary": (None,),
+    "generate_summary": (None, *SUMMARIES),
     "mode": (None,),
-    "summary": (None,),
+    "summary": (None, *SUMMARIES),
 }
-NEUTRAL_TEXT: dict[str, tuple[object, ...]] = {"verbosity": (None, "medium")}
+NEUTRAL_TEXT: dict[str, tuple[object, ...]] = {"verbosity": (None, *VERBOSITIES)}
 NEUTRAL_TOOL: dict[str, tuple[object, ...]] = {
     "allowed_callers": (None, []),
     "async": (None, False),
@@ -46,12 +55,11 @@ NEUTRAL_ITEM: dict[str, tuple[object, ...]] = {
     "caller": (None,),
     "encrypted_content": (None,),
     "namespace": (None,),
-    "phase": (None, "final_answer"),
+    "phase": (None, "commentary", "final_answer"),
 }
 NEUTRAL_PART: dict[str, tuple[object, ...]] = {"prompt_cache_breakpoint": (None,)}
 INSTEAD = {
     "conversation": "previous_response_id goes on from an answer",
-    "effort": "chat_template_kwargs has what the model's template knows, such as enable_thinking",
     "encrypted_content": "Reasoning comes as text here, and may be sent back as such",
     "include": "Reasoning comes as text without it; /v1/chat/completions has log-probabilities",
     "top_logprobs": "/v1/chat/completions has it",
@@ -63,6 +71,12 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 class StreamOptions(Body):
     include_obfuscation: Literal[False] | None = None
+
+
+class Reasoning(Body):
+    """effort: for chat templates that know degrees of thinking, or how to turn it off."""
+
+    effort: str | None = None
 
 
 class TextFormat(Body):
@@ -113,7 +127,7 @@ class ResponseBody(Body):
     temperature: float | None = None
     top_p: float | None = None
     text: TextConfig | None = None
-    reasoning: dict[str, object] | None = None
+    reasoning: Reasoning | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
@@ -132,6 +146,11 @@ class ResponseBody(Body):
     cache_salt: str | None = Field(default=None, min_length=1)
     chat_template_kwargs: dict[str, object] | None = None
     receipt: bool | Literal["with_prompt"] | None = None
+
+    @property
+    def effort(self) -> str | None:
+        """How much to think."""
+        return None if self.reasoning is None else self.reasoning.effort
 
 
 class Part(Body):
@@ -158,7 +177,7 @@ class Item(Body):
 class MessageItem(Item):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[dict[str, object]]
+    content: str | list[dict[str, object]] | None
 
 
 class CallItem(Item):
@@ -175,7 +194,7 @@ class CallOutputItem(Item):
 
     type: Literal["function_call_output"]
     call_id: str = Field(min_length=1, max_length=256)
-    output: str | list[dict[str, object]]
+    output: str | list[dict[str, object]] | None
 
 
 class ReasoningItem(Item):

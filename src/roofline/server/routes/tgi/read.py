@@ -64,7 +64,7 @@ def _generation(body: GenerateBody, context: Context) -> TgiGeneration:
     values["constraint"] = _constraint(parameters.grammar)
     with renamed(FIELDS):
         params = sampling_params(values, context.limits)
-    check_prompts("inputs", [ids], params, loaded, "parameters.max_new_tokens")
+    check_prompts("inputs", [ids], params, loaded, "" if most is None else "parameters.max_new_tokens")
     return TgiGeneration(
         prompts=(tuple(ids),),
         params=params,

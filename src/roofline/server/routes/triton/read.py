@@ -34,7 +34,8 @@ def generate(raw: bytes, context: Context, *, model: str, stream: bool) -> Trito
     with renamed({"prompt": "text_input"}):
         ids = context.text.encode(body.text_input, loaded.max_model_len)
     values: dict[str, object] = {name: getattr(body, name) for name in SAME_NAMES}
-    values["max_tokens"] = MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    room = max(1, loaded.max_model_len - len(ids))
+    values["max_tokens"] = min(MAX_TOKENS, room) if body.max_tokens is None else body.max_tokens
     names = {}
     for name, other in TWO_NAMES.items():
         value, second = getattr(body, name), getattr(body, other)
@@ -47,7 +48,7 @@ def generate(raw: bytes, context: Context, *, model: str, stream: bool) -> Trito
         values["stop"] = None
     with renamed(names):
         params = sampling_params(values, context.limits)
-    check_prompts("text_input", [ids], params, loaded)
+    check_prompts("text_input", [ids], params, loaded, "" if body.max_tokens is None else "max_tokens")
     return TritonGeneration(
         prompts=(tuple(ids),),
         params=params,
