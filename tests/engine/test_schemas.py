@@ -1,4 +1,4 @@
-"""JSON schemas as llguidance holds answers to them: what it lets through is valid for the schema itself, by jsonschema."""
+"""JSON schemas as llguidance holds answers to them: what it lets through is valid for the schema, by jsonschema."""
 
 import json
 import math

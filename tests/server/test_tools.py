@@ -186,6 +186,109 @@ def test_an_answer_goes_on_from_its_beginning():
         prompt("{% for m in messages %}{{ m.content | upper }}{% endfor %}", begun, continues=True)
 
 
+STOPPED = (
+    "<think>One.\n\nTwo.</think>I look.\n<tool_call>\n" + '{"name": "add", "arguments": {"a": {"b": 1}}}\n</tool_call>'
+)
+APIS = {
+    PATH: CHAT,
+    "/v1/messages": {
+        **{"model": "tiny", "max_tokens": 200, "messages": CHAT["messages"]},
+        "tools": [{"name": "add", "input_schema": {"type": "object"}}],
+    },
+    "/v1/responses": {
+        **{"model": "tiny", "input": "Hi"},
+        "tools": [{"type": "function", "name": "add", "parameters": {"type": "object"}}],
+    },
+    "/api/chat": {"model": "tiny", "messages": CHAT["messages"], "tools": TOOLS},
+}
+
+
+def stop_fields(path, stop):
+    if path == "/api/chat":
+        return {"options": {"stop": stop}}
+    return {"stop_sequences" if path == "/v1/messages" else "stop": stop}
+
+
+@pytest.mark.parametrize("path", APIS)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stop", ["\n\n", "Two", "}", '"', "name", "<tool_call>", "add"])
+def test_stop_strings_are_not_looked_for_in_reasoning_and_calls(call, engine, path, stream, stop):
+    engine.answer = STOPPED.encode()
+    plain = call("POST", path, json={**APIS[path], "stream": stream})
+    cut = call("POST", path, json={**APIS[path], "stream": stream, **stop_fields(path, [stop])})
+    assert plain.status_code == cut.status_code == 200, cut.text
+    told = told_of(path, plain.text, stream)
+    assert (*told[:2], json.loads(told[2])) == ("I look.", "One.\n\nTwo.", {"a": {"b": 1}})
+    assert told_of(path, cut.text, stream) == told
+
+
+@pytest.mark.parametrize("path", APIS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_strings_end_the_text_that_is_told(call, engine, path, stream):
+    engine.answer = STOPPED.encode()
+    body = {**APIS[path], "stream": stream, **stop_fields(path, [" look"])}
+    text, reasoning, arguments, reason = told_of(path, call("POST", path, json=body).text, stream)
+    assert (text, reasoning, arguments) == ("I", "One.\n\nTwo.", "")
+    assert reason in ("stop", "stop_sequence", "completed")
+
+
+def told_of(path, body, stream):
+    """Text, reasoning, arguments of calls, and why it ended, of an answer of any API."""
+    if not stream:
+        parts = [json.loads(body)]
+    elif path == "/api/chat":
+        parts = [json.loads(line) for line in body.splitlines()]
+    else:
+        lines = [line.removeprefix("data: ") for line in body.splitlines() if line.startswith("data: {")]
+        parts = [json.loads(line) for line in lines]
+    text = reasoning = arguments = ""
+    reason = None
+    for part in parts:
+        if path == PATH:
+            choice = part["choices"][0]
+            message = choice.get("message") or choice.get("delta")
+            reason = choice["finish_reason"] or reason
+            text += message.get("content") or ""
+            reasoning += message.get("reasoning_content") or ""
+            arguments += "".join(each["function"]["arguments"] for each in message.get("tool_calls") or ())
+        elif path == "/api/chat":
+            message, reason = part["message"], part.get("done_reason")
+            text += message["content"]
+            reasoning += message.get("thinking", "")
+            arguments += "".join(json.dumps(each["function"]["arguments"]) for each in message.get("tool_calls", ()))
+        elif path == "/v1/messages":
+            blocks = part.get("content", [part.get("delta", {})])
+            reason = part.get("stop_reason") or part.get("delta", {}).get("stop_reason") or reason
+            text += "".join(block.get("text", "") for block in blocks)
+            reasoning += "".join(block.get("thinking", "") for block in blocks)
+            arguments += "".join(json.dumps(block["input"]) for block in blocks if block.get("input"))
+            arguments += part.get("delta", {}).get("partial_json", "")
+        else:
+            response = part.get("response", part)
+            reason = response.get("status", reason)
+            if part.get("type", "response.completed") not in ("response.completed", "response.incomplete"):
+                continue
+            for item in response["output"]:
+                texts = "".join(each["text"] for each in item.get("content", ()))
+                text += texts if item["type"] == "message" else ""
+                reasoning += texts if item["type"] == "reasoning" else ""
+                arguments += item.get("arguments", "")
+    return text, reasoning, arguments, reason
+
+
+@pytest.mark.parametrize("path", APIS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_was_cut_before_its_name_is_no_text(call, engine, path, stream):
+    engine.answer = STOPPED.partition("</think>")[2].partition("\n")[2].encode()
+    field = {PATH: "max_tokens", "/v1/messages": "max_tokens", "/v1/responses": "max_output_tokens"}.get(path)
+    for most in (1, 5, 11, 12, 20, 24):
+        limit = {"options": {"num_predict": most}} if field is None else {field: most}
+        response = call("POST", path, json={**APIS[path], "stream": stream, **limit})
+        text, _, arguments, reason = told_of(path, response.text, stream)
+        assert (text, arguments) == ("", "")
+        assert reason in ("length", "max_tokens", "incomplete")
+
+
 def test_a_prompt_that_opens_the_reasoning_is_noticed():
     text = TextSide(Tokens(), ChatTemplate(NATIVE))
     assert text.ends_thinking(text.encode_chat(TURNS, variables={"thinking": True}))

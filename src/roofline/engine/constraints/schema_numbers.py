@@ -45,7 +45,7 @@ def exact(value: object, place: Place) -> object:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     if not _survives(value):
-        problem = f"{_told(value)} cannot be held exactly: integers to 2**53 can, and fractions of 15 digits"
+        problem = f"{_shortened(value)} cannot be held exactly: integers to 2**53 can, and fractions of 15 digits"
         raise Refused(f"{problem}; give it as a string", place)
     return int(value) if value == int(value) else value
 
@@ -58,17 +58,17 @@ def bounds(schema: JsonObject) -> JsonObject:
     digits within it; where only integers may come, it stays. Raises Refused for a bound that leaves no number which the
     library can write.
     """
-    kept: JsonObject = {}
+    result: JsonObject = {}
     for plain, strict, side in KEYS:
-        kept |= {key: None for key in (plain, strict) if schema.get(key, 0) is None}  # which the library refuses
+        result |= {key: None for key in (plain, strict) if schema.get(key, 0) is None}  # which the library refuses
         value, excluded = schema.get(plain), schema.get(strict)
         if isinstance(excluded, bool):  # as in the fourth draft: whether the plain bound is one that is excluded
             value, excluded = (None, value) if excluded else (value, None)
         if value is not None:
-            kept[plain] = _bound(value, side, plain)
+            result[plain] = _bound(value, side, plain)
         if excluded is not None:
-            kept[strict] = _bound(excluded, side, strict, strict=schema.get("type") != "integer")
-    return kept
+            result[strict] = _bound(excluded, side, strict, strict=schema.get("type") != "integer")
+    return result
 
 
 def _bound(value: object, side: Side, key: str, strict: bool = False) -> object:
@@ -82,7 +82,7 @@ def _bound(value: object, side: Side, key: str, strict: bool = False) -> object:
     if abs(value) > EXACT - key.startswith("exclusive"):  # the library adds 1 to one that is excluded
         inner = max(sign * int(value), -WIDEST) + SLACK
         if inner > WIDEST:
-            raise Refused(f"{_told(value)} is beyond the integers of 64 bits", (key,))
+            raise Refused(f"{_shortened(value)} is beyond the integers of 64 bits", (key,))
         return int(context.create_decimal(sign * inner))
     decimal = Decimal(repr(value))
     if strict:
@@ -108,7 +108,7 @@ def multiple(value: object) -> object:
         return value  # the library refuses it
     scaled = _scaled(value)
     if scaled is None:
-        raise Refused(f"{_told(value)} cannot be held exactly", ("multipleOf",))
+        raise Refused(f"{_shortened(value)} cannot be held exactly", ("multipleOf",))
     return int(value) if value == int(value) else value
 
 
@@ -146,10 +146,10 @@ def _scaled(value: int | float) -> tuple[int, int] | None:
     digits, places = float(value), 0
     while digits != int(digits):  # its own way, with its own rounding
         digits, places = digits * 10.0, places + 1
-    found = Fraction(int(digits), 10**places)
-    return (int(digits), places) if digits <= FACTOR and found == Fraction(Decimal(repr(value))) else None
+    exact_value = Fraction(int(digits), 10**places)
+    return (int(digits), places) if digits <= FACTOR and exact_value == Fraction(Decimal(repr(value))) else None
 
 
-def _told(value: int | float) -> str:
+def _shortened(value: int | float) -> str:
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."

@@ -126,9 +126,9 @@ def _names_held(schema: JsonObject) -> JsonObject:
     if "propertyNames" not in schema:
         return schema
     names = schema["propertyNames"]
-    others = {key: item for key, item in schema.items() if key != "propertyNames"}
+    without = {key: item for key, item in schema.items() if key != "propertyNames"}
     if names is True or names in ({}, {"type": "string"}):
-        return others
+        return without
     if not isinstance(names, dict) or schema.get("patternProperties"):
         return schema
     further = schema.get("additionalProperties", True)
@@ -138,9 +138,9 @@ def _names_held(schema: JsonObject) -> JsonObject:
     limits = names.keys() - {"type", "title", "description"}
     if limits == {"enum"} and isinstance(texts, list) and all(isinstance(text, str) for text in texts):
         allowed = {text: declared.get(text, further) for text in texts}
-        return others | {"properties": allowed, "additionalProperties": False}
+        return without | {"properties": allowed, "additionalProperties": False}
     if limits == {"pattern"} and isinstance(pattern, str) and not (schema.keys() & {"properties", "required"}):
-        return others | {"patternProperties": {pattern: further}, "additionalProperties": False}
+        return without | {"patternProperties": {pattern: further}, "additionalProperties": False}
     return schema
 
 
