@@ -6,6 +6,9 @@ from random import Random
 import openai
 import pytest
 
+from roofline import Constraint
+from roofline.common.errors import RequestError
+from roofline.engine.constraints import library
 from roofline.server.call_grammars import forced_calls, optional_calls
 from roofline.server.text_side import TextSide
 from roofline.text.replies.parser import Reply
@@ -417,6 +420,10 @@ OTHER_APIS = {
         {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9},
         {"name": "f", "input_schema": {"type": "object", "x-a": 1}},
     ),
+    "/api/chat": (
+        {"messages": [{"role": "user", "content": "a"}]},
+        {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "x-a": 1}}},
+    ),
 }
 
 
@@ -424,7 +431,11 @@ OTHER_APIS = {
 def test_other_apis_have_strict_tools_too(call, engine, path):
     body, tool = OTHER_APIS[path]
     for value, count in ((True, 1), (False, 0), (None, 0)):
-        body_now = {"model": "tiny", **body, "tools": [{**tool, "strict": value}]}
+        if "function" in tool:
+            tool_now = {**tool, "function": {**tool["function"], "strict": value}}
+        else:
+            tool_now = {**tool, "strict": value}
+        body_now = {"model": "tiny", **body, "tools": [tool_now]}
         response = call("POST", path, json=body_now)
         assert response.status_code == 200, response.text
         constraint = engine.submitted[-1][1].constraint
@@ -444,18 +455,18 @@ def test_a_format_whose_mark_is_no_text_refuses_strict_tools(call, engine, make_
 def allowed(grammar: str, text: str) -> bool:
     """Whether an answer may be this text."""
     llguidance = pytest.importorskip("llguidance")
-    matcher = llguidance.LLMatcher(
-        llguidance.LLTokenizer("byte"), llguidance.LLMatcher.grammar_from_lark(grammar), log_level=0
-    )
+    matcher = library.compiled(llguidance.LLTokenizer("byte"), library.notation(Constraint.of_lark(grammar)))
     return matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting()
 
 
-GOOD, BAD = '"x": 1', '"y": 1'
-CALL_TEXTS = {
+FORMS_OF_CALLS = {
     "hermes": '<tool_call>\n{"name": "add", "arguments": {%s}}\n</tool_call>',
     "json": '{"name": "add", "arguments": {%s}}',
+    "llama3": '{"name": "add", "parameters": {%s}}',
+    "mistral": '[TOOL_CALLS][{"name": "add", "arguments": {%s}}]',
 }
-CALL_TEXTS["llama3"] = CALL_TEXTS["json"].replace("arguments", "parameters")
+GOOD, BAD = '"x": 1', '"y": 1'
+CALL_TEXTS = {form: text for form, text in FORMS_OF_CALLS.items() if form != "mistral"}
 
 
 @pytest.mark.parametrize("form", CALL_TEXTS)
@@ -477,6 +488,57 @@ def test_with_strict_tools_text_is_free_and_calls_are_not(form, thinking, severa
         assert allowed(rules, f"{before}{one}; {one}") == several
         assert allowed(rules, f"<think>Hm {{</think>\n{one}")
         assert not allowed(rules, f"{before}{{")
+
+
+@pytest.mark.parametrize("form", FORMS_OF_CALLS)
+@pytest.mark.parametrize("function", [{}, {"parameters": None}, {"parameters": {}}])
+def test_a_forced_call_of_a_function_without_parameters_has_none(form, function):
+    grammar = forced_calls(form, [{"function": {"name": "add", **function}}], several=False, thinking=False).text
+    texts = [FORMS_OF_CALLS[form] % arguments for arguments in ("", '"ARGUMENT": "Paris"')]
+    assert [allowed(grammar, text) for text in texts] == [True, False]
+    if form != "mistral":
+        tools = [{"function": {"name": "add", **function}}]
+        strict_too = optional_calls(form, tools, {"add"}, several=False, thinking=False).text
+        assert [allowed(strict_too, text) for text in texts] == [True, False]
+
+
+@pytest.mark.parametrize("form", FORMS_OF_CALLS)
+def test_white_space_in_calls_is_bounded_as_in_other_json(form):
+    tools = [{"function": {"name": "add", "parameters": SCHEMA}}]
+    grammar = forced_calls(form, tools, several=False, thinking=False).text
+    texts = [FORMS_OF_CALLS[form] % f'"x":{" " * count}1' for count in (0, 64, 65)]
+    assert [allowed(grammar, text) for text in texts] == [True, True, False]
+
+
+EXACT = {"type": "object", "properties": {"id": {"const": 2**60 + 1}}}
+FORCED = {
+    PATH: {"tools": [{"type": "function", "function": {"name": "f", "parameters": EXACT}}], "tool_choice": "required"},
+    "/v1/messages": {"tools": [{"name": "f", "input_schema": EXACT}], "tool_choice": {"type": "any"}},
+    "/v1/responses": {
+        "tools": [{"type": "function", "name": "f", "parameters": EXACT}],
+        "tool_choice": "required",
+    },
+    "/api/chat": {"tools": [{"type": "function", "function": {"name": "f", "parameters": EXACT, "strict": True}}]},
+}
+
+
+@pytest.mark.parametrize("path", FORCED)
+def test_a_schema_that_calls_cannot_be_held_to_is_refused_by_fields_that_the_api_has(call, engine, path):
+    error = call("POST", path, json={**APIS[path], **FORCED[path]})
+    assert error.status_code == 400
+    problem = "tools: the parameters of 'f' cannot be kept to: properties.id.const: 1152921504606846977 cannot be held"
+    assert problem in error.text
+    assert not engine.submitted
+
+    async def submit(ids, params, **options):
+        raise RequestError(400, "invalid_value", "constraint: the grammar cannot be compiled: x", param="constraint")
+
+    engine.submit = submit
+    fine = json.loads(json.dumps(FORCED[path]).replace(str(2**60 + 1), "1"))
+    error = call("POST", path, json={**APIS[path], **fine, "stream": False})
+    assert error.status_code == 400
+    assert "tools: the grammar cannot be compiled: x" in error.text
+    assert "constraint" not in error.text
 
 
 def test_tools_that_are_left_out_may_be_strict(call):

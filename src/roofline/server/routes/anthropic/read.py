@@ -66,7 +66,7 @@ def _form(body: MessagesBody) -> tuple[str, Constraint | None]:
     field = "output_format.schema" if config is None else "output_config.format.schema"
     form = body.output_format if config is None else config
     if form is None:
-        return "constraint", None
+        return "tools", None
     if body.tools and (body.tool_choice is None or body.tool_choice.type != "none"):
         problem = "an answer with a form calls no tools; give tool_choice none, or leave one of the two out"
         raise invalid(field.removesuffix(".schema"), problem)

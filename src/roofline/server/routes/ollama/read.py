@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from roofline.common.errors import RequestError
 from roofline.engine.constraint import Constraint
@@ -176,6 +177,8 @@ def _generation(field: str, body: Request, prompt: ChatPrompt, context: Context,
     values["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     with renamed(FIELDS):
         params = sampling_params(values, context.limits)
+    if prompt.constraint is not None:
+        params = replace(params, constraint=prompt.constraint)
     check_prompts(field, [prompt.ids], params, loaded, "options.num_predict")
     return Generation(
         prompts=(tuple(prompt.ids),),
@@ -187,7 +190,7 @@ def _generation(field: str, body: Request, prompt: ChatPrompt, context: Context,
         at_start=at_start,
         parser=prompt.parser,
         shown=prompt.shown,
-        form_field="format",
+        form_field="format" if body.format else "tools",
     )
 
 
