@@ -139,6 +139,10 @@ class FakeEngine:
                 await asyncio.sleep(self.delay)
                 yield self._vector(ids, params.pooling, request_id)
                 return
+            if params.max_tokens == 0:
+                for index in range(params.n):
+                    yield Event(request_id, index, [], finish_reason="length", usage=Usage(len(ids), 0, 0, 7))
+                return
             limit = params.max_tokens or 1000
             for step in range(len(self.answer) + 1):
                 await asyncio.sleep(self.delay)

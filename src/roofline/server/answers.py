@@ -151,8 +151,9 @@ class Answers:
     async def complete(self) -> list[Piece]:
         """The choices in order, each as a single piece: all of `pieces` joined."""
         parts: list[list[Piece]] = [[] for _ in self.choices]
-        async for choice, piece in self.pieces():
-            if isinstance(piece, Piece):
+        async for each in self.pieces():
+            choice, piece = each
+            if isinstance(piece, Piece) and each is not ACCEPTED:  # which may come behind the last piece of a choice
                 parts[choice].append(piece)
         return [
             Piece(
