@@ -747,7 +747,7 @@ def test_a_missing_package_is_named_with_what_brings_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     engine = engine_of()
     with pytest.raises(
-        RequestError, match="running this without llguidance.*pip install llguidance brings it"
+        RequestError, match=r"running this without llguidance.*pip install llguidance brings it"
     ) as caught:
         engine.compile(Constraint.of_json()).result()
     assert (caught.value.status, caught.value.code) == (400, "unsupported_parameter")

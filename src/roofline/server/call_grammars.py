@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
 from roofline.engine.constraint import Constraint, refuse
-from roofline.engine.constraints.schemas import for_library
+from roofline.engine.constraints.schemas import check
 from roofline.text.replies.call_formats import HermesCalls, MistralCalls
 from roofline.text.replies.reasoning import CLOSE
 from roofline.text.replies.reasoning import OPEN as THINK
@@ -102,7 +102,7 @@ def _parameters(tool: Tool) -> JsonObject | None:
         return None
     assert isinstance(schema, dict), "the reader of the API has checked it"
     try:
-        for_library(schema)
+        check(schema)
     except ValueError as error:
         refuse(f"the parameters of {function['name']!r} cannot be kept to: {error}")
     return schema

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from roofline.common.json_depth import json_depth_within
 from roofline.common.json_types import JsonObject
 from roofline.engine.constraint import MAX_DEPTH
+from roofline.engine.constraints.lookaheads import Patterns
 from roofline.engine.constraints.schema_numbers import Refused, bounds, exact, multiple, refuse_products
 
 # Spaces and line breaks between two elements of JSON: as many as indentation needs, not as many as a model may repeat.
@@ -36,16 +37,24 @@ _LARK = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\])+/|(?:\#|//)[^\n]*|<[^<>
 Place = tuple[str, ...]
 
 
-def for_library(schema: JsonObject) -> JsonObject:
-    """A schema as the library holds answers to it. Raises ValueError with the place of what it could not."""
+def check(schema: JsonObject) -> None:
+    """Raise ValueError for a schema that `for_library` refuses, but for its patterns, which take longer."""
+    _Preparation(schema, None).schema(schema, ())
+
+
+def for_library(schema: JsonObject, patterns: Patterns | None = None) -> JsonObject:
+    """A schema as the library holds answers to it. Raises ValueError with the place of what it could not.
+
+    patterns: of the form that the schema is a part of.
+    """
     options = {"x-guidance": OPTIONS}
-    prepared = _Preparation(schema).schema(schema, ())
+    prepared = _Preparation(schema, patterns or Patterns()).schema(schema, ())
     return (prepared if isinstance(prepared, dict) else {"anyOf": [prepared]}) | options
 
 
 def grammar_for_library(grammar: str) -> str:
     """A grammar in Lark's notation whose JSON schemas are as `for_library` has them. Raises ValueError."""
-    parts: list[str] = []
+    parts, patterns = list[str](), Patterns()
     at = 0
     while (token := _LARK.search(grammar, at)) is not None:
         parts.append(grammar[at : token.end()])
@@ -58,7 +67,7 @@ def grammar_for_library(grammar: str) -> str:
             raise ValueError(f"what follows %json is no JSON: {error}") from None
         if not json_depth_within(grammar[at:end].encode(), MAX_DEPTH):
             raise ValueError(f"a JSON schema is nested more than {MAX_DEPTH} deep")
-        prepared, at = for_library(schema) if isinstance(schema, dict) else schema, end
+        prepared, at = for_library(schema, patterns) if isinstance(schema, dict) else schema, end
         parts.append(json.dumps(prepared, ensure_ascii=False))
     return "".join([*parts, grammar[at:]])
 
@@ -66,7 +75,8 @@ def grammar_for_library(grammar: str) -> str:
 class _Preparation:
     """Goes through one schema, and knows which parts of it references make schemas."""
 
-    def __init__(self, document: JsonObject) -> None:
+    def __init__(self, document: JsonObject, patterns: Patterns | None) -> None:
+        self._patterns = patterns
         self._referred = {_pointer(reference) for reference in _references(document)}
         factors = [value for key, value in _pairs(document) if key == "multipleOf"]
         if len(factors) > 1 and any(key in _COMBINING for key, _ in _pairs(document)):
@@ -93,6 +103,8 @@ class _Preparation:
         return prepared
 
     def _keyword(self, key: str, value: object, place: Place) -> object:
+        if key == "patternProperties" and isinstance(value, dict):
+            return {self._pattern(name, (key,)): self.schema(item, (*place, name)) for name, item in value.items()}
         if key in _NAMED and isinstance(value, dict):
             return {name: self.schema(item, (*place, name)) for name, item in value.items()}
         if key in _SEVERAL or (key in _ONE and isinstance(value, list)):
@@ -104,11 +116,19 @@ class _Preparation:
             return exact(value, (key,))
         if key == "enum" and isinstance(value, list):
             return [exact(item, (key, str(number))) for number, item in enumerate(value)]
+        if key == "pattern" and isinstance(value, str):
+            return self._pattern(value, (key,))
         if key == "multipleOf":
             return multiple(value)
         if key == "format":
             return value if not isinstance(value, str) or value in FORMATS else None
         return self._unknown(value, place)
+
+    def _pattern(self, pattern: str, place: Place) -> str:
+        try:
+            return pattern if self._patterns is None else self._patterns.of(pattern)
+        except ValueError as error:
+            raise Refused(str(error), place) from None
 
     def _unknown(self, value: object, place: Place) -> object:
         """The value of a keyword that holds no schemas, unless a reference leads into it."""
