@@ -116,7 +116,7 @@ def test_llama_cpp_computes_the_adapters_that_are_written(name: str, llama_cpp: 
 
 
 @pytest.mark.parametrize("prefixed", [True, False])
-def test_a_sentencepiece_folder_has_the_same_ids(prefixed: bool, llama_cpp: str, tmp_path: Path) -> None:
+def test_a_sentencepiece_folder_has_the_same_ids(prefixed: bool, llama_cpp: LlamaCpp, tmp_path: Path) -> None:
     """With <unk> among its added tokens, runs of spaces that are tokens, and one token more than the model has rows."""
     model = theirs(CONFIGS["llama"] | {"vocab": 320})
     model.save_pretrained(tmp_path / "model")
@@ -130,15 +130,9 @@ def test_a_sentencepiece_folder_has_the_same_ids(prefixed: bool, llama_cpp: str,
     assert result.exit_code == 0, result.output
     tokenizer = load_text_of(str(tmp_path / "model"))[0]
     texts = ["hi  there", "<unk> x<s> </s> hi", "a" + " " * 40 + "hi\n\n  x", " hi", "", "é<0x0A>", "if x:\n        hi"]
-    script = Path(__file__).with_name("llama_cpp_ids.py")
-    done = subprocess.run(
-        [llama_cpp, script, file], input=json.dumps(texts), capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    ours = [
-        [tokenizer.encode(text, add_special=True, parse_special=parse) for parse in (False, True)] for text in texts
-    ]
-    assert json.loads(done.stdout) == ours
+    for parse in (False, True):
+        ours = [tokenizer.encode(text, add_special=True, parse_special=parse) for text in texts]
+        assert llama_cpp.token_ids(file, texts, tmp_path / "ids.json", parse_special=parse) == ours
 
 
 def visible_spaces_json(rows: int, prefixed: bool) -> dict[str, Any]:

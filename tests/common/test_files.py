@@ -101,6 +101,20 @@ def test_a_user_without_a_home_has_one_among_the_temporary_files(tmp_path, monke
         env.home()
 
 
+def test_forms_of_answers_are_part_of_the_plain_install_and_imported_when_one_is_asked_for(run_python):
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert any(package.startswith("llguidance") for package in project["dependencies"])
+    assert project["optional-dependencies"]["structured"] == [], "roofline[structured] can still be named"
+    imported = run_python("""if True:
+        import sys
+        import roofline.cli.main, roofline.engine.process.main, roofline.server.serve
+        print([name for name in sys.modules if name.startswith(("llguidance", "cryptography", "torch"))])
+    """)
+    assert imported.strip() == "[]"
+
+
 def test_a_missing_package_is_one_line_with_the_command_that_mends_it(run_python):
     code = """if True:
         import sys

@@ -56,7 +56,6 @@ def test_anthropic(served):
 
 
 def test_anthropic_calls_tools(served):
-    pytest.importorskip("llguidance", reason="the extra `structured` is not installed")
     client = anthropic.Anthropic(base_url=served.address, api_key="none", max_retries=0, timeout=120)
     schema = {"type": "object", "properties": {"place": {"enum": ["Paris", "Rome"]}}, "required": ["place"]}
     tool = {
@@ -131,7 +130,6 @@ def test_text_generation_inference_and_others_agree(served):
 
 
 def test_answers_have_the_form_that_is_wanted(served):
-    pytest.importorskip("llguidance", reason="the extra `structured` is not installed")
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     client = anthropic.Anthropic(base_url=served.address, api_key="none", max_retries=0, timeout=120)
     form = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}

@@ -1,7 +1,6 @@
 """Answers built from events, and the models and texts that an LLM makes them with."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from engine_fakes import FakeExecutable, loaded_text
@@ -11,7 +10,9 @@ from roofline.engine.answers import AnswerBuilder, LocalAnswers
 from roofline.engine.events import Event, TokenLogprob, Usage
 from roofline.engine.local import LocalEngine
 from roofline.engine.pooling import Pooling
+from roofline.text.replies.parser import TextDelta
 from roofline.text.streaming import stops
+from roofline.text.streaming.stops import Delta
 
 GREEDY = SamplingParams(temperature=0, max_tokens=3)
 CHAT = [{"role": "user", "content": "hi"}]
@@ -29,11 +30,11 @@ class Letters:
         text = "".join(map(chr, ids))
         if self._stop is not None and self._stop in text:
             self.stopped = self._stop
-            return SimpleNamespace(text=text.split(self._stop)[0], stopped=self._stop, used=text.index(self._stop) + 1)
-        return SimpleNamespace(text=text, stopped=None, used=len(ids))
+            return Delta(text.split(self._stop)[0], self._stop, text.index(self._stop) + 1)
+        return Delta(text, None, len(ids), [TextDelta(text)])
 
-    def finish(self):
-        return "."
+    def end(self, *, cut):
+        return Delta("!" if cut else ".", None, 0, [TextDelta("!" if cut else ".")])
 
 
 def event(text, reason=None, stop_id=None):
@@ -48,6 +49,7 @@ def test_text_is_read_once_and_nothing_is_billed_behind_the_end():
     assert (builder.read(), builder.read(), builder.running) == ("ab", "", True)
     piece = builder.push(event("cd", "stop", ord("d")))
     assert (piece.text, piece.tokens, len(piece.logprobs), piece.finish_reason) == ("c.", 2, 1, "stop")
+    assert piece.parts == [TextDelta("c"), TextDelta(".")]
     assert (builder.read(), builder.text, builder.running) == ("c.", "abc.", False)
     piece = builder.push(event("e"))
     assert (piece.text, piece.tokens, len(piece.logprobs), piece.finish_reason) == ("", 0, 0, None)
@@ -65,6 +67,26 @@ def test_a_stop_string_ends_an_answer_that_the_engine_goes_on_with():
     assert (builder.running, builder.result().finish_reason) == (False, "stop")
 
 
+def test_an_answer_that_was_cut_ends_as_one():
+    assert AnswerBuilder(Letters(), logprobs=False).push(event("ab", "length")).text == "ab!"
+
+
+def test_a_stop_string_waits_for_the_least_number_of_tokens():
+    """Also for one that began before."""
+    llm = LLM(loaded_text())
+    params = {"temperature": 0, "ignore_eos": True, "max_tokens": 12}
+    (free,) = llm.generate("abc", SamplingParams(**params))
+    letters = [llm.tokenizer.decode([token]) for token in free.ids]  # "" of a special token
+    for at in range(len(free.text) - 1):
+        stop = free.text[at : at + 2]
+        ends = [n for n in range(1, 13) if letters[n - 1] and "".join(letters[:n]).endswith(stop)]
+        for least in (0, 3, 12):
+            (answer,) = llm.generate("abc", SamplingParams(**params, stop=stop, min_tokens=least))
+            end = next((end for end in ends if end > least), None)
+            assert answer.text == (free.text if end is None else "".join(letters[:end])[: -len(stop)])
+            assert (answer.finish_reason, len(answer.ids)) == (("length", 12) if end is None else ("stop", end))
+
+
 def test_ids_alone_have_no_text():
     builder = AnswerBuilder(None, logprobs=False)
     assert builder.push(event("ab", "length")).tokens == 2
@@ -75,9 +97,9 @@ def test_answers_begin_a_text_in_chat_alone(monkeypatch):
     starts = []
 
     class Recorded(stops.TextStream):
-        def __init__(self, tokenizer, stop, *, at_start):
+        def __init__(self, tokenizer, stop, *, at_start, **options):
             starts.append(at_start)
-            super().__init__(tokenizer, stop, at_start=at_start)
+            super().__init__(tokenizer, stop, at_start=at_start, **options)
 
     monkeypatch.setattr(stops, "TextStream", Recorded)
     llm = LLM(loaded_text())

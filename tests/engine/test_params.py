@@ -54,7 +54,7 @@ BAD = [
     ("logprobs", -1),
     ("n", 0),
     ("n", 129),
-    ("max_tokens", 0),
+    ("max_tokens", -1),
     ("min_tokens", -1),
     ("stop", [""]),
     ("stop", [3]),
@@ -92,7 +92,7 @@ GOOD = [
         ("logprobs", 20),
         ("n", 1),
         ("n", 128),
-        ("max_tokens", 1),
+        ("max_tokens", 0),
     ),
     *(("min_tokens", 0), ("stop_token_ids", [0]), ("prompt_logprobs", 0), ("prompt_logprobs", 20)),
     *(("top_k", 2**31 - 1), ("max_tokens", 2**31 - 1), ("min_tokens", 2**31 - 1)),  # int32 on the way to a kernel

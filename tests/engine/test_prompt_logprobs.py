@@ -6,6 +6,7 @@ from engine_fakes import FakeExecutable, QueueingFake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roofline.common.errors import CapacityError
 from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
@@ -89,6 +90,23 @@ def test_every_schedule_tells_the_same(toy, tokens, rows, num_pages, config, job
     for number, (length, top, _) in enumerate(jobs):
         expected = plain(PROMPT[:length], top) if top is not None else []
         assert told(scores.get(str(number), [])) == expected
+
+
+@pytest.mark.parametrize("toy", [FakeExecutable, QueueingFake])
+def test_a_prompt_is_told_without_an_answer_also_where_it_fills_the_context(toy):
+    engine = LocalEngine(toy(tokens=20, max_context=len(PROMPT)))
+    params = {"max_tokens": 0, "n": 2, "prompt_logprobs": 1, "logprobs": 1}
+    engine.submit(PROMPT, SamplingParams(**params), request_id="a")
+    engine.submit(PROMPT[:7], SamplingParams(temperature=0, max_tokens=5), request_id="beside")
+    scores, ids, last = run(engine)
+    assert told(scores["a"]) == plain(PROMPT, 1)
+    assert list(ids) == [("beside", 0)]
+    for index in range(2):
+        event = last["a", index]
+        assert (event.ids, event.finish_reason, event.stop_id) == ([], "length", None)
+        assert event.usage.completion_tokens == 0
+    with pytest.raises(CapacityError):
+        engine.submit([*PROMPT, 1], SamplingParams(max_tokens=0))
 
 
 def test_a_cached_prefix_is_computed_again():

@@ -24,6 +24,7 @@ from roofline.server.models import Models
 from roofline.server.protocol import BoundedProtocol
 from roofline.server.routes.page import FOLDER
 from roofline.text.replies.reply_format import ReplyFormat
+from roofline.text.streaming.stops import TextStream
 from tests.browser import CHROMIUM, MISSING, Browser, Page
 
 EOS = 256
@@ -31,7 +32,7 @@ VOCAB = 300
 
 
 class BytesText:
-    """Ids are bytes; 256 ends a generation. Stop strings are looked for in whole text, naively."""
+    """Ids are bytes; 256 ends a generation."""
 
     eos_ids = (EOS,)
     reply_format = ReplyFormat("hermes", thinks=True, takes_tools=True)
@@ -63,33 +64,18 @@ class BytesText:
     def token_bytes(self, token):
         return bytes([token]) if token < 256 else b""
 
-    def stream(self, stop: Sequence[str], *, at_start: bool, shown=frozenset(), include_stop=False):
-        return BytesStream(stop, include_stop)
+    def stream(self, stop: Sequence[str], **options):
+        return TextStream(BytesTokenizer(), stop, **options)
 
 
-class BytesStream:
-    def __init__(self, stop, include_stop):
-        self.include_stop = include_stop
-        self.stop, self.held, self.sent, self.stopped = stop, b"", 0, None
+class BytesTokenizer:
+    """What a stream of text asks of a tokenizer."""
 
-    def push(self, ids):
-        for used, token in enumerate(ids, 1):
-            self.held += bytes([token])
-            text = self.held.decode("utf-8", "ignore")
-            for stop in self.stop:
-                if stop in text:
-                    end = text.index(stop) + (len(stop) if self.include_stop else 0)
-                    new, self.sent, self.stopped = text[self.sent : end], len(text), stop
-                    return SimpleNamespace(text=new, stopped=stop, used=used)
-        text = self.held.decode("utf-8", "ignore")
-        safe = len(text) - (max(map(len, self.stop), default=1) - 1)
-        new, self.sent = text[self.sent : max(safe, self.sent)], max(safe, self.sent)
-        return SimpleNamespace(text=new, stopped=None, used=len(ids))
+    special_ids = frozenset([EOS])
+    strip_space = False
 
-    def finish(self):
-        text = self.held.decode("utf-8", "replace")
-        new, self.sent = text[self.sent :], len(text)
-        return new
+    def token_bytes(self, token):
+        return bytes([token]) if token < 256 else b""
 
 
 class FakeEngine:
@@ -154,6 +140,10 @@ class FakeEngine:
             if params.pooling is not None:
                 await asyncio.sleep(self.delay)
                 yield self._vector(ids, params.pooling, request_id)
+                return
+            if params.max_tokens == 0:
+                for index in range(params.n):
+                    yield Event(request_id, index, [], finish_reason="length", usage=Usage(len(ids), 0, 0, 7))
                 return
             limit = params.max_tokens or 1000
             for step in range(len(self.answer) + 1):

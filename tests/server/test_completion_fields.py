@@ -2,10 +2,12 @@
 
 import json
 
+import msgspec
 import pytest
 
 from roofline.engine.events import Event, TokenLogprob, Usage
 from roofline.server.limits import Limits
+from roofline.server.routes.openai import read
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = {"model": "tiny", "prompt": "Say"}
@@ -73,6 +75,61 @@ def test_echoed_log_probabilities_begin_with_those_of_the_prompt(call, scores_pr
             "top_logprobs": [None, *([top] * (len(prompt) - 1)), {"\0": -1.0}, {"\0": -1.0}],
             "text_offset": list(range(len(prompt) + 2)),
         }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_is_told_without_an_answer(call, engine, scores_prompts, stream):
+    """As harnesses ask for the log-probabilities of a text."""
+    body = {**PROMPT, "prompt": ["ABC", "DE"], "n": 2, "echo": True, "logprobs": 1, "max_tokens": 0, "stream": stream}
+    response = call("POST", TEXT, json={**body, "stream_options": {"include_usage": True}} if stream else body)
+    assert response.status_code == 200
+    told = [["", [], None] for _ in range(4)]
+    parts = events(response) if stream else [response.json()]
+    for each in parts:
+        for choice in each["choices"]:
+            told[choice["index"]][0] += choice["text"]
+            told[choice["index"]][1] += choice["logprobs"]["token_logprobs"]
+            told[choice["index"]][2] = choice["finish_reason"]
+    assert told == [
+        [text, [None, *(-float(i) for i in range(1, len(text)))], "length"] for text in ("ABC", "ABC", "DE", "DE")
+    ]
+    assert parts[-1]["usage"]["completion_tokens"] == 0
+    assert call("POST", TEXT, json={**PROMPT, "max_tokens": 0}).json()["choices"][0]["text"] == ""
+    receipt = call("POST", TEXT, json={**PROMPT, "max_tokens": 0, "receipt": True})
+    assert (receipt.status_code, receipt.json()["error"]["param"]) == (400, "receipt")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {**TURN, "max_tokens": 0}),
+        (CHAT, {**TURN, "max_completion_tokens": 0}),
+        ("/generate", {"inputs": "a", "parameters": {"max_new_tokens": 0}}),
+        ("/v1/responses", {"model": "tiny", "input": "a", "max_output_tokens": 0}),
+        ("/v1/messages", {"model": "tiny", "messages": TURN["messages"], "max_tokens": 0}),
+        (TEXT, {**PROMPT, "max_tokens": 0, "use_beam_search": True, "temperature": 0}),
+    ],
+)
+def test_other_answers_have_a_token_at_least(call, engine, path, body):
+    assert call("POST", path, json=body).status_code == 400
+    assert not engine.submitted
+
+
+def test_the_longest_answer_that_nobody_gave_is_what_fits(call, engine, make_context):
+    engine.description = msgspec.structs.replace(engine.description, max_model_len=20)
+    for length, fields, longest in (
+        (3, {}, 16), (10, {}, 10), (19, {}, 1), (30, {"truncate_prompt_tokens": 18}, 2), (3, {"min_tokens": 17}, 17),
+    ):  # fmt: skip
+        body = {**PROMPT, "prompt": ["a", "x" * length], **fields}
+        assert call("POST", TEXT, json=body).status_code == 200
+        assert engine.submitted[-1][1].max_tokens == longest
+    for fields in ({"max_tokens": 2}, {"min_tokens": 2}):
+        refused = call("POST", TEXT, json={**PROMPT, "prompt": "x" * 19, **fields})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    searched = read.completion(
+        json.dumps({**PROMPT, "prompt": "x" * 17, "use_beam_search": True}).encode(), make_context()
+    )
+    assert searched.beams.max_tokens == 3
 
 
 def test_prompt_logprobs_have_vllms_form(call, scores_prompts):

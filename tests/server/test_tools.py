@@ -6,7 +6,9 @@ from random import Random
 import openai
 import pytest
 
+from roofline import Constraint
 from roofline.common.errors import RequestError
+from roofline.engine.constraints import library
 from roofline.server.call_grammars import forced_calls, optional_calls
 from roofline.server.text_side import TextSide
 from roofline.text.replies.parser import Reply
@@ -204,6 +206,109 @@ def test_an_answer_goes_on_from_its_beginning():
         prompt("{% for m in messages %}{{ m.content | upper }}{% endfor %}", begun, continues=True)
 
 
+STOPPED = (
+    "<think>One.\n\nTwo.</think>I look.\n<tool_call>\n" + '{"name": "add", "arguments": {"a": {"b": 1}}}\n</tool_call>'
+)
+APIS = {
+    PATH: CHAT,
+    "/v1/messages": {
+        **{"model": "tiny", "max_tokens": 200, "messages": CHAT["messages"]},
+        "tools": [{"name": "add", "input_schema": {"type": "object"}}],
+    },
+    "/v1/responses": {
+        **{"model": "tiny", "input": "Hi"},
+        "tools": [{"type": "function", "name": "add", "parameters": {"type": "object"}}],
+    },
+    "/api/chat": {"model": "tiny", "messages": CHAT["messages"], "tools": TOOLS},
+}
+
+
+def stop_fields(path, stop):
+    if path == "/api/chat":
+        return {"options": {"stop": stop}}
+    return {"stop_sequences" if path == "/v1/messages" else "stop": stop}
+
+
+@pytest.mark.parametrize("path", APIS)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stop", ["\n\n", "Two", "}", '"', "name", "<tool_call>", "add"])
+def test_stop_strings_are_not_looked_for_in_reasoning_and_calls(call, engine, path, stream, stop):
+    engine.answer = STOPPED.encode()
+    plain = call("POST", path, json={**APIS[path], "stream": stream})
+    cut = call("POST", path, json={**APIS[path], "stream": stream, **stop_fields(path, [stop])})
+    assert plain.status_code == cut.status_code == 200, cut.text
+    told = told_of(path, plain.text, stream)
+    assert (*told[:2], json.loads(told[2])) == ("I look.", "One.\n\nTwo.", {"a": {"b": 1}})
+    assert told_of(path, cut.text, stream) == told
+
+
+@pytest.mark.parametrize("path", APIS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_strings_end_the_text_that_is_told(call, engine, path, stream):
+    engine.answer = STOPPED.encode()
+    body = {**APIS[path], "stream": stream, **stop_fields(path, [" look"])}
+    text, reasoning, arguments, reason = told_of(path, call("POST", path, json=body).text, stream)
+    assert (text, reasoning, arguments) == ("I", "One.\n\nTwo.", "")
+    assert reason in ("stop", "stop_sequence", "completed")
+
+
+def told_of(path, body, stream):
+    """Text, reasoning, arguments of calls, and why it ended, of an answer of any API."""
+    if not stream:
+        parts = [json.loads(body)]
+    elif path == "/api/chat":
+        parts = [json.loads(line) for line in body.splitlines()]
+    else:
+        lines = [line.removeprefix("data: ") for line in body.splitlines() if line.startswith("data: {")]
+        parts = [json.loads(line) for line in lines]
+    text = reasoning = arguments = ""
+    reason = None
+    for part in parts:
+        if path == PATH:
+            choice = part["choices"][0]
+            message = choice.get("message") or choice.get("delta")
+            reason = choice["finish_reason"] or reason
+            text += message.get("content") or ""
+            reasoning += message.get("reasoning_content") or ""
+            arguments += "".join(each["function"]["arguments"] for each in message.get("tool_calls") or ())
+        elif path == "/api/chat":
+            message, reason = part["message"], part.get("done_reason")
+            text += message["content"]
+            reasoning += message.get("thinking", "")
+            arguments += "".join(json.dumps(each["function"]["arguments"]) for each in message.get("tool_calls", ()))
+        elif path == "/v1/messages":
+            blocks = part.get("content", [part.get("delta", {})])
+            reason = part.get("stop_reason") or part.get("delta", {}).get("stop_reason") or reason
+            text += "".join(block.get("text", "") for block in blocks)
+            reasoning += "".join(block.get("thinking", "") for block in blocks)
+            arguments += "".join(json.dumps(block["input"]) for block in blocks if block.get("input"))
+            arguments += part.get("delta", {}).get("partial_json", "")
+        else:
+            response = part.get("response", part)
+            reason = response.get("status", reason)
+            if part.get("type", "response.completed") not in ("response.completed", "response.incomplete"):
+                continue
+            for item in response["output"]:
+                texts = "".join(each["text"] for each in item.get("content", ()))
+                text += texts if item["type"] == "message" else ""
+                reasoning += texts if item["type"] == "reasoning" else ""
+                arguments += item.get("arguments", "")
+    return text, reasoning, arguments, reason
+
+
+@pytest.mark.parametrize("path", APIS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_was_cut_before_its_name_is_no_text(call, engine, path, stream):
+    engine.answer = STOPPED.partition("</think>")[2].partition("\n")[2].encode()
+    field = {PATH: "max_tokens", "/v1/messages": "max_tokens", "/v1/responses": "max_output_tokens"}.get(path)
+    for most in (1, 5, 11, 12, 20, 24):
+        limit = {"options": {"num_predict": most}} if field is None else {field: most}
+        response = call("POST", path, json={**APIS[path], "stream": stream, **limit})
+        text, _, arguments, reason = told_of(path, response.text, stream)
+        assert (text, arguments) == ("", "")
+        assert reason in ("length", "max_tokens", "incomplete")
+
+
 def test_a_prompt_that_opens_the_reasoning_is_noticed():
     text = TextSide(Tokens(), ChatTemplate(NATIVE))
     assert text.ends_thinking(text.encode_chat(TURNS, variables={"thinking": True}))
@@ -332,6 +437,10 @@ OTHER_APIS = {
         {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9},
         {"name": "f", "input_schema": {"type": "object", "x-a": 1}},
     ),
+    "/api/chat": (
+        {"messages": [{"role": "user", "content": "a"}]},
+        {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "x-a": 1}}},
+    ),
 }
 
 
@@ -339,7 +448,11 @@ OTHER_APIS = {
 def test_other_apis_have_strict_tools_too(call, engine, path):
     body, tool = OTHER_APIS[path]
     for value, count in ((True, 1), (False, 0), (None, 0)):
-        body_now = {"model": "tiny", **body, "tools": [{**tool, "strict": value}]}
+        if "function" in tool:
+            tool_now = {**tool, "function": {**tool["function"], "strict": value}}
+        else:
+            tool_now = {**tool, "strict": value}
+        body_now = {"model": "tiny", **body, "tools": [tool_now]}
         response = call("POST", path, json=body_now)
         assert response.status_code == 200, response.text
         constraint = engine.submitted[-1][1].constraint
@@ -359,18 +472,18 @@ def test_a_format_whose_mark_is_no_text_refuses_strict_tools(call, engine, make_
 def allowed(grammar: str, text: str) -> bool:
     """Whether an answer may be this text."""
     llguidance = pytest.importorskip("llguidance")
-    matcher = llguidance.LLMatcher(
-        llguidance.LLTokenizer("byte"), llguidance.LLMatcher.grammar_from_lark(grammar), log_level=0
-    )
+    matcher = library.compiled(llguidance.LLTokenizer("byte"), library.notation(Constraint.of_lark(grammar)))
     return matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting()
 
 
-GOOD, BAD = '"x": 1', '"y": 1'
-CALL_TEXTS = {
+FORMS_OF_CALLS = {
     "hermes": '<tool_call>\n{"name": "add", "arguments": {%s}}\n</tool_call>',
     "json": '{"name": "add", "arguments": {%s}}',
+    "llama3": '{"name": "add", "parameters": {%s}}',
+    "mistral": '[TOOL_CALLS][{"name": "add", "arguments": {%s}}]',
 }
-CALL_TEXTS["llama3"] = CALL_TEXTS["json"].replace("arguments", "parameters")
+GOOD, BAD = '"x": 1', '"y": 1'
+CALL_TEXTS = {form: text for form, text in FORMS_OF_CALLS.items() if form != "mistral"}
 
 
 @pytest.mark.parametrize("form", CALL_TEXTS)
@@ -392,6 +505,57 @@ def test_with_strict_tools_text_is_free_and_calls_are_not(form, thinking, severa
         assert allowed(rules, f"{before}{one}; {one}") == several
         assert allowed(rules, f"<think>Hm {{</think>\n{one}")
         assert not allowed(rules, f"{before}{{")
+
+
+@pytest.mark.parametrize("form", FORMS_OF_CALLS)
+@pytest.mark.parametrize("function", [{}, {"parameters": None}, {"parameters": {}}])
+def test_a_forced_call_of_a_function_without_parameters_has_none(form, function):
+    grammar = forced_calls(form, [{"function": {"name": "add", **function}}], several=False, thinking=False).text
+    texts = [FORMS_OF_CALLS[form] % arguments for arguments in ("", '"ARGUMENT": "Paris"')]
+    assert [allowed(grammar, text) for text in texts] == [True, False]
+    if form != "mistral":
+        tools = [{"function": {"name": "add", **function}}]
+        strict_too = optional_calls(form, tools, {"add"}, several=False, thinking=False).text
+        assert [allowed(strict_too, text) for text in texts] == [True, False]
+
+
+@pytest.mark.parametrize("form", FORMS_OF_CALLS)
+def test_white_space_in_calls_is_bounded_as_in_other_json(form):
+    tools = [{"function": {"name": "add", "parameters": SCHEMA}}]
+    grammar = forced_calls(form, tools, several=False, thinking=False).text
+    texts = [FORMS_OF_CALLS[form] % f'"x":{" " * count}1' for count in (0, 64, 65)]
+    assert [allowed(grammar, text) for text in texts] == [True, True, False]
+
+
+EXACT = {"type": "object", "properties": {"id": {"const": 2**60 + 1}}}
+FORCED = {
+    PATH: {"tools": [{"type": "function", "function": {"name": "f", "parameters": EXACT}}], "tool_choice": "required"},
+    "/v1/messages": {"tools": [{"name": "f", "input_schema": EXACT}], "tool_choice": {"type": "any"}},
+    "/v1/responses": {
+        "tools": [{"type": "function", "name": "f", "parameters": EXACT}],
+        "tool_choice": "required",
+    },
+    "/api/chat": {"tools": [{"type": "function", "function": {"name": "f", "parameters": EXACT, "strict": True}}]},
+}
+
+
+@pytest.mark.parametrize("path", FORCED)
+def test_a_schema_that_calls_cannot_be_held_to_is_refused_by_fields_that_the_api_has(call, engine, path):
+    error = call("POST", path, json={**APIS[path], **FORCED[path]})
+    assert error.status_code == 400
+    problem = "tools: the parameters of 'f' cannot be kept to: properties.id.const: 1152921504606846977 cannot be held"
+    assert problem in error.text
+    assert not engine.submitted
+
+    async def submit(ids, params, **options):
+        raise RequestError(400, "invalid_value", "constraint: the grammar cannot be compiled: x", param="constraint")
+
+    engine.submit = submit
+    fine = json.loads(json.dumps(FORCED[path]).replace(str(2**60 + 1), "1"))
+    error = call("POST", path, json={**APIS[path], **fine, "stream": False})
+    assert error.status_code == 400
+    assert "tools: the grammar cannot be compiled: x" in error.text
+    assert "constraint" not in error.text
 
 
 def test_tools_that_are_left_out_may_be_strict(call):

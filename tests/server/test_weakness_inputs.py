@@ -12,7 +12,7 @@ import pytest
 from roofline.common.errors import RooflineError
 from roofline.server.routes.openai.read import chat
 from roofline.text.replies.call_formats import HermesCalls, MistralCalls, ObjectCalls
-from roofline.text.replies.parser import CallDelta, TextDelta, parse_more
+from roofline.text.replies.parser import CallDelta, TextDelta
 from roofline.text.templates.template import ChatTemplate
 from tests.server.text_sides import END, START, chatml
 
@@ -99,7 +99,7 @@ def test_class_d_a_form_is_refused_or_taken_and_nothing_hangs(call, fields):
 def test_class_d_parsers_of_answers_take_time_in_proportion(calls, text):
     """A hundred thousand characters of marks that begin and never end."""
     parser = calls(["f"])
-    shown = parse_more(parser, text * (100_000 // len(text)), last=True)
+    shown = [*parser.push(text * (100_000 // len(text))), *parser.finish()]
     assert all(isinstance(delta, TextDelta | CallDelta) for delta in shown)
 
 
@@ -145,6 +145,7 @@ CODE = "__import__('os').system('touch {0}')"
 )
 def test_class_h_code_that_a_model_writes_is_text(tmp_path, calls, text):
     code = CODE.format(tmp_path / "run")
-    shown = parse_more(calls(["f"]), text.format(code), last=True)
+    parser = calls(["f"])
+    shown = [*parser.push(text.format(code)), *parser.finish()]
     assert code in "".join(delta.text if isinstance(delta, TextDelta) else delta.arguments or "" for delta in shown)
     assert not (tmp_path / "run").exists()

@@ -7,6 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_samples import AWKWARD
 
+from roofline.text.replies.call_formats import HermesCalls
+from roofline.text.replies.parser import Reply
+from roofline.text.replies.reasoning import ThinkingReply
 from roofline.text.streaming.stops import Detokenizer, StopStrings, TextStream
 from roofline.text.tokenizers.tokenizer import Tokenizer
 
@@ -120,6 +123,67 @@ def test_streams_do_not_depend_on_portions(
     elif not byte_bpe.decode(ids[:used]).endswith("\ufffd"):
         # the token that completed the stop string is the last one used
         assert stop in byte_bpe.decode(ids[:used])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.text(alphabet="ab<", max_size=20),
+    stops=st.lists(st.text(alphabet="ab<", min_size=1, max_size=4), min_size=1, max_size=3),
+    least=st.integers(0, 20),
+    cuts=st.lists(st.integers(1, 4), min_size=1, max_size=5),
+)
+def test_stop_strings_wait_for_the_least_number_of_tokens(
+    byte_bpe: Tokenizer, text: str, stops: list[str], least: int, cuts: list[int]
+) -> None:
+    """As in vLLM since its pull request 22014: of its texts after each token, those after the least number of tokens
+    are searched for a stop string that ends in what is new since then."""
+    expected, used = text, len(text)
+    for count in range(least + 1, len(text) + 1):
+        ends = [(len(stop), stop) for stop in stops if text[:count].endswith(stop)]
+        if ends:
+            expected, used = text[: count - max(ends)[0]], count
+            break
+    ids = [token for letter in text if (token := byte_bpe.token_id(letter)) is not None]
+    stream = TextStream(byte_bpe, stops, min_tokens=least)
+    shown, taken = "", 0
+    for part in portions(ids, cuts):
+        delta = stream.push(part)
+        shown, taken = shown + delta.text, taken + delta.used
+    assert (shown + stream.finish(), taken) == (expected, used)
+
+
+ANSWER = '<think>a b\n\nab</think>\n\nb a<tool_call>\n{"name": "f", "arguments": {"x": "ab"}}\n</tool_call>\nab b'
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    stop=st.sampled_from(["ab", "\n\n", "b", "}", "<", '"', "a<tool", "aab", " b", "x", "b\n", "think"]),
+    cuts=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    include=st.booleans(),
+)
+def test_stop_strings_end_what_is_told_and_not_reasoning_or_calls(
+    byte_bpe: Tokenizer, stop: str, cuts: list[int], include: bool
+) -> None:
+    texts, before = ["b a", "ab b"], ""  # what is told before the call and after it
+    ends = next((number for number, text in enumerate(texts) if stop in text), None)
+    if ends is not None:
+        before = texts[ends][: texts[ends].index(stop)] + (stop if include else "")
+        texts = [*texts[:ends], before]
+    ids = [token for letter in ANSWER if (token := byte_bpe.token_id(letter.replace(" ", "Ġ").replace("\n", "Ċ")))]
+    assert byte_bpe.decode(ids) == ANSWER
+    reply = ThinkingReply(HermesCalls(["f"]), open=False)
+    stream = TextStream(byte_bpe, [stop], include_stop=include, reply=reply)
+    told, text = Reply(), ""
+    for part in portions(ids, cuts):
+        delta = stream.push(part)
+        told.add(delta.parts)
+        text += delta.text
+    end = stream.end()
+    told.add(end.parts)
+    assert stream.stopped == (stop if ends is not None else None)
+    assert text + end.text == told.text == "".join(texts)
+    assert told.reasoning == "a b\n\nab"
+    assert [call.arguments for call in told.calls] == ([] if ends == 0 else ['{"x": "ab"}'])
 
 
 def test_surplus_tokens_are_not_used(byte_bpe: Tokenizer) -> None:

@@ -159,6 +159,46 @@ def test_formats(name, text, expected):
     assert parsed(FORMATS[name](), text) == expected
 
 
+BEGUN = {
+    "hermes": ["<tool_call>\n" + CALL[:end] for end in range(18)] + ["<tool_call>"[:end] for end in range(1, 12)],
+    "object": [CALL[:end] for end in range(1, 17)] + ["[", "[ {", "<|python_tag|>", "<|python_tag|>{", '{ "name" : "a'],
+    "mistral": ["[TOOL_CALLS][" + CALL[:end] for end in range(16)] + ["[TOOL", "[TOOL_CALLS]", "[TOOL_CALLS]weath"],
+    "thinking hermes": ["<thi", " <", "<think>", "<tool_c"],
+    "open thinking object": ["</thi", "a</think>\n{"],
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in BEGUN.items() for text in texts])
+def test_the_begin_of_a_call_or_a_mark_is_no_text_where_the_longest_answer_cut_it(name, text):
+    for before in ("", "Hm. ") if name in ("hermes", "mistral") else ("",):
+        for pieces in ([before + text], before + text):
+            parser, reply = FORMATS[name](), Reply()
+            for piece in pieces:
+                reply.add(parser.push(piece))
+            reply.add(parser.finish(cut=True))
+            assert (reply.text, reply.reasoning, reply.calls) == (before.strip(), text[:1] * (text[0] == "a"), [])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("object", '{"type": "circle", "parameters": {"r'),
+        ("object", '{"name": "nobo'),
+        ("object", '{"a": [1, 2'),
+        ("object", "[1, 2"),
+        ("hermes", "a < b"),
+        ("hermes", "a \n"),
+        ("thinking hermes", "A <thi"),
+        ("plain", "<tool_call>"),
+    ],
+)
+def test_text_that_was_cut_stays_text(name, text):
+    parser = FORMATS[name]()
+    reply = Reply()
+    reply.add([*parser.push(text), *parser.finish(cut=True)])
+    assert (reply.text, reply.calls) == (text, [])
+
+
 def test_reasoning_that_ended_with_white_space_has_no_more_to_tell():
     parser = ThinkingReply(PlainReply(), open=True)
     assert (parser.push(" Hm. "), parser.finish()) == ([ReasoningDelta("Hm.")], [])

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from roofline.common.errors import UnsupportedError
 
-# Top module -> (the name to install it by, the extra of ours that brings it).
+# Top module -> (the name to install it by, the extra of ours that brings it; "": every install does).
 _PACKAGES = {
     "torch": ("torch", "gpu"),
     "triton": ("triton", "gpu"),
@@ -17,13 +17,13 @@ _PACKAGES = {
     "opentelemetry": ("opentelemetry-sdk and its exporter", "otlp"),
     "obstore": ("obstore", "train"),
     "cryptography": ("cryptography", "receipts"),
-    "llguidance": ("llguidance", "structured"),
+    "llguidance": ("llguidance", ""),
 }
 
 
 def missing_package(error: ImportError) -> UnsupportedError | None:
-    """The error with the command that mends it, where `error` is the import of a package that an extra of ours brings
-    and that is not installed. None otherwise: that is a bug, or a broken package."""
+    """The error with the command that mends it, where `error` is the import of one of these packages, which is not
+    installed. None otherwise: that is a bug, or a broken package."""
     top = (error.name or "").partition(".")[0]
     if not isinstance(error, ModuleNotFoundError) or top not in _PACKAGES:
         return None
@@ -33,7 +33,8 @@ def missing_package(error: ImportError) -> UnsupportedError | None:
         if str(trace.tb_frame.f_globals.get("__name__", "")).startswith(("roofline.train.", "roofline.bench.train")):
             extra = "train"
         trace = trace.tb_next
-    return UnsupportedError(f"running this without {name}", f"pip install 'roofline[{extra}]' brings it")
+    brings = f"'roofline[{extra}]'" if extra else name
+    return UnsupportedError(f"running this without {name}", f"pip install {brings} brings it")
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from roofline.engine.pooling import Pooling
 if TYPE_CHECKING:
     from roofline.engine.local import LocalEngine
     from roofline.engine.progress import ProgressBar
+    from roofline.text.replies.parser import Delta
     from roofline.text.streaming.stops import TextStream
     from roofline.text.tokenizers.tokenizer import Tokenizer
 
@@ -46,13 +47,14 @@ class Answer:
 class Piece:
     """What an event adds to an answer: text, how many ids are billed, the log-probabilities of those that are text.
 
-    The piece with a `finish_reason` is the last.
+    The piece with a `finish_reason` is the last. parts: the text among the reasoning and the calls that came with it.
     """
 
     text: str
     tokens: int = 0
     logprobs: Sequence[TokenLogprob] = ()
     finish_reason: FinishReason | None = None
+    parts: "Sequence[Delta]" = ()
 
 
 class AnswerBuilder:
@@ -100,13 +102,15 @@ class AnswerBuilder:
             return Piece("")
         words = event.ids if event.stop_id is None else event.ids[:-1]  # an id that ends the answer is not text
         text, used = "", len(event.ids)
+        parts: list[Delta] = []
         if self._text is not None:
             delta = self._text.push(words)
-            text = delta.text
+            text, parts = delta.text, list(delta.parts)
             if delta.stopped is not None:
                 used = delta.used
-            elif event.finish_reason is not None:
-                text += self._text.finish()  # the last half of a character may complete a stop string
+            elif event.finish_reason is not None:  # the last half of a character may complete a stop string
+                rest = self._text.end(cut=event.finish_reason == "length")
+                text, parts = text + rest.text, parts + list(rest.parts)
         stopped = self._text.stopped if self._text is not None else None
         if event.finish_reason == "error" or stopped is None:
             self.finish_reason, self.stop = event.finish_reason, event.stop_id
@@ -118,7 +122,7 @@ class AnswerBuilder:
         logprobs = event.logprobs[:used] if event.logprobs else []
         if self.logprobs is not None:
             self.logprobs += logprobs
-        return Piece(text, used, logprobs[: len(words)], self.finish_reason)
+        return Piece(text, used, logprobs[: len(words)], self.finish_reason, parts)
 
     def result(self) -> Answer:
         """The finished answer. Raises RooflineError when the engine failed on it."""
@@ -261,7 +265,7 @@ class LocalAnswers:
                 if self._tokenizer is not None:
                     # Of a form every byte counts, also a space at the beginning.
                     starts = at_start and params.constraint is None
-                    text = TextStream(self._tokenizer, params.stop, at_start=starts)
+                    text = TextStream(self._tokenizer, params.stop, at_start=starts, min_tokens=params.min_tokens)
                 builders[request_id, index] = AnswerBuilder(
                     text, params.logprobs is not None, params.prompt_logprobs is not None and index == 0
                 )

@@ -65,6 +65,7 @@ class BeamSearchParams:
             raise invalid("early_stopping", f"{self.early_stopping!r} is not true, false or 'never'")
         if self.temperature not in (0, 1):
             raise invalid("temperature", "a beam search takes the logits as they are: leave it at 0 or 1")
+        check_integer(self, "max_tokens", 1, 2**31 - 1, optional=True)
         # The other fields mean what they mean to sampling, which checks them.
         shared = {"max_tokens": self.max_tokens, "ignore_eos": self.ignore_eos, "logprobs": self.logprobs}
         checked = SamplingParams(stop_token_ids=self.stop_token_ids, **shared)  # type: ignore[arg-type]

@@ -34,8 +34,9 @@ class SamplingParams(Options):
         prompt_logprobs: as `logprobs`, of the prompt's tokens: each but the first, given those before it. A prompt that
             is told so is computed in smaller chunks, and takes nothing from the prefix cache.
         n: answers to the same prompt, 1 to 128.
-        stop: a string or strings that end the answer, at any length, and are not part of it; found where ids become
-            text. None: none.
+        stop: a string or strings that end the answer and are not part of it; found where ids become text. None: none.
+        max_tokens: 0 computes the prompt, for its log-probabilities, and no answer.
+        min_tokens: neither an id nor a stop string that comes with an earlier token ends the answer.
         prompt_progress: events tell how much of the prompt each step has computed.
         digests: events have a digest of the logits that each id was sampled from (`engine/digests.py`).
         stop_token_ids: ids that end the answer, beside the model's own.
@@ -78,7 +79,7 @@ class SamplingParams(Options):
     prompt_logprobs: int | None = None
     n: int = 1
     max_tokens: int | None = option(
-        None, "Longest answer; without it, what fits.", minimum=1, unit="tokens", topic=SAMPLING
+        None, "Longest answer; without it, what fits.", minimum=0, unit="tokens", topic=SAMPLING
     )
     min_tokens: int = option(
         0, "The answer does not end by itself before it has this many tokens.", minimum=0, unit="tokens", topic=SAMPLING
@@ -116,7 +117,7 @@ class SamplingParams(Options):
         check_integer(self, "logprobs", 0, MAX_LOGPROBS, optional=True)
         check_integer(self, "prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
         check_integer(self, "n", 1, MAX_N)
-        check_integer(self, "max_tokens", 1, 2**31 - 1, optional=True)
+        check_integer(self, "max_tokens", 0, 2**31 - 1, optional=True)
         check_integer(self, "min_tokens", 0, 2**31 - 1)
         for name in ("ignore_eos", "prompt_progress", "digests"):
             if not isinstance(getattr(self, name), bool):

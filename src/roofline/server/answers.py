@@ -56,6 +56,8 @@ class Answers:
                     at_start=generation.at_start and params.constraint is None,  # of a form every byte counts
                     shown=generation.shown,
                     include_stop=generation.include_stop,
+                    min_tokens=params.min_tokens,
+                    reply=generation.parser(),
                 ),
                 params.logprobs is not None,
                 params.prompt_logprobs is not None and number % params.n == 0,
@@ -135,7 +137,7 @@ class Answers:
                     yield prompt * n + event.index, event.progress
                     continue
                 piece = self._piece(prompt, event)
-                if piece.text or piece.logprobs or piece.finish_reason:
+                if piece.parts or piece.logprobs or piece.finish_reason:
                     yield prompt * n + event.index, piece
             context.metrics.request_ended(self.generation.prompt_tokens, time.monotonic() - self.arrived)
         finally:
@@ -159,8 +161,9 @@ class Answers:
     async def complete(self) -> list[Piece]:
         """The choices in order, each as a single piece: all of `pieces` joined."""
         parts: list[list[Piece]] = [[] for _ in self.choices]
-        async for choice, piece in self.pieces():
-            if isinstance(piece, Piece):
+        async for each in self.pieces():
+            choice, piece = each
+            if isinstance(piece, Piece) and each is not ACCEPTED:  # which may come behind the last piece of a choice
                 parts[choice].append(piece)
         return [
             Piece(
@@ -168,6 +171,7 @@ class Answers:
                 sum(piece.tokens for piece in pieces),
                 [token for piece in pieces for token in piece.logprobs],
                 pieces[-1].finish_reason,
+                [part for piece in pieces for part in piece.parts],
             )
             for pieces in parts
         ]

@@ -1,10 +1,12 @@
 """Grammars of answers that call tools, in the format that the model writes and its parser reads."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from roofline.common.errors import RequestError
-from roofline.engine.constraint import Constraint
+from roofline.common.json_types import JsonObject
+from roofline.engine.constraint import Constraint, refuse
+from roofline.engine.constraints.schemas import check
 from roofline.text.replies.call_formats import HermesCalls, MistralCalls
 from roofline.text.replies.reasoning import CLOSE
 from roofline.text.replies.reasoning import OPEN as THINK
@@ -19,6 +21,7 @@ FRAMES = {
     "mistral": (f"{MistralCalls.open}[", ", ", "]", "arguments"),
 }
 ANYTHING = "/(.|\\n)*/"
+ANY_OBJECT = {"type": "object"}
 
 
 def forced_calls(form: str, tools: Sequence[Tool], *, several: bool, thinking: bool) -> Constraint:
@@ -33,7 +36,7 @@ def forced_calls(form: str, tools: Sequence[Tool], *, several: bool, thinking: b
     rules = [f"start: {'thoughts ' if thinking else ''}{_quoted(before)} {_calls(form, several)} {_quoted(after)}"]
     if thinking:
         rules.append(f"thoughts[suffix={_quoted(CLOSE)}]: {ANYTHING}")
-    return Constraint.of_lark("\n".join([*rules, *_call_rules(form, tools)]) + "\n")
+    return Constraint.of_lark("\n".join([*rules, *_call_rules(form, tools, map(_parameters, tools))]) + "\n")
 
 
 def optional_calls(
@@ -70,25 +73,39 @@ def optional_calls(
             "GAP: /[ \\t\\r\\n]*/",
             'TEXT: /[^ \\t\\r\\n{\\[<](.|\\n)*/ | ""',
         ]
-    free = [{"function": {**_function(tool), "parameters": None}} for tool in tools]
-    schemas = [tool if _function(tool)["name"] in strict else other for tool, other in zip(tools, free, strict=True)]
-    return Constraint.of_lark("\n".join([*rules, *_call_rules(form, schemas)]) + "\n")
+    schemas = [_parameters(tool) if _function(tool)["name"] in strict else ANY_OBJECT for tool in tools]
+    return Constraint.of_lark("\n".join([*rules, *_call_rules(form, tools, schemas)]) + "\n")
 
 
 def _calls(form: str, several: bool) -> str:
     return f"call ({_quoted(FRAMES[form][1])} call)*" if several else "call"
 
 
-def _call_rules(form: str, tools: Sequence[Tool]) -> list[str]:
+def _call_rules(form: str, tools: Sequence[Tool], schemas: Iterable[Mapping[str, object] | None]) -> list[str]:
+    """schemas: of the arguments of each tool; None: it has no parameters."""
     key = FRAMES[form][3]
     rules = ["call: " + " | ".join(f"call_{number}" for number in range(len(tools)))]
-    for number, tool in enumerate(tools):
-        function = _function(tool)
-        head = f'{{"name": {json.dumps(function["name"])}, "{key}": '
-        schema = json.dumps(function.get("parameters") or {"type": "object"}, ensure_ascii=False)
+    for number, (tool, schema) in enumerate(zip(tools, schemas, strict=True)):
+        head = f'{{"name": {json.dumps(_function(tool)["name"])}, "{key}": '
+        arguments = '"{}"' if schema is None else f"%json {json.dumps(schema, ensure_ascii=False)}"
         rules.append(f'call_{number}: {_quoted(head)} arguments_{number} "}}"')
-        rules.append(f"arguments_{number}: %json {schema}")
+        rules.append(f"arguments_{number}: {arguments}")
     return rules
+
+
+def _parameters(tool: Tool) -> JsonObject | None:
+    """The schema of a tool's arguments; None where it has no parameters, as OpenAI's reference says of leaving them
+    out. Raises RequestError for one that answers cannot be held to."""
+    function = _function(tool)
+    schema = function.get("parameters")
+    if not schema:
+        return None
+    assert isinstance(schema, dict), "the reader of the API has checked it"
+    try:
+        check(schema)
+    except ValueError as error:
+        refuse(f"the parameters of {function['name']!r} cannot be kept to: {error}")
+    return schema
 
 
 def _function(tool: Tool) -> Mapping[str, object]:

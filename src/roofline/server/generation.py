@@ -76,10 +76,12 @@ def check_own_model(name: str, context: Context) -> None:
         raise RequestError(400, "unsupported_parameter", message, param="model")
 
 
-def sampling_params(values: Mapping[str, object], limits: Limits) -> SamplingParams:
+def sampling_params(values: Mapping[str, object], limits: Limits, least_answer: int = 1) -> SamplingParams:
     """Parameters of sampling from those of a request; None stands for the default. Raises RequestError.
 
-    values: fields of SamplingParams, as JSON has them: `stop` may be a string, keys of `logit_bias` are strings.
+    Args:
+        values: fields of SamplingParams, as JSON has them: `stop` may be a string, keys of `logit_bias` are strings.
+        least_answer: the least `max_tokens` that the API takes.
     """
     values = {name: value for name, value in values.items() if value is not None}
     stop, bias = values.get("stop"), values.get("logit_bias")
@@ -92,6 +94,7 @@ def sampling_params(values: Mapping[str, object], limits: Limits) -> SamplingPar
         several = values.get(name)
         within(name, len(several) if isinstance(several, Sized) else None, 0, most)
     within("n", _integer(values.get("n")), 1, limits.n)
+    within("max_tokens", _integer(values.get("max_tokens")), least_answer, (1 << 31) - 1)
     temperature = values.get("temperature")
     if isinstance(temperature, int | float) and temperature > limits.temperature:
         raise invalid("temperature", f"must be at most {limits.temperature:g}")

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from roofline import bundle
 from roofline.common.errors import RequestError
+from roofline.text.replies.parser import ReplyParser
 from roofline.text.replies.reasoning import OPEN
 from roofline.text.replies.reply_format import ReplyFormat, reply_format
 from roofline.text.streaming.stops import TextStream
@@ -155,13 +156,23 @@ class TextSide:
         at_start: bool,
         shown: Collection[int] = frozenset(),
         include_stop: bool = False,
+        min_tokens: int = 0,
+        reply: ReplyParser | None = None,
     ) -> TextStream:
         """A fresh stream of text that looks for `stop`.
 
-        at_start: the ids do not go on from a text; shown: special tokens that are text here; include_stop: the text
-        ends with the stop string, not before it.
+        at_start: the ids do not go on from a text; shown: special tokens that are text here; include_stop, min_tokens,
+        reply: see `TextStream`.
         """
-        return TextStream(self.tokenizer, stop, at_start=at_start, shown=shown, include_stop=include_stop)
+        return TextStream(
+            self.tokenizer,
+            stop,
+            at_start=at_start,
+            shown=shown,
+            include_stop=include_stop,
+            min_tokens=min_tokens,
+            reply=reply,
+        )
 
 
 def load_text(model: str, backend: str = "cpu", form: Callable[[str], ReplyFormat] = reply_format) -> TextSide:

@@ -97,35 +97,47 @@ def _readings(
     choice: "Choice", reply: Told, receipt: "Receipt", text: "TextSide", request: "Generation | None"
 ) -> Iterator[Told]:
     """All that a server may tell of a choice's ids."""
-    from roofline.text.replies.parser import Reply, parse_more
+    from roofline.text.replies.parser import PlainReply, Reply
 
-    for raw in _texts(choice, receipt, text):
-        if not reply.parsed:
-            yield Told(raw, parsed=False)
-            if request is not None and request.echo:
-                yield Told(request.echo[choice.prompt] + raw, parsed=False)
-            continue
-        for parser in _parsers(reply, request):
-            reading = Reply()
-            reading.add(parse_more(parser, raw, last=True))
-            yield Told(reading.text, reading.reasoning, tuple((call.name, call.arguments) for call in reading.calls))
+    cut = choice.finish_reason == "length"
+    for at_start, shown in _shown(choice, text):
+        for include_stop in (False, True) if receipt.sampling.stop else (False,):
+            for parser in _parsers(reply, request) if reply.parsed else [PlainReply()]:
+                stream = text.stream(
+                    receipt.sampling.stop,
+                    at_start=at_start,
+                    shown=shown,
+                    include_stop=include_stop,
+                    min_tokens=receipt.sampling.min_tokens,
+                    reply=parser,
+                )
+                reading = Reply()
+                reading.add([*stream.push(_text_ids(choice)).parts, *stream.end(cut=cut).parts])
+                calls = tuple((call.name, call.arguments) for call in reading.calls)
+                yield Told(reading.text, reading.reasoning, calls, reply.parsed)
+                if not reply.parsed and request is not None and request.echo:
+                    yield Told(request.echo[choice.prompt] + reading.text, parsed=False)
 
 
-def _texts(choice: "Choice", receipt: "Receipt", text: "TextSide") -> Iterator[str]:
-    """The texts of a choice's ids, each once: with special tokens or without, and with the stop string or without."""
+def _shown(choice: "Choice", text: "TextSide") -> Iterator[tuple[bool, frozenset[int]]]:
+    """Whether a choice's ids begin a text, and which special tokens among them are shown: once for each raw text."""
     from roofline.text.replies.reasoning import CLOSE, OPEN
     from roofline.text.replies.reply_format import CALL_MARKS
 
-    ids = choice.ids[:-1] if isinstance(choice.stop, int) else choice.ids  # an id that ends the answer is not text
     marks, thoughts = (text.special_ids(each) for each in ((OPEN, CLOSE, *CALL_MARKS), (OPEN, CLOSE)))
     texts: set[str] = set()
     shown_ids = dict.fromkeys((frozenset[int](), marks, thoughts, text.special_ids()))
-    for at_start, visible, include_stop in product((True, False), shown_ids, (False, True)):
-        stream = text.stream(receipt.sampling.stop, at_start=at_start, shown=visible, include_stop=include_stop)
-        raw = stream.push(ids).text + stream.finish()
+    for at_start, visible in product((True, False), shown_ids):
+        stream = text.stream((), at_start=at_start, shown=visible)
+        raw = stream.push(_text_ids(choice)).text + stream.finish()
         if raw not in texts:
             texts.add(raw)
-            yield raw
+            yield at_start, visible
+
+
+def _text_ids(choice: "Choice") -> Sequence[int]:
+    """The ids of a choice without one that only ends it, which is no text."""
+    return choice.ids[:-1] if isinstance(choice.stop, int) else choice.ids
 
 
 def _parsers(reply: Told, request: "Generation | None") -> Iterator["ReplyParser"]:

@@ -3,6 +3,7 @@
 The engine uses it in threads, and a process of its own that tries each constraint first (vetting.py).
 """
 
+import json
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -12,16 +13,14 @@ from typing import TYPE_CHECKING, cast
 from roofline.common.errors import ConfigError
 from roofline.common.extras import named_packages
 from roofline.engine.constraint import Constraint, refuse
+from roofline.engine.constraints.schemas import for_library, grammar_for_library
 
 if TYPE_CHECKING:
     import numpy as np
     from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
-    from llguidance._lib import JsonCompileOptions
 
     from roofline.text.tokenizers.tokenizer import Tokenizer
 
-# Spaces and line breaks between two elements of JSON: as many as indentation needs, not as many as a model may repeat.
-JSON_SPACE = r"[ \t\r\n]{1,64}"
 # In llguidance's own units: masks of some 10 ms of a core, an automaton of some 50 MB.
 STEP_FUEL, STEP_ITEMS, LEXER_STATES = 100_000, 20_000, 25_000
 WALKS, WALK_TOKENS = 2, 32  # of the trial that a compiled constraint passes
@@ -94,9 +93,8 @@ def notation(constraint: Constraint) -> str:
     text: str
     match constraint.kind:
         case "json" | "json_schema":
-            schema = constraint.text or '{"type":"object"}'
-            options: JsonCompileOptions = {"whitespace_pattern": JSON_SPACE, "lenient": False, "coerce_one_of": False}
-            text = LLMatcher.grammar_from_json_schema(schema, overrides=options)
+            schema = for_library(json.loads(constraint.text or '{"type":"object"}'))
+            text = LLMatcher.grammar_from_json_schema(json.dumps(schema, ensure_ascii=False))
         case "regex":
             # As in most languages, \d is 0 to 9; \w and \s are Unicode's.
             text = f"start: /{regex_to_lark(_anchored(constraint.text), use_ascii='d')}/"
@@ -105,7 +103,7 @@ def notation(constraint: Constraint) -> str:
         case "lark":
             if constraint.text.lstrip().startswith("{"):  # the library would read its own JSON
                 raise ValueError("it begins with a brace, as no rule does")
-            text = constraint.text
+            text = grammar_for_library(constraint.text)
     return text
 
 

@@ -379,6 +379,9 @@ def _accept(sequence: Sequence, ids: list[int]) -> list[int]:
     if sequence.pools:  # of its logits: the sampled id is nobody's
         _end_pooled(sequence)
         return accepted
+    if sequence.request.max_tokens == 0:
+        sequence.finished = "error" if ids[0] == FAILED else "length"
+        return accepted
     for row, token in enumerate(ids):
         if token == FAILED:
             sequence.finished = "error"

@@ -86,7 +86,7 @@ class Sequence:
     def __post_init__(self) -> None:
         request = self.request
         self.ids, self.prompt_length = list(request.prompt), len(request.prompt)
-        self.end, self.stop_ids = self.prompt_length + request.max_tokens, request.stop_ids
+        self.end, self.stop_ids = self.prompt_length + max(1, request.max_tokens), request.stop_ids
         if request.params.prompt_logprobs is not None and self.index == 0:
             self.to_score = self.prompt_length - 1
         self.keys = PageKeys(request.root)

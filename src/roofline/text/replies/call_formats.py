@@ -5,17 +5,20 @@ a call is dropped, and so is what follows within a call that stops being JSON af
 """
 
 from collections.abc import Collection
+from typing import ClassVar
 
 from roofline.text.replies.call_reader import CallReader
 from roofline.text.replies.json_scanner import SPACES, JsonScanner
-from roofline.text.replies.parser import CallDelta, Delta, TextDelta
+from roofline.text.replies.parser import CallDelta, Delta, TextDelta, begun
 
 
 class CallFormat:
     """What the formats share: text up to something that may be a call, and the call itself.
 
-    A subclass says in `_begin` where calls begin, and in `_after` what may follow one.
+    A subclass says in `_begin` where calls begin, in `_after` what may follow one, in `mark` what stands before them.
     """
+
+    mark: ClassVar[str]
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
@@ -33,14 +36,26 @@ class CallFormat:
             pass
         return self._take()
 
-    def finish(self) -> list[Delta]:
+    def finish(self, *, cut: bool = False) -> list[Delta]:
         reader = self._reader
-        if reader is not None and reader.state == "undecided":
+        if reader is not None and reader.state == "undecided" and not (cut and self._may_be_call(reader)):
             self._tell(self._opening + reader.raw)
-        if reader is None and self._state == "text":
+        if reader is None and self._state == "text" and not cut:
             self._tell(self._pending.lstrip() if self._strips else self._pending)
+        if reader is None and self._state == "text" and cut:
+            self._tell_cut()
         self._pending = ""
         return self._take()
+
+    def _may_be_call(self, reader: CallReader) -> bool:
+        """Whether an object that was cut off before it was decided is taken for a call: behind a mark."""
+        return True
+
+    def _tell_cut(self) -> None:
+        """Tell the pending text of an answer that was cut off, without what may be the begin of a mark."""
+        pending = self._pending.lstrip() if self._strips else self._pending
+        mark_characters = begun(pending, self.mark)
+        self._tell(pending[: len(pending) - mark_characters].rstrip() if mark_characters else pending)
 
     def _advance(self) -> bool:
         """Go on with the pending text; False: the rest waits for more."""
@@ -102,7 +117,7 @@ class CallFormat:
             self._tell(text)
             self._opening, self._pending = pending[len(text) : at + len(mark)], pending[at + len(mark) :]
             return True
-        sure = pending[: len(pending) - _begun(pending, mark)].rstrip()
+        sure = pending[: len(pending) - begun(pending, mark)].rstrip()
         self._tell(sure)
         self._pending = pending[len(sure) :]
         return False
@@ -116,6 +131,7 @@ class HermesCalls(CallFormat):
     """Nous Hermes, Qwen, and models without a format of their own: an object between <tool_call> and </tool_call>."""
 
     open, close = "<tool_call>", "</tool_call>"
+    mark = open
 
     def _begin(self) -> bool:
         if not self._tell_before(self.open):
@@ -143,11 +159,11 @@ class HermesCalls(CallFormat):
         self._state = "text"
         return bool(self._pending)
 
-    def finish(self) -> list[Delta]:
+    def finish(self, *, cut: bool = False) -> list[Delta]:
         if self._state == "opened" and self._reader is None:
-            self._tell(self._opening)
+            self._tell("" if cut else self._opening)
             self._state = "ended"
-        return super().finish()
+        return super().finish(cut=cut)
 
 
 class ObjectCalls(CallFormat):
@@ -157,6 +173,7 @@ class ObjectCalls(CallFormat):
     """
 
     prefix = "<|python_tag|>"
+    mark = prefix
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(names)
@@ -203,17 +220,22 @@ class ObjectCalls(CallFormat):
         if self._state == "text":
             self._state = "plain"
 
-    def finish(self) -> list[Delta]:
+    def finish(self, *, cut: bool = False) -> list[Delta]:
         if self._state in ("text", "first") and self._reader is None:
-            self._tell(self._opening + self._pending)
+            self._tell("" if cut else self._opening + self._pending)
             self._state = "ended"
-        return super().finish()
+        return super().finish(cut=cut)
+
+    def _may_be_call(self, reader: CallReader) -> bool:
+        """No mark need stand before these, so only one that has come no further than the name of a tool is."""
+        return self._prefixed or reader.only_names
 
 
 class MistralCalls(CallFormat):
     """Mistral: [TOOL_CALLS] and a list of objects, or, since the eleventh tokenizer, name[ARGS]{...} or name{...}."""
 
     open, separator = "[TOOL_CALLS]", "[ARGS]"
+    mark = open
     name_characters = 256
 
     def __init__(self, names: Collection[str]) -> None:
@@ -299,13 +321,8 @@ class MistralCalls(CallFormat):
         if text:
             self._deltas.append(CallDelta(self._calls - 1, None, text))
 
-    def finish(self) -> list[Delta]:
+    def finish(self, *, cut: bool = False) -> list[Delta]:
         if self._state in ("opened", "element") and self._reader is None:
-            self._tell(self._opening + self._pending)
+            self._tell("" if cut else self._opening + self._pending)
             self._state = "ended"
-        return super().finish()
-
-
-def _begun(text: str, mark: str) -> int:
-    """Length of the longest end of a text that begins a mark."""
-    return next((length for length in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:length])), 0)
+        return super().finish(cut=cut)

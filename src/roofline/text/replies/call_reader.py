@@ -40,6 +40,13 @@ class CallReader:
         return "".join(self._raw)
 
     @property
+    def only_names(self) -> bool:
+        """Whether the text so far is no more than what comes before the arguments of a call: a tool's name, or less."""
+        text = "".join(self.raw.split())
+        beginnings = (f'{{"name":{json.dumps(name)}' for name in self._names)
+        return any("".join(beginning.split()).startswith(text) for beginning in beginnings)
+
+    @property
     def ended(self) -> bool:
         """Whether no more characters belong to the object."""
         return self.state in ("complete", "broken", "text")

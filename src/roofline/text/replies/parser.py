@@ -44,13 +44,29 @@ class ReplyParser(Protocol):
     def push(self, text: str) -> list[Delta]:
         """What is certain after more text."""
 
-    def finish(self) -> list[Delta]:
-        """What is left at the end: what looked like the begin of a mark and was none."""
+    def finish(self, *, cut: bool = False) -> list[Delta]:
+        """What is left at the end: what looked like the begin of a mark and was none.
+
+        cut: the longest answer ended it, so the begin of a mark or of a call is no text but what is left of one.
+        """
 
 
-def parse_more(parser: ReplyParser, text: str, *, last: bool) -> list[Delta]:
-    """What is certain after more text; last: no more comes."""
-    return [*parser.push(text), *parser.finish()] if last else parser.push(text)
+def joined(deltas: Iterable[Delta]) -> list[Delta]:
+    """Deltas of which none is empty, and none goes on where the one before it ended."""
+    result: list[Delta] = []
+    for delta in deltas:
+        last = result[-1] if result else None
+        if isinstance(delta, CallDelta):
+            if isinstance(last, CallDelta) and last.number == delta.number and delta.name is None:
+                result[-1] = last._replace(arguments=last.arguments + delta.arguments)
+            else:
+                result.append(delta)
+        elif delta.text and type(last) is type(delta):
+            assert not isinstance(last, CallDelta | None), "it has the type of the other"
+            result[-1] = last._replace(text=last.text + delta.text)
+        elif delta.text:
+            result.append(delta)
+    return result
 
 
 class PlainReply:
@@ -59,7 +75,7 @@ class PlainReply:
     def push(self, text: str) -> list[Delta]:
         return [TextDelta(text)] if text else []
 
-    def finish(self) -> list[Delta]:
+    def finish(self, *, cut: bool = False) -> list[Delta]:
         return []
 
 
@@ -72,8 +88,8 @@ class FirstCall:
     def push(self, text: str) -> list[Delta]:
         return _without_later_calls(self._parser.push(text))
 
-    def finish(self) -> list[Delta]:
-        return _without_later_calls(self._parser.finish())
+    def finish(self, *, cut: bool = False) -> list[Delta]:
+        return _without_later_calls(self._parser.finish(cut=cut))
 
 
 def _without_later_calls(deltas: list[Delta]) -> list[Delta]:
@@ -149,3 +165,8 @@ def _number(text: str) -> object:
 
 def _no_number(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
+
+
+def begun(text: str, mark: str) -> int:
+    """Length of the longest end of a text that begins a mark."""
+    return next((length for length in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:length])), 0)

@@ -1,7 +1,7 @@
 """Reasoning between <think> and </think> at the beginning of a reply, which some templates open in the prompt."""
 
 from roofline.text.replies.json_scanner import SPACES
-from roofline.text.replies.parser import Delta, ReasoningDelta, ReplyParser
+from roofline.text.replies.parser import Delta, ReasoningDelta, ReplyParser, begun
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -38,14 +38,15 @@ class ThinkingReply:
             deltas += self._rest.push(pending)
         return deltas
 
-    def finish(self) -> list[Delta]:
+    def finish(self, *, cut: bool = False) -> list[Delta]:
         pending, self._pending = self._pending, ""
         if self._state == "thinking":
+            pending = pending[: len(pending) - begun(pending, CLOSE)] if cut else pending
             text = pending.strip(SPACES) if not self._begun else pending.rstrip(SPACES)
             return [ReasoningDelta(text)] if text else []
-        if self._state == "start" and pending:
-            return [*self._rest.push(pending), *self._rest.finish()]
-        return self._rest.finish()
+        if self._state == "start" and pending and not (cut and pending.strip(SPACES)):
+            return [*self._rest.push(pending), *self._rest.finish(cut=cut)]
+        return self._rest.finish(cut=cut)
 
     def _started(self) -> bool:
         """Whether it is known if the reply begins with reasoning."""
@@ -65,8 +66,7 @@ class ThinkingReply:
         if closed:
             self._state, self._pending = "after", after
         else:
-            keep = next((n for n in range(len(CLOSE) - 1, 0, -1) if thought.endswith(CLOSE[:n])), 0)
-            thought = thought[: len(thought) - keep]
+            thought = thought[: len(thought) - begun(thought, CLOSE)]
         text = thought.rstrip(SPACES)
         if not closed:
             self._pending = self._pending[len(text) :]

@@ -9,7 +9,7 @@ from roofline.engine.answers import Piece
 from roofline.server.answers import Answers
 from roofline.server.response import sse
 from roofline.server.routes.anthropic.errors import error_body
-from roofline.text.replies.parser import CallDelta, Delta, ReasoningDelta, complete_arguments, parse_more
+from roofline.text.replies.parser import CallDelta, Delta, ReasoningDelta, complete_arguments
 
 
 class Blocks:
@@ -81,7 +81,6 @@ class MessageForm:
 
     def __init__(self, answers: Answers) -> None:
         self.answers = answers
-        self._parser = answers.generation.parser()
         self._blocks = Blocks(f"toolu_{answers.id[:20]}_")
 
     def complete(self, pieces: Sequence[Piece]) -> JsonObject:
@@ -105,9 +104,8 @@ class MessageForm:
         return _sse(error_body(error))
 
     def _events(self, piece: Piece) -> list[JsonObject]:
-        ended = piece.finish_reason is not None
-        events = self._blocks.add(parse_more(self._parser, piece.text, last=ended))
-        return events + self._blocks.close() if ended else events
+        events = self._blocks.add(piece.parts)
+        return events if piece.finish_reason is None else events + self._blocks.close()
 
     def _message(self) -> JsonObject:
         generation = self.answers.generation

@@ -20,7 +20,6 @@ from roofline.text.replies.parser import (
     TextDelta,
     ToolCall,
     complete_arguments,
-    parse_more,
 )
 
 
@@ -36,7 +35,6 @@ class OllamaForm:
 
     def __init__(self, answers: Answers) -> None:
         self.answers, self.text = answers, answers.context.text
-        self._parser = answers.generation.parser()
         self._call: ToolCall | None = None  # that is being written: calls are told when they are complete
 
     def part(self, text: str, thinking: str, calls: Sequence[ToolCall]) -> JsonObject:
@@ -46,7 +44,7 @@ class OllamaForm:
     def complete(self, pieces: Sequence[Piece]) -> JsonObject:
         (piece,) = pieces
         reply = Reply()
-        reply.add(parse_more(self._parser, piece.text, last=True))
+        reply.add(piece.parts)
         part = self.part(reply.text, reply.reasoning, reply.calls)
         return {**self._head(), **part, **self._logprobs(piece.logprobs), **self._tail()}
 
@@ -54,8 +52,7 @@ class OllamaForm:
         return b""
 
     def add(self, index: int, piece: Piece) -> bytes:
-        deltas = parse_more(self._parser, piece.text, last=piece.finish_reason is not None)
-        parts = [part for delta in deltas for part in self._parts(delta)]
+        parts = [part for delta in piece.parts for part in self._parts(delta)]
         if piece.finish_reason is not None:
             parts += self._ended_call()
         if not parts and piece.logprobs:

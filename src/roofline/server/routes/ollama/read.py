@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from roofline.common.errors import RequestError
@@ -211,6 +212,8 @@ def _generation(field: str, body: Request, prompt: ChatPrompt, context: Context,
     values["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     with renamed(FIELDS):
         params = sampling_params(values, context.limits)
+    if prompt.constraint is not None:
+        params = replace(params, constraint=prompt.constraint)
     check_prompts(field, [prompt.ids], params, loaded, "options.num_predict")
     return Generation(
         prompts=(tuple(prompt.ids),),

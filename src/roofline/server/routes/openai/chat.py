@@ -16,7 +16,7 @@ from roofline.server.routes.openai import read
 from roofline.server.routes.openai.form import OpenAIForm
 from roofline.server.routes.openai.schema import ChatBody
 from roofline.server.scopes import USE, needs
-from roofline.text.replies.parser import CallDelta, Delta, ReasoningDelta, Reply, ReplyParser, TextDelta, parse_more
+from roofline.text.replies.parser import CallDelta, Delta, ReasoningDelta, Reply, TextDelta
 
 router = APIRouter()
 
@@ -35,7 +35,7 @@ class ChatForm(OpenAIForm):
 
     def __init__(self, answers: Answers) -> None:
         super().__init__(answers)
-        self._parsers: dict[int, ReplyParser] = {}  # of the choices of a stream that have begun
+        self._begun: set[int] = set()  # the choices of a stream that have begun
         self._callers: set[int] = set()  # those of them that have called a tool
 
     def complete(self, pieces: Sequence[Piece]) -> JsonObject:
@@ -46,7 +46,7 @@ class ChatForm(OpenAIForm):
 
     def choice(self, index: int, piece: Piece) -> JsonObject:
         reply = Reply()
-        reply.add(parse_more(self.answers.generation.parser(), piece.text, last=True))
+        reply.add(piece.parts)
         message: JsonObject = {"role": "assistant", "content": reply.text, "refusal": None}
         if reply.reasoning:
             message["reasoning_content"] = reply.reasoning
@@ -64,14 +64,13 @@ class ChatForm(OpenAIForm):
         def event(delta: JsonObject, finish_reason: str | None = None, logprobs: object = None) -> JsonObject:
             return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 
-        if index not in self._parsers:
-            self._parsers[index] = self.answers.generation.parser()
+        if index not in self._begun:
+            self._begun.add(index)
             yield event({"role": "assistant", "content": ""})
-        parts = parse_more(self._parsers[index], piece.text, last=piece.finish_reason is not None)
         logprobs = self._logprobs(piece.logprobs)
-        if not parts and piece.logprobs:
+        if not piece.parts and piece.logprobs:
             yield event({"content": ""}, logprobs=logprobs)
-        for part in parts:
+        for part in piece.parts:
             yield event(self._delta(index, part), logprobs=logprobs)
             logprobs = None  # those of a piece stand with its first part
         if piece.finish_reason is not None:

@@ -83,7 +83,10 @@ def completion(raw: bytes, context: Context) -> Generation:
     body = typed(CompletionBody, fields)
     within("logprobs", body.logprobs, 0, context.limits.logprobs)
     loaded = _loaded(body, context)
-    params = _params(body, context, body.max_tokens, body.logprobs)
+    most = max(COMPLETION_MAX_TOKENS, body.min_tokens or 0) if body.max_tokens is None else body.max_tokens
+    params = _params(body, context, most, body.logprobs, least_answer=0)
+    if most == 0 and body.receipt:
+        raise invalid("receipt", "an answer of no tokens has none")
     best = _best(body, params, context.limits)
     if best is not None and body.best_of is not None:  # which of them are best is told by their log-probabilities
         params = replace(params, n=body.best_of, logprobs=params.logprobs or 0)
@@ -192,12 +195,14 @@ def _loaded(body: Sampling, context: Context) -> Ready:
     return context.generating()
 
 
-def _params(body: Sampling, context: Context, most: int | None, logprobs: int | None) -> SamplingParams:
+def _params(
+    body: Sampling, context: Context, most: int | None, logprobs: int | None, least_answer: int = 1
+) -> SamplingParams:
     values = {name: getattr(body, name) for name in SAMPLING_NAMES}
     values |= {"max_tokens": most, "logprobs": logprobs, "constraint": response_format(body.response_format)}
     values["prompt_progress"] = bool(body.return_progress)
     with renamed({"constraint": "response_format"}):
-        return sampling_params(values, context.limits)
+        return sampling_params(values, context.limits, least_answer)
 
 
 def _form_field(body: Sampling) -> str:

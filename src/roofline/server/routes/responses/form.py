@@ -14,7 +14,6 @@ from roofline.server.response import sse
 from roofline.server.routes.responses.output import Output
 from roofline.server.routes.responses.read import ResponseGeneration
 from roofline.server.routes.responses.store import Kept, ResponseStore
-from roofline.text.replies.parser import parse_more
 from roofline.text.replies.reasoning import CLOSE
 
 FINAL = ("completed", "incomplete", "failed", "cancelled")
@@ -35,7 +34,6 @@ class ResponseForm:
         self._created = int(time.time())
         self._completed: int | None = None
         self._receipt: JsonObject | None = None
-        self._parser = answers.generation.parser()
         self._output = Output(answers.id)
         self._number = 0  # of the next event
 
@@ -76,7 +74,7 @@ class ResponseForm:
     def take(self, piece: Piece) -> list[JsonObject]:
         """Takes more of the answer; returns the events that say so."""
         ended = piece.finish_reason is not None
-        events = self._output.add(parse_more(self._parser, piece.text, last=ended))
+        events = self._output.add(piece.parts)
         if not ended:
             return events
         self._completed = int(time.time())
