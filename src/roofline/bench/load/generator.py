@@ -216,11 +216,14 @@ class Generator:
         self._records.append(record)
         tally = self._tally
         tally.begun += 1
+        number = tally.begun
+        tally.under_way[number] = record.chunks
         tally.slip = record.dispatched - record.planned
         idle = self._idle[record.server]
         connection = idle.pop() if idle else self._connects[record.server](self.clock)
         text = await connection.send(body, record, self._plan.timeout)
         idle.append(connection)
+        del tally.under_way[number]
         tally.tokens += record.completion_tokens or len(record.chunks)
         tally.failed += record.error is not None
         tally.completed += record.error is None
