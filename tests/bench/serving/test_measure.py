@@ -206,8 +206,8 @@ def test_grades_fall_with_what_is_missing(point):
 
 def test_a_run_without_a_lap_in_between_is_flagged(point):
     flag = "filling up and running empty are in the window"
-    assert flag in point(one_by_one(3), concurrency=1).validity.flags
-    assert flag not in point(one_by_one(4), concurrency=1).validity.flags
+    assert flag in point(one_by_one(6), concurrency=1).validity.flags
+    assert flag not in point(one_by_one(7), concurrency=1).validity.flags
 
 
 def test_answers_without_text_are_counted_and_flagged(point):
@@ -235,6 +235,22 @@ def test_a_usage_that_contradicts_the_parts_is_flagged(point):
     assert "the usage counts 3 tokens for a part of the answer: 20 of 20" in flags(60, 20)
     assert "the usage counts 0.5 tokens for a part of the answer: 20 of 20" in flags(20, 40)
     assert not any("usage" in flag for flag in flags(22, 20)), "an end without text, and what a reader may differ by"
+
+
+def test_a_server_that_falls_behind_is_flagged(point):
+    flag = "the server falls behind the offered rate"
+    late, kept = (
+        [request(at=10 * n, first=50 + delay * n, scheduled=10 * n, number=n) for n in range(20)] for delay in (5, 0)
+    )
+    assert flag in point(late, arrivals="poisson", rate=100.0, certificate=None).validity.flags
+    assert flag not in point(kept, arrivals="poisson", rate=100.0, certificate=None).validity.flags
+    assert flag not in point(late, certificate=None).validity.flags, "workers of a closed loop wait"
+
+
+def test_requests_that_were_sent_at_even_gaps_have_their_rate(point):
+    requests = [request(at=100 * n, first=50, number=n) for n in range(20)]
+    told = point(requests, end=1900, arrivals="constant", rate=10.0, certificate=None)
+    assert told.load.achieved == pytest.approx(10)
 
 
 def test_failures_and_counts_are_flagged(point):

@@ -124,7 +124,7 @@ def by_arrivals(name: str, points: Sequence[Point]) -> list[tuple[str, list[Poin
     for point in points:
         if point.load is not None:
             prompt = words.prompt_length(point)
-            parts = [] if point.load.arrivals == "closed" else [point.load.arrivals]
+            parts: list[str] = [] if point.load.arrivals == "closed" else [point.load.arrivals]
             parts += [] if prompt is None else [f"prompts of {prompt:,}"]
             groups.setdefault(", ".join((name, *parts)), []).append(point)
     return list(groups.items())

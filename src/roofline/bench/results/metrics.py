@@ -152,7 +152,7 @@ def way_of_rates(events: Events) -> str:
     if arrivals == "batch":
         return "of all rounds / the time that these took"
     if falls_behind(events):
-        return "/ the time from end to end of answers: the server falls behind the offered rate"
+        return "/ the time from end to end of answers"
     return "of a request of the window * requests offered a second"
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from roofline.bench.load.events import Events, RequestEvents
 
 LAPS_TO_FILL, LAPS_TO_EMPTY = 3, 4  # laps of a run whose first one, and whose last one, are left out
+FEWEST_LEFT = 5  # requests that must remain, so that there is a median
 _STEADY = ("closed", "constant", "poisson", "gamma")  # arrivals that are the same from the first to the last
 
 
@@ -47,19 +48,27 @@ def measured_span(events: Events) -> Span:
     head = events.head
     all_of_it = Span(head.begin, head.end)
     requests = _of_head(events)
-    lap, count = lap_of(events), len(requests)
     if head.arrivals not in _STEADY or not requests:
         return all_of_it
     cut_before = any(each.dispatched < head.begin for each in measured(events))  # by another tool's warm-up
     cut_behind = any(each.dispatched > head.end for each in measured(events))
-    begin = requests[lap].dispatched if count >= LAPS_TO_FILL * lap and not cut_before else head.begin
-    end = requests[-lap - 1].dispatched if count >= LAPS_TO_EMPTY * lap and not cut_behind else head.end
+    lap, laps = lap_of(events), _laps_left_out(events)
+    begin = requests[lap].dispatched if laps > 0 and not cut_before else head.begin
+    end = requests[-lap - 1].dispatched if laps > 1 and not cut_behind else head.end
     return Span(begin, end)
+
+
+def _laps_left_out(events: Events) -> int:
+    """0, 1 (the first), or 2 (the last one too)."""
+    lap, count = lap_of(events), len(_of_head(events))
+    if count >= max(LAPS_TO_EMPTY * lap, 2 * lap + FEWEST_LEFT):
+        return 2
+    return int(count >= max(LAPS_TO_FILL * lap, lap + FEWEST_LEFT))
 
 
 def is_short(events: Events) -> bool:
     """Whether the run has too few laps to leave the first and the last of them out."""
-    return events.head.arrivals in _STEADY and len(_of_head(events)) < LAPS_TO_EMPTY * lap_of(events)
+    return events.head.arrivals in _STEADY and _laps_left_out(events) < 2
 
 
 def lap_of(events: Events) -> int:

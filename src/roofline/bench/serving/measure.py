@@ -33,6 +33,7 @@ from roofline.bench.results.point import (
     Window,
     Workload,
 )
+from roofline.bench.results.rates import falls_behind
 from roofline.bench.results.statistics import values_needed
 from roofline.bench.results.window import Span, is_short, measured, measured_span, most_in_flight
 from roofline.bench.serving.certificate import MOST_CPU, Certificate, Pace, certify
@@ -178,14 +179,13 @@ def _slips(events: Events) -> list[float]:
 
 
 def _load(events: Events) -> Load:
-    head, requests = events.head, measured(events)
+    head = events.head
     slips = _slips(events) or [0.0]
-    span = Span(0, head.end)
     return Load(
         arrivals=head.arrivals,
         concurrency=head.concurrency,
         offered=head.rate,
-        achieved=sum(each.dispatched <= head.end for each in requests) / span.seconds,
+        achieved=_sent_rate(events),
         slip_p50_ms=float(np.quantile(slips, 0.5)),
         slip_p99_ms=float(np.quantile(slips, 0.99)),
     )
@@ -207,6 +207,13 @@ def _certificate(test: LoadTest, events: Events, metrics: dict[str, Figure]) -> 
         events.head = msgspec.structs.replace(events.head, interrupted=True)
         return certificate
     return again if again.streams == streams else certificate
+
+
+def _sent_rate(events: Events) -> float:
+    """Requests a second that were sent. Of those at even gaps, the last one has none behind it within the run."""
+    head = events.head
+    sent = sum(each.dispatched <= head.end for each in measured(events)) - (head.arrivals == "constant")
+    return max(sent, 0) / Span(0, head.end).seconds
 
 
 def _pace(events: Events, metrics: dict[str, Figure]) -> Pace:
@@ -312,6 +319,8 @@ def _flags(
     if plan.first + plan.requests > len(test.traffic.requests):
         flags.append("traffic repeated")
     flags += _flags_of_answers(test, events)
+    if events.head.arrivals in ("constant", "poisson", "gamma") and falls_behind(events):
+        flags.append("the server falls behind the offered rate")
     if counted.tokens_by == "chunks":
         flags.append("tokens counted as parts of the answer")
     if all(request.cached_tokens is None for request in events.requests):
