@@ -121,12 +121,13 @@ def falls_behind(events: Events) -> bool:
     requests = [each for each in measured(events) if each.completed and each.dispatched >= head.begin]
     if len(requests) < FEWEST_FOR_TREND:
         return False
-    moments = np.array([each.planned for each in requests]) / 1e9
     latencies = np.array([(each.end or 0) - each.planned for each in requests]) / 1e9
-    moments -= moments.mean()
-    spread = float(moments @ moments)
-    if spread == 0:
+    length = (max(each.planned for each in requests) - min(each.planned for each in requests)) / 1e9
+    if length == 0:
         return True  # all at once, which no server keeps up with
+    # At even gaps, as those at random would be noise of their own.
+    moments = np.linspace(-length / 2, length / 2, len(requests))
+    spread = float(moments @ moments)
     slope = float(moments @ latencies) / spread
     around = batch_means_interval(moments * (latencies - latencies.mean() - slope * moments))
     reach = 0.0 if around is None else (around[1] - around[0]) / 2 * len(moments) / spread

@@ -12,6 +12,7 @@ from roofline.train.parity.statistics import t_quantile
 
 CONFIDENCE = 0.95
 BATCHES, FEWEST_BATCHES = 20, 5
+CAUTION = 0.3  # standard errors that are added to a correlation: too low a one costs more coverage than too high a one
 MOST_CORRELATION = 0.9  # of neighbouring batches: a run that shows more is too short to tell how much more
 FINEST = 1e-6  # of a ratio: no interval is narrower, as moments are rounded and clocks differ by as much
 RESAMPLES = 1000
@@ -86,6 +87,7 @@ def batch_means_interval(series: Values) -> Interval | None:
         return middle, middle
     correlation = float(off[1:] @ off[:-1]) / squares
     correlation += (1 + 4 * correlation) / count  # the bias of a short series (Kendall 1954)
+    correlation += CAUTION / math.sqrt(count)
     correlation = min(max(correlation, 0.0), MOST_CORRELATION)
     inflation = (1 + correlation) / (1 - correlation)
     variance = squares / (count - 1) / max(1 - (inflation - 1) / (count - 1), 0.3)
