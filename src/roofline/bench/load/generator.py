@@ -21,7 +21,7 @@ from roofline.bench.load.connection import Address, Clock, Connection
 from roofline.bench.load.events import Events, EventsHead, RequestEvents
 from roofline.bench.load.plan import Plan
 from roofline.bench.load.progress import SECONDS_BETWEEN, Progress, Tally
-from roofline.bench.load.schedule import planned_moments
+from roofline.bench.load.schedule import count_in_time, planned_moments
 from roofline.bench.traffic.traffic import Traffic, TrafficRequest
 from roofline.common.units import now_utc
 
@@ -146,10 +146,10 @@ class Generator:
         self._last = self.clock()
 
     async def _open(self) -> None:
-        firsts = [self._traffic.requests[session[0]] for session in self._sessions]
-        moments = planned_moments(self._plan, firsts)
-        for session, moment in zip(self._sessions, moments, strict=True):
-            if moment > self._plan.seconds * 1e9:
+        sessions = self._sessions[: count_in_time(self._plan, len(self._sessions))]
+        moments = planned_moments(self._plan, [self._traffic.requests[session[0]] for session in sessions])
+        for session, moment in zip(sessions, moments, strict=True):
+            if moment > self._plan.seconds * 1e9 + 1:  # rounded
                 break
             await self._until(moment)
             if self.stopped:
