@@ -52,6 +52,8 @@ def named_labels(root: ElementTree.Element) -> dict[str, Box]:
         (Scale(1, 100, True, 0, 100), 8, [1, 2, 5, 10, 20, 50, 100]),
         (Scale(1e-3, 1e9, True, 0, 100), 5, [1e-3, 1, 1e3, 1e6, 1e9]),
         (Scale(1, 64, True, 0, 100), 5, [1, 3, 10, 30]),
+        (Scale(0.9, 1.1, False, 0, 100, whole=True), 8, [1]),
+        (Scale(0.8, 3.2, False, 0, 100, whole=True), 8, [1, 2, 3]),
         (Scale(0.9, 17, True, 0, 100, doubling=True), 8, [1, 2, 4, 8, 16]),
         (Scale(0.9, 2100, True, 0, 100, doubling=True), 8, [1, 4, 16, 64, 256, 1024]),
         (Scale(60, 90, True, 0, 100), 6, [60, 65, 70, 75, 80, 85, 90]),

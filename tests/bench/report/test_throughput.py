@@ -125,6 +125,15 @@ def test_points_of_decode_name_their_prompts_and_are_not_joined(told: bool) -> N
     assert len({key_of(point) for point in points}) == 3, "each is a load of its own over time"
 
 
+def test_answers_without_text_are_among_what_failed() -> None:
+    points = made.curve((1, 2))
+    points[1] = msgspec.structs.replace(
+        points[1], counts=msgspec.structs.replace(points[1].counts, completed=300, failed=20, empty=80)
+    )
+    section = sections(points)["concurrency"]
+    assert [row[-1] for row in section.table.rows] == ["0.99 %", "25.00 %"]
+
+
 def test_marks_of_other_loads_are_named() -> None:
     trace = msgspec.structs.replace(made.point(4), load=Load(arrivals="trace"))
     batch = msgspec.structs.replace(made.point(4), load=Load(arrivals="batch", concurrency=16))

@@ -81,7 +81,7 @@ def trend(gathered: Gathered, name: str) -> Section:
         charts.append(
             Chart(
                 title=f"{key}, {key.place}",
-                x=Axis(title="measurement, the oldest first"),
+                x=Axis(title="measurement, the oldest first", whole=True),
                 y=Axis(title=f"{name.replace('_', ' ')}, {unit}", zero=True),
                 series=(Series(name=f"{key}, {key.place}", marks=marks, look=len(charts)),),
             )

@@ -330,12 +330,13 @@ def _failures(gathered: Gathered, points: Sequence[Point]) -> tuple[Series, ...]
 
 
 def _failed(point: Point) -> float | None:
-    """The share of requests that failed, in %."""
+    """The share of requests that failed, or were answered without text, in %."""
     counts = point.counts
     if counts is None:
         return None
-    ended = counts.completed + counts.failed
-    return 100 * counts.failed / ended if ended else None
+    without = counts.failed + counts.empty
+    ended = counts.completed + without
+    return 100 * without / ended if ended else None
 
 
 def _percentiles(figure: Figure | None) -> tuple[str, str, str]:
