@@ -234,6 +234,8 @@ def test_a_usage_that_contradicts_the_parts_is_flagged(point):
 
     assert "the usage counts 3 tokens for a part of the answer: 20 of 20" in flags(60, 20)
     assert "the usage counts 0.5 tokens for a part of the answer: 20 of 20" in flags(20, 40)
+    together = [request(at=100 * n, first=5, gap=0, tokens=60, parts=20) for n in range(20)]
+    assert any("usage" in flag for flag in point(together).validity.flags), "parts that came at once are parts"
     assert not any("usage" in flag for flag in flags(22, 20)), "an end without text, and what a reader may differ by"
 
 

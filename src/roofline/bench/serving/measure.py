@@ -333,7 +333,7 @@ def _flags_of_answers(test: LoadTest, events: Events) -> list[str]:
     requests = measured(events)
     completed = [request for request in requests if request.completed]
     together = [request for request in completed if at_once(request)]
-    apart = [request for request in completed if not at_once(request) and _counts_differ(request)]
+    apart = [request for request in completed if len(request.chunks) > 1 and _counts_differ(request)]
     groups = {
         "requests failed": [request for request in requests if request.error is not None],
         "answers without text": [request for request in requests if request.empty],
