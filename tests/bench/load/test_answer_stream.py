@@ -59,6 +59,13 @@ def test_moments_are_those_of_what_they_say():
     assert (record.first_byte, record.first_reasoning, record.first_text, record.chunks) == (1, 3, 4, [3, 4, 5])
 
 
+def test_negative_counts_are_refused():
+    for usage in ({"prompt_tokens": 5, "completion_tokens": -3}, {"prompt_tokens": -1, "completion_tokens": 3}):
+        record, _ = read([event(choices=[], usage=usage)])
+        assert record.error.startswith("the usage cannot be: ")
+        assert (record.prompt_tokens, record.completion_tokens) == (None, None)
+
+
 def test_errors_in_the_stream():
     record, _ = read([event(error={"message": "out of memory"}), event(choices=[])])
     assert "out of memory" in record.error

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from roofline.bench.load.plan import Probe
+from roofline.bench.results.metrics import figures
 from roofline.bench.traffic.traffic import TrafficRequest
 from tests.bench.load.answers import STREAM, end, part, piece
 
@@ -69,6 +70,14 @@ def test_seconds_end_a_run(scripted, make_plan, generate):
     events = generate(make_plan(scripted(three_parts), 50, concurrency=1, seconds=0.15))
     assert 1 < len(events.requests) < 20
     assert all(each.completed for each in events.requests)
+
+
+@pytest.mark.parametrize("arrivals", ["constant", "poisson"])
+def test_an_open_loop_that_time_ends_has_its_rate(scripted, make_plan, generate, arrivals):
+    events = generate(make_plan(scripted(three_parts), 500, arrivals=arrivals, rate=50.0, seconds=0.4))
+    assert len(events.requests) == 20
+    assert events.requests[-1].scheduled == (380_000_000 if arrivals == "constant" else 400_000_000)
+    assert figures(events)["request_rate"].value == pytest.approx(50)
 
 
 def test_failures_are_results(scripted, make_plan, generate):

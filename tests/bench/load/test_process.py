@@ -15,9 +15,11 @@ import pytest
 from roofline.bench.load import targets
 from roofline.bench.load.events import read_events
 from roofline.bench.load.plan import read_plan
+from roofline.bench.load.progress import Tally
 from roofline.bench.load.run import run_plan
 from roofline.bench.load.targets import open_target
 from roofline.bench.serving.certificate import Pace, added, certify, laps_of, null_server
+from roofline.bench.traffic.traffic import TrafficRequest
 from roofline.common.errors import ConfigError
 from tests.bench.load.answers import STREAM, end, part
 
@@ -86,6 +88,27 @@ def test_progress_is_told_while_it_runs(make_plan):
         assert (each.failed, each.in_flight) == (0, 2)
         assert 20 < each.tokens_per_s < 3 * 2 / 0.07 * 1.3
         assert 0 <= each.cpu < 1
+
+
+def test_tokens_are_counted_as_they_arrive():
+    tally = Tally()
+    tally.under_way[1] = parts = [1, 2, 3]
+    assert tally.report(0.5, 0.1).tokens_per_s == pytest.approx(6)
+    parts += [4, 5]
+    assert tally.report(1.0, 0.2).tokens_per_s == pytest.approx(4)
+    del tally.under_way[1]
+    tally.tokens += 6  # of which the server says that there was one more
+    assert tally.report(1.5, 0.3).tokens_per_s == pytest.approx(2)
+
+
+def test_an_answer_under_way_is_in_what_is_told(make_plan):
+    """One answer of two seconds: no report says that nothing comes."""
+    told = []
+    requests = [TrafficRequest(prompt="a", prompt_tokens=1, max_tokens=200)]
+    with null_server(first_ms=5, gap_ms=10) as url:
+        run_plan(make_plan(url, requests), on_progress=told.append)
+    assert len(told) >= 2
+    assert all(each.tokens_per_s > 20 for each in told)
 
 
 def test_a_key_is_sent_and_stands_in_no_file(scripted, make_plan, monkeypatch):

@@ -22,6 +22,13 @@ def chart_of(*series: Series, log: bool = False, **more: object) -> Chart:
     return Chart(title="a <title>", x=Axis(title="x", log=log), y=Axis(title="y", zero=True), series=series, **more)  # type: ignore[arg-type]
 
 
+def test_a_logarithmic_axis_says_so() -> None:
+    chart = chart_of(Series(name="a", marks=(Mark(x=1, y=1), Mark(x=8, y=2)), look=0), log=True)
+    texts = [each.text for each in drawn(chart).iter("text")]
+    assert "x (log scale)" in texts
+    assert "y" in texts
+
+
 def named_labels(root: ElementTree.Element) -> dict[str, Box]:
     """The labels that were placed, by their text, as boxes."""
     return {
@@ -45,6 +52,10 @@ def named_labels(root: ElementTree.Element) -> dict[str, Box]:
         (Scale(1, 100, True, 0, 100), 8, [1, 2, 5, 10, 20, 50, 100]),
         (Scale(1e-3, 1e9, True, 0, 100), 5, [1e-3, 1, 1e3, 1e6, 1e9]),
         (Scale(1, 64, True, 0, 100), 5, [1, 3, 10, 30]),
+        (Scale(0.9, 1.1, False, 0, 100, whole=True), 8, [1]),
+        (Scale(0.8, 3.2, False, 0, 100, whole=True), 8, [1, 2, 3]),
+        (Scale(0.9, 17, True, 0, 100, doubling=True), 8, [1, 2, 4, 8, 16]),
+        (Scale(0.9, 2100, True, 0, 100, doubling=True), 8, [1, 4, 16, 64, 256, 1024]),
         (Scale(60, 90, True, 0, 100), 6, [60, 65, 70, 75, 80, 85, 90]),
     ],
 )

@@ -1,14 +1,19 @@
 """Trends by version, and the gate: which difference fails, which is undecided, which files are not compared."""
 
+from collections.abc import Sequence
+
 import msgspec
+import numpy as np
 import pytest
 
 from roofline.bench.report.gather import of_points
 from roofline.bench.report.history import Allowed, check, check_pairs, trend
+from roofline.bench.results.metrics import figures
 from roofline.bench.results.point import Point, Validity
 from roofline.common.errors import ConfigError
 from roofline.hardware.host_settings import HostSettings
 from tests.bench.report import made
+from tests.bench.results.simulated import closed_loop, service
 
 
 def version(name: str, most: float, day: int, spread: float = 0.02, **changes: object) -> Point:
@@ -97,6 +102,57 @@ def test_the_gate_fails_what_is_slower_beyond_doubt(times: float, spread: float,
     assert finding.ratio.value == pytest.approx(times)
     assert str(finding).startswith(f"ours, typical, 4 workers: request rate is {times:.4g} [")
     assert str(finding).endswith(f"] of the old one, {verdict}")
+
+
+def test_without_an_interval_nothing_is_slower() -> None:
+    old, new = version("1.0", 5.0, 1), version("1.1", 3.0, 2)
+    bare = [
+        msgspec.structs.replace(
+            point,
+            metrics={"request_rate": msgspec.structs.replace(point.metrics["request_rate"], ci95=None)},
+        )
+        for point in (new, old)
+    ]
+    (finding,) = check([bare[0]], [bare[1]], "request_rate", Allowed(0.05))
+    assert finding.verdict == "undecided"
+    assert "(no interval)" in str(finding)
+    plans = [msgspec.structs.replace(point, kind="plan") for point in bare]
+    (finding,) = check([plans[0]], [plans[1]], "request_rate", Allowed(0.05))
+    assert finding.verdict == "slower", "a simulation has no noise"
+    assert "(no interval)" not in str(finding)
+
+
+def measured_points(draw: np.random.Generator, kind: str, levels: Sequence[int], times: float = 1.0) -> list[Point]:
+    """Points of a curve over a server whose latencies are drawn."""
+    points = []
+    for workers in levels:
+        draws = service(kind, draw)
+        loop = closed_loop(max(32, 4 * workers), workers, lambda draws=draws: times * draws())
+        points.append(msgspec.structs.replace(made.point(workers), metrics=figures(loop)))
+    return points
+
+
+@pytest.mark.parametrize(
+    ("kind", "repeats"),
+    [("fixed", 1), ("noisy", 1), ("noisy", 3), ("exponential", 1), ("correlated", 1), ("phases", 1)],
+)
+def test_noise_fails_the_gate_in_at_most_five_of_a_hundred_cases(kind: str, repeats: int) -> None:
+    draw, trials = np.random.Generator(np.random.Philox(key=repeats)), 30
+    failed = {"request_rate": 0, "e2e": 0}
+    for _ in range(trials):
+        new, old = ([each for _ in range(repeats) for each in measured_points(draw, kind, (1, 8))] for _ in "ab")
+        for metric in failed:
+            failed[metric] += any(each.verdict == "slower" for each in check(new, old, metric, Allowed(0.05)))
+    assert max(failed.values()) <= 0.05 * trials + 1
+
+
+@pytest.mark.parametrize("kind", ["fixed", "noisy"])
+def test_a_real_slowdown_fails_the_gate(kind: str) -> None:
+    draw, trials, refused = np.random.Generator(np.random.Philox(key=4)), 20, 0
+    for _ in range(trials):
+        new, old = (measured_points(draw, kind, (8, 16), times) for times in (1.35, 1.0))
+        refused += any(finding.verdict == "slower" for finding in check(new, old, "request_rate", Allowed(0.05)))
+    assert refused >= 0.9 * trials
 
 
 def test_of_latencies_higher_is_worse() -> None:

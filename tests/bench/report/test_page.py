@@ -194,7 +194,7 @@ def test_tables_are_copied(made_report: Report, browser: Browser, tmp_path: Path
 def test_figures_stand_to_the_right_and_words_to_the_left() -> None:
     table = Table(("name", "figure", "text"), (("a", "1.5 [1, 2]", "memory"), ("b", "-", "word " * 20)))
     text = page(Report("t", "a", (Section("s", "", (), table),)))
-    assert "<td>1.5 [1, 2]</td>" in text
+    assert '<td>1.5 <span class="around">[1, 2]</span></td>' in text
     assert '<td class="words long">memory</td>' in text
     assert '<th class="words short">name</th><th>figure</th><th class="words long">text</th>' in text
 

@@ -60,7 +60,7 @@ def test_systems_in_turns() -> None:
     assert chart.rules[0].value == 1
     assert section.table is not None
     assert section.table.rows[0][2:5] == ("1.6", "1.552", "1.648")
-    assert [row[5] for row in section.table.rows] == ["B is higher", "-", "no difference", "-"]
+    assert [row[5] for row in section.table.rows] == ["B is higher, which is better", "-", "no difference", "-"]
     assert ratios.forest(of_points(made.curve())) is None
 
 

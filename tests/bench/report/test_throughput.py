@@ -1,5 +1,8 @@
 """Charts of points under load: which curves there are, the knee, the limit, the best trade-offs, promises."""
 
+import csv
+import io
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -8,8 +11,12 @@ from hypothesis import strategies as st
 from roofline.bench.report import throughput, words
 from roofline.bench.report.chart import Section, Series
 from roofline.bench.report.gather import of_points
+from roofline.bench.report.history import key_of
+from roofline.bench.report.page import page
+from roofline.bench.report.report import report
+from roofline.bench.report.text import csv_of_points
 from roofline.bench.report.throughput import Slo, knee, pareto
-from roofline.bench.results.point import Point
+from roofline.bench.results.point import Load, Point, Validity
 from tests.bench.report import made
 
 
@@ -62,12 +69,99 @@ def test_scheduled_arrivals_are_a_curve_of_their_own() -> None:
     assert not series["ours 1.0"].dashed
 
 
+def without_certificate(point: Point) -> Point:
+    client = msgspec.structs.replace(point.client, trusted=False, ttft_added_ms=None)
+    flags = [*point.validity.flags, "client not certified"]
+    return msgspec.structs.replace(point, client=client, validity=Validity(grade="C", flags=flags))
+
+
+def test_why_a_client_is_not_trusted_is_told_as_it_is() -> None:
+    late, beyond = made.point(64, trusted=False), made.point(32, trusted=False)
+    bare = without_certificate(made.point(4))
+    beyond.validity.flags = ["client certified for 16 requests at a time, not 32"]
+    assert [words.doubt(each) for each in (late, beyond, bare, made.point(4))] == [
+        "the client did not keep up",
+        "the client was not certified for this load",
+        "the client was not certified",
+        "",
+    ]
+    text = page(report(of_points([without_certificate(point) for point in made.curve()]), "t", Slo(), None))
+    assert "did not keep up" not in text
+    assert "the client was not certified</span>" in text
+    section = sections([bare, made.point(8)])["throughput and latency"]
+    assert [row[-2] for row in section.table.rows] == ["not certified", "trusted"]
+
+
+def depth(prompt: int, batch: int = 1, told: bool = True) -> Point:
+    """A point of bench decode, of an older version where its prompts are not told."""
+    point = made.point(batch)
+    load = Load(arrivals="batch", concurrency=batch)
+    lengths = msgspec.structs.replace(point.workload.prompt, mean=prompt - 0.2)
+    return msgspec.structs.replace(
+        point,
+        kind="decode",
+        load=load,
+        workload=msgspec.structs.replace(point.workload, prompt=lengths),
+        extra={"prompt": prompt} if told else {},
+    )
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_points_of_decode_name_their_prompts_and_are_not_joined(told: bool) -> None:
+    points = [depth(1, told=told), depth(1024, told=told), depth(1024, 8, told=told)]
+    assert [words.load_name(point) for point in points] == [
+        "batch of 1, prompts of 1",
+        "batch of 1, prompts of 1,024",
+        "batch of 8, prompts of 1,024",
+    ]
+    section = sections(points)["throughput and latency"]
+    assert [[mark.label.removesuffix(" knee") for mark in each.marks] for each in section.charts[0].series] == [
+        ["1 at 1"],
+        ["1 at 1,024", "8 at 1,024"],
+    ]
+    assert [row[1] for row in section.table.rows] == [words.load_name(point) for point in points]
+    rows = list(csv.DictReader(io.StringIO(csv_of_points([*points, made.point(4)]))))
+    assert [row["prompt"] for row in rows] == ["1", "1024", "1024", ""]
+    assert len({key_of(point) for point in points}) == 3, "each is a load of its own over time"
+
+
+def test_answers_without_text_are_among_what_failed() -> None:
+    points = made.curve((1, 2))
+    points[1] = msgspec.structs.replace(
+        points[1], counts=msgspec.structs.replace(points[1].counts, completed=300, failed=20, empty=80)
+    )
+    section = sections(points)["concurrency"]
+    assert [row[-1] for row in section.table.rows] == ["0.99 %", "25.00 %"]
+
+
+def test_marks_of_other_loads_are_named() -> None:
+    trace = msgspec.structs.replace(made.point(4), load=Load(arrivals="trace"))
+    batch = msgspec.structs.replace(made.point(4), load=Load(arrivals="batch", concurrency=16))
+    assert [words.short_load(point) for point in (trace, batch, made.point(4), made.point(4, rate=2.5))] == [
+        "trace",
+        "16",
+        "4",
+        "2.5/s",
+    ]
+
+
+def test_the_table_has_the_latency_that_the_chart_names() -> None:
+    section = sections(made.curve())["throughput and latency"]
+    assert section.charts[0].x.title == "latency of a request, mean, s"
+    at = section.table.headings.index("mean latency, s")
+    marks = section.charts[0].series[0].marks
+    assert [row[at] for row in section.table.rows] == [words.digits(mark.x) for mark in marks]
+
+
 def test_doubtful_points_are_grey_and_said() -> None:
     section = sections([*made.curve(), made.point(64, trusted=False)])["throughput and latency"]
     assert [mark.trusted for mark in series_of(section)["ours 1.0"].marks] == [True] * 6 + [False]
     assert section.table is not None
     assert section.table.rows[-1][-2:] == ("not trusted", "C, client used 92% of a core")
-    assert "client not trusted, grade C, client used 92% of a core" in series_of(section)["ours 1.0"].marks[-1].note
+    assert (
+        "the client did not keep up, grade C, client used 92% of a core"
+        in series_of(section)["ours 1.0"].marks[-1].note
+    )
 
 
 def test_a_single_point_is_a_table_without_a_chart() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from roofline.bench.results.compare import LOOKS, Sequential
+from roofline.bench.results.compare import LOOKS, Sequential, in_words
 from roofline.bench.results.statistics import paired_ratio
 
 NOISE = 0.03  # of a block's rate, as of short blocks on a small machine that others use too
@@ -56,14 +56,25 @@ def test_what_is_not_decided_is_said():
     assert sequential.add(1.0, 1.3) is None
     decision = sequential.add(1.3, 1.0)
     assert decision.verdict == "undecided"
-    assert "undecided within the budget: B/A is" in decision.sentence
+    assert "undecided within the budget: B/A is" in decision.sentence("throughput")
 
 
 @pytest.mark.parametrize(
-    ("b", "sentence"), [(1.0, "no difference > 3.0%: B/A is 1.000"), (2.0, "B is higher: B/A is 2.000"), (0.5, "A is")]
+    ("b", "sentence"),
+    [
+        (1.0, "no difference > 3.0%: B/A is 1.000"),
+        (2.0, "B is higher, which is worse: B/A is 2.000"),
+        (0.5, "A is higher, which is worse: B/A is 0.500"),
+    ],
 )
 def test_sentences(b, sentence):
     sequential = Sequential(0.03)
     decisions = [sequential.add(1.0, b) for _ in range(LOOKS[0])]
     assert decisions[:-1] == [None] * (LOOKS[0] - 1)
-    assert decisions[-1].sentence.startswith(sentence)
+    assert decisions[-1].sentence("latency").startswith(sentence)
+
+
+def test_of_throughput_the_higher_one_is_better():
+    assert in_words("B is higher", "throughput") == "B is higher, which is better"
+    assert in_words("B is higher", "latency") == "B is higher, which is worse"
+    assert in_words("undecided", "latency") == "undecided"

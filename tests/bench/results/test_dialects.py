@@ -49,10 +49,15 @@ def test_each_tool(name, means):
 
 
 def test_windows_differ():
-    """Others divide by the time from the first request to the last end, we by the window."""
+    """Others divide by the time from the first request to the last end, we by the time that a round or a lap takes."""
     for name in DIALECTS:
         assert recompute(RUN, name)["output_throughput"].value == pytest.approx(30 / 0.08)
-    assert figures(RUN)["answer_rate"].value == pytest.approx(30 / 0.2)
+    later = request(at=200, first=30, gap=10, tokens=6)
+    two = run([ONE, later], end=280)
+    assert recompute(two, "vllm")["output_throughput"].value == pytest.approx(12 / 0.18)
+    assert figures(two)["answer_rate"].value == pytest.approx(12 / 0.16 * 0.8), (
+        "busy for 80 of 100 ms, as a loop of one"
+    )
 
 
 def test_guidellm_counts_a_request_as_often_as_it_has_tokens():

@@ -5,16 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roofline.bench.load.events import RequestEvents
-from roofline.bench.results.metrics import (
-    Objective,
-    Span,
-    counts,
-    figures,
-    goodput,
-    lengths,
-    measured_span,
-    most_in_flight,
-)
+from roofline.bench.results.metrics import counts, figures, goodput, lengths
+from roofline.bench.results.objectives import OBJECTIVES, Objective, read_objective
+from roofline.bench.results.window import Span, is_short, measured_span, most_in_flight
+from roofline.common.errors import ConfigError
 from tests.bench.results.events import MS, request, run
 
 MOMENTS = st.floats(0, 1e4).map(lambda value: round(value, 3))
@@ -41,16 +35,16 @@ def test_a_request_by_hand():
             "itl": 10,
         }
     )
-    assert metrics["answer_rate"].value == pytest.approx(20 / 0.18)
-    assert metrics["request_rate"].value == pytest.approx(5 / 0.18)
-    assert metrics["prompt_rate"].value == pytest.approx(35 / 0.18)
+    assert metrics["answer_rate"].value == pytest.approx(20 / 0.08), "five at a time, each of 80 ms"
+    assert metrics["request_rate"].value == pytest.approx(5 / 0.08)
+    assert metrics["prompt_rate"].value == pytest.approx(35 / 0.08)
     assert metrics["itl"].n == 15
     assert metrics["ttft"].p50 == 50
     assert metrics["ttft"].p90 is None
 
 
 def test_chunks_of_several_tokens_are_no_tokens():
-    metrics = figures(run([request(at=0, first=20, gap=30, tokens=9, parts=3)] * 5))
+    metrics = figures(run([request(at=0, first=20, gap=30, tokens=9, parts=3)] * 5))  # all at once
     assert metrics["tpot"].mean == pytest.approx(60 / 8)
     assert metrics["itl"].mean == pytest.approx(30)
     assert metrics["answer_rate"].value == pytest.approx(45 / 0.08)
@@ -65,8 +59,9 @@ def test_what_lies_outside_of_the_window_is_in_no_figure():
     ]
     metrics = figures(run(requests), Span(90 * MS, 340 * MS))
     assert (metrics["e2e"].n, metrics["e2e"].mean) == (2, 80)  # one that ended later counts
-    assert metrics["request_rate"].value == pytest.approx(1 / 0.25)
-    assert metrics["answer_rate"].value == pytest.approx(4 / 0.25)
+    busy = (500 + 80 + 80) / 500  # requests at a time, from when there are two to the last dispatch
+    assert metrics["request_rate"].value == pytest.approx(busy / 0.08)
+    assert metrics["answer_rate"].value == pytest.approx(4 * busy / 0.08)
 
 
 def test_probes_and_failures_are_in_no_latency():
@@ -89,17 +84,21 @@ def test_unfinished_requests_are_counted():
     assert most_in_flight(events) == 2
 
 
-def test_the_warm_up_is_cut():
-    slow = [request(at=100 * n, first=900 - 200 * n, number=n) for n in range(4)]
-    rest = [request(at=400 + 10 * n, first=50 + n % 3, number=n) for n in range(40)]
-    assert measured_span(run([*slow, *rest])).begin == 400 * MS
-    assert measured_span(run(rest)).begin in (0, *(each.dispatched for each in rest[:4]))
+def test_the_first_and_the_last_lap_are_left_out():
+    requests = [request(at=100 * (n // 3), first=50, number=n) for n in range(15)]
+    assert measured_span(run(requests, concurrency=3)) == Span(100 * MS, 300 * MS)
+    assert measured_span(run(requests[:9], concurrency=3)) == Span(100 * MS, 280 * MS), "too few to leave out two laps"
+    assert measured_span(run(requests[:6], concurrency=3)) == Span(0, 180 * MS)
+    assert [is_short(run(requests[:count], concurrency=3)) for count in (15, 12, 9)] == [False, False, True]
+    assert measured_span(run(requests, arrivals="batch", concurrency=3)) == Span(0, 480 * MS)
 
 
-def test_a_window_in_which_hardly_anything_ended_goes_on_to_the_end():
-    requests = [request(at=10 * n, first=400, number=n) for n in range(6)]
-    assert measured_span(run(requests, end=50)) == Span(0, 480 * MS)
-    assert measured_span(run(requests, end=455)) == Span(0, 455 * MS)  # three of six had ended
+def test_a_lap_of_an_open_loop_is_what_is_in_flight():
+    requests = [request(at=40 * n, first=50, number=n) for n in range(20)]  # 80 ms each: two at a time
+    span = measured_span(run(requests, end=760, arrivals="constant", rate=25.0))
+    assert span == Span(120 * MS, 640 * MS)
+    cut = run(requests, begin=100, end=700, arrivals="constant", rate=25.0)
+    assert measured_span(cut) == Span(100 * MS, 700 * MS), "another tool has cut its warm-up and its cool-down already"
 
 
 def test_goodput():
@@ -113,7 +112,31 @@ def test_goodput():
     ]
     metrics = goodput(run(requests, end=3000), Objective(2000, 200), Span(0, 3000 * MS))
     assert metrics["good_share"].value == pytest.approx(2 / 6)
-    assert metrics["goodput"].value == pytest.approx(2 / 3)
+    assert metrics["goodput"].value == pytest.approx(2 * most_in_flight(run(requests)) / total_seconds(requests))
+
+
+def test_an_answer_in_one_part_keeps_a_promise_only_where_all_of_it_does():
+    quick, slow = (request(at=0, first=first, gap=0, tokens=11) for first in (100, 1900))  # at most 10, 190 ms a token
+    metrics = goodput(run([quick, slow]), Objective(2000, 30))
+    assert metrics["good_share"].value == pytest.approx(1 / 2)
+    assert "tpot" not in figures(run([quick, slow]))
+
+
+def total_seconds(requests):
+    return sum(each.end - each.dispatched for each in requests) / 1e9
+
+
+def test_promises_of_ones_own():
+    assert read_objective("ttft=200, tpot=50", "objective") == Objective(ttft=200, tpot=50)
+    assert read_objective("mlperf:llama2-70b", "objective") is OBJECTIVES["mlperf:llama2-70b"]
+    assert Objective(tpot=50, e2e=900).rule == "TPOT <= 50 ms and latency from scheduled <= 900 ms"
+    metrics = goodput(run([request(at=0, first=100, gap=10), request(at=0, first=900)]), Objective(e2e=500))
+    assert metrics["good_share"].value == pytest.approx(1 / 2)
+    for text in ("ttft=0", "ttft=x", "tfft=3", "ttft=inf"):
+        with pytest.raises(ConfigError, match=f"objective='{text}': '{text}' is no limit in ms"):
+            read_objective(text, "objective")
+    with pytest.raises(ConfigError, match="did you mean 'mlperf:llama2-70b'"):
+        read_objective("mlperf:llama2-70", "objective")
 
 
 @given(st.lists(REQUESTS, min_size=1, max_size=30))
@@ -122,10 +145,10 @@ def test_relations_of_any_run(requests):
     span = Span(0, events.head.end)
     metrics = figures(events, span)
     assert metrics["ttft"].mean <= metrics["e2e"].mean * (1 + 1e-9)
-    assert metrics["request_rate"].value * span.seconds == pytest.approx(len(requests))
-    assert metrics["answer_rate"].value * span.seconds == pytest.approx(
-        sum(each.completion_tokens for each in requests)
-    )
+    in_flight = metrics["request_rate"].value * metrics["e2e"].mean / 1000  # Little's law
+    assert 0 < in_flight <= most_in_flight(events) * (1 + 1e-9)
+    tokens = sum(each.completion_tokens for each in requests) / len(requests)
+    assert metrics["answer_rate"].value == pytest.approx(metrics["request_rate"].value * tokens)
     assert 1 <= most_in_flight(events) <= len(requests)
     if "tpot" in metrics:
         assert metrics["tpot"].n == sum(each.completion_tokens > 1 for each in requests)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from roofline.bench.results.dialects import recompute
-from roofline.bench.results.metrics import measured_span
 from roofline.bench.results.recorded import read_run
+from roofline.bench.results.window import measured_span
 from roofline.common.errors import ConfigError, UnsupportedError
 from tests.command_line import call_roofline
 
@@ -99,7 +99,8 @@ def test_guidellms_own_figures():
     assert span == pytest.approx(own["duration"], rel=0.1)
     tokens = metrics["output_token_count"]["successful"]["total_sum"]
     assert figures["output_throughput"].value * span == pytest.approx(tokens)
-    assert measured_span(recorded.events).end == recorded.events.head.end
+    unfinished = min(each.dispatched for each in recorded.events.requests if each.end is None)
+    assert measured_span(recorded.events).end <= unfinished, "GuideLLM ended the last lap before its time"
 
 
 def test_what_guidellm_does_not_tell_is_absent():
@@ -110,7 +111,7 @@ def test_what_guidellm_does_not_tell_is_absent():
         assert [key for key, figure in figures.items() if not figure.n] == [absent]
         assert figures["output_throughput"].ci95 is None, "nothing tells when the tokens came"
     ours = recompute(recorded.events, "ours")
-    assert [name for name, figure in ours.items() if not figure.n] == ["itl", "answer_rate"]
+    assert [name for name, figure in ours.items() if not figure.n] == ["itl"]
 
 
 def test_a_request_under_way_at_the_end_is_neither_completed_nor_failed():

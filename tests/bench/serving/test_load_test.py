@@ -191,6 +191,35 @@ def test_answers_without_a_text_are_none(make, monkeypatch):
         tell_points(test, (measure(test, "curve", test.plan(1)) for _ in range(1)), as_json=True)
 
 
+@pytest.mark.parametrize(
+    ("good", "bad", "overload", "status"),
+    [
+        ([20, 20], [0, 2], False, None),  # 5 %
+        ([20, 1], [0, 19], False, "19 of 40 requests were not answered, more than 10%; the last one that failed: no"),
+        ([20, 1], [0, 19], True, None),  # a sweep goes on until the server fails
+        ([1], [19], True, "19 of 20 requests were not answered"),
+    ],
+)
+def test_many_requests_without_an_answer_are_an_error(make, monkeypatch, good, bad, overload, status):
+    runs = iter(
+        run([*[request(at=0, first=1)] * answered, *[request(at=0, first=1, error="no", chunks=[])] * failed])
+        for answered, failed in zip(good, bad, strict=True)
+    )
+    monkeypatch.setattr(load_test, "run_plan", lambda plan, key, on_progress: next(runs))
+    test = make()
+    with nullcontext() if status is None else pytest.raises(ConfigError, match=status):
+        points = (measure(test, "curve", test.plan(1)) for _ in good)
+        tell_points(test, points, as_json=True, overload=overload)
+
+
+def test_answers_without_a_text_among_others_are_an_error_too(make, monkeypatch):
+    requests = [*[request(at=0, first=1)] * 5, *[request(at=0, first=1, chunks=[])] * 5]
+    monkeypatch.setattr(load_test, "run_plan", lambda plan, key, on_progress: run(requests))
+    test = make()
+    with pytest.raises(ConfigError, match=r"5 of 10 requests were not answered.*their answers had no text"):
+        tell_points(test, (measure(test, "curve", test.plan(1)) for _ in range(1)), as_json=True)
+
+
 def test_the_limit_of_a_load_is_known_before_where_its_size_is(make, limits):
     test = make(limits=limits)
     single, many = (test.most_tokens_per_s(test.plan(8, concurrency=workers)) for workers in (1, 8))

@@ -11,6 +11,7 @@ from roofline.bench.load.plan import Plan, Probe
 from roofline.bench.load.targets import Target
 from roofline.bench.results.point import Host
 from roofline.bench.results.store import read_points
+from roofline.bench.results.window import most_in_flight
 from roofline.bench.serving import measure
 from roofline.bench.serving.certificate import Certificate
 from roofline.bench.serving.load_test import LoadTest, Settings
@@ -18,7 +19,7 @@ from roofline.bench.serving.measure import demand_of, point_of
 from roofline.bench.serving.probes import fidelity
 from roofline.bench.serving.recount import miscounted
 from roofline.bench.traffic.presets import preset_traffic
-from tests.bench.results.events import request, run
+from tests.bench.results.events import MS, request, run
 
 WORDS = SimpleNamespace(encode=lambda text, add_special: text.split())
 CERTIFICATE = Certificate(
@@ -94,7 +95,7 @@ def test_a_trusted_client(point):
         ),
         (
             {"certificate": Certificate(4, 0.5, 0.3, None, 0.0, 0.1)},
-            "client certified for 0.5 requests/s, not 10.1",
+            "client certified for 0.5 requests/s, not 10",
         ),
     ],
 )
@@ -120,7 +121,23 @@ def test_a_client_is_certified_again_at_the_pace_of_a_faster_server(point, monke
     assert (told.client.most_streams, told.client.most_rate) == (1, 12.0)
     interrupted = point(one_by_one(), certificate=slow, interrupted=True)
     assert len(asked) == 1
-    assert "client certified for 2 requests/s, not 10.1" in interrupted.validity.flags
+    assert "client certified for 2 requests/s, not 10" in interrupted.validity.flags
+
+
+def test_an_open_loop_with_more_at_a_time_is_certified_again(point, monkeypatch):
+    asked = []
+
+    def certify(streams, pace=None):
+        asked.append(streams)
+        return replace(CERTIFICATE, streams=streams)
+
+    monkeypatch.setattr(measure, "certify", certify)
+    requests = [request(at=10 * n, first=50, number=n) for n in range(20)]
+    assert most_in_flight(run(requests)) == 8
+    told = point(requests, arrivals="poisson", rate=100.0)
+    assert (asked, told.client.trusted, told.client.most_streams) == ([8], True, 8)
+    assert not point(requests).client.trusted, "a closed loop's workers are known before"
+    assert asked == [8]
 
 
 def test_ctrl_c_while_the_client_is_certified_again_keeps_the_point(point, monkeypatch):
@@ -187,15 +204,60 @@ def test_grades_fall_with_what_is_missing(point):
     assert point(one_by_one(3), version="", certificate=None).validity.grade == "D"
 
 
-def test_a_window_that_was_lengthened_is_flagged(point):
-    requests = [request(at=n, first=400, number=n) for n in range(4)]
-    assert "running empty is in the window" in point(requests, end=5).validity.flags
-    assert "running empty is in the window" not in point(requests).validity.flags
+def test_a_run_without_a_lap_in_between_is_flagged(point):
+    flag = "filling up and running empty are in the window"
+    assert flag in point(one_by_one(6), concurrency=1).validity.flags
+    assert flag not in point(one_by_one(7), concurrency=1).validity.flags
+
+
+def test_answers_without_text_are_counted_and_flagged(point):
+    empty = request(at=2000, first=1, chunks=[], end=2010 * MS, completion_tokens=0)
+    told = point([*one_by_one(), empty])
+    assert (told.counts.completed, told.counts.failed, told.counts.empty, told.counts.unfinished) == (20, 0, 1, 0)
+    assert "answers without text: 1 of 21" in told.validity.flags
+    assert not any("without text" in flag for flag in point(one_by_one()).validity.flags)
+
+
+def test_answers_in_one_part_have_no_tpot_and_a_flag(point):
+    together = [request(at=100 * n, first=80, gap=0, tokens=40, number=n) for n in range(20)]
+    told = point(together)
+    assert "answers arrive in one part, their TPOT is not known: 20 of 20" in told.validity.flags
+    assert not {"tpot", "decode_rate"} & told.metrics.keys()
+    single = point([request(at=100 * n, first=80, tokens=1, number=n) for n in range(20)])
+    assert not any("one part" in flag for flag in single.validity.flags), "one token is one part"
+
+
+def test_a_usage_that_contradicts_the_parts_is_flagged(point):
+    def flags(tokens, parts):
+        requests = [request(at=100 * n, first=5, gap=1, tokens=tokens, parts=parts) for n in range(20)]
+        return point(requests).validity.flags
+
+    assert "the usage counts 3 tokens for a part of the answer: 20 of 20" in flags(60, 20)
+    assert "the usage counts 0.5 tokens for a part of the answer: 20 of 20" in flags(20, 40)
+    together = [request(at=100 * n, first=5, gap=0, tokens=60, parts=20) for n in range(20)]
+    assert any("usage" in flag for flag in point(together).validity.flags), "parts that came at once are parts"
+    assert not any("usage" in flag for flag in flags(22, 20)), "an end without text, and what a reader may differ by"
+
+
+def test_a_server_that_falls_behind_is_flagged(point):
+    flag = "the server falls behind the offered rate"
+    late, kept = (
+        [request(at=10 * n, first=50 + delay * n, scheduled=10 * n, number=n) for n in range(20)] for delay in (5, 0)
+    )
+    assert flag in point(late, arrivals="poisson", rate=100.0, certificate=None).validity.flags
+    assert flag not in point(kept, arrivals="poisson", rate=100.0, certificate=None).validity.flags
+    assert flag not in point(late, certificate=None).validity.flags, "workers of a closed loop wait"
+
+
+def test_requests_that_were_sent_at_even_gaps_have_their_rate(point):
+    requests = [request(at=100 * n, first=50, number=n) for n in range(20)]
+    told = point(requests, end=1900, arrivals="constant", rate=10.0, certificate=None)
+    assert told.load.achieved == pytest.approx(10)
 
 
 def test_failures_and_counts_are_flagged(point):
     failed = [*one_by_one(), request(at=0, first=1, error="status 500")]
-    assert "requests failed: 1" in point(failed).validity.flags
+    assert "requests failed: 1 of 21" in point(failed).validity.flags
     chunks = one_by_one(completion_tokens=None)
     assert "tokens counted as parts of the answer" in point(chunks).validity.flags
     assert "interrupted" in point(one_by_one(), interrupted=True).validity.flags

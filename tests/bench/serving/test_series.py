@@ -11,8 +11,8 @@ from roofline.bench.serving.series import Sizes, curve, levels, sweep
 class Points:
     """Takes the place of measuring: a point for each plan, with the rates that a test says."""
 
-    def __init__(self, rate=lambda workers: workers, failed=lambda workers: 0):
-        self.rate, self.failed, self.plans, self.points = rate, failed, [], 0
+    def __init__(self, rate=lambda workers: workers, failed=lambda workers: 0, empty=lambda workers: 0):
+        self.rate, self.failed, self.empty, self.plans, self.points = rate, failed, empty, [], 0
 
     def plan(self, requests, **load):
         return SimpleNamespace(requests=requests, **load)
@@ -22,7 +22,7 @@ class Points:
         workers = getattr(plan, "concurrency", 0)
         figures = {name: SimpleNamespace(value=self.rate(workers)) for name in ("answer_rate", "request_rate")}
         failed = self.failed(workers)
-        counts = SimpleNamespace(failed=failed, completed=plan.requests - failed)
+        counts = SimpleNamespace(failed=failed, empty=self.empty(workers), completed=plan.requests - failed)
         return SimpleNamespace(metrics=figures, counts=counts, plan=plan)
 
 
@@ -68,3 +68,8 @@ def test_a_curve_has_an_open_loop_beside_each_level(measured):
 def test_a_sweep_ends_where_more_brings_nothing(measured, rate, failed, last):
     plans = measured(sweep, Points(rate, failed), 256, Sizes(2, 16))
     assert [plan.concurrency for plan in plans] == levels(last)
+
+
+def test_answers_without_text_end_a_sweep_as_failures_do(measured):
+    plans = measured(sweep, Points(empty=lambda workers: int(workers >= 8)), 256, Sizes(2, 16))
+    assert [plan.concurrency for plan in plans] == [1, 2, 4, 8]

@@ -1,11 +1,12 @@
 """Blocks in turns: the same requests for both, none twice for either, and figures of blocks."""
 
+import itertools
+
 import msgspec
 import pytest
 
 from roofline.bench.load.plan import Plan
 from roofline.bench.serving.versus import Terms, block_latency, block_rate, compare, one_after_the_other
-from roofline.common.errors import ConfigError
 from tests.bench.results.events import MS, request, run
 
 
@@ -63,9 +64,57 @@ def test_the_budget_is_the_last_look():
     assert (len(rounds), len(log)) == (2, 8)
 
 
-def test_a_failure_ends_the_comparison():
-    with pytest.raises(ConfigError, match="4 requests of a block to B failed, the first with: status 500"):
-        compared(Terms(requests=4), error="status 500")
+def failing(monkeypatch, blocks):
+    """Sides whose blocks of these numbers have a request that fails."""
+    send, count = Side.send, itertools.count()
+
+    def sometimes(side, plan):
+        events = send(side, plan)
+        if next(count) in blocks:
+            events.requests[0].error = "status 500"
+        return events
+
+    monkeypatch.setattr(Side, "send", sometimes)
+
+
+def test_a_round_with_a_failure_is_left_out_and_told(monkeypatch, caplog):
+    failing(monkeypatch, {5})
+    with caplog.at_level("WARNING"):
+        comparison, log, rounds = compared(Terms(requests=4))
+    assert (comparison.verdict.verdict, comparison.failure, comparison.lost_rounds) == ("no difference", "", 1)
+    assert (len(rounds), len(log)) == (4, 18), "the rest of the round is not sent"
+    assert [len(comparison.events[name]) for name in "AB"] == [8, 8]
+    (told,) = caplog.messages
+    assert told == "round 2 is left out: 1 of 12 requests to B failed, the last one with: status 500"
+
+
+def test_many_failures_end_the_comparison_with_what_there_is(monkeypatch):
+    failing(monkeypatch, set(range(4, 100)))
+    comparison, _, rounds = compared(Terms(requests=4))
+    assert len(rounds) == 1
+    assert len(comparison.events["A"]) == 2
+    assert comparison.failure.startswith("6 of ")
+
+
+def test_a_side_that_fails_ends_the_comparison_at_once():
+    comparison, _, rounds = compared(Terms(requests=16), error="status 500")
+    assert (comparison.failure, rounds) == (
+        "16 of 16 requests to B failed, the last one with: status 500; the comparison was given up",
+        [],
+    )
+
+
+def test_too_many_lost_rounds_end_it(monkeypatch):
+    failing(monkeypatch, {0, 1, 2})
+    comparison, _, rounds = compared(Terms(requests=4, rounds=4), b=101.0)
+    assert (comparison.lost_rounds, len(rounds)) == (3, 3)
+    assert comparison.failure == "3 rounds were left out because requests failed: too few are left"
+
+
+def test_an_answer_without_text_is_a_failure():
+    comparison, _, rounds = compared(Terms(requests=16), chunks=[])
+    assert comparison.failure.startswith("16 of 16 requests to B failed, the last one with: the answer had no text")
+    assert not rounds
 
 
 def test_figures_of_a_block():

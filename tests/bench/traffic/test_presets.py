@@ -2,9 +2,10 @@
 
 import itertools
 
+import msgspec
 import pytest
 
-from roofline.bench.traffic.presets import PRESETS, preset_traffic
+from roofline.bench.traffic.presets import PRESETS, preset_traffic, singles
 from roofline.bench.traffic.traffic import read_traffic, write_traffic
 from roofline.common.errors import ConfigError
 
@@ -27,7 +28,7 @@ def test_bytes_are_pinned(name):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_another_seed_gives_other_bytes_and_the_same_seed_the_same(name):
-    assert preset_traffic(name, 50).sha256 == preset_traffic(name, 50).sha256
+    assert preset_traffic(name, 50).file_sha256 == preset_traffic(name, 50).file_sha256
     one, other = (preset_traffic(name, 50, seed) for seed in (0, 1))
     assert one.requests[0].prompt != other.requests[0].prompt
 
@@ -80,7 +81,9 @@ def test_conversations_have_turns_in_order():
 def test_a_file_gives_back_its_traffic(tmp_path):
     traffic = preset_traffic("multi-turn", 30)
     write_traffic(traffic, tmp_path / "t.jsonl")
-    assert read_traffic(tmp_path / "t.jsonl") == traffic
+    read = read_traffic(tmp_path / "t.jsonl")
+    assert read == msgspec.structs.replace(traffic, definition="")
+    assert read.sha256 == traffic.file_sha256 == read.file_sha256
 
 
 def test_names_and_counts_that_are_wrong_are_refused():
@@ -88,3 +91,19 @@ def test_names_and_counts_that_are_wrong_are_refused():
         preset_traffic("typicl")
     with pytest.raises(ConfigError, match="at least 1"):
         preset_traffic("typical", 0)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_hash_of_made_traffic_does_not_depend_on_how_much_is_made(name):
+    few, more = preset_traffic(name, 3), preset_traffic(name, PRESETS[name].requests + 7)
+    assert few.sha256 == more.sha256 == preset_traffic(name).file_sha256
+    assert more.requests[:3] == few.requests
+    assert few.file_sha256 != more.file_sha256
+    assert len({preset_traffic(name, 3, seed).sha256 for seed in (0, 1)}) == 2
+    assert preset_traffic(name, 3, stop="natural").sha256 != preset_traffic(name, 3, stop="ignored").sha256
+
+
+def test_the_hash_of_singles_is_that_of_their_answers():
+    assert singles((1,), 64, 5).sha256 == singles((1, 1024), 64, 3).sha256
+    assert singles((1,), 64, 5).sha256 != singles((1,), 65, 5).sha256
+    assert singles((1,), 64, 5).sha256 != singles((1,), 64, 5, natural=True).sha256

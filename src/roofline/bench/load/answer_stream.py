@@ -2,7 +2,7 @@
 
 import msgspec
 
-from roofline.bench.load.events import RequestEvents
+from roofline.bench.load.events import RequestEvents, negative_counts
 
 MOST_ERROR = 300  # characters that are kept of a server's message
 
@@ -84,6 +84,10 @@ class AnswerStream:
         record.completion_tokens = usage.completion_tokens
         if usage.prompt_tokens_details is not None:
             record.cached_tokens = usage.prompt_tokens_details.cached_tokens
+        cause = negative_counts(record.prompt_tokens, record.completion_tokens, record.cached_tokens)
+        if cause is not None:
+            record.error = record.error or cause
+            record.prompt_tokens = record.completion_tokens = record.cached_tokens = None
 
     def _choice(self, choice: _Choice, moment: int) -> None:
         record, delta = self._record, choice.delta

@@ -91,8 +91,13 @@ class RequestEvents(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def completed(self) -> bool:
-        """Whether the answer came to its end."""
+        """Whether the answer came to its end, and had text or reasoning."""
         return self.error is None and self.end is not None and bool(self.chunks)
+
+    @property
+    def empty(self) -> bool:
+        """Whether the answer came to its end without text or reasoning."""
+        return self.error is None and self.end is not None and not self.chunks
 
 
 class Events(msgspec.Struct):
@@ -142,6 +147,18 @@ def _complete_lines(path: Path) -> Iterator[bytes]:
 def _requests(path: Path, lines: Iterable[bytes]) -> Iterator[RequestEvents]:
     for number, line in enumerate(lines, start=2):
         try:
-            yield msgspec.json.decode(line, type=RequestEvents)
+            request = msgspec.json.decode(line, type=RequestEvents)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise ConfigError(f"{path}, line {number} is not a request's events: {error}") from error
+        if (
+            cause := negative_counts(request.prompt_tokens, request.completion_tokens, request.cached_tokens)
+        ) is not None:
+            raise ConfigError(f"{path}, line {number} is not a request's events: {cause}")
+        yield request
+
+
+def negative_counts(prompt: int | None, completion: int | None, cached: int | None) -> str | None:
+    """Why counts of a server cannot be, None where they may be."""
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion, "cached_tokens": cached}
+    wrong = [f"{name} is {count}" for name, count in counts.items() if count is not None and count < 0]
+    return f"the usage cannot be: {', '.join(wrong)}" if wrong else None

@@ -21,7 +21,7 @@ from roofline.bench.load.connection import Address, Clock, Connection
 from roofline.bench.load.events import Events, EventsHead, RequestEvents
 from roofline.bench.load.plan import Plan
 from roofline.bench.load.progress import SECONDS_BETWEEN, Progress, Tally
-from roofline.bench.load.schedule import planned_moments
+from roofline.bench.load.schedule import count_in_time, planned_moments
 from roofline.bench.traffic.traffic import Traffic, TrafficRequest
 from roofline.common.units import now_utc
 
@@ -146,10 +146,10 @@ class Generator:
         self._last = self.clock()
 
     async def _open(self) -> None:
-        firsts = [self._traffic.requests[session[0]] for session in self._sessions]
-        moments = planned_moments(self._plan, firsts)
-        for session, moment in zip(self._sessions, moments, strict=True):
-            if moment > self._plan.seconds * 1e9:
+        sessions = self._sessions[: count_in_time(self._plan, len(self._sessions))]
+        moments = planned_moments(self._plan, [self._traffic.requests[session[0]] for session in sessions])
+        for session, moment in zip(sessions, moments, strict=True):
+            if moment > self._plan.seconds * 1e9 + 1:  # rounded
                 break
             await self._until(moment)
             if self.stopped:
@@ -216,11 +216,14 @@ class Generator:
         self._records.append(record)
         tally = self._tally
         tally.begun += 1
+        number = tally.begun
+        tally.under_way[number] = record.chunks
         tally.slip = record.dispatched - record.planned
         idle = self._idle[record.server]
         connection = idle.pop() if idle else self._connects[record.server](self.clock)
         text = await connection.send(body, record, self._plan.timeout)
         idle.append(connection)
+        del tally.under_way[number]
         tally.tokens += record.completion_tokens or len(record.chunks)
         tally.failed += record.error is not None
         tally.completed += record.error is None

@@ -33,6 +33,13 @@ def planned_moments(plan: Plan, requests: Sequence[TrafficRequest]) -> list[int]
     return [round(moment * 1e9) for moment in seconds]
 
 
+def count_in_time(plan: Plan, count: int) -> int:
+    """How many requests of an even rate there is time for, so that those together come at exactly the rate; of other
+    arrivals all of them."""
+    even = plan.arrivals in ("constant", "poisson", "gamma")
+    return min(count, max(1, math.floor(plan.rate * plan.seconds + 1e-9))) if even else count
+
+
 def _ramp(count: int, start: float, end: float) -> list[float]:
     """Moments whose rate grows evenly from `start` to `end`: where the area under the rate is 0, 1, 2, ..."""
     length = 2 * count / (start + end)

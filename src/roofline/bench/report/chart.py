@@ -10,7 +10,7 @@ Interval = tuple[float, float]
 @dataclass(frozen=True, kw_only=True)
 class Mark:
     """A value in a chart. x_interval, y_interval: 95 % intervals; note: what a pointer over it shows; label: written
-    beside it; trusted: False is drawn in grey."""
+    beside it; trusted: False is drawn in grey; doubt: why it is not."""
 
     x: float
     y: float
@@ -19,6 +19,7 @@ class Mark:
     note: str = ""
     label: str = ""
     trusted: bool = True
+    doubt: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +60,14 @@ class Area:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """title: with the unit; log: a logarithmic one; zero: begins at 0; categories: names of the values 0, 1, ..., which
-    are drawn from top to bottom; of a y axis alone; least, most: what it shows at least."""
+    """title: with the unit; log: a logarithmic one; doubling: its ticks are powers of two; whole: its ticks are whole
+    numbers; zero: begins at 0; categories: names of the values 0, 1, ..., which are drawn from top to bottom; of a y
+    axis alone; least, most: what it shows at least."""
 
     title: str
     log: bool = False
+    doubling: bool = False
+    whole: bool = False
     zero: bool = False
     categories: tuple[str, ...] = ()
     least: float | None = None
@@ -113,6 +117,8 @@ class Scale:
     log: bool
     start: float
     end: float
+    doubling: bool = False
+    whole: bool = False
 
     def at(self, value: float) -> float:
         if self.log:
@@ -133,10 +139,16 @@ class Scale:
         rough = (self.high - self.low) / most
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(step for step in (power, 2 * power, 5 * power, 10 * power) if step >= rough * (1 - 1e-9))
+        step = max(step, 1.0) if self.whole else step
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [number * step for number in range(first, last + 1)]
 
     def _log_ticks(self, most: int) -> list[float]:
+        if self.doubling:
+            first, last = math.ceil(math.log2(self.low) - 1e-9), math.floor(math.log2(self.high) + 1e-9)
+            doubles = [2.0**power for power in range(first, last + 1)]
+            if doubles:
+                return doubles[:: math.ceil(len(doubles) / most)]
         powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
         for steps in ((1, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
             ticks = [step * 10.0**power for power in powers for step in steps if self.holds(step * 10.0**power)]
@@ -157,9 +169,9 @@ def scale(axis: Axis, values: list[float], start: float, end: float) -> Scale:
         values = [value for value in values if value > 0] or [1.0]
         low, high = min(values), max(values)
         room = max((high / low) ** 0.06, 1.05)
-        return Scale(low / room, high * room, True, start, end)
+        return Scale(low / room, high * room, True, start, end, axis.doubling)
     low, high = min(values), max(values)
     room = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
     if axis.zero and low >= 0:
-        return Scale(0.0, high + room, False, start, end)
-    return Scale(low - room, high + room, False, start, end)
+        low = room
+    return Scale(low - room, high + room, False, start, end, whole=axis.whole)

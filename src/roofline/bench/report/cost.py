@@ -178,7 +178,13 @@ def _section(gathered: Gathered, points: Sequence[Point], prices: Prices) -> Sec
             look, dashed = gathered.kinds[kind], name != gathered.name(kind)
             marks = tuple(_money_mark(*each) for each in priced)
             joules = tuple(
-                Mark(x=load, y=cost.joules, trusted=words.trusted(point), note=words.load_name(point))
+                Mark(
+                    x=load,
+                    y=cost.joules,
+                    trusted=words.trusted(point),
+                    doubt=words.doubt(point),
+                    note=words.load_name(point),
+                )
                 for point, cost, load in priced
                 if cost.joules is not None
             )
@@ -205,7 +211,9 @@ def _money_mark(point: Point, cost: TokenCost, load: float) -> Mark:
     around, value = words.interval(point, words.TOKENS), words.metric(point, words.TOKENS) or 1.0
     interval = None if around is None else (cost.blended * value / around[1], cost.blended * value / around[0])
     note = f"{words.load_name(point)}: {words.digits(cost.blended)} USD a million tokens"
-    return Mark(x=load, y=cost.blended, y_interval=interval, note=note, trusted=words.trusted(point))
+    return Mark(
+        x=load, y=cost.blended, y_interval=interval, note=note, trusted=words.trusted(point), doubt=words.doubt(point)
+    )
 
 
 def _row(name: str, point: Point, cost: TokenCost, load: float) -> tuple[str, ...]:

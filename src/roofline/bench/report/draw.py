@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from html import escape
 from itertools import pairwise
 
-from roofline.bench.report.chart import Chart, Mark, Rule, Series, scale
+from roofline.bench.report.chart import Axis, Chart, Mark, Rule, Series, scale
 from roofline.bench.svg import CHARACTER, FONT, Box, Labels, along, around
 
 LOOKS = 8  # colours and markers
@@ -111,10 +111,10 @@ class _Drawing:
                 self.out.append(_line(frame.x, at, right, at, "grid"))
                 self.out.append(_text(frame.x - 6, at + 4, tick(value), "end"))
         middle = (frame.x + right) / 2
-        self.out.append(_text(middle, self.height - 6, chart.x.title, "middle"))
+        self.out.append(_text(middle, self.height - 6, axis_title(chart.x), "middle"))
         if not chart.y.categories:
             turn = f'transform="translate(11,{(frame.y + bottom) / 2:.0f}) rotate(-90)" text-anchor="middle"'
-            self.out.append(f"<text {turn}>{escape(chart.y.title)}</text>")
+            self.out.append(f"<text {turn}>{escape(axis_title(chart.y))}</text>")
 
     def _room(self, series: Series) -> None:
         """What labels must keep off: markers, lines, intervals."""
@@ -216,6 +216,11 @@ class _Drawing:
         if label.leader is not None:
             self.out.append(_line(*label.leader, "leader"))
         self.out.append(_text(label.box.x, label.box.y + FONT - 1, text, "start", look))
+
+
+def axis_title(axis: Axis) -> str:
+    """What stands along an axis."""
+    return f"{axis.title} (log scale)" if axis.log and axis.title else axis.title
 
 
 def tick(value: float) -> str:

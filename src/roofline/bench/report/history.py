@@ -1,13 +1,16 @@
 """Measurements of the same load over time: their trend by version, and the gate that refuses a slower one."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 from roofline.bench.report import words
 from roofline.bench.report.chart import Axis, Chart, Mark, Section, Series, Table
 from roofline.bench.report.gather import Gathered
 from roofline.bench.report.ratios import Ratio, pairs, ratio
 from roofline.bench.results.point import Point
+from roofline.bench.results.statistics import CONFIDENCE
 from roofline.common.errors import ConfigError
 
 HIGHER_IS_BETTER = {
@@ -70,6 +73,7 @@ def trend(gathered: Gathered, name: str) -> Section:
                 label=_version(point) + words.interrupted(point),
                 note=f"{_version(point)}, {_measured(point)}: {words.digits(words.metric(point, name))}",
                 trusted=words.trusted(point),
+                doubt=words.doubt(point),
             )
             for number, point in enumerate(own)
         )
@@ -77,7 +81,7 @@ def trend(gathered: Gathered, name: str) -> Section:
         charts.append(
             Chart(
                 title=f"{key}, {key.place}",
-                x=Axis(title="measurement, the oldest first"),
+                x=Axis(title="measurement, the oldest first", whole=True),
                 y=Axis(title=f"{name.replace('_', ' ')}, {unit}", zero=True),
                 series=(Series(name=f"{key}, {key.place}", marks=marks, look=len(charts)),),
             )
@@ -122,20 +126,23 @@ def _ratio_text(of: Ratio | None) -> str:
 @dataclass(frozen=True)
 class Finding:
     """One load's verdict. worse: how much slower at the point estimate, 0.05 being 5 %; verdict: "slower" fails a gate;
-    "undecided": slower than is allowed, but the interval contains no change."""
+    "undecided": slower than is allowed, but the interval contains no change, or there is none; exact: of plans, which
+    have no noise and so need no interval."""
 
     name: str
     metric: str
     ratio: Ratio
     worse: float
     verdict: str
+    exact: bool = False
 
     def __str__(self) -> str:
         around = self.ratio.interval
         figures = words.digits(self.ratio.value, 4)
-        figures += (
-            " (no interval)" if around is None else f" [{words.digits(around[0], 4)}, {words.digits(around[1], 4)}]"
-        )
+        if around is not None:
+            figures += f" [{words.digits(around[0], 4)}, {words.digits(around[1], 4)}]"
+        elif not self.exact:
+            figures += " (no interval)"
         return f"{self.name}: {self.metric.replace('_', ' ')} is {figures} of the old one, {self.verdict}"
 
 
@@ -166,31 +173,54 @@ def check(new: Sequence[Point], old: Sequence[Point], metric: str, allowed: Allo
     if not common:
         raise ConfigError(_why_apart(list(above), list(below)))
     findings = []
-    for key in common:
-        between = ratio(above[key], below[key], metric)
-        if between is not None:
-            early = next(filter(None, map(words.interrupted, (*above[key], *below[key]))), "")
-            name = f"{key}{early}{words.other_settings(above[key], below[key])}"
-            findings.append(_finding(name, metric, between, allowed.at_most))
+    ratios = {key: between for key in common if (between := ratio(above[key], below[key], metric)) is not None}
+    for key, between in ratios.items():
+        both = (*above[key], *below[key])
+        early = next(filter(None, map(words.interrupted, both)), "")
+        name = f"{key}{early}{words.other_settings(above[key], below[key])}"
+        exact = all(map(words.planned, both))
+        findings.append(_finding(name, metric, between, Doubt(allowed.at_most, len(ratios), exact)))
     if not findings:
         raise ConfigError(f"metric={metric!r}: no load that both files have has it")
     return findings
 
 
-def _finding(name: str, metric: str, between: Ratio, at_most: float) -> Finding:
+@dataclass(frozen=True)
+class Doubt:
+    """What a verdict must be beyond. at_most: the loss that passes; loads: how many are judged in one gate, which any
+    of them fails; exact: whether the figures have no noise."""
+
+    at_most: float
+    loads: int = 1
+    exact: bool = False
+
+    @property
+    def widening(self) -> float:
+        """How much wider than its own 95 % an interval must be, so that all loads together err as seldom as one of
+        them (Bonferroni): a gate over many fails no more often by chance."""
+        one_side, quantile = (1 - CONFIDENCE) / 2, NormalDist().inv_cdf
+        return quantile(1 - one_side / self.loads) / quantile(1 - one_side)
+
+
+def _finding(name: str, metric: str, between: Ratio, doubt: Doubt) -> Finding:
     higher = HIGHER_IS_BETTER[metric]
     worse = 1 - between.value if higher else between.value - 1
     around = between.interval
-    real = around is None or (around[1] < 1 if higher else around[0] > 1)
-    verdict = "slower" if worse > at_most and real else "undecided" if worse > at_most else "passes"
-    return Finding(name, metric, between, worse, verdict)
+    real = doubt.exact
+    if around is not None:
+        middle, near = math.log(between.value), math.log(around[1] if higher else around[0])
+        end = middle + (near - middle) * doubt.widening  # of the interval, on the side of no change
+        real = end < 0 if higher else end > 0
+    verdict = "passes" if worse <= doubt.at_most else "slower" if real else "undecided"
+    return Finding(name, metric, between, worse, verdict, doubt.exact)
 
 
 def check_pairs(points: Sequence[Point], at_most: float) -> list[Finding]:
     """The same of paired ratios, which need no second file: B is the new one. Raises ConfigError where there are
     none."""
     names = {"throughput": words.TOKENS, "latency": words.E2E}
-    findings = [_finding(pair.name, names[pair.of], pair.ratio, at_most) for pair in pairs(points)]
+    rows = pairs(points)
+    findings = [_finding(pair.name, names[pair.of], pair.ratio, Doubt(at_most, len(rows))) for pair in rows]
     if not findings:
         raise ConfigError("there is no paired ratio of bench compare in these points: name the older ones (--against)")
     return findings

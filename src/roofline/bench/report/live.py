@@ -28,7 +28,17 @@ if TYPE_CHECKING:
 
 BETWEEN_DRAWS, BETWEEN_LINES = 0.5, 10.0  # seconds, on a terminal and elsewhere
 BAR = 12  # characters of a full limit
-HEADINGS = ("load", "requests/s", "tokens/s", "TTFT ms", "TPOT ms", "latency ms", "of the limit", "client", "grade")
+HEADINGS = (
+    "load",
+    "requests/s",
+    "tokens/s",
+    "TTFT ms",
+    "TPOT ms",
+    "latency ms",
+    "of the limit",
+    "client",
+    "grade",
+)
 
 
 class Progress(Protocol):
@@ -201,8 +211,7 @@ def _cells(point: Point) -> tuple[str, ...]:
     figures = (
         words.digits(words.metric(point, name)) for name in (words.REQUESTS, words.TOKENS, words.TTFT, words.TPOT)
     )
-    client = "none" if point.client is None else "trusted" if words.trusted(point) else "not trusted"
     grade = ", ".join((point.validity.grade, *point.validity.flags))
     side = f"{point.extra['side']}: " if "side" in point.extra else ""  # of a comparison
-    latency = words.digits(words.metric(point, words.E2E))
-    return (f"{side}{words.load_name(point)}", *figures, latency, bar, client, grade)
+    latency = words.digits(words.mean(point, words.E2E))
+    return (f"{side}{words.load_name(point)}", *figures, latency, bar, words.client(point), grade)

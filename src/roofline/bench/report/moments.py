@@ -12,6 +12,7 @@ from roofline.bench.report.gather import Gathered, Kind, kind_of
 from roofline.bench.report.throughput import knee
 from roofline.bench.results.point import Point
 from roofline.bench.results.statistics import Values, percentile, percentile_interval
+from roofline.bench.results.window import Span, in_span, measured, measured_span
 
 MOST_STEPS = 120  # of a distribution's line
 BINS = 60  # of the course of a run
@@ -39,9 +40,12 @@ class Run:
     @property
     def counted(self) -> list[RequestEvents]:
         """Requests that were answered, and taken up within the span that figures are taken from; without probes."""
-        head = self.events.head
-        within = (each for each in self.events.requests if head.begin <= each.dispatched < head.end)
-        return [each for each in within if each.completed and not each.probe]
+        return in_span(measured(self.events), self.span)
+
+    @property
+    def span(self) -> Span:
+        """Between the moments at which these were taken up."""
+        return measured_span(self.events)
 
 
 def sections(gathered: Gathered) -> list[Section]:
@@ -160,9 +164,9 @@ def _course(runs: Sequence[Run]) -> Section:
         flows.append(Series(name=run.name, marks=tuple(Mark(x=x, y=y) for x, y in pairs), look=run.look, kind="line"))
         pairs = zip(middles, flying, strict=True)
         flights.append(Series(name=run.name, marks=tuple(Mark(x=x, y=y) for x, y in pairs), look=run.look, kind="line"))
-        counted = (head.end - head.begin) / NS_PER_S
+        span = run.span
         rows.append(
-            (run.name, words.digits(head.begin / NS_PER_S), words.digits(counted), f"{len(run.counted):,}",
+            (run.name, words.digits(span.begin / NS_PER_S), words.digits(span.seconds), f"{len(run.counted):,}",
              run.point.window.method)
         )  # fmt: skip
     drawn = (("tokens of answers", "tokens/s", flows), ("requests under way", "requests", flights))
@@ -177,7 +181,7 @@ def _course(runs: Sequence[Run]) -> Section:
         for title, unit, series in drawn
     )
     headings = ("run", "warm-up, s", "counted, s", "requests that count", "how the warm-up was cut")
-    text = "Figures are taken from the span between the shaded parts: before it the run warms up, after it it runs out."
+    text = "Figures are of requests that were sent between the shaded parts: it warms up before, and runs out behind."
     return Section("the course of the runs", text, charts, Table(headings, tuple(rows)))
 
 
@@ -194,8 +198,8 @@ def _add_span(bins: list[float], start: float, end: float, width: float) -> None
 
 def _uncounted(runs: Sequence[Run]) -> tuple[Area, ...]:
     """The shaded parts that all runs have in common."""
-    begin = min(run.events.head.begin for run in runs) / NS_PER_S
-    end = max(run.events.head.end for run in runs) / NS_PER_S
+    begin = min(run.span.begin for run in runs) / NS_PER_S
+    end = max(run.span.end for run in runs) / NS_PER_S
     return Area("x", None, begin, "warm-up"), Area("x", end, None, "after")
 
 

@@ -10,6 +10,7 @@ from roofline.bench.report import draw
 from roofline.bench.report.chart import Chart, Section, Table
 
 SHORT, LONG = 16, 50  # characters of cells that are not broken, and of those that need room
+UNTRUSTED = "the client is not trusted with this load"  # where a mark does not say why
 FIGURE_SIGNS = set("0123456789.,%[]()-+ e")  # what cells of figures are made of, beside their units
 
 
@@ -55,8 +56,10 @@ def _chart(chart: Chart, titled: bool) -> str:
         for series in chart.series
         if series.marks
     )
-    if any(not mark.trusted for series in chart.series for mark in series.marks):
-        names += f'<li class="grey">{draw.doubted()}<span>the client did not keep up</span></li>'
+    doubts = dict.fromkeys(
+        mark.doubt or UNTRUSTED for series in chart.series for mark in series.marks if not mark.trusted
+    )
+    names += "".join(f'<li class="grey">{draw.doubted()}<span>{html.escape(doubt)}</span></li>' for doubt in doubts)
     return f'{title}<ul class="legend">{names}</ul>{draw.draw(chart, draw.WIDE)}{draw.draw(chart, draw.NARROW)}'
 
 
@@ -70,7 +73,7 @@ def _table(table: Table) -> str:
     head = "".join(f"<th{look}>{html.escape(name)}</th>" for name, look in zip(table.headings, looks, strict=True))
     body = "".join(
         f"<tr><th>{html.escape(row[0])}</th>"
-        + "".join(f"<td{look}>{html.escape(cell)}</td>" for cell, look in zip(row[1:], looks[1:], strict=True))
+        + "".join(f"<td{look}>{_cell(cell)}</td>" for cell, look in zip(row[1:], looks[1:], strict=True))
         + "</tr>"
         for row in table.rows
     )
@@ -85,6 +88,14 @@ def _table(table: Table) -> str:
 
 def _width(length: int) -> str:
     return "long" if length > LONG else "short"
+
+
+def _cell(text: str) -> str:
+    """A cell whose interval goes to a line of its own where the table is too broad, and is not broken itself."""
+    value, bracket, around = text.partition(" [")
+    if not bracket or not _is_figure(text):
+        return html.escape(text)
+    return f'{html.escape(value)} <span class="around">[{html.escape(around)}</span>'
 
 
 def _is_figure(cell: str) -> bool:

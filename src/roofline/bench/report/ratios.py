@@ -9,9 +9,10 @@ from roofline.bench.report import words
 from roofline.bench.report.chart import Axis, Chart, Interval, Mark, Rule, Section, Series, Table
 from roofline.bench.report.gather import Gathered, Kind, kind_of
 from roofline.bench.report.throughput import devices, traffic_name
+from roofline.bench.results.compare import in_words
 from roofline.bench.results.point import Point
-
-Z = 1.96  # standard deviations on each side of a 95 % interval
+from roofline.bench.results.statistics import CONFIDENCE
+from roofline.train.parity.statistics import t_quantile
 
 
 @dataclass(frozen=True)
@@ -26,31 +27,42 @@ def ratio(new: Sequence[Point], old: Sequence[Point], name: str) -> Ratio | None
     """Of a metric of two groups of points that were measured apart; None where either lacks it.
 
     Logarithms are averaged. Their spread is that among points where a group has three or more, else what the points'
-    own intervals say.
+    own intervals say, each end by itself (MOVER, Donner and Zou 2012): intervals may reach farther to one side.
     """
     above, below = _logarithm(new, name), _logarithm(old, name)
     if above is None or below is None:
         return None
-    value = math.exp(above[0] - below[0])
-    if above[1] is None or below[1] is None:
+    value = math.exp(above.middle - below.middle)
+    if above.reaches is None or below.reaches is None:
         return Ratio(value, None)
-    wide = Z * math.hypot(above[1], below[1])
-    return Ratio(value, (value * math.exp(-wide), value * math.exp(wide)))
+    down, up = math.hypot(above.reaches[0], below.reaches[1]), math.hypot(above.reaches[1], below.reaches[0])
+    return Ratio(value, (value * math.exp(-down), value * math.exp(up)))
 
 
-def _logarithm(points: Sequence[Point], name: str) -> tuple[float, float | None] | None:
-    """The mean logarithm of a metric, and its standard error, None where nothing says it."""
+@dataclass(frozen=True)
+class _Logarithm:
+    """The mean logarithm of a metric. reaches: how far its 95 % interval goes down and up, None where nothing says
+    it."""
+
+    middle: float
+    reaches: tuple[float, float] | None
+
+
+def _logarithm(points: Sequence[Point], name: str) -> _Logarithm | None:
     values = [value for point in points if (value := words.metric(point, name)) is not None and value > 0]
     if not values:
         return None
     logarithms = [math.log(value) for value in values]
-    if len(logarithms) >= 3:
-        return fmean(logarithms), stdev(logarithms) / math.sqrt(len(logarithms))
+    middle, count = fmean(logarithms), len(logarithms)
+    if count >= 3:
+        reach = t_quantile(1 - CONFIDENCE, count - 1) * stdev(logarithms) / math.sqrt(count)
+        return _Logarithm(middle, (reach, reach))
     intervals = [around for point in points if (around := words.interval(point, name)) is not None and around[0] > 0]
     if len(intervals) < len(values):
-        return fmean(logarithms), None
-    errors = [(math.log(high) - math.log(low)) / (2 * Z) for low, high in intervals]
-    return fmean(logarithms), math.sqrt(sum(error**2 for error in errors)) / len(errors)
+        return _Logarithm(middle, None)
+    down = math.hypot(*(at - math.log(low) for at, (low, _) in zip(logarithms, intervals, strict=True))) / count
+    up = math.hypot(*(math.log(high) - at for at, (_, high) in zip(logarithms, intervals, strict=True))) / count
+    return _Logarithm(middle, (down, up))
 
 
 @dataclass(frozen=True)
@@ -93,6 +105,7 @@ def forest(gathered: Gathered) -> Section | None:
             x_interval=pair.ratio.interval,
             note=f"{pair.of}: {words.with_interval(pair.ratio.value, pair.ratio.interval)}",
             trusted=words.trusted(pair.point),
+            doubt=words.doubt(pair.point),
         )
         for number, pair in enumerate(rows)
     )
@@ -119,7 +132,8 @@ def forest(gathered: Gathered) -> Section | None:
 
 def _verdict(pair: Pair) -> str:
     """What the comparison concluded, of the figure that decided it."""
-    return str(pair.point.extra.get("verdict", "-")) if pair.point.extra.get("by") == pair.of else "-"
+    decided = pair.point.extra.get("by") == pair.of
+    return in_words(str(pair.point.extra.get("verdict", "-")), pair.of) if decided else "-"
 
 
 def _ends(around: Interval | None) -> tuple[str, str]:

@@ -50,8 +50,11 @@ def _doubts(gathered: Gathered) -> list[str]:
     doubtful = [point for point in gathered.points if not words.trusted(point)]
     if not doubtful:
         return []
-    names = "; ".join(f"{words.system_name(point)}, {words.load_name(point)}" for point in doubtful)
-    return [f"In grey, because the client did not keep up with the load or has no certificate for it: {names}."]
+    reasons: dict[str, list[str]] = {}
+    for point in doubtful:
+        name = f"{words.system_name(point)}, {words.load_name(point)}"
+        reasons.setdefault(words.doubt(point), []).append(name)
+    return [f"In grey, because {reason}: {'; '.join(names)}." for reason, names in reasons.items()]
 
 
 def _other_figures(gathered: Gathered) -> Section | None:

@@ -60,6 +60,7 @@ def _facts_of(point: Point | None) -> dict[str, object]:
             (
                 point.id, point.kind, point.preset, point.started, point.system.label, point.system.version,
                 point.system.model, words.place(point), None if point.workload is None else point.workload.sha256,
+                words.prompt_length(point),
                 None if load is None else load.arrivals, None if load is None else load.concurrency,
                 None if load is None else load.offered, words.trusted(point), point.validity.grade,
                 "; ".join(point.validity.flags), None if limit is None else limit.bound,
@@ -72,8 +73,8 @@ def _facts_of(point: Point | None) -> dict[str, object]:
 
 
 _NAMES = (
-    "id", "kind", "preset", "started", "system", "version", "model", "machine", "traffic_sha256", "arrivals", "workers",
-    "offered_per_s", "client_trusted", "grade", "flags", "bound", "share_of_measured", "share_of_sheet",
+    "id", "kind", "preset", "started", "system", "version", "model", "machine", "traffic_sha256", "prompt", "arrivals",
+    "workers", "offered_per_s", "client_trusted", "grade", "flags", "bound", "share_of_measured", "share_of_sheet",
     "joules_per_token",
 )  # fmt: skip
 

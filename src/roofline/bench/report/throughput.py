@@ -119,18 +119,20 @@ def _workers(point: Point) -> int:
 
 
 def by_arrivals(name: str, points: Sequence[Point]) -> list[tuple[str, list[Point]]]:
-    """Closed loops and each kind of scheduled arrivals as curves of their own."""
+    """Closed loops, each kind of scheduled arrivals, and each length of prompts as curves of their own."""
     groups: dict[str, list[Point]] = {}
     for point in points:
         if point.load is not None:
-            groups.setdefault(point.load.arrivals, []).append(point)
-    return [(name if arrivals == "closed" else f"{name}, {arrivals}", own) for arrivals, own in groups.items()]
+            prompt = words.prompt_length(point)
+            parts: list[str] = [] if point.load.arrivals == "closed" else [point.load.arrivals]
+            parts += [] if prompt is None else [f"prompts of {prompt:,}"]
+            groups.setdefault(", ".join((name, *parts)), []).append(point)
+    return list(groups.items())
 
 
 def _pair(point: Point) -> tuple[float, float] | None:
     """(mean latency in seconds, requests a second), None where one of the two is not known."""
-    figure, rate = words.figure(point, words.E2E), words.metric(point, words.REQUESTS)
-    latency = None if figure is None else figure.mean if figure.mean is not None else words.central(figure)
+    latency, rate = words.mean(point, words.E2E), words.metric(point, words.REQUESTS)
     return None if not latency or not rate else (latency / 1000, rate)
 
 
@@ -153,8 +155,9 @@ def _latency_mark(point: Point, is_knee: bool) -> Mark:
         x_interval=around,
         y_interval=words.interval(point, words.REQUESTS),
         note=note(point),
-        label=_short_load(point) + (" knee" if is_knee else ""),
+        label=words.short_load(point) + (" knee" if is_knee else ""),
         trusted=words.trusted(point),
+        doubt=words.doubt(point),
     )
 
 
@@ -175,17 +178,10 @@ def limit_requests(point: Point) -> float | None:
 def note(point: Point) -> str:
     """What a pointer over a point shows."""
     shares = "" if words.share(point) is None else f", {words.percent(words.share(point))} of the limit"
-    doubts = "" if words.trusted(point) else ", client not trusted"
+    doubts = "" if words.trusted(point) else f", {words.doubt(point)}"
     rate = words.digits(words.metric(point, words.REQUESTS))
     flags = "".join(f", {flag}" for flag in point.validity.flags)
     return f"{words.load_name(point)}: {rate} requests/s{shares}{doubts}, grade {point.validity.grade}{flags}"
-
-
-def _short_load(point: Point) -> str:
-    load = point.load
-    if load is None:
-        return ""
-    return str(load.concurrency) if load.arrivals == "closed" else f"{words.digits(load.offered)}/s"
 
 
 def devices(point: Point) -> int:
@@ -240,8 +236,9 @@ def _user_mark(point: Point) -> Mark | None:
         y=tokens / devices(point),
         y_interval=around,
         note=note(point),
-        label=_short_load(point),
+        label=words.short_load(point),
         trusted=words.trusted(point),
+        doubt=words.doubt(point),
     )
 
 
@@ -259,7 +256,7 @@ def _sweep(gathered: Gathered, points: Sequence[Point], slo: Slo) -> Section | N
     closed = [point for point in points if point.load and point.load.arrivals == "closed" and point.load.concurrency]
     if len({point.load.concurrency for point in closed if point.load}) < 2:
         return None
-    x = Axis(title="workers", log=True)
+    x = Axis(title="workers", log=True, doubling=True)
     ttft_rules = () if slo.ttft is None else (Rule("y", slo.ttft, "promised"),)
     charts = (
         Chart(title="tokens/s of answers", x=x, y=Axis(title="tokens/s", zero=True),
@@ -304,7 +301,7 @@ def _over_workers(gathered: Gathered, points: Sequence[Point], name: str) -> tup
                 marks.append(
                     Mark(
                         x=point.load.concurrency, y=value, y_interval=around, note=note(point),
-                        trusted=words.trusted(point),
+                        trusted=words.trusted(point), doubt=words.doubt(point),
                     )
                 )  # fmt: skip
         if marks:
@@ -317,7 +314,13 @@ def _failures(gathered: Gathered, points: Sequence[Point]) -> tuple[Series, ...]
     for kind, own in gathered.curves(points).items():
         shares = [(point, _failed(point)) for point in own]
         marks = tuple(
-            Mark(x=point.load.concurrency, y=share, trusted=words.trusted(point), note=note(point))
+            Mark(
+                x=point.load.concurrency,
+                y=share,
+                trusted=words.trusted(point),
+                doubt=words.doubt(point),
+                note=note(point),
+            )
             for point, share in shares
             if share is not None and point.load is not None and point.load.concurrency is not None
         )
@@ -327,12 +330,13 @@ def _failures(gathered: Gathered, points: Sequence[Point]) -> tuple[Series, ...]
 
 
 def _failed(point: Point) -> float | None:
-    """The share of requests that failed, in %."""
+    """The share of requests that failed, or were answered without text, in %."""
     counts = point.counts
     if counts is None:
         return None
-    ended = counts.completed + counts.failed
-    return 100 * counts.failed / ended if ended else None
+    without = counts.failed + counts.empty
+    ended = counts.completed + without
+    return 100 * without / ended if ended else None
 
 
 def _percentiles(figure: Figure | None) -> tuple[str, str, str]:
@@ -357,12 +361,12 @@ def _point_table(gathered: Gathered, points: Sequence[Point]) -> Table:
                     words.percent(None if limit is None else limit.share_of_measured),
                     words.percent(None if limit is None else limit.share_of_sheet),
                     "-" if limit is None else limit.bound,
-                    "trusted" if words.trusted(point) else "not trusted",
+                    words.client(point),
                     ", ".join((point.validity.grade, *point.validity.flags)),
                 )
             )  # fmt: skip
     headings = (
-        "system", "load", "requests/s", "tokens/s", "latency, s", "of measured roof", "of data sheet", "bound",
+        "system", "load", "requests/s", "tokens/s", "mean latency, s", "of measured roof", "of data sheet", "bound",
         "client", "grade",
     )  # fmt: skip
     return Table(headings, tuple(rows))

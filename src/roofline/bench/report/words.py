@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from roofline.bench.load.events import Arrivals
-from roofline.bench.results.point import INTERRUPTED, Figure, Point
+from roofline.bench.results.point import INTERRUPTED, Client, Figure, Point
 from roofline.hardware.host_settings import differences
 
 # Metrics that reports know, as `Point.metrics` names them.
@@ -13,9 +13,32 @@ TRAIN, STEP, EFFICIENCY = "train_rate", "step_time", "efficiency"
 
 
 def load_name(point: Point) -> str:
-    """ "16 workers", "2.5/s poisson", or the preset of a point without load."""
-    load = point.load
-    return point.preset if load is None else load_text(load.arrivals, load.concurrency, load.offered)
+    """ "16 workers", "2.5/s poisson", "batch of 1, prompts of 1,024", or the preset of a point without load."""
+    load, prompt = point.load, prompt_length(point)
+    if load is None:
+        return point.preset
+    name = load_text(load.arrivals, load.concurrency, load.offered)
+    return name if prompt is None else f"{name}, prompts of {prompt:,}"
+
+
+def short_load(point: Point) -> str:
+    """The load beside a mark: "16", "2.5/s", "1 at 1,024" of a batch behind such prompts."""
+    load, prompt = point.load, prompt_length(point)
+    if load is None:
+        return ""
+    if load.offered is not None:
+        return f"{digits(load.offered)}/s"
+    count = load.arrivals if load.concurrency is None else f"{load.concurrency:,}"
+    return count if prompt is None else f"{count} at {prompt:,}"
+
+
+def prompt_length(point: Point) -> int | None:
+    """Of a point of `bench decode`, whose prompts all have the same; of others None. Older points say it by what the
+    server counted."""
+    if point.kind != "decode" or point.workload is None:
+        return None
+    length = point.extra.get("prompt")
+    return length if isinstance(length, int) else round(point.workload.prompt.mean)
 
 
 def load_text(arrivals: Arrivals, concurrency: int | None, offered: float | None) -> str:
@@ -68,6 +91,12 @@ def metric(point: Point, name: str) -> float | None:
     return central(figure(point, name))
 
 
+def mean(point: Point, name: str) -> float | None:
+    """The mean of a metric of a point, its number where it has no mean, None where the point does not have it."""
+    of = figure(point, name)
+    return of.mean if of is not None and of.mean is not None else central(of)
+
+
 def interval(point: Point, name: str) -> tuple[float, float] | None:
     """The 95 % interval of a metric, None where there is none."""
     of = figure(point, name)
@@ -85,6 +114,29 @@ def share(point: Point) -> float | None:
 def trusted(point: Point) -> bool:
     """Whether the client kept up, as its certificate says. Of an engine that is called, which has no client: yes."""
     return point.client is None or point.client.trusted
+
+
+def doubt(point: Point) -> str:
+    """Why a client is not trusted with a point, "" where it is."""
+    if point.client is None or point.client.trusted:
+        return ""
+    if not _certified(point.client):
+        return "the client was not certified"
+    beyond = any(flag.startswith("client certified for") for flag in point.validity.flags)
+    return "the client was not certified for this load" if beyond else "the client did not keep up"
+
+
+def _certified(of: Client) -> bool:
+    return of.ttft_added_ms is not None or of.most_streams is not None
+
+
+def client(point: Point) -> str:
+    """What a table says of the client."""
+    if point.client is None:
+        return "none"
+    if point.client.trusted:
+        return "trusted"
+    return "not trusted" if _certified(point.client) else "not certified"
 
 
 def interrupted(point: Point) -> str:

@@ -14,6 +14,7 @@ from roofline.bench.results.statistics import CONFIDENCE, Ratio, paired_ratio
 LOOKS = (4, 6, 9, 13, 19, 28)  # pairs after which there is a look; the last one is the budget
 
 Verdict = Literal["A is higher", "B is higher", "no difference", "undecided"]
+By = Literal["throughput", "latency"]
 
 
 @dataclass(frozen=True)
@@ -24,16 +25,23 @@ class Decision:
     verdict: Verdict
     margin: float
 
-    @property
-    def sentence(self) -> str:
-        """The verdict with its figures."""
+    def sentence(self, by: By) -> str:
+        """The verdict with its figures. by: what the ratio is of."""
         ratio = self.ratio
         of_all = f"{ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] over {ratio.pairs} rounds"
         if self.verdict == "no difference":
             return f"no difference > {self.margin:.1%}: B/A is {of_all}"
         if self.verdict == "undecided":
             return f"undecided within the budget: B/A is {of_all}"
-        return f"{self.verdict}: B/A is {of_all}"
+        return f"{in_words(self.verdict, by)}: B/A is {of_all}"
+
+
+def in_words(verdict: str, by: str) -> str:
+    """A verdict, and for whom it is good: of latencies the higher one is worse."""
+    if verdict not in ("A is higher", "B is higher"):
+        return verdict
+    better = by == "throughput"
+    return f"{verdict}, which is {'better' if better else 'worse'}"
 
 
 class Sequential:

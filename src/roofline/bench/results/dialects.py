@@ -9,19 +9,18 @@ from roofline.bench.load.events import Events, RequestEvents
 from roofline.bench.results.metrics import (
     METRICS,
     NS_MS,
-    OBJECTIVES,
     Metric,
-    Span,
     all_figures,
     answer_tokens,
+    deliveries,
     distribution,
     gaps_of,
     goodput,
-    measured,
     of_requests,
-    throughput,
 )
+from roofline.bench.results.objectives import OBJECTIVES
 from roofline.bench.results.point import Figure
+from roofline.bench.results.window import Span, measured
 from roofline.common.errors import ConfigError
 from roofline.common.names import unknown
 
@@ -164,9 +163,25 @@ def _rows(metrics: dict[str, Metric], requests: list[RequestEvents]) -> dict[str
 
 
 def _rates(events: Events, span: Span) -> dict[str, Figure]:
-    """Requests and tokens a second over that span, of the requests that completed alone."""
-    rates = throughput(Events(events.head, [each for each in measured(events) if each.completed]), span)
-    return {"request_throughput": rates["request_rate"], "output_throughput": rates["answer_rate"]}
+    """Requests and tokens a second over that span, of the requests that completed alone: what came within it / its
+    seconds."""
+    requests = [each for each in measured(events) if each.completed]
+    ends = np.array([each.end for each in requests if each.end is not None], dtype=float)
+    moments, tokens = deliveries(requests)
+    rows = {
+        "request_throughput": ("completed requests", "requests/s", ends, np.ones(len(ends))),
+        "output_throughput": ("answer tokens, a request's spread over its parts,", "tokens/s", moments, tokens),
+    }
+    figures = {}
+    for name, (what, unit, at, amounts) in rows.items():
+        inside = (at >= span.begin) & (at <= span.end)
+        figures[name] = Figure(
+            definition=f"{what} within the window / its seconds",
+            unit=unit,
+            n=int(np.count_nonzero(inside)),
+            value=float(amounts[inside].sum() / span.seconds),
+        )
+    return figures
 
 
 _ALL_OF_RUN = "Throughput is over all of the run, filling up and running empty included."

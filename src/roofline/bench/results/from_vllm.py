@@ -46,6 +46,8 @@ def read_vllm(text: bytes) -> tuple[Events, tuple[str, ...]]:
         raise ConfigError(f"this is no result of vLLM that can be read: {error}") from error
     if not run.start_times or not run.ttfts:
         raise ConfigError("the file has no moments of single requests: run `vllm bench serve` with --save-detailed")
+    if min([0, *run.input_lens, *run.output_lens]) < 0:
+        raise ConfigError("a request has a negative number of tokens: the file is damaged")
     count = len(run.start_times)
     if any(len(each) != count for each in (run.ttfts, run.itls, run.input_lens, run.output_lens, run.errors)):
         raise ConfigError(f"the lists of its {count} requests have different lengths")

@@ -98,7 +98,8 @@ class Lengths(msgspec.Struct, kw_only=True):
 
 
 class Workload(msgspec.Struct, kw_only=True):
-    """What was sent. sha256: of the traffic file; requests: in the point; temperature: of sampling."""
+    """What was sent. sha256: of the traffic file, of a preset that of its
+    own number of requests; requests: in the point; temperature: of sampling."""
 
     name: str
     sha256: str
@@ -152,15 +153,16 @@ class Window(msgspec.Struct, kw_only=True):
 
 
 class Counts(msgspec.Struct, kw_only=True):
-    """Requests by how they ended, and tokens. tokens_by: who counted them; miscounted: requests whose count of answer
-    tokens differs by more than a tenth from what the tokenizer makes of the answer's text, None where that was not
-    checked."""
+    """Requests by how they ended, and tokens. empty: that came to their end without text or reasoning; tokens_by: who
+    counted them; miscounted: requests whose count of answer tokens differs by more than a tenth from what the
+    tokenizer makes of the answer's text, None where that was not checked."""
 
     completed: int
     failed: int
     unfinished: int
     prompt_tokens: int
     answer_tokens: int
+    empty: int = 0
     cached_tokens: int = 0
     tokens_by: Literal["server", "tokenizer", "engine", "chunks"] = "server"
     miscounted: int | None = None

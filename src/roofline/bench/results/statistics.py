@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,9 @@ from roofline.train.parity.statistics import t_quantile
 
 CONFIDENCE = 0.95
 BATCHES, FEWEST_BATCHES = 20, 5
+CAUTION = 0.3  # standard errors that are added to a correlation: too low a one costs more coverage than too high a one
+MOST_CORRELATION = 0.9  # of neighbouring batches: a run that shows more is too short to tell how much more
+FINEST = 1e-6  # of a ratio: no interval is narrower, as moments are rounded and clocks differ by as much
 RESAMPLES = 1000
 _EXACT = 2000  # values up to which binomial probabilities are summed, not approximated
 
@@ -64,13 +68,96 @@ def mean_interval(values: Values) -> Interval | None:
 
 
 def batch_means_interval(series: Values) -> Interval | None:
-    """A 95 % interval of the mean of a series whose neighbours are correlated: of the means of batches of it. None of
-    a series that is too short for batches."""
-    size = max(1, len(series) // BATCHES)
-    count = len(series) // size
-    if count < FEWEST_BATCHES:
+    """A 95 % interval of the mean of a series whose neighbours may be correlated, and whose values may lie more to one
+    side. None of a series that is too short for batches.
+
+    The spread is that of the means of up to BATCHES batches, with what their own correlation adds (a process of first
+    order), so many degrees of freedom as there are independent batches, and Johnson's transformation for their skew
+    (Willink 2005), as in N-Skart (Tafazzoli and others 2011).
+    """
+    n = len(series)
+    if n < FEWEST_BATCHES:
         return None
-    return mean_interval(series[: count * size].reshape(count, size).mean(1))
+    count = min(BATCHES, n)
+    edges = np.arange(count) * n // count
+    means = np.add.reduceat(series, edges) / np.diff(edges, append=n)
+    middle, off = float(series.mean()), means - means.mean()
+    squares = float(off @ off)
+    if squares == 0:
+        return middle, middle
+    correlation = float(off[1:] @ off[:-1]) / squares
+    correlation += (1 + 4 * correlation) / count  # the bias of a short series (Kendall 1954)
+    correlation += CAUTION / math.sqrt(count)
+    correlation = min(max(correlation, 0.0), MOST_CORRELATION)
+    inflation = (1 + correlation) / (1 - correlation)
+    variance = squares / (count - 1) / max(1 - (inflation - 1) / (count - 1), 0.3)
+    error = math.sqrt(variance * inflation / count)
+    reach = _reach(math.floor(10 * max(count / inflation - 1, 1.0)))
+    skew = float(np.mean(off**3)) / (squares / count) ** 1.5 * math.sqrt(count * (count - 1)) / (count - 2)
+    bend = skew / (6 * math.sqrt(count))
+    return middle - _bent(reach, bend) * error, middle - _bent(-reach, bend) * error
+
+
+@cache
+def _reach(tenths: int) -> float:
+    """The quantile of Student's t for an interval, of so many tenths of a degree of freedom."""
+    return t_quantile(1 - CONFIDENCE, tenths / 10)
+
+
+def _bent(reach: float, bend: float) -> float:
+    """How many standard errors away an end of an interval lies, of a mean of skewed values."""
+    return reach if abs(bend) < 1e-9 else (math.cbrt(1 + 6 * bend * (reach - bend)) - 1) / (2 * bend)
+
+
+def serial_percentile_interval(series: Values, share: float) -> Interval | None:
+    """A 95 % interval of a percentile of values in the order in which they came, neighbours of which may be correlated:
+    that of independent values, or a wider one where their ranks are correlated. None where there are too few values
+    for it."""
+    plain = percentile_interval(series, share)
+    ranks = (np.argsort(np.argsort(series)) + 0.5) / max(len(series), 1)
+    around = batch_means_interval(ranks)
+    if plain is None or around is None:
+        return plain
+    # The deviation of a rank is the root of 1/12, that of lying below the percentile the root of share * (1 - share).
+    reach = (around[1] - around[0]) / 2 * math.sqrt(12 * share * (1 - share))
+    low, high = np.quantile(series, [max(share - reach, 0.0), min(share + reach, 1.0)]).tolist()
+    return min(plain[0], low), max(plain[1], high)
+
+
+def ratio_interval(amounts: Values, times: Values) -> Interval | None:
+    """A 95 % interval of the sum of amounts over the sum of the times that they took, which may be correlated, with
+    each other and in time: all ratios r for which amounts - r * times may have a mean of 0 (Fieller 1954), but none
+    beyond the least and the largest of single ones. None of too few values."""
+    total = float(times.sum())
+    middle = float(amounts.sum()) / total if total > 0 else 0.0
+    if middle <= 0 or len(amounts) < FEWEST_BATCHES:
+        return None
+    single = amounts[times > 0] / times[times > 0]
+    low = _end(amounts, times, middle, min(float(single.min()), middle))
+    high = _end(amounts, times, middle, max(float(single.max()), middle))
+    return min(low, middle * (1 - FINEST)), max(high, middle * (1 + FINEST))
+
+
+def _end(amounts: Values, times: Values, middle: float, farthest: float) -> float:
+    """The farthest ratio that may be the true one, on the way from the middle to `farthest`."""
+
+    def may_be(ratio: float) -> bool:
+        around = batch_means_interval(amounts - ratio * times)
+        return around is not None and around[0] <= 0 <= around[1]
+
+    inside, outside = middle, farthest
+    step = 0.01 * middle if farthest > middle else -0.01 * middle
+    while abs(step) < abs(farthest - middle):  # the end that is nearest, not one behind it
+        if not may_be(middle + step):
+            outside = middle + step
+            break
+        inside, step = middle + step, 2 * step
+    if outside == farthest and may_be(farthest):
+        return farthest
+    for _ in range(14):
+        between = (inside + outside) / 2
+        inside, outside = (between, outside) if may_be(between) else (inside, between)
+    return inside
 
 
 def bootstrap_interval(values: Values, statistic: Callable[[Values], float], seed: int = 0) -> Interval | None:
@@ -81,19 +168,6 @@ def bootstrap_interval(values: Values, statistic: Callable[[Values], float], see
     picks = draw.integers(0, len(values), (RESAMPLES, len(values)))
     low, high = np.quantile([statistic(values[pick]) for pick in picks], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)
-
-
-def warm_up_length(series: Values) -> int:
-    """How many values at the beginning of a series are its warm-up (MSER: White 1997): without them the mean of the
-    rest has the smallest estimated error. At most half of the series; 0 of fewer than ten values."""
-    n = len(series)
-    if n < 10:
-        return 0
-    rest = np.arange(n, n // 2, -1)  # values that are left without the first 0, 1, 2, ...
-    sums = np.cumsum(series[::-1])[::-1][: len(rest)]
-    squares = np.cumsum(np.square(series[::-1]))[::-1][: len(rest)]
-    errors = (squares - np.square(sums) / rest) / np.square(rest)
-    return int(np.argmin(errors))
 
 
 @dataclass(frozen=True)

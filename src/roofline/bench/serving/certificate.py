@@ -19,7 +19,9 @@ import numpy as np
 from roofline.bench.load.events import Events, RequestEvents
 from roofline.bench.load.plan import Plan
 from roofline.bench.load.run import run_plan
+from roofline.bench.results.metrics import throughput
 from roofline.bench.results.statistics import Interval, Values, percentile_interval
+from roofline.bench.results.window import measured_span
 from roofline.bench.traffic.random_integers import RandomIntegers
 from roofline.bench.traffic.traffic import Traffic, TrafficRequest, write_traffic
 from roofline.common.errors import ConfigError
@@ -133,10 +135,9 @@ def _certificate(events: Events, streams: int) -> Certificate:
     if not completed:
         raise ConfigError("the load generator got no answer from the null server: is 127.0.0.1 reachable here?")
     ttft, gaps = added(completed)
-    seconds = max(request.end or 0 for request in completed) / 1e9
     return Certificate(
         streams=streams,
-        rate=len(completed) / seconds,
+        rate=throughput(events, measured_span(events))["request_rate"].value or 0.0,
         ttft_added_ms=float(np.median(ttft)),
         ttft_interval=percentile_interval(ttft, 0.5),
         gap_added_ms=float(np.median(gaps)) if len(gaps) else 0.0,

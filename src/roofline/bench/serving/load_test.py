@@ -19,7 +19,7 @@ from roofline.bench.load.run import OnProgress, run_plan
 from roofline.bench.load.targets import Target, addresses, backend_of, is_address, is_local, open_target
 from roofline.bench.results.energy import Meter, find_meter
 from roofline.bench.results.limits import Demand, ModelLimits, limit_at, limits_here, limits_of_product
-from roofline.bench.results.metrics import Objective
+from roofline.bench.results.objectives import Objective
 from roofline.bench.results.point import Host, Point
 from roofline.bench.results.store import append_points, with_id
 from roofline.bench.serving.certificate import Certificate, certify

@@ -12,15 +12,12 @@ from roofline.bench.results.energy import energy_of
 from roofline.bench.results.limits import Demand, limit_of
 from roofline.bench.results.metrics import (
     NS_MS,
-    Span,
     answer_tokens,
+    at_once,
     counts,
     figures,
     goodput,
     lengths,
-    measured,
-    measured_span,
-    most_in_flight,
 )
 from roofline.bench.results.point import (
     INTERRUPTED,
@@ -36,15 +33,18 @@ from roofline.bench.results.point import (
     Window,
     Workload,
 )
+from roofline.bench.results.rates import falls_behind
 from roofline.bench.results.statistics import values_needed
+from roofline.bench.results.window import Span, is_short, measured, measured_span, most_in_flight
 from roofline.bench.serving.certificate import MOST_CPU, Certificate, Pace, certify
 from roofline.bench.serving.load_test import LoadTest
 from roofline.bench.serving.probes import fidelity
-from roofline.bench.serving.recount import miscounted
+from roofline.bench.serving.recount import LEAST, TOLERANCE, miscounted
 from roofline.common import log
 from roofline.common.units import now_utc
 
 Grade = Literal["A", "B", "C", "D"]
+FEW = 0.01  # of the answers, that may be odd without a flag
 MOST_GAP = 0.05  # of the median TPOT, that the client adds to a gap between parts of an answer
 AHEAD = 0.8  # of the times of a server, that the null server takes when the client is certified at that server's pace
 MOST_SLIP = 0.05  # of the median latency, that 1 % of the requests are sent late
@@ -63,8 +63,11 @@ def measure(test: LoadTest, kind: Kind, plan: Plan) -> Point:
     kept, and Interrupted after Ctrl-C."""
     events = test.send(plan)
     errors = [request.error for request in events.requests if request.error]
+    empty = sum(request.empty for request in measured(events))
     test.answered += sum(request.completed for request in measured(events))
     test.failure = errors[-1] if errors else test.failure
+    if empty and not events.head.interrupted:
+        log.get("bench").warning("%d of %d answers had no text", empty, len(measured(events)))
     if errors and not events.head.interrupted:
         log.get("bench").warning(
             "%d of %d requests failed, the first with: %s", len(errors), len(events.requests), errors[0]
@@ -86,8 +89,8 @@ def point_of(test: LoadTest, kind: Kind, plan: Plan, events: Events) -> Point:
     client, load = _client(test, events, certificate, trusted=not doubts), _load(events)
     limit = _limit(test, events, metrics)
     flags = [*_flags(test, plan, events, metrics, certificate), *doubts]
-    if span.end > head.end:
-        flags.append("running empty is in the window")
+    if is_short(events):
+        flags.append("filling up and running empty are in the window")
     probed = fidelity(events, test.probes)
     if probed is not None and probed.equal < probed.probes:
         flags.append(f"probes with other answers: {probed.probes - probed.equal} of {probed.probes}")
@@ -112,7 +115,7 @@ def point_of(test: LoadTest, kind: Kind, plan: Plan, events: Events) -> Point:
         load=load,
         client=client,
         window=Window(
-            method="MSER on the latency of requests",
+            method="all but the first and the last lap",
             warm_up_s=span.begin / 1e9,
             measured_s=span.seconds,
             cool_down_s=(last - span.end) / 1e9,
@@ -123,8 +126,14 @@ def point_of(test: LoadTest, kind: Kind, plan: Plan, events: Events) -> Point:
         limit=limit,
         energy=_energy(test, events),
         fidelity=probed,
-        extra={"most_in_flight": most_in_flight(events)},
+        extra={"most_in_flight": most_in_flight(events), **_prompt_of(test, kind, plan)},
     )
+
+
+def _prompt_of(test: LoadTest, kind: Kind, plan: Plan) -> dict[str, int]:
+    """The length of the prompts where all of a point have the same, in tokens that the traffic aims at."""
+    requests = test.traffic.requests
+    return {"prompt": requests[plan.first % len(requests)].prompt_tokens} if kind == "decode" else {}
 
 
 def _system(test: LoadTest) -> System:
@@ -155,7 +164,7 @@ def _workload(test: LoadTest, events: Events) -> Workload:
     ]
     return Workload(
         name=test.traffic.name,
-        sha256=events.head.traffic_sha256,
+        sha256=test.traffic.sha256,
         requests=len(measured(events)),
         prompt=lengths(prompts),
         answer=lengths([answer_tokens(each) for each in completed]),
@@ -170,14 +179,13 @@ def _slips(events: Events) -> list[float]:
 
 
 def _load(events: Events) -> Load:
-    head, requests = events.head, measured(events)
+    head = events.head
     slips = _slips(events) or [0.0]
-    span = Span(0, head.end)
     return Load(
         arrivals=head.arrivals,
         concurrency=head.concurrency,
         offered=head.rate,
-        achieved=sum(each.dispatched <= head.end for each in requests) / span.seconds,
+        achieved=_sent_rate(events),
         slip_p50_ms=float(np.quantile(slips, 0.5)),
         slip_p99_ms=float(np.quantile(slips, 0.99)),
     )
@@ -185,18 +193,34 @@ def _load(events: Events) -> Load:
 
 def _certificate(test: LoadTest, events: Events, metrics: dict[str, Figure]) -> Certificate | None:
     """The client's for a load. Where the server answered more requests a second than the null server did, because its
-    answers came sooner, the client is certified again at that pace."""
+    answers came sooner, the client is certified again at that pace; and where an open loop had more requests at a time
+    than anybody could know before, with as many."""
     certificate, streams, rate = test.certificate, most_in_flight(events), _request_rate(metrics)
-    if certificate is None or events.head.interrupted or streams > certificate.streams or rate <= certificate.rate:
+    if certificate is None or events.head.interrupted or not certificate.streams:
         return certificate
-    parts = [len(request.chunks) for request in measured(events) if request.completed]
-    first, gap = (AHEAD * _median(metrics, name) for name in ("ttft", "tpot"))
+    beyond, faster = streams > certificate.streams, rate > certificate.rate
+    if (beyond and events.head.arrivals in ("closed", "batch")) or not (beyond or faster):
+        return certificate
     try:
-        again = certify(streams, Pace(first, gap, max(1, round(float(np.mean(parts))))))
+        again = certify(streams, _pace(events, metrics) if faster else Pace())
     except KeyboardInterrupt:  # the point is kept first
         events.head = msgspec.structs.replace(events.head, interrupted=True)
         return certificate
     return again if again.streams == streams else certificate
+
+
+def _sent_rate(events: Events) -> float:
+    """Requests a second that were sent. Of those at even gaps, the last one has none behind it within the run."""
+    head = events.head
+    sent = sum(each.dispatched <= head.end for each in measured(events)) - (head.arrivals == "constant")
+    return max(sent, 0) / Span(0, head.end).seconds
+
+
+def _pace(events: Events, metrics: dict[str, Figure]) -> Pace:
+    """That of a server's answers, and somewhat more."""
+    parts = [len(request.chunks) for request in measured(events) if request.completed]
+    first, gap = (AHEAD * _median(metrics, name) for name in ("ttft", "tpot"))
+    return Pace(first, gap, max(1, round(float(np.mean(parts)))) if parts else 1)
 
 
 def _median(metrics: dict[str, Figure], name: str) -> float:
@@ -268,7 +292,7 @@ def _energy(test: LoadTest, events: Events) -> Energy | None:
 
 def demand_of(completed: list[RequestEvents], sequences: int, tokens_per_step: float = 1.0) -> Demand:
     """The mean of what requests asked for; prompt tokens that came from a cache were not computed."""
-    prompts = [(each.prompt_tokens or 0) - (each.cached_tokens or 0) for each in completed]
+    prompts = [max((each.prompt_tokens or 0) - (each.cached_tokens or 0), 0) for each in completed]
     answers = [answer_tokens(each) for each in completed]
     return Demand(float(np.mean(prompts)), float(np.mean(answers)), sequences, tokens_per_step)
 
@@ -294,13 +318,39 @@ def _flags(
         flags.append("too few requests for p99")
     if plan.first + plan.requests > len(test.traffic.requests):
         flags.append("traffic repeated")
-    if counted.failed:
-        flags.append(f"requests failed: {counted.failed}")
+    flags += _flags_of_answers(test, events)
+    if events.head.arrivals in ("constant", "poisson", "gamma") and falls_behind(events):
+        flags.append("the server falls behind the offered rate")
     if counted.tokens_by == "chunks":
         flags.append("tokens counted as parts of the answer")
     if all(request.cached_tokens is None for request in events.requests):
         flags.append("cache not known")
     return flags
+
+
+def _flags_of_answers(test: LoadTest, events: Events) -> list[str]:
+    """What is wrong with the answers that came, and with those that did not."""
+    requests = measured(events)
+    completed = [request for request in requests if request.completed]
+    together = [request for request in completed if at_once(request)]
+    apart = [request for request in completed if len(request.chunks) > 1 and _counts_differ(request)]
+    groups = {
+        "requests failed": [request for request in requests if request.error is not None],
+        "answers without text": [request for request in requests if request.empty],
+        "answers arrive in one part, their TPOT is not known": together if len(together) > FEW * len(completed) else [],
+    }
+    flags = [f"{name}: {len(group)} of {len(requests)}" for name, group in groups.items() if group]
+    if len(apart) > FEW * len(completed) and test.target.in_process is None:
+        ratio = sum(map(answer_tokens, apart)) / sum(len(request.chunks) for request in apart)
+        flags.append(f"the usage counts {ratio:.3g} tokens for a part of the answer: {len(apart)} of {len(requests)}")
+    return flags
+
+
+def _counts_differ(request: RequestEvents) -> bool:
+    """Whether the usage has another number of tokens than the answer had parts."""
+    if request.completion_tokens is None or request.parts is not None:
+        return False
+    return abs(request.completion_tokens - len(request.chunks)) > max(LEAST, TOLERANCE * request.completion_tokens)
 
 
 def _grade(test: LoadTest, limit: Limit | None, client: Client | None, metrics: dict[str, Figure]) -> Grade:

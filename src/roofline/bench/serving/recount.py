@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING
 
 from roofline.bench.load.events import Events
-from roofline.bench.results.metrics import answer_tokens, measured
+from roofline.bench.results.metrics import answer_tokens
+from roofline.bench.results.window import measured
 from roofline.common.errors import RooflineError
 
 if TYPE_CHECKING:

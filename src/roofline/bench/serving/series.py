@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from roofline.bench.load.plan import Plan
-from roofline.bench.results.point import Point
+from roofline.bench.results.point import Counts, Point
 from roofline.bench.serving.load_test import LoadTest
 from roofline.bench.serving.measure import measure
 
@@ -20,7 +20,7 @@ class Sizes:
     sent, whichever comes first."""
 
     requests: int = 4
-    fewest: int = 16
+    fewest: int = 32
     seconds: float = 60.0
 
     def of(self, workers: int) -> int:
@@ -53,7 +53,8 @@ def _open(test: LoadTest, requests: int, rate: float, seconds: float) -> Plan:
 
 def sweep(test: LoadTest, most: int, sizes: Sizes) -> Iterator[Point]:
     """Points of a closed loop with 1, 2, 4, ... workers, until the system is saturated (two levels in turn bring less
-    than 3 % more tokens a second), or more than 1 % of a level's requests fail."""
+    than 3 % more tokens a second), or more than 1 % of a level's requests fail or
+    are answered without text."""
     best, without_gain = 0.0, 0
     for workers in levels(most):
         point = measure(test, "sweep", test.plan(sizes.of(workers), concurrency=workers, seconds=sizes.seconds))
@@ -61,9 +62,14 @@ def sweep(test: LoadTest, most: int, sizes: Sizes) -> Iterator[Point]:
         rate, counts = _value(point, "answer_rate"), point.counts
         without_gain = 0 if rate > best * GAIN else without_gain + 1
         best = max(best, rate)
-        failed = counts is not None and counts.failed > MOST_ERRORS * max(1, counts.failed + counts.completed)
-        if failed or without_gain >= LEVELS_WITHOUT_GAIN:
+        if (counts is not None and unanswered(counts) > MOST_ERRORS) or without_gain >= LEVELS_WITHOUT_GAIN:
             return
+
+
+def unanswered(counts: Counts) -> float:
+    """The share of requests that failed, or whose answer had no text, of those that came to an end."""
+    without = counts.failed + counts.empty
+    return without / max(1, without + counts.completed)
 
 
 def decode(test: LoadTest, points: int, repeats: int, batch: int = 1) -> Iterator[Point]:

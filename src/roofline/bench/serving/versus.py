@@ -5,23 +5,23 @@ so that neither sees a request twice; a drift of the machine that is even over a
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import msgspec
 import numpy as np
 
 from roofline.bench.load.events import Events, RequestEvents
 from roofline.bench.load.plan import Plan
-from roofline.bench.results.compare import LOOKS, Decision, Sequential
-from roofline.bench.results.metrics import answer_tokens, measured
+from roofline.bench.results.compare import LOOKS, By, Decision, Sequential
+from roofline.bench.results.metrics import answer_tokens
 from roofline.bench.results.point import Point
+from roofline.bench.results.window import measured
 from roofline.bench.serving.load_test import LoadTest, NotKept
 from roofline.bench.serving.measure import point_of
-from roofline.common.errors import ConfigError
+from roofline.common import log
 
-By = Literal["throughput", "latency"]
+MOST_FAILED, FEWEST_SENT = 0.05, 100  # of the requests to a side, counted as at least so many
 _MOMENTS = (
     "scheduled",
     "dispatched",
@@ -48,6 +48,11 @@ class Terms:
     rounds: int = LOOKS[-1]
 
     @property
+    def most_rounds(self) -> int:
+        """With those that are left out because requests fail."""
+        return self.rounds + self.rounds // 4 + 1
+
+    @property
     def looks(self) -> tuple[int, ...]:
         """The rounds after which it may be decided, the last of them the budget."""
         return (*(look for look in LOOKS if look < self.rounds), self.rounds)
@@ -55,7 +60,8 @@ class Terms:
 
 @dataclass
 class Comparison:
-    """What was measured of A and B by now. events: of all blocks of each, one after the other."""
+    """What was measured of A and B by now. events: of all blocks of each, one after the other; lost_rounds: that were
+    left out because requests failed; failure: why it was given up, in words."""
 
     throughput: Sequential
     latency: Sequential
@@ -63,6 +69,8 @@ class Comparison:
     events: dict[str, list[Events]] = field(default_factory=lambda: {"A": [], "B": []})
     decision: Decision | None = None
     interrupted: bool = False
+    lost_rounds: int = 0
+    failure: str = ""
 
     @property
     def verdict(self) -> Decision:
@@ -76,29 +84,52 @@ class Comparison:
 def compare(a: LoadTest, b: LoadTest, terms: Terms, on_round: Callable[[Comparison], None]) -> Comparison:
     """Run rounds until they decide, or the budget is used up. on_round: called after each of them.
 
-    Raises ConfigError where a request fails: the blocks would not be the same. After Ctrl-C what there is.
+    A round in which a request fails is left out, as its blocks did not do the same work, and told. Where more than
+    MOST_FAILED of the requests to a side fail, or too many rounds are lost, the comparison is given up, with what there
+    is. After Ctrl-C what there is.
     """
-    tests = {"A": a, "B": b}
+    tests, failed, sent = {"A": a, "B": b}, {"A": 0, "B": 0}, {"A": 0, "B": 0}
     comparison = Comparison(Sequential(terms.margin, terms.looks), Sequential(terms.margin, terms.looks), terms.by)
-    for number in range(terms.rounds):
-        rates: dict[str, list[float]] = {"A": [], "B": []}
-        delays: dict[str, list[float]] = {"A": [], "B": []}
+    for number in range(terms.most_rounds):
+        blocks: list[tuple[str, Events]] = []
         for block, name in enumerate("ABBA"):
             events = tests[name].send(_plan(tests[name], terms, first=(2 * number + block // 2) * terms.requests))
             if events.head.interrupted:
                 comparison.interrupted = True
                 return comparison
-            _check(name, events)
-            comparison.events[name].append(events)
-            rates[name].append(block_rate(events))
-            delays[name].append(block_latency(events))
-        latency = comparison.latency.add(*(_middle(delays[name]) for name in "AB"))
-        throughput = comparison.throughput.add(*(_middle(rates[name]) for name in "AB"))
-        comparison.decision = throughput if terms.by == "throughput" else latency
+            blocks.append((name, events))
+            causes = _failures(events)
+            sent[name] += terms.requests
+            failed[name] += len(causes)
+            if causes:
+                told = f"{failed[name]} of {sent[name]} requests to {name} failed, the last one with: {causes[-1]}"
+                log.get("bench").warning("round %d is left out: %s", number + 1, told)
+                if failed[name] > MOST_FAILED * max(sent[name], FEWEST_SENT):
+                    comparison.failure = f"{told}; the comparison was given up"
+                    return comparison
+                break
+        if len(blocks) < len("ABBA") or _failures(blocks[-1][1]):
+            comparison.lost_rounds += 1
+            continue
+        _add(comparison, blocks)
         on_round(comparison)
         if comparison.decision is not None:
-            break
+            return comparison
+    comparison.failure = f"{comparison.lost_rounds} rounds were left out because requests failed: too few are left"
     return comparison
+
+
+def _add(comparison: Comparison, blocks: Sequence[tuple[str, Events]]) -> None:
+    """Add the ratios of a round."""
+    rates: dict[str, list[float]] = {"A": [], "B": []}
+    delays: dict[str, list[float]] = {"A": [], "B": []}
+    for name, events in blocks:
+        comparison.events[name].append(events)
+        rates[name].append(block_rate(events))
+        delays[name].append(block_latency(events))
+    latency = comparison.latency.add(*(_middle(delays[name]) for name in "AB"))
+    throughput = comparison.throughput.add(*(_middle(rates[name]) for name in "AB"))
+    comparison.decision = throughput if comparison.by == "throughput" else latency
 
 
 def _plan(test: LoadTest, terms: Terms, first: int) -> Plan:
@@ -109,10 +140,10 @@ def _plan(test: LoadTest, terms: Terms, first: int) -> Plan:
     return msgspec.structs.replace(plan, first=first)
 
 
-def _check(name: str, events: Events) -> None:
-    errors = [request.error for request in events.requests if request.error]
-    if errors:
-        raise ConfigError(f"{len(errors)} requests of a block to {name} failed, the first with: {errors[0]}")
+def _failures(events: Events) -> list[str]:
+    """Why requests of a block failed."""
+    causes = [each.error or ("the answer had no text" if each.empty else "") for each in measured(events)]
+    return [cause for cause in causes if cause]
 
 
 def _middle(values: list[float]) -> float:

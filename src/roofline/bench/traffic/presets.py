@@ -5,6 +5,9 @@ Where a benchmark publishes only the maxima of its lengths, the shapes are ours 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
 
 from roofline.bench.traffic.random_integers import RandomIntegers
 from roofline.bench.traffic.texts import lengths, pool_of, pooled_prompt, prose
@@ -31,7 +34,8 @@ class Preset:
 
 
 def preset_traffic(name: str, requests: int | None = None, seed: int = 0, stop: str | None = None) -> Traffic:
-    """The traffic of a preset. requests, stop: None takes the preset's own.
+    """The traffic of a preset. requests, stop: None takes the preset's own. Results name it by the hash of the file
+    with the preset's own number of requests, of which others have the beginning, or go on behind its end.
 
     Raises ConfigError for a name that is none, and for traffic without a request.
     """
@@ -41,18 +45,21 @@ def preset_traffic(name: str, requests: int | None = None, seed: int = 0, stop: 
     count = preset.requests if requests is None else requests
     if count < 1:
         raise ConfigError(f"traffic of {count} requests cannot be sent; ask for at least 1")
-    return Traffic(
+    made = list(preset.make(max(count, preset.requests), seed))
+    whole = Traffic(
         name=name,
         version=preset.version,
         seed=seed,
         stop="natural" if (stop or preset.stop) == "natural" else "ignored",
         source=preset.source,
-        requests=list(preset.make(count, seed)),
+        requests=made[: preset.requests],
     )
+    return msgspec.structs.replace(whole, requests=made[:count], definition=whole.file_sha256)
 
 
-def singles(prompts: Sequence[int], answer: int, repeats: int, seed: int = 0) -> Traffic:
-    """Requests of fixed lengths: so many of each length of prompts, in turn."""
+def singles(prompts: Sequence[int], answer: int, repeats: int, seed: int = 0, natural: bool = False) -> Traffic:
+    """Requests of fixed lengths: so many of each length of prompts, in turn. Results name it by the answers' length
+    and the seed; the prompts' is that of a point."""
     random = RandomIntegers(seed, "singles texts")
     requests = [
         TrafficRequest(prompt=prose(random, prompt), prompt_tokens=prompt, max_tokens=answer)
@@ -60,7 +67,9 @@ def singles(prompts: Sequence[int], answer: int, repeats: int, seed: int = 0) ->
         for _ in range(repeats)
     ]
     source = f"prompts of {', '.join(map(str, prompts))} tokens, answers of {answer}"
-    return Traffic(name="singles", version=1, seed=seed, stop="ignored", source=source, requests=requests)
+    stop: Literal["natural", "ignored"] = "natural" if natural else "ignored"
+    alike = Traffic(name="singles", version=1, seed=seed, stop=stop, source=f"answers of {answer} tokens", requests=[])
+    return msgspec.structs.replace(alike, source=source, requests=requests, definition=alike.file_sha256)
 
 
 def _drawn(name: str, context: int) -> Callable[[int, int], Requests]:

@@ -38,7 +38,8 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """Requests in the order in which they are sent.
 
     name, version: of the preset that made it; stop: whether answers end where the model ends them ("natural") or only
-    at max_tokens ("ignored"); source: what the lengths are modelled on, in words.
+    at max_tokens ("ignored"); source: what the lengths are modelled on, in words; definition: by which results name it
+    where it was made, not read, the same however many requests were made of it; it does not stand in the file.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     stop: Literal["natural", "ignored"]
     source: str
     requests: list[TrafficRequest]
+    definition: str = ""
 
     def encode(self) -> bytes:
         """The bytes of its file."""
@@ -59,6 +61,11 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sha256(self) -> str:
+        """By which results name it, in hexadecimal: of its definition where it was made, else of its file."""
+        return self.definition or self.file_sha256
+
+    @property
+    def file_sha256(self) -> str:
         """Of the bytes of its file, in hexadecimal."""
         return hashlib.sha256(self.encode()).hexdigest()
 

@@ -8,10 +8,11 @@ from roofline.cli.measure.load_options import TARGET_HELP, LoadTestOptions, outc
 from roofline.cli.options import AsJson
 from roofline.cli.output import console, print_json
 from roofline.cli.parser import Argument
+from roofline.common.errors import ConfigError
 from roofline.common.options import Options, option
 
 if TYPE_CHECKING:
-    from roofline.bench.results.compare import Decision
+    from roofline.bench.results.compare import By, Decision
     from roofline.bench.serving.load_test import LoadTest
     from roofline.bench.serving.versus import Comparison, Terms
 
@@ -24,9 +25,22 @@ class CompareOptions(Options):
     concurrency: int = option(4, "Workers of the closed loop.", minimum=1, unit="requests")
     rate: float | None = option(None, "Send at random moments instead, so many requests a second.", minimum=0.001)
     block: int = option(16, "Requests of a block.", minimum=1, unit="requests")
-    by: Literal["throughput", "latency"] = option("throughput", "What decides.")
+    by: Literal["auto", "throughput", "latency"] = option(
+        "auto", "What decides; auto: throughput of closed loops, latency at a --rate, which fixes the throughput."
+    )
     margin: float = option(3.0, "A smaller difference is none, in percent.", minimum=0.1, maximum=50)
     rounds: int = option(28, "At most; a round is the blocks A B B A.", minimum=2, unit="rounds")
+
+    def decided_by(self) -> "By":
+        """Raises ConfigError where throughput is to decide at a rate."""
+        if self.rate is None:
+            return "latency" if self.by == "latency" else "throughput"
+        if self.by == "throughput":
+            raise ConfigError(
+                "--by throughput at a --rate would compare the rate with itself: leave one of the two out, or decide "
+                "--by latency"
+            )
+        return "latency"
 
 
 def command(
@@ -48,11 +62,11 @@ def command(
         requests=compared.block,
         concurrency=compared.concurrency,
         rate=compared.rate,
-        by=compared.by,
+        by=compared.decided_by(),
         margin=compared.margin / 100,
         rounds=compared.rounds,
     )
-    traffic = options.traffic_of(2 * terms.requests * terms.rounds, "typical")
+    traffic = options.traffic_of(2 * terms.requests * terms.most_rounds, "typical")
     streams = terms.concurrency if terms.rate is None else terms.requests
     settings = options.settings(a)
     other = replace(settings, target=b, label=compared.label_b or "B", certify=False)
@@ -69,6 +83,8 @@ def command(
         _tell(comparison, as_json)
         if comparison.interrupted:
             raise KeyboardInterrupt
+        if comparison.failure:
+            raise ConfigError(comparison.failure)
 
 
 def _tell(comparison: "Comparison", as_json: bool) -> None:
@@ -79,7 +95,7 @@ def _tell(comparison: "Comparison", as_json: bool) -> None:
         print_json(_record(comparison))
         return
     out = console()
-    out.print(f"by {comparison.by}: {comparison.verdict.sentence}", style="bold", highlight=False)
+    out.print(f"by {comparison.by}: {comparison.verdict.sentence(comparison.by)}", style="bold", highlight=False)
     for what, ratios in (("throughput", comparison.throughput), ("latency", comparison.latency)):
         out.print(f"{what}: {_figures(ratios.decision())}", highlight=False)
 

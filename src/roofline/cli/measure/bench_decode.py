@@ -22,8 +22,6 @@ def command(
 
     --prompts 1,1024,8192 measures how it slows down with the context.
     """
-    import msgspec
-
     from roofline.bench.serving.load_test import open_load_test
     from roofline.bench.serving.series import decode
     from roofline.bench.traffic.presets import singles
@@ -31,9 +29,7 @@ def command(
     lengths = _lengths(prompts)
     if options.preset or options.traffic:
         raise ConfigError("decode makes its own traffic, of --prompts and --answer: leave --preset and --traffic out")
-    traffic = singles(lengths, answer, repeats * batch, options.seed)
-    if options.natural:
-        traffic = msgspec.structs.replace(traffic, stop="natural")
+    traffic = singles(lengths, answer, repeats * batch, options.seed, options.natural)
     with open_load_test(options.settings(target), traffic, batch) as test:
         tell_points(test, decode(test, len(lengths), repeats, batch), as_json, len(lengths))
 

@@ -182,23 +182,12 @@ def _print_table(table: "Table") -> None:
 
 def _slo(text: str) -> "Slo":
     from roofline.bench.report.throughput import Slo
-    from roofline.bench.results.metrics import objective_named
+    from roofline.bench.results.objectives import read_objective
 
-    if text.startswith("mlperf:"):
-        promised = objective_named(text)
-        return Slo(promised.ttft, promised.tpot)
-    values: dict[str, float] = {}
-    for part in filter(None, text.split(",")):
-        name, _, number = part.partition("=")
-        try:
-            values[name.strip()] = float(number)
-        except ValueError:
-            values = {}
-        if name.strip() not in ("ttft", "tpot", "e2e") or not values.get(name.strip(), 0) > 0:
-            raise ConfigError(
-                f"slo={text!r}: {part!r} is no limit in ms; write ttft=2000,tpot=200,e2e=30000, or mlperf:NAME"
-            )
-    return Slo(**values)
+    if not text:
+        return Slo()
+    promise = read_objective(text, "slo")
+    return Slo(*(promise.limit(name) for name in ("ttft", "tpot", "e2e")))
 
 
 def _prices(options: PriceOptions) -> "Prices":

@@ -12,8 +12,8 @@ def command(
     target: Annotated[str, Argument(TARGET_HELP)],
     options: LoadTestOptions,
     concurrency: Annotated[int, Option("The most at a time.", minimum=1, unit="requests")] = 2048,
-    requests: Annotated[int, Option("Of each worker at a level.", minimum=1, unit="requests")] = 2,
-    fewest: Annotated[int, Option("At every level, however few workers it has.", minimum=1, unit="requests")] = 16,
+    requests: Annotated[int, Option("Of each worker at a level.", minimum=1, unit="requests")] = 4,
+    fewest: Annotated[int, Option("At every level, however few workers it has.", minimum=1, unit="requests")] = 32,
     seconds: Annotated[float, Option("After which a level sends no more.", minimum=0.1, unit="seconds")] = 60.0,
     as_json: AsJsonLines = False,
 ) -> None:
@@ -27,4 +27,4 @@ def command(
     sizes = Sizes(requests, fewest, seconds)
     traffic = options.traffic_of(sum(sizes.of(level) for level in levels(concurrency)), "dell")
     with open_load_test(options.settings(target), traffic, concurrency) as test:
-        tell_points(test, sweep(test, concurrency, sizes), as_json)
+        tell_points(test, sweep(test, concurrency, sizes), as_json, overload=True)

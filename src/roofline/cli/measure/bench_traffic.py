@@ -37,6 +37,6 @@ def command(
     count = len(traffic.requests)
     console().print(
         f"{out}: {count:,} requests, prompts of {prompts / count:.1f} and answers of up to {answers / count:.1f} "
-        f"tokens on average\nsha256 {traffic.sha256}",
+        f"tokens on average\nsha256 {traffic.file_sha256}",
         highlight=False,
     )

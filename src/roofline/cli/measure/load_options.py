@@ -51,14 +51,18 @@ class LoadTestOptions(Options):
     )
     out: Path | None = option(None, "File that each point is added to.", flags=("--out", "-o"), topic=_RESULTS)
     events: Path | None = option(None, "Folder that the raw events of each point are kept in.", topic=_RESULTS)
-    objective: str = option("", "Goodput under this promise, such as mlperf:llama2-70b.", topic=_RESULTS)
+    objective: str = option(
+        "",
+        "Goodput under this promise: mlperf:llama2-70b and others, or limits in ms such as ttft=200,tpot=50,e2e=3000.",
+        topic=_RESULTS,
+    )
     timeout: float = option(600.0, "That a request may take.", minimum=0.1, unit="seconds")
     probe: bool = option(True, "Mix in prompts whose answers by the idle system are known.")
     certificate: bool = option(True, "Measure first what the client itself adds.")
 
     def settings(self, target: str) -> "Settings":
         """As the load test takes them. Raises OSError where the results cannot be written."""
-        from roofline.bench.results.metrics import objective_named
+        from roofline.bench.results.objectives import read_objective
         from roofline.bench.serving.load_test import Settings
 
         check_output(self.out)
@@ -78,7 +82,7 @@ class LoadTestOptions(Options):
             route=self.route,
             results=self.out,
             events=self.events,
-            promise=objective_named(self.objective) if self.objective else None,
+            promise=read_objective(self.objective, "objective") if self.objective else None,
             probe=self.probe,
             certify=self.certificate,
             timeout=self.timeout,
@@ -103,21 +107,38 @@ class LoadTestOptions(Options):
         return traffic
 
 
+MOST_UNANSWERED = 0.1  # of a command's requests, beyond which its status is not 0
 FOOTNOTE = (
-    "times in ms, medians, counted from the planned moment; of the limit: share of the tokens/s that the roofs allow"
+    "times in ms, counted from the planned moment: TTFT and TPOT are medians, latency is the mean; of the limit: share "
+    "of the tokens/s that the roofs allow"
 )
 
 
 def tell_points(
-    test: "LoadTest", points: "Iterable[Point]", as_json: bool, count: int | None = None, seconds: float | None = None
+    test: "LoadTest",
+    points: "Iterable[Point]",
+    as_json: bool,
+    count: int | None = None,
+    seconds: float | None = None,
+    overload: bool = False,
 ) -> None:
     """Print each point as it is measured, and before it how far the load is that runs; or JSON objects alone.
 
-    points: measured as they are asked for, one after the other; count: of them at most; seconds: that each takes.
-    Raises ConfigError where not a single request was answered.
+    points: measured as they are asked for, one after the other; count: of them at most; seconds: that each takes;
+    overload: whether the last point is to show where the server fails. Raises ConfigError where not a single request
+    was answered, and where more than MOST_UNANSWERED of them were not.
     """
+    ends: list[tuple[int, int]] = []
     with outcome_told(test):
-        _show_points(test, _and_interrupted(points), as_json, count, seconds)
+        _show_points(test, _and_interrupted(_counted(points, ends)), as_json, count, seconds)
+    judged = ends[:-1] if overload and len(ends) > 1 else ends
+    without, sent = (sum(column) for column in zip(*judged, strict=True)) if judged else (0, 0)
+    if test.answered and without > MOST_UNANSWERED * sent:
+        cause = f"the last one that failed: {test.failure}" if test.failure else "their answers had no text"
+        raise ConfigError(
+            f"{without} of {sent} requests were not answered, more than {MOST_UNANSWERED:.0%}; {cause}. "
+            "The points are of the others, and flagged"
+        )
     if not test.answered:
         cause = (
             f"the last one failed with: {test.failure}"
@@ -125,6 +146,15 @@ def tell_points(
             else "none was sent in time, or answers had no text"
         )
         raise ConfigError(f"no request was answered; {cause}")
+
+
+def _counted(points: "Iterable[Point]", ends: list[tuple[int, int]]) -> "Iterator[Point]":
+    """The points. ends: of each, how many requests were not answered, and how many came to an end, is added to it."""
+    for point in points:
+        if point.counts is not None:
+            without = point.counts.failed + point.counts.empty
+            ends.append((without, without + point.counts.completed))
+        yield point
 
 
 @contextmanager
