@@ -37,7 +37,7 @@ class Outcome:
     Attributes:
         every: steps between two.
         with_checkpoints: whether it is written with the checkpoint of a signal too.
-        dtype: of what was written last; kept: the share of what training changed that bf16 keeps of it (of an adapter,
+        dtype: of what was written last; share: the part of what training changed that bf16 keeps of it (of an adapter,
             which is float32: 1).
 
     Raises UnsupportedError if the adapter has no form in PEFT's files.
@@ -50,7 +50,7 @@ class Outcome:
         self.folder = run.folder / (folder or (ADAPTER if self.adapts else MODEL))
         self.with_checkpoints = self.adapts
         self._rounds = not self.adapts and folder is None
-        self.dtype, self.kept = "F32", 1.0
+        self.dtype, self.share = "F32", 1.0
         if self.adapts:
             run.world.first(self._check)
 
@@ -63,19 +63,19 @@ class Outcome:
         """Write what is trained as it is. All ranks take part; rank 0 collects it in memory."""
         weights = state.full_weights(self.run, torch.float32)
         if self._rounds:
-            kept = self.run.world.share(self.run.world.first(lambda: kept_share(weights, self._base())))
-            assert kept is not None, "rank 0 computes it"
-            self.kept, self.dtype = kept, "BF16" if kept >= LEAST_KEPT else "F32"
+            share = self.run.world.share(self.run.world.first(lambda: kept_share(weights, self._base())))
+            assert share is not None, "rank 0 computes it"
+            self.share, self.dtype = share, "BF16" if share >= LEAST_KEPT else "F32"
             weights = {name: tensor.to(DTYPES[self.dtype]) for name, tensor in weights.items()}
         self.run.world.first(lambda: self._write(weights))
 
-    def told(self) -> str:
+    def describe_rounding(self) -> str:
         """Return what rounding did to the model that was written, in words; "" of an adapter."""
         if not self._rounds:
             return ""
         if self.dtype == "BF16":
-            return f"{self.folder} in bf16 keeps {self.kept:.1%} of what training changed"
-        return f"{self.folder} is in float32, because bf16 would keep {self.kept:.1%} of what training changed"
+            return f"{self.folder} in bf16 keeps {self.share:.1%} of what training changed"
+        return f"{self.folder} is in float32, because bf16 would keep {self.share:.1%} of what training changed"
 
     def round_model(self) -> bool:
         """Give the run's model the values that were written, on each rank its own; whether that changed any."""

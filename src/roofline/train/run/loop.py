@@ -232,7 +232,7 @@ class Run:
             if isinstance(each, Outcome):
                 if each.round_model() and self.held_out:
                     self.evaluate()
-                return each.told()
+                return each.describe_rounding()
         return ""
 
     def begin(self) -> None:
