@@ -128,9 +128,10 @@ def test_the_bound_counts_alternatives(make_context, engine, logprobs, waiting):
 
     async def run() -> None:
         pieces = Answers(context, completion(body, context), Queue(context.limits, context.window)).pieces()
-        async for _ in pieces:
-            while engine.open:  # as a send to a client that does not read
-                await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            async for _ in pieces:
+                while engine.open:  # as a send to a client that does not read
+                    await asyncio.sleep(0)
 
     with pytest.raises(RequestError, match=f" {waiting} parts of it waited to be read") as caught:
         asyncio.run(run())

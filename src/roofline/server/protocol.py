@@ -248,8 +248,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _limit_unread(self) -> None:
         """Give the client time to take what waits to be sent."""
-        self._unread_bytes = self.transport.get_write_buffer_size()
-        if self._unread is None and self._unread_bytes:
+        size = self.transport.get_write_buffer_size()
+        if self._unread is None and size:
+            self._unread_bytes = size
             self._unread = self.loop.call_later(self.limits.unread_seconds, self._expire_unread)
 
     def _stop_unread(self) -> None:
@@ -259,8 +260,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _expire_unread(self) -> None:
         self._unread = None
-        before = self._unread_bytes
-        if self.transport.get_write_buffer_size() < before:
+        if self.transport.get_write_buffer_size() < self._unread_bytes:
             self._limit_unread()
         else:
             connection = self.transport.get_extra_info("socket")
