@@ -46,7 +46,8 @@ FIXED = [
     ("chat", {"max_tokens": 2, "max_completion_tokens": 2}, {"max_tokens": 2, "max_completion_tokens": 3}),
     ("chat", {"min_tokens": 992}, {"min_tokens": 993}),
     ("text", {"prompt": [0, 299]}, {"prompt": [300]}),
-    ("text", {"prompt": "x" * 999}, {"prompt": "x" * 1000}),  # without max_tokens there is room for one
+    ("text", {"prompt": "x" * 999}, {"prompt": "x" * 1000}),  # with a token; the default gives way
+    ("text", {"prompt": "x" * 1000, "max_tokens": 0}, {"prompt": "x" * 1001, "max_tokens": 0}),
     ("text", {"prompt": "x" * 999, "max_tokens": 1}, {"prompt": "x" * 999, "max_tokens": 2}),
     ("chat", {"stop_token_ids": [0, 299]}, {"stop_token_ids": [300]}),
     ("chat", {"logit_bias": {"0": 1, "299": 1}}, {"logit_bias": {"300": 1}}),

@@ -43,6 +43,13 @@ def test_fields_reach_the_engine(call, engine):
     assert {name: getattr(params, name) for name in same} == same
 
 
+def test_the_longest_answer_that_nobody_gave_is_what_fits(call, engine):
+    for length, fields, longest in ((3, {}, 16), (995, {}, 5), (999, {}, 1), (3, {"min_length": 20}, 20)):
+        assert call("POST", GENERATE, json={"text_input": "x" * length, **fields}).status_code == 200
+        assert engine.submitted[-1][1].max_tokens == longest
+    assert call("POST", GENERATE, json={"text_input": "x" * 999, "max_tokens": 2}).status_code == 400
+
+
 def test_the_prompt_comes_first_where_it_is_not_excluded(call):
     body = {"text_input": "Hi", "stop_words": "", "exclude_input_in_output": False}
     assert call("POST", GENERATE, json=body).json()["text_output"] == "HiHello, world."

@@ -34,8 +34,6 @@ def generate(raw: bytes, context: Context, *, model: str, stream: bool) -> Trito
     with renamed({"prompt": "text_input"}):
         ids = context.text.encode(body.text_input, loaded.max_model_len)
     values: dict[str, object] = {name: getattr(body, name) for name in SAME_NAMES}
-    room = max(1, loaded.max_model_len - len(ids))
-    values["max_tokens"] = min(MAX_TOKENS, room) if body.max_tokens is None else body.max_tokens
     names = {}
     for name, other in TWO_NAMES.items():
         value, second = getattr(body, name), getattr(body, other)
@@ -46,6 +44,9 @@ def generate(raw: bytes, context: Context, *, model: str, stream: bool) -> Trito
             names[name] = other
     if values["stop"] == "":  # how Triton's clients write that there is none
         values["stop"] = None
+    least = values["min_tokens"] if isinstance(values["min_tokens"], int) else 0
+    fits = max(1, least, min(MAX_TOKENS, loaded.max_model_len - len(ids)))  # where nobody gave a number
+    values["max_tokens"] = fits if body.max_tokens is None else body.max_tokens
     with renamed(names):
         params = sampling_params(values, context.limits)
     check_prompts("text_input", [ids], params, loaded, "" if body.max_tokens is None else "max_tokens")
