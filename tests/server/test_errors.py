@@ -162,7 +162,7 @@ def test_names_in_a_conversation_are_bounded(call, place):
         assert problem(call("POST", "/v1/chat/completions", json=body))[0] == refused
 
 
-@pytest.mark.parametrize(("count", "status"), [(0, 400), (1, 200), (1024, 200), (1025, 400)])
+@pytest.mark.parametrize(("count", "status"), [(0, 200), (1, 200), (1024, 200), (1025, 400)])
 def test_a_message_has_so_many_parts(call, engine, count, status):
     engine.description = msgspec.structs.replace(engine.description, max_model_len=10_000)
     parts = [{"type": "text", "text": ""}] * count
