@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from bundle_models import tokenizer_json
+from library_binding import Library
 
 from roofline import LLM, Constraint, SamplingParams
 from roofline.bundle import compile_model, load
@@ -64,7 +65,7 @@ def test_answers_are_held_to_a_form(llm: LLM) -> None:
     assert llm.generate(["x"], held)[0].text == "ab\ncd<image>"
 
 
-def test_bundles_and_the_c_library_read_it(longer: Path, tmp_path: Path) -> None:
+def test_bundles_and_the_c_library_read_it(library: Library, longer: Path, tmp_path: Path) -> None:
     settings = json.loads((longer / "tokenizer_config.json").read_text())
     (longer / "tokenizer_config.json").write_text(json.dumps({**settings, "bos_token": "<image>"}))
     bundle = compile_model(str(longer), tmp_path / "bundle").path
@@ -73,6 +74,9 @@ def test_bundles_and_the_c_library_read_it(longer: Path, tmp_path: Path) -> None
     stored = load(str(bundle), cache_tokens=256, max_model_len=128).tokenizer
     assert stored is not None
     assert (stored.vocab_size, stored.eos_ids) == (ROWS + 4, (257,))
+    handle = library.open(bundle, threads=1, cache_tokens=64)
+    assert library.decode(handle, [ord("h") - 33, 256]) == stored.decode([ord("h") - 33, 256]).encode()
+    library.close(handle)
 
 
 def test_gguf_files_are_written_without_the_tokens_that_have_no_row(longer: Path, tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ THEIRS = {
         "vocab.json",
         "merges.txt",
         "vocab.txt",
+        "special_tokens_map.json",
+        "added_tokens.json",
         "unicode.cpp",
         "ndarray-cache.json",
     ),

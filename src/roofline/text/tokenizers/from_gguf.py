@@ -62,12 +62,12 @@ def from_gguf(metadata: JsonObject, path: Path | str = "the GGUF file") -> Token
     prefix, suffix = _around(fields, kind, ids)
     with naming(path):
         model = _model(fields, kind, tokens, types, ids["unknown"])
-        parts: JsonObject = {"tokens": tokens, "added": added_tokens(tokens, types), **model}
-        parts |= {"added": _with_conditions(parts["added"], metadata, path)}
+        added = _with_conditions(model.get("added") or added_tokens(tokens, types), metadata, path)
+        parts: JsonObject = {"tokens": tokens, **model, "added": added}
         vocabulary = Vocabulary(
             **parts,
             bos_id=ids["bos"],
-            eos_ids=end_ids((ids[key] for key in _ENDS), parts["added"]),
+            eos_ids=end_ids((ids[key] for key in _ENDS), added),
             prefix=prefix,
             suffix=suffix,
         )

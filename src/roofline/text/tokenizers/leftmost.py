@@ -40,7 +40,8 @@ class LeftmostMerges:
         pretokenized.split(self._pieces)
 
     def _pieces(self, _: int, normalized: "NormalizedString") -> "list[NormalizedString]":
-        return [normalized[start:end] for start, end in pairwise(self.cuts(normalized.normalized))]
+        pieces = (normalized[start:end] for start, end in pairwise(self.cuts(normalized.normalized)))
+        return [piece for piece in pieces if piece is not None]
 
     def cuts(self, text: str) -> list[int]:
         """Where the pieces of a text begin, and its end."""

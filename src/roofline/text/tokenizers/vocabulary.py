@@ -124,7 +124,9 @@ class Vocabulary:
             rights=[pair[1] for pair in pairs],
             added=[token for token in self.added if token.id < rows],
             bos_id=None if self.bos_id is None or self.bos_id >= rows else self.bos_id,
-            **{name: tuple(i for i in getattr(self, name) if i < rows) for name in ("eos_ids", "prefix", "suffix")},
+            eos_ids=tuple(i for i in self.eos_ids if i < rows),
+            prefix=tuple(i for i in self.prefix if i < rows),
+            suffix=tuple(i for i in self.suffix if i < rows),
         )
 
     @property
