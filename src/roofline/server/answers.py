@@ -114,12 +114,12 @@ class Answers:
         ]
         try:
             open_prompts = unsubmitted = len(tasks)
-            taken = 0  # in a row, without a wait
+            in_a_row = 0  # events, without a wait
             while open_prompts:
                 prompt, event = await events.get()
-                taken = 0 if events.empty() else taken + 1
-                if taken >= EVENTS_AT_ONCE:  # `get` and `send` give up the loop only where they wait
-                    taken = 0
+                in_a_row = 0 if events.empty() else in_a_row + 1
+                if in_a_row >= EVENTS_AT_ONCE:  # `get` and `send` give up the loop only where they wait
+                    in_a_row = 0
                     await asyncio.sleep(0)
                 if isinstance(event, str):
                     unsubmitted -= 1

@@ -27,9 +27,9 @@ class AllowedOrigins:
             "Access-Control-Allow-Methods": METHODS,
             "Access-Control-Max-Age": SECONDS,
         }
-        named = headers.get(b"access-control-request-headers", b"").strip()
-        if NAMES.fullmatch(named):  # all that a page's client sends, such as x-stainless-os and anthropic-version
-            allowed["Access-Control-Allow-Headers"] = named.decode("ascii")
+        names = headers.get(b"access-control-request-headers", b"").strip()
+        if NAMES.fullmatch(names):  # all that a page's client sends, such as x-stainless-os and anthropic-version
+            allowed["Access-Control-Allow-Headers"] = names.decode("ascii")
         return Response(status_code=204, headers=allowed)
 
     def mark(self, message: Message, headers: dict[bytes, bytes]) -> None:

@@ -45,16 +45,16 @@ def preset_traffic(name: str, requests: int | None = None, seed: int = 0, stop: 
     count = preset.requests if requests is None else requests
     if count < 1:
         raise ConfigError(f"traffic of {count} requests cannot be sent; ask for at least 1")
-    made = list(preset.make(max(count, preset.requests), seed))
-    whole = Traffic(
+    requests_of_preset = list(preset.make(max(count, preset.requests), seed))
+    traffic = Traffic(
         name=name,
         version=preset.version,
         seed=seed,
         stop="natural" if (stop or preset.stop) == "natural" else "ignored",
         source=preset.source,
-        requests=made[: preset.requests],
+        requests=requests_of_preset[: preset.requests],
     )
-    return msgspec.structs.replace(whole, requests=made[:count], definition=whole.file_sha256)
+    return msgspec.structs.replace(traffic, requests=requests_of_preset[:count], definition=traffic.file_sha256)
 
 
 def singles(prompts: Sequence[int], answer: int, repeats: int, seed: int = 0, natural: bool = False) -> Traffic:

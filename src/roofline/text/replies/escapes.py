@@ -17,8 +17,8 @@ class WholeEscapes:
     def push(self, text: str) -> list[Delta]:
         return self._repaired(self._parser.push(text))
 
-    def finish(self) -> list[Delta]:
-        return [*self._repaired(self._parser.finish()), *self._flushed()]
+    def finish(self, *, cut: bool = False) -> list[Delta]:
+        return [*self._repaired(self._parser.finish(cut=cut)), *self._flushed()]
 
     def _repaired(self, deltas: list[Delta]) -> list[Delta]:
         repaired: list[Delta] = []

@@ -105,8 +105,8 @@ class WithoutThoughts:
     def push(self, text: str) -> list[Delta]:
         return _without_thoughts(self._parser.push(text))
 
-    def finish(self) -> list[Delta]:
-        return _without_thoughts(self._parser.finish())
+    def finish(self, *, cut: bool = False) -> list[Delta]:
+        return _without_thoughts(self._parser.finish(cut=cut))
 
 
 def _without_thoughts(deltas: list[Delta]) -> list[Delta]:

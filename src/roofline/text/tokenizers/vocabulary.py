@@ -114,8 +114,10 @@ class Vocabulary:
         """What of it has ids for which a model of so many rows has one."""
         if self.size <= rows:
             return self
-        gone = frozenset(self.tokens[rows:])
-        pairs = [pair for pair in zip(self.lefts, self.rights, strict=True) if gone.isdisjoint((*pair, "".join(pair)))]
+        unused = frozenset(self.tokens[rows:])
+        pairs = [
+            pair for pair in zip(self.lefts, self.rights, strict=True) if unused.isdisjoint((*pair, "".join(pair)))
+        ]
         return replace(
             self,
             tokens=self.tokens[:rows],

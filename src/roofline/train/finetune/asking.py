@@ -40,7 +40,7 @@ def note_repeated(record: RecordFields, messages: Iterable[Message]) -> None:
             record.get(key)
 
 
-def asked(record: RecordFields, key: str, where: str) -> list[Message]:
+def question_messages(record: RecordFields, key: str, where: str) -> list[Message]:
     """The messages before the answer of a record that asks under a key: the user's turn has the record's context above
     a question, and its input below an instruction. Raises ConfigError where something else belongs to the prompt."""
     words = text(record, key, where)

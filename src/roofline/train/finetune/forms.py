@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from roofline.common.errors import ConfigError
 from roofline.train.data.record_fields import MEDIA, RecordFields
 from roofline.train.data.record_files import Record
-from roofline.train.finetune.asking import asked, first_key, note_repeated, tools_in, with_system
+from roofline.train.finetune.asking import first_key, note_repeated, question_messages, tools_in, with_system
 from roofline.train.finetune.samples import Chat, Continuation, Sample, Text, chat, question, text, tools_of
 
 Fields = Mapping[str, object]
@@ -46,12 +46,12 @@ def _conversation(turns: object, record: RecordFields, where: str, last_only: bo
 
 
 def _alpaca(record: RecordFields, where: str) -> Chat:
-    return _asked(record, "instruction", first_key(record, "output", "response"), where)
+    return _question_chat(record, "instruction", first_key(record, "output", "response"), where)
 
 
-def _asked(record: RecordFields, key: str, answer: str, where: str) -> Chat:
+def _question_chat(record: RecordFields, key: str, answer: str, where: str) -> Chat:
     """The chat of a record that asks under a key and answers under another."""
-    messages = asked(record, key, where)
+    messages = question_messages(record, key, where)
     messages = [*messages, {"role": "assistant", "content": text(record, answer, where)}]
     answers = tuple(at for at, message in enumerate(messages) if message["role"] == "assistant")
     return Chat(tuple(messages), tools_of(tools_in(record), where), answers)
@@ -68,12 +68,12 @@ def _completion(record: RecordFields, where: str) -> Sample:
 
 
 def _instruct(record: RecordFields, where: str) -> Chat:
-    return _asked(record, "prompt", first_key(record, "completion", "response"), where)
+    return _question_chat(record, "prompt", first_key(record, "completion", "response"), where)
 
 
 def _question(record: RecordFields, where: str) -> Chat:
     answers = record.get("answer") is not None or record.get("response") is None
-    return _asked(record, "question", "answer" if answers else "response", where)
+    return _question_chat(record, "question", "answer" if answers else "response", where)
 
 
 PUBMEDQA_TASK = "Answer with yes, no or maybe, then explain."

@@ -8,7 +8,7 @@ from roofline.common.errors import ConfigError
 from roofline.common.fields import describe
 from roofline.train.data.record_fields import MEDIA, RecordFields
 from roofline.train.data.record_files import Record
-from roofline.train.finetune.asking import asked, note_repeated, tools_in, with_system
+from roofline.train.finetune.asking import note_repeated, question_messages, tools_in, with_system
 from roofline.train.finetune.forms import AS_CHAT, NO_MEDIA
 from roofline.train.finetune.samples import Chat, Continuation, Sample, chat, role_of, text, tools_of
 
@@ -47,7 +47,7 @@ def pair(record: Record, where: str, form: str | None) -> Pair:
         return _pair_of_chats(fields, before, where)
     key = _asks_under(fields, form)
     if key is not None:
-        words = asked(fields, key, where)
+        words = question_messages(fields, key, where)
         answers = [{"role": "assistant", "content": text(fields, name, where)} for name in ("chosen", "rejected")]
         tools = tools_of(tools_in(fields), where)
         chosen, rejected = (Chat((*words, answer), tools, (len(words),)) for answer in answers)
@@ -69,7 +69,7 @@ def _pair_of_chats(record: RecordFields, before: list[object], where: str) -> Pa
         key = _asks_under(record, CHAT if record.peek("prompt") else None)
         if key is None:
             raise ConfigError(f"{where}: no prompt comes before the answers: {_keys(record)}")
-        chats = [[*asked(record, key, where), *answer] for answer in turns]
+        chats = [[*question_messages(record, key, where), *answer] for answer in turns]
     chosen, rejected = (_last(messages, record, where) for messages in chats)
     shared = _shared(chosen.messages, rejected.messages)
     if chosen != rejected and min(chosen.answers[-1], rejected.answers[-1]) < shared:
@@ -96,7 +96,7 @@ def prompt(record: Record, where: str, form: str | None) -> tuple[Chat | str, st
         return Chat(words.messages[:-1], words.tools), "messages"
     key = _asks_under(fields, form)
     if key is not None:
-        messages = asked(fields, key, where)
+        messages = question_messages(fields, key, where)
         return Chat(tuple(messages), tools_of(tools_in(fields), where)), "question"
     if not isinstance(fields.get("prompt"), str):
         raise ConfigError(f"{where} has no prompt, question or messages: {_keys(record)}")
