@@ -60,14 +60,14 @@ class Area:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """title: with the unit; log: a logarithmic one; doubling: its ticks are powers of two; integers: its ticks are
-    integers; zero: begins at 0; categories: names of the values 0, 1, ..., which are drawn from top to bottom; of a y
+    """title: with the unit; log: a logarithmic one; doubling: its ticks are powers of two; integral: they are whole
+    numbers; zero: begins at 0; categories: names of the values 0, 1, ..., which are drawn from top to bottom; of a y
     axis alone; least, most: what it shows at least."""
 
     title: str
     log: bool = False
     doubling: bool = False
-    integers: bool = False
+    integral: bool = False
     zero: bool = False
     categories: tuple[str, ...] = ()
     least: float | None = None
@@ -118,7 +118,7 @@ class Scale:
     start: float
     end: float
     doubling: bool = False
-    integers: bool = False
+    integral: bool = False
 
     def at(self, value: float) -> float:
         if self.log:
@@ -139,7 +139,7 @@ class Scale:
         rough = (self.high - self.low) / most
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(step for step in (power, 2 * power, 5 * power, 10 * power) if step >= rough * (1 - 1e-9))
-        step = max(step, 1.0) if self.integers else step
+        step = max(step, 1.0) if self.integral else step
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [number * step for number in range(first, last + 1)]
 
@@ -174,4 +174,4 @@ def scale(axis: Axis, values: list[float], start: float, end: float) -> Scale:
     room = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
     if axis.zero and low >= 0:
         low = room
-    return Scale(low - room, high + room, False, start, end, integers=axis.integers)
+    return Scale(low - room, high + room, False, start, end, integral=axis.integral)

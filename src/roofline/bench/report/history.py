@@ -81,7 +81,7 @@ def trend(gathered: Gathered, name: str) -> Section:
         charts.append(
             Chart(
                 title=f"{key}, {key.place}",
-                x=Axis(title="measurement, the oldest first", integers=True),
+                x=Axis(title="measurement, the oldest first", integral=True),
                 y=Axis(title=f"{name.replace('_', ' ')}, {unit}", zero=True),
                 series=(Series(name=f"{key}, {key.place}", marks=marks, look=len(charts)),),
             )
@@ -175,10 +175,10 @@ def check(new: Sequence[Point], old: Sequence[Point], metric: str, allowed: Allo
     findings = []
     ratios = {key: between for key in common if (between := ratio(above[key], below[key], metric)) is not None}
     for key, between in ratios.items():
-        points = (*above[key], *below[key])
-        early = next(filter(None, map(words.interrupted, points)), "")
+        points_of_key = (*above[key], *below[key])
+        early = next(filter(None, map(words.interrupted, points_of_key)), "")
         name = f"{key}{early}{words.other_settings(above[key], below[key])}"
-        exact = all(map(words.planned, points))
+        exact = all(map(words.planned, points_of_key))
         findings.append(_finding(name, metric, between, Doubt(allowed.at_most, len(ratios), exact)))
     if not findings:
         raise ConfigError(f"metric={metric!r}: no load that both files have has it")

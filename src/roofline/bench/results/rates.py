@@ -110,9 +110,9 @@ def _offered(events: Events, sent: Sequence[RequestEvents], ended: Sequence[Requ
         if abs(covered - planned) <= SAME_RATE * planned:
             return _Units(_amounts(ended, amount), np.full(len(ended), 1 / head.rate))
     before = dict(zip(map(id, sent[1:]), np.diff(moments) / 1e9, strict=True))
-    preceded = [each for each in ended if id(each) in before]  # nobody knows the gap before the first one
-    gaps = np.array([before[id(each)] for each in preceded])
-    return _Units(_amounts(preceded, amount), gaps, steady=head.arrivals != "ramp")
+    behind_another = [each for each in ended if id(each) in before]  # nobody knows the gap before the first one
+    gaps = np.array([before[id(each)] for each in behind_another])
+    return _Units(_amounts(behind_another, amount), gaps, steady=head.arrivals != "ramp")
 
 
 def falls_behind(events: Events) -> bool:

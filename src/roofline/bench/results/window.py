@@ -79,8 +79,8 @@ def lap_of(events: Events) -> int:
     ended = [each for each in requests if each.end is not None]
     if len(ended) < 2:
         return 1
-    busy = sum((each.end or 0) - each.dispatched for each in ended)
-    return max(1, math.ceil(busy / max(ended[-1].dispatched - ended[0].dispatched, 1)))
+    in_flight = sum((each.end or 0) - each.dispatched for each in ended)
+    return max(1, math.ceil(in_flight / max(ended[-1].dispatched - ended[0].dispatched, 1)))
 
 
 def _of_head(events: Events) -> list[RequestEvents]:

@@ -102,10 +102,10 @@ def compare(a: LoadTest, b: LoadTest, terms: Terms, on_round: Callable[[Comparis
             sent[name] += terms.requests
             failed[name] += len(causes)
             if causes:
-                message = f"{failed[name]} of {sent[name]} requests to {name} failed, the last one with: {causes[-1]}"
-                log.get("bench").warning("round %d is left out: %s", number + 1, message)
+                cause = f"{failed[name]} of {sent[name]} requests to {name} failed, the last one with: {causes[-1]}"
+                log.get("bench").warning("round %d is left out: %s", number + 1, cause)
                 if failed[name] > MOST_FAILED * max(sent[name], FEWEST_SENT):
-                    comparison.failure = f"{message}; the comparison was given up"
+                    comparison.failure = f"{cause}; the comparison was given up"
                     return comparison
                 break
         if len(blocks) < len("ABBA") or _failures(blocks[-1][1]):
