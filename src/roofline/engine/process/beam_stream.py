@@ -1,7 +1,6 @@
 """A beam search over an engine in another process, as the stream of events of one request."""
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import Unpack
 
 from roofline.engine.beams import BeamSearch
 from roofline.engine.checks import RequestOptions
@@ -11,7 +10,7 @@ from roofline.engine.process.stream import Stream
 
 
 async def beam_stream(
-    engine: AsyncEngine, prompt: Sequence[int], search: BeamSearch, request_id: str, **options: Unpack[RequestOptions]
+    engine: AsyncEngine, prompt: Sequence[int], search: BeamSearch, request_id: str, options: RequestOptions
 ) -> AsyncGenerator[Event, None]:
     """The answers of a search, each as one event, once all are found; where the engine fails, an error for each.
 
@@ -26,7 +25,7 @@ async def beam_stream(
             for number, beam in enumerate(search.beams):
                 name = f"{request_id}-{step}.{number}"
                 ids = [*prompt, *beam.ids]
-                step_options = options | RequestOptions(eos_ids=(), request_id=name)
+                step_options: RequestOptions = {**options, "eos_ids": (), "request_id": name}
                 streams.append(await engine.submit(ids, search.step_params, **step_options))
             for stream in streams:
                 async for event in stream:

@@ -24,15 +24,15 @@ CONSIDERED = 64  # waiting sequences that a step chooses among
 Rank = tuple[bool, int, int, int]
 
 
-def chunk_size(limits: StepLimits, plan: StepPlan, sequence: Sequence, most: int | None = None) -> int:
+def chunk_size(limits: StepLimits, plan: StepPlan, sequence: Sequence, limit: int | None = None) -> int:
     """How many of a sequence's next ids a step has tokens and logit rows for.
 
-    A prompt that is scored takes a row a token, and leaves one for the prompts behind it. most: tokens that it may have
-    at most; None: all that are left.
+    A prompt that is scored takes a row a token, and leaves one for the prompts behind it. limit: tokens that it may
+    have; None: all that are left.
     """
     pending, rows = len(sequence.ids) - sequence.computed, limits.rows - plan.rows
     free = limits.tokens - plan.tokens
-    count = min(pending, free if most is None else min(most, free))
+    count = min(pending, free if limit is None else min(limit, free))
     if limits.undivided and count < pending:
         return 0
     if sequence.scored < sequence.to_score:
@@ -96,49 +96,49 @@ class _PromptPlanner:
 
     def __init__(self, state: State, plan: StepPlan, prompts: list[Sequence], room: int) -> None:
         self.state, self.plan, self.prompts = state, plan, prompts
-        self.admits, self.planned_before = True, plan.tokens
-        self.reserved = self.reserved_pages = 0
+        self.admits, self.decode_tokens = True, plan.tokens
+        self.reserve = self.page_reserve = 0
         self.oldest = min(prompts, key=_arrival)
-        self.placed = None if self.oldest.pages else self.oldest  # before its turn
-        if self.placed is not None and not self._place(self.oldest):
+        self.newcomer = None if self.oldest.pages else self.oldest  # before its turn
+        if self.newcomer is not None and not self._place(self.oldest):
             self.prompts = [sequence for sequence in prompts if sequence.pages]  # nobody overtakes it
             self.oldest = min(self.prompts, key=_arrival, default=self.oldest)
         if self.prompts and self.oldest is not self.prompts[0] and not state.limits.undivided:
             # Others overtake it: keep tokens for it, and places in the page table.
-            self.reserved, self.reserved_pages = max(1, room // OLDEST_SHARE), len(self.oldest.pages)
+            self.reserve, self.page_reserve = max(1, room // OLDEST_SHARE), len(self.oldest.pages)
 
     def run(self) -> None:
         """Plan them all."""
         limits, plan = self.state.limits, self.plan
-        latest, closed = -1, False  # the latest arrival that is planned; whether only the oldest is still planned
+        latest, full = -1, False  # the latest arrival that is planned; whether only the oldest is still planned
         for number, sequence in enumerate(self.prompts):
             if sequence is self.oldest:
-                self.reserved = self.reserved_pages = 0
-            most = limits.tokens - plan.tokens - self.reserved
-            if most <= 0 or (closed and sequence is not self.oldest):
+                self.reserve = self.page_reserve = 0
+            limit = limits.tokens - plan.tokens - self.reserve
+            if limit <= 0 or (full and sequence is not self.oldest):
                 continue
             arrival, waiting = sequence.request.arrival, not sequence.pages
-            overtaken = latest > arrival and _pending(self.state, sequence) > limits.tokens and not limits.undivided
-            if overtaken:
-                closed = True
+            behind = latest > arrival and _pending(self.state, sequence) > limits.tokens and not limits.undivided
+            if behind:
+                full = True
                 if sequence is not self.oldest:
                     continue
-                most = min(most, max(limits.tokens // OVERTAKEN_SHARE, plan.tokens - self.planned_before, 1))
+                limit = min(limit, max(limits.tokens // OVERTAKEN_SHARE, plan.tokens - self.decode_tokens, 1))
             if waiting and (not self.admits or self._follows(sequence, self.prompts[number + 1 :])):
                 continue
             if waiting and not self._place(sequence):
                 continue
             pending = len(sequence.ids) - sequence.computed
-            count = self._add(sequence, most)
+            count = self._add(sequence, limit)
             if count:
                 latest = max(latest, arrival)
-            if (waiting or sequence is self.placed) and count < pending:
+            if (waiting or sequence is self.newcomer) and count < pending:
                 self.admits = False
 
     def _place(self, sequence: Sequence) -> bool:
         """Give a waiting sequence pages. Where there are not enough, nobody behind it is given any in this step."""
         state = self.state
-        table_room = state.limits.table_pages - self.plan.table_pages - self.reserved_pages
+        table_room = state.limits.table_pages - self.plan.table_pages - self.page_reserve
         if _waits_for_leader(sequence):  # who was given pages just now
             return False
         if len(state.running) < state.limits.sequences and place(state, sequence, len(state.running), table_room):
@@ -146,11 +146,11 @@ class _PromptPlanner:
         self.admits = False
         return False
 
-    def _add(self, sequence: Sequence, most: int) -> int:
+    def _add(self, sequence: Sequence, limit: int) -> int:
         """Plan so many tokens of a prompt, as far as the step has rows and places in the page table for them."""
         plan = self.plan
-        count = chunk_size(self.state.limits, plan, sequence, most)
-        if plan.table_pages + len(sequence.pages) + self.reserved_pages > self.state.limits.table_pages:
+        count = chunk_size(self.state.limits, plan, sequence, limit)
+        if plan.table_pages + len(sequence.pages) + self.page_reserve > self.state.limits.table_pages:
             return 0
         if count:
             plan.add(sequence, count)
