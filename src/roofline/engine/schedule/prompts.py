@@ -105,7 +105,8 @@ class _PromptPlanner:
             self.oldest = min(self.prompts, key=_arrival, default=self.oldest)
         if self.prompts and self.oldest is not self.prompts[0] and not state.limits.undivided:
             # Others overtake it: keep tokens for it, and places in the page table.
-            self.reserve, self.page_reserve = max(1, room // OLDEST_SHARE), len(self.oldest.pages)
+            pending = len(self.oldest.ids) - self.oldest.computed
+            self.reserve, self.page_reserve = min(pending, max(1, room // OLDEST_SHARE)), len(self.oldest.pages)
 
     def run(self) -> None:
         """Plan them all."""
