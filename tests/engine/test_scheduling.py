@@ -466,41 +466,49 @@ def test_short_prompts_wait_for_no_long_one(long, shorts, steps, urgent):
     watched.step()
     assert all(watched.outputs.get((f"short{number}", 0)) for number in range(len(shorts)))
     own = sum(shorts)
-    assert watched.plan.tokens == own + max(64, own) if own <= 256 else 512
-    assert sum(s.computed for s in watched.engine.state.running) == before + max(64, min(own, 512 - own))
+    assert watched.plan.tokens == own + max(32, own) if own <= 256 else 512
+    assert sum(s.computed for s in watched.engine.state.running) == before + max(32, min(own, 512 - own))
     watched.run()
     assert watched.executable.tokens_computed == sum(long) + own, "nothing is computed twice"
 
 
-def test_a_short_prompt_beside_one_of_5000_tokens_waits_for_three_times_its_own():
+def test_a_short_prompt_beside_one_of_5000_tokens_waits_for_twice_its_own():
     alone, beside = Watched(EngineConfig(), **LARGE), Watched(EngineConfig(), **LARGE)
     beside.submit(prompt_of(5000, 1), GREEDY, request_id="long")
     for _ in range(3):
         beside.step()
     for watched in (alone, beside):
         watched.submit(prompt_of(35), GREEDY, request_id="short")
-    assert (first_step_of(alone, "short"), first_step_of(beside, "short")) == ((1, 35), (1, 35 + 64))
+    assert (first_step_of(alone, "short"), first_step_of(beside, "short")) == ((1, 35), (1, 35 + 35))
     before = beside.executable.forwards
     beside.run()
     assert beside.executable.tokens_computed == 5000 + 35
-    assert beside.executable.forwards - before == -(-(5000 - 3 * 512 - 64) // 512), "then it has whole steps again"
+    assert beside.executable.forwards - before == -(-(5000 - 3 * 512 - 35) // 512), "then it has whole steps again"
 
 
 def test_many_short_prompts_leave_a_long_one_a_quarter():
     watched = Watched(EngineConfig(), **LARGE)
     watched.submit(prompt_of(5000, 1), GREEDY, request_id="long")
     watched.step()
-    for step in range(32):
+    for step in range(36):
         for number in range(6):
-            watched.submit(
-                prompt_of(100, step * 6 + number), GREEDY, request_id=f"short{step}.{number}", salt=str(step)
-            )
+            name = f"short{step}.{number}"
+            watched.submit(prompt_of(100, step * 6 + number), GREEDY, request_id=name, salt=str(step))
         watched.step()
         counts = {s.request.id: count for s, count in zip(watched.plan.sequences, watched.plan.counts, strict=True)}
-        assert (counts["long"], watched.plan.tokens) == (128, 512)
-    assert watched.engine.state.running[0].computed == 512 + 32 * 128
-    watched.step()
-    assert watched.ended["long", 0], "its last part is short itself, and older than the others"
+        assert (counts["long"], watched.plan.tokens) == (128 if step < 35 else 5000 - 512 - 35 * 128, 512)
+    assert watched.ended["long", 0]
+    watched.run()
+
+
+@pytest.mark.parametrize("left", [1, 35, 36, 500])
+def test_the_last_part_of_a_long_prompt_is_overtaken_too(left):
+    watched = Watched(EngineConfig(), **LARGE)
+    watched.submit(prompt_of(1024 + left, 1), GREEDY, request_id="long")
+    for _ in range(2):
+        watched.step()
+    watched.submit(prompt_of(35), GREEDY, request_id="short")
+    assert first_step_of(watched, "short") == (1, 35 + min(35, left))
     watched.run()
 
 
@@ -556,7 +564,7 @@ def test_a_long_prompt_whose_beginning_is_known_counts_as_short():
     watched.submit(prompt_of(5000, 1), GREEDY, request_id="long")
     watched.step()
     watched.submit(prompt_of(2000) + [3] * 40, GREEDY, request_id="turn")
-    assert first_step_of(watched, "turn") == (1, 40 + 64)
+    assert first_step_of(watched, "turn") == (1, 40 + 40)
     watched.run()
 
 

@@ -1,12 +1,13 @@
 """Which prompts the next step computes, how much of each, and who among those that wait is given pages for it.
 
-Prompts are computed by priority, then by how many whole steps they still need, then in order of arrival. So equal
-prompts follow each other, each with the whole budget, and a short prompt overtakes a long one that is being computed.
+Prompts are computed by priority, then by how many whole steps they still need, then in order of arrival; one that takes
+several steps still needs two at its last. So equal prompts follow each other, each with the whole budget, and a prompt
+of one step overtakes a long one that is being computed, whenever it comes.
 Three rules keep that fair:
 
 * While others overtake it, the prompt that has waited longest has a quarter of the tokens that a step has for prompts.
-* Long prompts that are overtaken make the step no longer than twice what overtakes them, or an eighth of the budget
-  more: whoever overtook them waits for that step too.
+* Long prompts that are overtaken make the step no longer than twice what overtakes them, or a sixteenth of the
+  budget more: whoever overtook them waits for that step too.
 * Nobody overtakes a waiting prompt for which there are not enough pages: it would never have them.
 """
 
@@ -19,7 +20,7 @@ from roofline.engine.schedule.sequence import Sequence
 from roofline.ops.batch import PAGE_TOKENS
 
 OLDEST_SHARE = 4  # the oldest prompt has at least one part in so many of the tokens that a step has for prompts
-OVERTAKEN_SHARE = 8  # an overtaken long prompt may have one part in so many of a step, however short the others are
+OVERTAKEN_SHARE = 16  # an overtaken long prompt may have one part in so many of a step, however short the others are
 CONSIDERED = 64  # waiting sequences that a step chooses among
 Rank = tuple[bool, int, int, int]
 
@@ -119,7 +120,7 @@ class _PromptPlanner:
             if limit <= 0 or (full and sequence is not self.oldest):
                 continue
             arrival, waiting = sequence.request.arrival, not sequence.pages
-            behind = latest > arrival and _pending(self.state, sequence) > limits.tokens and not limits.undivided
+            behind = latest > arrival and _is_long(self.state, sequence)
             if behind:
                 full = True
                 if sequence is not self.oldest:
@@ -182,7 +183,16 @@ def _rank(state: State, sequence: Sequence) -> Rank:
     """Who is computed first: an answer that was interrupted, then by priority, by steps that are needed, by arrival.
     Sorting leaves the answers of a request in their order."""
     steps = -(-_pending(state, sequence) // state.limits.tokens)
+    if _is_long(state, sequence):  # whose last part is overtaken as well
+        steps = max(2, steps)
     return sequence.generated == 0, sequence.request.priority, steps, sequence.request.arrival
+
+
+def _is_long(state: State, sequence: Sequence) -> bool:
+    """Whether a prompt takes several steps, without what the cache had of it."""
+    if sequence.pages:
+        return len(sequence.ids) - sequence.cached_tokens > state.limits.tokens
+    return _pending(state, sequence) > state.limits.tokens
 
 
 def _pending(state: State, sequence: Sequence) -> int:
