@@ -60,6 +60,11 @@ def test_the_same_bits_and_what_differs(answer: dict[str, Any], verify: Verify, 
     assert (caught.exit_code, "The text of answer 2 is not that of the receipt's ids" in caught.stdout) == (4, True)
     bare = verify({"receipt": answer["receipt"], "text": "forged"})
     assert (bare.exit_code, "not compared, and only its ids are proven" in bare.stdout) == (5, True)
+    stray = json.loads(json.dumps(answer))
+    stray["choices"][0] |= {"text": "forged", "message": {"content": stray["choices"][0]["text"]}}
+    for changed in (stray, {**answer, "output": []}, {**answer, "choices": None, "answers": answer["choices"]}):
+        told = verify(changed, "--json")
+        assert (told.exit_code, json.loads(told.stdout)["result"]) == (5, "not compared")
     assert "beside" not in verify(answer["receipt"]).stdout
     changed = json.loads(json.dumps(answer))
     changed["receipt"]["choices"][1]["ids"][3] += 1
