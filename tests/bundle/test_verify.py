@@ -1,27 +1,18 @@
 """roofline verify and replay: what a server computed is computed again; a changed weight or kernel order is caught."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from roofline.backends.options import LoadOptions
-from roofline.bundle import load
 from roofline.cli.run import prepare
-from roofline.engine.config import EngineConfig
 from roofline.engine.llm import LLM
-from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
-from roofline.engine.process.thread import engine_in_thread
-from roofline.server.app import create_app
-from roofline.server.context import Context
-from roofline.server.text_side import TextSide
 from tests.adapter_files import matrices, write_adapter
 from tests.bundle.bundle_models import CONFIG
+from tests.bundle.receipt_server import ask_server
 from tests.command_line import CommandResult, call_roofline
 
 BODY = {
@@ -31,35 +22,9 @@ BODY = {
 Verify = Callable[..., CommandResult]
 
 
-def ask_server(model: Path, body: dict[str, Any], adapter: str | None = None) -> dict[str, Any]:
-    """The answer of a server that computes in chunks of 7 tokens and with guesses. adapter: served under "own"."""
-    places = 0 if adapter is None else 2
-    config = EngineConfig(max_batch_tokens=7, speculate="ngram", speculate_always=True, max_adapters=places)
-    loaded = load(str(model), config.prepare_load(LoadOptions(cache_tokens=512, threads=1, max_adapters=places)))
-
-    async def ask() -> httpx.Response:
-        engine = engine_in_thread("small", LocalEngine(loaded.executable, config))
-        await engine.start()
-        assert loaded.tokenizer is not None
-        assert loaded.chat_template is not None
-        context = Context(engine, TextSide(loaded.tokenizer, loaded.chat_template), "small", 1)
-        if adapter is not None:
-            await context.adapters.load("own", adapter)
-        transport = httpx.ASGITransport(create_app(context))
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            response = await client.post("/v1/completions", json=body, timeout=60)
-        await engine.close()
-        return response
-
-    response = asyncio.run(ask())
-    assert response.status_code == 200, response.text
-    told: dict[str, Any] = response.json()
-    return told
-
-
 @pytest.fixture
 def answer(model: Path) -> dict[str, Any]:
-    return ask_server(model, BODY)
+    return ask_server(model, BODY)[0]
 
 
 @pytest.fixture
@@ -94,7 +59,12 @@ def test_the_same_bits_and_what_differs(answer: dict[str, Any], verify: Verify, 
     caught = verify(forged)
     assert (caught.exit_code, "The text of answer 2 is not that of the receipt's ids" in caught.stdout) == (4, True)
     bare = verify({"receipt": answer["receipt"], "text": "forged"})
-    assert (bare.exit_code, "not compared, and only its ids are proven" in bare.stdout) == (0, True)
+    assert (bare.exit_code, "not compared, and only its ids are proven" in bare.stdout) == (5, True)
+    stray = json.loads(json.dumps(answer))
+    stray["choices"][0] |= {"text": "forged", "message": {"content": stray["choices"][0]["text"]}}
+    for changed in (stray, {**answer, "output": []}, {**answer, "choices": None, "answers": answer["choices"]}):
+        told = verify(changed, "--json")
+        assert (told.exit_code, json.loads(told.stdout)["result"]) == (5, "not compared")
     assert "beside" not in verify(answer["receipt"]).stdout
     changed = json.loads(json.dumps(answer))
     changed["receipt"]["choices"][1]["ids"][3] += 1
@@ -177,9 +147,9 @@ def test_a_recording_is_replayed_to_the_same_bits(model: Path, tmp_path: Path, m
 def test_an_answer_with_an_adapter_is_computed_again_with_it(
     model: Path, adapters: list[str], verify: Verify, tmp_path: Path
 ) -> None:
-    answer = ask_server(model, {**BODY, "model": "own"}, adapters[0])
+    answer = ask_server(model, {**BODY, "model": "own"}, adapter=adapters[0])[0]
     own = {**BODY, "model": "own"}
-    plain = ask_server(model, BODY, adapters[0])
+    plain = ask_server(model, BODY, adapter=adapters[0])[0]
     assert plain["receipt"]["adapter"] is None
     assert plain["choices"][0]["text"] != answer["choices"][0]["text"]
     same = verify(answer, "--adapter", adapters[0], body=own)

@@ -161,7 +161,7 @@ class Engine:
 
 async def collected(engine):
     search = BeamSearch(BeamSearchParams(beam_width=2, max_tokens=2, n=1), frozenset([7]), 2)
-    return [event async for event in beam_stream(engine, [1, 2], search, "r", "mine")]
+    return [event async for event in beam_stream(engine, [1, 2], search, "r", {"salt": "mine"})]
 
 
 def test_a_stream_has_one_event_for_each_answer():

@@ -12,7 +12,7 @@ from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
 from roofline.engine.schedule import rows
-from roofline.engine.schedule.continuous import StepPlan
+from roofline.engine.schedule.plan import StepPlan
 from roofline.engine.schedule.sequence import Request
 
 POISON = 13

@@ -255,3 +255,82 @@ def test_the_first_step_that_differs_is_told(receipt):
             choices = [*receipt.choices[:number], other, *receipt.choices[number + 1 :]]
             told = differs(FakeExecutable(), msgspec.structs.replace(receipt, choices=choices))
             assert told == Difference(number, len(other.ids) - 1, what)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"choices": [1], "receipt": %s, "choices": [2]}', '{"receipt": %s, "usage": [{"a": {"b": 1, "c": 2, "b": 1}}]}'],
+)
+def test_a_file_that_has_a_field_twice_is_refused(receipt, tmp_path, text):
+    (tmp_path / "r.json").write_text(text % json.dumps(receipt.as_json()))
+    with pytest.raises(ConfigError, match=r"an object in it has two fields '(choices|b)'"):
+        read_receipt(tmp_path / "r.json")
+
+
+def with_choice(receipt, number, sampling=(), **change):
+    """The receipt with one answer, and its sampling, changed."""
+    choices = list(receipt.choices)
+    choices[number] = msgspec.structs.replace(choices[number], **change)
+    sampling = msgspec.structs.replace(receipt.sampling, **dict(sampling))
+    return msgspec.structs.replace(receipt, choices=choices, sampling=sampling)
+
+
+def test_an_end_is_explained_by_what_the_receipt_says(receipt):
+    """Of each answer the whole, and all that is shorter, with every reason that a receipt can give."""
+
+    def ends(changed, text_end=None):
+        return recompute(LocalEngine(FakeExecutable()), changed, PROMPTS, text_end)
+
+    for number, choice in enumerate(receipt.choices):
+        last = choice.ids[-1]
+        right = choice.finish_reason, choice.stop
+        for reason in ("stop", "length"):
+            for stop in (None, last, last ^ 1, "Z"):
+                changed = with_choice(receipt, number, finish_reason=reason, stop=stop)
+                told = ends(changed)
+                assert (told is None) == ((reason, stop) == right), (number, reason, stop)
+                assert told is None or told == Difference(number, len(choice.ids) - 1, "end")
+                cut = with_choice(changed, number, ids=choice.ids[:-1], digests=choice.digests[:-1])
+                assert ends(cut) == Difference(number, len(choice.ids) - 2, "end")
+    number = next(at for at, choice in enumerate(receipt.choices) if choice.finish_reason == "length")
+    asked = []
+
+    def text_end(choice):
+        asked.append(choice)
+        return choice.stop in (None, "Z") or isinstance(choice.stop, int)
+
+    by_string = with_choice(receipt, number, finish_reason="stop", stop="Z")
+    assert ends(by_string, text_end) == Difference(number, 11, "end"), "the request did not name it"
+    named = with_choice(by_string, number, sampling={"stop": ["Z"]})
+    assert ends(named, text_end) is None
+    assert {choice.sample for choice in asked} == {0, 1}, "every answer is asked after"
+    assert ends(with_choice(named, number, finish_reason="length"), text_end) == Difference(number, 11, "end")
+    assert ends(named, lambda choice: choice.stop != "Z") == Difference(number, 11, "end")
+    for most in (None, 11, 13):
+        assert ends(with_choice(receipt, number, sampling={"max_tokens": most})).what == "end"
+
+
+@pytest.mark.parametrize("most", [None, 12])
+def test_without_a_longest_length_the_context_is_it(receipt, most):
+    """An answer that goes on to the end of a context of 40 tokens, and one that is cut before."""
+    engine = LocalEngine(FakeExecutable(max_context=40))
+    params = SamplingParams(seed=3, max_tokens=most, digests=True)
+    engine.submit(PROMPTS[0], params, request_id="a")
+    ids, digests = [], []
+    while engine.has_work:
+        for event in engine.step():
+            ids += event.ids
+            digests += [digest.hex() for digest in event.digests or []]
+    choice = Choice(prompt=0, sample=0, finish_reason="length", stop=None, ids=ids, digests=digests)
+    prompts = [prompt_of(PROMPTS[0], True)]
+    sampling = Sampling.of(params)
+    told = msgspec.structs.replace(receipt, sampling=sampling, prompts=prompts, choices=[choice])
+    assert len(ids) == (most or 40 - len(PROMPTS[0]))
+
+    def differs(changed, context):
+        return recompute(LocalEngine(FakeExecutable(max_context=context)), changed, PROMPTS[:1])
+
+    assert differs(told, 40) is None
+    assert differs(told, 50) == (None if most else Difference(0, len(ids) - 1, "end"))
+    cut = with_choice(told, 0, ids=ids[:-1], digests=digests[:-1])
+    assert differs(cut, 40) == Difference(0, len(ids) - 2, "end")

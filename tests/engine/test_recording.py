@@ -29,7 +29,7 @@ from roofline.engine.recording.entries import (
 )
 from roofline.engine.recording.recorder import MIN_PLACES, Recorder
 from roofline.engine.recording.replay import replay
-from roofline.engine.schedule.continuous import StepPlan
+from roofline.engine.schedule.plan import StepPlan
 from roofline.engine.schedule.sequence import Request
 from tests.engine.test_scheduling import CONFIGS, REQUESTS
 

@@ -27,6 +27,17 @@ class Watched:
         self.wrong = []  # what a check has said within a step, where the engine takes it for a failure of its own
         self.executable.before_forward = self.note_checks
         stepper = self.engine._stepper
+        schedule = stepper.schedule
+
+        def watched_schedule(state):
+            before = [s for s in state.running if len(s.ids) < s.end and len(s.ids) - s.computed > 1]
+            pending = {s: len(s.ids) - s.computed for s in before}
+            plan = schedule(state)
+            if config.scheduler == "continuous":
+                check_shares(state, plan, [s for s in before if s.pages], pending)
+            return plan
+
+        stepper.schedule = watched_schedule
         fill, build = stepper._filler.fill, stepper._rows.build
 
         def recording_fill(plan):
@@ -94,8 +105,6 @@ class Watched:
         state = self.engine.state
         check_pages(state.cache, [s.pages for s in state.running])
         assert not any(s.pages for s in state.waiting)
-        order = [(self.arrivals.index(s.request.id), s.index) for s in (*state.running, *state.waiting)]
-        assert order == sorted(order), "running before waiting, and each in order of arrival"
 
     def run(self, limit=5000):
         steps = 0
@@ -108,6 +117,44 @@ class Watched:
         assert state.cache.used == 0
         assert not self.engine._requests
         return self.outputs
+
+
+def check_shares(state, plan, before, pending):
+    """Assert that a plan divides its tokens as it should among prompts.
+
+    before: the sequences whose prompts had begun, pending: how many ids of each were to be computed.
+    """
+    limits, counts = state.limits, dict(zip(plan.sequences, plan.counts, strict=True))
+    prompts = plan.sequences[plan.decodes :]
+    room = limits.tokens - sum(plan.counts[: plan.decodes])
+    enough = plan.rows < limits.rows and plan.table_pages < limits.table_pages
+    short = [s for s in before if counts.get(s, 0) < pending[s]]  # who has not all that is to be computed
+
+    def arrival(sequence):
+        return sequence.request.arrival, sequence.index
+
+    if before and enough and room > 0:
+        oldest = min(before, key=arrival)
+        older = [s for s in prompts if s not in pending and arrival(s) < arrival(oldest)]  # it was waiting until now
+        if not older:
+            share = (plan.tokens - limits.tokens + room) // 4 if len(prompts) > 1 else room
+            assert counts.get(oldest, 0) >= max(1, min(pending[oldest], share)), "who has waited longest has its share"
+    if short and enough and plan.tokens < limits.tokens:
+        latest = max(map(arrival, prompts))
+        held_back = [
+            s for s in (*before, *prompts, *state.waiting) if arrival(s) < latest and len(s.ids) > limits.tokens
+        ]
+        assert held_back, "nobody but a long prompt that is overtaken leaves tokens unused"
+    if before and len(state.waiting) == 0 and len(prompts) == 1:
+        assert counts[prompts[0]] == min(pending.get(prompts[0], room), room) or not enough, "a prompt alone has it all"
+    for sequence in prompts:  # who is more urgent has all it can use, but for the share of the oldest
+        for other in short:
+            urgent = other.request.priority < sequence.request.priority and sequence.generated == 0
+            overtaken = any(
+                arrival(s) > arrival(other) for s in prompts if s.request.priority <= other.request.priority
+            )
+            if urgent and enough and not overtaken and sequence is not min((*before, *prompts), key=arrival):
+                raise AssertionError("a less urgent prompt was computed before a more urgent one")
 
 
 def test_rows_of_so_many_shapes_are_kept_while_the_sequences_stay_the_same():
@@ -174,11 +221,12 @@ def alone(requests):
     num_pages=st.integers(6, 20),
     late=st.integers(0, 8),
     toy=st.sampled_from([FakeExecutable, QueueingFake]),
+    priorities=st.lists(st.sampled_from([0, 0, -1, 2]), min_size=8, max_size=8),
 )
-def test_outputs_do_not_depend_on_the_schedule(requests, config, num_pages, late, toy):
+def test_outputs_do_not_depend_on_the_schedule(requests, config, num_pages, late, toy, priorities):
     watched = Watched(config, toy, num_pages=num_pages)
     for i, (ids, params) in enumerate(requests):
-        watched.submit(ids, params, request_id=str(i))
+        watched.submit(ids, params, request_id=str(i), priority=priorities[i])
         if i >= late:
             watched.step()
     assert watched.run() == alone(requests)
@@ -375,3 +423,160 @@ def test_without_overlap_each_step_ends_before_the_next(config):
     assert len(watched.outputs["a", 0]) == 1
     watched.run()
     assert watched.executable.most_unfetched == 0
+
+
+GREEDY = SamplingParams(temperature=0, max_tokens=1)
+LARGE = {"num_pages": 2000, "max_context": 8192, "tokens": 512, "segments": 16}
+
+
+def prompt_of(length, first=0):
+    """Ids that no other `first` shares a page of."""
+    return [(first + 7 * i) % 50 for i in range(length)]
+
+
+def first_step_of(watched, name):
+    """How many steps, and how many tokens in them, until a request has its first id."""
+    steps, before = 0, watched.executable.tokens_computed
+    while not watched.outputs.get((name, 0)):
+        watched.step()
+        steps += 1
+        assert steps < 100
+    return steps, watched.executable.tokens_computed - before
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    long=st.lists(st.integers(2600, 6000), min_size=1, max_size=4),
+    shorts=st.lists(st.integers(1, 90), min_size=1, max_size=4),
+    steps=st.integers(1, 3),
+    urgent=st.booleans(),
+)
+def test_short_prompts_wait_for_no_long_one(long, shorts, steps, urgent):
+    """They are computed whole in the next step, which is not much longer for what is computed beside them."""
+    watched = Watched(EngineConfig(max_running=16), **LARGE)
+    for number, length in enumerate(long):
+        watched.submit(prompt_of(length, number), GREEDY, request_id=f"long{number}")
+    for _ in range(steps):
+        watched.step()
+        assert watched.plan.tokens == 512, "while nobody else waits, a long prompt has whole steps"
+    before = sum(s.computed for s in watched.engine.state.running)
+    for number, length in enumerate(shorts):
+        name = f"short{number}"
+        watched.submit(prompt_of(length, 10 + number), GREEDY, request_id=name, priority=-5 if urgent else 0)
+    watched.step()
+    assert all(watched.outputs.get((f"short{number}", 0)) for number in range(len(shorts)))
+    own = sum(shorts)
+    assert watched.plan.tokens == own + max(32, own) if own <= 256 else 512
+    assert sum(s.computed for s in watched.engine.state.running) == before + max(32, min(own, 512 - own))
+    watched.run()
+    assert watched.executable.tokens_computed == sum(long) + own, "nothing is computed twice"
+
+
+def test_a_short_prompt_beside_one_of_5000_tokens_waits_for_twice_its_own():
+    alone, beside = Watched(EngineConfig(), **LARGE), Watched(EngineConfig(), **LARGE)
+    beside.submit(prompt_of(5000, 1), GREEDY, request_id="long")
+    for _ in range(3):
+        beside.step()
+    for watched in (alone, beside):
+        watched.submit(prompt_of(35), GREEDY, request_id="short")
+    assert (first_step_of(alone, "short"), first_step_of(beside, "short")) == ((1, 35), (1, 35 + 35))
+    before = beside.executable.forwards
+    beside.run()
+    assert beside.executable.tokens_computed == 5000 + 35
+    assert beside.executable.forwards - before == -(-(5000 - 3 * 512 - 35) // 512), "then it has whole steps again"
+
+
+def test_many_short_prompts_leave_a_long_one_a_quarter():
+    watched = Watched(EngineConfig(), **LARGE)
+    watched.submit(prompt_of(5000, 1), GREEDY, request_id="long")
+    watched.step()
+    for step in range(36):
+        for number in range(6):
+            name = f"short{step}.{number}"
+            watched.submit(prompt_of(100, step * 6 + number), GREEDY, request_id=name, salt=str(step))
+        watched.step()
+        counts = {s.request.id: count for s, count in zip(watched.plan.sequences, watched.plan.counts, strict=True)}
+        assert (counts["long"], watched.plan.tokens) == (128 if step < 35 else 5000 - 512 - 35 * 128, 512)
+    assert watched.ended["long", 0]
+    watched.run()
+
+
+@pytest.mark.parametrize("left", [1, 35, 36, 500])
+def test_the_last_part_of_a_long_prompt_is_overtaken_too(left):
+    watched = Watched(EngineConfig(), **LARGE)
+    watched.submit(prompt_of(1024 + left, 1), GREEDY, request_id="long")
+    for _ in range(2):
+        watched.step()
+    watched.submit(prompt_of(35), GREEDY, request_id="short")
+    assert first_step_of(watched, "short") == (1, 35 + min(35, left))
+    watched.run()
+
+
+@pytest.mark.parametrize("lengths", [[300] * 9, [512] * 4, [600] * 9, [1300] * 5, [40] * 30, [100, 500, 30, 350]])
+def test_prompts_that_need_as_many_steps_follow_each_other_in_whole_steps(lengths):
+    watched = Watched(EngineConfig(), **LARGE | {"segments": 64})
+    for number, length in enumerate(lengths):
+        watched.submit(prompt_of(length, number), GREEDY, request_id=str(number))
+    left = sum(lengths)
+    while watched.engine.has_work:
+        watched.step()
+        assert watched.plan.tokens == min(512, left)
+        left -= watched.plan.tokens
+    assert [name for name, _ in watched.ended] == [str(number) for number in range(len(lengths))]
+
+
+def test_the_more_urgent_prompt_is_computed_first_and_the_oldest_has_its_share():
+    watched = Watched(EngineConfig(), **LARGE)
+    for name, length, priority in (("a", 3000, 0), ("b", 3000, 0), ("c", 3000, -1), ("d", 100, 1)):
+        watched.submit(prompt_of(length, ord(name)), GREEDY, request_id=name, priority=priority)
+    watched.step()
+    counts = {s.request.id: count for s, count in zip(watched.plan.sequences, watched.plan.counts, strict=True)}
+    assert counts == {"c": 384, "a": 128}
+    watched.run()
+    assert [name for name, _ in watched.ended] == ["c", "a", "b", "d"]
+
+
+def test_a_prompt_waits_for_what_it_shares_with_one_that_it_would_overtake():
+    watched = Watched(EngineConfig(), **LARGE)
+    watched.submit(prompt_of(1600) + prompt_of(3400, 1), GREEDY, request_id="long")
+    watched.step()
+    watched.submit(prompt_of(1600) + prompt_of(50, 2), GREEDY, request_id="short")
+    assert first_step_of(watched, "short")[0] == 4, "three more steps compute the 1,600 tokens"
+    assert watched.ended["short", 0].usage.cached_tokens == 1600
+    watched.run()
+    assert watched.executable.tokens_computed == 5000 + 50
+
+
+def test_another_request_does_not_wait_until_answers_can_share_a_prompt():
+    watched = Watched(EngineConfig(), **LARGE)
+    watched.submit(prompt_of(5000, 1), SamplingParams(temperature=0, max_tokens=1, n=2), request_id="two")
+    watched.step()
+    watched.submit(prompt_of(20), GREEDY, request_id="short")
+    assert first_step_of(watched, "short")[0] == 1
+    watched.run()
+    assert watched.executable.tokens_computed == 5000 + 20 + 5000 % 16
+
+
+def test_a_long_prompt_whose_beginning_is_known_counts_as_short():
+    watched = Watched(EngineConfig(), **LARGE)
+    watched.submit(prompt_of(2000), GREEDY, request_id="before")
+    watched.run()
+    watched.submit(prompt_of(5000, 1), GREEDY, request_id="long")
+    watched.step()
+    watched.submit(prompt_of(2000) + [3] * 40, GREEDY, request_id="turn")
+    assert first_step_of(watched, "turn") == (1, 40 + 40)
+    watched.run()
+
+
+def test_nobody_overtakes_a_prompt_that_waits_for_pages():
+    watched = Watched(EngineConfig(), **LARGE | {"num_pages": 200})
+    watched.submit(prompt_of(1600, 1), SamplingParams(temperature=0, max_tokens=3), request_id="first")
+    for _ in range(4):
+        watched.step()
+    watched.submit(prompt_of(2000, 2), GREEDY, request_id="big")
+    watched.submit(prompt_of(20, 3), GREEDY, request_id="small")
+    watched.step()
+    assert len(watched.engine.state.waiting) == 2, "100 pages are in use, and 125 are needed"
+    watched.run()
+    assert next(name for name, _ in watched.ended) == "first"
+    assert watched.engine.stats().preemptions == 0

@@ -7,7 +7,8 @@ import pytest
 from roofline.engine.cache.paged import PagedCache, root_key
 from roofline.engine.config import StepLimits
 from roofline.engine.params import SamplingParams
-from roofline.engine.schedule.continuous import State, StepPlan, plan_drafts
+from roofline.engine.schedule.continuous import plan_drafts
+from roofline.engine.schedule.plan import State, StepPlan
 from roofline.engine.schedule.sequence import Request
 from roofline.engine.speculation.speculator import Record, Speculator, StepTimes
 

@@ -92,6 +92,7 @@ class FakeEngine:
         self.aborted: list[tuple[str, int | None]] = []
         self.submitted: list = []
         self.salts: list[str] = []
+        self.priorities: list[int] = []
         self.steps: list[str] = []
         self.gate = asyncio.Event()
         self.gate.set()
@@ -128,8 +129,9 @@ class FakeEngine:
         drafts = {"drafts": 4, "draft_tokens": 16, "accepted_tokens": 9, "drafts_held": 5}
         return EngineStats(running=len(self.open), pages_used=3, pages_total=12, preemptions=2, **drafts)
 
-    async def submit(self, ids, params, *, eos_ids, request_id, salt="") -> AsyncIterator[Event]:
+    async def submit(self, ids, params, *, eos_ids, request_id, salt="", priority=0) -> AsyncIterator[Event]:
         self.salts.append(salt)
+        self.priorities.append(priority)
         return self._events(ids, params, request_id)
 
     async def _events(self, ids, params, request_id):

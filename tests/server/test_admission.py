@@ -150,6 +150,19 @@ def test_the_engine_is_given_what_its_next_steps_have_room_for():
     assert sum(long.enter(key("a"), 5000).ahead for _ in range(20)) == LEAST_AHEAD
 
 
+def test_short_prompts_are_handed_over_beside_long_ones_and_the_other_way_round():
+    queue = queue_of(window=1000)
+    long = [queue.enter(key("a"), 5000) for _ in range(LEAST_AHEAD + 2)]
+    longest, shortest = queue.enter(key("b"), 500), queue.enter(key("b"), 501)
+    assert (longest.ahead, shortest.ahead) == (True, False), "half of the window is a short one"
+    short = [queue.enter(key("a"), 10) for _ in range(100)]
+    assert sum(ticket.ahead for ticket in short) == -(-(1000 - 500) // LEAST_TOKENS)
+    assert [ticket.ahead for ticket in long] == [True] * LEAST_AHEAD + [False] * 2
+    long[0].began()
+    assert shortest.ahead, "a long one takes the place of a long one, of the key whose turn it is"
+    assert not long[-2].ahead
+
+
 def test_idleness_saves_nothing_up():
     queue = queue_of()
     busy = [queue.enter(key("busy"), 1000) for _ in range(50)]
@@ -186,7 +199,8 @@ def test_places_are_given_back_however_a_request_ends():
             tickets[i].began()
         tickets[i].leave()
         tickets[i].leave()
-    assert (queue.waiting, queue._ahead, queue._ahead_tokens) == (0, 0, 0)
+    none = {False: 0, True: 0}
+    assert (queue.waiting, queue._ahead, queue._ahead_tokens) == (0, none, none)
     assert all(not each.waiting and each.open == 0 for each in queue._keys.values())
 
 
@@ -325,7 +339,7 @@ def test_what_is_short_counts_as_sixteen_tokens():
     queue, sizes = queue_of(), (0, 1, 15, 16, 17)
     tickets = [queue.enter(key(f"k{size}"), size) for size in sizes]
     assert [ticket.tokens for ticket in tickets] == [16, 16, 16, 16, 17]
-    assert queue._ahead_tokens == 81
+    assert sum(queue._ahead_tokens.values()) == 81
 
 
 def test_a_thousand_and_twenty_four_idle_keys_are_remembered():
@@ -420,7 +434,8 @@ def test_a_form_that_is_being_compiled_takes_no_room_of_the_engine():
     for ticket in (*slow, other):
         ticket.leave()
         ticket.prepare(under_way=False)
-    assert (queue.waiting, queue._ahead, queue._ahead_tokens) == (0, 0, 0)
+    none = {False: 0, True: 0}
+    assert (queue.waiting, queue._ahead, queue._ahead_tokens) == (0, none, none)
 
 
 def test_requests_of_batches_wait_while_any_other_is_open():

@@ -151,7 +151,7 @@ def test_a_key_names_priorities_up_to_its_own(call, make_context, engine, keys, 
     [("a", None, 0), ("b", None, 0), ("l", None, 3), ("b", -5, -5), ("b", 1, 1), ("l", 4, 4)],
 )
 def test_a_request_that_names_no_priority_has_the_usual_one_unless_its_key_has_less(
-    call, make_context, keys, monkeypatch, key, named, priority
+    call, make_context, engine, keys, monkeypatch, key, named, priority
 ):
     entered, enter = [], Queue.enter
 
@@ -163,6 +163,7 @@ def test_a_request_that_names_no_priority_has_the_usual_one_unless_its_key_has_l
     body = TEXT if named is None else {**TEXT, "priority": named}
     answer = call("POST", "/v1/completions", json=body, headers=bearer(key), context=make_context(keys=keys))
     assert (answer.status_code, entered) == (200, [priority])
+    assert engine.priorities == [priority], "the engine computes by it too"
 
 
 def test_requests_are_handed_over_in_the_order_of_priorities_and_shares(client_of, engine, keys, make_context):

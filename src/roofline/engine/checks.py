@@ -16,6 +16,7 @@ class RequestOptions(TypedDict, total=False):
     request_id: str | None  # a name of the caller's, not in use; None makes one
     salt: str  # prefixes are shared only between requests of the same salt (a tenant)
     adapter: str  # the digest of a loaded adapter; "": none
+    priority: int  # the lowest is computed first; 0 where nobody says
 
 
 def request_parts(
@@ -25,14 +26,17 @@ def request_parts(
     request_id: str | None = None,
     salt: str = "",
     adapter: str = "",
-) -> tuple[list[int], SamplingParams, list[int], str, str, str]:
-    """The arguments of `submit` with their defaults: prompt, parameters, end ids, the request's id, salt, adapter.
+    priority: int = 0,
+) -> tuple[list[int], SamplingParams, list[int], str, str, str, int]:
+    """The arguments of `submit` with their defaults: prompt, parameters, end ids, the request's id, salt, adapter and
+    priority.
 
     Raises RequestError on ids that are not integers (numpy's are).
     """
     # A name that nobody else has; `uuid` and `secrets` would take a tenth of a process's start to import.
     name = request_id if request_id is not None else os.urandom(16).hex()
-    return _token_ids("prompt", ids), params or SamplingParams(), _token_ids("eos_ids", eos_ids), name, salt, adapter
+    prompt, ends = _token_ids("prompt", ids), _token_ids("eos_ids", eos_ids)
+    return prompt, params or SamplingParams(), ends, name, salt, adapter, priority
 
 
 def check_unused(request_id: str, names: Container[str]) -> None:

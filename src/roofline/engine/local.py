@@ -17,7 +17,8 @@ from roofline.engine.events import Event
 from roofline.engine.params import SamplingParams, check_logits, fresh_seed
 from roofline.engine.pooling import check_able
 from roofline.engine.schedule import naive
-from roofline.engine.schedule.continuous import State, schedule
+from roofline.engine.schedule.continuous import schedule
+from roofline.engine.schedule.plan import State
 from roofline.engine.schedule.sequence import Request
 from roofline.engine.speculation.speculator import Drafter, Speculator
 from roofline.engine.stats import EngineStats, Meter
@@ -123,7 +124,7 @@ class LocalEngine:
         ended, by its index. Events bring what follows them. None: all answers, from their beginning.
         scored: how many of its prompt's log-probabilities were told.
         """
-        prompt, params, eos, name, salt, adapter = request_parts(ids, params, **options)
+        prompt, params, eos, name, salt, adapter, priority = request_parts(ids, params, **options)
         check_unused(name, self._requests)
         sizes = self.executable.vocab_size, self.limits.max_model_len
         check_able(params.pooling, self.gives_hidden, adapter, self.encoder)
@@ -136,11 +137,11 @@ class LocalEngine:
         slot = self.adapters.slot(adapter)
         root = root_key(self.executable.fingerprint, adapter, salt)
         now = self.executable.clock.now()
-        request = Request(name, prompt, params, stop_ids, max_tokens, seed, root, now, slot)
+        request = Request(name, prompt, params, stop_ids, max_tokens, seed, root, now, slot, priority)
         if answers is not None:
             request.resume(answers, scored)
         if params.constraint is None:
-            self.state.waiting.extend(request.sequences)
+            self.state.enqueue(request)
         else:
             grammar = self.compile(params.constraint)
             if grammar.done():
@@ -171,7 +172,7 @@ class LocalEngine:
             sequence.matcher = grammar.matcher(request.stop_ids, params.min_tokens, params.ignore_eos)
             for token in sequence.ids[sequence.prompt_length :]:  # of an answer that another engine began
                 sequence.matcher.take(token)
-        self.state.waiting.extend(request.sequences)
+        self.state.enqueue(request)
         self._events.append(Event(request.id, 0, []))
 
     def _queue_compiled(self) -> None:

@@ -6,8 +6,8 @@ import numpy as np
 
 from roofline.backends.base import Executable, GivesHidden, StepCost
 from roofline.engine.pooling import Pooling
-from roofline.engine.schedule.continuous import StepPlan
 from roofline.engine.schedule.fill import step_ids
+from roofline.engine.schedule.plan import StepPlan
 from roofline.engine.schedule.sequence import Sequence
 from roofline.ops.batch import Segment
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from roofline.backends.base import StepCost
-    from roofline.engine.schedule.continuous import State, StepPlan
+    from roofline.engine.schedule.plan import State, StepPlan
     from roofline.engine.speculation.speculator import Speculator
 
 COMPARED_SECONDS = 0.2  # of steps whose time together is compared with the roofs

@@ -14,8 +14,9 @@ from roofline.engine.digests import digests_of
 from roofline.engine.events import Event, FinishReason, Progress, token_logprob
 from roofline.engine.pooler import HiddenRows, Pooler, logits_of, take_rows
 from roofline.engine.schedule import continuous as scheduler
-from roofline.engine.schedule.continuous import PendingCommit, State, StepPlan
+from roofline.engine.schedule.continuous import PendingCommit
 from roofline.engine.schedule.fill import BatchFiller
+from roofline.engine.schedule.plan import State, StepPlan
 from roofline.engine.schedule.prompt_scores import scores_of, with_scores, without_scores
 from roofline.engine.schedule.rows import RowBuilder
 from roofline.engine.schedule.sequence import Sequence

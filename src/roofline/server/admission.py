@@ -3,7 +3,8 @@
     enter ──> held, by key ──turn──> ahead: the engine has it, no token yet ──began──> running ──leave──>
                  └── pushed out: 429, where a key with a smaller share of the queue needs the place
 
-The engine computes what it has in the order of arrival, so it is given only what its next steps have room for. Each key
+The engine is given only what its next steps have room for. Prompts that are longer than half of that have a room of
+their own: the engine lets short ones overtake them, so these must not wait here until long ones have begun. Each key
 has a clock of tokens: prompts when they are handed over, generated tokens as they come, divided by the key's weight.
 The key with the lowest clock is next, so keys that always have requests waiting get shares in proportion to their
 weights, whatever the sizes of their requests; the clock of a key that had none waiting is set to the lowest of the
@@ -25,7 +26,7 @@ from roofline.server.errors import Overloaded
 from roofline.server.keys import Principal
 from roofline.server.limits import Limits
 
-LEAST_AHEAD = 8  # requests that the engine may have without a token, however long their prompts are
+LEAST_AHEAD = 8  # requests of either kind that the engine may have without a token, however long their prompts are
 LEAST_TOKENS = 16  # what a request counts as at least: a step has room for so many only
 MAX_IDLE_KEYS = 1024  # whose clocks are remembered
 
@@ -73,6 +74,7 @@ class Ticket:
     def __init__(self, queue: "Queue", key: KeyQueue, tokens: int, priority: int) -> None:
         self._queue, self.key, self.tokens = queue, key, max(tokens, LEAST_TOKENS)
         self.priority = priority
+        self.long = self.tokens > queue.half_window
         self._decided = asyncio.Event()
         self._refusal: Overloaded | None = None
         self.waits, self.ahead, self.left = True, False, False
@@ -128,7 +130,7 @@ class Queue:
         self._foreground = 0  # requests that are open and of no batch
         self._keys: dict[str, KeyQueue] = {}
         self._clocks = {False: 0.0, True: 0.0}  # of the key that was served last, and of the batches' key
-        self._ahead = self._ahead_tokens = 0
+        self._ahead, self._ahead_tokens = {False: 0, True: 0}, {False: 0, True: 0}  # of short and of long prompts
         self._begins = Pace()
 
     def stop(self) -> None:
@@ -160,6 +162,11 @@ class Queue:
             self._open(1)
         self._hand_over()
         return ticket
+
+    @property
+    def half_window(self) -> int:
+        """Tokens of the longest prompt that counts as short."""
+        return self._window() // 2
 
     @property
     def held(self) -> int:
@@ -208,22 +215,30 @@ class Queue:
     def _count(self, ticket: Ticket, takes_room: bool) -> None:
         if ticket.takes_room != takes_room:
             sign = 1 if takes_room else -1
-            self._ahead += sign
-            self._ahead_tokens += sign * ticket.tokens
+            self._ahead[ticket.long] += sign
+            self._ahead_tokens[ticket.long] += sign * ticket.tokens
         ticket.takes_room = takes_room
 
     def _hand_over(self) -> None:
         """Give the engine what it has room for."""
-        while self._ahead < LEAST_AHEAD or self._ahead_tokens < self._window():
-            waiting = (key for key in self._keys.values() if key.waiting and not (key.background and self._foreground))
-            key = min(waiting, key=lambda key: key.clock, default=None)
-            if key is None:
-                return
-            ticket = key.waiting.pop(0)
+        while ticket := self._next():
+            key = ticket.key
+            key.waiting.remove(ticket)
             self._count(ticket, True)
             self._clocks[key.background] = max(self._clocks[key.background], key.clock)
             ticket.charge(ticket.tokens)
             ticket.hand_over()
+
+    def _next(self) -> Ticket | None:
+        """The first request, of the key whose turn it is, that the engine has room for."""
+        window = self._window()
+        rooms = [long for long in (False, True) if self._ahead[long] < LEAST_AHEAD or self._ahead_tokens[long] < window]
+        waiting = (key for key in self._keys.values() if key.waiting and not (key.background and self._foreground))
+        for key in sorted(waiting, key=lambda key: key.clock) if rooms else ():
+            ticket = next((each for each in key.waiting if each.long in rooms), None)
+            if ticket is not None:
+                return ticket
+        return None
 
     def _make_room(self, key: KeyQueue) -> None:
         """Push out the last request of the key with the largest share of the queue, unless that is this one, or would

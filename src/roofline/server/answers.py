@@ -12,6 +12,7 @@ from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
 from roofline.engine.answers import AnswerBuilder, Piece
 from roofline.engine.beams import BeamSearch
+from roofline.engine.checks import RequestOptions
 from roofline.engine.events import Event, Progress, TokenLogprob, Usage
 from roofline.engine.process.beam_stream import beam_stream
 from roofline.server.admission import Queue, Ticket
@@ -208,11 +209,15 @@ class Answers:
         """The engine's events of a prompt. Raises as its `submit`."""
         engine, params, eos_ids = self.context.engine, self.generation.params, self.context.text.eos_ids
         name, salt, beams = self._request_id(prompt), self._salt(), self.generation.beams
-        adapter = {"adapter": self.adapter_digest} if self.adapter_digest else {}
+        options = RequestOptions(eos_ids=eos_ids, request_id=name, salt=salt)
+        if self.adapter_digest:
+            options["adapter"] = self.adapter_digest
+        if priority := self._priority():
+            options["priority"] = priority
         if beams is None:
-            return await engine.submit(ids, params, eos_ids=eos_ids, request_id=name, salt=salt, **adapter)
+            return await engine.submit(ids, params, **options)
         longest = params.max_tokens or self.context.loaded().max_model_len - len(ids)
-        return beam_stream(engine, ids, BeamSearch(beams, beams.ends(eos_ids), longest), name, salt, **adapter)
+        return beam_stream(engine, ids, BeamSearch(beams, beams.ends(eos_ids), longest), name, options)
 
     def _enter(self) -> Ticket:
         """A place in the queue. Raises RequestError, as the queue does."""

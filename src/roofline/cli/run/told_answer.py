@@ -1,138 +1,172 @@
-"""Whether the texts of an answer, beside its receipt, are those of the receipt's ids.
+"""Whether the texts of an answer, beside its receipt, are those of the receipt's ids, and end where it says.
 
 A receipt has no text. What a server tells depends on things that no receipt has: which special tokens were shown,
-which tools were offered, how reasoning is marked. So the ids are turned into text in every way that a server has, and
-an answer is changed where none gives what it tells.
+which tools were offered, how reasoning is marked. So the ids are turned into text in every way that a server has, or
+that the request leaves open, and an answer is changed where none gives what it tells.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
+from roofline.cli.run.answer_layout import NoTextError, Parts, ToldAnswer, ToldChoice, parts_of, read_told
 from roofline.common.json_types import JsonObject
 
 if TYPE_CHECKING:
     from roofline.engine.receipts.receipt import Choice, Receipt
     from roofline.server.generation import Generation
     from roofline.server.text_side import TextSide
-    from roofline.text.replies.parser import ReplyParser
+    from roofline.text.replies.parser import Delta, ReplyParser
 
-
-@dataclass(frozen=True)
-class Told:
-    """What an answer tells of a choice. calls: name and arguments of each call of a tool; parsed: whether reasoning and
-    calls were taken out of the text."""
-
-    text: str
-    reasoning: str = ""
-    calls: tuple[tuple[str, str], ...] = ()
-    parsed: bool = True
-
-
-class NoTextError(Exception):
-    """Texts cannot be compared; the message says why."""
+PREFIXES = ("chatcmpl-", "cmpl-", "resp_")  # of the ids of answers
+COUNTED = {"prompt": ("prompt_tokens", "input_tokens"), "answer": ("completion_tokens", "output_tokens")}
 
 
 def changed_text(answer: JsonObject, receipt: "Receipt", text: "TextSide", request: "Generation | None") -> str | None:
-    """What an answer tells that its receipt's ids do not say, in a sentence; None: all texts are those of the ids.
+    """What an answer tells that its receipt does not say, in a sentence; None: all is as the receipt says.
 
-    Raises NoTextError where they cannot be compared.
+    Raises NoTextError where the texts cannot be compared.
     """
-    replies = _replies_of(answer)
-    by_number = len(replies) == len(receipt.choices)  # else `best_of` left some out
-    for number, each in enumerate(replies):
-        choices = [receipt.choices[number]] if by_number else receipt.choices
-        readings = [reading for choice in choices for reading in _readings(choice, each, receipt, text, request)]
-        if each in readings:
-            continue
-        if request is None and not each.parsed and any(each.text.endswith(reading.text) for reading in readings):
-            raise NoTextError("they may begin with their prompts, which --request says")
-        return (
-            f"The text of answer {number} is not that of the receipt's ids: it was changed, or another model has them."
-        )
+    reading = read_told(answer)
+    problem = _other_facts(reading, receipt, request)
+    if problem is not None or reading.silent:
+        return problem
+    choices = sorted(receipt.choices, key=lambda choice: (choice.prompt, choice.sample))
+    best = request.best if request is not None else None
+    count = len(choices) if best is None else best * len(receipt.prompts)
+    some = request is None and len(reading.choices) < count  # perhaps by best_of
+    if len(reading.choices) != count and not some:
+        return f"The answer has {len(reading.choices)} choices, and {count} were asked for."
+    remaining = list(choices)
+    for number, reply in enumerate(reading.choices):
+        # Of best_of the best are told, in an order that no receipt has.
+        possible = [choices[number]] if best is None else [each for each in remaining if each.prompt == number // best]
+        choice, problem = _choice_of(number, reply, remaining if some else possible, receipt, text, request)
+        if choice is None:
+            return problem
+        remaining.remove(choice)
+    if some:
+        raise NoTextError(f"{len(reading.choices)} of {count} answers are told; whether by best_of, --request says")
     return None
 
 
-def _replies_of(answer: JsonObject) -> list[Told]:
-    """The choices of an answer of one of OpenAI's three APIs. Raises NoTextError."""
-    try:
-        if "output" in answer:
-            if "choices" in answer:
-                raise ValueError("which of the two is the answer?")
-            return [_of_items(answer["output"])]
-        choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
-        replies = [
-            _of_message(each["message"]) if "message" in each else Told(each["text"], parsed=False) for each in choices
-        ]
-        if any("message" in each and "text" in each for each in choices):
-            raise ValueError("which of the two is the text?")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise NoTextError("the file has no choices as an answer has them") from error
-    if not replies:
-        raise NoTextError("the answer tells none")
-    return replies
-
-
-def _of_message(message: JsonObject) -> Told:
-    calls = [call["function"] for call in message.get("tool_calls") or ()]
-    return Told(
-        message.get("content") or "",
-        message.get("reasoning_content") or "",
-        tuple((call["name"], call["arguments"]) for call in calls),
+def _choice_of(
+    number: int,
+    reply: ToldChoice,
+    possible: Sequence["Choice"],
+    receipt: "Receipt",
+    text: "TextSide",
+    request: "Generation | None",
+) -> tuple["Choice | None", str]:
+    """Which of the receipt's choices a reply tells, or a sentence about what is wrong. Raises NoTextError."""
+    problem = (
+        f"The text of answer {number} is not that of the receipt's ids: it was changed, or another model has them."
     )
+    readings: list[Parts] = []
+    for choice in possible:
+        readings = list(_readings(choice, reply, receipt, text, request))
+        if reply.parts not in readings:
+            continue
+        pairs = (reply.finish_reason, choice.finish_reason), (reply.token_ids, choice.ids)
+        other = next((pair for pair in pairs if pair[0] is not None and pair[0] != pair[1]), None)
+        if other is None and _has_prompt(reply, choice, receipt):
+            return choice, ""
+        return None, f"Why answer {number} ended, or its ids, are told otherwise than the receipt has them."
+    if request is None and not reply.parsed and any(reply.parts[0][1].endswith(each[0][1]) for each in readings):
+        raise NoTextError("they may begin with their prompts, which --request says")
+    return None, problem
 
 
-def _of_items(items: Sequence[JsonObject]) -> Told:
-    """The items of a response, whose texts are joined."""
-    texts = {"message": "", "reasoning": ""}
-    for item in items:
-        if item["type"] != "function_call":
-            texts[item["type"]] += "".join(part["text"] for part in item["content"])
-    calls = tuple((item["name"], item["arguments"]) for item in items if item["type"] == "function_call")
-    return Told(texts["message"], texts["reasoning"], calls)
+def _has_prompt(reply: ToldChoice, choice: "Choice", receipt: "Receipt") -> bool:
+    """Whether the ids of the prompt, where they are told, are those of the receipt."""
+    from roofline.engine.receipts.receipt import hash_of_ids
+
+    ids = reply.prompt_ids
+    if ids is None:
+        return True
+    if not isinstance(ids, list) or not all(type(token) is int and 0 <= token < 1 << 31 for token in ids):
+        return False
+    return hash_of_ids(ids) == receipt.prompts[choice.prompt].sha256
 
 
-def _readings(
-    choice: "Choice", reply: Told, receipt: "Receipt", text: "TextSide", request: "Generation | None"
-) -> Iterator[Told]:
-    """All that a server may tell of a choice's ids."""
-    from roofline.text.replies.parser import PlainReply, Reply
+def _other_facts(answer: ToldAnswer, receipt: "Receipt", request: "Generation | None") -> str | None:
+    """Which field beside the texts the receipt, or the request, has otherwise, in a sentence."""
+    from roofline.server.routes.responses.read import ResponseGeneration
 
-    cut = choice.finish_reason == "length"
-    for at_start, shown in _shown(choice, text):
-        for include_stop in (False, True) if receipt.sampling.stop else (False,):
-            for parser in _parsers(reply, request) if reply.parsed else [PlainReply()]:
-                stream = text.stream(
-                    receipt.sampling.stop,
-                    at_start=at_start,
-                    shown=shown,
-                    include_stop=include_stop,
-                    min_tokens=receipt.sampling.min_tokens,
-                    reply=parser,
-                )
-                reading = Reply()
-                reading.add([*stream.push(_text_ids(choice)).parts, *stream.end(cut=cut).parts])
-                calls = tuple((call.name, call.arguments) for call in reading.calls)
-                yield Told(reading.text, reading.reasoning, calls, reply.parsed)
-                if not reply.parsed and request is not None and request.echo:
-                    yield Told(request.echo[choice.prompt] + reading.text, parsed=False)
+    expected: JsonObject = dict.fromkeys(("created", "created_at"), receipt.created)
+    expected |= {"model": receipt.model, "system_fingerprint": receipt.fingerprint}
+    if isinstance(request, ResponseGeneration):
+        expected |= request.repeated
+    else:
+        expected |= {"temperature": receipt.sampling.temperature, "top_p": receipt.sampling.top_p}
+        expected["max_output_tokens"] = receipt.sampling.max_tokens
+    for name, value in answer.facts.items():
+        if name == "id" and value not in [prefix + receipt.id for prefix in PREFIXES]:
+            return f"The answer's id is {value!r:.200}, and the receipt is of {receipt.id!r:.100}."
+        if name in expected and (
+            value != expected[name] or isinstance(value, bool) != isinstance(expected[name], bool)
+        ):
+            return f"The answer's {name} is {value!r:.200}, and should be {expected[name]!r:.200}."
+    usage = answer.facts.get("usage")
+    if usage is None:
+        return None
+    before = sum(prompt.tokens for prompt in receipt.prompts)
+    after = sum(len(choice.ids) for choice in receipt.choices)
+    counts = dict.fromkeys(COUNTED["prompt"], before) | dict.fromkeys(COUNTED["answer"], after)
+    counts["total_tokens"] = before + after
+    for name, count in counts.items():
+        if not isinstance(usage, dict) or usage.get(name, count) != count or isinstance(usage.get(name), bool):
+            return f"The answer's usage is another than the {before} and {after} tokens of the receipt."
+    return None
 
 
-def _shown(choice: "Choice", text: "TextSide") -> Iterator[tuple[bool, frozenset[int]]]:
-    """Whether a choice's ids begin a text, and which special tokens among them are shown: once for each raw text."""
+def ends_as_said(choice: "Choice", receipt: "Receipt", text: "TextSide", request: "Generation | None") -> bool:
+    """Whether the text of a choice's ids has its stop string where it ends, and passes none before.
+
+    Whoever reasons or calls tools may pass one: a server need not look for stop strings there.
+    """
+    for before, entire in _entire_texts(choice, text, request):
+        at = _stop_at(choice, before, entire)
+        if at is None:
+            continue
+        end = len(entire) if not isinstance(choice.stop, str) else len(before)
+        if not _passes_stop(receipt, entire[:end], choice, text):
+            return True
+    return False
+
+
+def _passes_stop(receipt: "Receipt", done: str, choice: "Choice", text: "TextSide") -> bool:
+    """Whether a text has a stop string that should have ended it. done: what was there before the last id."""
     from roofline.text.replies.reasoning import CLOSE, OPEN
     from roofline.text.replies.reply_format import CALL_MARKS
 
-    marks, thoughts = (text.special_ids(each) for each in ((OPEN, CLOSE, *CALL_MARKS), (OPEN, CLOSE)))
-    texts: set[str] = set()
-    shown_ids = dict.fromkeys((frozenset[int](), marks, thoughts, text.special_ids()))
-    for at_start, visible in product((True, False), shown_ids):
-        stream = text.stream((), at_start=at_start, shown=visible)
-        raw = stream.push(_text_ids(choice)).text + stream.finish()
-        if raw not in texts:
-            texts.add(raw)
-            yield at_start, visible
+    sampling = receipt.sampling
+    if not sampling.stop:
+        return False
+    stream = text.stream((), at_start=True, shown=text.special_ids())
+    spelling = stream.push(choice.ids).text + stream.finish()
+    if any(mark in spelling for mark in (OPEN, CLOSE, *CALL_MARKS)):
+        return False
+    stream = text.stream((), at_start=False)
+    early = len(stream.push(choice.ids[: sampling.min_tokens]).text) if sampling.min_tokens else 0
+    return any(done.find(stop, max(0, early - len(stop) + 1)) >= 0 for stop in sampling.stop)
+
+
+def _stop_at(choice: "Choice", before: str, entire: str) -> int | None:
+    """Where a text is cut: at its stop string, if the last id completes it, else at its end. None: it is not there."""
+    if not isinstance(choice.stop, str):
+        return len(entire)
+    at = entire.find(choice.stop, max(0, len(before) - len(choice.stop) + 1))
+    return at if at >= 0 else None
+
+
+def _entire_texts(choice: "Choice", text: "TextSide", request: "Generation | None") -> Iterator[tuple[str, str]]:
+    """The texts of a choice's ids as they may be told, each before its last id, and whole."""
+    ids = _text_ids(choice)
+    for at_start, shown in _spellings(choice, text, request):
+        stream = text.stream((), at_start=at_start, shown=shown)
+        before = stream.push(ids[:-1]).text
+        yield before, before + stream.push(ids[-1:]).text + stream.finish()
 
 
 def _text_ids(choice: "Choice") -> Sequence[int]:
@@ -140,7 +174,83 @@ def _text_ids(choice: "Choice") -> Sequence[int]:
     return choice.ids[:-1] if isinstance(choice.stop, int) else choice.ids
 
 
-def _parsers(reply: Told, request: "Generation | None") -> Iterator["ReplyParser"]:
+def _spellings(
+    choice: "Choice", text: "TextSide", request: "Generation | None"
+) -> Iterator[tuple[bool, frozenset[int]]]:
+    """Whether a choice's ids begin a text, and which special tokens among them are shown: once for each text."""
+    from roofline.text.replies.parser import PlainReply
+    from roofline.text.replies.reasoning import CLOSE, OPEN
+    from roofline.text.replies.reply_format import CALL_MARKS
+
+    marks, thoughts = (text.special_ids(each) for each in ((OPEN, CLOSE, *CALL_MARKS), (OPEN, CLOSE)))
+    shown_ids = dict.fromkeys((frozenset[int](), marks, thoughts, text.special_ids()))
+    starts: tuple[bool, ...] = (True, False)
+    if request is not None:
+        starts = (request.at_start and request.params.constraint is None,)
+        if request.parser is PlainReply:  # nothing else decides it
+            shown_ids = {request.shown: None}
+    texts: set[str] = set()
+    for at_start, visible in product(starts, shown_ids):
+        stream = text.stream((), at_start=at_start, shown=visible)
+        raw = stream.push(_text_ids(choice)).text + stream.finish()
+        if raw not in texts:
+            texts.add(raw)
+            yield at_start, visible
+
+
+def _readings(
+    choice: "Choice", reply: ToldChoice, receipt: "Receipt", text: "TextSide", request: "Generation | None"
+) -> Iterator[Parts]:
+    """All that a server may tell of a choice's ids."""
+    from roofline.text.replies.parser import PlainReply, TextDelta
+
+    sampling, cut = receipt.sampling, choice.finish_reason == "length"
+    includes = (False, True) if request is None else (request.include_stop,)
+    stopped = choice.stop if isinstance(choice.stop, str) else None
+    for (at_start, shown), include_stop in product(_spellings(choice, text, request), includes):
+        for parser in _parsers(reply, request) if reply.parsed else (PlainReply(),):
+            stream = text.stream(
+                sampling.stop,
+                at_start=at_start,
+                shown=shown,
+                include_stop=include_stop,
+                min_tokens=sampling.min_tokens,
+                reply=parser,
+            )
+            parts = [*stream.push(_text_ids(choice)).parts, *stream.end(cut=cut).parts]
+            if stream.stopped != stopped:
+                continue
+            if reply.parsed:
+                yield _in_parts(parts, in_order=reply.items)
+            else:
+                echo = request.echo[choice.prompt] if request is not None and request.echo else ""
+                yield (("text", echo + "".join(part.text for part in parts if isinstance(part, TextDelta))),)
+
+
+def _in_parts(deltas: Sequence["Delta"], in_order: bool) -> Parts:
+    """A reply as an answer tells it: in its order, or reasoning, text and calls each by itself."""
+    from roofline.text.replies.parser import CallDelta, ReasoningDelta, Reply
+
+    if not in_order:
+        reply = Reply()
+        reply.add(deltas)
+        calls = [("call", call.name, call.arguments) for call in reply.calls]
+        return parts_of([("reasoning", reply.reasoning), ("text", reply.text), *calls])
+    parts: list[tuple[str, ...]] = []
+    latest: object = None
+    for delta in deltas:
+        key = delta.number if isinstance(delta, CallDelta) else type(delta)
+        if isinstance(delta, CallDelta):
+            name, arguments = parts.pop()[1:] if key == latest else (delta.name or "", "")
+            parts.append(("call", name, arguments + delta.arguments))
+        else:
+            kind = "reasoning" if isinstance(delta, ReasoningDelta) else "text"
+            parts.append((kind, (parts.pop()[1] if key == latest else "") + delta.text))
+        latest = key
+    return parts_of(parts)
+
+
+def _parsers(reply: ToldChoice, request: "Generation | None") -> Iterator["ReplyParser"]:
     """What takes replies apart: the request's own, and those of servers that were told the format of a model."""
     from roofline.text.replies.parser import FirstCall, PlainReply
     from roofline.text.replies.reply_format import CALL_FORMATS, ReplyFormat
@@ -148,7 +258,8 @@ def _parsers(reply: Told, request: "Generation | None") -> Iterator["ReplyParser
     yield PlainReply()
     if request is not None:
         yield request.parser()
-    offered = frozenset(name for name, _ in reply.calls) | {""}  # no tool has an empty name: some were offered
+    called = frozenset(part[1] for part in reply.parts if part[0] == "call")
+    offered = called | {""}  # no tool has an empty name: some were offered
     for calls, thinks, thinking, names in product(CALL_FORMATS, (False, True), (False, True), (offered, ())):
         form = ReplyFormat(calls, thinks, takes_tools=True)
         yield form.parser(names, thinking=thinking)

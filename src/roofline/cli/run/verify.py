@@ -1,7 +1,7 @@
 """roofline verify: compute the answers of a receipt again, and say whether every bit is the same."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +9,7 @@ from roofline.backends.options import LoadOptions
 from roofline.cli.options import AsJson, ModelOptions
 from roofline.cli.output import print_json
 from roofline.cli.parser import Argument
-from roofline.common.errors import ConfigError, RequestError
+from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonObject
 from roofline.common.options import Option
 from roofline.engine.config import EngineConfig
@@ -20,13 +20,22 @@ if TYPE_CHECKING:
     from roofline.engine.receipts.recompute import Difference
     from roofline.server.generation import Generation
 
-SAME, DIFFERENT, CHANGED = 0, 3, 4  # exit status; 1: it cannot be computed, 2: the call cannot be understood
-MAX_REQUEST = 64 << 20  # bytes
+SAME, DIFFERENT, CHANGED, NOT_COMPARED = 0, 3, 4, 5  # exit status; 1: it cannot be computed, 2: no call of this form
 WHAT = {
     "logits": "its logits have other bits",
     "id": "another id is sampled, from logits with the same bits",
     "end": "it does not end there, or not for the reason that the receipt gives",
 }
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a verification: exit status, its word in JSON, the sentences, and the first step that differs."""
+
+    status: int
+    result: str
+    message: str
+    difference: "Difference | None" = None
 
 
 def command(
@@ -47,17 +56,17 @@ def command(
     """Compute the answers of a receipt again with the model at hand: the same bits, or the first step that differs.
 
     Ends with status 0 where every bit is the same, 3 where a step differs, 4 where the receipt or a text beside it was
-    changed, or where it is of another key, prompt or adapter, 1 where it is none or cannot be computed.
+    changed, or where it is of another key, prompt, request or adapter, 5 where the bits are the same and something
+    beside them was not compared, 1 where it is none or cannot be computed.
     """
     from roofline.cli.run.prepare import load_llm
     from roofline.engine.receipts.receipt import read_answer
-    from roofline.engine.receipts.recompute import recompute
     from roofline.engine.receipts.signing import broken_seal, read_public_key
 
     content, answer = read_answer(receipt)
     problem = broken_seal(content, read_public_key(public_key) if public_key is not None else None)
     if problem is not None:
-        return _tell(as_json, CHANGED, "changed", problem)
+        return _tell(as_json, Verdict(CHANGED, "changed", problem))
     if request is None and any(prompt.ids is None for prompt in content.prompts):
         reason = "it has the hash of its prompt alone"
         raise ConfigError(f"{receipt}: {reason}: give the body that was sent with --request, as a file")
@@ -71,21 +80,11 @@ def command(
             problem = (
                 f"{adapter} is another adapter ({digest[:16]}) than the receipt's ({(content.adapter or '')[:16]})."
             )
-            return _tell(as_json, CHANGED, "other adapter", problem)
-        generation = _generation_of(request, content, llm) if request is not None else None
-        prompts = generation.prompts if generation is not None else [prompt.ids or [] for prompt in content.prompts]
-        problem = _other_prompt(content, prompts)
-        if problem is not None:
-            return _tell(as_json, CHANGED, "other prompt", problem)
-        problem, texts = _compare_texts(answer, content, llm, generation)
-        if problem is not None:
-            return _tell(as_json, CHANGED, "changed", problem)
-        difference = recompute(llm.engine, content, prompts)
-        reason = _reason(content, llm)
-    if difference is None:
-        return _tell(as_json, SAME, "same", _praise(content, reason, texts, public_key is not None))
-    place = f"answer {difference.choice}, step {difference.step}"
-    return _tell(as_json, DIFFERENT, "different", f"{place}: {WHAT[difference.what]}. {reason}", difference)
+            return _tell(as_json, Verdict(CHANGED, "other adapter", problem))
+        verdict = judge(content, answer, request, llm)
+    if verdict.status in (SAME, NOT_COMPARED):
+        verdict = replace(verdict, message=verdict.message + _signed(content, public_key is not None))
+    return _tell(as_json, verdict)
 
 
 def _check_adapter(path: Path, receipt: "Receipt", adapter: Path | None) -> None:
@@ -97,78 +96,86 @@ def _check_adapter(path: Path, receipt: "Receipt", adapter: Path | None) -> None
         raise ConfigError(f"{path}: its answers were computed without an adapter: leave --adapter out")
 
 
-def _tell(as_json: bool, status: int, result: str, message: str, difference: "Difference | None" = None) -> int:
+def _tell(as_json: bool, verdict: Verdict) -> int:
     """Print what came of it and return the exit status."""
     if as_json:
-        place = asdict(difference) if difference is not None else None
-        print_json({"result": result, "message": message, "difference": place})
+        place = asdict(verdict.difference) if verdict.difference is not None else None
+        print_json({"result": verdict.result, "message": verdict.message, "difference": place})
     else:
-        print(message)
-    return status
-
-
-def _generation_of(path: Path, receipt: "Receipt", llm: "LLM") -> "Generation":
-    """A request's body with the ids of its prompts, made as a server makes them. Raises ConfigError."""
-    import msgspec
-
-    from roofline.common.files import read_regular
-    from roofline.engine.process.main import ready
-    from roofline.engine.process.messages import EngineSpec
-    from roofline.engine.process.remote import RemoteEngine
-    from roofline.server.context import Context
-    from roofline.server.routes.openai import read
-    from roofline.server.routes.responses.read import body_of, generation_of
-    from roofline.server.text_side import TextSide
-
-    raw = read_regular(path, MAX_REQUEST)
-    try:
-        body = msgspec.json.decode(raw)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no request: it is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise ConfigError(f"{path} is no request: it is no JSON object")
-    if body.get("previous_response_id") is not None:
-        problem = "its prompt has items of a previous response, which are not in it"
-        raise ConfigError(f'{path}: {problem}: ask for a receipt with its prompt ("receipt": "with_prompt")')
-    raw = msgspec.json.encode({**body, "receipt": None})  # one may be computed here that the server had to refuse
-    described = RemoteEngine(EngineSpec(source=receipt.model))  # never started: a reader looks at its description alone
-    described.description, described.ready = ready(receipt.model, llm.engine, 0.0), True
-    context = Context(described, TextSide(llm.tokenizer, llm.chat_template), receipt.model, receipt.created)
-    try:
-        if "input" in body:
-            return generation_of(body_of(raw, context), (), context)
-        return (read.chat if "messages" in body else read.completion)(raw, context)
-    except RequestError as error:
-        raise ConfigError(f"{path} is no request that can be computed here: {error}") from error
+        print(verdict.message)
+    return verdict.status
 
 
 def _compare_texts(
     answer: JsonObject | None, receipt: "Receipt", llm: "LLM", request: "Generation | None"
 ) -> tuple[str | None, str]:
-    """What is wrong with the texts beside a receipt, and what is to be said of them where nothing is."""
-    from roofline.cli.run.told_answer import NoTextError, changed_text
+    """What is wrong with an answer beside its receipt, and why its texts cannot be compared, "" where they were."""
+    from roofline.cli.run.answer_layout import NoTextError
+    from roofline.cli.run.told_answer import changed_text
     from roofline.server.text_side import TextSide
 
     if answer is None:
         return None, ""
     try:
-        problem = changed_text(answer, receipt, TextSide(llm.tokenizer, llm.chat_template), request)
+        return changed_text(answer, receipt, TextSide(llm.tokenizer, llm.chat_template), request), ""
     except NoTextError as error:
-        return None, f" The texts beside the receipt were not compared, and only its ids are proven: {error}."
-    return problem, " The texts beside the receipt are those of its ids."
+        return None, str(error)
 
 
-def _other_prompt(receipt: "Receipt", prompts: Sequence[Sequence[int]]) -> str | None:
-    """Whether these are not the prompts of the receipt, in a sentence."""
+def judge(receipt: "Receipt", answer: JsonObject | None, request: Path | None, llm: "LLM") -> Verdict:
+    """What comes of computing a receipt again whose seal is right, of whose adapter the engine has loaded.
+
+    answer: what the receipt stands in; request: the file of the body that was reading.
+    """
+    from roofline.cli.run.sent_request import other_prompt, read_sent
+    from roofline.cli.run.told_answer import ends_as_said
     from roofline.engine.receipts.receipt import hash_of_ids
+    from roofline.engine.receipts.recompute import recompute
+    from roofline.server.text_side import TextSide
 
-    if len(prompts) != len(receipt.prompts):
-        return f"The request has {len(prompts)} prompts, and the receipt is of {len(receipt.prompts)}."
-    for number, (ids, prompt) in enumerate(zip(prompts, receipt.prompts, strict=True)):
-        if len(ids) != prompt.tokens or hash_of_ids(ids) != prompt.sha256:
-            lengths = f"{len(ids)} ids here, {prompt.tokens} there"
-            return f"Prompt {number} is not that of the receipt ({lengths}): another text, template or tokenizer."
-    return None
+    if any(prompt.ids is not None and hash_of_ids(prompt.ids) != prompt.sha256 for prompt in receipt.prompts):
+        return Verdict(CHANGED, "changed", "It was changed: a prompt's ids do not have the hash beside them.")
+    reading = read_sent(request, receipt, llm) if request is not None else None
+    if reading is not None and reading.other:
+        return Verdict(CHANGED, reading.kind, reading.other)
+    text, generation = TextSide(llm.tokenizer, llm.chat_template), reading.generation if reading is not None else None
+    prompts: list[Sequence[int]] = [prompt.ids or () for prompt in receipt.prompts]
+    if generation is not None and reading is not None and not reading.unknown:
+        prompts = list(generation.prompts)
+    problem = other_prompt(receipt, prompts)
+    if problem is not None:
+        return Verdict(CHANGED, "other prompt", problem)
+    if sorted(receipt.end_ids) != sorted(text.eos_ids):
+        ends = f"{receipt.end_ids!r:.200}, and the model's are {list(text.eos_ids)!r:.200}"
+        return Verdict(CHANGED, "other end ids", f"The receipt's ids that end an answer are {ends}.")
+    problem, without_texts = _compare_texts(answer, receipt, llm, generation)
+    if problem is not None:
+        return Verdict(CHANGED, "changed", problem)
+    missing = _missing_choices(receipt)
+    if missing is not None:
+        return Verdict(CHANGED, "changed", missing)
+    difference = recompute(llm.engine, receipt, prompts, lambda each: ends_as_said(each, receipt, text, generation))
+    reason = _reason(receipt, llm)
+    if difference is not None:
+        place = f"answer {difference.choice}, step {difference.step}"
+        return Verdict(DIFFERENT, "different", f"{place}: {WHAT[difference.what]}. {reason}", difference)
+    texts = " The texts beside the receipt are those of its ids." if answer is not None and not without_texts else ""
+    if without_texts:
+        texts = f" The texts beside the receipt were not compared, and only its ids are proven: {without_texts}."
+    if reading is not None and reading.unknown:
+        texts += f" Of the request {reading.unknown} could not be compared."
+    praise = _praise(receipt, reason, texts)
+    if without_texts or (reading is not None and reading.unknown):
+        return Verdict(NOT_COMPARED, "not compared", praise)
+    return Verdict(SAME, "same", praise)
+
+
+def _missing_choices(receipt: "Receipt") -> str | None:
+    """Which answers that the receipt's own parameters ask for it has not, in a sentence."""
+    count = len(receipt.prompts) * receipt.sampling.n
+    if len(receipt.choices) == count:
+        return None
+    return f"The receipt has {len(receipt.choices)} answers, and its parameters ask for {count}."
 
 
 def _reason(receipt: "Receipt", llm: "LLM") -> str:
@@ -192,14 +199,17 @@ def _reason(receipt: "Receipt", llm: "LLM") -> str:
     )
 
 
-def _praise(receipt: "Receipt", reason: str, texts: str, key_checked: bool) -> str:
-    """The sentence for an answer that was computed as the receipt says."""
+def _praise(receipt: "Receipt", reason: str, texts: str) -> str:
+    """The sentences for an answer that was computed as the receipt says."""
     steps = sum(len(choice.ids) for choice in receipt.choices)
     answers = f"{len(receipt.choices)} answer{'s' * (len(receipt.choices) != 1)}"
     what = f"The same bits: {answers}, {steps} steps.{texts}"
-    if not reason.startswith("Weights, program"):
-        what += f" {reason}"
+    return what if reason.startswith("Weights, program") else f"{what} {reason}"
+
+
+def _signed(receipt: "Receipt", key_checked: bool) -> str:
+    """By whom it was computed, in a sentence."""
     if receipt.signature is None:
-        return f"{what} It is not signed: who computed it is not proven."
-    signed = f"{what} Signed with the key {(receipt.public_key or '')[:16]}"
+        return " It is not signed: who computed it is not proven."
+    signed = f" Signed with the key {(receipt.public_key or '')[:16]}"
     return f"{signed}." if key_checked else f"{signed}, which the receipt itself names: --public-key says whose it is."

@@ -9,6 +9,8 @@ from roofline.ops.batch import PAGE_TOKENS
 class NaiveCache:
     """A set of free pages behind the interface of `cache.Cache`."""
 
+    prefix = False
+
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self._free = set(range(num_pages))
@@ -23,6 +25,9 @@ class NaiveCache:
 
     def match(self, keys: PageKeys, ids: Ids[int]) -> list[int]:
         return []
+
+    def known(self, keys: PageKeys, ids: Ids[int]) -> int:
+        return 0
 
     def share(self, pages: Ids[int]) -> list[int]:
         return []

@@ -49,6 +49,7 @@ class Cache(Protocol):
     """Page accounting. Page lists belong to the caller's sequence and are changed in place."""
 
     num_pages: int
+    prefix: bool  # whether pages are found by their content
 
     @property
     def available(self) -> int:
@@ -60,6 +61,9 @@ class Cache(Protocol):
 
     def match(self, keys: PageKeys, ids: Ids[int]) -> list[int]:
         """Referenced pages holding the longest known prefix of `ids`, never all of it: the last token is computed."""
+
+    def known(self, keys: PageKeys, ids: Ids[int]) -> int:
+        """How many pages `match` would find now."""
 
     def share(self, pages: Ids[int]) -> list[int]:
         """Another reference on full pages of a running sequence, or [] if this cache never shares."""
@@ -97,16 +101,13 @@ class PagedCache:
         return self.num_pages - len(self._free) - len(self._idle)
 
     def match(self, keys: PageKeys, ids: Ids[int]) -> list[int]:
+        return self.share([self._page_of[key] for key in keys.keys[: self.known(keys, ids)]])
+
+    def known(self, keys: PageKeys, ids: Ids[int]) -> int:
         if not self.prefix or not self._page_of:
-            return []
+            return 0
         count = (len(ids) - 1) // PAGE_TOKENS
-        pages: list[int] = []
-        for i in range(count):
-            page = self._page_of.get(keys.upto(ids, i + 1)[i])
-            if page is None:
-                break
-            pages.append(page)
-        return self.share(pages)
+        return next((i for i in range(count) if keys.upto(ids, i + 1)[i] not in self._page_of), count)
 
     def share(self, pages: Ids[int]) -> list[int]:
         for page in pages:

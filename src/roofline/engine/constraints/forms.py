@@ -15,7 +15,7 @@ from roofline.backends.base import Executable, Queueing, Resamples
 from roofline.backends.sampling import Sampled, SampleRows
 from roofline.engine.constraints.masks import MaskBuilder
 from roofline.engine.params import SamplingParams
-from roofline.engine.schedule.continuous import StepPlan
+from roofline.engine.schedule.plan import StepPlan
 
 if TYPE_CHECKING:
     from roofline.engine.constraints.matcher import Matcher

@@ -10,12 +10,12 @@ from roofline.engine.process.stream import Stream
 
 
 async def beam_stream(
-    engine: AsyncEngine, prompt: Sequence[int], search: BeamSearch, request_id: str, salt: str = "", adapter: str = ""
+    engine: AsyncEngine, prompt: Sequence[int], search: BeamSearch, request_id: str, options: RequestOptions
 ) -> AsyncGenerator[Event, None]:
     """The answers of a search, each as one event, once all are found; where the engine fails, an error for each.
 
-    Each step is a request for every beam, under a name of its own that begins with `request_id`. Leaving the generator
-    ends those that are under way. Raises as `submit`.
+    Each step is a request for every beam, with `options`, under a name of its own that begins with `request_id`.
+    Leaving the generator ends those that are under way. Raises as `submit`.
     """
     step = cached = 0
     while not search.done:
@@ -25,10 +25,8 @@ async def beam_stream(
             for number, beam in enumerate(search.beams):
                 name = f"{request_id}-{step}.{number}"
                 ids = [*prompt, *beam.ids]
-                options = RequestOptions(eos_ids=(), request_id=name, salt=salt) | (
-                    {"adapter": adapter} if adapter else {}
-                )
-                streams.append(await engine.submit(ids, search.step_params, **options))
+                step_options: RequestOptions = {**options, "eos_ids": (), "request_id": name}
+                streams.append(await engine.submit(ids, search.step_params, **step_options))
             for stream in streams:
                 async for event in stream:
                     if event.finish_reason in ("error", "abort"):

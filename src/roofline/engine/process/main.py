@@ -230,7 +230,13 @@ def _submit(engine: LocalEngine, message: Submit) -> list[Event]:
     """Queue a request; what is wrong with it becomes the last event of each of its answers."""
     name = message.request_id
     try:
-        options = RequestOptions(eos_ids=message.eos_ids, request_id=name, salt=message.salt, adapter=message.adapter)
+        options = RequestOptions(
+            eos_ids=message.eos_ids,
+            request_id=name,
+            salt=message.salt,
+            adapter=message.adapter,
+            priority=message.priority,
+        )
         engine.submit(message.ids, message.params, message.answers, message.scored, **options)
         return []
     except Exception as error:  # of this request alone

@@ -58,6 +58,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
     answers: dict[int, list[int]]
     scored: int = 0
     adapter: str = ""
+    priority: int = 0
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -40,6 +40,7 @@ class OpenRequest:
     salt: str
     stream: Stream
     adapter: str = ""
+    priority: int = 0
     answers: "dict[int, array[int]]" = field(init=False)
     scored: int = 0
     aborted: set[int] = field(default_factory=set)
@@ -56,8 +57,8 @@ class OpenRequest:
         """What a process is sent."""
         answers = {index: ids.tolist() for index, ids in self.answers.items()}
         prompt = self.prompt.tolist()
-        scored, adapter = self.scored, self.adapter
-        return Submit(self.stream.request_id, prompt, self.params, self.eos_ids, self.salt, answers, scored, adapter)
+        request_id, params, eos_ids, salt = self.stream.request_id, self.params, self.eos_ids, self.salt
+        return Submit(request_id, prompt, params, eos_ids, salt, answers, self.scored, self.adapter, self.priority)
 
     def take(self, event: Event) -> None:
         """An event of one of its answers."""

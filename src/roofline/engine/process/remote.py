@@ -140,7 +140,7 @@ class RemoteEngine:
     async def submit(
         self, ids: Iterable[int], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> Stream:
-        prompt, params, eos, name, salt, adapter = request_parts(ids, params, **options)
+        prompt, params, eos, name, salt, adapter, priority = request_parts(ids, params, **options)
         assert self._supervisor is not None, "start comes before submit"
         await self.settled()
         while not self.ready and self.failure is None and not self._closing:  # it died again in the same moment
@@ -155,7 +155,7 @@ class RemoteEngine:
         self._adapters.check(adapter)
         stream = Stream(self.abort, name, params.n, len(prompt))
         params = replace(params, seed=fresh_seed() if params.seed is None else params.seed, max_tokens=longest)
-        self._recovery.add(OpenRequest(array("i", prompt), params, eos, salt, stream, adapter))
+        self._recovery.add(OpenRequest(array("i", prompt), params, eos, salt, stream, adapter, priority))
         self._send(self._recovery.due())
         if params.constraint is not None:
             await stream.taken()

@@ -93,7 +93,7 @@ class Replicas:
     async def submit(
         self, ids: Iterable[int], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> Stream:
-        prompt, params, eos, name, salt, adapter = request_parts(ids, params, **options)
+        prompt, params, eos, name, salt, adapter, priority = request_parts(ids, params, **options)
         candidates = await self._up()
         description = self.description
         assert description is not None, "all were loaded"
@@ -103,7 +103,9 @@ class Replicas:
             check_unused(name, engine.requests)
         keys = keys_of(prompt, salt, adapter) if self._prefixes else []
         chosen, uncomputed = choose(candidates, prompt, keys)
-        stream = await chosen.engine.submit(prompt, params, eos_ids=eos, request_id=name, salt=salt, adapter=adapter)
+        stream = await chosen.engine.submit(
+            prompt, params, eos_ids=eos, request_id=name, salt=salt, adapter=adapter, priority=priority
+        )
         self._turn += 1
         chosen.record(stream, keys, uncomputed, self._turn)
         return stream

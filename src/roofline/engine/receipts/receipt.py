@@ -150,8 +150,11 @@ def read_answer(path: Path) -> tuple[Receipt, JsonObject | None]:
     data = read_regular(path, MAX_RECEIPT)
     try:
         content = msgspec.json.decode(data)
+        twin = _name_given_twice(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no receipt: it is not JSON: {error}") from error
+    if twin is not None:
+        _refuse(path, f"an object in it has two fields {twin[:100]!r}, of which any reader may take either")
     answer = content if isinstance(content, dict) and "receipt" in content else None
     if answer is not None:
         content = answer["receipt"]
@@ -164,6 +167,20 @@ def read_answer(path: Path) -> tuple[Receipt, JsonObject | None]:
         _refuse(path, str(error))
     _check(path, receipt)
     return receipt, answer
+
+
+def _name_given_twice(data: bytes) -> str | None:
+    """A field that an object of a JSON text has twice, so that programs differ in what they read; None: there is none.
+    The text has been read by another reader, so it is JSON."""
+    twins: list[str] = []
+
+    def note(pairs: list[tuple[str, object]]) -> None:
+        names = [name for name, _ in pairs]
+        if len(set(names)) < len(names):
+            twins.extend(name for name in names if names.count(name) > 1)
+
+    json.loads(data, object_pairs_hook=note, parse_int=float)  # int refuses numbers of more than 4,300 digits
+    return twins[0] if twins else None
 
 
 def _check(path: Path, receipt: Receipt) -> None:

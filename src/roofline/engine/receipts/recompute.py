@@ -1,12 +1,14 @@
 """Computing the answers of a receipt again, and finding the first step that differs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from roofline.common.errors import RooflineError
 from roofline.engine.local import LocalEngine
 from roofline.engine.receipts.receipt import Choice, Receipt
+
+TextEnd = Callable[[Choice], bool]  # whether the text of a choice's ids ends where its stop string says, or has none
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,17 @@ class _Again:
     ids: list[int]
     digests: list[bytes]
     finish_reason: str = ""
+    stop_id: int | None = None
 
 
-def recompute(engine: LocalEngine, receipt: Receipt, prompts: Sequence[Sequence[int]]) -> Difference | None:
+def recompute(
+    engine: LocalEngine, receipt: Receipt, prompts: Sequence[Sequence[int]], text_end: TextEnd | None = None
+) -> Difference | None:
     """Compute all answers of a receipt again, alone, and compare every id and every digest; None: they are the same.
+
+    Where an answer ends is compared too. It ends with an id that ends answers, with its form, at its longest length, or
+    at the end of the context, which is `max_model_len` of this engine; or at a stop string that its text has there, as
+    `text_end` says. Without that, no stop string explains an end.
 
     prompts: the ids of each prompt of the receipt. The engine has loaded the receipt's adapter. Raises RequestError and
     CapacityError where this engine cannot compute them, such as ids outside its vocabulary, and RooflineError where it
@@ -39,8 +48,10 @@ def recompute(engine: LocalEngine, receipt: Receipt, prompts: Sequence[Sequence[
     for at, choice in enumerate(receipt.choices):
         answer = again[choice.prompt][choice.sample]
         place = _first_difference(choice, answer)
-        if place is None and not _ends_there(choice, receipt, answer):
-            place = len(choice.ids) - 1, "end"
+        if place is None:
+            longest = receipt.sampling.max_tokens or engine.limits.max_model_len - len(prompts[choice.prompt])
+            if not _ends_there(choice, receipt, answer, longest, text_end):
+                place = len(choice.ids) - 1, "end"
         if place is not None:
             return Difference(at, *place)
     return None
@@ -63,7 +74,8 @@ def _run(engine: LocalEngine, receipt: Receipt, prompt: Sequence[int], number: i
             answer.digests += event.digests or []
             if event.finish_reason == "error":
                 raise RooflineError(f"the answer cannot be computed again: {event.error}")
-            answer.finish_reason = event.finish_reason or answer.finish_reason
+            if event.finish_reason is not None:
+                answer.finish_reason, answer.stop_id = event.finish_reason, event.stop_id
     return again
 
 
@@ -78,12 +90,12 @@ def _first_difference(choice: Choice, again: _Again) -> tuple[int, Literal["logi
     return None
 
 
-def _ends_there(choice: Choice, receipt: Receipt, again: _Again) -> bool:
-    """Whether an answer whose ids are right ends for the reason that the receipt gives. Stop strings are not looked for
-    again: what they end is known from the text."""
-    if choice.finish_reason == "length":
-        longest = receipt.sampling.max_tokens
-        return longest is None or len(choice.ids) == longest
+def _ends_there(choice: Choice, receipt: Receipt, again: _Again, longest: int, text_end: TextEnd | None) -> bool:
+    """Whether an answer whose ids are right ends for the reason that the receipt gives. longest: ids of any answer."""
+    if len(choice.ids) > longest or (text_end is not None and not text_end(choice)):
+        return False
     if isinstance(choice.stop, str):
-        return choice.stop in receipt.sampling.stop
-    return again.finish_reason == "stop" and len(again.ids) == len(choice.ids)
+        return text_end is not None and choice.finish_reason == "stop" and choice.stop in receipt.sampling.stop
+    if len(again.ids) != len(choice.ids) or again.finish_reason != choice.finish_reason:
+        return False
+    return again.stop_id == choice.stop and (choice.finish_reason == "stop" or len(choice.ids) == longest)

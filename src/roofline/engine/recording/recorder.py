@@ -31,8 +31,8 @@ from roofline.engine.recording.entries import (
     Step,
     frame,
 )
-from roofline.engine.schedule.continuous import StepPlan
 from roofline.engine.schedule.fill import logit_rows, step_ids
+from roofline.engine.schedule.plan import StepPlan
 from roofline.engine.schedule.sequence import Request, Sequence
 from roofline.ops.batch import PAGE_TOKENS
 

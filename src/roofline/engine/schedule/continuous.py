@@ -1,128 +1,22 @@
 """Continuous batching: which tokens of which sequences the next step computes, and what its results change.
 
-Decodes first, oldest first; then prompt chunks up to the token budget; then new requests, first come first served;
-or, where a step only decodes, drafted tokens that are verified with it, as far as tokens, rows and pages are left.
-When pages run out the youngest sequence gives all of its pages back and is computed again later (recompute
-pre-emption), so the oldest always advances and every request ends. Nothing here but integers: no arrays, no clock.
+Decodes first; then prompts up to the token budget, of those that have begun and of those that wait (`prompts.py`); or,
+where a step only decodes, drafted tokens that are verified with it, as far as tokens, rows and pages are left. When
+pages run out the sequence that was given them last gives all of its pages back and is computed again later (recompute
+pre-emption), so the first always advances and every request ends. Nothing here but integers: no arrays, no clock.
 """
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from roofline.engine.cache.paged import Cache
-from roofline.engine.config import StepLimits
 from roofline.engine.events import FinishReason
+from roofline.engine.schedule.plan import State, StepPlan
+from roofline.engine.schedule.prompts import plan_prompts
 from roofline.engine.schedule.sequence import Sequence
 from roofline.ops.batch import PAGE_TOKENS
 
 FAILED = -1  # in place of a sampled id: the sequence ends with an error
-
-
-@dataclass
-class State:
-    """All that scheduling knows. `running` holds pages, `waiting` holds none; both are in order of arrival, and every
-    running sequence arrived before every waiting one."""
-
-    cache: Cache
-    limits: StepLimits
-    waiting: deque[Sequence] = field(default_factory=deque)
-    running: list[Sequence] = field(default_factory=list)
-    preemptions: int = 0
-    prefix_queries: int = 0  # tokens looked up in the prefix cache
-    prefix_hits: int = 0  # tokens found there
-
-
-@dataclass(frozen=True)
-class PromptScores:
-    """Logit rows of a step, from `row` on, that tell the log-probabilities of `ids`, which follow the first `first` + 1
-    ids of the prompt. alternatives: how many of the most likely ids are told beside each."""
-
-    sequence: Sequence
-    first: int
-    ids: list[int]
-    row: int
-
-    @property
-    def alternatives(self) -> int:
-        return self.sequence.request.params.prompt_logprobs or 0
-
-
-@dataclass
-class StepPlan:
-    """A step: `counts[i]` tokens of `sequences[i]` from its `computed` on, the last of them its `draft`, if it has one.
-
-    `sampled` get new ids, in this order: each has one logit row, and one more for each token of its draft. `scores`
-    have logit rows too, one for each of their ids, among those of `sampled`: rows are in the order of `sequences`.
-    Sequences that give hidden rows (`Sequence.hidden`) have none of these rows.
-    """
-
-    sequences: list[Sequence] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    sampled: list[Sequence] = field(default_factory=list)
-    tokens: int = 0
-    table_pages: int = 0
-    decodes: int = 0  # leading sequences that only decode
-    drafted: int = 0  # tokens of drafts
-    vectors: int = 0  # sequences that give vectors instead of answers
-    scores: list[PromptScores] = field(default_factory=list)
-    scored: int = 0  # rows of `scores`
-
-    @property
-    def rows(self) -> int:
-        """Logit rows."""
-        return len(self.sampled) + self.drafted + self.scored
-
-    @property
-    def decode_only(self) -> bool:
-        """Whether no prompt token is computed."""
-        return self.decodes == len(self.sequences)
-
-    @property
-    def pooled(self) -> list[Sequence]:
-        """The sequences that give hidden rows."""
-        return [sequence for sequence in self.sequences if sequence.hidden] if self.vectors else []
-
-    def part(self, sequences: Iterable[Sequence]) -> "StepPlan":
-        """The plan of some of its sequences alone."""
-        chosen = set(sequences)
-        rows = [(i, s, count) for i, (s, count) in enumerate(zip(self.sequences, self.counts, strict=True))]
-        rows = [row for row in rows if row[1] in chosen]
-        plan = StepPlan(
-            sequences=[s for _, s, _ in rows],
-            counts=[count for _, _, count in rows],
-            tokens=sum(count for _, _, count in rows),
-            table_pages=sum(len(s.pages) for s in chosen),
-            decodes=sum(i < self.decodes for i, _, _ in rows),
-            drafted=sum(len(s.draft) for s in chosen),
-            vectors=sum(bool(s.pools) for s in chosen),
-        )
-        for sequence, count in zip(plan.sequences, plan.counts, strict=True):
-            plan._add_rows(sequence, count)
-        return plan
-
-    def add(self, sequence: Sequence, count: int) -> None:
-        self.sequences.append(sequence)
-        self.counts.append(count)
-        self.tokens += count
-        self.table_pages += len(sequence.pages)
-        self.vectors += bool(sequence.pools)
-        self._add_rows(sequence, count)
-
-    def _add_rows(self, sequence: Sequence, count: int) -> None:
-        """The logit rows of the next `count` ids of a sequence, behind those of the sequences before."""
-        end = sequence.computed + count
-        if sequence.scored < sequence.to_score and end > sequence.scored:
-            following = sequence.ids[sequence.scored + 1 : min(end, sequence.to_score) + 1]
-            self.scores.append(PromptScores(sequence, sequence.scored, following, self.rows))
-            self.scored += len(following)
-        if end >= len(sequence.ids) and not sequence.hidden:
-            self.sampled.append(sequence)
-
-    def sampled_rows(self) -> list[int]:
-        """Which of the step's rows are those of `sampled`, in a step that scores prompt tokens, so has no drafts."""
-        scoring = {row for each in self.scores for row in range(each.row, each.row + len(each.ids))}
-        return [row for row in range(self.rows) if row not in scoring]
 
 
 @dataclass(frozen=True)
@@ -138,10 +32,7 @@ def schedule(state: State) -> StepPlan:
     plan = StepPlan()
     preemptions = state.preemptions
     chunks = _plan_decodes(state, plan)
-    for sequence in chunks:
-        _plan_chunk(state, plan, sequence)
-    if state.preemptions == preemptions:
-        _admit(state, plan)
+    plan_prompts(state, plan, chunks, admits=state.preemptions == preemptions)
     plan_drafts(state, plan)
     return plan
 
@@ -162,7 +53,7 @@ def _plan_decodes(state: State, plan: StepPlan) -> list[Sequence]:
             continue
         if length > len(sequence.pages) * PAGE_TOKENS:
             while not grow(sequence.pages, length):
-                victim = running[-1]  # never one already planned: those are older than `sequence`
+                victim = running[-1]  # never one already planned: those stand before `sequence`
                 preempt(state, victim)
                 if victim is sequence:
                     return chunks
@@ -170,30 +61,6 @@ def _plan_decodes(state: State, plan: StepPlan) -> list[Sequence]:
             plan.add(sequence, 1)
             plan.decodes += 1
     return chunks
-
-
-def chunk_size(limits: StepLimits, plan: StepPlan, sequence: Sequence) -> int:
-    """How many of a sequence's next ids a step has tokens and logit rows for.
-
-    A prompt that is scored takes a row a token, and leaves one for the prompts behind it.
-    """
-    pending, rows = len(sequence.ids) - sequence.computed, limits.rows - plan.rows
-    count = min(pending, limits.tokens - plan.tokens)
-    if limits.undivided and count < pending:
-        return 0
-    if sequence.scored < sequence.to_score:
-        return min(count, sequence.scored - sequence.computed + (rows - 1 if rows > 1 else rows))
-    return count if rows > 0 else min(count, pending - 1)
-
-
-def _plan_chunk(state: State, plan: StepPlan, sequence: Sequence) -> bool:
-    """Plan as much of a prompt as the budget allows; True when all of it."""
-    pending = len(sequence.ids) - sequence.computed
-    count = chunk_size(state.limits, plan, sequence)
-    if count == 0 or plan.table_pages + len(sequence.pages) > state.limits.table_pages:
-        return False
-    plan.add(sequence, count)
-    return count == pending
 
 
 def plan_drafts(state: State, plan: StepPlan) -> None:
@@ -224,57 +91,9 @@ def plan_drafts(state: State, plan: StepPlan) -> None:
         plan.table_pages += len(pages) - page_count
 
 
-def _admit(state: State, plan: StepPlan) -> None:
-    """Give pages to waiting sequences in order, until something is short. The head waits; nobody overtakes it."""
-    while state.waiting and len(state.running) < state.limits.sequences and plan.tokens < state.limits.tokens:
-        sequence = state.waiting[0]
-        if not place(state, sequence, len(state.running), state.limits.table_pages - plan.table_pages):
-            return
-        if not _plan_chunk(state, plan, sequence):
-            return
-
-
-def place(state: State, sequence: Sequence, headroom: int, table_room: int) -> bool:
-    """Move the first waiting sequence to running, with pages for all of its ids, if `headroom` more pages stay free.
-
-    The headroom is a page for each running sequence: without it a new sequence would be pre-empted at once.
-    """
-    leader = sequence.request.sequences[0]
-    shareable = (sequence.prompt_length - 1) // PAGE_TOKENS if leader is not sequence and leader.pages else 0
-    if leader.computed < shareable * PAGE_TOKENS:
-        return False  # the prompt is being computed: wait and share it
-    if leader is not sequence and leader.scored < leader.to_score and leader.finished is None:
-        return False  # the prompt is told before any answer
-    cache = state.cache
-    # A mean needs the hidden rows of all tokens, and pages have none; "first" needs that of the first.
-    pages = cache.match(sequence.keys, sequence.ids) if sequence.pools not in ("mean", "first") else []
-    if sequence.scored < sequence.to_score:  # what is still to be told has to be computed
-        surplus = pages[sequence.scored // PAGE_TOKENS :]
-        del pages[sequence.scored // PAGE_TOKENS :]
-        cache.release(surplus)
-    if len(pages) < shareable:
-        pages += cache.share(leader.pages[len(pages) : shareable])
-    total = -(-len(sequence.ids) // PAGE_TOKENS)
-    if total - len(pages) + headroom > cache.available or total > table_room:
-        cache.release(pages)
-        return False
-    sequence.computed, sequence.published = len(pages) * PAGE_TOKENS, len(pages)
-    if not sequence.started:
-        sequence.started = True
-        sequence.cached_tokens = min(sequence.computed, sequence.prompt_length)  # a resumed one has its answer too
-        state.prefix_queries += sequence.prompt_length
-        state.prefix_hits += sequence.cached_tokens
-    grown = cache.grow(pages, len(sequence.ids))
-    assert grown, "pages counted as available were not"
-    sequence.pages = pages
-    state.waiting.popleft()
-    state.running.append(sequence)
-    return True
-
-
 def preempt(state: State, sequence: Sequence) -> None:
-    """Take all pages from the youngest running sequence and put it back at the head of the queue."""
-    assert state.running[-1] is sequence, "only the youngest is pre-empted"
+    """Take all pages from the running sequence that was given them last, and put it back at the head of the queue."""
+    assert state.running[-1] is sequence, "only the last one is pre-empted"
     state.running.pop()
     state.cache.release(sequence.pages)
     sequence.computed = sequence.published = 0

@@ -8,7 +8,7 @@ from itertools import accumulate, chain
 
 import numpy as np
 
-from roofline.engine.schedule.continuous import StepPlan
+from roofline.engine.schedule.plan import StepPlan
 from roofline.engine.schedule.sequence import Sequence
 from roofline.ops.batch import Batch, Header
 

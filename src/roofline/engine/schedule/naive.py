@@ -1,6 +1,8 @@
 """The naive scheduler: one sequence at a time, from its first token to its last. The oracle for `scheduler`."""
 
-from roofline.engine.schedule.continuous import State, StepPlan, chunk_size, place, plan_drafts
+from roofline.engine.schedule.continuous import plan_drafts
+from roofline.engine.schedule.plan import State, StepPlan
+from roofline.engine.schedule.prompts import chunk_size, place
 
 
 def schedule(state: State) -> StepPlan:

@@ -9,7 +9,7 @@ import numpy as np
 
 from roofline.backends.sampling import Sampled, SampleRows
 from roofline.engine.events import TokenLogprob, token_logprob
-from roofline.engine.schedule.continuous import PromptScores, StepPlan
+from roofline.engine.schedule.plan import PromptScores, StepPlan
 
 DECISIVE = 1e30  # above every logit, and far from infinity
 PER_ROW = (

@@ -17,7 +17,7 @@ class Request:
     """A prompt with its parameters and its n sequences.
 
     `max_tokens` and `seed` are resolved; `stop_ids` are all ids that end an answer; `submitted_at`: in seconds of the
-    executable's clock.
+    executable's clock; `priority`: the lowest is computed first; `arrival`: its number among the engine's requests.
     """
 
     id: str
@@ -29,6 +29,8 @@ class Request:
     root: bytes  # of the keys of its pages
     submitted_at: float = 0.0
     slot: int = 0  # of its adapter; 0: none
+    priority: int = 0
+    arrival: int = field(init=False, default=0)
     sequences: "list[Sequence]" = field(init=False)  # those that have not ended at the start
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from roofline.backends.base import Clock
 from roofline.common import log
-from roofline.engine.schedule.continuous import State, StepPlan
+from roofline.engine.schedule.plan import State, StepPlan
 from roofline.engine.schedule.sequence import Sequence
 
 WINDOW = 5  # steps of a kind whose median is its time

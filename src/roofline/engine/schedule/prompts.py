@@ -1,0 +1,227 @@
+"""Which prompts the next step computes, how much of each, and who among those that wait is given pages for it.
+
+Prompts are computed by priority, then by how many whole steps they still need, then in order of arrival; one that takes
+several steps still needs two at its last. So equal prompts follow each other, each with the whole budget, and a prompt
+of one step overtakes a long one that is being computed, whenever it comes.
+Three rules keep that fair:
+
+* While others overtake it, the prompt that has waited longest has a quarter of the tokens that a step has for prompts.
+* Long prompts that are overtaken make the step no longer than twice what overtakes them, or a sixteenth of the
+  budget more: whoever overtook them waits for that step too.
+* Nobody overtakes a waiting prompt for which there are not enough pages: it would never have them.
+"""
+
+from collections.abc import Iterable
+from itertools import islice
+
+from roofline.engine.config import StepLimits
+from roofline.engine.schedule.plan import State, StepPlan
+from roofline.engine.schedule.sequence import Sequence
+from roofline.ops.batch import PAGE_TOKENS
+
+OLDEST_SHARE = 4  # the oldest prompt has at least one part in so many of the tokens that a step has for prompts
+OVERTAKEN_SHARE = 16  # an overtaken long prompt may have one part in so many of a step, however short the others are
+CONSIDERED = 64  # waiting sequences that a step chooses among
+Rank = tuple[bool, int, int, int]
+
+
+def chunk_size(limits: StepLimits, plan: StepPlan, sequence: Sequence, limit: int | None = None) -> int:
+    """How many of a sequence's next ids a step has tokens and logit rows for.
+
+    A prompt that is scored takes a row a token, and leaves one for the prompts behind it. limit: tokens that it may
+    have; None: all that are left.
+    """
+    pending, rows = len(sequence.ids) - sequence.computed, limits.rows - plan.rows
+    free = limits.tokens - plan.tokens
+    count = min(pending, free if limit is None else min(limit, free))
+    if limits.undivided and count < pending:
+        return 0
+    if sequence.scored < sequence.to_score:
+        return min(count, sequence.scored - sequence.computed + (rows - 1 if rows > 1 else rows))
+    return count if rows > 0 else min(count, pending - 1)
+
+
+def place(state: State, sequence: Sequence, headroom: int, table_room: int) -> bool:
+    """Move a waiting sequence to running, with pages for all of its ids, if `headroom` more pages stay free.
+
+    The headroom is a page for each running sequence: without it a new sequence would be pre-empted at once.
+    """
+    if _waits_for_leader(sequence):
+        return False
+    leader = sequence.request.sequences[0]
+    shareable = _shareable_pages(sequence)
+    cache = state.cache
+    pages = cache.match(sequence.keys, sequence.ids) if _may_match(sequence) else []
+    if sequence.scored < sequence.to_score:  # what is still to be told has to be computed
+        surplus = pages[sequence.scored // PAGE_TOKENS :]
+        del pages[sequence.scored // PAGE_TOKENS :]
+        cache.release(surplus)
+    if len(pages) < shareable:
+        pages += cache.share(leader.pages[len(pages) : shareable])
+    total = -(-len(sequence.ids) // PAGE_TOKENS)
+    if total - len(pages) + headroom > cache.available or total > table_room:
+        cache.release(pages)
+        return False
+    sequence.computed, sequence.published = len(pages) * PAGE_TOKENS, len(pages)
+    if not sequence.started:
+        sequence.started = True
+        sequence.cached_tokens = min(sequence.computed, sequence.prompt_length)  # a resumed one has its answer too
+        state.prefix_queries += sequence.prompt_length
+        state.prefix_hits += sequence.cached_tokens
+    grown = cache.grow(pages, len(sequence.ids))
+    assert grown, "pages counted as available were not"
+    sequence.pages = pages
+    state.waiting.remove(sequence)
+    state.running.append(sequence)
+    return True
+
+
+def plan_prompts(state: State, plan: StepPlan, chunks: list[Sequence], admits: bool) -> None:
+    """Add prompts to a plan that has all decodes.
+
+    chunks: running sequences that have more than one id to compute; admits: whether waiting ones may be given pages.
+    """
+    room = state.limits.tokens - plan.tokens
+    prompts = list(chunks)
+    if admits and len(state.running) < state.limits.sequences:
+        prompts += [each for each in islice(state.waiting, CONSIDERED) if not _waits_for_leader(each)]
+    if not prompts or room <= 0:
+        return
+    if len(prompts) > 1:
+        prompts = sorted(prompts, key=lambda sequence: _rank(state, sequence))
+    _PromptPlanner(state, plan, prompts, room).run()
+
+
+class _PromptPlanner:
+    """Plans the prompts of one step. prompts: in the order in which they are computed."""
+
+    def __init__(self, state: State, plan: StepPlan, prompts: list[Sequence], room: int) -> None:
+        self.state, self.plan, self.prompts = state, plan, prompts
+        self.admits, self.decode_tokens = True, plan.tokens
+        self.reserve = self.page_reserve = 0
+        self.oldest = min(prompts, key=_arrival)
+        self.newcomer = None if self.oldest.pages else self.oldest  # before its turn
+        if self.newcomer is not None and not self._place(self.oldest):
+            self.prompts = [sequence for sequence in prompts if sequence.pages]  # nobody overtakes it
+            self.oldest = min(self.prompts, key=_arrival, default=self.oldest)
+        if self.prompts and self.oldest is not self.prompts[0] and not state.limits.undivided:
+            # Others overtake it: keep tokens for it, and places in the page table.
+            pending = len(self.oldest.ids) - self.oldest.computed
+            self.reserve, self.page_reserve = min(pending, max(1, room // OLDEST_SHARE)), len(self.oldest.pages)
+
+    def run(self) -> None:
+        """Plan them all."""
+        limits, plan = self.state.limits, self.plan
+        latest, full = -1, False  # the latest arrival that is planned; whether only the oldest is still planned
+        for number, sequence in enumerate(self.prompts):
+            if sequence is self.oldest:
+                self.reserve = self.page_reserve = 0
+            limit = limits.tokens - plan.tokens - self.reserve
+            if limit <= 0 or (full and sequence is not self.oldest):
+                continue
+            arrival, waiting = sequence.request.arrival, not sequence.pages
+            behind = latest > arrival and _is_long(self.state, sequence)
+            if behind:
+                full = True
+                if sequence is not self.oldest:
+                    continue
+                limit = min(limit, max(limits.tokens // OVERTAKEN_SHARE, plan.tokens - self.decode_tokens, 1))
+            if waiting and (not self.admits or self._follows(sequence, self.prompts[number + 1 :])):
+                continue
+            if waiting and not self._place(sequence):
+                continue
+            pending = len(sequence.ids) - sequence.computed
+            count = self._add(sequence, limit)
+            if count:
+                latest = max(latest, arrival)
+            if (waiting or sequence is self.newcomer) and count < pending:
+                self.admits = False
+
+    def _place(self, sequence: Sequence) -> bool:
+        """Give a waiting sequence pages. Where there are not enough, nobody behind it is given any in this step."""
+        state = self.state
+        table_room = state.limits.table_pages - self.plan.table_pages - self.page_reserve
+        if _waits_for_leader(sequence):  # who was given pages just now
+            return False
+        if len(state.running) < state.limits.sequences and place(state, sequence, len(state.running), table_room):
+            return True
+        self.admits = False
+        return False
+
+    def _add(self, sequence: Sequence, limit: int) -> int:
+        """Plan so many tokens of a prompt, as far as the step has rows and places in the page table for them."""
+        plan = self.plan
+        count = chunk_size(self.state.limits, plan, sequence, limit)
+        if plan.table_pages + len(sequence.pages) + self.page_reserve > self.state.limits.table_pages:
+            return 0
+        if count:
+            plan.add(sequence, count)
+        return count
+
+    def _follows(self, sequence: Sequence, behind: Iterable[Sequence]) -> bool:
+        """Whether a waiting prompt goes on as an older one that is being computed, and that it would overtake: it waits
+        until what the two share is there, instead of computing it a second time."""
+        cache = self.state.cache
+        if not cache.prefix or not _may_match(sequence):
+            return False
+        page = cache.known(sequence.keys, sequence.ids)
+        if page >= (len(sequence.ids) - 1) // PAGE_TOKENS:
+            return False
+        for other in behind:
+            if other.pages and _arrival(other) < _arrival(sequence) and page < len(other.ids) // PAGE_TOKENS:
+                key = other.keys.upto(other.ids, page + 1)[page]
+                if key == sequence.keys.upto(sequence.ids, page + 1)[page]:
+                    return True
+        return False
+
+
+def _arrival(sequence: Sequence) -> tuple[int, int]:
+    return sequence.request.arrival, sequence.index
+
+
+def _rank(state: State, sequence: Sequence) -> Rank:
+    """Who is computed first: an answer that was interrupted, then by priority, by steps that are needed, by arrival.
+    Sorting leaves the answers of a request in their order."""
+    steps = -(-_pending(state, sequence) // state.limits.tokens)
+    if _is_long(state, sequence):  # whose last part is overtaken as well
+        steps = max(2, steps)
+    return sequence.generated == 0, sequence.request.priority, steps, sequence.request.arrival
+
+
+def _is_long(state: State, sequence: Sequence) -> bool:
+    """Whether a prompt takes several steps, without what the cache had of it."""
+    if sequence.pages:
+        return len(sequence.ids) - sequence.cached_tokens > state.limits.tokens
+    return _pending(state, sequence) > state.limits.tokens
+
+
+def _pending(state: State, sequence: Sequence) -> int:
+    """How many ids of a sequence are to be computed; of a long one that waits, without those that the cache has."""
+    pending = len(sequence.ids) - sequence.computed
+    if sequence.pages or pending <= state.limits.tokens or not _may_match(sequence):
+        return pending
+    if sequence.scored < sequence.to_score:  # all of it is computed
+        return pending
+    return pending - state.cache.known(sequence.keys, sequence.ids) * PAGE_TOKENS
+
+
+def _may_match(sequence: Sequence) -> bool:
+    """Whether pages of other sequences are of use: a mean needs the hidden rows of all tokens, and pages have none;
+    "first" needs that of the first."""
+    return sequence.pools not in ("mean", "first")
+
+
+def _shareable_pages(sequence: Sequence) -> int:
+    """Full pages of its prompt that the first sequence of its request has, or will have."""
+    leader = sequence.request.sequences[0]
+    return (sequence.prompt_length - 1) // PAGE_TOKENS if leader is not sequence and leader.pages else 0
+
+
+def _waits_for_leader(sequence: Sequence) -> bool:
+    """Whether the first sequence of its request computes the prompt that they share, or has to tell it first."""
+    leader = sequence.request.sequences[0]
+    if leader is sequence:
+        return False
+    if leader.computed < _shareable_pages(sequence) * PAGE_TOKENS:
+        return True
+    return leader.scored < leader.to_score and leader.finished is None
