@@ -14,6 +14,7 @@ from roofline.engine.schedule.rows import RowBuilder
 from roofline.ops.batch import PAGE_TOKENS, Batch, Segment
 
 NAIVE = EngineConfig(scheduler="naive", cache="naive")
+WHOLE = EngineConfig(long_prompt_tokens=0)  # prompts of any length have whole steps
 
 
 class Watched:
@@ -125,6 +126,7 @@ def check_shares(state, plan, before, pending):
     before: the sequences whose prompts had begun, pending: how many ids of each were to be computed.
     """
     limits, counts = state.limits, dict(zip(plan.sequences, plan.counts, strict=True))
+    bound = limits.tokens if limits.long_tokens is None else limits.long_tokens
     prompts = plan.sequences[plan.decodes :]
     room = limits.tokens - sum(plan.counts[: plan.decodes])
     enough = plan.rows < limits.rows and plan.table_pages < limits.table_pages
@@ -133,27 +135,44 @@ def check_shares(state, plan, before, pending):
     def arrival(sequence):
         return sequence.request.arrival, sequence.index
 
+    def is_bounded(sequence):
+        """A sequence whose prompt takes so many steps that they may not be whole ones."""
+        known = sequence.cached_tokens if sequence.pages else 0
+        return limits.long_tokens is not None and len(sequence.ids) - known > 4 * limits.tokens
+
+    assert sum(counts[s] for s in prompts if is_bounded(s)) <= bound, "very long prompts have their part together"
+
     if before and enough and room > 0:
         oldest = min(before, key=arrival)
         older = [s for s in prompts if s not in pending and arrival(s) < arrival(oldest)]  # it was waiting until now
         if not older:
             share = (plan.tokens - limits.tokens + room) // 4 if len(prompts) > 1 else room
+            if is_bounded(oldest):
+                share = min(share, bound // 4 if len(prompts) > 1 else bound)
             assert counts.get(oldest, 0) >= max(1, min(pending[oldest], share)), "who has waited longest has its share"
     if short and enough and plan.tokens < limits.tokens:
         latest = max(map(arrival, prompts))
         held_back = [
             s for s in (*before, *prompts, *state.waiting) if arrival(s) < latest and len(s.ids) > limits.tokens
         ]
-        assert held_back, "nobody but a long prompt that is overtaken leaves tokens unused"
+        held_back += [s for s in (*before, *prompts, *state.waiting) if len(s.ids) > 4 * limits.tokens]
+        assert held_back, "nobody but a long prompt that is overtaken, or very long, leaves tokens unused"
     if before and len(state.waiting) == 0 and len(prompts) == 1:
-        assert counts[prompts[0]] == min(pending.get(prompts[0], room), room) or not enough, "a prompt alone has it all"
+        most = min(room, bound) if is_bounded(prompts[0]) else room
+        assert counts[prompts[0]] == min(pending.get(prompts[0], most), most) or not enough, "a prompt alone has it all"
     for sequence in prompts:  # who is more urgent has all it can use, but for the share of the oldest
         for other in short:
             urgent = other.request.priority < sequence.request.priority and sequence.generated == 0
             overtaken = any(
                 arrival(s) > arrival(other) for s in prompts if s.request.priority <= other.request.priority
             )
-            if urgent and enough and not overtaken and sequence is not min((*before, *prompts), key=arrival):
+            if (
+                urgent
+                and enough
+                and not overtaken
+                and not is_bounded(other)
+                and sequence is not min((*before, *prompts), key=arrival)
+            ):
                 raise AssertionError("a less urgent prompt was computed before a more urgent one")
 
 
@@ -200,6 +219,7 @@ CONFIGS = st.builds(
     EngineConfig,
     max_batch_tokens=st.sampled_from([1, 3, 16, 17, 64]),
     max_running=st.integers(1, 6),
+    long_prompt_tokens=st.sampled_from([0, None, 1, 5]),
     prefix_cache=st.booleans(),
     max_model_len=st.just(84),
     cache=st.sampled_from(["paged", "paged", "naive"]),
@@ -292,7 +312,7 @@ def test_nothing_is_started_that_would_be_pre_empted_at_once():
 
 
 def test_decodes_go_on_while_a_long_prompt_is_computed_in_chunks():
-    watched = Watched(EngineConfig(max_batch_tokens=16))
+    watched = Watched(EngineConfig(max_batch_tokens=16, long_prompt_tokens=0))
     watched.submit([1] * 4, SamplingParams(temperature=0, max_tokens=30), request_id="a")
     watched.step()
     watched.submit([2] * 100, SamplingParams(temperature=0, max_tokens=2), request_id="b")
@@ -453,7 +473,7 @@ def first_step_of(watched, name):
 )
 def test_short_prompts_wait_for_no_long_one(long, shorts, steps, urgent):
     """They are computed whole in the next step, which is not much longer for what is computed beside them."""
-    watched = Watched(EngineConfig(max_running=16), **LARGE)
+    watched = Watched(EngineConfig(max_running=16, long_prompt_tokens=0), **LARGE)
     for number, length in enumerate(long):
         watched.submit(prompt_of(length, number), GREEDY, request_id=f"long{number}")
     for _ in range(steps):
@@ -473,7 +493,7 @@ def test_short_prompts_wait_for_no_long_one(long, shorts, steps, urgent):
 
 
 def test_a_short_prompt_beside_one_of_5000_tokens_waits_for_twice_its_own():
-    alone, beside = Watched(EngineConfig(), **LARGE), Watched(EngineConfig(), **LARGE)
+    alone, beside = Watched(WHOLE, **LARGE), Watched(WHOLE, **LARGE)
     beside.submit(prompt_of(5000, 1), GREEDY, request_id="long")
     for _ in range(3):
         beside.step()
@@ -486,8 +506,34 @@ def test_a_short_prompt_beside_one_of_5000_tokens_waits_for_twice_its_own():
     assert beside.executable.forwards - before == -(-(5000 - 3 * 512 - 35) // 512), "then it has whole steps again"
 
 
-def test_many_short_prompts_leave_a_long_one_a_quarter():
+def test_a_prompt_of_many_steps_leaves_short_steps_for_those_who_come():
+    """Whoever comes waits for a step of a quarter; a prompt of four steps has whole ones."""
     watched = Watched(EngineConfig(), **LARGE)
+    watched.submit(prompt_of(2048, 2), GREEDY, request_id="four")
+    watched.step()
+    assert watched.plan.tokens == 512
+    watched.run()
+    for number, length in enumerate((5000, 3000)):
+        watched.submit(prompt_of(length, 3 + number), GREEDY, request_id=f"long{number}")
+    for _ in range(3):
+        watched.step()
+        assert watched.plan.tokens == 128
+    watched.submit(prompt_of(35), GREEDY, request_id="short")
+    assert first_step_of(watched, "short") == (1, 35 + 35)
+    watched.run()
+    assert watched.executable.tokens_computed == 2048 + 5000 + 3000 + 35
+
+
+@pytest.mark.parametrize("tokens", [1, 100, 600])
+def test_how_much_of_a_step_very_long_prompts_have_can_be_said(tokens):
+    watched = Watched(EngineConfig(long_prompt_tokens=tokens), **LARGE)
+    watched.submit(prompt_of(5000, 1), GREEDY, request_id="long")
+    watched.step()
+    assert watched.plan.tokens == min(tokens, 512)
+
+
+def test_many_short_prompts_leave_a_long_one_a_quarter():
+    watched = Watched(WHOLE, **LARGE)
     watched.submit(prompt_of(5000, 1), GREEDY, request_id="long")
     watched.step()
     for step in range(36):
@@ -503,7 +549,7 @@ def test_many_short_prompts_leave_a_long_one_a_quarter():
 
 @pytest.mark.parametrize("left", [1, 35, 36, 500])
 def test_the_last_part_of_a_long_prompt_is_overtaken_too(left):
-    watched = Watched(EngineConfig(), **LARGE)
+    watched = Watched(WHOLE, **LARGE)
     watched.submit(prompt_of(1024 + left, 1), GREEDY, request_id="long")
     for _ in range(2):
         watched.step()
@@ -514,7 +560,7 @@ def test_the_last_part_of_a_long_prompt_is_overtaken_too(left):
 
 @pytest.mark.parametrize("lengths", [[300] * 9, [512] * 4, [600] * 9, [1300] * 5, [40] * 30, [100, 500, 30, 350]])
 def test_prompts_that_need_as_many_steps_follow_each_other_in_whole_steps(lengths):
-    watched = Watched(EngineConfig(), **LARGE | {"segments": 64})
+    watched = Watched(WHOLE, **LARGE | {"segments": 64})
     for number, length in enumerate(lengths):
         watched.submit(prompt_of(length, number), GREEDY, request_id=str(number))
     left = sum(lengths)
@@ -526,7 +572,7 @@ def test_prompts_that_need_as_many_steps_follow_each_other_in_whole_steps(length
 
 
 def test_the_more_urgent_prompt_is_computed_first_and_the_oldest_has_its_share():
-    watched = Watched(EngineConfig(), **LARGE)
+    watched = Watched(WHOLE, **LARGE)
     for name, length, priority in (("a", 3000, 0), ("b", 3000, 0), ("c", 3000, -1), ("d", 100, 1)):
         watched.submit(prompt_of(length, ord(name)), GREEDY, request_id=name, priority=priority)
     watched.step()
@@ -537,7 +583,7 @@ def test_the_more_urgent_prompt_is_computed_first_and_the_oldest_has_its_share()
 
 
 def test_a_prompt_waits_for_what_it_shares_with_one_that_it_would_overtake():
-    watched = Watched(EngineConfig(), **LARGE)
+    watched = Watched(WHOLE, **LARGE)
     watched.submit(prompt_of(1600) + prompt_of(3400, 1), GREEDY, request_id="long")
     watched.step()
     watched.submit(prompt_of(1600) + prompt_of(50, 2), GREEDY, request_id="short")
@@ -548,7 +594,7 @@ def test_a_prompt_waits_for_what_it_shares_with_one_that_it_would_overtake():
 
 
 def test_another_request_does_not_wait_until_answers_can_share_a_prompt():
-    watched = Watched(EngineConfig(), **LARGE)
+    watched = Watched(WHOLE, **LARGE)
     watched.submit(prompt_of(5000, 1), SamplingParams(temperature=0, max_tokens=1, n=2), request_id="two")
     watched.step()
     watched.submit(prompt_of(20), GREEDY, request_id="short")
@@ -558,7 +604,7 @@ def test_another_request_does_not_wait_until_answers_can_share_a_prompt():
 
 
 def test_a_long_prompt_whose_beginning_is_known_counts_as_short():
-    watched = Watched(EngineConfig(), **LARGE)
+    watched = Watched(WHOLE, **LARGE)
     watched.submit(prompt_of(2000), GREEDY, request_id="before")
     watched.run()
     watched.submit(prompt_of(5000, 1), GREEDY, request_id="long")
@@ -569,7 +615,7 @@ def test_a_long_prompt_whose_beginning_is_known_counts_as_short():
 
 
 def test_nobody_overtakes_a_prompt_that_waits_for_pages():
-    watched = Watched(EngineConfig(), **LARGE | {"num_pages": 200})
+    watched = Watched(WHOLE, **LARGE | {"num_pages": 200})
     watched.submit(prompt_of(1600, 1), SamplingParams(temperature=0, max_tokens=3), request_id="first")
     for _ in range(4):
         watched.step()

@@ -22,6 +22,12 @@ class EngineConfig(Options):
     max_running: int | None = same_option(LoadOptions, "max_running")
     max_model_len: int | None = same_option(LoadOptions, "max_model_len")
     max_adapters: int | None = same_option(LoadOptions, "max_adapters")
+    long_prompt_tokens: int | None = option(
+        None,
+        "Tokens of a step that prompts of more than four steps have together, so that whoever comes meanwhile waits "
+        "for a shorter step; 0: all of a step. Default: a quarter of max_batch_tokens; of `LLM` 0.",
+        minimum=0, unit="tokens", topic=ENGINE,
+    )  # fmt: skip
     adapter_bytes: int = option(
         4 << 30, "Memory that the LoRA adapters that are loaded may take together.",
         minimum=1, unit="bytes", topic=ENGINE,
@@ -98,7 +104,8 @@ class EngineConfig(Options):
 @dataclass(frozen=True)
 class StepLimits:
     """What one step may hold: query tokens, sequences, logit rows, page-table entries; and the longest sequence in
-    tokens. undivided: a prompt is computed in one step, as an encoder's has to be."""
+    tokens. long_tokens: of `tokens` what very long prompts have together. undivided: a prompt is computed in one step,
+    as an encoder's has to be."""
 
     tokens: int
     sequences: int
@@ -106,6 +113,7 @@ class StepLimits:
     table_pages: int
     max_model_len: int
     undivided: bool = False
+    long_tokens: int | None = None  # None: all
 
 
 def resolve(config: EngineConfig, executable: "Executable") -> StepLimits:
@@ -142,7 +150,15 @@ def resolve(config: EngineConfig, executable: "Executable") -> StepLimits:
         table_pages=limits.pages,
         max_model_len=min(max_model_len or longest, longest),
         undivided=encoder,
+        long_tokens=None if encoder else _long_tokens(config, tokens),
     )
+
+
+def _long_tokens(config: EngineConfig, tokens: int) -> int | None:
+    """What prompts of many steps may have of a step of so many tokens; None: all."""
+    if config.long_prompt_tokens is None:
+        return max(1, tokens // 4)
+    return config.long_prompt_tokens or None
 
 
 def _check_encoder(config: EngineConfig, tokens: int) -> None:

@@ -53,6 +53,7 @@ _OTHER: dict[str, tuple[tuple[object, ...], str]] = {
     "guided_decoding_backend": (("auto", "guidance"), "llguidance holds answers to a form"),
     "hf_overrides": ((None, {}), "the configuration is the model's own"),
     "hf_token": ((None,), "set HF_TOKEN"),
+    "long_prefill_token_threshold": ((0,), "long_prompt_tokens=N is what prompts of many steps have of each step"),
     "max_logprobs": ((20,), "a token has 20 alternatives at most"),
     "num_gpu_blocks_override": ((None,), "cache_tokens=N is the size of the cache"),
     "scheduling_policy": (("fcfs", "priority"), "requests are begun by priority, and of equal ones in order"),

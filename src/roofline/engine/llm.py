@@ -1,7 +1,7 @@
 """LLM: a model for Python programs. Strings or messages in, text out; the engine runs in this process."""
 
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -103,6 +103,8 @@ class LLM:
             draft = str(draft)
         options = keywords.ours(options)
         load_options, config = split_keywords(options, LoadOptions, EngineConfig, owner="LLM")
+        if config.long_prompt_tokens is None:  # who calls this waits for all of its answers
+            config = replace(config, long_prompt_tokens=0)
         draft_options = load_options.for_draft().changes()
         load_options = config.prepare_load(load_options)
         if isinstance(model, str) and isinstance(draft, str):

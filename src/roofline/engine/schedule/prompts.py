@@ -3,11 +3,13 @@
 Prompts are computed by priority, then by how many whole steps they still need, then in order of arrival; one that takes
 several steps still needs two at its last. So equal prompts follow each other, each with the whole budget, and a prompt
 of one step overtakes a long one that is being computed, whenever it comes.
-Three rules keep that fair:
+Four rules keep that fair:
 
 * While others overtake it, the prompt that has waited longest has a quarter of the tokens that a step has for prompts.
 * Long prompts that are overtaken make the step no longer than twice what overtakes them, or a sixteenth of the
   budget more: whoever overtook them waits for that step too.
+* Prompts of more than four steps have `long_tokens` of each step together, overtaken or not: who comes meanwhile waits
+  for the step that is being computed, which is as short as that.
 * Nobody overtakes a waiting prompt for which there are not enough pages: it would never have them.
 """
 
@@ -21,6 +23,7 @@ from roofline.ops.batch import PAGE_TOKENS
 
 OLDEST_SHARE = 4  # the oldest prompt has at least one part in so many of the tokens that a step has for prompts
 OVERTAKEN_SHARE = 16  # an overtaken long prompt may have one part in so many of a step, however short the others are
+LONG_STEPS = 4  # a prompt of more steps is very long
 CONSIDERED = 64  # waiting sequences that a step chooses among
 Rank = tuple[bool, int, int, int]
 
@@ -112,13 +115,20 @@ class _PromptPlanner:
     def run(self) -> None:
         """Plan them all."""
         limits, plan = self.state.limits, self.plan
+        very_long = limits.tokens if limits.long_tokens is None else limits.long_tokens
+        long_reserve = max(1, very_long // OLDEST_SHARE) if self.reserve else 0  # the oldest's, if it is very long too
         latest, full = -1, False  # the latest arrival that is planned; whether only the oldest is still planned
         for number, sequence in enumerate(self.prompts):
             if sequence is self.oldest:
-                self.reserve = self.page_reserve = 0
+                self.reserve = self.page_reserve = long_reserve = 0
             limit = limits.tokens - plan.tokens - self.reserve
             if limit <= 0 or (full and sequence is not self.oldest):
                 continue
+            bounded = _steps_alone(self.state, sequence) > LONG_STEPS
+            if bounded:
+                limit = min(limit, very_long - long_reserve)
+                if limit <= 0:
+                    continue
             arrival, waiting = sequence.request.arrival, not sequence.pages
             behind = latest > arrival and _is_long(self.state, sequence)
             if behind:
@@ -134,6 +144,7 @@ class _PromptPlanner:
             count = self._add(sequence, limit)
             if count:
                 latest = max(latest, arrival)
+                very_long -= count if bounded else 0
             if (waiting or sequence is self.newcomer) and count < pending:
                 self.admits = False
 
@@ -190,9 +201,14 @@ def _rank(state: State, sequence: Sequence) -> Rank:
 
 def _is_long(state: State, sequence: Sequence) -> bool:
     """Whether a prompt takes several steps, without what the cache had of it."""
+    return _steps_alone(state, sequence) > 1
+
+
+def _steps_alone(state: State, sequence: Sequence) -> int:
+    """How many whole steps a prompt takes from its begin to its end, without what the cache had of it."""
     if sequence.pages:
-        return len(sequence.ids) - sequence.cached_tokens > state.limits.tokens
-    return _pending(state, sequence) > state.limits.tokens
+        return -(-(len(sequence.ids) - sequence.cached_tokens) // state.limits.tokens)
+    return -(-_pending(state, sequence) // state.limits.tokens)
 
 
 def _pending(state: State, sequence: Sequence) -> int:
