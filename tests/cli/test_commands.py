@@ -320,7 +320,7 @@ def test_bad_parameters_are_errors_of_the_user(run, llm):
     result = run("generate", "hi", "--top-p", "0")
     assert result.exit_code == 1
     assert "--top-p" in result.stderr
-    assert run("generate", "hi", "--max-tokens", "0").exit_code == 2
+    assert run("generate", "hi", "--max-tokens", "-1").exit_code == 2
 
 
 def test_generate_streams_then_prints_figures(run, llm):

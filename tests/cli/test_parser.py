@@ -56,7 +56,7 @@ def test_groups_get_the_options_that_they_declare_and_shared_ones_go_to_all() ->
         (["x", "y"], "an argument too many: 'y'"),
         (["x", "--nope"], "there is no option --nope"),
         (["x", "--max-token", "3"], "did you mean '--max-tokens'"),
-        (["x", "--max-tokens", "0"], "--max-tokens=0 cannot be used: give a whole number of tokens, at least 1"),
+        (["x", "--max-tokens", "-1"], "--max-tokens=-1 cannot be used: give a whole number of tokens, at least 0"),
         (["x", "--max-tokens", "1.5"], "--max-tokens='1.5' cannot be used"),
         (["x", "--seed"], "--seed needs a value: give a whole number"),
         (["x", "--seed", "--raw"], "--seed needs a value"),

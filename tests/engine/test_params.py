@@ -252,7 +252,7 @@ def test_a_setting_is_taken_up_to_its_documented_bounds(field, least, most):
 
 def test_what_nobody_sets_of_an_engine():
     assert vars(EngineConfig()) == {
-        **dict.fromkeys(("max_batch_tokens", "max_running", "max_model_len")),
+        **dict.fromkeys(("max_batch_tokens", "max_running", "max_model_len", "long_prompt_tokens")),
         **dict.fromkeys(("prefix_cache", "overlap", "measure"), True),
         **{"scheduler": "continuous", "cache": "paged"},
         **{"speculate": "off", "speculate_tokens": 4, "speculate_always": False},

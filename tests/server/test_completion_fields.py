@@ -263,7 +263,7 @@ def test_special_tokens_are_text_where_they_are_wanted(call, make_context):
 
 def test_a_prompt_without_the_model_s_own_beginning(make_context, call):
     context, seen = make_context(), []
-    context.text.encode = lambda text, most, *, add_special: (seen.append((most, add_special)), [1])[1]
+    context.text.encode = lambda text, most, *, add_special, parse_special: (seen.append((most, add_special)), [1])[1]
     for wanted in (None, True, False):
         call("POST", TEXT, json={**PROMPT, "add_special_tokens": wanted}, context=context)
     assert seen == [(1000, True), (1000, True), (1000, False)]

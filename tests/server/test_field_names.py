@@ -13,8 +13,13 @@ LONG = {"model": "tiny", "prompt": "x" * 1001}
 @pytest.mark.parametrize(
     ("path", "body", "param", "words"),
     [
-        ("/v1/chat/completions", {**CHAT, "max_completion_tokens": 0}, "max_completion_tokens", ": 0 must be from 1"),
-        ("/v1/chat/completions", {**CHAT, "max_tokens": 0}, "max_tokens", ": 0 must be from 1"),
+        (
+            "/v1/chat/completions",
+            {**CHAT, "max_completion_tokens": 0},
+            "max_completion_tokens",
+            ": 0 is not within 1 and",
+        ),
+        ("/v1/chat/completions", {**CHAT, "max_tokens": 0}, "max_tokens", ": 0 is not within 1 and"),
         ("/v1/chat/completions", {**CHAT, "max_completion_tokens": 999_999}, "max_completion_tokens", "or lower "),
         ("/v1/chat/completions", {**CHAT, "max_completion_tokens": 5, "min_tokens": 6}, "min_tokens", "more than "),
         ("/v1/chat/completions", {**CHAT, "min_tokens": 999_999}, "min_tokens", "or lower "),

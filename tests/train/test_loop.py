@@ -666,8 +666,9 @@ def test_what_a_run_shows(
     console = Console(made)
     console.end(train(made, console.show))
     said = capsys.readouterr()
-    first, *lines = said.err.splitlines()
+    first, second, *lines = said.err.splitlines()
     assert "8 steps of 192 tokens, 1 process on cpu" in first
+    assert second.startswith("nothing of the weights will be saved: set save_interval or save_folder")
     assert [line.split(":")[0] for line in lines] == [f"step {step}/8" for step in shown]
     assert said.out.startswith("8 steps, loss ")
 

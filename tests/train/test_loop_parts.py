@@ -53,7 +53,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     note(Run, "evaluate", lambda: "evaluate")
     note(Saver, "save", lambda step, *_: f"save {step}")
     note(Saver, "wait", lambda: "wait")
-    note(Report, "write", lambda run, done=False: "report at the end" if done else "report")
+    note(Report, "write", lambda run, ended=False: "report at the end" if ended else "report")
     return seen
 
 

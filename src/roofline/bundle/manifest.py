@@ -26,7 +26,8 @@ _SHAPE: dict[str, Any] = {
     **dict.fromkeys(("format", "layout", "code"), int),
     "files": {str: {"bytes": int, "sha256": str}},
     "source": {"path": str, "kind": str, "key": str},
-    "config": dict.fromkeys(_SIZES, int),
+    "config": {**dict.fromkeys(_SIZES, int), "family": str},
+    "tensors": {str: (str, [int])},
     "prices": {
         "windows": [int],
         "counts": [int],
