@@ -1,6 +1,7 @@
 """Plans: figures by hand, the closed loop on a virtual clock, the command."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from roofline.bench.report.words import digits
 from roofline.bench.results.store import read_points
 from roofline.bench.traffic.traffic import Traffic, TrafficRequest, write_traffic
 from roofline.common.errors import CapacityError, ConfigError
+from roofline.common.units import human_seconds
 from roofline.program.rates import Speeds
 from tests.command_line import CommandResult, call_roofline
 
@@ -114,6 +116,21 @@ def test_the_command_tells_what_was_assumed_and_keeps_points(tmp_path: Path) -> 
     value = first.metrics["answer_rate"].value
     assert record["points"][0]["tokens_per_s"] == pytest.approx(value)
     assert record["assumed"]["reads"] == 0.65
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_a_terminal_shows_every_figure_whole(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("llama-3.1-70b", "--chip", "mi300x", "--count", 2, "--concurrency", "1,64", "--prompt", 64, "--answer", 8)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then writes as to a terminal
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", call(*words).stdout)
+    assert max(map(len, shown.splitlines())) <= columns
+    for point in json.loads(call(*words, "--json").stdout)["points"]:
+        times = (point["ttft_s"]["p50"], point["ttft_s"]["p95"], point["tpot_s"]["p50"], point["tpot_s"]["p95"])
+        rates = (point["tokens_per_s"], point["tokens_per_s"] / point["concurrency"])
+        rows = [line for line in shown.splitlines() if line.startswith(f"{point['arrangement']} ")]
+        for figure in (*(f"{rate:,.1f}" for rate in rates), *map(human_seconds, times)):
+            assert any(f" {figure} " in f"{row} " for row in rows), figure
 
 
 def test_points_of_a_plan_are_in_charts_and_in_cost(tmp_path: Path) -> None:

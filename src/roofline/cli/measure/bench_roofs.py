@@ -5,7 +5,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Annotated
 
 from roofline.cli.options import AsJson, Isa, Threads
-from roofline.cli.output import console, plain_table, print_json
+from roofline.cli.output import console, plain_table, print_json, print_table
 from roofline.common.errors import UnsupportedError
 from roofline.common.json_types import JsonObject
 from roofline.common.options import Option
@@ -113,7 +113,7 @@ def _show(measured: Measured) -> None:
                 "-" if figure is None else human_rate(figure, unit),
             )
         )  # fmt: skip
-    out.print(plain_table(("roof", "kept", "now", "data sheet"), rows))
+    print_table(out, plain_table(("roof", "kept", "now", "data sheet"), rows))
     lower = [check.name for check in measured.checks if not check.agrees and check.now < check.kept]
     if lower:
         out.print(

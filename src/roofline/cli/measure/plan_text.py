@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from roofline.cli.output import console, ruled_table
+from roofline.cli.output import console, print_table, ruled_table
 from roofline.common.json_types import JsonObject
 from roofline.common.units import human_bytes, human_count, human_rate, human_seconds
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 FITS = ("arrangement", "weights/device", "workspace", "cache of a copy", "tokens", "requests at a time")
 CURVE = (
-    *("arrangement", "concurrency", "tok/s", "tok/s each", "TTFT p50", "p95", "TPOT p50", "p95"),
+    *("arrangement", "concurrency", "tok/s", "tok/s each", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95"),
     *("of limit", "bound", "assumed"),
 )
 
@@ -34,13 +34,13 @@ def show(plan: "Plan") -> None:
     table = ruled_table(None, FITS, ("arrangement",), padding=1)
     for each in plan.arrangements:
         table.add_row(*_fit_row(plan, each))
-    out.print(table)
+    print_table(out, table)
     out.print()
     prices = ("USD/Mtok",) if case.price is not None else ()
     table = ruled_table(f"Expected with {case.workload}", (*CURVE, *prices), ("arrangement", "bound"), padding=1)
     for point in plan.points:
         table.add_row(*_curve_row(point), *([f"{point.usd_per_mtok:.2f}"] if point.usd_per_mtok is not None else []))
-    out.print(table)
+    print_table(out, table, keys=2)
     for line in _notes(plan, in_words(plan.calibration)):
         out.print(line, style="dim")
 
