@@ -1,6 +1,7 @@
 """How a model can lie on so many devices: how many share it, and how many copies that makes."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from roofline.backends.capacity import Capacity
@@ -69,6 +70,19 @@ class Arrangement:
     def workspace(self) -> int:
         """Bytes on that device beside weights and cache, of the largest step."""
         return self.split.fullest(self.place.memory).needs.workspace
+
+    @cached_property
+    def arithmetic(self) -> tuple[str, float]:
+        """The arithmetic that most of a token takes, and a device's roof of it (`arithmetic_roof`)."""
+        from roofline.program.passes.price import arithmetic_roof
+
+        return arithmetic_roof(self.split.parts[0].program, self.place.roofs)
+
+    @property
+    def counted(self) -> int:
+        """How many times what a simulated step reads and computes is done by all devices together: it is of one of
+        those that share a layer, and of all those that share layers one after the other."""
+        return self.replicas * self.devices // len(self.split.parts)
 
     def executable(self, calibration: Calibration, name: str) -> "SimulatedExecutable":
         """One copy, simulated. name: of the model."""

@@ -1,7 +1,7 @@
 """`roofline plan`: where a model fits on devices, and the curve of throughput and latency to expect there."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -153,15 +153,11 @@ def _token_bytes(arrangement: Arrangement) -> int:
 
 def shape_of(model: str, dtype: str) -> "tuple[ModelShape, ModelConfig]":
     """A model's shape, in a format where one is named, and its configuration."""
-    from roofline.bundle.shape import open_shape
+    from roofline.bundle.shape import shape_in
     from roofline.models.registry import configure
-    from roofline.program.restate import format_named, restate
 
-    shape = open_shape(model)
-    _, config = configure(shape.config)
-    if dtype:
-        shape = replace(shape, tensors=restate(shape.tensors, format_named(dtype)))
-    return shape, config
+    shape = shape_in(model, dtype)
+    return shape, configure(shape.config)[1]
 
 
 def point(case: Case, arrangement: Arrangement, concurrency: int, calibration: Calibration) -> PlannedPoint:
@@ -234,7 +230,5 @@ def quantiles(values: Sequence[float]) -> Quantiles:
 
 def _bound(arrangement: Arrangement, flops: float, moved: float) -> str:
     """Whether reads or arithmetic take longer over all steps."""
-    roofs = arrangement.place.roofs
-    rate = getattr(roofs, "int8_ops", None) if arrangement.place.product is None else None
-    reads = moved / roofs.read_bytes_per_s(arrangement.weights)
-    return "memory" if reads >= flops / (rate or roofs.bf16_flops) else "compute"
+    reads = moved / arrangement.place.roofs.read_bytes_per_s(arrangement.weights)
+    return "memory" if reads >= flops / arrangement.arithmetic[1] else "compute"

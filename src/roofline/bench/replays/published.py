@@ -141,24 +141,21 @@ def _rate(model: str, chip: str, form: str, count: int, step: tuple[str, int, in
 @cache
 def _speeds(model: str, chip: str, form: str, count: int) -> Speeds | None:
     """Of one of `count` dies that share the model, at their data sheet."""
-    from dataclasses import replace
-
     from roofline.backends.gpu.program import compile_for_gpu
-    from roofline.bundle.shape import open_shape
+    from roofline.bundle.shape import shape_in
     from roofline.hardware.chips.chips import chips
     from roofline.hardware.chips.products import sheet_roofs, titled
     from roofline.models.registry import configure
-    from roofline.program.restate import format_named, restate
+    from roofline.program.passes.price import in_file
 
-    product, shape = titled(chip), open_shape(model)
+    product, shape = titled(chip), shape_in(model, form)
     roofs = sheet_roofs(product)
     if roofs is None:
         return None
-    shape = replace(shape, tensors=restate(shape.tensors, format_named(form)))
     config = configure(shape.config)[1]
     try:
         options, share = LoadOptions(backend="gpu"), Share(0, count)
-        program = compile_for_gpu(shape, config, options, chips().get(product.chip), share)
+        program = in_file(compile_for_gpu(shape, config, options, chips().get(product.chip), share))
     except (CapacityError, UnsupportedError):  # matrices of such a format that so many cannot share
         return None
     return Speeds(program, roofs)

@@ -71,12 +71,16 @@ def _ms(seconds: float) -> str:
 
 def _notes(plan: "Plan", assumed: str) -> list[str]:
     """What the figures are, and what they leave out."""
+    from roofline.backends.fit import held_in
+
     place, roofs = plan.place, plan.place.roofs
     reads = human_rate(roofs.read_bytes_per_s(plan.weight_bytes), "B")
-    flops = human_rate(roofs.bf16_flops, "FLOP")
-    if place.product is None and place.roofs.int8_ops is not None:
-        flops = f"{flops} in bf16, {human_rate(place.roofs.int8_ops, 'OP')} in int8"
+    arithmetic, rate = plan.arrangements[0].arithmetic
+    flops = f"{human_rate(rate, 'op')} in {arithmetic}"
+    stand_ins = [f"{name} as {other}" for name, other in held_in(plan.arrangements[0].split).items()]
+    held = [f"kernels there read {', '.join(stand_ins)}: memory and times are of that"] if stand_ins else []
     lines = [
+        *held,
         f"assumed: {assumed} ({plan.calibration.source}); of limit: the least time of the same steps at the roofs",
         f"roofs of a device: {reads}, {flops} ({_source(plan)})",
         "the real scheduler on a virtual clock, without the host's own time; prefix cache off; answers end at their "
@@ -125,6 +129,8 @@ def record(plan: "Plan") -> JsonObject:
         "roofs": {
             "bytes_per_s": plan.place.roofs.read_bytes_per_s(plan.weight_bytes),
             "bf16_flops": plan.place.roofs.bf16_flops,
+            "arithmetic": plan.arrangements[0].arithmetic[0],
+            "operations_per_s": plan.arrangements[0].arithmetic[1],
             "source": _source(plan),
         },
         "arrangements": [_arrangement(each) for each in plan.arrangements],
