@@ -33,13 +33,14 @@ class Fit:
     """What fits on `devices` that share a model: its matrices, or, with `stages` above 1, its layers, one stage after
     the other. Bytes are of the one that has the least room for the cache; rates with stages are of all of them in turn.
 
-    place: the product's name, or the chip of this machine; memory: of a device, as sold, or free now; workspace: what
-    the largest step needs beside weights and cache; token_bytes: of the cache; kv_format: its format; cache_tokens: for
-    which there is room, 0 where not even one page fits; context: that was asked for; sequences: of this context that
-    fit; longest: context that the cache and the model allow; roofs: None where nothing says them; limit: why no more
-    devices can share the model, where it does not fit and they cannot; dies: devices in a package of the product;
-    lacking: ops of the model that have no kernel there; arithmetic, operations: what most of a token is computed in,
-    and its roof, operations a second of a device; held_in: formats of matrices -> those that they have in memory there.
+    place: the product's name, or the chip of this machine; memory: of a device, as sold, or free now; workspace:
+    what the largest step needs beside weights and cache, on a GPU with what driver and libraries are left
+    (`RESERVED`); token_bytes: of the cache; kv_format: its format; cache_tokens: for which there is room, 0 where
+    not even one page fits; context: that was asked for; sequences: of this context that fit; longest: context that
+    the cache and the model allow; roofs: None where nothing says them; limit: why no more devices can share the
+    model, where it does not fit and they cannot; dies: devices in a package of the product; lacking: ops of the
+    model that have no kernel there; arithmetic, operations: what most of a token is computed in, and its roof,
+    operations a second of a device; held_in: formats of matrices -> those that they have in memory there.
     """
 
     place: str
@@ -114,15 +115,17 @@ def split_on_product(
     step: tuple[int, int] | None = None,
 ) -> "Split":
     """What each device of a product has, as `on_product` divides the model. step: tokens and sequences of the largest
-    step; None: those of a load that nobody gives others. Of a CPU, whose figures are of a socket, `count` is 1."""
+    step; None: those of a load that nobody gives others. A load leaves RESERVED of a GPU's memory to driver
+    and libraries, and so do the needs here. Of a CPU, whose figures are of a socket, `count` is 1."""
     if product.host:
         if (count or 1) > 1:
             raise UnsupportedError(f"{count} sockets of {product.name}", "a model is divided among GPUs", ("one",))
         return split_on_host(model, config, kv_cache_dtype, step)
-    from roofline.backends.gpu.backend import STEP, scratch_bytes
+    from roofline.backends.gpu.backend import RESERVED, STEP, scratch_bytes
     from roofline.backends.gpu.program import compile_for_gpu
     from roofline.hardware.chips.chips import chips
 
+    reserved = int(RESERVED * memory_of(product))
     options, chip = LoadOptions(backend="gpu", kv_cache_dtype=kv_cache_dtype), chips().get(product.chip)
     if kv_cache_dtype == "fp8" and chip is None:
         raise UnsupportedError(f"an fp8 KV cache on {product.name}", "no kernels are compiled for it", ("auto",))
@@ -130,7 +133,7 @@ def split_on_product(
 
     def part_of(share: Share) -> Part:
         program = compile_for_gpu(model, config, options, chip, share)
-        return Part(program, _needs(program, limits, scratch_bytes(program, limits)))
+        return Part(program, _needs(program, limits, scratch_bytes(program, limits) + reserved))
 
     return _least(part_of, memory_of(product), count)
 

@@ -56,6 +56,10 @@ def test_roofs_are_measured_again_before_a_run(monkeypatch):
     limits = limits_here("preset:smollm2-135m")
     assert limits.roofs == ROOFS
     assert limits.below == ("bf16",)
+    # The roofs that bound this model, as a chart draws them: of its weights' products, of reads at its size.
+    assert limits.device.measured_bytes_per_s == ROOFS.read_bytes_per_s(limits.weight_bytes)
+    assert limits.device.measured_flops == ROOFS.f32_flops  # weights of 16 bits are widened by this CPU
+    assert limits_here("preset:smollm2-135m", dtype="q8_0").device.measured_flops == ROOFS.int8_ops
 
 
 def test_single_decoding_is_bound_by_reading_the_weights(limits):

@@ -10,6 +10,7 @@ from roofline.common.errors import UnsupportedError
 from roofline.common.json_types import JsonObject
 from roofline.common.options import Option
 from roofline.common.units import human_bytes, human_rate
+from roofline.hardware.roofs import load_note
 
 if TYPE_CHECKING:
     from roofline.hardware.chips.products import Product
@@ -114,6 +115,8 @@ def _show(measured: Measured) -> None:
             )
         )  # fmt: skip
     print_table(out, plain_table(("roof", "kept", "now", "data sheet"), rows))
+    if note := load_note(roofs.load):
+        out.print(note)
     lower = [check.name for check in measured.checks if not check.agrees and check.now < check.kept]
     if lower:
         out.print(

@@ -82,6 +82,7 @@ def _notes(plan: "Plan", assumed: str) -> list[str]:
     lines = [
         *held,
         f"assumed: {assumed} ({plan.calibration.source}); of limit: the least time of the same steps at the roofs",
+        *_reserve(plan),
         f"roofs of a device: {reads}, {flops} ({_source(plan)})",
         "the real scheduler on a virtual clock, without the host's own time; prefix cache off; answers end at their "
         "last token",
@@ -92,8 +93,8 @@ def _notes(plan: "Plan", assumed: str) -> list[str]:
             f"what devices send each other takes no time beside its exchanges: no table has links of {place.name}"
         )
     elif shared:
-        rate = human_rate(min(each.link_bytes_per_s or 0 for each in shared), "B")
-        lines.append(f"a device receives at most {rate} from those it shares a copy with")
+        rates = [f"{human_rate(each.link_bytes_per_s or 0, 'B')} ({each.name})" for each in shared]
+        lines.append(f"a device receives at most {', '.join(rates)} from those it shares a copy with")
     if any(point.waiting for point in plan.points):
         lines.append("where more requests are there than a copy computes at a time, the others wait: TTFT counts that")
     if plan.case.price is not None:
@@ -102,6 +103,15 @@ def _notes(plan: "Plan", assumed: str) -> list[str]:
             f"{price.usd_per_hour:g} USD for an hour of a device ({price.source}, {price.date}), always in use"
         )
     return lines
+
+
+def _reserve(plan: "Plan") -> list[str]:
+    """What of a GPU's memory a plan leaves to others."""
+    from roofline.backends.gpu.backend import RESERVED
+
+    if plan.place.product is None or plan.place.product.host:
+        return []
+    return [f"workspace: of the largest step, and {RESERVED:.0%} of the memory for the driver and its libraries"]
 
 
 def _source(plan: "Plan") -> str:

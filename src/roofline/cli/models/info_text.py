@@ -202,6 +202,7 @@ def _rates_table(fit: "Fit") -> "Table":
 def _footnotes(report: "Report", fit: "Fit") -> Iterable[str]:
     """What sizes and rates mean, what the rates are divided by, and what they do not count."""
     from roofline.hardware.chips.products import SheetRoofs
+    from roofline.hardware.roofs import load_note
 
     for name, other in fit.held_in.items():
         yield f"{name} is held as {other} there, which its kernels read: sizes and reads are of that"
@@ -223,6 +224,8 @@ def _footnotes(report: "Report", fit: "Fit") -> Iterable[str]:
         yield f"not counted: arithmetic outside matrix products, launches{exchanged}"
     else:
         yield f"roofs: reads {reads}, {fit.arithmetic} {flops}, measured on this machine {fit.roofs.measured}"
+        if note := load_note(fit.roofs.load):
+            yield note
     if report.summary.experts:
         yield "experts are read as if tokens chose them evenly and independently of each other"
 
