@@ -46,11 +46,11 @@ def machine(monkeypatch):
 
     def make(shares=(1.0,), load=0.0):
         turn = itertools.cycle(shares)
-        monkeypatch.setattr(
-            native,
-            "roof_ops",
-            lambda kind, isa, threads, seconds: TRUE[kind] / 2 * (1 if threads == 1 else 2 * next(turn)),
-        )
+
+        def rate(kind, isa, threads, seconds):
+            return TRUE[kind] / 2 if threads == 1 else TRUE[kind] * next(turn)
+
+        monkeypatch.setattr(native, "roof_ops", rate)
         monkeypatch.setattr(native, "roof_read", lambda size, threads, seconds: 1e11 * next(turn))
         monkeypatch.setattr(busy.OtherLoad, "cores", lambda self: load)
         monkeypatch.setattr(cpu, "load_of_others", lambda seconds: load)
@@ -111,7 +111,7 @@ def cores(monkeypatch):
 
 
 def test_threads_that_would_only_wait_are_refused(monkeypatch, cores) -> None:
-    with pytest.raises(ConfigError, match="--threads=999: this machine has 2 cores.*at most 64"):
+    with pytest.raises(ConfigError, match=r"--threads=999: this machine has 2 cores.*at most 64"):
         choose_threads(999)
     monkeypatch.setenv("ROOFLINE_THREADS", "65")
     with pytest.raises(ConfigError, match="ROOFLINE_THREADS=65"):
