@@ -80,8 +80,20 @@ def _point(plan: Plan, planned: PlannedPoint, run: str) -> schema.Point:
             "shares_from": planned.calibration.source,
             "cache_tokens": arrangement.cache_tokens,
             "preemptions": planned.preemptions,
+            **_ranges(planned),
         },
     )  # fmt: skip
+
+
+def _ranges(planned: PlannedPoint) -> dict[str, float]:
+    """The ends of what is likely of each figure, where public figures say that."""
+    ranges = {"answer_rate": planned.rate_range, "ttft_s": planned.ttft_range, "tpot_s": planned.tpot_range}
+    return {
+        f"{name}_{end}": value
+        for name, ends in ranges.items()
+        if ends is not None
+        for end, value in zip(("low", "high"), ends, strict=True)
+    }
 
 
 def host_of(machine: Machine) -> schema.Host:

@@ -1,5 +1,6 @@
 """What `roofline plan` prints: memory, arrangements, the curve, what was assumed; and the same as plain data."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,6 @@ CURVE = (
 
 def show(plan: "Plan") -> None:
     """Print a plan for people."""
-    from roofline.bench.plan.assumptions import in_words
-
     out = console(highlight=False, markup=False)
     case, place = plan.case, plan.place
     dtype = f" in {case.dtype}" if case.dtype else ""
@@ -41,7 +40,7 @@ def show(plan: "Plan") -> None:
     for point in plan.points:
         table.add_row(*_curve_row(point), *([f"{point.usd_per_mtok:.2f}"] if point.usd_per_mtok is not None else []))
     print_table(out, table, keys=2)
-    for line in _notes(plan, in_words(plan.calibration)):
+    for line in _notes(plan):
         out.print(line, style="dim")
 
 
@@ -57,19 +56,34 @@ def _fit_row(plan: "Plan", each: "Arrangement") -> list[str]:
 def _curve_row(point: "PlannedPoint") -> list[str]:
     from roofline.bench.plan.assumptions import short
 
-    tpot = ["-", "-"] if point.tpot is None else [_ms(point.tpot.p50), _ms(point.tpot.p95)]
+    tpot = ["-", "-"]
+    if point.tpot is not None:
+        tpot = [_ms(point.tpot.p50) + _between(point.tpot_range, _ms), _ms(point.tpot.p95)]
     assumed = short(point.calibration)
-    rates = f"{point.tokens_per_s:,.1f}", f"{point.tokens_per_s / point.concurrency:,.1f}"
-    times = _ms(point.ttft.p50), _ms(point.ttft.p95), *tpot
+    rate = f"{point.tokens_per_s:,.1f}" + _between(point.rate_range, _two_digits)
+    rates = rate, f"{point.tokens_per_s / point.concurrency:,.1f}"
+    times = _ms(point.ttft.p50) + _between(point.ttft_range, _ms), _ms(point.ttft.p95), *tpot
     name = point.arrangement.name
     return [name, f"{point.concurrency:,}", *rates, *times, f"{point.share:.0%}", point.bound, assumed]
+
+
+def _between(ends: tuple[float, float] | None, text: Callable[[float], str]) -> str:
+    """ " (1,700 to 3,000)" with two digits of each end; "" where there is no range."""
+    if ends is None:
+        return ""
+    low, high = (float(f"{end:.2g}") for end in ends)
+    return f" ({text(low)} to {text(high)})"
+
+
+def _two_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:g}"
 
 
 def _ms(seconds: float) -> str:
     return human_seconds(seconds)
 
 
-def _notes(plan: "Plan", assumed: str) -> list[str]:
+def _notes(plan: "Plan") -> list[str]:
     """What the figures are, and what they leave out."""
     from roofline.backends.fit import held_in
 
@@ -81,7 +95,7 @@ def _notes(plan: "Plan", assumed: str) -> list[str]:
     held = [f"kernels there read {', '.join(stand_ins)}: memory and times are of that"] if stand_ins else []
     lines = [
         *held,
-        f"assumed: {assumed} ({plan.calibration.source}); of limit: the least time of the same steps at the roofs",
+        *_assumed(plan),
         *_reserve(plan),
         f"roofs of a device: {reads}, {flops} ({_source(plan)})",
         "the real scheduler on a virtual clock, without the host's own time; prefix cache off; answers end at their "
@@ -101,6 +115,25 @@ def _notes(plan: "Plan", assumed: str) -> list[str]:
         price = plan.case.price
         lines.append(
             f"{price.usd_per_hour:g} USD for an hour of a device ({price.source}, {price.date}), always in use"
+        )
+    return lines
+
+
+def _assumed(plan: "Plan") -> list[str]:
+    """What each arrangement's steps are assumed to reach, and how sure that is."""
+    from roofline.bench.plan.assumptions import in_words
+
+    names: dict[str, list[str]] = {}
+    for point in plan.points:
+        names.setdefault(in_words(point.calibration), []).append(point.arrangement.name)
+    lines = []
+    for text, its in names.items():
+        which = f"{', '.join(dict.fromkeys(its))}: " if len(names) > 1 else ""
+        lines.append(f"assumed: {which}{text} ({plan.calibration.source})")
+    lines.append("of limit: the least time of the same steps at the roofs")
+    if plan.points[0].rate_range is not None:
+        lines.append(
+            "(low to high): 8 of 10 public figures of such steps lie within; docs/how-to/plan.md says of which"
         )
     return lines
 
@@ -166,6 +199,9 @@ def _point(point: "PlannedPoint") -> JsonObject:
         "arrangement": point.arrangement.name,
         "concurrency": point.concurrency,
         "tokens_per_s": point.tokens_per_s,
+        "tokens_per_s_range": point.rate_range,
+        "ttft_s_range": point.ttft_range,
+        "tpot_s_range": point.tpot_range,
         "requests_per_s": point.requests_per_s,
         "ttft_s": _times(point.ttft),
         "tpot_s": None if point.tpot is None else _times(point.tpot),
