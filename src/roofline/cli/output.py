@@ -96,9 +96,9 @@ def print_table(out: "Console", table: "Table", dispensable: Sequence[str] = (),
 
 def _parts(table: "Table", keys: int, width: int) -> "list[list[Column]]":
     """The columns, divided into as few tables as there is room for."""
-    first, others = table.columns[:keys], table.columns[keys:]
+    first, behind = table.columns[:keys], table.columns[keys:]
     parts = [list(first)]
-    for column in others:
+    for column in behind:
         if len(parts[-1]) > keys and _least_width(table, [*parts[-1], column]) > width:
             parts.append([_copied(key) for key in first])
         parts[-1].append(column)
@@ -133,8 +133,8 @@ def _width(text: str) -> int:
 
 def _are_figures(cells: Sequence[str]) -> bool:
     """Whether a column has figures, with their units, and nothing but figures."""
-    told = [cell for cell in cells if cell not in ("", "-", "?", ".")]
-    return bool(told) and all(len(cell) <= LONGEST_FIGURE and re.match(r"[-+<>~(]?\d", cell) for cell in told)
+    figures = [cell for cell in cells if cell not in ("", "-", "?", ".")]
+    return bool(figures) and all(len(cell) <= LONGEST_FIGURE and re.match(r"[-+<>~(]?\d", cell) for cell in figures)
 
 
 def ruled_table(title: str | None, headings: Sequence[str], left_aligned: Sequence[str], padding: int = 0) -> "Table":

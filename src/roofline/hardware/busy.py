@@ -24,12 +24,12 @@ class OtherLoad:
     def cores(self) -> float:
         """0 where the system does not say."""
         seconds = max(time.monotonic() - self._begin, 1e-3)
-        others = busy_seconds() - self._busy - (time.process_time() - self._ours)
-        return max(0.0, others / seconds)
+        by_others = busy_seconds() - self._busy - (time.process_time() - self._ours)
+        return max(0.0, by_others / seconds)
 
 
 def load_of_others(seconds: float) -> float:
     """Cores that other programs use for a moment in which this one sleeps."""
-    others = OtherLoad()
+    load = OtherLoad()
     time.sleep(seconds)
-    return others.cores()
+    return load.cores()

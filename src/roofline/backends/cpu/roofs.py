@@ -34,7 +34,7 @@ def measure_roofs(
         reads = _read_sizes(quick)
     sizes = [size for size in reads if size <= room] or [min(reads[0], room)]
     sizes = [size for size in sizes if size >= threads * LEAST_SHARE] or [threads * LEAST_SHARE]
-    seconds, others = 0.04 if quick else 0.15, OtherLoad()
+    seconds, other_load = 0.04 if quick else 0.15, OtherLoad()
 
     def computes(kind: str) -> float:
         alone = _native.roof_ops(kind, isa, 1, seconds / 2) if threads > 1 else 0.0
@@ -51,7 +51,7 @@ def measure_roofs(
         isa=isa,
         chip=machine.chip,
         measured=now_utc(),
-        load=round(others.cores(), 2),
+        load=round(other_load.cores(), 2),
     )
 
 

@@ -25,8 +25,8 @@ def section(gathered: Gathered) -> Section | None:
     for number, place in enumerate(gathered.places):
         devices_here = _devices(gathered, place)
         for at, (device, systems) in enumerate(devices_here):
-            named = [place] * (len(gathered.places) > 1) + [", ".join(systems)] * (len(devices_here) > 1)
-            series += _roofs(device, " ".join(named), 7 - (number + at) % 8, (least, most))
+            title = [place] * (len(gathered.places) > 1) + [", ".join(systems)] * (len(devices_here) > 1)
+            series += _roofs(device, " ".join(title), 7 - (number + at) % 8, (least, most))
     for kind, points in gathered.curves(point for point, _ in places).items():
         marks = []
         for point in points:
