@@ -41,12 +41,15 @@ def measure_roofs(
         return best_of(lambda: _native.roof_ops(kind, isa, threads, seconds), alone)
 
     ops = {kind: computes(kind) for kind in ("int8", "bf16", "f32")}
-    reads_of = tuple((size, best_of(lambda size=size: _native.roof_read(size, threads, seconds))) for size in sizes)
+
+    def reading(size: int) -> float:
+        return best_of(lambda: _native.roof_read(size, threads, seconds))
+
     return Roofs(
         int8_ops=ops["int8"],
         bf16_flops=ops["bf16"],
         f32_flops=ops["f32"],
-        reads=reads_of,
+        reads=tuple((size, reading(size)) for size in sizes),
         threads=threads,
         isa=isa,
         chip=machine.chip,

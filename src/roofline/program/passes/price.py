@@ -83,7 +83,7 @@ class Amount:
 @dataclass(frozen=True)
 class Price:
     """The costs of a Program's instructions, in order, the bytes its weights take, and the roof of each instruction's
-    arithmetic (`arithmetic`)."""
+    arithmetic (`arithmetic`), of a Price of some instructions alone none."""
 
     instrs: "tuple[tuple[Instr, Cost], ...]"
     weight_bytes: int
