@@ -28,7 +28,7 @@ from roofline.hardware.chips.products import peak
         ("AMD Instinct MI300X", 304, 1307.4e12),
         ("AMD Instinct MI300X VF", 304, 1307.4e12),
         ("AMD Instinct MI325X", 304, 1307.4e12),
-        ("AMD Instinct MI355X", 256, 2500e12),
+        ("AMD Instinct MI355X", 256, 2516.6e12),
         ("AMD Instinct MI300A", 228, 980.6e12),
     ],
 )

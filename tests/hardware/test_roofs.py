@@ -188,7 +188,7 @@ def test_measuring_again_measures_every_size_that_is_stored(monkeypatch):
     monkeypatch.setattr(native, "roof_ops", measure)
     monkeypatch.setattr(native, "roof_read", lambda size, threads, seconds: sizes.append(size) or 1e11)
     first = roofs.ensure_roofs(threads=1)
-    assert [size for size, _ in first.reads] == sizes
+    assert [size for size, _ in first.reads] == list(dict.fromkeys(sizes))
     sizes.clear()
     roofs.ensure_roofs(threads=1, quick=True, again=True)
     assert {size for size, _ in first.reads} <= set(sizes)

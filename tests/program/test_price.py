@@ -7,13 +7,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roofline.backends.prices import PriceTable
+from roofline.bundle.shape import shape_in
+from roofline.models.registry import configure
 from roofline.models.spec import expand
 from roofline.ops import formats
 from roofline.ops.batch import Batch, BatchLimits, Segment
+from roofline.program import target
 from roofline.program.compile import compile_program, stages
 from roofline.program.ir import Instr
 from roofline.program.overview import labels, overview
-from roofline.program.passes.price import Work, amount, arithmetic, price, seconds, segment_work, work_of
+from roofline.program.passes.price import (
+    Work,
+    amount,
+    arithmetic,
+    arithmetic_roof,
+    price,
+    seconds,
+    segment_work,
+    work_of,
+)
+from roofline.program.rates import Speeds
 from roofline.program.target import CPU, with_cache
 
 MODEL = builders.build(builders.BASE, embed="Q8_0")
@@ -75,6 +89,37 @@ def test_each_instruction_has_the_roof_of_its_arithmetic() -> None:
     assert arithmetic(PROGRAM.body[-1]) == ("int8_ops", 2)
     assert {arithmetic(i) for i in PROGRAM.body if i.op == "attend"} == {("bf16_flops", 1)}
     assert {arithmetic(i) for i in PROGRAM.body if i.op == "embed"} == {("f32_flops", 1)}
+
+
+class OfChip(Roofs):
+    """Rates of every kind of product."""
+
+    bf16_flops, f16_flops, f8_flops = 1e9, 2e9, 4e9
+
+
+class WithoutFloat8(Roofs):
+    """A chip that widens 8-bit floats."""
+
+    f8_flops = None
+
+
+@pytest.mark.parametrize(
+    ("form", "kind", "rate"), [("E4M3", "fp8", 4e9), ("F16", "f16", 2e9), ("BF16", "bf16", 1e9), ("Q8_0", "bf16", 1e9)]
+)
+def test_products_on_a_gpu_have_the_roof_of_what_they_multiply(form: str, kind: str, rate: float) -> None:
+    shape = shape_in("llama-3.2-1b", form)
+    rows = "f16" if form == "F16" else "bf16"
+    program = compile_program(*configure(shape.config), shape.tensors, target.gpu(rows))
+    assert arithmetic_roof(program, OfChip()) == (kind, rate)
+    assert arithmetic_roof(program, WithoutFloat8()) == ("bf16", 1e9)
+    attends = [
+        one for (instr, _), one in zip(price(program).instrs, price(program).rates, strict=True) if instr.op == "attend"
+    ]
+    assert set(attends) == {(f"{rows}_flops", 1)}
+    prefill, slower = (Speeds(program, roofs).prefill(4096).seconds for roofs in (OfChip(), WithoutFloat8()))
+    assert prefill < slower if rate > 1e9 else prefill == slower
+    table = PriceTable.of(program)
+    assert {tuple(one) for one in table.rates} == set(price(program).rates)
 
 
 class Uneven(Roofs):

@@ -5,13 +5,15 @@ All of it is read from the Program that a load would compile there, and from tab
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from roofline.backends.options import LoadOptions
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
+from roofline.ops import formats
 from roofline.ops.batch import PAGE_TOKENS, BatchLimits
 from roofline.program.ir import Program, Share
+from roofline.program.target import STAND_INS
 
 if TYPE_CHECKING:
     from roofline.backends.checkpoint import Tensors
@@ -31,12 +33,14 @@ class Fit:
     """What fits on `devices` that share a model: its matrices, or, with `stages` above 1, its layers, one stage after
     the other. Bytes are of the one that has the least room for the cache; rates with stages are of all of them in turn.
 
-    place: the product's name, or the chip of this machine; memory: of a device, as sold, or free now; workspace: what
-    the largest step needs beside weights and cache; token_bytes: of the cache; kv_format: its format; cache_tokens: for
-    which there is room, 0 where not even one page fits; context: that was asked for; sequences: of this context that
-    fit; longest: context that the cache and the model allow; roofs: None where nothing says them; limit: why no more
-    devices can share the model, where it does not fit and they cannot; dies: devices in a package of the product;
-    lacking: ops of the model that have no kernel there.
+    place: the product's name, or the chip of this machine; memory: of a device, as sold, or free now; workspace:
+    what the largest step needs beside weights and cache, on a GPU with what driver and libraries are left
+    (`RESERVED`); token_bytes: of the cache; kv_format: its format; cache_tokens: for which there is room, 0 where
+    not even one page fits; context: that was asked for; sequences: of this context that fit; longest: context that
+    the cache and the model allow; roofs: None where nothing says them; limit: why no more devices can share the
+    model, where it does not fit and they cannot; dies: devices in a package of the product; lacking: ops of the
+    model that have no kernel there; arithmetic, operations: what most of a token is computed in, and its roof,
+    operations a second of a device; held_in: formats of matrices -> those that they have in memory there.
     """
 
     place: str
@@ -56,6 +60,9 @@ class Fit:
     dies: int = 1
     stages: int = 1
     lacking: tuple[str, ...] = ()
+    arithmetic: str = ""
+    operations: float = math.inf
+    held_in: dict[str, str] = field(default_factory=dict)
 
     @property
     def fits(self) -> bool:
@@ -108,15 +115,17 @@ def split_on_product(
     step: tuple[int, int] | None = None,
 ) -> "Split":
     """What each device of a product has, as `on_product` divides the model. step: tokens and sequences of the largest
-    step; None: those of a load that nobody gives others. Of a CPU, whose figures are of a socket, `count` is 1."""
+    step; None: those of a load that nobody gives others. A load leaves RESERVED of a GPU's memory to driver
+    and libraries, and so do the needs here. Of a CPU, whose figures are of a socket, `count` is 1."""
     if product.host:
         if (count or 1) > 1:
             raise UnsupportedError(f"{count} sockets of {product.name}", "a model is divided among GPUs", ("one",))
         return split_on_host(model, config, kv_cache_dtype, step)
-    from roofline.backends.gpu.backend import STEP, scratch_bytes
+    from roofline.backends.gpu.backend import RESERVED, STEP, scratch_bytes
     from roofline.backends.gpu.program import compile_for_gpu
     from roofline.hardware.chips.chips import chips
 
+    reserved = int(RESERVED * memory_of(product))
     options, chip = LoadOptions(backend="gpu", kv_cache_dtype=kv_cache_dtype), chips().get(product.chip)
     if kv_cache_dtype == "fp8" and chip is None:
         raise UnsupportedError(f"an fp8 KV cache on {product.name}", "no kernels are compiled for it", ("auto",))
@@ -124,7 +133,7 @@ def split_on_product(
 
     def part_of(share: Share) -> Part:
         program = compile_for_gpu(model, config, options, chip, share)
-        return Part(program, _needs(program, limits, scratch_bytes(program, limits)))
+        return Part(program, _needs(program, limits, scratch_bytes(program, limits) + reserved))
 
     return _least(part_of, memory_of(product), count)
 
@@ -243,16 +252,19 @@ def _fit(place: str, memory: int, split: Split, context: int, positions: int) ->
         longest=min(pages * PAGE_TOKENS, positions),
         roofs=None,
         limit=split.limit,
+        held_in=held_in(split),
     )
 
 
 def _rated(fit: Fit, split: Split, roofs: "Roofs | SheetRoofs | None") -> Fit:
     """The fit with the rates of its Programs at these roofs; without a rate of products there is none of prefill."""
+    from roofline.program.passes.price import arithmetic_roof
     from roofline.program.rates import Speeds, in_turn
 
     if roofs is None:
         return fit
-    fit = replace(fit, roofs=roofs)
+    arithmetic, operations = arithmetic_roof(split.parts[0].program, roofs)
+    fit = replace(fit, roofs=roofs, arithmetic=arithmetic, operations=operations)
     if not fit.sequences:
         return fit
     stages = [Speeds(part.program, roofs) for part in split.parts]
@@ -261,3 +273,10 @@ def _rated(fit: Fit, split: Split, roofs: "Roofs | SheetRoofs | None") -> Fit:
     if math.isfinite(roofs.bf16_flops):
         rates.append(in_turn([speeds.prefill(fit.context) for speeds in stages]))
     return replace(fit, rates=tuple(rates))
+
+
+def held_in(split: Split) -> dict[str, str]:
+    """Formats of matrices that kernels read in another one -> that other one."""
+    recipes = [recipe for part in split.parts for recipe in part.program.weights.values() if len(recipe.shape) == 2]
+    names = {(formats.packed(piece.format).name, recipe.layout) for recipe in recipes for piece in recipe.pieces}
+    return {name: STAND_INS[layout][name] for name, layout in sorted(names) if name in STAND_INS.get(layout, {})}

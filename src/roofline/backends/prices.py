@@ -9,7 +9,7 @@ import numpy as np
 
 from roofline.backends.base import StepCost
 from roofline.ops.batch import Batch
-from roofline.program.passes.price import Mixture, RoofRates
+from roofline.program.passes.price import Mixture, RoofRates, rate_of
 
 if TYPE_CHECKING:
     from roofline.ops.cost import Affine, Cost
@@ -38,13 +38,13 @@ class PriceTable:
     @classmethod
     def of(cls, program: "Program") -> "PriceTable":
         """The table of a Program."""
-        from roofline.program.passes.price import arithmetic, mixture, price, window_of
+        from roofline.program.passes.price import mixture, price, window_of
 
         priced = price(program)
         windows = list(priced.windows) or [0]
         kinds: Counter[tuple[Cost, tuple[str, int], int]] = Counter()
-        for instr, cost in priced.instrs:
-            kinds[cost, arithmetic(instr), windows.index(window_of(instr)) if instr.op == "attend" else 0] += 1
+        for (instr, cost), rate in zip(priced.instrs, priced.rates, strict=True):
+            kinds[cost, rate, windows.index(window_of(instr)) if instr.op == "attend" else 0] += 1
 
         def columns(amounts: "Affine", at: int) -> list[int]:
             of_window = [amounts.context, amounts.pairs]
@@ -122,7 +122,7 @@ class StepPrices:
 
     def _at(self, roofs: RoofRates, working_set: int) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of arithmetic and of reads, [kinds, columns]: coefficients of a step's size."""
-        rates = np.array([getattr(roofs, name) / divisor for name, divisor in self._rates])
+        rates = np.array([rate_of(roofs, name) / divisor for name, divisor in self._rates])
         return self._flops / rates[:, None], self._moved / roofs.read_bytes_per_s(working_set)
 
 

@@ -154,7 +154,10 @@ def _problem(values: JsonMapping) -> str | None:
         return "files are missing, or others than those of a bundle"
     if len({len(prices[name]) for name in ("counts", "rates", "flops", "weights", "kv")}) != 1:
         return "prices have columns of several lengths"
-    if not all(roof in ("int8_ops", "bf16_flops", "f32_flops") and divisor > 0 for roof, divisor in prices["rates"]):
+    if not all(
+        roof in ("int8_ops", "bf16_flops", "f16_flops", "f8_flops", "f32_flops") and divisor > 0
+        for roof, divisor in prices["rates"]
+    ):
         return "prices name a roof that is not there"
     columns, windows = 3 + 2 * len(prices["windows"]), prices["windows"]
     if not windows or min(windows) < 0:

@@ -1,7 +1,7 @@
 """What a model is, without its weights: from a bundle, a file or folder of weights, a config.json or a named shape."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,6 +75,17 @@ def open_shape(model: str) -> ModelShape:
         return ModelShape(model, "configuration", config, _absent(config))
     checkpoint = open_checkpoint(path)
     return ModelShape(model, checkpoint.kind, checkpoint.config, checkpoint.tensors)
+
+
+def shape_in(model: str, dtype: str) -> ModelShape:
+    """The shape of a model with its matrices in the format `dtype` ("fp8", "q4_k_m"), as they are where that is "".
+
+    Raises ConfigError for an unknown format and for rows that are no whole blocks of it, and as `open_shape`.
+    """
+    from roofline.program.restate import format_named, restate
+
+    shape = open_shape(model)
+    return replace(shape, tensors=restate(shape.tensors, format_named(dtype))) if dtype else shape
 
 
 def _resolve(model: str) -> Path:

@@ -1,5 +1,6 @@
 """What commands print: JSON, and tables."""
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -7,9 +8,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
 NARROWEST = 12  # characters of a column of words: less is not read
+LONGEST_FIGURE = 24  # characters of a figure with its unit and its range: more is a sentence, which may be broken
 PIPE_WIDTH = 400  # columns where no terminal says how many there are: names are not cut for other programs
 
 
@@ -61,27 +63,78 @@ def plain_table(
     return table
 
 
-def print_table(out: "Console", table: "Table", dispensable: Sequence[str]) -> None:
-    """Print a table. In a terminal that is too narrow for it the columns `dispensable` are left out, the first one
-    first, and a note says which: rich would cut figures, and leave columns out without a word."""
-    from rich.cells import cell_len
-    from rich.text import Text
+def print_table(out: "Console", table: "Table", dispensable: Sequence[str] = (), keys: int = 1) -> None:
+    """Print a table whose figures are never cut, however narrow the terminal is: rich would cut them, and leave columns
+    out without a word.
 
+    dispensable: columns that are left out of a terminal that is too narrow, the first one first, of which a note tells;
+    keys: where the others are still too wide, the columns that do not fit follow in further tables, and each begins
+    with so many of the first ones.
+    """
     for column in table.columns:
-        widths = [cell_len(Text.from_markup(str(cell)).plain) for cell in (column.header, *column.cells)]
-        column.min_width = max(widths) if column.no_wrap else min(max(widths), NARROWEST)
+        cells = _plain_cells(column)
+        column.no_wrap = column.no_wrap or _are_figures(cells[1:])
+        column.min_width = max(map(_width, cells)) if column.no_wrap else min(max(map(_width, cells)), NARROWEST)
     left_out = []
-    around = table.padding[1] + table.padding[3] + (table.box is not None)
     for name in dispensable:
-        if sum((column.min_width or 0) + around for column in table.columns) <= out.width + around:
+        if _least_width(table, table.columns) <= out.width:
             break
         table.columns[:] = [column for column in table.columns if column.header != name]
         left_out.append(name)
-    for number, column in enumerate(table.columns):
-        column._index = number  # by which rich knows the first and the last
-    out.print(table)
+    title = table.title
+    for at, columns in enumerate(_parts(table, keys, out.width)):
+        if at:
+            out.print()
+        table.columns[:], table.title = columns, None if at else title
+        for number, column in enumerate(table.columns):
+            column._index = number  # by which rich knows the first and the last
+        least = _least_width(table, columns)
+        out.print(table, width=max(out.width, least), crop=least <= out.width)
     if left_out:
         out.print(f"not in {out.width} columns: {', '.join(left_out)}; --json has all", highlight=False)
+
+
+def _parts(table: "Table", keys: int, width: int) -> "list[list[Column]]":
+    """The columns, divided into as few tables as there is room for."""
+    first, behind = table.columns[:keys], table.columns[keys:]
+    parts = [list(first)]
+    for column in behind:
+        if len(parts[-1]) > keys and _least_width(table, [*parts[-1], column]) > width:
+            parts.append([_copied(key) for key in first])
+        parts[-1].append(column)
+    return parts
+
+
+def _copied(column: "Column") -> "Column":
+    """The same column for another table: its cells are shared, its place is not."""
+    copied = column.copy()
+    copied._cells = column._cells
+    return copied
+
+
+def _least_width(table: "Table", columns: "Sequence[Column]") -> int:
+    """Characters that these columns of a table take at least."""
+    around = table.padding[1] + table.padding[3] + (table.box is not None)
+    return sum((column.min_width or 0) + around for column in columns) - around
+
+
+def _plain_cells(column: "Column") -> list[str]:
+    """The heading and the cells of a column without their markup."""
+    from rich.text import Text
+
+    return [Text.from_markup(str(cell)).plain for cell in (column.header, *column.cells)]
+
+
+def _width(text: str) -> int:
+    from rich.cells import cell_len
+
+    return max(map(cell_len, text.splitlines()), default=0)
+
+
+def _are_figures(cells: Sequence[str]) -> bool:
+    """Whether a column has figures, with their units, and nothing but figures."""
+    figures = [cell for cell in cells if cell not in ("", "-", "?", ".")]
+    return bool(figures) and all(len(cell) <= LONGEST_FIGURE and re.match(r"[-+<>~(]?\d", cell) for cell in figures)
 
 
 def ruled_table(title: str | None, headings: Sequence[str], left_aligned: Sequence[str], padding: int = 0) -> "Table":

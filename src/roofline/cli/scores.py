@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roofline.cli.output import console, plain_table
+from roofline.cli.output import console, plain_table, print_table
 from roofline.common.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,4 +35,4 @@ def print_scores(heading: str, names: Sequence[str], scores: "Sequence[Score]") 
             compared = [f"{each.kl:.5f}", f"{each.kl_99:.4f}", f"{each.agreement:.2%}"]
         error = each.perplexity * each.error
         rows.append([name, f"{each.perplexity:.4f}", f"{error:.3f}", *compared, f"{each.tokens_per_second:.0f}"])
-    console().print(plain_table((heading, "perplexity", "+-", "KL", "KL 99%", "same top", "tok/s"), rows))
+    print_table(console(), plain_table((heading, "perplexity", "+-", "KL", "KL 99%", "same top", "tok/s"), rows))

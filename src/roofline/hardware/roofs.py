@@ -18,8 +18,10 @@ from roofline.common.units import human_bytes
 T = TypeVar("T")
 TOLERANCE = 1.02  # a larger share of a roof is an error of the measurement
 AGREEMENT = 0.05  # by which a roof that is measured again may differ from the one that is kept
+MOST_SAMPLES = 6  # of one roof in a measurement
 TRIES = 3  # other programs can only lower a measured roof, so measuring again may correct it
-VERSION = 1  # of the file's layout and of what the loops measure: older files are measured again
+BUSY = 0.3  # cores of other programs beside a measurement, above which it is made again when there are fewer
+VERSION = 2  # of the file's layout and of what the loops measure: older files are measured again
 _unwritten: dict[Path, "Roofs"] = {}  # what this process measured and could not write
 
 
@@ -35,6 +37,7 @@ class Roofs:
         chip: the chip's name.
         measured: date and time, ISO 8601, UTC.
         correction: the factor by which the figures were raised because work reached more than was measured; 1: none.
+        load: cores that other programs used meanwhile, the fewest of the measurements that the figures are the best of.
     """
 
     int8_ops: float | None
@@ -46,6 +49,7 @@ class Roofs:
     chip: str = ""
     measured: str = ""
     correction: float = 1.0
+    load: float = 0.0
 
     def __post_init__(self) -> None:
         rates = [*(rate for _, rate in self.computes), *(rate for _, rate in self.reads)]
@@ -84,6 +88,7 @@ def highest(old: Roofs, new: Roofs) -> Roofs:
         f32_flops=max(old.f32_flops, new.f32_flops),
         reads=tuple(sorted(rates.items())),
         correction=max(old.correction, new.correction),
+        load=min(old.load, new.load),
     )
 
 
@@ -149,6 +154,23 @@ def correction_note(roofs: Roofs) -> str:
         return ""
     by = f"{roofs.correction - 1:.0%}"
     return f"roofs raised by {by} to what was reached: the machine was busy when they were measured"
+
+
+def load_note(load: float) -> str:
+    """What is to be said beside roofs that were measured beside other programs (`Roofs.load`); empty where they had
+    the machine to themselves."""
+    if load <= BUSY:
+        return ""
+    return f"other programs used {load:.1f} cores while the roofs were measured: they may be too low"
+
+
+def best_of(sample: Callable[[], float], least: float = 0.0) -> float:
+    """The best of samples of a rate, taken until two of them agree on it, MOST_SAMPLES at most: a sample that
+    other programs interrupted is too low, and none is too high. least: a rate that it is known to be above."""
+    rates = sorted((sample(), sample()), reverse=True)
+    while len(rates) < MOST_SAMPLES and (rates[1] < (1 - AGREEMENT) * rates[0] or rates[0] < least):
+        rates = sorted((*rates, sample()), reverse=True)
+    return max(rates[0], least)
 
 
 def confirmed(roof: T, share: Callable[[T], float], again: Callable[[T], T]) -> tuple[T, float]:

@@ -58,7 +58,7 @@ class Type:
 
 @dataclass(frozen=True)
 class WeightType:
-    """Shape (rows, columns) or (length,), the formats of its segments, and the bytes they take in the file."""
+    """Shape (rows, columns) or (length,), the formats of its segments, and the bytes that are read of them."""
 
     shape: tuple[int, ...]
     formats: tuple[str, ...]

@@ -12,6 +12,7 @@ from roofline.ops.cost import Affine, Cost
 from roofline.ops.rope_tables import RopeTable
 from roofline.ops.symbol import Q_BYTES, Type, WeightType, kv_head_bytes
 from roofline.ops.traits import Trait
+from roofline.program.target import STAND_INS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,9 +84,20 @@ class Recipe:
         return total
 
     @property
+    def resident_bytes(self) -> int:
+        """Bytes that kernels read of it: its layout may hold some formats in others (`target.STAND_INS`)."""
+        stand_ins = STAND_INS.get(self.layout, {})
+        total = 0
+        for piece in self.pieces:
+            ours = formats.packed(piece.format).name
+            form = formats.get(stand_ins.get(ours, ours)) if len(self.shape) == 2 else formats.packed(piece.format)
+            total += (piece.stop - piece.start) * self.columns // form.block * form.block_bytes
+        return total
+
+    @property
     def type(self) -> WeightType:
         """What ops see of it."""
-        return WeightType(self.shape, tuple(formats.packed(p.format).name for p in self.pieces), self.nbytes)
+        return WeightType(self.shape, tuple(formats.packed(p.format).name for p in self.pieces), self.resident_bytes)
 
 
 @dataclass(frozen=True)

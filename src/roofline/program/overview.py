@@ -67,9 +67,9 @@ def overview(program: Program, work: Work, roofs: Roofs | None) -> Overview:
     first = Counter(like for label, _, like in priced_here if label.section == layer_of[like])
     rows: list[Row] = []
     spent_seconds = 0.0
-    for (instr, _), (label, cost, like) in zip(priced.instrs, priced_here, strict=True):
+    for (instr, _), rate, (label, cost, like) in zip(priced.instrs, priced.rates, priced_here, strict=True):
         spent = amount(cost, work.of(instr))
-        time = seconds(instr, spent, roofs, working_set) if roofs else None
+        time = seconds(instr, spent, roofs, working_set, rate) if roofs else None
         spent_seconds += time or 0.0
         if label.section == LAST and rows[-1].section == LAST:
             rows[-1] = _joined(rows[-1], spent, time)

@@ -9,9 +9,9 @@ from roofline.program.passes.price import (
     Price,
     RoofRates,
     amount,
-    arithmetic,
     mixture,
     price,
+    rate_of,
     seconds,
     step_work,
 )
@@ -96,11 +96,11 @@ class Speeds:
     def _least(self, step: str, spent: Sequence[Amount], working_set: int, sizes: tuple[int, int, int]) -> Rate:
         """The least time of what each op takes. sizes: sequences, context and tokens of the rate."""
         least = memory = compute = 0.0
-        for (instr, _), part in zip(self._price.instrs, spent, strict=True):
-            name, divisor = arithmetic(instr)
-            least += seconds(instr, part, self._roofs, working_set)
+        for (instr, _), rate, part in zip(self._price.instrs, self._price.rates, spent, strict=True):
+            name, divisor = rate
+            least += seconds(instr, part, self._roofs, working_set, rate)
             memory += (part.weight_bytes + part.kv_bytes) / self._roofs.read_bytes_per_s(working_set)
-            compute += part.flops * divisor / getattr(self._roofs, name)
+            compute += part.flops * divisor / rate_of(self._roofs, name)
         sums = (sum(getattr(part, name) for part in spent) for name in _SPENT)
         bound = "memory" if memory >= compute else "compute"
         return Rate(step, *sizes, sizes[2] / least, least, bound, *sums)

@@ -84,6 +84,11 @@ GPU = Target(
     fusions=("linear_silu_mul", "rope_kv_write", "qkv_write", "add_norm"),
 )
 _TARGETS = {CPU.name: CPU, PLAIN.name: PLAIN, GPU.name: GPU}
+# Of a matrix layout: formats of files -> the format that stands in for it in memory, where kernels read another one. On
+# a GPU INT4's codes less their zero points are 8-bit integers, and so are the values of tables.
+STAND_INS: Mapping[str, Mapping[str, str]] = {
+    "device": {"INT4": "Q8_0", "INT8": "Q8_0", "Q5_0": "Q8_0", "IQ4_NL": "Q8_0", "MXFP4": "Q8_0"}
+}
 GPU_ORDERS = ("any", "tile", "splits256")
 # Formats of the KV cache -> the order of attention over it. "bf16" is what CPU says.
 CACHE_ORDERS = {"bf16": "pages64", "int8": "pages64.int8"}

@@ -8,19 +8,25 @@ import numpy as np
 import pytest
 from gpu_models import LIMITS, distance, logits, steps
 
+from roofline.backends.fit import Split, held_in, split_on_product
 from roofline.backends.gpu.memory.requirements import needs_of
 from roofline.backends.gpu.pack import LAYOUTS, STAND_INS, stand_in
+from roofline.bench.plan.plan import shape_of
 from roofline.common.errors import UnsupportedError
 from roofline.hardware.chips import chips
+from roofline.hardware.chips.products import SheetRoofs, titled
 from roofline.models import registry
 from roofline.models.config import ModelConfig
 from roofline.ops import formats
 from roofline.program import target
 from roofline.program.compile import compile_program
+from roofline.program.passes.price import in_file
+from roofline.program.rates import Speeds
 from roofline.weights.checkpoint import open_checkpoint
 from tests.weights import quantised_models
 
 torch = pytest.importorskip("torch")
+ROOFS = SheetRoofs(bf16_flops=1e15, bytes_per_s=1e12, sources=())
 
 
 def raw_of(name: str, exact: bool) -> np.ndarray:
@@ -31,6 +37,23 @@ def raw_of(name: str, exact: bool) -> np.ndarray:
         halves = np.ascontiguousarray(raw[:, :4]).view("<f4").astype(np.float16).astype("<f4")
         raw[:, :4] = halves.view(np.uint8).reshape(-1, 4)
     return raw.reshape(-1)
+
+
+@pytest.mark.parametrize("name", ["INT4", "Q5_0", "IQ4_NL", "MXFP4"])
+def test_memory_and_speed_count_the_format_that_is_read(name: str) -> None:
+    """A plan's bytes of weights are those that its step reads: of the format that stands in for the file's own."""
+    model = shape_of("llama-3.2-1b", name)
+    ours, other = (
+        split_on_product(*each, titled("MI300X"), 1).parts[0] for each in (model, shape_of("llama-3.2-1b", "q8_0"))
+    )
+    assert ours.needs.weights == other.needs.weights
+    read = [Speeds(part.program, ROOFS).decode(1, 64).weight_bytes for part in (ours, other)]
+    assert read[0] == read[1]
+    assert held_in(Split(1, (ours,))) == {name: "Q8_0"}
+    assert held_in(Split(1, (other,))) == {}
+    # What any other program might do is read the file's own bytes.
+    file_bytes = Speeds(in_file(ours.program), ROOFS).decode(1, 64).weight_bytes
+    assert file_bytes < read[0]
 
 
 @pytest.mark.parametrize("name", ["INT4", "INT8"])

@@ -32,7 +32,7 @@ from roofline.bench.results.store import read_points
 from roofline.common.errors import ConfigError
 from tests.command_line import call_roofline
 
-MODEL = ModelSpec(name="llama-3-8b", chip="H100 SXM", max_running=128)
+MODEL = ModelSpec(name="llama-3-8b", chip="H100 SXM", max_running=128, reads=0.65)
 SERVICE = Service(
     running=np.array([1.0, 64.0]), decode_seconds=np.array([0.01, 0.02]), tokens=np.array([0.0, 4000.0]),
     seconds=np.array([0.005, 0.085]), most_running=64, step_tokens=2048, cache_tokens=500_000,
@@ -382,7 +382,7 @@ def test_the_command_compares_policies(tmp_path: Path) -> None:
     spec.write_text(TEXT)
     result = call_roofline(["plan", "--fleet", spec, "-o", out])
     assert result.exit_code == 0, result.stderr
-    for part in ("power-of-two", "utilisation", "100 to 100", "USD/Mtok", "65% of the read roof", "5.0 s of the fleet"):
+    for part in ("power-of-two", "utilisation", "100 to 100", "USD/Mtok", "62% of the read roof", "5.0 s of the fleet"):
         assert part in result.stdout
     points = read_points(out)
     assert len({(point.extra["routing"], point.extra["scaling"]) for point in points}) == 6

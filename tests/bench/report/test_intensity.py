@@ -3,7 +3,12 @@
 import msgspec
 import pytest
 
-from roofline.bench.report import intensity
+from roofline.bench.plan.arrangements import place_of
+from roofline.bench.plan.assumptions import assumed
+from roofline.bench.plan.closed_loop import Lengths
+from roofline.bench.plan.plan import Case, plan
+from roofline.bench.plan.points import points_of
+from roofline.bench.report import intensity, words
 from roofline.bench.report.gather import of_points
 from roofline.bench.results.point import Device, Point
 from tests.bench.report import made
@@ -80,3 +85,34 @@ def test_points_without_what_it_takes_are_left_out() -> None:
     section = intensity.section(of_points([unknown]))
     assert section is not None
     assert [series.kind for series in section.charts[0].series] == ["dots"]
+
+
+def test_systems_whose_roofs_differ_have_one_each() -> None:
+    """A model of 8-bit integers and one of bf16 on one machine: each lies under the roof of its own products."""
+    fast = on(made.point(4, label="int8"), measured_flops=8e12)
+    section = intensity.section(of_points([fast, made.point(4, label="bf16"), made.point(8, label="bf16 too")]))
+    assert section is not None
+    names = [series.name for series in section.charts[0].series if series.kind == "line"]
+    assert names == [
+        "bf16 1.0, bf16 too 1.0 measured roof (50.0 GB/s, 1000.0 Gop/s)",
+        "int8 1.0 measured roof (50.0 GB/s, 8.0 Top/s)",
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_planned_point_lies_where_its_label_says(count: int) -> None:
+    """Of copies and of devices that share one: what a device reaches, beside the roofs of a device."""
+    case = Case("llama-3.2-1b", "", "MI300X", count, (4,), (Lengths(64, 8),), "64+8", (2048, 256))
+    points = points_of(plan(case, place_of("MI300X", count, None), assumed()), "run")
+    assert len(points) == count.bit_length()
+    for point in points:
+        section = intensity.section(of_points([point]))
+        assert section is not None
+        *_, dots = section.charts[0].series
+        (mark,), device = dots.marks, point.devices[0]
+        roof = min(mark.x * device.sheet_bytes_per_s, device.sheet_flops) / 1e12
+        share = words.share(point)
+        assert share is not None
+        assert mark.label.endswith(words.percent(share))
+        assert mark.y / roof == pytest.approx(share, rel=0.15)  # prompts and answers are bound by different roofs
+        assert mark.y < roof

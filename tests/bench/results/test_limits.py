@@ -1,5 +1,6 @@
 """Limits: no engine can be faster, and what claims to be is refused with the arithmetic."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,8 +10,8 @@ from hypothesis import strategies as st
 from roofline.backends.cpu import roofs as cpu_roofs
 from roofline.bench.results.limits import (
     Demand,
-    ImpossibleResult,
     ModelLimits,
+    impossible,
     limit_of,
     limits_here,
     limits_of_product,
@@ -55,6 +56,10 @@ def test_roofs_are_measured_again_before_a_run(monkeypatch):
     limits = limits_here("preset:smollm2-135m")
     assert limits.roofs == ROOFS
     assert limits.below == ("bf16",)
+    # The roofs that bound this model, as a chart draws them: of its weights' products, of reads at its size.
+    assert limits.device.measured_bytes_per_s == ROOFS.read_bytes_per_s(limits.weight_bytes)
+    assert limits.device.measured_flops == ROOFS.f32_flops  # weights of 16 bits are widened by this CPU
+    assert limits_here("preset:smollm2-135m", dtype="q8_0").device.measured_flops == ROOFS.int8_ops
 
 
 def test_single_decoding_is_bound_by_reading_the_weights(limits):
@@ -76,17 +81,19 @@ def test_more_at_a_time_is_never_less(limits):
     assert rates == sorted(rates)
 
 
-def test_more_than_the_limit_is_refused_with_the_arithmetic(limits):
+def test_more_than_the_limit_cannot_be_as_the_arithmetic_says(limits):
     demand = Demand(prompt=1, answer=512, sequences=1)
     most = limit_of(limits, demand, 1.0).tokens_per_s
-    with pytest.raises(ImpossibleResult) as caught:
-        limit_of(limits, demand, most * 3)
-    message = str(caught.value)
+    beyond = limit_of(limits, demand, most * 3)
+    assert beyond.share_of_measured == pytest.approx(3)
+    message = impossible(limits, beyond, demand, most * 3)
     assert message.startswith("300% of the limit cannot be.")
     assert f"{most * 3:.1f} tokens/s were measured" in message
     assert f"at most {most:.1f} tokens/s" in message
     assert "--model-here" in message
-    assert limit_of(limits, demand, most * 1.01).share_of_measured == pytest.approx(1.01)
+    near = limit_of(limits, demand, most * 1.01)
+    assert near.share_of_measured == pytest.approx(1.01)
+    assert impossible(limits, near, demand, most * 1.01) == ""
 
 
 def test_roofs_that_were_measured_too_low_are_measured_again(limits):
@@ -119,8 +126,42 @@ def test_limits_by_a_data_sheet():
     assert shared.device.count == 4
 
 
-def test_a_published_figure_that_cannot_be_is_refused():
+def test_a_published_figure_that_cannot_be_is_known():
     """314 tokens/s were published of Llama-2-70B in 16 bits on a single MI300X."""
     limits = limits_of_product("llama-2-70b", "MI300X")
-    with pytest.raises(ImpossibleResult, match=r"at most 3[0-9]\.[0-9] tokens/s"):
-        limit_of(limits, Demand(prompt=1, answer=256, sequences=1), 314.0)
+    demand = Demand(prompt=1, answer=256, sequences=1)
+    reason = impossible(limits, limit_of(limits, demand, 314.0), demand, 314.0)
+    assert re.search(r"at most 3[0-9]\.[0-9] tokens/s", reason)
+
+
+@pytest.mark.parametrize(
+    ("model", "chip", "prompt", "published"),
+    [
+        ("llama-3.1-70b", "H200", 128, 3803),
+        ("llama-3.1-70b", "H200", 2048, 442),
+        ("llama-3.1-8b", "H100 SXM", 128, 28312),
+        ("llama-3.1-8b", "H100 SXM", 2048, 3450),
+    ],
+)
+def test_published_figures_of_fp8_are_possible(model, chip, prompt, published):
+    """TensorRT-LLM 1.0's table of FP8, answers of 128 tokens: above what products of 16 bits would allow."""
+    demand = Demand(prompt=prompt, answer=128, sequences=1024)
+    limits = limits_of_product(model, chip, dtype="fp8")
+    assert limits.formats.startswith("E4M3")
+    assert 0.4 < limit_of(limits, demand, published).share_of_sheet < 0.8
+    assert limits.device.sheet_flops == 1979e12
+    sixteen_bits = limits_of_product(model, chip)
+    assert limit_of(sixteen_bits, demand, published).share_of_sheet > 1
+
+
+def test_a_file_in_f16_is_limited_by_products_of_f16():
+    """An MI100 multiplies 184.6 TFLOP/s of f16 and half as many of bf16."""
+    rates = {dtype: limits_of_product("llama-2-13b", "MI100", dtype=dtype).device for dtype in ("f16", "bf16")}
+    assert {dtype: device.sheet_flops for dtype, device in rates.items()} == {"f16": 184.6e12, "bf16": 92.3e12}
+
+
+def test_a_limit_reads_weights_as_their_file_has_them():
+    """Of INT4 with a scale for 128: 4.125 to 4.2 bits a weight, whatever our own kernels hold them in."""
+    limits = limits_of_product("llama-3.1-70b", "MI300X", dtype="int4")
+    assert 35e9 < limits.weight_bytes < 47e9
+    assert limits.formats.startswith("INT4")

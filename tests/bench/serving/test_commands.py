@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from roofline.bench.load.events import read_events
+from roofline.bench.report.gather import gather
 from roofline.bench.report.words import digits
 from roofline.bench.results.metrics import figures
 from roofline.bench.results.point import Point
@@ -22,6 +23,7 @@ from roofline.bench.results.store import read_points, with_id
 from roofline.bench.serving import load_test
 from roofline.bench.serving.certificate import null_server
 from roofline.bench.serving.load_test import WARM_UP
+from roofline.bench.serving.measure import BEYOND
 from roofline.bench.traffic.presets import preset_traffic, singles
 from roofline.bench.traffic.traffic import read_traffic, write_traffic
 from tests.command_line import call_roofline
@@ -257,14 +259,25 @@ def test_an_engine_in_this_process(smollm2_path, tmp_path, monkeypatch):
     assert "did you mean 'max_running'" in refused.stderr
 
 
-def test_what_cannot_be_is_refused_and_not_written(null, tmp_path):
-    out = tmp_path / "r.jsonl"
+def test_what_cannot_be_is_kept_and_flagged(null, tmp_path):
+    """Minutes of measuring are not thrown away because the wrong model was named beside them."""
+    out, events = tmp_path / "r.jsonl", tmp_path / "events"
     words = ["--requests", 5, "--arrivals", "closed", "--chip", "MI210", "--model-here", "llama-3.1-405b", "--out", out]
-    result = call_roofline(["bench", "load", null, *words, *QUICK])
+    result = call_roofline(["bench", "load", null, *words, "--events", events, *QUICK])
     assert result.exit_code == 1
     assert "of the limit cannot be. " in result.stderr
     assert "tokens/s were measured; llama-3.1-405b with" in result.stderr
-    assert not out.exists()
+    (point,) = read_points(out)
+    assert BEYOND in point.validity.flags
+    assert point.limit.share_of_sheet > 1
+    assert (out.parent / point.events).exists()
+    (refused,) = gather([out]).refused  # a report has the arithmetic in its place
+    assert "of the limit" in refused
+
+
+def test_a_format_of_weights_needs_their_model(null):
+    result = call_roofline(["bench", "load", null, "--requests", 5, "--dtype", "fp8", *QUICK])
+    assert (result.exit_code, "--model-here" in result.stderr) == (1, True)
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def test_a_chip_that_is_below_its_roofs_is_flagged(make, limits):
 
 
 def test_the_limit_of_another_device_is_not_this_cpus(monkeypatch):
-    monkeypatch.setattr(load_test, "limits_here", lambda model, kv_cache_dtype: model)
+    monkeypatch.setattr(load_test, "limits_here", lambda model, kv_cache_dtype, dtype: model)
     for backend, limits in (("", "m"), (" --backend reference", "m"), (" --backend gpu", None)):
         assert load_test._limits(Settings(f"roofline:m{backend}"), "m") == limits
     assert load_test._limits(Settings("http://x", model_here="m"), "m") == "m"
@@ -81,7 +81,7 @@ def test_the_limit_of_another_device_is_not_this_cpus(monkeypatch):
 
 def test_the_limit_and_the_point_have_the_format_of_the_servers_cache(make, monkeypatch, limits):
     asked = []
-    monkeypatch.setattr(load_test, "limits_here", lambda model, kv_cache_dtype: asked.append(kv_cache_dtype) or limits)
+    monkeypatch.setattr(load_test, "limits_here", lambda model, cache, dtype: asked.append(cache) or limits)
     for options, expected in (({}, "auto"), ({"kv-cache-dtype": "int8"}, "int8")):
         target = Target("roofline:m", "http://127.0.0.1:1/v1", "m", options=options, local_model="m")
         monkeypatch.setattr(load_test, "open_target", lambda *_, target=target: nullcontext(target))

@@ -1,15 +1,19 @@
 """Measures what this CPU can do at best, independently of our kernels: register-only loops and wide reads."""
 
+import math
 from collections.abc import Sequence
 
 from roofline.backends.cpu.select import choose_isa, choose_threads
 from roofline.common.units import now_utc
 from roofline.hardware import detect
 from roofline.hardware import roofs as store
-from roofline.hardware.roofs import RoofCheck, Roofs, highest, recheck
+from roofline.hardware.busy import OtherLoad, load_of_others
+from roofline.hardware.roofs import BUSY, RoofCheck, Roofs, best_of, highest, recheck
 
 MIB = 1 << 20
 # Working sets to read: within a core's own cache, the shared cache, around its edge, and memory.
+LOOK_SECONDS = 0.1  # for which other programs are watched before roofs that were measured beside some are used
+LEAST_SHARE = 2048  # bytes of a working set that a thread reads at least
 READ_SIZES = (1 * MIB, 4 * MIB, 16 * MIB, 32 * MIB, 64 * MIB, 100 * MIB, 400 * MIB, 1600 * MIB)
 
 
@@ -29,17 +33,28 @@ def measure_roofs(
     if reads is None:
         reads = _read_sizes(quick)
     sizes = [size for size in reads if size <= room] or [min(reads[0], room)]
-    seconds = 0.08 if quick else 0.3
-    ops = {kind: _native.roof_ops(kind, isa, threads, seconds) for kind in ("int8", "bf16", "f32")}
+    sizes = [size for size in sizes if size >= threads * LEAST_SHARE] or [threads * LEAST_SHARE]
+    seconds, other_load = 0.04 if quick else 0.15, OtherLoad()
+
+    def computes(kind: str) -> float:
+        alone = _native.roof_ops(kind, isa, 1, seconds / 2) if threads > 1 else 0.0
+        return best_of(lambda: _native.roof_ops(kind, isa, threads, seconds), alone)
+
+    ops = {kind: computes(kind) for kind in ("int8", "bf16", "f32")}
+
+    def reading(size: int) -> float:
+        return best_of(lambda: _native.roof_read(size, threads, seconds))
+
     return Roofs(
         int8_ops=ops["int8"],
         bf16_flops=ops["bf16"],
         f32_flops=ops["f32"],
-        reads=tuple((size, _native.roof_read(size, threads, seconds)) for size in sizes),
+        reads=tuple((size, reading(size)) for size in sizes),
         threads=threads,
         isa=isa,
         chip=machine.chip,
         measured=now_utc(),
+        load=round(other_load.cores(), 2),
     )
 
 
@@ -55,10 +70,11 @@ def ensure_roofs(
     """The stored roofs; measured and stored first when there are none.
 
     `again` measures once more and keeps the higher of the old and the new figure: a roof is what the chip has
-    reached, and a busy machine only ever hides it.
+    reached, and a busy machine only ever hides it. So do roofs that were measured beside other programs, once there
+    are fewer of these.
     """
     stored = stored_roofs(threads=threads, isa=isa)
-    if stored is not None and not again:
+    if stored is not None and not again and (stored.load <= BUSY or load_of_others(LOOK_SECONDS) > BUSY):
         return stored
     stored_sizes = () if stored is None else (size for size, _ in stored.reads)  # any of them may be too low
     fresh = measure_roofs(quick=quick, threads=threads, isa=isa, reads=sorted({*_read_sizes(quick), *stored_sizes}))
@@ -77,9 +93,10 @@ def recheck_roofs(*, threads: int | None = None, isa: str | None = None) -> tupl
     kept = ensure_roofs(threads=threads, isa=isa)
     if any(size not in dict(kept.reads) for size in READ_SIZES if size <= _room()):  # a quick measurement was kept
         kept = ensure_roofs(threads=threads, isa=isa, again=True)
-    sizes = [size for size, _ in kept.reads if size <= 100 * MIB] or [kept.reads[0][0]]
+    most = 100 * MIB if kept.load <= BUSY else math.inf  # larger ones take long, and may be what other programs hid
+    sizes = [size for size, _ in kept.reads if size <= most and size <= _room()] or [kept.reads[0][0]]
     raised, checks = recheck(kept, lambda: measure_roofs(quick=True, threads=threads, isa=isa, reads=sizes))
-    if any(check.now > check.kept for check in checks):
+    if raised.load < kept.load or any(check.now > check.kept for check in checks):
         store.store(raised, detect.detect().fingerprint)
     return raised, checks
 

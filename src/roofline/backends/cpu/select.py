@@ -1,10 +1,11 @@
 """Which instruction set, how many threads, which kernel variants: chosen once at load, each with its reason."""
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from roofline.common import env, log
-from roofline.common.errors import UnsupportedError
+from roofline.common.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from roofline.backends.cpu.executable import CpuExecutable
@@ -39,10 +40,23 @@ def choose_isa(preferred: str | None = None) -> Choice[str]:
     return Choice(requested, "asked for" if preferred else "ROOFLINE_ISA")
 
 
+LEAST_MOST_THREADS, MOST_A_CORE = 64, 4  # threads that may be asked for on any machine, and for each of its cores
+
+
 def choose_threads(preferred: int | None = None) -> Choice[int]:
-    """Usable cores: the smaller of the affinity mask and the whole cores of the cgroup's quota; or what is asked."""
+    """Usable cores: the smaller of the affinity mask and the whole cores of the cgroup's quota; or what is asked.
+
+    Raises ConfigError for so many threads that they would only wait for each other.
+    """
     requested = preferred or env.threads()
     if requested is not None:
+        most = max(LEAST_MOST_THREADS, MOST_A_CORE * (os.cpu_count() or 1))
+        if requested > most:
+            option = "--threads" if preferred else "ROOFLINE_THREADS"
+            raise ConfigError(
+                f"{option}={requested}: this machine has {os.cpu_count()} cores, on which as many threads would wait "
+                f"for each other; give at most {most}"
+            )
         return Choice(requested, "asked for" if preferred else "ROOFLINE_THREADS")
     from roofline.hardware.detect import cores_allowed, cpu_quota, usable_cores
 

@@ -23,6 +23,7 @@ import numpy as np
 from roofline.common.errors import UnsupportedError
 from roofline.ops import formats
 from roofline.ops.formats import blocks256
+from roofline.program import target
 
 if TYPE_CHECKING:
     import torch
@@ -57,9 +58,7 @@ LAYOUTS = {
 }
 
 
-# Format -> the one of LAYOUTS that stands in for it on a GPU: INT4's codes less their zero points are 8-bit integers,
-# and so are the values of tables.
-STAND_INS = {"INT4": "Q8_0", "INT8": "Q8_0", "Q5_0": "Q8_0", "IQ4_NL": "Q8_0", "MXFP4": "Q8_0"}
+STAND_INS = target.STAND_INS["device"]  # format -> the one of LAYOUTS that a matrix of it has in memory
 
 
 @dataclass(frozen=True)

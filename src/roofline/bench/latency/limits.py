@@ -78,7 +78,7 @@ class ModelLimits:
         program = trace_shape(family, cfg, FORM)
         priced = price(program)
         products = tuple(each for each in priced.instrs if each[0].op == "attend" or _multiplies(program, each[0]))
-        self._products, self._all, self._experts = Price(products, 0), priced, mixture(program)
+        self._products, self._all, self._experts = Price(products, 0, ()), priced, mixture(program)
         self._windows = [window_of(instr) for instr, _ in priced.instrs if instr.op == "attend"]  # of each layer
         (group,) = program.kv_groups.values()
         self.kv_token_bytes = replace(group, format=KV).token_bytes

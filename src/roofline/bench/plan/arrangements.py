@@ -1,6 +1,8 @@
 """How a model can lie on so many devices: how many share it, and how many copies that makes."""
 
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING
 
 from roofline.backends.capacity import Capacity
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 MESH = ("gfx942", "gfx950")  # architectures whose eight devices of a host are joined in pairs, each by one of 7 links
 MESH_LINKS = 7
+DIES = "gfx90a"  # architecture whose packages have two devices, joined by 4 links, and to other packages by single ones
+DIE_LINKS, DIE_LINK = 4, 50e9  # bytes a second one way of one of these links (AMD CDNA 2 white paper)
 PAGES_SIMULATED = 1 << 17  # of a cache at most: two million tokens, of which a scheduler keeps lists
 
 
@@ -70,6 +74,25 @@ class Arrangement:
         """Bytes on that device beside weights and cache, of the largest step."""
         return self.split.fullest(self.place.memory).needs.workspace
 
+    @cached_property
+    def arithmetic(self) -> tuple[str, float]:
+        """The arithmetic that most of a token takes, and a device's roof of it (`arithmetic_roof`)."""
+        from roofline.program.passes.price import arithmetic_roof
+
+        return arithmetic_roof(self.split.parts[0].program, self.place.roofs)
+
+    @property
+    def weight_bits(self) -> float:
+        """Of a weight on average, as it lies in memory."""
+        recipes = [recipe for part in self.split.parts for recipe in part.program.weights.values()]
+        return 8 * sum(recipe.resident_bytes for recipe in recipes) / sum(prod(recipe.shape) for recipe in recipes)
+
+    @property
+    def counted(self) -> int:
+        """How many times what a simulated step reads and computes is done by all devices together: it is of one of
+        those that share a layer, and of all those that share layers one after the other."""
+        return self.replicas * self.devices // len(self.split.parts)
+
     def executable(self, calibration: Calibration, name: str) -> "SimulatedExecutable":
         """One copy, simulated. name: of the model."""
         from roofline.backends.simulated.backend import simulate
@@ -117,7 +140,7 @@ def arrangements(
             failed = CapacityError(what, needed, place.memory, "bytes", remedy)
             continue
         context = min(config.max_position, pages * PAGE_TOKENS)
-        link = _link(place, devices)
+        link = link_between(place.product, devices)
         replicas = place.count // devices
         fitting.append(Arrangement(place, split, devices, replicas, pages, limits, context, link))
     if not fitting:
@@ -146,10 +169,13 @@ def _split(
     return split_on_product(model, config, place.product, devices, kv_cache_dtype, step)
 
 
-def _link(place: Place, devices: int) -> float | None:
+def link_between(product: "Product | None", devices: int) -> float | None:
     """Bytes a second that a device receives from devices that it shares a copy with, by the data sheet."""
-    product = place.product
-    if devices == 1 or product is None or product.link is None:
+    if devices == 1 or product is None:
+        return None
+    if product.chip == DIES and product.dies > 1:
+        return DIE_LINK * (DIE_LINKS if devices == product.dies else 1)
+    if product.link is None:
         return None
     one_way = product.link.value / 2
     return one_way * min(devices - 1, MESH_LINKS) / MESH_LINKS if product.chip in MESH else one_way

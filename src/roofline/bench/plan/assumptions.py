@@ -1,14 +1,35 @@
-"""What a plan has to assume where nothing was measured: how near to the roofs the steps come."""
+"""What a plan has to assume where nothing was measured: how near to the roofs steps come, and how sure that is.
 
+All figures are of the public ones that `python -m benchmarks.published` lists, and that it computes them from.
+"""
+
+import math
 from collections.abc import Sequence
+from typing import Literal
 
 from roofline.backends.simulated.calibration import Calibration
 
-# Tuned engines that decode one stream reach 60 to 70 % of a GPU's bandwidth, and 55 to 60 % of its rate of products in
-# prefill (gpt-fast on A100 and MI250X, AMD's tuned MI210: docs/how-to/plan.md); the middles of these.
-READS, ARITHMETIC = 0.65, 0.55
-LINK_SECONDS = 10e-6  # an exchange of a few bytes among devices of one host, of the order that libraries take
+Kind = Literal["prefill", "decode", "serving"]
+
+# Shares that tuned engines reach: of a GPU's bandwidth when they decode one stream, by bits of a weight; of its rate of
+# products in prefill. Engines spend longer on unpacking fewer bits.
+READS = {16: 0.62, 8: 0.52, 4: 0.56}
+ARITHMETIC = 0.55
+LINK_SECONDS = 25e-6  # an exchange of a few bytes, for each doubling of the devices that make it
 NAMED = "assumed; see docs/how-to/plan.md"
+GIVEN = "as asked for, the others assumed; see docs/how-to/plan.md"
+# Published over planned time, an 80 % interval for one more figure of the kind: (kind, whether several devices share
+# the model, whether weights have about 4 bits, which counts in decoding on one device alone) -> lowest and highest.
+SPREADS: dict[tuple[Kind, bool, bool], tuple[float, float]] = {
+    ("prefill", False, False): (0.80, 1.23),
+    ("prefill", True, False): (0.91, 1.25),
+    ("decode", False, False): (0.86, 1.32),
+    ("decode", False, True): (0.68, 1.26),
+    ("decode", True, False): (0.72, 1.68),
+    ("serving", False, False): (0.76, 1.06),
+    ("serving", True, False): (0.66, 1.85),
+}
+FEW = 16  # requests at a time of a copy, up to which a step counts as one of decoding
 
 
 def assumed(
@@ -16,15 +37,37 @@ def assumed(
     arithmetic: float | None = None,
     step_us: float | None = None,
     link_us: float | None = None,
+    bits: float = 16.0,
+    devices: int = 1,
 ) -> Calibration:
-    """The calibration of devices that nobody measured. What is None is assumed."""
+    """The calibration of devices that nobody measured. What is None is assumed.
+
+    Args:
+        bits: of a weight on average, as it lies in memory.
+        devices: that share a copy of the model.
+    """
+    link_seconds = LINK_SECONDS * math.log2(devices) if link_us is None else link_us * 1e-6
     return Calibration(
-        reads=READS if reads is None else reads,
+        reads=READS[class_of(bits)] if reads is None else reads,
         arithmetic=ARITHMETIC if arithmetic is None else arithmetic,
         step_seconds=0.0 if step_us is None else step_us * 1e-6,
-        link_seconds=LINK_SECONDS if link_us is None else link_us * 1e-6,
-        source=NAMED,
+        link_seconds=link_seconds,
+        source=NAMED if (reads, arithmetic, step_us, link_us) == (None,) * 4 else GIVEN,
     )
+
+
+def class_of(bits: float) -> int:
+    """The width of weights that READS has a share for: 16, 8 or 4 bits."""
+    return 4 if bits < 6.6 else 8 if bits < 12 else 16
+
+
+def spread(calibration: Calibration, kind: Kind, devices: int, bits: float) -> tuple[float, float] | None:
+    """Between which factors of a planned time the true one is likely to lie; None where the shares were measured or
+    asked for, so that no public figure says how sure they are."""
+    if calibration.source != NAMED:
+        return None
+    several = devices > 1
+    return SPREADS[kind, several, kind == "decode" and not several and class_of(bits) == 4]
 
 
 def in_words(calibration: Calibration) -> str:

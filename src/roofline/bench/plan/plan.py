@@ -1,13 +1,14 @@
 """`roofline plan`: where a model fits on devices, and the curve of throughput and latency to expect there."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from roofline.backends.simulated.calibration import Calibration
 from roofline.bench.plan.arrangements import Arrangement, Place, arrangements
+from roofline.bench.plan.assumptions import FEW, Kind, spread
 from roofline.bench.plan.closed_loop import ClosedLoop, Lengths, Run
 from roofline.common.errors import ConfigError
 from roofline.engine.config import EngineConfig
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from roofline.models.config import ModelConfig
 
 Tell = Callable[[str], None]
+Calibrate = Callable[[Arrangement], Calibration]
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,36 @@ class PlannedPoint:
     waiting: bool
     usd_per_mtok: float | None
 
+    def between(self, kind: Kind) -> tuple[float, float] | None:
+        """Between which factors of a planned time of that kind the true one likely lies, None where nothing says."""
+        arrangement = self.arrangement
+        return spread(self.calibration, kind, arrangement.devices, arrangement.weight_bits)
+
+    @property
+    def _alone(self) -> int:
+        """Requests at a time of the fullest copy."""
+        return -(-self.concurrency // self.arrangement.replicas)
+
+    @property
+    def rate_range(self) -> tuple[float, float] | None:
+        """Tokens a second that are likely."""
+        factors = self.between("serving")
+        return None if factors is None else (self.tokens_per_s / factors[1], self.tokens_per_s / factors[0])
+
+    @property
+    def ttft_range(self) -> tuple[float, float] | None:
+        """Seconds to a first token, in the median, that are likely."""
+        factors = self.between("prefill" if self._alone == 1 else "serving")
+        return None if factors is None else (self.ttft.p50 * factors[0], self.ttft.p50 * factors[1])
+
+    @property
+    def tpot_range(self) -> tuple[float, float] | None:
+        """Seconds for a token behind the first, in the median, that are likely."""
+        factors = self.between("decode" if self._alone <= FEW else "serving")
+        if factors is None or self.tpot is None:
+            return None
+        return self.tpot.p50 * factors[0], self.tpot.p50 * factors[1]
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -111,8 +143,11 @@ class Plan:
     calibration: Calibration
 
 
-def plan(case: Case, place: Place, calibration: Calibration, tell: Tell = lambda text: None) -> Plan:
-    """Plan it. Raises ConfigError, UnsupportedError, CapacityError with cause and remedy where that cannot be done."""
+def plan(case: Case, place: Place, calibration: Calibration | Calibrate, tell: Tell = lambda text: None) -> Plan:
+    """Plan it. calibration: of all arrangements, or a function that gives that of each.
+
+    Raises ConfigError, UnsupportedError, CapacityError with cause and remedy where that cannot be done.
+    """
     from math import prod
 
     from roofline.program.restate import nbytes
@@ -127,9 +162,10 @@ def plan(case: Case, place: Place, calibration: Calibration, tell: Tell = lambda
         raise ConfigError(f"{case.devices} devices cannot share a copy of the model {there}; {could} can")
     points = []
     for arrangement in chosen:
+        here = calibration if isinstance(calibration, Calibration) else calibration(arrangement)
         for concurrency in case.concurrency:
             tell(f"{arrangement.name}, concurrency {concurrency}")
-            points.append(point(case, arrangement, concurrency, calibration))
+            points.append(point(case, arrangement, concurrency, here))
     groups = chosen[0].split.parts[0].program.kv_groups.values()
     return Plan(
         case,
@@ -141,7 +177,7 @@ def plan(case: Case, place: Place, calibration: Calibration, tell: Tell = lambda
         "+".join(dict.fromkeys(group.format for group in groups)),
         chosen,
         points,
-        calibration,
+        points[0].calibration,
     )
 
 
@@ -153,15 +189,11 @@ def _token_bytes(arrangement: Arrangement) -> int:
 
 def shape_of(model: str, dtype: str) -> "tuple[ModelShape, ModelConfig]":
     """A model's shape, in a format where one is named, and its configuration."""
-    from roofline.bundle.shape import open_shape
+    from roofline.bundle.shape import shape_in
     from roofline.models.registry import configure
-    from roofline.program.restate import format_named, restate
 
-    shape = open_shape(model)
-    _, config = configure(shape.config)
-    if dtype:
-        shape = replace(shape, tensors=restate(shape.tensors, format_named(dtype)))
-    return shape, config
+    shape = shape_in(model, dtype)
+    return shape, configure(shape.config)[1]
 
 
 def point(case: Case, arrangement: Arrangement, concurrency: int, calibration: Calibration) -> PlannedPoint:
@@ -234,7 +266,5 @@ def quantiles(values: Sequence[float]) -> Quantiles:
 
 def _bound(arrangement: Arrangement, flops: float, moved: float) -> str:
     """Whether reads or arithmetic take longer over all steps."""
-    roofs = arrangement.place.roofs
-    rate = getattr(roofs, "int8_ops", None) if arrangement.place.product is None else None
-    reads = moved / roofs.read_bytes_per_s(arrangement.weights)
-    return "memory" if reads >= flops / (rate or roofs.bf16_flops) else "compute"
+    reads = moved / arrangement.place.roofs.read_bytes_per_s(arrangement.weights)
+    return "memory" if reads >= flops / arrangement.arithmetic[1] else "compute"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 import roofline
-from roofline.bench.plan.arrangements import Place
+from roofline.bench.plan.arrangements import Arrangement
 from roofline.bench.plan.assumptions import in_words
 from roofline.bench.plan.closed_loop import Lengths
 from roofline.bench.plan.plan import Plan, PlannedPoint, Quantiles
@@ -50,7 +50,7 @@ def _point(plan: Plan, planned: PlannedPoint, run: str) -> schema.Point:
             devices_per_replica=arrangement.devices,
         ),
         host=host_of(detect()),
-        devices=[device_of(plan.place, plan.weight_bytes, plan.place.count)],
+        devices=[device_of(arrangement, plan.weight_bytes, plan.place.count)],
         workload=_workload(plan, planned),
         load=schema.Load(
             arrivals="closed", concurrency=planned.concurrency, achieved=planned.requests_per_s
@@ -80,8 +80,20 @@ def _point(plan: Plan, planned: PlannedPoint, run: str) -> schema.Point:
             "shares_from": planned.calibration.source,
             "cache_tokens": arrangement.cache_tokens,
             "preemptions": planned.preemptions,
+            **_ranges(planned),
         },
     )  # fmt: skip
+
+
+def _ranges(planned: PlannedPoint) -> dict[str, float]:
+    """The ends of what is likely of each figure, where public figures say that."""
+    ranges = {"answer_rate": planned.rate_range, "ttft_s": planned.ttft_range, "tpot_s": planned.tpot_range}
+    return {
+        f"{name}_{end}": value
+        for name, ends in ranges.items()
+        if ends is not None
+        for end, value in zip(("low", "high"), ends, strict=True)
+    }
 
 
 def host_of(machine: Machine) -> schema.Host:
@@ -89,10 +101,11 @@ def host_of(machine: Machine) -> schema.Host:
     return schema.Host(chip=machine.chip, cores=machine.usable_cores, memory_bytes=machine.memory_total or 0)
 
 
-def device_of(place: Place, working_set: int, count: int) -> schema.Device:
-    """So many devices of a place. working_set: bytes that a step reads."""
+def device_of(arrangement: Arrangement, working_set: int, count: int) -> schema.Device:
+    """So many devices of an arrangement's place. working_set: bytes that a step reads."""
+    place = arrangement.place
     product, roofs = place.product, place.roofs
-    flops, reads = roofs.bf16_flops, roofs.read_bytes_per_s(working_set)
+    flops, reads = arrangement.arithmetic[1], roofs.read_bytes_per_s(working_set)
     if product is None:
         return schema.Device(name=place.name, vendor="", measured_flops=flops, measured_bytes_per_s=reads)
     sources = [figure.source for figure in (product.bf16 or product.fp16, product.bandwidth) if figure is not None]
@@ -142,14 +155,14 @@ def _milliseconds(name: str, times: Quantiles) -> schema.Figure:
 
 
 def _limit(planned: PlannedPoint) -> schema.Limit:
-    sheet = planned.arrangement.place.product is not None
+    sheet, counted = planned.arrangement.place.product is not None, planned.arrangement.counted
     links = "" if planned.arrangement.devices == 1 else "; exchanges among devices are not in the limit"
     return schema.Limit(
         seconds=planned.limit_seconds,
         bound="memory" if planned.bound == "memory" else "compute",
-        flops=planned.flops,
-        weight_bytes=planned.weight_bytes,
-        kv_bytes=planned.kv_bytes,
+        flops=planned.flops * counted,
+        weight_bytes=planned.weight_bytes * counted,
+        kv_bytes=planned.kv_bytes * counted,
         tokens_per_s=planned.limit_tokens_per_s,
         share_of_sheet=planned.share if sheet else None,
         share_of_measured=None if sheet else planned.share,

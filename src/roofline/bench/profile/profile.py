@@ -22,7 +22,7 @@ from roofline.common.json_types import JsonObject
 from roofline.hardware.roofs import Roofs, highest, reachable
 from roofline.ops.batch import PAGE_TOKENS, Segment
 from roofline.program.overview import Label, labels
-from roofline.program.passes.price import Work, amount, arithmetic, mixture, price, seconds, step_work, with_experts
+from roofline.program.passes.price import Work, amount, mixture, price, seconds, step_work, with_experts
 from roofline.program.target import GPU
 
 if TYPE_CHECKING:
@@ -186,13 +186,13 @@ def summarise(
     names, touched = _merged(program, step), working_set(program, step)
     reads = roofs.read_bytes_per_s(touched)
     kinds: dict[tuple[str, ...], list[OpTime]] = {}
-    for (instr, cost), label, spent_seconds in zip(priced.instrs, names, best.ops, strict=True):
+    for (instr, cost), rate, label, spent_seconds in zip(priced.instrs, priced.rates, names, best.ops, strict=True):
         spent = amount(cost, work.of(instr))
-        limit = seconds(instr, spent, roofs, touched)
+        limit = seconds(instr, spent, roofs, touched, rate)
         moves = (spent.weight_bytes + spent.kv_bytes) / reads >= limit
         section = "head" if label.section == "head" else "embed" if label.section == "embed" else "layers"
         key = section, label.op, label.shape, label.format
-        bound = "memory" if moves else arithmetic(instr)[0].partition("_")[0]
+        bound = "memory" if moves else rate[0].partition("_")[0]
         moved = spent.weight_bytes, spent.kv_bytes, spent.act_bytes
         call = OpTime(*key, int(instr.op == label.op), spent_seconds, spent.flops, *moved, limit, bound)
         kinds.setdefault(key, []).append(call)

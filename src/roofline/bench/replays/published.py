@@ -15,7 +15,7 @@ from roofline.program.ir import Share
 from roofline.program.rates import Rate, Speeds
 
 NAMES = ("mlc-amd", "rocm-llm-opt", "flywheel", "mosaic-mi250", "dell-mi300x")
-Step = Literal["decode", "prefill", "train", ""]
+Step = Literal["decode", "prefill", "serve", "train", ""]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Row:
 
     series: whose it is, or with which technique; name: of rows that stand beside each other; sequences: of rows over a
     number of them; value: in the chart's unit; source: in words; model, chip, count, form, context, step: what its
-    limit is computed of, a chip being a die of a package unless `package`; no model and no step: there is no limit.
+    limit is computed of, a chip being a die of a package unless `package`; no model and no step: there is no limit;
+    answer: of a step "serve", whose requests have `context` tokens of prompt, the tokens of an answer.
     """
 
     series: str
@@ -37,6 +38,7 @@ class Row:
     count: int = 1
     form: str = ""
     context: int = 0
+    answer: int = 0
     step: Step = ""
     package: bool = False
 
@@ -88,12 +90,13 @@ class _ChartTable(msgspec.Struct, forbid_unknown_fields=True):
     model: str = ""
     chip: str = ""
     context: int = 0
+    answer: int = 0
     step: str = ""
     format: str = ""
 
 
 def _chart(chart: _ChartTable, sources: dict[str, str]) -> PublishedChart:
-    common = {"model": chart.model, "chip": chart.chip, "context": chart.context, "step": chart.step}
+    common = {name: getattr(chart, name) for name in ("model", "chip", "context", "answer", "step")}
     rows = ({"form": chart.format, **common, **row, "source": sources[str(row["source"])]} for row in chart.rows)
     return PublishedChart(chart.title, chart.unit, tuple(msgspec.convert(row, Row) for row in rows))
 
@@ -121,7 +124,7 @@ def limit_of(row: Row, unit: str) -> RowLimit | None:
             return None
         peak = product.bf16.value / (1 if row.package else product.dies) / 1e12
         return RowLimit(peak, row.value / peak, "compute")
-    rate = _rate(row.model, row.chip, row.form, row.count, (row.step, row.sequences, row.context))
+    rate = _rate(row.model, row.chip, row.form, row.count, (row.step, row.sequences, row.context, row.answer))
     if rate is None:
         return None
     if unit == "ms":
@@ -130,35 +133,34 @@ def limit_of(row: Row, unit: str) -> RowLimit | None:
 
 
 @cache
-def _rate(model: str, chip: str, form: str, count: int, step: tuple[str, int, int]) -> Rate | None:
+def _rate(model: str, chip: str, form: str, count: int, step: tuple[str, int, int, int]) -> Rate | None:
     speeds = _speeds(model, chip, form, count)
     if speeds is None:
         return None
-    kind, sequences, context = step
+    kind, sequences, context, answer = step
+    if kind == "serve":
+        return speeds.requests(sequences, context, answer)
     return speeds.decode(sequences, context) if kind == "decode" else speeds.prefill(context, sequences)
 
 
 @cache
 def _speeds(model: str, chip: str, form: str, count: int) -> Speeds | None:
     """Of one of `count` dies that share the model, at their data sheet."""
-    from dataclasses import replace
-
     from roofline.backends.gpu.program import compile_for_gpu
-    from roofline.bundle.shape import open_shape
+    from roofline.bundle.shape import shape_in
     from roofline.hardware.chips.chips import chips
     from roofline.hardware.chips.products import sheet_roofs, titled
     from roofline.models.registry import configure
-    from roofline.program.restate import format_named, restate
+    from roofline.program.passes.price import in_file
 
-    product, shape = titled(chip), open_shape(model)
+    product, shape = titled(chip), shape_in(model, form)
     roofs = sheet_roofs(product)
     if roofs is None:
         return None
-    shape = replace(shape, tensors=restate(shape.tensors, format_named(form)))
     config = configure(shape.config)[1]
     try:
         options, share = LoadOptions(backend="gpu"), Share(0, count)
-        program = compile_for_gpu(shape, config, options, chips().get(product.chip), share)
+        program = in_file(compile_for_gpu(shape, config, options, chips().get(product.chip), share))
     except (CapacityError, UnsupportedError):  # matrices of such a format that so many cannot share
         return None
     return Speeds(program, roofs)

@@ -1,5 +1,7 @@
 """The roofline chart: what each point computes for each byte that it has to read, and how fast, under the roofs."""
 
+import math
+
 from roofline.bench.report import words
 from roofline.bench.report.chart import Axis, Chart, Mark, Section, Series, Table
 from roofline.bench.report.gather import Gathered
@@ -8,6 +10,7 @@ from roofline.bench.results.point import Device, Limit, Point
 from roofline.common.units import human_rate
 
 TERA = 1e12
+ALIKE = 0.1  # by which roofs differ that are drawn as one
 
 
 def section(gathered: Gathered) -> Section | None:
@@ -20,10 +23,10 @@ def section(gathered: Gathered) -> Section | None:
     series: list[Series] = []
     rows: list[tuple[str, ...]] = []
     for number, place in enumerate(gathered.places):
-        device, count = _device(gathered, place)
-        if device is not None:
-            several = len(gathered.places) > 1
-            series += _roofs(device, count, place if several else "", 7 - number % 8, (least, most))
+        devices_here = _devices(gathered, place)
+        for at, (device, systems) in enumerate(devices_here):
+            title = [place] * (len(gathered.places) > 1) + [", ".join(systems)] * (len(devices_here) > 1)
+            series += _roofs(device, " ".join(title), 7 - (number + at) % 8, (least, most))
     for kind, points in gathered.curves(point for point, _ in places).items():
         marks = []
         for point in points:
@@ -46,7 +49,8 @@ def section(gathered: Gathered) -> Section | None:
         series=tuple(series),
     )
     text = (
-        "Each point lies under the roof that bounds it: the slanted part is memory, the level part arithmetic. The "
+        "Each point lies under the roof that bounds it: the slanted part is memory, at the size of the model, the "
+        "level part arithmetic, in the numbers that the model is mostly multiplied in. The "
         "roof by the data sheet is what its maker prints; the measured one is what loops of ours reached on the device."
     )
     headings = ("system", "load", "operations/byte", "reached", "of measured roof", "of data sheet", "bound")
@@ -64,13 +68,30 @@ def _place(point: Point) -> tuple[float, float] | None:
     return limit.flops / read, limit.flops * share / limit.seconds / devices(point)
 
 
-def _device(gathered: Gathered, place: str) -> tuple[Device | None, int]:
-    """The device of a machine, as the newest point describes it."""
-    points = [point for point in gathered.points if words.place(point) == place and point.devices]
-    return (None, 1) if not points else (max(points, key=lambda point: point.started).devices[0], devices(points[-1]))
+def _devices(gathered: Gathered, place: str) -> list[tuple[Device, list[str]]]:
+    """The device of a machine as the newest point of each system there describes it, with the roofs that bound this
+    system; systems whose roofs are alike share one, and are named with it."""
+    out: list[tuple[Device, list[str]]] = []
+    for kind, points in gathered.curves(point for point in gathered.points if point.devices).items():
+        if kind.place != place:
+            continue
+        device = max(points, key=lambda point: point.started).devices[0]
+        for other, systems in out:
+            if _alike(device, other):
+                systems.append(kind.system)
+                break
+        else:
+            out.append((device, [kind.system]))
+    return out
 
 
-def _roofs(device: Device, count: int, place: str, look: int, span: tuple[float, float]) -> list[Series]:
+def _alike(one: Device, other: Device) -> bool:
+    """Whether the roofs of two measurements are the same ones, but for what measurements differ by."""
+    names = ("measured_flops", "measured_bytes_per_s", "sheet_flops", "sheet_bytes_per_s")
+    return all(math.isclose(getattr(one, name), getattr(other, name), rel_tol=ALIKE) for name in names)
+
+
+def _roofs(device: Device, place: str, look: int, span: tuple[float, float]) -> list[Series]:
     """The roofs of one device of a machine, as far as they are known."""
     kinds = (
         ("measured roof", device.measured_bytes_per_s, device.measured_flops, False),

@@ -11,18 +11,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from roofline.bench.results.point import Device, Limit
-from roofline.common.errors import ConfigError, RooflineError
+from roofline.common.errors import ConfigError
 from roofline.hardware.roofs import TOLERANCE, Roofs, confirmed, highest
-from roofline.program.passes.price import RoofRates
+from roofline.program.passes.price import RoofRates, arithmetic_roof, in_file, price
 
 if TYPE_CHECKING:
     from roofline.bundle.shape import ModelShape
     from roofline.program.ir import Program
     from roofline.program.rates import Speeds
-
-
-class ImpossibleResult(RooflineError):
-    """A figure above what physics allows: it is refused, with the arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -62,33 +58,32 @@ class ModelLimits:
 
     @property
     def weight_bytes(self) -> int:
-        from roofline.program.passes.price import price
-
         return price(self.program).weight_bytes
 
 
-def limits_here(model: str, kv_cache_dtype: str = "auto") -> ModelLimits:
-    """The limits of a model on this machine's CPU, whose roofs are measured, or measured again shortly.
+def limits_here(model: str, kv_cache_dtype: str = "auto", dtype: str = "") -> ModelLimits:
+    """The limits of a model on this machine's CPU, whose roofs are measured, or measured again shortly. dtype: as of
+    `limits_of_product`.
 
     Raises ConfigError and UnsupportedError for a model that cannot be opened.
     """
     from roofline.backends.capacity import host_kv_dtype
     from roofline.backends.cpu.roofs import ensure_roofs, recheck_roofs
-    from roofline.bundle.shape import open_shape
+    from roofline.bundle.shape import shape_in
     from roofline.hardware.detect import detect
     from roofline.models.registry import configure
     from roofline.program.compile import compile_program
     from roofline.program.target import CPU, with_cache
 
-    shape = open_shape(model)
+    shape = shape_in(model, dtype)
     family, config = configure(shape.config)
     program = compile_program(family, config, shape.tensors, with_cache(CPU, host_kv_dtype(kv_cache_dtype)))
     (roofs, checks), machine = recheck_roofs(), detect()
     device = Device(
         name=machine.chip,
         vendor=machine.vendor,
-        measured_flops=roofs.bf16_flops,
-        measured_bytes_per_s=roofs.reads[-1][1],
+        measured_flops=arithmetic_roof(program, roofs)[1],
+        measured_bytes_per_s=roofs.read_bytes_per_s(price(program).weight_bytes),
         measured_at=roofs.measured,
     )
 
@@ -101,38 +96,48 @@ def limits_here(model: str, kv_cache_dtype: str = "auto") -> ModelLimits:
     return ModelLimits(model, program, roofs, origin, again, device, *_facts(shape), below)
 
 
-def limits_of_product(model: str, chip: str, count: int = 1) -> ModelLimits:
+def limits_of_product(model: str, chip: str, count: int = 1, dtype: str = "") -> ModelLimits:
     """The limits of a model on `count` devices of a product by its data sheet, as if they shared all work evenly and
-    exchanged nothing. Raises ConfigError for an unknown product or one without a bandwidth, and as `limits_here`."""
+    exchanged nothing.
+
+    dtype: format of the weights, as `roofline plan` has it; "": as the model has them. Raises ConfigError for an
+    unknown product or format or for a product without a bandwidth, and as `limits_here`.
+    """
     from roofline.backends.gpu.program import compile_for_gpu
     from roofline.backends.options import LoadOptions
-    from roofline.bundle.shape import open_shape
+    from roofline.bundle.shape import shape_in
     from roofline.hardware.chips.chips import chips
     from roofline.hardware.chips.products import sheet_roofs, titled
     from roofline.models.registry import configure
 
-    product, shape = titled(chip), open_shape(model)
+    product, shape = titled(chip), shape_in(model, dtype)
     roofs = sheet_roofs(product)
     if roofs is None:
         raise ConfigError(f"the table of products does not know the bandwidth of {product.name}: leave --chip out")
     _, config = configure(shape.config)
     architecture = chips().get(product.chip)
-    program = compile_for_gpu(shape, config, LoadOptions(backend="gpu"), architecture)
+    program = in_file(compile_for_gpu(shape, config, LoadOptions(backend="gpu"), architecture))
     device = Device(
         name=product.name,
         vendor=architecture.vendor if architecture else "",
         count=count,
-        sheet_flops=roofs.bf16_flops if math.isfinite(roofs.bf16_flops) else 0.0,
+        sheet_flops=_finite(arithmetic_roof(program, roofs)[1]),
         sheet_bytes_per_s=roofs.bytes_per_s,
         sheet_source="; ".join(roofs.sources),
         watts=product.watts.value if product.watts else 0.0,
     )
-    shared = replace(roofs, **{name: getattr(roofs, name) * count for name in _RATES})
+    rates = {name: rate * count for name in _RATES if (rate := getattr(roofs, name)) is not None}
+    shared = replace(roofs, **rates)
     origin = f"{count} x {product.name} by its data sheet"
     return ModelLimits(model, program, shared, origin, None, device, *_facts(shape))
 
 
-_RATES = ("bf16_flops", "bytes_per_s", "f32_flops", "int8_ops")
+_RATES = ("bf16_flops", "f16_flops", "f8_flops", "bytes_per_s", "f32_flops", "int8_ops")
+
+
+def _finite(rate: float) -> float:
+    """The rate, 0 where no table has it."""
+    return rate if math.isfinite(rate) else 0.0
 
 
 def _facts(shape: "ModelShape") -> tuple[int, str]:
@@ -148,8 +153,8 @@ def _facts(shape: "ModelShape") -> tuple[int, str]:
 def limit_of(limits: ModelLimits, demand: Demand, tokens_per_s: float) -> Limit:
     """The limit of a demand, and the share of it that `tokens_per_s`, answer tokens a second, is.
 
-    A share above 100 % has the roofs measured again, since other programs only ever hide what a chip can do. Raises
-    ImpossibleResult where it stays above.
+    A share above 100 % has the roofs measured again, since other programs only ever hide what a chip can do. Where it
+    stays above, the share says so, `impossible` says why, and whoever measured decides what becomes of it.
     """
 
     def share(roofs: RoofRates) -> float:
@@ -159,15 +164,19 @@ def limit_of(limits: ModelLimits, demand: Demand, tokens_per_s: float) -> Limit:
     if limits.again is not None:
         roofs, reached = confirmed(roofs, share, limits.again)
     limit = limit_at(limits, roofs, demand)
-    if reached > TOLERANCE:
-        raise ImpossibleResult(
-            f"{reached:.0%} of the limit cannot be. {_arithmetic(limits, limit, demand, tokens_per_s)}"
-        )
     if limits.again is None:
         limit.share_of_sheet = reached
     else:
         limit.share_of_measured = reached
     return limit
+
+
+def impossible(limits: ModelLimits, limit: Limit, demand: Demand, tokens_per_s: float) -> str:
+    """Why a figure cannot be, with the arithmetic; "" where it can. limit: as `limit_of` gave it for the figure."""
+    reached = limit.share_of_sheet if limits.again is None else limit.share_of_measured
+    if reached is None or reached <= TOLERANCE:
+        return ""
+    return f"{reached:.0%} of the limit cannot be. {_arithmetic(limits, limit, demand, tokens_per_s)}"
 
 
 def limit_at(limits: ModelLimits, roofs: RoofRates, demand: Demand) -> Limit:
@@ -214,6 +223,6 @@ def _arithmetic(limits: ModelLimits, limit: Limit, demand: Demand, measured: flo
         f"{limit.weight_bytes / 1e9:.2f} GB of weights and {limit.kv_bytes / 1e9:.2f} GB of KV and compute "
         f"{limit.flops / 1e9:.1f} GFLOP, which takes at least {limit.seconds:.3f} s here: at most "
         f"{limit.tokens_per_s:.1f} tokens/s. Name the model that the server runs "
-        "(--model-here), check that prompts are not answered from a cache, and say how many tokens a step makes where "
-        "it guesses some (--tokens-per-step)"
+        "(--model-here), and its weights' format (--dtype), check that prompts are not answered from a cache, and say "
+        "how many tokens a step makes where it guesses some (--tokens-per-step)"
     )

@@ -55,7 +55,8 @@ class Settings:
 
     target: as `open_target` takes it; label: what readers call it; model: that requests name; model_here: a model of
     this machine that the target runs, for its limit; chip, chips: a product that it runs on, and how many, where that
-    is not this machine's CPU; tokens_per_step: that speculation makes on average; results: file that points are added
+    is not this machine's CPU; tokens_per_step: that speculation makes on average; dtype: of the
+    weights that the target has, "": as the model has them; results: file that points are added
     to; events: folder that the raw events are kept in; promise: of a service; probe: whether
     probes are sent; certify: whether the client is measured first.
     """
@@ -67,6 +68,7 @@ class Settings:
     chip: str = ""
     chips: int = 1
     tokens_per_step: float = 1.0
+    dtype: str = ""
     key: str | None = field(default=None, repr=False)
     route: Route = "completions"
     results: Path | None = None
@@ -94,7 +96,8 @@ class Settings:
 class LoadTest:
     """A target that runs, and all that its points share. run: their common name; traffic_path: the traffic's file, in
     a folder that is removed at the end; tokenizer: of the model, where it is here; sent: requests of the traffic that
-    were sent already; answered: of these; failure: of the last request that failed; on_start: called before each load;
+    were sent already; answered: of these; failure: of the last request that failed; impossible: why
+    the last figure above the limit cannot be; on_start: called before each load;
     on_progress: every half second while it runs; meter: of this machine's energy, where that has a counter and the
     target runs on it."""
 
@@ -112,6 +115,7 @@ class LoadTest:
     sent: int = 0
     answered: int = 0
     failure: str = ""
+    impossible: str = ""
     on_start: Callable[[Plan], None] | None = None
     on_progress: OnProgress | None = None
     meter: Meter | None = None
@@ -255,8 +259,8 @@ def _limits(settings: Settings, model: str, kv_cache_dtype: str = "auto") -> Mod
             f"the limit of {settings.chip} needs the model that the server runs: name it with --model-here"
         )
     if settings.chip:
-        return limits_of_product(model, settings.chip, settings.chips)
-    return limits_here(model, kv_cache_dtype) if model and settings.device == "cpu" else None
+        return limits_of_product(model, settings.chip, settings.chips, settings.dtype)
+    return limits_here(model, kv_cache_dtype, settings.dtype) if model and settings.device == "cpu" else None
 
 
 def _with_events(point: Point, events: Events, path: Path) -> Point:

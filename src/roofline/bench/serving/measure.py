@@ -9,7 +9,7 @@ import roofline
 from roofline.bench.load.events import Events, RequestEvents
 from roofline.bench.load.plan import Plan
 from roofline.bench.results.energy import energy_of
-from roofline.bench.results.limits import Demand, limit_of
+from roofline.bench.results.limits import Demand, impossible, limit_of
 from roofline.bench.results.metrics import (
     NS_MS,
     answer_tokens,
@@ -47,6 +47,7 @@ Grade = Literal["A", "B", "C", "D"]
 FEW = 0.01  # of the answers, that may be odd without a flag
 MOST_GAP = 0.05  # of the median TPOT, that the client adds to a gap between parts of an answer
 AHEAD = 0.8  # of the times of a server, that the null server takes when the client is certified at that server's pace
+BEYOND = "above the limit: this cannot be"
 MOST_SLIP = 0.05  # of the median latency, that 1 % of the requests are sent late
 
 
@@ -59,8 +60,8 @@ class Interrupted(KeyboardInterrupt):
 
 
 def measure(test: LoadTest, kind: Kind, plan: Plan) -> Point:
-    """Send a plan's load, and keep the point. Raises ImpossibleResult for a figure beyond the limit, which is not
-    kept, and Interrupted after Ctrl-C."""
+    """Send a plan's load, and keep the point. A figure beyond the limit is kept too, flagged, and told of (`LoadTest.
+    impossible`). Raises Interrupted after Ctrl-C."""
     events = test.send(plan)
     errors = [request.error for request in events.requests if request.error]
     empty = sum(request.empty for request in measured(events))
@@ -89,6 +90,10 @@ def point_of(test: LoadTest, kind: Kind, plan: Plan, events: Events) -> Point:
     client, load = _client(test, events, certificate, trusted=not doubts), _load(events)
     limit = _limit(test, events, metrics)
     flags = [*_flags(test, plan, events, metrics, certificate), *doubts]
+    if limit is not None and (reason := _impossible(test, limit, events, metrics)):
+        test.impossible = reason
+        flags.append(BEYOND)
+        log.get("bench").warning("%s", reason)
     if is_short(events):
         flags.append("filling up and running empty are in the window")
     probed = fidelity(events, test.probes)
@@ -280,6 +285,14 @@ def _limit(test: LoadTest, events: Events, metrics: dict[str, Figure]) -> Limit 
         return None
     demand = demand_of(completed, most_in_flight(events), test.settings.tokens_per_step)
     return limit_of(test.limits, demand, metrics["answer_rate"].value or 0.0)
+
+
+def _impossible(test: LoadTest, limit: Limit, events: Events, metrics: dict[str, Figure]) -> str:
+    """Why the throughput cannot be, "" where it can."""
+    assert test.limits is not None, "there is a limit"
+    completed = [request for request in events.requests if request.completed]
+    demand = demand_of(completed, most_in_flight(events), test.settings.tokens_per_step)
+    return impossible(test.limits, limit, demand, metrics["answer_rate"].value or 0.0)
 
 
 def _energy(test: LoadTest, events: Events) -> Energy | None:

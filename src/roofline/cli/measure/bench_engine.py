@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from roofline.backends.options import DEFAULT_MODEL
 from roofline.cli.measure.timed import TimedLoad
 from roofline.cli.options import AsJson, Draft, ModelArgument
-from roofline.cli.output import console, plain_table, print_json
+from roofline.cli.output import console, plain_table, print_json, print_table
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonObject
 from roofline.common.options import Option, declared
@@ -81,5 +81,5 @@ def _print(record: JsonObject, headings: Sequence[str], rows: Sequence[Sequence[
     else:
         chip = record["machine"]["chip"]
         out.print(f"{record['model']} on {chip}: isa {chosen['isa']}; threads {chosen['threads']}")
-    out.print(plain_table(headings, rows))
+    print_table(out, plain_table(headings, rows))
     out.print(notes)

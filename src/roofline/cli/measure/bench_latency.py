@@ -7,7 +7,7 @@ from typing import Annotated
 
 from roofline.bench.latency.options import LatencyOptions
 from roofline.cli.options import AsJson, Threads
-from roofline.cli.output import check_output, console, print_json, ruled_table
+from roofline.cli.output import check_output, console, print_json, print_table, ruled_table
 from roofline.common.json_types import JsonObject
 from roofline.common.options import Option
 from roofline.common.units import human_seconds
@@ -86,7 +86,7 @@ def show(record: JsonObject) -> None:
         table = ruled_table(None, ("ms", *COLUMNS), left_aligned=("ms",))
         for name, row in cell["rungs"].items():
             table.add_row(name, *_figures(row))
-        out.print(table)
+        print_table(out, table)
         for name, why in cell["failed"].items():
             out.print(f"{name} failed: {why}", style="yellow")
         for name, row in cell["rungs"].items():

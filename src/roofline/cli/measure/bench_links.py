@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roofline.cli.options import AsJson
-from roofline.cli.output import console, plain_table, print_json
+from roofline.cli.output import console, plain_table, print_json, print_table
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.files import cause_of
 from roofline.common.json_types import JsonObject
@@ -95,10 +95,10 @@ def _show(record: JsonObject) -> None:
 
     out = console()
     if record["topology"]["links"]:
-        out.print(_matrix(record["topology"]))
+        print_table(out, _matrix(record["topology"]))
     for at, (size, members) in enumerate(record["best"].items()):
         out.print(f"all-reduce of {human_bytes(int(size))}", style="bold")
-        out.print(_ranking(record["sets"], at))
+        print_table(out, _ranking(record["sets"], at))
         how = f"measured with {record['library']}" if record["library"] else "by the model alone"
         out.print(f"best {how}: {', '.join(members)}\n")
 

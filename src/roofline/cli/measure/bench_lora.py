@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from roofline.backends.options import DEFAULT_MODEL
 from roofline.bench.lora.options import LoraBenchOptions
 from roofline.cli.options import AsJsonLines, ModelArgument
-from roofline.cli.output import check_output, console, plain_table
+from roofline.cli.output import check_output, console, plain_table, print_table
 from roofline.common.errors import ConfigError
 from roofline.common.options import Option
 
@@ -63,7 +63,7 @@ def _show(points: Sequence["Point"], again: str) -> None:
     from roofline.bench.train_points import MFU
 
     out = console(highlight=False)
-    out.print(plain_table(HEADINGS, [_row(point) for point in points]))
+    print_table(out, plain_table(HEADINGS, [_row(point) for point in points]))
     for point in points:
         if reason := point.extra["out_of_memory"]:
             out.print(f"batch {point.extra['batch']}: out of memory: {reason}", markup=False)

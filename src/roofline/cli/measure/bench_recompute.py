@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from roofline.cli.options import AsJson
-from roofline.cli.output import console, plain_table, print_json
+from roofline.cli.output import console, plain_table, print_json, print_table
 from roofline.cli.parser import Argument
 from roofline.common.options import Option
 
@@ -50,7 +50,7 @@ def command(
         cells = ["-" if value is None else f"{value:.3f}" for value in values]
         rows.append([name, figure.unit, str(figure.n), *cells, figure.definition])
     out = console()
-    out.print(plain_table(("metric", "unit", "n", "mean", "p50", "p90", "p95", "p99", "definition"), rows))
+    print_table(out, plain_table(("metric", "unit", "n", "mean", "p50", "p90", "p95", "p99", "definition"), rows))
     if absent:
         out.print(f"absent: {', '.join(absent)}", highlight=False)
     for note in notes:

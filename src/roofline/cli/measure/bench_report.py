@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from roofline.cli.options import AsJson
-from roofline.cli.output import check_output, console, plain_table, print_json
+from roofline.cli.output import check_output, console, plain_table, print_json, print_table
 from roofline.cli.parser import Argument
 from roofline.common.errors import ConfigError
 from roofline.common.options import Option, Options, option
@@ -177,7 +177,7 @@ def _show(section: "Section") -> None:
 
 
 def _print_table(table: "Table") -> None:
-    console().print(plain_table(table.headings, table.rows), highlight=False)
+    print_table(console(highlight=False), plain_table(table.headings, table.rows))
 
 
 def _slo(text: str) -> "Slo":

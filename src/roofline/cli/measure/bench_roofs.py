@@ -5,11 +5,12 @@ from math import isfinite
 from typing import TYPE_CHECKING, Annotated
 
 from roofline.cli.options import AsJson, Isa, Threads
-from roofline.cli.output import console, plain_table, print_json
+from roofline.cli.output import console, plain_table, print_json, print_table
 from roofline.common.errors import UnsupportedError
 from roofline.common.json_types import JsonObject
 from roofline.common.options import Option
 from roofline.common.units import human_bytes, human_rate
+from roofline.hardware.roofs import load_note
 
 if TYPE_CHECKING:
     from roofline.hardware.chips.products import Product
@@ -113,7 +114,9 @@ def _show(measured: Measured) -> None:
                 "-" if figure is None else human_rate(figure, unit),
             )
         )  # fmt: skip
-    out.print(plain_table(("roof", "kept", "now", "data sheet"), rows))
+    print_table(out, plain_table(("roof", "kept", "now", "data sheet"), rows))
+    if note := load_note(roofs.load):
+        out.print(note)
     lower = [check.name for check in measured.checks if not check.agrees and check.now < check.kept]
     if lower:
         out.print(

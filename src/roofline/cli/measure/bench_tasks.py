@@ -5,7 +5,7 @@ from typing import Annotated
 
 from roofline.backends.options import LoadOptions
 from roofline.cli.options import AsJson, ModelArgument
-from roofline.cli.output import console, plain_table, print_json
+from roofline.cli.output import console, plain_table, print_json, print_table
 from roofline.cli.parser import Argument, Without
 from roofline.common.options import Option
 
@@ -45,4 +45,4 @@ def command(
         [kind, f"{each.tasks:,}", *(f"{of[kind].share:.1%} +- {of[kind].error:.1%}" for of in scores.values())]
         for kind, each in scores["alone"].items()
     ]
-    console().print(plain_table(("", "tasks", *scores), rows))
+    print_table(console(), plain_table(("", "tasks", *scores), rows))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from roofline.cli.output import check_output, console, plain_table, print_json
+from roofline.cli.output import check_output, console, plain_table, print_json, print_table
 from roofline.cli.parser import Argument
 from roofline.cli.training.card import Convention
 from roofline.common.errors import ConfigError
@@ -123,7 +123,7 @@ def _show(points: Sequence["Point"], settings: "Scaling") -> None:
     headings = ["processes", *["threads each"] * cpu, "rows a step", "tok/s", "tok/s a process", "TFLOP/s a process"]
     headings += ["efficiency", "step p50 ms", "roof tok/s", "of the roof"]
     out = console(highlight=False)
-    out.print(plain_table(headings, [_row(point, cpu) for point in points]))
+    print_table(out, plain_table(headings, [_row(point, cpu) for point in points]))
     stays = "rows of a step stay" if settings.rule == "strong" else "rows in each process stay"
     share = "of a core (processes share the cores of a CPU, cores / processes threads each)" if cpu else "of a device"
     out.print(

@@ -11,6 +11,7 @@ from roofline.common.errors import ConfigError, RooflineError, UnsupportedError
 from roofline.common.json_types import JsonObject
 from roofline.common.options import Option
 from roofline.common.units import human_bytes, human_rate
+from roofline.hardware.roofs import load_note
 
 if TYPE_CHECKING:
     from roofline.hardware.gpus.device import Device
@@ -125,7 +126,8 @@ def _show(report: JsonObject) -> None:
     out.print(plain_table((), rows, show_header=False, padding=(0, 2, 0, 0)))
     mends = [f"{finding['cause']} Mend: {finding['remedy']}" for finding in report["gpus"]["findings"]]
     changed = [one["problem"] for one in report["weights"] if one["problem"]]
-    for warning in (*machine["warnings"], *changed, *mends):
+    busy = [note for note in [load_note(roofs["load"])] if note]
+    for warning in (*machine["warnings"], *busy, *changed, *mends):
         out.print(f"[bold yellow]warning[/] {escape(warning)}")
 
 

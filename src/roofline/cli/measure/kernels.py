@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 from roofline.backends.options import LoadOptions
 from roofline.cli.options import AsJson
-from roofline.cli.output import console, plain_table, print_json
+from roofline.cli.output import console, plain_table, print_json, print_table
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.options import Options, option, same_option
 from roofline.common.units import human_seconds
@@ -111,7 +111,7 @@ def _show(chip: "Chip", proofs: "list[Proof]") -> None:
     table = plain_table(COLUMNS, map(_row, proofs), padding=(0, 2, 0, 0))
     version = proofs[0].triton if proofs else ""
     print(f"{chip.name}, compiled by Triton {version}; waves: resident on each SIMD of {chip.waves}, and their bound")
-    console().print(table)
+    print_table(console(), table)
     _violations(proofs)
 
 

@@ -36,6 +36,9 @@ class LoadTestOptions(Options):
     )
     chip: str = option("", "A product that runs --model-here instead of this CPU, for the limit by its data sheet.")
     chips: int = option(1, "Devices of --chip that share the model.", minimum=1, unit="devices")
+    dtype: str = option(
+        "", "Format in which the server has the weights (fp8, int4, ...), for the limit. Default: as --model-here has."
+    )
     tokens_per_step: float = option(
         1.0,
         "That a step makes of an answer on average, where the server guesses tokens: it raises the limit.",
@@ -68,6 +71,8 @@ class LoadTestOptions(Options):
         check_output(self.out)
         if self.events is not None:
             self.events.mkdir(parents=True, exist_ok=True)
+        if self.dtype and not self.model_here:
+            raise ConfigError("--dtype is of the model that the server runs: name it with --model-here")
         if self.chips > 1 and not self.chip:
             raise ConfigError("--chips counts devices of --chip: name the product, or leave it out")
         return Settings(
@@ -78,6 +83,7 @@ class LoadTestOptions(Options):
             chip=self.chip,
             chips=self.chips,
             tokens_per_step=self.tokens_per_step,
+            dtype=self.dtype,
             key=self.api_key,
             route=self.route,
             results=self.out,
@@ -139,6 +145,8 @@ def tell_points(
             f"{without} of {sent} requests were not answered, more than {MOST_UNANSWERED:.0%}; {cause}. "
             "The points are of the others, and flagged"
         )
+    if test.impossible:
+        raise ConfigError(f"{test.impossible}. The points are kept, and flagged; reports leave their share out")
     if not test.answered:
         cause = (
             f"the last one failed with: {test.failure}"

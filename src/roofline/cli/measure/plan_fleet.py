@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roofline.cli.output import console, print_json, ruled_table
+from roofline.cli.output import console, print_json, print_table, ruled_table
 from roofline.common.json_types import JsonObject
 from roofline.common.units import human_rate, human_seconds
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from roofline.bench.plan.fleet.fleet import FleetPlan
 
 COLUMNS = (
-    *("routing", "scaling", "replicas", "used", "tok/s", "TTFT p50", "p95", "p99", "TPOT p50", "p95"),
+    *("routing", "scaling", "replicas", "used", "tok/s", "TTFT p50", "TTFT p95", "TTFT p99", "TPOT p50", "TPOT p95"),
     *("refused", "resent", "hits"),
 )
 
@@ -46,7 +46,7 @@ def show(plan: "FleetPlan") -> None:
     table = ruled_table(None, (*COLUMNS, *prices), ("routing", "scaling"), padding=1)
     for figures in plan.figures:
         table.add_row(*_row(figures))
-    out.print(table)
+    print_table(out, table, keys=2)
     first = plan.figures[0]
     wall = sum(figures.wall_seconds for figures in plan.figures)
     out.print(

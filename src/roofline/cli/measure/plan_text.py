@@ -1,9 +1,10 @@
 """What `roofline plan` prints: memory, arrangements, the curve, what was assumed; and the same as plain data."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from roofline.cli.output import console, ruled_table
+from roofline.cli.output import console, print_table, ruled_table
 from roofline.common.json_types import JsonObject
 from roofline.common.units import human_bytes, human_count, human_rate, human_seconds
 
@@ -13,15 +14,13 @@ if TYPE_CHECKING:
 
 FITS = ("arrangement", "weights/device", "workspace", "cache of a copy", "tokens", "requests at a time")
 CURVE = (
-    *("arrangement", "concurrency", "tok/s", "tok/s each", "TTFT p50", "p95", "TPOT p50", "p95"),
+    *("arrangement", "concurrency", "tok/s", "tok/s each", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95"),
     *("of limit", "bound", "assumed"),
 )
 
 
 def show(plan: "Plan") -> None:
     """Print a plan for people."""
-    from roofline.bench.plan.assumptions import in_words
-
     out = console(highlight=False, markup=False)
     case, place = plan.case, plan.place
     dtype = f" in {case.dtype}" if case.dtype else ""
@@ -34,14 +33,14 @@ def show(plan: "Plan") -> None:
     table = ruled_table(None, FITS, ("arrangement",), padding=1)
     for each in plan.arrangements:
         table.add_row(*_fit_row(plan, each))
-    out.print(table)
+    print_table(out, table)
     out.print()
     prices = ("USD/Mtok",) if case.price is not None else ()
     table = ruled_table(f"Expected with {case.workload}", (*CURVE, *prices), ("arrangement", "bound"), padding=1)
     for point in plan.points:
         table.add_row(*_curve_row(point), *([f"{point.usd_per_mtok:.2f}"] if point.usd_per_mtok is not None else []))
-    out.print(table)
-    for line in _notes(plan, in_words(plan.calibration)):
+    print_table(out, table, keys=2)
+    for line in _notes(plan):
         out.print(line, style="dim")
 
 
@@ -57,27 +56,47 @@ def _fit_row(plan: "Plan", each: "Arrangement") -> list[str]:
 def _curve_row(point: "PlannedPoint") -> list[str]:
     from roofline.bench.plan.assumptions import short
 
-    tpot = ["-", "-"] if point.tpot is None else [_ms(point.tpot.p50), _ms(point.tpot.p95)]
+    tpot = ["-", "-"]
+    if point.tpot is not None:
+        tpot = [_ms(point.tpot.p50) + _between(point.tpot_range, _ms), _ms(point.tpot.p95)]
     assumed = short(point.calibration)
-    rates = f"{point.tokens_per_s:,.1f}", f"{point.tokens_per_s / point.concurrency:,.1f}"
-    times = _ms(point.ttft.p50), _ms(point.ttft.p95), *tpot
+    rate = f"{point.tokens_per_s:,.1f}" + _between(point.rate_range, _two_digits)
+    rates = rate, f"{point.tokens_per_s / point.concurrency:,.1f}"
+    times = _ms(point.ttft.p50) + _between(point.ttft_range, _ms), _ms(point.ttft.p95), *tpot
     name = point.arrangement.name
     return [name, f"{point.concurrency:,}", *rates, *times, f"{point.share:.0%}", point.bound, assumed]
+
+
+def _between(ends: tuple[float, float] | None, text: Callable[[float], str]) -> str:
+    """ " (1,700 to 3,000)" with two digits of each end; "" where there is no range."""
+    if ends is None:
+        return ""
+    low, high = (float(f"{end:.2g}") for end in ends)
+    return f" ({text(low)} to {text(high)})"
+
+
+def _two_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:g}"
 
 
 def _ms(seconds: float) -> str:
     return human_seconds(seconds)
 
 
-def _notes(plan: "Plan", assumed: str) -> list[str]:
+def _notes(plan: "Plan") -> list[str]:
     """What the figures are, and what they leave out."""
+    from roofline.backends.fit import held_in
+
     place, roofs = plan.place, plan.place.roofs
     reads = human_rate(roofs.read_bytes_per_s(plan.weight_bytes), "B")
-    flops = human_rate(roofs.bf16_flops, "FLOP")
-    if place.product is None and place.roofs.int8_ops is not None:
-        flops = f"{flops} in bf16, {human_rate(place.roofs.int8_ops, 'OP')} in int8"
+    arithmetic, rate = plan.arrangements[0].arithmetic
+    flops = f"{human_rate(rate, 'op')} in {arithmetic}"
+    stand_ins = [f"{name} as {other}" for name, other in held_in(plan.arrangements[0].split).items()]
+    stand_in_notes = [f"kernels there read {', '.join(stand_ins)}: memory and times are of that"] if stand_ins else []
     lines = [
-        f"assumed: {assumed} ({plan.calibration.source}); of limit: the least time of the same steps at the roofs",
+        *stand_in_notes,
+        *_assumed(plan),
+        *_reserve(plan),
         f"roofs of a device: {reads}, {flops} ({_source(plan)})",
         "the real scheduler on a virtual clock, without the host's own time; prefix cache off; answers end at their "
         "last token",
@@ -88,8 +107,8 @@ def _notes(plan: "Plan", assumed: str) -> list[str]:
             f"what devices send each other takes no time beside its exchanges: no table has links of {place.name}"
         )
     elif shared:
-        rate = human_rate(min(each.link_bytes_per_s or 0 for each in shared), "B")
-        lines.append(f"a device receives at most {rate} from those it shares a copy with")
+        rates = [f"{human_rate(each.link_bytes_per_s or 0, 'B')} ({each.name})" for each in shared]
+        lines.append(f"a device receives at most {', '.join(rates)} from those it shares a copy with")
     if any(point.waiting for point in plan.points):
         lines.append("where more requests are there than a copy computes at a time, the others wait: TTFT counts that")
     if plan.case.price is not None:
@@ -98,6 +117,34 @@ def _notes(plan: "Plan", assumed: str) -> list[str]:
             f"{price.usd_per_hour:g} USD for an hour of a device ({price.source}, {price.date}), always in use"
         )
     return lines
+
+
+def _assumed(plan: "Plan") -> list[str]:
+    """What each arrangement's steps are assumed to reach, and how sure that is."""
+    from roofline.bench.plan.assumptions import in_words
+
+    names: dict[str, list[str]] = {}
+    for point in plan.points:
+        names.setdefault(in_words(point.calibration), []).append(point.arrangement.name)
+    lines = []
+    for text, its in names.items():
+        which = f"{', '.join(dict.fromkeys(its))}: " if len(names) > 1 else ""
+        lines.append(f"assumed: {which}{text} ({plan.calibration.source})")
+    lines.append("of limit: the least time of the same steps at the roofs")
+    if plan.points[0].rate_range is not None:
+        lines.append(
+            "(low to high): 8 of 10 public figures of such steps lie within; docs/how-to/plan.md says of which"
+        )
+    return lines
+
+
+def _reserve(plan: "Plan") -> list[str]:
+    """What of a GPU's memory a plan leaves to others."""
+    from roofline.backends.gpu.backend import RESERVED
+
+    if plan.place.product is None or plan.place.product.host:
+        return []
+    return [f"workspace: of the largest step, and {RESERVED:.0%} of the memory for the driver and its libraries"]
 
 
 def _source(plan: "Plan") -> str:
@@ -125,6 +172,8 @@ def record(plan: "Plan") -> JsonObject:
         "roofs": {
             "bytes_per_s": plan.place.roofs.read_bytes_per_s(plan.weight_bytes),
             "bf16_flops": plan.place.roofs.bf16_flops,
+            "arithmetic": plan.arrangements[0].arithmetic[0],
+            "operations_per_s": plan.arrangements[0].arithmetic[1],
             "source": _source(plan),
         },
         "arrangements": [_arrangement(each) for each in plan.arrangements],
@@ -150,6 +199,9 @@ def _point(point: "PlannedPoint") -> JsonObject:
         "arrangement": point.arrangement.name,
         "concurrency": point.concurrency,
         "tokens_per_s": point.tokens_per_s,
+        "tokens_per_s_range": point.rate_range,
+        "ttft_s_range": point.ttft_range,
+        "tpot_s_range": point.tpot_range,
         "requests_per_s": point.requests_per_s,
         "ttft_s": _times(point.ttft),
         "tpot_s": None if point.tpot is None else _times(point.tpot),

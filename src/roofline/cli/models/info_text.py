@@ -52,6 +52,13 @@ def show(report: "Report") -> None:
         out.print("-: its rows are no whole number of the format's blocks", highlight=False)
     out.print()
     print_table(out, _cache_table(report), dispensable=("bytes",))
+    if latent := _latent_bytes(report):
+        ours = report.summary.kv_bytes("bf16")
+        out.print(
+            f"the cache holds keys and values of every head; their latent rows (MLA), which others keep, would take "
+            f"{human_bytes(latent)} a token in bf16, {ours / latent:.1f} times less",
+            highlight=False,
+        )
     if report.fit is not None:
         _show_fit(out, report, report.fit)
 
@@ -125,6 +132,13 @@ def _cache_table(report: "Report") -> "Table":
     return _right(plain_table(headings, rows, figures=headings[1:], padding=(0, 2, 0, 0)))
 
 
+def _latent_bytes(report: "Report") -> int:
+    """Bytes of a token's latent rows and rotated keys in bf16, over all layers; 0 of models without them."""
+    config = report.shape.config
+    rank, rotated = config.get("kv_rank"), config.get("rotary_dim")
+    return 2 * report.summary.layers * (int(rank) + int(rotated)) if rank and rotated else 0
+
+
 def _right(table: "Table") -> "Table":
     """Figures at the right of their columns."""
     for column in table.columns[1:]:
@@ -186,9 +200,12 @@ def _rates_table(fit: "Fit") -> "Table":
 
 
 def _footnotes(report: "Report", fit: "Fit") -> Iterable[str]:
-    """What the rates are divided by, and what they do not count."""
+    """What sizes and rates mean, what the rates are divided by, and what they do not count."""
     from roofline.hardware.chips.products import SheetRoofs
+    from roofline.hardware.roofs import load_note
 
+    for name, other in fit.held_in.items():
+        yield f"{name} is held as {other} there, which its kernels read: sizes and reads are of that"
     if fit.roofs is None:
         yield "no roofs are known: " + (
             "its table has no bandwidth" if report.no_kernels else "roofline doctor measures them"
@@ -198,15 +215,17 @@ def _footnotes(report: "Report", fit: "Fit") -> Iterable[str]:
         return
     several = fit.devices > 1
     reads = human_rate(fit.roofs.read_bytes_per_s(fit.weights), "B")
-    flops = human_rate(fit.roofs.bf16_flops, "FLOP") if math.isfinite(fit.roofs.bf16_flops) else "not in the table"
+    flops = human_rate(fit.operations, "op") if math.isfinite(fit.operations) else "not in the table"
     if isinstance(fit.roofs, SheetRoofs):
-        yield f"roofs{' of a device' * several}: reads {reads}, bf16 {flops} ({'; '.join(fit.roofs.sources)})"
+        sources = "; ".join(fit.roofs.sources)
+        yield f"roofs{' of a device' * several}: reads {reads}, {fit.arithmetic} {flops} ({sources})"
         link = fit.rates[0].link_bytes
         exchanged = f", {human_bytes(link)} a token from other devices" if link else ""
         yield f"not counted: arithmetic outside matrix products, launches{exchanged}"
     else:
-        int8 = f", int8 {human_rate(fit.roofs.int8_ops, 'op')}" if fit.roofs.int8_ops else ""
-        yield f"roofs: reads {reads}, bf16 {flops}{int8}, measured on this machine {fit.roofs.measured}"
+        yield f"roofs: reads {reads}, {fit.arithmetic} {flops}, measured on this machine {fit.roofs.measured}"
+        if note := load_note(fit.roofs.load):
+            yield note
     if report.summary.experts:
         yield "experts are read as if tokens chose them evenly and independently of each other"
 

@@ -120,6 +120,8 @@ def _bar(share: float, width: int = 6) -> str:
 
 
 def _footer(view: "Overview", roofs: "Roofs | None") -> str:
+    from roofline.hardware.roofs import load_note
+
     total = view.spent
     moved = f"[bold]{human_bytes(total.weight_bytes)}[/] of weights, [bold]{human_bytes(total.kv_bytes)}[/] of KV"
     first = f"a step: {moved}, {human_count(total.flops)}FLOP"
@@ -127,7 +129,8 @@ def _footer(view: "Overview", roofs: "Roofs | None") -> str:
         return f"{first}\nno roofs are measured on this machine yet: [bold]roofline doctor[/] measures them"
     reads = human_rate(roofs.read_bytes_per_s(view.weight_bytes + total.kv_bytes), "B")
     rates = ", ".join(f"{name} {human_rate(rate, 'op' if name == 'int8' else 'FLOP')}" for name, rate in roofs.computes)
+    note = load_note(roofs.load)
     return (
         f"{first}; at the roof [bold]{human_seconds(view.seconds)}[/]\n"
-        f"roofs: [cyan]reads {reads}[/], [yellow]{rates}[/]"
+        f"roofs: [cyan]reads {reads}[/], [yellow]{rates}[/]" + (f"\n{note}" if note else "")
     )

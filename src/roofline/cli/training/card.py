@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from roofline.cli.options import AsJson
-from roofline.cli.output import console, plain_table, print_json
+from roofline.cli.output import console, plain_table, print_json, print_table
 from roofline.cli.parser import Argument
 from roofline.common.json_types import JsonObject
 from roofline.common.options import Option
@@ -42,7 +42,7 @@ def show(records: Sequence[JsonObject], names: Sequence[str], convention: str) -
 
     columns = [row(card, convention) for card in records]
     out = console()
-    out.print(plain_table(("", *names), [[name, *(each[name] for each in columns)] for name in columns[0]]))
+    print_table(out, plain_table(("", *names), [[name, *(each[name] for each in columns)] for name in columns[0]]))
     out.print(f"FLOPs as {convention}: {records[0]['conventions'][convention]}", highlight=False)
     for card, name in zip(records, names, strict=True):
         first, last = card["speed"]["steps"]

@@ -129,7 +129,8 @@ class SheetRoofs:
     """What one device of a product reaches by its data sheet, in the words of `hardware.roofs.Roofs`.
 
     The table has no rates for arithmetic outside matrix instructions, and none of matrix instructions for some: these
-    are infinite, and what is computed so takes no time beside its reads.
+    are infinite, and what is computed so takes no time beside its reads. f16_flops, f8_flops: None where the table has
+    no rate of its own for these; of 8-bit floats, where the chip widens them and multiplies 16 bits.
     """
 
     bf16_flops: float
@@ -137,6 +138,8 @@ class SheetRoofs:
     sources: tuple[str, ...]
     f32_flops: float = math.inf
     int8_ops: float = math.inf
+    f16_flops: float | None = None
+    f8_flops: float | None = None
 
     def read_bytes_per_s(self, working_set: float) -> float:
         """The bandwidth of its memory, whatever is read from it."""
@@ -151,7 +154,14 @@ def sheet_roofs(product: Product) -> SheetRoofs | None:
     flops = math.inf if rate is None else rate.value / product.dies
     figures = (product.bandwidth, rate)
     sources = dict.fromkeys(figure.source for figure in figures if figure is not None)
-    return SheetRoofs(flops, product.bandwidth.value / product.dies, tuple(sources))
+    f16, f8 = (None if each is None else each.value / product.dies for each in (product.fp16, product.fp8))
+    return SheetRoofs(
+        bf16_flops=flops,
+        bytes_per_s=product.bandwidth.value / product.dies,
+        sources=tuple(sources),
+        f16_flops=f16,
+        f8_flops=f8,
+    )
 
 
 @dataclass(frozen=True)

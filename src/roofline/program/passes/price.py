@@ -1,5 +1,6 @@
 """price: what each instruction computes and moves, as functions of the step, and how long that takes at the roofs."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
@@ -11,12 +12,19 @@ from roofline.ops.traits import Trait
 from roofline.program.target import CACHE_ORDERS, GPU_ORDERS
 
 if TYPE_CHECKING:
+    from roofline.ops.symbol import Type
     from roofline.program.ir import Instr, Program
+
+
+FLOAT8 = "E4M3"  # of ops.formats
 
 
 class RoofRates(Protocol):
     """What prices are divided by: measured (`hardware.roofs.Roofs`), or of a data sheet; with the rates that
-    `arithmetic` names as attributes beside this."""
+    `arithmetic` names as attributes beside these (`rate_of`)."""
+
+    @property
+    def bf16_flops(self) -> float: ...
 
     def read_bytes_per_s(self, working_set: float) -> float: ...
 
@@ -74,10 +82,12 @@ class Amount:
 
 @dataclass(frozen=True)
 class Price:
-    """The costs of a Program's instructions, in order, and the bytes its weights take."""
+    """The costs of a Program's instructions, in order, the bytes its weights take, and the roof of each instruction's
+    arithmetic (`arithmetic`), of a Price of some instructions alone none."""
 
     instrs: "tuple[tuple[Instr, Cost], ...]"
     weight_bytes: int
+    rates: tuple[tuple[str, int], ...]
 
     def amount(self, work: Work) -> "Amount":
         """What all instructions take in one step."""
@@ -100,7 +110,33 @@ def price(program: "Program") -> Price:
     stay in the caches of the chip."""
     types = program.types()
     costs = tuple((instr, program.price(instr, types)) for instr in program.body)
-    return Price(costs, sum(recipe.nbytes for recipe in program.weights.values()))
+    return Price(costs, sum(recipe.resident_bytes for recipe in program.weights.values()), _rates(program, types))
+
+
+def _rates(program: "Program", types: "Mapping[str, Type]") -> tuple[tuple[str, int], ...]:
+    rates = []
+    for instr in program.body:
+        matrix = program.matrix(instr)
+        float8 = matrix is not None and set(matrix.type.formats) == {FLOAT8}
+        rates.append(arithmetic(instr, FLOAT8 if float8 else types[instr.inputs[0]].dtype))
+    return tuple(rates)
+
+
+def arithmetic_roof(program: "Program", roofs: RoofRates) -> tuple[str, float]:
+    """The arithmetic that most of what a token takes is computed in ("int8", "fp8", "f16", "bf16", "f32"), and its
+    roof in operations a second."""
+    priced, shares = price(program), Counter[str]()
+    for (_, cost), (name, divisor) in zip(priced.instrs, priced.rates, strict=True):
+        shares[name] += cost.flops.tokens * divisor
+    name = shares.most_common(1)[0][0]
+    if getattr(roofs, name, None) is None:
+        name = "bf16_flops"
+    return {"f8_flops": "fp8"}.get(name, name.partition("_")[0]), rate_of(roofs, name)
+
+
+def in_file(program: "Program") -> "Program":
+    """The Program as if kernels read every matrix in its file's own format: what any other program might do."""
+    return replace(program, weights={name: replace(one, layout="file") for name, one in program.weights.items()})
 
 
 def mixture(program: "Program") -> Mixture | None:
@@ -153,23 +189,35 @@ def step_work(
     return with_experts(work, experts)
 
 
-def seconds(instr: "Instr", spent: Amount, roofs: RoofRates, working_set: int) -> float:
+def seconds(
+    instr: "Instr", spent: Amount, roofs: RoofRates, working_set: int, rate: tuple[str, int] | None = None
+) -> float:
     """The least time an instruction can take: its arithmetic at its own roof or its reads, whichever is longer.
 
-    working_set: bytes a step touches in all; weights and KV are read at that size's bandwidth.
+    working_set: bytes a step touches in all; weights and KV are read at that size's bandwidth. rate: of its arithmetic
+    in its Program (`Price.rates`); None: as the instruction alone says.
     """
-    name, divisor = arithmetic(instr)
-    compute = spent.flops * divisor / getattr(roofs, name)
+    name, divisor = rate or arithmetic(instr)
+    compute = spent.flops * divisor / rate_of(roofs, name)
     return max(compute, (spent.weight_bytes + spent.kv_bytes) / roofs.read_bytes_per_s(working_set))
 
 
-def arithmetic(instr: "Instr") -> tuple[str, int]:
-    """The roof of an instruction's operations, as `Roofs` names it, and what it is divided by."""
+def arithmetic(instr: "Instr", rows: str = "") -> tuple[str, int]:
+    """The roof of an instruction's operations, as `rate_of` takes it, and what it is divided by. rows: the dtype of
+    what it multiplies on a GPU; FLOAT8 where its matrix is in these, whose products chips make of two alike."""
     order = instr.attr("order")
     if instr.has(Trait.PRODUCT, Trait.EXPERTS) and order in ("q8g32", "q15g32"):
         return "int8_ops", 1 if order == "q8g32" else 2  # two products of bytes for one of 15 bits
-    sixteen_bits = order in CACHE_ORDERS.values() or order in GPU_ORDERS  # of which f16 is as fast as bf16
-    return "bf16_flops" if sixteen_bits else "f32_flops", 1
+    if order in GPU_ORDERS:
+        return {FLOAT8: "f8_flops", "f16": "f16_flops"}.get(rows, "bf16_flops"), 1
+    return "bf16_flops" if order in CACHE_ORDERS.values() else "f32_flops", 1
+
+
+def rate_of(roofs: RoofRates, name: str) -> float:
+    """Operations a second of a roof by its name: the rate of bf16 where nothing says one of f16, or where the chip
+    multiplies no 8-bit floats."""
+    rate = getattr(roofs, name, None)
+    return float(roofs.bf16_flops if rate is None else rate)
 
 
 def work_of(batch: Batch, windows: Iterable[int] = ()) -> Work:

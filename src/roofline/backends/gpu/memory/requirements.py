@@ -7,12 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from roofline.backends.gpu.pack import STAND_INS
 from roofline.common.errors import ConfigError
 from roofline.ops import formats
 from roofline.ops.batch import BatchLimits
 from roofline.ops.symbol import kv_head_bytes
-from roofline.program.ir import Piece, Program, Recipe
+from roofline.program.ir import Program, Recipe
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
@@ -121,14 +120,5 @@ def _bytes(recipe: Recipe, weight_format: str | None) -> int:
     if recipe.layout == "f32":
         return 4 * math.prod(recipe.shape)
     if weight_format is None or len(recipe.shape) == 1:
-        return recipe.nbytes + sum(_widened(recipe, piece) for piece in recipe.pieces)
+        return recipe.resident_bytes
     return formats.get(weight_format).nbytes(recipe.shape)
-
-
-def _widened(recipe: Recipe, piece: Piece) -> int:
-    """Bytes that a piece takes more than in its own format, where another stands in for it."""
-    ours = formats.packed(piece.format)
-    if ours.name not in STAND_INS:
-        return 0
-    shape = (piece.stop - piece.start, recipe.columns)
-    return formats.get(STAND_INS[ours.name]).nbytes(shape) - ours.nbytes(shape)

@@ -41,7 +41,7 @@ def replica_of(spec: FleetSpec) -> tuple[Arrangement, Calibration]:
     if not chosen:
         could = ", ".join(str(each.devices) for each in ways)
         raise ConfigError(f"model.devices = {model.devices}: so many cannot share the model; {could} can")
-    return chosen[0], assumed(model.reads, model.arithmetic)
+    return chosen[0], assumed(model.reads, model.arithmetic, bits=chosen[0].weight_bits, devices=chosen[0].devices)
 
 
 def is_exact(spec: FleetSpec) -> bool:

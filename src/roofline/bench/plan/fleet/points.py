@@ -37,7 +37,7 @@ def _point(plan: FleetPlan, figures: FleetFigures, run: str) -> schema.Point:
             devices_per_replica=model.devices,
         ),
         host=host_of(detect()),
-        devices=[device_of(arrangement.place, arrangement.weights, round(figures.replicas) * model.devices)],
+        devices=[device_of(arrangement, arrangement.weights, round(figures.replicas) * model.devices)],
         workload=None,
         load=schema.Load(arrivals="poisson", offered=spec.traffic.rate, achieved=figures.requests / figures.seconds),
         client=None,
