@@ -4,8 +4,10 @@ as its only reading, or refused and the connection closed."""
 import contextlib
 import json
 import select
+import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from roofline.server.keys import Keys
 from roofline.server.limits import Limits
 from tests.server.conftest import BytesText, FakeEngine, protocol_of, serving
 from tests.server.raw_http import Answers, connect, request, sent, tokenize, told
+from tests.server.test_live import eventually
 
 LAST = tokenize("last", "Connection: close")
 JSON = b'{"prompt": "mine"}'
@@ -284,6 +287,38 @@ def test_a_client_that_reads_nothing_is_cut(live):
         gone = select.poll()
         gone.register(connection, select.POLLHUP)
         assert gone.poll(30_000), "it is still connected"
+
+
+def peer_states(connection: socket.socket) -> list[str]:
+    """States of the other end of a connection of this machine, as the kernel numbers them; [] where it has none."""
+    client, server = (f":{name[1]:04X}" for name in (connection.getsockname(), connection.getpeername()))
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [row[3] for row in rows if row[1].endswith(server) and row[2].endswith(client)]
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="there is no table of connections")
+def test_what_a_closed_connection_left_in_the_kernel_is_given_up(live):
+    """Nothing waits in the server: all of the answer lies in the kernel, which would keep it as long as the client
+    acknowledges probes of its shut window."""
+    address, closed = live(limits=Limits(unread_seconds=1.0)), "04"
+    with connect(address, received_bytes=2048) as connection:
+        connection.sendall(request("GET", "/openapi.json", "Connection: close"))
+        eventually(lambda: peer_states(connection) == [closed], 20)
+        eventually(lambda: not peer_states(connection), 30)
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="there is no table of connections")
+def test_what_a_closed_connection_left_in_the_kernel_is_read_in_time(live):
+    address = live(limits=Limits(unread_seconds=30.0))
+    with connect(address, received_bytes=2048) as connection:
+        connection.sendall(request("GET", "/openapi.json", "Connection: close"))
+        eventually(lambda: peer_states(connection) == ["04"], 20)
+        data = b""
+        while more := connection.recv(1 << 20):
+            data += more
+    ((status, body),) = Answers(data).list
+    assert status == 200
+    assert json.loads(body)["openapi"]
 
 
 def test_a_client_that_reads_slowly_is_not_cut(live):

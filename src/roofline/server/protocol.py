@@ -7,8 +7,10 @@ is being answered is told when that answer has ended: nothing is ever written in
 """
 
 import asyncio
+import math
 import socket
 import struct
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Literal
 
@@ -268,7 +270,17 @@ class BoundedProtocol(HttpToolsProtocol):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.transport.abort()
 
+    def _bound_kernel(self) -> None:
+        """Have the kernel give up what it still holds for a client that takes nothing of it: of a connection that is
+        closed nobody else would, and its window may stay shut for as long as the client likes."""
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+            with suppress(OSError):  # of one that was reset
+                milliseconds = math.ceil(self.limits.unread_seconds * 1000)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self._bound_kernel()
         self._stop_waiting()
         super().connection_lost(exc)
         self._stop_unread()
