@@ -68,6 +68,8 @@ READ = {
                                  ["mine", "two"]),
     "empty lines before": ([b"\r\n\r\n" + tokenize("one")], ["one"]),
     "absolute target": (get(b"GET http://localhost/limits HTTP/1.1"), [200]),
+    "absolute target, large letters": (get(b"GET HTTP://LocalHost/limits HTTP/1.1"), [200]),
+    "a target that has another in its query": (get(b"GET /limits?x=http://evil/ HTTP/1.1"), [200]),
     "two hosts": ([request("GET", "/limits", "Host: other")], [400]),
 }  # fmt: skip
 # Refused, and the connection closed: what is sent, and the status.
@@ -118,6 +120,11 @@ REFUSED = {
     "NUL in a name": ([head(LENGTH, b"X\0: a\r\n") + JSON], 400),
     "NUL in the target": (get(b"GET /health\0 HTTP/1.1"), 400),
     "header without a name": ([head(LENGTH, b": a\r\n") + JSON], 400),
+    "target of another host": (get(b"GET http://evil/limits HTTP/1.1"), 400),
+    "target of another port": (get(b"GET http://localhost:1/limits HTTP/1.1"), 400),
+    "target with a user": (get(b"GET http://evil@localhost/limits HTTP/1.1"), 400),
+    "target of another scheme": (get(b"GET ftp://localhost/limits HTTP/1.1"), 400),
+    "target of another host, HTTP/1.0": (get(b"GET http://evil/limits HTTP/1.0"), 400),
     "no host": ([b"GET /health HTTP/1.1\r\n\r\n"], 400),
     "CONNECT": (get(b"CONNECT localhost:80 HTTP/1.1"), 405),
     "TLS": ([b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64)], 400),
