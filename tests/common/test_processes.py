@@ -24,6 +24,20 @@ def test_a_file_that_is_truncated_while_it_is_mapped_is_named_as_the_cause(tmp_p
 
 
 @pytest.mark.parametrize(
+    ("soft", "at_most", "raised"), [(64, 100, 100), (64, 1000, 200), (150, 100, 150), (64, None, 200)]
+)
+def test_the_limit_of_files_is_raised_up_to_a_number(soft: int, at_most: int | None, raised: int) -> None:
+    code = (
+        "import resource\n"
+        "from roofline.common.processes import allow_all_files\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, 200))\n"
+        f"allow_all_files({at_most})\n"
+        "print(*resource.getrlimit(resource.RLIMIT_NOFILE))\n"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == [str(raised), "200"]
+
+
+@pytest.mark.parametrize(
     ("status", "text"),
     [(3, "exit status 3"), (None, "exit status None"), (-signal.SIGSEGV, "SIGSEGV"), (-40, "signal 40")],
 )

@@ -1,5 +1,6 @@
 """Clients of a real `roofline serve` that read nothing, of an engine that is faster than any of them."""
 
+import asyncio
 import json
 import socket
 import time
@@ -7,6 +8,10 @@ import time
 import httpx
 import pytest
 from e2e_serving import serving
+
+from roofline.bench.load.generator import Generator
+from roofline.bench.load.plan import Plan
+from roofline.bench.traffic.traffic import Traffic, TrafficRequest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -46,6 +51,25 @@ def test_clients_that_read_nothing_cost_neither_memory_nor_others(environment, m
         for connection in silent:
             connection.close()
         assert served.get("/health").status_code == 200
+        served.eventually(lambda: served.get("/stats").json()["queued"] == 0)
+
+
+def test_a_load_with_clients_that_do_not_read_is_answered_whole(environment, model):
+    """A quarter of all clients; what they leave unread is bounded in the HTTP process."""
+    options = ("--backend", "simulated", "--device", "MI300X", "--no-access-log")
+    requests = [TrafficRequest(prompt=f"Once {n}", prompt_tokens=2, max_tokens=30) for n in range(60)]
+    traffic = Traffic(name="test", version=1, seed=0, stop="ignored", source="a test", requests=requests)
+    with serving(environment, model, *options) as served:
+        before = resident(served.process.pid)
+        plan = Plan(
+            traffic="", events="", url=f"{served.address}/v1", model="small", arrivals="closed", concurrency=4,
+            requests=60, keep_text=True, unread=1 / 3, unread_tokens=8000,
+        )  # fmt: skip
+        events = asyncio.run(Generator(plan, traffic).run())
+        assert len(events.head.unread) == 20
+        assert resident(served.process.pid) - before < BOUND
+        assert [(each.error, each.completion_tokens) for each in events.requests] == [(None, 30)] * 60
+        served.eventually(lambda: served.stats()["running"] == served.stats()["waiting"] == 0, 60)
         served.eventually(lambda: served.get("/stats").json()["queued"] == 0)
 
 

@@ -210,6 +210,18 @@ def test_the_first_look_is_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (state.status, "it has no logits to compare" in state.detail) == ("skipped", True)
 
 
+def test_a_simulated_model_is_not_compared_and_stays_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sleep(seconds: float) -> None:
+        del seconds
+
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    engine: Any = SimpleNamespace(description=SimpleNamespace(encoder=False, max_model_len=64), outstanding=0)
+    state = GoldenState()
+    asyncio.run(GoldenCheck(state, engine, "tiny", LoadOptions(backend="simulated")).run(TEXT))
+    assert (state.status, state.problem) == ("skipped", None)
+    assert state.detail == "nothing is computed, so nothing can differ"
+
+
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)])
 @pytest.mark.parametrize("worse", [4.0, float("nan")])
 def test_of_several_engines_the_worst_is_told(

@@ -4,8 +4,10 @@ as its only reading, or refused and the connection closed."""
 import contextlib
 import json
 import select
+import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from roofline.server.keys import Keys
 from roofline.server.limits import Limits
 from tests.server.conftest import BytesText, FakeEngine, protocol_of, serving
 from tests.server.raw_http import Answers, connect, request, sent, tokenize, told
+from tests.server.test_live import eventually
 
 LAST = tokenize("last", "Connection: close")
 JSON = b'{"prompt": "mine"}'
@@ -65,6 +68,8 @@ READ = {
                                  ["mine", "two"]),
     "empty lines before": ([b"\r\n\r\n" + tokenize("one")], ["one"]),
     "absolute target": (get(b"GET http://localhost/limits HTTP/1.1"), [200]),
+    "absolute target, large letters": (get(b"GET HTTP://LocalHost/limits HTTP/1.1"), [200]),
+    "a target that has another in its query": (get(b"GET /limits?x=http://evil/ HTTP/1.1"), [200]),
     "two hosts": ([request("GET", "/limits", "Host: other")], [400]),
 }  # fmt: skip
 # Refused, and the connection closed: what is sent, and the status.
@@ -115,6 +120,11 @@ REFUSED = {
     "NUL in a name": ([head(LENGTH, b"X\0: a\r\n") + JSON], 400),
     "NUL in the target": (get(b"GET /health\0 HTTP/1.1"), 400),
     "header without a name": ([head(LENGTH, b": a\r\n") + JSON], 400),
+    "target of another host": (get(b"GET http://evil/limits HTTP/1.1"), 400),
+    "target of another port": (get(b"GET http://localhost:1/limits HTTP/1.1"), 400),
+    "target with a user": (get(b"GET http://evil@localhost/limits HTTP/1.1"), 400),
+    "target of another scheme": (get(b"GET ftp://localhost/limits HTTP/1.1"), 400),
+    "target of another host, HTTP/1.0": (get(b"GET http://evil/limits HTTP/1.0"), 400),
     "no host": ([b"GET /health HTTP/1.1\r\n\r\n"], 400),
     "CONNECT": (get(b"CONNECT localhost:80 HTTP/1.1"), 405),
     "TLS": ([b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64)], 400),
@@ -284,6 +294,38 @@ def test_a_client_that_reads_nothing_is_cut(live):
         gone = select.poll()
         gone.register(connection, select.POLLHUP)
         assert gone.poll(30_000), "it is still connected"
+
+
+def peer_states(connection: socket.socket) -> list[str]:
+    """States of the other end of a connection of this machine, as the kernel numbers them; [] where it has none."""
+    client, server = (f":{name[1]:04X}" for name in (connection.getsockname(), connection.getpeername()))
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [row[3] for row in rows if row[1].endswith(server) and row[2].endswith(client)]
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="there is no table of connections")
+def test_what_a_closed_connection_left_in_the_kernel_is_given_up(live):
+    """Nothing waits in the server: all of the answer lies in the kernel, which would keep it as long as the client
+    acknowledges probes of its shut window."""
+    address, closed = live(limits=Limits(unread_seconds=1.0)), "04"
+    with connect(address, received_bytes=2048) as connection:
+        connection.sendall(request("GET", "/openapi.json", "Connection: close"))
+        eventually(lambda: peer_states(connection) == [closed], 20)
+        eventually(lambda: not peer_states(connection), 30)
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="there is no table of connections")
+def test_what_a_closed_connection_left_in_the_kernel_is_read_in_time(live):
+    address = live(limits=Limits(unread_seconds=30.0))
+    with connect(address, received_bytes=2048) as connection:
+        connection.sendall(request("GET", "/openapi.json", "Connection: close"))
+        eventually(lambda: peer_states(connection) == ["04"], 20)
+        data = b""
+        while more := connection.recv(1 << 20):
+            data += more
+    ((status, body),) = Answers(data).list
+    assert status == 200
+    assert json.loads(body)["openapi"]
 
 
 def test_a_client_that_reads_slowly_is_not_cut(live):

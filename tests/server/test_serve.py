@@ -9,6 +9,7 @@ import logging
 import os
 import queue
 import re
+import resource
 import signal
 import socket
 import threading
@@ -455,6 +456,23 @@ def test_the_engine_is_launched_first_and_collections_wait_for_the_end_of_the_st
     names, _, _ = outcome_of_visit(lambda: module.serve(ServeOptions("shown", port=0)), visit)
     assert names == ["shown"]
     assert collects == [("launch", False), ("shown", "cpu", False), "settle"]
+
+
+def test_connections_are_bounded_by_more_than_the_shells_limit_of_files(
+    outcome_of_visit, engine, make_context, monkeypatch
+):
+    monkeypatch.setattr(engine, "launch", lambda: None, raising=False)
+    monkeypatch.setattr(text_side, "load_text", lambda *_: make_context().text)
+    monkeypatch.setattr(module, "make_engine", lambda _: engine)
+    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
+    try:
+        outcome_of_visit(lambda: module.serve(ServeOptions("shown", port=0)), visit)
+        soft, still = resource.getrlimit(resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
+    assert still == hard
+    assert soft == (65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536))
 
 
 def test_what_the_start_left_is_given_back_and_what_it_made_is_kept_out_of_collections(monkeypatch):

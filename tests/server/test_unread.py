@@ -7,6 +7,12 @@ import time
 import httpx
 import pytest
 
+from roofline.bench.load.connection import Address
+from roofline.bench.load.events import UnreadClient
+from roofline.bench.load.generator import Generator
+from roofline.bench.load.plan import Plan
+from roofline.bench.load.unread import UnreadClients
+from roofline.bench.traffic.traffic import Traffic, TrafficRequest
 from roofline.common.errors import RequestError
 from roofline.server.admission import Queue
 from roofline.server.answers import EVENTS_AT_ONCE, Answers
@@ -118,6 +124,45 @@ def test_events_that_wait_are_taken_in_turns_with_others(make_context, engine, m
         return turns
 
     assert asyncio.run(run()) >= 900 * 16 // EVENTS_AT_ONCE
+
+
+def test_a_load_is_answered_whole_while_a_quarter_of_the_clients_do_not_read(live, engine, tmp_path):
+    """The load test's own clients: their streams are ended and their connections reset, and nobody else notices."""
+    engine.answer = b"x" * 900
+    address = live(limits=Limits(unread_tokens=500, unread_seconds=0.3))
+    requests = [TrafficRequest(prompt=f"Hi {n}", prompt_tokens=4, max_tokens=40) for n in range(24)]
+    traffic = Traffic(name="test", version=1, seed=0, stop="ignored", source="a test", requests=requests)
+    plan = Plan(
+        traffic="", events="", url=f"{address}/v1", model="tiny", arrivals="closed", concurrency=3, requests=24,
+        keep_text=True, unread=1 / 3, unread_tokens=900,
+    )  # fmt: skip
+    generator = Generator(plan, traffic)
+    events = asyncio.run(generator.run())
+    assert {(each.text, each.completion_tokens, each.error) for each in events.requests} == {("x" * 40, 40, None)}
+    assert len(events.requests) == 24
+    assert len(events.head.unread) == 8
+    eventually(lambda: not engine.open, 30)
+    eventually(lambda: httpx.get(f"{address}/stats").json()["queued"] == 0)
+
+
+def test_a_load_sees_that_the_server_gives_up_on_its_clients_that_do_not_read(live, engine):
+    engine.answer = b"x" * 900
+    address = live(limits=Limits(unread_tokens=500, unread_seconds=0.3))
+
+    async def run() -> list[UnreadClient]:
+        clients = UnreadClients(time.perf_counter_ns, 60.0)
+        for number in range(2):
+            clients.start(Address(f"{address}/v1", "/completions"), json.dumps(LARGE).encode(), number, 0)
+        async with asyncio.timeout(50):
+            while any(each.end is None for each in clients.records):
+                await asyncio.sleep(0.01)
+        await clients.close()
+        return clients.records
+
+    for client in asyncio.run(run()):
+        assert (client.closed_by, client.status, client.error) == ("server", 200, None)
+        assert client.end - client.headers >= 0.3e9
+    eventually(lambda: not engine.open, 30)
 
 
 @pytest.mark.parametrize(("logprobs", "waiting"), [(None, 11), (5, 6)])

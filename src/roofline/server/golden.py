@@ -114,6 +114,8 @@ class GoldenCheck:
         assert description is not None, "it is ready"
         if description.encoder:
             raise UnsupportedError("golden prompts of an encoder model", "it has no logits to compare")
+        if self._load.backend == "simulated":
+            raise UnsupportedError("golden prompts of a simulated model", "nothing is computed, so nothing can differ")
         prompts = await asyncio.to_thread(golden_prompts, text.tokenizer.encode, description.max_model_len)
         source = await asyncio.to_thread(original, self._source)
         task = Task(source, self._load.weights, [list(p.ids) for p in prompts], [list(p.positions) for p in prompts])

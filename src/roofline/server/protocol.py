@@ -7,8 +7,11 @@ is being answered is told when that answer has ended: nothing is ever written in
 """
 
 import asyncio
+import math
+import re
 import socket
 import struct
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Literal
 
@@ -23,6 +26,7 @@ from roofline.server.errors import error_body
 from roofline.server.limits import Limits
 
 VERSIONS = ("1.0", "1.1")
+_ABSOLUTE = re.compile(rb"([^/?]*)://([^/?]*)")  # a target with scheme and host, as it is sent to proxies
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -152,8 +156,13 @@ class BoundedProtocol(HttpToolsProtocol):
             raise RequestError(501, "unsupported_transfer_coding", problem)
         length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
         self._next = None if codings else self._recent.index(b"\r\n\r\n", at) + 4 + length
-        if version == "1.1" and all(name != b"host" for name, _ in self.headers):
+        hosts = [value.strip().lower() for name, value in self.headers if name == b"host"]
+        if version == "1.1" and not hosts:
             raise RequestError(400, "invalid_header", "A request of HTTP/1.1 has a Host header.")
+        target = _ABSOLUTE.match(self.url)
+        if target is not None and (target[1].lower() not in (b"http", b"https") or {*hosts} - {target[2].lower()}):
+            problem = "A target with a host is of http or https, and names the host that the Host header names."
+            raise RequestError(400, "invalid_header", problem)
 
     def _line(self, line: bytes) -> int:
         """Where this request line stands in what arrived, -1: it came in another form."""
@@ -268,7 +277,17 @@ class BoundedProtocol(HttpToolsProtocol):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.transport.abort()
 
+    def _bound_kernel(self) -> None:
+        """Have the kernel give up what it still holds for a client that takes nothing of it: of a connection that is
+        closed nobody else would, and its window may stay shut for as long as the client likes."""
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+            with suppress(OSError):  # of one that was reset
+                milliseconds = math.ceil(self.limits.unread_seconds * 1000)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self._bound_kernel()
         self._stop_waiting()
         super().connection_lost(exc)
         self._stop_unread()

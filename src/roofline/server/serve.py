@@ -16,7 +16,7 @@ import msgspec
 
 from roofline.common import log
 from roofline.common.errors import ConfigError, RooflineError
-from roofline.common.processes import return_freed_memory
+from roofline.common.processes import allow_all_files, return_freed_memory
 from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
 from roofline.server.complete_text import complete_text
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from roofline.server.tracing import Tracing
 
 LOG = log.get("server")
+CONNECTIONS = 65_536  # and files, that may be open at a time, where the system lets a process raise its limit
 
 
 def serve(options: ServeOptions) -> None:
@@ -44,6 +45,7 @@ def serve(options: ServeOptions) -> None:
     check_places(options)
     listening = _listen(options)
     started = time.perf_counter()
+    allow_all_files(CONNECTIONS)
     gc.disable()  # importing makes objects that stay: looking for garbage among them takes a sixth of the time
     engine = make_engine(options)
     engine.launch()  # all that follows happens while the engine loads

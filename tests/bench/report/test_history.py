@@ -8,8 +8,9 @@ import pytest
 
 from roofline.bench.report.gather import of_points
 from roofline.bench.report.history import Allowed, check, check_pairs, trend
+from roofline.bench.report.report import report
 from roofline.bench.results.metrics import figures
-from roofline.bench.results.point import Point, Validity
+from roofline.bench.results.point import Point, UnreadCounts, Validity
 from roofline.common.errors import ConfigError
 from roofline.hardware.host_settings import HostSettings
 from tests.bench.report import made
@@ -65,6 +66,23 @@ def test_hosts_that_were_run_in_another_way_are_flagged() -> None:
     assert finding.name == "ours, typical, 4 workers"
     (finding,) = check([new], [version("1.0", 5.0, 1)], "request_rate", Allowed(0.05))
     assert finding.name == "ours, typical, 4 workers", "nothing is known of the older one"
+
+
+def test_other_shares_of_clients_that_do_not_read_are_flagged() -> None:
+    old, new = version("1.0", 5.0, 1), version("1.1", 5.0, 2)
+    unread = UnreadCounts(share=0.1, clients=9, closed_by_server=7, closed_by_client=2, answered=0, failed=0)
+    new = msgspec.structs.replace(new, unread=unread)
+    words = "settings differ: share of requests with a client beside them that did not read 0.1, was 0"
+    section = trend(of_points([old, new]), "request_rate")
+    assert section.table is not None
+    assert [row[3] for row in section.table.rows] == [old.started, f"{new.started}, {words}"]
+    (finding,) = check([new], [old], "request_rate", Allowed(0.05))
+    assert finding.name == f"ours, typical, 4 workers, {words}"
+    (finding,) = check([new], [new], "request_rate", Allowed(0.05))
+    assert finding.name == "ours, typical, 4 workers"
+    (note,) = report(of_points([old, new])).notes
+    told = "9 clients beside them did not read: 7 closed by the server, 2 closed by the client"
+    assert note == f"ours 1.1, 4 workers: {told}. The figures are of the requests whose answers were read."
 
 
 def test_loads_have_trends_of_their_own() -> None:

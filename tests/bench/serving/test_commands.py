@@ -186,6 +186,29 @@ def test_a_trace_is_sent_from_its_beginning_at_its_moments(null, tmp_path):
     assert "does not say when its requests came" in refused.stderr
 
 
+def test_clients_that_do_not_read_are_told_and_in_no_figure(null, tmp_path):
+    out, folder = tmp_path / "r.jsonl", tmp_path / "e"
+    words = ["--arrivals", "closed", "--requests", 8, "--unread", 0.25, "--unread-tokens", 100_000, "--no-certificate"]
+    result = call_roofline(["bench", "load", null, *words, "--out", out, "--events", folder])
+    assert result.exit_code == 0, result.output
+    (point,) = read_points(out)
+    assert msgspec.to_builtins(point.unread) == {
+        "share": 0.25, "clients": 2, "closed_by_server": 0, "closed_by_client": 2, "answered": 0, "failed": 0,
+    }  # fmt: skip
+    told = "2 clients beside them did not read: 2 closed by the client"
+    assert told in point.validity.flags
+    assert told in result.stdout
+    assert (point.counts.completed, point.counts.failed, point.counts.unfinished, point.counts.empty) == (8, 0, 0, 0)
+    assert (point.workload.requests, point.metrics["e2e"].n) == (8, 8 if point.window.warm_up_s == 0 else 6)
+    assert point.extra["most_in_flight"] == 1
+    events = read_events(Path(point.events))
+    assert len(events.head.unread) == 2
+    again = call_roofline(["bench", "recompute", point.events])
+    assert told in again.stdout
+    call_roofline(["bench", "report", out, "-o", tmp_path / "r.md"])
+    assert f"{told}. The figures are of the requests whose answers were read." in (tmp_path / "r.md").read_text()
+
+
 @pytest.mark.slow
 def test_traffic_that_is_too_short_is_sent_again_and_flagged(null, tmp_path):
     call_roofline(["bench", "traffic", "typical", "-o", tmp_path / "t.jsonl", "--requests", 4])
@@ -376,6 +399,9 @@ def test_recompute(null, tmp_path):
         (["load", "http://127.0.0.1:9", "--concurrency", "2"], "--concurrency is of --arrivals closed or batch, not"),
         (["load", "http://127.0.0.1:9", "--burstiness", "2"], "--burstiness is of --arrivals gamma, not poisson"),
         (["load", "http://127.0.0.1:9", "--rate-from", "2"], "--rate-from is of --arrivals ramp, not poisson"),
+        (["load", "http://127.0.0.1:9", "--unread-tokens", "9"], "--unread-tokens is of clients that --unread adds"),
+        (["load", "http://127.0.0.1:9", "--unread-seconds", "9"], "--unread-seconds is of clients that --unread adds"),
+        (["load", "engine:smollm2-135m", "--unread", "0.1"], "--unread is of servers: engine:smollm2-135m has no conn"),
         (["load", "http://127.0.0.1:9", "--trace-speed", "2"], "--trace-speed is of --arrivals trace, not poisson"),
         (["load", "http://127.0.0.1:9", "--traffic", "/none/x", "--natural"], "leave --natural out"),
         (["load", "http://127.0.0.1:9", "--objective", "ttft=fast"], "'ttft=fast' is no limit in ms; write ttft=2000"),

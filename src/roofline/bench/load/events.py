@@ -18,6 +18,25 @@ SCHEMA = "bench.events/1"
 Arrivals = Literal["closed", "constant", "poisson", "gamma", "ramp", "trace", "batch"]
 
 
+class UnreadClient(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A client that did not read its answer, beside the measured requests.
+
+    request: of the traffic, beside which it was sent; server: which of several, from 0; dispatched, headers, end: when
+    it was sent, when its answer's head came, when its connection ended; status: of HTTP, 0 where there is no answer;
+    closed_by: who ended it: the server, the client (after its seconds, or with the run), or nobody but the answer,
+    which had come with its head; error: what went wrong before anything waited to be read.
+    """
+
+    request: int
+    dispatched: int
+    headers: int | None = None
+    end: int | None = None
+    status: int = 0
+    server: int = 0
+    closed_by: Literal["client", "server", "answer"] = "client"
+    error: str | None = None
+
+
 class EventsHead(msgspec.Struct, frozen=True, kw_only=True):
     """What all requests of a file have in common.
 
@@ -25,7 +44,9 @@ class EventsHead(msgspec.Struct, frozen=True, kw_only=True):
     rate: requests a second of the others; started: date and time of the run's beginning, ISO 8601, UTC; begin, end:
     the span that figures are taken from (what is outside warms up or runs out), in nanoseconds since the beginning;
     stop: as in the traffic; client_cpu: cores' worth of time that the generator used; interrupted: whether the run was
-    ended before its plan was; joules: that counters of this machine showed for it, in so many joules_seconds.
+    ended before its plan was; joules: that counters of this machine showed for it, in so many joules_seconds;
+    unread_share: of the requests, beside which a client came that did not read; unread: these clients, which are not
+    among the requests.
     """
 
     traffic: str
@@ -42,6 +63,8 @@ class EventsHead(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: bool = False
     joules: float | None = None
     joules_seconds: float | None = None
+    unread_share: float = 0.0
+    unread: list[UnreadClient] = []
     schema: str = SCHEMA
 
 

@@ -22,6 +22,7 @@ from roofline.bench.load.events import Events, EventsHead, RequestEvents
 from roofline.bench.load.plan import Plan
 from roofline.bench.load.progress import SECONDS_BETWEEN, Progress, Tally
 from roofline.bench.load.schedule import count_in_time, planned_moments
+from roofline.bench.load.unread import UnreadClients, is_beside
 from roofline.bench.traffic.traffic import Traffic, TrafficRequest
 from roofline.common.units import now_utc
 
@@ -49,11 +50,12 @@ class Generator:
         connect: Callable[[Clock], Sender] | None = None,
     ) -> None:
         self._plan, self._traffic = plan, traffic
-        addresses = [Address(url, PATHS[plan.route], key) for url in (plan.url, *plan.further_urls)]
+        self._addresses = addresses = [Address(url, PATHS[plan.route], key) for url in (plan.url, *plan.further_urls)]
         self._alone = connect is None  # in its process: an engine beside it needs collections
         self._connects = [connect] if connect else [partial(Connection, address) for address in addresses]
         self._idle: list[list[Sender]] = [[] for _ in self._connects]  # of each server
         self._servers = cycle(range(len(self._connects)))
+        self._unread, self._begun = UnreadClients(self.clock, plan.unread_seconds), 0
         self._records: list[RequestEvents] = []
         self._sessions = _sessions(plan, traffic)
         self._bodies = {n: self._body([], traffic.requests[n]) for session in self._sessions for n in session[:1]}
@@ -91,6 +93,7 @@ class Generator:
         reporting = loop.create_task(self._report(used))
         await ways.get(self._plan.arrivals, self._open)()
         reporting.cancel()
+        await self._unread.close()
         spent, wall = _cpu_seconds() - used, max(self.clock(), 1) / 1e9
         gc.enable()
         for connection in chain(*self._idle):
@@ -110,6 +113,8 @@ class Generator:
             stop=self._traffic.stop,
             client_cpu=spent / wall,
             interrupted=self.stopped,
+            unread_share=plan.unread,
+            unread=self._unread.records,
         )
         return Events(head, self._records)
 
@@ -186,6 +191,7 @@ class Generator:
     async def _converse(self, session: Session, scheduled: int) -> None:
         """Send the turns of a session, each when the one before was answered; the first at its planned moment."""
         plan, history, server = self._plan, list[dict[str, str]](), next(self._servers)
+        self._unread_beside(session[0])
         for number in session:
             request = self._traffic.requests[number]
             body = self._bodies[number] if not history else self._body(history, request)
@@ -197,6 +203,18 @@ class Generator:
                 return
             history += [{"role": "user", "content": request.prompt}, {"role": "assistant", "content": text}]
             scheduled = self.clock()
+
+    def _unread_beside(self, number: int) -> None:
+        """Send a request that nobody reads beside this one, where it is its turn. Its prompt begins with a number of
+        its own, so that no cache makes one of the two faster than it would be alone."""
+        plan, count = self._plan, self._begun
+        self._begun += 1
+        if not is_beside(plan.seed, count, plan.unread):
+            return
+        request, server = self._traffic.requests[number], count % len(self._addresses)
+        most, ignored = plan.unread_tokens or request.max_tokens, self._traffic.stop == "ignored"
+        body = self._encode([], f"{count} {request.prompt}", most, ignored=ignored or bool(plan.unread_tokens))
+        self._unread.start(self._addresses[server], body, number, server)
 
     def _probe_in_turn(self) -> Awaitable[None] | None:
         """The next probe, where it is its turn."""

@@ -33,6 +33,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     the last, and rate_from its first; burstiness: shape of the gamma distribution (1 is Poisson, smaller is burstier);
     seed: of the arrivals; trace_speed: how much faster than recorded a trace is sent.
 
+    unread: share of the requests beside which another client sends one and does not read its answer; unread_tokens: of
+    such an answer, 0: as many as of the request beside it; unread_seconds: after which such a client gives up.
+
     probes: sent in turn among the requests, one before each `probe_every` of them; keep_text: of all answers.
     """
 
@@ -56,6 +59,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     probes: list[Probe] = []
     probe_every: int = 16
     keep_text: bool = False
+    unread: float = 0.0
+    unread_tokens: int = 0
+    unread_seconds: float = 120.0
 
 
 def read_plan(path: Path) -> Plan:
@@ -70,6 +76,11 @@ def read_plan(path: Path) -> Plan:
     for name in positive:
         if getattr(plan, name) <= 0:
             raise ConfigError(f"{path}: {name} is {getattr(plan, name)}; give a number above 0")
+    if not 0 <= plan.unread <= 1 or plan.unread_tokens < 0 or plan.unread_seconds <= 0:
+        raise ConfigError(
+            f"{path}: unread is {plan.unread}, unread_tokens {plan.unread_tokens}, unread_seconds "
+            f"{plan.unread_seconds}; give a share from 0 to 1, no negative count, and a time above 0"
+        )
     for url in (plan.url, *plan.further_urls):
         check_address(url)
     return plan

@@ -8,6 +8,7 @@ from roofline.bench.report.gather import Gathered
 from roofline.bench.report.page import Report
 from roofline.bench.report.throughput import Slo
 from roofline.bench.results.point import Point
+from roofline.bench.results.unread import unread_in_words
 from roofline.hardware.host_settings import in_words
 
 
@@ -23,7 +24,7 @@ def report(gathered: Gathered, title: str = "", slo: Slo | None = None, prices: 
         about=_about(gathered),
         sections=tuple(section for section in sections if section is not None),
         refused=tuple(gathered.refused),
-        notes=(*gathered.notes, *_doubts(gathered)),
+        notes=(*gathered.notes, *_doubts(gathered), *_unread(gathered)),
     )
 
 
@@ -55,6 +56,16 @@ def _doubts(gathered: Gathered) -> list[str]:
         name = f"{words.system_name(point)}, {words.load_name(point)}"
         reasons.setdefault(words.doubt(point), []).append(name)
     return [f"In grey, because {reason}: {'; '.join(names)}." for reason, names in reasons.items()]
+
+
+def _unread(gathered: Gathered) -> list[str]:
+    """Of points whose servers had clients that did not read: how many, and what became of them."""
+    return [
+        f"{words.system_name(point)}, {words.load_name(point)}: {unread_in_words(point.unread)}. The figures are of "
+        "the requests whose answers were read."
+        for point in gathered.points
+        if point.unread is not None
+    ]
 
 
 def _other_figures(gathered: Gathered) -> Section | None:

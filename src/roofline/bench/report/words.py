@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from roofline.bench.load.events import Arrivals
 from roofline.bench.results.point import INTERRUPTED, Client, Figure, Point
+from roofline.bench.results.unread import unread_share
 from roofline.hardware.host_settings import differences
 
 # Metrics that reports know, as `Point.metrics` names them.
@@ -145,10 +146,20 @@ def interrupted(point: Point) -> str:
 
 
 def other_settings(new: Sequence[Point], old: Sequence[Point]) -> str:
-    """ ", settings differ: SMT off, was on" where the hosts of two measurements were run in another way, else ""."""
+    """ ", settings differ: SMT off, was on" where the hosts of two measurements were run in another way, or other
+    shares of clients did not read, else ""."""
     after, before = ([each.host.settings for each in points if each.host.settings] for points in (new, old))
-    texts = differences(after, before)
+    texts = [*differences(after, before), *_other_shares(new, old)]
     return f", settings differ: {'; '.join(texts)}" if texts else ""
+
+
+def _other_shares(new: Sequence[Point], old: Sequence[Point]) -> list[str]:
+    """["requests with a client beside them that did not read 0.1, was 0"], or nothing."""
+    after, before = (sorted({unread_share(point) for point in points}) for points in (new, old))
+    if after == before:
+        return []
+    shares, earlier = (" and ".join(f"{share:g}" for share in shares) for shares in (after, before))
+    return [f"share of requests with a client beside them that did not read {shares}, was {earlier}"]
 
 
 def digits(value: float | None, count: int = 3) -> str:

@@ -168,6 +168,22 @@ class Counts(msgspec.Struct, kw_only=True):
     miscounted: int | None = None
 
 
+class UnreadCounts(msgspec.Struct, kw_only=True):
+    """Clients that did not read their answers: a load beside the point's requests, and in none of its figures.
+
+    share: of the requests, that such a client came with; clients: that there were; closed_by_server, closed_by_client:
+    whose connection it or we ended; answered: whose answer had come with its head; failed: that were refused, or had no
+    connection.
+    """
+
+    share: float
+    clients: int
+    closed_by_server: int
+    closed_by_client: int
+    answered: int
+    failed: int
+
+
 class Limit(msgspec.Struct, kw_only=True):
     """The physical limit of the point's load: the least seconds for its requests at the roofs.
 
@@ -247,6 +263,7 @@ class Point(msgspec.Struct, kw_only=True):
     energy: Energy | None = None
     cost: Cost | None = None
     fidelity: Fidelity | None = None
+    unread: UnreadCounts | None = None
     events: str | None = None
     events_sha256: str | None = None
     tags: list[str] = []

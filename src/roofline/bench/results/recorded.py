@@ -8,6 +8,7 @@ import msgspec
 
 from roofline.bench.load.events import Events, read_events
 from roofline.bench.results import from_guidellm, from_vllm
+from roofline.bench.results.unread import unread_counts, unread_in_words
 from roofline.common.errors import ConfigError
 from roofline.common.fields import naming
 from roofline.common.files import cause_of
@@ -51,7 +52,10 @@ def read_run(path: Path, number: int | None = None) -> Recorded:
             return Recorded(events, from_vllm.TOOL, notes)
         if number is not None:
             raise ConfigError("--run names a run in a file of another tool that has several: leave it out")
-    return Recorded(read_events(path))
+    events = read_events(path)
+    unread = unread_counts(events.head)
+    notes = () if unread is None else (f"{unread_in_words(unread)}; they are in no figure.",)
+    return Recorded(events, notes=notes)
 
 
 def _documents(text: bytes) -> list[bytes]:

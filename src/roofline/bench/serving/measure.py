@@ -35,6 +35,7 @@ from roofline.bench.results.point import (
 )
 from roofline.bench.results.rates import falls_behind
 from roofline.bench.results.statistics import values_needed
+from roofline.bench.results.unread import unread_counts, unread_in_words
 from roofline.bench.results.window import Span, is_short, measured, measured_span, most_in_flight
 from roofline.bench.serving.certificate import MOST_CPU, Certificate, Pace, certify
 from roofline.bench.serving.load_test import LoadTest
@@ -99,6 +100,9 @@ def point_of(test: LoadTest, kind: Kind, plan: Plan, events: Events) -> Point:
     probed = fidelity(events, test.probes)
     if probed is not None and probed.equal < probed.probes:
         flags.append(f"probes with other answers: {probed.probes - probed.equal} of {probed.probes}")
+    unread = unread_counts(head)
+    if unread is not None:
+        flags.append(unread_in_words(unread))
     counted = counts(events)
     if test.target.in_process is not None:
         counted.tokens_by = "engine"
@@ -131,6 +135,7 @@ def point_of(test: LoadTest, kind: Kind, plan: Plan, events: Events) -> Point:
         limit=limit,
         energy=_energy(test, events),
         fidelity=probed,
+        unread=unread,
         extra={"most_in_flight": most_in_flight(events), **_prompt_of(test, kind, plan)},
     )
 
