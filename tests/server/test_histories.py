@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 import pytest
 
+from roofline.server.conversation import results_in_order
 from tests.server.conftest import BytesText
 
 HALF = "\\ud83d"
@@ -204,3 +205,12 @@ def test_the_beginning_of_an_answer_may_be_empty(call, engine, content) -> None:
         response = call("POST", path, json=body)
         assert response.status_code == 200, response.text
         assert bytes(engine.submitted[-1][0]).endswith(b"<assistant>")
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [1, 2, 0]])
+def test_results_stand_in_the_order_of_their_calls(order):
+    calls = [{"id": name, "type": "function", "function": {"name": "f", "arguments": {}}} for name in "abc"]
+    results = [{"role": "tool", "tool_call_id": name, "content": f"of {name}"} for name in "abc"]
+    begin = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool_calls": calls}]
+    sent = [*begin, *(results[place] for place in order), {"role": "user", "content": "thanks"}]
+    assert results_in_order(sent) == [*begin, *results, {"role": "user", "content": "thanks"}]

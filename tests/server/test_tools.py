@@ -508,7 +508,15 @@ def test_with_strict_tools_text_is_free_and_calls_are_not(form, thinking, severa
 
 
 @pytest.mark.parametrize("form", FORMS_OF_CALLS)
-@pytest.mark.parametrize("function", [{}, {"parameters": None}, {"parameters": {}}])
+@pytest.mark.parametrize(
+    "function",
+    [
+        {},
+        {"parameters": None},
+        {"parameters": {}},
+        {"parameters": {"type": "object", "properties": {}, "required": []}},
+    ],
+)
 def test_a_forced_call_of_a_function_without_parameters_has_none(form, function):
     grammar = forced_calls(form, [{"function": {"name": "add", **function}}], several=False, thinking=False).text
     texts = [FORMS_OF_CALLS[form] % arguments for arguments in ("", '"ARGUMENT": "Paris"')]

@@ -95,9 +95,13 @@ def test_the_share_that_rounding_keeps() -> None:
     base = {"a": torch.ones(4), "b": torch.ones(2)}
     unit = 2.0**-7  # a step of bf16 above 1
     trained = {"a": torch.tensor([1 + unit, 1.0, 1.0, 1.0]), "b": torch.tensor([1 + 0.4 * unit, 1.0])}
-    expected = unit**2 / (unit**2 + (0.4 * unit) ** 2)
+    expected = 1 - (0.4 * unit) ** 2 / (unit**2 + (0.4 * unit) ** 2)
     assert kept_share(trained, base.__getitem__) == pytest.approx(expected, rel=1e-5)
     assert kept_share(base, base.__getitem__) == 1.0
+    # Where the base is rounded by more than was trained, nothing of that is kept, however the roundings fall.
+    between = {"a": torch.full((4,), 1 + 0.49 * unit), "b": torch.full((2,), 1 - 0.1 * unit)}
+    moved = {name: tensor + 0.02 * unit for name, tensor in between.items()}
+    assert kept_share(moved, between.__getitem__) == 0.0
 
 
 def test_a_model_from_a_gguf_file_has_its_tokenizer(model: Path, data: Path, tmp_path: Path) -> None:

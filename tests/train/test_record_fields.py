@@ -88,6 +88,7 @@ def test_what_belongs_to_a_prompt_stands_in_it(record: dict[str, Any], form: str
         ({"prompt": "q", "completion": "a", "label": False}, None, "label is false, as in data for KTO"),
         ({"messages": [Q, A], "label": True}, None, "label is true, as in data for KTO"),
         ({"prompt": "q", "completion": "a", "label": "False"}, "instruct", "label is false, as in data for KTO"),
+        ({"prompt": "q", "completion": "a", "label": 0}, None, "label is 0, as in data for KTO"),
         (
             {"messages": [Q, A | {"weight": "much"}]},
             None,
@@ -225,3 +226,11 @@ def test_a_folder_of_saved_data_has_no_files_that_are_skipped(tmp_path: Path) ->
     (tmp_path / "notes.html").write_text("")
     assert skipped_files(tmp_path) == []
     assert skipped_files(tmp_path / "notes.html") == []
+
+
+@pytest.mark.parametrize("name", ["deep.jsonl", "deep.json"])
+def test_a_record_that_nests_too_deep_is_refused_with_its_place(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text('{"prompt": "q", "completion": "a", "m": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
+    with pytest.raises(ConfigError, match="nests too deep"):
+        list(records(path))

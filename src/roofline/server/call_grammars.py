@@ -98,7 +98,7 @@ def _parameters(tool: Tool) -> JsonObject | None:
     out. Raises RequestError for one that answers cannot be held to."""
     function = _function(tool)
     schema = function.get("parameters")
-    if not schema:
+    if not schema or _names_none(schema):
         return None
     assert isinstance(schema, dict), "the reader of the API has checked it"
     try:
@@ -106,6 +106,14 @@ def _parameters(tool: Tool) -> JsonObject | None:
     except ValueError as error:
         refuse(f"the parameters of {function['name']!r} cannot be kept to: {error}")
     return schema
+
+
+def _names_none(schema: object) -> bool:
+    """Whether a schema is what clients write for a function without parameters: an object whose properties are none."""
+    if not isinstance(schema, dict) or schema.get("type") != "object" or schema.get("properties") != {}:
+        return False
+    allows = schema.get("additionalProperties", False)  # others are allowed where that is said
+    return allows is False and not any(schema.get(key) for key in ("required", "patternProperties", "minProperties"))
 
 
 def _function(tool: Tool) -> Mapping[str, object]:

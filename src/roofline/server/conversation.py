@@ -62,7 +62,11 @@ def prompt_of(conversation: Conversation, text: TextSide, room: int | None) -> C
     """The prompt of a conversation. room: tokens of the context. Raises RequestError."""
     tools = () if conversation.tool_choice == "none" else conversation.tools
     ids = text.encode_chat(
-        conversation.messages, room, tools=tools, variables=conversation.variables, continues=conversation.continues
+        results_in_order(conversation.messages),
+        room,
+        tools=tools,
+        variables=conversation.variables,
+        continues=conversation.continues,
     )
     names = frozenset(_function(tool)["name"] for tool in tools)
     form, thinking = text.reply_format, not conversation.continues and text.ends_thinking(ids)
@@ -126,6 +130,25 @@ def check_tools(tools: Sequence[Message], limits: Limits) -> None:
         if name in seen:
             raise invalid(where, f"{name!r} is there twice")
         seen.add(name)
+
+
+def results_in_order(messages: Sequence[Message]) -> list[Message]:
+    """Put the results behind calls in the order of the calls: most templates tell which is which by place alone."""
+    ordered: list[Message] = []
+    places: dict[object, int] = {}
+    for message in messages:
+        calls = message.get("tool_calls")
+        if isinstance(calls, list):
+            places = {call.get("id"): place for place, call in enumerate(calls)}
+        at = len(ordered)
+        if message.get("role") == "tool":
+            place = places.get(message.get("tool_call_id"), len(places))
+            while at > 0 and ordered[at - 1].get("role") == "tool":
+                if places.get(ordered[at - 1].get("tool_call_id"), len(places)) <= place:
+                    break
+                at -= 1
+        ordered.insert(at, message)
+    return ordered
 
 
 def check_turns(messages: Sequence[Message]) -> None:

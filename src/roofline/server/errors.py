@@ -61,7 +61,8 @@ def from_exception(error: Exception, form: ErrorForm = error_body) -> Response:
         headers["Retry-After"] = "1"
     elif reason.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    if reason.status in (408, 413):  # the rest of the body is not waited for
+    # The rest of a body is not waited for; behind headers that two programs read in two ways nothing is read.
+    if reason.status in (408, 413, 431) or reason.code == "invalid_header":
         headers["Connection"] = "close"
     content = msgspec.json.encode(form(reason))
     return Response(content, reason.status, headers, media_type="application/json")

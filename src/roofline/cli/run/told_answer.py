@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from roofline.text.replies.parser import Delta, ReplyParser
 
 PREFIXES = ("chatcmpl-", "cmpl-", "resp_")  # of the ids of answers
+DETAILS = ("prompt_tokens_details", "input_tokens_details", "output_tokens_details")  # of caches and cuts: not proven
 COUNTED = {"prompt": ("prompt_tokens", "input_tokens"), "answer": ("completion_tokens", "output_tokens")}
 
 
@@ -110,12 +111,18 @@ def _other_facts(answer: ToldAnswer, receipt: "Receipt", request: "Generation | 
     usage = answer.facts.get("usage")
     if usage is None:
         return None
+    if not isinstance(usage, dict):
+        return "The answer's usage is no list of counts by name."
+    known = {*COUNTED["prompt"], *COUNTED["answer"], "total_tokens", *DETAILS}
+    others = sorted(name for name, value in usage.items() if name not in known and value is not None)
+    if others:
+        raise NoTextError(f"its usage has {others[0]!r}, which the answers of a server do not have")
     before = sum(prompt.tokens for prompt in receipt.prompts)
     after = sum(len(choice.ids) for choice in receipt.choices)
     counts = dict.fromkeys(COUNTED["prompt"], before) | dict.fromkeys(COUNTED["answer"], after)
     counts["total_tokens"] = before + after
     for name, count in counts.items():
-        if not isinstance(usage, dict) or usage.get(name, count) != count or isinstance(usage.get(name), bool):
+        if usage.get(name, count) != count or isinstance(usage.get(name), bool):
             return f"The answer's usage is another than the {before} and {after} tokens of the receipt."
     return None
 

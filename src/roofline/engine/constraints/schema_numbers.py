@@ -82,7 +82,10 @@ def _bound(value: object, side: Side, key: str, strict: bool = False) -> object:
     if abs(value) > EXACT - key.startswith("exclusive"):  # the library adds 1 to one that is excluded
         inner = max(sign * int(value), -WIDEST) + SLACK
         if inner > WIDEST:
-            raise Refused(f"{_shortened(value)} is beyond the integers of 64 bits", (key,))
+            widest = f"{WIDEST - SLACK:.0e}".replace("e+", " x 10^")
+            raise Refused(
+                f"{_shortened(value)} leaves no numbers that can be held exactly: up to {widest} there are", (key,)
+            )
         return int(context.create_decimal(sign * inner))
     decimal = Decimal(repr(value))
     if strict:

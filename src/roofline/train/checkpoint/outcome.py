@@ -130,14 +130,12 @@ class Outcome:
 def kept_share(trained: Mapping[str, torch.Tensor], base: Callable[[str], torch.Tensor]) -> float:
     """Return the share of what training changed that is there once weights are rounded to bf16.
 
-    With C the change of a weight W, X the rounded W + C and R the rounded W: the sum of (X - R) C by the sum of C C, as
-    for merged adapters; 1 where nothing changed. trained, base: float32, by canonical name.
+    With C the change of a weight W, and X the rounded W + C: 1 less the sum of (X - (W + C))^2 by that of C^2, and 0
+    where rounding loses more than training changed; 1 where nothing changed. What rounding does to the weights that
+    training began with counts too. trained, base: float32, by canonical name.
     """
-    along = change = 0.0
+    lost = change = 0.0
     for name, after in trained.items():
-        before = base(name).reshape(after.shape)
-        difference = (after - before).double()
-        rounded = after.bfloat16().double() - before.bfloat16().double()
-        along += float((rounded * difference).sum())
-        change += float((difference * difference).sum())
-    return along / change if change else 1.0
+        change += float((after - base(name).reshape(after.shape)).double().square().sum())
+        lost += float((after.bfloat16().float() - after).double().square().sum())
+    return max(0.0, 1 - lost / change) if change else 1.0

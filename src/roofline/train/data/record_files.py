@@ -83,7 +83,7 @@ def _saved(folder: Path) -> list[Path]:
 
 def _json(path: Path) -> Mapping[str, Any]:
     try:
-        value = json.loads(path.read_text("utf-8"))
+        value = _parsed(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
     if not isinstance(value, dict):
@@ -123,13 +123,21 @@ def _check_encoding(path: Path) -> None:
         )
 
 
+def _parsed(text: str) -> Any:
+    """Return the value of a text of JSON. Raises json.JSONDecodeError, also for one that nests too deep to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise json.JSONDecodeError("it nests too deep", text, 0) from None
+
+
 def _lines(path: Path) -> Iterator[tuple[str, Record]]:
     with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 where = f"{path}: line {number}"
                 try:
-                    yield where, _object(where, json.loads(line))
+                    yield where, _object(where, _parsed(line))
                 except json.JSONDecodeError as error:
                     raise ConfigError(f"{where} is no JSON: {error.msg} at character {error.pos + 1}") from error
 
@@ -144,7 +152,7 @@ def _array(path: Path) -> Iterator[tuple[str, Record]]:
     """A list of records, or an object of records by their names; lines of JSON in a file of that name are read too."""
     content = path.read_text("utf-8-sig")
     try:
-        value = json.loads(content)
+        value = _parsed(content)
     except json.JSONDecodeError as error:
         if error.lineno > 1 and not _is_first_line_json(content):
             place = f"line {error.lineno} column {error.colno}"
@@ -166,7 +174,7 @@ def _array(path: Path) -> Iterator[tuple[str, Record]]:
 def _is_first_line_json(content: str) -> bool:
     first = next((line for line in content.split("\n") if line.strip()), "")
     try:
-        return isinstance(json.loads(first), dict)
+        return isinstance(_parsed(first), dict)
     except json.JSONDecodeError:
         return False
 

@@ -189,8 +189,8 @@ def read(record: Record, where: str, form: str, told_from: str = "") -> Sample:
 def _refuse_labels(record: RecordFields, where: str) -> None:
     """Raises ConfigError for a record of KTO, which says of an answer whether it is a good one."""
     label = record.peek("label")
-    if isinstance(label, bool) or str(label).strip().lower() in ("true", "false"):
+    if isinstance(label, bool) or str(label).strip().lower() in ("true", "false", "0", "1"):
         raise ConfigError(
-            f"{where}: label is {str(label).lower()}, as in data for KTO, whose answers with false are bad ones that "
-            "would be trained on: keep the records with true, and remove the key"
+            f"{where}: label is {str(label).lower()}, as in data for KTO, whose answers with false or 0 are bad ones "
+            "that would be trained on: keep the records with true or 1, and remove the key"
         )
