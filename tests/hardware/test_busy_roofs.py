@@ -111,7 +111,7 @@ def cores(monkeypatch):
 
 
 def test_threads_that_would_only_wait_are_refused(monkeypatch, cores) -> None:
-    with pytest.raises(ConfigError, match=r"--threads=999: this machine has 2 cores.*at most 64"):
+    with pytest.raises(ConfigError, match=r"^threads=999: this machine has 2 cores.*at most 64"):
         choose_threads(999)
     monkeypatch.setenv("ROOFLINE_THREADS", "65")
     with pytest.raises(ConfigError, match="ROOFLINE_THREADS=65"):

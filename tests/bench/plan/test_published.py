@@ -55,7 +55,7 @@ def test_the_ranges_of_plans_are_those_of_the_figures() -> None:
     assert published.spreads() in GUIDE
     within, total = published.covered(published.rows())
     assert f"{published.near(published.rows())} are within 25 %" in GUIDE
-    assert f"{within} of the {total} ({within / total:.0%}) lie within" in GUIDE
+    assert f"{within} of the {total} ({100 * within / total:.0f} %) lie within" in GUIDE
 
 
 @pytest.mark.slow

@@ -198,3 +198,13 @@ def test_rows_beside_each_other_have_their_values_and_limits() -> None:
 def test_a_row_without_a_count_is_of_one_device() -> None:
     row = publication("mlc-amd").charts[0].rows[0]
     assert (row.count, row.sequences, row.package) == (1, 1, False)
+
+
+def test_a_published_figure_has_one_limit_wherever_it_is_told() -> None:
+    """405B at 64 requests: the replay's limit is the one that the guide of plans sets beside the same figure."""
+    (row,) = [row for row in publication("dell-mi300x").charts[0].rows if row.sequences == 64]
+    limit = limit_of(row, "tokens/s")
+    assert limit is not None
+    guide = (Path(__file__).parents[3] / "docs/how-to/plan.md").read_text()
+    (line,) = [line for line in guide.splitlines() if "serving 64, 128 + 128" in line]
+    assert f"| {limit.value:,.0f} tokens/s |" in line

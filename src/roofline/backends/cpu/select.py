@@ -52,7 +52,7 @@ def choose_threads(preferred: int | None = None) -> Choice[int]:
     if requested is not None:
         most = max(LEAST_MOST_THREADS, MOST_A_CORE * (os.cpu_count() or 1))
         if requested > most:
-            option = "--threads" if preferred else "ROOFLINE_THREADS"
+            option = "threads" if preferred else "ROOFLINE_THREADS"
             raise ConfigError(
                 f"{option}={requested}: this machine has {os.cpu_count()} cores, on which as many threads would wait "
                 f"for each other; give at most {most}"

@@ -61,10 +61,10 @@ def _of_gpus(names: str) -> list[Measured]:
 
     measured = []
     for device in choose(None if names == "gpu" else names):
-        both = recheck_op_roofs(f"cuda:{device.torch}", device.name)
-        if both is None:
+        rechecked = recheck_op_roofs(f"cuda:{device.torch}", device.name)
+        if rechecked is None:
             raise UnsupportedError(f"measuring {device.title}", "its memory is full", ("end what uses it",))
-        measured.append(Measured(device.title, *both, find(device.name, device.units)))
+        measured.append(Measured(device.title, *rechecked, find(device.name, device.units)))
     if not measured:
         raise UnsupportedError(
             "bench roofs of GPUs", "torch can use none here; `roofline doctor` says why", ("--device cpu",)

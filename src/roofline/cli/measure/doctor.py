@@ -126,7 +126,7 @@ def _show(report: JsonObject) -> None:
     out.print(plain_table((), rows, show_header=False, padding=(0, 2, 0, 0)))
     mends = [f"{finding['cause']} Mend: {finding['remedy']}" for finding in report["gpus"]["findings"]]
     changed = [one["problem"] for one in report["weights"] if one["problem"]]
-    busy = [note for note in [load_note(roofs["load"])] if note]
+    busy = [note for note in [load_note(roofs.get("load", 0.0))] if note]
     for warning in (*machine["warnings"], *busy, *changed, *mends):
         out.print(f"[bold yellow]warning[/] {escape(warning)}")
 
