@@ -213,8 +213,8 @@ def test_calls_and_results_are_turns_of_their_own(call, seen):
         },
         {"role": "tool", "tool_call_id": "toolu_1", "name": "look", "content": "seen"},
         {"role": "user", "content": "and"},
-        {"role": "tool", "tool_call_id": "toolu_2", "name": "look", "content": "Error: "},
         {"role": "tool", "tool_call_id": "toolu_1", "name": "look", "content": "b"},
+        {"role": "tool", "tool_call_id": "toolu_2", "name": "look", "content": "Error: "},
     ]
     described = {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}
     assert options["tools"] == [{"type": "function", "function": described}]

@@ -172,8 +172,8 @@ def test_results_are_matched_with_calls_by_name_and_order(call, seen):
     assert [call["id"] for call in messages[2]["tool_calls"]] == ["call00001", "call00002", "x"]
     assert (messages[2]["reasoning_content"], messages[2]["content"]) == ("hm", "")
     assert [(turn["tool_call_id"], turn["name"], turn["content"]) for turn in messages[3:]] == [
-        ("call00002", "other", "1"),
         ("call00001", "look", "2"),
+        ("call00002", "other", "1"),
         ("x", "look", "3"),
     ]
     assert options["variables"] == {"enable_thinking": True}
