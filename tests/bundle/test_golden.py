@@ -11,7 +11,7 @@ import pytest
 from roofline.bundle import golden, load
 from roofline.bundle.bundle_cache import entries
 from roofline.bundle.golden import Task, forget_packed, logits_of, original, reference_logits
-from roofline.common.errors import UnsupportedError
+from roofline.common.errors import RooflineError, UnsupportedError
 
 
 @pytest.fixture
@@ -88,5 +88,5 @@ def test_a_process_of_its_own_computes_the_same(task: Task) -> None:
 
 @pytest.mark.slow
 def test_what_the_process_says_is_the_reason(task: Task) -> None:
-    with pytest.raises(UnsupportedError, match="nowhere"):
+    with pytest.raises(RooflineError, match="nowhere"):
         reference(replace(task, source="/nowhere"))

@@ -170,7 +170,7 @@ def test_the_8_bit_cache(smollm2_path: Path, alone: tuple) -> None:
     for model, config in (
         (roomy, {"prefix_cache": True}),
         (roomy, {"max_batch_tokens": 16, "prefix_cache": False}),
-        (small, {"max_batch_tokens": 64, "prefix_cache": True}),
+        (small, {"max_batch_tokens": 512, "prefix_cache": True}),
     ):
         got, rows, stats = run(model, some + some, True, **config)
         assert [got[str(i)] for i in range(2 * len(some))] == 2 * list(ids.values())
