@@ -155,7 +155,7 @@ META = {
     "quantizer": ["gptqmodel:7.7.0"], "uri": "https://github.com/modelcloud/gptqmodel", "damp_percent": 0.05,
     "damp_auto_increment": 0.01, "static_groups": False, "true_sequential": True, "mse": 0.0, "gptaq": None,
     "act_group_aware": True, "fallback": {"strategy": "rtn", "threshold": "0.5%", "smooth": None},
-    "offload_to_disk": True, "telemetry": {"device": False}, "offload_to_disk_path": "/tmp/gptqmodel_x",
+    "offload_to_disk": True, "telemetry": {"device": False}, "offload_to_disk_path": "gptqmodel_x",
     "pack_impl": "cpu", "gc_mode": "interval", "wait_for_submodule_finalizers": False,
     "auto_forward_data_parallel": True, "dense_vram_strategy": "exclusive", "dense_vram_strategy_devices": None,
     "moe_vram_strategy": "exclusive", "moe_vram_strategy_devices": None, "mock_quantization": False,
