@@ -51,13 +51,14 @@ class FakeExecutable:
         table_pages=None,
         step_seconds=0.0,
         weights=0,
+        doubling_depth=None,
     ):
         self.vocab_size, self.max_context, self.num_pages, self.page_bytes = vocab_size, max_context, num_pages, 1024
         self.limits = BatchLimits(tokens, segments, rows or segments, table_pages or num_pages * segments)
         self.batch, self.clock = Batch(self.limits), MonotonicClock()
         self.results = np.full((self.limits.rows, vocab_size), np.nan, np.float32)
         self.store = np.full((num_pages, PAGE_TOKENS, 2), -7, np.int64)
-        self.step_seconds, self.weights = step_seconds, np.uint64(weights)
+        self.step_seconds, self.weights, self.doubling_depth = step_seconds, np.uint64(weights), doubling_depth
         self.fail_at = set()  # numbers of forward calls that raise
         self.fail_sample = False
         self.bad_rows = set()  # (prompt's first id) of sequences whose sampled id is invalid
@@ -157,7 +158,11 @@ class FakeExecutable:
         return hidden
 
     def step_cost(self) -> StepCost:
-        return StepCost(self.batch.tokens * 10.0, 1000.0, 16.0, 1e-9)
+        b = self.batch
+        flops = b.tokens * 10.0
+        if self.doubling_depth:  # attention counts twice
+            flops += 5.0 / self.doubling_depth * float(b.positions[: b.tokens].sum())
+        return StepCost(flops, 1000.0, 16.0, 1e-9)
 
     def close(self):
         self.closed = True

@@ -33,9 +33,10 @@ class Watched:
         def watched_schedule(state):
             before = [s for s in state.running if len(s.ids) < s.end and len(s.ids) - s.computed > 1]
             pending = {s: len(s.ids) - s.computed for s in before}
+            passed_over = {s: s.passed_over for s in state.running}
             plan = schedule(state)
             if config.scheduler == "continuous":
-                check_shares(state, plan, [s for s in before if s.pages], pending)
+                check_shares(state, plan, [s for s in before if s.pages], pending, passed_over)
             return plan
 
         stepper.schedule = watched_schedule
@@ -120,10 +121,11 @@ class Watched:
         return self.outputs
 
 
-def check_shares(state, plan, before, pending):
+def check_shares(state, plan, before, pending, passed_over):
     """Assert that a plan divides its tokens as it should among prompts.
 
-    before: the sequences whose prompts had begun, pending: how many ids of each were to be computed.
+    before: the sequences whose prompts had begun, pending: how many ids of each were to be computed, passed_over: how
+    many steps before this one had passed each over.
     """
     limits, counts = state.limits, dict(zip(plan.sequences, plan.counts, strict=True))
     bound = limits.tokens if limits.long_tokens is None else limits.long_tokens
@@ -140,7 +142,13 @@ def check_shares(state, plan, before, pending):
         known = sequence.cached_tokens if sequence.pages else 0
         return limits.long_tokens is not None and len(sequence.ids) - known > 4 * limits.tokens
 
+    def at_depth(sequence, tokens):
+        depth = limits.doubling_depth
+        return tokens if depth is None else max(-(-tokens // 4), tokens * depth // (depth + sequence.computed))
+
     assert sum(counts[s] for s in prompts if is_bounded(s)) <= bound, "very long prompts have their part together"
+    for sequence in filter(is_bounded, prompts):
+        assert counts[sequence] <= at_depth(sequence, bound), "and less of it where the context is long"
 
     if before and enough and room > 0:
         oldest = min(before, key=arrival)
@@ -148,8 +156,12 @@ def check_shares(state, plan, before, pending):
         if not older:
             share = (plan.tokens - limits.tokens + room) // 4 if len(prompts) > 1 else room
             if is_bounded(oldest):
-                share = min(share, bound // 4 if len(prompts) > 1 else bound)
-            assert counts.get(oldest, 0) >= max(1, min(pending[oldest], share)), "who has waited longest has its share"
+                share = min(room, at_depth(oldest, bound))
+            overtaken = any(arrival(s) > arrival(oldest) for s in prompts)
+            if is_bounded(oldest) and oldest not in counts and overtaken:
+                assert oldest.passed_over == passed_over[oldest] + 1 <= 3, "it has every fourth step"
+            else:
+                assert counts.get(oldest, 0) >= max(1, min(pending[oldest], share)), "the oldest has its share"
     if short and enough and plan.tokens < limits.tokens:
         latest = max(map(arrival, prompts))
         held_back = [
@@ -157,9 +169,9 @@ def check_shares(state, plan, before, pending):
         ]
         held_back += [s for s in (*before, *prompts, *state.waiting) if len(s.ids) > 4 * limits.tokens]
         assert held_back, "nobody but a long prompt that is overtaken, or very long, leaves tokens unused"
-    if before and len(state.waiting) == 0 and len(prompts) == 1:
-        most = min(room, bound) if is_bounded(prompts[0]) else room
-        assert counts[prompts[0]] == min(pending.get(prompts[0], most), most) or not enough, "a prompt alone has it all"
+    if before and len(state.waiting) == 0 and len(prompts) == 1 and set(before) <= set(prompts):
+        limit = min(room, at_depth(prompts[0], bound)) if is_bounded(prompts[0]) else room
+        assert counts[prompts[0]] == min(pending.get(prompts[0], limit), limit) or not enough, "one alone has it all"
     for sequence in prompts:  # who is more urgent has all it can use, but for the share of the oldest
         for other in short:
             urgent = other.request.priority < sequence.request.priority and sequence.generated == 0
@@ -507,21 +519,52 @@ def test_a_short_prompt_beside_one_of_5000_tokens_waits_for_twice_its_own():
 
 
 def test_a_prompt_of_many_steps_leaves_short_steps_for_those_who_come():
-    """Whoever comes waits for a step of a quarter; a prompt of four steps has whole ones."""
+    """Whoever comes waits for a step of a sixth; a prompt of four steps has whole ones."""
     watched = Watched(EngineConfig(), **LARGE)
     watched.submit(prompt_of(2048, 2), GREEDY, request_id="four")
     watched.step()
     assert watched.plan.tokens == 512
     watched.run()
-    for number, length in enumerate((5000, 3000)):
+    for number, length in enumerate((3000, 5000)):
         watched.submit(prompt_of(length, 3 + number), GREEDY, request_id=f"long{number}")
     for _ in range(3):
         watched.step()
-        assert watched.plan.tokens == 128
+        assert watched.plan.tokens == 85
     watched.submit(prompt_of(35), GREEDY, request_id="short")
-    assert first_step_of(watched, "short") == (1, 35 + 35)
+    assert first_step_of(watched, "short") == (1, 35), "it has a step of its own"
     watched.run()
     assert watched.executable.tokens_computed == 2048 + 5000 + 3000 + 35
+
+
+def test_steps_of_a_prompt_of_many_steps_are_shorter_where_its_context_is_long():
+    """A token at the doubling depth counts as two, but a quarter of the first step's tokens is the least."""
+    watched = Watched(EngineConfig(), doubling_depth=1000, **LARGE)
+    watched.submit(prompt_of(5000, 1), GREEDY, request_id="long")
+    depth, counts = watched.engine.limits.doubling_depth, []
+    assert depth == pytest.approx(1000, rel=0.02)
+    while watched.engine.has_work:
+        watched.step()
+        counts.append(watched.plan.tokens)
+    depths = [sum(counts[:step]) for step in range(len(counts))]
+    assert counts[:-1] == [max(22, 85 * depth // (depth + computed)) for computed in depths[:-1]]
+    assert (counts[0], counts[-2], sum(counts)) == (85, 22, 5000)
+
+
+def test_many_short_prompts_leave_a_prompt_of_many_steps_every_fourth_step():
+    watched = Watched(EngineConfig(), **LARGE)
+    watched.submit(prompt_of(5000, 1), GREEDY, request_id="long")
+    watched.step()
+    parts = []
+    for step in range(40):
+        for number in range(6):
+            name = f"short{step}.{number}"
+            watched.submit(prompt_of(100, step * 6 + number), GREEDY, request_id=name, salt=str(step))
+        watched.step()
+        counts = {s.request.id: count for s, count in zip(watched.plan.sequences, watched.plan.counts, strict=True)}
+        parts.append(counts.get("long", 0))
+        assert watched.plan.tokens == 512
+    assert parts == [0, 0, 0, 85] * 10
+    watched.run()
 
 
 @pytest.mark.parametrize("tokens", [1, 100, 600])

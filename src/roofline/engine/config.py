@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from roofline.backends.base import Executable
 
 MAX_DRAFT = 15
+LONG_SHARE = 6  # prompts of many steps have one part in so many of a step's tokens
 ENGINE, SPECULATION, RECORDING = "Engine", "Speculation", "Recording steps"
 
 
@@ -25,7 +26,8 @@ class EngineConfig(Options):
     long_prompt_tokens: int | None = option(
         None,
         "Tokens of a step that prompts of more than four steps have together, so that whoever comes meanwhile waits "
-        "for a shorter step; 0: all of a step. Default: a quarter of max_batch_tokens; of `LLM` 0.",
+        "for a shorter step; less where the context is long; 0: all of a step. Default: a sixth of max_batch_tokens; "
+        "of `LLM` 0.",
         minimum=0, unit="tokens", topic=ENGINE,
     )  # fmt: skip
     adapter_bytes: int = option(
@@ -104,8 +106,9 @@ class EngineConfig(Options):
 @dataclass(frozen=True)
 class StepLimits:
     """What one step may hold: query tokens, sequences, logit rows, page-table entries; and the longest sequence in
-    tokens. long_tokens: of `tokens` what very long prompts have together. undivided: a prompt is computed in one step,
-    as an encoder's has to be."""
+    tokens. long_tokens: of `tokens` what very long prompts have together at their beginning; doubling_depth: the
+    position at which one of their tokens counts twice, for its attention (None: all count once). undivided: a prompt is
+    computed in one step, as an encoder's has to be."""
 
     tokens: int
     sequences: int
@@ -114,6 +117,7 @@ class StepLimits:
     max_model_len: int
     undivided: bool = False
     long_tokens: int | None = None  # None: all
+    doubling_depth: int | None = None
 
 
 def resolve(config: EngineConfig, executable: "Executable") -> StepLimits:
@@ -122,7 +126,9 @@ def resolve(config: EngineConfig, executable: "Executable") -> StepLimits:
     Raises ConfigError where max_model_len is more than the model's positions, CapacityError where the cache, or of an
     encoder a step, cannot hold a sequence of that length, UnsupportedError for options that an encoder cannot have.
     """
-    from roofline.backends.base import is_encoder  # here: a server spawns its engine process before it imports numpy
+    # Imported here: a server spawns its engine process before it imports numpy.
+    from roofline.backends.base import is_encoder
+    from roofline.engine.schedule.depth import doubling_depth
     from roofline.ops.batch import PAGE_TOKENS
 
     limits = executable.limits
@@ -142,6 +148,7 @@ def resolve(config: EngineConfig, executable: "Executable") -> StepLimits:
     if encoder:
         _check_encoder(config, tokens)
         longest = min(longest, tokens)
+    long_tokens = None if encoder else _long_tokens(config, tokens)
     return StepLimits(
         tokens=tokens,
         # Every running sequence may decode in the same step, so the step must hold them all.
@@ -150,14 +157,15 @@ def resolve(config: EngineConfig, executable: "Executable") -> StepLimits:
         table_pages=limits.pages,
         max_model_len=min(max_model_len or longest, longest),
         undivided=encoder,
-        long_tokens=None if encoder else _long_tokens(config, tokens),
+        long_tokens=long_tokens,
+        doubling_depth=None if long_tokens is None else doubling_depth(executable),
     )
 
 
 def _long_tokens(config: EngineConfig, tokens: int) -> int | None:
     """What prompts of many steps may have of a step of so many tokens; None: all."""
     if config.long_prompt_tokens is None:
-        return max(1, tokens // 4)
+        return max(1, tokens // LONG_SHARE)
     return config.long_prompt_tokens or None
 
 

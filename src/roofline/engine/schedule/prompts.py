@@ -8,8 +8,10 @@ Four rules keep that fair:
 * While others overtake it, the prompt that has waited longest has a quarter of the tokens that a step has for prompts.
 * Long prompts that are overtaken make the step no longer than twice what overtakes them, or a sixteenth of the
   budget more: whoever overtook them waits for that step too.
-* Prompts of more than four steps have `long_tokens` of each step together, overtaken or not: who comes meanwhile waits
-  for the step that is being computed, which is as short as that.
+* Prompts of more than four steps, very long ones, have `long_tokens` of each step together, overtaken or not: who comes
+  meanwhile waits for the step that is being computed, which is as short as that. It stays so for long contexts: a token
+  at `doubling_depth` counts as two. Where others overtake it, a very long prompt has none of three steps in a row and
+  that much of the fourth, instead of a part of each.
 * Nobody overtakes a waiting prompt for which there are not enough pages: it would never have them.
 """
 
@@ -24,6 +26,7 @@ from roofline.ops.batch import PAGE_TOKENS
 OLDEST_SHARE = 4  # the oldest prompt has at least one part in so many of the tokens that a step has for prompts
 OVERTAKEN_SHARE = 16  # an overtaken long prompt may have one part in so many of a step, however short the others are
 LONG_STEPS = 4  # a prompt of more steps is very long
+DEEPEST_SHARE = 4  # a very long prompt has one part in so many of `long_tokens`, however long its context is
 CONSIDERED = 64  # waiting sequences that a step chooses among
 Rank = tuple[bool, int, int, int]
 
@@ -107,35 +110,41 @@ class _PromptPlanner:
         if self.newcomer is not None and not self._place(self.oldest):
             self.prompts = [sequence for sequence in prompts if sequence.pages]  # nobody overtakes it
             self.oldest = min(self.prompts, key=_arrival, default=self.oldest)
+        self.long_tokens = state.limits.long_tokens or 0  # what very long prompts still have of this step
+        self.long_reserve = 0  # how much of it is the oldest's
         if self.prompts and self.oldest is not self.prompts[0] and not state.limits.undivided:
-            # Others overtake it: keep tokens for it, and places in the page table.
-            pending = len(self.oldest.ids) - self.oldest.computed
-            self.reserve, self.page_reserve = min(pending, max(1, room // OLDEST_SHARE)), len(self.oldest.pages)
+            self._reserve_for_oldest(room)
+
+    def _reserve_for_oldest(self, room: int) -> None:
+        """Keep tokens for the prompt that others overtake, and places in the page table."""
+        pending, share = len(self.oldest.ids) - self.oldest.computed, max(1, room // OLDEST_SHARE)
+        if self._is_very_long(self.oldest):
+            if self.oldest.passed_over < OLDEST_SHARE - 1:  # it is not this one's turn
+                return
+            self.long_reserve = self.long_tokens
+            share = min(room, self._at_depth(self.oldest, self.long_tokens))
+        self.reserve, self.page_reserve = min(pending, share), len(self.oldest.pages)
 
     def run(self) -> None:
         """Plan them all."""
         limits, plan = self.state.limits, self.plan
-        very_long = limits.tokens if limits.long_tokens is None else limits.long_tokens
-        long_reserve = max(1, very_long // OLDEST_SHARE) if self.reserve else 0  # the oldest's, if it is very long too
         latest, full = -1, False  # the latest arrival that is planned; whether only the oldest is still planned
         for number, sequence in enumerate(self.prompts):
             if sequence is self.oldest:
-                self.reserve = self.page_reserve = long_reserve = 0
-            limit = limits.tokens - plan.tokens - self.reserve
-            if limit <= 0 or (full and sequence is not self.oldest):
-                continue
-            bounded = _steps_alone(self.state, sequence) > LONG_STEPS
-            if bounded:
-                limit = min(limit, very_long - long_reserve)
-                if limit <= 0:
-                    continue
+                self.reserve = self.page_reserve = self.long_reserve = 0
             arrival, waiting = sequence.request.arrival, not sequence.pages
-            behind = latest > arrival and _is_long(self.state, sequence)
-            if behind:
-                full = True
-                if sequence is not self.oldest:
-                    continue
+            very_long = self._is_very_long(sequence)
+            overtaken = latest > arrival and _is_long(self.state, sequence)
+            full = full or overtaken
+            if full and (sequence is not self.oldest or (very_long and overtaken and self._passes_over(sequence))):
+                continue
+            limit = limits.tokens - plan.tokens - self.reserve
+            if very_long:
+                limit = min(limit, self._at_depth(sequence, self.long_tokens - self.long_reserve))
+            elif overtaken:
                 limit = min(limit, max(limits.tokens // OVERTAKEN_SHARE, plan.tokens - self.decode_tokens, 1))
+            if limit <= 0:
+                continue
             if waiting and (not self.admits or self._follows(sequence, self.prompts[number + 1 :])):
                 continue
             if waiting and not self._place(sequence):
@@ -143,10 +152,34 @@ class _PromptPlanner:
             pending = len(sequence.ids) - sequence.computed
             count = self._add(sequence, limit)
             if count:
-                latest = max(latest, arrival)
-                very_long -= count if bounded else 0
+                latest, sequence.passed_over = max(latest, arrival), 0
+            if very_long and count:
+                self.long_tokens -= min(self.long_tokens, self._weight(sequence, count))
             if (waiting or sequence is self.newcomer) and count < pending:
                 self.admits = False
+
+    def _is_very_long(self, sequence: Sequence) -> bool:
+        """Whether a prompt takes so many steps that it has only a part of each."""
+        return self.state.limits.long_tokens is not None and _steps_alone(self.state, sequence) > LONG_STEPS
+
+    def _passes_over(self, sequence: Sequence) -> bool:
+        """Whether a very long prompt that is overtaken has nothing of this step; counts those steps."""
+        if sequence.passed_over >= OLDEST_SHARE - 1:
+            return False
+        sequence.passed_over += 1
+        return True
+
+    def _at_depth(self, sequence: Sequence, tokens: int) -> int:
+        """How many tokens of a very long prompt cost as much where it has come to as `tokens` at its beginning."""
+        depth = self.state.limits.doubling_depth
+        if depth is None or tokens <= 0:
+            return tokens
+        return max(-(-tokens // DEEPEST_SHARE), tokens * depth // (depth + sequence.computed))
+
+    def _weight(self, sequence: Sequence, count: int) -> int:
+        """How many tokens at its beginning cost as much as `count` where a prompt has come to."""
+        depth = self.state.limits.doubling_depth
+        return count if depth is None else -(-count * (depth + sequence.computed) // depth)
 
     def _place(self, sequence: Sequence) -> bool:
         """Give a waiting sequence pages. Where there are not enough, nobody behind it is given any in this step."""

@@ -69,6 +69,7 @@ class Sequence:
     cached_tokens: int = 0  # prompt tokens found there
     to_score: int = 0  # prompt tokens whose log-probability is told: all but the first, of the first answer's sequence
     scored: int = 0  # leading ones among them whose log-probability was computed
+    passed_over: int = 0  # steps in a row that computed others instead of its prompt, a very long one
     pages: list[int] = field(default_factory=list)  # its page table, empty unless running
     finished: FinishReason | None = None  # why it ended
     started: bool = False
