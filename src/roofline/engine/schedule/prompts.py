@@ -128,11 +128,11 @@ class _PromptPlanner:
     def run(self) -> None:
         """Plan them all."""
         limits, plan = self.state.limits, self.plan
-        latest, full = -1, False  # the latest arrival that is planned; whether only the oldest is still planned
+        latest, full = (-1, 0), False  # the latest arrival that is planned; whether only the oldest is still planned
         for number, sequence in enumerate(self.prompts):
             if sequence is self.oldest:
                 self.reserve = self.page_reserve = self.long_reserve = 0
-            arrival, waiting = sequence.request.arrival, not sequence.pages
+            arrival, waiting = _arrival(sequence), not sequence.pages
             very_long = self._is_very_long(sequence)
             overtaken = latest > arrival and _is_long(self.state, sequence)
             full = full or overtaken
