@@ -40,6 +40,31 @@ def test_curl_with_http2(live):
     assert "".join(event["choices"][0]["text"] for event in events) == "Hello, world."
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl_that_takes_http2_for_granted_comes_to_an_end(live):
+    command = ["curl", "-sS", "--max-time", "20", "--http2-prior-knowledge", f"{live()}/limits"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode not in (0, 28), "a timeout is no clear end"
+    assert ended.stderr
+
+
+@pytest.mark.skipif(shutil.which("ab") is None, reason="ApacheBench is not installed")
+@pytest.mark.parametrize("keep", [True, False])
+def test_apache_bench(live, tmp_path, keep):
+    """It sends HTTP/1.0, and believes that a connection is kept if it is told so."""
+    body = tmp_path / "body"
+    body.write_text(BODY)
+    options = ["-k"] if keep else []
+    options += ["-n", "40", "-c", "4", "-p", str(body), "-T", "application/json"]
+    figures = dict(
+        line.split(":", 1) for line in output("ab", "-q", *options, f"{live()}/tokenize").splitlines() if ":" in line
+    )
+    assert int(figures["Complete requests"]) == 40
+    assert int(figures["Failed requests"]) == 0
+    assert "Non-2xx responses" not in figures
+    assert int(figures.get("Keep-Alive requests", 0)) == (40 if keep else 0)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("javac") is None, reason="there is no JDK")
 def test_javas_client(live, tmp_path):

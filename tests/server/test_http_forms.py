@@ -28,6 +28,11 @@ OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings:
 WEBSOCKET = b"Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 CHUNKS = b"9\r\n" + JSON[:9] + b"\r\n9;a=b\r\n" + JSON[9:] + b"\r\n0\r\n\r\n"
+# Fields that would say where a message ends and how its connection goes on, were they headers.
+MEANING = (
+    b"Content-Length: 5\r\nContent-Length: x\r\nTransfer-Encoding: chunked\r\ntransfer-encoding: gzip\r\n"
+    b"Connection: close\r\nConnection: upgrade\r\nUpgrade: h2c\r\nExpect: 100-continue\r\nHost: evil\r\n"
+)
 
 
 def get(line: bytes) -> list[bytes]:
@@ -66,6 +71,19 @@ READ = {
     "trailers later": ([head(CHUNKED) + CHUNKS[:-5], b"0\r\nHost: evil\r\n", b"X: y\r\n\r\n"], ["mine"]),
     "trailers before the next": ([head(CHUNKED) + CHUNKS[:-2] + b"Host: evil\r\n\r\n" + tokenize("two")],
                                  ["mine", "two"]),
+    "trailers of a message's meaning": (
+        [head(CHUNKED) + CHUNKS[:-2] + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n"
+         b"Upgrade: h2c\r\n\r\n" + tokenize("two")], ["mine", "two"],
+    ),
+    "trailers of a message's meaning, all": ([head(CHUNKED) + CHUNKS[:-2] + MEANING + b"\r\n" + tokenize("two")],
+                                        ["mine", "two"]),
+    "trailers of a message's meaning, all, in single bytes": (
+        [bytes([byte]) for byte in head(CHUNKED) + CHUNKS[:-2] + MEANING + b"\r\n" + tokenize("two")], ["mine", "two"],
+    ),
+    "trailers of a message's meaning, all, h2c offered": (
+        [head(OFFER, CHUNKED) + CHUNKS[:-2] + MEANING + b"\r\n" + tokenize("two")], ["mine", "two"],
+    ),
+    "zeros before a chunk's size": ([head(CHUNKED) + b"00012\r\n" + JSON + b"\r\n000\r\n\r\n"], ["mine"]),
     "empty lines before": ([b"\r\n\r\n" + tokenize("one")], ["one"]),
     "absolute target": (get(b"GET http://localhost/limits HTTP/1.1"), [200]),
     "absolute target, large letters": (get(b"GET HTTP://LocalHost/limits HTTP/1.1"), [200]),
@@ -94,6 +112,17 @@ REFUSED = {
     "chunk's size with a space": ([head(CHUNKED) + b"12 \r\n" + JSON + b"\r\n0\r\n\r\n"], 400),
     "chunk's size too large": ([head(CHUNKED) + b"1" * 17 + b"\r\n" + JSON], 400),
     "line end in a chunk's extension": ([head(CHUNKED) + b'12;a="\n"\r\n' + JSON + b"\r\n0\r\n\r\n"], 400),
+    "negative chunk's size": ([head(CHUNKED) + b"-5\r\n" + JSON + b"\r\n0\r\n\r\n"], 400),
+    "no chunk's size": ([head(CHUNKED) + b"\r\n" + JSON + b"\r\n0\r\n\r\n"], 400),
+    "bare LF at a trailer": ([head(CHUNKED) + CHUNKS[:-2] + b"X: y\n\r\n"], 400),
+    "bare LF behind a trailer": ([head(CHUNKED) + CHUNKS[:-2] + b"X: y\r\n\n"], 400),
+    "bare CR in a trailer": ([head(CHUNKED) + CHUNKS[:-2] + b"X: y\rZ: y\r\n\r\n"], 400),
+    "bare LF behind the last chunk": ([head(CHUNKED) + CHUNKS[:-2] + b"\n"], 400),
+    "folded trailer": ([head(CHUNKED) + CHUNKS[:-2] + b"X: y\r\n z\r\n\r\n"], 400),
+    "NUL in a trailer": ([head(CHUNKED) + CHUNKS[:-2] + b"X: y\0z\r\n\r\n"], 400),
+    "space before the colon of a trailer": ([head(CHUNKED) + CHUNKS[:-2] + b"X : y\r\n\r\n"], 400),
+    "trailer without a name": ([head(CHUNKED) + CHUNKS[:-2] + b": y\r\n\r\n"], 400),
+    "trailer without a colon": ([head(CHUNKED) + CHUNKS[:-2] + b"GET / HTTP/1.1\r\n\r\n"], 400),
     "gzip, chunked": ([head(b"Transfer-Encoding: gzip, chunked\r\n") + CHUNKS], 501),
     "chunked twice": ([head(b"Transfer-Encoding: chunked, chunked\r\n") + CHUNKS], 400),
     "gzip alone": ([head(b"Transfer-Encoding: gzip\r\n") + JSON], 501),
@@ -104,10 +133,15 @@ REFUSED = {
     "coding of HTTP/1.0": ([head(CHUNKED).replace(b"/1.1", b"/1.0") + CHUNKS], 400),
     "HTTP/2.0": (get(b"GET /health HTTP/2.0"), 505),
     "HTTP/0.9": (get(b"GET /health HTTP/0.9"), 505),
-    "HTTP/1.2": (get(b"GET /health HTTP/1.2"), 400),
+    "HTTP/1.2": (get(b"GET /health HTTP/1.2"), 505),
+    "HTTP/1.9": (get(b"GET /health HTTP/1.9"), 505),
+    "HTTP/3.0": (get(b"GET /health HTTP/3.0"), 505),
+    "HTTP/1.10": (get(b"GET /health HTTP/1.10"), 400),
+    "HTTP/2": (get(b"GET /health HTTP/2"), 400),
     "no version": ([b"GET /health\r\n\r\n"], 505),
     "RTSP": (get(b"GET /health RTSP/1.0"), 400),
-    "preface of HTTP/2": ([b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"], 400),
+    "preface of HTTP/2": ([b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"], 505),
+    "preface of HTTP/2 with another version": (get(b"PRI * HTTP/1.1"), 400),
     "fragment": (get(b"GET /health#x HTTP/1.1"), 400),
     "two spaces before the target": (get(b"GET  /health HTTP/1.1"), 400),
     "two spaces behind the target": (get(b"GET /health  HTTP/1.1"), 400),
@@ -125,6 +159,8 @@ REFUSED = {
     "target with a user": (get(b"GET http://evil@localhost/limits HTTP/1.1"), 400),
     "target of another scheme": (get(b"GET ftp://localhost/limits HTTP/1.1"), 400),
     "target of another host, HTTP/1.0": (get(b"GET http://evil/limits HTTP/1.0"), 400),
+    "target of another host, HTTP/1.0 without Host": ([b"GET http://evil/limits HTTP/1.0\r\n\r\n"], 403),
+    "target with a user, HTTP/1.0 without Host": ([b"GET http://a@localhost/limits HTTP/1.0\r\n\r\n"], 400),
     "no host": ([b"GET /health HTTP/1.1\r\n\r\n"], 400),
     "CONNECT": (get(b"CONNECT localhost:80 HTTP/1.1"), 405),
     "TLS": ([b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64)], 400),
@@ -231,9 +267,39 @@ def test_a_trailer_gives_no_key(live, trailer, apart):
     assert [status for status, _ in answers.list] == [401, 401]
 
 
-def test_a_megabyte_of_trailers_has_one_answer(live):
+@pytest.mark.parametrize("in_a_read", [1, 7, 1 << 20])
+@pytest.mark.parametrize(("size", "status"), [(264, 200), (265, 431)])
+def test_trailers_have_the_bound_of_headers(live, size, status, in_a_read):
+    trailers = b"X: ".ljust(100, b"y") + b"\r\nX: "
+    trailers = trailers.ljust(size - 4, b"y") + b"\r\n\r\n"
+    rest = CHUNKS[:-2] + trailers + LAST
+    reads = [rest[at : at + in_a_read] for at in range(0, len(rest), in_a_read)]
+    answers = Answers(sent(live(limits=Limits(header_bytes=200)), [head(CHUNKED), *reads], pause=0.0))
+    assert outcomes(answers) == (["mine", "last"] if status == 200 else [431])
+    assert answers.whole
+
+
+@pytest.mark.parametrize("in_a_read", [7, 1 << 20])
+@pytest.mark.parametrize(("size", "status"), [(264, 200), (265, 431)])
+def test_a_head_has_its_bound_however_it_is_read(live, size, status, in_a_read):
+    line, headers = b"GET /limits?", b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    whole = line.ljust(size - len(headers), b"x") + headers
+    reads = [whole[at : at + in_a_read] for at in range(0, len(whole), in_a_read)]
+    answers = Answers(sent(live(limits=Limits(header_bytes=200)), reads, pause=0.0))
+    assert [each for each, _ in answers.list] == [status]
+
+
+def test_the_line_of_a_chunk_has_the_bound_of_headers(live):
+    line = b"12;x=".ljust(300, b"y") + b"\r\n"
+    reads = [head(CHUNKED), line + JSON + b"\r\n0\r\n\r\n", LAST]
+    assert outcomes(Answers(sent(live(limits=Limits(header_bytes=200)), reads))) == [431]
+
+
+@pytest.mark.parametrize("reads", [1, 2])
+def test_a_megabyte_of_trailers_has_one_answer(live, reads):
     lines = b"".join(b"X-%d: %s\r\n" % (number, b"y" * 1000) for number in range(1000))
-    answers = Answers(sent(live(), [head(CHUNKED) + CHUNKS[:-2] + lines + b"\r\n"]))
+    parts = [head(CHUNKED) + CHUNKS[:-2], lines + b"\r\n"]
+    answers = Answers(sent(live(), parts if reads == 2 else [b"".join(parts)]))
     assert [status for status, _ in answers.list] == [431]
 
 
@@ -275,6 +341,32 @@ def test_a_stream_to_http_1_0_has_no_transfer_coding(address, version):
     if version == "1.0":
         assert text_of(body) == "Hello, world."
         assert body.endswith(b"data: [DONE]\n\n")
+
+
+def test_http_1_0_without_a_host_is_answered(address):
+    """Clients of HTTP/1.0 need not send one; browsers do."""
+    top = sent(address, [b"GET /limits HTTP/1.0\r\n\r\n"])
+    assert top.startswith(b"HTTP/1.1 200 ")
+    for host in b"evil.example", b"":
+        refused = sent(address, [b"GET /limits HTTP/1.0\r\nHost: " + host + b"\r\n\r\n"])
+        assert refused.startswith(b"HTTP/1.1 403 ")
+    assert sent(address, [b"GET http://localhost/limits HTTP/1.0\r\n\r\n"]).startswith(b"HTTP/1.1 200 ")
+
+
+def test_http_1_0_is_kept_alive_where_it_asks_for_it(address):
+    """As long as answers have their length; a stream, which has none, ends the connection."""
+
+    def old(raw: bytes, *lines: bytes) -> bytes:
+        return raw.replace(b" HTTP/1.1\r\n", b" HTTP/1.0\r\n" + b"".join(line + b"\r\n" for line in lines), 1)
+
+    keep = b"Connection: Keep-Alive"
+    answers = Answers(sent(address, [old(tokenize("one"), keep), old(tokenize("two"), keep) + old(tokenize("three"))]))
+    assert outcomes(answers) == ["one", "two", "three"]
+    assert [answer["connection"] for answer in answers.heads] == ["keep-alive", "keep-alive", "close"]
+    top, _, body = sent(address, [old(STREAM, keep) + tokenize("two")]).partition(b"\r\n\r\n")
+    assert b"connection: close" in top
+    assert b"keep-alive" not in top
+    assert body.endswith(b"data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize("path", ["/health", "/limits", "/nowhere", "/"])

@@ -148,6 +148,7 @@ def test_limits_that_nobody_sets(call, make_context):
         "body_bytes": 8_388_608,
         "header_bytes": 16_384,
         "json_depth": 32,
+        "json_values": 131_072,
         "messages": 1024,
         "prompts": 64,
         "n": 16,

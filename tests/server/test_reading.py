@@ -1,6 +1,7 @@
 """Bodies that take long to read wait by size and by key, and hold up nothing else."""
 
 import asyncio
+import json
 import threading
 from dataclasses import replace
 from functools import partial
@@ -8,10 +9,13 @@ from functools import partial
 import httpx
 import pytest
 
+from roofline.server.body import fields_of
 from roofline.server.errors import Overloaded
 from roofline.server.keys import LOCAL
 from roofline.server.limits import Limits
 from roofline.server.reading import CLASSES, BodyReading
+from roofline.server.routes import adapters
+from roofline.server.routes.ollama import api
 
 ALICE, BOB = (replace(LOCAL, name=name) for name in ("alice", "bob"))
 LARGE, SMALL = 1 << 20, 20_000
@@ -166,3 +170,20 @@ def test_a_small_request_is_answered_while_many_large_bodies_are_read(live, engi
     statuses = asyncio.run(run())
     assert sorted(set(statuses)) == [200, 429]
     assert statuses.count(200) == 12, "two are read, ten wait"
+
+
+@pytest.mark.parametrize(
+    ("path", "module", "body"),
+    [("/api/show", api, {"model": "tiny"}), ("/v1/adapters", adapters, {"name": "a", "path": "/nowhere"})],
+)
+def test_every_route_reads_large_bodies_on_threads(call, monkeypatch, path, module, body):
+    threads = []
+
+    def noted(raw, limits):
+        threads.append(threading.current_thread().name.rpartition("_")[0])
+        return fields_of(raw, limits)
+
+    monkeypatch.setattr(module, "fields_of", noted)
+    for padding in 0, 20_000:
+        call("POST", path, content=json.dumps(body) + " " * padding, headers={"content-type": "application/json"})
+    assert threads == ["", "roofline-bodies"]

@@ -1,12 +1,16 @@
 """Every field is honoured or refused; every refusal is OpenAI-shaped and names its cause."""
 
 import json
+import random
+import re
 import time
 
 import pytest
 
+from roofline.common import json_depth
 from roofline.common.errors import RequestError
-from roofline.common.json_depth import json_depth_within
+from roofline.common.json_depth import json_depth_within, json_structure
+from roofline.server.body import fields_of
 from roofline.server.gate import Gate
 from roofline.server.limits import Limits
 from roofline.server.routes.openai.read import chat
@@ -251,8 +255,40 @@ def test_json_depth_is_exact(depth):
 
 
 def test_millions_of_problems_cost_one_short_error(call):
-    check(call("POST", "/v1/completions", json={**TEXT, "prompt": [None] * 500_000}), 400, "invalid_value")
+    check(call("POST", "/v1/completions", json={**TEXT, "prompt": [None] * 500_000}), 400, "invalid_value", "prompt.0")
     check(call("POST", "/v1/completions", json={**TEXT, **{f"x{i}": 1 for i in range(5000)}}), 400, "invalid_value")
+
+
+@pytest.mark.parametrize("item", ["s", [], {}])
+def test_strings_and_containers_have_a_bound(item):
+    """The parser holds up every thread while it builds them. Beside the items: the body, its list, and a name."""
+    limits = Limits(json_values=1003, prompt_tokens=5000)
+    assert fields_of(json.dumps({"a": [item] * 1000}).encode(), limits)
+    with pytest.raises(RequestError, match="more than 1003 strings") as refused:
+        fields_of(json.dumps({"a": [item] * 1001}).encode(), limits)
+    assert (refused.value.status, refused.value.code) == (400, "too_many_values")
+
+
+def test_numbers_have_a_bound():
+    limits = Limits(json_values=100, prompt_tokens=1000)
+    assert fields_of(json.dumps({"a": [1] * 1101}).encode(), limits)
+    with pytest.raises(RequestError, match="more than 1100 values"):
+        fields_of(json.dumps({"a": [1] * 1102}).encode(), limits)
+
+
+def test_a_long_text_has_the_structure_of_its_pieces(monkeypatch):
+    """Long texts are read in pieces, which may end behind any string."""
+    generator = random.Random(0)
+    words = ['"a"', '"\\""', '"[{,"', "[", "]", "{", "}", ",", ":", "1", '"', "\\", " "]
+    for _ in range(300):
+        raw = "".join(generator.choices(words, k=generator.randrange(60))).encode()
+        expected = json_structure(raw)
+        with monkeypatch.context() as short:
+            short.setattr(json_depth, "PIECE_BYTES", 0)
+            short.setattr(
+                json_depth, "STRINGS", re.compile(json_depth.STRINGS.pattern.replace(b"4096", b"2"), re.DOTALL)
+            )
+            assert json_structure(raw) == expected
 
 
 def test_brackets_in_strings_do_not_count():

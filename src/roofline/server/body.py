@@ -7,11 +7,11 @@ from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails, from_json
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, ErrorDetails, from_json
 
 from roofline.common.errors import RequestError
-from roofline.common.json_depth import json_depth_within
+from roofline.common.json_depth import json_structure
 from roofline.common.json_escapes import parsed
 from roofline.server.limits import Limits
 
@@ -23,10 +23,28 @@ _JSON_TYPES = {
 }
 
 
+def _end_at_first_problem(schema: object) -> None:
+    """Have lists checked up to their first problem: a million others would take seconds to be written down."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        for part in schema.values():
+            _end_at_first_problem(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            _end_at_first_problem(part)
+
+
 class Body(BaseModel):
     """No field is guessed at: unknown names, other types and infinities are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _end_at_first_problem(schema)
+        return schema
 
 
 AnyBody = TypeVar("AnyBody", bound=Body)
@@ -57,8 +75,15 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
 
 def fields_of(raw: bytes, limits: Limits) -> dict[str, object]:
     """The JSON object that a body is; halves of surrogate pairs are U+FFFD. Raises RequestError."""
-    if not json_depth_within(raw, limits.json_depth):
+    structure = json_structure(raw)
+    if not structure.nests_within(limits.json_depth):
         raise RequestError(400, "invalid_json", f"The body is not JSON nested at most {limits.json_depth} deep.")
+    # What is parsed in one piece holds up all other threads of Python meanwhile: this keeps it to tens of milliseconds.
+    if structure.strings + structure.containers > limits.json_values:
+        problem = f"The body has more than {limits.json_values} strings, objects and arrays."
+        raise RequestError(400, "too_many_values", problem)
+    if structure.commas > (most := limits.prompt_tokens + limits.json_values):
+        raise RequestError(400, "too_many_values", f"The body has more than {most} values.")
     try:
         fields = parsed(raw, partial(from_json, allow_inf_nan=False))
     except ValueError as error:

@@ -106,7 +106,8 @@ class Gate:
         """Who asks, where they may ask for this path. Looks at the path as it is routed by, and at no other header."""
         keys, needed = self.context.keys, self.scopes.needed(scope["path"])
         if not keys.required and is_loopback(self.context.host):
-            if _host_name(headers) not in LOCAL_NAMES | {self.context.host}:
+            named = b"host" in headers or scope["http_version"] != "1.0"  # no browser sends HTTP/1.0, or no Host
+            if named and _host_name(headers) not in LOCAL_NAMES | {self.context.host}:
                 # A name that resolves to this machine from a foreign page (DNS rebinding).
                 raise RequestError(403, "host_not_allowed", "Without an API key only local host names are served.")
             return LOCAL

@@ -22,6 +22,7 @@ class Limits:
     header_bytes: int = limit(16 << 10, "bytes", "a request's headers together")
     waiting_bytes: int = limit(64 << 20, "bytes", "bodies of about one size that wait to be read")
     json_depth: int = limit(32, "levels", "nesting of the JSON of a body")
+    json_values: int = limit(1 << 17, "values", "strings, names of fields among them, objects and arrays of a body")
     messages: int = limit(1024, "messages", "in one conversation")
     prompts: int = limit(64, "prompts", "in one completion request")
     inputs: int = limit(2048, "texts", "in one request for embeddings; together they are within prompt_tokens")

@@ -23,9 +23,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from roofline.common.errors import RequestError
 from roofline.server.errors import error_body
+from roofline.server.framing import ChunkedFraming
+from roofline.server.half_closed import abort_when_gone
 from roofline.server.limits import Limits
 
 VERSIONS = ("1.0", "1.1")
+PREFACE = b"PRI * HTTP/2.0"  # how a connection of HTTP/2 begins
+HEAD_END = b"\r\n\r\n"
 _ABSOLUTE = re.compile(rb"([^/?]*)://([^/?]*)")  # a target with scheme and host, as it is sent to proxies
 
 
@@ -37,72 +41,124 @@ class BoundedProtocol(HttpToolsProtocol):
     """
 
     limits = Limits()
-    _reading: Literal["idle", "head", "body"] = "idle"
-    _pending = 0  # raw bytes since the last complete headers
-    _recent = b""  # the head that has begun, and while it is parsed the latest read
-    _searched = 0  # where in it the latest request line ended
-    _next: int | None = 0  # where in it, or behind it, the next message begins; None: a chunked body comes before
+    _reading: Literal["idle", "head", "body", "over"] = "idle"  # over: the client has said that no other request comes
+    _head = b""  # as far as it has arrived, with empty lines before it
+    _body_bytes = 0  # that are still to come, of a body with a length
+    _chunks: ChunkedFraming | None = None  # of a body without one
     _replaying = False  # a head that has been checked
     _refusal: bytes | None = None  # what nothing is read after any more; told once what runs is answered
     _running: RequestResponseCycle | None = None  # the request that is answered, or was last
     _deadline: asyncio.TimerHandle | None = None  # for the client to send
     _unread: asyncio.TimerHandle | None = None  # for the client to read
     _unread_bytes = 0  # that waited when the latter was set
+    _half_closed: asyncio.Task[None] | None = None  # looks whether a client that sends nothing more still reads
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.parser = self._new_parser()
         self.flow = OrderedFlow(transport, self)
         self._wait()
 
+    def _new_parser(self) -> httptools.HttpRequestParser:
+        """uvicorn's, which leaves it to `_check_head` which versions there are."""
+        parser = httptools.HttpRequestParser(self)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True, lenient_version=True)
+        return parser
+
     def data_received(self, data: bytes) -> None:
-        if self._refusal is not None:
+        if self._refusal is not None or self._reading == "over":
             return
         self._unset_keepalive_if_required()
-        self._pending += len(data)
-        self._recent += data
-        self._next = 0 if self._reading == "idle" else self._next
         try:
             self._feed(data)
+        except RequestError as error:
+            return self._refuse(error)
         except httptools.HttpParserError as error:
-            cause = error.__context__
-            unreadable = RequestError(400, "invalid_http", "This is not a request of HTTP/1.1.")
-            return self._refuse(cause if isinstance(cause, RequestError) else unreadable)
-        self._forget()
-        if self._pending > self.limits.header_bytes + 64:
-            message = f"The headers are larger than {self.limits.header_bytes} bytes."
-            return self._refuse(RequestError(431, "headers_too_large", message))
+            return self._refuse(self._cause(error))
         if self._reading == "idle" and self._deadline is None and not self._answering:
             seconds, handler = self.timeout_keep_alive, self.timeout_keep_alive_handler
             self.timeout_keep_alive_task = self.loop.call_later(seconds, handler)
 
-    def _forget(self) -> None:
-        """Keep of what arrived only what has begun as the head of a request."""
-        begin = len(self._recent) if self._reading != "head" else self._searched if self._next is None else self._next
-        self._recent = self._recent[begin:]
-        self._next = None if self._next is None else self._next - begin
-        self._searched = 0
+    def _cause(self, error: httptools.HttpParserError) -> RequestError:
+        """What a request is refused with that the parser does not take, or that was refused while it was parsed."""
+        return error.__context__ if isinstance(error.__context__, RequestError) else self._unreadable()
+
+    def _unreadable(self) -> RequestError:
+        if self._reading == "head" and self._request_line() == PREFACE:
+            return unknown_version()
+        return RequestError(400, "invalid_http", "This is not a request of HTTP/1.1.")
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends nothing more. Whether the connection stays open, which is as long as it is answered."""
+        if self.scheme == "https":  # of which asyncio closes both sides at once
+            return False
+        if self._reading in ("head", "body") and self._refusal is None:
+            self._refuse(RequestError(400, "invalid_http", "The connection ended within the request."))
+        if self.transport.is_closing() or not self._answering:
+            return False
+        if self._half_closed is None:
+            if self._refusal is None:  # which would end the connection
+                self.cycle.keep_alive = False  # of the latest one, which may wait for others
+            self._stop_waiting()
+            self._bound_kernel()
+            watching = abort_when_gone(self.transport, lambda: self._running if self._answering else None)
+            self._half_closed = self.loop.create_task(watching)
+        return True
 
     def _feed(self, data: bytes) -> None:
-        """Parse what arrived. Raises HttpParserError.
+        """Parse what arrived, each head, body and trailer apart. Raises HttpParserError and RequestError."""
+        at = 0
+        while at < len(data) and self._reading != "over":
+            if self._reading in ("idle", "head"):
+                at = self._feed_head(data, at)
+            elif self._chunks is not None:
+                at, part = self._chunks.part(data, at)
+                self.parser.feed_data(part)
+            else:
+                size = min(self._body_bytes, len(data) - at)
+                assert size, "the message would be complete"
+                self._body_bytes -= size
+                self.parser.feed_data(memoryview(data)[at : at + size])
+                at += size
+
+    def _feed_head(self, data: bytes, at: int) -> int:
+        """Parse what belongs to a head; where in what arrived it ends. Raises HttpParserError and RequestError.
 
         The parser ends a message that offers to speak another protocol (`Upgrade: h2c`) at its headers, and would read
         its body as the next request. No offer is taken up here, so such a head is read again without it.
         """
-        view, at = memoryview(data), 0
-        while True:
-            try:
-                return self.parser.feed_data(view[at:])
-            except httptools.HttpParserUpgrade as upgrade:
-                at += upgrade.args[0]
-            lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
-            lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-            self._replaying = True
-            try:
-                self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
-            finally:
-                self._replaying = False
+        before, most = len(self._head), self.most_head_bytes
+        self._head += data[at : at + most + 1 - before]
+        empty_lines = len(self._head) - len(self._head.lstrip(b"\r\n"))
+        end = self._head.find(HEAD_END, max(before - len(HEAD_END) + 1, empty_lines))
+        if end >= 0:
+            self._head = self._head[: end + len(HEAD_END)]
+        if len(self._head) > most:
+            message = f"The headers are larger than {self.limits.header_bytes} bytes."
+            raise RequestError(431, "headers_too_large", message)
+        until = at + len(self._head) - before
+        try:
+            self.parser.feed_data(memoryview(data)[at:until])
+        except httptools.HttpParserUpgrade:
+            self._read_without_offer()
+        if end >= 0 and self._reading == "head":  # to the parser it goes on
+            raise self._unreadable()
+        return until
+
+    @property
+    def most_head_bytes(self) -> int:
+        """Of a request line and its headers, and of trailers, as they are sent."""
+        return self.limits.header_bytes + 64
+
+    def _read_without_offer(self) -> None:
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = self._new_parser()
+        self._replaying = True
+        try:
+            self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
+        finally:
+            self._replaying = False
 
     # What the parser calls. What is raised here ends in `data_received`.
 
@@ -122,18 +178,15 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():  # `_feed` goes on
             return
         super().on_headers_complete()
+        self.cycle.keep_alive = self.parser.should_keep_alive()  # of HTTP/1.0 too, where the client asks for it
         self._reading = "body"
-        self._pending = 0
         self._stop_waiting()
-
-    def on_body(self, body: bytes) -> None:
-        self._pending = 0
-        super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
-        self._reading = "idle"
+        self._reading = "idle" if self.parser.should_keep_alive() else "over"
+        self._head, self._chunks = b"", None
         if not self._answering:
             self._stop_waiting()
         super().on_message_complete()
@@ -141,11 +194,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def _check_head(self, method: bytes, version: str) -> None:
         """Raise RequestError for a head that other readers may take for another one."""
         if version not in VERSIONS:
-            raise RequestError(505, "http_version_not_supported", "Requests are of HTTP/1.1 or HTTP/1.0.")
-        at = self._line(b"%s %s HTTP/%s\r\n" % (method, self.url, version.encode()))
-        if at < 0 or b"#" in self.url:
+            raise unknown_version()
+        line = self._request_line()
+        if line != b"%s %s HTTP/%s" % (method, self.url, version.encode()) or b"#" in self.url:
             problem = "The request line is not a method, a target without a fragment, and a version, one space between."
             raise RequestError(400, "invalid_http", problem)
+        if not self._head.endswith(HEAD_END):
+            raise RequestError(400, "invalid_http", "The headers do not end with an empty line.")
         if method == b"CONNECT":
             raise RequestError(405, "method_not_allowed", "This server is no proxy.")
         codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
@@ -154,23 +209,20 @@ class BoundedProtocol(HttpToolsProtocol):
         if codings and codings != [b"chunked"]:
             problem = "No transfer coding but chunked is known here."
             raise RequestError(501, "unsupported_transfer_coding", problem)
-        length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
-        self._next = None if codings else self._recent.index(b"\r\n\r\n", at) + 4 + length
+        self._body_bytes = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+        self._chunks = ChunkedFraming(self.most_head_bytes) if codings else None
         hosts = [value.strip().lower() for name, value in self.headers if name == b"host"]
         if version == "1.1" and not hosts:
             raise RequestError(400, "invalid_header", "A request of HTTP/1.1 has a Host header.")
         target = _ABSOLUTE.match(self.url)
+        if target is not None and not hosts:
+            self.headers.append((b"host", target[2]))  # which is checked as such
         if target is not None and (target[1].lower() not in (b"http", b"https") or {*hosts} - {target[2].lower()}):
             problem = "A target with a host is of http or https, and names the host that the Host header names."
             raise RequestError(400, "invalid_header", problem)
 
-    def _line(self, line: bytes) -> int:
-        """Where this request line stands in what arrived, -1: it came in another form."""
-        at = self._recent.find(line, self._searched if self._next is None else self._next)
-        if self._next is not None and self._recent[self._next : at].strip(b"\r\n"):  # empty lines may come before it
-            at = -1
-        self._searched = at + len(line)
-        return at
+    def _request_line(self) -> bytes:
+        return self._head.lstrip(b"\r\n").partition(b"\r\n")[0]
 
     # Answers.
 
@@ -289,6 +341,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._bound_kernel()
         self._stop_waiting()
+        if self._half_closed is not None:
+            self._half_closed.cancel()
         super().connection_lost(exc)
         self._stop_unread()
         running = [] if self._running is None else [self._running]
@@ -296,6 +350,11 @@ class BoundedProtocol(HttpToolsProtocol):
             cycle.disconnected = cycle.disconnected or not cycle.response_complete
             cycle.message_event.set()
         self.pipeline.clear()
+
+
+def unknown_version() -> RequestError:
+    """The refusal of a request of another version of HTTP."""
+    return RequestError(505, "http_version_not_supported", "Requests are of HTTP/1.1 or HTTP/1.0.")
 
 
 class OrderedFlow(FlowControl):
@@ -312,7 +371,8 @@ class OrderedFlow(FlowControl):
 
 
 class Unchunked:
-    """An application whose answers have no transfer coding: HTTP/1.0 has none, the connection's end is the answer's."""
+    """An application whose answers have no transfer coding: HTTP/1.0 has none. The connection's end is the answer's,
+    but for one that tells its length to a client that asked to keep the connection (RFC 9112, 9.3)."""
 
     def __init__(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._cycle, self._app = cycle, app
@@ -324,8 +384,12 @@ class Unchunked:
         async def plain(message: ASGISendEvent) -> None:
             nonlocal open_ended
             if message["type"] == "http.response.start":
-                open_ended = b"content-length" not in dict(message.get("headers", []))
+                headers = list(message.get("headers", []))
+                open_ended = b"content-length" not in dict(headers)
                 cycle.chunked_encoding = False if open_ended else None
+                cycle.keep_alive = cycle.keep_alive and not open_ended
+                if cycle.keep_alive:  # the client expects it to be said
+                    message = {**message, "headers": [*headers, (b"connection", b"keep-alive")]}
             elif open_ended and message["type"] == "http.response.body":
                 cycle.expected_content_length = len(message.get("body", b""))
             await send(message)

@@ -119,6 +119,36 @@ def test_failures_are_results(scripted, make_plan, generate):
     assert all(each.end is not None for each in events.requests)
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_streams_that_end_with_their_connection_are_read(scripted, make_plan, generate, version):
+    """As servers of HTTP/1.0 send them, and many in Python: only [DONE] tells whether they were cut."""
+    top = f"HTTP/{version} %s\r\nContent-Type: text/event-stream\r\n\r\n".encode()
+    event = b'data: {"choices": [{"index": 0, "text": "a"}]}\n\n'
+
+    async def answer(body, writer, number):
+        if body["prompt"] == "p2":
+            writer.write(top % b"503 Busy" + b"come back later")
+        else:
+            writer.write(top % b"200 OK" + event)
+            await writer.drain()
+            await asyncio.sleep(0.02)
+            writer.write(event + (b"" if body["prompt"] == "p1" else b"data: [DONE]\n\n"))
+        await writer.drain()
+        writer.close()
+
+    events = generate(make_plan(scripted(answer), 4, concurrency=1))
+    assert [each.error for each in events.requests] == [
+        None,
+        "the server closed the connection before [DONE]",
+        "status 503: come back later",
+        None,
+    ]
+    whole = events.requests[3]
+    assert whole.completed
+    assert whole.characters == [1, 1]
+    assert whole.sent < whole.headers <= whole.first_byte < whole.chunks[1] <= whole.end
+
+
 def test_an_idle_connection_that_was_closed_is_opened_again(scripted, make_plan, generate):
     async def answer(body, writer, number):
         await three_parts(body, writer, number)

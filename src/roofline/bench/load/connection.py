@@ -46,6 +46,7 @@ class Connection(asyncio.Protocol):
         self._record: RequestEvents | None = None
         self._stream: AnswerStream | None = None
         self._refusal = b""
+        self._is_framed = False  # whether the answer's head says where it ends; else it is where the connection ends
         self._done: asyncio.Future[None] | None = None
         self._moment = 0
 
@@ -85,6 +86,7 @@ class Connection(asyncio.Protocol):
             record.connected = self._clock()
         assert self._transport is not None, "connection_made has been called"
         self._record, self._stream, self._refusal = record, AnswerStream(record), b""
+        self._is_framed = False
         self._parser = httptools.HttpResponseParser(self)
         self._done = loop.create_future()
         self._transport.write(message)
@@ -124,10 +126,20 @@ class Connection(asyncio.Protocol):
             return
         if record.headers is None:
             done.set_exception(Lost())
-        else:
+        elif self._is_framed:
             self._fail("the server closed the connection in the middle of the answer")
+        elif record.status == 200 and not (self._stream is not None and self._stream.complete):
+            self._fail("the server closed the connection before [DONE]")
+        else:
+            self._moment = self._clock()
+            self.on_message_complete()
 
     # What the parser calls.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        is_chunked = name == b"transfer-encoding" and value.lower().endswith(b"chunked")
+        self._is_framed = self._is_framed or is_chunked or name == b"content-length"
 
     def on_headers_complete(self) -> None:
         assert self._record is not None, "parsing begins with a request"

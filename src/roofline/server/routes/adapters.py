@@ -7,7 +7,9 @@ from roofline.common.json_types import JsonObject
 from roofline.server import context
 from roofline.server.adapters import ServedAdapter, as_refusal
 from roofline.server.body import Body, fields_of, typed
+from roofline.server.context import Context
 from roofline.server.keys import ADMIN
+from roofline.server.respond import on_thread_if_large
 from roofline.server.response import json_response
 from roofline.server.scopes import needs
 
@@ -29,12 +31,16 @@ async def list_adapters(request: Request) -> Response:
     return json_response({"object": "list", "data": [_card(each) for each in served.all]})
 
 
+def _read(raw: bytes, served: Context) -> AdapterBody:
+    return typed(AdapterBody, fields_of(raw, served.limits))
+
+
 @router.post("/v1/adapters")
 @needs(ADMIN, AdapterBody)
 async def load_adapter(request: Request) -> Response:
     """Load a folder of PEFT's files, or a GGUF file, under a name."""
     served = context.of(request)
-    body = typed(AdapterBody, fields_of(await request.body(), served.limits))
+    body = await on_thread_if_large(request, await request.body(), _read)
     served.loaded()
     try:
         return json_response(_card(await served.adapters.load(body.name, body.path)))

@@ -12,7 +12,7 @@ from roofline.server import context
 from roofline.server.body import fields_of, invalid, typed
 from roofline.server.context import Context
 from roofline.server.keys import USE
-from roofline.server.respond import respond
+from roofline.server.respond import on_thread_if_large, respond
 from roofline.server.response import json_response
 from roofline.server.routes.ollama import read
 from roofline.server.routes.ollama.form import ChatForm, GenerateForm, timestamp
@@ -78,12 +78,16 @@ async def running(request: Request) -> Response:
     return json_response({"models": cards})
 
 
+def _show(raw: bytes, served: Context) -> ShowRequest:
+    return typed(ShowRequest, fields_of(raw, served.limits))
+
+
 @router.post("/api/show")
 @needs(USE, ShowRequest)
 async def show(request: Request) -> Response:
     """The model's template, sizes and abilities."""
     served = context.of(request)
-    body = typed(ShowRequest, fields_of(await request.body(), served.limits))
+    body = await on_thread_if_large(request, await request.body(), _show)
     name = body.model if body.model is not None else body.name
     if name is None:
         raise invalid("model", "is missing")
