@@ -19,6 +19,7 @@ from roofline.common.json_types import JsonObject
 from roofline.train.data.mds import ShardWriter
 from roofline.train.data.record_fields import RecordFields
 from roofline.train.data.record_files import Record, data_files, records, skipped_files
+from roofline.train.data.row_lengths import write_lengths
 from roofline.train.finetune.encode import Counts, Encoded, Encoder
 from roofline.train.finetune.forms import FORMS, read, recognise
 from roofline.train.finetune.packing import pack
@@ -301,6 +302,7 @@ def _rows(folder: Path, parts: Sequence[Encoded], data: Data) -> Rows:
                     "trained": np.concatenate([member.trained for member in members]).astype(np.uint8),
                 }
             )
+    write_lengths(folder, [sum(len(parts[number]) for number in numbers) for numbers in rows])
     real, trained = sum(map(len, parts)), sum(int(part.trained.sum()) for part in parts)
     return Rows(len(parts), len(rows), real, trained)
 

@@ -14,6 +14,7 @@ from roofline.common.json_types import JsonObject
 from roofline.train.data.mds import ShardWriter
 from roofline.train.data.record_fields import RecordFields, unused_words
 from roofline.train.data.record_files import Record, records
+from roofline.train.data.row_lengths import write_lengths
 from roofline.train.finetune.encode import Encoded, Encoder
 from roofline.train.finetune.packing import pack
 from roofline.train.finetune.prepare import (
@@ -225,5 +226,6 @@ def _rows(folder: Path, items: Sequence[Item], data: Data) -> Rows:
                 "trained": np.concatenate([document.trained for document in documents]).astype(np.uint8),
             }
             writer.write(sample | ({"record": items[numbers[0]].record} if has_record else {}))
+    write_lengths(folder, [sum(len(items[number]) for number in numbers) for numbers in rows])
     trained = sum(int(document.trained.sum()) for item in items for document in item.documents)
     return Rows(len(items), len(rows), sum(map(len, items)), trained)
