@@ -14,7 +14,7 @@ from roofline.backends.backend import CompilesAhead, LoadRequest, Neighbours, No
 from roofline.backends.options import LoadOptions
 from roofline.bundle.manifest import WEIGHTS
 from roofline.bundle.reader import Bundle, is_bundle
-from roofline.bundle.recommended import recommended_sampling
+from roofline.bundle.recommended import recommended_sampling, warn_of_unused
 from roofline.bundle.sources import Progress, open_checkpoint, open_source
 from roofline.bundle.text_side import load_text, text_of_folder
 from roofline.bundle.weights_checks import check_weights
@@ -125,6 +125,7 @@ def load(
         from roofline.weights.vectors import recommended_kind
 
         settings, sampling, pooling = model.config, recommended_sampling(model), recommended_kind(model)
+        warn_of_unused(model)
         words, executable, notes = _load_checkpoint(str(source), model, backend, options, neighbours, text)
     _tell_row_scaling(executable, options, path, model)
     name = (source if isinstance(source, str) else str(path)) + (f"+{options.weights}" if options.weights else "")

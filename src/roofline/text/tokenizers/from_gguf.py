@@ -8,7 +8,16 @@ from typing import TypeVar
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import Fields, naming, shorten
 from roofline.text.tokenizers.pretokenizers import ADDS_BOS, IGNORE_MERGES, VISIBLE_SPACES, byte_level_pipeline
-from roofline.text.tokenizers.sentencepiece import BYTE, CONTROL, NORMAL, SPACE, Pieces, added_tokens, check_charsmap
+from roofline.text.tokenizers.sentencepiece import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    SPACE,
+    UNUSED,
+    Pieces,
+    added_tokens,
+    check_charsmap,
+)
 from roofline.text.tokenizers.tokenizer import Tokenizer
 from roofline.text.tokenizers.vocabulary import END_TOKENS, AddedToken, JsonObject, Vocabulary, checked_id, end_ids
 from roofline.text.tokenizers.wordpiece import word_pieces
@@ -98,15 +107,15 @@ def _with_conditions(added: Sequence[AddedToken], metadata: JsonObject, path: Pa
 
 def _types(fields: Fields, tokens: list[str]) -> list[int]:
     """The kinds of the tokens. One that ends answers in some family is a control symbol, whatever the file says, unless
-    it is a piece of text like others: an ordinary token that merging makes."""
+    it is a piece of text like others, an ordinary token that merging makes, or marked as unused."""
     types = fields.elements("token_type", int)
     types = [NORMAL] * len(tokens) if types is None else list(types)
     if not tokens or len(types) != len(tokens):
         fields.refuse("token_type", f"has {len(types)} entries, {fields.within}tokens {len(tokens)}")
     if min(types) < 0 or max(types) > BYTE:
         fields.refuse("token_type", f"has an entry that is none of 0 to {BYTE}")
-    for i, token in enumerate(tokens):
-        if token in END_TOKENS and not (types[i] == NORMAL and _is_merged(fields, token)):
+    for i in (place for place, token in enumerate(tokens) if token in END_TOKENS):
+        if types[i] != UNUSED and not (types[i] == NORMAL and _is_merged(fields, tokens[i])):
             types[i] = CONTROL
     return types
 
