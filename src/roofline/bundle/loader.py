@@ -125,7 +125,6 @@ def load(
         from roofline.weights.vectors import recommended_kind
 
         settings, sampling, pooling = model.config, recommended_sampling(model), recommended_kind(model)
-        warn_of_unused(model)
         words, executable, notes = _load_checkpoint(str(source), model, backend, options, neighbours, text)
     _tell_row_scaling(executable, options, path, model)
     name = (source if isinstance(source, str) else str(path)) + (f"+{options.weights}" if options.weights else "")
@@ -162,6 +161,7 @@ def _load_checkpoint(
 ) -> "Loaded":
     from roofline.models.registry import config_of
 
+    warn_of_unused(checkpoint)
     settings = checkpoint.config
     capacity = backend.capacity(options, settings, neighbours.replicas)
     words: TextSide = load_text(checkpoint) if text else (None, None)  # before what takes longer: it may be refused

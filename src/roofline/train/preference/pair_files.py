@@ -78,7 +78,7 @@ def _pair_of_chats(record: RecordFields, before: list[object], where: str) -> Pa
     if chosen.messages != rejected.messages:
         following = [each.messages[shared : shared + 1] for each in (chosen, rejected)]
         if not all(messages and messages[0]["role"] == "assistant" for messages in following):
-            raise _other_questions(*following, where)
+            raise _other_questions(following[0], following[1], where)
     chosen, rejected = (_from(each, shared) for each in (chosen, rejected))
     note_repeated(record, chosen.messages)  # UltraFeedback has the prompt beside the chats, too
     return Pair(chosen, rejected, "messages")
