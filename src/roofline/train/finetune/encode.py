@@ -51,9 +51,9 @@ class Counts:
     """What happened to samples. split: chats that were taken apart, an answer each; ended: answers to which an end
     token was added, because the template ends them with none; greeted: chats whose first message is the assistant's,
     which is not trained on, as the template writes no prompt before it; unreasoned: samples with an answer whose
-    reasoning the template does not write; empty: answers without a text, of which the end
-    alone is trained on; cut: samples longer than a row; left_out: samples of which no target is in a
-    row; longest: tokens of the longest sample."""
+    reasoning the template does not write; empty: answers without a text, of which the end alone is trained on; cut:
+    samples longer than a row; left_out: samples of which no target is in a row; longest: tokens of the longest
+    sample."""
 
     split: int = 0
     ended: int = 0
