@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from roofline.bundle.recommended import recommended_sampling
+from roofline.bundle.recommended import _UNUSED, recommended_sampling, warn_of_unused
 from roofline.common.errors import ConfigError
 
 
@@ -26,6 +26,27 @@ def test_of_a_folder(tmp_path, config, expected):
     if isinstance(expected, tuple):
         expected = dict(zip(("temperature", "top_p", "top_k"), expected, strict=False))
     assert recommended_sampling(SimpleNamespace(kind="safetensors", path=tmp_path)) == expected
+
+
+def test_what_changes_transformers_answers_and_is_not_used_is_told(tmp_path, caplog):
+    model = SimpleNamespace(kind="safetensors", path=tmp_path)
+    path = tmp_path / "generation_config.json"
+    neutral = {"no_repeat_ngram_size": 0, "suppress_tokens": [], "typical_p": 1.0, "num_beams": 1, "stop_strings": None}
+    path.write_text(json.dumps(neutral | {"temperature": 0.5, "max_length": 20, "pad_token_id": 0}))
+    warn_of_unused(model)
+    assert not caplog.messages
+    path.write_text(json.dumps({"no_repeat_ngram_size": 3, "forced_eos_token_id": 0, "suppress_tokens": [7]}))
+    warn_of_unused(model)
+    keys = "suppress_tokens, forced_eos_token_id, no_repeat_ngram_size"
+    assert caplog.messages == [f"{path}: not used, though it changes transformers' answers: {keys}"]
+    warn_of_unused(SimpleNamespace(kind="gguf", path="model.gguf"))
+
+
+def test_the_keys_that_are_told_are_those_of_transformers():
+    transformers = pytest.importorskip("transformers", reason="whose generation_config.json it is")
+    known = transformers.GenerationConfig()
+    for key, neutral in _UNUSED.items():
+        assert getattr(known, key) in (None, neutral), key
 
 
 def test_of_a_folder_without_the_file(tmp_path):

@@ -1,6 +1,7 @@
 """roofline info: figures of shapes, files and chips, for people and for programs."""
 
 import json
+import os
 import random
 import re
 from collections.abc import Callable
@@ -38,6 +39,7 @@ def test_a_shape_has_its_published_figures() -> None:
     assert report["parameters"] == report["active"] == 68_976_648_192
     assert (report["kind"], report["bytes"], report["config"]["ffn"]) == ("preset", 2 * 68_976_648_192, 28672)
     assert report["takes"]["BF16"] == 2 * 68_976_648_192
+    assert report["ends"] is None, "a shape has no tokenizer"
     assert report["kv_token_bytes"]["bf16"] == 2 * 2 * 80 * 8 * 128
     assert report["kv_bytes"]["int8"] == 4096 * 2 * 80 * 8 * (128 + 4)
     assert report["ops"][:2] == ["embed", "rms_norm"]
@@ -182,8 +184,11 @@ def test_a_file_is_told_beside_what_it_could_be(smollm2_path: Path) -> None:
     assert report["takes"]["Q6_K"] is None  # blocks of 256 in rows of 576
     assert report["tied"]
     assert (report["fit"]["devices"], report["fit"]["roofs"]) == (1, None)
+    assert report["ends"] == [{"id": 2, "token": "<|im_end|>"}, {"id": 0, "token": "<|endoftext|>"}]
     told = run(smollm2_path).stdout
     assert "here, Q4_1" in told
+    assert re.search(r"answers end at +<\|im_end\|> \(2\), <\|endoftext\|> \(0\)", told)
+    assert not Path(os.environ["ROOFLINE_HOME"], "bundles").exists(), "nothing is compiled for it"
     assert "-: its rows are no whole number of the format's blocks" in told
     assert "roofline doctor measures them" in told
 

@@ -27,6 +27,7 @@ THEIRS = {
         "tokenizer.json",
         "card.json",
         "reference.json",
+        "lengths.json",
         "owner.json",
         "command.json",
         "grid.json",

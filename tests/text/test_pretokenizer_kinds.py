@@ -131,6 +131,22 @@ def test_ends_are_all_that_a_file_names_and_the_families_use() -> None:
     assert from_gguf(without).eos_ids == (2, 3)
 
 
+def test_an_end_that_is_an_ordinary_piece_of_text_ends_nothing() -> None:
+    """A vocabulary that learned "<EOT>" from texts makes it by merging; no special token comes about so."""
+    pieces = {"tokenizer.ggml.tokens": ["<", "EOT>", "<EOT>"], "tokenizer.ggml.token_type": [1, 1, 1]}
+    merged = {**BYTES, **pieces, "tokenizer.ggml.merges": ["< EOT>"]}
+    assert (from_gguf(merged).eos_ids, from_gguf(merged).special_ids) == ((), set())
+    assert from_gguf({**merged, "tokenizer.ggml.merges": []}).eos_ids == (2,), "files that call special tokens ordinary"
+    for kind in (3, 4):
+        assert from_gguf({**merged, "tokenizer.ggml.token_type": [1, 1, kind]}).eos_ids == (2,)
+    assert from_gguf({**merged, "tokenizer.ggml.eos_token_id": 2}).eos_ids == (2,), "what the file names is an end"
+    scored = {**merged, "tokenizer.ggml.model": "llama", "tokenizer.ggml.eos_token_id": 2}
+    scored |= {"tokenizer.ggml.token_type": [1] * 4, "tokenizer.ggml.scores": [-1.0, -2.0, -3.0, -4.0]}
+    del scored["tokenizer.ggml.merges"]
+    assert from_gguf({**scored, "tokenizer.ggml.tokens": ["<", "EOT>", "</s>", "<EOT>"]}).eos_ids == (2,)
+    assert from_gguf({**scored, "tokenizer.ggml.tokens": ["<", "E", "</s>", "<EOT>"]}).eos_ids == (2, 3)
+
+
 def test_a_switch_without_its_token_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"add_bos_token: is true, but tokenizer\.ggml\.bos_token_id is missing"):
         from_gguf({**BYTES, "tokenizer.ggml.add_bos_token": True})

@@ -9,7 +9,7 @@ from roofline.common.errors import UnsupportedError
 from roofline.text.tokenizers.from_gguf import from_gguf
 from roofline.text.tokenizers.from_json import from_json
 from roofline.text.tokenizers.pretokenizers import PATTERNS, byte_level_pipeline, kind_of_pipeline
-from roofline.text.tokenizers.to_gguf import to_gguf
+from roofline.text.tokenizers.to_gguf import splits_otherwise, to_gguf
 from roofline.text.tokenizers.to_json import to_json
 from roofline.text.tokenizers.tokenizer import Tokenizer
 from roofline.text.tokenizers.vocabulary import byte_alphabet
@@ -89,6 +89,43 @@ def test_both_ways(data):
     assert settings["chat_template"] == "{{ messages }}"
     assert settings["temperature"] == 0.5
     _same(original, from_json(files["tokenizer.json"], settings))
+
+
+def _with_metaspace(**options: Any) -> dict[str, Any]:
+    step = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": False} | options
+    return _sentencepiece() | {"normalizer": None, "pre_tokenizer": step}
+
+
+def test_a_space_that_texts_beginning_with_one_do_not_get_is_told():
+    """Llama's class of transformers 5 writes such a step. What it does to a text that begins so has no key."""
+    original = _tokenizer(_with_metaspace())
+    read = from_gguf(to_gguf(original, 310, None))
+    _same(original, read)
+    behind = "<s> the"
+    ids = [tokenizer.encode(behind, add_special=False, parse_special=True) for tokenizer in (original, read)]
+    assert [len(each) for each in ids] == [2, 3], "SentencePiece's space is one more"
+    (note,) = splits_otherwise(original)
+    assert "this tokenizer puts none before a text that begins with one" in note
+    assert splits_otherwise(_tokenizer(_sentencepiece())) == []
+    with pytest.raises(
+        UnsupportedError, match=r"Metaspace with prepend_scheme first .* behind every special token, too"
+    ):
+        to_gguf(_tokenizer(_with_metaspace(prepend_scheme="first")), 310, None)
+    with pytest.raises(UnsupportedError, match="it would split"):
+        to_gguf(_tokenizer(_with_metaspace(split=True)), 310, None)
+
+
+def test_an_end_of_other_files_that_is_a_plain_token_ends_nothing():
+    """Gemma's first tokenizer.json has <end_of_turn> in its vocabulary and not among its special tokens."""
+    original = _tokenizer(_sentencepiece("<end_of_turn>"))
+    values = to_gguf(original, 310, None)
+    place = values["tokenizer.ggml.tokens"].index("<end_of_turn>")
+    assert values["tokenizer.ggml.token_type"][place] == 5
+    read = from_gguf(values)
+    _same(original, read)
+    text = "the<end_of_turn>"
+    ids = [tokenizer.encode(text, add_special=True, parse_special=True) for tokenizer in (original, read)]
+    assert ids[0] == ids[1]
 
 
 def test_the_end_may_stand_behind_each_text():

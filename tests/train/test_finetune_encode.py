@@ -231,6 +231,22 @@ def test_reasoning_that_a_prompt_opens_is_closed_before_the_answer(
     assert part.ids[: int(part.trained.argmax())].tolist() == prompt
 
 
+def test_answers_without_a_text_are_counted(words: Tokenizer) -> None:
+    asked, call = {"role": "user", "content": "one?"}, {"function": {"name": "add", "arguments": "{}"}}
+    encoding = encoder(words)
+    for answer, count in [
+        ({"content": "two"}, 0),
+        ({"content": " \n"}, 1),
+        ({"content": "", "weight": 0}, 1),
+        ({"content": "", "reasoning_content": "It follows."}, 1),
+        ({"content": None, "tool_calls": [call]}, 1),
+        ({"content": ""}, 2),
+    ]:
+        turns = [asked, {"role": "assistant"} | answer, asked, {"role": "assistant", "content": "two"}]
+        encoding.encode(chat(turns, None, "x"), "x")
+        assert encoding.counts.empty == count, answer
+
+
 def test_a_template_that_refuses_is_named_with_the_record(words: Tokenizer) -> None:
     template = "{{ raise_exception('no system messages') }}"
     with pytest.raises(ConfigError, match=r"data\.jsonl: line 3: the chat template: no system messages"):

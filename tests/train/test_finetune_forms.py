@@ -217,7 +217,37 @@ def test_a_form_that_is_named(tmp_path: Path) -> None:
         ({"messages": [user("q"), assistant("a")], "tools": [{"parameters": {}}]}, "messages", "a tool has no name"),
         ({"instruction": "x", "output": 3}, "alpaca", "output is the number 3, not a text"),
         ({"prompt": "x", "completion": " "}, "completion", "completion is empty"),
-        ({"query": "x", "choices": ["a"], "gold": 1}, "icl", "gold is not the place of a text among the choices"),
+        ({"query": "x", "choices": ["a"], "gold": 1}, "icl", "^f: line 1: gold is the number 1, .* from 0 to 0$"),
+        *(
+            (
+                {"query": "x", "choices": ["a", "b"], "gold": gold},
+                "icl",
+                f"^f: line 1: gold is {shown}, .* from 0 to 1$",
+            )
+            for gold, shown in [(True, "true"), (1.0, "the number 1.0"), (-1, "the number -1"), ("1", "the string '1'")]
+        ),
+        ({"query": "x", "choices": ["a", None], "gold": 0}, "icl", "choice 1 is null, not a text"),
+        ({"query": "x", "choices": [], "gold": 0}, "icl", "gold is the number 0, .* there are none"),
+        (
+            {"messages": [user("q"), assistant("a") | {"train": False}]},
+            "messages",
+            "^f: line 1: its answer has a weight of 0 \\(or false under train, training or loss\\)",
+        ),
+        (
+            {"conversations": [assistant("a") | {"weight": 0}, user("q"), assistant("b") | {"loss": False}]},
+            "sharegpt",
+            "^f: line 1: all 2 answers have a weight of 0",
+        ),
+        (
+            {
+                "messages": [
+                    user("q"),
+                    {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1, "a": 2}'}}]},
+                ]
+            },
+            "messages",
+            "arguments of f: the key 'a' appears twice",
+        ),
         ({"QUESTION": "q", "CONTEXTS": "x", "final_decision": "no"}, "pubmedqa", "the contexts are no list of texts"),
         ("a text", "alpaca", "is a text file, --format is alpaca"),
     ],

@@ -11,11 +11,15 @@ import yaml
 pytestmark = pytest.mark.usefixtures("one_thread")
 torch = pytest.importorskip("torch", reason="training is torch")
 
+from roofline.bundle import load_text_of  # noqa: E402
 from roofline.common.errors import ConfigError  # noqa: E402
+from roofline.train.config.data_sets import DatasetSection  # noqa: E402
 from roofline.train.config.read import parse_config  # noqa: E402
+from roofline.train.data.loader import Source  # noqa: E402
 from roofline.train.data.mds import Shards  # noqa: E402
 from roofline.train.finetune.loaders import data_of, prepare_all, prepared  # noqa: E402
-from roofline.train.finetune.prepare import read_prepared  # noqa: E402
+from roofline.train.finetune.prepare import Data, prepare, read_prepared  # noqa: E402
+from roofline.train.preference.prepare import PAIRS, write_pairs  # noqa: E402
 from roofline.train.run.loop import train  # noqa: E402
 from roofline.train.run_folder import read_lines  # noqa: E402
 from tests.command_line import call_roofline  # noqa: E402
@@ -209,14 +213,32 @@ def test_what_is_not_trained_on_is_told(place: Path, tmp_path: Path, caplog: pyt
     ]
 
 
-def test_durations_in_tokens_of_remote_samples_are_refused() -> None:
-    from roofline.train.config.data_sets import DatasetSection
-    from roofline.train.data.loader import Source
-
-    source = Source.__new__(Source)
-    source.section, source.trained = DatasetSection(remote="s3://bucket/rows", local="rows"), True
-    with pytest.raises(ConfigError, match="durations in tokens need the length of every sample"):
-        _ = source.tokens
+@pytest.mark.parametrize("pairs", [False, True])
+def test_the_lengths_of_rows_elsewhere_are_read_beside_them(pairs: bool, place: Path, tmp_path: Path) -> None:
+    """Durations in tokens count the same rows alike, wherever they lie; no shard is fetched for it."""
+    words = load_text_of(str(place / "tokenizer"))
+    records = [{"question": "one" * n, "chosen": "a", "rejected": "b", "answer": "two"} for n in range(1, 40)]
+    data = Data((sft.write_lines(tmp_path / "d.jsonl", records),), 64, form=f"{PAIRS} " if pairs else "question")
+    prepare(data, tmp_path / "rows", *words, write_pairs if pairs else None)
+    rows, cache = tmp_path / "rows/train", tmp_path / "cache"
+    here = Source(DatasetSection(local=str(rows)), 64, documents=True, trained=True)
+    elsewhere = Source(DatasetSection(remote=str(rows), local=str(cache)), 64, documents=True, trained=True)
+    assert elsewhere.remote
+    assert len(set(here.lengths.tolist())) > 1
+    assert elsewhere.lengths.tolist() == here.lengths.tolist()
+    assert elsewhere.tokens == here.tokens
+    assert not list(cache.glob("*/*"))
+    for content, message in [
+        (None, "has no lengths.json: durations in tokens need the length of every row"),
+        ("[3]", "lengths.json is damaged, or of other rows"),
+        (json.dumps([True] * len(here)), "lengths.json is damaged, or of other rows"),
+        ("[", "lengths.json is damaged: "),
+    ]:
+        (rows / "lengths.json").unlink() if content is None else (rows / "lengths.json").write_text(content)
+        with pytest.raises(ConfigError, match=message):
+            _ = Source(elsewhere.section, 64, documents=True, trained=True).tokens
+    for source in (here, elsewhere):
+        source.close()
 
 
 def test_of_a_chat_the_last_answer_is_trained_on_as_in_llm_foundry(place: Path, tmp_path: Path) -> None:

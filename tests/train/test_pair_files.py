@@ -1,5 +1,6 @@
 """Records of pairs and prompts in all forms, and the rows that are made of them."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from roofline.bundle import load_text_of
 from roofline.common.errors import ConfigError
+from roofline.text.templates.template import ChatTemplate
 from roofline.train.data.mds import Shards
 from roofline.train.data.record_fields import RecordFields
 from roofline.train.finetune.encode import Encoder
@@ -56,9 +58,56 @@ def test_pairs_that_are_none() -> None:
         ({"chosen": [USER, GOOD, USER, BAD], "rejected": [USER, GOOD]}, "are not to the same prompt"),
         ({"prompt": "Q", "chosen": 3, "rejected": "b"}, "chosen is the number 3, not a text"),
         ({"chosen": [USER], "rejected": [USER]}, "no message of an assistant"),
+        ({"chosen": [USER, GOOD | {"weight": 0}], "rejected": [USER, BAD]}, "its answer has a weight of 0"),
     ]:
         with pytest.raises(ConfigError, match=f"here.*{message}"):
             pair(record, "here", None)
+
+
+OTHER = {"role": "user", "content": "R"}
+TURN = {"from": "human", "value": "R"}
+
+
+@pytest.mark.parametrize(
+    ("record", "chosen", "rejected"),
+    [
+        ({"chosen": [USER, GOOD], "rejected": [OTHER, BAD]}, "the user's message 'Q'", "the user's message 'R'"),
+        ({"chosen": [USER, GOOD], "rejected": [TURN, BAD]}, "the user's message 'Q'", "the user's message 'R'"),
+        ({"chosen": [USER, GOOD, OTHER, GOOD], "rejected": [USER, GOOD, USER, BAD]}, "user's message 'R'", "'Q'"),
+        ({"prompt": [USER], "chosen": [GOOD, OTHER, GOOD], "rejected": [GOOD]}, "the user's message 'R'", "no message"),
+        ({"chosen": [{"role": "system", "content": "s"}, USER, GOOD], "rejected": [USER, BAD]}, "system's", "'Q'"),
+        ({"chosen": "Human: Q Assistant: g", "rejected": "Human: R Assistant: b"}, "'Q Assistant: g'", "'R Assistant"),
+        ({"chosen": "Paris.", "rejected": "Rome."}, "'Paris.'", "'Rome.'"),
+    ],
+)
+def test_answers_to_two_questions_are_no_pair(record: dict[str, Any], chosen: str, rejected: str) -> None:
+    with pytest.raises(ConfigError, match=r"^here: the chosen and the rejected answer are not to the same") as refused:
+        pair(record, "here", None)
+    _, begins, other = re.split("chosen goes on with|rejected with", str(refused.value))
+    assert chosen in begins
+    assert rejected in other
+
+
+def test_a_prompt_and_the_question_of_an_answer_are_one() -> None:
+    noted = {"prompt": [USER | {"name": "n"}], "chosen": [USER, GOOD], "rejected": [BAD]}
+    both = pair(noted, "here", None)
+    assert [len(sample.messages) for sample in (both.chosen, both.rejected)] == [2, 2]  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match="here: the prompt ends with the user's message 'Q', and an answer begins"):
+        pair({"prompt": [USER], "chosen": [OTHER, GOOD], "rejected": [OTHER, BAD]}, "here", None)
+
+
+def test_all_answers_behind_the_first_one_that_differs_are_trained_on(words: Any) -> None:
+    record = {"chosen": [USER, GOOD, OTHER, GOOD, USER, GOOD], "rejected": [USER, GOOD, OTHER, BAD]}
+    both = pair(record, "here", None)
+    assert (both.chosen.answers, both.rejected.answers) == ((3, 5), (3,))  # type: ignore[union-attr]
+    data = Data((Path("p"),), 256, form=f"{PAIRS} ")
+    chosen, rejected = pair_item(data, Encoder(*words, 256), record, "here").documents
+    assert [words[0].decode(part.ids[part.trained]) for part in (chosen, rejected)] == ["gg", "b"]
+    without_ends = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    without_ends += "{% if add_generation_prompt %}[assistant]{% endif %}"
+    other = ChatTemplate(without_ends, bos_token="<s>", eos_token="</s>")
+    with pytest.raises(ConfigError, match=r"^here: its chats differ in several answers, which the chat template"):
+        pair_item(data, Encoder(words[0], other, 256), record, "here")
 
 
 def test_prompts_of_all_forms() -> None:
@@ -124,7 +173,13 @@ def test_pairs_whose_answers_are_the_same_are_left_out(words: Any, tmp_path: Pat
     with pytest.raises(ConfigError, match=r"s.jsonl: in all pairs the chosen and the rejected answer are the same"):
         prepare(none, tmp_path / "none", *words, write_pairs)
     shown = list(preview(none, Encoder(*words, 64), 1, False, pair_item))
+    assert len(shown) == 1, "what is left out is not shown as trained on"
     assert shown[0].endswith(" tokens, left out: both answers are the same")
+    long = {"question": "Q", "chosen": "g" * 40, "rejected": "b" * 40}
+    sft.write_lines(tmp_path / "s.jsonl", [long, good])
+    shown = list(preview(none, Encoder(*words, 64), 2, False, pair_item))
+    assert [line.partition(": ")[2].partition(", ")[2] for line in shown[:2]] == ["left out", ""]
+    assert [line.count("[[") for line in shown] == [0, 0, 1, 1]
 
 
 def test_a_prompt_is_a_row_that_ends_where_the_model_answers(words: Any, tmp_path: Path) -> None:

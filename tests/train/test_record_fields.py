@@ -11,9 +11,11 @@ from roofline.bundle import load_text_of
 from roofline.common.errors import ConfigError
 from roofline.train.data.record_fields import RecordFields, unused_words
 from roofline.train.data.record_files import records, skipped_files
+from roofline.train.data.tokenize import documents
 from roofline.train.finetune.forms import read, recognise
-from roofline.train.finetune.prepare import Data, prepare, read_prepared, samples
+from roofline.train.finetune.prepare import Data, Preprocess, prepare, read_prepared, samples
 from roofline.train.finetune.samples import Chat, Continuation
+from roofline.train.preference.prepare import PAIRS, write_pairs
 from tests.train import sft
 
 Q, A = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
@@ -190,6 +192,26 @@ def test_rows_know_what_was_not_used_and_what_stands_on_both_sides(tmp_path: Pat
     assert other.shared == 1
 
 
+@pytest.mark.parametrize("form", [{"question": "q", "answer": "a"}, {"question": "q", "chosen": "a", "rejected": "b"}])
+def test_what_stands_beside_a_list_of_data_is_counted(form: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "d.json"
+    path.write_text(json.dumps({"version": 2, "system": "s", "note": "", "data": [form, form | {"url": "u"}]}))
+    expected = {"version beside data": 2, "system beside data": 2, "url": 1}
+    words = load_text_of(str(sft.write_tokenizer(tmp_path / "tokenizer")))
+    if "chosen" in form:
+        data = Data((path,), 64, form=f"{PAIRS} ")
+        assert prepare(data, tmp_path / "out", *words, write_pairs).unused == expected
+        return
+    assert prepare(Data((path,), 64), tmp_path / "out", *words).unused == expected
+    unused = Counter[str]()
+    swap = Preprocess("swap", "swap", lambda record: record | {"answer": "other"})
+    found = [sample for _, _, sample in samples(Data((path,), 64, preprocess=swap), unused)]
+    assert ([each.messages[1]["content"] for each in found], unused) == (["other"] * 2, expected)  # type: ignore[union-attr]
+    told = Counter[str]()
+    assert list(documents([path], "question", told)) == ["q", "q"]
+    assert told == expected | {"answer": 2}
+
+
 def test_broken_files_are_named_where_they_are_broken(tmp_path: Path) -> None:
     for name, content, message in [
         ("a.json", '[\n {"a": 1},\n {"b": 2}\n {"c": 3}\n]\n', "line 4 column 2 is no JSON: Expecting ',' delimiter"),
@@ -200,6 +222,8 @@ def test_broken_files_are_named_where_they_are_broken(tmp_path: Path) -> None:
         ("f.csv", "a,b\n1,2\n".encode("utf-16-le"), "but UTF-16; convert it, as `iconv -f utf-16le -t utf-8` does"),
         ("g.txt", "ab".encode("utf-32"), "but UTF-32; convert it, as `iconv -f utf-32 -t utf-8` does"),
         ("i.csv", "a,b,a\n1,2,3\n", "the first line names 'a' twice, of which one would not be read"),
+        ("j.jsonl", '{"a": 1}\n{"b": {"c": 1, "c": 2}}\n', "j.jsonl: line 2: the key 'c' appears twice in an object"),
+        ("k.json", '[{"a": 1, "a": 1}]', "k.json: the key 'a' appears twice in an object"),
         ("h.csv", "a,b\n1,2\n1,2,3\n", "row 2 has more fields than the 2 of the first line"),
     ]:
         path = tmp_path / str(name)

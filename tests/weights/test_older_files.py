@@ -81,3 +81,23 @@ def test_an_adapter_whose_rows_lie_head_by_head_is_refused(module: str, outputs:
         return
     with pytest.raises(UnsupportedError, match="query_key_value"):
         read_adapter(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "qwen3_moe"])
+def test_experts_joined_as_transformers_has_them_in_memory(kind: str, tmp_path: Path) -> None:
+    """With save_original_format=False transformers writes gates and ups of all experts in one tensor."""
+    import transformers
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+    sizes |= {"num_key_value_heads": 2, "intermediate_size": 48, "num_experts_per_tok": 2}
+    if kind == "mixtral":
+        sizes |= {"num_local_experts": 4}
+    else:
+        sizes |= {"num_experts": 4, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **sizes))
+    model.save_pretrained(tmp_path / "apart")
+    model.save_pretrained(tmp_path / "joined", save_original_format=False)
+    names = set(safetensors_torch.load_file(tmp_path / "joined/model.safetensors"))
+    assert "model.layers.0.mlp.experts.gate_up_proj" in names, "the case that this test is about"
+    _same(open_checkpoint(tmp_path / "apart"), open_checkpoint(tmp_path / "joined"))

@@ -14,7 +14,7 @@ from roofline.backends.backend import CompilesAhead, LoadRequest, Neighbours, No
 from roofline.backends.options import LoadOptions
 from roofline.bundle.manifest import WEIGHTS
 from roofline.bundle.reader import Bundle, is_bundle
-from roofline.bundle.recommended import recommended_sampling
+from roofline.bundle.recommended import recommended_sampling, warn_of_unused
 from roofline.bundle.sources import Progress, open_checkpoint, open_source
 from roofline.bundle.text_side import load_text, text_of_folder
 from roofline.bundle.weights_checks import check_weights
@@ -161,6 +161,7 @@ def _load_checkpoint(
 ) -> "Loaded":
     from roofline.models.registry import config_of
 
+    warn_of_unused(checkpoint)
     settings = checkpoint.config
     capacity = backend.capacity(options, settings, neighbours.replicas)
     words: TextSide = load_text(checkpoint) if text else (None, None)  # before what takes longer: it may be refused

@@ -3,6 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
+from roofline.common import log
 from roofline.common.fields import Fields, describe
 from roofline.common.json_types import JsonMapping, JsonObject
 
@@ -18,6 +19,14 @@ _KEYS = {
     "repetition_penalty": ("repetition_penalty", "general.sampling.penalty_repeat", math.ulp(0.0), math.inf),
 }
 FIELDS = frozenset(_KEYS)
+# Keys of generation_config.json that change transformers' answers, with what changes nothing beside null and no list.
+_UNUSED: dict[str, object] = {
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias", "stop_strings")),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty")),
+    **dict.fromkeys(("no_repeat_ngram_size", "min_length", "min_new_tokens", "epsilon_cutoff", "eta_cutoff"), 0),
+    **dict.fromkeys(("typical_p", "num_beams", "guidance_scale"), 1),
+    "penalty_alpha": 0,
+}
 
 
 def recommended_sampling(checkpoint: "Checkpoint") -> JsonObject:
@@ -42,6 +51,18 @@ def recommended_sampling(checkpoint: "Checkpoint") -> JsonObject:
         penalty = {key: value for key, value in recommended.items() if key == "repetition_penalty"}
         return penalty | {"temperature": 0.0}
     return recommended
+
+
+def warn_of_unused(checkpoint: "Checkpoint") -> None:
+    """Log the keys of a folder's generation_config.json that change transformers' answers, and not ours."""
+    if checkpoint.kind == "gguf":
+        return
+    config = _generation_config(checkpoint)
+    named = [key for key, neutral in _UNUSED.items() if config.values.get(key) not in (None, neutral, [])]
+    if named:
+        log.get("bundle").warning(
+            "%s: not used, though it changes transformers' answers: %s", config.path, ", ".join(named)
+        )
 
 
 def is_possible(name: str, value: float) -> bool:

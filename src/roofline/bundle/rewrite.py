@@ -131,7 +131,7 @@ def write_gguf(
         with new_file(out, size) as stream:
             stream.write(head)
             write_tensors(stream, infos, tensor_pieces)
-    return _rewritten(out, size, infos, read_otherwise(checkpoint.config))
+    return _rewritten(out, size, infos, [*read_otherwise(checkpoint.config), *_splits_otherwise(checkpoint)])
 
 
 def write_safetensors(
@@ -228,6 +228,13 @@ def _from_others(
     tokenizer, template = load_text(checkpoint)
     metadata |= tokenizer_to_gguf(tokenizer, checkpoint.config["vocab"], _source(template), name)
     return metadata, factors
+
+
+def _splits_otherwise(checkpoint: Checkpoint) -> list[str]:
+    """What the file's tokenizer does otherwise than that of the folder."""
+    from roofline.text.tokenizers.to_gguf import splits_otherwise
+
+    return [] if checkpoint.kind == "gguf" else splits_otherwise(load_text(checkpoint)[0])
 
 
 def _source(template: "ChatTemplate") -> str | None:

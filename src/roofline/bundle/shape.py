@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roofline.bundle.reader import is_bundle, open_bundle
+from roofline.bundle.text_side import load_text
 from roofline.common import extensions
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonMapping
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from roofline.program.trace import TensorInfo
+    from roofline.text.tokenizers.tokenizer import Tokenizer
 
 FORM = "BF16"  # of the tensors of a shape without weights, as they are mostly published
 
@@ -75,6 +77,16 @@ def open_shape(model: str) -> ModelShape:
         return ModelShape(model, "configuration", config, _absent(config))
     checkpoint = open_checkpoint(path)
     return ModelShape(model, checkpoint.kind, checkpoint.config, checkpoint.tensors)
+
+
+def tokenizer_of(model: str) -> "Tokenizer":
+    """The tokenizer of a model with weights, as `open_shape` takes it; nothing is compiled for it.
+
+    Raises ConfigError and UnsupportedError where there is none.
+    """
+    if is_bundle(Path(model)):
+        return open_bundle(Path(model)).text()[0]
+    return load_text(open_checkpoint(_resolve(model)))[0]
 
 
 def shape_in(model: str, dtype: str) -> ModelShape:

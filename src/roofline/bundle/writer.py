@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from roofline.bundle import manifest as names
 from roofline.bundle.manifest import Manifest, PlaceError
 from roofline.bundle.reader import is_bundle
-from roofline.bundle.recommended import recommended_sampling
+from roofline.bundle.recommended import recommended_sampling, warn_of_unused
 from roofline.bundle.text_side import load_text
 from roofline.common.errors import CapacityError, RooflineError
 from roofline.common.fields import naming
@@ -111,6 +111,7 @@ def write_bundle(
 def _recommended(checkpoint: "Checkpoint") -> JsonObject:
     from roofline.weights.vectors import recommended_kind
 
+    warn_of_unused(checkpoint)
     return {"sampling": recommended_sampling(checkpoint), "pooling": recommended_kind(checkpoint)}
 
 

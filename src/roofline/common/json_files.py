@@ -10,19 +10,26 @@ from roofline.common.json_types import JsonObject
 MAX_JSON_BYTES = 1 << 27
 
 
+class RepeatedKeyError(ValueError):
+    """An object of JSON has a key twice, of which a reader would take one without a word."""
+
+
+def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """The object of these keys and values, as an `object_pairs_hook`. Raises RepeatedKeyError."""
+    parsed = dict(pairs)
+    if len(parsed) != len(pairs):
+        earlier: set[str] = set()
+        twice = next(key for key, _ in pairs if key in earlier or earlier.add(key))  # type: ignore[func-returns-value]
+        raise RepeatedKeyError(f"the key {shorten(twice)!r} appears twice")
+    return parsed
+
+
 def parse_json(path: Path | str, field: str, text: bytes) -> object:
     """JSON without repeated keys. Raises ConfigError naming file and field, also for nesting without end."""
-
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        parsed = dict(pairs)
-        if len(parsed) != len(pairs):
-            earlier: set[str] = set()
-            twice = next(key for key, _ in pairs if key in earlier or earlier.add(key))  # type: ignore[func-returns-value]
-            refuse(path, field, f"the key {shorten(twice)!r} appears twice")
-        return parsed
-
     try:
-        return json.loads(text, object_pairs_hook=unique)
+        return json.loads(text, object_pairs_hook=unique_keys)
+    except RepeatedKeyError as error:
+        refuse(path, field, str(error))
     except RecursionError:
         refuse(path, field, "is nested too deeply")
     except ValueError as error:  # not JSON, not UTF-8, or a number of absurd length

@@ -31,7 +31,8 @@ class Takes:
 
 @dataclass(frozen=True)
 class Report:
-    """All that the command prints. other_formats: of the weights that would fit where `fit` does not."""
+    """All that the command prints. other_formats: of the weights that would fit where `fit` does not; ends: the tokens
+    that an answer ends at, by id, None where no tokenizer is there."""
 
     shape: "ModelShape"
     config: "ModelConfig"
@@ -42,6 +43,7 @@ class Report:
     fit: "Fit | None"
     other_formats: tuple[str, ...] = ()
     no_kernels: str = ""
+    ends: Mapping[int, str] | None = None
 
 
 def examine(
@@ -75,7 +77,7 @@ def examine(
     takes = tuple(_takes(shape, name) for name in dict.fromkeys((*FILE_FORMATS, *filter(None, [form]))))
     looked_at = replace(shape, tensors=restate(shape.tensors, form)) if form else shape
     fit = _fit(looked_at, config, product, count, context, kv_cache_dtype)
-    report = Report(shape, config, summary, takes, form, context, fit)
+    report = Report(shape, config, summary, takes, form, context, fit, ends=_ends(model) if shape.has_weights else None)
     if product is None:
         return report
     return replace(
@@ -83,6 +85,16 @@ def examine(
         other_formats=() if fit is None or fit.fits else _that_fit(report, fit),
         no_kernels="" if product.host else chips.refused(product.chip) or "",
     )
+
+
+def _ends(model: str) -> dict[int, str] | None:
+    from roofline.bundle.shape import tokenizer_of
+
+    try:
+        tokenizer = tokenizer_of(model)
+    except (ConfigError, UnsupportedError):  # what to do about it is told by who needs a tokenizer
+        return None
+    return {token_id: tokenizer.token_string(token_id) for token_id in tokenizer.eos_ids}
 
 
 def _fit(
@@ -128,6 +140,7 @@ def record(report: Report) -> JsonObject:
         "config": dict(report.shape.config),
         **asdict(summary),
         "bytes": summary.bytes,
+        "ends": None if report.ends is None else [{"id": i, "token": token} for i, token in report.ends.items()],
         "takes": {row.format: row.bytes for row in report.takes},
         "context": report.context,
         "kv_token_bytes": groups,

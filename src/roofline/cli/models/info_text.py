@@ -99,6 +99,8 @@ def _parameters(report: "Report") -> list[tuple[str, str]]:
     rows.append(("embedding", f"{summary.embedding:,}, {tied}"))
     flops = f"{human_count(summary.token_flops)}FLOP, {human_count(summary.pair_flops)}FLOP for each it attends to"
     rows.append(("a token takes", flops))
+    if report.ends is not None:
+        rows.append(("answers end at", ", ".join(f"{text} ({i})" for i, text in report.ends.items()) or "no token"))
     if report.shape.source:
         rows.append(("source", report.shape.source))
     return rows

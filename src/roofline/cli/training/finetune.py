@@ -51,7 +51,7 @@ def _shown(data: "Data", encoder: "Encoder", count: int, colour: bool) -> Iterat
     from collections import Counter
     from itertools import islice
 
-    from roofline.cli.training.told_data import told_of_unused
+    from roofline.cli.training.told_data import told_of_empty, told_of_unused
     from roofline.train.finetune.prepare import samples, unreasoned
     from roofline.train.finetune.show import marked
 
@@ -63,5 +63,7 @@ def _shown(data: "Data", encoder: "Encoder", count: int, colour: bool) -> Iterat
             yield marked(encoder.tokenizer, part, colour)
         if not parts:
             yield f"--- {where} ({form}): left out, nothing to train on is within {data.length:,} tokens"
+    if encoder.counts.empty:
+        yield f"--- {told_of_empty(encoder.counts.empty)}"
     for line in told_of_unused(unused | unreasoned(encoder.counts), data.skipped):
         yield f"--- {line}"

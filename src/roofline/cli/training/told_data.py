@@ -56,6 +56,8 @@ def told(data: "Data", prepared: "Prepared", kind: Kind, steps: int, batch: int)
             f"{_these(prepared.greeted, 'chat', 'begins', 'begin')} with the assistant: that message is read, but not "
             "trained on, as the template writes no prompt before it"
         )
+    if prepared.empty:
+        lines.append(told_of_empty(prepared.empty))
     if prepared.shared:
         those = _these(prepared.shared, kind.noun, "is", "are")
         lines.append(
@@ -63,6 +65,12 @@ def told(data: "Data", prepared: "Prepared", kind: Kind, steps: int, batch: int)
         )
     lines += told_of_unused(prepared.unused, prepared.skipped, "handed to the reward" if kind.answers else "not used")
     return lines
+
+
+def told_of_empty(count: int) -> str:
+    """That answers are empty, and what is trained of such."""
+    have = "has no text: of it" if count == 1 else "have no text: of such"
+    return f"{counted(count, 'answer')} {have} the end token alone is trained on (weight 0 leaves an answer out)"
 
 
 def told_of_unused(unused: Mapping[str, int], skipped: Sequence[str], how: str = "not used") -> list[str]:

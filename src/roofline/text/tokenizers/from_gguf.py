@@ -8,7 +8,16 @@ from typing import TypeVar
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import Fields, naming, shorten
 from roofline.text.tokenizers.pretokenizers import ADDS_BOS, IGNORE_MERGES, VISIBLE_SPACES, byte_level_pipeline
-from roofline.text.tokenizers.sentencepiece import BYTE, CONTROL, SPACE, Pieces, added_tokens, check_charsmap
+from roofline.text.tokenizers.sentencepiece import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    SPACE,
+    UNUSED,
+    Pieces,
+    added_tokens,
+    check_charsmap,
+)
 from roofline.text.tokenizers.tokenizer import Tokenizer
 from roofline.text.tokenizers.vocabulary import END_TOKENS, AddedToken, JsonObject, Vocabulary, checked_id, end_ids
 from roofline.text.tokenizers.wordpiece import word_pieces
@@ -97,17 +106,29 @@ def _with_conditions(added: Sequence[AddedToken], metadata: JsonObject, path: Pa
 
 
 def _types(fields: Fields, tokens: list[str]) -> list[int]:
-    """The kinds of the tokens. One that ends answers in some family is a control symbol, whatever the file says."""
+    """The kinds of the tokens. One that ends answers in some family is a control symbol, whatever the file says, unless
+    it is a piece of text like others, an ordinary token that merging makes, or marked as unused."""
     types = fields.elements("token_type", int)
-    types = [1] * len(tokens) if types is None else list(types)
+    types = [NORMAL] * len(tokens) if types is None else list(types)
     if not tokens or len(types) != len(tokens):
         fields.refuse("token_type", f"has {len(types)} entries, {fields.within}tokens {len(tokens)}")
     if min(types) < 0 or max(types) > BYTE:
         fields.refuse("token_type", f"has an entry that is none of 0 to {BYTE}")
-    for i, token in enumerate(tokens):
-        if token in END_TOKENS:
+    for i in (place for place, token in enumerate(tokens) if token in END_TOKENS):
+        if types[i] != UNUSED and not (types[i] == NORMAL and _is_merged(fields, tokens[i])):
             types[i] = CONTROL
     return types
+
+
+def _is_merged(fields: Fields, token: str) -> bool:
+    """Whether a token comes of merging two others, as no special token does."""
+    cuts = range(1, len(token))
+    merges = fields.elements("merges", str)
+    if merges is not None:
+        results = {f"{token[:cut]} {token[cut:]}" for cut in cuts}
+        return any(merge in results for merge in merges)
+    tokens = frozenset(fields.elements("tokens", str) or ())
+    return any(token[:cut] in tokens and token[cut:] in tokens for cut in cuts)
 
 
 def _around(fields: Fields, kind: str, ids: dict[str, int | None]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -178,7 +199,7 @@ def _word_pieces(fields: Fields, tokens: list[str], types: Sequence[int], unknow
         fields.refuse("unknown_token_id", "is missing")
     first = fields.get("normalizer.lowercase", bool, True)
     accents = fields.get("normalizer.strip_accents", bool, first)
-    special = {i for i, kind in enumerate(types) if kind != 1} | {unknown}
+    special = {i for i, kind in enumerate(types) if kind != NORMAL} | {unknown}
     words = [
         token.removeprefix(SPACE) if i in special or token.startswith(SPACE) else f"##{token}" if token else ""
         for i, token in enumerate(tokens)

@@ -11,7 +11,14 @@ from roofline.text.tokenizers.leftmost import has_equal_scores
 from roofline.text.tokenizers.vocabulary import AddedToken, JsonObject
 
 SPACE = "▁"  # SentencePiece's visible space
-UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # kinds of pieces, in GGUF files as in SentencePiece's own
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+)  # kinds of pieces, in GGUF files as in SentencePiece's own
 MAX_PIECE = 1 << 10  # characters of a token; to find its merges takes time with their square
 
 

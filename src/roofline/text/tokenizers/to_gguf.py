@@ -1,12 +1,15 @@
 """A tokenizer as the key-value pairs of a GGUF file: the inverse of `from_gguf`, and checked against it."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from roofline.common.errors import UnsupportedError
 from roofline.text.tokenizers.from_gguf import from_gguf, takes_spaces_behind
 from roofline.text.tokenizers.pretokenizers import kind_of_pipeline
+from roofline.text.tokenizers.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from roofline.text.tokenizers.tokenizer import SPACE, Tokenizer
-from roofline.text.tokenizers.vocabulary import AddedToken, Vocabulary
+from roofline.text.tokenizers.vocabulary import END_TOKENS, AddedToken, Vocabulary
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _ENDS = ("eos", "eot", "eom")
 # What both tokenizers must make the same ids of: scripts, digits, spaces, ends of lines, contractions, no characters.
 _PROBES = (
@@ -31,7 +34,7 @@ def to_gguf(tokenizer: Tokenizer, rows: int, chat_template: str | None, name: st
 
     Raises UnsupportedError for a tokenizer that a GGUF file cannot express, naming what.
     """
-    vocabulary = tokenizer.vocabulary.within(rows)
+    vocabulary = _always_prefixed(tokenizer.vocabulary.within(rows))
     if vocabulary is not tokenizer.vocabulary:
         tokenizer = Tokenizer(vocabulary)
     if vocabulary.model != "BPE":
@@ -50,6 +53,31 @@ def to_gguf(tokenizer: Tokenizer, rows: int, chat_template: str | None, name: st
         values["tokenizer.chat_template"] = chat_template
     check_same(tokenizer, from_gguf({**values, "general.name": name}), "a GGUF file", space=" ")
     return values
+
+
+def splits_otherwise(tokenizer: Tokenizer) -> list[str]:
+    """What a GGUF file of a tokenizer does otherwise than the tokenizer, in words."""
+    if _always_prefixed(tokenizer.vocabulary) is tokenizer.vocabulary:
+        return []
+    what = "a GGUF file has a space put before every text and behind every special token, as SentencePiece has"
+    return [f"{what}: this tokenizer puts none before a text that begins with one, which gets other ids there"]
+
+
+def _always_prefixed(vocabulary: Vocabulary) -> Vocabulary:
+    """The vocabulary with the space before a text put there as SentencePiece does, where it is put there by a step
+    Metaspace, as Llama's class in transformers 5 writes it: not before a text that begins with a space."""
+    step = vocabulary.pipeline.get("pre_tokenizer")
+    if vocabulary.byte_level or not isinstance(step, Mapping) or step.get("type") != "Metaspace":
+        return vocabulary
+    scheme = step.get("prepend_scheme", "always")
+    if scheme == "first":
+        reason = "the space goes before a text alone, and in a GGUF file behind every special token, too, or nowhere"
+        raise _refused("a step Metaspace with prepend_scheme first", reason)
+    if scheme != "always" or step.get("split", True) or vocabulary.pipeline.get("normalizer") is not None:
+        return vocabulary
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    steps = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": SPACE}, spaces]}
+    return replace(vocabulary, pipeline={**vocabulary.pipeline, "normalizer": steps, "pre_tokenizer": None})
 
 
 def check_same(tokenizer: Tokenizer, read: Tokenizer, place: str, space: str = SPACE) -> None:
@@ -121,25 +149,28 @@ def _scores(vocabulary: Vocabulary, rows: int) -> list[float]:
 
 def _tokens(vocabulary: Vocabulary, count: int) -> tuple[list[str], list[int]]:
     tokens = [*vocabulary.tokens, *[""] * (count - len(vocabulary.tokens))]
-    types = [_NORMAL] * count
+    types = [NORMAL] * count
     unknown = vocabulary.options.get("unk_token")
     for i, token in enumerate(tokens):
         if not vocabulary.byte_level and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            types[i] = _BYTE
+            types[i] = BYTE
         elif token and token == unknown:
-            types[i] = _UNKNOWN
+            types[i] = UNKNOWN
     merged = {left + right for left, right in zip(vocabulary.lefts, vocabulary.rights, strict=True)}
+    for i, token in enumerate(tokens):  # one that ends answers in other files and is not special here
+        if token in END_TOKENS and token not in merged:
+            types[i] = UNUSED
     for added in vocabulary.added:
         tokens[added.id] = added.content
         # Of a text without visible spaces merges alone make such a token, as Gemma's runs of spaces.
         is_merged = not vocabulary.byte_level and SPACE in added.content and added.content in merged
         if is_merged and not added.special and not added.normalized:
             continue
-        if types[added.id] != _UNKNOWN:
-            types[added.id] = _CONTROL if added.special else _USER_DEFINED
+        if types[added.id] != UNKNOWN:
+            types[added.id] = CONTROL if added.special else USER_DEFINED
     for i, token in enumerate(tokens):
         if not token:
-            tokens[i], types[i] = f"[PAD{i}]", _UNUSED
+            tokens[i], types[i] = f"[PAD{i}]", UNUSED
     return tokens, types
 
 

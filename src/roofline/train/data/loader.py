@@ -19,6 +19,7 @@ from roofline.train.data.mds import Shards
 from roofline.train.data.order import BLOCK, Order, Stream, share
 from roofline.train.data.row_arrays import PADDING, RowArrays
 from roofline.train.data.row_digest import WORDS, row_sums
+from roofline.train.data.row_lengths import read_lengths
 from roofline.train.data.synthetic import Synthetic
 from roofline.train.storage.open import open_store
 
@@ -107,15 +108,12 @@ class Source:
     def lengths(self) -> np.ndarray:
         """How many tokens each sample has, without padding, whether they are trained on or not: int64 [samples].
 
-        Raises ConfigError for samples elsewhere of which each has another length.
+        Raises ConfigError for samples elsewhere whose lengths are not written beside them.
         """
         if not self.trained:
             return np.full(len(self), self.length)
-        if self.remote:
-            raise ConfigError(
-                "durations in tokens need the length of every sample, and those of a remote data set are not read "
-                "before the run: give durations in ba, ep or sp"
-            )
+        if self.remote:  # a pass over all rows would fetch them all before the first step
+            return np.concatenate([read_lengths(shards.source, len(shards)) for shards in self.shards])
         return np.array([len(self._tokens(*self._of_stream(number))) for number in range(len(self))], np.int64)
 
     def __len__(self) -> int:

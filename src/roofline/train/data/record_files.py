@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.json_files import RepeatedKeyError, unique_keys
 from roofline.common.json_types import JsonMapping
+from roofline.train.data.record_fields import RecordFields
 
 Record = JsonMapping | str  # a text file is one record, a string
 SPLIT = "train"  # read where a data set has several and none is named
@@ -83,7 +85,7 @@ def _saved(folder: Path) -> list[Path]:
 
 def _json(path: Path) -> Mapping[str, Any]:
     try:
-        value = _parsed(path.read_text("utf-8"))
+        value = _parsed(path.read_text("utf-8"), str(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
     if not isinstance(value, dict):
@@ -123,10 +125,13 @@ def _check_encoding(path: Path) -> None:
         )
 
 
-def _parsed(text: str) -> Any:
-    """Return the value of a text of JSON. Raises json.JSONDecodeError, also for one that nests too deep to be read."""
+def _parsed(text: str, where: str) -> Any:
+    """Return the value of a text of JSON. Raises json.JSONDecodeError, also for one that nests too deep to be read, and
+    ConfigError for an object that has a key twice."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=unique_keys)
+    except RepeatedKeyError as error:
+        raise ConfigError(f"{where}: {error} in an object, and one of the two would not be read") from error
     except RecursionError:
         raise json.JSONDecodeError("it nests too deep", text, 0) from None
 
@@ -137,7 +142,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Record]]:
             if line.strip():
                 where = f"{path}: line {number}"
                 try:
-                    yield where, _object(where, _parsed(line))
+                    yield where, _object(where, _parsed(line, where))
                 except json.JSONDecodeError as error:
                     raise ConfigError(f"{where} is no JSON: {error.msg} at character {error.pos + 1}") from error
 
@@ -149,24 +154,32 @@ def _object(where: str, value: object) -> Record:
 
 
 def _array(path: Path) -> Iterator[tuple[str, Record]]:
-    """A list of records, or an object of records by their names; lines of JSON in a file of that name are read too."""
+    """A list of records, which may stand under `data`, or an object of records by their names; lines of JSON in a file
+    of that name are read too."""
     content = path.read_text("utf-8-sig")
     try:
-        value = _parsed(content)
+        value = _parsed(content, str(path))
     except json.JSONDecodeError as error:
         if error.lineno > 1 and not _is_first_line_json(content):
             place = f"line {error.lineno} column {error.colno}"
             raise ConfigError(f"{path}: {place} is no JSON: {error.msg}") from error
         yield from _lines(path)
         return
+    beside = set[str]()
     if isinstance(value, dict) and isinstance(value.get("data"), list):
-        value = value["data"]
+        file = RecordFields(value)
+        value = file["data"]
+        beside = {f"{key} beside data" for key in file.unread}
     if isinstance(value, dict) and value and all(isinstance(each, dict) for each in value.values()):
         yield from ((f"{path}: {name}", record) for name, record in value.items())
     elif isinstance(value, list):
         for number, record in enumerate(value):
             where = f"{path}: record {number}"
-            yield where, _object(where, record)
+            fields = _object(where, record)
+            if beside and not isinstance(fields, str):
+                fields = RecordFields(fields)
+                fields.remarks |= beside
+            yield where, fields
     else:
         yield str(path), _object(str(path), value)
 
@@ -174,7 +187,7 @@ def _array(path: Path) -> Iterator[tuple[str, Record]]:
 def _is_first_line_json(content: str) -> bool:
     first = next((line for line in content.split("\n") if line.strip()), "")
     try:
-        return isinstance(_parsed(first), dict)
+        return isinstance(_parsed(first, ""), dict)
     except json.JSONDecodeError:
         return False
 

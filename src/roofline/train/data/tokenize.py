@@ -84,7 +84,7 @@ def _field(where: str, record: Mapping[str, object], column: str, unused: Counte
     value = record.get(column)
     if not isinstance(value, str):
         raise ConfigError(f"{where} has no text in {column!r}; it has {', '.join(map(repr, record)) or 'nothing'}")
-    fields = RecordFields(record)
+    fields = RecordFields.of_record(record)
     fields.get(column)
     unused.update(fields.unused)
     return value

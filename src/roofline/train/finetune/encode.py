@@ -18,7 +18,7 @@ from roofline.common.errors import ConfigError, RequestError
 from roofline.text.replies.reasoning import CLOSE, OPEN
 from roofline.text.replies.reply_format import reply_format
 from roofline.text.templates.tools import with_tools_as_text
-from roofline.train.finetune.samples import REASONING_KEYS, Chat, Continuation, Message, Sample
+from roofline.train.finetune.samples import REASONING_KEYS, Chat, Continuation, Message, Sample, is_empty
 
 if TYPE_CHECKING:
     from roofline.text.templates.template import ChatTemplate
@@ -51,13 +51,15 @@ class Counts:
     """What happened to samples. split: chats that were taken apart, an answer each; ended: answers to which an end
     token was added, because the template ends them with none; greeted: chats whose first message is the assistant's,
     which is not trained on, as the template writes no prompt before it; unreasoned: samples with an answer whose
-    reasoning the template does not write; cut: samples longer than a row; left_out: samples of which no target is in a
-    row; longest: tokens of the longest sample."""
+    reasoning the template does not write; empty: answers without a text, of which the end alone is trained on; cut:
+    samples longer than a row; left_out: samples of which no target is in a row; longest: tokens of the longest
+    sample."""
 
     split: int = 0
     ended: int = 0
     greeted: int = 0
     unreasoned: int = 0
+    empty: int = 0
     cut: int = 0
     left_out: int = 0
     longest: int = 0
@@ -144,6 +146,7 @@ class Encoder:
         messages, tools = sample.messages, sample.tools
         answers = sample.answers[-1:] if self.last_only else sample.answers
         self.template.check_fits(self.tokenizer)
+        self.counts.empty += sum(is_empty(messages[number]) for number in answers)
         if not self._takes_tools:
             plain = with_tools_as_text(messages, tools)
             places = dict(zip(_of_assistant(messages), _of_assistant(plain), strict=True))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from roofline.common.errors import ConfigError
+from roofline.common.fields import describe
 from roofline.train.data.record_fields import MEDIA, RecordFields
 from roofline.train.data.record_files import Record
 from roofline.train.finetune.asking import first_key, note_repeated, question_messages, tools_in, with_system
@@ -103,8 +104,12 @@ def _icl(record: RecordFields, where: str) -> Continuation:
     choices = record.get("choices")
     if isinstance(choices, list):
         gold = record.get("gold")
-        if not isinstance(gold, int) or not 0 <= gold < len(choices) or not isinstance(choices[gold], str):
-            raise ConfigError(f"{where}: gold is not the place of a text among the choices")
+        if not isinstance(gold, int) or isinstance(gold, bool) or not 0 <= gold < len(choices):
+            places = f"a whole number from 0 to {len(choices) - 1}" if choices else "a place: there are none"
+            raise ConfigError(f"{where}: gold is {describe(gold)}, and the place of a choice is {places}")
+        for number, choice in enumerate(choices):
+            if not isinstance(choice, str):
+                raise ConfigError(f"{where}: choice {number} is {describe(choice)}, not a text")
         answer = choices[gold]
     else:
         answer = text(record, first_key(record, "continuation", "answer"), where)

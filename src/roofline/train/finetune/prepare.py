@@ -19,6 +19,7 @@ from roofline.common.json_types import JsonObject
 from roofline.train.data.mds import ShardWriter
 from roofline.train.data.record_fields import RecordFields
 from roofline.train.data.record_files import Record, data_files, records, skipped_files
+from roofline.train.data.row_lengths import write_lengths
 from roofline.train.finetune.encode import Counts, Encoded, Encoder
 from roofline.train.finetune.forms import FORMS, read, recognise
 from roofline.train.finetune.packing import pack
@@ -121,6 +122,7 @@ class Prepared:
     files: list[str] = field(default_factory=list)
     alike: int = 0
     greeted: int = 0
+    empty: int = 0
     shared: int = 0
     unused: dict[str, int] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
@@ -143,7 +145,7 @@ def samples(data: Data, unused: Counter[str] | None = None) -> Iterator[tuple[st
             if isinstance(record, str):
                 yield where, form, read(record, where, form, told_from)
                 continue
-            fields = RecordFields(record)
+            fields = RecordFields.of_record(record)
             sample = read(fields, where, form, told_from)
             if unused is not None:
                 unused.update(fields.unused)
@@ -156,12 +158,14 @@ def _preprocessed(preprocess: Preprocess | None, record: Record, where: str) -> 
     if preprocess is None:
         return record
     try:
-        result = preprocess.function(record)
+        result = preprocess.function(dict(record) if isinstance(record, RecordFields) else record)
     except Exception as error:
         raise ConfigError(f"{where}: {preprocess.name} fails: {type(error).__name__}: {error}") from error
     if not isinstance(result, Mapping):
         raise ConfigError(f"{where}: {preprocess.name} returns a {type(result).__name__}, not a mapping")
-    return dict(result)
+    fields = RecordFields(dict(result))
+    fields.remarks |= record.remarks if isinstance(record, RecordFields) else set()
+    return fields
 
 
 def prepare(
@@ -252,6 +256,7 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str, progress: Calla
         held_out=written.get(HELD_OUT),
         files=[str(path) for path in data.files],
         greeted=counts.greeted,
+        empty=counts.empty,
         shared=shared_samples(*([encoded[number] for number in numbers] for numbers in groups.values())),
         unused=dict(unused) | unreasoned(counts),
         skipped=data.skipped,
@@ -297,6 +302,7 @@ def _rows(folder: Path, parts: Sequence[Encoded], data: Data) -> Rows:
                     "trained": np.concatenate([member.trained for member in members]).astype(np.uint8),
                 }
             )
+    write_lengths(folder, [sum(len(parts[number]) for number in numbers) for numbers in rows])
     real, trained = sum(map(len, parts)), sum(int(part.trained.sum()) for part in parts)
     return Rows(len(parts), len(rows), real, trained)
 

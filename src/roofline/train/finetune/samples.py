@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from roofline.common.errors import ConfigError
 from roofline.common.fields import describe
+from roofline.common.json_files import RepeatedKeyError, unique_keys
 from roofline.train.data.record_fields import RecordFields
 
 Message = Mapping[str, object]
@@ -100,12 +101,27 @@ def chat(turns: object, tools: object, where: str, last_only: bool = False, rema
             fields.use_where(_WEIGHTS, lambda value: value in (0, "0", "false"))  # nor would it be trained on
         remarks |= {f"{key} of messages" for key in fields.unread}
     if not answers:
-        raise ConfigError(f"{where}: no message of an assistant is there to train on")
+        raise ConfigError(f"{where}: {_without_answers(messages)}")
     if last_only:
         answers = answers[-1:]
     if answers[-1] + 1 < len(messages):
         remarks.add("messages behind the last answer that is trained on")
     return Chat(tuple(messages[: answers[-1] + 1]), tools_of(tools, where), tuple(answers))
+
+
+def _without_answers(messages: Sequence[Message]) -> str:
+    """Why nothing of a chat is to be trained on."""
+    count = sum(message["role"] == "assistant" for message in messages)
+    if not count:
+        return "no message of an assistant is there to train on"
+    each = "its answer has" if count == 1 else f"all {count} answers have"
+    return f"{each} a weight of 0 (or false under train, training or loss), so nothing of it is trained on: remove it"
+
+
+def is_empty(message: Message) -> bool:
+    """Whether an answer says nothing: no text, no call of a tool and no reasoning."""
+    texts = (message.get(key) for key in ("content", *REASONING_KEYS))
+    return not message.get("tool_calls") and not any(str(text or "").strip() for text in texts)
 
 
 def role_of(turn: object) -> str | None:
@@ -192,7 +208,9 @@ def _call(call: object, where: str) -> dict[str, object]:
 
 def _parsed(value: object, where: str) -> object:
     try:
-        return json.loads(value) if isinstance(value, str) else value
+        return json.loads(value, object_pairs_hook=unique_keys) if isinstance(value, str) else value
+    except RepeatedKeyError as error:
+        raise ConfigError(f"{where}: {error}") from error
     except ValueError as error:
         raise ConfigError(f"{where}: it is no JSON: {error}") from error
 

@@ -2,16 +2,17 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roofline.common.errors import ConfigError
-from roofline.common.fields import describe
+from roofline.common.fields import describe, shorten
 from roofline.train.data.record_fields import MEDIA, RecordFields
 from roofline.train.data.record_files import Record
 from roofline.train.finetune.asking import note_repeated, question_messages, tools_in, with_system
 from roofline.train.finetune.forms import AS_CHAT, NO_MEDIA
 from roofline.train.finetune.samples import Chat, Continuation, Sample, chat, role_of, text, tools_of
 
+_TURN = re.compile(r"\b(Human|Assistant):")  # marks of turns in texts, as Anthropic's HH has them
 CHAT = "instruct"  # the form in which a prompt that is a string is a user's message; else it is text
 _TURNS = ("messages", "prompt", "conversations", "conversation")  # that have a prompt's messages
 PAIR_FORMS = {
@@ -57,6 +58,8 @@ def pair(record: Record, where: str, form: str | None) -> Pair:
     if not prompt:
         prompt = _shared_text(chosen_text, rejected_text)
         chosen_text, rejected_text = chosen_text[len(prompt) :], rejected_text[len(prompt) :]
+        if not prompt or _TURN.findall(prompt)[-1:] == ["Human"]:
+            raise _other_questions(chosen_text, rejected_text, where)
     fields.refuse_conditions(where, prompt, f"write it into the prompt, or remove it; {AS_CHAT}")
     return Pair(Continuation(prompt, chosen_text), Continuation(prompt, rejected_text), "text")
 
@@ -64,16 +67,19 @@ def pair(record: Record, where: str, form: str | None) -> Pair:
 def _pair_of_chats(record: RecordFields, before: list[object], where: str) -> Pair:
     """The pair of two answers that are messages, or whole chats."""
     turns = [_answer_turns(record, key, where) for key in ("chosen", "rejected")]
-    chats = [_behind(before, answer) for answer in turns]
+    chats = [_behind(before, answer, where) for answer in turns]
     if not before and any(role_of(answer[0]) == "assistant" for answer in turns):
         key = _asks_under(record, CHAT if record.peek("prompt") else None)
         if key is None:
             raise ConfigError(f"{where}: no prompt comes before the answers: {_keys(record)}")
         chats = [[*question_messages(record, key, where), *answer] for answer in turns]
-    chosen, rejected = (_last(messages, record, where) for messages in chats)
+    chosen, rejected = (_answered(messages, record, where) for messages in chats)
     shared = _shared(chosen.messages, rejected.messages)
-    if chosen != rejected and min(chosen.answers[-1], rejected.answers[-1]) < shared:
-        raise ConfigError(f"{where}: the chosen and the rejected answer are not to the same prompt")
+    if chosen.messages != rejected.messages:
+        following = [each.messages[shared : shared + 1] for each in (chosen, rejected)]
+        if not all(messages and messages[0]["role"] == "assistant" for messages in following):
+            raise _other_questions(following[0], following[1], where)
+    chosen, rejected = (_from(each, shared) for each in (chosen, rejected))
     note_repeated(record, chosen.messages)  # UltraFeedback has the prompt beside the chats, too
     return Pair(chosen, rejected, "messages")
 
@@ -140,9 +146,24 @@ def _answer_turns(record: RecordFields, key: str, where: str) -> list[object]:
     return [value]
 
 
-def _behind(before: list[object], turns: list[object]) -> list[object]:
-    """The messages behind those of the prompt, unless they begin with them."""
-    return turns if turns[: len(before)] == before else [*before, *turns]
+def _behind(before: list[object], turns: list[object], where: str) -> list[object]:
+    """The messages behind those of the prompt, which they may begin with. Raises ConfigError where they begin with
+    another question."""
+    if [_words(turn) for turn in turns[: len(before)]] == [_words(turn) for turn in before]:
+        return [*before, *turns[len(before) :]]
+    if before and role_of(before[-1]) == role_of(turns[0]) == "user":
+        asked, other = (shorten(_words(turn)[1]) for turn in (before[-1], turns[0]))
+        raise ConfigError(
+            f"{where}: the prompt ends with the user's message {asked!r}, and an answer begins with the user's message "
+            f"{other!r}: two questions, of which one is to be removed"
+        )
+    return [*before, *turns]
+
+
+def _words(turn: object) -> tuple[str | None, str]:
+    """The role of a message and its content, without what else it has."""
+    content = turn.get("content", turn.get("value")) if isinstance(turn, Mapping) else turn
+    return role_of(turn), str(content)
 
 
 def _shared(chosen: Sequence[object], rejected: Sequence[object]) -> int:
@@ -151,11 +172,35 @@ def _shared(chosen: Sequence[object], rejected: Sequence[object]) -> int:
     return next((at for at, (a, b) in pairs if a != b), min(len(chosen), len(rejected)))
 
 
-def _last(turns: list[object], record: RecordFields, where: str) -> Chat:
-    """The chat, trained on in its last answer."""
-    sample = chat(_with_system(turns, record, where), tools_in(record), where, last_only=True, remarks=record.remarks)
+def _answered(turns: list[object], record: RecordFields, where: str) -> Chat:
+    """The chat, up to its last answer."""
+    sample = chat(_with_system(turns, record, where), tools_in(record), where, remarks=record.remarks)
     record.refuse_conditions(where, "", NO_MEDIA, MEDIA)
     return sample
+
+
+def _from(sample: Chat, shared: int) -> Chat:
+    """The chat, trained on in its answers behind the `shared` messages; where all are shared, in the last one."""
+    answers = tuple(number for number in sample.answers if number >= shared)
+    return replace(sample, answers=answers or sample.answers[-1:])
+
+
+def _other_questions(chosen: object, rejected: object, where: str) -> ConfigError:
+    """The error of a pair that has no common prompt, with what its two sides go on with where they begin to differ."""
+    begin, other = (_beginning(side) for side in (chosen, rejected))
+    return ConfigError(
+        f"{where}: the chosen and the rejected answer are not to the same prompt: chosen goes on with {begin}, "
+        f"rejected with {other}; a pair is two answers to one question"
+    )
+
+
+def _beginning(side: object) -> str:
+    if isinstance(side, str):
+        return repr(shorten(side.strip()))
+    message = next(iter(side), None) if isinstance(side, Sequence) else None
+    if not isinstance(message, Mapping):
+        return "no message"
+    return f"the {message['role']}'s message {shorten(str(message['content']))!r}"
 
 
 def _shared_text(chosen: str, rejected: str) -> str:

@@ -14,6 +14,7 @@ from roofline.common.json_types import JsonObject
 from roofline.train.data.mds import ShardWriter
 from roofline.train.data.record_fields import RecordFields, unused_words
 from roofline.train.data.record_files import Record, records
+from roofline.train.data.row_lengths import write_lengths
 from roofline.train.finetune.encode import Encoded, Encoder
 from roofline.train.finetune.packing import pack
 from roofline.train.finetune.prepare import (
@@ -34,6 +35,10 @@ from roofline.train.preference.pair_files import pair, prompt
 from roofline.train.preference.rewards import ANSWERS, EXACT, right_answer
 
 PAIRS, PROMPTS = "pairs", "prompts"  # in place of the form of samples; behind prompts the longest answer: prompts-128
+DIVIDED = (
+    "its chats differ in several answers, which the chat template does not write in one text as the model gives them: "
+    "end both chats with the first answer that differs"
+)
 Documents = Sequence[Encoded]
 
 
@@ -75,12 +80,14 @@ def pair_item(data: Data, encoder: Encoder, record: Record, where: str) -> Item:
     fields = _noted(record)
     answers = pair(fields, where, _form(data))
     parts = [encoder.encode(sample, where) for sample in (answers.chosen, answers.rejected)]
-    documents = [part[0] for part in parts] if all(len(part) == 1 for part in parts) else []
+    if max(map(len, parts)) > 1:
+        raise ConfigError(f"{where}: {DIVIDED}")
+    documents = [part[0] for part in parts] if all(parts) else []
     return Item(answers.form, documents, answers.chosen, unused=_unused(fields))
 
 
 def _noted(record: Record) -> RecordFields | str:
-    return record if isinstance(record, str) else RecordFields(record)
+    return record if isinstance(record, str) else RecordFields.of_record(record)
 
 
 def _unused(record: RecordFields | str) -> Collection[str]:
@@ -135,7 +142,7 @@ def preview(data: Data, encoder: Encoder, count: int, colour: bool, item_of: Ite
         reason = ", left out" if not item.fits(data.length) else ", left out: both answers are the same"
         kept = item.fits(data.length) and not item.alike
         yield f"--- {where} ({item.form}): {len(item):,} tokens" + ("" if kept else reason)
-        yield from (marked(encoder.tokenizer, part, colour) for part in item.documents)
+        yield from (marked(encoder.tokenizer, part, colour) for part in item.documents if kept)
         unused.update(item.unused if item.record is None else ())  # a reward is handed all of a prompt's record
     if unused:
         yield f"--- not used: {unused_words(unused)}"
@@ -199,6 +206,7 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str, item_of: ItemOf
         files=[str(path) for path in data.files],
         alike=len(fitting) - len(usable),
         greeted=encoder.counts.greeted,
+        empty=encoder.counts.empty,
         shared=shared_samples(*([usable[number].documents for number in numbers] for numbers in groups.values())),
         unused=dict(Counter(name for item in read for name in item.unused)) | unreasoned(encoder.counts),
         skipped=data.skipped,
@@ -218,5 +226,6 @@ def _rows(folder: Path, items: Sequence[Item], data: Data) -> Rows:
                 "trained": np.concatenate([document.trained for document in documents]).astype(np.uint8),
             }
             writer.write(sample | ({"record": items[numbers[0]].record} if has_record else {}))
+    write_lengths(folder, [sum(len(items[number]) for number in numbers) for numbers in rows])
     trained = sum(int(document.trained.sum()) for item in items for document in item.documents)
     return Rows(len(items), len(rows), sum(map(len, items)), trained)

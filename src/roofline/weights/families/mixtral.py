@@ -1,10 +1,32 @@
 """Files of Mixtral. GGUF files call its architecture llama, and say how many experts there are."""
 
+import re
+from pathlib import Path
+
 from roofline.common.fields import Fields
 from roofline.weights.families.shared import gguf_fields, hf_fields
 from roofline.weights.families.shared.canonical import Config, checked
 from roofline.weights.families.shared.experts import EXPERTS, HONOURED_GGUF, experts_to_gguf, gguf_experts, hf_experts
+from roofline.weights.families.shared.joined_experts import renamed, stacked_experts_apart
 from roofline.weights.families.shared.tensor_names import ATTENTION, NORMS, TensorNames
+from roofline.weights.quantised.method import Source
+
+# What transformers has in memory, and writes with save_original_format=False -> what it writes otherwise.
+_IN_MEMORY = re.compile(r"(?P<layer>.+)\.mlp\.(?P<part>gate|experts\.\d+\.(?:gate|up|down)_proj)\.weight")
+_PARTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+
+
+def _apart(path: Path, source: Source) -> Source:
+    return renamed(stacked_experts_apart(path, source), _as_published)
+
+
+def _as_published(name: str) -> str:
+    match = _IN_MEMORY.fullmatch(name)
+    if match is None:
+        return name
+    before, _, part = match["part"].rpartition(".")
+    return ".".join(filter(None, (match["layer"], "block_sparse_moe", before, _PARTS.get(part, part), "weight")))
+
 
 NAMES = TensorNames(
     NORMS
@@ -15,7 +37,8 @@ NAMES = TensorNames(
         "mlp.experts.{expert}.gate": ("", "block_sparse_moe.experts.{expert}.w1"),
         "mlp.experts.{expert}.up": ("", "block_sparse_moe.experts.{expert}.w3"),
         "mlp.experts.{expert}.down": ("", "block_sparse_moe.experts.{expert}.w2"),
-    }
+    },
+    hf_apart=_apart,
 )
 
 

@@ -13,6 +13,7 @@ from roofline.weights.families.shared.experts import (
     gguf_experts,
     hf_experts,
 )
+from roofline.weights.families.shared.joined_experts import stacked_experts_apart
 from roofline.weights.families.shared.tensor_names import ATTENTION, NORMS, QK_NORMS, TensorNames
 
 NAMES = TensorNames(
@@ -27,7 +28,8 @@ NAMES = TensorNames(
         "mlp.shared.up": ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
         "mlp.shared.down": ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
         "mlp.shared.scale": ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
-    }
+    },
+    hf_apart=stacked_experts_apart,
 )
 _ALIKE: dict[str, tuple[object, ...]] = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
 

@@ -10,7 +10,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -36,6 +36,18 @@ class _Part:
     stored: TensorInfo
     info: TensorInfo
     take: Take
+
+
+class _Renamed:
+    """See `Source`. names: in place of those of a source -> these."""
+
+    def __init__(self, source: Source, names: Mapping[str, str]) -> None:
+        self.tensors = {name: replace(source.tensors[old], name=name) for name, old in names.items()}
+        self._source, self._names = source, names
+
+    def read(self, name: str) -> np.ndarray:
+        """uint8 [nbytes]."""
+        return self._source.read(self._names[name])
 
 
 Matrices = Callable[[TensorInfo, re.Match[str]], list[_Part]]
@@ -67,6 +79,12 @@ def stacked_experts_apart(path: Path, source: Source) -> Source:
     """The same of models that transformers has in memory and writes apart: `gate_up_proj` [experts, 2 * ffn, width],
     all gates above all ups of each expert, and `down_proj` [experts, width, ffn]."""
     return _read_apart(path, source, _stacked_matrices, 1)
+
+
+def renamed(source: Source, rename: Callable[[str], str]) -> Source:
+    """The tensors of a source under the names that `rename` gives them; where it gives two the same, as they are."""
+    names = {rename(name): name for name in source.tensors}
+    return _Renamed(source, names) if len(names) == len(source.tensors) else source
 
 
 def _read_apart(path: Path, source: Source, matrices: Matrices, axis: int) -> Source:
