@@ -377,7 +377,10 @@ UNCOMPILABLE = [
         Constraint.of_lark('start: %json {"x-guidance": {"lenient": true}, "type": "array", "uniqueItems": true}'),
         "uniqueItems",
     ),
-    (Constraint.of_json_schema({"const": 9007199254740993}), "const: 9007199254740993 cannot be held exactly"),
+    (
+        Constraint.of_json_schema({"allOf": [{"const": 9007199254740993}]}),
+        "allOf.0.const: 9007199254740993 cannot be held exactly",
+    ),
     (Constraint.of_json_schema({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}), "nothing satisfies it"),
     (Constraint.of_json_schema({"oneOf": [{"type": "string"}, {"minLength": 3}]}), "oneOf"),
     (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from roofline.common.errors import ConfigError
 from roofline.common.extras import named_packages
 from roofline.engine.constraint import Constraint, refuse
-from roofline.engine.constraints.schemas import for_library, grammar_for_library
+from roofline.engine.constraints.schemas import for_library, grammar_for_library, grammar_of_schema
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +26,10 @@ STEP_FUEL, STEP_ITEMS, LEXER_STATES = 100_000, 20_000, 25_000
 WALKS, WALK_TOKENS = 2, 32  # of the trial that a compiled constraint passes
 WALK_MEAN_SECONDS = 0.02  # of the processor, for each mask of that trial: slower ones would hold everybody up
 _METACHARACTERS = frozenset("\\.+*?()|[]{}^$#&-~/<>\"'@!%:=,;` ")
+_ONE_OF = (
+    "oneOf: several of its parts may be valid at once, and an answer cannot be held to one alone; use anyOf, or give "
+    "the parts other types, or a required property with another const in each"
+)
 _MOST_ERROR = 300  # characters of what the library says
 
 
@@ -93,8 +97,10 @@ def notation(constraint: Constraint) -> str:
     text: str
     match constraint.kind:
         case "json" | "json_schema":
-            schema = for_library(json.loads(constraint.text or '{"type":"object"}'))
-            text = LLMatcher.grammar_from_json_schema(json.dumps(schema, ensure_ascii=False))
+            schema = json.loads(constraint.text or '{"type":"object"}')
+            text = grammar_of_schema(schema) or LLMatcher.grammar_from_json_schema(
+                json.dumps(for_library(schema), ensure_ascii=False)
+            )
         case "regex":
             # As in most languages, \d is 0 to 9; \w and \s are Unicode's.
             text = f"start: /{regex_to_lark(_anchored(constraint.text), use_ascii='d')}/"
@@ -185,4 +191,5 @@ def _shortened(message: str) -> str:
     cause = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "")
     text = f"{text} {cause}" if cause and text.endswith(":") else text
     text = "nothing satisfies it" if text.startswith("NoExtension") else text
+    text = _ONE_OF if text.startswith("oneOf constraints") else text
     return text if len(text) <= _MOST_ERROR else text[:_MOST_ERROR] + "..."
