@@ -535,7 +535,17 @@ def test_white_space_in_calls_is_bounded_as_in_other_json(form):
     assert [allowed(grammar, text) for text in texts] == [True, True, False]
 
 
-EXACT = {"type": "object", "properties": {"id": {"const": 2**60 + 1}}}
+@pytest.mark.parametrize("form", FORMS_OF_CALLS)
+def test_arguments_have_integers_that_no_float_holds(form):
+    parameters = {"type": "object", "properties": {"id": {"enum": [2**60 + 1]}}, "required": ["id"]}
+    grammar = forced_calls(
+        form, [{"function": {"name": "add", "parameters": parameters}}], several=False, thinking=False
+    ).text
+    texts = [FORMS_OF_CALLS[form] % f'"id": {number}' for number in (2**60 + 1, 2**60)]
+    assert [allowed(grammar, text) for text in texts] == [True, False]
+
+
+EXACT = {"type": "object", "properties": {"id": {"allOf": [{"const": 2**60 + 1}]}}}
 FORCED = {
     PATH: {"tools": [{"type": "function", "function": {"name": "f", "parameters": EXACT}}], "tool_choice": "required"},
     "/v1/messages": {"tools": [{"name": "f", "input_schema": EXACT}], "tool_choice": {"type": "any"}},
@@ -551,7 +561,7 @@ FORCED = {
 def test_a_schema_that_calls_cannot_be_held_to_is_refused_by_fields_that_the_api_has(call, engine, path):
     error = call("POST", path, json={**APIS[path], **FORCED[path]})
     assert error.status_code == 400
-    problem = "tools: the parameters of 'f' cannot be kept to: properties.id.const: 1152921504606846977 cannot be held"
+    problem = "tools: the parameters of 'f' cannot be kept to: properties.id.allOf.0.const: 1152921504606846977"
     assert problem in error.text
     assert not engine.submitted
 

@@ -91,7 +91,17 @@ def library_tokenizer(words: Words, encode: Callable[[str], Sequence[int]] | Non
 
 
 def notation(constraint: Constraint) -> str:
-    """A constraint in llguidance's notation. Raises ValueError."""
+    """A constraint in llguidance's notation, without its beginning. Raises ValueError."""
+    text = _notation_of_form(constraint)
+    if not constraint.behind:
+        return text
+    form = json.loads(text)["grammars"][0] if text.lstrip().startswith("{") else {"lark_grammar": text}
+    rules = ("start: before GAP @form", f"before[suffix={json.dumps(constraint.behind)}]: /(.|\\n)*/")
+    outer = "\n".join((*rules, "GAP: /[ \\t\\r\\n]{0,64}/"))
+    return json.dumps({"grammars": [{"lark_grammar": outer}, form | {"name": "form"}]}, ensure_ascii=False)
+
+
+def _notation_of_form(constraint: Constraint) -> str:
     from llguidance import LLMatcher, regex_to_lark
 
     text: str
@@ -155,6 +165,20 @@ def try_out(matcher: "LLMatcher", vocab_size: int, ends: Sequence[int]) -> None:
     mean = (time.thread_time() - started) / masks
     if mean > WALK_MEAN_SECONDS:
         raise ValueError(f"finding the ids that may come next takes {mean * 1e3:.0f} ms; simplify it")
+
+
+def advance(matcher: "LLMatcher", tokenizer: "LLTokenizer", words: Words, begun: str) -> None:
+    """Take a beginning of the answer. Raises ValueError where it does not have the form, or nothing can follow it."""
+    ids = tokenizer.greedy_tokenize(begun)
+    count = matcher.try_consume_tokens(ids)
+    if matcher.is_error():
+        raise ValueError(_shortened(matcher.get_error()))
+    if count < len(ids):
+        before, at_fault = (b"".join(words.tokens[token] for token in part) for part in (ids[:count], ids[count:]))
+        place = f"behind {before.decode('utf-8', 'replace')[-20:]!r}" if before else "first"
+        raise ValueError(f"it does not have the form: {at_fault.decode('utf-8', 'replace')[:20]!r} cannot come {place}")
+    if matcher.is_stopped():
+        raise ValueError("it has the form already, and nothing can follow it")
 
 
 def fill(matcher: "LLMatcher", mask: "np.ndarray") -> None:

@@ -25,6 +25,8 @@ def conversation_of(body: ChatBody, limits: Limits) -> Conversation:
     continues = bool(body.continue_final_message)
     if continues and body.messages[-1].role != "assistant":
         raise invalid("continue_final_message", "needs a last message of the assistant")
+    if continues and body.messages[-1].tool_calls:
+        raise invalid("continue_final_message", "the last message calls tools, and their results must follow")
     if body.add_generation_prompt is not None and body.add_generation_prompt == continues:
         raise invalid("add_generation_prompt", "must be the opposite of continue_final_message")
     return Conversation(
