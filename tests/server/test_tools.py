@@ -9,7 +9,7 @@ import pytest
 from roofline import Constraint
 from roofline.common.errors import RequestError
 from roofline.engine.constraints import library
-from roofline.server.call_grammars import forced_calls, optional_calls
+from roofline.server.call_grammars import FRAMES, MOST_CALLS, forced_calls, optional_calls
 from roofline.server.text_side import TextSide
 from roofline.text.replies.parser import Reply
 from roofline.text.replies.reply_format import CALL_FORMATS, ReplyFormat, reply_format
@@ -525,6 +525,19 @@ def test_a_forced_call_of_a_function_without_parameters_has_none(form, function)
         tools = [{"function": {"name": "add", **function}}]
         strict_too = optional_calls(form, tools, {"add"}, several=False, thinking=False).text
         assert [allowed(strict_too, text) for text in texts] == [True, False]
+
+
+@pytest.mark.parametrize("form", FORMS_OF_CALLS)
+def test_an_answer_that_must_be_calls_has_so_many_at_most(form):
+    before, between, after, key = FRAMES[form]
+    made = f'{{"name": "add", "{key}": {{"x": 1}}}}'
+    tools = [{"function": {"name": "add", "parameters": SCHEMA}}]
+    for several, most in ((True, MOST_CALLS), (False, 1)):
+        grammar = forced_calls(form, tools, several=several, thinking=False).text
+        counts = [
+            count for count in range(MOST_CALLS + 2) if allowed(grammar, before + between.join([made] * count) + after)
+        ]
+        assert counts == list(range(1, most + 1))
 
 
 @pytest.mark.parametrize("form", FORMS_OF_CALLS)

@@ -21,6 +21,7 @@ FRAMES = {
     "mistral": (f"{MistralCalls.open}[", ", ", "]", "arguments"),
 }
 ANYTHING = "/(.|\\n)*/"
+MOST_CALLS = 16  # of an answer that calls alone: a small model calls again and again, and nothing else would end it
 ANY_OBJECT = {"type": "object"}
 
 
@@ -78,7 +79,7 @@ def optional_calls(
 
 
 def _calls(form: str, several: bool) -> str:
-    return f"call ({_quoted(FRAMES[form][1])} call)*" if several else "call"
+    return f"call ({_quoted(FRAMES[form][1])} call){{0,{MOST_CALLS - 1}}}" if several else "call"
 
 
 def _call_rules(form: str, tools: Sequence[Tool], schemas: Iterable[Mapping[str, object] | None]) -> list[str]:

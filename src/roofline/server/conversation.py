@@ -10,6 +10,7 @@ from roofline.server.body import count_within, invalid, renamed
 from roofline.server.call_grammars import forced_calls, optional_calls
 from roofline.server.limits import Limits
 from roofline.server.text_side import TextSide
+from roofline.server.unanswered import UnansweredCalls
 from roofline.text.replies.begun_reply import BegunReply
 from roofline.text.replies.escapes import WholeEscapes
 from roofline.text.replies.parser import FirstCall, ReplyParser
@@ -165,15 +166,20 @@ def results_in_order(messages: Sequence[Message]) -> list[Message]:
     return ordered
 
 
-def check_turns(messages: Sequence[Message]) -> None:
-    """Raises RequestError for the answer of a tool that nobody called."""
-    called = set[object]()
+def check_turns(messages: Sequence[Message], *, ended: bool = True) -> None:
+    """Raises RequestError for the answer of a tool that nobody called, and for a call that has none or several.
+
+    ended: nothing follows but the model's answer, so that no result is still to come.
+    """
+    unanswered = UnansweredCalls("a message of role tool with this tool_call_id")
     for number, message in enumerate(messages):
         calls = message.get("tool_calls")
-        if isinstance(calls, list):
-            called |= {call.get("id") for call in calls}
-        elif message.get("role") == "tool" and message.get("tool_call_id") not in called:
-            raise invalid(f"messages.{number}.tool_call_id", "names no call of an earlier message")
+        for place, call in enumerate(calls if isinstance(calls, list) else ()):
+            unanswered.call(str(call.get("id")), f"messages.{number}.tool_calls.{place}.id")
+        if message.get("role") == "tool":
+            unanswered.answer(str(message.get("tool_call_id")), f"messages.{number}.tool_call_id")
+    if ended:
+        unanswered.check()
 
 
 def _function(tool: Message) -> Mapping[str, str]:

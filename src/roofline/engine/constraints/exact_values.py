@@ -138,9 +138,9 @@ class ExactValues:
         if not all(reference.startswith(("#/$defs/", "#/definitions/")) for reference in references):
             raise NotWrittenOut
         for key in _DEFINITIONS if references else ():
-            named = self._document.get(key)
-            if isinstance(named, dict):
-                part = part | {key: {name: each for name, each in named.items() if not self._is_rounded(each)}}
+            definitions = self._document.get(key)
+            if isinstance(definitions, dict):
+                part = part | {key: {name: each for name, each in definitions.items() if not self._is_rounded(each)}}
         return self._as_library(part)
 
     def _referred(self, reference: str) -> object:
@@ -178,8 +178,8 @@ def _parts(schema: JsonObject) -> list[object]:
     parts = [schema.get(key) for key in _HOLDS_ONE]
     parts += [part for key in _HOLDS_SEVERAL if isinstance(several := schema.get(key), list) for part in several]
     for key in _HOLDS_NAMED:
-        named = schema.get(key)
-        parts += named.values() if isinstance(named, dict) else ()
+        by_name = schema.get(key)
+        parts += by_name.values() if isinstance(by_name, dict) else ()
     return parts
 
 

@@ -215,8 +215,8 @@ def _with_real_days(schema: JsonObject) -> JsonObject:
     schema = {key: value for key, value in schema.items() if key != "format"}
     if "pattern" not in schema:
         return schema | {"pattern": pattern}
-    others = schema.get("allOf", [])
-    return schema | {"allOf": [*others, {"pattern": pattern}]} if isinstance(others, list) else schema
+    conditions = schema.get("allOf", [])
+    return schema | {"allOf": [*conditions, {"pattern": pattern}]} if isinstance(conditions, list) else schema
 
 
 def _check_repeated_names(schema: Mapping[str, object]) -> None:

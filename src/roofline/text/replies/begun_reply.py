@@ -39,10 +39,10 @@ class BegunReply:
         self._look_ahead()
 
     def push(self, text: str) -> list[Delta]:
-        return self._told(self._parser.push(text))
+        return self._behind(self._parser.push(text))
 
     def finish(self, *, cut: bool = False) -> list[Delta]:
-        return self._told(self._parser.finish(cut=cut))
+        return self._behind(self._parser.finish(cut=cut))
 
     def _look_ahead(self) -> None:
         """Find out what the parser keeps back of the beginning, by a copy that is given a character which ends it."""
@@ -51,13 +51,13 @@ class BegunReply:
             if not isinstance(delta, CallDelta) and SENTINEL in delta.text:
                 self._kind, self._skipped = type(delta), delta.text.partition(SENTINEL)[0]
 
-    def _told(self, deltas: Iterable[Delta]) -> list[Delta]:
-        told: list[Delta] = list(self._again)
+    def _behind(self, deltas: Iterable[Delta]) -> list[Delta]:
+        result: list[Delta] = list(self._again)
         self._again = []
         for delta in deltas:
             if isinstance(delta, CallDelta):
                 self._skipped = ""
-                told.append(delta._replace(number=delta.number - self._count))
+                result.append(delta._replace(number=delta.number - self._count))
                 continue
             text = delta.text
             if self._skipped and type(delta) is self._kind and self._skipped.startswith(text[: len(self._skipped)]):
@@ -65,5 +65,5 @@ class BegunReply:
             else:
                 self._skipped = ""
             if text:
-                told.append(delta._replace(text=text))
-        return told
+                result.append(delta._replace(text=text))
+        return result
