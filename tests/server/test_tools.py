@@ -461,12 +461,13 @@ def test_other_apis_have_strict_tools_too(call, engine, path):
             assert constraint.text.count('"x-a"') == 1
 
 
-def test_a_format_whose_mark_is_no_text_refuses_strict_tools(call, engine, make_context):
+def test_the_special_token_that_is_mistrals_mark_begins_a_strict_call(call, engine, make_context):
     context = make_context()
     context.text.reply_format = ReplyFormat("mistral", False, True)
+    context.text.special_ids = lambda contents=None: frozenset({270} if contents == {"[TOOL_CALLS]"} else ())
     response = call("POST", PATH, json={**CHAT, "tools": strict(CHAT["tools"])}, context=context)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
-    assert 'tool_choice "required"' in response.json()["error"]["message"]
+    assert response.status_code == 200, response.text
+    assert "<[270]>" in engine.submitted[0][1].constraint.text
 
 
 def allowed(grammar: str, text: str) -> bool:
@@ -483,16 +484,15 @@ FORMS_OF_CALLS = {
     "mistral": '[TOOL_CALLS][{"name": "add", "arguments": {%s}}]',
 }
 GOOD, BAD = '"x": 1', '"y": 1'
-CALL_TEXTS = {form: text for form, text in FORMS_OF_CALLS.items() if form != "mistral"}
 
 
-@pytest.mark.parametrize("form", CALL_TEXTS)
+@pytest.mark.parametrize("form", FORMS_OF_CALLS)
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("several", [False, True])
 def test_with_strict_tools_text_is_free_and_calls_are_not(form, thinking, several):
     functions = [{"function": {"name": name, "parameters": SCHEMA}} for name in ("weather", "add")]
     rules = optional_calls(form, functions, {"add"}, several=several, thinking=thinking).text
-    before, one, other = "Hm {.</think>" if thinking else "", CALL_TEXTS[form] % GOOD, CALL_TEXTS[form] % BAD
+    before, one, other = "Hm {.</think>" if thinking else "", FORMS_OF_CALLS[form] % GOOD, FORMS_OF_CALLS[form] % BAD
     for text in ("", "Hello {", "a < b, <tool_ca", "1 + 1 = 2", one, other.replace("add", "weather")):
         assert allowed(rules, before + text), text
     assert not allowed(rules, before + other)
@@ -501,6 +501,10 @@ def test_with_strict_tools_text_is_free_and_calls_are_not(form, thinking, severa
     if form == "hermes":
         assert allowed(rules, f"{before}Let me see. {one}\n{one} Done.")
         assert not allowed(rules, f"{before}Let me see. {one}\n{other}")
+    elif form == "mistral":
+        assert allowed(rules, f"{before}Let me see. {one}")
+        assert not allowed(rules, f"{before}Let me see. {other}")
+        assert allowed(rules, before + one[:-1] + f", {one.removeprefix('[TOOL_CALLS][')}") == several
     else:
         assert allowed(rules, f"{before}{one}; {one}") == several
         assert allowed(rules, f"<think>Hm {{</think>\n{one}")
@@ -521,10 +525,22 @@ def test_a_forced_call_of_a_function_without_parameters_has_none(form, function)
     grammar = forced_calls(form, [{"function": {"name": "add", **function}}], several=False, thinking=False).text
     texts = [FORMS_OF_CALLS[form] % arguments for arguments in ("", '"ARGUMENT": "Paris"')]
     assert [allowed(grammar, text) for text in texts] == [True, False]
-    if form != "mistral":
-        tools = [{"function": {"name": "add", **function}}]
-        strict_too = optional_calls(form, tools, {"add"}, several=False, thinking=False).text
-        assert [allowed(strict_too, text) for text in texts] == [True, False]
+    tools = [{"function": {"name": "add", **function}}]
+    strict_too = optional_calls(form, tools, {"add"}, several=False, thinking=False).text
+    assert [allowed(strict_too, text) for text in texts] == [True, False]
+
+
+def test_a_strict_call_may_begin_with_the_token_that_is_mistrals_mark():
+    words = library.Words([*(bytes([i]) for i in range(256)), b"[TOOL_CALLS]", b"</s>"], [256, 257], [257])
+    tools = [{"function": {"name": "add", "parameters": SCHEMA}}]
+    rules = optional_calls("mistral", tools, {"add"}, several=False, thinking=False, mark_ids={256})
+    matcher = library.compiled(library.library_tokenizer(words), library.notation(rules))
+    for arguments, fits in ((GOOD, True), (BAD, False)):
+        call = (FORMS_OF_CALLS["mistral"] % arguments).removeprefix("[TOOL_CALLS]")
+        for before in ("", "Let me see. "):
+            ids, trial = [*before.encode(), 256, *call.encode()], matcher.deep_copy()
+            assert (trial.try_consume_tokens(ids) == len(ids) and trial.is_accepting()) == fits
+    assert matcher.deep_copy().try_consume_tokens([*b"text", 257]) == 5, "an answer may be text"
 
 
 @pytest.mark.parametrize("form", FORMS_OF_CALLS)

@@ -12,6 +12,7 @@ from roofline.server.limits import Limits
 from roofline.server.text_side import TextSide
 from roofline.server.unanswered import UnansweredCalls
 from roofline.text.replies.begun_reply import BegunReply
+from roofline.text.replies.call_formats import MistralCalls
 from roofline.text.replies.escapes import WholeEscapes
 from roofline.text.replies.parser import FirstCall, ReplyParser
 
@@ -88,14 +89,20 @@ def prompt_of(
     if answer_form is not None:
         return ChatPrompt(ids, parser, shown, beginning.held_to(answer_form))
     with renamed({"constraint": "tools"}):
-        constraint = _call_grammar(conversation, tools, form.calls, beginning)
+        marks = text.special_ids(frozenset({MistralCalls.open})) if conversation.strict else frozenset()
+        constraint = _call_grammar(conversation, tools, form.calls, beginning, marks)
     return ChatPrompt(ids, parser, shown, constraint)
 
 
 def _call_grammar(
-    conversation: Conversation, tools: Sequence[Message], form: str, beginning: Beginning
+    conversation: Conversation,
+    tools: Sequence[Message],
+    form: str,
+    beginning: Beginning,
+    mark_ids: frozenset[int],
 ) -> Constraint | None:
-    """What the answers to a conversation are held to; None: nothing. tools: those that the prompt tells."""
+    """What the answers to a conversation are held to; None: nothing. tools: those that the prompt tells; mark_ids:
+    special tokens that are Mistral's mark."""
     if not tools:
         return None
     several, thinking = conversation.named_tool is None and not conversation.one_call, beginning.spoken is None
@@ -104,7 +111,8 @@ def _call_grammar(
         callable_tools = [tool for tool in tools if conversation.named_tool in (None, _function(tool)["name"])]
         grammar = forced_calls(form, callable_tools, several=several, thinking=thinking)
     elif conversation.strict:
-        grammar = optional_calls(form, tools, conversation.strict, several=several, thinking=thinking)
+        names = conversation.strict
+        grammar = optional_calls(form, tools, names, several=several, thinking=thinking, mark_ids=mark_ids)
     else:
         return None
     return replace(grammar, begun=begun)
