@@ -5,6 +5,7 @@ import random
 import re
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jsonschema
@@ -363,6 +364,71 @@ def test_an_answer_ends_when_it_is_complete_whatever_else_is_asked(warm):
     assert last.finish_reason == "length", "a form that is not complete where max_tokens are is cut off"
 
 
+@pytest.mark.parametrize("constraint", KINDS, ids=range(len(KINDS)))
+def test_an_answer_and_the_beginning_that_it_goes_on_from_have_the_form_together(warm, constraint):
+    def answered(form, seed):
+        warm.compile(form).result()
+        params = SamplingParams(seed=seed, max_tokens=150, constraint=form)
+        ids, last = answers(warm, {"r": ([1, 2, 3], params)})["r"]
+        return b"".join(TOKENIZER.token_bytes(token) for token in ids if token < 270), last.finish_reason
+
+    judge = library.compiled(library.library_tokenizer(library.Words.of(TOKENIZER, 300)), library.notation(constraint))
+    for seed in range(4):
+        text = answered(constraint, seed)[0].decode("utf-8", "ignore")
+        for cut in {1, len(text) // 2, len(text) - 1} - {len(text), 0, -1}:
+            matcher, begun = judge.deep_copy(), list(text[:cut].encode())
+            assert matcher.try_consume_tokens(begun) == len(begun)
+            if matcher.is_stopped():  # nothing can follow
+                continue
+            more, reason = answered(replace(constraint, begun=text[:cut]), seed)
+            assert matcher.try_consume_tokens(list(more)) == len(more)
+            assert reason == "length" or matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("begun", "problem"),
+    [
+        ('{"name": "abcde', """'e' cannot come behind '{"name": "abcd'"""),
+        ("x", "'x' cannot come first"),
+        ('{"name":"ab","age":12,"ok":true}', "it has the form already, and nothing can follow it"),
+        ("x" * 70_000, "the beginning of the answer has 70,000 characters"),
+    ],
+)
+def test_a_beginning_that_does_not_have_the_form_is_refused_with_the_place(warm, begun, problem):
+    form = Constraint.of_json_schema(PERSON)
+    warm.compile(form).result()
+    with pytest.raises(RequestError, match=re.escape(problem)) as caught:
+        warm.submit([1, 2, 3], SamplingParams(constraint=replace(form, begun=begun)), eos_ids=TOKENIZER.eos_ids)
+    assert (caught.value.status, caught.value.param) == (400, "constraint")
+    assert not warm.has_work
+
+
+def test_a_beginning_is_refused_also_where_its_form_is_compiled_while_it_waits():
+    engine = engine_of()
+    form = replace(Constraint.of_choice(["yes", "no"]), begun="ya")
+    _, last = answers(engine, {"r": ([1, 2, 3], SamplingParams(constraint=form))})["r"]
+    assert (last.finish_reason, last.refused) == ("error", "constraint")
+    assert "'a' cannot come behind 'y'" in last.error
+    ids, last = answers(engine, {"r": ([1, 2, 3], SamplingParams(constraint=replace(form, begun="y")))})["r"]
+    assert (text_of(ids), last.finish_reason) == ("es", "stop")
+    engine.close()
+
+
+@pytest.mark.parametrize("constraint", KINDS, ids=range(len(KINDS)))
+def test_what_stands_before_the_mark_that_a_form_begins_behind_is_free(constraint):
+    tokenizer = library.library_tokenizer(library.Words.of(TOKENIZER, 300))
+    alone, behind = (
+        library.compiled(tokenizer, library.notation(each))
+        for each in (constraint, replace(constraint, behind="</think>"))
+    )
+    for text in ("{}", '{"name":"a","age":1,"ok":true}', "ab", "abc", "ab 1", "(ab)", "", "7"):
+        verdicts = []
+        for matcher, whole in ((alone, text), (behind, f"Hm, {{ <b></think>\n\n{text}")):
+            trial, ids = matcher.deep_copy(), list(whole.encode())
+            verdicts.append(trial.try_consume_tokens(ids) == len(ids) and trial.is_accepting())
+        assert verdicts[0] == verdicts[1], text
+
+
 UNCOMPILABLE = [
     (Constraint.of_regex("(a"), "unclosed group"),
     (Constraint.of_regex("a(?=b)"), "look-around"),
@@ -377,7 +443,10 @@ UNCOMPILABLE = [
         Constraint.of_lark('start: %json {"x-guidance": {"lenient": true}, "type": "array", "uniqueItems": true}'),
         "uniqueItems",
     ),
-    (Constraint.of_json_schema({"const": 9007199254740993}), "const: 9007199254740993 cannot be held exactly"),
+    (
+        Constraint.of_json_schema({"allOf": [{"const": 9007199254740993}]}),
+        "allOf.0.const: 9007199254740993 cannot be held exactly",
+    ),
     (Constraint.of_json_schema({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}), "nothing satisfies it"),
     (Constraint.of_json_schema({"oneOf": [{"type": "string"}, {"minLength": 3}]}), "oneOf"),
     (

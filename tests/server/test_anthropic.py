@@ -187,10 +187,10 @@ def test_calls_and_results_are_turns_of_their_own(call, seen):
     turns = [
         USER,
         {"role": "assistant", "content": [{"type": "text", "text": "Let me"}, {**CALL, "caller": {"type": "direct"}}]},
-        {"role": "assistant", "content": [{**CALL, "id": "toolu_2"}]},
+        {"role": "assistant", "content": [{**CALL, "id": "toolu_2"}, {**CALL, "id": "toolu_3"}]},
         {"role": "user", "content": [RESULT, {"type": "text", "text": "and"}]},
         {"role": "user", "content": [{**RESULT, "tool_use_id": "toolu_2", "is_error": True, "content": None}]},
-        {"role": "user", "content": [{**RESULT, "content": [{"type": "text", "text": "b"}]}]},
+        {"role": "user", "content": [{**RESULT, "tool_use_id": "toolu_3", "content": [{"type": "text", "text": "b"}]}]},
     ]
     body = {
         **BODY,
@@ -209,12 +209,13 @@ def test_calls_and_results_are_turns_of_their_own(call, seen):
             "tool_calls": [
                 {"id": "toolu_1", "type": "function", "function": function},
                 {"id": "toolu_2", "type": "function", "function": function},
+                {"id": "toolu_3", "type": "function", "function": function},
             ],
         },
         {"role": "tool", "tool_call_id": "toolu_1", "name": "look", "content": "seen"},
         {"role": "user", "content": "and"},
-        {"role": "tool", "tool_call_id": "toolu_1", "name": "look", "content": "b"},
         {"role": "tool", "tool_call_id": "toolu_2", "name": "look", "content": "Error: "},
+        {"role": "tool", "tool_call_id": "toolu_3", "name": "look", "content": "b"},
     ]
     described = {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}
     assert options["tools"] == [{"type": "function", "function": described}]

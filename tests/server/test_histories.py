@@ -3,10 +3,13 @@
 import json
 from types import MappingProxyType
 
+import anthropic
+import openai
 import pytest
 
 from roofline.server.conversation import results_in_order
 from tests.server.conftest import BytesText
+from tests.server.text_sides import chatml
 
 HALF = "\\ud83d"
 USER = {"role": "user", "content": "Go"}
@@ -214,3 +217,96 @@ def test_results_stand_in_the_order_of_their_calls(order):
     begin = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool_calls": calls}]
     sent = [*begin, *(results[place] for place in order), {"role": "user", "content": "thanks"}]
     assert results_in_order(sent) == [*begin, *results, {"role": "user", "content": "thanks"}]
+
+
+def answered(path: str, calls: list[str], results: list[str], between: bool = False) -> list[dict]:
+    """A history in which some calls were made at once, and results came; between: the user spoke before them."""
+    spoken = [USER] if between else []
+    if path == "/v1/responses":
+        made = [{**CALLED, "call_id": name} for name in calls]
+        return [
+            USER,
+            *made,
+            *spoken,
+            *({"type": "function_call_output", "call_id": n, "output": "7"} for n in results),
+            USER,
+        ]
+    if path == "/v1/messages":
+        made = {"role": "assistant", "content": [{**USED, "id": name} for name in calls]}
+        blocks = [{"type": "tool_result", "tool_use_id": name, "content": "7"} for name in results]
+        return [USER, made, *spoken, {"role": "user", "content": [*blocks, {"type": "text", "text": "Go"}]}]
+    made = {"role": "assistant", "content": None, "tool_calls": [{**CALL, "id": name} for name in calls]}
+    return [USER, made, *spoken, *({"role": "tool", "tool_call_id": name, "content": "7"} for name in results), USER]
+
+
+COUNTS = [
+    (["a"], [], "has no result"),
+    (["a", "b"], ["b"], "'a' has no result"),
+    (["a"], ["a", "a"], "'a' has a result already"),
+    (["a"], ["b"], "'b' names no call of an earlier message"),
+    (["a", "b"], ["b", "a"], None),
+    (["a", "a"], ["a", "a"], None),  # as servers call them that count anew
+]
+
+
+@pytest.mark.parametrize("path", PATHS[:3])
+@pytest.mark.parametrize(("calls", "results", "problem"), COUNTS, ids=range(len(COUNTS)))
+def test_each_call_of_a_history_has_one_result(call, engine, path, calls, results, problem) -> None:
+    """OpenAI's and Anthropic's APIs refuse the others too; a template would write them as they come."""
+    for between in (False, True):
+        response = call("POST", path, json=body_of(path, answered(path, calls, results, between)))
+        if problem is None:
+            assert response.status_code == 200, response.text
+            continue
+        error = response.json()["error"]
+        assert response.status_code == 400
+        assert problem in error["message"]
+        assert "messages." in error["message"] or "input." in error["message"]
+    assert bool(engine.submitted) == (problem is None)
+
+
+def test_a_call_that_was_cut_off_needs_no_result(call) -> None:
+    """Of a response that ended in it: nobody can have executed it."""
+    for status, code in (("incomplete", 200), ("completed", 400)):
+        items = [USER, {**CALLED, "status": status, "arguments": '{"a'}, USER]
+        assert call("POST", "/v1/responses", json=body_of("/v1/responses", items)).status_code == code
+
+
+def test_a_conversation_that_ends_with_calls_can_be_rendered(call, make_context) -> None:
+    context = make_context(text=chatml())
+    body: dict = {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}]}
+    rendered = call("POST", "/apply-template", context=context, json=body | {"add_generation_prompt": False})
+    assert '"name": "f"' in rendered.json()["prompt"]
+    assert call("POST", "/apply-template", context=context, json=body).status_code == 400
+
+
+def test_clients_packages_send_their_own_rounds_back(live, engine) -> None:
+    """Two calls at once, with results, by the packages of OpenAI and Anthropic."""
+    two = '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n' * 2
+    engine.answer = two.encode()
+    client = openai.OpenAI(base_url=f"{live()}/v1", api_key="x", max_retries=0)
+    message = client.chat.completions.create(model="tiny", messages=[USER], tools=TOOLS[PATHS[0]]).choices[0].message
+    results = [{"role": "tool", "tool_call_id": made.id, "content": "7"} for made in message.tool_calls]
+    client.chat.completions.create(model="tiny", messages=[USER, message, *results], tools=TOOLS[PATHS[0]])
+    with pytest.raises(openai.BadRequestError, match=message.tool_calls[1].id):
+        client.chat.completions.create(model="tiny", messages=[USER, message, results[0]], tools=TOOLS[PATHS[0]])
+    first = client.responses.create(model="tiny", input="Go", tools=TOOLS["/v1/responses"])
+    made = [item for item in first.output if item.type == "function_call"]
+    results = [{"type": "function_call_output", "call_id": item.call_id, "output": "7"} for item in made]
+    client.responses.create(model="tiny", input=results, previous_response_id=first.id)
+    with pytest.raises(openai.BadRequestError, match=f"input: the call '{made[0].call_id}' has no result"):
+        client.responses.create(model="tiny", input="Go", previous_response_id=first.id)
+    with pytest.raises(openai.BadRequestError, match=made[1].call_id):
+        client.responses.create(model="tiny", input=[USER, *first.output, results[0]])
+    other = anthropic.Anthropic(base_url=str(client.base_url).removesuffix("/v1/"), api_key="x", max_retries=0)
+    tools = TOOLS["/v1/messages"]
+    used = other.messages.create(model="tiny", max_tokens=300, messages=[USER], tools=tools).content
+    blocks = [{"type": "tool_result", "tool_use_id": block.id, "content": "7"} for block in used]
+    turns = [USER, {"role": "assistant", "content": used}]
+    other.messages.create(
+        model="tiny", max_tokens=300, messages=[*turns, {"role": "user", "content": blocks}], tools=tools
+    )
+    with pytest.raises(anthropic.BadRequestError, match=used[1].id):
+        other.messages.create(
+            model="tiny", max_tokens=300, messages=[*turns, {"role": "user", "content": blocks[:1]}], tools=tools
+        )

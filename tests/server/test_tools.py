@@ -9,7 +9,7 @@ import pytest
 from roofline import Constraint
 from roofline.common.errors import RequestError
 from roofline.engine.constraints import library
-from roofline.server.call_grammars import forced_calls, optional_calls
+from roofline.server.call_grammars import FRAMES, MOST_CALLS, forced_calls, optional_calls
 from roofline.server.text_side import TextSide
 from roofline.text.replies.parser import Reply
 from roofline.text.replies.reply_format import CALL_FORMATS, ReplyFormat, reply_format
@@ -352,9 +352,9 @@ def test_a_required_call_is_held_to_the_tools(call, engine):
     assert call("POST", PATH, json={**CHAT, "tool_choice": "required"}).status_code == 200
     required = grammar(engine)
     assert "call: call_0 | call_1\n" in required
-    assert "call)*" in required
+    assert f"call){{0,{MOST_CALLS - 1}}}" in required
     call("POST", PATH, json={**CHAT, "tool_choice": "required", "parallel_tool_calls": False})
-    assert "call)*" not in grammar(engine)
+    assert "call)" not in grammar(engine)
     call("POST", PATH, json={**CHAT, "tool_choice": {"type": "function", "function": {"name": "add"}}})
     named = grammar(engine)
     assert "call: call_0\n" in named
@@ -461,12 +461,13 @@ def test_other_apis_have_strict_tools_too(call, engine, path):
             assert constraint.text.count('"x-a"') == 1
 
 
-def test_a_format_whose_mark_is_no_text_refuses_strict_tools(call, engine, make_context):
+def test_the_special_token_that_is_mistrals_mark_begins_a_strict_call(call, engine, make_context):
     context = make_context()
     context.text.reply_format = ReplyFormat("mistral", False, True)
+    context.text.special_ids = lambda contents=None: frozenset({270} if contents == {"[TOOL_CALLS]"} else ())
     response = call("POST", PATH, json={**CHAT, "tools": strict(CHAT["tools"])}, context=context)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
-    assert 'tool_choice "required"' in response.json()["error"]["message"]
+    assert response.status_code == 200, response.text
+    assert "<[270]>" in engine.submitted[0][1].constraint.text
 
 
 def allowed(grammar: str, text: str) -> bool:
@@ -483,16 +484,15 @@ FORMS_OF_CALLS = {
     "mistral": '[TOOL_CALLS][{"name": "add", "arguments": {%s}}]',
 }
 GOOD, BAD = '"x": 1', '"y": 1'
-CALL_TEXTS = {form: text for form, text in FORMS_OF_CALLS.items() if form != "mistral"}
 
 
-@pytest.mark.parametrize("form", CALL_TEXTS)
+@pytest.mark.parametrize("form", FORMS_OF_CALLS)
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("several", [False, True])
 def test_with_strict_tools_text_is_free_and_calls_are_not(form, thinking, several):
     functions = [{"function": {"name": name, "parameters": SCHEMA}} for name in ("weather", "add")]
     rules = optional_calls(form, functions, {"add"}, several=several, thinking=thinking).text
-    before, one, other = "Hm {.</think>" if thinking else "", CALL_TEXTS[form] % GOOD, CALL_TEXTS[form] % BAD
+    before, one, other = "Hm {.</think>" if thinking else "", FORMS_OF_CALLS[form] % GOOD, FORMS_OF_CALLS[form] % BAD
     for text in ("", "Hello {", "a < b, <tool_ca", "1 + 1 = 2", one, other.replace("add", "weather")):
         assert allowed(rules, before + text), text
     assert not allowed(rules, before + other)
@@ -501,6 +501,10 @@ def test_with_strict_tools_text_is_free_and_calls_are_not(form, thinking, severa
     if form == "hermes":
         assert allowed(rules, f"{before}Let me see. {one}\n{one} Done.")
         assert not allowed(rules, f"{before}Let me see. {one}\n{other}")
+    elif form == "mistral":
+        assert allowed(rules, f"{before}Let me see. {one}")
+        assert not allowed(rules, f"{before}Let me see. {other}")
+        assert allowed(rules, before + one[:-1] + f", {one.removeprefix('[TOOL_CALLS][')}") == several
     else:
         assert allowed(rules, f"{before}{one}; {one}") == several
         assert allowed(rules, f"<think>Hm {{</think>\n{one}")
@@ -521,10 +525,35 @@ def test_a_forced_call_of_a_function_without_parameters_has_none(form, function)
     grammar = forced_calls(form, [{"function": {"name": "add", **function}}], several=False, thinking=False).text
     texts = [FORMS_OF_CALLS[form] % arguments for arguments in ("", '"ARGUMENT": "Paris"')]
     assert [allowed(grammar, text) for text in texts] == [True, False]
-    if form != "mistral":
-        tools = [{"function": {"name": "add", **function}}]
-        strict_too = optional_calls(form, tools, {"add"}, several=False, thinking=False).text
-        assert [allowed(strict_too, text) for text in texts] == [True, False]
+    tools = [{"function": {"name": "add", **function}}]
+    strict_too = optional_calls(form, tools, {"add"}, several=False, thinking=False).text
+    assert [allowed(strict_too, text) for text in texts] == [True, False]
+
+
+def test_a_strict_call_may_begin_with_the_token_that_is_mistrals_mark():
+    words = library.Words([*(bytes([i]) for i in range(256)), b"[TOOL_CALLS]", b"</s>"], [256, 257], [257])
+    tools = [{"function": {"name": "add", "parameters": SCHEMA}}]
+    rules = optional_calls("mistral", tools, {"add"}, several=False, thinking=False, mark_ids={256})
+    matcher = library.compiled(library.library_tokenizer(words), library.notation(rules))
+    for arguments, fits in ((GOOD, True), (BAD, False)):
+        call = (FORMS_OF_CALLS["mistral"] % arguments).removeprefix("[TOOL_CALLS]")
+        for before in ("", "Let me see. "):
+            ids, trial = [*before.encode(), 256, *call.encode()], matcher.deep_copy()
+            assert (trial.try_consume_tokens(ids) == len(ids) and trial.is_accepting()) == fits
+    assert matcher.deep_copy().try_consume_tokens([*b"text", 257]) == 5, "an answer may be text"
+
+
+@pytest.mark.parametrize("form", FORMS_OF_CALLS)
+def test_an_answer_that_must_be_calls_has_so_many_at_most(form):
+    before, between, after, key = FRAMES[form]
+    made = f'{{"name": "add", "{key}": {{"x": 1}}}}'
+    tools = [{"function": {"name": "add", "parameters": SCHEMA}}]
+    for several, most in ((True, MOST_CALLS), (False, 1)):
+        grammar = forced_calls(form, tools, several=several, thinking=False).text
+        counts = [
+            count for count in range(MOST_CALLS + 2) if allowed(grammar, before + between.join([made] * count) + after)
+        ]
+        assert counts == list(range(1, most + 1))
 
 
 @pytest.mark.parametrize("form", FORMS_OF_CALLS)
@@ -535,7 +564,17 @@ def test_white_space_in_calls_is_bounded_as_in_other_json(form):
     assert [allowed(grammar, text) for text in texts] == [True, True, False]
 
 
-EXACT = {"type": "object", "properties": {"id": {"const": 2**60 + 1}}}
+@pytest.mark.parametrize("form", FORMS_OF_CALLS)
+def test_arguments_have_integers_that_no_float_holds(form):
+    parameters = {"type": "object", "properties": {"id": {"enum": [2**60 + 1]}}, "required": ["id"]}
+    grammar = forced_calls(
+        form, [{"function": {"name": "add", "parameters": parameters}}], several=False, thinking=False
+    ).text
+    texts = [FORMS_OF_CALLS[form] % f'"id": {number}' for number in (2**60 + 1, 2**60)]
+    assert [allowed(grammar, text) for text in texts] == [True, False]
+
+
+EXACT = {"type": "object", "properties": {"id": {"allOf": [{"const": 2**60 + 1}]}}}
 FORCED = {
     PATH: {"tools": [{"type": "function", "function": {"name": "f", "parameters": EXACT}}], "tool_choice": "required"},
     "/v1/messages": {"tools": [{"name": "f", "input_schema": EXACT}], "tool_choice": {"type": "any"}},
@@ -551,7 +590,7 @@ FORCED = {
 def test_a_schema_that_calls_cannot_be_held_to_is_refused_by_fields_that_the_api_has(call, engine, path):
     error = call("POST", path, json={**APIS[path], **FORCED[path]})
     assert error.status_code == 400
-    problem = "tools: the parameters of 'f' cannot be kept to: properties.id.const: 1152921504606846977 cannot be held"
+    problem = "tools: the parameters of 'f' cannot be kept to: properties.id.allOf.0.const: 1152921504606846977"
     assert problem in error.text
     assert not engine.submitted
 

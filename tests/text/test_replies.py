@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from roofline.text.replies.begun_reply import BegunReply
 from roofline.text.replies.call_formats import HermesCalls, MistralCalls, ObjectCalls
 from roofline.text.replies.escapes import WholeEscapes
 from roofline.text.replies.json_scanner import JsonScanner
@@ -259,3 +260,60 @@ def test_the_scanner_takes_nothing_else(text):
         assert not (fits and scanner.complete)
     else:
         assert fits == isinstance(value, dict)
+
+
+def is_within(text: str, longer: str) -> bool:
+    """Whether all characters of a text are in another one, in that order."""
+    characters = iter(longer)
+    return all(character in characters for character in text)
+
+
+@pytest.mark.parametrize("name", FORMATS.keys() - {"whole"})  # which stands around a beginning
+@settings(max_examples=150, deadline=None)
+@example(["<think> </think>", "<tool_call>", CALL], 60, 3)
+@example(["a ", "<tool_call>", " x"], 9, 1)
+@given(st.lists(PIECES, max_size=8), st.integers(0, 200), st.integers(1, 5))
+def test_behind_a_beginning_a_reply_is_the_end_of_the_whole_one(name, pieces, length, step):
+    """Nothing of the beginning is told again but the call that it ends in, and nothing behind it is lost."""
+    text = "".join(pieces)
+    begun, behind = text[:length], text[length:]
+    complete = whole(name, text)
+    parts = [behind[at : at + step] for at in range(0, len(behind), step)]
+    told = parsed(BegunReply(FORMATS[name](), begun), parts)
+    for ours, theirs in ((told.text, complete.text), (told.reasoning, complete.reasoning)):
+        assert theirs.endswith(ours)
+        assert is_within(ours, behind)
+        assert is_within(theirs.removesuffix(ours), begun)
+    count = len(told.calls)
+    assert told.calls == (complete.calls[-count:] if count else [])
+    parser = FORMATS[name]()
+    begun_calls = {delta.number for delta in parser.push(begun) if isinstance(delta, CallDelta)}
+    assert len(complete.calls) - count == len(begun_calls - {getattr(parser, "open_call", None)})
+
+
+OPENED = '<tool_call>\n{"name": "weather", "arguments": {"city": "U'
+BEGINNINGS = [
+    ("thinking hermes", "<think>I wo", "nder.</think>Yes.", ("Yes.", "nder.", [])),
+    ("thinking hermes", "<think>I ", "wonder</think> Yes.", ("Yes.", "wonder", [])),
+    ("thinking hermes", "<think>a</thi", "nk>b", ("b", "", [])),
+    ("thinking hermes", "<thi", "nk>a</think>b", ("b", "a", [])),
+    ("thinking hermes", "<thi", "s", ("s", "", [])),
+    ("open thinking object", "Hm", "m.</think>Yes.", ("Yes.", "m.", [])),
+    ("hermes", OPENED, 'lm"}}\n</tool_call> Wait.', ("Wait.", "", [("weather", '{"city": "Ulm"}')])),
+    ("hermes", '<tool_call>{"na', 'me": "add"}</tool_call>', ("", "", [("add", "{}")])),
+    ("hermes", '<tool_call>{"na', "x", ("x", "", [])),
+    ("hermes", f"<tool_call>{CALL}", "</tool_call>", ("", "", [("weather", ARGUMENTS)])),
+    ("hermes", f"<tool_call>{CALL}</tool_call>", f"<tool_call>{LATE_NAME}", ("", "", [("add", '{"a": "}"}')])),
+    ("hermes", "So <tool", " x", (" x", "", [])),
+    ("hermes", "So ", "far", ("far", "", [])),
+    ("object", CALL[:40], CALL[40:], ("", "", [("weather", ARGUMENTS)])),
+    ("mistral", '[TOOL_CALLS]add[ARGS]{"a"', ": 1}", ("", "", [("add", '{"a": 1}')])),
+    ("plain", "So ", "far", ("far", "", [])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "begun", "behind", "expected"), BEGINNINGS, ids=range(len(BEGINNINGS)))
+def test_a_reply_goes_on_within_what_its_beginning_opened(name, begun, behind, expected):
+    for parts in ([behind], list(behind)):
+        told = parsed(BegunReply(FORMATS[name](), begun), parts)
+        assert (told.text, told.reasoning, [(call.name, call.arguments) for call in told.calls]) == expected

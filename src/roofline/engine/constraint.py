@@ -23,12 +23,16 @@ class Constraint:
     Args:
         kind: "json" (any JSON object), "json_schema", "regex", "choice" or "lark".
         text: the schema as JSON, the regex, a JSON list of the choices, or the grammar; "" for any JSON object.
+        begun: a beginning that the answer goes on from: the two together have the form.
+        behind: a mark that the form begins behind, and white space; what the answer has up to there is free. "": none.
 
     Raises RequestError with status 400, whose `param` is "constraint".
     """
 
     kind: Kind
     text: str = ""
+    begun: str = ""
+    behind: str = ""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -46,6 +50,8 @@ class Constraint:
             refuse("any JSON object needs no text; give Constraint.of_json_schema a schema")
         if self.kind != "json" and not self.text.strip():
             refuse(f"the {self.name} is empty")
+        if len(self.begun) > MAX_TEXT:
+            refuse(f"the beginning of the answer has {len(self.begun):,} characters; {MAX_TEXT:,} are the most")
         if self.kind in ("json_schema", "choice"):
             _parsed(self.text, self.name)
 

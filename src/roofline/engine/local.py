@@ -167,9 +167,10 @@ class LocalEngine:
         return self._grammars.begin(constraint)
 
     def _queue_constrained(self, request: Request, grammar: "Grammar") -> None:
-        params = request.params
+        params, form = request.params, request.params.constraint
+        assert form is not None, "it has a grammar"
         for sequence in request.sequences:
-            sequence.matcher = grammar.matcher(request.stop_ids, params.min_tokens, params.ignore_eos)
+            sequence.matcher = grammar.matcher(request.stop_ids, params.min_tokens, params.ignore_eos, form.begun)
             for token in sequence.ids[sequence.prompt_length :]:  # of an answer that another engine began
                 sequence.matcher.take(token)
         self.state.enqueue(request)
@@ -190,9 +191,10 @@ class LocalEngine:
                 continue
             if not grammar.done():
                 self._compiling.append((request, grammar))
-            elif (error := grammar.exception()) is None:
+                continue
+            try:
                 self._queue_constrained(request, grammar.result())
-            else:
+            except Exception as error:
                 refused = error.param if isinstance(error, RequestError) else None
                 ended = self._stepper.end(request.sequences, "error", describe_error(error))
                 self._events += [event._replace(refused=refused) for event in ended]

@@ -1,9 +1,9 @@
 """Grammars of answers that call tools, in the format that the model writes and its parser reads."""
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
 from roofline.engine.constraint import Constraint, refuse
 from roofline.engine.constraints.schemas import check
@@ -21,6 +21,7 @@ FRAMES = {
     "mistral": (f"{MistralCalls.open}[", ", ", "]", "arguments"),
 }
 ANYTHING = "/(.|\\n)*/"
+MOST_CALLS = 16  # of an answer that calls alone: a small model calls again and again, and nothing else would end it
 ANY_OBJECT = {"type": "object"}
 
 
@@ -40,7 +41,13 @@ def forced_calls(form: str, tools: Sequence[Tool], *, several: bool, thinking: b
 
 
 def optional_calls(
-    form: str, tools: Sequence[Tool], strict: Collection[str], *, several: bool, thinking: bool
+    form: str,
+    tools: Sequence[Tool],
+    strict: Collection[str],
+    *,
+    several: bool,
+    thinking: bool,
+    mark_ids: Collection[int] = (),
 ) -> Constraint:
     """What an answer is that may call these tools, or none: text is free, and a call that begins is held to the schema
     of its tool, where that is strict, else to an object.
@@ -49,14 +56,19 @@ def optional_calls(
 
     Args:
         strict: names of tools. The others are as for `forced_calls`.
-
-    Raises RequestError for a format whose mark is a token of its own, which text cannot be told from.
+        mark_ids: special tokens that are Mistral's mark; its text is the mark too.
     """
     if form == "mistral":
-        message = "strict: calls in this model's format are held to a schema only where the answer must be a call. "
-        remedy = 'Give tool_choice "required" or the name of the tool, or strict false.'
-        raise RequestError(400, "unsupported_parameter", message + remedy, param="tools")
-    if form == "hermes":
+        mark = MistralCalls.open
+        opened = " | ".join(["opening", *(f"TEXT <[{token}]>" for token in sorted(mark_ids))])
+        rules = [
+            f'start: {"thoughts " if thinking else ""}(TEXT | ({opened}) "[" {_calls(form, several)} "]")',
+            f"opening[suffix={_quoted(mark)}]: {ANYTHING}",
+            f"TEXT: {ANYTHING} & ~/(.|\\n)*{re.escape(mark)}(.|\\n)*/",  # the latter alone would take special tokens
+        ]
+        if thinking:
+            rules.append(f"thoughts[suffix={_quoted(CLOSE)}]: {ANYTHING}")
+    elif form == "hermes":
         mark, rest = HermesCalls.open, _quoted("\n")
         rules = [
             f"start: {'thoughts ' if thinking else ''}(opening {rest} call {_quoted(END)})* TEXT",
@@ -78,7 +90,7 @@ def optional_calls(
 
 
 def _calls(form: str, several: bool) -> str:
-    return f"call ({_quoted(FRAMES[form][1])} call)*" if several else "call"
+    return f"call ({_quoted(FRAMES[form][1])} call){{0,{MOST_CALLS - 1}}}" if several else "call"
 
 
 def _call_rules(form: str, tools: Sequence[Tool], schemas: Iterable[Mapping[str, object] | None]) -> list[str]:

@@ -1,14 +1,18 @@
 """A conversation to be answered, whichever API it came by, and the prompt it becomes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 from roofline.engine.constraint import Constraint
+from roofline.server.beginnings import Beginning, beginning_of
 from roofline.server.body import count_within, invalid, renamed
 from roofline.server.call_grammars import forced_calls, optional_calls
 from roofline.server.limits import Limits
 from roofline.server.text_side import TextSide
+from roofline.server.unanswered import UnansweredCalls
+from roofline.text.replies.begun_reply import BegunReply
+from roofline.text.replies.call_formats import MistralCalls
 from roofline.text.replies.escapes import WholeEscapes
 from roofline.text.replies.parser import FirstCall, ReplyParser
 
@@ -58,8 +62,11 @@ class ChatPrompt:
     constraint: Constraint | None = None
 
 
-def prompt_of(conversation: Conversation, text: TextSide, room: int | None) -> ChatPrompt:
-    """The prompt of a conversation. room: tokens of the context. Raises RequestError."""
+def prompt_of(
+    conversation: Conversation, text: TextSide, room: int | None, answer_form: Constraint | None = None
+) -> ChatPrompt:
+    """The prompt of a conversation. room: tokens of the context; answer_form: what the API asks the answers to have.
+    Raises RequestError."""
     tools = () if conversation.tool_choice == "none" else conversation.tools
     ids = text.encode_chat(
         results_in_order(conversation.messages),
@@ -69,30 +76,46 @@ def prompt_of(conversation: Conversation, text: TextSide, room: int | None) -> C
         continues=conversation.continues,
     )
     names = frozenset(_function(tool)["name"] for tool in tools)
-    form, thinking = text.reply_format, not conversation.continues and text.ends_thinking(ids)
+    content = str(conversation.messages[-1].get("content") or "") if conversation.continues else None
+    form, beginning = text.reply_format, beginning_of(ids, content, text)
     shown = text.special_ids(form.marks(tools=bool(names)))
 
     def parser() -> ReplyParser:
-        parser: ReplyParser = form.parser(names, thinking=thinking)
+        parser: ReplyParser = form.parser(names, thinking=beginning.thinking)
+        parser = BegunReply(parser, beginning.text) if beginning.text else parser
         parser = WholeEscapes(parser) if names else parser
         return FirstCall(parser) if conversation.one_call else parser
 
+    if answer_form is not None:
+        return ChatPrompt(ids, parser, shown, beginning.held_to(answer_form))
     with renamed({"constraint": "tools"}):
-        constraint = _call_grammar(conversation, tools, form.calls, thinking)
+        marks = text.special_ids(frozenset({MistralCalls.open})) if conversation.strict else frozenset()
+        constraint = _call_grammar(conversation, tools, form.calls, beginning, marks)
     return ChatPrompt(ids, parser, shown, constraint)
 
 
-def _call_grammar(conversation: Conversation, tools: Sequence[Message], form: str, thinking: bool) -> Constraint | None:
-    """What the answers to a conversation are held to; None: nothing. tools: those that the prompt tells."""
+def _call_grammar(
+    conversation: Conversation,
+    tools: Sequence[Message],
+    form: str,
+    beginning: Beginning,
+    mark_ids: frozenset[int],
+) -> Constraint | None:
+    """What the answers to a conversation are held to; None: nothing. tools: those that the prompt tells; mark_ids:
+    special tokens that are Mistral's mark."""
     if not tools:
         return None
-    several = conversation.named_tool is None and not conversation.one_call
+    several, thinking = conversation.named_tool is None and not conversation.one_call, beginning.spoken is None
+    begun = beginning.text if beginning.spoken is None else beginning.spoken
     if conversation.tool_choice == "required" or conversation.named_tool is not None:
         callable_tools = [tool for tool in tools if conversation.named_tool in (None, _function(tool)["name"])]
-        return forced_calls(form, callable_tools, several=several, thinking=thinking)
-    if conversation.strict:
-        return optional_calls(form, tools, conversation.strict, several=several, thinking=thinking)
-    return None
+        grammar = forced_calls(form, callable_tools, several=several, thinking=thinking)
+    elif conversation.strict:
+        names = conversation.strict
+        grammar = optional_calls(form, tools, names, several=several, thinking=thinking, mark_ids=mark_ids)
+    else:
+        return None
+    return replace(grammar, begun=begun)
 
 
 def call_id(answer: str, index: int, number: int) -> str:
@@ -151,15 +174,20 @@ def results_in_order(messages: Sequence[Message]) -> list[Message]:
     return ordered
 
 
-def check_turns(messages: Sequence[Message]) -> None:
-    """Raises RequestError for the answer of a tool that nobody called."""
-    called = set[object]()
+def check_turns(messages: Sequence[Message], *, ended: bool = True) -> None:
+    """Raises RequestError for the answer of a tool that nobody called, and for a call that has none or several.
+
+    ended: nothing follows but the model's answer, so that no result is still to come.
+    """
+    unanswered = UnansweredCalls("a message of role tool with this tool_call_id")
     for number, message in enumerate(messages):
         calls = message.get("tool_calls")
-        if isinstance(calls, list):
-            called |= {call.get("id") for call in calls}
-        elif message.get("role") == "tool" and message.get("tool_call_id") not in called:
-            raise invalid(f"messages.{number}.tool_call_id", "names no call of an earlier message")
+        for place, call in enumerate(calls if isinstance(calls, list) else ()):
+            unanswered.call(str(call.get("id")), f"messages.{number}.tool_calls.{place}.id")
+        if message.get("role") == "tool":
+            unanswered.answer(str(message.get("tool_call_id")), f"messages.{number}.tool_call_id")
+    if ended:
+        unanswered.check()
 
 
 def _function(tool: Message) -> Mapping[str, str]:

@@ -3,11 +3,20 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from roofline.common.errors import RequestError, RooflineError, UnsupportedError
-from roofline.engine.constraint import Constraint
-from roofline.engine.constraints.library import Words, cannot_compile, compiled, library_tokenizer, notation, try_out
+from roofline.engine.constraint import Constraint, refuse
+from roofline.engine.constraints.library import (
+    Words,
+    advance,
+    cannot_compile,
+    compiled,
+    library_tokenizer,
+    notation,
+    try_out,
+)
 from roofline.engine.constraints.matcher import Matcher
 from roofline.engine.constraints.vetting import Vetting
 
@@ -28,14 +37,19 @@ _WITHOUT_TRIAL = frozenset({"json", "choice"})  # take a time that grows with th
 class Grammar:
     """A compiled constraint. `failed`: one of its matchers did, so no further answer begins with it."""
 
-    def __init__(self, prototype: "LLMatcher", ends: tuple[int, ...]) -> None:
-        self._prototype, self.ends, self.failed = prototype, ends, False
+    def __init__(self, prototype: "LLMatcher", words: Words, tokenizer: "LLTokenizer") -> None:
+        self._prototype, self._words, self._tokenizer, self.failed = prototype, words, tokenizer, False
 
-    def matcher(self, stop_ids: Collection[int], min_tokens: int, ignore_eos: bool) -> Matcher:
-        """For a fresh answer: the ids that end it, how many tokens it shall have at least, and whether it goes on
-        behind the model's own end ids."""
-        early = (*self.ends, *stop_ids)
-        return Matcher(self, self._prototype.deep_copy(), early, min_tokens, self.ends if ignore_eos else ())
+    def matcher(self, stop_ids: Collection[int], min_tokens: int, ignore_eos: bool, begun: str = "") -> Matcher:
+        """For a fresh answer: the ids that end it, how many tokens it shall have at least, whether it goes on behind
+        the model's own end ids, and what it goes on from. Raises RequestError where that does not have the form."""
+        state, ends = self._prototype.deep_copy(), tuple(self._words.ends)
+        if begun:
+            try:
+                advance(state, self._tokenizer, self._words, begun)
+            except ValueError as error:
+                refuse(f"the answer goes on from a beginning, and {error}")
+        return Matcher(self, state, (*ends, *stop_ids), min_tokens, ends if ignore_eos else ())
 
 
 class Grammars:
@@ -59,7 +73,9 @@ class Grammars:
         return len(self._grammars)
 
     def begin(self, constraint: Constraint) -> "Future[Grammar]":
-        """Its grammar, when it is compiled; raises RequestError 400 then, where it cannot be."""
+        """Its grammar, when it is compiled; raises RequestError 400 then, where it cannot be. What the answer goes on
+        from is the matcher's alone."""
+        constraint = replace(constraint, begun="") if constraint.begun else constraint
         from concurrent.futures import ThreadPoolExecutor  # 10 ms to import
 
         with self._lock:
@@ -109,7 +125,7 @@ class Grammars:
             raise _unsupported(str(error)) from error
         except ValueError as error:
             cannot_compile(constraint, str(error))
-        return Grammar(matcher, tuple(words.ends))
+        return Grammar(matcher, words, tokenizer)
 
     def _prepared(self) -> "tuple[Words, LLTokenizer, Vetting]":
         with self._library_lock:

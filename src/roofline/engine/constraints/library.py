@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from roofline.common.errors import ConfigError
 from roofline.common.extras import named_packages
 from roofline.engine.constraint import Constraint, refuse
-from roofline.engine.constraints.schemas import for_library, grammar_for_library
+from roofline.engine.constraints.schemas import for_library, grammar_for_library, grammar_of_schema
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +26,10 @@ STEP_FUEL, STEP_ITEMS, LEXER_STATES = 100_000, 20_000, 25_000
 WALKS, WALK_TOKENS = 2, 32  # of the trial that a compiled constraint passes
 WALK_MEAN_SECONDS = 0.02  # of the processor, for each mask of that trial: slower ones would hold everybody up
 _METACHARACTERS = frozenset("\\.+*?()|[]{}^$#&-~/<>\"'@!%:=,;` ")
+_ONE_OF = (
+    "oneOf: several of its parts may be valid at once, and an answer cannot be held to one alone; use anyOf, or give "
+    "the parts other types, or a required property with another const in each"
+)
 _MOST_ERROR = 300  # characters of what the library says
 
 
@@ -87,14 +91,26 @@ def library_tokenizer(words: Words, encode: Callable[[str], Sequence[int]] | Non
 
 
 def notation(constraint: Constraint) -> str:
-    """A constraint in llguidance's notation. Raises ValueError."""
+    """A constraint in llguidance's notation, without its beginning. Raises ValueError."""
+    text = _notation_of_form(constraint)
+    if not constraint.behind:
+        return text
+    form = json.loads(text)["grammars"][0] if text.lstrip().startswith("{") else {"lark_grammar": text}
+    rules = ("start: before GAP @form", f"before[suffix={json.dumps(constraint.behind)}]: /(.|\\n)*/")
+    outer = "\n".join((*rules, "GAP: /[ \\t\\r\\n]{0,64}/"))
+    return json.dumps({"grammars": [{"lark_grammar": outer}, form | {"name": "form"}]}, ensure_ascii=False)
+
+
+def _notation_of_form(constraint: Constraint) -> str:
     from llguidance import LLMatcher, regex_to_lark
 
     text: str
     match constraint.kind:
         case "json" | "json_schema":
-            schema = for_library(json.loads(constraint.text or '{"type":"object"}'))
-            text = LLMatcher.grammar_from_json_schema(json.dumps(schema, ensure_ascii=False))
+            schema = json.loads(constraint.text or '{"type":"object"}')
+            text = grammar_of_schema(schema) or LLMatcher.grammar_from_json_schema(
+                json.dumps(for_library(schema), ensure_ascii=False)
+            )
         case "regex":
             # As in most languages, \d is 0 to 9; \w and \s are Unicode's.
             text = f"start: /{regex_to_lark(_anchored(constraint.text), use_ascii='d')}/"
@@ -151,6 +167,20 @@ def try_out(matcher: "LLMatcher", vocab_size: int, ends: Sequence[int]) -> None:
         raise ValueError(f"finding the ids that may come next takes {mean * 1e3:.0f} ms; simplify it")
 
 
+def advance(matcher: "LLMatcher", tokenizer: "LLTokenizer", words: Words, begun: str) -> None:
+    """Take a beginning of the answer. Raises ValueError where it does not have the form, or nothing can follow it."""
+    ids = tokenizer.greedy_tokenize(begun)
+    count = matcher.try_consume_tokens(ids)
+    if matcher.is_error():
+        raise ValueError(_shortened(matcher.get_error()))
+    if count < len(ids):
+        before, at_fault = (b"".join(words.tokens[token] for token in part) for part in (ids[:count], ids[count:]))
+        place = f"behind {before.decode('utf-8', 'replace')[-20:]!r}" if before else "first"
+        raise ValueError(f"it does not have the form: {at_fault.decode('utf-8', 'replace')[:20]!r} cannot come {place}")
+    if matcher.is_stopped():
+        raise ValueError("it has the form already, and nothing can follow it")
+
+
 def fill(matcher: "LLMatcher", mask: "np.ndarray") -> None:
     """Write the bits of the ids that may come next, uint32 [words]. Raises ValueError where that cannot be known."""
     matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
@@ -185,4 +215,5 @@ def _shortened(message: str) -> str:
     cause = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "")
     text = f"{text} {cause}" if cause and text.endswith(":") else text
     text = "nothing satisfies it" if text.startswith("NoExtension") else text
+    text = _ONE_OF if text.startswith("oneOf constraints") else text
     return text if len(text) <= _MOST_ERROR else text[:_MOST_ERROR] + "..."

@@ -45,8 +45,9 @@ def exact(value: object, place: Place) -> object:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     if not _survives(value):
-        problem = f"{_shortened(value)} cannot be held exactly: integers to 2**53 can, and fractions of 15 digits"
-        raise Refused(f"{problem}; give it as a string", place)
+        where = "beside properties, required, items, minItems, maxItems, anyOf and $ref alone"
+        problem = f"integers to 2**53 can, and fractions of 15 digits; others {where}"
+        raise Refused(f"{_shortened(value)} cannot be held exactly: {problem}, or give it as a string", place)
     return int(value) if value == int(value) else value
 
 
@@ -105,10 +106,17 @@ def _inside(decimal: Decimal, sign: int, context: Context) -> Decimal:
     return context.next_plus(decimal) if sign > 0 else context.next_minus(decimal)
 
 
+def count(value: object, place: Place) -> int:
+    """A number of items or characters. Raises Refused for a value that is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or not float(value).is_integer():
+        raise Refused("it must be a whole number, 0 or more", place)
+    return int(value)
+
+
 def multiple(value: object) -> object:
-    """The value of `multipleOf`. Raises Refused for one that would be rounded."""
+    """The value of `multipleOf`. Raises Refused for one that is none, or would be rounded."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        return value  # the library refuses it
+        raise Refused("it must be a number above 0", ("multipleOf",))
     scaled = _scaled(value)
     if scaled is None:
         raise Refused(f"{_shortened(value)} cannot be held exactly", ("multipleOf",))

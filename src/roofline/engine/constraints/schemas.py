@@ -8,12 +8,15 @@ another way that is at least as strict, or refused with its place.
 import json
 import re
 from collections.abc import Iterator, Mapping
+from itertools import count as count_up
 
 from roofline.common.json_depth import json_depth_within
 from roofline.common.json_types import JsonObject
 from roofline.engine.constraint import MAX_DEPTH
+from roofline.engine.constraints.dates import PATTERNS
+from roofline.engine.constraints.exact_values import SPACE, ExactValues
 from roofline.engine.constraints.lookaheads import Patterns
-from roofline.engine.constraints.schema_numbers import Refused, bounds, exact, multiple, refuse_products
+from roofline.engine.constraints.schema_numbers import Refused, bounds, count, exact, multiple, refuse_products
 
 # Spaces and line breaks between two elements of JSON: as many as indentation needs, not as many as a model may repeat.
 JSON_SPACE = r"[ \t\r\n]{1,64}"
@@ -30,6 +33,7 @@ _ONE = frozenset({"additionalItems", "additionalProperties", "items"})
 _SEVERAL = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _BOUNDS = frozenset({"minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"})
+_COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
 _COMBINING = frozenset({"allOf", "anyOf", "oneOf", "$ref", "patternProperties"})
 # In a grammar of Lark's notation: what may hold a %json that is none, then one itself.
 _LARK = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\])+/|(?:\#|//)[^\n]*|<[^<>\s]+>|(?P<json>%json)\s*')
@@ -39,7 +43,8 @@ Place = tuple[str, ...]
 
 def check(schema: JsonObject) -> None:
     """Raise ValueError for a schema that `for_library` refuses, but for its patterns, which take longer."""
-    _Preparation(schema, None).schema(schema, ())
+    if _written_out(schema, "value", None) is None:
+        _Preparation(schema, None).schema(schema, ())
 
 
 def for_library(schema: JsonObject, patterns: Patterns | None = None) -> JsonObject:
@@ -52,12 +57,20 @@ def for_library(schema: JsonObject, patterns: Patterns | None = None) -> JsonObj
     return (prepared if isinstance(prepared, dict) else {"anyOf": [prepared]}) | options
 
 
+def grammar_of_schema(schema: JsonObject) -> str | None:
+    """A grammar in Lark's notation of a schema whose numbers the library would round; None where `for_library` does.
+    Raises ValueError."""
+    grammar = f"start: %json {json.dumps(schema, ensure_ascii=False)}"
+    return None if _written_out(schema, "value", Patterns()) is None else grammar_for_library(grammar)
+
+
 def grammar_for_library(grammar: str) -> str:
     """A grammar in Lark's notation whose JSON schemas are as `for_library` has them. Raises ValueError."""
-    parts, patterns = list[str](), Patterns()
+    parts, rules, patterns = list[str](), list[str](), Patterns()
+    names = (name for number in count_up() if (name := f"exact{number}") not in grammar)
     at = 0
     while (token := _LARK.search(grammar, at)) is not None:
-        parts.append(grammar[at : token.end()])
+        parts.append(grammar[at : token.start("json") if token["json"] else token.end()])
         at = token.end()
         if token["json"] is None:
             continue
@@ -67,9 +80,36 @@ def grammar_for_library(grammar: str) -> str:
             raise ValueError(f"what follows %json is no JSON: {error}") from None
         if not json_depth_within(grammar[at:end].encode(), MAX_DEPTH):
             raise ValueError(f"a JSON schema is nested more than {MAX_DEPTH} deep")
-        prepared, at = for_library(schema, patterns) if isinstance(schema, dict) else schema, end
-        parts.append(json.dumps(prepared, ensure_ascii=False))
-    return "".join([*parts, grammar[at:]])
+        written = _written_out(schema, next(names), patterns) if isinstance(schema, dict) else None
+        if written is not None:
+            expression, more = written
+            rules += more
+        else:
+            expression = _json_part(for_library(schema, patterns) if isinstance(schema, dict) else schema)
+        parts.append(expression if written is not None else grammar[token.start("json") : at] + expression)
+        at = end
+    text = "".join([*parts, grammar[at:]])
+    return "\n".join([text, f"{SPACE}: /{JSON_SPACE}/", *rules]) + "\n" if rules else text
+
+
+def _written_out(schema: JsonObject, name: str, patterns: Patterns | None) -> tuple[str, list[str]] | None:
+    """An expression of a schema in a grammar, and the rules that it needs, where the library would round its numbers.
+
+    patterns: None: they are not read.
+    """
+
+    def as_library(part: JsonObject) -> str:
+        if patterns is None:
+            return str(_Preparation(part, None).schema(part, ()))
+        return f"%json {_json_part(for_library(part, patterns))}"
+
+    values = ExactValues(schema, name, as_library)
+    expression = values.expression()
+    return None if expression is None else (expression, values.rules)
+
+
+def _json_part(schema: object) -> str:
+    return json.dumps(schema, ensure_ascii=False)
 
 
 class _Preparation:
@@ -92,6 +132,7 @@ class _Preparation:
                 key: self._keyword(key, item, (*place, key)) for key, item in value.items() if key not in _BOUNDS
             }
             prepared |= bounds(value)
+            prepared = _with_real_days(prepared)
             _check_repeated_names(prepared)
         except Refused as refused:
             raise ValueError(f"{'.'.join((*place, *refused.place))}: {refused}") from None
@@ -120,6 +161,8 @@ class _Preparation:
             return self._pattern(value, (key,))
         if key == "multipleOf":
             return multiple(value)
+        if key in _COUNTS:
+            return count(value, (key,))
         if key == "format":
             return value if not isinstance(value, str) or value in FORMATS else None
         return self._unknown(value, place)
@@ -162,6 +205,18 @@ def _names_held(schema: JsonObject) -> JsonObject:
     if limits == {"pattern"} and isinstance(pattern, str) and not (schema.keys() & {"properties", "required"}):
         return without | {"patternProperties": {pattern: further}, "additionalProperties": False}
     return schema
+
+
+def _with_real_days(schema: JsonObject) -> JsonObject:
+    """A schema whose formats of dates and times are patterns."""
+    pattern = PATTERNS.get(str(schema.get("format")))
+    if pattern is None:
+        return schema
+    schema = {key: value for key, value in schema.items() if key != "format"}
+    if "pattern" not in schema:
+        return schema | {"pattern": pattern}
+    conditions = schema.get("allOf", [])
+    return schema | {"allOf": [*conditions, {"pattern": pattern}]} if isinstance(conditions, list) else schema
 
 
 def _check_repeated_names(schema: Mapping[str, object]) -> None:

@@ -31,11 +31,13 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """A part of a receipt: a field that it does not have makes the receipt none."""
 
 
-class Form(Part, frozen=True):
+class Form(Part, frozen=True, omit_defaults=True):
     """The form that the answers were held to, as `Constraint`."""
 
     kind: Kind
     text: str
+    begun: str = ""
+    behind: str = ""
 
 
 class Sampling(Part, frozen=True):
@@ -63,7 +65,7 @@ class Sampling(Part, frozen=True):
         """Those of a request, whose seed is known."""
         values = {name: getattr(params, name) for name in cls.__struct_fields__}
         form = params.constraint
-        values["constraint"] = None if form is None else Form(kind=form.kind, text=form.text)
+        values["constraint"] = None if form is None else Form(**vars(form))
         values |= {name: list(values[name]) for name in ("logit_bias", "stop", "stop_token_ids")}
         return cls(**values)
 
@@ -71,7 +73,7 @@ class Sampling(Part, frozen=True):
         """What computes the answers again, with digests, to a length of `max_tokens`. Raises RequestError."""
         values = {name: getattr(self, name) for name in self.__struct_fields__}
         form = self.constraint
-        values["constraint"] = None if form is None else Constraint(form.kind, form.text)
+        values["constraint"] = None if form is None else Constraint(form.kind, form.text, form.begun, form.behind)
         values |= {"stop": (), "max_tokens": max_tokens, "min_tokens": min(self.min_tokens, max_tokens)}
         return SamplingParams(**values, digests=True)
 

@@ -145,7 +145,7 @@ def _rendered(body: ChatFields, messages: list[Message], context: Context) -> tu
     count_within("messages", len(messages), 1, context.limits.messages)
     names = ("tools", "chat_template_kwargs", "continue_final_message")
     chat = ChatBody(model=context.name, messages=messages, **{name: getattr(body, name) for name in names})
-    conversation = conversation_of(chat, context.limits)
+    conversation = conversation_of(chat, context.limits, ended=body.add_generation_prompt is not False)
     if conversation.continues and body.add_generation_prompt:
         raise invalid("add_generation_prompt", "must be false where continue_final_message is true")
     return context.text.render(

@@ -30,6 +30,11 @@ class CallFormat:
         self._strips = False  # white space that comes next stands beside a call
         self._deltas: list[Delta] = []
 
+    @property
+    def open_call(self) -> int | None:
+        """The number of the call whose end has not come; None: there is none."""
+        return self._calls if self._reader is not None and self._reader.state == "call" else None
+
     def push(self, text: str) -> list[Delta]:
         self._pending += text
         while self._advance():
@@ -158,6 +163,10 @@ class HermesCalls(CallFormat):
         self._pending = self._pending.removeprefix(self.close)
         self._state = "text"
         return bool(self._pending)
+
+    @property
+    def open_call(self) -> int | None:
+        return self._calls - 1 if self._state in ("after", "broken") else super().open_call
 
     def finish(self, *, cut: bool = False) -> list[Delta]:
         if self._state == "opened" and self._reader is None:
@@ -316,6 +325,10 @@ class MistralCalls(CallFormat):
         self._tell_arguments(self._pending)
         self._pending = ""
         return False
+
+    @property
+    def open_call(self) -> int | None:
+        return self._calls - 1 if self._state == "arguments" else super().open_call
 
     def _tell_arguments(self, text: str) -> None:
         if text:

@@ -1,5 +1,6 @@
 """Reasoning between <think> and </think> at the beginning of a reply, which some templates open in the prompt."""
 
+from roofline.text.replies.begun_reply import WritesCalls
 from roofline.text.replies.json_scanner import SPACES
 from roofline.text.replies.parser import Delta, ReasoningDelta, ReplyParser, begun
 
@@ -19,6 +20,11 @@ class ThinkingReply:
         self._pending = ""
         self._state = "thinking" if open else "start"
         self._begun = False  # whether any reasoning was told
+
+    @property
+    def open_call(self) -> int | None:
+        """The number of the call whose end has not come; None: there is none."""
+        return self._rest.open_call if isinstance(self._rest, WritesCalls) else None
 
     def push(self, text: str) -> list[Delta]:
         if self._state == "rest":

@@ -16,6 +16,7 @@ from roofline.server.routes.anthropic.schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from roofline.server.unanswered import UnansweredCalls
 
 Turn = dict[str, object]
 CHOICES = {"auto": "auto", "none": "none", "any": "required", "tool": "auto"}  # ours, beside the name of a tool
@@ -65,6 +66,7 @@ def _turns(body: PromptBody) -> Iterator[Turn]:
     if body.system is not None:
         yield {"role": "system", "content": _text(body.system)}
     called: dict[str, str] = {}  # names of tools by the ids of their calls
+    unanswered = UnansweredCalls("a block of type tool_result with this tool_use_id")
     for number, message in enumerate(body.messages):
         _check_roles(number, message)
         content = message.content or []
@@ -73,13 +75,18 @@ def _turns(body: PromptBody) -> Iterator[Turn]:
         for at, block in enumerate(content):
             if isinstance(block, ToolUseBlock):
                 called[block.id] = block.name
+                unanswered.call(block.id, f"messages.{number}.content.{at}.id")
             elif isinstance(block, ToolResultBlock):
-                if block.tool_use_id not in called:
-                    field = f"messages.{number}.content.{at}.tool_use_id"
-                    raise invalid(field, "names no call of an earlier message")
+                unanswered.answer(block.tool_use_id, f"messages.{number}.content.{at}.tool_use_id")
                 yield _result(block, called[block.tool_use_id])
         if any(not isinstance(block, ToolResultBlock) for block in content) or not content:
             yield _turn(message.role, content)
+    if not (body.messages[-1].role == "assistant" and _has_calls(body.messages[-1])):  # which `conversation_of` refuses
+        unanswered.check()
+
+
+def _has_calls(message: Message) -> bool:
+    return not isinstance(message.content, str) and any(isinstance(b, ToolUseBlock) for b in message.content or ())
 
 
 def _check_roles(number: int, message: Message) -> None:

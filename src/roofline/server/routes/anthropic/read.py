@@ -38,7 +38,8 @@ def messages(raw: bytes, context: Context) -> Generation:
     with renamed(FIELDS):
         values: JsonObject = {name: getattr(body, name) for name in SAMPLING_NAMES}
         params = sampling_params(values | {"stop": body.stop_sequences, "constraint": constraint}, context.limits)
-    conversation, prompt = _prompt(body, context)
+    with renamed({"constraint": form_field}):
+        conversation, prompt = _prompt(body, context, constraint)
     if prompt.constraint is not None:
         params = replace(params, constraint=prompt.constraint)
     hides_thoughts = body.thinking is not None and body.thinking.display == "omitted"
@@ -96,7 +97,7 @@ def _fields(raw: bytes, context: Context) -> dict[str, object]:
     return fields
 
 
-def _prompt(body: PromptBody, context: Context) -> tuple[Conversation, ChatPrompt]:
+def _prompt(body: PromptBody, context: Context, form: Constraint | None = None) -> tuple[Conversation, ChatPrompt]:
     check_model(body.model, context)
     loaded = context.generating()
     count_within("messages", len(body.messages), 1, context.limits.messages)
@@ -105,4 +106,4 @@ def _prompt(body: PromptBody, context: Context) -> tuple[Conversation, ChatPromp
     degree = effort_variables("output_config.effort", effort, context.text, switches=False)
     conversation = replace(conversation, variables={**degree, **conversation.variables})
     with renamed({"continue_final_message": "messages"}):
-        return conversation, prompt_of(conversation, context.text, loaded.max_model_len)
+        return conversation, prompt_of(conversation, context.text, loaded.max_model_len, form)

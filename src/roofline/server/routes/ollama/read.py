@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from roofline.common.errors import RequestError
@@ -55,7 +54,7 @@ def chat(raw: bytes, context: Context) -> Generation:
     strict = frozenset(tool.function.name for tool in body.tools or () if tool.function.strict)
     conversation = Conversation(turns, tools, strict=strict, variables=_variables(body, context), continues=continues)
     with renamed({"continue_final_message": "messages"}):
-        prompt = prompt_of(conversation, context.text, context.generating().max_model_len)
+        prompt = prompt_of(conversation, context.text, context.generating().max_model_len, _form(body))
     return _generation("messages", body, prompt, context, at_start=not continues)
 
 
@@ -69,14 +68,15 @@ def generate(raw: bytes, context: Context) -> Generation:
             if getattr(body, name):
                 raise invalid(name, "is for prompts that a template writes; raw ones are as they stand")
         ways = {"add_special": False, "parse_special": True} if _parses(body) else {}
-        prompt = ChatPrompt(context.text.encode(body.prompt, most, **ways), PlainReply, frozenset())
+        prompt = ChatPrompt(context.text.encode(body.prompt, most, **ways), PlainReply, frozenset(), _form(body))
         return _generation("prompt", body, prompt, context, at_start=False)
     if _parses(body):
         raise invalid("options.parse_special", "is for raw prompts")
     system = [{"role": "system", "content": body.system}] if body.system else []
     turns = [*system, {"role": "user", "content": body.prompt}]
     with renamed({"messages": "prompt"}):
-        prompt = prompt_of(Conversation(turns, variables=_variables(body, context)), context.text, most)
+        conversation = Conversation(turns, variables=_variables(body, context))
+        prompt = prompt_of(conversation, context.text, most, _form(body))
     return _generation("prompt", body, prompt, context, at_start=True)
 
 
@@ -208,12 +208,10 @@ def _generation(field: str, body: Request, prompt: ChatPrompt, context: Context,
     values["repetition_penalty"] = options.repeat_penalty
     values["seed"] = None if options.seed == -1 else options.seed
     values["max_tokens"] = _longest(field, options, len(prompt.ids), loaded.max_model_len)
-    values["constraint"] = _form(body)
+    values["constraint"] = prompt.constraint
     values["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     with renamed(FIELDS):
         params = sampling_params(values, context.limits)
-    if prompt.constraint is not None:
-        params = replace(params, constraint=prompt.constraint)
     check_prompts(field, [prompt.ids], params, loaded, "options.num_predict")
     return Generation(
         prompts=(tuple(prompt.ids),),

@@ -10,10 +10,16 @@ from roofline.server.limits import Limits
 from roofline.server.routes.openai.schema import Call, ChatBody, Message, NamedTool, Tool
 
 
-def conversation_of(body: ChatBody, limits: Limits) -> Conversation:
-    """The conversation of a body. Raises RequestError for messages that say nothing, or do not fit each other."""
+def conversation_of(body: ChatBody, limits: Limits, *, ended: bool = True) -> Conversation:
+    """The conversation of a body. Raises RequestError for messages that say nothing, or do not fit each other.
+
+    ended: nothing follows but the model's answer.
+    """
     messages = [turn(number, message) for number, message in enumerate(body.messages)]
-    check_turns(messages)
+    continues = bool(body.continue_final_message)
+    if continues and body.messages[-1].tool_calls:
+        raise invalid("continue_final_message", "the last message calls tools, and their results must follow")
+    check_turns(messages, ended=ended)
     tools = [_tool(tool) for tool in body.tools or ()]
     check_tools(tools, limits)
     choice = body.tool_choice
@@ -22,7 +28,6 @@ def conversation_of(body: ChatBody, limits: Limits) -> Conversation:
         raise invalid("tool_choice.function.name", "is none of the tools")
     if choice == "required" and not tools:
         raise invalid("tool_choice", "needs tools where one is required")
-    continues = bool(body.continue_final_message)
     if continues and body.messages[-1].role != "assistant":
         raise invalid("continue_final_message", "needs a last message of the assistant")
     if body.add_generation_prompt is not None and body.add_generation_prompt == continues:

@@ -66,7 +66,8 @@ def chat(raw: bytes, context: Context) -> Generation:
             _form_field(body),
             "an answer with a form calls no tools; give tool_choice none, or leave one of the two out",
         )
-    prompt = prompt_of(conversation, context.text, room)
+    with renamed({"constraint": _form_field(body)}):
+        prompt = prompt_of(conversation, context.text, room, params.constraint)
     if prompt.constraint is not None:
         params = replace(params, constraint=prompt.constraint)
     with renamed({"max_tokens": longest}):

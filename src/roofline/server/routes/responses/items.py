@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
-from roofline.server.body import invalid, refuse_unsupported, typed
+from roofline.server.body import refuse_unsupported, typed
 from roofline.server.routes.openai.messages import arguments_of
 from roofline.server.routes.responses.schema import (
     INSTEAD,
@@ -22,6 +22,7 @@ from roofline.server.routes.responses.schema import (
     Part,
     ReasoningItem,
 )
+from roofline.server.unanswered import UnansweredCalls
 
 Turn = dict[str, object]
 
@@ -82,11 +83,12 @@ def _unsupported(field: str, problem: str) -> RequestError:
 def turns_of(instructions: str | None, kept: Sequence[JsonObject], new: Sequence[JsonObject]) -> list[Turn]:
     """The turns of a conversation: its instructions, items that were kept, and those of the request.
 
-    Items are as `normal_items` makes them. Raises RequestError for a result of a tool that nobody called.
+    Items are as `normal_items` makes them. Raises RequestError for a result of a tool that nobody called, and for a
+    call that has none, unless it was cut off, or several.
     """
     turns: list[Turn] = [] if instructions is None else [{"role": "system", "content": instructions}]
     open_turn: Turn | None = None  # the assistant's, which more items may belong to
-    called = set[object]()
+    unanswered = UnansweredCalls("an item of type function_call_output with this call_id")
     for number, fields in enumerate([*kept, *new], -len(kept)):
         item = ITEMS[fields["type"]].model_validate(fields)
         if isinstance(item, MessageItem) and item.role != "assistant":
@@ -94,18 +96,19 @@ def turns_of(instructions: str | None, kept: Sequence[JsonObject], new: Sequence
             role = "system" if item.role == "developer" else item.role
             turns.append({"role": role, "content": _text(item.content or ())})
         elif isinstance(item, CallOutputItem):
-            if item.call_id not in called:
-                raise invalid(f"input.{number}.call_id", "names no call of an earlier item")
+            unanswered.answer(item.call_id, f"input.{number}.call_id")
             open_turn = None
             turns.append({"role": "tool", "content": _text(item.output or ()), "tool_call_id": item.call_id})
         else:
             assert not isinstance(item, CallOutputItem), "it has its branch above"
             if isinstance(item, CallItem):
-                called.add(item.call_id)
+                field = f"input.{number}.call_id" if number >= 0 else "input"
+                unanswered.call(item.call_id, field, cut=item.status == "incomplete")
             if open_turn is None or _begins_turn(item, open_turn):
                 open_turn = {"role": "assistant", "content": None}
                 turns.append(open_turn)
             _add(open_turn, item)
+    unanswered.check()
     for turn in turns:
         if turn["content"] is None and "tool_calls" not in turn:  # thoughts alone: the answer was cut off in them
             turn["content"] = ""

@@ -128,7 +128,7 @@ def generation_of(body: ResponseBody, kept: Sequence[bytes], context: Context) -
         values: JsonObject = {name: getattr(body, name) for name in SAMPLING_NAMES}
         values |= {"max_tokens": body.max_output_tokens, "constraint": constraint}
         params = sampling_params(values, context.limits)
-    prompt = _prompt(body, turns_of(body.instructions, before, new), context)
+    prompt = _prompt(body, turns_of(body.instructions, before, new), context, constraint)
     if prompt.constraint is not None:
         params = replace(params, constraint=prompt.constraint)
     loaded = context.generating()
@@ -178,7 +178,9 @@ def _form(body: ResponseBody) -> Constraint | None:
     return schema("text.format.schema", form.schema_)
 
 
-def _prompt(body: ResponseBody, turns: Sequence[dict[str, object]], context: Context) -> ChatPrompt:
+def _prompt(
+    body: ResponseBody, turns: Sequence[dict[str, object]], context: Context, form: Constraint | None
+) -> ChatPrompt:
     tools = [_template_tool(tool) for tool in body.tools or ()]
     with renamed({f"tools.{number}.function.name": f"tools.{number}.name" for number in range(len(tools))}):
         check_tools(tools, context.limits)
@@ -194,7 +196,7 @@ def _prompt(body: ResponseBody, turns: Sequence[dict[str, object]], context: Con
         variables={**effort, **(body.chat_template_kwargs or {})},
     )
     with renamed({"messages": "input"}):
-        return prompt_of(conversation, context.text, context.generating().max_model_len)
+        return prompt_of(conversation, context.text, context.generating().max_model_len, form)
 
 
 def _template_tool(tool: FunctionTool) -> dict[str, object]:
