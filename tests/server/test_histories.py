@@ -266,10 +266,20 @@ def test_each_call_of_a_history_has_one_result(call, engine, path, calls, result
 
 
 def test_a_call_that_was_cut_off_needs_no_result(call) -> None:
-    """Of a response that ended in it: nobody can have executed it."""
-    for status, code in (("incomplete", 200), ("completed", 400)):
-        items = [USER, {**CALLED, "status": status, "arguments": '{"a'}, USER]
+    """Of a response that ended in it, or whose arguments are no object: nobody can have executed it."""
+    for status, arguments, code in (
+        ("incomplete", "{}", 200),
+        ("incomplete", '{"a', 200),
+        ("completed", '{"a', 200),
+        ("completed", "{}", 400),
+    ):
+        items = [USER, {**CALLED, "status": status, "arguments": arguments}, USER]
         assert call("POST", "/v1/responses", json=body_of("/v1/responses", items)).status_code == code
+    for arguments, code in (('{"a', 200), ("null", 200), ("{}", 400)):
+        made = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        messages = [USER, {"role": "assistant", "content": None, "tool_calls": [made]}, USER]
+        response = call("POST", "/v1/chat/completions", json=body_of("/v1/chat/completions", messages))
+        assert response.status_code == code, response.text
 
 
 def test_a_conversation_that_ends_with_calls_can_be_rendered(call, make_context) -> None:

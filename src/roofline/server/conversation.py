@@ -1,6 +1,6 @@
 """A conversation to be answered, whichever API it came by, and the prompt it becomes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
@@ -174,16 +174,18 @@ def results_in_order(messages: Sequence[Message]) -> list[Message]:
     return ordered
 
 
-def check_turns(messages: Sequence[Message], *, ended: bool = True) -> None:
+def check_turns(messages: Sequence[Message], *, broken: Container[tuple[int, int]] = (), ended: bool = True) -> None:
     """Raises RequestError for the answer of a tool that nobody called, and for a call that has none or several.
 
-    ended: nothing follows but the model's answer, so that no result is still to come.
+    broken: numbers of messages and of calls in them whose arguments are no object, which need no answer; ended: nothing
+    follows but the model's answer, so that no result is still to come.
     """
     unanswered = UnansweredCalls("a message of role tool with this tool_call_id")
     for number, message in enumerate(messages):
         calls = message.get("tool_calls")
         for place, call in enumerate(calls if isinstance(calls, list) else ()):
-            unanswered.call(str(call.get("id")), f"messages.{number}.tool_calls.{place}.id")
+            field = f"messages.{number}.tool_calls.{place}.id"
+            unanswered.call(str(call.get("id")), field, cut=(number, place) in broken)
         if message.get("role") == "tool":
             unanswered.answer(str(message.get("tool_call_id")), f"messages.{number}.tool_call_id")
     if ended:

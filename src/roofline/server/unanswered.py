@@ -19,7 +19,7 @@ class UnansweredCalls:
         self._cut = set[str]()  # fields of calls that need none
 
     def call(self, call_id: str, field: str, *, cut: bool = False) -> None:
-        """A call comes. cut: it was cut off, so nobody can have executed it."""
+        """A call comes. cut: it was cut off or is broken, so nobody can have executed it."""
         self._waiting.setdefault(call_id, []).append(field)
         self._cut |= {field} if cut else set()
 

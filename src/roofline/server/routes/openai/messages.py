@@ -19,7 +19,13 @@ def conversation_of(body: ChatBody, limits: Limits, *, ended: bool = True) -> Co
     continues = bool(body.continue_final_message)
     if continues and body.messages[-1].tool_calls:
         raise invalid("continue_final_message", "the last message calls tools, and their results must follow")
-    check_turns(messages, ended=ended)
+    broken = {
+        (number, place)
+        for number, message in enumerate(body.messages)
+        for place, call in enumerate(message.tool_calls or ())
+        if object_of(call.function.arguments) is None
+    }
+    check_turns(messages, broken=broken, ended=ended)
     tools = [_tool(tool) for tool in body.tools or ()]
     check_tools(tools, limits)
     choice = body.tool_choice
@@ -78,13 +84,18 @@ def arguments_of(text: str) -> dict[str, object]:
     An answer that was cut off has calls whose arguments are not complete, and a model may write some that are no JSON:
     such a call has none, as the object in Anthropic's and Ollama's answers says of it.
     """
+    return object_of(text) or {}
+
+
+def object_of(text: str) -> dict[str, object] | None:
+    """The JSON object that a text is; None if it is none, so that nobody can have executed a call with it."""
     from pydantic_core import from_json
 
     try:
         value = parsed(text.encode(errors="replace"), partial(from_json, allow_inf_nan=False))
     except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _tool(tool: Tool) -> dict[str, object]:

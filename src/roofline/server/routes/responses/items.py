@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
 from roofline.server.body import refuse_unsupported, typed
-from roofline.server.routes.openai.messages import arguments_of
+from roofline.server.routes.openai.messages import arguments_of, object_of
 from roofline.server.routes.responses.schema import (
     INSTEAD,
     ITEMS,
@@ -103,7 +103,8 @@ def turns_of(instructions: str | None, kept: Sequence[JsonObject], new: Sequence
             assert not isinstance(item, CallOutputItem), "it has its branch above"
             if isinstance(item, CallItem):
                 field = f"input.{number}.call_id" if number >= 0 else "input"
-                unanswered.call(item.call_id, field, cut=item.status == "incomplete")
+                cut = item.status == "incomplete" or object_of(item.arguments) is None
+                unanswered.call(item.call_id, field, cut=cut)
             if open_turn is None or _begins_turn(item, open_turn):
                 open_turn = {"role": "assistant", "content": None}
                 turns.append(open_turn)
