@@ -61,6 +61,15 @@ def test_a_large_model_is_shared_by_as_few_devices_as_hold_it() -> None:
     assert decode["link_bytes"] > 0
 
 
+def test_a_shape_that_is_published_in_fewer_bits_says_so() -> None:
+    """Sizes of gpt-oss are of BF16, while its experts are published in MXFP4."""
+    report = record("gpt-oss-20b")
+    assert report["bytes"] == 2 * report["parameters"] == 2 * 20_914_757_184
+    told = run("gpt-oss-20b").stdout
+    assert "experts in MXFP4" in told
+    assert "sizes here are of BF16" in told
+
+
 @pytest.mark.slow
 def test_what_does_not_fit_says_what_would() -> None:
     report = record("llama-2-70b", "--chip", "A100 40GB", "--count", 2)
