@@ -88,6 +88,7 @@ def test_what_belongs_to_a_prompt_stands_in_it(record: dict[str, Any], form: str
         ({"messages": [Q, A], "images": ["x.png"]}, None, "images would not be read.*images and audio"),
         ({"context": "c", "continuation": "d", "system": "s"}, None, "system would not be read"),
         ({"prompt": "q", "completion": "a", "label": False}, None, "label is false, as in data for KTO"),
+        ({"messages": [Q, A], "kto_tag": False}, None, "kto_tag is false, as in data for KTO"),
         ({"messages": [Q, A], "label": True}, None, "label is true, as in data for KTO"),
         ({"prompt": "q", "completion": "a", "label": "False"}, "instruct", "label is false, as in data for KTO"),
         ({"prompt": "q", "completion": "a", "label": 0}, None, "label is 0, as in data for KTO"),

@@ -155,6 +155,9 @@ FORMS: dict[str, Form] = {  # the first that fits is taken
 }
 
 
+KTO_KEYS = ("label", "kto_tag")  # TRL's name and LLaMA-Factory's
+
+
 def recognise(record: Record, where: str) -> str:
     """The name of the form that a record is of. Raises ConfigError."""
     if isinstance(record, str):
@@ -193,9 +196,10 @@ def read(record: Record, where: str, form: str, told_from: str = "") -> Sample:
 
 def _refuse_labels(record: RecordFields, where: str) -> None:
     """Raises ConfigError for a record of KTO, which says of an answer whether it is a good one."""
-    label = record.peek("label")
-    if isinstance(label, bool) or str(label).strip().lower() in ("true", "false", "0", "1"):
-        raise ConfigError(
-            f"{where}: label is {str(label).lower()}, as in data for KTO, whose answers with false or 0 are bad ones "
-            "that would be trained on: keep the records with true or 1, and remove the key"
-        )
+    for key in KTO_KEYS:
+        label = record.peek(key)
+        if isinstance(label, bool) or str(label).strip().lower() in ("true", "false", "0", "1"):
+            raise ConfigError(
+                f"{where}: {key} is {str(label).lower()}, as in data for KTO, whose answers with false or 0 are bad "
+                "ones that would be trained on: keep the records with true or 1, and remove the key"
+            )
