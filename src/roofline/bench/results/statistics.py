@@ -14,6 +14,8 @@ CONFIDENCE = 0.95
 BATCHES, FEWEST_BATCHES = 20, 5
 CAUTION = 0.3  # standard errors that are added to a correlation: too low a one costs more coverage than too high a one
 MOST_CORRELATION = 0.9  # of neighbouring batches: a run that shows more is too short to tell how much more
+MOST_SLOWER = 3.0  # times the reach of slow waves, that a correlation of batches may lead to
+MOST_REACH = 10.0  # of a logarithm
 FINEST = 1e-6  # of a ratio: no interval is narrower, as moments are rounded and clocks differ by as much
 RESAMPLES = 1000
 _EXACT = 2000  # values up to which binomial probabilities are summed, not approximated
@@ -67,6 +69,15 @@ def mean_interval(values: Values) -> Interval | None:
     return float(values.mean()) - reach, float(values.mean()) + reach
 
 
+@dataclass(frozen=True)
+class _MeanError:
+    """The standard error of a series' mean. freedom: degrees of freedom of it; bend: what skew adds to a quantile."""
+
+    error: float
+    freedom: float
+    bend: float = 0.0
+
+
 def batch_means_interval(series: Values) -> Interval | None:
     """A 95 % interval of the mean of a series whose neighbours may be correlated, and whose values may lie more to one
     side. None of a series that is too short for batches.
@@ -75,27 +86,54 @@ def batch_means_interval(series: Values) -> Interval | None:
     order), so many degrees of freedom as there are independent batches, and Johnson's transformation for their skew
     (Willink 2005), as in N-Skart (Tafazzoli and others 2011).
     """
-    n = len(series)
-    if n < FEWEST_BATCHES:
+    if len(series) < FEWEST_BATCHES:
         return None
+    middle, of = float(series.mean()), _batch_error(series)
+    reach = _reach(math.floor(10 * of.freedom))
+    return middle - _bent(reach, of.bend) * of.error, middle - _bent(-reach, of.bend) * of.error
+
+
+def _batch_error(series: Values) -> _MeanError:
+    n = len(series)
     count = min(BATCHES, n)
     edges = np.arange(count) * n // count
     means = np.add.reduceat(series, edges) / np.diff(edges, append=n)
-    middle, off = float(series.mean()), means - means.mean()
+    off = means - means.mean()
     squares = float(off @ off)
     if squares == 0:
-        return middle, middle
+        return _MeanError(0.0, count - 1)
     correlation = float(off[1:] @ off[:-1]) / squares
     correlation += (1 + 4 * correlation) / count  # the bias of a short series (Kendall 1954)
     correlation += CAUTION / math.sqrt(count)
     correlation = min(max(correlation, 0.0), MOST_CORRELATION)
     inflation = (1 + correlation) / (1 - correlation)
     variance = squares / (count - 1) / max(1 - (inflation - 1) / (count - 1), 0.3)
-    error = math.sqrt(variance * inflation / count)
-    reach = _reach(math.floor(10 * max(count / inflation - 1, 1.0)))
     skew = float(np.mean(off**3)) / (squares / count) ** 1.5 * math.sqrt(count * (count - 1)) / (count - 2)
-    bend = skew / (6 * math.sqrt(count))
-    return middle - _bent(reach, bend) * error, middle - _bent(-reach, bend) * error
+    freedom = max(count / inflation - 1, 1.0)
+    return _MeanError(math.sqrt(variance * inflation / count), freedom, skew / (6 * math.sqrt(count)))
+
+
+def _slow_error(series: Values, waves: int) -> _MeanError:
+    """From so many of the slowest cosine waves of a series alone (Mueller 2007), which what goes up and down faster
+    does not reach."""
+    n = len(series)
+    angles = np.pi * np.outer(np.arange(1, waves + 1), np.arange(n) + 0.5) / n
+    weights = np.cos(angles) @ series * math.sqrt(2 / n)
+    return _MeanError(math.sqrt(float(weights @ weights) / waves / n), waves)
+
+
+def _mean_reach(series: Values, beside: float) -> float:
+    """How far the 95 % interval of the mean of a series goes to either side, of values that came `beside` at a time:
+    those share what moves the system while they are under way, so they say no more than two do.
+
+    Batches know a correlation that fades, not one that lasts for a lap of few: the waves that are as slow as a lap set
+    the least reach, and the most that a correlation of batches may add to it.
+    """
+    laps = len(series) / beside
+    of, waves = _batch_error(series), min(max(round(laps), 1), BATCHES, len(series) - 1)
+    slow = _slow_error(series, waves).error * _reach(10 * waves)
+    reach = of.error * _reach(math.floor(10 * min(of.freedom, max(2 * laps - 1, 1.0))))
+    return max(slow, min(reach, MOST_SLOWER * slow))
 
 
 @cache
@@ -124,40 +162,20 @@ def serial_percentile_interval(series: Values, share: float) -> Interval | None:
     return min(plain[0], low), max(plain[1], high)
 
 
-def ratio_interval(amounts: Values, times: Values) -> Interval | None:
+def ratio_interval(amounts: Values, times: Values, beside: float = 1.0) -> Interval | None:
     """A 95 % interval of the sum of amounts over the sum of the times that they took, which may be correlated, with
-    each other and in time: all ratios r for which amounts - r * times may have a mean of 0 (Fieller 1954), but none
-    beyond the least and the largest of single ones. None of too few values."""
+    each other and in time. beside: how many of them were under way at a time. None of too few values.
+
+    What is uncertain is the mean of amount - ratio * time; it is taken relative to the ratio, on a logarithmic scale,
+    so that no end is below zero.
+    """
     total = float(times.sum())
     middle = float(amounts.sum()) / total if total > 0 else 0.0
     if middle <= 0 or len(amounts) < FEWEST_BATCHES:
         return None
-    single = amounts[times > 0] / times[times > 0]
-    low = _end(amounts, times, middle, min(float(single.min()), middle))
-    high = _end(amounts, times, middle, max(float(single.max()), middle))
-    return min(low, middle * (1 - FINEST)), max(high, middle * (1 + FINEST))
-
-
-def _end(amounts: Values, times: Values, middle: float, farthest: float) -> float:
-    """The farthest ratio that may be the true one, on the way from the middle to `farthest`."""
-
-    def may_be(ratio: float) -> bool:
-        around = batch_means_interval(amounts - ratio * times)
-        return around is not None and around[0] <= 0 <= around[1]
-
-    inside, outside = middle, farthest
-    step = 0.01 * middle if farthest > middle else -0.01 * middle
-    while abs(step) < abs(farthest - middle):  # the end that is nearest, not one behind it
-        if not may_be(middle + step):
-            outside = middle + step
-            break
-        inside, step = middle + step, 2 * step
-    if outside == farthest and may_be(farthest):
-        return farthest
-    for _ in range(14):
-        between = (inside + outside) / 2
-        inside, outside = (between, outside) if may_be(between) else (inside, between)
-    return inside
+    off = (amounts - middle * times) / (middle * float(times.mean()))
+    reach = min(max(_mean_reach(off, beside), FINEST), MOST_REACH)
+    return middle * math.exp(-reach), middle * math.exp(reach)
 
 
 def bootstrap_interval(values: Values, statistic: Callable[[Values], float], seed: int = 0) -> Interval | None:
