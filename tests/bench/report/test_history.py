@@ -11,6 +11,7 @@ from roofline.bench.report.history import Allowed, check, check_pairs, trend
 from roofline.bench.report.report import report
 from roofline.bench.results.metrics import figures
 from roofline.bench.results.point import Point, UnreadCounts, Validity
+from roofline.bench.serving.series import Sizes
 from roofline.common.errors import ConfigError
 from roofline.hardware.host_settings import HostSettings
 from tests.bench.report import made
@@ -145,7 +146,7 @@ def measured_points(draw: np.random.Generator, kind: str, levels: Sequence[int],
     points = []
     for workers in levels:
         draws = service(kind, draw)
-        loop = closed_loop(max(32, 4 * workers), workers, lambda draws=draws: times * draws())
+        loop = closed_loop(Sizes().of(workers), workers, lambda draws=draws: times * draws())
         points.append(msgspec.structs.replace(made.point(workers), metrics=figures(loop)))
     return points
 

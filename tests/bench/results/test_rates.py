@@ -145,7 +145,7 @@ ENGINES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENGINES)
-@pytest.mark.parametrize(("workers", "laps"), [(8, 4), (16, 4), (64, 4), (16, 10)])
+@pytest.mark.parametrize(("workers", "laps"), [(8, 4), (16, 4), (64, 4), (16, 5), (16, 10)])
 def test_intervals_cover_the_rate_of_an_engine_that_computes_requests_side_by_side(name, workers, laps):
     """Requests of one step share how long it took, so those of two laps are little more than two values."""
     engine, trials, draw = ENGINES[name], 300, generator(1000 * workers + laps)
@@ -171,3 +171,13 @@ def test_intervals_of_four_laps_cover(kind):
         low, high = rate_of(events, measured_span(events), RATES["request_rate"][2]).interval
         hits += low <= 80 <= high
     assert hits >= 0.88 * trials
+
+
+def test_medians_of_two_laps_that_ran_in_step_have_no_interval():
+    """All requests of a lap took the same time: these are two values, and a median needs five."""
+    (events,) = ENGINES["together"].runs(1, 16, 64, generator(1))
+    assert figures(events)["e2e"].n == 32
+    assert figures(events)["e2e"].ci95 is None
+    apart = closed_loop(64, 16, service("noisy", generator(1)))
+    low, high = figures(apart)["e2e"].ci95
+    assert low < 100 < high

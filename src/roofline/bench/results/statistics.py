@@ -110,30 +110,32 @@ def _batch_error(series: Values) -> _MeanError:
     variance = squares / (count - 1) / max(1 - (inflation - 1) / (count - 1), 0.3)
     skew = float(np.mean(off**3)) / (squares / count) ** 1.5 * math.sqrt(count * (count - 1)) / (count - 2)
     freedom = max(count / inflation - 1, 1.0)
-    return _MeanError(math.sqrt(variance * inflation / count), freedom, skew / (6 * math.sqrt(count)))
+    error = math.sqrt(variance * inflation / count)
+    return _MeanError(error, freedom, skew / (6 * math.sqrt(count)))
 
 
-def _slow_error(series: Values, waves: int) -> _MeanError:
-    """From so many of the slowest cosine waves of a series alone (Mueller 2007), which what goes up and down faster
-    does not reach."""
+def _slow_reach(series: Values, waves: int) -> float:
+    """How far the mean may be off, from so many of the slowest cosine waves of a series alone (Mueller 2007): what goes
+    up and down faster does not reach them."""
     n = len(series)
+    waves = min(max(waves, 1), BATCHES, n - 1)
     angles = np.pi * np.outer(np.arange(1, waves + 1), np.arange(n) + 0.5) / n
     weights = np.cos(angles) @ series * math.sqrt(2 / n)
-    return _MeanError(math.sqrt(float(weights @ weights) / waves / n), waves)
+    return math.sqrt(float(weights @ weights) / waves / n) * _reach(10 * waves)
 
 
 def _mean_reach(series: Values, beside: float) -> float:
     """How far the 95 % interval of the mean of a series goes to either side, of values that came `beside` at a time:
-    those share what moves the system while they are under way, so they say no more than two do.
+    those share what moves the system while they are under way, so a lap of them may say no more than two do.
 
-    Batches know a correlation that fades, not one that lasts for a lap of few: the waves that are as slow as a lap set
-    the least reach, and the most that a correlation of batches may add to it.
+    Batches know a correlation that fades from one to the next, not one that lasts for all of a lap. So they have no
+    more degrees of freedom than there are half laps, and what moves as slowly as a lap sets the least reach, and by
+    MOST_SLOWER the most.
     """
-    laps = len(series) / beside
-    of, waves = _batch_error(series), min(max(round(laps), 1), BATCHES, len(series) - 1)
-    slow = _slow_error(series, waves).error * _reach(10 * waves)
-    reach = of.error * _reach(math.floor(10 * min(of.freedom, max(2 * laps - 1, 1.0))))
-    return max(slow, min(reach, MOST_SLOWER * slow))
+    laps, of = len(series) / beside, _batch_error(series)
+    slow = _slow_reach(series, round(laps))
+    batches = of.error * _reach(math.floor(10 * min(of.freedom, max(2 * laps - 1, 1.0))))
+    return max(slow, min(batches, MOST_SLOWER * slow))
 
 
 @cache
@@ -147,17 +149,19 @@ def _bent(reach: float, bend: float) -> float:
     return reach if abs(bend) < 1e-9 else (math.cbrt(1 + 6 * bend * (reach - bend)) - 1) / (2 * bend)
 
 
-def serial_percentile_interval(series: Values, share: float) -> Interval | None:
+def serial_percentile_interval(series: Values, share: float, beside: float = 1.0) -> Interval | None:
     """A 95 % interval of a percentile of values in the order in which they came, neighbours of which may be correlated:
-    that of independent values, or a wider one where their ranks are correlated. None where there are too few values
-    for it."""
+    that of independent values, or a wider one where their ranks are correlated. beside: how many of them were under way
+    at a time. None where there are too few values for it, or where they move together so much that those say no more
+    than too few would."""
     plain = percentile_interval(series, share)
-    ranks = (np.argsort(np.argsort(series)) + 0.5) / max(len(series), 1)
-    around = batch_means_interval(ranks)
-    if plain is None or around is None:
+    if plain is None or len(series) < FEWEST_BATCHES or plain[0] == plain[1]:
         return plain
+    ranks = (np.argsort(np.argsort(series)) + 0.5) / len(series)
     # The deviation of a rank is the root of 1/12, that of lying below the percentile the root of share * (1 - share).
-    reach = (around[1] - around[0]) / 2 * math.sqrt(12 * share * (1 - share))
+    reach = _mean_reach(ranks - ranks.mean(), beside) * math.sqrt(12 * share * (1 - share))
+    if reach > min(share, 1 - share) and len(series) / beside < values_needed(max(share, 1 - share)):
+        return None  # the least and the largest value of few laps are not as far as any value lies
     low, high = np.quantile(series, [max(share - reach, 0.0), min(share + reach, 1.0)]).tolist()
     return min(plain[0], low), max(plain[1], high)
 

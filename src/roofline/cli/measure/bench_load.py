@@ -104,5 +104,5 @@ def command(
     streams = load.streams or (load.concurrency or 1 if load.arrivals in ("closed", "batch") else 64)
     with open_load_test(options.settings(target), traffic, streams) as test:
         plan = test.plan(requests, seed=options.seed, **chosen)
-        points = (measure(test, "curve", each) for each in [plan])  # measured when it is asked for
+        points = (measure(test, "load", each) for each in [plan])  # measured when it is asked for
         tell_points(test, points, as_json, 1, planned)

@@ -12,7 +12,7 @@ def command(
     target: Annotated[str, Argument(TARGET_HELP)],
     options: LoadTestOptions,
     concurrency: Annotated[int, Option("The most at a time.", minimum=1, unit="requests")] = 2048,
-    requests: Annotated[int, Option("Of each worker at a level.", minimum=1, unit="requests")] = 4,
+    requests: Annotated[int, Option("Of each worker at a level.", minimum=1, unit="requests")] = 5,
     fewest: Annotated[int, Option("At every level, however few workers it has.", minimum=1, unit="requests")] = 32,
     seconds: Annotated[float, Option("After which a level sends no more.", minimum=0.1, unit="seconds")] = 60.0,
     as_json: AsJsonLines = False,
