@@ -2,9 +2,9 @@
 
 `files/guidellm.json` is what GuideLLM 0.8.1 wrote of 239 requests to the null server, with its own figures; texts, and
 what is not read here, were cut out. `files/vllm.json` is what `vllm bench serve` of vLLM 0.32.0 wrote of 12 requests to
-the same server, without texts. `files/aiperf` is what AIPerf 0.13.0 wrote of 24 requests of a closed loop, and 3 of a
-warm-up, to a server that refuses every seventh, without figures that are not read here. Further runs of vLLM are written down here, in the same form, and their figures by the
-formulas of its serve.py.
+the same server, without texts. `files/aiperf` is what AIPerf 0.13.0 wrote of 24 requests of a closed loop, and 3
+of a warm-up, to a server that refuses every seventh, without figures that are not read here. Further runs of vLLM are
+written down here, in the same form, and their figures by the formulas of its serve.py.
 """
 
 import json

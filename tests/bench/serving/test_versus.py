@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from roofline.bench.load.plan import Plan
+from roofline.bench.results.objectives import Objective
 from roofline.bench.serving.versus import Terms, block_latency, block_rate, compare, one_after_the_other
 from tests.bench.results.events import MS, request, run
 
@@ -55,6 +56,19 @@ def test_what_is_slower_is_told_by_either_measure():
         assert comparison.verdict.verdict == verdict
         assert comparison.latency.decision().ratio.ratio == pytest.approx(153 / 103)
         assert comparison.throughput.decision().ratio.ratio == pytest.approx(133 / 183)
+
+
+def test_at_a_rate_under_a_promise_goodput_decides():
+    """B is 30 % slower and keeps the limit all the same; where the limit lies between the two, it keeps it never."""
+    for limit, verdict in ((140.0, "no difference"), (120.0, "A is higher")):
+        terms = Terms(requests=60, rate=5.0, by="goodput", promise=Objective(ttft=limit))
+        comparison, _, _ = compared(terms, b=130.0)
+        assert comparison.verdict.verdict == verdict
+        assert comparison.latency.decision().verdict == "B is higher"
+        decision = comparison.goodput.decision()
+        assert (decision.a, decision.b) == (5.0, 5.0 if limit > 130 else 0.0)
+    unpromised, _, _ = compared(Terms(requests=4, rate=5.0, by="latency"), b=130.0)
+    assert unpromised.goodput is None
 
 
 def test_the_budget_is_the_last_look():

@@ -320,6 +320,7 @@ def _over_workers(gathered: Gathered, points: Sequence[Point], name: str) -> tup
 
 
 def _failures(gathered: Gathered, points: Sequence[Point]) -> tuple[Series, ...]:
+    """The share of each level that failed; nothing where none did, which the table says."""
     out = []
     for kind, own in gathered.curves(points).items():
         shares = [(point, _failed(point)) for point in own]
@@ -336,7 +337,8 @@ def _failures(gathered: Gathered, points: Sequence[Point]) -> tuple[Series, ...]
         )
         if marks:
             out.append(Series(name=gathered.name(kind), marks=marks, look=gathered.kinds[kind]))
-    return tuple(out)
+    failed = any(mark.y for series in out for mark in series.marks)
+    return tuple(out) if failed else ()
 
 
 def _failed(point: Point) -> float | None:

@@ -211,6 +211,12 @@ def goodput(events: Events, objective: Objective, span: Span | None = None) -> d
     }
 
 
+def good_share(events: Events, objective: Objective) -> float:
+    """The share of all requests of a run, probes apart, that keep the objective."""
+    sent = measured(events)
+    return sum(_is_good(each, objective) for each in sent) / len(sent) if sent else 0.0
+
+
 def _is_good(request: RequestEvents, objective: Objective) -> bool:
     return request.completed and _keeps(request, objective)
 

@@ -14,7 +14,6 @@ from roofline.common.errors import ConfigError
 from roofline.common.fields import naming
 from roofline.common.files import cause_of
 
-
 Run = TypeVar("Run")
 
 

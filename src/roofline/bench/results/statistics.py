@@ -211,3 +211,12 @@ def paired_ratio(a: Sequence[float], b: Sequence[float], error: float = 1 - CONF
     if n >= 2:
         reach = t_quantile(error, n - 1) * float(np.std(logs, ddof=1)) / math.sqrt(n)
     return Ratio(math.exp(middle), math.exp(middle - reach), math.exp(min(middle + reach, 700.0)), n)
+
+
+def paired_difference(a: Sequence[float], b: Sequence[float], error: float = 1 - CONFIDENCE) -> Interval:
+    """The interval of the mean of b - a over pairs of blocks that were measured next to each other. error: the
+    probability that it may miss the true mean."""
+    off = np.asarray(b, dtype=float) - np.asarray(a, dtype=float)
+    n, middle = len(off), float(off.mean())
+    reach = math.inf if n < 2 else t_quantile(error, n - 1) * float(np.std(off, ddof=1)) / math.sqrt(n)
+    return middle - reach, middle + reach

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from roofline.cli.measure.load_options import TARGET_HELP, LoadTestOptions, tell_points
+from roofline.cli.measure.load_options import TARGET_HELP, LoadTestOptions, UnreadOptions, tell_points
 from roofline.cli.options import AsJsonLines
 from roofline.cli.parser import Argument
 from roofline.common.options import Option
@@ -11,6 +11,7 @@ from roofline.common.options import Option
 def command(
     target: Annotated[str, Argument(TARGET_HELP)],
     options: LoadTestOptions,
+    unread: UnreadOptions,
     concurrency: Annotated[int, Option("The most at a time.", minimum=1, unit="requests")] = 2048,
     requests: Annotated[int, Option("Of each worker at a level.", minimum=1, unit="requests")] = 5,
     fewest: Annotated[int, Option("At every level, however few workers it has.", minimum=1, unit="requests")] = 32,
@@ -24,7 +25,7 @@ def command(
     from roofline.bench.serving.load_test import open_load_test
     from roofline.bench.serving.series import Sizes, levels, sweep
 
-    sizes = Sizes(requests, fewest, seconds)
+    sizes = Sizes(requests, fewest, seconds, unread.plan_fields(target))
     traffic = options.traffic_of(sum(sizes.of(level) for level in levels(concurrency)), "dell")
     with open_load_test(options.settings(target), traffic, concurrency) as test:
         tell_points(test, sweep(test, concurrency, sizes), as_json, overload=True)
