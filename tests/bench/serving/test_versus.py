@@ -71,6 +71,20 @@ def test_at_a_rate_under_a_promise_goodput_decides():
     assert unpromised.goodput is None
 
 
+def test_where_goodput_decides_requests_that_fail_are_not_good(monkeypatch):
+    """A tenth of B's requests fails: no round is left out, and the comparison is not given up."""
+    failing(monkeypatch, {block for block in range(200) if block % 4 in (1, 2)})
+    terms = Terms(requests=10, rate=5.0, by="goodput", promise=Objective(ttft=1000.0))
+    comparison, _, rounds = compared(terms)
+    assert (comparison.failure, comparison.lost_rounds, comparison.throughput.a) == ("", 0, [])
+    assert comparison.verdict.verdict == "A is higher"
+    decision = comparison.goodput.decision()
+    assert (decision.a, decision.b) == (5.0, pytest.approx(4.5))
+    assert comparison.rounds == len(rounds) == decision.rounds
+    other, _, _ = compared(Terms(requests=10, rate=5.0, by="latency", promise=Objective(ttft=1000.0)))
+    assert "the comparison was given up" in other.failure or other.lost_rounds
+
+
 def test_the_budget_is_the_last_look():
     assert Terms(requests=1, rounds=5).looks == (4, 5)
     assert Terms(requests=1, rounds=2).looks == (2,)

@@ -106,8 +106,9 @@ def _conditions(gathered: Gathered) -> Section | None:
         rows.append((gathered.name(kind), *_condition(points)))
     headings = ("system", "model", "machine", "software", "traffic", "fidelity")
     text = (
-        "What was measured where. The grade of a point is A where a reader lacks nothing to measure the same again, and a "
-        "letter lower for each of: the server's version, a limit, a trusted client, five answers."
+        "What was measured where. The grade of a point is A where a reader lacks nothing to measure the same again, "
+        "and a letter lower for each of these that is missing: the server's version, a limit, a trusted client, five "
+        "answers."
     )
     return Section("how it was measured", text, (), Table(headings, tuple(rows)))
 

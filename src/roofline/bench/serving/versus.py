@@ -84,6 +84,11 @@ class Comparison:
     failure: str = ""
 
     @property
+    def rounds(self) -> int:
+        """Those that count for what decides."""
+        return len(self.deciding.a)
+
+    @property
     def verdict(self) -> Decision | GoodputDecision:
         return self.decision or self.deciding.decision()
 
@@ -100,7 +105,8 @@ def compare(a: LoadTest, b: LoadTest, terms: Terms, on_round: Callable[[Comparis
 
     A round in which a request fails is left out, as its blocks did not do the same work, and told. Where more than
     MOST_FAILED of the requests to a side fail, or too many rounds are lost, the comparison is given up, with what there
-    is. After Ctrl-C what there is.
+    is. Where goodput decides, a request that fails is one that does not keep the promise instead. After Ctrl-C what
+    there is.
     """
     tests, failed, sent = {"A": a, "B": b}, {"A": 0, "B": 0}, {"A": 0, "B": 0}
     comparison = Comparison(
@@ -117,14 +123,14 @@ def compare(a: LoadTest, b: LoadTest, terms: Terms, on_round: Callable[[Comparis
             causes = _failures(events)
             sent[name] += terms.requests
             failed[name] += len(causes)
-            if causes:
+            if causes and terms.by != "goodput":
                 cause = f"{failed[name]} of {sent[name]} requests to {name} failed, the last one with: {causes[-1]}"
                 log.get("bench").warning("round %d is left out: %s", number + 1, cause)
                 if failed[name] > MOST_FAILED * max(sent[name], FEWEST_SENT):
                     comparison.failure = f"{cause}; the comparison was given up"
                     return comparison
                 break
-        if len(blocks) < len("ABBA") or _failures(blocks[-1][1]):
+        if len(blocks) < len("ABBA") or (terms.by != "goodput" and _failures(blocks[-1][1])):
             comparison.lost_rounds += 1
             continue
         _add(comparison, blocks, terms)
@@ -142,16 +148,18 @@ def _goodput(terms: Terms) -> SequentialGoodput | None:
 
 
 def _add(comparison: Comparison, blocks: Sequence[tuple[str, Events]], terms: Terms) -> None:
-    """Add the ratios of a round, and the shares of requests that keep the promise."""
+    """Add the ratios of a round in which no request failed, and the shares of requests that keep the promise."""
     rates: dict[str, list[float]] = {"A": [], "B": []}
     delays: dict[str, list[float]] = {"A": [], "B": []}
     for name, events in blocks:
         comparison.events[name].append(events)
-        rates[name].append(block_rate(events))
-        delays[name].append(block_latency(events))
-    latency = comparison.latency.add(*(_middle(delays[name]) for name in "AB"))
-    throughput = comparison.throughput.add(*(_middle(rates[name]) for name in "AB"))
-    decisions: dict[By, Decision | GoodputDecision | None] = {"throughput": throughput, "latency": latency}
+    decisions: dict[By, Decision | GoodputDecision | None] = {}
+    if not any(_failures(events) for _, events in blocks):
+        for name, events in blocks:
+            rates[name].append(block_rate(events))
+            delays[name].append(block_latency(events))
+        decisions["latency"] = comparison.latency.add(*(_middle(delays[name]) for name in "AB"))
+        decisions["throughput"] = comparison.throughput.add(*(_middle(rates[name]) for name in "AB"))
     if comparison.goodput is not None and terms.promise is not None:
         shares = {side: [good_share(events, terms.promise) for name, events in blocks if name == side] for side in "AB"}
         decisions["goodput"] = comparison.goodput.add(*(float(np.mean(shares[side])) for side in "AB"))
@@ -201,16 +209,18 @@ def points(a: LoadTest, b: LoadTest, terms: Terms, comparison: Comparison) -> li
         events = one_after_the_other(comparison.events[name])
         point = point_of(test, "compare", _plan(test, terms, 0), events)
         extra = {**point.extra, "side": name, "by": terms.by, "margin": terms.margin}
-        if comparison.throughput.a:
+        if comparison.rounds:
             extra["verdict"] = comparison.verdict.verdict
             for what, ratios in (("throughput", comparison.throughput), ("latency", comparison.latency)):
+                if not ratios.a:
+                    continue
                 ratio = ratios.decision().ratio
                 extra |= {f"{what}_ratio": ratio.ratio, f"{what}_low": ratio.low, f"{what}_high": ratio.high}
             if comparison.goodput is not None:
                 decision = comparison.goodput.decision()
                 low, high = decision.interval
                 extra |= {"goodput_difference": decision.difference, "goodput_low": low, "goodput_high": high}
-            extra["rounds"] = len(comparison.throughput.a)
+            extra["rounds"] = comparison.rounds
         window = msgspec.structs.replace(point.window, repeats=len(comparison.events[name]), order="ABBA")
         point = msgspec.structs.replace(point, run=a.run, window=window, extra=extra)
         try:

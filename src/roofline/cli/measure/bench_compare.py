@@ -12,7 +12,7 @@ from roofline.common.errors import ConfigError
 from roofline.common.options import Options, option
 
 if TYPE_CHECKING:
-    from roofline.bench.results.compare import By, Decision
+    from roofline.bench.results.compare import By, Decision, Sequential
     from roofline.bench.serving.load_test import LoadTest
     from roofline.bench.serving.versus import Comparison, Terms
 
@@ -95,14 +95,14 @@ def command(
 
 def _tell(comparison: "Comparison", as_json: bool) -> None:
     """What the rounds say; of none, nothing."""
-    if not comparison.throughput.a:
+    if not comparison.rounds:
         return
     if as_json:
         print_json(_record(comparison))
         return
     out = console()
     out.print(f"by {comparison.by}: {comparison.verdict.sentence(comparison.by)}", style="bold", highlight=False)
-    for what, ratios in (("throughput", comparison.throughput), ("latency", comparison.latency)):
+    for what, ratios in _ratios(comparison):
         out.print(f"{what}: {_figures(ratios.decision())}", highlight=False)
     if comparison.goodput is not None:
         out.print(f"goodput: {comparison.goodput.decision().figures()}", highlight=False)
@@ -120,7 +120,7 @@ def _show(first: "LoadTest", second: "LoadTest", terms: "Terms") -> "Comparison"
         def told(comparison: "Comparison") -> None:
             out.print(_round_line(comparison))
             if comparison.decision is None:
-                view.started(f"round {len(comparison.throughput.a) + 1}")
+                view.started(f"round {comparison.rounds + 1}")
 
         first.on_progress = second.on_progress = view.progress
         view.started("round 1")
@@ -131,13 +131,16 @@ def _show(first: "LoadTest", second: "LoadTest", terms: "Terms") -> "Comparison"
 
 
 def _round_line(comparison: "Comparison") -> str:
-    rounds = len(comparison.throughput.a)
-    figures = ", ".join(
-        f"{what} {_figures(ratios.decision())}"
-        for what, ratios in (("throughput", comparison.throughput), ("latency", comparison.latency))
-        if rounds > 1
-    )
-    return f"round {rounds}: {figures or 'measured'}"
+    figures = ", ".join(f"{what} {_figures(ratios.decision())}" for what, ratios in _ratios(comparison, 2))
+    if comparison.goodput is not None and comparison.rounds > 1:
+        figures += f"{', ' * bool(figures)}goodput {comparison.goodput.decision().figures()}"
+    return f"round {comparison.rounds}: {figures or 'measured'}"
+
+
+def _ratios(comparison: "Comparison", fewest: int = 1) -> "list[tuple[str, Sequential]]":
+    """Throughput and latency, of at least so many rounds in which no request failed."""
+    both = [("throughput", comparison.throughput), ("latency", comparison.latency)]
+    return [(what, ratios) for what, ratios in both if len(ratios.a) >= fewest]
 
 
 def _figures(decision: "Decision") -> str:
@@ -146,11 +149,11 @@ def _figures(decision: "Decision") -> str:
 
 
 def _record(comparison: "Comparison") -> dict[str, object]:
-    ratios = {"throughput": comparison.throughput.decision().ratio, "latency": comparison.latency.decision().ratio}
+    ratios = {what: each.decision().ratio for what, each in _ratios(comparison)}
     record: dict[str, object] = {
         "verdict": comparison.verdict.verdict,
         "by": comparison.by,
-        "rounds": len(comparison.throughput.a),
+        "rounds": comparison.rounds,
         **{name: {"ratio": each.ratio, "low": each.low, "high": each.high} for name, each in ratios.items()},
     }
     if comparison.goodput is not None:

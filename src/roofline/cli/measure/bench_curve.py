@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from roofline.cli.measure.load_options import TARGET_HELP, LoadTestOptions, UnreadOptions, tell_points
+from roofline.cli.measure.load_options import TARGET_HELP, LevelOptions, LoadTestOptions, UnreadOptions, tell_points
 from roofline.cli.options import AsJsonLines
 from roofline.cli.parser import Argument
 from roofline.common.errors import ConfigError
@@ -13,11 +13,9 @@ from roofline.common.options import Option
 def command(
     target: Annotated[str, Argument(TARGET_HELP)],
     options: LoadTestOptions,
+    level: LevelOptions,
     unread: UnreadOptions,
     workers: Annotated[int, Option("The most at a time: 1, 2, 4, ... up to it.", minimum=1, unit="workers")] = 64,
-    requests: Annotated[int, Option("Of each worker at a level.", minimum=1, unit="requests")] = 5,
-    fewest: Annotated[int, Option("At every level, however few workers it has.", minimum=1, unit="requests")] = 32,
-    seconds: Annotated[float, Option("After which a level sends no more.", minimum=0.1, unit="seconds")] = 60.0,
     poisson: Annotated[bool, Option("Beside each level, send requests at random moments at 0.9 of its rate.")] = True,
     levels_from: Annotated[
         Path | None,
@@ -33,12 +31,12 @@ def command(
     from roofline.bench.serving.load_test import open_load_test
     from roofline.bench.serving.series import Sizes, curve, levels, levels_of
 
-    sizes = Sizes(requests, fewest, seconds, unread.plan_fields(target))
+    sizes = Sizes(level.requests, level.fewest, level.seconds, unread.plan_fields(target))
     rates = None if levels_from is None else levels_of(levels_from)
-    measured = levels(workers) if rates is None else [level for level in rates if level <= workers]
+    measured = levels(workers) if rates is None else [each for each in rates if each <= workers]
     if not measured:
         raise ConfigError(f"{levels_from} has no level of at most {workers} workers: raise --workers")
     loads = 2 if poisson else 1  # of each level
-    traffic = options.traffic_of(sum(sizes.of(level) for level in measured) * loads, "typical")
+    traffic = options.traffic_of(sum(sizes.of(each) for each in measured) * loads, "typical")
     with open_load_test(options.settings(target), traffic, measured[-1]) as test:
         tell_points(test, curve(test, workers, sizes, poisson, rates), as_json, len(measured) * loads)

@@ -115,6 +115,15 @@ class LoadTestOptions(Options):
 
 
 @dataclass(frozen=True)
+class LevelOptions(Options):
+    """How much is sent at a level of a series."""
+
+    requests: int = option(5, "Of each worker at a level.", minimum=1, unit="requests")
+    fewest: int = option(32, "At every level, however few workers it has.", minimum=1, unit="requests")
+    seconds: float = option(60.0, "After which a level sends no more.", minimum=0.1, unit="seconds")
+
+
+@dataclass(frozen=True)
 class UnreadOptions(Options):
     """Clients beside the measured ones that do not read their answers."""
 
