@@ -13,7 +13,7 @@ from roofline.cli.run.verify import CHANGED, DIFFERENT, NOT_COMPARED, SAME, judg
 from roofline.common.errors import RooflineError
 from roofline.engine.llm import LLM
 from roofline.engine.receipts.receipt import Receipt, read_answer
-from roofline.engine.receipts.signing import broken_seal, seal
+from roofline.engine.receipts.signing import broken_seal, damage_of, seal
 from tests.bundle.bundle_models import write_model
 from tests.bundle.receipt_server import ask_server
 
@@ -74,6 +74,8 @@ def outcome(llm: LLM, tmp_path: Path) -> Any:
             sealed = seal(msgspec.convert(receipt, Receipt), None).as_json()
             path.write_text(json.dumps(sealed if "receipt" not in answer else answer | {"receipt": sealed}))
             read, told = read_answer(path)
+            if (damage := damage_of(read)) is not None:
+                return CHANGED, damage
             assert broken_seal(read) is None
             if request is not None:
                 body.write_text(json.dumps(request))
@@ -187,7 +189,11 @@ def test_a_truncated_answer_does_not_verify(asked: Any, outcome: Any, llm: LLM) 
             {"finish_reason": "stop"},
         ):
             forged = cut_to(answer, 3, llm, **choice)
-            assert outcome(request, forged)[0] in (DIFFERENT, CHANGED)
+            assert outcome(request, forged)[0] == CHANGED
+            bare = forged["receipt"] | {"prompts": answer["receipt"]["prompts"]}
+            status, message = outcome(request, bare)
+            assert (status, "The receipt is not whole" in message, "same bits" in message) == (CHANGED, True, True)
+            assert not any(word in message for word in ("memory", "kernel", "chip", "weights"))
             forged["receipt"]["sampling"]["stop"] = ["ZEBRA"]
             assert outcome(request, forged)[0] in (DIFFERENT, CHANGED)
             forged["receipt"]["sampling"]["max_tokens"] = None
@@ -205,12 +211,22 @@ def test_a_truncated_answer_does_not_verify(asked: Any, outcome: Any, llm: LLM) 
                 assert outcome(request, forged)[0] == CHANGED
 
 
+def test_an_id_that_does_not_follow_from_its_logits_is_told_of_the_receipt(asked: Any, outcome: Any) -> None:
+    receipt = copy.deepcopy(asked["chat"][1]["receipt"])
+    receipt["choices"][0]["ids"][1] ^= 1
+    status, message = outcome(None, receipt)
+    assert (status, "another id is sampled" in message, "not whole" in message) == (CHANGED, True, True)
+    receipt["choices"][0]["digests"][0] = "0" * 32  # here the computation differs, whoever is wrong
+    assert outcome(None, receipt)[0] == DIFFERENT
+
+
 def test_an_answer_that_the_context_ends_is_as_long_as_that(small: Path, outcome: Any, llm: LLM) -> None:
     body = {name: value for name, value in CHAT.items() if name != "max_tokens"} | {"ignore_eos": True}
     (answer,) = ask_server(small, body)
     assert answer["choices"][0]["finish_reason"] == "length"
     assert outcome(body, answer)[0] == SAME
-    assert outcome(body, cut_to(answer, 4, llm))[0] == DIFFERENT
+    status, message = outcome(body, cut_to(answer, 4, llm))
+    assert (status, "--max-model-len" in message) == (CHANGED, True)
 
 
 def test_a_response_that_goes_on_has_a_prompt_that_is_not_compared(asked: Any, outcome: Any) -> None:

@@ -20,7 +20,7 @@ from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
 from roofline.engine.receipts.receipt import DIGEST, Choice, Prompt, Receipt, Sampling, prompt_of, read_receipt
 from roofline.engine.receipts.recompute import Difference, recompute
-from roofline.engine.receipts.signing import Ed25519Signer, broken_seal, read_public_key, seal
+from roofline.engine.receipts.signing import Ed25519Signer, broken_seal, damage_of, read_public_key, seal
 
 PROMPTS = [[1, 2, 3] * 9, [4, 5]]
 PARAMS = SamplingParams(seed=3, n=2, max_tokens=12, stop_token_ids=(7, 8), logit_bias={5: 0.5}, digests=True)
@@ -206,17 +206,40 @@ def test_digests_are_of_their_length_and_answers_are_there_once(receipt, tmp_pat
     twice["choices"].append(twice["choices"][0])
     short, long = copy.deepcopy(content), copy.deepcopy(content)
     short["choices"][3]["digests"][-1] = "0" * 31
+    no_hexadecimal = copy.deepcopy(content)
+    no_hexadecimal["choices"][3]["digests"][-1] = "0" * 31 + "F"
     long["choices"][3]["digests"][-1] = "0" * 33
     for changed, words in (
         (twice, r"choices\.4 is of a prompt or sample that it has not, or has twice"),
-        (short, r"choices\.3 has a digest that is not 32 digits long"),
-        (long, r"choices\.3 has a digest that is not 32 digits long"),
+        (short, r"choices\.3 has a digest that is not 32 hexadecimal digits"),
+        (long, r"choices\.3 has a digest that is not 32 hexadecimal digits"),
+        (no_hexadecimal, "no receipt that is whole, it is damaged.* 32 hexadecimal digits"),
+        ({name: value for name, value in content.items() if name != "choices"}, "it is damaged: .*`choices`"),
         ({**content, "prompts": [], "choices": content["choices"]}, "it has no prompt, or no answer"),
         ({**content, "sampling": {**content["sampling"], "top_p": 0.0}}, r"sampling\.top_p"),
     ):
         (tmp_path / "r.json").write_text(json.dumps(changed))
         with pytest.raises(ConfigError, match=words):
             read_receipt(tmp_path / "r.json")
+
+
+def test_a_file_that_is_cut_off_is_told_as_damaged(receipt, tmp_path):
+    whole = json.dumps(seal(receipt, None).as_json()).encode()
+    for length in (2, len(whole) // 2, len(whole) - 1):
+        (tmp_path / "r.json").write_bytes(whole[:length])
+        with pytest.raises(ConfigError, match=f"it is damaged: the file is cut off behind {length:,} bytes"):
+            read_receipt(tmp_path / "r.json")
+
+
+def test_hashes_that_do_not_fit_are_told_as_damage(receipt):
+    sealed = seal(msgspec.structs.replace(receipt, prompts=[prompt_of([1, 2, 3], True)]), None)
+    assert damage_of(sealed) is None
+    shorter = msgspec.structs.replace(sealed, choices=sealed.choices[:-1])
+    assert "It is damaged" in damage_of(shorter)
+    assert broken_seal(shorter) == damage_of(shorter)
+    other = msgspec.structs.replace(sealed.prompts[0], ids=[1, 2, 4])
+    resealed = seal(msgspec.structs.replace(sealed, prompts=[other]), None)
+    assert "the ids of prompt 0 do not have the hash" in damage_of(resealed)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 FONT = 12
+APART = 5  # pixels between two labels, so that they are not read as one
 CHARACTER = 0.6 * FONT + 0.1  # width of a character of a monospaced font; others are narrower on the average
 
 
@@ -90,7 +91,7 @@ class Labels:
             near_x, near_y = min(max(x, box_x), box_x + width), min(max(y, box_y), box_y + height)
             far = math.hypot(near_x - x, near_y - y) > 16 + own
             leader = along(x, y, near_x, near_y) if far else []
-            free = box.inside(self.frame) and not self.occupied.meet(box)
+            free = box.inside(self.frame) and not self.occupied.meet(box) and not self.placed.meet(box, APART)
             if free and not any(self.placed.meet(dash, 0) for dash in leader):
                 self.occupied += [box, *leader]
                 self.placed.append(box)

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 
 from roofline.bench.report.gather import of_points
-from roofline.bench.report.history import Allowed, check, check_pairs, trend
+from roofline.bench.report.history import Allowed, check, check_pairs, trend, without_match
 from roofline.bench.report.report import report
 from roofline.bench.results.metrics import figures
 from roofline.bench.results.point import Point, UnreadCounts, Validity
+from roofline.bench.serving.series import Sizes
 from roofline.common.errors import ConfigError
 from roofline.hardware.host_settings import HostSettings
 from tests.bench.report import made
-from tests.bench.results.simulated import closed_loop, service
+from tests.bench.results.simulated import closed_loop, open_loop, service
 
 
 def version(name: str, most: float, day: int, spread: float = 0.02, **changes: object) -> Point:
@@ -145,7 +146,7 @@ def measured_points(draw: np.random.Generator, kind: str, levels: Sequence[int],
     points = []
     for workers in levels:
         draws = service(kind, draw)
-        loop = closed_loop(max(32, 4 * workers), workers, lambda draws=draws: times * draws())
+        loop = closed_loop(Sizes().of(workers), workers, lambda draws=draws: times * draws())
         points.append(msgspec.structs.replace(made.point(workers), metrics=figures(loop)))
     return points
 
@@ -162,6 +163,39 @@ def test_noise_fails_the_gate_in_at_most_five_of_a_hundred_cases(kind: str, repe
         for metric in failed:
             failed[metric] += any(each.verdict == "slower" for each in check(new, old, metric, Allowed(0.05)))
     assert max(failed.values()) <= 0.05 * trials + 1
+
+
+@pytest.mark.parametrize("kind", ["noisy", "exponential", "correlated"])
+def test_noise_at_the_same_offered_rates_fails_the_gate_as_seldom(kind: str) -> None:
+    """Open loops beside closed ones, at the rates of the earlier run, as `bench curve --levels-from` measures them."""
+    draw, trials = np.random.Generator(np.random.Philox(key=6)), 30
+    failed = {"answer_rate": 0, "e2e": 0}
+
+    def run(seed: int) -> list[Point]:
+        points = measured_points(draw, kind, (2, 8))
+        for rate, seed_of_rate in ((18.0, 2 * seed), (70.0, 2 * seed + 1)):
+            loop = open_loop(40, rate, service(kind, draw), seed_of_rate, tokens=lambda: int(draw.integers(20, 61)))
+            points.append(msgspec.structs.replace(made.point(4, rate=rate), metrics=figures(loop)))
+        return points
+
+    for trial in range(trials):
+        new, old = run(2 * trial), run(2 * trial + 1)
+        for metric in failed:
+            findings = check(new, old, metric, Allowed(0.05))
+            assert len(findings) == 4
+            failed[metric] += any(each.verdict == "slower" for each in findings)
+    assert max(failed.values()) <= 0.05 * trials + 1
+
+
+def test_loads_that_one_file_alone_has_are_told() -> None:
+    allowed = Allowed(0.05)
+    old, new = [made.point(4), made.point(4, rate=3.0)], [made.point(4), made.point(4, rate=3.1)]
+    told = without_match(new, old, allowed)
+    assert "of the new file 3.1/s poisson; of the old file 3/s poisson" in told
+    assert "--levels-from" in told
+    assert without_match(old, old, allowed) == ""
+    workers = without_match([made.point(4), made.point(8)], [made.point(4)], allowed)
+    assert workers == "not compared, as the other file has no such load: of the new file 8 workers"
 
 
 @pytest.mark.parametrize("kind", ["fixed", "noisy"])

@@ -148,13 +148,16 @@ LOOK = """(() => {
           problems.push(`${svg.getAttribute("aria-label")}: ${labels[a][0]} over ${labels[b][0]}`);
       }
   }
+  for (const frame of document.querySelectorAll(".wide:not(.tall)"))
+    if (frame.scrollHeight > frame.clientHeight + 1)
+      problems.push(`the last rows are cut of: ${frame.textContent.slice(0, 60)}`);
   const wide = document.documentElement.scrollWidth;
   return JSON.stringify({charts: shown.length, problems, wide, window: innerWidth});
 })()"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [1100, 400])
+@pytest.mark.parametrize("width", [1280, 1100, 400])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_draws_it(made_report: Report, browser: Browser, width: int, scheme: str, tmp_path: Path) -> None:
     """No text over another or outside of its chart, nothing wider than the window, nothing asked for, colours of the

@@ -51,6 +51,15 @@ def test_the_knee_has_the_most_throughput_for_its_latency() -> None:
     assert knee([]) is None
 
 
+def test_a_knee_that_was_not_passed_is_not_reached() -> None:
+    rising = [each for each in made.curve() if each.load is not None and each.load.concurrency in (1, 2, 4)]
+    section = sections(rising)["throughput and latency"]
+    assert [mark.label for mark in series_of(section)["ours 1.0"].marks] == ["1", "2", "4"]
+    assert "ours 1.0: not reached by 4 workers, the highest load" in section.text
+    repeated = sections([*rising, msgspec.structs.replace(rising[-1], id="again")])["throughput and latency"]
+    assert "not reached" in repeated.text, "the same load twice is not a higher one"
+
+
 def test_systems_with_the_same_limit_share_its_line_and_others_do_not() -> None:
     same = [*made.curve(), *made.curve((1, 2, 64), label="theirs", most=5.0)]
     series = series_of(sections(same)["throughput and latency"])
@@ -248,10 +257,10 @@ def test_latencies_count_from_the_planned_moment_where_that_is_known() -> None:
 
 
 def test_the_limit_is_dashed_and_of_closed_loops_alone() -> None:
-    series = series_of(sections([*made.curve((1, 2, 4)), made.point(4, rate=3.0)])["throughput and latency"])
+    series = series_of(sections([*made.curve((1, 2, 4, 8)), made.point(4, rate=3.0)])["throughput and latency"])
     assert series["limit of A CPU"].dashed
-    assert len(series["limit of A CPU"].marks) == 3
-    assert [mark.label for mark in series["ours 1.0"].marks] == ["1", "2", "4 knee"]
+    assert len(series["limit of A CPU"].marks) == 4
+    assert [mark.label for mark in series["ours 1.0"].marks] == ["1", "2", "4 knee", "8"]
     two = series_of(sections(made.curve((1, 2)))["throughput and latency"])["ours 1.0"]
     assert [mark.label for mark in two.marks] == ["1", "2"], "two points have no knee"
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from roofline.bench.results.compare import LOOKS, Sequential, in_words
+from roofline.bench.results.compare import LOOKS, Sequential, SequentialGoodput, in_words
 from roofline.bench.results.statistics import paired_ratio
 
 NOISE = 0.03  # of a block's rate, as of short blocks on a small machine that others use too
@@ -78,3 +78,43 @@ def test_of_throughput_the_higher_one_is_better():
     assert in_words("B is higher", "throughput") == "B is higher, which is better"
     assert in_words("B is higher", "latency") == "B is higher, which is worse"
     assert in_words("undecided", "latency") == "undecided"
+
+
+def goodput_of(shares_a, shares_b, requests=32, margin=0.03, rate=4.0):
+    """Pairs are added until they decide."""
+    sequential = SequentialGoodput(rate, requests, margin)
+    for a, b in zip(shares_a, shares_b, strict=True):
+        if (decision := sequential.add(a, b)) is not None:
+            return decision
+    raise AssertionError("the last look decides")
+
+
+def test_goodput_of_equal_systems_differs_in_at_most_five_of_a_hundred_comparisons():
+    """Counts of requests within limits, of systems that both wander."""
+    draw, trials, wrong = np.random.Generator(np.random.Philox(key=9)), 400, 0
+    for _ in range(trials):
+        middle = np.clip(0.8 + 0.1 * np.cumsum(draw.normal(size=28)) / 5, 0.05, 0.95)
+        a, b = (draw.binomial(32, middle) / 32 for _ in "ab")
+        wrong += goodput_of(a, b).verdict in ("A is higher", "B is higher")
+    assert wrong <= 0.05 * trials
+
+
+def test_goodput_that_differs_is_found():
+    draw, trials, right = np.random.Generator(np.random.Philox(key=10)), 100, 0
+    for _ in range(trials):
+        decision = goodput_of(draw.binomial(32, 0.6, 28) / 32, draw.binomial(32, 0.8, 28) / 32)
+        right += decision.verdict == "B is higher" and decision.interval[0] <= 0.8 <= decision.interval[1]
+    assert right >= 0.9 * trials
+
+
+def test_goodput_may_be_nothing_at_all():
+    decision = goodput_of([0.0] * 28, [1.0] * 28)
+    assert (decision.verdict, decision.a, decision.b, decision.rounds) == ("B is higher", 0.0, 4.0, 4)
+    assert "B is higher, which is better: A 0, B 4 requests/s within the objective, B - A +4" in decision.sentence()
+
+
+def test_few_requests_that_all_keep_the_objective_do_not_prove_that_all_would():
+    assert goodput_of([1.0] * 28, [1.0] * 28, requests=2).verdict == "undecided"
+    decision = goodput_of([1.0] * 28, [1.0] * 28, requests=200)
+    assert (decision.verdict, decision.rounds) == ("no difference", 4)
+    assert decision.sentence().startswith("no difference > 3.0% of the offered rate")

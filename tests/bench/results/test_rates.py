@@ -5,10 +5,11 @@ import pytest
 
 from roofline.bench.load.plan import Plan
 from roofline.bench.load.schedule import planned_moments
-from roofline.bench.results.metrics import figures
-from roofline.bench.results.rates import falls_behind
+from roofline.bench.results.metrics import RATES, figures
+from roofline.bench.results.rates import falls_behind, rate_of
+from roofline.bench.results.window import measured_span
 from tests.bench.results.events import request, run
-from tests.bench.results.simulated import closed_loop, open_loop, service
+from tests.bench.results.simulated import BatchingEngine, closed_loop, open_loop, service
 
 KINDS = ("fixed", "noisy", "exponential", "correlated", "phases")
 
@@ -133,3 +134,50 @@ def test_arrivals_that_were_not_planned_to_a_rate_have_an_interval_of_their_own(
 def test_plans_come_to_exactly_their_rate():
     plan = Plan(traffic="", events="", url="", model="", arrivals="poisson", rate=5.0, seed=9, requests=100)
     assert planned_moments(plan, [None] * 100)[-1] == pytest.approx(20e9)
+
+
+ENGINES = {
+    "lengths": BatchingEngine(),
+    "steps": BatchingEngine(wander=0.2, memory=0.9),
+    "together": BatchingEngine(wander=0.1, lengths=(40, 40)),  # all requests of a lap begin and end at once
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize(("workers", "laps"), [(8, 4), (16, 4), (64, 4), (16, 5), (16, 10)])
+def test_intervals_cover_the_rate_of_an_engine_that_computes_requests_side_by_side(name, workers, laps):
+    """Requests of one step share how long it took, so those of two laps are little more than two values."""
+    engine, trials, draw = ENGINES[name], 300, generator(1000 * workers + laps)
+    truth = dict(zip(("request_rate", "answer_rate"), engine.rates(workers), strict=True))
+    hits, widths = dict.fromkeys(truth, 0), {metric: [] for metric in truth}
+    for events in engine.runs(trials, workers, laps * workers, draw):
+        span = measured_span(events)
+        for metric, value in truth.items():
+            low, high = rate_of(events, span, RATES[metric][2]).interval
+            hits[metric] += low <= value <= high
+            widths[metric].append((high - low) / value)
+    assert min(hits.values()) >= 0.89 * trials, hits
+    widest = {"lengths": 1.1, "steps": 1.4, "together": 0.9}[name]
+    assert max(map(np.median, widths.values())) < widest, "an interval that covers all says nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_intervals_of_four_laps_cover(kind):
+    draw, trials, hits = generator(7), 300, 0
+    for _ in range(trials):
+        events = closed_loop(32, 8, service(kind, draw))
+        low, high = rate_of(events, measured_span(events), RATES["request_rate"][2]).interval
+        hits += low <= 80 <= high
+    assert hits >= 0.88 * trials
+
+
+def test_medians_of_two_laps_that_ran_in_step_have_no_interval():
+    """All requests of a lap took the same time: these are two values, and a median needs five."""
+    (events,) = ENGINES["together"].runs(1, 16, 64, generator(1))
+    assert figures(events)["e2e"].n == 32
+    assert figures(events)["e2e"].ci95 is None
+    apart = closed_loop(64, 16, service("noisy", generator(1)))
+    low, high = figures(apart)["e2e"].ci95
+    assert low < 100 < high

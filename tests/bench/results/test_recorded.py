@@ -2,8 +2,9 @@
 
 `files/guidellm.json` is what GuideLLM 0.8.1 wrote of 239 requests to the null server, with its own figures; texts, and
 what is not read here, were cut out. `files/vllm.json` is what `vllm bench serve` of vLLM 0.32.0 wrote of 12 requests to
-the same server, without texts. Further runs of vLLM are written down here, in the same form, and their figures by the
-formulas of its serve.py.
+the same server, without texts. `files/aiperf` is what AIPerf 0.13.0 wrote of 24 requests of a closed loop, and 3
+of a warm-up, to a server that refuses every seventh, without figures that are not read here. Further runs of vLLM are
+written down here, in the same form, and their figures by the formulas of its serve.py.
 """
 
 import json
@@ -12,12 +13,15 @@ from pathlib import Path
 import pytest
 
 from roofline.bench.results.dialects import recompute
+from roofline.bench.results.metrics import goodput
+from roofline.bench.results.objectives import Objective
 from roofline.bench.results.recorded import read_run
 from roofline.bench.results.window import measured_span
 from roofline.common.errors import ConfigError, UnsupportedError
 from tests.command_line import call_roofline
 
 FILES = Path(__file__).parent / "files"
+AIPERF = FILES / "aiperf" / "profile_export_aiperf.json"
 GUIDE, VLLM = FILES / "guidellm.json", FILES / "vllm.json"
 
 
@@ -210,3 +214,123 @@ def test_the_command(tmp_path):
     told = call_roofline(["bench", "recompute", written(tmp_path, {"schema": "events"}), "--run", 1])
     assert told.exit_code == 1
     assert "--run names a run in a file of another tool" in told.stderr
+
+
+def aiperf(tmp_path, change=lambda records: records, summary=True, name="profile_export.jsonl"):
+    """A copy of the real files, changed: the path of the records."""
+    records = [json.loads(line) for line in AIPERF.with_name("profile_export.jsonl").read_text().splitlines()]
+    path = tmp_path / name
+    path.write_text("".join(json.dumps(record) + "\n" for record in change(records)))
+    if summary:
+        to = "profile_export_aiperf.json" if name == "profile_export.jsonl" else f"{path.stem}.json"
+        path.with_name(to).write_text(AIPERF.read_text())
+    return path
+
+
+@pytest.mark.parametrize("path", [AIPERF, AIPERF.with_name("profile_export.jsonl")])
+def test_aiperfs_own_figures_of_a_real_run(path):
+    """Either of the two files names the run."""
+    own, recorded = json.loads(AIPERF.read_text()), read_run(path)
+    assert (recorded.tool, recorded.events.head.arrivals, recorded.events.head.concurrency) == ("AIPerf", "closed", 3)
+    figures = recompute(recorded.events, "aiperf")
+    for name in ("time_to_first_token", "inter_token_latency", "request_latency", "inter_chunk_latency"):
+        assert figures[name].n == own[name]["count"]
+        assert figures[name].mean == pytest.approx(own[name]["avg"], rel=1e-5)
+        assert figures[name].p50 == pytest.approx(own[name]["p50"], rel=1e-5)
+    span = own["benchmark_duration"]["avg"]
+    assert figures["request_throughput"].value == pytest.approx(own["request_throughput"]["avg"], rel=0.02)
+    assert figures["output_throughput"].value * span == pytest.approx(12 * 21, rel=0.02)
+    requests = recorded.events.requests
+    assert len(requests) == 24, "those of the warm-up are left out"
+    refused = 'status 503, Service Unavailable, {"error": {"message": "no room"}}'
+    completed = [each for each in requests if each.completed]
+    assert [each.error for each in requests if not each.completed] == [refused] * 3
+    assert all(each.prompt_tokens == 21 and each.cached_tokens == 4 for each in completed)
+    assert all(each.first_reasoning < each.first_text for each in requests if each.completed)
+    assert all(
+        each.scheduled <= each.dispatched < each.headers <= each.chunks[0] for each in requests if each.completed
+    )
+    assert len({len(each.chunks) for each in completed}) == 1
+    good = goodput(recorded.events, Objective(ttft=1e6), measured_span(recorded.events))["good_share"]
+    assert good.n > 0, "planned moments are known"
+
+
+def test_aiperfs_phases_are_arrivals(tmp_path):
+    for kind, fields, arrivals in (
+        ("poisson", {"rate": 12.0}, ("poisson", None, 12.0)),
+        ("gamma", {"rate": 3.0, "concurrency": 4}, ("gamma", None, 3.0)),
+        ("fixed_schedule", {}, ("trace", None, None)),
+    ):
+        path = aiperf(tmp_path)
+        summary = json.loads(AIPERF.read_text())
+        summary["input_config"]["phases"][1] = {"name": "p", "kind": "profiling", "type": kind, **fields}
+        path.with_name("profile_export_aiperf.json").write_text(json.dumps(summary))
+        head = read_run(path).events.head
+        assert (head.arrivals, head.concurrency, head.rate) == arrivals
+    summary["input_config"]["phases"][1]["type"] = "surprise"
+    path.with_name("profile_export_aiperf.json").write_text(json.dumps(summary))
+    with pytest.raises(UnsupportedError, match="surprise"):
+        read_run(path)
+
+
+def test_aiperfs_requests_without_their_summary_are_a_trace(tmp_path):
+    recorded = read_run(aiperf(tmp_path, summary=False))
+    assert recorded.events.head.arrivals == "trace"
+    assert "not known without the JSON file" in " ".join(recorded.notes)
+    prefixed = read_run(aiperf(tmp_path, name="mine.jsonl"))
+    assert prefixed.events.head.arrivals == "closed"
+    assert read_run(tmp_path / "mine.json").events.head == prefixed.events.head
+
+
+def test_aiperfs_summary_alone_has_no_requests(tmp_path):
+    path = tmp_path / "profile_export_aiperf.json"
+    path.write_text(AIPERF.read_text())
+    with pytest.raises(ConfigError, match=r"profile_export\.jsonl, which has them, is not beside it"):
+        read_run(path)
+
+
+def test_aiperfs_phases_are_runs(tmp_path):
+    def twice(records):
+        second = json.loads(json.dumps(records[-5:]))
+        for record in second:
+            record["metadata"]["profiling_index"] = 1
+        return [*records, *second]
+
+    path = aiperf(tmp_path, twice)
+    with pytest.raises(ConfigError, match="has 2 runs: name one with --run"):
+        read_run(path)
+    assert len(read_run(path, 2).events.requests) == 5
+    with pytest.raises(ConfigError, match="no number 3"):
+        read_run(path, 3)
+
+
+def test_an_answer_that_was_not_streamed_has_one_part(tmp_path):
+    def whole(records):
+        for record in records:
+            for name in ("time_to_first_token", "time_to_first_output_token", "inter_chunk_latency"):
+                record["metrics"].pop(name, None)
+        return records
+
+    events = read_run(aiperf(tmp_path, whole)).events
+    assert all(len(each.chunks) == 1 for each in events.requests if each.completed)
+    assert recompute(events, "aiperf")["inter_chunk_latency"].n == 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda record: record["metadata"].update(request_end_ns=5), "line 27 has a request that ends before"),
+        (lambda record: record["metrics"]["output_sequence_length"].update(value=-1), "line 27 .*negative number"),
+        (lambda record: record["metrics"]["inter_chunk_latency"].update(value=[-1.0]), "line 27 has a negative time"),
+        (lambda record: record.update(metadata={"request_start_ns": "x"}), "line 27 is no record of AIPerf"),
+    ],
+)
+def test_damaged_records_of_aiperf_are_refused(tmp_path, damage, words):
+    def damaged(records):
+        damage(records[-1])
+        return records
+
+    with pytest.raises(ConfigError, match=words):
+        read_run(aiperf(tmp_path, damaged))
+    with pytest.raises(ConfigError, match="all are of a warm-up"):
+        read_run(aiperf(tmp_path, lambda records: records[:3]))

@@ -118,7 +118,7 @@ def test_ratios_of_too_few_or_of_nothing_have_no_interval():
     assert ratio_interval(np.ones(4), np.ones(4)) is None
     assert ratio_interval(np.zeros(20), np.ones(20)) is None
     slow = ratio_interval(np.ones(20), np.repeat([1.0, 9.0], 10))  # one step: nothing says how many there will be
-    assert slow == pytest.approx((1 / 9, 1.0), rel=0.2)
+    assert slow[1] / slow[0] > 9
 
 
 def test_bootstrap_covers():

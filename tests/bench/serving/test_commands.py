@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from roofline.bench.report.gather import gather
 from roofline.bench.report.words import digits
 from roofline.bench.results.metrics import figures
 from roofline.bench.results.point import Point
-from roofline.bench.results.store import read_points, with_id
+from roofline.bench.results.store import append_points, read_points, with_id
 from roofline.bench.serving import load_test
 from roofline.bench.serving.certificate import null_server
 from roofline.bench.serving.load_test import WARM_UP
@@ -207,6 +208,53 @@ def test_clients_that_do_not_read_are_told_and_in_no_figure(null, tmp_path):
     assert told in again.stdout
     call_roofline(["bench", "report", out, "-o", tmp_path / "r.md"])
     assert f"{told}. The figures are of the requests whose answers were read." in (tmp_path / "r.md").read_text()
+
+
+def test_compare_at_a_rate_decides_by_goodput_within_the_objective(null, tmp_path):
+    out = tmp_path / "r.jsonl"
+    words = ["--rate", 200, "--block", 4, "--rounds", 2, "--objective", "ttft=60000", "--json", "--out", out]
+    result = call_roofline(["bench", "compare", null, null, *words, "--no-certificate", "--no-probe"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert (told["by"], told["goodput"]["a"], told["goodput"]["b"], told["goodput"]["difference"]) == (
+        "goodput", 200.0, 200.0, 0.0,
+    )  # fmt: skip
+    assert told["goodput"]["low"] < 0 < told["goodput"]["high"]
+    assert told["verdict"] == "undecided", "16 requests of each side prove little"
+    call_roofline(["bench", "report", out, "--markdown", tmp_path / "r.md"])
+    text = (tmp_path / "r.md").read_text()
+    assert re.search(r"goodput: difference in requests/s \| 0 \|.*\| undecided \|", text)
+
+
+def test_one_load_is_of_its_own_kind_and_is_compared_with_older_points(null, tmp_path):
+    """Points of `bench load` were called curves once; they are of the same load all the same."""
+    new, old = tmp_path / "new.jsonl", tmp_path / "old.jsonl"
+    words = ["--arrivals", "closed", "--requests", 8, "--no-certificate", "--no-probe", "--out", new]
+    assert call_roofline(["bench", "load", null, *words]).exit_code == 0
+    (point,) = read_points(new)
+    assert point.kind == "load"
+    append_points([msgspec.structs.replace(point, kind="curve")], old)
+    result = call_roofline(["bench", "check", new, "--against", old, "--at-most", "5%"])
+    assert (result.exit_code, "request rate is 1 [" in result.stdout) == (0, True), result.output
+    assert call_roofline(["bench", "history", old, new]).exit_code == 0
+
+
+def test_a_curve_measures_the_levels_of_an_earlier_one_with_clients_that_do_not_read(null, tmp_path):
+    """check then compares open loops too, and says that the shares of such clients differ."""
+    old, new = tmp_path / "old.jsonl", tmp_path / "new.jsonl"
+    words = ["bench", "curve", null, "--fewest", 6, "--requests", 3, *QUICK]
+    assert call_roofline([*words, "--workers", 2, "--out", old]).exit_code == 0
+    unread = ["--unread", 0.5, "--unread-seconds", 1, "--levels-from", old]
+    result = call_roofline([*words, *unread, "--out", new])
+    assert result.exit_code == 0, result.output
+    before, after = read_points(old), read_points(new)
+    assert [point.load.offered for point in after] == [point.load.offered for point in before]
+    assert [point.load.concurrency for point in after if point.load.arrivals == "closed"] == [1, 2]
+    assert all(point.unread is not None and point.unread.clients == 3 for point in after)
+    checked = call_roofline(["bench", "check", new, "--against", old, "--at-most", "90%"])
+    assert checked.stdout.count("did not read 0.5, was 0") == 4, checked.output
+    none = call_roofline([*words, "--workers", 1, "--levels-from", tmp_path / "none.jsonl"])
+    assert (none.exit_code, "cannot be read" in none.stderr) == (1, True)
 
 
 @pytest.mark.slow
@@ -408,6 +456,14 @@ def test_recompute(null, tmp_path):
         (
             ["compare", "http://127.0.0.1:9", "http://127.0.0.1:9", "--rate", "2", "--by", "throughput"],
             "--by throughput at a --rate would compare the rate with itself",
+        ),
+        (
+            ["compare", "http://127.0.0.1:9", "http://127.0.0.1:9", "--rate", "2", "--by", "goodput"],
+            "give --objective, such as ttft=200,tpot=50",
+        ),
+        (
+            ["compare", "http://127.0.0.1:9", "http://127.0.0.1:9", "--objective", "ttft=9", "--by", "goodput"],
+            "give an offered --rate",
         ),
     ],
 )

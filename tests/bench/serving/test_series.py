@@ -2,10 +2,14 @@
 
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
+from roofline.bench.results.store import append_points
 from roofline.bench.serving import series
-from roofline.bench.serving.series import Sizes, curve, levels, sweep
+from roofline.bench.serving.series import Sizes, curve, levels, levels_of, sweep
+from roofline.common.errors import ConfigError
+from tests.bench.report import made
 
 
 class Points:
@@ -54,6 +58,31 @@ def test_a_curve_has_an_open_loop_beside_each_level(measured):
     assert [plan.requests for plan in plans] == [6, 6, 8, 8, 16, 16]
     assert {plan.seconds for plan in plans} == {9.0}
     assert len(measured(curve, Points(), 4, Sizes(), False)) == 3
+
+
+def test_a_curve_takes_the_levels_and_rates_of_an_earlier_one(measured, tmp_path):
+    """Of the last run of the file, whatever this one reaches, up to as many workers as are asked for."""
+    path = tmp_path / "old.jsonl"
+    older = [msgspec.structs.replace(made.point(5), run="older")]
+    run = [made.point(3), made.point(3, rate=1.25), made.point(6), made.point(24), made.point(24, rate=4.5)]
+    append_points([*older, *run, msgspec.structs.replace(made.point(2), kind="sweep")], path)
+    rates = levels_of(path)
+    assert rates == {3: 1.25, 6: None, 24: 4.5}
+    plans = measured(curve, Points(lambda workers: 99 * workers), 8, Sizes(), True, rates)
+    assert [(getattr(plan, "concurrency", None), getattr(plan, "rate", None)) for plan in plans] == [
+        (3, None),
+        (None, 1.25),
+        (6, None),
+    ]
+    append_points([msgspec.structs.replace(made.point(2), kind="sweep")], tmp_path / "sweep.jsonl")
+    with pytest.raises(ConfigError, match="has no point of a closed loop of `bench curve`"):
+        levels_of(tmp_path / "sweep.jsonl")
+
+
+def test_clients_that_do_not_read_come_with_every_level(measured):
+    sizes = Sizes(beside={"unread": 0.25, "unread_tokens": 9})
+    for plans in (measured(curve, Points(), 4, sizes, True), measured(sweep, Points(lambda _: 1), 8, sizes)):
+        assert {(plan.unread, plan.unread_tokens) for plan in plans} == {(0.25, 9)}
 
 
 @pytest.mark.parametrize(

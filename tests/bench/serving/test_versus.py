@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from roofline.bench.load.plan import Plan
+from roofline.bench.results.objectives import Objective
 from roofline.bench.serving.versus import Terms, block_latency, block_rate, compare, one_after_the_other
 from tests.bench.results.events import MS, request, run
 
@@ -55,6 +56,33 @@ def test_what_is_slower_is_told_by_either_measure():
         assert comparison.verdict.verdict == verdict
         assert comparison.latency.decision().ratio.ratio == pytest.approx(153 / 103)
         assert comparison.throughput.decision().ratio.ratio == pytest.approx(133 / 183)
+
+
+def test_at_a_rate_under_a_promise_goodput_decides():
+    """B is 30 % slower and keeps the limit all the same; where the limit lies between the two, it keeps it never."""
+    for limit, verdict in ((140.0, "no difference"), (120.0, "A is higher")):
+        terms = Terms(requests=60, rate=5.0, by="goodput", promise=Objective(ttft=limit))
+        comparison, _, _ = compared(terms, b=130.0)
+        assert comparison.verdict.verdict == verdict
+        assert comparison.latency.decision().verdict == "B is higher"
+        decision = comparison.goodput.decision()
+        assert (decision.a, decision.b) == (5.0, 5.0 if limit > 130 else 0.0)
+    unpromised, _, _ = compared(Terms(requests=4, rate=5.0, by="latency"), b=130.0)
+    assert unpromised.goodput is None
+
+
+def test_where_goodput_decides_requests_that_fail_are_not_good(monkeypatch):
+    """A tenth of B's requests fails: no round is left out, and the comparison is not given up."""
+    failing(monkeypatch, {block for block in range(200) if block % 4 in (1, 2)})
+    terms = Terms(requests=10, rate=5.0, by="goodput", promise=Objective(ttft=1000.0))
+    comparison, _, rounds = compared(terms)
+    assert (comparison.failure, comparison.lost_rounds, comparison.throughput.a) == ("", 0, [])
+    assert comparison.verdict.verdict == "A is higher"
+    decision = comparison.goodput.decision()
+    assert (decision.a, decision.b) == (5.0, pytest.approx(4.5))
+    assert comparison.rounds == len(rounds) == decision.rounds
+    other, _, _ = compared(Terms(requests=10, rate=5.0, by="latency", promise=Objective(ttft=1000.0)))
+    assert "the comparison was given up" in other.failure or other.lost_rounds
 
 
 def test_the_budget_is_the_last_look():

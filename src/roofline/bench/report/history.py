@@ -159,16 +159,7 @@ def check(new: Sequence[Point], old: Sequence[Point], metric: str, allowed: Allo
     """A verdict for each load that both have. Raises ConfigError where there is none, or where only traffic or machines
     that differ keep them apart, naming which."""
     check_metric(metric)
-
-    def relaxed(points: Sequence[Point]) -> dict[LoadKey, list[Point]]:
-        groups: dict[LoadKey, list[Point]] = {}
-        for key, own in by_key(points).items():
-            sha256 = "" if allowed.other_traffic else key.sha256
-            place = "" if allowed.other_machine else key.place
-            groups.setdefault(replace(key, sha256=sha256, place=place), []).extend(own)
-        return groups
-
-    above, below = relaxed(new), relaxed(old)
+    above, below = _relaxed(new, allowed), _relaxed(old, allowed)
     common = [key for key in above if key in below]
     if not common:
         raise ConfigError(_why_apart(list(above), list(below)))
@@ -183,6 +174,30 @@ def check(new: Sequence[Point], old: Sequence[Point], metric: str, allowed: Allo
     if not findings:
         raise ConfigError(f"metric={metric!r}: no load that both files have has it")
     return findings
+
+
+def _relaxed(points: Sequence[Point], allowed: Allowed) -> dict[LoadKey, list[Point]]:
+    """Points by what they must share to be compared."""
+    groups: dict[LoadKey, list[Point]] = {}
+    for key, own in by_key(points).items():
+        sha256 = "" if allowed.other_traffic else key.sha256
+        place = "" if allowed.other_machine else key.place
+        groups.setdefault(replace(key, sha256=sha256, place=place), []).extend(own)
+    return groups
+
+
+def without_match(new: Sequence[Point], old: Sequence[Point], allowed: Allowed) -> str:
+    """Which loads only one of two files has, so that they are not compared, in a sentence; "" where both have all."""
+    above, below = _relaxed(new, allowed), _relaxed(old, allowed)
+    alone = {"new": [key for key in above if key not in below], "old": [key for key in below if key not in above]}
+    if not any(alone.values()):
+        return ""
+    which = "; ".join(
+        f"of the {name} file {', '.join(key.load for key in keys)}" for name, keys in alone.items() if keys
+    )
+    rates = any(point.load is not None and point.load.offered is not None for point in (*new, *old))
+    hint = "; `bench curve --levels-from OLD` offers the rates of an earlier curve again" if rates else ""
+    return f"not compared, as the other file has no such load: {which}{hint}"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from roofline.bench.report import draw
 from roofline.bench.report.chart import Chart, Section, Table
 
 SHORT, LONG = 16, 50  # characters of cells that are not broken, and of those that need room
+MOST_ROWS = 20  # of a table that is shown without a frame of its own to scroll in
 UNTRUSTED = "the client is not trusted with this load"  # where a mark does not say why
 FIGURE_SIGNS = set("0123456789.,%[]()-+ e")  # what cells of figures are made of, beside their units
 
@@ -80,8 +81,9 @@ def _table(table: Table) -> str:
     buttons = "".join(
         f'<button type="button" data-form="{form}">Copy as {form}</button>' for form in ("Markdown", "CSV")
     )
+    frame = "wide tall" if len(table.rows) > MOST_ROWS else "wide"
     return (
-        f'<div class="table"><div class="copy">{buttons}</div><div class="wide" tabindex="0">'
+        f'<div class="table"><div class="copy">{buttons}</div><div class="{frame}" tabindex="0">'
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>"
     )
 

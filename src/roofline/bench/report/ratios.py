@@ -121,13 +121,27 @@ def forest(gathered: Gathered) -> Section | None:
         tuple(
             (pair.name, pair.of, words.digits(pair.ratio.value, 4), *_ends(pair.ratio.interval), _verdict(pair))
             for pair in rows
-        ),
+        )
+        + tuple(_goodput_rows(gathered.points)),
     )
     text = (
         "Systems measured in turns under the same traffic; above 1 the first one has more throughput, or a longer "
         "latency. An interval that contains 1 shows no difference."
     )
     return Section("paired ratios", text, (chart,), table)
+
+
+def _goodput_rows(points: Sequence[Point]) -> list[tuple[str, ...]]:
+    """What was compared by requests within an objective, at an offered rate: differences, as a share may be 0."""
+    rows = []
+    for pair in pairs(points):
+        extra = pair.point.extra
+        figures = [extra.get(f"goodput_{part}") for part in ("difference", "low", "high")]
+        if pair.of == "throughput" and all(isinstance(figure, float) for figure in figures):
+            cells = [words.digits(figure) for figure in figures if isinstance(figure, float)]
+            verdict = str(extra.get("verdict", "-")) if extra.get("by") == "goodput" else "-"
+            rows.append((pair.name, "goodput: difference in requests/s", *cells, in_words(verdict, "goodput")))
+    return rows
 
 
 def _verdict(pair: Pair) -> str:

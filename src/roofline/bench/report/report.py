@@ -105,7 +105,11 @@ def _conditions(gathered: Gathered) -> Section | None:
     for kind, points in gathered.curves(gathered.points).items():
         rows.append((gathered.name(kind), *_condition(points)))
     headings = ("system", "model", "machine", "software", "traffic", "fidelity")
-    text = "What was measured where. A grade below A says what a reader lacks to measure the same again."
+    text = (
+        "What was measured where. The grade of a point is A where a reader lacks nothing to measure the same again, "
+        "and a letter lower for each of these that is missing: the server's version, a limit, a trusted client, five "
+        "answers."
+    )
     return Section("how it was measured", text, (), Table(headings, tuple(rows)))
 
 

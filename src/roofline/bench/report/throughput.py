@@ -47,12 +47,13 @@ def _latency(gathered: Gathered, points: Sequence[Point], slo: Slo) -> Section |
             usable = [point for point in part if _pair(point) is not None]
             if not usable:
                 continue
-            best = knee(usable)
+            best = passed_knee(usable)
             look = gathered.kinds[kind]
-            marks = tuple(_latency_mark(point, best is point and len(usable) > 2) for point in usable)
+            marks = tuple(_latency_mark(point, best is point) for point in usable)
             series.append(Series(name=name, marks=marks, look=look, dashed=name != gathered.name(kind)))
-            if best is not None and len(usable) > 2:
-                knees.append(f"{name}: {words.load_name(best)}")
+            if len(usable) > 2:
+                last = f"not reached by {words.load_name(usable[-1])}, the highest load"
+                knees.append(f"{name}: {last if best is None else words.load_name(best)}")
     if not series:
         return None
     series += _limits(gathered, points)
@@ -140,6 +141,15 @@ def knee(points: Sequence[Point]) -> Point | None:
     """The point with the highest throughput divided by its latency."""
     pairs = [(pair[1] / pair[0], number) for number, point in enumerate(points) if (pair := _pair(point)) is not None]
     return points[max(pairs)[1]] if pairs else None
+
+
+def passed_knee(points: Sequence[Point]) -> Point | None:
+    """The knee of a curve whose points are in the order of their loads; None where it was not reached: of fewer than
+    three points, and where the highest load still has the most throughput for its latency."""
+    best = knee(points)
+    if best is None or len(points) < 3 or words.load_name(best) == words.load_name(points[-1]):
+        return None
+    return best
 
 
 def _latency_mark(point: Point, is_knee: bool) -> Mark:
@@ -310,6 +320,7 @@ def _over_workers(gathered: Gathered, points: Sequence[Point], name: str) -> tup
 
 
 def _failures(gathered: Gathered, points: Sequence[Point]) -> tuple[Series, ...]:
+    """The share of each level that failed; nothing where none did, which the table says."""
     out = []
     for kind, own in gathered.curves(points).items():
         shares = [(point, _failed(point)) for point in own]
@@ -326,7 +337,8 @@ def _failures(gathered: Gathered, points: Sequence[Point]) -> tuple[Series, ...]
         )
         if marks:
             out.append(Series(name=gathered.name(kind), marks=marks, look=gathered.kinds[kind]))
-    return tuple(out)
+    failed = any(mark.y for series in out for mark in series.marks)
+    return tuple(out) if failed else ()
 
 
 def _failed(point: Point) -> float | None:

@@ -15,7 +15,7 @@ from roofline.bench.results.objectives import Objective
 from roofline.bench.results.point import Counts, Figure, Lengths
 from roofline.bench.results.rates import Amount, falls_behind, rate_of
 from roofline.bench.results.statistics import Values, percentile, serial_percentile_interval
-from roofline.bench.results.window import Span, in_span, measured, measured_span
+from roofline.bench.results.window import Span, in_span, lap_of, measured, measured_span
 
 Of = Callable[[RequestEvents], float | None]  # a request's value, None where it has none
 NS_MS = 1e-6
@@ -93,7 +93,7 @@ def all_figures(events: Events, span: Span | None = None) -> dict[str, Figure]:
     """All metrics of a run, also those that no request has a value of (their n is 0)."""
     span = span or measured_span(events)
     requests = in_span(measured(events), span)
-    rows = {name: of_requests(metric, requests) for name, metric in METRICS.items()}
+    rows = {name: of_requests(metric, requests, lap_of(events)) for name, metric in METRICS.items()}
     rows["itl"] = gaps_of(requests)
     return rows | throughput(events, span)
 
@@ -105,15 +105,16 @@ def gaps_of(requests: Iterable[RequestEvents]) -> Figure:
     return distribution(what, "ms", np.array(gaps) * NS_MS, independent=False)
 
 
-def of_requests(metric: Metric, requests: Iterable[RequestEvents]) -> Figure:
-    """The metric over requests."""
+def of_requests(metric: Metric, requests: Iterable[RequestEvents], beside: int = 1) -> Figure:
+    """The metric over requests. beside: how many of them were under way at a time."""
     values = [value for request in requests if (value := metric.of(request)) is not None]
-    return distribution(metric.definition, metric.unit, np.array(values))
+    return distribution(metric.definition, metric.unit, np.array(values), beside=beside)
 
 
-def distribution(definition: str, unit: str, values: Values, independent: bool = True) -> Figure:
+def distribution(definition: str, unit: str, values: Values, independent: bool = True, beside: int = 1) -> Figure:
     """A figure of many values in their order, with the percentiles that there are enough of them for. independent:
-    whether they are of a request each, unlike gaps of one answer: only then there is an interval of the median."""
+    whether they are of a request each, unlike gaps of one answer: only then there is an interval of the median; beside:
+    how many of them came at a time."""
     if not len(values):
         return Figure(definition=definition, unit=unit, n=0)
     p50, p90, p95, p99 = (percentile(values, share) for share in (0.5, 0.9, 0.95, 0.99))
@@ -127,7 +128,7 @@ def distribution(definition: str, unit: str, values: Values, independent: bool =
         p90=p90,
         p95=p95,
         p99=p99,
-        ci95=serial_percentile_interval(values, 0.5) if independent else None,
+        ci95=serial_percentile_interval(values, 0.5, beside) if independent else None,
     )
 
 
@@ -208,6 +209,12 @@ def goodput(events: Events, objective: Objective, span: Span | None = None) -> d
             value=good / len(sent) if sent else 0.0,
         ),
     }
+
+
+def good_share(events: Events, objective: Objective) -> float:
+    """The share of all requests of a run, probes apart, that keep the objective."""
+    sent = measured(events)
+    return sum(_is_good(each, objective) for each in sent) / len(sent) if sent else 0.0
 
 
 def _is_good(request: RequestEvents, objective: Objective) -> bool:

@@ -13,7 +13,7 @@ from roofline.hardware.host_settings import HostSettings
 
 SCHEMA = "bench.result/1"
 INTERRUPTED = "interrupted"  # among the flags of a point that Ctrl-C ended before its load was sent
-Kind = Literal["curve", "sweep", "decode", "compare", "train", "plan", "fleet", "engine", "latency"]
+Kind = Literal["curve", "load", "sweep", "decode", "compare", "train", "plan", "fleet", "engine", "latency"]
 
 
 class Figure(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -240,8 +240,10 @@ class Validity(msgspec.Struct, kw_only=True):
 
 
 class Point(msgspec.Struct, kw_only=True):
-    """A measured point. id: a hash of the rest; run: of all points of one command; metrics: by name, such as "ttft";
-    events: path of the raw events beside the results, and their SHA-256; extra: what only this kind of point has."""
+    """A measured point. id: a hash of the rest; run: of all points of one command; kind: the command that measured it
+    (points of `bench load` had "curve" before 2026-11-27; none are told apart by that); metrics: by name, such as
+    "ttft"; events: path of the raw events beside the results, and their SHA-256; extra: what only this kind of point
+    has."""
 
     id: str
     run: str

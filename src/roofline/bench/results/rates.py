@@ -36,19 +36,21 @@ class Rate:
 
 @dataclass(frozen=True)
 class _Units:
-    """What a rate is a ratio of: amounts, the seconds that they took; at_a_time: how many of them run side by side;
-    steady: whether the ratio is that of all the run, so that it has an interval."""
+    """What a rate is a ratio of: amounts, the seconds that they took; at_a_time: how many of them run side by side, as
+    a factor of the rate; beside: how many neighbours of them were under way at a time, and share what moved the system
+    then; steady: whether the ratio is that of all the run, so that it has an interval."""
 
     amounts: Values
     seconds: Values
     at_a_time: float = 1.0
+    beside: float = 1.0
     steady: bool = True
 
     def rate(self, n: int) -> Rate:
         total = float(self.seconds.sum())
         if total <= 0:
             return Rate(0.0, None, 0)
-        around = ratio_interval(self.amounts, self.seconds) if self.steady else None
+        around = ratio_interval(self.amounts, self.seconds, self.beside) if self.steady else None
         interval = None if around is None else (around[0] * self.at_a_time, around[1] * self.at_a_time)
         return Rate(float(self.amounts.sum()) / total * self.at_a_time, interval, n)
 
@@ -70,7 +72,8 @@ def rate_of(events: Events, span: Span, amount: Amount) -> Rate:
 
 
 def _closed(events: Events, ended: Sequence[RequestEvents], amount: Amount) -> _Units:
-    return _Units(_amounts(ended, amount), _latencies(ended), busy(events))
+    at_a_time = busy(events)
+    return _Units(_amounts(ended, amount), _latencies(ended), at_a_time, beside=max(at_a_time, 1.0))
 
 
 def busy(events: Events) -> float:

@@ -14,6 +14,8 @@ CONFIDENCE = 0.95
 BATCHES, FEWEST_BATCHES = 20, 5
 CAUTION = 0.3  # standard errors that are added to a correlation: too low a one costs more coverage than too high a one
 MOST_CORRELATION = 0.9  # of neighbouring batches: a run that shows more is too short to tell how much more
+MOST_SLOWER = 3.0  # times the reach of slow waves, that a correlation of batches may lead to
+MOST_REACH = 10.0  # of a logarithm
 FINEST = 1e-6  # of a ratio: no interval is narrower, as moments are rounded and clocks differ by as much
 RESAMPLES = 1000
 _EXACT = 2000  # values up to which binomial probabilities are summed, not approximated
@@ -67,6 +69,15 @@ def mean_interval(values: Values) -> Interval | None:
     return float(values.mean()) - reach, float(values.mean()) + reach
 
 
+@dataclass(frozen=True)
+class _MeanError:
+    """The standard error of a series' mean. freedom: degrees of freedom of it; bend: what skew adds to a quantile."""
+
+    error: float
+    freedom: float
+    bend: float = 0.0
+
+
 def batch_means_interval(series: Values) -> Interval | None:
     """A 95 % interval of the mean of a series whose neighbours may be correlated, and whose values may lie more to one
     side. None of a series that is too short for batches.
@@ -75,27 +86,56 @@ def batch_means_interval(series: Values) -> Interval | None:
     order), so many degrees of freedom as there are independent batches, and Johnson's transformation for their skew
     (Willink 2005), as in N-Skart (Tafazzoli and others 2011).
     """
-    n = len(series)
-    if n < FEWEST_BATCHES:
+    if len(series) < FEWEST_BATCHES:
         return None
+    middle, of = float(series.mean()), _batch_error(series)
+    reach = _reach(math.floor(10 * of.freedom))
+    return middle - _bent(reach, of.bend) * of.error, middle - _bent(-reach, of.bend) * of.error
+
+
+def _batch_error(series: Values) -> _MeanError:
+    n = len(series)
     count = min(BATCHES, n)
     edges = np.arange(count) * n // count
     means = np.add.reduceat(series, edges) / np.diff(edges, append=n)
-    middle, off = float(series.mean()), means - means.mean()
+    off = means - means.mean()
     squares = float(off @ off)
     if squares == 0:
-        return middle, middle
+        return _MeanError(0.0, count - 1)
     correlation = float(off[1:] @ off[:-1]) / squares
     correlation += (1 + 4 * correlation) / count  # the bias of a short series (Kendall 1954)
     correlation += CAUTION / math.sqrt(count)
     correlation = min(max(correlation, 0.0), MOST_CORRELATION)
     inflation = (1 + correlation) / (1 - correlation)
     variance = squares / (count - 1) / max(1 - (inflation - 1) / (count - 1), 0.3)
-    error = math.sqrt(variance * inflation / count)
-    reach = _reach(math.floor(10 * max(count / inflation - 1, 1.0)))
     skew = float(np.mean(off**3)) / (squares / count) ** 1.5 * math.sqrt(count * (count - 1)) / (count - 2)
-    bend = skew / (6 * math.sqrt(count))
-    return middle - _bent(reach, bend) * error, middle - _bent(-reach, bend) * error
+    freedom = max(count / inflation - 1, 1.0)
+    error = math.sqrt(variance * inflation / count)
+    return _MeanError(error, freedom, skew / (6 * math.sqrt(count)))
+
+
+def _slow_reach(series: Values, waves: int) -> float:
+    """How far the mean may be off, from so many of the slowest cosine waves of a series alone (Mueller 2007): what goes
+    up and down faster does not reach them."""
+    n = len(series)
+    waves = min(max(waves, 1), BATCHES, n - 1)
+    angles = np.pi * np.outer(np.arange(1, waves + 1), np.arange(n) + 0.5) / n
+    weights = np.cos(angles) @ series * math.sqrt(2 / n)
+    return math.sqrt(float(weights @ weights) / waves / n) * _reach(10 * waves)
+
+
+def _mean_reach(series: Values, beside: float) -> float:
+    """How far the 95 % interval of the mean of a series goes to either side, of values that came `beside` at a time:
+    those share what moves the system while they are under way, so a lap of them may say no more than two do.
+
+    Batches know a correlation that fades from one to the next, not one that lasts for all of a lap. So they have no
+    more degrees of freedom than there are half laps, and what moves as slowly as a lap sets the least reach, and by
+    MOST_SLOWER the most.
+    """
+    laps, of = len(series) / beside, _batch_error(series)
+    slow = _slow_reach(series, round(laps))
+    batches = of.error * _reach(math.floor(10 * min(of.freedom, max(2 * laps - 1, 1.0))))
+    return max(slow, min(batches, MOST_SLOWER * slow))
 
 
 @cache
@@ -109,55 +149,37 @@ def _bent(reach: float, bend: float) -> float:
     return reach if abs(bend) < 1e-9 else (math.cbrt(1 + 6 * bend * (reach - bend)) - 1) / (2 * bend)
 
 
-def serial_percentile_interval(series: Values, share: float) -> Interval | None:
+def serial_percentile_interval(series: Values, share: float, beside: float = 1.0) -> Interval | None:
     """A 95 % interval of a percentile of values in the order in which they came, neighbours of which may be correlated:
-    that of independent values, or a wider one where their ranks are correlated. None where there are too few values
-    for it."""
+    that of independent values, or a wider one where their ranks are correlated. beside: how many of them were under way
+    at a time. None where there are too few values for it, or where they move together so much that those say no more
+    than too few would."""
     plain = percentile_interval(series, share)
-    ranks = (np.argsort(np.argsort(series)) + 0.5) / max(len(series), 1)
-    around = batch_means_interval(ranks)
-    if plain is None or around is None:
+    if plain is None or len(series) < FEWEST_BATCHES or plain[0] == plain[1]:
         return plain
+    ranks = (np.argsort(np.argsort(series)) + 0.5) / len(series)
     # The deviation of a rank is the root of 1/12, that of lying below the percentile the root of share * (1 - share).
-    reach = (around[1] - around[0]) / 2 * math.sqrt(12 * share * (1 - share))
+    reach = _mean_reach(ranks - ranks.mean(), beside) * math.sqrt(12 * share * (1 - share))
+    if reach > min(share, 1 - share) and len(series) / beside < values_needed(max(share, 1 - share)):
+        return None  # the least and the largest value of few laps are not as far as any value lies
     low, high = np.quantile(series, [max(share - reach, 0.0), min(share + reach, 1.0)]).tolist()
     return min(plain[0], low), max(plain[1], high)
 
 
-def ratio_interval(amounts: Values, times: Values) -> Interval | None:
+def ratio_interval(amounts: Values, times: Values, beside: float = 1.0) -> Interval | None:
     """A 95 % interval of the sum of amounts over the sum of the times that they took, which may be correlated, with
-    each other and in time: all ratios r for which amounts - r * times may have a mean of 0 (Fieller 1954), but none
-    beyond the least and the largest of single ones. None of too few values."""
+    each other and in time. beside: how many of them were under way at a time. None of too few values.
+
+    What is uncertain is the mean of amount - ratio * time; it is taken relative to the ratio, on a logarithmic scale,
+    so that no end is below zero.
+    """
     total = float(times.sum())
     middle = float(amounts.sum()) / total if total > 0 else 0.0
     if middle <= 0 or len(amounts) < FEWEST_BATCHES:
         return None
-    single = amounts[times > 0] / times[times > 0]
-    low = _end(amounts, times, middle, min(float(single.min()), middle))
-    high = _end(amounts, times, middle, max(float(single.max()), middle))
-    return min(low, middle * (1 - FINEST)), max(high, middle * (1 + FINEST))
-
-
-def _end(amounts: Values, times: Values, middle: float, farthest: float) -> float:
-    """The farthest ratio that may be the true one, on the way from the middle to `farthest`."""
-
-    def may_be(ratio: float) -> bool:
-        around = batch_means_interval(amounts - ratio * times)
-        return around is not None and around[0] <= 0 <= around[1]
-
-    inside, outside = middle, farthest
-    step = 0.01 * middle if farthest > middle else -0.01 * middle
-    while abs(step) < abs(farthest - middle):  # the end that is nearest, not one behind it
-        if not may_be(middle + step):
-            outside = middle + step
-            break
-        inside, step = middle + step, 2 * step
-    if outside == farthest and may_be(farthest):
-        return farthest
-    for _ in range(14):
-        between = (inside + outside) / 2
-        inside, outside = (between, outside) if may_be(between) else (inside, between)
-    return inside
+    off = (amounts - middle * times) / (middle * float(times.mean()))
+    reach = min(max(_mean_reach(off, beside), FINEST), MOST_REACH)
+    return middle * math.exp(-reach), middle * math.exp(reach)
 
 
 def bootstrap_interval(values: Values, statistic: Callable[[Values], float], seed: int = 0) -> Interval | None:
@@ -189,3 +211,12 @@ def paired_ratio(a: Sequence[float], b: Sequence[float], error: float = 1 - CONF
     if n >= 2:
         reach = t_quantile(error, n - 1) * float(np.std(logs, ddof=1)) / math.sqrt(n)
     return Ratio(math.exp(middle), math.exp(middle - reach), math.exp(min(middle + reach, 700.0)), n)
+
+
+def paired_difference(a: Sequence[float], b: Sequence[float], error: float = 1 - CONFIDENCE) -> Interval:
+    """The interval of the mean of b - a over pairs of blocks that were measured next to each other. error: the
+    probability that it may miss the true mean."""
+    off = np.asarray(b, dtype=float) - np.asarray(a, dtype=float)
+    n, middle = len(off), float(off.mean())
+    reach = math.inf if n < 2 else t_quantile(error, n - 1) * float(np.std(off, ddof=1)) / math.sqrt(n)
+    return middle - reach, middle + reach

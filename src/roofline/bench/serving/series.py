@@ -1,12 +1,15 @@
 """Series of points: a curve over workers, a sweep until the system is saturated, decoding of single requests."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from roofline.bench.load.plan import Plan
 from roofline.bench.results.point import Counts, Point
+from roofline.bench.results.store import read_points
 from roofline.bench.serving.load_test import LoadTest
 from roofline.bench.serving.measure import measure
+from roofline.common.errors import ConfigError
 
 OPEN_SHARE = 0.9  # of a closed loop's rate, that the open loop beside it offers: it stays below saturation
 GAIN = 1.03  # that a level's throughput must have over the best before, or it adds nothing
@@ -17,11 +20,13 @@ MOST_ERRORS = 0.01  # of the requests of a level
 @dataclass(frozen=True)
 class Sizes:
     """How much is sent at a level. requests: for each worker, but at least `fewest`; seconds: after which no more are
-    sent, whichever comes first."""
+    sent, whichever comes first. Five laps leave three between the first and the last one, from which intervals are a
+    third narrower than from two. beside: fields of a plan, of clients that do not read."""
 
-    requests: int = 4
+    requests: int = 5
     fewest: int = 32
     seconds: float = 60.0
+    beside: Mapping[str, object] = field(default_factory=dict)
 
     def of(self, workers: int) -> int:
         return max(self.requests * workers, self.fewest)
@@ -33,22 +38,45 @@ def levels(most: int) -> list[int]:
     return powers if powers[-1] == most else [*powers, most]
 
 
-def curve(test: LoadTest, most: int, sizes: Sizes, poisson: bool) -> Iterator[Point]:
+def levels_of(path: Path) -> dict[int, float | None]:
+    """The levels of the last curve in a file of results, by workers: the rate that was offered beside each, None where
+    none was. Raises ConfigError where the file has no curve."""
+    rates: dict[int, float | None] = {}
+    points = [point for point in read_points(path) if point.kind == "curve" and point.load is not None]
+    workers = None
+    for point in points:
+        if point.run != points[-1].run or point.load is None:
+            continue
+        if point.load.arrivals == "closed" and point.load.concurrency is not None:
+            workers = point.load.concurrency
+            rates[workers] = None
+        elif workers is not None and point.load.offered is not None:
+            rates[workers] = point.load.offered
+    if not rates:
+        raise ConfigError(f"{path} has no point of a closed loop of `bench curve`: name a file that has a curve")
+    return rates
+
+
+def curve(
+    test: LoadTest, most: int, sizes: Sizes, poisson: bool, rates: Mapping[int, float | None] | None = None
+) -> Iterator[Point]:
     """Points of a closed loop with 1, 2, 4, ... workers. poisson: behind each, one of an open loop that offers
-    OPEN_SHARE of the rate that the closed loop reached. A level of which no request is answered is the last one."""
-    for workers in levels(most):
-        plan = test.plan(sizes.of(workers), concurrency=workers, seconds=sizes.seconds)
+    OPEN_SHARE of the rate that the closed loop reached. rates: as `levels_of` has them, whose levels are measured
+    instead, with the rates beside them. A level of which no request is answered is the last one."""
+    for workers in levels(most) if rates is None else [each for each in rates if each <= most]:
+        plan = test.plan(sizes.of(workers), concurrency=workers, seconds=sizes.seconds, **sizes.beside)
         point = measure(test, "curve", plan)
         yield point
         if point.counts is not None and not point.counts.completed:
             return  # with more workers it would not be better
-        rate = _value(point, "request_rate")
-        if poisson and rate > 0:
-            yield measure(test, "curve", _open(test, plan.requests, rate * OPEN_SHARE, sizes.seconds))
+        reached = _value(point, "request_rate")
+        rate = reached * OPEN_SHARE if rates is None else rates[workers]
+        if poisson and reached > 0 and rate is not None:
+            yield measure(test, "curve", _open(test, plan.requests, rate, sizes))
 
 
-def _open(test: LoadTest, requests: int, rate: float, seconds: float) -> Plan:
-    return test.plan(requests, arrivals="poisson", rate=rate, seconds=seconds, seed=test.points)
+def _open(test: LoadTest, requests: int, rate: float, sizes: Sizes) -> Plan:
+    return test.plan(requests, arrivals="poisson", rate=rate, seconds=sizes.seconds, seed=test.points, **sizes.beside)
 
 
 def sweep(test: LoadTest, most: int, sizes: Sizes) -> Iterator[Point]:
@@ -57,7 +85,8 @@ def sweep(test: LoadTest, most: int, sizes: Sizes) -> Iterator[Point]:
     are answered without text."""
     best, without_gain = 0.0, 0
     for workers in levels(most):
-        point = measure(test, "sweep", test.plan(sizes.of(workers), concurrency=workers, seconds=sizes.seconds))
+        plan = test.plan(sizes.of(workers), concurrency=workers, seconds=sizes.seconds, **sizes.beside)
+        point = measure(test, "sweep", plan)
         yield point
         rate, counts = _value(point, "answer_rate"), point.counts
         without_gain = 0 if rate > best * GAIN else without_gain + 1

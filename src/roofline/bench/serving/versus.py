@@ -13,8 +13,16 @@ import numpy as np
 
 from roofline.bench.load.events import Events, RequestEvents
 from roofline.bench.load.plan import Plan
-from roofline.bench.results.compare import LOOKS, By, Decision, Sequential
-from roofline.bench.results.metrics import answer_tokens
+from roofline.bench.results.compare import (
+    LOOKS,
+    By,
+    Decision,
+    GoodputDecision,
+    Sequential,
+    SequentialGoodput,
+)
+from roofline.bench.results.metrics import answer_tokens, good_share
+from roofline.bench.results.objectives import Objective
 from roofline.bench.results.point import Point
 from roofline.bench.results.window import measured
 from roofline.bench.serving.load_test import LoadTest, NotKept
@@ -38,7 +46,8 @@ _MOMENTS = (
 @dataclass(frozen=True)
 class Terms:
     """How systems are compared. requests: of a block; concurrency: workers of a closed loop; rate: requests a second
-    of a Poisson process instead; by: what decides; margin: a difference that does not matter; rounds: at most."""
+    of a Poisson process instead; by: what decides; margin: a difference that does not matter; rounds: at most; promise:
+    of a service, whose goodput is compared at a rate."""
 
     requests: int
     concurrency: int = 1
@@ -46,6 +55,7 @@ class Terms:
     by: By = "throughput"
     margin: float = 0.03
     rounds: int = LOOKS[-1]
+    promise: Objective | None = None
 
     @property
     def most_rounds(self) -> int:
@@ -66,18 +76,27 @@ class Comparison:
     throughput: Sequential
     latency: Sequential
     by: By
+    goodput: SequentialGoodput | None = None  # at a rate, under a promise
     events: dict[str, list[Events]] = field(default_factory=lambda: {"A": [], "B": []})
-    decision: Decision | None = None
+    decision: Decision | GoodputDecision | None = None
     interrupted: bool = False
     lost_rounds: int = 0
     failure: str = ""
 
     @property
-    def verdict(self) -> Decision:
+    def rounds(self) -> int:
+        """Those that count for what decides."""
+        return len(self.deciding.a)
+
+    @property
+    def verdict(self) -> Decision | GoodputDecision:
         return self.decision or self.deciding.decision()
 
     @property
-    def deciding(self) -> Sequential:
+    def deciding(self) -> Sequential | SequentialGoodput:
+        if self.by == "goodput":
+            assert self.goodput is not None, "it decides at a rate under a promise alone"
+            return self.goodput
         return self.throughput if self.by == "throughput" else self.latency
 
 
@@ -86,10 +105,13 @@ def compare(a: LoadTest, b: LoadTest, terms: Terms, on_round: Callable[[Comparis
 
     A round in which a request fails is left out, as its blocks did not do the same work, and told. Where more than
     MOST_FAILED of the requests to a side fail, or too many rounds are lost, the comparison is given up, with what there
-    is. After Ctrl-C what there is.
+    is. Where goodput decides, a request that fails is one that does not keep the promise instead. After Ctrl-C what
+    there is.
     """
     tests, failed, sent = {"A": a, "B": b}, {"A": 0, "B": 0}, {"A": 0, "B": 0}
-    comparison = Comparison(Sequential(terms.margin, terms.looks), Sequential(terms.margin, terms.looks), terms.by)
+    comparison = Comparison(
+        Sequential(terms.margin, terms.looks), Sequential(terms.margin, terms.looks), terms.by, _goodput(terms)
+    )
     for number in range(terms.most_rounds):
         blocks: list[tuple[str, Events]] = []
         for block, name in enumerate("ABBA"):
@@ -101,17 +123,17 @@ def compare(a: LoadTest, b: LoadTest, terms: Terms, on_round: Callable[[Comparis
             causes = _failures(events)
             sent[name] += terms.requests
             failed[name] += len(causes)
-            if causes:
+            if causes and terms.by != "goodput":
                 cause = f"{failed[name]} of {sent[name]} requests to {name} failed, the last one with: {causes[-1]}"
                 log.get("bench").warning("round %d is left out: %s", number + 1, cause)
                 if failed[name] > MOST_FAILED * max(sent[name], FEWEST_SENT):
                     comparison.failure = f"{cause}; the comparison was given up"
                     return comparison
                 break
-        if len(blocks) < len("ABBA") or _failures(blocks[-1][1]):
+        if len(blocks) < len("ABBA") or (terms.by != "goodput" and _failures(blocks[-1][1])):
             comparison.lost_rounds += 1
             continue
-        _add(comparison, blocks)
+        _add(comparison, blocks, terms)
         on_round(comparison)
         if comparison.decision is not None:
             return comparison
@@ -119,17 +141,29 @@ def compare(a: LoadTest, b: LoadTest, terms: Terms, on_round: Callable[[Comparis
     return comparison
 
 
-def _add(comparison: Comparison, blocks: Sequence[tuple[str, Events]]) -> None:
-    """Add the ratios of a round."""
+def _goodput(terms: Terms) -> SequentialGoodput | None:
+    if terms.rate is None or terms.promise is None:
+        return None
+    return SequentialGoodput(terms.rate, 2 * terms.requests, terms.margin, terms.looks)
+
+
+def _add(comparison: Comparison, blocks: Sequence[tuple[str, Events]], terms: Terms) -> None:
+    """Add the ratios of a round in which no request failed, and the shares of requests that keep the promise."""
     rates: dict[str, list[float]] = {"A": [], "B": []}
     delays: dict[str, list[float]] = {"A": [], "B": []}
     for name, events in blocks:
         comparison.events[name].append(events)
-        rates[name].append(block_rate(events))
-        delays[name].append(block_latency(events))
-    latency = comparison.latency.add(*(_middle(delays[name]) for name in "AB"))
-    throughput = comparison.throughput.add(*(_middle(rates[name]) for name in "AB"))
-    comparison.decision = throughput if comparison.by == "throughput" else latency
+    decisions: dict[By, Decision | GoodputDecision | None] = {}
+    if not any(_failures(events) for _, events in blocks):
+        for name, events in blocks:
+            rates[name].append(block_rate(events))
+            delays[name].append(block_latency(events))
+        decisions["latency"] = comparison.latency.add(*(_middle(delays[name]) for name in "AB"))
+        decisions["throughput"] = comparison.throughput.add(*(_middle(rates[name]) for name in "AB"))
+    if comparison.goodput is not None and terms.promise is not None:
+        shares = {side: [good_share(events, terms.promise) for name, events in blocks if name == side] for side in "AB"}
+        decisions["goodput"] = comparison.goodput.add(*(float(np.mean(shares[side])) for side in "AB"))
+    comparison.decision = decisions[comparison.by]
 
 
 def _plan(test: LoadTest, terms: Terms, first: int) -> Plan:
@@ -175,12 +209,18 @@ def points(a: LoadTest, b: LoadTest, terms: Terms, comparison: Comparison) -> li
         events = one_after_the_other(comparison.events[name])
         point = point_of(test, "compare", _plan(test, terms, 0), events)
         extra = {**point.extra, "side": name, "by": terms.by, "margin": terms.margin}
-        if comparison.throughput.a:
+        if comparison.rounds:
             extra["verdict"] = comparison.verdict.verdict
             for what, ratios in (("throughput", comparison.throughput), ("latency", comparison.latency)):
+                if not ratios.a:
+                    continue
                 ratio = ratios.decision().ratio
                 extra |= {f"{what}_ratio": ratio.ratio, f"{what}_low": ratio.low, f"{what}_high": ratio.high}
-            extra["rounds"] = len(comparison.throughput.a)
+            if comparison.goodput is not None:
+                decision = comparison.goodput.decision()
+                low, high = decision.interval
+                extra |= {"goodput_difference": decision.difference, "goodput_low": low, "goodput_high": high}
+            extra["rounds"] = comparison.rounds
         window = msgspec.structs.replace(point.window, repeats=len(comparison.events[name]), order="ABBA")
         point = msgspec.structs.replace(point, run=a.run, window=window, extra=extra)
         try:

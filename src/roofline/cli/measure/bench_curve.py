@@ -1,21 +1,26 @@
 """roofline bench curve: throughput and latency of a server with more and more requests at a time, beside the limit."""
 
+from pathlib import Path
 from typing import Annotated
 
-from roofline.cli.measure.load_options import TARGET_HELP, LoadTestOptions, tell_points
+from roofline.cli.measure.load_options import TARGET_HELP, LevelOptions, LoadTestOptions, UnreadOptions, tell_points
 from roofline.cli.options import AsJsonLines
 from roofline.cli.parser import Argument
+from roofline.common.errors import ConfigError
 from roofline.common.options import Option
 
 
 def command(
     target: Annotated[str, Argument(TARGET_HELP)],
     options: LoadTestOptions,
+    level: LevelOptions,
+    unread: UnreadOptions,
     workers: Annotated[int, Option("The most at a time: 1, 2, 4, ... up to it.", minimum=1, unit="workers")] = 64,
-    requests: Annotated[int, Option("Of each worker at a level.", minimum=1, unit="requests")] = 4,
-    fewest: Annotated[int, Option("At every level, however few workers it has.", minimum=1, unit="requests")] = 32,
-    seconds: Annotated[float, Option("After which a level sends no more.", minimum=0.1, unit="seconds")] = 60.0,
     poisson: Annotated[bool, Option("Beside each level, send requests at random moments at 0.9 of its rate.")] = True,
+    levels_from: Annotated[
+        Path | None,
+        Option("Measure the levels of the last curve in this file, at the rates that it offered: check compares them."),
+    ] = None,
     as_json: AsJsonLines = False,
 ) -> None:
     """Measure requests a second and latency with 1, 2, 4, ... requests at a time. Traffic: typical.
@@ -24,11 +29,14 @@ def command(
     number at random moments, so that waiting shows. Points are added to --out as they are measured.
     """
     from roofline.bench.serving.load_test import open_load_test
-    from roofline.bench.serving.series import Sizes, curve, levels
+    from roofline.bench.serving.series import Sizes, curve, levels, levels_of
 
-    sizes = Sizes(requests, fewest, seconds)
+    sizes = Sizes(level.requests, level.fewest, level.seconds, unread.plan_fields(target))
+    rates = None if levels_from is None else levels_of(levels_from)
+    measured = levels(workers) if rates is None else [each for each in rates if each <= workers]
+    if not measured:
+        raise ConfigError(f"{levels_from} has no level of at most {workers} workers: raise --workers")
     loads = 2 if poisson else 1  # of each level
-    requests_of_all = sum(sizes.of(level) for level in levels(workers)) * loads
-    traffic = options.traffic_of(requests_of_all, "typical")
-    with open_load_test(options.settings(target), traffic, workers) as test:
-        tell_points(test, curve(test, workers, sizes, poisson), as_json, len(levels(workers)) * loads)
+    traffic = options.traffic_of(sum(sizes.of(each) for each in measured) * loads, "typical")
+    with open_load_test(options.settings(target), traffic, measured[-1]) as test:
+        tell_points(test, curve(test, workers, sizes, poisson, rates), as_json, len(measured) * loads)

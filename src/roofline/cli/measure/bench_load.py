@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from roofline.cli.measure.load_options import TARGET_HELP, LoadTestOptions, tell_points
+from roofline.cli.measure.load_options import TARGET_HELP, LoadTestOptions, UnreadOptions, tell_points
 from roofline.cli.options import AsJson
 from roofline.cli.parser import Argument
 from roofline.common.errors import ConfigError
@@ -17,7 +17,6 @@ _ARRIVALS = {
     "burstiness": ("gamma",),
     "trace_speed": ("trace",),
 }
-_UNREAD = ("unread_tokens", "unread_seconds")
 
 
 @dataclass(frozen=True)
@@ -40,22 +39,6 @@ class ArrivalOptions(Options):
         None, "How much faster than it was recorded a trace is sent. Default: 1.", minimum=0.001
     )
     seconds: float = option(3600.0, "After which no more are sent.", minimum=0.1, unit="seconds")
-    unread: float = option(
-        0.0,
-        "Share of the requests, beside which another client sends one and does not read its answer. Figures are of the "
-        "requests that are read.",
-        minimum=0,
-        maximum=1,
-    )
-    unread_tokens: int | None = option(
-        None,
-        "Of an answer that is not read. Default: as many as of the request beside it.",
-        minimum=1,
-        unit="tokens",
-    )
-    unread_seconds: float | None = option(
-        None, "After which a client that does not read gives up. Default: 120.", minimum=0.1, unit="seconds"
-    )
     streams: int | None = option(
         None,
         "At a time that the client is certified for. Default: those of --concurrency; of other arrivals 64.",
@@ -71,28 +54,21 @@ class ArrivalOptions(Options):
                 kinds = " or ".join(its_arrivals)
                 raise ConfigError(f"{flag} is of --arrivals {kinds}, not {self.arrivals}: leave one of the two out")
         own = {name: getattr(self, name) for name in _ARRIVALS if getattr(self, name) is not None}
-        unread = {name: getattr(self, name) for name in _UNREAD if getattr(self, name) is not None}
-        if unread and not self.unread:
-            flag = f"--{next(iter(unread)).replace('_', '-')}"
-            raise ConfigError(f"{flag} is of clients that --unread adds: name their share, or leave {flag} out")
-        unread["unread"] = self.unread
-        return {"burstiness": 0.5, **own, **unread, "arrivals": self.arrivals, "seconds": self.seconds}
+        return {"burstiness": 0.5, **own, "arrivals": self.arrivals, "seconds": self.seconds}
 
 
 def command(
     target: Annotated[str, Argument(TARGET_HELP)],
     options: LoadTestOptions,
     load: ArrivalOptions,
+    unread: UnreadOptions,
     as_json: AsJson = False,
 ) -> None:
     """Measure one point under the load that the options describe. Traffic: typical."""
-    from roofline.bench.load.targets import IN_PROCESS
     from roofline.bench.serving.load_test import open_load_test
     from roofline.bench.serving.measure import measure
 
-    chosen = load.chosen()
-    if load.unread and target.startswith(IN_PROCESS):
-        raise ConfigError(f"--unread is of servers: {target} has no connection whose client could leave it unread")
+    chosen = {**load.chosen(), **unread.plan_fields(target)}
     traffic = options.traffic_of(load.requests, "typical")
     recorded = load.arrivals == "trace"
     if recorded and any(request.at_us is None for request in traffic.requests):
@@ -104,5 +80,5 @@ def command(
     streams = load.streams or (load.concurrency or 1 if load.arrivals in ("closed", "batch") else 64)
     with open_load_test(options.settings(target), traffic, streams) as test:
         plan = test.plan(requests, seed=options.seed, **chosen)
-        points = (measure(test, "curve", each) for each in [plan])  # measured when it is asked for
+        points = (measure(test, "load", each) for each in [plan])  # measured when it is asked for
         tell_points(test, points, as_json, 1, planned)

@@ -13,8 +13,8 @@ def command(
     events: Annotated[
         Path,
         Argument(
-            "A file of raw events, as --events keeps them, of `vllm bench serve --save-result --save-detailed`, or of "
-            "GuideLLM's JSON output."
+            "A file of raw events, as --events keeps them, of `vllm bench serve --save-result --save-detailed`, of "
+            "GuideLLM's JSON output, or of AIPerf (profile_export.jsonl or profile_export_aiperf.json)."
         ),
     ],
     dialect: Annotated[

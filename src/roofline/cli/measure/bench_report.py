@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from roofline.cli.options import AsJson
 from roofline.cli.output import check_output, console, plain_table, print_json, print_table
 from roofline.cli.parser import Argument
+from roofline.common import log
 from roofline.common.errors import ConfigError
 from roofline.common.options import Option, Options, option
 
@@ -112,7 +113,7 @@ def check(
 ) -> int:
     """Refuse a version that is slower: status 1 where a figure is worse by more than is allowed, beyond doubt."""
     from roofline.bench.report.gather import gather
-    from roofline.bench.report.history import Allowed, check_pairs
+    from roofline.bench.report.history import Allowed, check_pairs, without_match
     from roofline.bench.report.history import check as compare
 
     share = _share(at_most)
@@ -123,7 +124,10 @@ def check(
         findings = check_pairs(mine.points, share)
     else:
         theirs = gather([against])
-        findings = compare(mine.points, theirs.points, metric, Allowed(share, other_traffic, other_machine))
+        allowed = Allowed(share, other_traffic, other_machine)
+        findings = compare(mine.points, theirs.points, metric, allowed)
+        if alone := without_match(mine.points, theirs.points, allowed):
+            log.get("bench").warning("%s", alone)
     slower = [finding for finding in findings if finding.verdict == "slower"]
     _tell(findings, slower, share, as_json)
     return 1 if slower else 0

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from roofline.cli.measure.load_options import TARGET_HELP, LoadTestOptions, tell_points
+from roofline.cli.measure.load_options import TARGET_HELP, LevelOptions, LoadTestOptions, UnreadOptions, tell_points
 from roofline.cli.options import AsJsonLines
 from roofline.cli.parser import Argument
 from roofline.common.options import Option
@@ -11,10 +11,9 @@ from roofline.common.options import Option
 def command(
     target: Annotated[str, Argument(TARGET_HELP)],
     options: LoadTestOptions,
+    level: LevelOptions,
+    unread: UnreadOptions,
     concurrency: Annotated[int, Option("The most at a time.", minimum=1, unit="requests")] = 2048,
-    requests: Annotated[int, Option("Of each worker at a level.", minimum=1, unit="requests")] = 4,
-    fewest: Annotated[int, Option("At every level, however few workers it has.", minimum=1, unit="requests")] = 32,
-    seconds: Annotated[float, Option("After which a level sends no more.", minimum=0.1, unit="seconds")] = 60.0,
     as_json: AsJsonLines = False,
 ) -> None:
     """Double the requests at a time until two levels in turn bring less than 3 % more, or 1 % fail. Traffic: dell.
@@ -24,7 +23,7 @@ def command(
     from roofline.bench.serving.load_test import open_load_test
     from roofline.bench.serving.series import Sizes, levels, sweep
 
-    sizes = Sizes(requests, fewest, seconds)
-    traffic = options.traffic_of(sum(sizes.of(level) for level in levels(concurrency)), "dell")
+    sizes = Sizes(level.requests, level.fewest, level.seconds, unread.plan_fields(target))
+    traffic = options.traffic_of(sum(sizes.of(workers) for workers in levels(concurrency)), "dell")
     with open_load_test(options.settings(target), traffic, concurrency) as test:
         tell_points(test, sweep(test, concurrency, sizes), as_json, overload=True)

@@ -23,6 +23,7 @@ TARGET_HELP = (
     "llama-server; or the command line of another server with {port} in it, which is started and ended."
 )
 _TRAFFIC, _RESULTS = "Traffic", "Results"
+_UNREAD = ("unread_tokens", "unread_seconds")
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,50 @@ class LoadTestOptions(Options):
         if not traffic.requests:
             raise ConfigError(f"{self.traffic} has no requests; write one with `roofline bench traffic`")
         return traffic
+
+
+@dataclass(frozen=True)
+class LevelOptions(Options):
+    """How much is sent at a level of a series."""
+
+    requests: int = option(5, "Of each worker at a level.", minimum=1, unit="requests")
+    fewest: int = option(32, "At every level, however few workers it has.", minimum=1, unit="requests")
+    seconds: float = option(60.0, "After which a level sends no more.", minimum=0.1, unit="seconds")
+
+
+@dataclass(frozen=True)
+class UnreadOptions(Options):
+    """Clients beside the measured ones that do not read their answers."""
+
+    unread: float = option(
+        0.0,
+        "Share of the requests, beside which another client sends one and does not read its answer. Figures are of the "
+        "requests that are read.",
+        minimum=0,
+        maximum=1,
+    )
+    unread_tokens: int | None = option(
+        None,
+        "Of an answer that is not read. Default: as many as of the request beside it.",
+        minimum=1,
+        unit="tokens",
+    )
+    unread_seconds: float | None = option(
+        None, "After which a client that does not read gives up. Default: 120.", minimum=0.1, unit="seconds"
+    )
+
+    def plan_fields(self, target: str) -> dict[str, object]:
+        """What a plan has of them. Raises ConfigError for options without a share, and for a target that has no
+        connections."""
+        from roofline.bench.load.targets import IN_PROCESS
+
+        chosen = {name: getattr(self, name) for name in _UNREAD if getattr(self, name) is not None}
+        if chosen and not self.unread:
+            flag = f"--{next(iter(chosen)).replace('_', '-')}"
+            raise ConfigError(f"{flag} is of clients that --unread adds: name their share, or leave {flag} out")
+        if self.unread and target.startswith(IN_PROCESS):
+            raise ConfigError(f"--unread is of servers: {target} has no connection whose client could leave it unread")
+        return {**chosen, "unread": self.unread}
 
 
 MOST_UNANSWERED = 0.1  # of a command's requests, beyond which its status is not 0

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 SAME, DIFFERENT, CHANGED, NOT_COMPARED = 0, 3, 4, 5  # exit status; 1: it cannot be computed, 2: no call of this form
 WHAT = {
     "logits": "its logits have other bits",
-    "id": "another id is sampled, from logits with the same bits",
+    "id": "from logits with the same bits another id is sampled",
     "end": "it does not end there, or not for the reason that the receipt gives",
 }
+DAMAGED = "damaged"  # the result in JSON
 
 
 @dataclass(frozen=True)
@@ -55,15 +56,18 @@ def command(
 ) -> int:
     """Compute the answers of a receipt again with the model at hand: the same bits, or the first step that differs.
 
-    Ends with status 0 where every bit is the same, 3 where a step differs, 4 where the receipt or a text beside it was
-    changed, or where it is of another key, prompt, request or adapter, 5 where the bits are the same and something
-    beside them was not compared, 1 where it is none or cannot be computed.
+    Ends with status 0 where every bit is the same, 3 where a step differs, 4 where the receipt is damaged, it or a text
+    beside it was changed, or it is of another key, prompt, request or adapter, 5 where the bits are the same and
+    something beside them was not compared, 1 where it is none or cannot be computed.
     """
     from roofline.cli.run.prepare import load_llm
     from roofline.engine.receipts.receipt import read_answer
-    from roofline.engine.receipts.signing import broken_seal, read_public_key
+    from roofline.engine.receipts.signing import broken_seal, damage_of, read_public_key
 
     content, answer = read_answer(receipt)
+    damage = damage_of(content)
+    if damage is not None:
+        return _tell(as_json, Verdict(CHANGED, DAMAGED, damage))
     problem = broken_seal(content, read_public_key(public_key) if public_key is not None else None)
     if problem is not None:
         return _tell(as_json, Verdict(CHANGED, "changed", problem))
@@ -123,18 +127,15 @@ def _compare_texts(
 
 
 def judge(receipt: "Receipt", answer: JsonObject | None, request: Path | None, llm: "LLM") -> Verdict:
-    """What comes of computing a receipt again whose seal is right, of whose adapter the engine has loaded.
+    """What comes of computing a receipt again whose hashes and seal are right, of whose adapter the engine has loaded.
 
     answer: what the receipt stands in; request: the file of the body that was reading.
     """
     from roofline.cli.run.sent_request import other_prompt, read_sent
     from roofline.cli.run.told_answer import ends_as_said
-    from roofline.engine.receipts.receipt import hash_of_ids
     from roofline.engine.receipts.recompute import recompute
     from roofline.server.text_side import TextSide
 
-    if any(prompt.ids is not None and hash_of_ids(prompt.ids) != prompt.sha256 for prompt in receipt.prompts):
-        return Verdict(CHANGED, "changed", "It was changed: a prompt's ids do not have the hash beside them.")
     reading = read_sent(request, receipt, llm) if request is not None else None
     if reading is not None and reading.other:
         return Verdict(CHANGED, reading.kind, reading.other)
@@ -153,12 +154,11 @@ def judge(receipt: "Receipt", answer: JsonObject | None, request: Path | None, l
         return Verdict(CHANGED, "changed", problem)
     missing = _missing_choices(receipt)
     if missing is not None:
-        return Verdict(CHANGED, "changed", missing)
+        return Verdict(CHANGED, DAMAGED, missing)
     difference = recompute(llm.engine, receipt, prompts, lambda each: ends_as_said(each, receipt, text, generation))
     reason = _reason(receipt, llm)
     if difference is not None:
-        place = f"answer {difference.choice}, step {difference.step}"
-        return Verdict(DIFFERENT, "different", f"{place}: {WHAT[difference.what]}. {reason}", difference)
+        return _differs(receipt, difference, reason)
     texts = " The texts beside the receipt are those of its ids." if answer is not None and not without_texts else ""
     if without_texts:
         texts = f" The texts beside the receipt were not compared, and only its ids are proven: {without_texts}."
@@ -170,12 +170,32 @@ def judge(receipt: "Receipt", answer: JsonObject | None, request: Path | None, l
     return Verdict(SAME, "same", praise)
 
 
+def _differs(receipt: "Receipt", difference: "Difference", reason: str) -> Verdict:
+    """The verdict where a step differs. Other logits come of another computation, as `reason` says; where the logits
+    have the same bits, no machine explains the difference: it is the receipt that does not fit itself."""
+    place = f"answer {difference.choice}, step {difference.step}: {WHAT[difference.what]}."
+    if difference.what == "logits":
+        return Verdict(DIFFERENT, "different", f"{place} {reason}", difference)
+    same = "All steps up to there have the same bits, so neither machine computed wrongly."
+    if receipt.signature is not None:
+        cause = "It was signed as it is: whoever has its key wrote a receipt that does not fit its own parameters."
+    else:
+        cause = "The receipt is not whole: it was cut off, damaged or changed, and sealed again (it is not signed)."
+    if (
+        difference.what == "end"
+        and receipt.choices[difference.choice].finish_reason == "length"
+        and receipt.sampling.max_tokens is None
+    ):
+        cause += " Or the server's context ended there: --max-model-len says how long that was."
+    return Verdict(CHANGED, DAMAGED, f"{place} {same} {cause}", difference)
+
+
 def _missing_choices(receipt: "Receipt") -> str | None:
     """Which answers that the receipt's own parameters ask for it has not, in a sentence."""
     count = len(receipt.prompts) * receipt.sampling.n
     if len(receipt.choices) == count:
         return None
-    return f"The receipt has {len(receipt.choices)} answers, and its parameters ask for {count}."
+    return f"The receipt is not whole: it has {len(receipt.choices)} answers, and its parameters ask for {count}."
 
 
 def _reason(receipt: "Receipt", llm: "LLM") -> str:

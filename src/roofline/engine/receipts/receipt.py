@@ -154,6 +154,8 @@ def read_answer(path: Path) -> tuple[Receipt, JsonObject | None]:
         content = msgspec.json.decode(data)
         twin = _name_given_twice(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        if data.lstrip()[:1] == b"{" and "truncated" in str(error):  # msgspec's word
+            _refuse_damaged(path, f"the file is cut off behind {len(data):,} bytes, in the middle of its JSON")
         raise ConfigError(f"{path} is no receipt: it is not JSON: {error}") from error
     if twin is not None:
         _refuse(path, f"an object in it has two fields {twin[:100]!r}, of which any reader may take either")
@@ -166,6 +168,8 @@ def read_answer(path: Path) -> tuple[Receipt, JsonObject | None]:
     try:
         receipt = msgspec.convert(content, Receipt)
     except (msgspec.MsgspecError, RecursionError) as error:
+        if version == VERSION and "missing required field" in str(error):
+            _refuse_damaged(path, str(error))
         _refuse(path, str(error))
     _check(path, receipt)
     return receipt, answer
@@ -205,14 +209,23 @@ def _check(path: Path, receipt: Receipt) -> None:
             _refuse(path, f"choices.{at} is of a prompt or sample that it has not, or has twice")
         pairs.add(place)
         if not choice.ids or len(choice.ids) != len(choice.digests):
-            _refuse(path, f"choices.{at} has {len(choice.ids)} ids and {len(choice.digests)} digests")
-        if any(len(digest) != 2 * DIGEST_BYTES for digest in choice.digests):
-            _refuse(path, f"choices.{at} has a digest that is not {2 * DIGEST_BYTES} digits long")
+            _refuse_damaged(path, f"choices.{at} has {len(choice.ids)} ids and {len(choice.digests)} digests")
+        if not all(map(_is_digest, choice.digests)):
+            _refuse_damaged(path, f"choices.{at} has a digest that is not {2 * DIGEST_BYTES} hexadecimal digits")
     for at, prompt in enumerate(receipt.prompts):
         ids = prompt.ids
         if ids is not None and (len(ids) != prompt.tokens or not all(0 <= each < 1 << 31 for each in ids)):
-            _refuse(path, f"prompts.{at} has {len(ids)} ids of {prompt.tokens} tokens, or ids that are none")
+            _refuse_damaged(path, f"prompts.{at} has {len(ids)} ids of {prompt.tokens} tokens, or ids that are none")
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) == 2 * DIGEST_BYTES and not text.strip("0123456789abcdef")
 
 
 def _refuse(path: Path, problem: str) -> NoReturn:
     raise ConfigError(f"{path} is no receipt: {problem}")
+
+
+def _refuse_damaged(path: Path, problem: str) -> NoReturn:
+    """Raises ConfigError for a receipt of which a part is missing or was changed."""
+    raise ConfigError(f"{path} is no receipt that is whole, it is damaged: {problem}; get the answer's file again")

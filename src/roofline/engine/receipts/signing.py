@@ -9,7 +9,7 @@ import msgspec
 from roofline.common.errors import ConfigError
 from roofline.common.extras import named_packages
 from roofline.common.files import read_regular
-from roofline.engine.receipts.receipt import Receipt
+from roofline.engine.receipts.receipt import Receipt, hash_of_ids
 
 MAX_KEY = 64 << 10  # bytes of a file
 MAKE = "openssl genpkey -algorithm ed25519 -out FILE"
@@ -73,22 +73,34 @@ def seal(receipt: Receipt, signer: Signer | None) -> Receipt:
     return msgspec.structs.replace(receipt, checksum=sha256(data).hexdigest(), signature=signature)
 
 
+def damage_of(receipt: Receipt) -> str | None:
+    """Which of a receipt's own hashes does not fit its content, in a sentence; None: all of them do."""
+    if sha256(receipt.sealed_bytes()).hexdigest() != receipt.checksum:
+        return (
+            "It is damaged: its content does not fit its own checksum, so it was cut off or changed after it was made."
+        )
+    for number, prompt in enumerate(receipt.prompts):
+        if prompt.ids is not None and hash_of_ids(prompt.ids) != prompt.sha256:
+            return f"It is damaged: the ids of prompt {number} do not have the hash beside them."
+    return None
+
+
 def broken_seal(receipt: Receipt, public_key: str | None = None) -> str | None:
     """Why a receipt is not what was sealed, in a sentence; None where it is.
 
     public_key: that it must be signed with. None: a signature must fit the key in the receipt, which proves that
     nothing was changed since, but not by whom it was computed.
     """
-    data = receipt.sealed_bytes()
-    if sha256(data).hexdigest() != receipt.checksum:
-        return "It was changed: its content does not fit its checksum."
+    damage = damage_of(receipt)
+    if damage is not None:
+        return damage
     if receipt.signature is None:
         if public_key is not None:
             return "It is not signed: take away --public-key, or ask a server that has a --receipt-key."
         return None if receipt.public_key is None else "It was changed: it names a public key, and has no signature."
     if public_key is not None and receipt.public_key != public_key:
         return "It is signed with another key than that of --public-key."
-    if not _fits(receipt.public_key or "", receipt.signature, data):
+    if not _fits(receipt.public_key or "", receipt.signature, receipt.sealed_bytes()):
         return "It was changed: its content does not fit its signature."
     return None
 
