@@ -1,8 +1,10 @@
 """Fixtures that several rooms share."""
 
+import functools
 import gc
 import os
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ os.environ.setdefault("ROOFLINE_BUNDLES", "off")
 # Read when torch or numpy is imported, here and in the processes that tests start. As many test processes as cores run
 # beside each other: with a thread for each core in each of them, most of their time went into waiting for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+CERTIFICATES = {"SSL_CERT_FILE", "SSL_CERT_DIR"}  # variables by which httpx reads others than this machine's
 
 
 def pytest_configure() -> None:
@@ -31,6 +34,26 @@ def pytest_collection_finish() -> None:
     """Thousands of tests and their modules stay until the end: no later collection needs to look at them."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates_are_read_once() -> Iterator[None]:
+    """Each client of httpx reads all certificates of this machine, 20 ms of processor time, whatever it talks with.
+    Tests make thousands of clients, most of them for addresses without TLS: those that name no certificates share
+    what was read.
+    """
+    from httpx._transports import default
+
+    plain = default.create_ssl_context
+    shared = functools.cache(plain)
+
+    def create(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+        is_default = verify is True and cert is None
+        return shared() if is_default and not os.environ.keys() & CERTIFICATES else plain(verify, cert, trust_env)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(default, "create_ssl_context", create)
+        yield
 
 
 @pytest.fixture(autouse=True)
