@@ -20,6 +20,22 @@ os.environ.setdefault("ROOFLINE_BUNDLES", "off")
 # Read when torch or numpy is imported, here and in the processes that tests start. As many test processes as cores run
 # beside each other: with a thread for each core in each of them, most of their time went into waiting for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+TESTS = Path(__file__).parent
+# By the processor time of their slow tests, then of their other tests.
+LONGEST = (
+    "train/test_processes.py",
+    "e2e/test_exact.py",
+    "train/test_parallel.py",
+    "models/test_config_variants.py",
+    "train/test_owner.py",
+    "train/test_memory.py",
+    "bench/serving/test_commands.py",
+    "train/test_adapter_runs.py",
+    "train/test_finetune.py",
+    "train/test_loop.py",
+    "bench/plan/test_plan.py",
+    "bench/plan/test_fleet.py",
+)
 CERTIFICATES = {"SSL_CERT_FILE", "SSL_CERT_DIR"}  # variables by which httpx reads others than this machine's
 
 
@@ -28,6 +44,12 @@ def pytest_configure() -> None:
     Fewer collections of garbage take a twentieth off the processor time of a run."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.set_threshold(100_000, 50, 100)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take longest begin first: the last ones of a run then end together on all its processes."""
+    places = {TESTS / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 def pytest_collection_finish() -> None:
