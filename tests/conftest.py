@@ -1,8 +1,10 @@
 """Fixtures that several rooms share."""
 
+import functools
 import gc
 import os
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +20,23 @@ os.environ.setdefault("ROOFLINE_BUNDLES", "off")
 # Read when torch or numpy is imported, here and in the processes that tests start. As many test processes as cores run
 # beside each other: with a thread for each core in each of them, most of their time went into waiting for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+TESTS = Path(__file__).parent
+# By the processor time of their slow tests, then of their other tests.
+LONGEST = (
+    "train/test_processes.py",
+    "e2e/test_exact.py",
+    "train/test_parallel.py",
+    "models/test_config_variants.py",
+    "train/test_owner.py",
+    "train/test_memory.py",
+    "bench/serving/test_commands.py",
+    "train/test_adapter_runs.py",
+    "train/test_finetune.py",
+    "train/test_loop.py",
+    "bench/plan/test_plan.py",
+    "bench/plan/test_fleet.py",
+)
+CERTIFICATES = {"SSL_CERT_FILE", "SSL_CERT_DIR"}  # variables by which httpx reads others than this machine's
 
 
 def pytest_configure() -> None:
@@ -27,10 +46,36 @@ def pytest_configure() -> None:
     gc.set_threshold(100_000, 50, 100)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take longest begin first: the last ones of a run then end together on all its processes."""
+    places = {TESTS / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
 def pytest_collection_finish() -> None:
     """Thousands of tests and their modules stay until the end: no later collection needs to look at them."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates_are_read_once() -> Iterator[None]:
+    """Each client of httpx reads all certificates of this machine, 20 ms of processor time, whatever it talks with.
+    Tests make thousands of clients, most of them for addresses without TLS: those that name no certificates share
+    what was read.
+    """
+    from httpx._transports import default
+
+    plain = default.create_ssl_context
+    shared = functools.cache(plain)
+
+    def create(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+        is_default = verify is True and cert is None
+        return shared() if is_default and not os.environ.keys() & CERTIFICATES else plain(verify, cert, trust_env)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(default, "create_ssl_context", create)
+        yield
 
 
 @pytest.fixture(autouse=True)

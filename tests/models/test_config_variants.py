@@ -178,8 +178,12 @@ def test_a_configuration_means_what_transformers_makes_of_it(name: str) -> None:
     assert compared > 30
 
 
+# The slow run has one model of each type, as the quick tests do, the soak run all.
+MORE = [pytest.param(name, marks=pytest.mark.soak) for name in NAMES if name not in QUICK]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*QUICK, *MORE])
 def test_a_variant_has_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
     is_encoder = name in ENCODERS
     model_of(name).save_pretrained(tmp_path)

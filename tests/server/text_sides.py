@@ -11,7 +11,8 @@ BOS, START, END = 256, 257, 258
 
 def chatml() -> TextSide:
     """Tokens are bytes, beside a BOS and the two of ChatML, which end at 258."""
-    words = sorted(byte_alphabet(), key=lambda character: byte_alphabet()[character])
+    alphabet = byte_alphabet()
+    words = sorted(alphabet, key=lambda character: alphabet[character])
     added = [AddedToken(BOS, "<s>", True), AddedToken(START, "<|im_start|>", True), AddedToken(END, "<|im_end|>", True)]
     vocabulary = Vocabulary(
         "BPE", words, pipeline=byte_level_pipeline("gpt-2"), added=added, bos_id=BOS, eos_ids=(END,), prefix=(BOS,)

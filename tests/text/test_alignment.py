@@ -15,7 +15,8 @@ from roofline.text.tokenizers.vocabulary import AddedToken, Vocabulary, byte_alp
 
 def tokenizer(**changes: Any) -> Tokenizer:
     """Tokens are bytes, merges "ab" and "é", and <s>."""
-    words = sorted(byte_alphabet(), key=lambda character: byte_alphabet()[character])
+    alphabet = byte_alphabet()
+    words = sorted(alphabet, key=lambda character: alphabet[character])
     written = {byte: character for character, byte in byte_alphabet().items()}
     merges = [(written[97], written[98]), (written[0xC3], written[0xA9])]
     fields = {

@@ -23,7 +23,6 @@ from roofline.train.data.receipts import compare, read, verify  # noqa: E402
 from roofline.train.run.loop import train  # noqa: E402
 from roofline.weights.checkpoint import open_checkpoint  # noqa: E402
 from roofline.weights.names import to_hf  # noqa: E402
-from tests.train import together  # noqa: E402
 from tests.train.small import config, digest, log_of, mapping, steps_of, stored, write_rows  # noqa: E402
 
 WORLDS = (2, 4, 1)  # in this order: later ones go on from checkpoints of earlier ones
@@ -78,7 +77,7 @@ def finish(process: "subprocess.Popen[str]", seconds: float = 280) -> tuple[int,
 
 
 def in_groups(root: Path, groups: list[tuple[int, list[dict[str, Any]]]]) -> None:
-    command = [sys.executable, together.__file__, str(write_config(root / "groups.json", groups))]
+    command = [sys.executable, "-m", "tests.train.together", str(write_config(root / "groups.json", groups))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     refused = list(root.glob("*/refused.txt"))
@@ -283,12 +282,13 @@ def test_a_killed_rank_ends_all(tmp_path: Path, what: str, rank: int) -> None:
     status, _, seconds = planted(tmp_path, what, rank, elastic={"virtual_shards": 2}, precision="amp_bf16")
     assert status != 0
     assert seconds < 200
-    ends = []
+    runs = []
     for name in ("run", "whole"):
         changes = data_of(tmp_path / name / "again") | COMMON | {"elastic": {"virtual_shards": 2}, "autoresume": True}
         changes |= {"precision": "amp_bf16", "save_interval": "2ba"}
-        in_groups(tmp_path, [(1, [mapping(tmp_path / "data", tmp_path / name, **changes)])])
-        ends.append(digest(stored(tmp_path / name / "checkpoints")))
+        runs.append(mapping(tmp_path / "data", tmp_path / name, **changes))
+    in_groups(tmp_path, [(1, runs)])
+    ends = [digest(stored(tmp_path / name / "checkpoints")) for name in ("run", "whole")]
     assert ends[0] == ends[1]
 
 

@@ -20,9 +20,11 @@ import torch.distributed as dist
 
 from roofline.common.errors import RooflineError
 from roofline.train.config.read import parse_config
+from roofline.train.memory import estimate
 from roofline.train.parallel import processes as parallel
 from roofline.train.parallel.processes import World
 from roofline.train.run import loop
+from tests.train.dry_runs import remembering
 
 start = parallel._start_group
 
@@ -40,6 +42,7 @@ def work(rank: int, count: int, port: int, runs: list[dict[str, Any]]) -> None:
     torch.set_num_threads(1)
     parallel._start_group = start_once
     loop.leave = lambda world: None
+    estimate.dry_run = remembering(estimate.dry_run)
     for given in runs:
         try:
             loop.train(parse_config(given))

@@ -153,7 +153,14 @@ def measured_points(draw: np.random.Generator, kind: str, levels: Sequence[int],
 
 @pytest.mark.parametrize(
     ("kind", "repeats"),
-    [("fixed", 1), ("noisy", 1), ("noisy", 3), ("exponential", 1), ("correlated", 1), ("phases", 1)],
+    [
+        ("noisy", 1),
+        ("phases", 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("fixed", 1), ("noisy", 3), ("exponential", 1), ("correlated", 1))
+        ),
+    ],
 )
 def test_noise_fails_the_gate_in_at_most_five_of_a_hundred_cases(kind: str, repeats: int) -> None:
     draw, trials = np.random.Generator(np.random.Philox(key=repeats)), 30

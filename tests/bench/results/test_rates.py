@@ -91,8 +91,18 @@ def test_rounds_of_batches():
     assert figure.ci95 is not None
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("count", "workers"), [(32, 1), (128, 8)])
+def kinds(*quick):
+    """All kinds of services, of which the slow run has the others than `quick`."""
+    return [kind if kind in quick else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+
+
+SHORT = [(32, 1, kind) for kind in ("noisy", "exponential", "phases")]
+SHORT += [pytest.param(32, 1, kind, marks=pytest.mark.slow) for kind in ("fixed", "correlated")]
+LONG = [(128, 8, kind) for kind in ("noisy", "correlated")]
+LONG += [pytest.param(128, 8, kind, marks=pytest.mark.slow) for kind in ("fixed", "exponential", "phases")]
+
+
+@pytest.mark.parametrize(("count", "workers", "kind"), SHORT + LONG)
 def test_intervals_of_closed_loops_cover(kind, count, workers):
     draw, trials, hits = generator(count), 150, {"request_rate": 0, "answer_rate": 0}
     truth, widths = {"request_rate": workers / 0.1, "answer_rate": 40 * workers / 0.1}, []
@@ -108,7 +118,7 @@ def test_intervals_of_closed_loops_cover(kind, count, workers):
         assert np.median(widths) < 0.2 * truth["request_rate"], "an interval that covers all says nothing"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", kinds("noisy", "phases"))
 def test_intervals_of_open_loops_cover(kind):
     draw, trials, hits = generator(5), 80, {"request_rate": 0, "answer_rate": 0}
     for seed in range(trials):

@@ -16,13 +16,13 @@ ALIGN = 64
 
 def plan(program: Program) -> Program:
     """The Program with its Plan. Views (split) lie inside what they view; in-place ops take over a dying operand."""
-    types, last = program.types(), _last_use(program)
+    types, last, viewed = program.types(), _last_use(program), _views(program)
     regions = {symbol: _Region() for symbol in SYMBOLS}
     slot: dict[str, tuple[int, int]] = {}  # value -> (bytes per unit of its symbol, columns' bytes into the row)
     stride: dict[str, int] = {}
     for at, instr in enumerate(program.body):
         # Operands that die here are freed after the results have their places: no kernel reads what it overwrites.
-        reused = _taken_over(instr, slot, last, at, program)
+        reused = _taken_over(instr, slot, last, at, viewed)
         for value in instr.outputs:
             kind = value.type
             if kind.dtype == "cache":
@@ -63,15 +63,20 @@ def _last_use(program: Program) -> dict[str, int]:
     return last
 
 
-def _taken_over(instr: Instr, slot: dict[str, tuple[int, int]], last: dict[str, int], at: int, program: Program) -> str:
+def _views(program: Program) -> set[str]:
+    """The names of views and of what they view."""
+    views = [instr for instr in program.body if instr.has(Trait.VIEW)]
+    return {name for instr in views for name in (instr.inputs[0], instr.output.name)}
+
+
+def _taken_over(instr: Instr, slot: dict[str, tuple[int, int]], last: dict[str, int], at: int, viewed: set[str]) -> str:
     """The operand whose buffer the result may take over, or "": it dies here, is no view, and nothing views it."""
     op = get(instr.op)
     if op.inplace is None:
         return ""
     name = instr.inputs[op.values.index(op.inplace)]
-    viewed = any(i.has(Trait.VIEW) and name in (i.inputs[0], i.output.name) for i in program.body)
     read_twice = instr.inputs.count(name) > 1
-    return name if name in slot and last[name] == at and not viewed and not read_twice else ""
+    return name if name in slot and last[name] == at and name not in viewed and not read_twice else ""
 
 
 class _Region:

@@ -232,7 +232,7 @@ def byte_alphabet() -> dict[str, int]:
     """GPT-2's printable spelling of the 256 bytes: character -> byte (Radford et al. 2019, released encoder)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
-    hidden = (byte for byte in range(256) if byte not in printable)
+    hidden = sorted(set(range(256)) - set(printable))
     alphabet.update({chr(0x100 + i): byte for i, byte in enumerate(hidden)})
     return alphabet
 

@@ -1,0 +1,34 @@
+"""Dry runs of one model and one form of step are counted once: tests train the same few models hundreds of times, and
+what a dry run takes is a third of such a run.
+"""
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+OF_CONFIG = {"model", "adapter", "fsdp_config", "precision", "max_seq_len", "elastic", "dpo", "grpo"}
+
+
+def remembering(dry_run: Callable[..., Any]) -> Callable[..., Any]:
+    """`dry_run` that answers calls with equal arguments from memory. What it raises is not remembered."""
+    usages: dict[tuple[object, ...], Any] = {}
+
+    def remembered(
+        config: Any,
+        shape: Mapping[str, Any],
+        world: Any,
+        dtype: Any,
+        rows: int,
+        several: bool | None = None,
+        forms: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Any:
+        place = (world.device.type, world.grouped, world.tensor.rank, world.tensor.size)
+        sections = config.model_dump_json(include=OF_CONFIG)
+        key = (sections, json.dumps(shape, sort_keys=True), *place, dtype, rows, several, repr(sorted(forms.items())))
+        if key not in usages:
+            usages[key] = dry_run(config, shape, world, dtype, rows, several, forms)
+        return copy.deepcopy(usages[key])
+
+    return remembered
