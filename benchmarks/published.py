@@ -34,6 +34,8 @@ ORACLE = "Oracle, vLLM on 8 x MI300X in FP8, 128 + 128 tokens"
 AMD = "AMD, vLLM 0.8.5 on 8 x MI300X in FP8, 128 + 2,048 tokens"
 TENSORRT = "NVIDIA, TensorRT-LLM 1.0 in FP8"
 SGLANG = "LMSYS, SGLang v0.2, ShareGPT taken as 220 + 194 tokens"
+TENSORRT_FP4 = "NVIDIA, TensorRT-LLM 0.20 in NVFP4, taken as MXFP4 and 1,024 at a time"
+LLAMA_CPP = "llama.cpp, pull requests 7676 and 7860, batches of 512"
 MOSAIC = "Databricks, LLM training at scale with AMD MI250, October 2023"
 DECODED = 32  # tokens in the context of a decode whose prompt is a token; it moves the limit by less than a per cent
 NEAR = 1.25  # a plan is near where it is off by no more than this factor
@@ -63,7 +65,7 @@ class Published:
 
 def bits_of(dtype: str) -> float:
     """Of a weight in a format that the figures have."""
-    return {"f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "fp8": 8.25, "q4_0": 4.5}[dtype]
+    return {"f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "fp8": 8.25, "q4_0": 4.5, "q4_k": 4.5, "q6_k": 6.56}[dtype]
 
 
 def _step(
@@ -124,8 +126,9 @@ def _steps() -> list[Published]:
         what = f"{kind} {count}" + (f" x {context:,}" if kind == "prefill" else "")
         what += ", 4 bits" if four else ", 8 bits" if class_of(bits_of(dtype)) == 8 else ""
         figure = f"{ms:,} ms" if source == ROCM else f"{1e3 / ms:,.1f} tokens/s"
+        figure = f"{ms:,.3g} ms" if source == LLAMA_CPP else figure
         several = devices > 1
-        four = four and not several and kind == "decode"
+        four = four and not several
         table.append(Published(model, place, what, figure, ms / 1e3, least, source, kind, several, four, planned))
 
     for count, ms in ((1, 254), (8, 2222), (16, 4456)):
@@ -166,6 +169,12 @@ def _steps() -> list[Published]:
         (seven, "q8_0", "MI250X", 1, 101.9, FAST),
     ):
         add(model, dtype, chip, devices, "decode", 1, 256, 1e3 / rate, source)
+    for dtype, chip, context, rate in (
+        ("q4_0", "RTX 4090", 512, 10358.75),
+        ("q4_k", "RTX 4090", 2048, 9278.55),
+        ("q6_k", "RTX 3090", 2048, 3491.20),
+    ):
+        add("llama-3-8b", dtype, chip, 1, "prefill", 1, context, 1e3 * context / rate, LLAMA_CPP)
     return table
 
 
@@ -183,11 +192,12 @@ def _servings() -> list[Published]:
         ("llama-3.1-8b", "fp8", "H100 SXM", 1, 1024, Lengths(128, 128), 28312, TENSORRT),
         ("llama-3.1-8b", "fp8", "H100 SXM", 1, 256, Lengths(2048, 128), 3450, TENSORRT),
         ("llama-3.1-8b", "bf16", "A100 80GB", 1, 256, Lengths(220, 194), 4788, SGLANG),
+        ("llama-3.1-70b", "mxfp4", "B200", 1, 1024, Lengths(128, 128), 10994, TENSORRT_FP4),
     ]
     for model, dtype, chip, devices, concurrency, lengths, rate, source in cases:
         least, planned = _served(model, dtype, chip, devices, concurrency, lengths)
         place = chip if devices == 1 else f"{devices} x {chip}"
-        what = f"serving {concurrency:,}, {lengths.prompt:,} + {lengths.answer:,}" + ", fp8" * (dtype == "fp8")
+        what = f"serving {concurrency:,}, {lengths.prompt:,} + {lengths.answer:,}" + f", {dtype}" * (dtype != "bf16")
         figure, several = f"{rate:,} tokens/s", devices > 1
         table.append(
             Published(model, place, what, figure, 1 / rate, least, source, "serving", several, planned=planned)

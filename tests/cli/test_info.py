@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from roofline.common.units import human_bytes
 from roofline.models.presets import presets
 from tests.command_line import CommandResult, call_roofline
 
@@ -44,6 +45,27 @@ def test_a_shape_has_its_published_figures() -> None:
     assert report["kv_bytes"]["int8"] == 4096 * 2 * 80 * 8 * (128 + 4)
     assert report["ops"][:2] == ["embed", "rms_norm"]
     assert "Touvron" in report["source"]
+
+
+@pytest.mark.parametrize(
+    ("model", "context", "kept"),
+    [
+        # 12 of 24 layers read 128 tokens, 12 all; keys and values of 8 heads of 64, in 2 bytes.
+        ("gpt-oss-20b", 4096, 2 * 2 * 8 * 64 * 12 * (128 + 4096)),
+        ("gemma-3-4b", 8192, 2 * 2 * 4 * 256 * (29 * 1024 + 5 * 8192)),
+        ("gemma-3-4b", 1024, None),  # no window leaves anything out
+        ("llama-3.2-1b", 4096, None),
+        ("deepseek-v2-lite", 4096, None),
+    ],
+)
+def test_a_cache_that_others_keep_smaller_is_said_to_be(model: str, context: int, kept: int | None) -> None:
+    shown = run(model, "--context", context).stdout
+    if kept is None:
+        assert "with a window" not in shown
+    else:
+        whole = record(model, "--context", context)["kv_bytes"]["bf16"]
+        assert f"would take {human_bytes(kept)} in bf16 for {context:,} tokens, {whole / kept:.1f} times less" in shown
+    assert ("latent rows" in shown) == model.startswith("deepseek")
 
 
 def test_a_large_model_is_shared_by_as_few_devices_as_hold_it() -> None:

@@ -23,6 +23,7 @@ from roofline.program.passes.price import (
     arithmetic,
     arithmetic_roof,
     price,
+    rate_of,
     seconds,
     segment_work,
     work_of,
@@ -94,32 +95,55 @@ def test_each_instruction_has_the_roof_of_its_arithmetic() -> None:
 class OfChip(Roofs):
     """Rates of every kind of product."""
 
-    bf16_flops, f16_flops, f8_flops = 1e9, 2e9, 4e9
+    bf16_flops, f16_flops, f8_flops, int8_ops, f4_flops = 1e9, 2e9, 4e9, 3e9, 8e9
 
 
-class WithoutFloat8(Roofs):
-    """A chip that widens 8-bit floats."""
+class OfWideProducts(Roofs):
+    """A chip that widens narrower numbers, and whose products of bytes are slower than those of bf16."""
 
-    f8_flops = None
+    f8_flops = f4_flops = f16_flops = None
+    int8_ops = 0.5e9
 
 
 @pytest.mark.parametrize(
-    ("form", "kind", "rate"), [("E4M3", "fp8", 4e9), ("F16", "f16", 2e9), ("BF16", "bf16", 1e9), ("Q8_0", "bf16", 1e9)]
+    ("form", "kind", "rate"),
+    [
+        ("E4M3", "fp8", 4e9),
+        ("F16", "f16", 2e9),
+        ("BF16", "bf16", 1e9),
+        ("Q8_0", "int8", 3e9),
+        ("INT8", "int8", 3e9),
+        ("Q4_K_M", "int8", 3e9),  # with matrices of Q6_K
+        ("MXFP4", "fp4", 8e9),
+    ],
 )
 def test_products_on_a_gpu_have_the_roof_of_what_they_multiply(form: str, kind: str, rate: float) -> None:
     shape = shape_in("llama-3.2-1b", form)
     rows = "f16" if form == "F16" else "bf16"
     program = compile_program(*configure(shape.config), shape.tensors, target.gpu(rows))
     assert arithmetic_roof(program, OfChip()) == (kind, rate)
-    assert arithmetic_roof(program, WithoutFloat8()) == ("bf16", 1e9)
+    assert arithmetic_roof(program, OfWideProducts()) == ("bf16", 1e9)
     attends = [
         one for (instr, _), one in zip(price(program).instrs, price(program).rates, strict=True) if instr.op == "attend"
     ]
     assert set(attends) == {(f"{rows}_flops", 1)}
-    prefill, slower = (Speeds(program, roofs).prefill(4096).seconds for roofs in (OfChip(), WithoutFloat8()))
+    prefill, slower = (Speeds(program, roofs).prefill(4096).seconds for roofs in (OfChip(), OfWideProducts()))
     assert prefill < slower if rate > 1e9 else prefill == slower
     table = PriceTable.of(program)
     assert {tuple(one) for one in table.rates} == set(price(program).rates)
+
+
+def test_four_bit_floats_are_multiplied_as_the_widest_that_a_chip_has_fastest() -> None:
+    """Their codes are 8-bit floats too, and twice a code is an integer: the fastest of these, else bf16."""
+
+    class Narrower(OfChip):
+        f4_flops = None
+
+    class Integers(Narrower):
+        f8_flops = None
+
+    assert [rate_of(roofs, "f4_flops") for roofs in (OfChip(), Narrower(), Integers())] == [8e9, 4e9, 3e9]
+    assert rate_of(Integers(), "f8_flops") == 1e9, "8-bit floats are no integers"
 
 
 class Uneven(Roofs):

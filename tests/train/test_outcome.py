@@ -17,8 +17,9 @@ pytest.importorskip("safetensors.torch", reason="it writes the base")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from roofline.train.checkpoint.outcome import kept_share  # noqa: E402
+from roofline.train.checkpoint.outcome import Outcome, kept_share  # noqa: E402
 from roofline.train.config.read import read_config  # noqa: E402
+from roofline.train.memory.dry_run import Ledger  # noqa: E402
 from roofline.train.run import preflight  # noqa: E402
 from roofline.train.run.loop import train  # noqa: E402
 from roofline.train.run_folder import read_lines  # noqa: E402
@@ -102,6 +103,36 @@ def test_the_share_that_rounding_keeps() -> None:
     between = {"a": torch.full((4,), 1 + 0.49 * unit), "b": torch.full((2,), 1 - 0.1 * unit)}
     moved = {name: tensor + 0.02 * unit for name, tensor in between.items()}
     assert kept_share(moved, between.__getitem__) == 0.0
+
+
+def test_what_rounding_keeps_is_computed_in_little_memory() -> None:
+    """Of a large matrix no copy is made in float64; the result is that of all at once."""
+    base = torch.linspace(-1, 1, 5_000_000)
+    trained = base + 1e-2 * torch.sin(torch.arange(5_000_000.0))
+    change, lost = ((each - trained).double().square().sum() for each in (base, trained.bfloat16().float()))
+    ledger = Ledger()
+    for tensor in (base, trained):
+        ledger.leave_out(tensor)
+    with ledger:
+        share = kept_share({"a": trained}, lambda _: base)
+    assert share == pytest.approx(1 - float(lost / change), rel=1e-6)
+    assert sum(ledger.usage.most.values()) < trained.nbytes
+
+
+def test_a_model_is_written_when_its_checkpoint_is_stored(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not beside the copy of parameters and optimizer state that a checkpoint is stored from."""
+    running = []
+    write = Outcome._write
+
+    def watched(self: Outcome, weights: Any) -> None:
+        running.append([each.done() for each in self.run.saver._running])
+        write(self, weights)
+
+    monkeypatch.setattr(Outcome, "_write", watched)
+    fully_tuned(model, data, tmp_path / "run", "--steps", 2)
+    assert running == [[]]
 
 
 def test_a_model_from_a_gguf_file_has_its_tokenizer(model: Path, data: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from roofline.common.errors import ConfigError
 from roofline.common.fields import has_type
 from roofline.common.files import read_regular
 from roofline.common.json_types import JsonMapping
+from roofline.program.passes.price import ADMITTED, NAMES
 from roofline.weights.vectors import KINDS
 
 FORMAT = 3  # of the directory and this file; libroofline's is in native/library/bundle.cpp
@@ -154,10 +155,7 @@ def _problem(values: JsonMapping) -> str | None:
         return "files are missing, or others than those of a bundle"
     if len({len(prices[name]) for name in ("counts", "rates", "flops", "weights", "kv")}) != 1:
         return "prices have columns of several lengths"
-    if not all(
-        roof in ("int8_ops", "bf16_flops", "f16_flops", "f8_flops", "f32_flops") and divisor > 0
-        for roof, divisor in prices["rates"]
-    ):
+    if not all((roof in NAMES or roof in ADMITTED) and divisor > 0 for roof, divisor in prices["rates"]):
         return "prices name a roof that is not there"
     columns, windows = 3 + 2 * len(prices["windows"]), prices["windows"]
     if not windows or min(windows) < 0:

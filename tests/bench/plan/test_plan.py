@@ -12,7 +12,7 @@ import pytest
 from roofline.backends.gpu.backend import RESERVED
 from roofline.backends.simulated.calibration import Calibration
 from roofline.bench.plan.arrangements import Arrangement, arrangements, place_of
-from roofline.bench.plan.assumptions import SPREADS, assumed
+from roofline.bench.plan.assumptions import SPREADS, assumed, in_words
 from roofline.bench.plan.closed_loop import Lengths
 from roofline.bench.plan.plan import Case, Price, plan, run_copy, shape_of
 from roofline.bench.report import cost, throughput
@@ -108,12 +108,26 @@ def test_a_curve_says_its_share_of_the_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "devices", "reads", "link_us"), [("", 1, 0.62, 0), ("q8_0", 2, 0.52, 25), ("q4_0", 8, 0.56, 75)]
+    ("dtype", "devices", "reads", "arithmetic", "link_us"),
+    [("", 1, 0.62, 0.55, 0), ("q8_0", 2, 0.52, 0.55, 25), ("q4_0", 8, 0.56, 0.22, 75)],
 )
-def test_shares_are_of_the_kind_of_step_and_of_the_format(dtype: str, devices: int, reads: float, link_us: int) -> None:
+def test_shares_are_of_the_kind_of_step_and_of_the_format(
+    dtype: str, devices: int, reads: float, arithmetic: float, link_us: int
+) -> None:
     (way,) = (each for each in ways("llama-3.1-8b", dtype, "MI300X", devices) if each.devices == devices)
     calibration = assumed(bits=way.weight_bits, devices=devices)
-    assert (calibration.reads, round(calibration.link_seconds * 1e6)) == (reads, link_us)
+    assert (calibration.reads, calibration.arithmetic) == (reads, arithmetic)
+    assert round(calibration.link_seconds * 1e6) == link_us
+
+
+def test_each_sequence_of_a_step_takes_what_was_asked_for() -> None:
+    """Steps that generate: 250 us for each of the 8 sequences, once a token."""
+    case, place = replace(CASE, concurrency=(8,)), place_of("MI300X", 1, None)
+    plain, slower = (plan(case, place, assumed(reads=0.6, row_us=row_us)).points[0] for row_us in (0, 250))
+    assert plain.tpot is not None
+    assert slower.tpot is not None
+    assert slower.tpot.mean - plain.tpot.mean == pytest.approx(8 * 250e-6, rel=0.2)
+    assert "250.0 us a row" in in_words(slower.calibration)
 
 
 def test_each_figure_has_a_range_of_its_kind() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from html import escape
 from importlib import resources
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from roofline.bench.replays.own import read_own
 from roofline.bench.replays.published import NAMES, limit_of, publication
 from roofline.bench.replays.replay import replay
+from roofline.bench.report.draw import NARROW, draw
 from roofline.bench.report.page import page
 from roofline.bench.results.store import append_points
 from roofline.common.errors import ConfigError
@@ -158,10 +160,21 @@ def test_shares_stand_in_the_order_of_their_rows(points: Path) -> None:
     chart = report.sections[0].charts[0]
     theirs, ours = chart.series
     assert [mark.y for mark in (*theirs.marks, *ours.marks)] == list(range(len(chart.y.categories)))
-    assert chart.y.categories[0] == "prefill of 2048 tokens, Llama 2 7B fp16 on MI210: eager, batch 1"
+    assert chart.y.categories[0] == "eager, batch 1: prefill of 2048 tokens, Llama 2 7B fp16 on MI210"
     assert theirs.marks[0].x == pytest.approx(34.9, abs=0.1), "%"
     assert theirs.marks[0].label == "35%"
     assert [mark.trusted for mark in ours.marks] == [True, True]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_phone_shows_which_row_is_which(name: str) -> None:
+    """Names that are too long for it are cut, and no two rows of a chart are called the same after that."""
+    for section in replay(publication(name), []).sections:
+        for chart in section.charts:
+            names = [escape(each, quote=False) for each in chart.y.categories]
+            texts = re.findall(r"<text[^>]*>([^<]+)</text>", draw(chart, NARROW))
+            shown = [text for text in texts if any(each.startswith(text.removesuffix("…")) for each in names)]
+            assert len(set(shown)) == len(names), chart.title
 
 
 def test_curves_over_sequences_have_a_limit_for_each_arrangement() -> None:

@@ -150,6 +150,45 @@ def test_published_figures_of_fp8_are_possible(model, chip, published):
         assert limit_of(sixteen_bits, demand, rate).share_of_sheet > 1
 
 
+@pytest.mark.parametrize(
+    ("model", "chip", "dtype", "demand", "published"),
+    [
+        # TensorRT-LLM 0.20, NVFP4, answers of 128: more than products of 16 bits allow, and three quarters of fp8.
+        ("llama-3.1-70b", "B200", "mxfp4", Demand(prompt=128, answer=128, sequences=1024), 10994.48),
+        # llama.cpp, pull request 7676: prompts of 512 tokens, which end with one of an answer.
+        ("llama-3-8b", "RTX 4090", "q4_0", Demand(prompt=512, answer=1, sequences=1), 10358.75 / 512),
+    ],
+)
+def test_published_figures_of_narrow_weights_are_possible(model, chip, dtype, demand, published):
+    limits = limits_of_product(model, chip, dtype=dtype)
+    assert 0.2 < limit_of(limits, demand, published).share_of_sheet < 0.5
+    rates = dict.fromkeys(("f8_flops", "f4_flops", "int8_ops"))
+    wide = replace(limits, roofs=replace(limits.roofs, **rates))
+    assert limit_of(wide, demand, published).share_of_sheet > 0.85
+
+
+def test_narrow_weights_are_multiplied_at_their_own_rates():
+    rates = {
+        (chip, dtype): limits_of_product("llama-3.2-1b", chip, dtype=dtype).device.sheet_flops / 1e12
+        for chip in ("MI355X", "MI300X", "A100 80GB", "V100S")
+        for dtype in ("mxfp4", "int8", "bf16")
+    }
+    assert rates == {
+        ("MI355X", "mxfp4"): 10066.3,
+        ("MI355X", "int8"): 5033.2,
+        ("MI355X", "bf16"): 2516.6,
+        ("MI300X", "mxfp4"): 2614.9,
+        ("MI300X", "int8"): 2614.9,
+        ("MI300X", "bf16"): 1307.4,
+        ("A100 80GB", "mxfp4"): 624,
+        ("A100 80GB", "int8"): 624,
+        ("A100 80GB", "bf16"): 312,
+        ("V100S", "mxfp4"): 130,
+        ("V100S", "int8"): 130,
+        ("V100S", "bf16"): 130,
+    }
+
+
 def test_a_file_in_f16_is_limited_by_products_of_f16():
     """An MI100 multiplies 184.6 TFLOP/s of f16 and half as many of bf16."""
     rates = {dtype: limits_of_product("llama-2-13b", "MI100", dtype=dtype).device for dtype in ("f16", "bf16")}

@@ -11,22 +11,23 @@ from roofline.backends.simulated.calibration import Calibration
 
 Kind = Literal["prefill", "decode", "serving"]
 
-# Shares that tuned engines reach: of a GPU's bandwidth when they decode one stream, by bits of a weight; of its rate of
-# products in prefill. Engines spend longer on unpacking fewer bits.
+# Shares that tuned engines reach, by bits of a weight: of a GPU's bandwidth when they decode one stream; of its rate of
+# products in prefill. Engines spend longer on unpacking fewer bits; integers of 4 bits are multiplied as 8-bit ones.
 READS = {16: 0.62, 8: 0.52, 4: 0.56}
-ARITHMETIC = 0.55
+ARITHMETIC = {16: 0.55, 8: 0.55, 4: 0.22}
 LINK_SECONDS = 25e-6  # an exchange of a few bytes, for each doubling of the devices that make it
 NAMED = "assumed; see docs/how-to/plan.md"
 GIVEN = "as asked for, the others assumed; see docs/how-to/plan.md"
 # Published over planned time, an 80 % interval for one more figure of the kind: (kind, whether several devices share
-# the model, whether weights have about 4 bits, which counts in decoding on one device alone) -> lowest and highest.
+# the model, whether weights have about 4 bits, which counts for single steps on one device) -> lowest and highest.
 SPREADS: dict[tuple[Kind, bool, bool], tuple[float, float]] = {
     ("prefill", False, False): (0.80, 1.23),
+    ("prefill", False, True): (0.82, 1.27),
     ("prefill", True, False): (0.91, 1.25),
     ("decode", False, False): (0.86, 1.32),
     ("decode", False, True): (0.68, 1.26),
     ("decode", True, False): (0.72, 1.68),
-    ("serving", False, False): (0.76, 1.06),
+    ("serving", False, False): (0.72, 1.25),
     ("serving", True, False): (0.66, 1.85),
 }
 FEW = 16  # requests at a time of a copy, up to which a step counts as one of decoding
@@ -36,6 +37,7 @@ def assumed(
     reads: float | None = None,
     arithmetic: float | None = None,
     step_us: float | None = None,
+    row_us: float | None = None,
     link_us: float | None = None,
     bits: float = 16.0,
     devices: int = 1,
@@ -49,10 +51,11 @@ def assumed(
     link_seconds = LINK_SECONDS * math.log2(devices) if link_us is None else link_us * 1e-6
     return Calibration(
         reads=READS[class_of(bits)] if reads is None else reads,
-        arithmetic=ARITHMETIC if arithmetic is None else arithmetic,
+        arithmetic=ARITHMETIC[class_of(bits)] if arithmetic is None else arithmetic,
         step_seconds=0.0 if step_us is None else step_us * 1e-6,
+        row_seconds=0.0 if row_us is None else row_us * 1e-6,
         link_seconds=link_seconds,
-        source=NAMED if (reads, arithmetic, step_us, link_us) == (None,) * 4 else GIVEN,
+        source=NAMED if (reads, arithmetic, step_us, row_us, link_us) == (None,) * 5 else GIVEN,
     )
 
 
@@ -67,7 +70,7 @@ def spread(calibration: Calibration, kind: Kind, devices: int, bits: float) -> t
     if calibration.source != NAMED:
         return None
     several = devices > 1
-    return SPREADS[kind, several, kind == "decode" and not several and class_of(bits) == 4]
+    return SPREADS[kind, several, kind != "serving" and not several and class_of(bits) == 4]
 
 
 def in_words(calibration: Calibration) -> str:

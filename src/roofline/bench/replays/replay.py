@@ -64,8 +64,8 @@ def _shares(published: Publication, limits: dict[Row, RowLimit | None], own: Seq
 
 
 def _name(row: Row, chart: PublishedChart) -> str:
-    what = row.name or f"{row.series}, batch {row.sequences}"
-    return f"{chart.title}: {what}" if not row.name else what
+    """A row among those of all charts. What tells it from others of its chart comes first: narrow pages cut ends."""
+    return row.name or f"{row.series}, batch {row.sequences}: {chart.title}"
 
 
 def _values(chart: PublishedChart, limits: dict[Row, RowLimit | None]) -> Section:

@@ -132,7 +132,7 @@ def limits_of_product(model: str, chip: str, count: int = 1, dtype: str = "") ->
     return ModelLimits(model, program, shared, origin, None, device, *_facts(shape))
 
 
-_RATES = ("bf16_flops", "f16_flops", "f8_flops", "bytes_per_s", "f32_flops", "int8_ops")
+_RATES = ("bf16_flops", "f16_flops", "f8_flops", "f4_flops", "bytes_per_s", "f32_flops", "int8_ops")
 
 
 def _finite(rate: float) -> float:

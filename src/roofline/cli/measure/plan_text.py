@@ -92,7 +92,7 @@ def _notes(plan: "Plan") -> list[str]:
     arithmetic, rate = plan.arrangements[0].arithmetic
     flops = f"{human_rate(rate, 'op')} in {arithmetic}"
     stand_ins = [f"{name} as {other}" for name, other in held_in(plan.arrangements[0].split).items()]
-    stand_in_notes = [f"kernels there read {', '.join(stand_ins)}: memory and times are of that"] if stand_ins else []
+    stand_in_notes = [f"kernels there read {', '.join(stand_ins)}: memory and reads are of that"] if stand_ins else []
     lines = [
         *stand_in_notes,
         *_assumed(plan),

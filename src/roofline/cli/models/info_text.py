@@ -59,6 +59,14 @@ def show(report: "Report") -> None:
             f"{human_bytes(latent)} a token in bf16, {ours / latent:.1f} times less",
             highlight=False,
         )
+    if windowed := _windowed_bytes(report):
+        ours = report.summary.kv_bytes("bf16") * report.context
+        out.print(
+            f"the cache holds every token for all layers; those with a window read its last ones alone, and others "
+            f"that keep no more would take {human_bytes(windowed)} in bf16 for {report.context:,} tokens, "
+            f"{ours / windowed:.1f} times less",
+            highlight=False,
+        )
     if report.fit is not None:
         _show_fit(out, report, report.fit)
 
@@ -139,6 +147,16 @@ def _latent_bytes(report: "Report") -> int:
     config = report.shape.config
     rank, rotated = config.get("kv_rank"), config.get("rotary_dim")
     return 2 * report.summary.layers * (int(rank) + int(rotated)) if rank and rotated else 0
+
+
+def _windowed_bytes(report: "Report") -> int:
+    """Bytes in bf16 of the tokens that layers read at the report's context; 0 where no window leaves any out."""
+    config, layers = report.shape.config, report.summary.layers
+    windows = config.get("layer_windows") or [config.get("sliding_window") or 0] * layers
+    read = [min(window or report.context, report.context) for window in windows]
+    if sum(read) == layers * report.context:
+        return 0
+    return report.summary.kv_bytes("bf16") * sum(read) // layers
 
 
 def _right(table: "Table") -> "Table":

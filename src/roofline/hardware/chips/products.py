@@ -30,8 +30,8 @@ class Product:
     its architecture; units: multiprocessors of one device as torch counts them (on RDNA, work group processors), of a
     CPU cores; dies: devices in one package; unified: it shares its memory with a CPU, or is one.
 
-    bf16, fp16, fp8: dense FLOP/s with fp32 accumulation; memory: bytes; bandwidth, link: bytes a second, `link` over
-    all links to other devices in both directions; watts.
+    bf16, fp16, fp8, fp4: dense FLOP/s with fp32 accumulation; int8: dense operations a second; memory: bytes;
+    bandwidth, link: bytes a second, `link` over all links to other devices in both directions; watts.
     """
 
     name: str
@@ -45,6 +45,8 @@ class Product:
     bf16: Figure | None = None
     fp16: Figure | None = None
     fp8: Figure | None = None
+    int8: Figure | None = None
+    fp4: Figure | None = None
     memory: Figure | None = None
     bandwidth: Figure | None = None
     watts: Figure | None = None
@@ -65,7 +67,8 @@ def products() -> tuple[Product, ...]:
     """All of them, in the order of the file."""
     table = read_table("products.toml")
     sources = table["sources"]
-    scales = {"bf16": 1e12, "fp16": 1e12, "fp8": 1e12, "memory": 1 << 30, "bandwidth": 1e9, "link": 1e9, "watts": 1}
+    scales = dict.fromkeys(("bf16", "fp16", "fp8", "int8", "fp4"), 1e12)
+    scales |= {"memory": 1 << 30, "bandwidth": 1e9, "link": 1e9, "watts": 1}
     rows = []
     for row in table["product"]:
         figures = {key: Figure(row[key][0] * scales[key], sources[row[key][1]]) for key in scales if key in row}
@@ -129,17 +132,18 @@ class SheetRoofs:
     """What one device of a product reaches by its data sheet, in the words of `hardware.roofs.Roofs`.
 
     The table has no rates for arithmetic outside matrix instructions, and none of matrix instructions for some: these
-    are infinite, and what is computed so takes no time beside its reads. f16_flops, f8_flops: None where the table has
-    no rate of its own for these; of 8-bit floats, where the chip widens them and multiplies 16 bits.
+    are infinite, and what is computed so takes no time beside its reads. f16_flops, f8_flops, f4_flops, int8_ops: None
+    where the table has no rate of its own for these: the chip widens such numbers and multiplies wider ones.
     """
 
     bf16_flops: float
     bytes_per_s: float
     sources: tuple[str, ...]
     f32_flops: float = math.inf
-    int8_ops: float = math.inf
+    int8_ops: float | None = None
     f16_flops: float | None = None
     f8_flops: float | None = None
+    f4_flops: float | None = None
 
     def read_bytes_per_s(self, working_set: float) -> float:
         """The bandwidth of its memory, whatever is read from it."""
@@ -154,13 +158,16 @@ def sheet_roofs(product: Product) -> SheetRoofs | None:
     flops = math.inf if rate is None else rate.value / product.dies
     figures = (product.bandwidth, rate)
     sources = dict.fromkeys(figure.source for figure in figures if figure is not None)
-    f16, f8 = (None if each is None else each.value / product.dies for each in (product.fp16, product.fp8))
+    narrow = (product.fp16, product.fp8, product.fp4, product.int8)
+    f16, f8, f4, int8 = (None if each is None else each.value / product.dies for each in narrow)
     return SheetRoofs(
         bf16_flops=flops,
         bytes_per_s=product.bandwidth.value / product.dies,
         sources=tuple(sources),
+        int8_ops=math.inf if product.host else int8,
         f16_flops=f16,
         f8_flops=f8,
+        f4_flops=f4,
     )
 
 

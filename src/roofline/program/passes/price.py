@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from roofline.common.errors import UnsupportedError
+from roofline.ops import formats
 from roofline.ops.batch import Batch
 from roofline.ops.cost import Cost
 from roofline.ops.traits import Trait
@@ -16,7 +17,18 @@ if TYPE_CHECKING:
     from roofline.program.ir import Instr, Program
 
 
-FLOAT8 = "E4M3"  # of ops.formats
+FLOAT8, FLOAT4 = "E4M3", "MXFP4"  # of ops.formats
+INTEGERS = "integers"  # weights that are 8-bit integers times scales, whatever width they have in a file
+BF16 = "bf16_flops"
+# Arithmetic of a GPU's Program -> the roofs that it may be computed at beside that of bf16, the highest of which
+# counts: those of products whose operands hold every code of the weights. What is multiplied with them is rounded so.
+ADMITTED = {
+    "f16_flops": ("f16_flops",),
+    "f8_flops": ("f8_flops",),
+    "f4_flops": ("f4_flops", "f8_flops", "int8_ops"),  # twice a code is an integer
+    "q8_ops": ("int8_ops",),
+}
+NAMES = {"f4_flops": "fp4", "f8_flops": "fp8", "f16_flops": "f16", BF16: "bf16", "int8_ops": "int8", "f32_flops": "f32"}
 
 
 class RoofRates(Protocol):
@@ -117,21 +129,31 @@ def _rates(program: "Program", types: "Mapping[str, Type]") -> tuple[tuple[str, 
     rates = []
     for instr in program.body:
         matrix = program.matrix(instr)
-        float8 = matrix is not None and set(matrix.type.formats) == {FLOAT8}
-        rates.append(arithmetic(instr, FLOAT8 if float8 else types[instr.inputs[0]].dtype))
+        codes = "" if matrix is None else _codes(matrix.type.formats)
+        rates.append(arithmetic(instr, codes or types[instr.inputs[0]].dtype))
     return tuple(rates)
 
 
+def _codes(names: "Iterable[str]") -> str:
+    """What the weights of a matrix in these formats are multiplied as: FLOAT8, FLOAT4, INTEGERS, "" for wider ones."""
+    kinds = {form if form in (FLOAT8, FLOAT4) else INTEGERS if _is_integers(form) else "" for form in names}
+    if kinds == {FLOAT4, INTEGERS}:
+        return INTEGERS
+    return kinds.pop() if len(kinds) == 1 else ""
+
+
+def _is_integers(name: str) -> bool:
+    return formats.packed(name).integers is not None
+
+
 def arithmetic_roof(program: "Program", roofs: RoofRates) -> tuple[str, float]:
-    """The arithmetic that most of what a token takes is computed in ("int8", "fp8", "f16", "bf16", "f32"), and its
-    roof in operations a second."""
+    """The arithmetic that most of what a token takes is computed in (one of NAMES), and its roof in operations a
+    second."""
     priced, shares = price(program), Counter[str]()
     for (_, cost), (name, divisor) in zip(priced.instrs, priced.rates, strict=True):
         shares[name] += cost.flops.tokens * divisor
-    name = shares.most_common(1)[0][0]
-    if getattr(roofs, name, None) is None:
-        name = "bf16_flops"
-    return {"f8_flops": "fp8"}.get(name, name.partition("_")[0]), rate_of(roofs, name)
+    name, rate = _roof(roofs, shares.most_common(1)[0][0])
+    return NAMES[name], rate
 
 
 def in_file(program: "Program") -> "Program":
@@ -204,20 +226,30 @@ def seconds(
 
 def arithmetic(instr: "Instr", rows: str = "") -> tuple[str, int]:
     """The roof of an instruction's operations, as `rate_of` takes it, and what it is divided by. rows: the dtype of
-    what it multiplies on a GPU; FLOAT8 where its matrix is in these, whose products chips make of two alike."""
+    what it multiplies on a GPU; FLOAT8, FLOAT4 or INTEGERS where its matrix is in these, whose products chips make of
+    two alike."""
     order = instr.attr("order")
     if instr.has(Trait.PRODUCT, Trait.EXPERTS) and order in ("q8g32", "q15g32"):
         return "int8_ops", 1 if order == "q8g32" else 2  # two products of bytes for one of 15 bits
     if order in GPU_ORDERS:
-        return {FLOAT8: "f8_flops", "f16": "f16_flops"}.get(rows, "bf16_flops"), 1
-    return "bf16_flops" if order in CACHE_ORDERS.values() else "f32_flops", 1
+        narrow = {FLOAT8: "f8_flops", FLOAT4: "f4_flops", INTEGERS: "q8_ops", "f16": "f16_flops"}
+        return narrow.get(rows, BF16), 1
+    return BF16 if order in CACHE_ORDERS.values() else "f32_flops", 1
 
 
 def rate_of(roofs: RoofRates, name: str) -> float:
-    """Operations a second of a roof by its name: the rate of bf16 where nothing says one of f16, or where the chip
-    multiplies no 8-bit floats."""
-    rate = getattr(roofs, name, None)
-    return float(roofs.bf16_flops if rate is None else rate)
+    """Operations a second of an arithmetic by its name: the highest of the roofs that it may be computed at, that of
+    bf16 where the chip has none of the others."""
+    return _roof(roofs, name)[1]
+
+
+def _roof(roofs: RoofRates, name: str) -> tuple[str, float]:
+    """The roof that `rate_of` takes, and its name."""
+    rates = {each: getattr(roofs, each, None) for each in ADMITTED.get(name, (name,))}
+    known = {each: float(rate) for each, rate in rates.items() if rate is not None}
+    if name in ADMITTED or not known:
+        known.setdefault(BF16, float(roofs.bf16_flops))
+    return max(known.items(), key=lambda one: one[1])
 
 
 def work_of(batch: Batch, windows: Iterable[int] = ()) -> Work:

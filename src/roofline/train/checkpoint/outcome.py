@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from roofline.train.run.loop import Run
 
 LEAST_KEPT = 0.9  # of what training changed: below it a model is not rounded to bf16
+_ELEMENTS = 1 << 20  # at a time, of which there are several copies in float64
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 _log = log.get("train")
 
@@ -60,13 +61,20 @@ class Outcome:
         self.run.log.pause()
 
     def write(self) -> None:
-        """Write what is trained as it is. All ranks take part; rank 0 collects it in memory."""
+        """Write what is trained as it is. All ranks take part; rank 0 collects it in memory.
+
+        A model is written once nothing is left of the copy of a checkpoint, which is three times as large: otherwise
+        this would be the run's fullest moment.
+        """
+        if not self.adapts:
+            self.run.saver.wait()
         weights = state.full_weights(self.run, torch.float32)
         if self._rounds:
             share = self.run.world.share(self.run.world.first(lambda: kept_share(weights, self._base())))
             assert share is not None, "rank 0 computes it"
             self.share, self.dtype = share, "BF16" if share >= LEAST_KEPT else "F32"
-            weights = {name: tensor.to(DTYPES[self.dtype]) for name, tensor in weights.items()}
+            for name in weights:
+                weights[name] = weights[name].to(DTYPES[self.dtype])
         self.run.world.first(lambda: self._write(weights))
 
     def describe_rounding(self) -> str:
@@ -135,7 +143,9 @@ def kept_share(trained: Mapping[str, torch.Tensor], base: Callable[[str], torch.
     training began with counts too. trained, base: float32, by canonical name.
     """
     lost = change = 0.0
-    for name, after in trained.items():
-        change += float((after - base(name).reshape(after.shape)).double().square().sum())
-        lost += float((after.bfloat16().float() - after).double().square().sum())
+    for name, tensor in trained.items():
+        befores = base(name).reshape(-1).split(_ELEMENTS)
+        for after, before in zip(tensor.reshape(-1).split(_ELEMENTS), befores, strict=True):
+            change += float((after - before).double().square().sum())
+            lost += float((after.bfloat16().float() - after).double().square().sum())
     return max(0.0, 1 - lost / change) if change else 1.0
