@@ -4,7 +4,7 @@ import pytest
 from engine_fakes import FakeExecutable
 
 from roofline.engine.config import EngineConfig, resolve
-from roofline.engine.schedule.depth import doubling_depth
+from roofline.engine.depth import doubling_depth
 
 
 @pytest.mark.parametrize("depth", [100, 1000, 20_000])

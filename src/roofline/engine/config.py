@@ -128,7 +128,7 @@ def resolve(config: EngineConfig, executable: "Executable") -> StepLimits:
     """
     # Imported here: a server spawns its engine process before it imports numpy.
     from roofline.backends.base import is_encoder
-    from roofline.engine.schedule.depth import doubling_depth
+    from roofline.engine.depth import doubling_depth
     from roofline.ops.batch import PAGE_TOKENS
 
     limits = executable.limits
