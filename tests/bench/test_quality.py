@@ -19,12 +19,12 @@ from roofline.bench.quality.harness import Answers
 from roofline.bench.quality.report import report
 from roofline.bench.quality.score import load_to_score, score, text_windows
 from roofline.bench.quality.windows import windows_of
-from roofline.bundle.rewrite import Work, write_gguf
+from roofline.bundle.rewrite import RewriteWork, write_gguf
 from roofline.common.errors import ConfigError
 from roofline.models.mixes import formats_of
 from roofline.ops import formats
 from roofline.weights.checkpoint import open_checkpoint
-from roofline.weights.quantise.calibration import Calibration, Folding
+from roofline.weights.quantise.calibration import Folding, WeightCalibration
 from roofline.weights.quantise.scaling import fit_scales
 from tests.command_line import call_roofline
 from tests.judges import judge, require
@@ -80,7 +80,7 @@ def test_a_rounded_model_is_further_away_the_fewer_bits_it_has(model, tmp_path):
     source = open_checkpoint(model)
     kl, worst = [], []
     for mix in ("Q8_0", "Q4_0"):
-        write_gguf(source, tmp_path / f"{mix}.gguf", mix, Work(threads=1))
+        write_gguf(source, tmp_path / f"{mix}.gguf", mix, RewriteWork(threads=1))
         found = report(source, open_checkpoint(tmp_path / f"{mix}.gguf"), TEXT, PLAIN, limit=100)
         assert found.source.tokens == found.rounded.tokens == 99
         kl.append(found.rounded.kl)
@@ -145,7 +145,7 @@ def test_scaling_changes_nothing_but_the_rounding(model, tmp_path):
     measured = calibrate(source, TEXT, "awq", 1)
     kinds = formats_of("Q4_0", {name: info.shape for name, info in source.tensors.items()})
     measured = fit_scales(source, kinds, measured)
-    write_gguf(source, tmp_path / "scaled.gguf", "F32", Work(threads=1, calibration=measured))
+    write_gguf(source, tmp_path / "scaled.gguf", "F32", RewriteWork(threads=1, calibration=measured))
     scaled = open_checkpoint(tmp_path / "scaled.gguf")
     names = ["layers.1.mlp.up.weight", "layers.1.mlp_norm.weight", "layers.0.attn.q.weight"]
     for name in names:
@@ -166,7 +166,7 @@ def test_columns_that_count_most_are_scaled_up(model):
     ]
     squares = np.full(64, 1e-3, np.float32)
     squares[5] = 64 - squares[:-1].sum()
-    calibration = Calibration(dict.fromkeys(folding.matrices, squares), foldings=(folding,))
+    calibration = WeightCalibration(dict.fromkeys(folding.matrices, squares), foldings=(folding,))
     scales = fit_scales(source, dict.fromkeys(source.tensors, "Q4_0"), calibration).scales
     gate, up = (scales[name] for name in folding.matrices)
     assert gate.columns.argmax() == 5

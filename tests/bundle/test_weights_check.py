@@ -17,7 +17,7 @@ from roofline.backends.cpu import weights_check
 from roofline.backends.cpu.weights_check import SLICE, StepEdges, WeightsCheck
 from roofline.bundle import load
 from roofline.bundle.manifest import BundleError
-from roofline.bundle.weights_checks import Outcome, last_problem, outcomes
+from roofline.bundle.weights_checks import WeightsCheckOutcome, last_problem, outcomes
 from roofline.cli.measure.doctor import _weights_line
 from roofline.engine.llm import LLM
 from roofline.engine.local import LocalEngine
@@ -195,7 +195,7 @@ def test_of_replicas_the_first_that_is_wrong_counts() -> None:
 
 def test_an_outcome_of_a_bundle_that_is_gone_is_not_shown(bundle: Path) -> None:
     ended(load(str(bundle), text=False))
-    assert isinstance(outcomes()[0], Outcome)
+    assert isinstance(outcomes()[0], WeightsCheckOutcome)
     bundle.rename(bundle.with_name("moved"))
     assert outcomes() == []
 

@@ -177,7 +177,7 @@ def test_products_name_chips_that_are_known_or_refused() -> None:
         assert (product.memory is None) == (product.chip in ("x86-64", "aarch64"))
         assert product.bandwidth is not None
         assert (product.fp8 is None) or chips.get(product.chip).fp8
-        figures = [figure for figure in vars(product).values() if isinstance(figure, products.Figure)]
+        figures = [figure for figure in vars(product).values() if isinstance(figure, products.ProductFigure)]
         assert all(figure.value > 0 and len(figure.source) > 10 for figure in figures)
 
 

@@ -18,7 +18,7 @@ from roofline.weights.random_weights import PRESET
 if TYPE_CHECKING:
     import numpy as np
 
-    from roofline.program.trace import TensorInfo
+    from roofline.program.trace import DescribesTensor
 
 FORM = "BF16"  # of the tensors of a shape without weights, as they are mostly published
 
@@ -39,7 +39,7 @@ class ModelShape:
     name: str
     kind: str
     config: JsonMapping
-    tensors: "Mapping[str, TensorInfo]"
+    tensors: "Mapping[str, DescribesTensor]"
     source: str = ""
 
     def read(self, name: str) -> "np.ndarray":

@@ -11,7 +11,7 @@ from roofline.backends.sampling import Sampled
 from roofline.common import log
 from roofline.engine.constraints.forms import Forms
 from roofline.engine.digests import digests_of
-from roofline.engine.events import Event, FinishReason, Progress, token_logprob
+from roofline.engine.events import Event, FinishReason, PromptProgress, token_logprob
 from roofline.engine.pooler import HiddenRows, Pooler, logits_of, take_rows
 from roofline.engine.schedule import continuous as scheduler
 from roofline.engine.schedule.continuous import PendingCommit
@@ -21,12 +21,12 @@ from roofline.engine.schedule.prompt_scores import scores_of, with_scores, witho
 from roofline.engine.schedule.rows import RowBuilder
 from roofline.engine.schedule.sequence import Sequence
 from roofline.engine.speculation.speculator import Speculator
-from roofline.engine.stats import Meter
+from roofline.engine.stats import StatsMeter
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from roofline.engine.recording.recorder import Recorder
+    from roofline.engine.recording.recorder import StepRecorder
 NO_NUMBERS = "no id could be sampled: the logits are not numbers"
 NO_VECTOR = "no vector could be made: the result is not numbers"
 
@@ -62,7 +62,7 @@ class Stepper:
         executable: Executable,
         state: State,
         schedule: Callable[[State], StepPlan],
-        meter: Meter,
+        meter: StatsMeter,
         measure: bool,
         speculator: Speculator | None = None,
         overlap: bool = False,
@@ -70,7 +70,7 @@ class Stepper:
         self.executable, self.state, self.schedule = executable, state, schedule
         self.meter, self.measure, self.speculator = meter, measure, speculator
         self.lost: LostError | None = None  # why no step can succeed any more
-        self.recorder: Recorder | None = None  # whoever writes the steps down
+        self.recorder: StepRecorder | None = None  # whoever writes the steps down
         self._filler, self._rows = BatchFiller(executable.batch), RowBuilder()
         self._forms = Forms(executable)
         self.pooler = Pooler(executable)
@@ -335,7 +335,7 @@ def _progress(flight: Flight, landed: float) -> list[Event]:
         computed = sequence.computed + plan.counts[at] if flight.pending is None else flight.pending.computed[at]
         assert sequence.scheduled_at is not None, "it is in a step"
         total, seconds = sequence.prompt_length, landed - sequence.scheduled_at
-        progress = Progress(total, sequence.cached_tokens, min(computed, total), seconds)
+        progress = PromptProgress(total, sequence.cached_tokens, min(computed, total), seconds)
         events.append(Event(request.id, sequence.index, [], progress=progress))
     return events
 

@@ -16,7 +16,7 @@ from roofline.ops.cost import Affine
 from roofline.ops.rope_tables import RopeTable
 from roofline.ops.symbol import ELEMENT_BYTES, Q_BYTES, Type
 from roofline.program import ir
-from roofline.program.ir import WHOLE, Instr, KvGroup, Piece, Place, Program, Recipe, Value
+from roofline.program.ir import WHOLE, ArenaPlace, Instr, KvGroup, Program, Recipe, Value, WeightPiece
 
 # Names of values, weights and file tensors: anything that the separators of this form do not need.
 NAME = r"[^\s,;:()\[\]=@]+"
@@ -61,7 +61,7 @@ def _weight(name: str, recipe: Recipe) -> str:
     return f"weight {name}: {recipe.layout}{list(recipe.shape)} = {pieces}"
 
 
-def _piece(piece: Piece) -> str:
+def _piece(piece: WeightPiece) -> str:
     cut = piece.columns
     columns = f"[{cut.start}:{cut.stop} of {cut.of}]" if cut else ""
     return f"{piece.tensor}[{piece.start}:{piece.stop}]{columns} {piece.format}"
@@ -94,7 +94,7 @@ class _Parser:
         self.weights: dict[str, Recipe] = {}
         self.body: list[Instr] = []
         self.arena: Affine | None = None
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, ArenaPlace] = {}
 
     def line(self, line: str) -> None:
         word, _, rest = line.partition(" ")
@@ -120,12 +120,12 @@ class _Parser:
             self.arena = Affine.parse(rest)
         elif word == "place":
             name, offset, stride = _match(rf"({NAME}) = (.*) stride (\d+)", rest)
-            self.places[name] = Place(Affine.parse(offset), int(stride))
+            self.places[name] = ArenaPlace(Affine.parse(offset), int(stride))
         else:
             self.body.append(_parse_instr(line))
 
     def program(self) -> Program:
-        plan = ir.Plan(self.places, self.arena) if self.arena is not None else None
+        plan = ir.ArenaPlan(self.places, self.arena) if self.arena is not None else None
         return Program(
             name=self.name,
             inputs=tuple(self.inputs),
@@ -167,7 +167,7 @@ def _parse_weight(text: str) -> tuple[str, Recipe]:
         pattern = rf"({NAME})\[(\d+):(\d+)\](?:\[(\d+):(\d+) of (\d+)\])? (\w+)"
         tensor, start, stop, *edges, kind = _match(pattern, piece)
         columns = ir.Columns(*(int(n) for n in edges)) if edges[0] else None
-        pieces_read.append(Piece(tensor, int(start), int(stop), kind, columns))
+        pieces_read.append(WeightPiece(tensor, int(start), int(stop), kind, columns))
     return name, Recipe(tuple(ast.literal_eval(shape)), tuple(pieces_read), layout)
 
 

@@ -27,7 +27,7 @@ _PEFT_VERSION = "0.21.2"  # whose files these are like
 
 
 @dataclass(frozen=True)
-class Written:
+class AdapterDescription:
     """How an adapter is written. base: the model it was trained on, by name or path; rslora: scales are said as alpha /
     sqrt(r); dtype: "F32", "F16" or "BF16"; dropout: of the training, for the reader."""
 
@@ -51,7 +51,10 @@ class _Module:
 
 
 def write_adapter(
-    folder: Path, config: JsonObject, matrices: Sequence[AdapterMatrix], written: Written = Written()
+    folder: Path,
+    config: JsonObject,
+    matrices: Sequence[AdapterMatrix],
+    written: AdapterDescription = AdapterDescription(),
 ) -> Path:
     """Write a new folder, which is complete once it exists.
 
@@ -122,7 +125,7 @@ def _of_experts(name: str, group: dict[int, AdapterMatrix], experts: dict[str, d
     return _Module(prefix, f"{module}.{part}_proj", first.rank, first.scale, tensors, f"{part}_proj")
 
 
-def _settings(modules: Sequence[_Module], written: Written) -> dict[str, object]:
+def _settings(modules: Sequence[_Module], written: AdapterDescription) -> dict[str, object]:
     """The fields of adapter_config.json: what most modules have, and patterns for the others."""
 
     def alpha_of(module: _Module) -> float:

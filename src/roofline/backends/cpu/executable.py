@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from roofline.backends.adapters import AdapterSlots
     from roofline.backends.checkpoint import Tensors
     from roofline.backends.cpu.exchange import Exchange
-    from roofline.backends.cpu.layout import Layout
+    from roofline.backends.cpu.layout import ImageLayout
     from roofline.backends.cpu.memory import Image
     from roofline.ops.adapters import PlacedMatrix
-    from roofline.ops.collectives import Group
+    from roofline.ops.collectives import RankGroup
     from roofline.program.ir import Program
 
 SMALL_ARENA = 1 << 30  # bytes; every machine has so many
@@ -128,7 +128,7 @@ class CpuExecutable:
         isa: str,
         threads: int,
         roofs: Roofs | None = None,
-        group: "Group | None" = None,
+        group: "RankGroup | None" = None,
     ) -> "CpuExecutable":
         """The executable of a Program compiled for the target "cpu".
 
@@ -201,7 +201,7 @@ class CpuExecutable:
         return self._model.lowered.matrix_bytes
 
     @cached_property
-    def layout(self) -> "Layout":
+    def layout(self) -> "ImageLayout":
         """Where the weights lie in `image`."""
         from roofline.backends.cpu.layout import lay_out
 

@@ -14,7 +14,7 @@ from roofline.common.units import human_bytes, human_rate, human_seconds
 from roofline.ops.batch import PAGE_TOKENS, BatchLimits
 
 if TYPE_CHECKING:
-    from roofline.backends.checkpoint import Checkpoint
+    from roofline.backends.checkpoint import LoadableCheckpoint
     from roofline.backends.gpu.devices import UsableDevice
     from roofline.backends.gpu.memory.capacity import Budget, OffloadOption, Placement
     from roofline.backends.gpu.memory.requirements import Needs
@@ -67,7 +67,7 @@ class GpuBackend:
 
     def compile_ahead(
         self,
-        open_checkpoint: "Callable[[], Checkpoint]",
+        open_checkpoint: "Callable[[], LoadableCheckpoint]",
         options: LoadOptions,
         chips: Sequence[str],
         folder: Path | None = None,

@@ -35,7 +35,7 @@ ORDER = 2  # version of what words hold where: one more with every change, for w
 
 
 @dataclass(frozen=True)
-class Layout:
+class KernelLayout:
     """What a kernel must know of a format. zero: code of the value `minimum`.
 
     two_level: scales are int8 times a float16 for each 256 columns.
@@ -49,12 +49,12 @@ class Layout:
 
 
 LAYOUTS = {
-    "Q4_0": Layout(4, 32, 8, False, False),
-    "Q4_1": Layout(4, 32, 0, False, True),
-    "Q8_0": Layout(8, 32, 128, False, False),
-    "Q4_K": Layout(4, 32, 0, True, True),
-    "Q5_K": Layout(5, 32, 0, True, True),
-    "Q6_K": Layout(6, 16, 32, True, False),
+    "Q4_0": KernelLayout(4, 32, 8, False, False),
+    "Q4_1": KernelLayout(4, 32, 0, False, True),
+    "Q8_0": KernelLayout(8, 32, 128, False, False),
+    "Q4_K": KernelLayout(4, 32, 0, True, True),
+    "Q5_K": KernelLayout(5, 32, 0, True, True),
+    "Q6_K": KernelLayout(6, 16, 32, True, False),
 }
 
 
@@ -85,7 +85,7 @@ Array = TypeVar("Array", bound=_Sized)
 class Packed(Generic[Array]):
     """The arrays above, of numpy or, on a device, of torch; what a format does not have is None."""
 
-    layout: Layout
+    layout: KernelLayout
     rows: int
     columns: int
     words: Array

@@ -31,7 +31,7 @@ class RankError(LostError):
 
 
 @dataclass(frozen=True)
-class Grid:
+class RankGrid:
     """How many ranks share each layer's matrices (tensor), and how many stages share the layers (pipeline).
 
     Rank r is tensor rank r % tensor of stage r // tensor. Raises ConfigError on numbers below 1.
@@ -56,7 +56,7 @@ class Grid:
 
 
 class Ranks:
-    """All ranks, seen from one of them; as `group`, those that share its matrices (ops.collectives.Group).
+    """All ranks, seen from one of them; as `group`, those that share its matrices (ops.collectives.RankGroup).
 
     Args:
         store: where the ranks find each other.
@@ -70,7 +70,7 @@ class Ranks:
     def __init__(
         self,
         rank: int,
-        grid: Grid,
+        grid: RankGrid,
         store: "Store",
         patience: float = PATIENCE,
         device: str = "cpu",

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from roofline.backends.reference import orders
-from roofline.backends.reference.weights import Weights
+from roofline.backends.reference.weights import ReferenceWeights
 from roofline.ops.exp2 import LOG2E, exp2_falling, exp2_signed
 from roofline.ops.matmul import Q8Rows
 
@@ -37,7 +37,7 @@ def sigmoid_scale_exp2(x: "Tensor", gate: "Tensor") -> "Tensor":
 
 
 def expert_linear(
-    weights: Weights, name: str, x: "Tensor | Q8Rows", ids: "Tensor", experts: int, order: str
+    weights: ReferenceWeights, name: str, x: "Tensor | Q8Rows", ids: "Tensor", experts: int, order: str
 ) -> "Tensor":
     """Orders "q8g32", "q15g32" and "f32" of a linear, a row with each of its experts: float32 [rows, top * out]; x as
     in ops.expert_linear."""

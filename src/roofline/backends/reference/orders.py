@@ -166,7 +166,7 @@ class _State:
 
 
 @dataclass
-class Context:
+class SegmentContext:
     """K and V of one segment as a cache stores them: k, v [context, heads, head_dim].
 
     Order "pages64" stores bf16 values; "pages64.int8" whole numbers, and scales [context, heads].
@@ -177,16 +177,16 @@ class Context:
     k_scale: "Tensor | None" = None
     v_scale: "Tensor | None" = None
 
-    def for_heads(self, heads: int) -> "Context":
+    def for_heads(self, heads: int) -> "SegmentContext":
         """The same with a kv head for each of `heads` query heads."""
         times = heads // self.k.shape[1]
         tensors = (self.k, self.v, self.k_scale, self.v_scale)
-        return Context(*(t if t is None else t.repeat_interleave(times, dim=1) for t in tensors))  # type: ignore[arg-type]
+        return SegmentContext(*(t if t is None else t.repeat_interleave(times, dim=1) for t in tensors))  # type: ignore[arg-type]
 
 
 def attend_pages64(
     q: "Tensor",
-    context: Context,
+    context: SegmentContext,
     first: int | None,
     scale: float,
     window: int = 0,

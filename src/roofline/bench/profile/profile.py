@@ -21,7 +21,7 @@ from roofline.common.errors import CapacityError, UnsupportedError
 from roofline.common.json_types import JsonObject
 from roofline.hardware.roofs import Roofs, highest, reachable
 from roofline.ops.batch import PAGE_TOKENS, Segment
-from roofline.program.overview import Label, labels
+from roofline.program.overview import OpLabel, labels
 from roofline.program.passes.price import Work, amount, mixture, price, seconds, step_work, with_experts
 from roofline.program.target import GPU
 
@@ -207,7 +207,7 @@ def summarise(
     return Profile(step, tuple(ops), step_seconds, timed, runs, touched, roofs, on_device)
 
 
-def _merged(program: "Program", step: Step) -> list[Label]:
+def _merged(program: "Program", step: Step) -> list[OpLabel]:
     """Labels of the instructions. In decode steps on a CPU `attend` also writes the cache: the write has its label."""
     names = list(labels(program))
     if step.tokens == 1 and program.target != GPU.name:

@@ -10,7 +10,7 @@ from roofline.backends.options import LoadOptions
 from roofline.bench.quality.score import Score, load_to_score, score, text_windows
 from roofline.ops import formats
 from roofline.weights.files.mapped import forget
-from roofline.weights.quantise.calibration import Calibration, Scale
+from roofline.weights.quantise.calibration import ParameterScale, WeightCalibration
 from roofline.weights.rope_rows import heads_of, reorder
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def report(
     rounded: "Checkpoint",
     text: str,
     load: LoadOptions,
-    calibration: Calibration = Calibration(),
+    calibration: WeightCalibration = WeightCalibration(),
     *,
     limit: int = TOKENS,
     progress: Progress = lambda done, total: None,
@@ -74,7 +74,7 @@ def report(
 
 
 def worst_tensors(
-    source: "Checkpoint", rounded: "Checkpoint", calibration: Calibration, count: int = WORST
+    source: "Checkpoint", rounded: "Checkpoint", calibration: WeightCalibration, count: int = WORST
 ) -> list[TensorError]:
     """The tensors whose rounding changed them most."""
     errors = [
@@ -85,8 +85,8 @@ def worst_tensors(
     return sorted(errors, key=lambda each: -each.error)[:count]
 
 
-def _error(source: "Checkpoint", rounded: "Checkpoint", name: str, calibration: Calibration) -> float:
-    importance, scale = calibration.importance.get(name), calibration.scales.get(name, Scale())
+def _error(source: "Checkpoint", rounded: "Checkpoint", name: str, calibration: WeightCalibration) -> float:
+    importance, scale = calibration.importance.get(name), calibration.scales.get(name, ParameterScale())
     info, other = source.tensors[name], rounded.tensors[name]
     raw, changed = source.read(name), rounded.read(name)
     heads = heads_of(name, source.config)

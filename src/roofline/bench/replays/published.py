@@ -12,7 +12,7 @@ from roofline.backends.options import LoadOptions
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.common.names import unknown
 from roofline.program.ir import Share
-from roofline.program.rates import Rate, Speeds
+from roofline.program.rates import ProgramSpeeds, StepRate
 
 NAMES = ("mlc-amd", "rocm-llm-opt", "flywheel", "mosaic-mi250", "dell-mi300x")
 Step = Literal["decode", "prefill", "serve", "train", ""]
@@ -133,7 +133,7 @@ def limit_of(row: Row, unit: str) -> RowLimit | None:
 
 
 @cache
-def _rate(model: str, chip: str, form: str, count: int, step: tuple[str, int, int, int]) -> Rate | None:
+def _rate(model: str, chip: str, form: str, count: int, step: tuple[str, int, int, int]) -> StepRate | None:
     speeds = _speeds(model, chip, form, count)
     if speeds is None:
         return None
@@ -144,7 +144,7 @@ def _rate(model: str, chip: str, form: str, count: int, step: tuple[str, int, in
 
 
 @cache
-def _speeds(model: str, chip: str, form: str, count: int) -> Speeds | None:
+def _speeds(model: str, chip: str, form: str, count: int) -> ProgramSpeeds | None:
     """Of one of `count` dies that share the model, at their data sheet."""
     from roofline.backends.gpu.program import compile_for_gpu
     from roofline.bundle.shape import shape_in
@@ -163,4 +163,4 @@ def _speeds(model: str, chip: str, form: str, count: int) -> Speeds | None:
         program = in_file(compile_for_gpu(shape, config, options, chips().get(product.chip), share))
     except (CapacityError, UnsupportedError):  # matrices of such a format that so many cannot share
         return None
-    return Speeds(program, roofs)
+    return ProgramSpeeds(program, roofs)

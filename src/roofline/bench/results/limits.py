@@ -18,7 +18,7 @@ from roofline.program.passes.price import RoofRates, arithmetic_roof, in_file, p
 if TYPE_CHECKING:
     from roofline.bundle.shape import ModelShape
     from roofline.program.ir import Program
-    from roofline.program.rates import Speeds
+    from roofline.program.rates import ProgramSpeeds
 
 
 @dataclass(frozen=True)
@@ -181,9 +181,9 @@ def impossible(limits: ModelLimits, limit: Limit, demand: Demand, tokens_per_s: 
 
 def limit_at(limits: ModelLimits, roofs: RoofRates, demand: Demand) -> Limit:
     """The limit of a demand at some roofs."""
-    from roofline.program.rates import Speeds
+    from roofline.program.rates import ProgramSpeeds
 
-    speeds = Speeds(limits.program, roofs)
+    speeds = ProgramSpeeds(limits.program, roofs)
     best = max(
         (_rate_at(speeds, demand, count) for count in _counts(demand.sequences)), key=lambda rate: rate.tokens_per_s
     )
@@ -203,7 +203,7 @@ def _counts(most: int) -> list[int]:
     return sorted({most, *(1 << power for power in range(most.bit_length()) if 1 << power <= most)})
 
 
-def _rate_at(speeds: "Speeds", demand: Demand, count: int) -> Limit:
+def _rate_at(speeds: "ProgramSpeeds", demand: Demand, count: int) -> Limit:
     steps = max(1, round(demand.answer / demand.tokens_per_step))
     rate = speeds.requests(count, max(1, round(demand.prompt)), steps)
     return Limit(

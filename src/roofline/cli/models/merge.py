@@ -95,10 +95,10 @@ def _prompts(path: Path | None) -> list[str]:
 
 def _written(model: "Merged", staged: Path, form: "MergedForm", threads: int | None) -> "Rewritten":
     from roofline.bundle.merge import write_merged
-    from roofline.bundle.rewrite import Work
+    from roofline.bundle.rewrite import RewriteWork
 
     with counted_bar("merging") as bar:
-        work = Work(progress=bar)
+        work = RewriteWork(progress=bar)
         return write_merged(model, staged, form, work if threads is None else replace(work, threads=threads))
 
 

@@ -79,7 +79,7 @@ def command(
         prepare(name, load.threads, load.isa, load.backend)
     running = engine.max_running or load.max_running or (64 if load.backend == "cpu" else 256)
     job = Job(requests, options.output, options.errors, options.at_once or 2 * running * options.data_parallel)
-    meter = Meter()
+    meter = BatchMeter()
     try:
         end = answer_file(serve, job, meter.show)
     finally:
@@ -90,7 +90,7 @@ def command(
     return SOME_FAILED if end.errors else 0
 
 
-class Meter:
+class BatchMeter:
     """How far the run is, on stderr: a line drawn over itself on a terminal, else a line every ten seconds."""
 
     def __init__(self) -> None:

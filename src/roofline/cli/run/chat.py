@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from roofline.backends.options import DEFAULT_MODEL, LoadOptions
 from roofline.cli.options import ModelArgument, ModelOptions, Stop, System
-from roofline.cli.parser import Named
+from roofline.cli.parser import NamedOptions
 from roofline.cli.streams import checked, read_line
 from roofline.common.errors import ConfigError, RooflineError
 from roofline.engine.config import EngineConfig
@@ -32,7 +32,7 @@ def command(
     model: ModelArgument = DEFAULT_MODEL,
     system: System = None,
     stop: Stop = None,
-    named: Annotated[frozenset[str], Named()] = frozenset(),
+    named: Annotated[frozenset[str], NamedOptions()] = frozenset(),
 ) -> int:
     """Talk to a model; answers stream. Type /help for commands.
 

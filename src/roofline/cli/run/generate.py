@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from roofline.backends.options import LoadOptions
 from roofline.cli.options import STOP_HELP, SYSTEM_HELP, AsJson, ModelOptions
 from roofline.cli.output import print_json
-from roofline.cli.parser import Argument, Named
+from roofline.cli.parser import Argument, NamedOptions
 from roofline.cli.streams import checked, read_text
 from roofline.common.errors import ConfigError
 from roofline.common.files import read_regular
@@ -58,7 +58,7 @@ def command(
     models: ModelOptions,
     params: SamplingParams = SamplingParams(max_tokens=256),
     text: TextOptions = TextOptions(),
-    named: Annotated[frozenset[str], Named()] = frozenset(),
+    named: Annotated[frozenset[str], NamedOptions()] = frozenset(),
     as_json: AsJson = False,
 ) -> None:
     """Answer PROMPT, then print tokens a second and the share of the roof (on stderr).

@@ -17,7 +17,7 @@ from roofline.engine.config import EngineConfig
 if TYPE_CHECKING:
     from roofline.engine.llm import LLM
     from roofline.engine.receipts.receipt import Receipt
-    from roofline.engine.receipts.recompute import Difference
+    from roofline.engine.receipts.recompute import AnswerDifference
     from roofline.server.generation import Generation
 
 SAME, DIFFERENT, CHANGED, NOT_COMPARED = 0, 3, 4, 5  # exit status; 1: it cannot be computed, 2: no call of this form
@@ -35,7 +35,7 @@ class Verdict:
     status: int
     result: str
     message: str
-    difference: "Difference | None" = None
+    difference: "AnswerDifference | None" = None
 
 
 def command(

@@ -6,7 +6,7 @@ from roofline.engine.beams import BeamSearch
 from roofline.engine.checks import RequestOptions
 from roofline.engine.events import Event
 from roofline.engine.facade import AsyncEngine
-from roofline.engine.process.stream import Stream
+from roofline.engine.process.stream import EventStream
 
 
 async def beam_stream(
@@ -19,7 +19,7 @@ async def beam_stream(
     """
     step = cached = 0
     while not search.done:
-        streams: list[Stream] = []
+        streams: list[EventStream] = []
         tops: list[Sequence[tuple[int, float]]] = []
         try:
             for number, beam in enumerate(search.beams):

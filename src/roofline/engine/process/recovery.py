@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from roofline.engine.events import Event, FinishReason, Usage
 from roofline.engine.params import SamplingParams
 from roofline.engine.process.messages import Submit
-from roofline.engine.process.stream import Stream
+from roofline.engine.process.stream import EventStream
 
 MAX_DEATHS = 3  # of processes in a row that did not clear a request: a suspect; as many where it was alone: the culprit
 # A request may kill each process only with its second step there, or its third: one id is not enough to clear it.
@@ -38,7 +38,7 @@ class OpenRequest:
     params: SamplingParams
     eos_ids: list[int]
     salt: str
-    stream: Stream
+    stream: EventStream
     adapter: str = ""
     priority: int = 0
     answers: "dict[int, array[int]]" = field(init=False)

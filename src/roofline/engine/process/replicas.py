@@ -18,7 +18,7 @@ from roofline.engine.pooling import check_able
 from roofline.engine.process.dispatch import Candidate, choose, keys_of
 from roofline.engine.process.messages import Checked, Ready
 from roofline.engine.process.remote import CLOSED, RemoteEngine
-from roofline.engine.process.stream import Stream
+from roofline.engine.process.stream import EventStream
 from roofline.engine.stats import EngineStats, total
 
 
@@ -92,7 +92,7 @@ class Replicas:
 
     async def submit(
         self, ids: Iterable[int], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
-    ) -> Stream:
+    ) -> EventStream:
         prompt, params, eos, name, salt, adapter, priority = request_parts(ids, params, **options)
         candidates = await self._up()
         description = self.description

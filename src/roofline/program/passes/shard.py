@@ -19,7 +19,7 @@ from roofline.models.spec import Param
 from roofline.ops import formats, registry
 from roofline.ops.symbol import Type
 from roofline.ops.traits import Trait
-from roofline.program.ir import Columns, Instr, KvGroup, Piece, Program, Recipe, Value
+from roofline.program.ir import Columns, Instr, KvGroup, Program, Recipe, Value, WeightPiece
 from roofline.program.passes.divide import Heads, Range, divide_columns, divide_heads, divide_rows
 
 Names = tuple[str, ...]
@@ -302,7 +302,7 @@ def _columns_of(recipe: Recipe, start: int, stop: int) -> Recipe:
 
 
 def _rows_of(recipe: Recipe, rows: Cut) -> Recipe:
-    pieces: list[Piece] = []
+    pieces: list[WeightPiece] = []
     for start, stop in rows:
         at = 0  # first row of the piece within the weight
         for piece in recipe.pieces:

@@ -8,7 +8,7 @@ from typing import TypeVar
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import Fields, naming, shorten
 from roofline.text.tokenizers.pretokenizers import ADDS_BOS, IGNORE_MERGES, VISIBLE_SPACES, byte_level_pipeline
-from roofline.text.tokenizers.sentencepiece import BYTE, CONTROL, SPACE, Pieces, added_tokens, check_charsmap
+from roofline.text.tokenizers.sentencepiece import BYTE, CONTROL, SPACE, SentencePieces, added_tokens, check_charsmap
 from roofline.text.tokenizers.tokenizer import Tokenizer
 from roofline.text.tokenizers.vocabulary import END_TOKENS, AddedToken, JsonObject, Vocabulary, checked_id, end_ids
 from roofline.text.tokenizers.wordpiece import word_pieces
@@ -145,7 +145,7 @@ def _model(fields: Fields, kind: str, tokens: list[str], types: Sequence[int], u
     check_charsmap(fields.path, f"{fields.within}precompiled_charsmap", charsmap)
     has_merges = "merges" in fields.values or kind in ("gpt2", "gemma4")
     scores = [] if has_merges and kind != "t5" else _scores(fields, len(tokens))
-    pieces = Pieces(tokens, types, scores, unknown, prefixed, single, charsmap)
+    pieces = SentencePieces(tokens, types, scores, unknown, prefixed, single, charsmap)
     if kind == "t5":
         return pieces.unigram()
     return pieces.bpe(_merges(fields) if has_merges else None)

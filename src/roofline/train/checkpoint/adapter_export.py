@@ -15,9 +15,9 @@ from roofline.train.checkpoint import checkpoint
 from roofline.train.checkpoint.state import WEIGHTS
 from roofline.train.config.schema import TrainConfig
 from roofline.train.model.adaptation import forms as plan
-from roofline.train.model.form import Form, trained_rows
+from roofline.train.model.form import ParameterForm, trained_rows
 from roofline.train.storage.store import Store
-from roofline.weights.adapter_files import Written, write_adapter
+from roofline.weights.adapter_files import AdapterDescription, write_adapter
 from roofline.weights.adapter_matrices import rows_are_paired
 from roofline.weights.families.shared.joined_experts import experts_apart
 from roofline.weights.families.table import files_of
@@ -35,14 +35,18 @@ def export_adapter(store: Store, step: int, facts: JsonObject, folder: Path, dty
     write_run_adapter(folder, shape, forms, tensors, replace(written(config), dtype=dtype))
 
 
-def written(config: TrainConfig) -> Written:
+def written(config: TrainConfig) -> AdapterDescription:
     """How the adapter of a run is written."""
     assert config.adapter is not None
-    return Written(config.model.pretrained_model_name_or_path, config.adapter.rslora)
+    return AdapterDescription(config.model.pretrained_model_name_or_path, config.adapter.rslora)
 
 
 def write_run_adapter(
-    folder: Path, config: JsonObject, forms: Mapping[str, Form], weights: Mapping[str, torch.Tensor], how: Written
+    folder: Path,
+    config: JsonObject,
+    forms: Mapping[str, ParameterForm],
+    weights: Mapping[str, torch.Tensor],
+    how: AdapterDescription,
 ) -> None:
     """Write a new folder in PEFT's format. config: the canonical configuration; forms: the plan; weights: float32 by
     the canonical names that `Model.canonical` gives."""
@@ -64,7 +68,7 @@ def write_run_adapter(
 
 
 def _of_experts(
-    config: JsonObject, stem: str, form: Form, arrays: Mapping[str, np.ndarray], up: np.ndarray | None
+    config: JsonObject, stem: str, form: ParameterForm, arrays: Mapping[str, np.ndarray], up: np.ndarray | None
 ) -> list[AdapterMatrix]:
     """The matrix of each expert: of gate and up as one, which share A, or of down."""
     before, _, part = stem.rpartition(".experts.")

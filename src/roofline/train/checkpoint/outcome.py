@@ -25,7 +25,7 @@ DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 _log = log.get("train")
 
 
-class Outcome:
+class TrainedFolder:
     """The folder RUN/adapter, written with each checkpoint and at the end, or RUN/model, written at the end.
 
     A model is rounded to bf16 if that keeps LEAST_KEPT of what training changed, and is float32 otherwise: a step of

@@ -16,7 +16,7 @@ from roofline.program.ir import Program
 from roofline.program.trace import trace_shape
 from roofline.train.config.adapter import AdapterSection
 from roofline.train.config.schema import TrainConfig
-from roofline.train.model.form import Form
+from roofline.train.model.form import ParameterForm
 from roofline.train.model.shapes import files
 from roofline.weights.checkpoint import Checkpoint, open_checkpoint
 from roofline.weights.names import matrix_from_hf, to_hf
@@ -26,7 +26,7 @@ _OUTER = "Q8_0"  # embedding and head of a quantised base: small errors there ar
 _log = log.get("train")
 
 
-def forms(config: TrainConfig, shape: JsonMapping) -> Mapping[str, Form]:
+def forms(config: TrainConfig, shape: JsonMapping) -> Mapping[str, ParameterForm]:
     """The form of each parameter by its canonical name; none if all parameters are trained.
 
     shape: the canonical configuration. Raises ConfigError for targets that the model does not have, UnsupportedError
@@ -43,7 +43,9 @@ def forms(config: TrainConfig, shape: JsonMapping) -> Mapping[str, Form]:
     planned = {}
     for param in table:
         opaque = len(param.shape) == 2 and all(_reads(program, param.name, Trait.SPLITS))
-        form = Form(param.shape, _format(section, param, checkpoint) if opaque else "F32", opaque, param.experts)
+        form = ParameterForm(
+            param.shape, _format(section, param, checkpoint) if opaque else "F32", opaque, param.experts
+        )
         if param.name in targets:
             dora, shared = section.method == "dora", param.experts > 0 and ".up." in param.name
             form = replace(form, rank=section.rank, scale=section.scale, dora=dora, shared=shared)

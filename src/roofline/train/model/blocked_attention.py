@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from roofline.ops.rows import fused_attention
-from roofline.train.model.autograd import Context
+from roofline.train.model.autograd import AutogradContext
 
 BLOCKS = 4  # of queries: 62.5% of all scores are computed
 LEAST = 64  # queries of a block; smaller products are slower
@@ -66,7 +66,7 @@ def _weights(scores: Tensor, bias: Tensor | None, hidden: Tensor, scale: float, 
 
 class _Blocks(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Context, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    def forward(ctx: AutogradContext, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
         exact, outs = _is_exact(scale), []
         q = q * scale if exact else q
         for queries, keys in _cuts(q.shape[2]):
@@ -81,7 +81,7 @@ class _Blocks(torch.autograd.Function):
         return torch.cat(outs, 2)
 
     @staticmethod
-    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias = ctx.saved_tensors
         grad, exact, into_q = grads[0].contiguous(), _is_exact(ctx.scale), []
         into_k, into_v = (torch.zeros(t.shape, device=t.device) for t in (k, v))

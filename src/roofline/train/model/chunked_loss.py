@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from roofline.train.model.autograd import Context
+from roofline.train.model.autograd import AutogradContext
 
 LOGITS = 1 << 24  # elements of logits that are in memory at a time
 LEAST_ROWS, MOST_ROWS = 1024, 4096  # with more, a sum over rows of one class overflows fp16, whatever the loss scale
@@ -34,7 +34,7 @@ class ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context,
+        ctx: AutogradContext,
         loss: Callable[..., Tensor],
         chunk: int,
         trains: bool,
@@ -64,7 +64,7 @@ class ChunkedLoss(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         into_x, *sums = [saved.mul_(grads[0]) for saved in ctx.saved_tensors]
         of_weights = iter(sums)
         into_weights = [next(of_weights) if needed else None for needed in ctx.needs_input_grad[5:]]

@@ -15,7 +15,7 @@ import numpy as np
 
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonObject
-from roofline.train.checkpoint.outcome import Outcome
+from roofline.train.checkpoint.outcome import TrainedFolder
 from roofline.train.config.objectives import GrpoSection
 from roofline.train.data.loader import Source
 from roofline.train.data.row_arrays import PADDING, RowArrays
@@ -46,7 +46,7 @@ class Rollouts:
         self.run, self.section, self.objective = run, section, AnswerLoss(section)
         self.reward, self._make_sampler = reward_of(section.reward), make_sampler
         self.updates, self._figures = section.iterations, dict[str, float]()
-        self._outcome = Outcome(run, POLICY)
+        self._outcome = TrainedFolder(run, POLICY)
         self._sampler: Sampler | None = None
         self._file: IO[str] | None = None
 

@@ -15,7 +15,7 @@ from roofline.train.config.flatten import flatten
 from roofline.train.preference.rewards import EXACT
 from roofline.train.report import cards
 from roofline.train.report.answers import (
-    Answers,
+    HeldOutAnswers,
     answer_tiles,
     chat_links,
     held_out_rewards,
@@ -43,7 +43,7 @@ def page(
     lines: Sequence[JsonMapping],
     card: JsonMapping,
     config: JsonMapping,
-    answers: Answers | None = None,
+    answers: HeldOutAnswers | None = None,
     has_result: bool = True,
 ) -> str:
     """Return the text of the page, from the lines of the log, the card and the configuration.

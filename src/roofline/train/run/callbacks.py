@@ -10,7 +10,7 @@ from roofline.common import log
 from roofline.common.errors import RooflineError, describe_error
 from roofline.common.json_types import JsonMapping
 from roofline.train.callback import Callback
-from roofline.train.config.duration import Batches, batches
+from roofline.train.config.duration import DurationUnits, batches
 from roofline.train.config.observers import CallbacksSection, EarlyStopperSection, LossSpikeSection, own_callback
 from roofline.train.parallel.processes import World
 from roofline.train.run_folder import LOG, read_lines
@@ -97,7 +97,7 @@ class LossSpike(Callback):
 class Callbacks:
     """The configured callbacks: they are called in the first process, and every process does what comes of it."""
 
-    def __init__(self, section: CallbacksSection, run: Batches, world: World) -> None:
+    def __init__(self, section: CallbacksSection, run: DurationUnits, world: World) -> None:
         self.section, self.world, self.units = section, world, run
         self.any = bool(section.own) or section.early_stopper is not None or section.killlossspike is not None
         self._callbacks: dict[str, Callback] = {}

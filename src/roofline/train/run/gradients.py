@@ -14,7 +14,7 @@ from roofline.train.data.row_arrays import Counted, RowArrays
 from roofline.train.data.row_digest import row_digest
 from roofline.train.memory.exhausted import OneDnn, is_out_of_memory, out_of_memory
 from roofline.train.model.modules import IGNORED, Model
-from roofline.train.model.objective import Objective
+from roofline.train.model.objective import TrainingObjective
 from roofline.train.parallel.elastic import TreeSum
 from roofline.train.parallel.processes import COMPUTE, OutOfMemory, World, fsdp
 from roofline.train.preference.objective import Facts, RowObjective, some_rows
@@ -156,12 +156,12 @@ class Gradients:
 
     def _objective(
         self, objective: RowObjective, goals: torch.Tensor, documents: torch.Tensor | None, facts: Facts
-    ) -> Objective:
+    ) -> TrainingObjective:
         """The objective of rows that are on the device."""
         arrays = {name: array[:, : goals.shape[1]] if array.ndim == 2 else array for name, array in facts.items()}
         on_device = {name: torch.from_numpy(array.copy()).to(goals.device) for name, array in arrays.items()}
         value = objective.value(goals != IGNORED, documents, on_device, self._note)
-        return Objective(value, objective.temperature)
+        return TrainingObjective(value, objective.temperature)
 
     def _note(self, sums: torch.Tensor) -> None:
         self._noted = sums.double() if self._noted is None else self._noted + sums

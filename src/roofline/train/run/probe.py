@@ -35,7 +35,7 @@ Sums = NDArray[np.float64]  # [2 + SIZE]: number of elements, then what `project
 Totals = dict[tuple[str, str], Sums]  # by kind (loss, activations, gradients) and name
 
 
-class Probe:
+class RunProbe:
     """Records the probes of a run; every rank takes part, and rank 0 writes the file.
 
     A line has: step, precision, device, processes, compiled, rows (sample numbers), tokens (that count), loss (their

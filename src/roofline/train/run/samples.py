@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TOP_K = 50  # of a draw without top_k, as in transformers
 
 
-class Samples:
+class RunSamples:
     """The samples of a run. All ranks compute them, as sharded weights demand, and take the tokens that rank 0 chooses.
 
     Each token takes a forward pass over the text so far: nothing is cached, so that any family and any sharding can do

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from roofline.common.fields import Fields, refuse, shorten
-from roofline.weights.files.gguf import GGUFFile, Metadata
+from roofline.weights.files.gguf import GGUFFile, GgufMetadata
 from roofline.weights.files.mapped import TensorInfo
 
 _NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -38,7 +38,7 @@ class GGUFModel:
             names = _names(self.path, count)
             parts = [file if name == self.path else GGUFFile(name) for name in names]
             _check(parts)
-        self.metadata: Metadata = parts[0].metadata
+        self.metadata: GgufMetadata = parts[0].metadata
         self._file_of: dict[str, GGUFFile] = {}
         for part in parts:
             for name in part.tensors:

@@ -20,7 +20,7 @@ def regime_of(rows: int) -> int:
 
 
 @dataclass(frozen=True)
-class Group:
+class OpGroup:
     """Ops of one kind and shape, which share their choice.
 
     kind: "linear", "float_linear", "rows" or "attend"; shape: what they compute, as text; ops: indices into the
@@ -36,10 +36,10 @@ class Group:
     gated: bool = False
 
 
-def groups(program: Program) -> list[Group]:
+def groups(program: Program) -> list[OpGroup]:
     """The Program's ops that have variants, those of equal shape together, in the order of their first."""
     types = program.types()
-    by_shape: dict[tuple[str, str], Group] = {}
+    by_shape: dict[tuple[str, str], OpGroup] = {}
     for index, instr in enumerate(program.body):
         described = _describe(instr, program)
         if described is None:
@@ -48,7 +48,7 @@ def groups(program: Program) -> list[Group]:
         read = instr.inputs[0] if instr.has(Trait.PRODUCT) else instr.output.name
         digits = Q_BYTES.get(types[read].dtype, 1)
         shape = f"{shape} two digits" if digits == 2 else shape
-        group = by_shape.get((kind, shape), Group(kind, shape, (), (), digits, instr.op == "linear_silu_mul"))
+        group = by_shape.get((kind, shape), OpGroup(kind, shape, (), (), digits, instr.op == "linear_silu_mul"))
         over_rows = types[instr.output.name].leading == "rows"
         ops, leads = (*group.ops, index), (*group.over_rows, over_rows)
         by_shape[kind, shape] = replace(group, ops=ops, over_rows=leads)
@@ -74,7 +74,7 @@ def _describe(instr: Instr, program: Program) -> tuple[str, str] | None:
     return None
 
 
-def candidates(group: Group, regime: int, isa: str, threads: int) -> list[str]:
+def candidates(group: OpGroup, regime: int, isa: str, threads: int) -> list[str]:
     """Names worth measuring beside the default; each differs from it in one thing."""
     if group.kind == "attend":
         return [[], [], ["queries=8", "queries=32", "queries=64"]][regime]  # few rows need no such items
@@ -88,7 +88,7 @@ def candidates(group: Group, regime: int, isa: str, threads: int) -> list[str]:
     return (one_row if regime == 0 else more_rows) + claims
 
 
-def blocks(isa: str, group: Group) -> list[str]:
+def blocks(isa: str, group: OpGroup) -> list[str]:
     """Blocks of row tiles x tokens that the instruction set has code for, the small ones that cannot win left out."""
     from roofline import _native
 

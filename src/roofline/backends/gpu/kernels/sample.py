@@ -26,7 +26,7 @@ from roofline.backends.gpu.kernels.settings import (
     SEED_HIGH,
     SEED_LOW,
     TEMPERATURE,
-    Settings,
+    SampleSettings,
     integer,
     real,
 )
@@ -124,7 +124,7 @@ def sample(chip: Chip, logits: Tensor, rows: SampleRows, *, out: Tensor | None =
     two ids whose noisy scores are that close can change places, or one on the border be in or out. A row that holds a
     NaN gets the id -1: it fails, and nothing beside it.
     """
-    settings = Settings.of(rows, logits.device)
+    settings = SampleSettings.of(rows, logits.device)
     scaled = settings.cut or any(part is not None for part in (settings.mask, settings.bias, settings.history))
     source = scores(chip, logits, settings) if scaled else logits
     cut = cutoff(chip, source, settings) if settings.cut else (settings.words,) * 3

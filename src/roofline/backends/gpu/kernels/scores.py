@@ -12,7 +12,7 @@ from torch import Tensor
 
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.integers import cdiv
-from roofline.backends.gpu.kernels.settings import FREQUENCY, PRESENCE, REPETITION, TEMPERATURE, Settings, real
+from roofline.backends.gpu.kernels.settings import FREQUENCY, PRESENCE, REPETITION, TEMPERATURE, SampleSettings, real
 from roofline.backends.gpu.signatures import Compilation, pointers
 from roofline.hardware.chips.chips import Chip
 
@@ -65,7 +65,7 @@ def _penalise(starts, ids, counts, settings, scores, vocab, BLOCK: tl.constexpr)
         tl.store(place, x, mask=valid)
 
 
-def scores(chip: Chip, logits: Tensor, settings: Settings) -> Tensor:
+def scores(chip: Chip, logits: Tensor, settings: SampleSettings) -> Tensor:
     """float32 [rows, vocab] of logits float32 [rows, vocab] (rows may lie apart): what top-k and the noise see.
 
     The ids of a row's bias, and those of its history, are distinct; -inf stays -inf whatever is added to it.

@@ -32,7 +32,7 @@ def real(settings, row, WORD: tl.constexpr):
 
 
 @dataclass(frozen=True)
-class Settings:
+class SampleSettings:
     """A step's SampleRows, all tensors int32 views of one buffer (floats by their bits).
 
     words [rows, 16]; history and bias: (starts [rows + 1], ids, counts or the bits of values), None where no row has
@@ -48,7 +48,7 @@ class Settings:
     logprobs: bool
 
     @classmethod
-    def of(cls, rows: SampleRows, device: "torch.device | str") -> "Settings":
+    def of(cls, rows: SampleRows, device: "torch.device | str") -> "SampleSettings":
         """Upload; nothing waits for the device."""
         parts = []
         if rows.hist_ids.size:

@@ -19,7 +19,7 @@ from roofline.backends.gpu.runtime.device_errors import told_if_lost
 from roofline.backends.gpu.runtime.graphs import Graphs, padded
 from roofline.backends.gpu.runtime.lower import Lowering, by_layer
 from roofline.backends.gpu.runtime.matmul import Choices, Products, choices_text
-from roofline.backends.gpu.runtime.step import Fields, Sizes, Step, dtypes
+from roofline.backends.gpu.runtime.step import DeviceFields, GpuStep, StepSizes, dtypes
 from roofline.backends.gpu.runtime.timing import timed
 from roofline.backends.prices import PriceTable, StepPrices
 from roofline.backends.sampling import Sampled, SampleRows
@@ -28,7 +28,7 @@ from roofline.hardware.chips.chips import Chip
 from roofline.hardware.roofs import Roofs
 from roofline.ops.adapters import PlacedMatrix
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
-from roofline.ops.collectives import Group
+from roofline.ops.collectives import RankGroup
 from roofline.ops.rope_tables import RopeTable, cos_sin
 from roofline.program.ir import KvGroup, Program
 from roofline.program.text import program_hash
@@ -88,7 +88,7 @@ class GpuExecutable:
         num_pages: int,
         max_context: int,
         weights_hash: str | Future[str],
-        group: Group | None = None,
+        group: RankGroup | None = None,
     ) -> None:
         self.program, self.runtime = program, runtime
         self.limits, self.num_pages, self.max_context = limits, num_pages, max_context
@@ -110,7 +110,7 @@ class GpuExecutable:
         self._weights_hash = weights_hash if isinstance(weights_hash, str) else weights_hash.result()
         self.weight_bytes = self.weights.nbytes
         self._prices = StepPrices(PriceTable.of(program), runtime.roofs, self.weight_bytes)
-        self._last: Step | None = None
+        self._last: GpuStep | None = None
         self.fingerprint = self._fingerprint()
 
     def _allocate(self) -> None:
@@ -143,7 +143,7 @@ class GpuExecutable:
         self._carried = {  # float32 [tokens, width]
             value.name: torch.empty(limits.tokens, value.type.width, device=runtime.device) for value in program.carried
         }
-        self._fields = Fields(self.batch, runtime.device)
+        self._fields = DeviceFields(self.batch, runtime.device)
         captured = runtime.graphs and runtime.device != "cpu" and self._group is None and not runtime.hosted
         self._graphs = Graphs(self.queue, self.step_of) if captured else None
 
@@ -205,18 +205,18 @@ class GpuExecutable:
         self.forward()
         return self._device_logits()
 
-    def step_of(self, sizes: Sizes) -> Step:
+    def step_of(self, sizes: StepSizes) -> GpuStep:
         """The tensors that a step of these sizes works on."""
         fields, slots = self._fields.of(sizes), self._slots[: sizes.tokens]
         fields |= {name: value[: sizes.tokens] for name, value in self._carried.items()}
-        return Step(self._types, self._places, sizes, fields, slots, self._caches, self._arena, self._scratch)
+        return GpuStep(self._types, self._places, sizes, fields, slots, self._caches, self._arena, self._scratch)
 
-    def queue(self, step: Step) -> None:
+    def queue(self, step: GpuStep) -> None:
         """Queue the launches of a step whose fields are on the device."""
         for launch in self._walk():
             launch(step)
 
-    def _walk(self) -> Iterator[Callable[[Step], None]]:
+    def _walk(self) -> Iterator[Callable[[GpuStep], None]]:
         """What a step launches, with each layer's weights there while its turn lasts."""
         yield self._fill_slots
         for layer, launches in self._sections:
@@ -224,10 +224,10 @@ class GpuExecutable:
                 for _, launch in launches:
                     yield launch
 
-    def _run_timed(self, step: Step) -> None:
+    def _run_timed(self, step: GpuStep) -> None:
         self._seconds = timed(self._walk, step, self.runtime.device)
 
-    def _fill_slots(self, step: Step) -> None:
+    def _fill_slots(self, step: GpuStep) -> None:
         from roofline.backends.gpu.kernels.slots import slots
 
         names = ("header", "ids", "positions", "seg_start", "page_start", "pages")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from fastapi import APIRouter, Request, Response
 
 from roofline.common.json_types import JsonObject
-from roofline.engine.answers import Piece
+from roofline.engine.answers import AnswerPiece
 from roofline.engine.events import TokenLogprob
 from roofline.server.answers import Answers
 from roofline.server.respond import respond
@@ -37,7 +37,7 @@ class CompletionForm(OpenAIForm):
         self._echoed: set[int] = set()
         self._places: dict[int, TokenPlaces] = {}  # of the tokens of each choice
 
-    def choice(self, index: int, piece: Piece) -> JsonObject:
+    def choice(self, index: int, piece: AnswerPiece) -> JsonObject:
         generation = self.answers.generation
         logprobs: Sequence[TokenLogprob | None] = piece.logprobs
         if generation.echoes_logprobs and index not in self._echoed:
@@ -52,7 +52,7 @@ class CompletionForm(OpenAIForm):
             choice["prompt_logprobs"] = self.prompt_logprobs(self._prompt_of(index))
         return choice
 
-    def deltas(self, index: int, piece: Piece) -> Iterator[JsonObject]:
+    def deltas(self, index: int, piece: AnswerPiece) -> Iterator[JsonObject]:
         yield self.choice(index, piece)
 
     def _echo(self, index: int) -> str:

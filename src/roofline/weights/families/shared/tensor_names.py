@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from roofline.weights.quantised.method import Source
+from roofline.weights.quantised.method import TensorSource
 
 _INDEX = r"(0|[1-9][0-9]{0,5})"  # no leading zeros: two spellings of one layer would be two names for one parameter
 _GGUF = re.compile(rf"blk\.{_INDEX}\.(\w+)\.(weight|bias)")
@@ -50,7 +50,7 @@ def _part(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """Where Hugging Face's files have a parameter: in the tensor `name`, as part `at` of `of` whose outputs lie in turn
     in it, expert after expert; of = 0: it is that tensor."""
 
@@ -86,8 +86,8 @@ class TensorNames:
     norms_less: float = 0.0
     transposed: Collection[str] = ()
     by_head: Collection[str] = ()
-    hf_apart: Callable[[Path, Source], Source] | None = None
-    hf_placed: Callable[[str], Place | None] = lambda name: None
+    hf_apart: Callable[[Path, TensorSource], TensorSource] | None = None
+    hf_placed: Callable[[str], TensorPlace | None] = lambda name: None
 
     def from_gguf(self, name: str) -> str | None:
         """``"blk.3.attn_q.weight"`` -> ``"layers.3.attn.q.weight"``; None for a name that is not in the table."""
