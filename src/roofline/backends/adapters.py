@@ -87,7 +87,9 @@ class AdapterSlots:
         gain = shift = None
         if matrix.magnitude is not None and self.row_scaling is not None:
             gain, shift = self.row_scaling(matrix)
-        return PlacedMatrix(matrix, site.group, site.part * self.rank, site.column, gain, shift)
+        return PlacedMatrix(
+            matrix=matrix, group=site.group, first=site.part * self.rank, column=site.column, gain=gain, shift=shift
+        )
 
     def _parts(self, group: int) -> int:
         return 1 + max(site.part for site in self.sites.values() if site.group == group)

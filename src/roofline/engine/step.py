@@ -321,7 +321,16 @@ class Stepper:
 
 def _last(sequence: Sequence, reason: FinishReason, error: str | None) -> Event:
     """The last event of a sequence that no id ended."""
-    return Event(sequence.request.id, sequence.index, [], None, reason, None, error, sequence.usage())
+    return Event(
+        request_id=sequence.request.id,
+        index=sequence.index,
+        ids=[],
+        logprobs=None,
+        finish_reason=reason,
+        stop_id=None,
+        error=error,
+        usage=sequence.usage(),
+    )
 
 
 def _progress(flight: Flight, landed: float) -> list[Event]:
@@ -369,7 +378,18 @@ def _events(sequence: Sequence, tokens: list[int], row: int, sampled: Sampled | 
         last = _last(sequence, "error", error)
         return [Event(request.id, sequence.index, tokens, logprobs), last] if tokens else [last]
     stop_id = tokens[-1] if sequence.finished == "stop" and _is_end(sequence, tokens[-1]) else None
-    return [Event(request.id, sequence.index, tokens, logprobs, sequence.finished, stop_id, None, sequence.usage())]
+    return [
+        Event(
+            request_id=request.id,
+            index=sequence.index,
+            ids=tokens,
+            logprobs=logprobs,
+            finish_reason=sequence.finished,
+            stop_id=stop_id,
+            error=None,
+            usage=sequence.usage(),
+        )
+    ]
 
 
 def _is_end(sequence: Sequence, token: int) -> bool:

@@ -148,7 +148,16 @@ def op(
         rest = [p for p in signature.parameters.values() if p.name not in (*values, *weights)]
         attributes = {p.name: None if p.default is p.empty else p.default for p in rest} | {"order": "", "out": ""}
         name = reference.__name__
-        declared = Op(name, values, reference, infer, weights, attributes, frozenset(traits), **declaration)
+        declared = Op(
+            name=name,
+            values=values,
+            reference=reference,
+            infer=infer,
+            weights=weights,
+            attributes=attributes,
+            traits=frozenset(traits),
+            **declaration,
+        )
         register(declared)
 
         @functools.wraps(reference)

@@ -74,7 +74,18 @@ def overview(program: Program, work: Work, roofs: Roofs | None) -> Overview:
         if label.section == LAST and rows[-1].section == LAST:
             rows[-1] = _joined(rows[-1], spent, time)
         elif label.section == LAST:
-            rows.append(OpRow(LAST, LAST, "wanted rows", "", 1, spent, time, "memory"))
+            rows.append(
+                OpRow(
+                    section=LAST,
+                    op=LAST,
+                    shape="wanted rows",
+                    format="",
+                    times=1,
+                    spent=spent,
+                    seconds=time,
+                    bound="memory",
+                )
+            )
         elif label.section == layer_of[like]:
             times = inner[like] // first[like] if label.section.startswith("layer ") else 1
             label = replace(label, section="layer 0") if instr.op == "attend" else label

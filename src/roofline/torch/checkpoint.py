@@ -58,7 +58,7 @@ def checkpoint_of(model: PretrainedModel) -> Checkpoint:
         stored.pop(HEAD, None)
     tensors = {ours: replace(source.tensors[key], name=ours) for ours, key in stored.items()}
     infos, read = as_ours(config, tensors, lambda ours: source.read(stored[ours]))
-    checkpoint = Checkpoint(name, "memory", infos, {}, config, read)
+    checkpoint = Checkpoint(path=name, kind="memory", tensors=infos, metadata={}, config=config, bytes_of=read)
     checkpoint.check_names(names.parameter_shapes(config, infos))
     return checkpoint
 

@@ -122,7 +122,14 @@ def _of_experts(name: str, group: dict[int, AdapterMatrix], experts: dict[str, d
     module = f"model.{before}"
     other = name.replace(f".{part}.", ".down.")
     prefix = f"{_PREFIX}{module}" + (".base_layer" if part == "gate_up" and other in experts else "")
-    return _Module(prefix, f"{module}.{part}_proj", first.rank, first.scale, tensors, f"{part}_proj")
+    return _Module(
+        prefix=prefix,
+        key=f"{module}.{part}_proj",
+        rank=first.rank,
+        scale=first.scale,
+        tensors=tensors,
+        parameter=f"{part}_proj",
+    )
 
 
 def _settings(modules: Sequence[_Module], written: AdapterDescription) -> dict[str, object]:

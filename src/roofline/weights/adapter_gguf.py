@@ -68,7 +68,14 @@ class GgufAdapter:
             scale = float(np.float32(self._alpha / a.shape[-2])) if self._alpha else 1.0
             paired = self._architecture in PAIRED and _QK.fullmatch(tensor) is not None
             for name, down, up in zip(_each(tensor, a), _stacked(a), _stacked(b), strict=True):
-                yield AdapterMatrix(name, np.ascontiguousarray(down), np.ascontiguousarray(up.T), scale, None, paired)
+                yield AdapterMatrix(
+                    tensor=name,
+                    a=np.ascontiguousarray(down),
+                    b=np.ascontiguousarray(up.T),
+                    scale=scale,
+                    magnitude=None,
+                    paired=paired,
+                )
 
     def _named_pairs(self) -> dict[str, dict[str, str]]:
         """Our tensor -> {"a": name in the file, "b": ...}, in shapes that fit each other."""

@@ -210,7 +210,14 @@ def _open_gguf(path: Path) -> Checkpoint:
     longrope = {key: factors[name] for name, key in names.GGUF_LONGROPE.items() if name in factors}
     shapes = {name: info.shape for name, info in tensors.items()}
     config = from_gguf(path, file.metadata, shapes, factors.get(names.GGUF_ROPE_FACTORS), longrope)
-    return Checkpoint(path, "gguf", tensors, file.metadata, config, lambda name: file.read(stored[name]))
+    return Checkpoint(
+        path=path,
+        kind="gguf",
+        tensors=tensors,
+        metadata=file.metadata,
+        config=config,
+        bytes_of=lambda name: file.read(stored[name]),
+    )
 
 
 def _as_matrix(info: TensorInfo) -> TensorInfo:

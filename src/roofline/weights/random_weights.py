@@ -56,7 +56,9 @@ def random_checkpoint(config: JsonObject, seed: int, form: str = "BF16") -> Chec
         values = random_values(name, tensors[name].shape, seed)
         return formats.get(tensors[name].format).quantize(values)
 
-    return Checkpoint(Path(f"{_PREFIX}{seed}"), "random", tensors, {}, config, read)
+    return Checkpoint(
+        path=Path(f"{_PREFIX}{seed}"), kind="random", tensors=tensors, metadata={}, config=config, bytes_of=read
+    )
 
 
 def pooled_checkpoint(config: JsonObject, seed: int, form: str = "BF16") -> Checkpoint:

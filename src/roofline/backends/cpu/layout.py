@@ -79,7 +79,15 @@ def lay_out(program: Program, positions: int) -> ImageLayout:
     if program.tables:
         place = _up(at, SECTION)
         end = place + sum(positions * table.dim * 4 for table in program.tables.values())
-    return ImageLayout(matrices, vectors, slopes, place, positions, matrix_bytes, end)
+    return ImageLayout(
+        matrices=matrices,
+        vectors=vectors,
+        slopes=slopes,
+        table=place,
+        positions=positions,
+        matrix_bytes=matrix_bytes,
+        nbytes=end,
+    )
 
 
 def alibi_heads(program: Program) -> tuple[int, int, int]:

@@ -63,7 +63,14 @@ def samples(program: "Program", layout: "ImageLayout", source: "LoadableCheckpoi
             if not np.isfinite(values).all():
                 damage = "holds NaN or infinity, so the file is damaged"
                 raise ConfigError(f"{source.path}: tensor {piece.tensor!r}: {damage}")
-            by_format[piece.format] = Sample(piece.format, piece.tensor, rows, packed.columns, packed.address, raw)
+            by_format[piece.format] = Sample(
+                format=piece.format,
+                tensor=piece.tensor,
+                rows=rows,
+                columns=packed.columns,
+                address=packed.address,
+                raw=raw,
+            )
     stand_ins = [_as_packed(s) for s in by_format.values() if formats.packed(s.format).name not in by_format]
     return [*by_format.values(), *{sample.format: sample for sample in stand_ins}.values()]
 

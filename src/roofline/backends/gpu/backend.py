@@ -113,9 +113,16 @@ def _make(request: LoadRequest, ranks: "Ranks | None") -> "tuple[GpuExecutable, 
     followed = follow_store(device.chip) if options.tuned and not options.exact else ""
     roofs = ensure_op_roofs(device.torch_name, device.device.name)
     runtime = Runtime(
-        device.chip, device.torch_name, options.exact, options.graphs, choices, roofs, placed.hosted, followed,
+        chip=device.chip,
+        device=device.torch_name,
+        exact=options.exact,
+        graphs=options.graphs,
+        choices=choices,
+        roofs=roofs,
+        hosted=placed.hosted,
+        libraries=followed,
         adapter_slots=options.max_adapters or 0,
-    )  # fmt: skip
+    )
     with what_is_lacking(device, placed.used), ThreadPoolExecutor(1) as pool:
         first = ranks is None or ranks.rank == 0  # whose fingerprint is the model's
         executable = GpuExecutable(

@@ -64,7 +64,14 @@ class ReferenceExecutable:
         self._logits = np.zeros((0, self.vocab_size), np.float32)
 
     def variant(self, program: Program, limits: BatchLimits, num_pages: int) -> "ReferenceExecutable":
-        return ReferenceExecutable(program, self.read, limits, num_pages, self.max_context, self.weights_hash)
+        return ReferenceExecutable(
+            program=program,
+            read=self.read,
+            limits=limits,
+            num_pages=num_pages,
+            max_context=self.max_context,
+            weights_hash=self.weights_hash,
+        )
 
     def headless(self) -> "ReferenceExecutable":
         """See `backends.base.GivesHidden`."""

@@ -142,7 +142,18 @@ def arrangements(
         context = min(config.max_position, pages * PAGE_TOKENS)
         link = link_between(place.product, devices)
         replicas = place.count // devices
-        fitting.append(Arrangement(place, split, devices, replicas, pages, limits, context, link))
+        fitting.append(
+            Arrangement(
+                place=place,
+                split=split,
+                devices=devices,
+                replicas=replicas,
+                pages=pages,
+                limits=limits,
+                max_context=context,
+                link_bytes_per_s=link,
+            )
+        )
     if not fitting:
         assert failed is not None, "at least one was tried"
         raise failed

@@ -199,12 +199,36 @@ def summarise(
     ops = [_total(calls) for calls in kinds.values()]
     vocab = program.types()[program.logits].width
     sampled = 4 * vocab * work.rows  # bytes of logits, which the head has just written
-    ops.append(OpTime("head", "sample", str(vocab), "f32", 1, best.sample, 0, 0, 0, sampled, 0.0, "latency"))
+    ops.append(
+        OpTime(
+            section="head",
+            op="sample",
+            shape=str(vocab),
+            format="f32",
+            calls=1,
+            seconds=best.sample,
+            flops=0,
+            weight_bytes=0,
+            kv_bytes=0,
+            act_bytes=sampled,
+            limit_seconds=0.0,
+            bound="latency",
+        )
+    )
     step_seconds, on_device = sum(untimed) / len(untimed), program.target == GPU.name
     if not on_device:
         step_seconds = min(step_seconds, best.total)  # clocks can only slow a step: the rest is noise
     timed, runs = step_seconds if on_device else best.total, len(plain) + len(timings)
-    return Profile(step, tuple(ops), step_seconds, timed, runs, touched, roofs, on_device)
+    return Profile(
+        step=step,
+        ops=tuple(ops),
+        step_seconds=step_seconds,
+        timed_seconds=timed,
+        runs=runs,
+        working_set=touched,
+        roofs=roofs,
+        on_device=on_device,
+    )
 
 
 def _merged(program: "Program", step: Step) -> list[OpLabel]:

@@ -216,5 +216,14 @@ class _Differences:
         mean = self._absolute / self._values
         kl, kl_largest = float(np.mean(self._kls)), max(self._kls)
         return Answers(
-            reference, prompts, count, self._largest, mean, deviation, kl, kl_largest, self._same / count, greedy
+            reference=reference,
+            prompts=prompts,
+            positions=count,
+            largest=self._largest,
+            mean=mean,
+            deviation=deviation,
+            kl=kl,
+            kl_largest=kl_largest,
+            same_top=self._same / count,
+            greedy=greedy,
         )

@@ -78,7 +78,14 @@ def publication(name: str) -> Publication:
     table = tomllib.loads(resources.files("roofline.bench.replays").joinpath(f"{name}.toml").read_text("utf-8"))
     sources = msgspec.convert(table["sources"], dict[str, str])
     charts = tuple(_chart(chart, sources) for chart in msgspec.convert(table["chart"], list[_ChartTable]))
-    return Publication(name, table["title"], table["about"], table["caveat"], table["again"], charts)
+    return Publication(
+        name=name,
+        title=table["title"],
+        about=table["about"],
+        caveat=table["caveat"],
+        again=table["again"],
+        charts=charts,
+    )
 
 
 class _ChartTable(msgspec.Struct, forbid_unknown_fields=True):

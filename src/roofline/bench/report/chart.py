@@ -169,7 +169,7 @@ def scale(axis: Axis, values: list[float], start: float, end: float) -> Scale:
         values = [value for value in values if value > 0] or [1.0]
         low, high = min(values), max(values)
         room = max((high / low) ** 0.06, 1.05)
-        return Scale(low / room, high * room, True, start, end, axis.doubling)
+        return Scale(low=low / room, high=high * room, log=True, start=start, end=end, doubling=axis.doubling)
     low, high = min(values), max(values)
     room = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
     if axis.zero and low >= 0:

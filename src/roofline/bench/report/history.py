@@ -212,7 +212,7 @@ def _finding(name: str, metric: str, between: Ratio, doubt: Doubt) -> Finding:
         end = middle + (near - middle) * doubt.widening  # of the interval, on the side of no change
         real = end < 0 if higher else end > 0
     verdict = "passes" if worse <= doubt.at_most else "slower" if real else "undecided"
-    return Finding(name, metric, between, worse, verdict, doubt.exact)
+    return Finding(name=name, metric=metric, ratio=between, worse=worse, verdict=verdict, exact=doubt.exact)
 
 
 def check_pairs(points: Sequence[Point], at_most: float) -> list[Finding]:

@@ -223,7 +223,16 @@ def open_load_test(settings: Settings, traffic: Traffic, streams: int) -> Iterat
         limits = _limits(settings, model, target.options.get("kv-cache-dtype", "auto"))
         certificate = certify(streams) if settings.certify and target.in_process is None else None
         tokenizer = tokenizer_of(model) if model else None
-        test = LoadTest(settings, target, traffic, Path(folder), host, certificate, limits, tokenizer)
+        test = LoadTest(
+            settings=settings,
+            target=target,
+            traffic=traffic,
+            folder=Path(folder),
+            host=host,
+            certificate=certificate,
+            limits=limits,
+            tokenizer=tokenizer,
+        )
         test.meter = meter
         if settings.probe:
             test.probes = answered_probes(test.plan(1), test.folder, test.run_plan)

@@ -95,7 +95,9 @@ class BeforeAfter:
         rows = tuple(HeldOutAnswer(_prompt_text(each), str(each["answer"])) for each in self.prompts)
         commands, system = [served.merge] * served.of_experts + [served.command], _common_system(self.prompts)
         command = " && ".join(map(shlex.join, commands))
-        self.answers = HeldOutAnswers(served.before, served.after, command, served.address, system, rows)
+        self.answers = HeldOutAnswers(
+            before=served.before, after=served.after, command=command, address=served.address, system=system, rows=rows
+        )
 
     def begin(self) -> None:
         """Ask the model as it is, unless an earlier attempt of the same run did."""

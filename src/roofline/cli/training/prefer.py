@@ -83,4 +83,12 @@ def _task(
 
     common = options.as_finetune(options.batch, pack=isinstance(options, PreferOptions) and options.pack)
     form, rewarded = f"{rows} {options.format or ''}", isinstance(options, ReinforceOptions) and options.reward != EXACT
-    return TuningTask(common, form, kind, configure, partial(preview, item_of=item_of), write, rewarded)
+    return TuningTask(
+        options=common,
+        form=form,
+        kind=kind,
+        configure=configure,
+        show=partial(preview, item_of=item_of),
+        write=write,
+        rewarded=rewarded,
+    )

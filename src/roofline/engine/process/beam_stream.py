@@ -31,7 +31,15 @@ async def beam_stream(
                 async for event in stream:
                     if event.finish_reason in ("error", "abort"):
                         for index in range(search.told):
-                            yield Event(request_id, index, [], None, "error", None, event.error or "it was ended")
+                            yield Event(
+                                request_id=request_id,
+                                index=index,
+                                ids=[],
+                                logprobs=None,
+                                finish_reason="error",
+                                stop_id=None,
+                                error=event.error or "it was ended",
+                            )
                         return
                     if event.logprobs:
                         tops.append(event.logprobs[0].top)

@@ -58,7 +58,17 @@ class OpenRequest:
         answers = {index: ids.tolist() for index, ids in self.answers.items()}
         prompt = self.prompt.tolist()
         request_id, params, eos_ids, salt = self.stream.request_id, self.params, self.eos_ids, self.salt
-        return Submit(request_id, prompt, params, eos_ids, salt, answers, self.scored, self.adapter, self.priority)
+        return Submit(
+            request_id=request_id,
+            ids=prompt,
+            params=params,
+            eos_ids=eos_ids,
+            salt=salt,
+            answers=answers,
+            scored=self.scored,
+            adapter=self.adapter,
+            priority=self.priority,
+        )
 
     def take(self, event: Event) -> None:
         """An event of one of its answers."""
@@ -75,7 +85,18 @@ class OpenRequest:
         """End answers that no process computes."""
         for index in sorted(set(indexes) & self.answers.keys()):
             usage = Usage(len(self.prompt), len(self.answers[index]), 0, self.params.seed or 0)
-            self.take(Event(self.stream.request_id, index, [], None, reason, None, error, usage))
+            self.take(
+                Event(
+                    request_id=self.stream.request_id,
+                    index=index,
+                    ids=[],
+                    logprobs=None,
+                    finish_reason=reason,
+                    stop_id=None,
+                    error=error,
+                    usage=usage,
+                )
+            )
 
     def outlive(self, alone: bool) -> None:
         """Its process died; alone: without another request. What was aborted there has ended with it."""

@@ -155,7 +155,17 @@ class RemoteEngine:
         self._adapters.check(adapter)
         stream = EventStream(self.abort, name, params.n, len(prompt))
         params = replace(params, seed=fresh_seed() if params.seed is None else params.seed, max_tokens=longest)
-        self._recovery.add(OpenRequest(array("i", prompt), params, eos, salt, stream, adapter, priority))
+        self._recovery.add(
+            OpenRequest(
+                prompt=array("i", prompt),
+                params=params,
+                eos_ids=eos,
+                salt=salt,
+                stream=stream,
+                adapter=adapter,
+                priority=priority,
+            )
+        )
         self._send(self._recovery.due())
         if params.constraint is not None:
             await stream.taken()

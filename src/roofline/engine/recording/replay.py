@@ -185,7 +185,15 @@ class _Runner:
             error = f"{type(problem).__name__}: {problem}"
         recorded = landed.digests if landed is not None and landed.error is None else None
         cause = landed.error if landed is not None else "it never ended"
-        return StepOutcome(step.number, end, recorded, digests, cause, error, answers)
+        return StepOutcome(
+            number=step.number,
+            tokens=end,
+            recorded=recorded,
+            replayed=digests,
+            recorded_error=cause,
+            replayed_error=error,
+            answers=answers,
+        )
 
     def _part(self, part: AnswerPart) -> Segment:
         table = self.tables.get(part.answer)

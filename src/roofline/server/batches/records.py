@@ -105,7 +105,19 @@ class Records:
         now = int(time.time())
         number = max((batch.number for batch in self._batches.values()), default=0) + 1
         name, window, end = f"batch_{uuid.uuid4().hex}", f"{hours}h", now + 3600 * hours
-        batch = Batch(name, owner, endpoint, input_file_id, window, end, metadata, "validating", {}, now, number)
+        batch = Batch(
+            id=name,
+            owner=owner,
+            endpoint=endpoint,
+            input_file_id=input_file_id,
+            completion_window=window,
+            expires_at=end,
+            metadata=metadata,
+            status="validating",
+            times={},
+            created_at=now,
+            number=number,
+        )
         self.save(batch)
         self._batches[batch.id] = batch
         return batch

@@ -63,7 +63,9 @@ def write_run_adapter(
             continue
         b = np.ascontiguousarray(arrays["lora_B"].T)
         lengths = arrays.get("lora_magnitude_vector")
-        matrices.append(AdapterMatrix(name, arrays["lora_A"], b, form.scale, lengths, paired))
+        matrices.append(
+            AdapterMatrix(tensor=name, a=arrays["lora_A"], b=b, scale=form.scale, magnitude=lengths, paired=paired)
+        )
     write_adapter(folder, config, matrices, how)
 
 

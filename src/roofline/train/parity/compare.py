@@ -127,13 +127,13 @@ def _difference(runs: RunPair, noise: Noise | None) -> LossDifference:
     loss, quarter = runs.loss, len(runs.loss) // 4
     size = np.abs(loss)
     return LossDifference(
-        mean(loss, noise.mean if noise else 0.0),
-        float(loss.std()),
-        float(size.max()),
-        int(runs.steps[int(size.argmax())]),
-        mean(loss[-quarter:], noise.quarter if noise else 0.0),
-        float(size[:quarter].mean()),
-        float(size[-quarter:].mean()),
+        mean=mean(loss, noise.mean if noise else 0.0),
+        sd=float(loss.std()),
+        largest=float(size.max()),
+        at=int(runs.steps[int(size.argmax())]),
+        quarter=mean(loss[-quarter:], noise.quarter if noise else 0.0),
+        early=float(size[:quarter].mean()),
+        late=float(size[-quarter:].mean()),
     )
 
 
@@ -161,13 +161,13 @@ def _noise(a: RecordedRun, repeats: Sequence[RecordedRun], compared: RunPair) ->
         if len(inside):
             bands.append((int(part[0]), int(part[-1]), float(np.quantile(inside, 0.95))))
     return Noise(
-        len(pairs),
-        float(np.sqrt(np.square(everything).mean())),
-        float(np.quantile(np.abs(everything), 0.95)),
-        float(np.abs(everything).max()),
-        _spread(loss),
-        _spread(ends),
-        tuple(bands),
+        pairs=len(pairs),
+        sd=float(np.sqrt(np.square(everything).mean())),
+        quantile=float(np.quantile(np.abs(everything), 0.95)),
+        largest=float(np.abs(everything).max()),
+        mean=_spread(loss),
+        quarter=_spread(ends),
+        bands=tuple(bands),
     )
 
 

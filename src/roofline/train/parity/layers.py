@@ -65,7 +65,15 @@ def compare(a: JsonMapping, b: JsonMapping, repeats: Sequence[JsonMapping] = (),
     backward, _ = _layers(a, b, repeats, "gradients")
     judged = same_weights or by_repeats
     first = [next((layer.name for layer in each if layer.beyond and judged), None) for each in (forward, backward)]
-    return Layers(int(a["step"]), judged, by_repeats, forward, backward, first[0], first[1])
+    return Layers(
+        step=int(a["step"]),
+        judged=judged,
+        by_repeats=by_repeats,
+        activations=forward,
+        gradients=backward,
+        activation=first[0],
+        gradient=first[1],
+    )
 
 
 def obstacle(a: JsonMapping, b: JsonMapping) -> str | None:
@@ -107,7 +115,7 @@ def _layer(x: JsonMapping, y: JsonMapping, difference: float, limit: float, leng
     change = _ratio(_size(y) - _size(x), _size(x))
     # Written as "not inside" so that nan is beyond.
     beyond = not difference <= limit or (length is not None and not abs(change) <= length)
-    return Layer(x["name"], difference, limit, change, length, beyond)
+    return Layer(name=x["name"], difference=difference, limit=limit, change=change, change_limit=length, beyond=beyond)
 
 
 def _limits_of_repeats(noise: Sequence[Sequence[float]], kind: str, rounding: Sequence[float] | None) -> list[float]:

@@ -142,7 +142,14 @@ def _leg(folder: Path, runner: RelaySetting, first: int) -> Leg:
     begun = max(at for at, line in enumerate(lines) if "about" in line)
     evaluated = [line for line in lines[begun:] if "eval_loss" in line]
     losses = [next((line["eval_loss"] for line in evaluated if line["step"] == step), None) for step in (first, last)]
-    return Leg(runner.name, runner.processes, list(runner.changes), first, last, losses)
+    return Leg(
+        name=runner.name,
+        processes=runner.processes,
+        changes=list(runner.changes),
+        first=first,
+        last=last,
+        held_out=losses,
+    )
 
 
 def _handovers(legs: Sequence[Leg]) -> list[Handover]:

@@ -177,7 +177,9 @@ def _describe(
         for what, exists in computed:
             into = ops if exists else lacking
             into[what] = (*into.get(what, ()), shorten(k))
-    return Unfamiliar(str(file), key, shorten(name), nearest, new, ops, lacking)
+    return Unfamiliar(
+        path=str(file), key=key, name=shorten(name), nearest=nearest, new_keys=new, ops=ops, lacking=lacking
+    )
 
 
 def _says(pattern: str, key: str, value: object) -> bool:

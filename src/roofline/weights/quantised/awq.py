@@ -77,7 +77,14 @@ class Awq:
         layout = CodeLayout((rows, columns), 4, True, scales.format, even_groups(columns, count))
         parts = tuple(f"{module}.{part}" for part in ("qweight", "qzeros", "scales"))
         make = partial(_bytes, files, module, layout)
-        return QuantisedMatrix(f"{module}.weight", layout.format, layout.shape, parts, make, layout.widened)
+        return QuantisedMatrix(
+            name=f"{module}.weight",
+            format=layout.format,
+            shape=layout.shape,
+            parts=parts,
+            make=make,
+            widened=layout.widened,
+        )
 
 
 def _bytes(files: TensorFiles, module: str, layout: CodeLayout) -> np.ndarray:

@@ -117,7 +117,9 @@ class Compressed:
             files.need(parts[-1], ("I32",) if packed and not one else ("I8",), *shapes, of=name)
         layout = CodeLayout((rows, columns), bits, not symmetric, scales.format, group_of)
         make = partial(_bytes, files, name, packed, layout)
-        return QuantisedMatrix(name, layout.format, layout.shape, tuple(parts), make, layout.widened)
+        return QuantisedMatrix(
+            name=name, format=layout.format, shape=layout.shape, parts=tuple(parts), make=make, widened=layout.widened
+        )
 
 
 def _packed_shape(files: TensorFiles, name: str) -> tuple[tuple[int, int], int]:

@@ -67,7 +67,9 @@ def parameter(files: TensorFiles, name: str) -> QuantisedMatrix:
     if not shape[1] % BLOCK:
         return QuantisedMatrix(name, FORMAT, matrix, parts, partial(_bytes, files, name, scales[0]))
     why = f"rows of 8-bit floats that are no multiple of {BLOCK}"
-    return QuantisedMatrix(name, "F32", matrix, parts, partial(_wide, files, name, scales[0]), why)
+    return QuantisedMatrix(
+        name=name, format="F32", shape=matrix, parts=parts, make=partial(_wide, files, name, scales[0]), widened=why
+    )
 
 
 def _bytes(files: TensorFiles, name: str, scale: str) -> np.ndarray:

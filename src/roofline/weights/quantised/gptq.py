@@ -91,7 +91,14 @@ class Gptq:
         layout = CodeLayout((rows, columns), self.bits, not self.symmetric, scales.format, group_of)
         make = partial(self._bytes, files, module, layout)
         why = f"act-order (desc_act): {layout.widened}" if layout.widened and self.act_order else layout.widened
-        return QuantisedMatrix(f"{module}.weight", layout.format, (rows, columns), tuple(parts), make, why)
+        return QuantisedMatrix(
+            name=f"{module}.weight",
+            format=layout.format,
+            shape=(rows, columns),
+            parts=tuple(parts),
+            make=make,
+            widened=why,
+        )
 
     def _group_of(self, files: TensorFiles, module: str, columns: int, count: int) -> np.ndarray:
         name = f"{module}.g_idx"

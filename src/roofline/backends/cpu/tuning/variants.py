@@ -48,7 +48,10 @@ def groups(program: Program) -> list[OpGroup]:
         read = instr.inputs[0] if instr.has(Trait.PRODUCT) else instr.output.name
         digits = Q_BYTES.get(types[read].dtype, 1)
         shape = f"{shape} two digits" if digits == 2 else shape
-        group = by_shape.get((kind, shape), OpGroup(kind, shape, (), (), digits, instr.op == "linear_silu_mul"))
+        group = by_shape.get(
+            (kind, shape),
+            OpGroup(kind=kind, shape=shape, ops=(), over_rows=(), digits=digits, gated=instr.op == "linear_silu_mul"),
+        )
         over_rows = types[instr.output.name].leading == "rows"
         ops, leads = (*group.ops, index), (*group.over_rows, over_rows)
         by_shape[kind, shape] = replace(group, ops=ops, over_rows=leads)

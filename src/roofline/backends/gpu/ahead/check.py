@@ -168,7 +168,17 @@ def _prove(task: CompilationTask, path: str) -> Proof:
         return _failed(task, tile, " ".join(words[:3]), _processor_seconds() - start, triton.__version__)
     seconds = _processor_seconds() - start
     reached, violations = gates.reached(facts, chip), gates.check(compilation, facts, chip)
-    return Proof(task.chip, task.kernel, task.case, tile, facts, reached, violations, seconds, triton.__version__)
+    return Proof(
+        chip=task.chip,
+        kernel=task.kernel,
+        case=task.case,
+        tile=tile,
+        facts=facts,
+        occupancy=reached,
+        violations=violations,
+        seconds=seconds,
+        triton=triton.__version__,
+    )
 
 
 def _processor_seconds() -> float:
@@ -179,8 +189,26 @@ def _processor_seconds() -> float:
 
 def _failed(task: CompilationTask, tile: str, cause: str, seconds: float, version: str) -> Proof:
     remedy = "change the kernel, or leave this case out of its compilations on this chip and refuse it by name"
-    violation = GateViolation(task.kernel, task.case, task.chip, "compiles", cause, "a binary", remedy)
-    return Proof(task.chip, task.kernel, task.case, tile, None, None, (violation,), seconds, version)
+    violation = GateViolation(
+        kernel=task.kernel,
+        case=task.case,
+        chip=task.chip,
+        gate="compiles",
+        figure=cause,
+        allowed="a binary",
+        remedy=remedy,
+    )
+    return Proof(
+        chip=task.chip,
+        kernel=task.kernel,
+        case=task.case,
+        tile=tile,
+        facts=None,
+        occupancy=None,
+        violations=(violation,),
+        seconds=seconds,
+        triton=version,
+    )
 
 
 def tile_text(compilation: Compilation) -> str:

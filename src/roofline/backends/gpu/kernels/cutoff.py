@@ -212,4 +212,6 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     """The one binary."""
     tile = tiles.choose(NAME, chip)
     types = pointers(scores="f32", settings="i32", thresholds="f32", lasts="i32", peaks="f32", listed="i32")
-    yield Compilation(NAME, "rows", _cutoff, types, {}, tile, aligned=("vocab",))
+    yield Compilation(
+        kernel=NAME, case="rows", function=_cutoff, signature=types, constants={}, tile=tile, aligned=("vocab",)
+    )

@@ -305,4 +305,13 @@ def _compilation(
     fixed = {"HAS_BIAS": False, "GATED": gated, "WHOLE": is_whole, **_pipeline(chip, tile, layout, 4)}
     fixed |= constants(layout, torch.bfloat16 if dtype == "bf16" else torch.float16)
     aligned = ("columns", "stride", "out_stride")
-    return Compilation(NAME, case, _linear_quant, types, fixed, tile, dots=True, aligned=aligned)
+    return Compilation(
+        kernel=NAME,
+        case=case,
+        function=_linear_quant,
+        signature=types,
+        constants=fixed,
+        tile=tile,
+        dots=True,
+        aligned=aligned,
+    )

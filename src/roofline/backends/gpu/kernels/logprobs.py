@@ -83,4 +83,12 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     """The one binary."""
     tile = tiles.choose(NAME, chip)
     types = pointers(logits="f32", settings="i32", ids="i32", logprob="f32", top_ids="i32", top_logprobs="f32")
-    yield Compilation(NAME, "rows", _logprobs, types, {"MOST": MAX_LOGPROBS}, tile, aligned=("vocab", "stride"))
+    yield Compilation(
+        kernel=NAME,
+        case="rows",
+        function=_logprobs,
+        signature=types,
+        constants={"MOST": MAX_LOGPROBS},
+        tile=tile,
+        aligned=("vocab", "stride"),
+    )

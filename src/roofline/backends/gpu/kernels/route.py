@@ -127,9 +127,32 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
         blocks = {"TOP_BLOCK": next_power_of_2(top), "BLOCK": next_power_of_2(experts)}
         constants = {"TOP": top, "RENORMALISE": renormalise, **blocks}
         types = pointers(logits="f32", weights="f32", ids="i32")
-        yield Compilation(NAME, f"experts={experts} top={top}", _route, types, constants, routing)
+        yield Compilation(
+            kernel=NAME,
+            case=f"experts={experts} top={top}",
+            function=_route,
+            signature=types,
+            constants=constants,
+            tile=routing,
+        )
         types, aligned = pointers(x="bf16", weights="f32", out="bf16"), ("width", "x_stride", "out_stride")
-        yield Compilation("combine", f"top={top}", _combine, types, {"TOP": top}, combining, aligned=aligned)
+        yield Compilation(
+            kernel="combine",
+            case=f"top={top}",
+            function=_combine,
+            signature=types,
+            constants={"TOP": top},
+            tile=combining,
+            aligned=aligned,
+        )
     biases = tiles.choose("expert_bias", chip)
     types, aligned = pointers(x="bf16", ids="i32", bias="f32", out="bf16"), ("width", "x_stride", "out_stride")
-    yield Compilation("expert_bias", "bf16", _expert_bias, types, {}, biases, aligned=aligned)
+    yield Compilation(
+        kernel="expert_bias",
+        case="bf16",
+        function=_expert_bias,
+        signature=types,
+        constants={},
+        tile=biases,
+        aligned=aligned,
+    )

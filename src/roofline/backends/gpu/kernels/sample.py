@@ -157,7 +157,15 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
             scores="f32", settings="i32", thresholds=score, lasts="i32", peaks=score, best_scores="f32", best_ids="i32"
         )
         case, constants = f"scaled={scaled} cut={cut}", {"SCALED": scaled, "CUT": cut}
-        yield Compilation(NAME, case, _choose, types, constants, tile, aligned=("vocab", "stride"))
+        yield Compilation(
+            kernel=NAME,
+            case=case,
+            function=_choose,
+            signature=types,
+            constants=constants,
+            tile=tile,
+            aligned=("vocab", "stride"),
+        )
     joined = pointers(best_scores="f32", best_ids="i32", ids="i32")
     one = tiles.Tile(1, tile.stages, {}, tile.options)
-    yield Compilation(NAME, "merge", _merge, joined, {"SPLITS": 128}, one)
+    yield Compilation(kernel=NAME, case="merge", function=_merge, signature=joined, constants={"SPLITS": 128}, tile=one)

@@ -124,9 +124,16 @@ class GpuExecutable:
         if self.adapters.sites:
             self._adapters = DeviceAdapters(program, runtime.adapter_slots, self.adapters.rank, runtime.device)
         lowering = Lowering(
-            program, runtime.chip, self.weights, products, tables, runtime.device, runtime.exact, self._group,
-            self._adapters,
-        )  # fmt: skip
+            program=program,
+            chip=runtime.chip,
+            weights=self.weights,
+            products=products,
+            tables=tables,
+            device=runtime.device,
+            exact=runtime.exact,
+            group=self._group,
+            adapters=self._adapters,
+        )
         self._launches = lowering.launches()
         self._sections = by_layer(self._launches) if runtime.hosted else [(None, self._launches)]
         self._caches = {
@@ -209,7 +216,16 @@ class GpuExecutable:
         """The tensors that a step of these sizes works on."""
         fields, slots = self._fields.of(sizes), self._slots[: sizes.tokens]
         fields |= {name: value[: sizes.tokens] for name, value in self._carried.items()}
-        return GpuStep(self._types, self._places, sizes, fields, slots, self._caches, self._arena, self._scratch)
+        return GpuStep(
+            types=self._types,
+            places=self._places,
+            sizes=sizes,
+            fields=fields,
+            slots=slots,
+            caches=self._caches,
+            arena=self._arena,
+            scratch=self._scratch,
+        )
 
     def queue(self, step: GpuStep) -> None:
         """Queue the launches of a step whose fields are on the device."""

@@ -100,7 +100,15 @@ class DeviceFields:
         context = int(batch.context_len[: batch.segments].max(initial=1))
         decodes = int((lengths > 1).argmax()) if len(lengths) else 0  # 0 too where all are of one query
         longest, adapted = int(lengths.max(initial=1)), bool(batch.adapters[: batch.tokens].any())
-        return StepSizes(batch.tokens, batch.rows, batch.segments, longest, context, decodes, adapted)
+        return StepSizes(
+            tokens=batch.tokens,
+            rows=batch.rows,
+            segments=batch.segments,
+            max_query=longest,
+            max_context=context,
+            decodes=decodes,
+            adapted=adapted,
+        )
 
     def pad(self, sizes: StepSizes) -> None:
         """Empty segments behind the step's own: their rows write to the scratch page, and nobody reads them."""
