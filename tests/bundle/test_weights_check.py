@@ -22,7 +22,7 @@ from roofline.cli.measure.doctor import _weights_line
 from roofline.engine.llm import LLM
 from roofline.engine.local import LocalEngine
 from roofline.engine.process.messages import Checked
-from roofline.engine.process.replicas import Replicas
+from roofline.engine.process.replicas import EngineReplicas
 from roofline.engine.process.thread import engine_in_thread
 from tests.command_line import call_roofline
 
@@ -183,7 +183,7 @@ def test_of_replicas_the_first_that_is_wrong_counts() -> None:
             self.checked = checked
 
     def together(*checked: Checked | None) -> Checked | None:
-        replicas = Replicas.__new__(Replicas)
+        replicas = EngineReplicas.__new__(EngineReplicas)
         replicas.engines = tuple(map(Engine, checked))  # type: ignore[arg-type]
         return replicas.checked
 

@@ -108,7 +108,7 @@ def test_choices_follow_their_limits() -> None:
 
     def shares(**section: Any) -> list[float]:
         chooser = samples.RunSamples.__new__(samples.RunSamples)
-        chooser.section = samples.SamplesSection(prompts=("a",), interval="1ba", do_sample=True, **section)
+        chooser.section = samples.WrittenSamplesSection(prompts=("a",), interval="1ba", do_sample=True, **section)
         logits = torch.tensor([0.5, 0.3, 0.2]).log().expand(20_000, 3)
         ids = chooser._choose(logits, torch.Generator().manual_seed(1))
         return [ids.count(token) / len(ids) for token in range(3)]

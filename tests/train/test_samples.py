@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.common.errors import ConfigError  # noqa: E402
-from roofline.train.config.observers import SamplesSection  # noqa: E402
+from roofline.train.config.observers import WrittenSamplesSection  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
 from roofline.train.run.samples import RunSamples  # noqa: E402
 
@@ -27,7 +27,7 @@ class Tokenizer:
 
 def of(prompts: tuple[str, ...] = ("a",), length: int = 10, **section: Any) -> RunSamples:
     made = RunSamples.__new__(RunSamples)
-    made.section = SamplesSection(prompts=prompts, interval="1ba", **section)
+    made.section = WrittenSamplesSection(prompts=prompts, interval="1ba", **section)
     made.run = SimpleNamespace(config=SimpleNamespace(max_seq_len=length), world=World())  # type: ignore[assignment]
     made._tokenizer, made._ends = Tokenizer(), [END]  # type: ignore[assignment]
     return made

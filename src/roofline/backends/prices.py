@@ -12,7 +12,7 @@ from roofline.ops.batch import Batch
 from roofline.program.passes.price import Mixture, RoofRates, rate_of
 
 if TYPE_CHECKING:
-    from roofline.ops.cost import Affine, Cost
+    from roofline.ops.cost import Affine, InstructionCost
     from roofline.program.ir import Program
 
 
@@ -42,7 +42,7 @@ class PriceTable:
 
         priced = price(program)
         windows = list(priced.windows) or [0]
-        kinds: Counter[tuple[Cost, tuple[str, int], int]] = Counter()
+        kinds: Counter[tuple[InstructionCost, tuple[str, int], int]] = Counter()
         for (instr, cost), rate in zip(priced.instrs, priced.rates, strict=True):
             kinds[cost, rate, windows.index(window_of(instr)) if instr.op == "attend" else 0] += 1
 

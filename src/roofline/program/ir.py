@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from roofline.ops import formats, registry
-from roofline.ops.cost import Affine, Cost
+from roofline.ops.cost import Affine, InstructionCost
 from roofline.ops.rope_tables import RopeTable
 from roofline.ops.symbol import Q_BYTES, Type, WeightType, kv_head_bytes
 from roofline.ops.traits import Trait
@@ -255,7 +255,7 @@ class Program:
         """The types of an instruction's weights."""
         return [self.weights[name].type for name in instr.weights]
 
-    def price(self, instr: Instr, types: Mapping[str, Type] | None = None) -> Cost:
+    def price(self, instr: Instr, types: Mapping[str, Type] | None = None) -> InstructionCost:
         """The cost of one instruction of this Program."""
         types = types or self.types()
         op = registry.get(instr.op)

@@ -87,7 +87,7 @@ def make_engine(options: ServeOptions) -> "AsyncEngine":
     if options.data_parallel == 1:
         return RemoteEngine(spec)
     from roofline.bundle.replicas import divided
-    from roofline.engine.process.replicas import Replicas
+    from roofline.engine.process.replicas import EngineReplicas
 
     engines = []
     for number, place in enumerate(divided(options.load, options.data_parallel)):
@@ -100,7 +100,7 @@ def make_engine(options: ServeOptions) -> "AsyncEngine":
         )
         own = msgspec.structs.replace(spec, options=load, draft_options=draft, cores=place.cores, config=config)
         engines.append(RemoteEngine(own))
-    return Replicas(engines)
+    return EngineReplicas(engines)
 
 
 def _spec(options: ServeOptions) -> EngineSpec:

@@ -10,7 +10,7 @@ from roofline.bench.conform.client import (
     CHAT,
     RESPONSES,
     TEXT,
-    Answer,
+    ConformAnswer,
     Missing,
     Server,
     Violation,
@@ -263,7 +263,7 @@ def _same(server: Server, path: str, body: JsonObject) -> str:
     return f"{len(answer.first.text)} characters"
 
 
-def _expect_text(answer: Answer, text: str, where: str) -> None:
+def _expect_text(answer: ConformAnswer, text: str, where: str) -> None:
     expect(answer.first.text == text, f"{where} the text is {answer.first.text!r}, not {text!r}")
 
 

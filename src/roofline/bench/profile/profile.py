@@ -36,7 +36,7 @@ LEAST_RUNS, MOST_RUNS = 2, 70  # in a round, with clocks and without
 
 
 @dataclass(frozen=True)
-class Step:
+class ProfiledStep:
     """`batch` sequences, each with `tokens` new tokens after `context` cached ones, and one row of logits each."""
 
     tokens: int
@@ -115,7 +115,7 @@ class Profile:
     working_set: bytes of weights and KV; roofs: measured beside.
     """
 
-    step: Step
+    step: ProfiledStep
     ops: tuple[OpTime, ...]
     step_seconds: float
     timed_seconds: float
@@ -168,7 +168,7 @@ def fastest(timings: Sequence[Timing]) -> Timing:
     return Timing(ops, sum(t.sample for t in best) / count, sum(t.total for t in best) / count)
 
 
-def working_set(program: "Program", step: Step) -> int:
+def working_set(program: "Program", step: ProfiledStep) -> int:
     """Bytes of weights and KV that a step touches."""
     priced = price(program)
     work = with_experts(step.work(priced.windows), mixture(program))
@@ -176,7 +176,7 @@ def working_set(program: "Program", step: Step) -> int:
 
 
 def summarise(
-    program: "Program", step: Step, timings: Sequence[Timing], plain: Sequence[float], roofs: Roofs
+    program: "Program", step: ProfiledStep, timings: Sequence[Timing], plain: Sequence[float], roofs: Roofs
 ) -> Profile:
     """The figures of a step from its runs with clocks and its runs without (seconds each)."""
     best = fastest(timings)
@@ -231,7 +231,7 @@ def summarise(
     )
 
 
-def _merged(program: "Program", step: Step) -> list[OpLabel]:
+def _merged(program: "Program", step: ProfiledStep) -> list[OpLabel]:
     """Labels of the instructions. In decode steps on a CPU `attend` also writes the cache: the write has its label."""
     names = list(labels(program))
     if step.tokens == 1 and program.target != GPU.name:
@@ -254,7 +254,7 @@ class Profilable(Executable, TimesOps, MeasuresRoofs, Protocol):
     """An executable that `profile_step` takes: those of the cpu and gpu backends."""
 
 
-def fill(executable: Executable, step: Step) -> None:
+def fill(executable: Executable, step: ProfiledStep) -> None:
     """Put the step into the batch buffer after computing its context, so that attention reads a filled cache."""
     vocab = min(30000, executable.vocab_size)
     ids = [token_ids(step.context + step.tokens, seed, vocab) for seed in range(step.batch)]
@@ -268,7 +268,7 @@ def fill(executable: Executable, step: Step) -> None:
     executable.batch.fill(segments, [step.tokens * (i + 1) - 1 for i in range(step.batch)])
 
 
-def profile_step(executable: Profilable, step: Step, budget: float = BUDGET) -> Profile:
+def profile_step(executable: Profilable, step: ProfiledStep, budget: float = BUDGET) -> Profile:
     """Run a step with clocks and without, in turn, and measure the roofs in between; see `hardware.roofs.reachable`
     where a share of them is above 100 %."""
     sizes = sorted({MIB, working_set(executable.program, step)})  # what a core's own cache holds, and the step's
@@ -296,7 +296,7 @@ def profile_step(executable: Profilable, step: Step, budget: float = BUDGET) -> 
     return summary(reachable(roofs, lambda roofs: summary(roofs).highest_share, later))
 
 
-def run(executable: Profilable, step: Step, clocks: bool) -> Timing:
+def run(executable: Profilable, step: ProfiledStep, clocks: bool) -> Timing:
     """The step in the batch buffer once: forward and greedy sampling."""
     rows = SampleRows.greedy(step.batch)
     executable.clocks(clocks)
@@ -320,7 +320,7 @@ class Profiled:
     profiles: tuple[Profile, ...]
 
 
-def profile_model(model: str, steps: Sequence[Step], load: LoadOptions = LoadOptions()) -> "Profiled":
+def profile_model(model: str, steps: Sequence[ProfiledStep], load: LoadOptions = LoadOptions()) -> "Profiled":
     """Load `model`, as large as the steps need, and profile steps of it.
 
     Raises as `load` and `profile_step`.

@@ -41,7 +41,7 @@ NO_SERVED = "merged in float32"  # what is compared with where the adapter is no
 
 
 @dataclass(frozen=True)
-class Answers:
+class ComparedAnswers:
     """Two models on the same prompts.
 
     reference: what the merged model is compared with, "adapter served" or NO_SERVED; positions: whose logits were
@@ -64,7 +64,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Certificate:
+class QualityCertificate:
     """tied: whether the head is the embedding, in the model and in what was written alike. time: Unix seconds."""
 
     base: str
@@ -73,7 +73,7 @@ class Certificate:
     written: str
     tied: bool
     matrices: Sequence[MatrixSurvival]
-    answers: Answers
+    answers: ComparedAnswers
     time: int = field(default_factory=lambda: int(time.time()))
 
     def facts(self) -> dict[str, object]:
@@ -126,7 +126,7 @@ def check_kept(matrices: Sequence[MatrixSurvival], output: Path) -> None:
 def compare(
     model: "Merged", adapter: "Adapter", written: "Checkpoint", tokenizer: "Tokenizer", prompts: Sequence[str],
     load: LoadOptions,
-) -> Answers:  # fmt: skip
+) -> ComparedAnswers:  # fmt: skip
     """The written model beside the model with the adapter, which is served where that can be, else merged in float32.
 
     Raises ConfigError for prompts without tokens, and as loading does.
@@ -210,12 +210,12 @@ class _Differences:
         self._kls += np.einsum("ij,ij->i", np.exp(logs[0]), logs[0] - logs[1]).clip(min=0).tolist()
         self._same += int((first.argmax(axis=1) == second.argmax(axis=1)).sum())
 
-    def answers(self, reference: str, prompts: int, greedy: int) -> Answers:
+    def answers(self, reference: str, prompts: int, greedy: int) -> ComparedAnswers:
         count = len(self._kls)
         deviation = (self._squares / self._values) ** 0.5
         mean = self._absolute / self._values
         kl, kl_largest = float(np.mean(self._kls)), max(self._kls)
-        return Answers(
+        return ComparedAnswers(
             reference=reference,
             prompts=prompts,
             positions=count,

@@ -1,7 +1,7 @@
 """A model of ours for EleutherAI's lm-evaluation-harness, the package lm-eval: `harness_model(llm)`.
 
-The package is imported when `harness_model` is called, and by nothing else. What it asks for is computed by `Answers`,
-which needs no more than an `LLM`.
+The package is imported when `harness_model` is called, and by nothing else. What it asks for is computed by
+`HarnessAnswers`, which needs no more than an `LLM`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ _GENERATION = ("until", *_LENGTHS, "do_sample", "temperature", "top_p", "top_k")
 _BATCH = 64  # requests that are handed to the engine at once
 
 
-class Answers:
+class HarnessAnswers:
     """What the harness asks of a model, by an LLM. llm: its prompts may have max_model_len - 1 tokens."""
 
     def __init__(self, llm: "LLM") -> None:
@@ -132,7 +132,7 @@ def harness_model(llm: "LLM") -> "LM":
     """The model as the harness knows them. Raises ImportError where lm-eval is not installed."""
     from lm_eval.api.model import LM
 
-    answers = Answers(llm)
+    answers = HarnessAnswers(llm)
 
     class RooflineLM(LM):  # type: ignore[misc]  # the package has no types
         """Passes on what it is asked."""

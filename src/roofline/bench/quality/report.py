@@ -34,7 +34,7 @@ class TensorError:
 
 
 @dataclass(frozen=True)
-class Report:
+class QualityReport:
     """source, rounded: their scores on the held-out text; worst: the tensors with the largest errors, worst first."""
 
     source: Score
@@ -56,7 +56,7 @@ def report(
     *,
     limit: int = TOKENS,
     progress: Progress = lambda done, total: None,
-) -> Report:
+) -> QualityReport:
     """Compare two checkpoints of one model.
 
     text: that neither calibration nor training has seen; calibration: with which the second was rounded; limit: score
@@ -70,7 +70,7 @@ def report(
     first, second = score([each.executable for each in models], windows, progress)
     for each in models:
         each.executable.close()
-    return Report(first, second, worst_tensors(source, rounded, calibration))
+    return QualityReport(first, second, worst_tensors(source, rounded, calibration))
 
 
 def worst_tensors(

@@ -99,7 +99,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """A part of a report: what is shown, how it is to be read, and the same in figures."""
 
     title: str

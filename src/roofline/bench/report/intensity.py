@@ -3,7 +3,7 @@
 import math
 
 from roofline.bench.report import words
-from roofline.bench.report.chart import Axis, Chart, Mark, Section, Series, Table
+from roofline.bench.report.chart import Axis, Chart, Mark, ReportSection, Series, Table
 from roofline.bench.report.gather import Gathered
 from roofline.bench.report.throughput import devices, note
 from roofline.bench.results.point import Device, Limit, Point
@@ -13,7 +13,7 @@ TERA = 1e12
 ALIKE = 0.1  # by which roofs differ that are drawn as one
 
 
-def section(gathered: Gathered) -> Section | None:
+def section(gathered: Gathered) -> ReportSection | None:
     """None where no point has a limit."""
     places = [(point, each) for point in gathered.points if (each := _place(point)) is not None]
     if not places:
@@ -54,7 +54,7 @@ def section(gathered: Gathered) -> Section | None:
         "roof by the data sheet is what its maker prints; the measured one is what loops of ours reached on the device."
     )
     headings = ("system", "load", "operations/byte", "reached", "of measured roof", "of data sheet", "bound")
-    return Section("rooflines", text, (chart,), Table(headings, tuple(rows)))
+    return ReportSection("rooflines", text, (chart,), Table(headings, tuple(rows)))
 
 
 def _place(point: Point) -> tuple[float, float] | None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from roofline.bench.report import cost, intensity, moments, ratios, throughput, words
-from roofline.bench.report.chart import Section, Table
+from roofline.bench.report.chart import ReportSection, Table
 from roofline.bench.report.gather import Gathered
 from roofline.bench.report.page import Report
 from roofline.bench.report.throughput import Slo
@@ -14,7 +14,7 @@ from roofline.hardware.host_settings import in_words
 
 def report(gathered: Gathered, title: str = "", slo: Slo | None = None, prices: cost.Prices | None = None) -> Report:
     """All that these points can show. prices: None leaves money out."""
-    sections: list[Section | None] = [*throughput.sections(gathered, slo or Slo())]
+    sections: list[ReportSection | None] = [*throughput.sections(gathered, slo or Slo())]
     sections += [ratios.forest(gathered), ratios.machines(gathered), intensity.section(gathered)]
     sections += moments.sections(gathered)
     sections += cost.sections(gathered, prices) if prices is not None else []
@@ -68,7 +68,7 @@ def _unread(gathered: Gathered) -> list[str]:
     ]
 
 
-def _other_figures(gathered: Gathered) -> Section | None:
+def _other_figures(gathered: Gathered) -> ReportSection | None:
     """Points without traffic, such as those of decode and of plans, by their figures."""
     in_charts = {id(point) for points in gathered.traffics().values() for point in points}
     points = [point for point in gathered.points if id(point) not in in_charts]
@@ -94,10 +94,10 @@ def _other_figures(gathered: Gathered) -> Section | None:
     if not rows:
         return None
     headings = ("system", "what", "metric", "value", "unit", "of the limit", "definition")
-    return Section("other figures", "", (), Table(headings, rows))
+    return ReportSection("other figures", "", (), Table(headings, rows))
 
 
-def _conditions(gathered: Gathered) -> Section | None:
+def _conditions(gathered: Gathered) -> ReportSection | None:
     """What somebody needs to measure the same again, for each system on each machine."""
     if not gathered.points:
         return None
@@ -106,7 +106,7 @@ def _conditions(gathered: Gathered) -> Section | None:
         rows.append((gathered.name(kind), *_condition(points)))
     headings = ("system", "model", "machine", "software", "traffic", "fidelity")
     text = "What was measured where. A grade below A says what a reader lacks to measure the same again."
-    return Section("how it was measured", text, (), Table(headings, tuple(rows)))
+    return ReportSection("how it was measured", text, (), Table(headings, tuple(rows)))
 
 
 def _condition(points: Sequence[Point]) -> tuple[str, ...]:
@@ -132,10 +132,10 @@ def _condition(points: Sequence[Point]) -> tuple[str, ...]:
     return model or "-", machine, host.system or "-", traffic or "-", fidelity
 
 
-def _definitions(gathered: Gathered) -> Section | None:
+def _definitions(gathered: Gathered) -> ReportSection | None:
     """How each metric is computed: tools give different things the same name."""
     rows = dict.fromkeys(
         (name, figure.unit, figure.definition) for point in gathered.points for name, figure in point.metrics.items()
     )
     table = Table(("metric", "unit", "definition"), tuple(rows))
-    return Section("definitions", "", (), table) if rows else None
+    return ReportSection("definitions", "", (), table) if rows else None

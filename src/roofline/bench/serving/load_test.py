@@ -22,7 +22,7 @@ from roofline.bench.results.limits import Demand, ModelLimits, limit_at, limits_
 from roofline.bench.results.objectives import Objective
 from roofline.bench.results.point import Host, Point
 from roofline.bench.results.store import append_points, with_id
-from roofline.bench.serving.certificate import Certificate, certify
+from roofline.bench.serving.certificate import LoadCertificate, certify
 from roofline.bench.serving.probes import answered_probes
 from roofline.bench.serving.recount import tokenizer_of
 from roofline.bench.serving.surroundings import this_host
@@ -106,7 +106,7 @@ class LoadTest:
     traffic: Traffic
     folder: Path
     host: Host
-    certificate: Certificate | None
+    certificate: LoadCertificate | None
     limits: ModelLimits | None
     tokenizer: "Tokenizer | None" = None
     run: str = field(default_factory=lambda: secrets.token_hex(6))

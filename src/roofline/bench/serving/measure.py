@@ -37,7 +37,7 @@ from roofline.bench.results.rates import falls_behind
 from roofline.bench.results.statistics import values_needed
 from roofline.bench.results.unread import unread_counts, unread_in_words
 from roofline.bench.results.window import Span, is_short, measured, measured_span, most_in_flight
-from roofline.bench.serving.certificate import MOST_CPU, Certificate, Pace, certify
+from roofline.bench.serving.certificate import MOST_CPU, LoadCertificate, NullServerPace, certify
 from roofline.bench.serving.load_test import LoadTest
 from roofline.bench.serving.probes import fidelity
 from roofline.bench.serving.recount import LEAST, TOLERANCE, miscounted
@@ -201,7 +201,7 @@ def _load(events: Events) -> Load:
     )
 
 
-def _certificate(test: LoadTest, events: Events, metrics: dict[str, Figure]) -> Certificate | None:
+def _certificate(test: LoadTest, events: Events, metrics: dict[str, Figure]) -> LoadCertificate | None:
     """The client's for a load. Where the server answered more requests a second than the null server did, because its
     answers came sooner, the client is certified again at that pace; and where an open loop had more requests at a time
     than anybody could know before, with as many."""
@@ -212,7 +212,7 @@ def _certificate(test: LoadTest, events: Events, metrics: dict[str, Figure]) -> 
     if (beyond and events.head.arrivals in ("closed", "batch")) or not (beyond or faster):
         return certificate
     try:
-        again = certify(streams, _pace(events, metrics) if faster else Pace())
+        again = certify(streams, _pace(events, metrics) if faster else NullServerPace())
     except KeyboardInterrupt:  # the point is kept first
         events.head = msgspec.structs.replace(events.head, interrupted=True)
         return certificate
@@ -226,11 +226,11 @@ def _sent_rate(events: Events) -> float:
     return max(sent, 0) / Span(0, head.end).seconds
 
 
-def _pace(events: Events, metrics: dict[str, Figure]) -> Pace:
+def _pace(events: Events, metrics: dict[str, Figure]) -> NullServerPace:
     """That of a server's answers, and somewhat more."""
     parts = [len(request.chunks) for request in measured(events) if request.completed]
     first, gap = (AHEAD * _median(metrics, name) for name in ("ttft", "tpot"))
-    return Pace(first, gap, max(1, round(float(np.mean(parts)))) if parts else 1)
+    return NullServerPace(first, gap, max(1, round(float(np.mean(parts)))) if parts else 1)
 
 
 def _median(metrics: dict[str, Figure], name: str) -> float:
@@ -238,7 +238,7 @@ def _median(metrics: dict[str, Figure], name: str) -> float:
     return 0.0 if figure is None else figure.p50 or figure.mean or 0.0
 
 
-def _doubts(certificate: Certificate, events: Events, metrics: dict[str, Figure]) -> list[str]:
+def _doubts(certificate: LoadCertificate, events: Events, metrics: dict[str, Figure]) -> list[str]:
     """Why a client is not trusted with a load that it sent, as flags."""
     streams, rate, cpu = most_in_flight(events), _request_rate(metrics), events.head.client_cpu or 0.0
     doubts = []
@@ -255,7 +255,7 @@ def _doubts(certificate: Certificate, events: Events, metrics: dict[str, Figure]
     return doubts
 
 
-def _client(test: LoadTest, events: Events, certificate: Certificate | None, trusted: bool) -> Client | None:
+def _client(test: LoadTest, events: Events, certificate: LoadCertificate | None, trusted: bool) -> Client | None:
     """None of an engine in this process, which has none."""
     if test.target.in_process is not None:
         return None
@@ -316,7 +316,7 @@ def demand_of(completed: list[RequestEvents], sequences: int, tokens_per_step: f
 
 
 def _flags(
-    test: LoadTest, plan: Plan, events: Events, metrics: dict[str, Figure], certificate: Certificate | None
+    test: LoadTest, plan: Plan, events: Events, metrics: dict[str, Figure], certificate: LoadCertificate | None
 ) -> list[str]:
     """What a reader must know before he believes the point."""
     counted, flags = counts(events), []

@@ -59,7 +59,7 @@ class Terms:
 
 
 @dataclass
-class Comparison:
+class VersusResult:
     """What was measured of A and B by now. events: of all blocks of each, one after the other; lost_rounds: that were
     left out because requests failed; failure: why it was given up, in words."""
 
@@ -81,7 +81,7 @@ class Comparison:
         return self.throughput if self.by == "throughput" else self.latency
 
 
-def compare(a: LoadTest, b: LoadTest, terms: Terms, on_round: Callable[[Comparison], None]) -> Comparison:
+def compare(a: LoadTest, b: LoadTest, terms: Terms, on_round: Callable[[VersusResult], None]) -> VersusResult:
     """Run rounds until they decide, or the budget is used up. on_round: called after each of them.
 
     A round in which a request fails is left out, as its blocks did not do the same work, and told. Where more than
@@ -89,7 +89,7 @@ def compare(a: LoadTest, b: LoadTest, terms: Terms, on_round: Callable[[Comparis
     is. After Ctrl-C what there is.
     """
     tests, failed, sent = {"A": a, "B": b}, {"A": 0, "B": 0}, {"A": 0, "B": 0}
-    comparison = Comparison(Sequential(terms.margin, terms.looks), Sequential(terms.margin, terms.looks), terms.by)
+    comparison = VersusResult(Sequential(terms.margin, terms.looks), Sequential(terms.margin, terms.looks), terms.by)
     for number in range(terms.most_rounds):
         blocks: list[tuple[str, Events]] = []
         for block, name in enumerate("ABBA"):
@@ -119,7 +119,7 @@ def compare(a: LoadTest, b: LoadTest, terms: Terms, on_round: Callable[[Comparis
     return comparison
 
 
-def _add(comparison: Comparison, blocks: Sequence[tuple[str, Events]]) -> None:
+def _add(comparison: VersusResult, blocks: Sequence[tuple[str, Events]]) -> None:
     """Add the ratios of a round."""
     rates: dict[str, list[float]] = {"A": [], "B": []}
     delays: dict[str, list[float]] = {"A": [], "B": []}
@@ -164,7 +164,7 @@ def block_latency(events: Events) -> float:
     return float(np.mean(ends)) / 1e6
 
 
-def points(a: LoadTest, b: LoadTest, terms: Terms, comparison: Comparison) -> list[Point]:
+def points(a: LoadTest, b: LoadTest, terms: Terms, comparison: VersusResult) -> list[Point]:
     """A point of each side over all of its blocks, with the ratios, and kept in the results. Raises NotKept with those
     that cannot be."""
     points: list[Point] = []

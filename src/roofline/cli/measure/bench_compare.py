@@ -14,7 +14,7 @@ from roofline.common.options import Options, option
 if TYPE_CHECKING:
     from roofline.bench.results.compare import By, Decision
     from roofline.bench.serving.load_test import LoadTest
-    from roofline.bench.serving.versus import Comparison, Terms
+    from roofline.bench.serving.versus import Terms, VersusResult
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def command(
             raise ConfigError(comparison.failure)
 
 
-def _tell(comparison: "Comparison", as_json: bool) -> None:
+def _tell(comparison: "VersusResult", as_json: bool) -> None:
     """What the rounds say; of none, nothing."""
     if not comparison.throughput.a:
         return
@@ -100,7 +100,7 @@ def _tell(comparison: "Comparison", as_json: bool) -> None:
         out.print(f"{what}: {_figures(ratios.decision())}", highlight=False)
 
 
-def _show(first: "LoadTest", second: "LoadTest", terms: "Terms") -> "Comparison":
+def _show(first: "LoadTest", second: "LoadTest", terms: "Terms") -> "VersusResult":
     """Compare, and print each round, the block that runs, and at the end the point of each side."""
     from roofline.bench.report.live import LiveView
     from roofline.bench.serving.versus import compare, points
@@ -109,7 +109,7 @@ def _show(first: "LoadTest", second: "LoadTest", terms: "Terms") -> "Comparison"
     title = f"{first.traffic.name}, A: {first.system_label}, B: {second.system_label}"
     with LiveView(title, console=out) as view:
 
-        def told(comparison: "Comparison") -> None:
+        def told(comparison: "VersusResult") -> None:
             out.print(_round_line(comparison))
             if comparison.decision is None:
                 view.started(f"round {len(comparison.throughput.a) + 1}")
@@ -122,7 +122,7 @@ def _show(first: "LoadTest", second: "LoadTest", terms: "Terms") -> "Comparison"
     return comparison
 
 
-def _round_line(comparison: "Comparison") -> str:
+def _round_line(comparison: "VersusResult") -> str:
     rounds = len(comparison.throughput.a)
     figures = ", ".join(
         f"{what} {_figures(ratios.decision())}"
@@ -137,7 +137,7 @@ def _figures(decision: "Decision") -> str:
     return f"B/A {ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 
-def _record(comparison: "Comparison") -> dict[str, object]:
+def _record(comparison: "VersusResult") -> dict[str, object]:
     ratios = {"throughput": comparison.throughput.decision().ratio, "latency": comparison.latency.decision().ratio}
     return {
         "verdict": comparison.verdict.verdict,

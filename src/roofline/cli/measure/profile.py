@@ -32,10 +32,14 @@ def command(
     """Time every op of a step. Without --decode and --prefill: decoding after 8 and after 1024, and prefill of 512."""
     from roofline.bench.profile import profile
 
-    steps = [profile.Step(1, context, batch) for context in decode or ()]
-    steps += [profile.Step(tokens, 0, batch) for tokens in prefill or ()]
+    steps = [profile.ProfiledStep(1, context, batch) for context in decode or ()]
+    steps += [profile.ProfiledStep(tokens, 0, batch) for tokens in prefill or ()]
     if not steps:
-        steps = [profile.Step(1, 8, batch), profile.Step(1, 1024, batch), profile.Step(512, 0, batch)]
+        steps = [
+            profile.ProfiledStep(1, 8, batch),
+            profile.ProfiledStep(1, 1024, batch),
+            profile.ProfiledStep(512, 0, batch),
+        ]
     check_output(svg)
     profiled = profile.profile_model(model, steps, load)
     if as_json:

@@ -13,7 +13,7 @@ from roofline.common.options import Option, Options, option
 from roofline.common.units import human_bytes
 
 if TYPE_CHECKING:
-    from roofline.bench.quality.report import Report
+    from roofline.bench.quality.report import QualityReport
     from roofline.bundle.rewrite import Rewritten
     from roofline.weights.checkpoint import Checkpoint
     from roofline.weights.quantise.calibration import WeightCalibration
@@ -113,7 +113,7 @@ def _compare(
     text: str,
     calibration: "WeightCalibration",
     threads: int | None,
-) -> "Report":
+) -> "QualityReport":
     from roofline.backends.options import LoadOptions
     from roofline.bench.quality.report import report
     from roofline.weights.checkpoint import open_checkpoint
@@ -144,7 +144,9 @@ def opened(model: str, output: Path) -> "Checkpoint":
     return open_checkpoint(path)
 
 
-def print_written(written: "Rewritten", notes: Sequence[str], as_json: bool, compared: "Report | None" = None) -> None:
+def print_written(
+    written: "Rewritten", notes: Sequence[str], as_json: bool, compared: "QualityReport | None" = None
+) -> None:
     """What was written, what is to be known of it, and how it compares with what it was made from."""
     notes = [*written.notes, *notes]
     if as_json:

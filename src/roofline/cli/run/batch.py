@@ -15,7 +15,7 @@ from roofline.engine.config import EngineConfig
 from roofline.server.options import ServeOptions
 
 if TYPE_CHECKING:
-    from roofline.server.answer_file import Progress
+    from roofline.server.answer_file import JobProgress
 
 SOME_FAILED = 3  # the exit status where all lines have an answer, and some of them an error
 PIPE_SECONDS, TERMINAL_SECONDS = 10.0, 0.1  # between two words on how far it is
@@ -97,7 +97,7 @@ class BatchMeter:
         self.began = self._drawn_at = time.monotonic()
         self._terminal = sys.stderr.isatty()
 
-    def show(self, progress: "Progress") -> None:
+    def show(self, progress: "JobProgress") -> None:
         """Say it, unless that was just done."""
         now = time.monotonic()
         if now - self._drawn_at < (TERMINAL_SECONDS if self._terminal else PIPE_SECONDS):

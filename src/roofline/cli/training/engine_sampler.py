@@ -10,7 +10,7 @@ from roofline.common.errors import ConfigError
 from roofline.engine.llm import LLM
 from roofline.engine.params import SamplingParams
 from roofline.ops.batch import PAGE_TOKENS
-from roofline.train.preference.sampler import MakeSampler, Sampled
+from roofline.train.preference.sampler import MakeSampler, SampledAnswer
 from roofline.weights.checkpoint import open_checkpoint
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class EngineSampler:
 
     def sample(
         self, prompts: Sequence[Sequence[int]], count: int, most: int, temperature: float, seeds: Sequence[int]
-    ) -> list[list[Sampled]]:
+    ) -> list[list[SampledAnswer]]:
         """`count` answers to each prompt."""
         assert self._model is not None
         params = [
@@ -72,7 +72,7 @@ class EngineSampler:
         )
         return [
             [
-                Sampled(
+                SampledAnswer(
                     each.text, each.ids, [token.logprob for token in each.logprobs or ()], each.finish_reason == "stop"
                 )
                 for each in output.answers

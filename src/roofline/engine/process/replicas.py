@@ -1,4 +1,4 @@
-"""Replicas: `facade.AsyncEngine` over several RemoteEngines, each with the whole model in a process of its own.
+"""EngineReplicas: `facade.AsyncEngine` over several RemoteEngines, each with the whole model in a process of its own.
 
 submit ──> dispatch.choose ──> one RemoteEngine ──> its Stream
                                the others go on when this one dies; it comes back as any RemoteEngine does
@@ -22,7 +22,7 @@ from roofline.engine.process.stream import EventStream
 from roofline.engine.stats import EngineStats, total
 
 
-class Replicas:
+class EngineReplicas:
     """Sends each request to one of several engines that compute the same. Use it from one event loop, as RemoteEngine.
 
     engines: not started; the same model with the same settings, each on cores or devices of its own.

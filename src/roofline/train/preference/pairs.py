@@ -33,7 +33,7 @@ TRAIN = ""
 _Values = dict[int, list[float]]  # of each sample: chosen and rejected of its pairs in turn
 
 
-class Pairs:
+class PairTraining:
     """What a run of DPO has beside others.
 
     Attributes:

@@ -23,7 +23,7 @@ from roofline.train.memory.meter import anonymous_bytes
 from roofline.train.preference.grpo import AnswerLoss, Apart, advantages
 from roofline.train.preference.objective import Facts
 from roofline.train.preference.rewards import Record, reward_of
-from roofline.train.preference.sampler import MakeSampler, Sampled, Sampler
+from roofline.train.preference.sampler import MakeSampler, SampledAnswer, Sampler
 from roofline.train.preference.scores import scored
 from roofline.train.run_folder import ROLLOUTS, keep_lines
 
@@ -129,7 +129,7 @@ class Rollouts:
             self._file.close()
 
     def _rewards(
-        self, source: "Source | Synthetic", numbers: np.ndarray, groups: Sequence[Sequence[Sampled]]
+        self, source: "Source | Synthetic", numbers: np.ndarray, groups: Sequence[Sequence[SampledAnswer]]
     ) -> np.ndarray:
         """float64 [prompts, answers]."""
         records = [self._record(source, int(number)) for number in numbers]
@@ -144,7 +144,7 @@ class Rollouts:
         return record
 
     def _arrays(
-        self, prompts: Sequence[list[int]], answers: Sequence[Sampled], gains: np.ndarray
+        self, prompts: Sequence[list[int]], answers: Sequence[SampledAnswer], gains: np.ndarray
     ) -> tuple[RowArrays, Facts]:
         """Rows of a prompt and its answer each; gains: their advantages."""
         lengths = [len(prompt) + len(each.ids) for prompt, each in zip(prompts, answers, strict=True)]
@@ -176,7 +176,7 @@ class Rollouts:
         return np.concatenate([scored(gradients, part, self.section.temperature) for part in parts])
 
     def _note(
-        self, step: int, prompts: Sequence[list[int]], groups: Sequence[Sequence[Sampled]], rewards: np.ndarray
+        self, step: int, prompts: Sequence[list[int]], groups: Sequence[Sequence[SampledAnswer]], rewards: np.ndarray
     ) -> None:
         """Write the answers down, for people."""
         assert self._file is not None

@@ -109,7 +109,7 @@ class OllamaForm:
         return {"logprobs": token_logprobs(self.text, tokens)}
 
 
-class ChatForm(OllamaForm):
+class OllamaChatForm(OllamaForm):
     """Answers of /api/chat."""
 
     def part(self, text: str, thinking: str, calls: Sequence[ToolCall]) -> JsonObject:

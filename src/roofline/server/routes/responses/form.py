@@ -11,7 +11,7 @@ from roofline.engine.answers import AnswerPiece
 from roofline.server.answers import Answers
 from roofline.server.receipts import receipt_of
 from roofline.server.response import sse
-from roofline.server.routes.responses.output import Output
+from roofline.server.routes.responses.output import ResponseItems
 from roofline.server.routes.responses.read import ResponseGeneration
 from roofline.server.routes.responses.store import Kept, ResponseStore
 from roofline.text.replies.reasoning import CLOSE
@@ -34,7 +34,7 @@ class ResponseForm:
         self._created = int(time.time())
         self._completed: int | None = None
         self._receipt: JsonObject | None = None
-        self._output = Output(answers.id)
+        self._output = ResponseItems(answers.id)
         self._number = 0  # of the next event
 
     def complete(self, pieces: Sequence[AnswerPiece]) -> JsonObject:
