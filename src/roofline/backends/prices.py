@@ -53,7 +53,14 @@ class PriceTable:
 
         parts = ("flops", "weight_bytes", "kv_bytes")
         flops, weights, kv = ([columns(getattr(cost, part), at) for cost, _, at in kinds] for part in parts)
-        table = cls(windows, list(kinds.values()), [rate for _, rate, _ in kinds], flops, weights, kv)
+        table = cls(
+            windows=windows,
+            counts=list(kinds.values()),
+            rates=[rate for _, rate, _ in kinds],
+            flops=flops,
+            weights=weights,
+            kv=kv,
+        )
         experts = mixture(program)
         if experts is None:
             return table

@@ -106,8 +106,7 @@ def load(
         options = LoadOptions.from_keywords({**(options.changes() if options else {}), **keywords}, "load")
     backend, neighbours = table.get(options.backend), Neighbours(replica[0], replica[1], traces=traces)
     options = backend.resolve(options, neighbours)
-    if options.ranks > 1:
-        _check_ranks(source, backend, options)
+    _check_ranks(source, backend, options)
     path, model = open_source(source, options, progress, needs_text=text, warns=neighbours.replica == 0)
     if draft is not None:
         neighbours = replace(neighbours, draft=open_checkpoint(draft, LoadOptions(backend=options.backend)))
@@ -118,8 +117,8 @@ def load(
         words, executable, notes = _load_checkpoint(str(source), model, backend, options, neighbours, text)
     _tell_row_scaling(executable, options, path, model)
     name = (source if isinstance(source, str) else str(path)) + (f"+{options.weights}" if options.weights else "")
-    seconds = time.perf_counter() - start
-    log.get("bundle").info("%s ready in %.2f s: %s", name, seconds, "; ".join(f"{k}: {v}" for k, v in notes.items()))
+    seconds, shown = time.perf_counter() - start, "; ".join(f"{key}: {value}" for key, value in notes.items())
+    log.get("bundle").info("%s ready in %.2f s: %s", name, seconds, shown)
     return LoadedModel(
         name=name,
         path=path,
@@ -137,6 +136,8 @@ def load(
 
 def _check_ranks(source: "str | Checkpoint", backend: "Backend", options: LoadOptions) -> None:
     """Raise UnsupportedError where the backend has no ranks, or where other processes cannot read the source."""
+    if options.ranks == 1:
+        return
     from roofline.bundle.ranks import require_ranks
 
     require_ranks(backend, options)

@@ -137,7 +137,18 @@ class LocalEngine:
         slot = self.adapters.slot(adapter)
         root = root_key(self.executable.fingerprint, adapter, salt)
         now = self.executable.clock.now()
-        request = Request(name, prompt, params, stop_ids, max_tokens, seed, root, now, slot, priority)
+        request = Request(
+            id=name,
+            prompt=prompt,
+            params=params,
+            stop_ids=stop_ids,
+            max_tokens=max_tokens,
+            seed=seed,
+            root=root,
+            submitted_at=now,
+            slot=slot,
+            priority=priority,
+        )
         if answers is not None:
             request.resume(answers, scored)
         if params.constraint is None:

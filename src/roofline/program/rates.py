@@ -101,9 +101,18 @@ class ProgramSpeeds:
             least += seconds(instr, part, self._roofs, working_set, rate)
             memory += (part.weight_bytes + part.kv_bytes) / self._roofs.read_bytes_per_s(working_set)
             compute += part.flops * divisor / rate_of(self._roofs, name)
-        sums = (sum(getattr(part, name) for part in spent) for name in _SPENT)
-        bound = "memory" if memory >= compute else "compute"
-        return StepRate(step, *sizes, sizes[2] / least, least, bound, *sums)
+        sums = {name: sum(getattr(part, name) for part in spent) for name in _SPENT}
+        sequences, context, tokens = sizes
+        return StepRate(
+            step=step,
+            sequences=sequences,
+            context=context,
+            tokens=tokens,
+            tokens_per_s=tokens / least,
+            seconds=least,
+            bound="memory" if memory >= compute else "compute",
+            **sums,
+        )
 
 
 def in_turn(stages: Sequence[StepRate]) -> StepRate:

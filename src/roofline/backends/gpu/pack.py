@@ -114,7 +114,8 @@ class Packed(Generic[Array]):
         import torch
 
         arrays = [None if array is None else torch.from_numpy(array).to(device) for array in self.arrays]
-        return Packed(self.layout, self.rows, self.columns, *arrays)  # type: ignore[arg-type]
+        names = ("words", "high", "scale", "minimum", "super_scale", "super_minimum")  # the order of `arrays`
+        return Packed(self.layout, self.rows, self.columns, **dict(zip(names, arrays, strict=True)))  # type: ignore[arg-type]
 
 
 def pack(raw: np.ndarray, name: str, rows: int, columns: int) -> Packed[np.ndarray]:
@@ -126,15 +127,21 @@ def pack(raw: np.ndarray, name: str, rows: int, columns: int) -> Packed[np.ndarr
     each = 8 if layout.bits == 8 else 4
     more = layout.bits - each
     low, upper = (parts.codes.reshape(rows, -1, n).swapaxes(0, 1) for n in (CHUNK, layout.group))  # [groups, rows, n]
-    turned = (parts.scale, parts.minimum, parts.super_scale, parts.super_minimum)
     return Packed(
-        layout,
-        rows,
-        columns,
-        _plane((low & ((1 << each) - 1))[:, :, order(each)], each),
-        _plane((upper >> each)[:, :, high_order(layout.group)], more)[:, :, 0] if more else None,
-        *(None if part is None else np.ascontiguousarray(part.T) for part in turned),  # type: ignore[arg-type]
+        layout=layout,
+        rows=rows,
+        columns=columns,
+        words=_plane((low & ((1 << each) - 1))[:, :, order(each)], each),
+        high=_plane((upper >> each)[:, :, high_order(layout.group)], more)[:, :, 0] if more else None,
+        scale=np.ascontiguousarray(parts.scale.T),
+        minimum=_turned(parts.minimum),
+        super_scale=_turned(parts.super_scale),
+        super_minimum=_turned(parts.super_minimum),
     )
+
+
+def _turned(part: np.ndarray | None) -> np.ndarray | None:
+    return None if part is None else np.ascontiguousarray(part.T)
 
 
 def stand_in(raw: np.ndarray, name: str) -> np.ndarray:

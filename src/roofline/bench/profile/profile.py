@@ -175,6 +175,24 @@ def working_set(program: "Program", step: ProfiledStep) -> int:
     return priced.weight_bytes + priced.amount(work).kv_bytes
 
 
+def _sampling(spent_seconds: float, vocab: int, rows: float) -> OpTime:
+    """Return the row of sampling, which reads the logits that the head has just written."""
+    return OpTime(
+        section="head",
+        op="sample",
+        shape=str(vocab),
+        format="f32",
+        calls=1,
+        seconds=spent_seconds,
+        flops=0,
+        weight_bytes=0,
+        kv_bytes=0,
+        act_bytes=4 * vocab * rows,
+        limit_seconds=0.0,
+        bound="latency",
+    )
+
+
 def summarise(
     program: "Program", step: ProfiledStep, timings: Sequence[Timing], plain: Sequence[float], roofs: Roofs
 ) -> Profile:
@@ -193,28 +211,23 @@ def summarise(
         section = "head" if label.section == "head" else "embed" if label.section == "embed" else "layers"
         key = section, label.op, label.shape, label.format
         bound = "memory" if moves else rate[0].partition("_")[0]
-        moved = spent.weight_bytes, spent.kv_bytes, spent.act_bytes
-        call = OpTime(*key, int(instr.op == label.op), spent_seconds, spent.flops, *moved, limit, bound)
+        call = OpTime(
+            section=section,
+            op=label.op,
+            shape=label.shape,
+            format=label.format,
+            calls=int(instr.op == label.op),
+            seconds=spent_seconds,
+            flops=spent.flops,
+            weight_bytes=spent.weight_bytes,
+            kv_bytes=spent.kv_bytes,
+            act_bytes=spent.act_bytes,
+            limit_seconds=limit,
+            bound=bound,
+        )
         kinds.setdefault(key, []).append(call)
     ops = [_total(calls) for calls in kinds.values()]
-    vocab = program.types()[program.logits].width
-    sampled = 4 * vocab * work.rows  # bytes of logits, which the head has just written
-    ops.append(
-        OpTime(
-            section="head",
-            op="sample",
-            shape=str(vocab),
-            format="f32",
-            calls=1,
-            seconds=best.sample,
-            flops=0,
-            weight_bytes=0,
-            kv_bytes=0,
-            act_bytes=sampled,
-            limit_seconds=0.0,
-            bound="latency",
-        )
-    )
+    ops.append(_sampling(best.sample, program.types()[program.logits].width, work.rows))
     step_seconds, on_device = sum(untimed) / len(untimed), program.target == GPU.name
     if not on_device:
         step_seconds = min(step_seconds, best.total)  # clocks can only slow a step: the rest is noise

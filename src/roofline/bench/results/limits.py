@@ -93,7 +93,18 @@ def limits_here(model: str, kv_cache_dtype: str = "auto", dtype: str = "") -> Mo
 
     origin = f"{machine.chip}, {roofs.threads} threads, roofs measured {roofs.measured}"
     below = tuple(check.name for check in checks if check.now < check.kept and not check.agrees)
-    return ModelLimits(model, program, roofs, origin, again, device, *_facts(shape), below)
+    parameters, weight_formats = _facts(shape)
+    return ModelLimits(
+        model=model,
+        program=program,
+        roofs=roofs,
+        origin=origin,
+        again=again,
+        device=device,
+        parameters=parameters,
+        formats=weight_formats,
+        below=below,
+    )
 
 
 def limits_of_product(model: str, chip: str, count: int = 1, dtype: str = "") -> ModelLimits:
@@ -129,7 +140,17 @@ def limits_of_product(model: str, chip: str, count: int = 1, dtype: str = "") ->
     rates = {name: rate * count for name in _RATES if (rate := getattr(roofs, name)) is not None}
     shared = replace(roofs, **rates)
     origin = f"{count} x {product.name} by its data sheet"
-    return ModelLimits(model, program, shared, origin, None, device, *_facts(shape))
+    parameters, weight_formats = _facts(shape)
+    return ModelLimits(
+        model=model,
+        program=program,
+        roofs=shared,
+        origin=origin,
+        again=None,
+        device=device,
+        parameters=parameters,
+        formats=weight_formats,
+    )
 
 
 _RATES = ("bf16_flops", "f16_flops", "f8_flops", "bytes_per_s", "f32_flops", "int8_ops")

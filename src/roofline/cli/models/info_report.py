@@ -75,7 +75,7 @@ def examine(
     takes = tuple(_takes(shape, name) for name in dict.fromkeys((*FILE_FORMATS, *filter(None, [form]))))
     looked_at = replace(shape, tensors=restate(shape.tensors, form)) if form else shape
     fit = _fit(looked_at, config, product, count, context, kv_cache_dtype)
-    report = InfoReport(shape, config, summary, takes, form, context, fit)
+    report = InfoReport(shape=shape, config=config, summary=summary, takes=takes, dtype=form, context=context, fit=fit)
     if product is None:
         return report
     return replace(

@@ -58,7 +58,8 @@ class Shape:
             raise ConfigError(f"{text!r} is no shape of TunableOp such as tn_4096_16_11008_ld_11008_11008_4096")
         a, b, m, n, k, batch, *ld, rest = match.groups()
         leading = None if ld[0] is None else (int(ld[0]), int(ld[1]), int(ld[2]))
-        return cls(a + b, int(m), int(n), int(k), None if batch is None else int(batch), leading, rest or "")
+        count = None if batch is None else int(batch)
+        return cls(transposed=a + b, m=int(m), n=int(n), k=int(k), batch=count, ld=leading, rest=rest or "")
 
     def __str__(self) -> str:
         batch = "" if self.batch is None else f"_B_{self.batch}"

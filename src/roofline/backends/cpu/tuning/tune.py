@@ -306,8 +306,17 @@ class Tuner:
     def _as_record(self, contest: Contest, regime: int, outcome: ContestOutcome) -> TuningRecord:
         group = contest.group
         where = {"points": [str(p) for p in self.points[regime] if self._ops(group, regime, p)], "ops": len(group.ops)}
-        facts = (group.kind, group.shape, REGIMES[regime], self.setting, outcome.variant, contest.default)
-        return TuningRecord(*facts, outcome.reason, dict(outcome.figures) | where, now_utc())
+        return TuningRecord(
+            kind=group.kind,
+            shape=group.shape,
+            regime=REGIMES[regime],
+            setting=self.setting,
+            variant=outcome.variant,
+            default=contest.default,
+            reason=outcome.reason,
+            figures=dict(outcome.figures) | where,
+            measured=now_utc(),
+        )
 
     def _verdict(self, regime: int) -> TuningVerdict | None:
         verdict = self.tunings.verdicts.get((self.executable.program_hash, REGIMES[regime], self.setting.run))
@@ -371,7 +380,16 @@ class Tuner:
     def _store_verdict(
         self, regime: int, choices: tuple[VariantChoice, ...], wins: bool, reason: str, figures: Mapping[str, object]
     ) -> None:
-        where = (self.executable.program_hash, self.model, REGIMES[regime], self.setting)
-        verdict = TuningVerdict(*where, choices, wins, reason, figures, now_utc())
+        verdict = TuningVerdict(
+            program=self.executable.program_hash,
+            model=self.model,
+            regime=REGIMES[regime],
+            setting=self.setting,
+            choices=choices,
+            kept=wins,
+            reason=reason,
+            figures=figures,
+            measured=now_utc(),
+        )
         self.tunings.verdicts[verdict.key] = verdict
         store.save_where_possible(self.tunings)

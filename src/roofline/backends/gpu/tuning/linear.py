@@ -142,7 +142,18 @@ def tune(trial: Trial, setting: Setting, seconds: Callable[[str], float] | None 
     outcome = contest.outcome
     figures = dict(outcome.figures) | ({"dropped": trial.dropped} if trial.dropped else {})
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return TuningRecord(*key, setting, outcome.variant, trial.default, outcome.reason, figures, now)
+    kind, shape, regime = key
+    return TuningRecord(
+        kind=kind,
+        shape=shape,
+        regime=regime,
+        setting=setting,
+        variant=outcome.variant,
+        default=trial.default,
+        reason=outcome.reason,
+        figures=figures,
+        measured=now,
+    )
 
 
 def chosen(store: Tunings, gemm: Gemm, setting: Setting) -> str | None:
