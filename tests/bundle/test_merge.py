@@ -125,7 +125,7 @@ def test_the_noise_of_rounding_is_not_taken_for_the_adapter(model: Path, tmp_pat
     assert figures[1e-6].loss > 0.02
     noise = (figures[1e-6].lost / figures[1e-6].change) ** 0.5
     assert figures[1e-6].survival < noise / 5, "most blocks are rounded alike; of W itself it would be the noise"
-    assert abs(figures[1.0].kept - 1) < 0.05
+    assert abs(figures[1.0].projected_share - 1) < 0.05
 
 
 def test_formats_that_stay(model: Path, tmp_path: Path) -> None:
@@ -210,10 +210,10 @@ def test_what_cannot_be_merged(model: Path, tmp_path: Path) -> None:
 def test_sums() -> None:
     """Half of the change kept on average, and noise across it."""
     sums = Sums(weight=100.0, change=4.0, written=5.0, along=2.0, lost=5.0) + Sums()
-    assert (sums.kept, sums.size) == (0.5, 0.2)
+    assert (sums.projected_share, sums.size) == (0.5, 0.2)
     assert sums.survival == pytest.approx(1.118, abs=1e-3)
     assert sums.loss == pytest.approx(0.2236, abs=1e-3)
-    assert Sums().kept == Sums().survival == 1.0
+    assert Sums().projected_share == Sums().survival == 1.0
 
 
 def test_a_head_that_is_another_is_noticed(model: Path, tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_experts_in_one_tensor_and_in_several(tmp_path: Path) -> None:
     write_gguf(whole.checkpoint, tmp_path / "merged.gguf", "F32", RewriteWork(threads=1))
     figures = total(survivals(whole, open_checkpoint(tmp_path / "merged.gguf")))
     assert figures.loss == 0
-    assert figures.kept == 1.0
+    assert figures.projected_share == 1.0
     write_adapter(tmp_path / "adapter", base.config, for_checkpoint(base.tensors))
     facts = certificate(tmp_path / "folder", tmp_path / "adapter", tmp_path / "again", "--to", "f32")
     assert facts["answers"]["reference"] == NO_SERVED

@@ -97,12 +97,12 @@ class QualityCertificate:
         """For people."""
         answers, sums = self.answers, total(self.matrices)
         head = "the head is the embedding, in both" if self.tied else "the head is a matrix of its own, in both"
-        worst = sorted(self.matrices, key=lambda each: each.sums.kept)[:WORST]
+        worst = sorted(self.matrices, key=lambda each: each.sums.projected_share)[:WORST]
         return [
             f"{len(self.matrices)} matrices changed by {sums.size:.2%} of their size; {head}",
-            f"rounding lost {sums.loss:.3%} of the matrices and kept {sums.kept:.1%} of the adapter's change "
-            f"(||written - W|| / ||change|| = {sums.survival:.3f}); least: "
-            + ", ".join(f"{each.name} ({each.format}) {each.sums.kept:.1%}" for each in worst[:3]),
+            f"rounding lost {sums.loss:.3%} of the matrices and kept {sums.projected_share:.1%} of the adapter's "
+            f"change (||written - W|| / ||change|| = {sums.survival:.3f}); least: "
+            + ", ".join(f"{each.name} ({each.format}) {each.sums.projected_share:.1%}" for each in worst[:3]),
             f"against the model with the adapter ({answers.reference}), {answers.positions} positions of "
             f"{answers.prompts} prompts: logits differ by {answers.mean:.2g} on average and {answers.largest:.2g} at "
             f"most (standard deviation of logits {answers.deviation:.2g}), KL {answers.kl:.2g} (at most "
@@ -113,7 +113,7 @@ class QualityCertificate:
 
 def check_kept(matrices: Sequence[MatrixSurvival], output: Path) -> None:
     """Raise ConfigError where rounding took away more of the adapter than it left."""
-    kept = total(matrices).kept
+    kept = total(matrices).projected_share
     if kept < LEAST_KEPT:
         forms = "/".join(sorted({each.format for each in matrices}))
         raise ConfigError(

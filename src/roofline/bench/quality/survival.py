@@ -42,8 +42,12 @@ class Sums:
         return math.sqrt(self.written / self.change) if self.change else 1.0
 
     @property
-    def kept(self) -> float:
-        """The part of the change that is there: X - R along C. 1 where rounding takes nothing away on average."""
+    def projected_share(self) -> float:
+        """The part of the change that is there: X - R along C. 1 where rounding takes nothing away on average.
+
+        Noise across the change does not lower it, unlike `train.checkpoint.outcome.rounding_fidelity`, which compares X
+        with W + C.
+        """
         return self.along / self.change if self.change else 1.0
 
     @property
@@ -58,7 +62,8 @@ class Sums:
 
     def facts(self) -> dict[str, float]:
         """As plain values."""
-        return {name: round(getattr(self, name), 6) for name in ("size", "loss", "survival", "kept")}
+        values = {"size": self.size, "loss": self.loss, "survival": self.survival, "kept": self.projected_share}
+        return {name: round(value, 6) for name, value in values.items()}
 
 
 @dataclass(frozen=True)

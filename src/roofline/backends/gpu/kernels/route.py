@@ -115,11 +115,6 @@ def combine_cost(tokens: int, top: int, width: int, in_bytes: int = 2, out_bytes
     return 2 * tokens * top * width, tokens * (width * (top * in_bytes + out_bytes) + 4 * top)
 
 
-def expert_bias_cost(slots: int, hit: int, width: int, in_bytes: int = 2, out_bytes: int = 2) -> tuple[int, int]:
-    """(FLOPs, bytes) of the biases of one product; hit: experts that have a slot."""
-    return slots * width, slots * (width * (in_bytes + out_bytes) + 4) + 4 * hit * width
-
-
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """8 experts of which 2, 128 of which 8, and their combinations; biases of 16-bit products."""
     routing, combining = tiles.choose(NAME, chip), tiles.choose("combine", chip)
