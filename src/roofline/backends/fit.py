@@ -166,7 +166,7 @@ def split_on_host(
     target = with_cache(CPU, host_kv_dtype(kv_cache_dtype))
     program = compile_program(registry.get(config.family), config, model.tensors, target)
     groups = program.kv_groups.values()
-    token = sum(each.layers * host_token_bytes(each.format, each.kv_heads, each.head_dim) for each in groups)
+    token = sum(group.layers * host_token_bytes(group.format, group.kv_heads, group.head_dim) for group in groups)
     needs = replace(_needs(program, _limits(*(step or HOST_STEP)), 0), token=token)
     return ModelSplit(1, (DevicePart(program, needs),))
 

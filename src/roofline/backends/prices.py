@@ -146,7 +146,7 @@ def _sizes(batch: Batch, windows: Sequence[int]) -> tuple[int, ...]:
     context = batch.context_len[:n]
     if n == tokens:  # all segments are one token long
         keys = [int((np.minimum(context, window) if window else context).sum()) for window in windows]
-        return 1, n, batch.rows, *(count for each in keys for count in (each, each))
+        return 1, n, batch.rows, *(count for key in keys for count in (key, key))
     counts = np.diff(batch.seg_start[: n + 1]).astype(np.int64)
     ends = context.astype(np.int64)
     first = ends - counts

@@ -81,14 +81,14 @@ def scale(settings: Scaling, show: bool = True) -> Iterator[Point]:
     name, first = os.urandom(8).hex(), None
     with tempfile.TemporaryDirectory(prefix="roofline-bench-") as place:
         folder = Path(place)
-        for each in _runs(settings, folder):
-            path = folder / f"{each.processes}.json"
-            path.write_text(json.dumps(each.config))
+        for run in _runs(settings, folder):
+            path = folder / f"{run.processes}.json"
+            path.write_text(json.dumps(run.config))
             if show:
-                print(_announcement(settings, each, path), file=sys.stderr, flush=True)
+                print(_announcement(settings, run, path), file=sys.stderr, flush=True)
             started, host = now_utc(), this_host()
-            run_processes(each.processes, path)
-            measured = _point(settings, each, name=name, started=started, host=host)
+            run_processes(run.processes, path)
+            measured = _point(settings, run, name=name, started=started, host=host)
             if first is None:
                 first = measured
             else:

@@ -169,7 +169,7 @@ def ours(options: Mapping[str, object]) -> dict[str, object]:
             continue
         target = _SAME.get(name, name)
         if target in result:
-            other = name if name != target else next(each for each in options if _SAME.get(each) == target)
+            other = name if name != target else next(option for option in options if _SAME.get(option) == target)
             raise TypeError(
                 f"LLM has one option {target!r} of which {other!r} is another name: leave one of the two out"
             )

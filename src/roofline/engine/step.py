@@ -353,9 +353,9 @@ def _scores(plan: StepPlan, sampled: Sampled | None) -> tuple[list[Event], list[
     """What a step tells of prompt tokens, and the sequences whose logits there are no numbers."""
     events: list[Event] = []
     unscored: list[Sequence] = []
-    for each in plan.scores:
-        sequence = each.sequence
-        logprobs = scores_of(sampled, each) if sampled is not None else None
+    for score in plan.scores:
+        sequence = score.sequence
+        logprobs = scores_of(sampled, score) if sampled is not None else None
         if logprobs is None:
             unscored.append(sequence)
         elif sequence.finished is None:

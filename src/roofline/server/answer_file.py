@@ -62,7 +62,7 @@ def answer_file(options: ServeOptions, job: Job, report: Callable[[JobProgress],
         raise ConfigError(f"{job.requests}: there is no such file; requests are read from a file, twice")
     requests = RequestFile.scan(job.requests, rules)
     if requests.problems:
-        listed = "\n".join(f"  line {each.line}: {each.message}" for each in requests.problems if each.line)
+        listed = "\n".join(f"  line {problem.line}: {problem.message}" for problem in requests.problems if problem.line)
         if not listed:
             raise ConfigError(f"{job.requests}: {requests.problems[0].message}")
         raise ConfigError(f"{job.requests}: nothing was computed, since lines are no requests of a batch:\n{listed}")

@@ -272,4 +272,4 @@ def source_bytes(path: Path) -> int:
     from roofline.weights.files.gguf_parts import part_names
 
     files: Iterable[Path] = path.rglob("*") if path.is_dir() else part_names(path)
-    return sum(each.stat().st_size for each in files if each.is_file())
+    return sum(file.stat().st_size for file in files if file.is_file())

@@ -89,11 +89,11 @@ def read_settings(path: Path, config: JsonObject) -> LoraSettings:
             refuse(path, name, f"is {describe(value)}, not true or false")
     ranks, alphas = (_pattern(path, config, name) for name in ("rank_pattern", "alpha_pattern"))
     parameters = config.get("target_parameters") or []
-    if not isinstance(parameters, list) or not all(isinstance(each, str) for each in parameters):
+    if not isinstance(parameters, list) or not all(isinstance(parameter, str) for parameter in parameters):
         refuse(path, "target_parameters", f"is {describe(parameters)}, not a list of names")
     layers = config.get("layers_to_transform")
     numbers = layers if isinstance(layers, list) else [] if layers is None else [layers]
-    if not all(isinstance(each, int) for each in numbers):
+    if not all(isinstance(number, int) for number in numbers):
         refuse(path, "layers_to_transform", f"is {describe(layers)}, not numbers of layers")
     return LoraSettings(
         rank=_rank(path, "r", config.get("r")),
@@ -112,7 +112,7 @@ def read_settings(path: Path, config: JsonObject) -> LoraSettings:
 def _modules(config: JsonObject, key: str) -> frozenset[str] | None:
     """The names that a key lists; None where it is absent, or a regular expression."""
     names = config.get(key)
-    return frozenset(str(each) for each in names) if isinstance(names, list) and names else None
+    return frozenset(str(name) for name in names) if isinstance(names, list) and names else None
 
 
 def _check_honoured(path: Path, config: JsonObject) -> None:

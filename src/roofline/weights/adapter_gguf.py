@@ -160,9 +160,9 @@ def write_gguf_adapter(path: Path, config: JsonObject, matrices: Sequence[Adapte
         tensors += [_written(f"{theirs}.lora_a", a), _written(f"{theirs}.lora_b", b)]
     metadata: dict[str, object] = {"general.architecture": form.architecture, "general.type": "adapter"}
     metadata |= {"adapter.type": "lora", _ALPHA: alpha, "general.file_type": 0}
-    infos = [each.info for each in tensors]
+    infos = [tensor.info for tensor in tensors]
     head = header(metadata, infos)
-    values = {each.info.name: each.values for each in tensors}
+    values = {tensor.info.name: tensor.values for tensor in tensors}
     size = file_bytes(head, infos)
     with new_file(path, size) as stream:
         stream.write(head)

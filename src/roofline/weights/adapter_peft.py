@@ -120,7 +120,7 @@ class PeftFolder:
         if nested:
             group.part = EXPERT_PARTS[1 - depth] if depth < 2 else ""
         else:
-            named = {each.rpartition(".")[2] for each in self._settings.parameters if "experts" in each}
+            named = {parameter.rpartition(".")[2] for parameter in self._settings.parameters if "experts" in parameter}
             group.part = named.pop() if len(named) == 1 else ""
         if group.part not in EXPERT_PARTS:
             what = f"{self._file.path}: the experts' matrices of {group.module}"

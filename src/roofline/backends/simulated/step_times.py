@@ -52,9 +52,9 @@ class SimulatedStepTimes:
         self.calibration = calibration
         self._prices = [_prices_of(program, roofs) for program in programs]
         links = [LinkTraffic.of(program) for program in programs]
-        received = np.sum([each.received for each in links], axis=0)  # [3]: of (1, tokens, rows)
+        received = np.sum([link.received for link in links], axis=0)  # [3]: of (1, tokens, rows)
         self._per_link = (received / link_bytes_per_s if link_bytes_per_s else 0.0 * received).tolist()
-        self._exchanging = calibration.link_seconds * sum(each.exchanges for each in links)
+        self._exchanging = calibration.link_seconds * sum(link.exchanges for link in links)
 
     def of(self, batch: Batch) -> tuple[float, StepCost]:
         """Seconds of the step in a buffer, and its price."""

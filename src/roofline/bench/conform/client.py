@@ -107,7 +107,9 @@ class Server:
     def complete(self, path: str, body: Mapping[str, object]) -> ConformAnswer:
         """A complete answer. Raises Missing for a field that the server refuses, and Violation."""
         content = json_of(self._accepted(self.post(path, body)))
-        return ConformAnswer({_index(each): _complete_choice(each) for each in _choices(content)}, content.get("usage"))
+        return ConformAnswer(
+            {_index(choice): _complete_choice(choice) for choice in _choices(content)}, content.get("usage")
+        )
 
     def stream(self, path: str, body: Mapping[str, object]) -> ConformAnswer:
         """An answer put together from its events. Raises as `complete`."""
@@ -214,7 +216,7 @@ def _choices(content: JsonObject) -> list[JsonObject]:
     choices = content.get("choices")
     if not isinstance(choices, list):
         raise Violation("an answer has no list of choices")
-    return [each for each in choices if isinstance(each, dict)]
+    return [choice for choice in choices if isinstance(choice, dict)]
 
 
 def _index(choice: JsonObject) -> int:

@@ -105,8 +105,8 @@ def row(cell: Cell, times: Sequence[CellTimes], eager: Sequence[CellTimes] | Non
     share: least time over measured time of the cell's phase; None, with the reason, where it would exceed 100 %.
     """
     first, repeats = times[0], times[1:]
-    latency = spread([each.latency for each in repeats])
-    tpots = [each.tpot for each in repeats if each.tpot is not None]
+    latency = spread([repeat.latency for repeat in repeats])
+    tpots = [repeat.tpot for repeat in repeats if repeat.tpot is not None]
     timed = statistics.median(tpots) * (cell.new - 1) if tpots else latency["median"]
     share: JsonObject = {"share": round(min(1.0, limit.seconds / timed), 4)}
     if limit.seconds > timed * TOLERANCE:
@@ -114,9 +114,9 @@ def row(cell: Cell, times: Sequence[CellTimes], eager: Sequence[CellTimes] | Non
         share = {"share": None, "no_share": why}
     figures: JsonObject = {
         "first_s": first.latency,
-        "ttft_s": [each.ttft for each in repeats],
+        "ttft_s": [repeat.ttft for repeat in repeats],
         "tpot_s": tpots,
-        "ttft": spread([each.ttft for each in repeats]),
+        "ttft": spread([repeat.ttft for repeat in repeats]),
         "tpot": spread(tpots) if tpots else None,
         "latency": latency,
         **share,

@@ -90,7 +90,7 @@ class QualityCertificate:
             "answers": {**vars(self.answers)},
             "all_matrices": total(self.matrices).facts(),
             "least_kept_allowed": LEAST_KEPT,
-            "matrices": [each.facts() for each in self.matrices],
+            "matrices": [matrix.facts() for matrix in self.matrices],
         }
 
     def lines(self) -> list[str]:
@@ -115,7 +115,7 @@ def check_kept(matrices: Sequence[MatrixSurvival], output: Path) -> None:
     """Raise ConfigError where rounding took away more of the adapter than it left."""
     kept = total(matrices).projected_share
     if kept < LEAST_KEPT:
-        forms = "/".join(sorted({each.format for each in matrices}))
+        forms = "/".join(sorted({matrix.format for matrix in matrices}))
         raise ConfigError(
             f"{output}: not written: rounded to {forms}, the merged matrices keep {kept:.1%} of what the adapter "
             f"changes, and {LEAST_KEPT:.0%} is the least: say --to q8 or --to bf16, serve the adapter unmerged "
@@ -136,7 +136,7 @@ def compare(
     texts = [tokenizer.encode(text, add_special=True)[-most:] for text in prompts]
     if not texts or not all(texts):
         raise ConfigError("there must be at least one probe, and each needs text")
-    served = not any(".mlp.experts." in each.tensor for each in adapter.matrices)
+    served = not any(".mlp.experts." in matrix.tensor for matrix in adapter.matrices)
     first, slot = _reference(model, adapter, load, context, served)
     second = load_to_score(written, load, context, text=False).executable
     sums, greedy = _Differences(), 0

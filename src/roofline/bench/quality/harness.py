@@ -50,7 +50,7 @@ class HarnessAnswers:
             prompts.append([*before, *after][-self._longest :])
             counts.append(len(after))
         return [
-            (sum(each.logprob for each in logprobs), all(each.top[0][0] == each.id for each in logprobs))
+            (sum(logprob.logprob for logprob in logprobs), all(logprob.top[0][0] == logprob.id for logprob in logprobs))
             for logprobs in self._logprobs(prompts, counts)
         ]
 
@@ -109,7 +109,9 @@ class HarnessAnswers:
             outputs = self._llm.generate(prompts[start : start + _BATCH], params, use_tqdm=False)
             for output, count in zip(outputs, counts[start : start + _BATCH], strict=True):
                 assert output.prompt_logprobs is not None, "they were asked for"
-                logprobs.append([each for each in output.prompt_logprobs[-count:] if each is not None])
+                logprobs.append(
+                    [prompt_logprob for prompt_logprob in output.prompt_logprobs[-count:] if prompt_logprob is not None]
+                )
         return logprobs
 
 
@@ -138,13 +140,13 @@ def harness_model(llm: "LLM") -> "LM":
         """Passes on what it is asked."""
 
         def loglikelihood(self, requests: "list[Instance]") -> list[tuple[float, bool]]:
-            return answers.likelihoods(each.args for each in requests)
+            return answers.likelihoods(request.args for request in requests)
 
         def loglikelihood_rolling(self, requests: "list[Instance]") -> list[float]:
-            return answers.rolling(each.args[0] for each in requests)
+            return answers.rolling(request.args[0] for request in requests)
 
         def generate_until(self, requests: "list[Instance]") -> list[str]:
-            return answers.continuations([each.args for each in requests])
+            return answers.continuations([request.args for request in requests])
 
         @property
         def tokenizer_name(self) -> str:

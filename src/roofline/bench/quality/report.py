@@ -67,7 +67,7 @@ def report(
     tokenizer = models[0].tokenizer
     assert tokenizer is not None, "it was loaded with its text side"
     windows = text_windows(tokenizer, text, context, context // 2, limit)
-    first, second = score([each.executable for each in models], windows, progress)
+    first, second = score([model.executable for model in models], windows, progress)
     for each in models:
         each.executable.close()
     return QualityReport(first, second, worst_tensors(source, rounded, calibration))

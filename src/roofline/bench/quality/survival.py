@@ -33,7 +33,7 @@ class Sums:
     lost: float = 0.0
 
     def __add__(self, other: "Sums") -> "Sums":
-        return Sums(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Sums)))
+        return Sums(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(Sums)))
 
     @property
     def survival(self) -> float:

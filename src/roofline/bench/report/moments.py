@@ -150,7 +150,7 @@ def _course(runs: Sequence[NamedEvents]) -> ReportSection:
     flows, flights, rows = [], [], []
     for run in runs:
         head, requests = run.events.head, run.events.requests
-        last = max([head.end, *(each.end or each.dispatched for each in requests)])
+        last = max([head.end, *(request.end or request.dispatched for request in requests)])
         width = last / BINS
         tokens, flying = [0.0] * BINS, [0.0] * BINS
         for each in requests:
@@ -244,11 +244,11 @@ def _waterfall(gathered: Gathered) -> ReportSection:
 def mean_parts(requests: Sequence[RequestEvents]) -> list[float]:
     """Mean milliseconds of each of PARTS. They add up to the mean TTFT."""
     sums = [0.0] * len(PARTS)
-    for each in requests:
-        before = each.planned
+    for request in requests:
+        before = request.planned
         for number, (_, _, name) in enumerate(PARTS):
-            at = each.chunks[0] if name == "first_token" else getattr(each, name)
-            at = min(at if at is not None else before, each.chunks[0])  # heads may come with the first token
+            at = request.chunks[0] if name == "first_token" else getattr(request, name)
+            at = min(at if at is not None else before, request.chunks[0])  # heads may come with the first token
             sums[number] += max(0, at - before) / NS_PER_MS
             before = max(before, at)
     return [total / len(requests) if requests else 0.0 for total in sums]

@@ -125,7 +125,7 @@ def _condition(points: Sequence[Point]) -> tuple[str, ...]:
         )
     )
     probes = [each.fidelity for each in points if each.fidelity is not None]
-    equal, sent = sum(each.equal for each in probes), sum(each.probes for each in probes)
+    equal, sent = sum(probe.equal for probe in probes), sum(probe.probes for probe in probes)
     fidelity = f"{equal} of {sent} probes answered as when idle" if probes else "no probes"
     options = " ".join(f"{name}={value}" for name, value in point.system.options.items())
     model = " ".join(filter(None, (point.system.model, point.system.weight_formats, options)))

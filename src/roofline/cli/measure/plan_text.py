@@ -31,8 +31,8 @@ def show(plan: "Plan") -> None:
     out.print(f"{size}, {cache}")
     out.print()
     table = ruled_table(None, FITS, ("arrangement",), padding=1)
-    for each in plan.arrangements:
-        table.add_row(*_fit_row(plan, each))
+    for arrangement in plan.arrangements:
+        table.add_row(*_fit_row(plan, arrangement))
     print_table(out, table)
     out.print()
     prices = ("USD/Mtok",) if case.price is not None else ()
@@ -101,7 +101,7 @@ def _notes(plan: "Plan") -> list[str]:
         "the real scheduler on a virtual clock, without the host's own time; prefix cache off; answers end at their "
         "last token",
     ]
-    shared = [each for each in plan.arrangements if each.devices > 1]
+    shared = [arrangement for arrangement in plan.arrangements if arrangement.devices > 1]
     if any(each.link_bytes_per_s is None for each in shared):
         lines.append(
             f"what devices send each other takes no time beside its exchanges: no table has links of {place.name}"
@@ -176,8 +176,8 @@ def record(plan: "Plan") -> JsonObject:
             "operations_per_s": plan.arrangements[0].arithmetic[1],
             "source": _source(plan),
         },
-        "arrangements": [_arrangement(each) for each in plan.arrangements],
-        "points": [_point(each) for each in plan.points],
+        "arrangements": [_arrangement(arrangement) for arrangement in plan.arrangements],
+        "points": [_point(point) for point in plan.points],
     }
 
 

@@ -91,8 +91,8 @@ class BeforeAfter:
         self, served: ServedModels, prompts: Sequence[JsonObject], folder: Path, rewarded: bool = False
     ) -> None:
         self.served, self.folder, self._rewarded = served, folder, rewarded
-        self.prompts = [each for each in prompts if str(each["answer"]).strip()]
-        rows = tuple(HeldOutAnswer(_prompt_text(each), str(each["answer"])) for each in self.prompts)
+        self.prompts = [prompt for prompt in prompts if str(prompt["answer"]).strip()]
+        rows = tuple(HeldOutAnswer(_prompt_text(prompt), str(prompt["answer"])) for prompt in self.prompts)
         commands, system = [served.merge] * served.of_experts + [served.command], _common_system(self.prompts)
         command = " && ".join(map(shlex.join, commands))
         self.answers = HeldOutAnswers(
@@ -223,7 +223,7 @@ def _prompt_text(prompt: JsonObject) -> str:
 def _common_system(prompts: Sequence[JsonObject]) -> str:
     """The system prompt that all of them begin with; "" where there is none, or another."""
     first = {
-        each["messages"][0]["content"] if each.get("messages", [{}])[0].get("role") == "system" else ""
-        for each in prompts
+        prompt["messages"][0]["content"] if prompt.get("messages", [{}])[0].get("role") == "system" else ""
+        for prompt in prompts
     }
     return str(first.pop()) if len(first) == 1 else ""

@@ -73,9 +73,12 @@ class EngineSampler:
         return [
             [
                 SampledAnswer(
-                    each.text, each.ids, [token.logprob for token in each.logprobs or ()], each.finish_reason == "stop"
+                    answer.text,
+                    answer.ids,
+                    [token.logprob for token in answer.logprobs or ()],
+                    answer.finish_reason == "stop",
                 )
-                for each in output.answers
+                for answer in output.answers
             ]
             for output in outputs
         ]

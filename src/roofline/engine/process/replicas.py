@@ -61,7 +61,7 @@ class EngineReplicas:
 
     @property
     def problem(self) -> str | None:
-        return None if self.ready else next((each.problem for each in self.engines if each.problem), None)
+        return None if self.ready else next((engine.problem for engine in self.engines if engine.problem), None)
 
     @property
     def restarts(self) -> int:
@@ -119,7 +119,7 @@ class EngineReplicas:
         try:
             await asyncio.wait(loads)
             results = [load.result() for load in loads]
-            if len({each.digest for each in results}) > 1:
+            if len({result.digest for result in results}) > 1:
                 raise ConfigError(f"{path} changed while it was loaded")
             return results[0]
         except BaseException:  # also where nobody waits for it any more

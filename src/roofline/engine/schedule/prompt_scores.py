@@ -27,8 +27,8 @@ def with_scores(rows: SampleRows, plan: StepPlan) -> SampleRows:
         getattr(result, name)[own] = getattr(rows, name)
     scoring = np.ones(total, bool)
     scoring[own] = False
-    tokens = [token for each in plan.scores for token in each.ids]
-    result.logprobs[scoring] = [each.alternatives for each in plan.scores for _ in each.ids]
+    tokens = [token for score in plan.scores for token in score.ids]
+    result.logprobs[scoring] = [score.alternatives for score in plan.scores for _ in score.ids]
     history = np.zeros(total, np.int32)
     history[own] = np.diff(rows.hist_start)
     result.hist_start[1:] = np.cumsum(history)

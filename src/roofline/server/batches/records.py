@@ -55,7 +55,7 @@ class BatchRecord(msgspec.Struct):
 
     def listed(self) -> JsonObject:
         """OpenAI's object."""
-        problems = [each._asdict() for each in self.problems]
+        problems = [problem._asdict() for problem in self.problems]
         names = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
         return {
             "id": self.id,

@@ -69,7 +69,7 @@ class AdaptedWeight(OwnWeight):
         parts = x.unflatten(1, (-1, self.form.shape[1]))  # [tokens, 1 or top, in]
         rows = parts.expand(-1, top, -1).flatten(0, 1)[order] if parts.shape[1] > 1 else x[order // top]
         counts = _counts(ids.flatten(), experts)
-        pieces = zip(*(each.chunk(experts) for each in self.tensors), strict=True)
+        pieces = zip(*(tensor.chunk(experts) for tensor in self.tensors), strict=True)
         results = [
             self._product(part, tensors, None)
             for part, tensors in zip(rows.split(counts), pieces, strict=True)

@@ -93,11 +93,11 @@ class PairTraining:
                 "the weights along"
             )
         values = [of_label[int(number)] for number in numbers]
-        most = max([1, *(len(each) // 2 for each in values)])
+        most = max([1, *(len(value) // 2 for value in values)])
         reference = np.zeros((len(values), most, 2))
         for row, each in enumerate(values):
             reference[row].reshape(-1)[: len(each)] = each
-        return {"pairs": np.array([len(each) // 2 for each in values], np.int64), "reference": reference}
+        return {"pairs": np.array([len(value) // 2 for value in values], np.int64), "reference": reference}
 
     def _read(self) -> dict[str, _Values]:
         path = self.run.folder / REFERENCE

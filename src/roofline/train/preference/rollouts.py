@@ -99,8 +99,8 @@ class Rollouts:
         self._figures = {
             "reward": float(rewards.mean()),
             "reward_deviation": float(rewards.std(1, ddof=1).mean()),
-            "answer_tokens": float(np.mean([len(each.ids) for each in answers])),
-            "ended": float(np.mean([each.ended for each in answers])),
+            "answer_tokens": float(np.mean([len(answer.ids) for answer in answers])),
+            "ended": float(np.mean([answer.ended for answer in answers])),
             "sampling_seconds": sampled_in,
         }
         self.objective.apart, self.objective.fresh = Apart(), len(answers)

@@ -151,7 +151,7 @@ class Gradients:
     def _units(self, counts: Sequence[np.ndarray], facts: Sequence[Facts]) -> int:
         """What the losses of parts are the mean over; counts: which of their targets count."""
         if self.objective is None:
-            return sum(int(each.sum()) for each in counts)
+            return sum(int(count.sum()) for count in counts)
         return sum(self.objective.units(*each) for each in zip(counts, facts, strict=True))
 
     def _objective(

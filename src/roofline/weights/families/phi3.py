@@ -65,9 +65,9 @@ def _factors(table: Fields, key: str, ours: Config) -> list[float]:
     """One number above 0 for each pair that is turned."""
     count = (ours.get("rotary_dim") or ours["head_dim"]) // 2
     factors = table.elements(key, float)
-    if factors is None or len(factors) != count or not all(0 < each < math.inf for each in factors):
+    if factors is None or len(factors) != count or not all(0 < factor < math.inf for factor in factors):
         table.refuse(key, f"is not {count} numbers above 0")
-    return [float(each) for each in factors]
+    return [float(factor) for factor in factors]
 
 
 def to_hf(config: Config) -> Config:

@@ -122,7 +122,7 @@ class TokenPlaces:
         if begin < len(self._echoed):
             # A BOS, and the space that SentencePiece puts first, are not in the text that the client sent.
             texts = (piece, piece.removeprefix(" "), "" if token in self._special else piece)
-            piece = next((each for each in texts if self._echoed.startswith(each, begin)), piece)
+            piece = next((text for text in texts if self._echoed.startswith(text, begin)), piece)
         elif token in self._special and token not in self._visible:
             piece = ""
         self._at += len(piece)

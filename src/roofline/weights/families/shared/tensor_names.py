@@ -109,7 +109,7 @@ class TensorNames:
         """Whether a tensor of Hugging Face's files is one of a layer, or of a module in `top`, whatever it is there."""
         name = name.removeprefix(next(filter(name.startswith, self.hf_before), ""))
         modules = (self.hf_layers, *self._ours[1][1], *self.hf_also)
-        return any(each.startswith(f"{module}.") for each in self._spellings(name) for module in modules)
+        return any(spelling.startswith(f"{module}.") for spelling in self._spellings(name) for module in modules)
 
     def is_transposed(self, name: str) -> bool:
         """Whether files of Hugging Face have a parameter of ours by columns."""
