@@ -180,7 +180,7 @@ def _keep(file: Path, data: bytes) -> None:
     with files.where_possible("the reference of golden prompts is", file):
         file.parent.mkdir(parents=True, exist_ok=True)
         files.write_atomically(file, data)
-        by_age = sorted(files.entries(file.parent), key=lambda each: each.stat().st_mtime, reverse=True)
+        by_age = sorted(files.entries(file.parent), key=lambda entry: entry.stat().st_mtime, reverse=True)
         for old in by_age[KEPT:]:
             old.unlink(missing_ok=True)
 

@@ -196,7 +196,7 @@ class LLM:
                 searches.append(BeamSearch(params, ends, check_request(prompt, room, [], *sizes)))
         cached = [0] * len(ids)
         first = True
-        while steps := [(at, beam) for at, each in enumerate(searches) if not each.done for beam in each.beams]:
+        while steps := [(at, beam) for at, search in enumerate(searches) if not search.done for beam in search.beams]:
             beginnings = [[*ids[at], *beam.ids] for at, beam in steps]
             each_params = [searches[at].step_params for at, _ in steps]
             answers = self.answers.run(beginnings, each_params, at_start=False, adapter=adapter or "")

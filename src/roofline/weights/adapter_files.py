@@ -154,10 +154,11 @@ def _settings(modules: Sequence[_Module], written: AdapterDescription) -> dict[s
         "use_dora": any("magnitude" in module.tensors for module in modules),
         "bias": "none",
         "init_lora_weights": True,
-        "rank_pattern": {each.key: each.rank for each in modules if each.rank != rank},
-        "alpha_pattern": {each.key: _number(alpha_of(each)) for each in modules if alpha_of(each) != alpha},
+        "rank_pattern": {module.key: module.rank for module in modules if module.rank != rank},
+        "alpha_pattern": {module.key: _number(alpha_of(module)) for module in modules if alpha_of(module) != alpha},
         "target_modules": _targets([module.key for module in modules if not module.parameter]),
-        "target_parameters": sorted({f"mlp.experts.{each.parameter}" for each in modules if each.parameter}) or None,
+        "target_parameters": sorted({f"mlp.experts.{module.parameter}" for module in modules if module.parameter})
+        or None,
         "modules_to_save": None,
     }
 

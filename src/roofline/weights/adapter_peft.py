@@ -93,7 +93,7 @@ class PeftFolder:
             if group.part:
                 self._name_part(group, depth, (module, 1) in groups)
             self._check(group)
-        return sorted(groups.values(), key=lambda each: (each.tensor, each.part))
+        return sorted(groups.values(), key=lambda group: (group.tensor, group.part))
 
     def _group(self, match: re.Match[str], groups: dict[tuple[str, int], _Group]) -> _Group | None:
         """The group of a tensor; None where no matrix of ours has its name."""

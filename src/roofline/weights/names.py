@@ -51,7 +51,7 @@ def matrix_from_gguf(architecture: str, name: str) -> str | None:
     registered = file_kind("gguf", architecture)
     family = ARCHITECTURES[architecture if registered is None else registered[1]]
     families = (family, "mixtral") if family == "llama" else (family,)  # which calls itself llama too
-    return next((ours for each in families if (ours := from_gguf(each, name)) is not None), None)
+    return next((ours for family in families if (ours := from_gguf(family, name)) is not None), None)
 
 
 def to_hf(family: str, name: str) -> str:

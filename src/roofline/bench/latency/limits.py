@@ -77,7 +77,7 @@ class LatencyLimits:
         family, cfg = configure(config)
         program = trace_shape(family, cfg, FORM)
         priced = price(program)
-        products = tuple(each for each in priced.instrs if each[0].op == "attend" or _multiplies(program, each[0]))
+        products = tuple(instr for instr in priced.instrs if instr[0].op == "attend" or _multiplies(program, instr[0]))
         self._products, self._all, self._experts = Price(products, 0, ()), priced, mixture(program)
         self._windows = [window_of(instr) for instr, _ in priced.instrs if instr.op == "attend"]  # of each layer
         (group,) = program.kv_groups.values()

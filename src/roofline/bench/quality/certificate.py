@@ -97,7 +97,7 @@ class QualityCertificate:
         """For people."""
         answers, sums = self.answers, total(self.matrices)
         head = "the head is the embedding, in both" if self.tied else "the head is a matrix of its own, in both"
-        worst = sorted(self.matrices, key=lambda each: each.sums.projected_share)[:WORST]
+        worst = sorted(self.matrices, key=lambda matrix: matrix.sums.projected_share)[:WORST]
         return [
             f"{len(self.matrices)} matrices changed by {sums.size:.2%} of their size; {head}",
             f"rounding lost {sums.loss:.3%} of the matrices and kept {sums.projected_share:.1%} of the adapter's "

@@ -82,7 +82,7 @@ def worst_tensors(
         for name, info in rounded.tensors.items()
         if info.format != source.tensors[name].format
     ]
-    return sorted(errors, key=lambda each: -each.error)[:count]
+    return sorted(errors, key=lambda error: -error.error)[:count]
 
 
 def _error(source: "Checkpoint", rounded: "Checkpoint", name: str, calibration: WeightCalibration) -> float:

@@ -112,19 +112,19 @@ def _conditions(gathered: Gathered) -> ReportSection | None:
 def _condition(points: Sequence[Point]) -> tuple[str, ...]:
     point = points[-1]
     host = point.host
-    busy = max(each.host.load for each in points)
+    busy = max(point.host.load for point in points)
     settings = in_words(host.settings) if host.settings is not None else ""
     machine = f"{words.place(point)}; {host.chip}, {host.cores} cores, at most {busy:.1f} cores of other load"
     machine += f"; {settings}" if settings else ""
     traffic = "; ".join(
         dict.fromkeys(
-            f"{each.workload.name} {each.workload.sha256[:8]}, {each.workload.requests} requests, prefix cache "
-            f"{each.workload.prefix_cache}"
-            for each in points
-            if each.workload is not None
+            f"{point.workload.name} {point.workload.sha256[:8]}, {point.workload.requests} requests, prefix cache "
+            f"{point.workload.prefix_cache}"
+            for point in points
+            if point.workload is not None
         )
     )
-    probes = [each.fidelity for each in points if each.fidelity is not None]
+    probes = [point.fidelity for point in points if point.fidelity is not None]
     equal, sent = sum(probe.equal for probe in probes), sum(probe.probes for probe in probes)
     fidelity = f"{equal} of {sent} probes answered as when idle" if probes else "no probes"
     options = " ".join(f"{name}={value}" for name, value in point.system.options.items())

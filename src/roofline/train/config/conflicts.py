@@ -18,7 +18,7 @@ def conflicts(config: TrainConfig) -> Iterator[Fault]:
         if not labels or None in labels or len({*labels}) < len(labels):
             yield Fault("eval_loader.label", "eval_loader: each of several needs a label of its own")
     loaders = (config.train_loader, *config.evaluations.values())
-    if config.tokenizer is None and any(each.dataset.hf_name is not None for each in loaders):
+    if config.tokenizer is None and any(loader.dataset.hf_name is not None for loader in loaders):
         yield Fault("tokenizer", "samples of hf_name are read with a model's tokenizer: tokenizer.name is missing")
     for number, loader in enumerate(config.evaluations.values()):
         if (loader.name == "finetuning") != (config.train_loader.name == "finetuning"):

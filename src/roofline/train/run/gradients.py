@@ -86,7 +86,7 @@ class Gradients:
             self.size = most
         counts = [targets(*part) != IGNORED for part in rows.parts]
         real = sum(part.real() for part in rows.parts)
-        count, own = sum(int(each.sum()) for each in counts), self._units(counts, facts)
+        count, own = sum(int(count.sum()) for count in counts), self._units(counts, facts)
         tokens, units, all_real, *row_sums = map(int, self.world.sum([count, own, real, *rows.sums.tolist()]))
         self.row_digest = row_digest(row_sums)
         while True:
