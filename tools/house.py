@@ -4,10 +4,10 @@
     python -m tools.house --list     # every place behind the figures, one line each
     python -m tools.house --list src/roofline/train   # of one folder
 
-The rules: names say what a thing is (few bare participles), a class has a name that no other class of the package has,
-records of many fields are filled by keyword, functions stay short and take few parameters, modules do not import each
-other in a circle (imports inside functions count, those for type checking do not), and folders of a room depend on each
-other one way.
+The rules: names say what a thing is (few bare participles and vague words), a class has a name that no other class of
+the package has, records of many fields are filled by keyword, functions stay short and take few parameters, modules do
+not import each other in a circle (imports inside functions count, those for type checking do not), and folders of a
+room depend on each other one way.
 """
 
 import argparse
@@ -28,6 +28,9 @@ PARTICIPLES = frozenset(
     ]
 )
 MOST_PARTICIPLES = 0.003  # of all stored names
+# Words that stand for any thing, where a name says which: `row` instead of `each`, `limit` instead of `most`.
+VAGUE = frozenset(["each", "most", "own", "rest", "what"])
+MOST_VAGUE = 0.012  # of all stored names; it goes down with each folder that is renamed
 MOST_PARAMETERS = 8
 MOST_LINES = 60  # of a function, with its docstring
 MOST_ANY = 12  # of `Any` in one room
@@ -79,10 +82,10 @@ def stored_names(nodes: Nodes) -> Iterator[tuple[str, int]]:
             yield node.name, node.lineno
 
 
-def participles(files: Files) -> tuple[int, list[Place]]:
-    """How many names are stored, and those of them that are bare participles."""
+def named_by(words: frozenset[str], files: Files) -> tuple[int, list[Place]]:
+    """How many names are stored, and those of them that are one of these words alone."""
     names = [(path, name, line) for path, nodes in files.items() for name, line in stored_names(nodes)]
-    places = [Place(path, line, name) for path, name, line in names if name.strip("_") in PARTICIPLES]
+    places = [Place(path, line, name) for path, name, line in names if name.strip("_") in words]
     return len(names), places
 
 
@@ -270,7 +273,8 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 def report(files: Files, root: Path = SOURCE) -> tuple[list[tuple[str, str, bool]], list[Place]]:
     """(figure, its value beside its limit, whether it is kept) of each rule, and the places behind them."""
-    count, names = participles(files)
+    count, names = named_by(PARTICIPLES, files)
+    _, vague = named_by(VAGUE, files)
     long, wide, graph = long_functions(files), wide_functions(files, root), imports(files, root)
     anys = uses_of_any(files, root)
     most = max(anys, key=lambda room: len(anys[room]), default="")
@@ -281,6 +285,8 @@ def report(files: Files, root: Path = SOURCE) -> tuple[list[tuple[str, str, bool
     rows = [
         ("participles as names", f"{len(names)} of {count}: {share:.2%}, limit {MOST_PARTICIPLES:.1%}",
          share < MOST_PARTICIPLES),
+        ("vague words as names", f"{len(vague)}: {len(vague) / max(count, 1):.2%}, limit {MOST_VAGUE:.1%}",
+         len(vague) <= MOST_VAGUE * count),
         ("classes with another's name", str(len(homonyms)), not homonyms),
         (f"records filled by over {MOST_POSITIONAL} positions", str(len(positional)), not positional),
         (f"functions over {MOST_LINES} lines", str(len(long)), not long),
@@ -289,7 +295,15 @@ def report(files: Files, root: Path = SOURCE) -> tuple[list[tuple[str, str, bool
         ("circles of folders", "; ".join(" ".join(circle) for circle in groups) or "0", not groups),
         ("`Any`, in the room with most", f"{any_count} in {most}, limit {MOST_ANY}", any_count <= MOST_ANY),
     ]  # fmt: skip
-    places = [*names, *homonyms, *positional, *long, *wide, *(place for room in anys.values() for place in room)]
+    places = [
+        *names,
+        *vague,
+        *homonyms,
+        *positional,
+        *long,
+        *wide,
+        *(place for room in anys.values() for place in room),
+    ]
     return rows, places
 
 

@@ -20,6 +20,7 @@ def test_the_package_keeps_the_rules():
 
 FAULTS = {
     "participles as names": {"a/x.py": "found = 1\n"},
+    "vague words as names": {"a/x.py": "def f(each): ...\n"},
     "classes with another's name": {"a/x.py": "class Answer: ...\n", "b/y.py": "class Answer: ...\n"},
     "records filled by over 5 positions": {
         "a/x.py": "@dataclass\nclass Box:\n" + "".join(f"    f{n}: int\n" for n in range(6)),

@@ -47,7 +47,7 @@ class AdapterSlots:
         shape, CapacityError for one of more ranks than there is room for."""
         assert slot > 0, "slot 0 stands for no adapter"
         assert slot not in self.placed, "a slot is freed before it is used again"
-        placed = sorted((self._place(matrix) for matrix in matrices), key=lambda each: (each.group, each.first))
+        placed = sorted((self._place(matrix) for matrix in matrices), key=lambda place: (place.group, place.first))
         self._changed(slot, placed)
         self.placed[slot] = placed
 

@@ -146,7 +146,7 @@ def _check_devices(settings: Scaling, config: JsonObject) -> None:
     """Raises ConfigError where there are fewer devices than processes, or where cores cannot be shared evenly."""
     import torch
 
-    most = max(settings.processes)
+    max_processes = max(settings.processes)
     if torch.accelerator.is_available() and config["device"] != "cpu":
         have, unit = torch.accelerator.device_count(), "GPU"
     else:
@@ -158,10 +158,10 @@ def _check_devices(settings: Scaling, config: JsonObject) -> None:
                 f"{THREADS}={set_by_user} gives any number of processes as many threads each: unset it, so that they "
                 "share the cores"
             )
-    if most > have:
+    if max_processes > have:
         raise ConfigError(
-            f"processes={','.join(map(str, settings.processes))}: {most} processes need a {unit} each, and there "
-            f"{'is' if have == 1 else 'are'} {have}"
+            f"processes={','.join(map(str, settings.processes))}: {max_processes} processes need a {unit} each, and "
+            f"there {'is' if have == 1 else 'are'} {have}"
         )
 
 

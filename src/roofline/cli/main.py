@@ -116,7 +116,8 @@ def _print_help(name: str, entry: str | CommandGroup) -> int:
         return 0
     print(f"Usage: roofline {name + ' ' * bool(name)}{'[OPTIONS] ' * (not name)}COMMAND [ARGS]...\n\n{entry.help}\n")
     rows = [
-        (each, at.help if isinstance(at, CommandGroup) else summary(load(at))) for each, at in entry.commands.items()
+        (command, at.help if isinstance(at, CommandGroup) else summary(load(at)))
+        for command, at in entry.commands.items()
     ]
     if not name:
         rows.append(("help", "Show what a command takes: help COMMAND, as COMMAND --help."))

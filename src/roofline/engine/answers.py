@@ -196,9 +196,9 @@ class LocalAnswers:
         """Submit all prompts, and step until all of their answers have ended."""
         submitted: list[Builders] = []
         try:
-            for number, (ids, each) in enumerate(zip(prompts, params, strict=True), 1):
+            for number, (ids, prompt_params) in enumerate(zip(prompts, params, strict=True), 1):
                 with numbered(number, len(prompts)):
-                    submitted.append(self._submit(ids, each, at_start, adapter))
+                    submitted.append(self._submit(ids, prompt_params, at_start, adapter))
             while any(builder.running for builders in submitted for builder in builders.values()):
                 self._step()
                 if bar is not None:

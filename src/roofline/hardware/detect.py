@@ -214,8 +214,8 @@ def _meminfo(root: Path) -> dict[str, int]:
     """Bytes by name."""
     sizes = {}
     for line in (text_of(root / "proc/meminfo") or "").splitlines():
-        name, _, rest = line.partition(":")
-        words = rest.split()
+        name, _, value_text = line.partition(":")
+        words = value_text.split()
         if words and words[0].isdigit():
             sizes[name] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
     return sizes

@@ -97,29 +97,29 @@ class _Parser:
         self.places: dict[str, ArenaPlace] = {}
 
     def line(self, line: str) -> None:
-        word, _, rest = line.partition(" ")
+        word, _, arguments = line.partition(" ")
         if word == "program":
-            self.name, target = _match(rf"({NAME}) target=(.*)", rest)
+            self.name, target = _match(rf"({NAME}) target=(.*)", arguments)
             self.target = ast.literal_eval(target)
         elif word == "share":
-            self.share = ir.Share(**_parse_keywords(rest))
+            self.share = ir.Share(**_parse_keywords(arguments))
         elif word == "input":
-            self.inputs += _parse_values(rest)
+            self.inputs += _parse_values(arguments)
         elif word == "output":
-            self.outputs.append(rest)
+            self.outputs.append(arguments)
         elif word == "table":
-            name, keywords = rest.split(" = ", 1)
+            name, keywords = arguments.split(" = ", 1)
             self.tables[name] = RopeTable(**_parse_keywords(keywords))
         elif word == "cache":
-            name, keywords = rest.split(" = ", 1)
+            name, keywords = arguments.split(" = ", 1)
             self.groups[name] = KvGroup(**_parse_keywords(keywords))
         elif word == "weight":
-            name, recipe = _parse_weight(rest)
+            name, recipe = _parse_weight(arguments)
             self.weights[name] = recipe
         elif word == "arena":
-            self.arena = Affine.parse(rest)
+            self.arena = Affine.parse(arguments)
         elif word == "place":
-            name, offset, stride = _match(rf"({NAME}) = (.*) stride (\d+)", rest)
+            name, offset, stride = _match(rf"({NAME}) = (.*) stride (\d+)", arguments)
             self.places[name] = ArenaPlace(Affine.parse(offset), int(stride))
         else:
             self.body.append(_parse_instr(line))

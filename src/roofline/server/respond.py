@@ -153,13 +153,13 @@ async def on_thread_if_large(
 async def _chunks(answers: Answers, form: AnswerForm) -> AsyncIterator[bytes]:
     begun = False
     async with aclosing(answers.pieces()) as pieces:
-        async for each in pieces:
+        async for event in pieces:
             if not begun:
                 begun = True
                 yield form.begin()  # status and headers need not wait for the first token
-            index, piece = each
+            index, piece = event
             if isinstance(piece, PromptProgress):
                 yield form.progress(index, piece) if isinstance(form, ShowsProgress) else b""
-            elif each is not ACCEPTED:
+            elif event is not ACCEPTED:
                 yield form.add(index, piece)
     yield await form.end_and_keep() if isinstance(form, KeepsAnswers) else form.end()

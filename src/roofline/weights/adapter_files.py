@@ -110,14 +110,14 @@ def _of_experts(name: str, group: dict[int, AdapterMatrix], experts: dict[str, d
     in_order = [group[number] for number in sorted(group)]
     first = in_order[0]
     if f"{part}_proj" not in EXPERT_PARTS or sorted(group) != list(range(len(group))):
-        parts = " and ".join(each.removesuffix("_proj") for each in EXPERT_PARTS)
+        parts = " and ".join(part.removesuffix("_proj") for part in EXPERT_PARTS)
         raise ConfigError(f"{name}: PEFT's files have {parts} of all experts of a layer, from the first one on")
-    if any((each.rank, each.scale) != (first.rank, first.scale) for each in in_order):
+    if any((module.rank, module.scale) != (first.rank, first.scale) for module in in_order):
         raise ConfigError(f"{name}: its experts have several ranks or scales, and PEFT's files have one")
     if first.magnitude is not None:
         raise UnsupportedError(f"{name}: DoRA of experts", "PEFT has none", ("method lora",))
-    a = np.concatenate([each.a for each in in_order])  # [experts * r, inputs]
-    b = np.stack([each.b for each in in_order]).transpose(2, 1, 0)  # [outputs, r, experts]
+    a = np.concatenate([module.a for module in in_order])  # [experts * r, inputs]
+    b = np.stack([module.b for module in in_order]).transpose(2, 1, 0)  # [outputs, r, experts]
     tensors = {"A": a, "B": np.ascontiguousarray(b).reshape(len(b), -1)}
     module = f"model.{before}"
     other = name.replace(f".{part}.", ".down.")

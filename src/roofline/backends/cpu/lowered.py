@@ -94,8 +94,8 @@ def to_bytes(lowered: Lowered, identity: Identity, versions: tuple[int, int]) ->
         *(start + len(eos), len(lowered.code)),
         *(bytes.fromhex(identity.weights_hash), bytes.fromhex(identity.program_hash)),
     )
-    rest = body + eos + lowered.code.astype("<i8").tobytes()
-    return _HEAD.pack(MAGIC, BYTE_ORDER, FORMAT, *versions, _HEAD.size + len(rest), zlib.crc32(rest)) + rest
+    code = body + eos + lowered.code.astype("<i8").tobytes()
+    return _HEAD.pack(MAGIC, BYTE_ORDER, FORMAT, *versions, _HEAD.size + len(code), zlib.crc32(code)) + code
 
 
 def from_bytes(data: bytes, versions: tuple[int, int]) -> tuple[Lowered, Identity]:

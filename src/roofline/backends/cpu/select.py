@@ -50,12 +50,12 @@ def choose_threads(preferred: int | None = None) -> ReasonedChoice[int]:
     """
     requested = preferred or env.threads()
     if requested is not None:
-        most = max(LEAST_MOST_THREADS, MOST_A_CORE * (os.cpu_count() or 1))
-        if requested > most:
+        max_threads = max(LEAST_MOST_THREADS, MOST_A_CORE * (os.cpu_count() or 1))
+        if requested > max_threads:
             option = "threads" if preferred else "ROOFLINE_THREADS"
             raise ConfigError(
                 f"{option}={requested}: this machine has {os.cpu_count()} cores, on which as many threads would wait "
-                f"for each other; give at most {most}"
+                f"for each other; give at most {max_threads}"
             )
         return ReasonedChoice(requested, "asked for" if preferred else "ROOFLINE_THREADS")
     from roofline.hardware.detect import cores_allowed, cpu_quota, usable_cores

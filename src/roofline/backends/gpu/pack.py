@@ -124,15 +124,15 @@ def pack(raw: np.ndarray, name: str, rows: int, columns: int) -> Packed[np.ndarr
         raise UnsupportedError(f"format {name} on a GPU", "its kernels do not read it", [*sorted(LAYOUTS), "E4M3"])
     layout = LAYOUTS[name]
     parts = _PARTS[name](raw.reshape(rows, -1))
-    each = 8 if layout.bits == 8 else 4
-    more = layout.bits - each
+    low_bits = 8 if layout.bits == 8 else 4
+    more = layout.bits - low_bits
     low, upper = (parts.codes.reshape(rows, -1, n).swapaxes(0, 1) for n in (CHUNK, layout.group))  # [groups, rows, n]
     return Packed(
         layout=layout,
         rows=rows,
         columns=columns,
-        words=_plane((low & ((1 << each) - 1))[:, :, order(each)], each),
-        high=_plane((upper >> each)[:, :, high_order(layout.group)], more)[:, :, 0] if more else None,
+        words=_plane((low & ((1 << low_bits) - 1))[:, :, order(low_bits)], low_bits),
+        high=_plane((upper >> low_bits)[:, :, high_order(layout.group)], more)[:, :, 0] if more else None,
         scale=np.ascontiguousarray(parts.scale.T),
         minimum=_turned(parts.minimum),
         super_scale=_turned(parts.super_scale),

@@ -105,8 +105,8 @@ class Ranks:
         if not x.numel():
             return x
         if order == RANK_ORDER:
-            first, *rest = (part.float() for part in self._all(x))
-            for other in rest:
+            first, *others_parts = (part.float() for part in self._all(x))
+            for other in others_parts:
                 first = first + other
             return first.to(x.dtype)
         total = x.clone()

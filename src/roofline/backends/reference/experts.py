@@ -50,10 +50,10 @@ def expert_linear(
         rows, ranks = chosen.nonzero(as_tuple=True)
         if isinstance(x, Q8Rows):
             groups = weights.groups(name)
-            each = len(groups) // experts
+            rows_per_expert = len(groups) // experts
             part = _slots(x, rows, ranks, groups[0].q.shape[1])
-            own = groups[expert * each : (expert + 1) * each]
-            out = torch.cat([orders.linear_integers(part, pieces) for pieces in own], dim=1)
+            expert_groups = groups[expert * rows_per_expert : (expert + 1) * rows_per_expert]
+            out = torch.cat([orders.linear_integers(part, pieces) for pieces in expert_groups], dim=1)
         else:
             assert order == "f32", "rows of floats have no other order"
             matrices = weights.tensor(name).unflatten(0, (experts, -1))  # [experts, out, in]

@@ -153,9 +153,9 @@ class Interpreter:
         import torch
 
         q, k = (self.weights.tensor(name).shape[0] for name in instr.weights)
-        first, second, rest = qkv.split([q, k, k], dim=1)
+        first, second, values = qkv.split([q, k, k], dim=1)
         parts = self._op_rms_norm(instr, first, 1, 0), self._op_rms_norm(instr, second, 1, 1)
-        return torch.cat([*parts, rest], dim=1)
+        return torch.cat([*parts, values], dim=1)
 
     def _op_layer_norm(self, instr: Instr, x: "Tensor") -> "Tensor":
         if instr.attr("order") != "lanes16":

@@ -66,7 +66,7 @@ def adapter_down_lanes16(x: "Tensor", a: "Tensor") -> "Tensor":
     import torch
 
     pad = -x.shape[1] % LANES
-    x, a = (torch.nn.functional.pad(each, (0, pad)) for each in (x, a))
+    x, a = (torch.nn.functional.pad(values, (0, pad)) for values in (x, a))
     lanes = torch.zeros(x.shape[0], a.shape[0], LANES)
     for w, v in zip(a.split(LANES, dim=-1), x.split(LANES, dim=-1), strict=True):
         lanes = fma(w[None], v[:, None], lanes)
@@ -248,8 +248,8 @@ def _bend(scores: "Tensor", distance: "Tensor", soft_cap: float, slopes: list[fl
     if soft_cap:
         scores = soft_cap_exp2(scores, soft_cap * math.log2(math.e))
     if slopes is not None:
-        each = torch.tensor(slopes, dtype=torch.float32)
-        scores = scores + each[None, :, None] * distance[:, None, :].float()
+        slope = torch.tensor(slopes, dtype=torch.float32)
+        scores = scores + slope[None, :, None] * distance[:, None, :].float()
     return scores
 
 

@@ -238,18 +238,18 @@ def _add(answer: ConformAnswer, event: JsonObject) -> None:
     if "error" in event:
         raise Violation(f"the stream breaks off: {event['error']}")
     answer.usage = event.get("usage") or answer.usage
-    for each in _choices(event):
-        choice = answer.choices.setdefault(_index(each), ConformChoice())
-        delta = each.get("delta") or {}
-        choice.text += (delta.get("content") if "delta" in each else each.get("text")) or ""
-        choice.tokens += _token_bytes(each)
+    for fragment in _choices(event):
+        choice = answer.choices.setdefault(_index(fragment), ConformChoice())
+        delta = fragment.get("delta") or {}
+        choice.text += (delta.get("content") if "delta" in fragment else fragment.get("text")) or ""
+        choice.tokens += _token_bytes(fragment)
         for part in delta.get("tool_calls") or []:
             call = choice.calls.setdefault(int(part.get("index") or 0), {"id": None, "name": "", "arguments": ""})
             function = part.get("function") or {}
             call["id"] = call["id"] or part.get("id")
             call["name"] += function.get("name") or ""
             call["arguments"] += function.get("arguments") or ""
-        choice.finish_reason = each.get("finish_reason") or choice.finish_reason
+        choice.finish_reason = fragment.get("finish_reason") or choice.finish_reason
 
 
 def _token_bytes(choice: JsonObject) -> bytes:

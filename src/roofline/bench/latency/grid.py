@@ -136,11 +136,11 @@ def subject_of(preset: str | None, layers: int | None, default: Default) -> Subj
         preset, layers = default.preset, layers or default.layers
     is_preset = preset in presets.names() or not Path(preset).is_dir()
     config = presets.preset(preset) if is_preset else read_config(Path(preset))
-    most = config["layers"]
-    if layers is not None and layers > most:
-        raise ConfigError(f"{preset} has {most} layers, not {layers}")
+    layer_count = config["layers"]
+    if layers is not None and layers > layer_count:
+        raise ConfigError(f"{preset} has {layer_count} layers, not {layers}")
     source = f"preset:{preset}" if is_preset else preset
-    return Subject(source, {**config, "layers": layers or most}, cut=layers is not None and layers < most)
+    return Subject(source, {**config, "layers": layers or layer_count}, cut=layers is not None and layers < layer_count)
 
 
 def smaller(subject: Subject | None, prompt: int | None, device: str) -> str:

@@ -175,7 +175,7 @@ def working_set(program: "Program", step: ProfiledStep) -> int:
     return priced.weight_bytes + priced.amount(work).kv_bytes
 
 
-def _sampling(spent_seconds: float, vocab: int, rows: float) -> OpTime:
+def _sampling(spent_seconds: float, vocab: int, rows: int) -> OpTime:
     """Return the row of sampling, which reads the logits that the head has just written."""
     return OpTime(
         section="head",

@@ -102,7 +102,7 @@ class QualityCertificate:
             f"{len(self.matrices)} matrices changed by {sums.size:.2%} of their size; {head}",
             f"rounding lost {sums.loss:.3%} of the matrices and kept {sums.projected_share:.1%} of the adapter's "
             f"change (||written - W|| / ||change|| = {sums.survival:.3f}); least: "
-            + ", ".join(f"{each.name} ({each.format}) {each.sums.projected_share:.1%}" for each in worst[:3]),
+            + ", ".join(f"{matrix.name} ({matrix.format}) {matrix.sums.projected_share:.1%}" for matrix in worst[:3]),
             f"against the model with the adapter ({answers.reference}), {answers.positions} positions of "
             f"{answers.prompts} prompts: logits differ by {answers.mean:.2g} on average and {answers.largest:.2g} at "
             f"most (standard deviation of logits {answers.deviation:.2g}), KL {answers.kl:.2g} (at most "
@@ -132,8 +132,8 @@ def compare(
     Raises ConfigError for prompts without tokens, and as loading does.
     """
     context = min(STEP_TOKENS, model.base.config["max_position"])
-    most = max(1, context - ANSWER_TOKENS)  # of longer prompts the end is taken
-    texts = [tokenizer.encode(text, add_special=True)[-most:] for text in prompts]
+    max_prompt = max(1, context - ANSWER_TOKENS)  # of longer prompts the end is taken
+    texts = [tokenizer.encode(text, add_special=True)[-max_prompt:] for text in prompts]
     if not texts or not all(texts):
         raise ConfigError("there must be at least one probe, and each needs text")
     served = not any(".mlp.experts." in matrix.tensor for matrix in adapter.matrices)

@@ -64,7 +64,7 @@ class HarnessAnswers:
             ends = [min(start + self._longest - 1, len(ids)) for start in starts]
             prompts = [ids[max(0, end - self._longest) : end] for end in ends]
             logprobs = self._logprobs(prompts, [end - start for start, end in zip(starts, ends, strict=True)])
-            sums.append(float(sum(each.logprob for window in logprobs for each in window)))
+            sums.append(float(sum(logprob.logprob for window in logprobs for logprob in window)))
         return sums
 
     def continuations(self, requests: Sequence[tuple[str, JsonMapping]]) -> list[str]:

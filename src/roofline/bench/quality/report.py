@@ -43,7 +43,7 @@ class QualityReport:
 
     def facts(self) -> dict[str, object]:
         """As plain values."""
-        worst = [vars(each) for each in self.worst]
+        worst = [vars(error) for error in self.worst]
         return {"source": self.source.facts(), "rounded": self.rounded.facts(), "worst": worst}
 
 
@@ -63,7 +63,7 @@ def report(
     only so many of the text's tokens. Raises as `load_to_score` and `windows_of`.
     """
     context = min(CONTEXT, source.config["max_position"])
-    models = [load_to_score(each, load, context, text=each is source) for each in (source, rounded)]
+    models = [load_to_score(path, load, context, text=path is source) for path in (source, rounded)]
     tokenizer = models[0].tokenizer
     assert tokenizer is not None, "it was loaded with its text side"
     windows = text_windows(tokenizer, text, context, context // 2, limit)

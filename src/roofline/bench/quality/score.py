@@ -102,7 +102,7 @@ def score(
                     each.add(logprobs, step.targets, base)
                 base = logprobs if base is None else base
             progress(len(sums[0].nlls), total)
-    return [each.score() for each in sums]
+    return [total.score() for total in sums]
 
 
 @dataclass(frozen=True)

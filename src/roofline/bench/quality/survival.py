@@ -113,9 +113,9 @@ def head_is_tied(base: Checkpoint, written: Checkpoint) -> bool:
     return tied
 
 
-def total(each: Iterable[MatrixSurvival]) -> Sums:
+def total(matrices: Iterable[MatrixSurvival]) -> Sums:
     """Of all matrices together."""
-    return sum((one.sums for one in each), Sums())
+    return sum((one.sums for one in matrices), Sums())
 
 
 def _sums(base: np.ndarray, merged: np.ndarray, x: np.ndarray, alone: np.ndarray) -> Sums:
@@ -147,5 +147,5 @@ class _Values:
             rows = len(values) // experts
             return values[int(number) * rows : (int(number) + 1) * rows], tensors[stacked].format
         before, _, after = name.rpartition(".experts.")
-        each = [f"{before}.experts.{number}.{after}" for number in range(self._checkpoint.config["experts"])]
-        return np.concatenate([self._checkpoint.dequantize(one) for one in each]), tensors[each[0]].format
+        names = [f"{before}.experts.{number}.{after}" for number in range(self._checkpoint.config["experts"])]
+        return np.concatenate([self._checkpoint.dequantize(one) for one in names]), tensors[names[0]].format

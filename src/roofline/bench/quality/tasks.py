@@ -92,9 +92,9 @@ def evaluate(llm: "LLM", tasks: Sequence[Task], adapter: str | None = None) -> d
     judges = {"choices": _choices, "continuations": _continuations, "answers": _answers, "exact": _exact}
     scores = {}
     for kind in KINDS:
-        own = [task for task in tasks if task.kind == kind]
-        if own:
-            scores[kind] = Accuracy(len(own), sum(judges[kind](llm, own, adapter)))
+        tasks_of_kind = [task for task in tasks if task.kind == kind]
+        if tasks_of_kind:
+            scores[kind] = Accuracy(len(tasks_of_kind), sum(judges[kind](llm, tasks_of_kind, adapter)))
     return scores
 
 

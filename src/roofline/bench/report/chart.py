@@ -87,7 +87,7 @@ class Chart:
 
     @property
     def empty(self) -> bool:
-        return not any(each.marks for each in self.series)
+        return not any(series.marks for series in self.series)
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def scale(axis: Axis, values: list[float], start: float, end: float) -> Scale:
     where the axis is logarithmic."""
     if axis.categories:
         return Scale(-0.5, len(axis.categories) - 0.5, False, start, end)
-    values = [*values, *(each for each in (axis.least, axis.most) if each is not None)]
+    values = [*values, *(bound for bound in (axis.least, axis.most) if bound is not None)]
     if axis.log:
         values = [value for value in values if value > 0] or [1.0]
         low, high = min(values), max(values)

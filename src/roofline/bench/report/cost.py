@@ -176,7 +176,7 @@ def _section(gathered: Gathered, points: Sequence[Point], prices: Prices) -> Rep
                 if (cost := token_cost(point, prices)) is not None and (load := offered(point)) is not None
             ]
             look, dashed = gathered.kinds[kind], name != gathered.name(kind)
-            marks = tuple(_money_mark(*each) for each in priced)
+            marks = tuple(_money_mark(*cells) for cells in priced)
             joules = tuple(
                 Mark(
                     x=load,
@@ -190,7 +190,7 @@ def _section(gathered: Gathered, points: Sequence[Point], prices: Prices) -> Rep
             )
             money += [Series(name=name, marks=marks, look=look, dashed=dashed)] if marks else []
             energy += [Series(name=name, marks=joules, look=look, dashed=dashed)] if joules else []
-            rows += [_row(name, *each) for each in priced]
+            rows += [_row(name, *cells) for cells in priced]
     if not rows:
         return None
     x = Axis(title="offered load, requests/s", log=True)
@@ -223,12 +223,13 @@ def _row(name: str, point: Point, cost: TokenCost, load: float) -> tuple[str, ..
 
 
 def _text(prices: Prices, energy: bool) -> str:
-    each = [f"{name or 'any machine'} {usd:g} USD an hour" for name, usd in prices.usd_per_hour.items()]
+    prices_text = [f"{name or 'any machine'} {usd:g} USD an hour" for name, usd in prices.usd_per_hour.items()]
     if prices.depreciation is not None:
-        each += [_purchase_text(name, usd, prices.depreciation) for name, usd in prices.purchase.items()]
+        prices_text += [_purchase_text(name, usd, prices.depreciation) for name, usd in prices.purchase.items()]
     text = (
-        f"Prices: {', '.join(each)}, of {prices.date}, from {prices.source}. A machine costs the same when it idles, "
-        f"so a token is dear under low load. An answer token is charged as {prices.answer_weight:g} prompt tokens."
+        f"Prices: {', '.join(prices_text)}, of {prices.date}, from {prices.source}. A machine costs the same when it "
+        "idles, so a token is dear under low load. "
+        f"An answer token is charged as {prices.answer_weight:g} prompt tokens."
     )
     if prices.usd_per_kwh is not None:
         electricity = f"{prices.usd_per_kwh:g} USD a kWh, times a PUE of {prices.pue:g}"

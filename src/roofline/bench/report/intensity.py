@@ -18,7 +18,7 @@ def section(gathered: Gathered) -> ReportSection | None:
     places = [(point, each) for point in gathered.points if (each := _place(point)) is not None]
     if not places:
         return None
-    most = max(x for _, (x, _) in places)
+    max_x = max(x for _, (x, _) in places)
     least = min(x for _, (x, _) in places)
     series: list[Series] = []
     rows: list[tuple[str, ...]] = []
@@ -26,7 +26,7 @@ def section(gathered: Gathered) -> ReportSection | None:
         devices_here = _devices(gathered, place)
         for at, (device, systems) in enumerate(devices_here):
             title = [place] * (len(gathered.places) > 1) + [", ".join(systems)] * (len(devices_here) > 1)
-            series += _roofs(device, " ".join(title), 7 - (number + at) % 8, (least, most))
+            series += _roofs(device, " ".join(title), 7 - (number + at) % 8, (least, max_x))
     for kind, points in gathered.curves(point for point, _ in places).items():
         marks = []
         for point in points:

@@ -197,10 +197,10 @@ class LiveView:
 
     def _time_left(self) -> str:
         """How long the rest takes, if every point takes as long as those before, or as is planned."""
-        each = sum(self._durations) / len(self._durations) if self._durations else self._seconds
-        if self._planned is None or each is None or self._running is None:
+        seconds_per_point = sum(self._durations) / len(self._durations) if self._durations else self._seconds
+        if self._planned is None or seconds_per_point is None or self._running is None:
             return ""
-        rest = each * (self._planned - len(self._points)) - (self._clock() - self._began)
+        rest = seconds_per_point * (self._planned - len(self._points)) - (self._clock() - self._began)
         return f"; {human_seconds(max(rest, 1.0))} left"
 
 

@@ -61,9 +61,13 @@ def _chosen(gathered: Gathered) -> list[NamedEvents]:
     are not read."""
     runs: list[NamedEvents] = []
     for kind, points in gathered.curves(gathered.points).items():
-        own = [point for point in points if point.id in gathered.events]
-        best = knee(own)
-        chosen = [point for point in own if point in (own[0], own[-1]) or point is best]
+        points_with_events = [point for point in points if point.id in gathered.events]
+        best = knee(points_with_events)
+        chosen = [
+            point
+            for point in points_with_events
+            if point in (points_with_events[0], points_with_events[-1]) or point is best
+        ]
         for point in chosen:
             name = f"{gathered.name(kind)}, {words.load_name(point)}"
             runs.append(NamedEvents(point, gathered.events[point.id], name, len(runs)))
@@ -108,7 +112,7 @@ def _distributions(runs: Sequence[NamedEvents]) -> ReportSection:
     for name, of in metrics:
         series = []
         for run in runs:
-            values = sorted(value for each in run.counted if (value := of(each)) is not None)
+            values = sorted(value for request in run.counted if (value := of(request)) is not None)
             if not values:
                 continue
             series.append(Series(name=run.name, marks=_steps(values), look=run.look, kind="steps"))
@@ -134,7 +138,7 @@ def _steps(values: Sequence[float]) -> tuple[Mark, ...]:
     """The distribution's line, of at most MOST_STEPS steps."""
     count = len(values)
     places = range(1, count + 1) if count <= MOST_STEPS else (
-        round(each * count / MOST_STEPS) for each in range(1, MOST_STEPS + 1)
+        round(step * count / MOST_STEPS) for step in range(1, MOST_STEPS + 1)
     )  # fmt: skip
     first = Mark(x=values[0], y=0.0)
     return (first, *(Mark(x=values[place - 1], y=100 * place / count) for place in places))

@@ -78,7 +78,7 @@ def central(of: Figure | None) -> float | None:
     """The number that stands for a metric: its value, else its median, else its mean."""
     if of is None:
         return None
-    return next((each for each in (of.value, of.p50, of.mean) if each is not None), None)
+    return next((number for number in (of.value, of.p50, of.mean) if number is not None), None)
 
 
 def figure(point: Point, name: str) -> Figure | None:

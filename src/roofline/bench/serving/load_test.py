@@ -137,8 +137,8 @@ class LoadTest:
         requests, places = self.traffic.requests, range(plan.first, plan.first + plan.requests)
         sent = [requests[place % len(requests)] for place in places]
         demand = Demand(
-            sum(each.prompt_tokens for each in sent) / len(sent),
-            sum(each.max_tokens for each in sent) / len(sent),
+            sum(request.prompt_tokens for request in sent) / len(sent),
+            sum(request.max_tokens for request in sent) / len(sent),
             plan.concurrency,
             self.settings.tokens_per_step,
         )

@@ -170,14 +170,15 @@ def _workload(test: LoadTest, events: Events) -> Workload:
     cached = [request.cached_tokens for request in completed if request.cached_tokens is not None]
     requests = test.traffic.requests
     prompts = [
-        requests[each.request].prompt_tokens if each.prompt_tokens is None else each.prompt_tokens for each in completed
+        requests[answer.request].prompt_tokens if answer.prompt_tokens is None else answer.prompt_tokens
+        for answer in completed
     ]
     return Workload(
         name=test.traffic.name,
         sha256=test.traffic.sha256,
         requests=len(measured(events)),
         prompt=lengths(prompts),
-        answer=lengths([answer_tokens(each) for each in completed]),
+        answer=lengths([answer_tokens(answer) for answer in completed]),
         stop=test.traffic.stop,
         prefix_cache="unknown" if not cached else "warm" if any(cached) else "cold",
     )
@@ -185,7 +186,7 @@ def _workload(test: LoadTest, events: Events) -> Workload:
 
 def _slips(events: Events) -> list[float]:
     """Milliseconds that requests were sent after their planned moments."""
-    return [(each.dispatched - each.planned) * NS_MS for each in measured(events)]
+    return [(request.dispatched - request.planned) * NS_MS for request in measured(events)]
 
 
 def _load(events: Events) -> Load:
@@ -222,7 +223,7 @@ def _certificate(test: LoadTest, events: Events, metrics: dict[str, Figure]) -> 
 def _sent_rate(events: Events) -> float:
     """Requests a second that were sent. Of those at even gaps, the last one has none behind it within the run."""
     head = events.head
-    sent = sum(each.dispatched <= head.end for each in measured(events)) - (head.arrivals == "constant")
+    sent = sum(request.dispatched <= head.end for request in measured(events)) - (head.arrivals == "constant")
     return max(sent, 0) / Span(0, head.end).seconds
 
 
@@ -310,8 +311,8 @@ def _energy(test: LoadTest, events: Events) -> Energy | None:
 
 def demand_of(completed: list[RequestEvents], sequences: int, tokens_per_step: float = 1.0) -> Demand:
     """The mean of what requests asked for; prompt tokens that came from a cache were not computed."""
-    prompts = [max((each.prompt_tokens or 0) - (each.cached_tokens or 0), 0) for each in completed]
-    answers = [answer_tokens(each) for each in completed]
+    prompts = [max((answer.prompt_tokens or 0) - (answer.cached_tokens or 0), 0) for answer in completed]
+    answers = [answer_tokens(answer) for answer in completed]
     return Demand(float(np.mean(prompts)), float(np.mean(answers)), sequences, tokens_per_step)
 
 

@@ -44,13 +44,13 @@ def show(plan: "Plan") -> None:
         out.print(line, style="dim")
 
 
-def _fit_row(plan: "Plan", each: "Arrangement") -> list[str]:
+def _fit_row(plan: "Plan", arrangement: "Arrangement") -> list[str]:
     longest = max(lengths.prompt + lengths.answer for lengths in plan.case.lengths)
-    tokens = each.cache_tokens
+    tokens = arrangement.cache_tokens
     token_bytes = plan.kv_token_bytes
-    requests = min(tokens // longest, each.limits.segments)
-    sizes = human_bytes(each.weights), human_bytes(each.workspace), human_bytes(tokens * token_bytes)
-    return [each.name, *sizes, f"{tokens:,}", f"{requests} x {each.replicas}"]
+    requests = min(tokens // longest, arrangement.limits.segments)
+    sizes = human_bytes(arrangement.weights), human_bytes(arrangement.workspace), human_bytes(tokens * token_bytes)
+    return [arrangement.name, *sizes, f"{tokens:,}", f"{requests} x {arrangement.replicas}"]
 
 
 def _curve_row(point: "PlannedPoint") -> list[str]:
@@ -102,12 +102,12 @@ def _notes(plan: "Plan") -> list[str]:
         "last token",
     ]
     shared = [arrangement for arrangement in plan.arrangements if arrangement.devices > 1]
-    if any(each.link_bytes_per_s is None for each in shared):
+    if any(arrangement.link_bytes_per_s is None for arrangement in shared):
         lines.append(
             f"what devices send each other takes no time beside its exchanges: no table has links of {place.name}"
         )
     elif shared:
-        rates = [f"{human_rate(each.link_bytes_per_s or 0, 'B')} ({each.name})" for each in shared]
+        rates = [f"{human_rate(arrangement.link_bytes_per_s or 0, 'B')} ({arrangement.name})" for arrangement in shared]
         lines.append(f"a device receives at most {', '.join(rates)} from those it shares a copy with")
     if any(point.waiting for point in plan.points):
         lines.append("where more requests are there than a copy computes at a time, the others wait: TTFT counts that")
@@ -181,16 +181,16 @@ def record(plan: "Plan") -> JsonObject:
     }
 
 
-def _arrangement(each: "Arrangement") -> JsonObject:
+def _arrangement(arrangement: "Arrangement") -> JsonObject:
     return {
-        "name": each.name,
-        "devices": each.devices,
-        "replicas": each.replicas,
-        "weights": each.weights,
-        "workspace": each.workspace,
-        "cache_tokens": each.cache_tokens,
-        "max_context": each.max_context,
-        "link_bytes_per_s": each.link_bytes_per_s,
+        "name": arrangement.name,
+        "devices": arrangement.devices,
+        "replicas": arrangement.replicas,
+        "weights": arrangement.weights,
+        "workspace": arrangement.workspace,
+        "cache_tokens": arrangement.cache_tokens,
+        "max_context": arrangement.max_context,
+        "link_bytes_per_s": arrangement.link_bytes_per_s,
     }
 
 

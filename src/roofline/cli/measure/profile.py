@@ -78,11 +78,11 @@ def _table(title: str, profile: "Profile") -> "Table":
         before = row.section
         table.add_row(*_cells(row, profile))
     read, flops = sum(row.read_bytes for row in profile.ops), sum(row.flops for row in profile.ops)
-    rest = [("unexplained", profile.unexplained_seconds)]
+    unexplained = [("unexplained", profile.unexplained_seconds)]
     if not profile.on_device:
-        rest.append(("clocks", profile.step_seconds - profile.timed_seconds))
+        unexplained.append(("clocks", profile.step_seconds - profile.timed_seconds))
     table.add_section()
-    for name, seconds in rest:
+    for name, seconds in unexplained:
         table.add_row(f"[dim]{name}", "", "", _us(seconds), f"{seconds / profile.step_seconds:.1%}")
     total = (_us(profile.step_seconds), "", human_bytes(read), human_count(flops), f"{profile.share:.1%}")
     table.add_row("[bold]the step", "", "", *total, "")

@@ -115,8 +115,8 @@ def _cells(row: "OpRow", view: "Overview") -> list[str]:
 
 def _bar(share: float, width: int = 6) -> str:
     """A bar of eighths of a character."""
-    full, rest = divmod(round(share * width * 8), 8)
-    return f"{'█' * full + (' ▏▎▍▌▋▊▉'[rest] if rest else ''):<{width}}"
+    full, eighths = divmod(round(share * width * 8), 8)
+    return f"{'█' * full + (' ▏▎▍▌▋▊▉'[eighths] if eighths else ''):<{width}}"
 
 
 def _footer(view: "Overview", roofs: "Roofs | None") -> str:

@@ -96,10 +96,10 @@ class Session:
         self.llm.close()
 
     def _command(self, line: str) -> None:
-        name, _, rest = line[1:].partition(" ")
+        name, _, argument = line[1:].partition(" ")
         if name not in self._commands:
             raise ConfigError(f"there is no command /{name}; type /help")
-        self._commands[name](rest.strip())
+        self._commands[name](argument.strip())
 
     def _answer(self, line: str) -> None:
         if not line:

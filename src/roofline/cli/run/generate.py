@@ -48,7 +48,7 @@ class TextOptions(Options):
             return Constraint.of_lark(_text_of(self.grammar))
         if self.regex is not None:
             return Constraint.of_regex(checked(self.regex, "--regex"))
-        return None if self.choice is None else Constraint.of_choice(checked(each, "--choice") for each in self.choice)
+        return None if self.choice is None else Constraint.of_choice(checked(text, "--choice") for text in self.choice)
 
 
 def command(

@@ -155,14 +155,14 @@ class PageFile:
             head = msgspec.json.decode(body, type=PageFileHead)
         except msgspec.MsgspecError as error:
             raise ConfigError(f"{self._path} is damaged: {error}") from error
-        own = self._head(head.pages)
-        if head.weights != own.weights:
+        expected_head = self._head(head.pages)
+        if head.weights != expected_head.weights:
             raise ConfigError(f"{self._path} is of another model")
-        if (head.page_tokens, head.page_bytes) != (own.page_tokens, own.page_bytes):
+        if (head.page_tokens, head.page_bytes) != (expected_head.page_tokens, expected_head.page_bytes):
             sizes = f"{head.page_tokens} tokens in {head.page_bytes} bytes"
-            here = f"{own.page_tokens} in {own.page_bytes}"
+            here = f"{expected_head.page_tokens} in {expected_head.page_bytes}"
             raise ConfigError(f"{self._path} has pages of {sizes}, not {here}: another format of the key-value cache")
-        if head != own or head.pages < 0:
+        if head != expected_head or head.pages < 0:
             cause = "this model computed with other settings, by another build or on another kind of chip"
             raise ConfigError(f"{self._path} is of {cause}: their bits may differ")
         return LEAD.size + length + DIGEST_BYTES, head

@@ -45,7 +45,7 @@ class EngineReplicas:
         loaded = [engine.description for engine in self.engines if engine.description is not None]
         if len(loaded) < len(self.engines):
             return None
-        return msgspec.structs.replace(loaded[0], max_model_len=min(each.max_model_len for each in loaded))
+        return msgspec.structs.replace(loaded[0], max_model_len=min(ready.max_model_len for ready in loaded))
 
     @property
     def ready(self) -> bool:
@@ -56,7 +56,7 @@ class EngineReplicas:
     def checked(self) -> Checked | None:
         """What is wrong with the weights of one, or, once all have compared theirs, that nothing is."""
         checked = [engine.checked for engine in self.engines if engine.checked is not None]
-        wrong = next((each for each in checked if each.problem is not None), None)
+        wrong = next((engine for engine in checked if engine.problem is not None), None)
         return wrong or (Checked(None) if len(checked) == len(self.engines) else None)
 
     @property
@@ -83,7 +83,7 @@ class EngineReplicas:
         """Wait until all have their model. Raises what loading raised in the first that could not, and UnsupportedError
         where they would compute differently, so that an answer depended on who gives it."""
         loaded = await asyncio.gather(*(engine.start() for engine in self.engines))
-        if len({each.fingerprint for each in loaded}) > 1:
+        if len({ready.fingerprint for ready in loaded}) > 1:
             reason = "the same request would get another answer from another one"
             raise UnsupportedError("replicas that compute differently", reason, ("devices of one kind",))
         self._started.set()

@@ -153,10 +153,10 @@ class _Runner:
 
     def compute_lead(self, lead: Lead) -> None:
         """Put into the cache what lay there, in steps of whatever size."""
-        executable, most = self._executable, self._executable.limits.tokens
+        executable, max_tokens = self._executable, self._executable.limits.tokens
         slot = self.adapters.check_slot(lead.slot)
-        for first in range(0, lead.count, most):
-            count = min(most, lead.count - first)
+        for first in range(0, lead.count, max_tokens):
+            count = min(max_tokens, lead.count - first)
             ids = lead.ids[first : first + count] if lead.ids is not None else self._made_up(first, count)
             self._fill([self._segment(ids, first, count, lead.pages, slot)], [])
             try:

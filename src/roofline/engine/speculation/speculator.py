@@ -143,8 +143,8 @@ class Speculator:
         if state.waiting and not self.drafter.free:  # a prompt may join the step, and the drafts would be in vain
             return
         # What follows a token of an answer with a form is known when that token is.
-        most = [min(self.tokens, s.end - len(s.ids) - 1) if s.matcher is None else 0 for s in running]
-        able = [(s, count) for s, count in zip(running, most, strict=True) if count > 0]
+        max_drafts = [min(self.tokens, s.end - len(s.ids) - 1) if s.matcher is None else 0 for s in running]
+        able = [(s, count) for s, count in zip(running, max_drafts, strict=True) if count > 0]
         if self.drafter.free:
             self._make(able)
             able = [(s, len(s.draft)) for s, _ in able if s.draft]

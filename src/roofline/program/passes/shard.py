@@ -212,7 +212,7 @@ class _Writer:
         """Write an instruction on this rank's part of what experts give. They are summed when a token's are combined:
         as many times fewer numbers travel as a token has experts."""
         name = instr.output.name
-        inputs = tuple(self._parts.get(each, each) for each in instr.inputs)
+        inputs = tuple(self._parts.get(value, value) for value in instr.inputs)
         if instr.op == "expert_bias":
             self._parts[name] = name if self.rank == 0 else inputs[0]  # rank 0 adds it to its share of the sum
             if self.rank == 0:

@@ -115,13 +115,13 @@ def _tokens(prompt: EncodedPrompt, text: TextSide) -> list[JsonObject]:
     spans = [None] * prompt.before + align(tokenizer, prompt.text, inner) + [None] * prompt.after
     tokens = []
     for position, (token, span) in enumerate(zip(ids, spans, strict=True)):
-        own = not prompt.before <= position < len(ids) - prompt.after
+        is_special = not prompt.before <= position < len(ids) - prompt.after
         start, end = span or (None, None)
         tokens.append(
             {
                 "id": token,
                 "text": tokenizer.token_bytes(token).decode("utf-8", "replace"),
-                "source": "tokenizer" if own else _source(prompt.mask, span),
+                "source": "tokenizer" if is_special else _source(prompt.mask, span),
                 "special": token in tokenizer.special_ids,
                 "start": start,
                 "end": end,

@@ -56,7 +56,7 @@ def write_run_adapter(
         stem = name.removesuffix(".weight")
         if not form.rank or (form.experts and form.shared):
             continue
-        arrays = {each: weights[f"{stem}.{each}"].numpy() for each in form.trained}
+        arrays = {part: weights[f"{stem}.{part}"].numpy() for part in form.trained}
         if form.experts:
             up = weights.get(f"{stem.removesuffix('.gate')}.up.lora_B") if stem.endswith(".gate") else None
             matrices += _of_experts(config, stem, form, arrays, None if up is None else up.numpy())

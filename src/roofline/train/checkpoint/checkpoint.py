@@ -95,9 +95,9 @@ class Saver:
             sizes[piece["file"]] = max(sizes.get(piece["file"], 0), piece["start"] + piece["bytes"])
         self._until_stored(place, sizes)
         self.store.put(f"{place}/{MANIFEST}", encode(step, facts, tensors))
-        own = {f"{place}/{name}" for name in (MANIFEST, *sizes)}
+        own_files = {f"{place}/{name}" for name in (MANIFEST, *sizes)}
         for entry in self.store.list(place):
-            if entry.name not in own:  # from an attempt that was killed, or an earlier run
+            if entry.name not in own_files:  # from an attempt that was killed, or an earlier run
                 self.store.delete(entry.name)
         for earlier in self.replaced:
             if earlier != step:
@@ -191,13 +191,13 @@ def _pack(tensors: Mapping[str, TensorPieces], file: str) -> tuple[NDArray[np.ui
     import xxhash
 
     # Ranks with equal pieces take turns from tensor to tensor.
-    own = {name: each for name, each in tensors.items() if zlib.crc32(name.encode()) % each.copies == each.copy}
-    buffer = np.empty(sum(view.nbytes for each in own.values() for _, view in each.chunks), np.uint8)
+    own = {name: tensor for name, tensor in tensors.items() if zlib.crc32(name.encode()) % tensor.copies == tensor.copy}
+    buffer = np.empty(sum(view.nbytes for tensor in own.values() for _, view in tensor.chunks), np.uint8)
     entries: JsonObject = {}
     start = 0
-    for name, each in own.items():
+    for name, tensor in own.items():
         entries[name] = []
-        for offsets, view in each.chunks:
+        for offsets, view in tensor.chunks:
             data = buffer[start : start + view.nbytes]
             data[:] = view.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             where = {"file": file, "start": start, "bytes": data.nbytes, "xxh3": xxhash.xxh3_128_hexdigest(data.data)}

@@ -156,7 +156,7 @@ class EvalLoaderSection(LoaderSection):
     @model_validator(mode="after")
     def _each_row_once(self) -> "EvalLoaderSection":
         sets = (self.dataset, *self.dataset.streams.values())
-        if self.dataset.epoch_size or any(each.repeat or each.choose for each in sets):
+        if self.dataset.epoch_size or any(stream.repeat or stream.choose for stream in sets):
             raise ValueError("each row is evaluated once, without epoch_size, repeat and choose")
         return self
 

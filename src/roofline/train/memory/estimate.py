@@ -185,7 +185,7 @@ def _sizes(config: TrainConfig, shape: JsonMapping, world: World, forms: Mapping
         tensors = [(part(param, world.tensor).local, torch.float32, True)]
         if form is not None:
             tensors = [(form.stored, PLAIN.get(form.format, torch.uint8), False)]
-            tensors += [(each, torch.float32, True) for each in form.trained.values()]
+            tensors += [(shape, torch.float32, True) for shape in form.trained.values()]
         for local, dtype, trained in tensors:
             size = dtype.itemsize * -(-local[0] // shards) * math.prod(local[1:])
             sizes.parameters += size

@@ -73,7 +73,7 @@ class ChunkedLoss(torch.autograd.Function):
 
 def _add_gradients(loss: Tensor, inputs: Sequence[Tensor], sums: Sequence[Tensor]) -> Tensor:
     """The gradient of the first input; those of the others are added to `sums`, and freed before the next chunk."""
-    trained = [each for each in inputs if each.requires_grad]
+    trained = [tensor for tensor in inputs if tensor.requires_grad]
     into_x, *grads = torch.autograd.grad(loss, trained, allow_unused=True)
     for sum_, grad in zip(sums, grads, strict=True):
         if grad is not None:

@@ -50,7 +50,7 @@ def beside(name: str, trained: str) -> str:
 
 def trained_rows(family: str, param: Param, form: ParameterForm) -> Iterator[tuple[str, Param]]:
     """(name in torch, a row of its own) of each tensor that is trained beside a matrix."""
-    for each, shape in form.trained.items():
-        name = beside(param.name, each).removesuffix(".weight")
+    for part, shape in form.trained.items():
+        name = beside(param.name, part).removesuffix(".weight")
         row = replace(param, name=name, shape=shape, split="replicate", parts=(), experts=0)
-        yield beside(to_hf(family, param.name), each), row
+        yield beside(to_hf(family, param.name), part), row

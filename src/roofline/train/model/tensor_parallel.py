@@ -55,14 +55,14 @@ class ParameterPart:
 
     def places(self, first: int, rows: int) -> list[tuple[tuple[int, ...], int, int]]:
         """Where rows first..first+rows of the part lie in the full parameter: (offsets there, first row here, rows)."""
-        rest = (0,) * (len(self.shape) - 1)
+        later_dims = (0,) * (len(self.shape) - 1)
         if self.dim != 0:
-            return [((first, self.ranges[0][0]) if self.dim else (first, *rest), first, rows)]
+            return [((first, self.ranges[0][0]) if self.dim else (first, *later_dims), first, rows)]
         places, at = [], 0
         for start, stop in self.ranges:
             low, high = max(first, at), min(first + rows, at + stop - start)
             if low < high:
-                places.append(((start + low - at, *rest), low, high - low))
+                places.append(((start + low - at, *later_dims), low, high - low))
             at += stop - start
         return places
 
@@ -76,8 +76,8 @@ def part(param: Param, ranks: TensorRanks) -> ParameterPart:
     for width in param.parts if dim == 0 and param.parts else (param.shape[dim],):
         if width % ranks.size:
             raise ConfigError(f"tensor_parallel={ranks.size} does not divide the {width} of {param.name}")
-        each = width // ranks.size
-        ranges.append((at + ranks.rank * each, at + (ranks.rank + 1) * each))
+        columns = width // ranks.size
+        ranges.append((at + ranks.rank * columns, at + (ranks.rank + 1) * columns))
         at += width
     return ParameterPart(param.shape, dim, tuple(ranges))
 

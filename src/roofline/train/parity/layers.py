@@ -64,7 +64,7 @@ def compare(a: JsonMapping, b: JsonMapping, repeats: Sequence[JsonMapping] = (),
     forward, by_repeats = _layers(a, b, repeats, "activations")
     backward, _ = _layers(a, b, repeats, "gradients")
     judged = same_weights or by_repeats
-    first = [next((layer.name for layer in each if layer.beyond and judged), None) for each in (forward, backward)]
+    first = [next((layer.name for layer in layers if layer.beyond and judged), None) for layers in (forward, backward)]
     return Layers(
         step=int(a["step"]),
         judged=judged,
@@ -98,7 +98,7 @@ def _layers(
     mine, theirs = a[kind][::turn], b[kind][::turn]
     differences = [_difference(x, y) for x, y in zip(mine, theirs, strict=True)]
     noise = [[_difference(x, y) for x, y in zip(mine, line[kind][::turn], strict=True)] for line in repeats]
-    by_repeats = any(value > 0 for each in noise for value in each)
+    by_repeats = any(value > 0 for values in noise for value in values)
     unit = max(UNIT[line["precision"]] for line in (a, b))
     limits = _limits(differences, unit, kind)
     lengths: list[float | None] = [None] * len(mine)
@@ -120,7 +120,7 @@ def _layer(x: JsonMapping, y: JsonMapping, difference: float, limit: float, leng
 
 def _limits_of_repeats(noise: Sequence[Sequence[float]], kind: str, rounding: Sequence[float] | None) -> list[float]:
     """Limits from repeats. rounding: limits for a coarser precision, which repeats do not show."""
-    limits = [max(FINEST[kind], OVER_REPEATS * max(each)) for each in zip(*noise, strict=True)]
+    limits = [max(FINEST[kind], OVER_REPEATS * max(values)) for values in zip(*noise, strict=True)]
     return limits if rounding is None else [max(pair) for pair in zip(limits, rounding, strict=True)]
 
 

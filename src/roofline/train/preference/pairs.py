@@ -72,7 +72,7 @@ class PairTraining:
 
     def prepare(self, rows: "Rows") -> tuple["Rows", list[Facts]]:
         """A batch, and what the objective has to know of each of its parts."""
-        return rows, [self._facts(TRAIN, share(rows.ids, *each)) for each in self.run.shares]
+        return rows, [self._facts(TRAIN, share(rows.ids, *part)) for part in self.run.shares]
 
     def evaluate(self, label: str) -> tuple[float, int, dict[str, float]]:
         """The mean loss of held-out pairs, how many they are, and figures."""
@@ -103,7 +103,7 @@ class PairTraining:
         path = self.run.folder / REFERENCE
         try:
             read = json.loads(path.read_text("utf-8"))
-            return {label: {int(number): each for number, each in of.items()} for label, of in read.items()}
+            return {label: {int(number): values for number, values in of.items()} for label, of in read.items()}
         except FileNotFoundError as error:
             raise ConfigError(
                 f"{path} is missing, the log-probabilities under the model that the run began with: put it back from "

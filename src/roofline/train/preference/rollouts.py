@@ -92,7 +92,7 @@ class Rollouts:
         rewards = self._rewards(self.run.source, rows.ids, groups)
         gains = advantages(section, rewards)
         self._note(rows.step + 1, prompts, groups, rewards)
-        answers = [each for group in groups for each in group]
+        answers = [answer for group in groups for answer in group]
         arrays, facts = self._arrays([p for p in prompts for _ in range(section.group)], answers, gains.reshape(-1))
         if section.temperature != 1:  # the engine tells log-probabilities at temperature 1
             facts = {**facts, "old": self._scored(arrays)}
@@ -134,7 +134,10 @@ class Rollouts:
         """float64 [prompts, answers]."""
         records = [self._record(source, int(number)) for number in numbers]
         return np.array(
-            [[self.reward(each.text, record) for each in group] for record, group in zip(records, groups, strict=True)]
+            [
+                [self.reward(answer.text, record) for answer in group]
+                for record, group in zip(records, groups, strict=True)
+            ]
         )
 
     def _record(self, source: "Source | Synthetic", number: int) -> Record:
@@ -147,21 +150,21 @@ class Rollouts:
         self, prompts: Sequence[list[int]], answers: Sequence[SampledAnswer], gains: np.ndarray
     ) -> tuple[RowArrays, Facts]:
         """Rows of a prompt and its answer each; gains: their advantages."""
-        lengths = [len(prompt) + len(each.ids) for prompt, each in zip(prompts, answers, strict=True)]
+        lengths = [len(prompt) + len(answer.ids) for prompt, answer in zip(prompts, answers, strict=True)]
         order = np.argsort(lengths, kind="stable")  # so that rows of a microbatch have little padding
         prompts, answers, gains = [prompts[at] for at in order], [answers[at] for at in order], gains[order]
         longest = max(lengths)
         shape = (len(answers), longest)
         tokens, trained, old = np.zeros(shape, np.int64), np.zeros(shape, bool), np.zeros(shape, np.float32)
         documents = np.full(shape, PADDING)
-        for row, (prompt, each) in enumerate(zip(prompts, answers, strict=True)):
-            begin, end = len(prompt), len(prompt) + len(each.ids)
-            tokens[row, :end] = [*prompt, *each.ids]
+        for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+            begin, end = len(prompt), len(prompt) + len(answer.ids)
+            tokens[row, :end] = [*prompt, *answer.ids]
             documents[row, :end], trained[row, begin:end] = 0, True
-            old[row, begin - 1 : end - 1] = each.scores  # where the answer's tokens are targets
+            old[row, begin - 1 : end - 1] = answer.scores  # where the answer's tokens are targets
         facts = {"old": old, "advantage": gains.astype(np.float32)}
         if self.section.kl:
-            rows = [[*prompt, *each.ids] for prompt, each in zip(prompts, answers, strict=True)]
+            rows = [[*prompt, *answer.ids] for prompt, answer in zip(prompts, answers, strict=True)]
             facts["reference"] = reference = np.zeros(shape, np.float32)
             for row, scores in enumerate(self.sampler.score(rows, [len(prompt) for prompt in prompts])):
                 begin = len(prompts[row]) - 1

@@ -134,8 +134,8 @@ def _series(lines: Iterable[JsonMapping]) -> dict[str, list[list[float]]]:
 
 def _means(points: list[list[float]]) -> list[list[float]]:
     """At most POINTS points: means over neighbours, each at the last of its steps."""
-    each = math.ceil(len(points) / POINTS) or 1
-    groups = (points[start : start + each] for start in range(0, len(points), each))
+    stride = math.ceil(len(points) / POINTS) or 1
+    groups = (points[start : start + stride] for start in range(0, len(points), stride))
     means = ((group[-1][0], sum(value for _, value in group) / len(group)) for group in groups)
     return [[step, float(f"{value:.6g}")] for step, value in means]
 
@@ -197,7 +197,7 @@ def _samples(lines: Sequence[JsonMapping]) -> list[str]:
     last = next((line for line in reversed(lines) if "samples" in line), None)
     if last is None:
         return []
-    rows = [(each["prompt"], each["text"]) for each in last["samples"]]
+    rows = [(sample["prompt"], sample["text"]) for sample in last["samples"]]
     return [f"<section><h2>Samples of step {last['step']:,}</h2>{_table(rows)}</section>"]
 
 

@@ -89,7 +89,7 @@ class LossSpike(Callback):
             times = f"{section.outlier_multiplier:g} times {mean:.4g}, the mean of the {section.window_size} before"
             return f"the loss of {self._outliers} steps, now {loss:.4g}, is above {times}"
         cap = section.loss_cap
-        if ready and cap is not None and 2 * sum(each > cap for each in window) >= len(window):
+        if ready and cap is not None and 2 * sum(seconds > cap for seconds in window) >= len(window):
             return f"half of the last {len(window)} losses are above loss_cap={cap:g}"
         return None
 

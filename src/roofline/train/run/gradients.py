@@ -152,7 +152,7 @@ class Gradients:
         """What the losses of parts are the mean over; counts: which of their targets count."""
         if self.objective is None:
             return sum(int(count.sum()) for count in counts)
-        return sum(self.objective.units(*each) for each in zip(counts, facts, strict=True))
+        return sum(self.objective.units(*counted) for counted in zip(counts, facts, strict=True))
 
     def _objective(
         self, objective: RowObjective, goals: torch.Tensor, documents: torch.Tensor | None, facts: Facts

@@ -152,7 +152,7 @@ class Run:
         self.folder, self.save_folder = folder_of(config), checkpoints_of(config)
         length, apart = config.max_seq_len, config.model.attn_config.attn_uses_sequence_id
         self.source = open_source(config.train_loader, length, apart)
-        self.held_out = {label: open_source(each, length, apart) for label, each in config.evaluations.items()}
+        self.held_out = {label: open_source(loader, length, apart) for label, loader in config.evaluations.items()}
         self.order = self.source.order(config.global_train_batch_size, config.seed)
         self._durations()
         self.shape = model_config(config.model, length)
@@ -358,9 +358,17 @@ class Run:
         """Close files and threads; a checkpoint that is being stored is waited for."""
         sources = (self.source, *self.held_out.values())
         with ExitStack() as stack:  # closes all even if one fails, the last one first
-            for each in (*sources, self.log, self.receipts, self._loader, self.callbacks, self.saver, self.preference):
-                if each is not None:
-                    stack.callback(each.close)
+            for closable in (
+                *sources,
+                self.log,
+                self.receipts,
+                self._loader,
+                self.callbacks,
+                self.saver,
+                self.preference,
+            ):
+                if closable is not None:
+                    stack.callback(closable.close)
 
     def _heed(self, reason: str | None) -> None:
         """End the run after this step if a callback has said why."""

@@ -30,9 +30,9 @@ class RelaySetting:
     @classmethod
     def parse(cls, text: str) -> "RelaySetting":
         """The runner that "NAME: nproc=2 KEY=VALUE ..." describes. Raises ConfigError."""
-        name, colon, rest = text.partition(":")
+        name, colon, changes_text = text.partition(":")
         processes, changes = 1, []
-        for word in rest.split():
+        for word in changes_text.split():
             key, equals, value = word.partition("=")
             if not equals or (key == "nproc" and (not value.isdigit() or int(value) < 1)):
                 raise ConfigError(f"--leg {text!r}: {word!r} is not nproc=NUMBER or KEY=VALUE")

@@ -33,9 +33,11 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     kind = table.get("rope_type", str) or table.get("type", str, "default")
     plain = fields
     if kind in _LONG_KINDS:
-        rest = {key: value for key, value in table.values.items() if key in _PLAIN_KEYS}
+        plain_values = {key: value for key, value in table.values.items() if key in _PLAIN_KEYS}
         values = {key: value for key, value in fields.values.items() if key not in ("rope_scaling", _ORIGINAL)}
-        plain = Fields(fields.path, {**values, "rope_parameters": {**rest, "rope_type": "default"}}, fields.within)
+        plain = Fields(
+            fields.path, {**values, "rope_parameters": {**plain_values, "rope_type": "default"}}, fields.within
+        )
     ours = hf_fields.decoder(plain, "phi3", ("auto_map",), eps=1e-5, turned=1.0)
     ours["sliding_window"] = fields.get("sliding_window", int)
     ours = checked(fields, ours, hf_fields.SPELLED)

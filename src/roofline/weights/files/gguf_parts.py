@@ -87,11 +87,11 @@ def _check(parts: list[GGUFFile]) -> None:
     first = parts[0].metadata
     for number, part in enumerate(parts):
         fields = Fields(part.path, part.metadata)
-        count, own = fields.need("split.count", int), fields.need("split.no", int)
+        count, part_number = fields.need("split.count", int), fields.need("split.no", int)
         if count != len(parts):
             fields.refuse("split.count", f"is {count}, but its name and {parts[0].path.name} say {len(parts)}")
-        if own != number:
-            fields.refuse("split.no", f"is {own}, but by its name this is part {number} (counted from 0)")
+        if part_number != number:
+            fields.refuse("split.no", f"is {part_number}, but by its name this is part {number} (counted from 0)")
         for key in part.metadata.keys() & first.keys():
             if key != "split.no" and part.metadata[key] != first[key]:
                 reason = f"differs from that of {parts[0].path.name}: the parts are of different models"

@@ -37,7 +37,7 @@ class ParameterScale:
 
     def undo(self, values: np.ndarray, first: int = 0) -> np.ndarray:
         """The values before `apply`."""
-        rows, columns = (None if each is None else 1 / each for each in (self.rows, self.columns))
+        rows, columns = (None if scale is None else 1 / scale for scale in (self.rows, self.columns))
         return ParameterScale(rows, columns).apply(values, first)
 
 

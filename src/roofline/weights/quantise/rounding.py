@@ -100,11 +100,11 @@ def inverse_factor(products: np.ndarray, damping: float = 0.01) -> np.ndarray:
 def _round_in_turn(
     values: np.ndarray, importance: np.ndarray | None, factor: np.ndarray, block: int, fit: Fit
 ) -> np.ndarray:
-    rest = values.copy()  # [rows, cols], with what errors so far have changed
+    residuals = values.copy()  # [rows, cols], with what errors so far have changed
     parts = []
     for start in range(0, values.shape[1], block):
         end = start + block
-        part = _without_tiny(rest[:, start:end])
+        part = _without_tiny(residuals[:, start:end])
         weights = _weights(part)
         if importance is not None:
             weights *= importance[start:end]
@@ -113,13 +113,13 @@ def _round_in_turn(
         errors = np.empty_like(part)
         group = codes.shape[2]
         for column in range(block):
-            scale, minimum = (each[:, column // group, 0] for each in (grid.scale, grid.minimum))
+            scale, minimum = (numbers[:, column // group, 0] for numbers in (grid.scale, grid.minimum))
             code = _codes(part[:, column] - minimum, scale, grid.low, grid.high)
             codes[:, column // group, column % group] = code
             behind = factor[start + column, start + column : end]  # of this column, then of those behind it
             errors[:, column] = (part[:, column] - (scale * code + minimum)) / behind[0]
             part[:, column + 1 :] -= errors[:, column, None] * behind[1:]
-        rest[:, end:] -= errors @ factor[start:end, end:]
+        residuals[:, end:] -= errors @ factor[start:end, end:]
         parts.append(grid.pack(codes))
     return np.concatenate(parts, axis=1).reshape(-1)
 

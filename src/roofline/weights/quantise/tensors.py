@@ -112,7 +112,7 @@ def _calibrated(
     name: str, target: QuantiseTarget, form: str
 ) -> tuple[np.ndarray | None, np.ndarray | None, ParameterScale | None]:
     """What is known of a tensor: the importance of its columns as they are scaled, GPTQ's factor, its scale."""
-    importance, products = (each.get(name) for each in (target.calibration.importance, target.calibration.products))
+    importance, products = (values.get(name) for values in (target.calibration.importance, target.calibration.products))
     factor = None if products is None or not is_quantised(form) else inverse_factor(products)
     scale = target.calibration.scales.get(name)
     if scale is not None and scale.columns is not None and importance is not None:

@@ -129,10 +129,10 @@ class Tuner:
         open_regimes = [regime for regime in self.points if self._needs_verdict(regime, bool(contests[regime]))]
         checks = sum(VERDICT_STEPS * VERDICT_ROUNDS * step_seconds[regime] for regime in open_regimes)
 
-        most = {r: max((len(self._candidates(g, r)) for g in gs), default=0) for r, gs in contests.items()}
+        candidate_counts = {r: max((len(self._candidates(g, r)) for g in gs), default=0) for r, gs in contests.items()}
 
         def seconds(rounds: Rounds) -> float:
-            return sum(rounds.slots(most[r]) * step_seconds[r] for r in contests) + checks
+            return sum(rounds.slots(candidate_counts[r]) * step_seconds[r] for r in contests) + checks
 
         rounds = Rounds()
         full = seconds(rounds)

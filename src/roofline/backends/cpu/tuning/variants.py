@@ -70,10 +70,10 @@ def _describe(instr: Instr, program: Program) -> tuple[str, str] | None:
         return "rows", f"{instr.op} {out.width} {out.dtype}"
     if instr.op == "attend":
         (group,) = program.kv_groups.values()
-        rest = f" window {instr.attr('window')}" if instr.attr("window") else ""
-        rest += " capped" if instr.attr("soft_cap") else ""
-        rest += " alibi" if instr.attr("alibi") else ""
-        return "attend", f"attend {instr.attr('heads')}/{group.kv_heads}x{group.head_dim}{rest}"
+        suffix = f" window {instr.attr('window')}" if instr.attr("window") else ""
+        suffix += " capped" if instr.attr("soft_cap") else ""
+        suffix += " alibi" if instr.attr("alibi") else ""
+        return "attend", f"attend {instr.attr('heads')}/{group.kv_heads}x{group.head_dim}{suffix}"
     return None
 
 
@@ -95,10 +95,12 @@ def blocks(isa: str, group: OpGroup) -> list[str]:
     """Blocks of row tiles x tokens that the instruction set has code for, the small ones that cannot win left out."""
     from roofline import _native
 
-    most = _native.kernels.block_tokens(isa)[group.digits - 1]
+    block_tokens = _native.kernels.block_tokens(isa)[group.digits - 1]
     names = []
     for tiles in (1, 2):
-        names += [f"{tiles}x{tokens}" for tokens in range(max(1, most[tiles - 1] // 2), most[tiles - 1] + 1)]
+        names += [
+            f"{tiles}x{tokens}" for tokens in range(max(1, block_tokens[tiles - 1] // 2), block_tokens[tiles - 1] + 1)
+        ]
     return names
 
 

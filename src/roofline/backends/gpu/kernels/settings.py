@@ -61,9 +61,9 @@ class SampleSettings:
         shapes = [(rows.rows, WORDS.value), *(part.shape for part in parts)]
         sizes = [-(-prod(shape) // 4) * 4 for shape in shapes]
         flat = np.zeros(sum(sizes), np.int32)
-        words, *rest = np.split(flat, np.cumsum(sizes[:-1]))
+        words, *sections = np.split(flat, np.cumsum(sizes[:-1]))
         _fill(words.reshape(shapes[0]), rows)
-        for piece, part in zip(rest, parts, strict=True):
+        for piece, part in zip(sections, parts, strict=True):
             piece[: part.size] = part.ravel()
         pieces = to_device(torch.from_numpy(flat), device).split(sizes)
         views = iter([piece[: prod(shape)].view(shape) for piece, shape in zip(pieces, shapes, strict=True)])

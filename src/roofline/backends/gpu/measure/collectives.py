@@ -75,9 +75,11 @@ def measure(
     timings = []
     for at, members in enumerate(sets):
         for nth, nbytes in enumerate(sizes):
-            each = [times_by_rank[rank][f"{at}.{nth}"] for rank in members]
+            times_by_member = [times_by_rank[rank][f"{at}.{nth}"] for rank in members]
             timings.append(
-                AllReduceTiming(tuple(members), nbytes, tuple(max(times) for times in zip(*each, strict=True)))
+                AllReduceTiming(
+                    tuple(members), nbytes, tuple(max(times) for times in zip(*times_by_member, strict=True))
+                )
             )
     return timings
 

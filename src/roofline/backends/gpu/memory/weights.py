@@ -129,8 +129,8 @@ class DeviceWeights:
 
         raw = []
         for piece in pieces:
-            own = formats.packed_bytes(piece.format, piece.bytes_of(self.read(piece.tensor), recipe.columns))
-            raw.append(stand_in(own, formats.packed(piece.format).name))
+            packed = formats.packed_bytes(piece.format, piece.bytes_of(self.read(piece.tensor), recipe.columns))
+            raw.append(stand_in(packed, formats.packed(piece.format).name))
         rows = sum(piece.stop - piece.start for piece in pieces)
         if form == "E4M3":
             return Float8Weight.of(np.concatenate(raw), rows, self._device)

@@ -369,5 +369,5 @@ def _scratch_bytes(program: Program, weights: DeviceWeights, products: Products,
     """The most that one launch of a step of up to so many tokens may want: products, attention's partial results."""
     from roofline.backends.gpu.partials import workspace_limit
 
-    most = max(products.scratch_bytes(parts, tokens) for parts in weights.shapes())
-    return max(most, *(4 * workspace_limit(group.head_dim) for group in program.kv_groups.values()))
+    scratch_bytes = max(products.scratch_bytes(parts, tokens) for parts in weights.shapes())
+    return max(scratch_bytes, *(4 * workspace_limit(group.head_dim) for group in program.kv_groups.values()))

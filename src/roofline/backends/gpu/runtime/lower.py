@@ -244,7 +244,7 @@ def _adapter_up(low: Lowering, instr: Instr) -> Launch:
 
     assert low.adapters is not None, "a Program with places for adapters has memory for them"
     (t, y, slots), out = instr.inputs, instr.output.name
-    down = next(each for each in low.program.body if t in (value.name for value in each.outputs))
+    down = next(instr for instr in low.program.body if t in (value.name for value in instr.outputs))
     matrices, of_rows = low.adapters.of_group(instr.attr("group")), instr.output.type.leading == "rows"
 
     def launch(step: GpuStep) -> None:
@@ -256,10 +256,10 @@ def _adapter_up(low: Lowering, instr: Instr) -> Launch:
         x, ids = step.value(down.inputs[0]), step.value(slots)
         if of_rows:
             ids = ids.index_select(0, step.fields["logit_rows"])
-        for each in matrices:
-            site = each.site
+        for matrix in matrices:
+            site = matrix.site
             columns = result[:, site.column : site.column + site.outputs]
-            adapter(low.chip, x, each.a, each.b, each.scales, ids, out=columns)
+            adapter(low.chip, x, matrix.a, matrix.b, matrix.scales, ids, out=columns)
 
     return launch
 

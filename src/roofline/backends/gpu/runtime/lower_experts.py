@@ -89,7 +89,7 @@ def combine(low: ExpertLowering, instr: Instr) -> Launch:
 
 def _check(weights: DeviceWeights, name: str) -> None:
     """Raises UnsupportedError for blocks: the kernel multiplies floats. Of a hosted layer, by its shapes."""
-    shapes = [parts for each, parts in weights.shapes_by_name() if each == name]
+    shapes = [parts for weight_name, parts in weights.shapes_by_name() if weight_name == name]
     if any(len(parts) > 1 or parts[0].quantised for parts in shapes):
         what, reason = f"{name} on a GPU", "its kernel multiplies experts of one 16-bit or 32-bit format"
         raise UnsupportedError(what, reason, ("the same model in BF16", "backend=cpu"))

@@ -63,8 +63,8 @@ class Products:
         """out [rows, sum of the parts' rows] = x @ w.T + bias; rows8: x is rounded to 8-bit floats first."""
         for part in parts:
             columns = slice(part.start, part.start + part.rows)
-            own = None if bias is None else bias[columns]
-            (self._in_eight if rows8 else self._part)(step, x, part, own, out[:, columns])
+            column_bias = None if bias is None else bias[columns]
+            (self._in_eight if rows8 else self._part)(step, x, part, column_bias, out[:, columns])
 
     def gated(self, step: GpuStep, x: "Tensor", part: RowPart, out: "Tensor", rows8: bool = False) -> None:
         """out [rows, ffn] = silu(gate) * up of x @ w.T, w [2 * ffn, in]; rows8: as in `linear`."""
