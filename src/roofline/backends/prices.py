@@ -48,8 +48,8 @@ class PriceTable:
 
         def columns(amounts: "Affine", at: int) -> list[int]:
             of_window = [amounts.context, amounts.pairs]
-            others = len(windows) - at - 1
-            return [amounts.const, amounts.tokens, amounts.rows] + [0, 0] * at + of_window + [0, 0] * others
+            later_windows = len(windows) - at - 1
+            return [amounts.const, amounts.tokens, amounts.rows] + [0, 0] * at + of_window + [0, 0] * later_windows
 
         parts = ("flops", "weight_bytes", "kv_bytes")
         flops, weights, kv = ([columns(getattr(cost, part), at) for cost, _, at in kinds] for part in parts)

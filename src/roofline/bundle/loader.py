@@ -117,8 +117,8 @@ def load(
         words, executable, notes = _load_checkpoint(str(source), model, backend, options, neighbours, text)
     _tell_row_scaling(executable, options, path, model)
     name = (source if isinstance(source, str) else str(path)) + (f"+{options.weights}" if options.weights else "")
-    seconds, shown = time.perf_counter() - start, "; ".join(f"{key}: {value}" for key, value in notes.items())
-    log.get("bundle").info("%s ready in %.2f s: %s", name, seconds, shown)
+    seconds, notes_text = time.perf_counter() - start, "; ".join(f"{key}: {value}" for key, value in notes.items())
+    log.get("bundle").info("%s ready in %.2f s: %s", name, seconds, notes_text)
     return LoadedModel(
         name=name,
         path=path,

@@ -148,8 +148,8 @@ def _pattern_of(pattern: Mapping[str, object], module: str) -> str | None:
     if not pattern:
         return None
     parts = module.split(".")
-    named = {".".join(parts[start:]) for start in range(len(parts))} | {f"^{module}"}
-    return next((name for name in pattern if name in named), None) if named & pattern.keys() else None
+    suffixes = {".".join(parts[start:]) for start in range(len(parts))} | {f"^{module}"}
+    return next((name for name in pattern if name in suffixes), None) if suffixes & pattern.keys() else None
 
 
 def _rank(path: Path, name: str, value: object) -> int:

@@ -66,9 +66,9 @@ def _placed(base: Checkpoint, matrix: AdapterMatrix) -> tuple[str, AdapterPart]:
     """The tensor of a matrix, and which of its rows are the matrix's."""
     name, first = matrix.tensor, 0
     inputs, outputs = matrix.a.shape[1], matrix.b.shape[1]
-    whole, number = without_expert(name)
+    stacked_name, number = without_expert(name)
     if name not in base.tensors and number:  # all experts of a layer lie one below the other in one tensor
-        name, first = whole.replace(f"{EXPERT}.", ""), int(number) * outputs
+        name, first = stacked_name.replace(f"{EXPERT}.", ""), int(number) * outputs
     info = base.tensors.get(name)
     if info is None or len(info.shape) != 2 or not name.startswith("layers."):
         raise ConfigError(f"the adapter changes {matrix.tensor}, which is no matrix of this model's layers")

@@ -120,8 +120,10 @@ class PeftFolder:
         if nested:
             group.part = EXPERT_PARTS[1 - depth] if depth < 2 else ""
         else:
-            named = {parameter.rpartition(".")[2] for parameter in self._settings.parameters if "experts" in parameter}
-            group.part = named.pop() if len(named) == 1 else ""
+            expert_parts = {
+                parameter.rpartition(".")[2] for parameter in self._settings.parameters if "experts" in parameter
+            }
+            group.part = expert_parts.pop() if len(expert_parts) == 1 else ""
         if group.part not in EXPERT_PARTS:
             what = f"{self._file.path}: the experts' matrices of {group.module}"
             reason = (

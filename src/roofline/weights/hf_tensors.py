@@ -78,8 +78,8 @@ def _whole(info: TensorInfo) -> tuple[tuple[ParameterRows, ...], ...]:
 def _alone(config: JsonObject, info: TensorInfo) -> HfTensor:
     shape = hf_shape(config, info.name, info.shape)
     written = replace(info, name=names.to_hf(config["family"], info.name), shape=shape)
-    made = partial(_as_theirs, config, info) if differs(config, info.name) else None
-    return HfTensor(written, _whole(info), made)
+    convert = partial(_as_theirs, config, info) if differs(config, info.name) else None
+    return HfTensor(written, _whole(info), convert)
 
 
 def _as_theirs(config: JsonObject, info: TensorInfo, parts: Sequence[np.ndarray]) -> np.ndarray:

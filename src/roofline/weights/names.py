@@ -38,8 +38,8 @@ def matrix_from_hf(name: str) -> str | None:
     """The same for a matrix of a layer of any family of ours, as an adapter names it; None for an unknown name, and for
     a matrix whose rows Hugging Face has in another order, in which an adapter's would lie too."""
     tables = (module(fromkey).NAMES for fromkey in dict.fromkeys(MODEL_TYPES.values()))
-    found = ((table, ours) for table in tables if (ours := table.from_hf(name)) is not None)
-    table, ours = next(found, (None, None))
+    matches = ((table, ours) for table in tables if (ours := table.from_hf(name)) is not None)
+    table, ours = next(matches, (None, None))
     if table is not None and ours is not None and any(f".{part}." in ours for part in table.by_head):
         return None
     return ours

@@ -186,12 +186,12 @@ class Ranks:
         """Wait for gloo. Raises RankError where a rank has ended; RuntimeError where the work fails or is late."""
         end = time.monotonic() + self._patience
         while True:
-            left = end - time.monotonic()
+            seconds_left = end - time.monotonic()
             try:
-                work.wait(timedelta(seconds=max(0.001, min(_LOOK, left))))
+                work.wait(timedelta(seconds=max(0.001, min(_LOOK, seconds_left))))
                 return
             except RuntimeError:
-                if work.is_completed() or left <= _LOOK:
+                if work.is_completed() or seconds_left <= _LOOK:
                     raise
             if reason := self._lost_rank():
                 raise RankError(reason)

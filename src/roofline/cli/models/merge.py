@@ -66,11 +66,11 @@ def command(
     place = output.with_suffix(".certificate.json") if form.gguf else output / CERTIFICATE
     if form.gguf:
         check_new(place, 0)
-    whole = merged(base, read.matrices)
+    merged_model = merged(base, read.matrices)
     staged = output.with_name(f".{os.getpid()}.{output.name}")
     try:
-        written = _written(whole, staged, form, threads)
-        certificate = _certified(whole, read, staged, output, certify, threads)
+        written = _written(merged_model, staged, form, threads)
+        certificate = _certified(merged_model, read, staged, output, certify, threads)
         text = json.dumps(certificate.facts(), indent=1) + "\n"
         if not form.gguf:
             write_atomically(staged / CERTIFICATE, text)

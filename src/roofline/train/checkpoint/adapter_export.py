@@ -80,7 +80,7 @@ def _of_experts(
     if up is not None:
         pairs = zip(each_b, np.split(up, form.experts), strict=True)
         joined = [np.stack([gate, other], 1) if in_turn else np.stack([gate, other]) for gate, other in pairs]
-        each_b, part = [both.reshape(-1, form.rank) for both in joined], "gate_up"
+        each_b, part = [joined_pair.reshape(-1, form.rank) for joined_pair in joined], "gate_up"
     return [
         AdapterMatrix(f"{before}.experts.{number}.{part}.weight", a, np.ascontiguousarray(b.T), form.scale)
         for number, (a, b) in enumerate(zip(each_a, each_b, strict=True))

@@ -74,8 +74,8 @@ class Memory:
     ) -> None:
         self.config, self.shape, self.world, self.forms = config, shape, world, forms
         parts = config.elastic.virtual_shards // world.data_size if config.elastic is not None else 1
-        made = config.grpo.group if config.grpo is not None else 1  # rows of each sample
-        self._most_rows = -(-config.global_train_batch_size // (world.data_size * parts)) * made
+        rows_per_sample = config.grpo.group if config.grpo is not None else 1  # rows of each sample
+        self._most_rows = -(-config.global_train_batch_size // (world.data_size * parts)) * rows_per_sample
         self._beside: dict[str, int] = {}
         size = config.device_train_microbatch_size
         self._several_parts = parts > 1
@@ -190,8 +190,8 @@ def _sizes(config: TrainConfig, shape: JsonMapping, world: World, forms: Mapping
             size = dtype.itemsize * -(-local[0] // shards) * math.prod(local[1:])
             sizes.parameters += size
             sizes.trained += size if trained else 0
-            both = 1 if lion or (muon and len(local) == 2 and is_hidden_matrix(param)) else 2
-            sizes.states += both * size if trained else 0
+            state_count = 1 if lion or (muon and len(local) == 2 and is_hidden_matrix(param)) else 2
+            sizes.states += state_count * size if trained else 0
             width = gathered.itemsize if dtype.is_floating_point else dtype.itemsize
             if param.name.startswith(
                 f"layers.{cfg.layers - 1}."
@@ -257,8 +257,8 @@ def _kept_by_block(model: Model, usage: DryRunUsage, config: TrainConfig, world:
     for node, name in model.blocks[last].places:
         tensor = getattr(node, name)
         kind = dtype if tensor.dtype.is_floating_point and dtype != torch.float32 else tensor.dtype
-        made = torch.full(tensor.shape, 0.01, device=device).to(kind)
-        weights.append(nn.Parameter(made, requires_grad=tensor.requires_grad))
+        values = torch.full(tensor.shape, 0.01, device=device).to(kind)
+        weights.append(nn.Parameter(values, requires_grad=tensor.requires_grad))
     apart = config.model.attn_config.attn_uses_sequence_id
     documents = torch.zeros(rows, length, dtype=torch.int64, device=device) if apart else None
     x = torch.full((rows * length, model.cfg.width), 0.01, dtype=usage.stream, device=device, requires_grad=True)

@@ -77,11 +77,11 @@ def _targets(section: AdapterSection, table: list[Param], program: Program, fami
     else:
         chosen = set()
         for target in section.targets:
-            named = {name for name, theirs in matrices.items() if f".{theirs}".endswith(f".{target}")}
-            if not named:
+            target_names = {name for name, theirs in matrices.items() if f".{theirs}".endswith(f".{target}")}
+            if not target_names:
                 choices = ", ".join(sorted({theirs.rpartition(".")[2] for theirs in matrices.values()}))
                 raise ConfigError(f"adapter.targets: the model has no matrix {target!r}; it has {choices}")
-            chosen |= named
+            chosen |= target_names
     _check_experts(section, [param for param in table if param.name in chosen and param.experts])
     for name in sorted(chosen):
         if ".experts." not in name and matrix_from_hf(f"{matrices[name]}.weight") != name:
@@ -93,8 +93,8 @@ def _targets(section: AdapterSection, table: list[Param], program: Program, fami
 def _check_experts(section: AdapterSection, experts: list[Param]) -> None:
     """Raise an error for adapters of experts that PEFT's files have no form for."""
     if experts and section.method == "dora":
-        others = ["adapter.method=lora", "adapter.targets without them"]
-        raise UnsupportedError("adapter.method=dora of experts", "PEFT has none", others)
+        alternatives = ["adapter.method=lora", "adapter.targets without them"]
+        raise UnsupportedError("adapter.method=dora of experts", "PEFT has none", alternatives)
     parts = {name: {param.name for param in experts if f".{name}." in param.name} for name in ("gate", "up")}
     if len(parts["gate"]) != len(parts["up"]):
         reason = "gate and up of experts are one matrix in PEFT's files"

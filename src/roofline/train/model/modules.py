@@ -380,10 +380,10 @@ class _Made:
     trained: bool
 
 
-def _add_parameter(root: nn.Module, name: str, made: _Made, device: Device) -> tuple[nn.Module, str]:
+def _add_parameter(root: nn.Module, name: str, parameter: _Made, device: Device) -> tuple[nn.Module, str]:
     """The module below `root` that now has the parameter, and its name there."""
     stem, _, kind = name.rpartition(".")
     node = _node(root, stem)
-    tensor = torch.empty(made.shape, device=device, dtype=made.dtype)
-    node.register_parameter(kind, nn.Parameter(tensor, requires_grad=made.trained))
+    tensor = torch.empty(parameter.shape, device=device, dtype=parameter.dtype)
+    node.register_parameter(kind, nn.Parameter(tensor, requires_grad=parameter.trained))
     return node, kind

@@ -94,8 +94,8 @@ def answer_tiles(
 ) -> list[tuple[str, str]]:
     """The figures of the top of the page. rewards: before and after, where they and not exact answers count."""
     if rewards is not None:
-        named = zip(("reward before", "reward after"), rewards, strict=True)
-        return [(name, f"{reward:.3f}") for name, reward in named if reward is not None]
+        labelled = zip(("reward before", "reward after"), rewards, strict=True)
+        return [(name, f"{reward:.3f}") for name, reward in labelled if reward is not None]
     if answers is None:
         return []
     counts = {"exact before": answers.exact_before, "exact after": answers.exact_after}

@@ -116,8 +116,8 @@ def _progress(lines: Sequence[JsonMapping], card: JsonMapping) -> str:
     at, steps = _steps(lines)
     if _has_ended(card) or not steps:
         return ""
-    left = human_seconds((steps - at) * card["speed"]["step_seconds"]["p50"])
-    return f'<progress max="{steps}" value="{at}"></progress><p>step {at:,} of {steps:,}, {left} left</p>'
+    time_left = human_seconds((steps - at) * card["speed"]["step_seconds"]["p50"])
+    return f'<progress max="{steps}" value="{at}"></progress><p>step {at:,} of {steps:,}, {time_left} left</p>'
 
 
 def _series(lines: Iterable[JsonMapping]) -> dict[str, list[list[float]]]:

@@ -119,11 +119,11 @@ def to_hf(config: Config) -> Config:
     del fields["hidden_act"]
     windows = config.get("layer_windows") or [config["sliding_window"] or 0] * config["layers"]
     if kind == "gemma3_text":
-        whole = fields.pop("rope_parameters")
+        rope_parameters = fields.pop("rope_parameters")
         for key in ("rope_theta", "rope_scaling"):
             fields.pop(key, None)
         local = {"rope_type": "default", "rope_theta": config["local_theta"]}
-        fields["rope_parameters"] = {"full_attention": whole, "sliding_attention": local}
+        fields["rope_parameters"] = {"full_attention": rope_parameters, "sliding_attention": local}
     return fields | {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": int(scalar) if scalar == int(scalar) else scalar,  # transformers asks for an int
