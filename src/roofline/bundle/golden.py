@@ -151,7 +151,7 @@ def _check_size(checkpoint: "Checkpoint") -> None:
 
 
 def _file(task: GoldenTask) -> Path:
-    """Where the logits of a task are kept: another name where the file or our code is another."""
+    """Return the path that keeps a task's logits: another one where the model's file or our code is another."""
     from roofline.bundle.bundle_cache import key_of
 
     path = Path(task.source)

@@ -30,7 +30,8 @@ class WeightsCheckOutcome:
 
 
 def check_weights(bundle: "Bundle", executable: "Executable", when: str) -> None:
-    """As the option `check_weights` says. Raises BundleError for "first" where the weights were changed.
+    """Compare the weights with their hash, as the option `check_weights` says. Raises BundleError for "first" where the
+    weights were changed.
 
     Otherwise logs a warning where the last comparison said that they were.
     """

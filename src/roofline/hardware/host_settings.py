@@ -162,7 +162,7 @@ def _boost(root: Path) -> bool | None:
 
 
 def _common(policies: Sequence[Path], name: str) -> str | None:
-    """What the CPUs' files of that name say, each text once."""
+    """Read the CPUs' files of that name, each text once."""
     texts = {text for policy in policies if (text := text_of(policy / name))}
     return ", ".join(sorted(texts)) or None
 

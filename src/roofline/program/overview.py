@@ -106,7 +106,7 @@ def _like(instr: Instr) -> tuple[object, ...]:
 
 
 def labels(program: Program) -> tuple[OpLabel, ...]:
-    """What to call each instruction, in order."""
+    """Return the label of each instruction, in order."""
     types, section, rows = program.types(), "embed", []
     inner = [at for at, i in enumerate(program.body) if any(name.startswith("layers.") for name in i.weights)]
     for at, instr in enumerate(program.body):

@@ -74,7 +74,7 @@ class LoraSettings:
         return self.rank if name is None else self.rank_pattern[name]
 
     def scale_of(self, module: str) -> float:
-        """What the product of its matrices is multiplied by."""
+        """Return the factor that the product of an adapter's matrices is multiplied by."""
         name, rank = _pattern_of(self.alpha_pattern, module), self.rank_of(module)
         alpha = self.alpha if name is None else self.alpha_pattern[name]
         return alpha / (math.sqrt(rank) if self.rslora else rank)

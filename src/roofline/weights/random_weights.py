@@ -62,8 +62,8 @@ def random_checkpoint(config: JsonObject, seed: int, form: str = "BF16") -> Chec
 
 
 def pooled_checkpoint(config: JsonObject, seed: int, form: str = "BF16") -> Checkpoint:
-    """As `random_checkpoint`, but the rows of all matrices of a width repeat the same few million numbers: for timing
-    large shapes, whose weights would take minutes to make."""
+    """Make a checkpoint as `random_checkpoint` does, but the rows of all matrices of a width repeat the same few
+    million numbers: for timing large shapes, whose weights would take minutes to make."""
     plain = random_checkpoint(config, seed, form)
     pools: dict[int, np.ndarray] = {}
 

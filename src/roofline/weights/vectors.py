@@ -23,8 +23,8 @@ _GGUF: dict[int, VectorKind | None] = {0: None, 1: "mean", 2: "first", 3: "last"
 
 
 def recommended_kind(checkpoint: "Checkpoint") -> VectorKind:
-    """What the model's files say; where they say nothing the mean of an encoder's rows, and the last row of another
-    model.
+    """Return the kind that the model's files say; where they say nothing the mean of an encoder's rows, and the last
+    row of another model.
 
     Raises UnsupportedError, with file and value, for vectors of an encoder that we do not make.
     """

@@ -178,7 +178,7 @@ def _neighbours_needs(request: LoadRequest, program: "Program", chip: "Chip") ->
 
 
 def _budget(device: "UsableDevice", offload: "OffloadOption") -> "Budget":
-    """What may be used; how fast layers are copied is measured where some are to stay on the host."""
+    """Return the memory that may be used; how fast layers are copied is measured where some are to stay on the host."""
     from roofline.backends.gpu.measure.roofs import link_rate
     from roofline.backends.gpu.memory.capacity import Budget
     from roofline.hardware.detect import detect
@@ -240,7 +240,7 @@ def float8_products(program: "Program", chip: "Chip") -> str:
 
 
 def _datasheet(product: "Product") -> str:
-    """What the data sheet says of one device, with its source."""
+    """Return what the data sheet says of one device, with its source."""
     figures = (("bf16", product.bf16, "op"), ("memory", product.bandwidth, "B"))
     texts = [f"{name} {human_rate(f.value / product.dies, unit)} ({f.source})" for name, f, unit in figures if f]
     return ", ".join(texts) or "nothing known"

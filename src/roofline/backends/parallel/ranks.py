@@ -51,7 +51,7 @@ class RankGrid:
         return self.tensor * self.pipeline
 
     def share(self, rank: int) -> Share:
-        """What a rank has of the model."""
+        """Return which part of the model a rank has."""
         return Share(rank % self.tensor, self.tensor, rank // self.tensor, self.pipeline)
 
 

@@ -64,7 +64,7 @@ class SimulatedExecutable:
         return Sampled(ids, empty.logprob[:count], empty.top_ids[:count], empty.top_logprobs[:count])
 
     def step_cost(self) -> StepCost:
-        """That of the last `forward`."""
+        """Return the cost of the last `forward`."""
         return self._cost
 
     def close(self) -> None:

@@ -105,7 +105,7 @@ def _written(model: "Merged", staged: Path, form: "MergedForm", threads: int | N
 def _certified(
     model: "Merged", adapter: "Adapter", staged: Path, output: Path, certify: CertifyOptions, threads: int | None
 ) -> "QualityCertificate":
-    """Of what lies at `staged` and is to be called `output`."""
+    """Certify the model at `staged`, which is to be called `output`."""
     from roofline.backends.options import LoadOptions
     from roofline.bench.quality.certificate import QualityCertificate, check_kept, compare
     from roofline.bench.quality.survival import head_is_tied, survivals

@@ -122,7 +122,7 @@ def _compared(generation: "Generation", body: JsonObject, receipt: "Receipt", co
 
 
 def other_prompt(receipt: "Receipt", prompts: Sequence[Sequence[int]]) -> str | None:
-    """Whether these are not the prompts of the receipt, in a sentence."""
+    """Return a sentence if these are not the prompts of the receipt."""
     from roofline.engine.receipts.receipt import hash_of_ids
 
     if len(prompts) != len(receipt.prompts):

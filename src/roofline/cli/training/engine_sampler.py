@@ -101,7 +101,8 @@ class EngineSampler:
 
 
 def sampler_of(config: "TrainConfig") -> MakeSampler | None:
-    """What makes the engine of a run, if its configuration samples. Raises ConfigError for a model without files."""
+    """Return the function that makes the engine of a run, if its configuration samples. Raises ConfigError for a model
+    without files."""
     if config.grpo is None:
         return None
     if config.adapter is None or config.model.pretrained_model_name_or_path is None:

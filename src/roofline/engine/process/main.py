@@ -161,7 +161,7 @@ def main(arguments: list[str]) -> int:
 
 
 def ready(name: str, engine: LocalEngine, load_seconds: float) -> Ready:
-    """What the owner is told of a loaded engine."""
+    """Return the message that tells the owner of a loaded engine."""
     executable = engine.executable
     return Ready(
         name=name,

@@ -118,7 +118,7 @@ class Receipt(ReceiptPart, frozen=True):
     signature: str | None = None
 
     def sealed_bytes(self) -> bytes:
-        """What checksum and signature are of: everything but the two, in one spelling."""
+        """Return the bytes that checksum and signature are of: everything but the two, in one spelling."""
         content = msgspec.to_builtins(self)
         del content["checksum"], content["signature"]
         return SEAL + json.dumps(content, sort_keys=True, separators=(",", ":")).encode()

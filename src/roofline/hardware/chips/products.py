@@ -147,7 +147,8 @@ class SheetRoofs:
 
 
 def sheet_roofs(product: Product) -> SheetRoofs | None:
-    """Those of one device, one die where a package has several; None where the table has no bandwidth."""
+    """Return the roofs of one device by its data sheet, one die where a package has several; None where the table has
+    no bandwidth."""
     if product.bandwidth is None:
         return None
     rate = product.bf16 or product.fp16  # some have no bf16

@@ -289,7 +289,7 @@ def _block(recipe: Recipe) -> int:
 
 
 def _before(cut: Cut, column: int) -> int:
-    """How many of the first `column` columns of a value the rank has."""
+    """Count how many of the first `column` columns of a value the rank has."""
     return sum(max(0, min(stop, column) - start) for start, stop in cut)
 
 

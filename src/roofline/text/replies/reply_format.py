@@ -36,7 +36,7 @@ class ReplyFormat:
     takes_tools: bool
 
     def marks(self, *, tools: bool) -> frozenset[str]:
-        """What a parser of such replies looks for, which a tokenizer may have as special tokens."""
+        """Return the texts that a parser of such replies looks for, which a tokenizer may have as special tokens."""
         thoughts = (OPEN, CLOSE) if self.thinks else ()
         return frozenset((*thoughts, *(CALL_MARKS if tools else ())))
 

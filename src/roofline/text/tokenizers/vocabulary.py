@@ -196,7 +196,7 @@ class Vocabulary:
 
 @contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """What the library raises becomes a ConfigError: bare Exceptions, and its panics, which are not even those."""
+    """Turn what the library raises into a ConfigError: bare Exceptions, and its panics, which are not even those."""
     try:
         yield
     except BaseException as error:

@@ -205,7 +205,7 @@ def prepare(
 
 
 def read_prepared(folder: Path) -> Prepared:
-    """What `prepare` said of a folder. Raises ConfigError."""
+    """Read what `prepare` wrote about a folder. Raises ConfigError."""
     try:
         about = json.loads((folder / ABOUT).read_text())
         held_out = about.pop("held_out")

@@ -80,7 +80,7 @@ class LossSpike(Callback):
         return None
 
     def _judge(self, loss: float) -> str | None:
-        """What is wrong with the losses up to this one."""
+        """Return what is wrong with the losses up to this one."""
         window, section = self._window, self.section
         ready, mean = len(window) == section.window_size, sum(window) / max(1, len(window))
         self._outliers = self._outliers + 1 if ready and loss >= mean * section.outlier_multiplier else 0

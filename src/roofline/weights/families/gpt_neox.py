@@ -87,6 +87,6 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
 
 
 def to_gguf(config: Config) -> gguf_fields.GgufForm:
-    """Which activation there is is no key of such files, but of the architecture."""
+    """Return the keys of a GGUF file; which activation there is is none of them, but follows from the architecture."""
     keys = gguf_fields.turned_part(config) | {"use_parallel_residual": config.get("parallel", True)}
     return gguf_fields.GgufForm("gptneox", "half", keys, gguf_fields.EPSILON)

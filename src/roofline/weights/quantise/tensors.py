@@ -111,7 +111,8 @@ def pieces(
 def _calibrated(
     name: str, target: QuantiseTarget, form: str
 ) -> tuple[np.ndarray | None, np.ndarray | None, ParameterScale | None]:
-    """What is known of a tensor: the importance of its columns as they are scaled, GPTQ's factor, its scale."""
+    """Return what calibration says of a tensor: the importance of its columns as they are scaled, GPTQ's factor, its
+    scale."""
     importance, products = (values.get(name) for values in (target.calibration.importance, target.calibration.products))
     factor = None if products is None or not is_quantised(form) else inverse_factor(products)
     scale = target.calibration.scales.get(name)

@@ -309,7 +309,7 @@ class GpuExecutable:
         self._clocks = on
 
     def op_seconds(self) -> list[float]:
-        """As in the protocol; 0 for views."""
+        """Return the seconds of each op, as the protocol has it; 0 for views."""
         seconds_of = {id(instr): s for (instr, _), s in zip(self._launches, self._seconds[1:], strict=True)}
         return [seconds_of.get(id(instr), 0.0) for instr in self.program.body]
 
