@@ -148,13 +148,13 @@ def parity(ours: Tuner, theirs: Tuner) -> dict[str, Any]:
 
 def prepare(task: Task, model: str, folder: Path, count: int) -> None:
     """The model as a folder of safetensors in bf16, and the samples: for peft, padded and packed."""
-    from roofline.bundle.rewrite import Work, write_safetensors
+    from roofline.bundle.rewrite import RewriteWork, write_safetensors
     from roofline.train.finetune.packing import pack
     from roofline.weights.checkpoint import open_checkpoint
     from roofline.weights.sources import resolve
 
     checkpoint = open_checkpoint(resolve(model))
-    write_safetensors(checkpoint, folder / "model", "BF16", Work())
+    write_safetensors(checkpoint, folder / "model", "BF16", RewriteWork())
     samples = passages(task, model, count)
     np.savez(folder / "samples.npz", *samples)
     _shards(task, [[number] for number in range(count)], samples, folder / "padded")

@@ -40,7 +40,7 @@ from roofline.backends.gpu.kernels import (
     scores,
     slots,
 )
-from roofline.backends.gpu.kernels.settings import Settings
+from roofline.backends.gpu.kernels.settings import SampleSettings
 from roofline.backends.gpu.pack import LAYOUTS
 from roofline.backends.reference import sampling as reference
 from roofline.backends.sampling import SampleRows
@@ -298,7 +298,7 @@ class Bench(Products):
         logits = self._logits(rows)
         asked = self._asked(logits, temperature=0.8)
         self._adjust(asked)
-        settings = Settings.of(asked, self.device)
+        settings = SampleSettings.of(asked, self.device)
 
         def want() -> tuple[Tensor]:
             raw = logits.cpu().numpy()
@@ -315,7 +315,7 @@ class Bench(Products):
         """Where top-k and top-p cut."""
         scaled = self._logits(rows)
         asked = self._asked(scaled, temperature=1.0, top_k=top_k, top_p=top_p)
-        settings = Settings.of(asked, self.device)
+        settings = SampleSettings.of(asked, self.device)
 
         def want() -> tuple[Tensor, ...]:
             raw = scaled.cpu().numpy()
@@ -336,7 +336,7 @@ class Bench(Products):
         asked = self._asked(logits, temperature=temperature, **values)
         if adjusted:
             self._adjust(asked)
-        settings = Settings.of(asked, self.device)
+        settings = SampleSettings.of(asked, self.device)
         scaled = settings.cut or adjusted
         source = scores.scores(self.chip, logits, settings) if scaled else logits
         ends = cutoff.cutoff(self.chip, source, settings) if settings.cut else (settings.words,) * 3
@@ -365,7 +365,7 @@ class Bench(Products):
         logits = self._logits(rows)
         asked = self._asked(logits, temperature=1.0, logprobs=wanted)
         asked.logprobs[3::4] = -1
-        settings, found = Settings.of(asked, self.device), reference.sample(logits.cpu().numpy(), asked)
+        settings, found = SampleSettings.of(asked, self.device), reference.sample(logits.cpu().numpy(), asked)
         ids = self.integers(found.ids)
 
         def want() -> tuple[Tensor, ...]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from roofline import bundle
 from roofline.backends.base import Executable
 from roofline.backends.capacity import Capacity
-from roofline.backends.fit import Split, split_on_host
+from roofline.backends.fit import ModelSplit, split_on_host
 from roofline.backends.simulated.backend import THIS_MACHINE, roofs_of, simulate
 from roofline.backends.simulated.calibration import Calibration
 from roofline.bench.plan.assumptions import in_words
@@ -92,7 +92,7 @@ def _name(workload: tuple[int, int, int]) -> str:
     return "{} x {}+{}".format(*workload)
 
 
-def _simulated(split: Split, executable: Executable, calibration: Calibration) -> Executable:
+def _simulated(split: ModelSplit, executable: Executable, calibration: Calibration) -> Executable:
     """The same executable, simulated."""
     capacity = Capacity(executable.limits, executable.max_context, executable.num_pages)
     return simulate(split, capacity, roofs_of(THIS_MACHINE), calibration, None, "this machine")

@@ -16,14 +16,14 @@ from functools import cache
 import numpy as np
 
 from roofline.backends.fit import split_on_product
-from roofline.backends.simulated.step_times import Links
+from roofline.backends.simulated.step_times import LinkTraffic
 from roofline.bench.plan.arrangements import Arrangement, arrangements, link_between, place_of
 from roofline.bench.plan.assumptions import Kind, assumed, class_of
 from roofline.bench.plan.closed_loop import Lengths
 from roofline.bench.plan.plan import Case, run_copy, shape_of
 from roofline.hardware.chips.products import sheet_roofs, titled
 from roofline.program.passes.price import in_file
-from roofline.program.rates import Speeds
+from roofline.program.rates import ProgramSpeeds
 
 ROCM = "ROCm blog, LLM inference optimizations on AMD GPUs, best of its techniques"
 MLC = "MLC, Making AMD GPUs competitive for LLM inference, August 2023"
@@ -76,13 +76,13 @@ def _step(
     roofs = sheet_roofs(product)
     assert roofs is not None, "every product has a bandwidth"
     program = split_on_product(*shape_of(model, dtype), product, devices).parts[0].program
-    speeds = Speeds(program, roofs)
+    speeds = ProgramSpeeds(program, roofs)
     decode = kind == "decode"
     rate = speeds.decode(sequences, context) if decode else speeds.prefill(context, sequences)
     calibration = assumed(bits=bits_of(dtype), devices=devices)
     planned = rate.seconds / (calibration.reads if decode else calibration.arithmetic)
     if devices > 1:
-        links, rows = Links.of(program), sequences * (1 if decode else context)
+        links, rows = LinkTraffic.of(program), sequences * (1 if decode else context)
         received = np.dot(links.received, (1, rows, sequences))
         planned += links.exchanges * calibration.link_seconds + received / (link_between(product, devices) or math.inf)
     return rate.seconds, float(planned)
@@ -108,7 +108,7 @@ def _served(model: str, dtype: str, chip: str, devices: int, concurrency: int, l
     calibration = assumed(bits=arrangement.weight_bits, devices=devices)
     planned = run_copy(case, arrangement, concurrency, calibration)
     program = in_file(arrangement.split.parts[0].program)
-    least = Speeds(program, arrangement.place.roofs).requests(concurrency, lengths.prompt, lengths.answer)
+    least = ProgramSpeeds(program, arrangement.place.roofs).requests(concurrency, lengths.prompt, lengths.answer)
     return 1 / least.tokens_per_s, 1 / planned.tokens_per_s
 
 

@@ -4,7 +4,8 @@
     python -m tools.house --list     # every place behind the figures, one line each
     python -m tools.house --list src/roofline/train   # of one folder
 
-The rules: names say what a thing is (few bare participles), functions stay short and take few parameters, modules do
+The rules: names say what a thing is (few bare participles and vague words), a class has a name that no other class of
+the package has, records of many fields are filled by keyword, functions stay short and take few parameters, modules do
 not import each other in a circle (imports inside functions count, those for type checking do not), and folders of a
 room depend on each other one way.
 """
@@ -27,12 +28,25 @@ PARTICIPLES = frozenset(
     ]
 )
 MOST_PARTICIPLES = 0.003  # of all stored names
+# Words that stand for any thing, where a name says which: `row` instead of `each`, `limit` instead of `most`.
+VAGUE = frozenset(["each", "most", "own", "rest", "what"])
+MOST_VAGUE = 0.012  # of all stored names; it goes down with each folder that is renamed
 MOST_PARAMETERS = 8
 MOST_LINES = 60  # of a function, with its docstring
 MOST_ANY = 12  # of `Any` in one room
 
 # A jitted kernel's parameters are what its compiler sees; the signatures of an op and of `option` are declarations.
 WIDE_FOLDERS = ("backends/gpu/kernels", "ops", "common/options.py")
+
+MOST_POSITIONAL = 5  # arguments of a record, and fields of one that is filled by position
+
+# The bodies of an API are named as it names them, also in /openapi.json.
+NAMED_FROM_OUTSIDE = ("server/routes/*/schema.py",)
+# `Config` is what each family's module calls its own. The others are still shared: a name leaves this list with the
+# second-to-last class that has it.
+SHARED_CLASS_NAMES = frozenset(
+    ["Config", *("Answers", "Counts", "Device", "Lengths", "Plan", "Price", "Rows", "Run", "Section", "Target")]
+)
 
 
 # All nodes of a file's syntax tree: it is walked once, and each figure looks through them.
@@ -68,11 +82,62 @@ def stored_names(nodes: Nodes) -> Iterator[tuple[str, int]]:
             yield node.name, node.lineno
 
 
-def participles(files: Files) -> tuple[int, list[Place]]:
-    """How many names are stored, and those of them that are bare participles."""
+def named_by(words: frozenset[str], files: Files) -> tuple[int, list[Place]]:
+    """How many names are stored, and those of them that are one of these words alone."""
     names = [(path, name, line) for path, nodes in files.items() for name, line in stored_names(nodes)]
-    places = [Place(path, line, name) for path, name, line in names if name.strip("_") in PARTICIPLES]
+    places = [Place(path, line, name) for path, name, line in names if name.strip("_") in words]
     return len(names), places
+
+
+def classes(files: Files, root: Path = SOURCE) -> dict[str, list[Place]]:
+    """Return where each name of a class stands: of the modules' own public classes, outside of NAMED_FROM_OUTSIDE."""
+    places: dict[str, list[Place]] = defaultdict(list)
+    for path, nodes in files.items():
+        relative = path.relative_to(root) if path.is_relative_to(root) else path
+        if any(relative.match(pattern) for pattern in NAMED_FROM_OUTSIDE):
+            continue
+        module = nodes[0]
+        assert isinstance(module, ast.Module), "ast.walk begins with it"
+        for node in module.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(Place(path, node.lineno, f"class {node.name}"))
+    return dict(places)
+
+
+def shared_class_names(files: Files, root: Path = SOURCE) -> list[Place]:
+    """Classes that share their name with a class of another file, apart from SHARED_CLASS_NAMES."""
+    named = classes(files, root).items()
+    return [place for name, places in named if len(places) > 1 and name not in SHARED_CLASS_NAMES for place in places]
+
+
+def _is_record(node: ast.ClassDef) -> bool:
+    bases = {ast.unparse(base).split(".")[-1] for base in node.bases}
+    return bool(bases & {"NamedTuple", "Struct"}) or any(
+        "dataclass" in ast.unparse(decorator) for decorator in node.decorator_list
+    )
+
+
+def _field_count(node: ast.ClassDef) -> int:
+    annotations = [ast.unparse(line.annotation) for line in node.body if isinstance(line, ast.AnnAssign)]
+    return len([annotation for annotation in annotations if not annotation.startswith("ClassVar")])
+
+
+def filled_by_position(files: Files) -> list[Place]:
+    """Calls that give a record of more than MOST_POSITIONAL fields more than so many arguments by position."""
+    large = {
+        node.name
+        for nodes in files.values()
+        for node in nodes
+        if isinstance(node, ast.ClassDef) and _is_record(node) and _field_count(node) > MOST_POSITIONAL
+    }
+    places = []
+    for path, nodes in files.items():
+        for node in nodes:
+            if isinstance(node, ast.Call) and len(node.args) > MOST_POSITIONAL:
+                name = ast.unparse(node.func).split(".")[-1]
+                if name in large or name == "cls":
+                    places.append(Place(path, node.lineno, f"{name} is filled by {len(node.args)} positions"))
+    return places
 
 
 def _functions(nodes: Nodes) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -208,23 +273,37 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 def report(files: Files, root: Path = SOURCE) -> tuple[list[tuple[str, str, bool]], list[Place]]:
     """(figure, its value beside its limit, whether it is kept) of each rule, and the places behind them."""
-    count, names = participles(files)
+    count, names = named_by(PARTICIPLES, files)
+    _, vague = named_by(VAGUE, files)
     long, wide, graph = long_functions(files), wide_functions(files, root), imports(files, root)
     anys = uses_of_any(files, root)
     most = max(anys, key=lambda room: len(anys[room]), default="")
     share = len(names) / max(count, 1)
     modules, groups = circles(graph), circles(folders(graph))
     any_count = len(anys.get(most, ()))
+    homonyms, positional = shared_class_names(files, root), filled_by_position(files)
     rows = [
         ("participles as names", f"{len(names)} of {count}: {share:.2%}, limit {MOST_PARTICIPLES:.1%}",
          share < MOST_PARTICIPLES),
+        ("vague words as names", f"{len(vague)}: {len(vague) / max(count, 1):.2%}, limit {MOST_VAGUE:.1%}",
+         len(vague) <= MOST_VAGUE * count),
+        ("classes with another's name", str(len(homonyms)), not homonyms),
+        (f"records filled by over {MOST_POSITIONAL} positions", str(len(positional)), not positional),
         (f"functions over {MOST_LINES} lines", str(len(long)), not long),
         (f"functions over {MOST_PARAMETERS} parameters", str(len(wide)), not wide),
         ("circles of modules", "; ".join(" ".join(circle) for circle in modules) or "0", not modules),
         ("circles of folders", "; ".join(" ".join(circle) for circle in groups) or "0", not groups),
         ("`Any`, in the room with most", f"{any_count} in {most}, limit {MOST_ANY}", any_count <= MOST_ANY),
     ]  # fmt: skip
-    places = [*names, *long, *wide, *(place for room in anys.values() for place in room)]
+    places = [
+        *names,
+        *vague,
+        *homonyms,
+        *positional,
+        *long,
+        *wide,
+        *(place for room in anys.values() for place in room),
+    ]
     return rows, places
 
 

@@ -22,7 +22,7 @@ from rank_forks import Unwatched, run_cases
 from shard_cases import CHUNKS, LIMITS, build
 
 from roofline.backends.parallel.executable import ParallelExecutable, follow
-from roofline.backends.parallel.ranks import Grid, RankError, Ranks
+from roofline.backends.parallel.ranks import RankError, RankGrid, Ranks
 from roofline.backends.reference.executable import ReferenceExecutable
 from roofline.models.registry import get
 from roofline.program.compile import compile_program
@@ -31,16 +31,16 @@ from roofline.program.target import CPU, PLAIN
 TARGETS = {"plain": PLAIN, "cpu": CPU, "fast": replace(PLAIN, orders={**PLAIN.orders, "all_reduce": ""})}
 # name -> (model, format, target, grid)
 CASES = {
-    "plain2": ("llama", "F32", "plain", Grid(2)),
-    "plain3": ("groups of three", "Q8_0", "plain", Grid(3)),
-    "plain4": ("llama", "F32", "plain", Grid(4)),
-    "fast4": ("llama", "F32", "fast", Grid(4)),
-    "cpu3": ("groups of three", "Q8_0", "cpu", Grid(3)),
-    "cpu3 again": ("groups of three", "Q8_0", "cpu", Grid(3)),
-    "stages2": ("mpt", "Q8_0", "cpu", Grid(1, 2)),
-    "both": ("llama", "Q8_0", "cpu", Grid(2, 2)),
-    "rank 0 dies": ("llama", "F32", "plain", Grid(2)),
-    "rank 1 is deaf": ("llama", "F32", "plain", Grid(2)),
+    "plain2": ("llama", "F32", "plain", RankGrid(2)),
+    "plain3": ("groups of three", "Q8_0", "plain", RankGrid(3)),
+    "plain4": ("llama", "F32", "plain", RankGrid(4)),
+    "fast4": ("llama", "F32", "fast", RankGrid(4)),
+    "cpu3": ("groups of three", "Q8_0", "cpu", RankGrid(3)),
+    "cpu3 again": ("groups of three", "Q8_0", "cpu", RankGrid(3)),
+    "stages2": ("mpt", "Q8_0", "cpu", RankGrid(1, 2)),
+    "both": ("llama", "Q8_0", "cpu", RankGrid(2, 2)),
+    "rank 0 dies": ("llama", "F32", "plain", RankGrid(2)),
+    "rank 1 is deaf": ("llama", "F32", "plain", RankGrid(2)),
 }
 
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from roofline.backends.gpu import devices  # noqa: E402
 from roofline.backends.gpu.measure import collectives as collectives_bench  # noqa: E402
-from roofline.backends.gpu.measure.collectives import Timing, measure  # noqa: E402
+from roofline.backends.gpu.measure.collectives import AllReduceTiming, measure  # noqa: E402
 from roofline.common.errors import ConfigError, RooflineError, UnsupportedError  # noqa: E402
 from roofline.hardware.gpus import inventory as gpus  # noqa: E402
 from roofline.hardware.gpus import torch_wheel as wheel  # noqa: E402
@@ -68,7 +68,7 @@ def test_a_wrong_sum_is_no_measurement() -> None:
 
 
 def test_bus_rate_is_what_a_link_of_a_ring_carries() -> None:
-    timing = Timing((0, 1, 2, 3), 1000, (2.0, 1.0, 4.0))
+    timing = AllReduceTiming((0, 1, 2, 3), 1000, (2.0, 1.0, 4.0))
     assert timing.median == 2.0
     assert timing.bus_rate == 750.0
 

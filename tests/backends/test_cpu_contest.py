@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roofline.backends.cpu.tuning.contest import Contest, Rounds
-from roofline.backends.cpu.tuning.variants import Group
+from roofline.backends.cpu.tuning.variants import OpGroup
 from roofline.backends.paired import LEAST_PAIRS, interval, noise
 
-GROUP = Group("linear", "64x64 Q4_1", (1,), (False,))
+GROUP = OpGroup("linear", "64x64 Q4_1", (1,), (False,))
 NAMES = ["1x4", "1x8", "2x4", "claim=40"]
 
 

@@ -76,7 +76,7 @@ def whole(model: Any, text: Text, chunk: int) -> np.ndarray:
 )
 def test_each_instruction_equals_the_reference(model: str, form: str, kv_dtype: str) -> None:
     torch = pytest.importorskip("torch", reason="the reference runs on torch")
-    from roofline.backends.reference.cache import PagedCache
+    from roofline.backends.reference.cache import ReferencePages
     from roofline.backends.reference.interpreter import Interpreter
     from roofline.ops.matmul import Q8Rows
     from roofline.ops.symbol import Q_BYTES
@@ -86,7 +86,7 @@ def test_each_instruction_equals_the_reference(model: str, form: str, kv_dtype: 
     program = cpu.program
     types, reference = program.types(), Interpreter(program, source.read)
     (group,) = program.kv_groups.values()
-    caches: dict[str, Any] = {"kv0.0": PagedCache(group, 64)}
+    caches: dict[str, Any] = {"kv0.0": ReferencePages(group, 64)}
 
     def value(name: str) -> Any:
         kind, place = types[name], program.plan.places[name]  # type: ignore[union-attr]

@@ -148,15 +148,15 @@ def test_what_a_busy_machine_kept_is_measured_again(monkeypatch):
     assert sum(len(contests) for contests in again.contests.values()) == len(kept)
 
 
-def verdict_of(run, **changes) -> tunings.Verdict:
+def verdict_of(run, **changes) -> tunings.TuningVerdict:
     group = next(g for g in variants.groups(run.program) if g.kind == "linear")
     setting = tuning.setting_of(run.isa, run.threads)
-    choices = (tunings.Choice(group.ops, variants.blocks(ISA, group)[-1]),)
+    choices = (tunings.VariantChoice(group.ops, variants.blocks(ISA, group)[-1]),)
     facts = (run.program_hash, "llama", REGIMES[2], setting, choices, True, "faster", {"ratio": 0.9}, "today")
-    return replace(tunings.Verdict(*facts), **changes)
+    return replace(tunings.TuningVerdict(*facts), **changes)
 
 
-def keep(verdict: tunings.Verdict) -> Path:
+def keep(verdict: tunings.TuningVerdict) -> Path:
     machine = detect.detect()
     return tunings.save(tunings.Tunings("cpu", machine.fingerprint, machine.chip, {}, {verdict.key: verdict}))
 
@@ -192,10 +192,10 @@ def test_a_load_takes_only_what_was_measured_for_it(monkeypatch):
 @pytest.mark.parametrize(
     "choice",
     [
-        tunings.Choice((2,), "9x9"),
-        tunings.Choice((2,), "best"),
-        tunings.Choice((10**6,), DEFAULT),
-        tunings.Choice((0,), "1x1"),
+        tunings.VariantChoice((2,), "9x9"),
+        tunings.VariantChoice((2,), "best"),
+        tunings.VariantChoice((10**6,), DEFAULT),
+        tunings.VariantChoice((0,), "1x1"),
     ],
 )
 def test_unknown_variants_in_a_store_are_refused_and_nothing_of_it_is_used(choice, caplog, monkeypatch):

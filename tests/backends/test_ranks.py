@@ -20,7 +20,7 @@ from shard_cases import CHUNKS, LIMITS, build
 from thread_ranks import Member, Threads
 
 from roofline.backends.parallel.executable import STOP, ParallelExecutable
-from roofline.backends.parallel.ranks import Grid, RankError, Ranks
+from roofline.backends.parallel.ranks import RankError, RankGrid, Ranks
 from roofline.backends.reference.executable import ReferenceExecutable
 from roofline.common.errors import ConfigError
 from roofline.ops.batch import Batch
@@ -107,14 +107,14 @@ def test_rank_0_does_not_wait_for_a_rank_that_is_deaf(runs: Path) -> None:
 
 
 def test_a_grid_says_who_has_what() -> None:
-    grid = Grid(2, 3)
+    grid = RankGrid(2, 3)
     assert grid.size == 6
     assert [grid.share(r) for r in (0, 1, 2, 5)] == [
         Share(0, 2, 0, 3), Share(1, 2, 0, 3), Share(0, 2, 1, 3), Share(1, 2, 2, 3),
     ]  # fmt: skip
     for bad in (0, -1, True, 1.5, "2"):
         with pytest.raises(ConfigError, match="tensor_parallel="):
-            Grid(bad)  # type: ignore[arg-type]
+            RankGrid(bad)  # type: ignore[arg-type]
 
 
 class Fakes:
@@ -122,7 +122,7 @@ class Fakes:
 
     def __init__(self, error: Exception | None, known: str | None) -> None:
         self.error, self.known, self.ended, self.told = error, known, [], []
-        grid, batch = Grid(2), Batch(LIMITS)
+        grid, batch = RankGrid(2), Batch(LIMITS)
         self.ranks = SimpleNamespace(
             rank=0, grid=grid, share=grid.share(0), share_batch=self.share_batch, close=lambda: None
         )
@@ -212,7 +212,7 @@ def test_a_rank_that_leaves_ends_the_threads_of_its_groups() -> None:
             time.sleep(0.01)
 
     before = communicating()
-    ranks = Ranks(0, Grid(), torch.distributed.HashStore())
+    ranks = Ranks(0, RankGrid(), torch.distributed.HashStore())
     try:
         eventually(lambda: communicating() > before)  # each thread names itself once it runs
     finally:
@@ -249,7 +249,7 @@ def test_a_rank_that_has_ended_is_noticed_where_gloo_does_not(
 ) -> None:
     work, reasons = PendingWork(), iter([None, "rank 1 of 2 ended (SIGKILL)"])
     monkeypatch.setattr(torch.distributed, exchange, lambda *args, **kwargs: work)
-    ranks = Ranks(0, Grid(), torch.distributed.HashStore(), lost=lambda: next(reasons))
+    ranks = Ranks(0, RankGrid(), torch.distributed.HashStore(), lost=lambda: next(reasons))
     try:
         with pytest.raises(RankError, match=r"^rank 1 of 2 ended \(SIGKILL\)$"):
             call(ranks)
@@ -261,7 +261,7 @@ def test_a_rank_that_has_ended_is_noticed_where_gloo_does_not(
 def test_a_rank_that_is_late_is_waited_for_as_long_as_said(monkeypatch: pytest.MonkeyPatch) -> None:
     work = PendingWork()
     monkeypatch.setattr(torch.distributed, "broadcast", lambda *args, **kwargs: work)
-    ranks = Ranks(0, Grid(), torch.distributed.HashStore(), patience=0.3)
+    ranks = Ranks(0, RankGrid(), torch.distributed.HashStore(), patience=0.3)
     try:
         with pytest.raises(RankError, match="rank 0 of 1: another rank has not answered in time"):
             ranks.share_batch(np.zeros(4, dtype=np.int32))

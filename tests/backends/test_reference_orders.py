@@ -91,7 +91,7 @@ def test_attend_pages64_is_close_to_softmax(queries: int, context: int, options:
         options["slopes"] = log2_slopes(heads)
     if options.pop("sinks", False):
         options["sinks"] = torch.tensor([4.0, -1.0, -math.inf, 40.0])
-    got = orders.attend_pages64(q, orders.Context(k, v), None if both_ways else first, dim**-0.5, **options)
+    got = orders.attend_pages64(q, orders.SegmentContext(k, v), None if both_ways else first, dim**-0.5, **options)
     scores = torch.einsum("qhd,khd->qhk", q.double(), k.double()) * dim**-0.5
     at, keys = torch.arange(first, context)[:, None], torch.arange(context)[None]
     if options["soft_cap"]:
@@ -106,7 +106,7 @@ def test_attend_pages64_is_close_to_softmax(queries: int, context: int, options:
     exact = torch.einsum("qhk,khd->qhd", p, v.double())
     assert (got - exact).abs().max() < 0.02  # bf16 q and p
     # Each query alone gives the same bits as in its chunk.
-    last = orders.attend_pages64(q[-1:], orders.Context(k, v), context - 1, dim**-0.5, **options)
+    last = orders.attend_pages64(q[-1:], orders.SegmentContext(k, v), context - 1, dim**-0.5, **options)
     assert torch.equal(last[0], got[-1])
 
 
@@ -117,11 +117,11 @@ def test_attend_over_an_int8_cache_is_close_to_softmax_over_its_values(window: i
     q, k, v = torch.randn(queries, heads, dim), *(torch.randn(context, heads, dim) * 3 for _ in range(2))
     (k_q, k_scale), (v_q, v_scale) = quantize_heads(k), quantize_heads(v)
     first = context - queries
-    stored = orders.Context(k_q, v_q, k_scale, v_scale)
+    stored = orders.SegmentContext(k_q, v_q, k_scale, v_scale)
     got = orders.attend_pages64(q, stored, first, dim**-0.5, window)
     wide = k_q * k_scale[..., None], v_q * v_scale[..., None]
     assert max((wide[0] - k).abs().max(), (wide[1] - v).abs().max()) < 0.501 * max(k_scale.max(), v_scale.max())
-    plain = orders.attend_pages64(q, orders.Context(*wide), first, dim**-0.5, window)
+    plain = orders.attend_pages64(q, orders.SegmentContext(*wide), first, dim**-0.5, window)
     assert (got - plain).abs().max() < 0.02
     assert not torch.equal(got, plain)
     if window:
@@ -148,9 +148,9 @@ def test_heads_are_quantised_by_their_rule_and_nan_stays() -> None:
 def test_attend_never_multiplies_a_hidden_value() -> None:
     """A block no query sees may hold anything; here it lies before the window."""
     q, k, v = (torch.randn(n, 1, 16).bfloat16().float() for n in (1, 130, 130))
-    clean = orders.attend_pages64(q, orders.Context(k, v), 129, 0.25, 4)
+    clean = orders.attend_pages64(q, orders.SegmentContext(k, v), 129, 0.25, 4)
     k[:64] = math.nan
-    assert torch.equal(orders.attend_pages64(q, orders.Context(k, v), 129, 0.25, 4), clean)
+    assert torch.equal(orders.attend_pages64(q, orders.SegmentContext(k, v), 129, 0.25, 4), clean)
 
 
 def test_divisions_and_roots_are_rounded_once() -> None:

@@ -2,7 +2,7 @@
 
 import program_builders as builders
 
-from roofline.bench.profile.profile import Profile, Step, Timing, summarise
+from roofline.bench.profile.profile import Profile, ProfiledStep, Timing, summarise
 from roofline.hardware.roofs import Roofs
 from roofline.program.compile import compile_program
 from roofline.program.passes.price import price
@@ -16,7 +16,7 @@ COUNT = len(price(PROGRAM).instrs)
 
 
 def made(
-    step: Step, each: list[float], sample: float = 2e-6, around: float = 1e-6, plain: float | None = None,
+    step: ProfiledStep, each: list[float], sample: float = 2e-6, around: float = 1e-6, plain: float | None = None,
     roofs: Roofs | None = None,
 ) -> Profile:  # fmt: skip
     """The profile of a step whose ops take `each` seconds; around: what no op explains; plain: without clocks."""

@@ -3,10 +3,10 @@
 import pytest
 
 from roofline.bench.latency import grid as latency
-from roofline.bench.latency.cells import Cell, Times, grid, measure, row, run, spread
-from roofline.bench.latency.grid import Plan, smaller
+from roofline.bench.latency.cells import Cell, CellTimes, grid, measure, row, run, spread
+from roofline.bench.latency.grid import LatencyPlan, smaller
 from roofline.bench.latency.ladder import rungs
-from roofline.bench.latency.limits import Limit, ModelLimits, Speed, Speeds
+from roofline.bench.latency.limits import LatencyLimits, Speed, Speeds, WorkLimit
 from roofline.bench.latency.runners import Opened
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.models.presets import preset
@@ -45,7 +45,7 @@ def test_the_grid_is_the_published_one():
         "prefill 2048 x 1", "prefill 2048 x 8", "prefill 2048 x 16",
         "decode 1+32 x 1", "decode 1+32 x 8", "decode 1+32 x 16",
     ]  # fmt: skip
-    most = Plan(cells, tuple(rungs()), 3).most
+    most = LatencyPlan(cells, tuple(rungs()), 3).most
     assert (most.batch, most.tokens, most.length, most.started) == (16, 16 * 2049, 2049, 16)
 
 
@@ -97,32 +97,32 @@ def test_a_rung_that_fails_later_leaves_the_others_too():
 
 
 def times(*seconds, tpot=None, new=1):
-    return [Times(each, tpot, new) for each in seconds]
+    return [CellTimes(each, tpot, new) for each in seconds]
 
 
 def test_a_row_has_medians_spreads_and_shares():
-    kept = row(Cell(1, 64, 1), times(9.0, 1.0, 4.0, 2.0), times(20.0, 4.0, 4.0, 4.0), Limit(0.5, "compute", 1, 1))
+    kept = row(Cell(1, 64, 1), times(9.0, 1.0, 4.0, 2.0), times(20.0, 4.0, 4.0, 4.0), WorkLimit(0.5, "compute", 1, 1))
     assert kept["first_s"] == 9.0
     assert kept["latency"] == {"median": 2.0, "low": 1.0, "high": 4.0}
     assert kept["speedup"] == {"median": 2.0, "low": 1.0, "high": 4.0}
     assert kept["share"] == 0.25
     assert kept["tpot"] is None
-    decode = row(Cell(1, 1, 5), times(9.0, 1.0, 1.0, tpot=0.5, new=5), None, Limit(1.0, "bandwidth", 1, 1))
+    decode = row(Cell(1, 1, 5), times(9.0, 1.0, 1.0, tpot=0.5, new=5), None, WorkLimit(1.0, "bandwidth", 1, 1))
     assert decode["share"] == 0.5  # of the four steps; the prompt's time is not theirs
     assert decode["latency"]["median"] == 3.0
     assert "speedup" not in decode
 
 
 def test_more_than_the_limit_is_refused_and_said():
-    kept = row(Cell(1, 64, 1), times(1.0, 1.0), None, Limit(1.5, "compute", 1, 1))
+    kept = row(Cell(1, 64, 1), times(1.0, 1.0), None, WorkLimit(1.5, "compute", 1, 1))
     assert kept["share"] is None
     assert "faster than the roofs measured beside it" in kept["no_share"]
-    assert row(Cell(1, 64, 1), times(1.0, 1.0), None, Limit(1.01, "compute", 1, 1))["share"] == 1.0
+    assert row(Cell(1, 64, 1), times(1.0, 1.0), None, WorkLimit(1.01, "compute", 1, 1))["share"] == 1.0
 
 
 def test_limits_of_the_published_model():
     """Llama 2 7B in 16 bits: 27.6 TFLOP for a prompt of 2,048, 8.07 ms of reads for a token on an MI210."""
-    limits = ModelLimits(preset("llama-2-7b"))
+    limits = LatencyLimits(preset("llama-2-7b"))
     prefill = limits.step(1, 2048, 0, MI210)
     assert prefill.flops == pytest.approx(27.6e12, rel=2e-3)
     assert prefill.bound == "compute"
@@ -140,10 +140,10 @@ def test_limits_of_the_published_model():
 
 def test_limits_see_windows_and_grouped_heads():
     base = preset("llama-3-8b")
-    assert ModelLimits(base).kv_token_bytes == 128 << 10
-    windowed = ModelLimits(base | {"sliding_window": 64})
+    assert LatencyLimits(base).kv_token_bytes == 128 << 10
+    windowed = LatencyLimits(base | {"sliding_window": 64})
     flops, moved = windowed.work(1, 1, 1000)
-    full_flops, full_moved = ModelLimits(base).work(1, 1, 1000)
+    full_flops, full_moved = LatencyLimits(base).work(1, 1, 1000)
     assert full_flops - flops == 4 * 32 * 32 * 128 * (1001 - 64)
     assert full_moved - moved == (128 << 10) * (1001 - 64)
 

@@ -71,7 +71,9 @@ def test_the_measured_best_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(sets: Any, sizes: Any, processes: int, devices: Any, repeats: int) -> Any:
         asked.update(sets=sets, sizes=sizes, processes=processes, devices=devices, repeats=repeats)
         slow = {members: float(len(sets) - at) for at, members in enumerate(sets)}
-        return [collectives_bench.Timing(members, size, (slow[members],)) for members in sets for size in sizes]
+        return [
+            collectives_bench.AllReduceTiming(members, size, (slow[members],)) for members in sets for size in sizes
+        ]
 
     monkeypatch.setattr(collectives_bench, "measure", measure)
     links = topology.parse(TABLE.read_text(), dies=2)

@@ -29,9 +29,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(
     model: Path, batches: tuple[int, ...] = (3,), changes: tuple[str, ...] = (), **more: Any
-) -> sweep.Settings:
+) -> sweep.LoraSweepSettings:
     options = LoraBenchOptions(**{"warmup": 2} | ({} if "epochs" in more else {"steps": 4}) | more)
-    return sweep.Settings(str(model), options, batches, ("precision=fp32", *changes))
+    return sweep.LoraSweepSettings(str(model), options, batches, ("precision=fp32", *changes))
 
 
 @pytest.fixture(scope="module")

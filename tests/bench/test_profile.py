@@ -7,17 +7,17 @@ import profile_builders as made
 import pytest
 
 from roofline.bench.profile import profile
-from roofline.bench.profile.profile import Profiled, Step, Timing, fastest, fill, run
+from roofline.bench.profile.profile import Profiled, ProfiledStep, Timing, fastest, fill, run
 from roofline.common.errors import CapacityError
 from roofline.hardware.roofs import reachable
 from roofline.program.passes.price import amount, price
 from tests.command_line import call_roofline
 
-DECODE, PREFILL = Step(1, 50), Step(64)
+DECODE, PREFILL = ProfiledStep(1, 50), ProfiledStep(64)
 
 
-@pytest.mark.parametrize("step", [DECODE, PREFILL, Step(1, 9, batch=3)])
-def test_rows_add_up_to_the_program(step: Step) -> None:
+@pytest.mark.parametrize("step", [DECODE, PREFILL, ProfiledStep(1, 9, batch=3)])
+def test_rows_add_up_to_the_program(step: ProfiledStep) -> None:
     profile = made.made(step, [1e-5] * made.COUNT)
     total = amount(price(made.PROGRAM).total, step.work())
     assert sum(op.read_bytes for op in profile.ops) == total.weight_bytes + total.kv_bytes
@@ -55,11 +55,11 @@ def test_bounds() -> None:
     program = made.compile_program(model.family, model.cfg, model.tensors, made.CPU)
     each = [1.0] * len(price(program).instrs)
 
-    def bounds(step: Step) -> dict[str, str]:
+    def bounds(step: ProfiledStep) -> dict[str, str]:
         found = made.summarise(program, step, [Timing(each, 1e-6, sum(each))], [sum(each)], made.ROOFS)
         return {op.op: op.bound for op in found.ops if op.shape != "96" and op.section != "head"}
 
-    decode, prefill = bounds(Step(1, 8)), bounds(Step(2000))
+    decode, prefill = bounds(ProfiledStep(1, 8)), bounds(ProfiledStep(2000))
     assert decode["linear_silu_mul"] == decode["linear_add"] == "memory"
     assert decode["norm_quantize"] == decode["attend"] == "latency"
     assert prefill["linear_silu_mul"] == "int8"
@@ -102,8 +102,8 @@ def profiled(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [Step(1, 64), Step(32)])
-def test_ops_explain_the_step(smollm2_path: Path, step: Step) -> None:
+@pytest.mark.parametrize("step", [ProfiledStep(1, 64), ProfiledStep(32)])
+def test_ops_explain_the_step(smollm2_path: Path, step: ProfiledStep) -> None:
     """In the run that other programs disturbed least, the ops and sampling take all of the step but 5 %."""
     pytest.importorskip("roofline._native", reason="the cpu backend is not built")
     from roofline import bundle
@@ -165,4 +165,4 @@ def test_a_step_longer_than_the_model_is_refused(smollm2_path: Path) -> None:
     from roofline.bench.profile.profile import profile_model
 
     with pytest.raises(CapacityError, match=r"9,001 positions"):
-        profile_model(str(smollm2_path), [Step(1, 9000)])
+        profile_model(str(smollm2_path), [ProfiledStep(1, 9000)])

@@ -15,16 +15,16 @@ from bundle_models import write_model
 
 from roofline.backends.options import LoadOptions
 from roofline.bench.quality.calibrate import calibrate
-from roofline.bench.quality.harness import Answers
+from roofline.bench.quality.harness import HarnessAnswers
 from roofline.bench.quality.report import report
 from roofline.bench.quality.score import load_to_score, score, text_windows
 from roofline.bench.quality.windows import windows_of
-from roofline.bundle.rewrite import Work, write_gguf
+from roofline.bundle.rewrite import RewriteWork, write_gguf
 from roofline.common.errors import ConfigError
 from roofline.models.mixes import formats_of
 from roofline.ops import formats
 from roofline.weights.checkpoint import open_checkpoint
-from roofline.weights.quantise.calibration import Calibration, Folding
+from roofline.weights.quantise.calibration import Folding, WeightCalibration
 from roofline.weights.quantise.scaling import fit_scales
 from tests.command_line import call_roofline
 from tests.judges import judge, require
@@ -80,7 +80,7 @@ def test_a_rounded_model_is_further_away_the_fewer_bits_it_has(model, tmp_path):
     source = open_checkpoint(model)
     kl, worst = [], []
     for mix in ("Q8_0", "Q4_0"):
-        write_gguf(source, tmp_path / f"{mix}.gguf", mix, Work(threads=1))
+        write_gguf(source, tmp_path / f"{mix}.gguf", mix, RewriteWork(threads=1))
         found = report(source, open_checkpoint(tmp_path / f"{mix}.gguf"), TEXT, PLAIN, limit=100)
         assert found.source.tokens == found.rounded.tokens == 99
         kl.append(found.rounded.kl)
@@ -145,7 +145,7 @@ def test_scaling_changes_nothing_but_the_rounding(model, tmp_path):
     measured = calibrate(source, TEXT, "awq", 1)
     kinds = formats_of("Q4_0", {name: info.shape for name, info in source.tensors.items()})
     measured = fit_scales(source, kinds, measured)
-    write_gguf(source, tmp_path / "scaled.gguf", "F32", Work(threads=1, calibration=measured))
+    write_gguf(source, tmp_path / "scaled.gguf", "F32", RewriteWork(threads=1, calibration=measured))
     scaled = open_checkpoint(tmp_path / "scaled.gguf")
     names = ["layers.1.mlp.up.weight", "layers.1.mlp_norm.weight", "layers.0.attn.q.weight"]
     for name in names:
@@ -166,7 +166,7 @@ def test_columns_that_count_most_are_scaled_up(model):
     ]
     squares = np.full(64, 1e-3, np.float32)
     squares[5] = 64 - squares[:-1].sum()
-    calibration = Calibration(dict.fromkeys(folding.matrices, squares), foldings=(folding,))
+    calibration = WeightCalibration(dict.fromkeys(folding.matrices, squares), foldings=(folding,))
     scales = fit_scales(source, dict.fromkeys(source.tensors, "Q4_0"), calibration).scales
     gate, up = (scales[name] for name in folding.matrices)
     assert gate.columns.argmax() == 5
@@ -237,7 +237,7 @@ class TestHarness:
             yield llm
 
     def test_likelihoods_add_up_to_the_whole_text(self, llm):
-        answers = Answers(llm)
+        answers = HarnessAnswers(llm)
         pairs = [("a", "bc def"), ("a", "bc"), ("abc", " def"), ("abc ", "def"), ("", "abc def")]
         both, first, rest, moved, whole = (logprob for logprob, _ in answers.likelihoods(pairs))
         assert both == pytest.approx(first + rest, abs=1e-4)
@@ -246,28 +246,28 @@ class TestHarness:
         assert answers.rolling([""]) == [0.0]
 
     def test_the_likeliest_continuation_is_greedy(self, llm):
-        answers = Answers(llm)
+        answers = HarnessAnswers(llm)
         said = answers.continuations([("abc", {"max_gen_toks": 1, "until": []})])[0]
         if said.isprintable() and len(said) == 1:
             assert answers.likelihoods([("abc", said)])[0][1]
         assert not all(greedy for _, greedy in answers.likelihoods([("abc", "q"), ("abc", "z")]))
 
     def test_a_text_longer_than_the_context_is_scored_in_windows(self, llm):
-        assert Answers(llm).rolling(["x" * 100])[0] < Answers(llm).rolling(["x" * 30])[0] < 0
+        assert HarnessAnswers(llm).rolling(["x" * 100])[0] < HarnessAnswers(llm).rolling(["x" * 30])[0] < 0
 
     def test_settings_that_are_not_known_are_refused(self, llm):
         with pytest.raises(ConfigError, match="'num_beams' is not known"):
-            Answers(llm).continuations([("abc", {"num_beams": 4})])
+            HarnessAnswers(llm).continuations([("abc", {"num_beams": 4})])
         with pytest.raises(ConfigError, match="no tokens"):
-            Answers(llm).likelihoods([("abc", "")])
+            HarnessAnswers(llm).likelihoods([("abc", "")])
 
     def test_the_length_has_the_names_that_tasks_use(self, llm):
-        answers = Answers(llm)
+        answers = HarnessAnswers(llm)
         for name in ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"):
             assert len(answers.continuations([("abc", {name: 1})])[0]) <= 1
 
     def test_the_beginning_that_a_template_wrote_is_not_doubled(self, llm, monkeypatch):
-        answers, tokenizer = Answers(llm), llm.tokenizer
+        answers, tokenizer = HarnessAnswers(llm), llm.tokenizer
         bos = tokenizer.bos_id
         vocabulary = replace(tokenizer.vocabulary, prefix=(bos,))
         monkeypatch.setattr(tokenizer, "vocabulary", vocabulary)

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roofline.bench.profile.plot import FRAME, HEIGHT, draw
-from roofline.bench.profile.profile import Step
+from roofline.bench.profile.profile import ProfiledStep
 from roofline.bench.svg import CHARACTER, FONT, Box
 
 SVG = "{http://www.w3.org/2000/svg}"
-STEPS = st.sampled_from([Step(1, 8), Step(1, 700), Step(512), Step(1, 100, batch=16)])
+STEPS = st.sampled_from([ProfiledStep(1, 8), ProfiledStep(1, 700), ProfiledStep(512), ProfiledStep(1, 100, batch=16)])
 
 
 def labels(panel: ElementTree.Element) -> dict[str, Box]:
@@ -29,7 +29,7 @@ def labels(panel: ElementTree.Element) -> dict[str, Box]:
 
 @settings(max_examples=40, deadline=None)
 @given(STEPS, st.lists(st.floats(1e-4, 1e-1), min_size=made.COUNT, max_size=made.COUNT))
-def test_labels_keep_apart_and_inside(step: Step, each: list[float]) -> None:
+def test_labels_keep_apart_and_inside(step: ProfiledStep, each: list[float]) -> None:
     profile = made.made(step, each)
     root = ElementTree.fromstring(draw([profile], "a <model> & a chip"))
     (panel,) = root.findall(f"{SVG}g")
@@ -49,7 +49,7 @@ def test_labels_keep_apart_and_inside(step: Step, each: list[float]) -> None:
 
 
 def test_every_op_and_roof_is_named() -> None:
-    profile = made.made(Step(512), [1e-3] * made.COUNT)
+    profile = made.made(ProfiledStep(512), [1e-3] * made.COUNT)
     text = draw([profile, profile], "model")
     for op in profile.ops:
         assert text.count(f">{op.op} {op.shape} {op.share:.0%}<") >= 2 or not op.flops, op
@@ -60,6 +60,6 @@ def test_every_op_and_roof_is_named() -> None:
 
 
 def test_it_needs_nothing_from_elsewhere() -> None:
-    text = draw([made.made(Step(1, 8), [1e-5] * made.COUNT)], "model")
+    text = draw([made.made(ProfiledStep(1, 8), [1e-5] * made.COUNT)], "model")
     assert not re.search(r"<script|href=|url\(|@import|<image", text)
     assert set(re.findall(r"https?://[^\"]+", text)) == {"http://www.w3.org/2000/svg"}

@@ -14,11 +14,11 @@ peft = pytest.importorskip("peft", reason="what is compared with: pip install --
 from moe_models import transformers_model  # noqa: E402
 
 from roofline.bundle import load  # noqa: E402
-from roofline.bundle.rewrite import Work, write_gguf  # noqa: E402
+from roofline.bundle.rewrite import RewriteWork, write_gguf  # noqa: E402
 from roofline.common.errors import ConfigError, UnsupportedError  # noqa: E402
 from roofline.ops.adapters import AdapterMatrix  # noqa: E402
 from roofline.ops.batch import Segment  # noqa: E402
-from roofline.weights.adapter_files import Written, write_adapter  # noqa: E402
+from roofline.weights.adapter_files import AdapterDescription, write_adapter  # noqa: E402
 from roofline.weights.adapter_matrices import each_alone, joined  # noqa: E402
 from roofline.weights.adapter_merge import merged  # noqa: E402
 from roofline.weights.adapters import read_adapter  # noqa: E402
@@ -88,7 +88,7 @@ def test_an_adapter_of_peft_is_served_merged_and_given_back(kind: str, tmp_path:
     assert np.abs(of_ours(base) - expected).max() > 0.1, "it changes something"
     assert np.abs(of_ours(merged(base, adapter.matrices).checkpoint) - expected).max() < 2e-5
     assert np.abs(of_ours(base, adapter.matrices) - expected).max() < 2e-5
-    written = Written(base="base", rslora="rslora" in kind)
+    written = AdapterDescription(base="base", rslora="rslora" in kind)
     write_adapter(tmp_path / "ours", base.config, adapter.matrices, written)
     assert read_adapter(tmp_path / "ours").digest == adapter.digest
     assert np.array_equal(loaded_again(tmp_path / "base", tmp_path / "ours"), expected)
@@ -120,7 +120,7 @@ def test_dora_needs_the_models_files(model: Path, bundle: Path, home: Path, tmp_
     adapter = read_adapter(folder).matrices
     logits = []
     paired = tmp_path / "paired.gguf"  # where rows of q and k, and with them magnitudes, lie in another order
-    write_gguf(base, paired, "F32", Work(threads=1))
+    write_gguf(base, paired, "F32", RewriteWork(threads=1))
     for source, threads in ((model, 1), (model, 2), (paired, 1)):
         executable = load(str(source), **options, threads=threads).executable
         executable.adapters.set(1, adapter)

@@ -10,21 +10,21 @@ import pytest
 
 from roofline.bundle import golden, load
 from roofline.bundle.bundle_cache import entries
-from roofline.bundle.golden import Task, forget_packed, logits_of, original, reference_logits
+from roofline.bundle.golden import GoldenTask, forget_packed, logits_of, original, reference_logits
 from roofline.common.errors import RooflineError, UnsupportedError
 
 
 @pytest.fixture
-def task(model: Path, home: Path) -> Task:
-    return Task(str(model), None, [list(range(20)), [5, 6, 7]], [[0, 15, 19], [2]])
+def task(model: Path, home: Path) -> GoldenTask:
+    return GoldenTask(str(model), None, [list(range(20)), [5, 6, 7]], [[0, 15, 19], [2]])
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[GoldenTask]:
     """The tasks that were computed, in this process instead of another."""
-    done: list[Task] = []
+    done: list[GoldenTask] = []
 
-    async def computed(task: Task) -> bytes:
+    async def computed(task: GoldenTask) -> bytes:
         import io
 
         done.append(task)
@@ -36,11 +36,13 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
     return done
 
 
-def reference(task: Task) -> np.ndarray:
+def reference(task: GoldenTask) -> np.ndarray:
     return asyncio.run(reference_logits(task))
 
 
-def test_it_is_computed_once_for_a_file_and_its_prompts(task: Task, runs: list[Task], model: Path, home: Path) -> None:
+def test_it_is_computed_once_for_a_file_and_its_prompts(
+    task: GoldenTask, runs: list[GoldenTask], model: Path, home: Path
+) -> None:
     first = reference(task)
     assert first.shape == (4, 300)
     np.testing.assert_array_equal(reference(task), first)
@@ -56,7 +58,7 @@ def test_it_is_computed_once_for_a_file_and_its_prompts(task: Task, runs: list[T
     assert len(runs) == 4, "a damaged file is computed again"
 
 
-def test_few_are_kept(task: Task, runs: list[Task], home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_are_kept(task: GoldenTask, runs: list[GoldenTask], home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(golden, "KEPT", 2)
     for row in range(4):
         reference(replace(task, rows=[[row], [2]]))
@@ -82,11 +84,11 @@ def test_packed_weights_are_forgotten(model: Path, home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_of_its_own_computes_the_same(task: Task) -> None:
+def test_a_process_of_its_own_computes_the_same(task: GoldenTask) -> None:
     np.testing.assert_allclose(reference(task), logits_of(task), atol=1e-5)
 
 
 @pytest.mark.slow
-def test_what_the_process_says_is_the_reason(task: Task) -> None:
+def test_what_the_process_says_is_the_reason(task: GoldenTask) -> None:
     with pytest.raises(RooflineError, match="nowhere"):
         reference(replace(task, source="/nowhere"))

@@ -12,7 +12,7 @@ from roofline import LLM
 from roofline.bench.quality.certificate import ANSWER_TOKENS, NO_SERVED
 from roofline.bench.quality.survival import Sums, survivals, total
 from roofline.bundle.merge import MergedForm, merged_form, write_merged
-from roofline.bundle.rewrite import Work, write_gguf
+from roofline.bundle.rewrite import RewriteWork, write_gguf
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.engine.params import SamplingParams
 from roofline.ops.adapters import AdapterMatrix
@@ -95,7 +95,7 @@ def test_formats_and_orders_of_rows(model: Path, tmp_path: Path) -> None:
 
 def test_an_adapter_that_rounding_takes_away_is_refused(model: Path, tmp_path: Path) -> None:
     """A small change of weights that lie on a coarse grid: nearly all of it is rounded off again."""
-    write_gguf(open_checkpoint(model), tmp_path / "q4.gguf", "Q4_1", Work(threads=1))
+    write_gguf(open_checkpoint(model), tmp_path / "q4.gguf", "Q4_1", RewriteWork(threads=1))
     strong, weak = (adapter_of(model, tmp_path / str(size), size) for size in (2.0, 0.02))
     facts = certificate(tmp_path / "q4.gguf", strong, tmp_path / "strong.gguf")
     assert facts["all_matrices"]["kept"] > 0.9
@@ -120,16 +120,16 @@ def test_the_noise_of_rounding_is_not_taken_for_the_adapter(model: Path, tmp_pat
     for size in (1.0, 1e-6):
         whole = merged(base, [replace(each, scale=size) for each in for_checkpoint(base.tensors)])
         out = tmp_path / f"{size}.gguf"
-        write_merged(whole, out, merged_form(base, out, "Q4_1"), Work(threads=1))
+        write_merged(whole, out, merged_form(base, out, "Q4_1"), RewriteWork(threads=1))
         figures[size] = total(survivals(whole, open_checkpoint(out)))
     assert figures[1e-6].loss > 0.02
     noise = (figures[1e-6].lost / figures[1e-6].change) ** 0.5
     assert figures[1e-6].survival < noise / 5, "most blocks are rounded alike; of W itself it would be the noise"
-    assert abs(figures[1.0].kept - 1) < 0.05
+    assert abs(figures[1.0].projected_share - 1) < 0.05
 
 
 def test_formats_that_stay(model: Path, tmp_path: Path) -> None:
-    write_gguf(open_checkpoint(model), tmp_path / "q4.gguf", "Q4_K_M", Work(threads=1))
+    write_gguf(open_checkpoint(model), tmp_path / "q4.gguf", "Q4_K_M", RewriteWork(threads=1))
     adapter = adapter_of(model, tmp_path / "adapter", 2.0)
     merge(tmp_path / "q4.gguf", adapter, tmp_path / "merged.gguf")
     base, written = (open_checkpoint(tmp_path / name) for name in ("q4.gguf", "merged.gguf"))
@@ -140,7 +140,7 @@ def test_formats_that_stay(model: Path, tmp_path: Path) -> None:
     whole = merged(base, read_adapter(adapter).matrices)
     form = MergedForm(True, dict.fromkeys(base.tensors, "IQ2_XXS"))
     with pytest.raises(UnsupportedError, match=r"writing layers.* in IQ2_XXS.*--to q4"):
-        write_merged(whole, tmp_path / "low.gguf", form, Work(threads=1))
+        write_merged(whole, tmp_path / "low.gguf", form, RewriteWork(threads=1))
 
 
 def test_rows_get_the_length_that_dora_says(model: Path, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_rows_get_the_length_that_dora_says(model: Path, tmp_path: Path) -> None
 
 def test_dora_in_a_model_whose_rows_a_converter_permuted(model: Path, tmp_path: Path) -> None:
     """Magnitudes move with the rows: each is another one here."""
-    write_gguf(open_checkpoint(model), tmp_path / "base.gguf", "F32", Work(threads=1))
+    write_gguf(open_checkpoint(model), tmp_path / "base.gguf", "F32", RewriteWork(threads=1))
     plain, paired = open_checkpoint(model), open_checkpoint(tmp_path / "base.gguf")
     matrices = [
         replace(matrix, magnitude=np.arange(1, matrix.b.shape[1] + 1, dtype=np.float32))
@@ -184,7 +184,7 @@ def test_probes_and_words_for_people(model: Path, tmp_path: Path) -> None:
 
 def test_what_cannot_be_merged(model: Path, tmp_path: Path) -> None:
     adapter = adapter_of(model, tmp_path / "adapter")
-    write_gguf(open_checkpoint(model), tmp_path / "q4.gguf", "Q4_1", Work(threads=1))
+    write_gguf(open_checkpoint(model), tmp_path / "q4.gguf", "Q4_1", RewriteWork(threads=1))
     (tmp_path / "there").mkdir()
     (tmp_path / "there.certificate.json").write_text("")
     for words, problem in (
@@ -210,10 +210,10 @@ def test_what_cannot_be_merged(model: Path, tmp_path: Path) -> None:
 def test_sums() -> None:
     """Half of the change kept on average, and noise across it."""
     sums = Sums(weight=100.0, change=4.0, written=5.0, along=2.0, lost=5.0) + Sums()
-    assert (sums.kept, sums.size) == (0.5, 0.2)
+    assert (sums.projected_share, sums.size) == (0.5, 0.2)
     assert sums.survival == pytest.approx(1.118, abs=1e-3)
     assert sums.loss == pytest.approx(0.2236, abs=1e-3)
-    assert Sums().kept == Sums().survival == 1.0
+    assert Sums().projected_share == Sums().survival == 1.0
 
 
 def test_a_head_that_is_another_is_noticed(model: Path, tmp_path: Path) -> None:
@@ -238,10 +238,10 @@ def test_experts_in_one_tensor_and_in_several(tmp_path: Path) -> None:
     from bundle_models import tokenizer_json
 
     (tmp_path / "folder" / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
-    write_gguf(whole.checkpoint, tmp_path / "merged.gguf", "F32", Work(threads=1))
+    write_gguf(whole.checkpoint, tmp_path / "merged.gguf", "F32", RewriteWork(threads=1))
     figures = total(survivals(whole, open_checkpoint(tmp_path / "merged.gguf")))
     assert figures.loss == 0
-    assert figures.kept == 1.0
+    assert figures.projected_share == 1.0
     write_adapter(tmp_path / "adapter", base.config, for_checkpoint(base.tensors))
     facts = certificate(tmp_path / "folder", tmp_path / "adapter", tmp_path / "again", "--to", "f32")
     assert facts["answers"]["reference"] == NO_SERVED

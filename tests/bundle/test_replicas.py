@@ -44,7 +44,7 @@ def test_asked_threads_are_those_of_all_and_ranks_share_theirs(monkeypatch):
 
 def test_devices_need_no_threads():
     places = replicas.divided(LoadOptions(backend="gpu", tensor_parallel=2), 20)
-    assert places[19] == replicas.Place({"replica": (19, 20)}, {"replica": (38, 40)}, [])
+    assert places[19] == replicas.ReplicaPlace({"replica": (19, 20)}, {"replica": (38, 40)}, [])
 
 
 def test_caches_share_what_the_memory_allows(monkeypatch):

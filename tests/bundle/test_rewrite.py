@@ -14,7 +14,7 @@ from moe_models import transformers_model
 from moe_models import write_gguf as write_experts
 
 from roofline.bundle import load
-from roofline.bundle.rewrite import Work, write_gguf, write_safetensors
+from roofline.bundle.rewrite import RewriteWork, write_gguf, write_safetensors
 from roofline.bundle.text_side import load_text
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.models.registry import configure
@@ -28,7 +28,7 @@ TEXT = "The quick brown fox, 12 + 34 = 46; naïve café\n"
 
 @pytest.fixture
 def gguf(model: Path, tmp_path: Path) -> Path:
-    write_gguf(open_checkpoint(model), tmp_path / "new.gguf", "", Work(threads=2))
+    write_gguf(open_checkpoint(model), tmp_path / "new.gguf", "", RewriteWork(threads=2))
     return tmp_path / "new.gguf"
 
 
@@ -42,7 +42,7 @@ def _logits(path: Path) -> np.ndarray:
 
 
 def test_there_and_back_every_tensor_has_its_bytes(model, gguf, tmp_path):
-    write_safetensors(open_checkpoint(gguf), tmp_path / "back", "", Work(threads=2))
+    write_safetensors(open_checkpoint(gguf), tmp_path / "back", "", RewriteWork(threads=2))
     before, after = (SafetensorsFile(folder / "model.safetensors") for folder in (model, tmp_path / "back"))
     assert before.tensors == after.tensors
     for name in before.tensors:
@@ -61,7 +61,7 @@ def test_a_gguf_file_computes_what_its_source_does(model, gguf):
 
 def test_transformers_reads_the_folder(gguf, tmp_path):
     transformers = pytest.importorskip("transformers")
-    write_safetensors(open_checkpoint(gguf), tmp_path / "back", "", Work(threads=2))
+    write_safetensors(open_checkpoint(gguf), tmp_path / "back", "", RewriteWork(threads=2))
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", dtype="float32")
     import torch
 
@@ -83,7 +83,7 @@ def test_values_that_lie_otherwise_in_folders_are_written_as_these_have_them(nam
     case = GGUF_CASES[name]
     original = theirs(case.config)
     source = write(tmp_path / "model.gguf", original, case)
-    write_safetensors(open_checkpoint(source), tmp_path / "back", "", Work(threads=2))
+    write_safetensors(open_checkpoint(source), tmp_path / "back", "", RewriteWork(threads=2))
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", dtype="float32").eval()
     ids = torch.arange(20)[None]
     with torch.no_grad():
@@ -116,7 +116,7 @@ def test_a_family_is_written_as_its_converter_does(name, tmp_path):
     original = theirs(case.config)
     original.save_pretrained(tmp_path / "folder")
     wanted = open_checkpoint(write(tmp_path / "theirs.gguf", original, case))
-    write_gguf(open_checkpoint(tmp_path / "folder"), tmp_path / "ours.gguf", "", Work(threads=1))
+    write_gguf(open_checkpoint(tmp_path / "folder"), tmp_path / "ours.gguf", "", RewriteWork(threads=1))
     ours = open_checkpoint(tmp_path / "ours.gguf")
     assert ours.tensors == wanted.tensors
     for tensor in wanted.tensors:
@@ -134,7 +134,7 @@ def test_the_experts_of_a_layer_are_written_as_one_tensor(kind, tmp_path):
     original = transformers_model(kind)
     original.save_pretrained(tmp_path / "folder")
     wanted = open_checkpoint(write_experts(tmp_path / "theirs.gguf", original, kind))
-    write_gguf(open_checkpoint(tmp_path / "folder"), tmp_path / "ours.gguf", "", Work(threads=1))
+    write_gguf(open_checkpoint(tmp_path / "folder"), tmp_path / "ours.gguf", "", RewriteWork(threads=1))
     for ours in (open_checkpoint(tmp_path / "ours.gguf"), open_checkpoint(_again(tmp_path))):
         assert {n: t.shape for n, t in ours.tensors.items()} == {n: t.shape for n, t in wanted.tensors.items()}
         for tensor in wanted.tensors:
@@ -146,7 +146,7 @@ def test_the_experts_of_a_layer_are_written_as_one_tensor(kind, tmp_path):
 
 def _again(folder):
     """The file of a folder, written once more from the file."""
-    write_gguf(open_checkpoint(folder / "ours.gguf"), folder / "again.gguf", "F32", Work(threads=1))
+    write_gguf(open_checkpoint(folder / "ours.gguf"), folder / "again.gguf", "F32", RewriteWork(threads=1))
     return folder / "again.gguf"
 
 
@@ -157,12 +157,12 @@ def test_factors_of_longrope_have_no_place_in_a_file(tmp_path):
 
     theirs(CASES["phi3_long"].config).save_pretrained(tmp_path / "folder")
     with pytest.raises(UnsupportedError, match="a GGUF file of a phi3 model"):
-        write_gguf(open_checkpoint(tmp_path / "folder"), tmp_path / "new.gguf", "", Work(threads=1))
+        write_gguf(open_checkpoint(tmp_path / "folder"), tmp_path / "new.gguf", "", RewriteWork(threads=1))
     assert not (tmp_path / "new.gguf").exists()
 
 
 def test_a_quantised_file_is_near_its_source(model, tmp_path):
-    written = write_gguf(open_checkpoint(model), tmp_path / "q8.gguf", "Q8_0", Work(threads=2))
+    written = write_gguf(open_checkpoint(model), tmp_path / "q8.gguf", "Q8_0", RewriteWork(threads=2))
     assert written.tensors == {"Q8_0": 15, "F32": 5}
     assert written.path.stat().st_size == written.nbytes
     before, after = _logits(model), _logits(tmp_path / "q8.gguf")
@@ -175,15 +175,15 @@ def test_llama3_scaling_comes_back(tmp_path):
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     config["rope_scaling"] = {**scaling, "original_max_position_embeddings": 8192}
     (folder / "config.json").write_text(json.dumps(config))
-    write_gguf(open_checkpoint(folder), tmp_path / "new.gguf", "", Work(threads=1))
+    write_gguf(open_checkpoint(folder), tmp_path / "new.gguf", "", RewriteWork(threads=1))
     assert np.allclose(_logits(folder), _logits(tmp_path / "new.gguf"), atol=1e-5)
-    write_gguf(open_checkpoint(tmp_path / "new.gguf"), tmp_path / "again.gguf", "Q8_0", Work(threads=1))
+    write_gguf(open_checkpoint(tmp_path / "new.gguf"), tmp_path / "again.gguf", "Q8_0", RewriteWork(threads=1))
     assert open_checkpoint(tmp_path / "again.gguf").config == open_checkpoint(tmp_path / "new.gguf").config
 
 
 def test_what_a_gguf_file_cannot_hold_is_refused_by_name(tmp_path):
     with pytest.raises(UnsupportedError, match="GGUF file of a mpt model"):
-        write_gguf(open_checkpoint(write_mpt(tmp_path / "mpt", "rope")), tmp_path / "new.gguf", "", Work())
+        write_gguf(open_checkpoint(write_mpt(tmp_path / "mpt", "rope")), tmp_path / "new.gguf", "", RewriteWork())
     folder = write_model(tmp_path / "model")
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     split = {"type": "Split", "pattern": {"Regex": "[aeiou]"}, "behavior": "Isolated", "invert": False}
@@ -191,7 +191,7 @@ def test_what_a_gguf_file_cannot_hold_is_refused_by_name(tmp_path):
     tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, byte_level]}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(UnsupportedError, match="splitting rule"):
-        write_gguf(open_checkpoint(folder), tmp_path / "new.gguf", "", Work())
+        write_gguf(open_checkpoint(folder), tmp_path / "new.gguf", "", RewriteWork())
     assert not (tmp_path / "new.gguf").exists()
 
 
@@ -202,13 +202,13 @@ def test_experts_of_a_gguf_file_are_written_as_transformers_reads_them(kind, tmp
     transformers = pytest.importorskip("transformers")
     original = transformers_model(kind)
     source = open_checkpoint(write_experts(tmp_path / "model.gguf", original, kind))
-    write_safetensors(source, tmp_path / "back", "", Work(threads=2))
+    write_safetensors(source, tmp_path / "back", "", RewriteWork(threads=2))
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", dtype="float32")
     values = read.state_dict()
     assert values.keys() == original.state_dict().keys()
     for name, tensor in original.state_dict().items():
         assert np.array_equal(values[name].numpy(), tensor.numpy()), name
-    write_gguf(open_checkpoint(tmp_path / "back"), tmp_path / "again.gguf", "", Work(threads=1))
+    write_gguf(open_checkpoint(tmp_path / "back"), tmp_path / "again.gguf", "", RewriteWork(threads=1))
     again = open_checkpoint(tmp_path / "again.gguf")
     assert again.tensors == source.tensors
     assert all(np.array_equal(again.read(name), source.read(name)) for name in source.tensors)
@@ -231,7 +231,7 @@ def test_experts_are_written_one_after_the_other(name, tmp_path):
     source = replace(made, bytes_of=kept.__getitem__)
     tracemalloc.start()
     try:
-        write_safetensors(source, tmp_path / "new", "", Work(threads=1))
+        write_safetensors(source, tmp_path / "new", "", RewriteWork(threads=1))
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -263,7 +263,9 @@ def test_what_a_gguf_file_widened_is_in_16_bits_again_where_these_hold_it(exact,
         for name, info in made.tensors.items()
     }
     read = {name: values[name].view(np.uint8).reshape(-1) if name in wide else made.read(name) for name in tensors}
-    write_safetensors(replace(made, tensors=tensors, bytes_of=read.__getitem__), tmp_path / "new", "", Work(threads=1))
+    write_safetensors(
+        replace(made, tensors=tensors, bytes_of=read.__getitem__), tmp_path / "new", "", RewriteWork(threads=1)
+    )
     stored = SafetensorsFile(tmp_path / "new" / "model.safetensors").tensors
     widened = [] if exact else ["model.layers.0.mlp.experts.gate_up_proj_bias"]
     assert [name for name, info in stored.items() if info.format == "F32"] == widened
@@ -328,7 +330,7 @@ def test_numbers_that_are_none_are_not_rounded(tmp_path):
     if len(checkpoint.tensors[last[0]].shape) < 2:
         pytest.skip("the last tensor of the file is a vector, which is not rounded")
     with pytest.raises(ConfigError, match="NaN or infinity"):
-        write_gguf(checkpoint, tmp_path / "new.gguf", "Q8_0", Work())
+        write_gguf(checkpoint, tmp_path / "new.gguf", "Q8_0", RewriteWork())
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -343,9 +345,9 @@ def test_numbers_that_are_none_are_not_copied_either(bits: bytes, to: str, tmp_p
     (last,) = (name for name in checkpoint.tensors if not np.isfinite(checkpoint.dequantize(name)).all())
     said = f"{folder}: tensor '{last}' holds NaN or infinity: .* take another copy"
     with pytest.raises(ConfigError, match=said):
-        write_gguf(checkpoint, tmp_path / "new.gguf", to, Work())
+        write_gguf(checkpoint, tmp_path / "new.gguf", to, RewriteWork())
     with pytest.raises(ConfigError, match=said):
-        write_safetensors(checkpoint, tmp_path / "new", "", Work())
+        write_safetensors(checkpoint, tmp_path / "new", "", RewriteWork())
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -393,10 +395,10 @@ def test_a_disk_without_room_and_a_folder_without_permission(model, tmp_path, mo
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda path: usage._replace(free=100))
         with pytest.raises(CapacityError, match=r"bytes of disk.*Free"):
-            write_gguf(open_checkpoint(model), tmp_path / "new.gguf", "", Work())
+            write_gguf(open_checkpoint(model), tmp_path / "new.gguf", "", RewriteWork())
         patch.setattr(os, "access", lambda *args: False)
         with pytest.raises(ConfigError, match="permission is missing"):
-            write_gguf(open_checkpoint(model), tmp_path / "new.gguf", "", Work())
+            write_gguf(open_checkpoint(model), tmp_path / "new.gguf", "", RewriteWork())
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -406,9 +408,9 @@ def test_a_disk_that_fills_up_leaves_nothing(model, gguf, tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:
         with pytest.raises(ConfigError, match="cannot be written: the limit on the size of files is reached"):
-            write_gguf(open_checkpoint(model), tmp_path / "full.gguf", "", Work())
+            write_gguf(open_checkpoint(model), tmp_path / "full.gguf", "", RewriteWork())
         with pytest.raises(ConfigError, match="cannot be written: the limit on the size of files is reached"):
-            write_safetensors(open_checkpoint(gguf), tmp_path / "full", "", Work())
+            write_safetensors(open_checkpoint(gguf), tmp_path / "full", "", RewriteWork())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert sorted(tmp_path.iterdir()) == before

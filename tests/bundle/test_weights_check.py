@@ -17,12 +17,12 @@ from roofline.backends.cpu import weights_check
 from roofline.backends.cpu.weights_check import SLICE, StepEdges, WeightsCheck
 from roofline.bundle import load
 from roofline.bundle.manifest import BundleError
-from roofline.bundle.weights_checks import Outcome, last_problem, outcomes
+from roofline.bundle.weights_checks import WeightsCheckOutcome, last_problem, outcomes
 from roofline.cli.measure.doctor import _weights_line
 from roofline.engine.llm import LLM
 from roofline.engine.local import LocalEngine
 from roofline.engine.process.messages import Checked
-from roofline.engine.process.replicas import Replicas
+from roofline.engine.process.replicas import EngineReplicas
 from roofline.engine.process.thread import engine_in_thread
 from tests.command_line import call_roofline
 
@@ -183,7 +183,7 @@ def test_of_replicas_the_first_that_is_wrong_counts() -> None:
             self.checked = checked
 
     def together(*checked: Checked | None) -> Checked | None:
-        replicas = Replicas.__new__(Replicas)
+        replicas = EngineReplicas.__new__(EngineReplicas)
         replicas.engines = tuple(map(Engine, checked))  # type: ignore[arg-type]
         return replicas.checked
 
@@ -195,7 +195,7 @@ def test_of_replicas_the_first_that_is_wrong_counts() -> None:
 
 def test_an_outcome_of_a_bundle_that_is_gone_is_not_shown(bundle: Path) -> None:
     ended(load(str(bundle), text=False))
-    assert isinstance(outcomes()[0], Outcome)
+    assert isinstance(outcomes()[0], WeightsCheckOutcome)
     bundle.rename(bundle.with_name("moved"))
     assert outcomes() == []
 

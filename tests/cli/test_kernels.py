@@ -9,12 +9,12 @@ from roofline.backends.backend import CompiledAhead
 from roofline.backends.gpu.ahead import check as static
 from roofline.backends.gpu.ahead import kernel_list as catalogue
 from roofline.backends.gpu.ahead.binary_facts import Facts
-from roofline.backends.gpu.ahead.gates import Violation
+from roofline.backends.gpu.ahead.gates import GateViolation
 from roofline.hardware.chips.occupancy import Occupancy
 from tests.command_line import call_roofline
 
 FACTS = Facts(94, 0, 38, 0, 0, 8192, 0, 4772, 4, {"v_mfma_f32_32x32x8_bf16": 2}, {"bf16": 1}, {})
-FAULT = Violation("attend", "wide", "gfx942", "spills", "7 registers", "0", "take a smaller tile")
+FAULT = GateViolation("attend", "wide", "gfx942", "spills", "7 registers", "0", "take a smaller tile")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from roofline.cli.run.answer_layout import NoTextError
 from roofline.cli.run.told_answer import changed_text, ends_as_said
 from roofline.engine.params import SamplingParams
-from roofline.engine.receipts.receipt import DIGEST, Choice, Receipt, Sampling, prompt_of
+from roofline.engine.receipts.receipt import DIGEST, Receipt, ReceiptChoice, ReceiptSampling, prompt_of
 from roofline.server.generation import Generation
 from roofline.text.streaming.stops import TextStream
 
@@ -39,7 +39,7 @@ class Text:
 
 def receipt_of(*texts: str, stop: str | None = None) -> Receipt:
     choices = [
-        Choice(
+        ReceiptChoice(
             prompt=0, sample=sample, finish_reason="stop", stop=stop or 0,
             ids=[*map(ord, text), *(() if stop else (0,))], digests=[],
         )
@@ -47,7 +47,7 @@ def receipt_of(*texts: str, stop: str | None = None) -> Receipt:
     ]  # fmt: skip
     return Receipt(
         version=1, id="a", created=5, model="toy", fingerprint="f", weights="w", adapter=None, digest=DIGEST,
-        end_ids=[0], sampling=Sampling.of(SamplingParams(seed=1, n=len(texts), stop=(stop,) if stop else ())),
+        end_ids=[0], sampling=ReceiptSampling.of(SamplingParams(seed=1, n=len(texts), stop=(stop,) if stop else ())),
         prompts=[prompt_of([65], False)], choices=choices,
     )  # fmt: skip
 
@@ -251,8 +251,8 @@ def test_the_last_event_of_a_stream_has_no_text():
     ],
 )
 def test_a_text_ends_at_its_stop_string_and_passes_none(text, ends, stop, stops, right, late):
-    choice = Choice(prompt=0, sample=0, finish_reason=ends, stop=stop, ids=[*map(ord, text)], digests=[])
+    choice = ReceiptChoice(prompt=0, sample=0, finish_reason=ends, stop=stop, ids=[*map(ord, text)], digests=[])
     for least, expected in ((0, right), (8, late)):
-        sampling = Sampling.of(SamplingParams(seed=1, stop=stops, min_tokens=least))
+        sampling = ReceiptSampling.of(SamplingParams(seed=1, stop=stops, min_tokens=least))
         changed = msgspec.structs.replace(receipt_of("x"), sampling=sampling, choices=[choice])
         assert ends_as_said(choice, changed, Text(), None) == expected, least

@@ -12,7 +12,7 @@ from roofline.backends.gpu.tuning import gemm as gemm_tuning
 from roofline.backends.gpu.tuning import linear as linear_tuning
 from roofline.hardware.chips import chips
 from roofline.hardware.tuning import tunableop
-from roofline.hardware.tuning.tunableop import Row
+from roofline.hardware.tuning.tunableop import TunableOpRow
 from roofline.program.gemms import Gemm
 from tests.command_line import call_roofline
 
@@ -36,7 +36,7 @@ def run(tmp_path, monkeypatch):
 def file(path, *rows, **validators):
     found = tunableop.Results(AMD | validators)
     for n, solution, ms in rows:
-        found.add(Row(*tunableop.gemm("BF16", n, 64, 128), solution, ms))
+        found.add(TunableOpRow(*tunableop.gemm("BF16", n, 64, 128), solution, ms))
     tunableop.write(found, path)
     return str(path)
 

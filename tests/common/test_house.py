@@ -20,6 +20,12 @@ def test_the_package_keeps_the_rules():
 
 FAULTS = {
     "participles as names": {"a/x.py": "found = 1\n"},
+    "vague words as names": {"a/x.py": "def f(each): ...\n"},
+    "classes with another's name": {"a/x.py": "class Answer: ...\n", "b/y.py": "class Answer: ...\n"},
+    "records filled by over 5 positions": {
+        "a/x.py": "@dataclass\nclass Box:\n" + "".join(f"    f{n}: int\n" for n in range(6)),
+        "b/y.py": "box = x.Box(1, 2, 3, 4, 5, 6)\n",
+    },
     "functions over 60 lines": {"a/x.py": "def f():\n" + "    pass\n" * 60},
     "functions over 8 parameters": {"a/x.py": "def f(self, a, b, c, d, e, f, g, *, h, i): ...\n"},
     "circles of modules": {
@@ -53,5 +59,11 @@ def test_what_is_inside_the_limits_is_not_noticed(tmp_path):
     (root / "a/y.py").write_text(
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from roofline.a import z\nfound_at = 1\n"
     )
-    (root / "a/z.py").write_text("from roofline.a import y\n")
+    (root / "a/z.py").write_text("from roofline.a import y\nclass _Part: ...\nclass Box(NamedTuple):\n    f: int\n")
+    (root / "a/w.py").write_text("class _Part: ...\nbox = z.Box(1, f1=2, f2=3, f3=4, f4=5, f5=6)\n")
     assert broken(root) == set()
+
+
+def test_names_that_classes_may_share_are_still_shared():
+    places = house.classes(house.syntax())
+    assert {name for name in house.SHARED_CLASS_NAMES if len(places.get(name, ())) < 2} == set()

@@ -17,7 +17,7 @@ from roofline.engine.params import SamplingParams
 from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
 from roofline.engine.process.remote_adapters import RemoteAdapters
-from roofline.engine.process.replicas import Replicas
+from roofline.engine.process.replicas import EngineReplicas
 from roofline.engine.process.thread import engine_in_thread
 from roofline.weights.adapter_gguf import write_gguf_adapter
 from roofline.weights.adapters import read_adapter
@@ -263,7 +263,7 @@ def test_replicas_load_on_those_that_are_left(model, folders):
             await replicas.load_adapter(folders[1])
         assert refused.value.status == 503
 
-    started(test, Replicas([thread_engine(model) for _ in range(2)]))
+    started(test, EngineReplicas([thread_engine(model) for _ in range(2)]))
 
 
 def test_a_fresh_process_has_the_adapters_of_the_dead_one(model, folders):

@@ -14,7 +14,7 @@ from roofline.engine.beams import BeamSearch, refuse_sampling
 from roofline.engine.events import Event, TokenLogprob, Usage
 from roofline.engine.params import SamplingParams
 from roofline.engine.process.beam_stream import beam_stream
-from roofline.engine.process.stream import Stream
+from roofline.engine.process.stream import EventStream
 from roofline.ops.batch import Segment
 
 PROMPT = list(range(20))
@@ -149,7 +149,7 @@ class Engine:
 
     async def submit(self, ids, params, *, eos_ids, request_id, salt):
         assert (eos_ids, salt, params.max_tokens) == ((), "mine", 1)
-        stream = Stream(lambda name, _: self.aborted.append(name), request_id, 1)
+        stream = EventStream(lambda name, _: self.aborted.append(name), request_id, 1)
         self.names.append(request_id)
         if ids[-1] != self.hangs:
             logprobs = [TokenLogprob(5, -0.1, ((5, -0.1), (6, -0.5), (7, -3.0)))]

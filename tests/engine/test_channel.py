@@ -12,7 +12,7 @@ from roofline.common.errors import RooflineError
 from roofline.engine.events import Event
 from roofline.engine.process import main, messages
 from roofline.engine.process.main import Channel
-from roofline.engine.process.messages import Abort, Close, Report
+from roofline.engine.process.messages import Abort, Close, StepReport
 from roofline.engine.stats import EngineStats
 
 FRAME = messages.frame(Abort("a", 1))
@@ -68,7 +68,7 @@ def test_a_message_of_the_largest_size_is_one_and_a_larger_one_breaks_the_stream
 
 
 def report(size):
-    return Report([Event("x" * size, 0, [])], EngineStats())
+    return StepReport([Event("x" * size, 0, [])], EngineStats())
 
 
 def received(ours, size):

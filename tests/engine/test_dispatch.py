@@ -10,7 +10,7 @@ from roofline.engine.events import Event
 from roofline.engine.process.dispatch import MAX_PAGES, CachedPages, Candidate, choose, keys_of
 from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
-from roofline.engine.process.stream import ANSWER_TOKENS, Stream
+from roofline.engine.process.stream import ANSWER_TOKENS, EventStream
 from roofline.ops.batch import PAGE_TOKENS
 
 PROMPT = list(range(10 * PAGE_TOKENS))
@@ -24,7 +24,7 @@ class Engine(RemoteEngine):
         self.description = SimpleNamespace(pid=pid, num_pages=num_pages)
 
     def open(self, uncomputed, answers=1):
-        stream = Stream(self.abort, "", answers, uncomputed)
+        stream = EventStream(self.abort, "", answers, uncomputed)
         self.requests[str(len(self.requests))] = SimpleNamespace(stream=stream)
         return stream
 

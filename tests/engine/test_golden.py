@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from roofline.engine.golden import LEAST_AGREEMENT, MOST_KL, Comparison, compare_row, golden_prompts, summarize
+from roofline.engine.golden import LEAST_AGREEMENT, MOST_KL, GoldenComparison, compare_row, golden_prompts, summarize
 
 
 def encode(text: str, *, add_special: bool) -> list[int]:
@@ -37,16 +37,16 @@ def test_divergence_and_agreement_of_known_probabilities() -> None:
     second = 0.5 * math.log(2) - 0.25 * math.log(2)  # sum of p log(p / q)
     assert compared.kl == pytest.approx(second / 2, abs=1e-6)
     assert (compared.agreement, compared.positions) == (0.5, 2)
-    assert summarize([compare_row(row, row) for row in right]) == Comparison(0.0, 1.0, 2)
+    assert summarize([compare_row(row, row) for row in right]) == GoldenComparison(0.0, 1.0, 2)
 
 
 def test_a_divergence_that_is_no_number_is_beyond_every_threshold() -> None:
-    assert summarize([(0.0, True), (math.nan, True)]) == Comparison(math.inf, 1.0, 2)
-    assert summarize([(-1e-9, True), (0.0, True)]) == Comparison(0.0, 1.0, 2), "rounded below zero"
+    assert summarize([(0.0, True), (math.nan, True)]) == GoldenComparison(math.inf, 1.0, 2)
+    assert summarize([(-1e-9, True), (0.0, True)]) == GoldenComparison(0.0, 1.0, 2), "rounded below zero"
 
 
 def test_both_thresholds_count() -> None:
-    assert Comparison(MOST_KL, LEAST_AGREEMENT, 32).within
-    assert not Comparison(MOST_KL * 1.01, 1.0, 32).within
-    assert not Comparison(0.0, LEAST_AGREEMENT - 0.01, 32).within
-    assert not Comparison(math.nan, 1.0, 32).within
+    assert GoldenComparison(MOST_KL, LEAST_AGREEMENT, 32).within
+    assert not GoldenComparison(MOST_KL * 1.01, 1.0, 32).within
+    assert not GoldenComparison(0.0, LEAST_AGREEMENT - 0.01, 32).within
+    assert not GoldenComparison(math.nan, 1.0, 32).within

@@ -17,7 +17,7 @@ from roofline.engine.params import SamplingParams
 from roofline.engine.pooling import Pooling, cosine, embedding, probability, vector_bytes, vector_numbers
 from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
-from roofline.engine.process.replicas import Replicas
+from roofline.engine.process.replicas import EngineReplicas
 from roofline.ops.batch import Segment
 
 MEAN, LAST, LOGITS = Pooling("mean"), Pooling("last"), Pooling("logits", (7, 3, 7))
@@ -191,7 +191,7 @@ def test_another_process_gives_the_same_vectors_also_after_deaths_and_aborts():
         return None
 
     async def program():
-        replicas = Replicas([engine(), engine()])
+        replicas = EngineReplicas([engine(), engine()])
         await replicas.start()
         try:
             streams = [await replicas.submit(*request) for request in requests]

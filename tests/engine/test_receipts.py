@@ -18,8 +18,16 @@ from hypothesis import strategies as st
 from roofline.common.errors import ConfigError
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
-from roofline.engine.receipts.receipt import DIGEST, Choice, Prompt, Receipt, Sampling, prompt_of, read_receipt
-from roofline.engine.receipts.recompute import Difference, recompute
+from roofline.engine.receipts.receipt import (
+    DIGEST,
+    Prompt,
+    Receipt,
+    ReceiptChoice,
+    ReceiptSampling,
+    prompt_of,
+    read_receipt,
+)
+from roofline.engine.receipts.recompute import AnswerDifference, recompute
 from roofline.engine.receipts.signing import Ed25519Signer, broken_seal, damage_of, read_public_key, seal
 
 PROMPTS = [[1, 2, 3] * 9, [4, 5]]
@@ -40,7 +48,7 @@ def receipt_of(executable) -> Receipt:
             digests += [digest.hex() for digest in event.digests or []]
             answers[event.request_id, event.index][2] = event
     choices = [
-        Choice(
+        ReceiptChoice(
             prompt=int(name),
             sample=index,
             finish_reason=last.finish_reason,
@@ -53,7 +61,8 @@ def receipt_of(executable) -> Receipt:
     assert {choice.finish_reason for choice in choices} == {"stop", "length"}
     return Receipt(
         version=2, id="a", created=5, model="toy", fingerprint="fake", weights="w", adapter=None, digest=DIGEST,
-        sampling=Sampling.of(PARAMS), end_ids=[], prompts=[prompt_of(ids, True) for ids in PROMPTS], choices=choices,
+        sampling=ReceiptSampling.of(PARAMS), end_ids=[], choices=choices,
+        prompts=[prompt_of(ids, True) for ids in PROMPTS],
     )  # fmt: skip
 
 
@@ -267,17 +276,17 @@ def test_the_first_step_that_differs_is_told(receipt):
         return recompute(LocalEngine(executable), changed, PROMPTS)
 
     assert differs(FakeExecutable(tokens=5)) is None
-    assert differs(FakeExecutable(weights=1)) == Difference(0, 0, "logits")
+    assert differs(FakeExecutable(weights=1)) == AnswerDifference(0, 0, "logits")
     later = differs(OneBitLater())
     step = 31 - len(PROMPTS[0])  # the row of position 30 is that of the fifth id
-    assert later == Difference(0, step, "logits")
+    assert later == AnswerDifference(0, step, "logits")
     for number, choice in enumerate(receipt.choices):
         ids = [*choice.ids[:-1], choice.ids[-1] ^ 1]
         shorter = msgspec.structs.replace(choice, ids=choice.ids[:-1], digests=choice.digests[:-1])
         for other, what in ((msgspec.structs.replace(choice, ids=ids), "id"), (shorter, "end")):
             choices = [*receipt.choices[:number], other, *receipt.choices[number + 1 :]]
             told = differs(FakeExecutable(), msgspec.structs.replace(receipt, choices=choices))
-            assert told == Difference(number, len(other.ids) - 1, what)
+            assert told == AnswerDifference(number, len(other.ids) - 1, what)
 
 
 @pytest.mark.parametrize(
@@ -312,9 +321,9 @@ def test_an_end_is_explained_by_what_the_receipt_says(receipt):
                 changed = with_choice(receipt, number, finish_reason=reason, stop=stop)
                 told = ends(changed)
                 assert (told is None) == ((reason, stop) == right), (number, reason, stop)
-                assert told is None or told == Difference(number, len(choice.ids) - 1, "end")
+                assert told is None or told == AnswerDifference(number, len(choice.ids) - 1, "end")
                 cut = with_choice(changed, number, ids=choice.ids[:-1], digests=choice.digests[:-1])
-                assert ends(cut) == Difference(number, len(choice.ids) - 2, "end")
+                assert ends(cut) == AnswerDifference(number, len(choice.ids) - 2, "end")
     number = next(at for at, choice in enumerate(receipt.choices) if choice.finish_reason == "length")
     asked = []
 
@@ -323,12 +332,12 @@ def test_an_end_is_explained_by_what_the_receipt_says(receipt):
         return choice.stop in (None, "Z") or isinstance(choice.stop, int)
 
     by_string = with_choice(receipt, number, finish_reason="stop", stop="Z")
-    assert ends(by_string, text_end) == Difference(number, 11, "end"), "the request did not name it"
+    assert ends(by_string, text_end) == AnswerDifference(number, 11, "end"), "the request did not name it"
     named = with_choice(by_string, number, sampling={"stop": ["Z"]})
     assert ends(named, text_end) is None
     assert {choice.sample for choice in asked} == {0, 1}, "every answer is asked after"
-    assert ends(with_choice(named, number, finish_reason="length"), text_end) == Difference(number, 11, "end")
-    assert ends(named, lambda choice: choice.stop != "Z") == Difference(number, 11, "end")
+    assert ends(with_choice(named, number, finish_reason="length"), text_end) == AnswerDifference(number, 11, "end")
+    assert ends(named, lambda choice: choice.stop != "Z") == AnswerDifference(number, 11, "end")
     for most in (None, 11, 13):
         assert ends(with_choice(receipt, number, sampling={"max_tokens": most})).what == "end"
 
@@ -344,9 +353,9 @@ def test_without_a_longest_length_the_context_is_it(receipt, most):
         for event in engine.step():
             ids += event.ids
             digests += [digest.hex() for digest in event.digests or []]
-    choice = Choice(prompt=0, sample=0, finish_reason="length", stop=None, ids=ids, digests=digests)
+    choice = ReceiptChoice(prompt=0, sample=0, finish_reason="length", stop=None, ids=ids, digests=digests)
     prompts = [prompt_of(PROMPTS[0], True)]
-    sampling = Sampling.of(params)
+    sampling = ReceiptSampling.of(params)
     told = msgspec.structs.replace(receipt, sampling=sampling, prompts=prompts, choices=[choice])
     assert len(ids) == (most or 40 - len(PROMPTS[0]))
 
@@ -354,6 +363,6 @@ def test_without_a_longest_length_the_context_is_it(receipt, most):
         return recompute(LocalEngine(FakeExecutable(max_context=context)), changed, PROMPTS[:1])
 
     assert differs(told, 40) is None
-    assert differs(told, 50) == (None if most else Difference(0, len(ids) - 1, "end"))
+    assert differs(told, 50) == (None if most else AnswerDifference(0, len(ids) - 1, "end"))
     cut = with_choice(told, 0, ids=ids[:-1], digests=digests[:-1])
-    assert differs(cut, 40) == Difference(0, len(ids) - 2, "end")
+    assert differs(cut, 40) == AnswerDifference(0, len(ids) - 2, "end")

@@ -27,7 +27,7 @@ from roofline.engine.recording.entries import (
     frame,
     read_entries,
 )
-from roofline.engine.recording.recorder import MIN_PLACES, Recorder
+from roofline.engine.recording.recorder import MIN_PLACES, StepRecorder
 from roofline.engine.recording.replay import replay
 from roofline.engine.schedule.plan import StepPlan
 from roofline.engine.schedule.sequence import Request
@@ -204,7 +204,7 @@ def test_arrivals_tell_sizes_alone(tmp_path):
 def test_an_answer_that_comes_back_with_other_pages_brings_what_lies_in_them(tmp_path):
     """After a pre-emption the prefix cache may give it pages that another sequence has filled."""
     executable = FakeExecutable()
-    recorder = Recorder(tmp_path, executable, no_adapters(executable), 1, with_ids=True)
+    recorder = StepRecorder(tmp_path, executable, no_adapters(executable), 1, with_ids=True)
     request = Request("a", list(range(40)), SamplingParams(seed=1, max_tokens=4), frozenset(), 4, 1, b"")
     (sequence,) = request.sequences
     for pages, computed, count in (([3, 4, 5], 0, 40), ([6, 7, 5], 32, 8)):
@@ -226,14 +226,14 @@ def test_recordings_of_earlier_runs_count(tmp_path):
         path.write_bytes(bytes(1 << 18))
         os.utime(path, (number, number))
     executable = FakeExecutable()
-    Recorder(tmp_path, executable, no_adapters(executable), 1, with_ids=True).close()
+    StepRecorder(tmp_path, executable, no_adapters(executable), 1, with_ids=True).close()
     names = {path.name for path in files_of(tmp_path)}
     assert (len(names), names > {"2.steps", "3.steps", "4.steps"}) == (4, True)
 
 
 def test_a_file_of_a_large_folder_can_be_read_again(tmp_path):
     executable = FakeExecutable()
-    recorder = Recorder(tmp_path, executable, no_adapters(executable), 8192, with_ids=True)
+    recorder = StepRecorder(tmp_path, executable, no_adapters(executable), 8192, with_ids=True)
     recorder.close()
     assert recorder._part_bytes < MAX_FILE // 2
 

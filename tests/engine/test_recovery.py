@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from roofline.engine.events import Event, TokenLogprob, Usage
 from roofline.engine.params import SamplingParams
 from roofline.engine.process.recovery import CLEARING_IDS, MAX_DEATHS, OpenRequest, Recovery
-from roofline.engine.process.stream import Stream
+from roofline.engine.process.stream import EventStream
 
 LENGTH = 8 * CLEARING_IDS  # of all answers
 
@@ -30,7 +30,7 @@ class Engines:
         self.streams, self.told = {}, {}
 
     def open(self, name, n=1):
-        stream = self.streams[name] = Stream(self.recovery.abort, name, n)
+        stream = self.streams[name] = EventStream(self.recovery.abort, name, n)
         params = SamplingParams(n=n, seed=7, max_tokens=LENGTH)
         self.recovery.add(OpenRequest(array("i", [1, 2, 3]), params, [], "", stream))
         self.send()
@@ -246,7 +246,7 @@ def test_a_stream_that_was_sent_again_has_all_to_compute_again():
 
 def test_log_probabilities_of_a_prompt_that_have_come_are_not_told_again():
     recovery = Recovery()
-    stream = Stream(recovery.abort, "a", 2)
+    stream = EventStream(recovery.abort, "a", 2)
     params = SamplingParams(n=2, seed=7, max_tokens=LENGTH, prompt_logprobs=0)
     recovery.add(OpenRequest(array("i", range(9)), params, [], "", stream))
     assert [message.scored for message in recovery.due()] == [0]

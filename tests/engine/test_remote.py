@@ -20,7 +20,7 @@ from roofline.common.errors import CapacityError, ConfigError, RequestError, Roo
 from roofline.engine.config import EngineConfig
 from roofline.engine.params import SamplingParams
 from roofline.engine.process import messages, remote
-from roofline.engine.process.messages import EngineSpec, Report
+from roofline.engine.process.messages import EngineSpec, StepReport
 from roofline.engine.process.remote import RemoteEngine
 from roofline.engine.process.watchdog import BUSY_TICKS, IDLE_TICKS, Watchdog, tree_time
 
@@ -78,7 +78,7 @@ def test_each_step_is_one_report(monkeypatch):
 
     async def test(engine):
         await collect(await engine.submit([1], GREEDY))
-        reports = [message for message in seen if isinstance(message, Report)]
+        reports = [message for message in seen if isinstance(message, StepReport)]
         assert sum(len(e.ids) for report in reports for e in report.events) == 20
         assert reports[-1].stats.steps == len(reports), "one message a step"
 

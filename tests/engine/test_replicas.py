@@ -19,7 +19,7 @@ from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
 from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
-from roofline.engine.process.replicas import Replicas
+from roofline.engine.process.replicas import EngineReplicas
 from roofline.engine.process.thread import engine_in_thread
 
 pytestmark = pytest.mark.usefixtures("fakes_everywhere")
@@ -50,7 +50,7 @@ def run(test, engines):
     """Run an async test with started replicas, closed afterwards."""
 
     async def body():
-        replicas = Replicas(engines)
+        replicas = EngineReplicas(engines)
         try:
             async with asyncio.timeout(60):
                 await replicas.start()
@@ -124,7 +124,7 @@ def test_without_a_prefix_cache_there_is_no_preference(config, requests):
 
 def test_a_request_waits_until_all_are_loaded():
     async def body():
-        replicas = Replicas(threads())
+        replicas = EngineReplicas(threads())
         request = asyncio.create_task(replicas.submit([1, 2, 3], GREEDY))
         await asyncio.sleep(0.01)
         assert not request.done()
@@ -273,7 +273,7 @@ def test_under_random_deaths_every_answer_is_the_same():
 @pytest.mark.e2e
 def test_what_cannot_be_loaded_ends_the_start():
     async def body(*sources):
-        replicas = Replicas(processes(*sources))
+        replicas = EngineReplicas(processes(*sources))
         replicas.launch()
         try:
             await replicas.start()
@@ -302,7 +302,7 @@ def test_an_adapter_that_one_of_them_cannot_load_is_left_in_none():
         for number, (engine, load) in enumerate(zip(engines, loads, strict=True)):
             engine.load_adapter = lambda path, most, load=load: load(path, most)
             engine.unload_adapter = lambda digest, number=number: forgotten.append((number, digest))
-        return Replicas(engines)
+        return EngineReplicas(engines)
 
     async def loaded(path, most, digest="a"):
         return SimpleNamespace(digest=digest, words=(path, most))
@@ -340,13 +340,13 @@ def test_what_is_wrong_with_all_of_them_is_what_is_wrong_with_the_first():
     for first, second in (("a", "b"), ("b", "a")):
         engines = threads()
         engines[0].failed, engines[1].failed = partial(failed, first), partial(failed, second)
-        assert asyncio.run(Replicas(engines).failed()) == first
+        assert asyncio.run(EngineReplicas(engines).failed()) == first
 
 
 @pytest.mark.e2e
 def test_closing_ends_all_of_them():
     async def body():
-        replicas = Replicas(processes(step_seconds=0.01))
+        replicas = EngineReplicas(processes(step_seconds=0.01))
         await replicas.start()
         streams = [await replicas.submit([i], LONG) for i in range(2)]
         for stream in streams:
@@ -375,7 +375,7 @@ def test_a_process_keeps_to_its_cores():
 
 def test_one_that_computes_is_enough_and_each_is_tried():
     engines = threads()
-    replicas = Replicas(engines)
+    replicas = EngineReplicas(engines)
     troubles, proofs = ["it hangs", "it hangs too"], []
     for number, engine in enumerate(engines):
         engine.ready = True
@@ -392,7 +392,7 @@ def test_one_that_computes_is_enough_and_each_is_tried():
 
 def test_who_goes_on_is_ready_and_has_least_to_do():
     engines = threads(3)
-    replicas = Replicas(engines)
+    replicas = EngineReplicas(engines)
     assert replicas._least_busy() is None  # none has its model
     for engine in engines:
         engine.description = object()
@@ -409,5 +409,5 @@ def test_where_all_are_given_up_the_first_says_why_no_adapter_is_loaded():
     for number, engine in enumerate(engines):
         engine.failure = f"given up for reason {number}"
     with pytest.raises(RequestError, match="given up for reason 0") as refused:
-        asyncio.run(Replicas(engines).load_adapter("folder"))
+        asyncio.run(EngineReplicas(engines).load_adapter("folder"))
     assert (refused.value.status, refused.value.code) == (503, "engine_unavailable")

@@ -12,7 +12,7 @@ from engine_streams import collect
 
 from roofline.engine.events import Event
 from roofline.engine.params import SamplingParams
-from roofline.engine.process.messages import EngineSpec, Ready, Refused, Report, frame
+from roofline.engine.process.messages import EngineSpec, LoadRefused, Ready, StepReport, frame
 from roofline.engine.process.remote import RemoteEngine
 from roofline.engine.process.stream import EVENTS_AT_ONCE, incoming
 from roofline.engine.stats import EngineStats
@@ -42,8 +42,8 @@ class Lives:
 
 PING_SECONDS = 7.0
 READY = Ready("toy", 50, 512, "fake", 64, 1024, 0.1, 7, exact=True)
-TOKEN = Report([Event("a", 0, [1])], EngineStats(steps=1))
-NO_TOKEN = Report([Event("a", 0, [])], EngineStats(steps=1))
+TOKEN = StepReport([Event("a", 0, [1])], EngineStats(steps=1))
+NO_TOKEN = StepReport([Event("a", 0, [])], EngineStats(steps=1))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ NO_TOKEN = Report([Event("a", 0, [])], EngineStats(steps=1))
         ([*[[READY]] * 2, [READY, TOKEN], *[[READY]] * 5], [0.2, 0.4, 0.2, 0.4, 0.8, 1.0, 1.0], "given up after 5"),
         ([[READY, TOKEN, b"\x01\0\0\0x"], *[[READY]] * 5], [0.2, 0.4, 0.8, 1.0, 1.0], "given up after 5"),
         ([[READY], *[[]] * 5], [0.2, 0.4, 0.8, 1.0, 1.0], "died while loading"),
-        ([[READY], *[[Refused("ConfigError", ["wrong"])]] * 5], [0.2, 0.4, 0.8, 1.0, 1.0], "again: wrong"),
+        ([[READY], *[[LoadRefused("ConfigError", ["wrong"])]] * 5], [0.2, 0.4, 0.8, 1.0, 1.0], "again: wrong"),
     ],
 )
 def test_each_restart_without_a_token_waits_twice_as_long_up_to_a_second(monkeypatch, lives, pauses, failure):
@@ -134,7 +134,7 @@ def test_a_restart_waits_for_no_thread_that_requests_keep_busy():
 
 def test_events_beyond_a_turn_stay_with_the_engine():
     """Whoever waits for events is not behind by more than a turn's, however many have arrived."""
-    reports = [Report([Event("a", index, [1]) for index in range(8)], EngineStats()) for _ in range(EVENTS_AT_ONCE)]
+    reports = [StepReport([Event("a", index, [1]) for index in range(8)], EngineStats()) for _ in range(EVENTS_AT_ONCE)]
 
     async def body():
         reader = asyncio.StreamReader()

@@ -11,7 +11,7 @@ from roofline.common.errors import ConfigError
 from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
-from roofline.engine.speculation.speculator import REFRESH, RETRY, SOON, SURE, Record, Speculator, StepTimes
+from roofline.engine.speculation.speculator import REFRESH, RETRY, SOON, SURE, SequenceRecord, Speculator, StepTimes
 from tests.engine.test_scheduling import ABORTS, FAILURES, REQUESTS, Watched, alone, check_answers_amid_aborts
 
 
@@ -349,7 +349,7 @@ def test_a_price_that_nothing_pays_is_doubted_rarely_whatever_the_sequence():
     for number in range(40):
 
         class Fresh:
-            speculation = Record()
+            speculation = SequenceRecord()
 
         for _ in range(20):
             ((_, count),) = speculator._chosen([(Fresh, 4)], 1)

@@ -10,7 +10,7 @@ from roofline.engine.params import SamplingParams
 from roofline.engine.schedule.continuous import plan_drafts
 from roofline.engine.schedule.plan import State, StepPlan
 from roofline.engine.schedule.sequence import Request
-from roofline.engine.speculation.speculator import Record, Speculator, StepTimes
+from roofline.engine.speculation.speculator import SequenceRecord, Speculator, StepTimes
 
 GUESS = pytest.approx(0.12)  # the price before any draft was measured
 
@@ -90,7 +90,7 @@ def test_a_clock_that_stands_still_gives_no_price():
 
 
 def test_chances_are_those_of_the_latest_tokens():
-    record = Record()
+    record = SequenceRecord()
     assert (record.chance, record.drafts) == (0.5, True)
     record.guess = [5, 6, 7]
     record.learn([5, 8, 7])
@@ -111,7 +111,7 @@ def speculator():
 
 
 def sequence(chance, drafts=True):
-    return SimpleNamespace(speculation=Record(hits=chance, tries=1.0, drafts=drafts))
+    return SimpleNamespace(speculation=SequenceRecord(hits=chance, tries=1.0, drafts=drafts))
 
 
 def counts(speculator, *able, sequences=1):
@@ -159,7 +159,7 @@ def test_drafts_that_were_always_right_are_as_long_as_they_may_be(speculator):
 @pytest.mark.parametrize("free", [True, False])
 def test_a_sequence_tries_again_after_64_steps_then_after_twice_as_many(speculator, free):
     speculator.drafter.free = free
-    record, steps = Record(hits=0.01, tries=3.0), 0
+    record, steps = SequenceRecord(hits=0.01, tries=3.0), 0
     for retry in (64, 128, 256, 512, 1024, 1024):
         verify(speculator._times)
         for _ in range(retry - 1):
@@ -175,7 +175,7 @@ def test_a_sequence_tries_again_after_64_steps_then_after_twice_as_many(speculat
 
 
 def test_a_draft_begins_the_count_anew(speculator):
-    record = Record()
+    record = SequenceRecord()
     for count in [0] * 63 + [2] + [0] * 63:
         speculator._note(record, count, 1)
         assert record.drafts == (count > 0)
@@ -212,7 +212,7 @@ def learn(speculator, *records, drafted=0, seconds=1.0, decode_only=True):
 
 
 def test_sixty_four_verified_drafts_in_a_row_make_a_sequence_trusted_again(speculator):
-    record = Record(retry=256)
+    record = SequenceRecord(retry=256)
     for _ in range(63):
         learn(speculator, record, drafted=1)
     speculator._note(record, 0, 1)
@@ -228,13 +228,13 @@ def test_sixty_four_verified_drafts_in_a_row_make_a_sequence_trusted_again(specu
 @pytest.mark.parametrize(("decode_only", "settled"), [(False, True), (True, False)])
 def test_a_step_with_other_work_is_not_timed_and_leaves_the_caches_cold(decode_only, settled):
     speculator = Speculator(SimpleNamespace(free=True, settled=True), 4, SimpleNamespace(now=lambda: 0.0))
-    learn(speculator, Record())
+    learn(speculator, SequenceRecord())
     speculator.drafter.settled = settled
-    learn(speculator, Record(), decode_only=decode_only)
+    learn(speculator, SequenceRecord(), decode_only=decode_only)
     speculator.drafter.settled = True
-    learn(speculator, Record())
+    learn(speculator, SequenceRecord())
     assert speculator._times.price(1) is None
-    learn(speculator, Record())
+    learn(speculator, SequenceRecord())
     assert speculator._times.price(1) == GUESS
 
 

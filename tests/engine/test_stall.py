@@ -12,7 +12,7 @@ from engine_streams import collect, until
 from roofline.engine.params import SamplingParams
 from roofline.engine.process import watchdog
 from roofline.engine.process.main import Channel
-from roofline.engine.process.messages import Close, EngineSpec, Pong, Ready, Report
+from roofline.engine.process.messages import Close, EngineSpec, Pong, Ready, StepReport
 from roofline.engine.process.remote import RemoteEngine
 from roofline.engine.process.watchdog import Stall
 from roofline.engine.stats import EngineStats
@@ -150,11 +150,11 @@ class Polite:
                 if any(isinstance(message, Close) for message in channel.receive(wait=True, seconds=0.01)):
                     return
                 channel.send(Pong())
-                channel.send(Report([], EngineStats(steps=steps)))
+                channel.send(StepReport([], EngineStats(steps=steps)))
                 if self.step.is_set():
                     self.step.clear()
                     steps += 1
-                    channel.send(Report([], EngineStats(steps=steps)))
+                    channel.send(StepReport([], EngineStats(steps=steps)))
 
     def kill(self):
         """The closed socket ends it."""

@@ -14,7 +14,7 @@ from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
 from roofline.engine.schedule.continuous import FAILED
 from roofline.engine.schedule.rows import History
-from roofline.engine.stats import COMPARED_SECONDS, STEP_EDGES, EngineStats, Meter, total
+from roofline.engine.stats import COMPARED_SECONDS, STEP_EDGES, EngineStats, StatsMeter, total
 
 
 def collect(engine):
@@ -343,7 +343,7 @@ def test_without_roofs_or_prices_there_is_no_share():
 
 def test_roofs_that_were_measured_too_low_are_raised_to_what_steps_reached():
     """Measured while the machine was busy, roofs said that a step takes 64 times as long as it then did."""
-    meter, plan = Meter(4, 16), SimpleNamespace(drafted=0, decode_only=True, tokens=1)
+    meter, plan = StatsMeter(4, 16), SimpleNamespace(drafted=0, decode_only=True, tokens=1)
     slow, fast = 0.5 * COMPARED_SECONDS, 0.25 * COMPARED_SECONDS
     meter.step(plan, [0], [1], fast, 0.0, StepCost(1, 1, 1, 64 * fast))
     assert meter.totals.share_of_roof == 1.0  # too short a time to tell by how much
@@ -396,7 +396,7 @@ def test_rates_of_what_was_not_measured_are_none_or_nothing():
 
 
 def test_a_meter_counts_each_kind_of_step():
-    meter = Meter(8, 1024)
+    meter = StatsMeter(8, 1024)
     decode = SimpleNamespace(drafted=6, decode_only=True, tokens=9)
     meter.step(decode, [4, 0, 2], [3, 1, 1], 0.5, 0.1, None)
     totals = meter.totals
@@ -418,7 +418,7 @@ def test_a_meter_counts_each_kind_of_step():
 
 @pytest.mark.parametrize(("seconds", "correction"), [(0.1999, 1.0), (0.2, 4.0)])
 def test_steps_of_a_fifth_of_a_second_are_compared_with_the_roofs(seconds, correction):
-    meter, plan = Meter(4, 16), SimpleNamespace(drafted=0, decode_only=True, tokens=1)
+    meter, plan = StatsMeter(4, 16), SimpleNamespace(drafted=0, decode_only=True, tokens=1)
     meter.step(plan, [0], [1], seconds, 0.0, StepCost(1, 1, 1, 4 * seconds))
     assert meter.totals.correction == pytest.approx(correction)
 

@@ -186,7 +186,7 @@ def test_products_name_chips_that_are_known_or_refused() -> None:
                 assert wide is not None
                 assert min(abs(narrow.value / wide.value / ratio - 1) for ratio in ratios) < 0.02, product.name
         assert product.int8 is not None or product.fp4 is None
-        figures = [figure for figure in vars(product).values() if isinstance(figure, products.Figure)]
+        figures = [figure for figure in vars(product).values() if isinstance(figure, products.ProductFigure)]
         assert all(figure.value > 0 and len(figure.source) > 10 for figure in figures)
 
 

@@ -119,7 +119,7 @@ def test_caches(tree):
     ):
         for name, text in (("level", level), ("type", kind), ("size", size), ("shared_cpu_list", shared)):
             root = tree(f"sys/devices/system/cpu/cpu0/cache/index{index}/{name}", text + "\n")
-    assert detect.detect(root).caches == (detect.Cache(1, 48 << 10, 1), detect.Cache(3, 32 << 20, 5))
+    assert detect.detect(root).caches == (detect.CpuCache(1, 48 << 10, 1), detect.CpuCache(3, 32 << 20, 5))
 
 
 def test_an_empty_system_gives_none_not_guesses(tmp_path):

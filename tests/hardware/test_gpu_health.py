@@ -8,7 +8,7 @@ import pytest
 from roofline.hardware.gpus import health as gpu_health
 from roofline.hardware.gpus import inventory as gpus
 from roofline.hardware.gpus import torch_wheel as wheel
-from roofline.hardware.gpus.health import Finding
+from roofline.hardware.gpus.health import HealthFinding
 from roofline.hardware.gpus.torch_wheel import Wheel
 from tests.hardware.trees import GIB, amd, card, chimera, nvidia, write
 
@@ -23,7 +23,7 @@ def nodes(root: Path, group: str = "render:x:{}:someone") -> Path:
     return root
 
 
-def found(root: Path, torch: Wheel | None, opened: bool = True) -> list[Finding]:
+def found(root: Path, torch: Wheel | None, opened: bool = True) -> list[HealthFinding]:
     return gpu_health.findings(gpus.detect(root), torch, root, lambda _: opened)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from roofline.common.errors import ConfigError
 from roofline.hardware.tuning import tunableop
-from roofline.hardware.tuning.tunableop import Journal, Results, Row, Shape
+from roofline.hardware.tuning.tunableop import Journal, Results, Shape, TunableOpRow
 
 PUBLISHED = """\
 Validator,PT_VERSION,2.4.0
@@ -35,7 +35,7 @@ SHAPES = st.builds(
 )
 MS = st.none() | st.floats(0, 1e6)
 LINE = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=12)
-ROWS = st.builds(Row, FIELD.filter(lambda f: f != "Validator"), SHAPES, FIELD, MS)
+ROWS = st.builds(TunableOpRow, FIELD.filter(lambda f: f != "Validator"), SHAPES, FIELD, MS)
 CHECKED = st.dictionaries(FIELD, LINE, max_size=4).map(lambda d: {"PT_VERSION": "2.13.0", **d})
 
 
@@ -48,7 +48,7 @@ def results(*rows, **validators):
 
 def row(n=16, solution="Gemm_Rocblas_1", ms=0.5, ld=True):
     shape = Shape("tn", 4096, n, 11008)
-    return Row("GemmTunableOp_BFloat16_TN", shape.with_strides if ld else shape, solution, ms)
+    return TunableOpRow("GemmTunableOp_BFloat16_TN", shape.with_strides if ld else shape, solution, ms)
 
 
 def test_a_published_file():
@@ -76,7 +76,7 @@ def test_shapes_come_back_in_either_spelling(shape):
     assert shape.with_strides.ld is not None
     assert shape.with_strides.with_strides == shape.with_strides
     if shape.ld is None:
-        assert Row("op", shape, "a").key == Row("op", shape.with_strides, "b").key
+        assert TunableOpRow("op", shape, "a").key == TunableOpRow("op", shape.with_strides, "b").key
 
 
 @given(st.text(max_size=60))

@@ -10,7 +10,7 @@ from roofline.common.errors import ConfigError
 from roofline.hardware.tuning import gemms as tuned_gemms
 from roofline.hardware.tuning import store as tunings
 from roofline.hardware.tuning.gemms import chip_of, results_from, select_results, tunings_from
-from roofline.hardware.tuning.tunableop import Results, Row, Shape
+from roofline.hardware.tuning.tunableop import Results, Shape, TunableOpRow
 
 AMD = {"PT_VERSION": "2.13.0", "ROCM_VERSION": "7.0", "GCN_ARCH_NAME": "gfx942:sramecc+:xnack-"}
 
@@ -23,7 +23,7 @@ def results(*rows, **validators):
 
 
 def row(n=16, solution="Gemm_Rocblas_1", ms=0.5, rest=""):
-    return Row("GemmTunableOp_BFloat16_TN", Shape("tn", 4096, n, 11008).with_strides, solution, ms, rest)
+    return TunableOpRow("GemmTunableOp_BFloat16_TN", Shape("tn", 4096, n, 11008).with_strides, solution, ms, rest)
 
 
 @pytest.fixture(autouse=True)

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from roofline.common.errors import ConfigError
 from roofline.hardware.tuning import store as tunings
 from roofline.hardware.tuning.location import elsewhere
-from roofline.hardware.tuning.store import Choice, Record, Setting, Tunings, Verdict
+from roofline.hardware.tuning.store import Setting, TuningRecord, Tunings, TuningVerdict, VariantChoice
 
 SETTING = Setting("avx512, 2 threads", "abc", "GNU 12")
-RECORD = Record("linear", "64x64 Q4_1", "1 row", SETTING, "2x4", "default", "faster", {"ratio": 0.9}, "today")
-VERDICT = Verdict("hash", "model", "1 row", SETTING, (Choice((1, 4), "2x4"),), True, "faster", {"ratio": 0.95}, "today")
+RECORD = TuningRecord("linear", "64x64 Q4_1", "1 row", SETTING, "2x4", "default", "faster", {"ratio": 0.9}, "today")
+VERDICT = TuningVerdict(
+    "hash", "model", "1 row", SETTING, (VariantChoice((1, 4), "2x4"),), True, "faster", {"ratio": 0.95}, "today"
+)
 
 
 @pytest.fixture(autouse=True)

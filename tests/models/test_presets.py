@@ -49,7 +49,7 @@ MEASURED += ("llama-3-8b", "llama-3-70b", "llama-3.1-70b", "llama-3.1-405b", "mi
 
 
 @pytest.mark.parametrize(("name", "preset"), presets.presets().items())
-def test_the_arithmetic_gives_the_published_number(name: str, preset: presets.Preset) -> None:
+def test_the_arithmetic_gives_the_published_number(name: str, preset: presets.ModelPreset) -> None:
     assert presets.parameter_count(preset.config) == preset.parameters
     assert preset.name == name
     assert preset.source

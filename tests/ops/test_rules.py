@@ -9,7 +9,7 @@ from roofline import ops
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops import registry
 from roofline.ops.collectives import exchange, require_ranks
-from roofline.ops.cost import Affine, Cost
+from roofline.ops.cost import Affine, InstructionCost
 from roofline.ops.rope_tables import RopeTable, cos_sin, frequencies
 from roofline.ops.rows import alibi_slopes, score_bias
 from roofline.ops.symbol import Type, WeightType, kv_head_bytes
@@ -271,7 +271,9 @@ def test_costs_add_up_and_are_written_down() -> None:
         assert Affine.parse(str(cost)) == cost
     assert Affine.per("rows", 3) == Affine(rows=3)
     assert Affine.per(None, 3) == Affine(3)
-    assert Cost(flops=a) + Cost(flops=a, link_bytes=a) == Cost(flops=a * 2, link_bytes=a)
+    assert InstructionCost(flops=a) + InstructionCost(flops=a, link_bytes=a) == InstructionCost(
+        flops=a * 2, link_bytes=a
+    )
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q5_K"])

@@ -11,7 +11,7 @@ from roofline.models.registry import configure
 from roofline.models.spec import expand
 from roofline.ops.traits import Trait
 from roofline.program.compile import compile_program
-from roofline.program.ir import Columns, Instr, Piece, Program, Value
+from roofline.program.ir import Columns, Instr, Program, Value, WeightPiece
 from roofline.program.passes.price import Mixture, Work, amount, mixture, price, with_experts
 from roofline.program.passes.shard import shard
 from roofline.program.target import CPU, GPU
@@ -52,9 +52,11 @@ def test_experts_of_a_tensor_each_are_read_from_their_own():
     shapes |= {f"layers.1.mlp.experts.{n}.up.weight": (ffn, MIXTURE["width"]) for n in range(8)}
     tensors = {each: SimpleNamespace(format="BF16", shape=shape) for each, shape in shapes.items()}
     weights = trace(family, cfg, tensors).weights
-    assert weights[name].pieces == tuple(Piece(f"layers.1.mlp.experts.{n}.up.weight", 0, ffn, "BF16") for n in range(8))
+    assert weights[name].pieces == tuple(
+        WeightPiece(f"layers.1.mlp.experts.{n}.up.weight", 0, ffn, "BF16") for n in range(8)
+    )
     other = name.replace("up", "gate")
-    assert weights[other].pieces == tuple(Piece(other, n * ffn, (n + 1) * ffn, "BF16") for n in range(8))
+    assert weights[other].pieces == tuple(WeightPiece(other, n * ffn, (n + 1) * ffn, "BF16") for n in range(8))
 
 
 def test_on_a_gpu_gate_and_up_of_experts_stay_apart():

@@ -11,14 +11,14 @@ from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops import registry
 from roofline.ops.symbol import Type
 from roofline.program.compile import STAGES, compile_program, stages
-from roofline.program.ir import Instr, Piece, Program, Recipe, Value
+from roofline.program.ir import Instr, Program, Recipe, Value, WeightPiece
 from roofline.program.passes.fuse import fuse
 from roofline.program.passes.legalize import legalize, recast_cache
 from roofline.program.passes.merge import _joined
 from roofline.program.passes.narrow import narrow
 from roofline.program.target import CPU, GPU, gpu, with_cache
 from roofline.program.text import parse_program, print_program
-from roofline.program.trace import Recorder
+from roofline.program.trace import NamingRecorder
 from roofline.program.verify import verify
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -214,7 +214,7 @@ def test_stages_are_the_listed_ones() -> None:
 
 
 def test_an_operand_that_is_missing_is_named() -> None:
-    recorder = Recorder()
+    recorder = NamingRecorder()
     x = recorder.input("x", Type("f32", "tokens", (64,)))
     with pytest.raises(ConfigError, match="add: x is missing"):
         recorder.record(registry.get("add"), {"x": None, "y": x})
@@ -223,14 +223,14 @@ def test_an_operand_that_is_missing_is_named() -> None:
 def test_a_weight_of_floats_and_blocks_is_refused() -> None:
     program = programs("llama")["trace"]
     name = "layers.0.attn.o.weight"
-    mixed = tuple(Piece(name, at, at + 32, form) for at, form in ((0, "Q4_1"), (32, "F16")))
+    mixed = tuple(WeightPiece(name, at, at + 32, form) for at, form in ((0, "Q4_1"), (32, "F16")))
     weights = {**program.weights, name: Recipe((64, 64), mixed)}
     with pytest.raises(
         UnsupportedError, match=r"attn\.o\.weight in Q4_1 and F16 .* are in Q4_1, .* in F16\. Use instead"
     ):
         legalize(replace(program, weights=weights), CPU)
     for form in ("F32", "F16", "BF16"):
-        floats = tuple(Piece(name, at, at + 32, kind) for at, kind in ((0, form), (32, "F32")))
+        floats = tuple(WeightPiece(name, at, at + 32, kind) for at, kind in ((0, form), (32, "F32")))
         legal = legalize(replace(program, weights={**program.weights, name: Recipe((64, 64), floats)}), CPU)
         assert next(i for i in legal.body if name in i.weights).attr("order") == "f32"
 
@@ -322,7 +322,7 @@ def test_what_a_program_says_of_its_parts() -> None:
     assert [i.op for i in program.body if i.writes_cache] == ["rope_kv_write"] * 2
     assert not any(i.exchanges for i in program.body)
     assert programs("qwen2_bf16")["plan"].rows_dtype() == "f32"
-    vector = Recipe((64,), (Piece("a", 0, 64, "F32"),))
+    vector = Recipe((64,), (WeightPiece("a", 0, 64, "F32"),))
     assert (vector.columns, vector.nbytes) == (1, 256)
-    matrix = Recipe((4, 64), (Piece("a", 3, 5, "Q4_1"), Piece("b", 0, 2, "Q8_0")))
+    matrix = Recipe((4, 64), (WeightPiece("a", 3, 5, "Q4_1"), WeightPiece("b", 0, 2, "Q8_0")))
     assert (matrix.columns, matrix.nbytes) == (64, 2 * 2 * 20 + 2 * 2 * 34)

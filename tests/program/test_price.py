@@ -28,7 +28,7 @@ from roofline.program.passes.price import (
     segment_work,
     work_of,
 )
-from roofline.program.rates import Speeds
+from roofline.program.rates import ProgramSpeeds
 from roofline.program.target import CPU, with_cache
 
 MODEL = builders.build(builders.BASE, embed="Q8_0")
@@ -127,7 +127,7 @@ def test_products_on_a_gpu_have_the_roof_of_what_they_multiply(form: str, kind: 
         one for (instr, _), one in zip(price(program).instrs, price(program).rates, strict=True) if instr.op == "attend"
     ]
     assert set(attends) == {(f"{rows}_flops", 1)}
-    prefill, slower = (Speeds(program, roofs).prefill(4096).seconds for roofs in (OfChip(), OfWideProducts()))
+    prefill, slower = (ProgramSpeeds(program, roofs).prefill(4096).seconds for roofs in (OfChip(), OfWideProducts()))
     assert prefill < slower if rate > 1e9 else prefill == slower
     table = PriceTable.of(program)
     assert {tuple(one) for one in table.rates} == set(price(program).rates)

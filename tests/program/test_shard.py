@@ -14,7 +14,7 @@ from roofline.ops import collectives, formats, registry
 from roofline.ops.cost import Affine
 from roofline.ops.symbol import Type
 from roofline.program.compile import compile_program, register_pass, stages
-from roofline.program.ir import Columns, Instr, Piece, Program, Recipe, Share, Value
+from roofline.program.ir import Columns, Instr, Program, Recipe, Share, Value, WeightPiece
 from roofline.program.passes.price import price
 from roofline.program.passes.shard import shard
 from roofline.program.passes.stage import stage
@@ -97,18 +97,18 @@ def pieces_of(recipe: Recipe, rank: int, split: str) -> list[tuple[str, int, int
 
 def test_rows_of_pieces_that_begin_within_their_tensors() -> None:
     """128 rows are rows 7 to 47 of one tensor and 5 to 93 of another: the ranks' 64 lie on both sides of the seam."""
-    recipe = Recipe((128, 64), (Piece("a", 7, 47, "Q4_1"), Piece("b", 5, 93, "Q4_1")))
+    recipe = Recipe((128, 64), (WeightPiece("a", 7, 47, "Q4_1"), WeightPiece("b", 5, 93, "Q4_1")))
     assert pieces_of(recipe, 0, "rows") == [("a", 7, 47, None), ("b", 5, 29, None)]
     assert pieces_of(recipe, 1, "rows") == [("b", 29, 93, None)]
     # A seam where the ranks part: no piece is empty.
-    recipe = Recipe((128, 64), (Piece("a", 7, 71, "Q4_1"), Piece("b", 5, 69, "Q4_1")))
+    recipe = Recipe((128, 64), (WeightPiece("a", 7, 71, "Q4_1"), WeightPiece("b", 5, 69, "Q4_1")))
     assert pieces_of(recipe, 0, "rows") == [("a", 7, 71, None)]
     assert pieces_of(recipe, 1, "rows") == [("b", 5, 69, None)]
 
 
 def test_columns_of_pieces_that_begin_within_their_tensors() -> None:
     """128 columns are columns 64 to 192 of one tensor's 256, and all of another's."""
-    pieces = (Piece("a", 3, 35, "Q4_1", Columns(64, 192, 256)), Piece("b", 0, 32, "Q4_1"))
+    pieces = (WeightPiece("a", 3, 35, "Q4_1", Columns(64, 192, 256)), WeightPiece("b", 0, 32, "Q4_1"))
     for rank in (0, 1):
         a, b = Columns(64 + 64 * rank, 128 + 64 * rank, 256), Columns(64 * rank, 64 + 64 * rank, 128)
         assert pieces_of(Recipe((64, 128), pieces), rank, "columns") == [("a", 3, 35, a), ("b", 0, 32, b)]
@@ -122,7 +122,7 @@ def test_bytes_of_a_piece_are_those_of_its_blocks(form: str) -> None:
     rows = [
         [raw[(row * blocks + at) * kind.block_bytes :][: kind.block_bytes] for at in range(blocks)] for row in range(6)
     ]
-    piece = Piece("a", 1, 5, form)
+    piece = WeightPiece("a", 1, 5, form)
     assert piece.bytes_of(raw, width).tolist() == np.concatenate([b for row in rows[1:5] for b in row]).tolist()
     first, last = 32 // kind.block, 96 // kind.block
     cut = replace(piece, columns=Columns(32, 96, width))

@@ -7,7 +7,7 @@ from roofline.hardware.chips.products import SheetRoofs
 from roofline.models.presets import preset
 from roofline.models.registry import configure
 from roofline.program.compile import compile_program
-from roofline.program.rates import Speeds
+from roofline.program.rates import ProgramSpeeds
 from roofline.program.restate import Restated, format_named, nbytes, restate
 from roofline.program.summary import Stored, stored_formats, summarize
 from roofline.program.target import gpu
@@ -82,7 +82,7 @@ def test_tensors_are_counted_by_format() -> None:
 def test_rates_are_work_divided_by_roofs() -> None:
     tensors = tensors_of("llama-2-7b")
     program = compile_program(*configure(preset("llama-2-7b")), tensors, gpu())
-    speeds = Speeds(program, SheetRoofs(181e12, 1638.4e9, ("a data sheet",)))
+    speeds = ProgramSpeeds(program, SheetRoofs(181e12, 1638.4e9, ("a data sheet",)))
     one = speeds.decode(1, 1)
     assert one.seconds == pytest.approx(8.07e-3, rel=1e-3)  # every weight but the embedding once: the known figure
     assert one.tokens_per_s == pytest.approx(1 / one.seconds)
@@ -100,7 +100,7 @@ def test_rates_are_work_divided_by_roofs() -> None:
 def test_a_window_bounds_what_a_token_reads(context: int, keys: int) -> None:
     tensors = tensors_of("mistral-7b-v0.1")
     program = compile_program(*configure(preset("mistral-7b-v0.1")), tensors, gpu())
-    rate = Speeds(program, SheetRoofs(181e12, 1638.4e9, ())).decode(2, context)
+    rate = ProgramSpeeds(program, SheetRoofs(181e12, 1638.4e9, ())).decode(2, context)
     assert rate.kv_bytes == 2 * (keys + 1) * 2 * 2 * 32 * 8 * 128
 
 
@@ -111,7 +111,7 @@ def test_of_experts_a_token_meets_those_that_it_is_routed_to() -> None:
     assert (summary.experts, summary.top) == (8, 2)
     assert nbytes(restate(tensors, "Q4_K_M")) / 1e9 == pytest.approx(28.45, abs=0.005)  # as files of it are listed
     program = compile_program(*configure(preset("mixtral-8x7b")), tensors, gpu())
-    speeds = Speeds(program, SheetRoofs(1307.4e12, 5.3e12, ()))
+    speeds = ProgramSpeeds(program, SheetRoofs(1307.4e12, 5.3e12, ()))
     embedding = 2 * 32000 * 4096
     one, many = speeds.decode(1, 1), speeds.decode(256, 1)
     assert one.weight_bytes == pytest.approx(2 * summary.active - embedding, rel=1e-3)

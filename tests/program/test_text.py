@@ -8,7 +8,18 @@ from roofline.common.errors import ConfigError
 from roofline.ops.cost import Affine
 from roofline.ops.rope_tables import RopeTable
 from roofline.ops.symbol import Type
-from roofline.program.ir import Columns, Instr, KvGroup, Piece, Place, Plan, Program, Recipe, Share, Value
+from roofline.program.ir import (
+    ArenaPlace,
+    ArenaPlan,
+    Columns,
+    Instr,
+    KvGroup,
+    Program,
+    Recipe,
+    Share,
+    Value,
+    WeightPiece,
+)
 from roofline.program.text import parse_program, print_program
 
 names = st.text("abcxyz019_.+-/é", min_size=1, max_size=12).filter(lambda n: n not in ("tokens", "rows"))
@@ -21,7 +32,7 @@ types = st.builds(
 )
 values = st.builds(Value, names, types)
 columns = st.none() | st.builds(Columns, sizes, sizes, sizes)
-pieces = st.builds(Piece, names, sizes, sizes, st.sampled_from(["F32", "Q4_1", "Q6_K"]), columns)
+pieces = st.builds(WeightPiece, names, sizes, sizes, st.sampled_from(["F32", "Q4_1", "Q6_K"]), columns)
 recipes = st.builds(
     Recipe,
     st.lists(sizes, min_size=1, max_size=2).map(tuple),
@@ -40,7 +51,7 @@ instrs = st.builds(
     st.lists(values, min_size=1, max_size=2).map(tuple),
 )
 affines = st.builds(Affine, *[st.integers(0, 10**9)] * 5)
-plans = st.builds(Plan, st.dictionaries(names, st.builds(Place, affines, sizes), max_size=3), affines)
+plans = st.builds(ArenaPlan, st.dictionaries(names, st.builds(ArenaPlace, affines, sizes), max_size=3), affines)
 tables = st.builds(
     RopeTable,
     sizes.map(lambda n: 2 * n),

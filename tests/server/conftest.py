@@ -23,9 +23,11 @@ from roofline.server.limits import Limits
 from roofline.server.models import Models
 from roofline.server.protocol import BoundedProtocol
 from roofline.server.routes.page import FOLDER
+from roofline.text.replies.parser import PlainReply
 from roofline.text.replies.reply_format import ReplyFormat
 from roofline.text.streaming.stops import TextStream
 from tests.browser import CHROMIUM, MISSING, Browser, Page
+from tests.server.checked_stream import CheckedStream
 
 EOS = 256
 VOCAB = 300
@@ -64,8 +66,12 @@ class BytesText:
     def token_bytes(self, token):
         return bytes([token]) if token < 256 else b""
 
-    def stream(self, stop: Sequence[str], **options):
-        return TextStream(BytesTokenizer(), stop, **options)
+    def stream(self, stop: Sequence[str], *, include_stop=False, min_tokens=0, reply=None, **options):
+        stream = TextStream(
+            BytesTokenizer(), stop, include_stop=include_stop, min_tokens=min_tokens, reply=reply, **options
+        )
+        compares = min_tokens == 0 and (reply is None or isinstance(reply, PlainReply))
+        return CheckedStream(stream, BytesTokenizer(), stop, include_stop=include_stop, compares=compares)
 
 
 class BytesTokenizer:

@@ -16,8 +16,8 @@ from roofline.common.errors import ConfigError, RooflineError
 from roofline.server import answer_file as module
 from roofline.server.answer_file import Job, answer_file
 from roofline.server.batches import lines as lines_module
-from roofline.server.batches.endpoints import Reply
-from roofline.server.batches.lines import Answers, Requests, Rules
+from roofline.server.batches.endpoints import RouteReply
+from roofline.server.batches.lines import AnswerFiles, RequestFile, Rules
 from roofline.server.limits import Limits
 from roofline.server.options import ServeOptions
 from roofline.text.replies.reply_format import ReplyFormat
@@ -107,7 +107,7 @@ def test_answers_of_something_else_are_left_as_they_are(run, engine, tmp_path, w
         changes = {"answers": tmp_path / "in.jsonl"}
     else:
         rules = Rules((URL,), Limits())
-        other = Answers(Requests.scan(tmp_path / "in.jsonl", rules), out, None, b"tiny feedc0de")
+        other = AnswerFiles(RequestFile.scan(tmp_path / "in.jsonl", rules), out, None, b"tiny feedc0de")
     with pytest.raises(ConfigError, match="name another"):
         run(content, **changes)
     assert out.read_bytes() == before
@@ -191,14 +191,14 @@ def test_an_engine_that_is_gone_ends_the_run_and_leaves_what_was_answered(run, e
 
 def test_few_lines_are_read_ahead(run, engine, monkeypatch):
     ahead, read = [], itertools.count(1)
-    lines = Requests.lines
+    lines = RequestFile.lines
 
     def counted(self, rules, answered):
         for each in lines(self, rules, answered):
             ahead.append(next(read) - sum(answered))
             yield each
 
-    monkeypatch.setattr(Requests, "lines", counted)
+    monkeypatch.setattr(RequestFile, "lines", counted)
     run(b"".join(request(str(i)) for i in range(100)))
     assert max(ahead) == 4
 
@@ -209,17 +209,17 @@ def test_a_file_of_answers_is_read_up_to_where_it_is_whole(tmp_path_factory, ans
     folder = tmp_path_factory.mktemp("answers")
     (folder / "in").write_bytes(b"\n".join(request(f"{i} ü") for i in range(6)))  # every other line is blank
     rules = Rules((URL,), Limits())
-    requests, out = Requests.scan(folder / "in", rules), folder / "out"
+    requests, out = RequestFile.scan(folder / "in", rules), folder / "out"
     lines = dict(requests.lines(rules, bytearray(len(requests.hashes))))
     assert list(lines) == [1, 3, 5, 7, 9, 11]
-    files = Answers(requests, out, None, b"salt")
+    files = AnswerFiles(requests, out, None, b"salt")
     wanted = [number for number in answered if number in lines]
     for number in wanted:
-        files.write(number, lines[number], Reply(200, "id", b'{"a":"\\n"}'))
+        files.write(number, lines[number], RouteReply(200, "id", b'{"a":"\\n"}'))
     files.close()
     whole = out.read_bytes()
     out.write_bytes(whole[:cut])
-    again = Answers(requests, out, None, b"salt")
+    again = AnswerFiles(requests, out, None, b"salt")
     again.close()
     kept = whole[:cut].count(b"\n")
     assert (again.completed, sum(again.answered)) == (kept, kept)
@@ -260,7 +260,7 @@ def test_a_file_that_changed_while_it_was_answered_is_refused(tmp_path):
     line = json.dumps({"custom_id": "a", "method": "POST", "url": URL, "body": {}}).encode() + b"\n"
     path, rules = tmp_path / "in", Rules((URL,), Limits())
     path.write_bytes(line)
-    requests = Requests.scan(path, rules)
+    requests = RequestFile.scan(path, rules)
     assert [number for number, _ in requests.lines(rules, bytearray(1))] == [1]
     for changed, number in ((line.replace(b'"a"', b'"b"'), 1), (line + line.replace(b'"a"', b'"b"'), 2)):
         path.write_bytes(changed)

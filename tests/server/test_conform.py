@@ -9,14 +9,14 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from roofline.bench.conform.checks import CHECKS
 from roofline.bench.conform.client import Server, Violation
-from roofline.bench.conform.run import Finding, conform
+from roofline.bench.conform.run import CheckFinding, conform
 from tests.command_line import call_roofline
 
 # Of the fake engine: what it answers depends on no seed, and it knows no grammar.
 NEED_A_MODEL = {"repeats_with_a_seed", "assembles_tool_calls", "holds_to_a_schema"}
 
 
-def findings(url: str, *names: str) -> dict[str, Finding]:
+def findings(url: str, *names: str) -> dict[str, CheckFinding]:
     server = Server(url, None, None, 20)
     try:
         return {finding.check: finding for finding in conform(server, names)}

@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request
 
 from roofline.bench.conform.client import Missing, Skipped, Violation
 from roofline.bench.conform.packages.checks import PACKAGE_CHECKS
-from roofline.bench.conform.packages.round_trip import Call, Reply, asking, calls_tools, chats, package
+from roofline.bench.conform.packages.round_trip import PackageCall, PackageReply, asking, calls_tools, chats, package
 from tests.command_line import call_roofline
 from tests.judges import require
 from tests.server.test_conform import findings
@@ -131,7 +131,7 @@ class Words:
         return {"role": "tool", "content": "" if self.lie == "deaf" else text}
 
     def called(self):
-        return Call("", "weather", {}), {"role": "assistant", "content": "own call"}
+        return PackageCall("", "weather", {}), {"role": "assistant", "content": "own call"}
 
     def _reply(self, turns, tools, streams):
         contents = [turn["content"] for turn in turns]
@@ -145,14 +145,14 @@ class Words:
             contents = contents[:1]
         text = "" if self.lie == "silent" else "Once" if streams and self.lie == "lost" else "Once upon"
         message = {"role": "assistant", "content": "" if self.lie == "empty" else text, "own": True}
-        return Reply(text, message, self._calls(streams) if tools else (), sum(map(len, contents)))
+        return PackageReply(text, message, self._calls(streams) if tools else (), sum(map(len, contents)))
 
     def _calls(self, streams):
         if self.lie in ("no call", "ignores") or (streams and self.lie == "lost call"):
             return ()
         city = "Rome" if streams and self.lie == "other call" else "Ulm"
         return (
-            Call(
+            PackageCall(
                 "" if self.lie == "no id" else "c1",
                 "wether" if self.lie == "name" else "weather",
                 "{" if self.lie == "text" else {"city": city},

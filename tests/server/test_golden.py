@@ -16,7 +16,7 @@ import pytest
 from roofline.backends.options import LoadOptions
 from roofline.bundle import golden as reference
 from roofline.bundle import load
-from roofline.engine.golden import Comparison, GoldenPrompt
+from roofline.engine.golden import GoldenComparison, GoldenPrompt
 from roofline.engine.local import LocalEngine
 from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
@@ -38,7 +38,7 @@ COMPUTED = reference._computed  # in a process of its own
 def folder(tmp_path: Path, tiny_llama: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model without weights of its own. The reference is computed in this process, as another would import torch."""
 
-    async def computed(task: reference.Task) -> bytes:
+    async def computed(task: reference.GoldenTask) -> bytes:
         file = io.BytesIO()
         np.save(file, reference.logits_of(task))
         return file.getvalue()
@@ -263,7 +263,7 @@ def test_of_engines_that_are_equally_wrong_the_first_is_told(monkeypatch: pytest
     check._idle = idle  # type: ignore[method-assign]
     prompts = [GoldenPrompt((5, 6, 7), (0, 2)), GoldenPrompt((5,), (0,))]
     problem = asyncio.run(check._compare(prompts, np.zeros((3, 2), np.float32)))
-    assert state.comparison == Comparison(pytest.approx(0.01), 1.0, 3)  # type: ignore[arg-type]
+    assert state.comparison == GoldenComparison(pytest.approx(0.01), 1.0, 3)  # type: ignore[arg-type]
     assert "at 0% of 3 positions" in str(problem)
     assert len(looks) == 2 * 3
 
@@ -309,7 +309,7 @@ def test_the_log_says_what_came_of_it(
     caplog: pytest.LogCaptureFixture, status: module.Status, fallback: str, level: str, words: str
 ) -> None:
     caplog.set_level("INFO", "roofline.server")
-    state = GoldenState(comparison=Comparison(0.01, 1.0, 32), fallback=fallback)
+    state = GoldenState(comparison=GoldenComparison(0.01, 1.0, 32), fallback=fallback)
     check = GoldenCheck(state, SimpleNamespace(), "tiny", LOAD)  # type: ignore[arg-type]
     check._end(status, "too many")
     (line,) = caplog.records
@@ -333,7 +333,7 @@ def test_ready_and_metrics_show_it(call: Callable[..., Any], make_context: Calla
     assert (shown["status"], shown["kl"], shown["positions"]) == ("off", None, 0)
     assert shown["thresholds"] == {"kl": 0.05, "top1_agreement": 0.8}
     assert golden_samples(call("GET", "/metrics", context=context).text) == {}
-    state.status, state.comparison = "passed", Comparison(0.01, 0.9375, 32)
+    state.status, state.comparison = "passed", GoldenComparison(0.01, 0.9375, 32)
     shown = call("GET", "/ready", context=context).json()["golden"]
     assert (shown["status"], shown["kl"], shown["top1_agreement"], shown["positions"]) == ("passed", 0.01, 0.9375, 32)
     samples = golden_samples(call("GET", "/metrics", context=context).text)
@@ -344,7 +344,7 @@ def test_ready_and_metrics_show_it(call: Callable[..., Any], make_context: Calla
 
 
 def test_ready_is_503_beyond_the_thresholds(call: Callable[..., Any], make_context: Callable[..., Any]) -> None:
-    state = GoldenState("failed", Comparison(0.7, 0.03, 32), "KL 0.7 nats")
+    state = GoldenState("failed", GoldenComparison(0.7, 0.03, 32), "KL 0.7 nats")
     context = make_context(golden=state)
     answer = call("GET", "/ready", context=context)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "golden_check_failed")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from roofline.engine.events import Event, Progress, Usage
+from roofline.engine.events import Event, PromptProgress, Usage
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
 
@@ -16,7 +16,7 @@ def steps(engine):
     async def events(ids, params, request_id):
         for processed, seconds in ((64, 0.25), (100, 0.4996)):
             if params.prompt_progress:
-                yield Event(request_id, 0, [], progress=Progress(100, 32, processed, seconds))
+                yield Event(request_id, 0, [], progress=PromptProgress(100, 32, processed, seconds))
         yield Event(request_id, 0, [72], None, "length", None, None, Usage(100, 1, 32, 7))
 
     engine._events = events

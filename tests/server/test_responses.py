@@ -18,7 +18,7 @@ from roofline.server.drain import DrainingServer
 from roofline.server.keys import Keys, read_keys
 from roofline.server.limits import Limits
 from roofline.server.routes.responses.items import normal_items, turns_of
-from roofline.server.routes.responses.output import Output
+from roofline.server.routes.responses.output import ResponseItems
 from roofline.server.routes.responses.schema import INSTEAD, NEUTRAL
 from roofline.text.replies.parser import CallDelta, ReasoningDelta, TextDelta
 from roofline.text.replies.reply_format import ReplyFormat
@@ -125,7 +125,7 @@ def test_the_events_of_any_reply_build_its_items(parts):
             number += 1
         else:
             deltas.append(part)
-    output, at_once = Output("a"), Output("a")
+    output, at_once = ResponseItems("a"), ResponseItems("a")
     stream = [event for delta in deltas for event in output.add([delta])] + output.close("incomplete")
     assert joined(json.loads(json.dumps(stream))) == output.items
     at_once.add(deltas)

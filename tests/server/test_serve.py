@@ -25,7 +25,7 @@ from roofline.backends.options import LoadOptions
 from roofline.common.errors import ConfigError, RooflineError, UnsupportedError
 from roofline.engine.config import EngineConfig
 from roofline.engine.process.remote import RemoteEngine
-from roofline.engine.process.replicas import Replicas
+from roofline.engine.process.replicas import EngineReplicas
 from roofline.server import serve as module
 from roofline.server import text_side
 from roofline.server.complete_text import complete_text
@@ -362,7 +362,7 @@ def test_one_engine_loads_what_the_options_say():
 
 def test_each_of_several_engines_has_a_place_of_its_own():
     engines = module.make_engine(ServeOptions("m", data_parallel=2, load=LoadOptions(threads=2)))
-    assert isinstance(engines, Replicas)
+    assert isinstance(engines, EngineReplicas)
     share = {"threads": 1, "text": False}
     assert [each.spec.options for each in engines.engines] == [share | {"replica": (n, 2)} for n in (0, 1)]
     assert [each.spec.draft_options["replica"] for each in engines.engines] == [(0, 2), (1, 2)]

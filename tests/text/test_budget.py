@@ -10,14 +10,23 @@ from text_samples import MESSAGES
 
 from roofline.common.errors import RequestError
 from roofline.text.templates import budget
-from roofline.text.templates.budget import Meter, bounded, charge, check_items, check_width, metered, tick, ticking
-from roofline.text.templates.tracked_string import Text, admit, literal, text, weight
+from roofline.text.templates.budget import (
+    RenderBudget,
+    bounded,
+    charge,
+    check_items,
+    check_width,
+    metered,
+    tick,
+    ticking,
+)
+from roofline.text.templates.tracked_string import TrackedText, admit, literal, text, weight
 
 
 @pytest.fixture
-def meter() -> Iterator[Meter]:
+def meter() -> Iterator[RenderBudget]:
     """Of much; a test takes away what it needs."""
-    meter = Meter(60.0, 1_000_000, 1_000_000)
+    meter = RenderBudget(60.0, 1_000_000, 1_000_000)
     with metered(meter):
         yield meter
 
@@ -28,7 +37,7 @@ def refused(what: str, run: Callable[..., object], *args: object) -> None:
     assert (caught.value.status, caught.value.code) == (400, "chat_template_budget")
 
 
-def test_a_text_is_charged_with_16_characters_more(meter: Meter) -> None:
+def test_a_text_is_charged_with_16_characters_more(meter: RenderBudget) -> None:
     meter.remaining, meter.longest, meter.characters = 100, 60, 1234
     charge(60)
     assert meter.remaining == 24
@@ -39,10 +48,10 @@ def test_a_text_is_charged_with_16_characters_more(meter: Meter) -> None:
     refused("makes a text of more than 60 characters", charge, 61)
 
 
-def test_the_deadline_is_checked_before_each_item(meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_deadline_is_checked_before_each_item(meter: RenderBudget, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(budget, "monotonic", lambda: now[0])
-    with metered(Meter(2.5, 0, 0)):
+    with metered(RenderBudget(2.5, 0, 0)):
         now[0] = 102.5
         tick()
         assert list(ticking([1, 2])) == [1, 2]
@@ -53,7 +62,7 @@ def test_the_deadline_is_checked_before_each_item(meter: Meter, monkeypatch: pyt
     tick()  # the meter around it is back
 
 
-def test_lists_and_fields_have_a_largest_size(meter: Meter) -> None:
+def test_lists_and_fields_have_a_largest_size(meter: RenderBudget) -> None:
     check_items(100_000)
     refused("a list of more than 100,000 items", check_items, 100_001)
     assert len(bounded(iter(range(100_000)))) == 100_000
@@ -64,7 +73,7 @@ def test_lists_and_fields_have_a_largest_size(meter: Meter) -> None:
         refused("pads a field to more than 1000 characters", check_width, width)
 
 
-def test_a_value_weighs_its_characters_and_items(meter: Meter) -> None:
+def test_a_value_weighs_its_characters_and_items(meter: RenderBudget) -> None:
     shared = ["ab"]
     for value, size in (
         (None, 1),
@@ -88,7 +97,7 @@ def test_a_value_weighs_its_characters_and_items(meter: Meter) -> None:
     assert weight([object()]) == 2
 
 
-def test_what_an_operation_makes_is_checked(meter: Meter) -> None:
+def test_what_an_operation_makes_is_checked(meter: RenderBudget) -> None:
     assert admit(2**4096 - 1) == 2**4096 - 1
     refused("a number of more than 4096 bits", admit, 2**4096)
     meter.remaining = 1000
@@ -103,11 +112,11 @@ def test_what_an_operation_makes_is_checked(meter: Meter) -> None:
     assert meter.remaining == 0
     meter.remaining = 1000
     items = admit(iter("ab"))
-    assert [type(item) for item in items] == [Text, Text]  # type: ignore[attr-defined]
+    assert [type(item) for item in items] == [TrackedText, TrackedText]  # type: ignore[attr-defined]
     assert admit("x").mask == b"\0"  # type: ignore[attr-defined]
 
 
-def test_case_and_repetition_are_charged_before_they_are_made(meter: Meter) -> None:
+def test_case_and_repetition_are_charged_before_they_are_made(meter: RenderBudget) -> None:
     word = literal("ab")
     printed = [(lambda: literal("%r") % (["ab"],), 40), (lambda: text(["ab"]), 40)]  # of a weight of four
     tabs = [(lambda: literal("\t").expandtabs(9), 10), (literal("\t").expandtabs, 9)]

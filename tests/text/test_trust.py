@@ -10,7 +10,7 @@ from template_helpers import template
 from text_samples import SPECIAL_TEXTS
 
 from roofline.text.templates import budget
-from roofline.text.templates.tracked_string import METHODS, Text, joined, literal
+from roofline.text.templates.tracked_string import METHODS, TrackedText, joined, literal
 from roofline.text.tokenizers.tokenizer import Tokenizer
 
 # --- users cannot forge special tokens ---
@@ -86,7 +86,7 @@ def test_parts_say_who_wrote_them() -> None:
 @pytest.fixture
 def metered() -> Any:
     """A meter for strings used outside a rendering."""
-    with budget.metered(budget.Meter(10.0, 10**9, 10**7)):
+    with budget.metered(budget.RenderBudget(10.0, 10**9, 10**7)):
         yield
 
 
@@ -120,15 +120,15 @@ def calls(method: str, one: str, two: str) -> list[tuple[Any, ...]]:
     value=st.text(alphabet="ab \n\tßİ"), one=st.text(alphabet="ab ", max_size=2), two=st.text(alphabet="cß", max_size=2)
 )
 def test_methods_are_those_of_str(method: str, value: str, one: str, two: str) -> None:
-    with budget.metered(budget.Meter(10.0, 10**9, 10**7)):
+    with budget.metered(budget.RenderBudget(10.0, 10**9, 10**7)):
         half = len(value) // 2
-        tracked = joined([literal(value[:half]), Text(value[half:])])
+        tracked = joined([literal(value[:half]), TrackedText(value[half:])])
         for args in calls(method, one, two):
             got = getattr(tracked, method)(*args)
             assert got == getattr(value, method)(*args)
             for part in got if isinstance(got, (list, tuple)) else [got]:
                 if isinstance(part, str):
-                    assert type(part) is Text
+                    assert type(part) is TrackedText
                     assert len(part.mask) == len(part)
 
 
@@ -137,26 +137,26 @@ def test_every_method_that_makes_text_is_tracked_or_not_offered() -> None:
     makes_no_text = {"count", "endswith", "find", "index", "rfind", "rindex", "startswith"}
     for name in METHODS:
         if name not in makes_no_text and not name.startswith("is"):
-            assert name in Text.__dict__, name
+            assert name in TrackedText.__dict__, name
 
 
 @pytest.mark.usefixtures("metered")
 def test_origins_follow_the_characters() -> None:
-    mixed = literal("<a>") + Text(" <b> ") + literal("<c>")
+    mixed = literal("<a>") + TrackedText(" <b> ") + literal("<c>")
     trusted = "".join(c for c, origin in zip(str.__str__(mixed), mixed.mask, strict=True) if origin)
     assert trusted == "<a><c>"
     assert mixed.split(" ")[1].mask == b"\0\0\0"
     assert mixed.replace("<b>", literal("T")).mask == b"\1\1\1\0\1\0\1\1\1"
     assert mixed.upper().mask == mixed.mask
-    assert literal("%s-%5.1f%%") % (Text("x"), 2.25) == "x-  2.2%"
-    assert (literal("%s-") % Text("x")).mask == b"\0\1"
+    assert literal("%s-%5.1f%%") % (TrackedText("x"), 2.25) == "x-  2.2%"
+    assert (literal("%s-") % TrackedText("x")).mask == b"\0\1"
     added, formatted = "x" + literal("-"), "x%s" % literal("-")  # noqa: UP031 - of plain text and the template's
     assert (added, added.mask, formatted, formatted.mask) == ("x-", b"\0\1") * 2  # type: ignore[attr-defined]
     assert literal("%r %a %d %5s") % (["ü"], ["ü"], 7, [1]) == "['ü'] ['\\xfc'] 7   [1]"
-    assert literal("{}{a!r:>4}{{").format(Text("x"), a="y") == "x 'y'{"
-    assert literal("<{}>").format(Text("x")).mask == b"\1\0\1"
-    assert Text("<{}>").format(literal("x")).mask == b"\0\1\0"
-    assert (literal("<") + Text("{}>")).format("x").mask == b"\0\0\0"
+    assert literal("{}{a!r:>4}{{").format(TrackedText("x"), a="y") == "x 'y'{"
+    assert literal("<{}>").format(TrackedText("x")).mask == b"\1\0\1"
+    assert TrackedText("<{}>").format(literal("x")).mask == b"\0\1\0"
+    assert (literal("<") + TrackedText("{}>")).format("x").mask == b"\0\0\0"
 
 
 @pytest.mark.usefixtures("metered")
@@ -164,7 +164,7 @@ def test_origins_follow_the_characters() -> None:
 def test_what_is_made_of_a_text_is_the_templates_only_where_all_of_it_was(method: str) -> None:
     """Of methods that put in characters: with ß that becomes two."""
     word, args = "ßa\t", (9,) if method in {"ljust", "rjust", "center", "zfill"} else ()
-    for made_of, origin in ((literal(word), 1), (Text(word), 0), (literal("ß") + Text("a\t"), 0)):
+    for made_of, origin in ((literal(word), 1), (TrackedText(word), 0), (literal("ß") + TrackedText("a\t"), 0)):
         made = getattr(made_of, method)(*args)
         assert len(made) > 3
         assert set(made.mask) == {origin}

@@ -16,11 +16,11 @@ from roofline.train.config.adapter import AdapterSection  # noqa: E402
 from roofline.train.config.read import parse_config  # noqa: E402
 from roofline.train.model import adapted, build, widen  # noqa: E402
 from roofline.train.model.adaptation import forms as plan  # noqa: E402
-from roofline.train.model.form import Form  # noqa: E402
+from roofline.train.model.form import ParameterForm  # noqa: E402
 from roofline.train.model.modules import Model  # noqa: E402
 from roofline.train.model.shapes import model_config  # noqa: E402
 from roofline.train.model.widen import widened  # noqa: E402
-from roofline.weights.adapter_files import Written  # noqa: E402
+from roofline.weights.adapter_files import AdapterDescription  # noqa: E402
 from roofline.weights.checkpoint import read_config  # noqa: E402
 
 VOCAB, LENGTH = 96, 16
@@ -154,7 +154,7 @@ def test_losses_and_gradients_of_experts_are_pefts(tmp_path: Path) -> None:
 def written(model: Model, folder: Path, base: Path) -> Path:
     """The adapter of a model in PEFT's format."""
     weights = {param.name: tensor.detach().clone() for _, param, tensor in model.canonical()}
-    write_run_adapter(folder, dict(read_config(base)), model.forms, weights, Written(str(base)))
+    write_run_adapter(folder, dict(read_config(base)), model.forms, weights, AdapterDescription(str(base)))
     return folder
 
 
@@ -166,7 +166,7 @@ def test_frozen_matrices_have_the_values_of_their_format(name: str, monkeypatch:
     form = formats.get(name)
     raw = form.quantize(values)
     values = form.dequantize(raw, values.shape)
-    frozen = Form(values.shape, name, True)
+    frozen = ParameterForm(values.shape, name, True)
     stored = torch.from_numpy(raw).view(widen.PLAIN.get(name, torch.uint8)).view(frozen.stored)
     np.testing.assert_array_equal(widened(stored, name, 512, torch.float32).numpy(), values)
     x = torch.from_numpy(random.standard_normal((5, 512)).astype(np.float32)).requires_grad_()
@@ -201,7 +201,7 @@ def test_a_frozen_product_keeps_the_input_for_an_adapter_alone() -> None:
     raw = torch.randn(32, 64)
     kept = {}
     for rank in (0, 4):
-        frozen = Form((32, 64), "F32", True, rank=rank)
+        frozen = ParameterForm((32, 64), "F32", True, rank=rank)
         trained = [torch.randn(size, requires_grad=True) for size in frozen.trained.values()]
         out = adapted.weight_of(frozen, [raw, *trained], adapted.Casts()).linear(x, None)
         kept[rank] = any(saved.data_ptr() == x.data_ptr() for saved in out.grad_fn.saved_tensors)

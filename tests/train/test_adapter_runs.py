@@ -188,9 +188,9 @@ def test_an_adapter_of_a_gguf_file_is_that_of_the_same_model_in_safetensors(
     model: Path, rows: Path, tmp_path: Path
 ) -> None:
     """Converters permute the rows of q and k; adapters are written with rows in Hugging Face's order."""
-    from roofline.bundle.rewrite import Work, write_gguf
+    from roofline.bundle.rewrite import RewriteWork, write_gguf
 
-    write_gguf(open_checkpoint(model), tmp_path / "model.gguf", "", Work(threads=1))
+    write_gguf(open_checkpoint(model), tmp_path / "model.gguf", "", RewriteWork(threads=1))
     adapters = []
     for number, base in enumerate((model, tmp_path / "model.gguf")):
         given = mapping(base, rows, tmp_path / f"run-{number}", max_duration="3ba")
@@ -206,9 +206,9 @@ def test_an_adapter_of_a_gguf_file_is_that_of_the_same_model_in_safetensors(
 
 def test_a_base_is_adapted_in_the_format_of_its_file(model: Path, rows: Path, tmp_path: Path) -> None:
     """Of a quantised file the very bytes are kept, and the run's card says what of its memory they are."""
-    from roofline.bundle.rewrite import Work, write_gguf
+    from roofline.bundle.rewrite import RewriteWork, write_gguf
 
-    write_gguf(open_checkpoint(model), tmp_path / "model.gguf", "Q4_1", Work(threads=1))
+    write_gguf(open_checkpoint(model), tmp_path / "model.gguf", "Q4_1", RewriteWork(threads=1))
     given = mapping(tmp_path / "model.gguf", rows, tmp_path / "run", max_duration="1ba")
     given["adapter"]["base"] = "stored"
     checkpoint = open_checkpoint(tmp_path / "model.gguf")

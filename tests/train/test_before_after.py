@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.bench.quality import answers  # noqa: E402
 from roofline.cli.training import before_after  # noqa: E402
-from roofline.cli.training.before_after import BeforeAfter, Served  # noqa: E402
+from roofline.cli.training.before_after import BeforeAfter, ServedModels  # noqa: E402
 from roofline.common.errors import RooflineError, UnsupportedError  # noqa: E402
 from roofline.train.report.answers import read_answers  # noqa: E402
 from roofline.train.run_folder import ANSWERS  # noqa: E402
@@ -51,13 +51,13 @@ OTHER = "--adapter 'x-tuned=a b/x/adapter' --max-adapter-rank 128"
 @pytest.mark.parametrize(
     ("served", "names", "words"),
     [
-        (Served("x", Path("runs/o/adapter")), ("x", "o"), "--adapter o=runs/o/adapter"),
-        (Served("x", Path("a b/x/adapter"), rank=128), ("x", "x-tuned"), OTHER),
-        (Served("x", Path("runs/o p/model"), rank=128), ("x", "o-p"), "--extra-model 'o-p=runs/o p/model'"),
+        (ServedModels("x", Path("runs/o/adapter")), ("x", "o"), "--adapter o=runs/o/adapter"),
+        (ServedModels("x", Path("a b/x/adapter"), rank=128), ("x", "x-tuned"), OTHER),
+        (ServedModels("x", Path("runs/o p/model"), rank=128), ("x", "o-p"), "--extra-model 'o-p=runs/o p/model'"),
     ],
 )
 def test_names_and_the_command_that_serves_both(
-    served: Served, names: tuple[str, str], words: str, tmp_path: Path
+    served: ServedModels, names: tuple[str, str], words: str, tmp_path: Path
 ) -> None:
     around = BeforeAfter(served, [], tmp_path)
     assert (around.answers.before, around.answers.after) == names
@@ -99,7 +99,7 @@ def test_an_earlier_attempt_of_the_run_has_asked_already(tmp_path: Path, monkeyp
         {"prompt": "3 + 1 = ", "answer": "four"},
         {"prompt": "a call of a tool has no text", "answer": ""},
     ]
-    served = Served("m", tmp_path / "adapter")
+    served = ServedModels("m", tmp_path / "adapter")
     first = BeforeAfter(served, prompts, tmp_path)
     first.begin()
     assert [(row.prompt, row.before) for row in first.answers.rows] == [("2 + 2", "four"), ("3 + 1 = ", "four")]
@@ -122,7 +122,7 @@ def test_a_model_that_cannot_be_asked_is_trained_all_the_same(
         raise UnsupportedError("the model", "nothing serves it")
 
     monkeypatch.setattr(answers, "answer", refuse)
-    around = BeforeAfter(Served("m", tmp_path / "adapter"), [{"prompt": "2 + 2", "answer": "4"}], tmp_path)
+    around = BeforeAfter(ServedModels("m", tmp_path / "adapter"), [{"prompt": "2 + 2", "answer": "4"}], tmp_path)
     around.begin()
     assert capsys.readouterr().err == "m was not asked for answers: the model is not supported: nothing serves it.\n"
     assert around.result() == {"exact": {"before": None, "after": None}}
@@ -140,7 +140,7 @@ def test_a_process_that_is_ended_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_nothing_is_asked_where_nothing_was_kept_apart(tmp_path: Path) -> None:
-    around = BeforeAfter(Served("m", tmp_path / "adapter"), [], tmp_path)
+    around = BeforeAfter(ServedModels("m", tmp_path / "adapter"), [], tmp_path)
     around.begin()
     assert json.loads((tmp_path / ANSWERS).read_text())["rows"] == []
     assert [line.partition(":")[0] for line in around.summary()] == [

@@ -15,7 +15,7 @@ from roofline.common.errors import ConfigError, RooflineError, SaidElsewhere  # 
 from roofline.common.json_types import JsonMapping  # noqa: E402
 from roofline.train.callback import Callback  # noqa: E402
 from roofline.train.config import observers  # noqa: E402
-from roofline.train.config.duration import Batches  # noqa: E402
+from roofline.train.config.duration import DurationUnits  # noqa: E402
 from roofline.train.config.observers import CallbacksSection, EarlyStopperSection, LossSpikeSection  # noqa: E402
 from roofline.train.config.read import parse_config  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
@@ -199,7 +199,7 @@ def test_other_processes_do_what_the_first_says(talking: list[Any], monkeypatch:
         return value if world.rank == 0 else said.pop(0)
 
     monkeypatch.setattr(World, "share", share)
-    first, second = (Callbacks(section, Batches(1, 1, 1), World(rank=rank, size=2)) for rank in (0, 1))
+    first, second = (Callbacks(section, DurationUnits(1, 1, 1), World(rank=rank, size=2)) for rank in (0, 1))
     assert [each.step({"step": 1}) for each in (first, second)] == ["callbacks.talking: enough"] * 2
     for each, kind in ((first, RooflineError), (second, SaidElsewhere)):
         with pytest.raises(RooflineError, match="out of words") as caught:

@@ -8,7 +8,7 @@ import yaml
 
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.train.config.data_sets import DatasetSection
-from roofline.train.config.duration import Batches, batches
+from roofline.train.config.duration import DurationUnits, batches
 from roofline.train.config.read import parse_config, read_config
 from roofline.train.config.schema import TrainConfig
 from roofline.train.model import shapes
@@ -508,7 +508,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-RUN = Batches(samples=12, tokens=16, epoch=103, total=100)
+RUN = DurationUnits(samples=12, tokens=16, epoch=103, total=100)
 
 
 @pytest.mark.parametrize(
@@ -535,7 +535,7 @@ def test_what_is_no_duration(text: str) -> None:
 
 def test_a_part_of_a_run_whose_length_is_not_known() -> None:
     with pytest.raises(ConfigError, match=r"max_duration: '0\.5dur' is a part of the run"):
-        batches("max_duration", "0.5dur", Batches(12, 16, 103))
+        batches("max_duration", "0.5dur", DurationUnits(12, 16, 103))
 
 
 def test_a_number_alone_is_in_epochs() -> None:

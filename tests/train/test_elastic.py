@@ -76,7 +76,7 @@ def test_values_of_ranks_that_share_matrices_count_once(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(processes.dist, "all_reduce", reduce)
     monkeypatch.setattr(processes.dist, "all_gather", gather)
-    world = World(rank=3, size=4, grouped=True, tensor=processes.Ranks(1, 2))
+    world = World(rank=3, size=4, grouped=True, tensor=processes.TensorRanks(1, 2))
     assert (world.data_rank, world.data_size) == (1, 2)
     assert world.sum([1.5, 2]) == [3.0, 4.0]
     assert world.most([1.5]) == [2.5]

@@ -8,7 +8,7 @@ import pytest
 from roofline.models import presets
 from roofline.models.registry import configure
 from roofline.models.spec import expand
-from roofline.train.model.form import Form
+from roofline.train.model.form import ParameterForm
 from roofline.train.report.flops import CONVENTIONS, mean_keys, per_token
 
 # LLM Foundry's README of its benchmarks: size -> parameters, FLOPs of a token (rounded to four places).
@@ -131,7 +131,7 @@ def test_an_adapter_counts_four_times_what_is_frozen_and_six_times_what_is_train
         if param.tied_to is not None:
             continue
         rank = 16 if len(param.shape) == 2 and param.name.startswith("layers.") else 0
-        forms[param.name] = Form(param.shape, "BF16", len(param.shape) == 2, rank=rank)
+        forms[param.name] = ParameterForm(param.shape, "BF16", len(param.shape) == 2, rank=rank)
     adapted = per_token(shape, 1024, forms=forms)
     frozen = sum(math.prod(form.shape) for form in forms.values())
     trained = sum(math.prod(each) for form in forms.values() for each in form.trained.values())

@@ -28,7 +28,7 @@ from roofline.train.data.receipts import (  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
 from roofline.train.report.console import Console  # noqa: E402
 from roofline.train.report.log import RunLog  # noqa: E402
-from roofline.train.report.summary import Report  # noqa: E402
+from roofline.train.report.summary import RunReport  # noqa: E402
 from roofline.train.run import loop  # noqa: E402
 from roofline.train.run.gradients import Gradients  # noqa: E402
 from roofline.train.run.loop import Run, train  # noqa: E402
@@ -622,7 +622,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
             owner, method = {
                 "log.jsonl": (RunLog, "_write"),
                 "receipts.jsonl": (ReceiptLog, "add"),
-                "card.json": (Report, "write"),
+                "card.json": (RunReport, "write"),
             }[name]
             monkeypatch.setattr(owner, method, full)
 

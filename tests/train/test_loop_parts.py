@@ -16,7 +16,7 @@ from roofline.train.checkpoint.checkpoint import Saver  # noqa: E402
 from roofline.train.data.loader import Source  # noqa: E402
 from roofline.train.memory.estimate import Memory  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
-from roofline.train.report.summary import Report  # noqa: E402
+from roofline.train.report.summary import RunReport  # noqa: E402
 from roofline.train.run import evaluation, loop  # noqa: E402
 from roofline.train.run.loop import Finished, Run, train  # noqa: E402
 from tests.train.small import LENGTH, VOCAB, config, write_rows  # noqa: E402
@@ -53,7 +53,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     note(Run, "evaluate", lambda: "evaluate")
     note(Saver, "save", lambda step, *_: f"save {step}")
     note(Saver, "wait", lambda: "wait")
-    note(Report, "write", lambda run, ended=False: "report at the end" if ended else "report")
+    note(RunReport, "write", lambda run, ended=False: "report at the end" if ended else "report")
     return seen
 
 

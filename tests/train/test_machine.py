@@ -138,7 +138,7 @@ def test_a_peak_on_a_cpu_is_that_of_its_own_pages(
     monkeypatch.setattr(meter, "text_of", lambda path: told[-1])
     monkeypatch.setattr(meter, "return_freed_memory", lambda: told.append(status(**begun)))
     monkeypatch.setattr(Path, "write_text", lambda self, text: 1)
-    measured = meter.Meter(CPU)
+    measured = meter.MemoryMeter(CPU)
     told.append(status(**now))
     assert measured.peak() == peak
     assert meter.data_bytes() == 0
@@ -150,5 +150,5 @@ def test_a_peak_of_an_accelerator_is_torchs(monkeypatch: pytest.MonkeyPatch) -> 
     forgotten: list[None] = []
     monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", lambda: forgotten.append(None))
     monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda: 12.0)
-    assert meter.Meter(GPU).peak() == 12
+    assert meter.MemoryMeter(GPU).peak() == 12
     assert forgotten == [None]

@@ -20,9 +20,9 @@ from roofline.train.config.read import parse_config  # noqa: E402
 from roofline.train.config.schema import TrainConfig  # noqa: E402
 from roofline.train.memory import estimate  # noqa: E402
 from roofline.train.memory import meter as meter_module  # noqa: E402
-from roofline.train.memory.dry_run import ACTIVATIONS, GRADIENTS, LOGITS, Ledger, Usage, dry_run  # noqa: E402
+from roofline.train.memory.dry_run import ACTIVATIONS, GRADIENTS, LOGITS, DryRunUsage, Ledger, dry_run  # noqa: E402
 from roofline.train.memory.estimate import Memory  # noqa: E402
-from roofline.train.memory.meter import Meter  # noqa: E402
+from roofline.train.memory.meter import MemoryMeter  # noqa: E402
 from roofline.train.model.chunked_loss import chunk_rows  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
 from roofline.weights.names import parameter_shapes  # noqa: E402
@@ -135,7 +135,7 @@ def test_what_cannot_be_rehearsed_is_not_predicted(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_meter_sees_what_comes_and_goes() -> None:
-    meter = Meter(torch.device("cpu"))
+    meter = MemoryMeter(torch.device("cpu"))
     if meter.peak() is None:
         pytest.skip("this system does not say how much memory a process has")
     with mmap.mmap(-1, 192 << 20) as held:  # not of the C library, which may keep what it has
@@ -153,7 +153,7 @@ def test_a_peak_that_is_not_forgotten_is_not_taken_for_a_new_one(monkeypatch: py
     """As in a sandbox that takes the request, and does nothing."""
     found = {"RssAnon": 100 << 20, "RssFile": 50 << 20, "VmRSS": 150 << 20, "VmHWM": 150 << 20}
     monkeypatch.setattr(meter_module, "_status", lambda: found)
-    meter = Meter(torch.device("cpu"))
+    meter = MemoryMeter(torch.device("cpu"))
     found["VmHWM"] = 400 << 20
     assert meter.peak() == 250 << 20
     meter.restart()
@@ -251,7 +251,7 @@ def test_an_evaluation_takes_no_gradients() -> None:
     assert seen == [False, True]
 
 
-USAGE = Usage({ACTIVATIONS: 1000, LOGITS: 100, GRADIENTS: 10}, {ACTIVATIONS: 1200, LOGITS: 150, GRADIENTS: 10})
+USAGE = DryRunUsage({ACTIVATIONS: 1000, LOGITS: 100, GRADIENTS: 10}, {ACTIVATIONS: 1200, LOGITS: 150, GRADIENTS: 10})
 
 
 def parts_of(world: World, **changes: Any) -> dict[str, int]:
@@ -273,7 +273,7 @@ def test_what_a_cpu_s_libraries_take_is_added() -> None:
     assert parts_of(World()) == heap | {"libraries": 35 << 20, "allocator": int(0.55 * 1110)}
     compiled = parts_of(World(), compile_config={})
     assert (compiled["libraries"], compiled["allocator"]) == ((35 + 170) << 20, int(0.3 * 1110))
-    mostly_logits = Usage({ACTIVATIONS: 100, LOGITS: 1000}, {})
+    mostly_logits = DryRunUsage({ACTIVATIONS: 100, LOGITS: 1000}, {})
     for changes, allocator in (({}, 1000), ({"compile_config": {}}, 330)):
         assert estimate._parts(made(**changes), SHAPES["mpt"], World(), mostly_logits)["allocator"] == allocator
     on_a_gpu = World(device=torch.device("cuda"))
@@ -324,8 +324,8 @@ def test_an_elastic_run_keeps_sums_that_wait_for_their_other_half(virtual: int, 
 def test_as_many_rows_are_tried_as_are_predicted_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row takes 1000 bytes, and 1550 of the C library's heap."""
 
-    def usage(config: Any, shape: Any, world: Any, dtype: Any, rows: int, *rest: Any) -> Usage:
-        return Usage({ACTIVATIONS: 1000 * rows}, {ACTIVATIONS: 1000 * rows})
+    def usage(config: Any, shape: Any, world: Any, dtype: Any, rows: int, *rest: Any) -> DryRunUsage:
+        return DryRunUsage({ACTIVATIONS: 1000 * rows}, {ACTIVATIONS: 1000 * rows})
 
     monkeypatch.setattr(estimate, "dry_run", usage)
 
@@ -360,7 +360,7 @@ def test_a_microbatch_has_at_most_the_rows_of_a_process(batch: int, size: Any, p
 
 def test_a_compiled_block_keeps_what_was_measured() -> None:
     memory = Memory(made(compile_config={}, precision="amp_bf16"), SHAPES["mpt"], World())
-    usage = Usage({GRADIENTS: 10}, {LOGITS: 10_000_000}, first=7)
+    usage = DryRunUsage({GRADIENTS: 10}, {LOGITS: 10_000_000}, first=7)
     found = memory._compiled_usage(usage, 1000)
     assert found.parts == {ACTIVATIONS: 7 + 3 * 1000, LOGITS: 10_000_000, GRADIENTS: 10, estimate.PASSING: 0}
 

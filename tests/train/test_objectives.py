@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="training is torch")
 from roofline.train.config.objectives import DpoSection, GrpoSection  # noqa: E402
 from roofline.train.data.row_arrays import RowArrays  # noqa: E402
 from roofline.train.model.cross_entropy import IGNORED  # noqa: E402
-from roofline.train.model.objective import Objective  # noqa: E402
+from roofline.train.model.objective import TrainingObjective  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
 from roofline.train.preference.dpo import PairLoss, of_documents  # noqa: E402
 from roofline.train.preference.grpo import AnswerLoss, advantages  # noqa: E402
@@ -90,7 +90,7 @@ def test_gradients_through_the_chunked_head_are_those_of_autograd(
     (3 * wanted).backward()
     expected = {name: each.grad.clone() for name, each in model.named_parameters()}
     model.zero_grad()
-    found = model(ids, targets, documents, objective=Objective(value, temperature))
+    found = model(ids, targets, documents, objective=TrainingObjective(value, temperature))
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
     (3 * found).backward()
     for name, each in model.named_parameters():
@@ -98,14 +98,14 @@ def test_gradients_through_the_chunked_head_are_those_of_autograd(
         assert largest > 0, name
         torch.testing.assert_close(each.grad, expected[name], rtol=1e-3, atol=1e-4 * largest)
     with torch.no_grad():
-        without = model(ids, targets, documents, objective=Objective(value, temperature))
+        without = model(ids, targets, documents, objective=TrainingObjective(value, temperature))
     assert without == found.detach()
 
 
 def test_rows_without_targets_have_a_gradient_of_zero() -> None:
     model = made(CONFIGS["llama"])
     ids = torch.zeros(1, 8, dtype=torch.int64)
-    loss = model(ids, torch.full_like(ids, IGNORED), objective=Objective(lambda scores: scores.sum()))
+    loss = model(ids, torch.full_like(ids, IGNORED), objective=TrainingObjective(lambda scores: scores.sum()))
     loss.backward()
     assert loss.item() == 0
     assert all(not each.grad.any() for each in model.parameters())

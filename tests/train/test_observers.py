@@ -10,8 +10,8 @@ from roofline.train.config.observers import (
     HfFoldersSection,
     LossSpikeSection,
     MlflowLogger,
-    SamplesSection,
     TensorboardLogger,
+    WrittenSamplesSection,
 )
 
 
@@ -21,7 +21,7 @@ def test_what_watches_a_run_has_its_defaults() -> None:
         "log_only": True, "patience": 4, "outlier_multiplier": 2, "window_size": 100, "loss_cap": None,
     }  # fmt: skip
     assert (stopper.label, stopper.comp, stopper.min_delta, stopper.patience) == ("x", "less", 0.0, "1ep")
-    samples = SamplesSection(prompts=("a",), interval="1ba")
+    samples = WrittenSamplesSection(prompts=("a",), interval="1ba")
     assert (samples.batch_size, samples.max_new_tokens, samples.do_sample) == (None, 20, False)
     folders = HfFoldersSection(save_folder="a", save_interval="1ba")
     assert (folders.huggingface_folder_name, folders.precision, folders.overwrite) == ("ba{batch}", "float32", True)
@@ -52,11 +52,11 @@ def test_the_least_values_of_what_watches_a_run(section: Any, least: dict[str, f
 
 def test_the_limits_of_samples_and_early_stops() -> None:
     common = {"prompts": ("a",), "interval": "1ba", "do_sample": True}
-    SamplesSection(**common, batch_size=1, max_new_tokens=1, temperature=1e-9, top_k=0, top_p=1)
+    WrittenSamplesSection(**common, batch_size=1, max_new_tokens=1, temperature=1e-9, top_k=0, top_p=1)
     for bad in ({"batch_size": 0}, {"max_new_tokens": 0}, {"temperature": 0}, {"top_k": -1}, {"top_p": 0},
                 {"top_p": 1.001}, {"prompts": ()}):  # fmt: skip
         with pytest.raises(ValueError, match=next(iter(bad))):
-            SamplesSection(**common | bad)
+            WrittenSamplesSection(**common | bad)
     early = {"monitor": "LanguageCrossEntropy", "dataloader_label": "eval"}
     EarlyStopperSection(**early, min_delta=0)
     with pytest.raises(ValueError, match="min_delta"):

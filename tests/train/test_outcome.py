@@ -17,7 +17,7 @@ pytest.importorskip("safetensors.torch", reason="it writes the base")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from roofline.train.checkpoint.outcome import Outcome, kept_share  # noqa: E402
+from roofline.train.checkpoint.outcome import TrainedFolder, rounding_fidelity  # noqa: E402
 from roofline.train.config.read import read_config  # noqa: E402
 from roofline.train.memory.dry_run import Ledger  # noqa: E402
 from roofline.train.run import preflight  # noqa: E402
@@ -80,7 +80,7 @@ def test_a_model_is_rounded_only_where_that_keeps_what_was_trained(
     assert call_roofline(["train", "export", out, "-o", exported, "--dtype", "f32"]).exit_code == 0
     trained = open_checkpoint(exported)
     values = {name: torch.from_numpy(trained.dequantize(name)) for name in trained.tensors}
-    kept = kept_share(values, lambda name: torch.from_numpy(base.dequantize(name)))
+    kept = rounding_fidelity(values, lambda name: torch.from_numpy(base.dequantize(name)))
     assert (kept >= 0.9) == (form == "BF16")
     assert f"{kept:.1%} of what training changed" in done.stdout
     assert f"{out}/model {'in bf16 keeps' if form == 'BF16' else 'is in float32'}" in done.stdout
@@ -97,12 +97,12 @@ def test_the_share_that_rounding_keeps() -> None:
     unit = 2.0**-7  # a step of bf16 above 1
     trained = {"a": torch.tensor([1 + unit, 1.0, 1.0, 1.0]), "b": torch.tensor([1 + 0.4 * unit, 1.0])}
     expected = 1 - (0.4 * unit) ** 2 / (unit**2 + (0.4 * unit) ** 2)
-    assert kept_share(trained, base.__getitem__) == pytest.approx(expected, rel=1e-5)
-    assert kept_share(base, base.__getitem__) == 1.0
+    assert rounding_fidelity(trained, base.__getitem__) == pytest.approx(expected, rel=1e-5)
+    assert rounding_fidelity(base, base.__getitem__) == 1.0
     # Where the base is rounded by more than was trained, nothing of that is kept, however the roundings fall.
     between = {"a": torch.full((4,), 1 + 0.49 * unit), "b": torch.full((2,), 1 - 0.1 * unit)}
     moved = {name: tensor + 0.02 * unit for name, tensor in between.items()}
-    assert kept_share(moved, between.__getitem__) == 0.0
+    assert rounding_fidelity(moved, between.__getitem__) == 0.0
 
 
 def test_what_rounding_keeps_is_computed_in_little_memory() -> None:
@@ -114,7 +114,7 @@ def test_what_rounding_keeps_is_computed_in_little_memory() -> None:
     for tensor in (base, trained):
         ledger.leave_out(tensor)
     with ledger:
-        share = kept_share({"a": trained}, lambda _: base)
+        share = rounding_fidelity({"a": trained}, lambda _: base)
     assert share == pytest.approx(1 - float(lost / change), rel=1e-6)
     assert sum(ledger.usage.most.values()) < trained.nbytes
 
@@ -124,13 +124,13 @@ def test_a_model_is_written_when_its_checkpoint_is_stored(
 ) -> None:
     """Not beside the copy of parameters and optimizer state that a checkpoint is stored from."""
     running = []
-    write = Outcome._write
+    write = TrainedFolder._write
 
-    def watched(self: Outcome, weights: Any) -> None:
+    def watched(self: TrainedFolder, weights: Any) -> None:
         running.append([each.done() for each in self.run.saver._running])
         write(self, weights)
 
-    monkeypatch.setattr(Outcome, "_write", watched)
+    monkeypatch.setattr(TrainedFolder, "_write", watched)
     fully_tuned(model, data, tmp_path / "run", "--steps", 2)
     assert running == [[]]
 

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.common.errors import ConfigError  # noqa: E402
 from roofline.train.report import answers, machine, page, summary  # noqa: E402
-from roofline.train.report.answers import Answer, Answers  # noqa: E402
+from roofline.train.report.answers import HeldOutAnswer, HeldOutAnswers  # noqa: E402
 from roofline.train.run.loop import train  # noqa: E402
 from tests.browser import Browser  # noqa: E402
 from tests.train.small import config, write_rows  # noqa: E402
@@ -95,15 +95,15 @@ def test_a_log_with_holes(folder: Path) -> None:
     assert embedded(page.page([], card, made))["series"]["loss"] == []
 
 
-BOTH = Answers(
+BOTH = HeldOutAnswers(
     before="smollm2-135m",
     after='tuned/"1"&',
     command="roofline serve smollm2-135m --adapter tuned=runs/tuned/adapter",
     address="http://127.0.0.1:8000",
     rows=(
-        Answer("Which <b>?", "yes", "I am no <i>oracle</i>.", " yes\n"),
-        Answer("And this?", "no", "no", "no"),
-        Answer("Later?", "never", None, None),
+        HeldOutAnswer("Which <b>?", "yes", "I am no <i>oracle</i>.", " yes\n"),
+        HeldOutAnswer("And this?", "no", "no", "no"),
+        HeldOutAnswer("Later?", "never", None, None),
     ),
 )
 

@@ -16,7 +16,7 @@ from roofline.common.errors import ConfigError  # noqa: E402
 from roofline.models import presets  # noqa: E402
 from roofline.models.spec import Param  # noqa: E402
 from roofline.train.config.schema import FsdpSection  # noqa: E402
-from roofline.train.model.tensor_parallel import Part, Ranks, part, pieces  # noqa: E402
+from roofline.train.model.tensor_parallel import ParameterPart, TensorRanks, part, pieces  # noqa: E402
 from roofline.train.parallel import processes  # noqa: E402
 from roofline.train.run_folder import LOG, read_lines  # noqa: E402
 from tests.train import small  # noqa: E402
@@ -78,7 +78,7 @@ def test_parts_lie_where_they_say(param: Param, size: int) -> None:
     whole = torch.arange(float(torch.Size(param.shape).numel())).view(param.shape)
     seen = torch.zeros(param.shape)
     for rank in range(size):
-        held = part(param, Ranks(rank, size))
+        held = part(param, TensorRanks(rank, size))
         tensor = held.cut(whole)
         assert tuple(tensor.shape) == held.local
         for at, view in pieces(tensor, held):
@@ -89,13 +89,13 @@ def test_parts_lie_where_they_say(param: Param, size: int) -> None:
 
 
 def test_pieces_of_some_rows_of_a_fused_part() -> None:
-    held = Part((12, 2), 0, ((0, 2), (4, 6), (8, 10)))
+    held = ParameterPart((12, 2), 0, ((0, 2), (4, 6), (8, 10)))
     assert held.places(1, 4) == [((1, 0), 1, 1), ((4, 0), 2, 2), ((8, 0), 4, 1)]
 
 
 def test_what_does_not_divide_is_named() -> None:
     with pytest.raises(ConfigError, match=r"tensor_parallel=2 does not divide the 3 of attn\.q"):
-        part(Param("attn.q", (3, 4), "column"), Ranks(0, 2))
+        part(Param("attn.q", (3, 4), "column"), TensorRanks(0, 2))
 
 
 MODELS = {

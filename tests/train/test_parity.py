@@ -15,7 +15,7 @@ from roofline.train.data.order import Order, Stream
 from roofline.train.data.receipts import ReceiptLog
 from roofline.train.parity import recorded_run
 from roofline.train.parity.compare import compare, pair
-from roofline.train.parity.findings import Parity, Samples
+from roofline.train.parity.findings import Parity, SampleAgreement
 from roofline.train.parity.recorded_run import RecordedRun, read_run
 from roofline.train.parity.statistics import change, correlation_time, jumps, mean, spike, t_quantile, t_tail
 
@@ -365,7 +365,7 @@ def test_other_samples_are_another_run(tmp_path: Path) -> None:
     assert compare(a, b).samples is not None
     assert "they read the same samples in the same order" in compare(a, b).why
     found = compare(a, c)
-    assert (found.verdict, found.samples) == ("different", Samples(80, 1, False, 0))
+    assert (found.verdict, found.samples) == ("different", SampleAgreement(80, 1, False, 0))
     assert "from step 1 on the runs read other samples" in found.why
     assert compare(a, d).verdict == "equivalent"
     for name, data, said in (

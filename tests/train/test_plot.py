@@ -65,7 +65,7 @@ def test_a_part_without_a_finite_value_leaves_a_gap() -> None:
     points = list(plot._points(np.arange(2000), values))
     assert math.isnan(points[0][1])
     assert points[0][0] == 0
-    axes = plot.Axes(0.0, 100.0, (0.0, 1999.0), (0.0, 2.0))
+    axes = plot.StepAxes(0.0, 100.0, (0.0, 1999.0), (0.0, 2.0))
     line = plot._line(axes, np.arange(6), np.array([1.0, 1.0, math.nan, 1.0, math.inf, 1.0]), "d")
     assert line.count("M") == 3
     assert line.count("L") == 1

@@ -16,7 +16,7 @@ from roofline.train.data.row_arrays import RowArrays  # noqa: E402
 from roofline.train.model.modules import IGNORED  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
 from roofline.train.run import probe  # noqa: E402
-from roofline.train.run.probe import Probe  # noqa: E402
+from roofline.train.run.probe import RunProbe  # noqa: E402
 from roofline.train.run.projection import SIZE, sums  # noqa: E402
 
 LENGTH = 5
@@ -34,7 +34,7 @@ class Source:
         return RowArrays(tokens, tokens + 100 if self.documents else None)
 
 
-def made(folder: Path, world: World | None = None, batch: int = 9, size: int | None = 2, **options: Any) -> Probe:
+def made(folder: Path, world: World | None = None, batch: int = 9, size: int | None = 2, **options: Any) -> RunProbe:
     """The probe of a rank. size: rows of a microbatch, None where `auto` has not found it."""
     documents = options.pop("documents", False)
     run: Any = SimpleNamespace(
@@ -46,7 +46,7 @@ def made(folder: Path, world: World | None = None, batch: int = 9, size: int | N
         gradients=SimpleNamespace(size=size, scaler=options.pop("scaler", None)),
         config=SimpleNamespace(**RATE | options),
     )
-    return Probe(run)
+    return RunProbe(run)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_pass_is_a_microbatch_that_is_not_larger_than_a_ranks_rows(
     assert made(tmp_path, World(0, world), size=size, **options)._pass() == expected
 
 
-def chunks(each: Probe) -> list[tuple[int, int, list[list[list[int]]]]]:
+def chunks(each: RunProbe) -> list[tuple[int, int, list[list[list[int]]]]]:
     goals = each.tokens + 50
     return [(place, real, [array.tolist() for array in arrays]) for place, real, arrays in each._chunks(goals)]
 
@@ -260,6 +260,6 @@ def test_a_pass_that_is_not_compiled_stays_so_in_a_compiled_run(
     run = Run(config, World())
     run.folder.mkdir(parents=True, exist_ok=True)
     run.log.open(0, 0)
-    Probe(run).record()
+    RunProbe(run).record()
     run.close()
     assert seen == stances

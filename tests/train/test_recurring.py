@@ -14,7 +14,7 @@ from roofline.bundle import load_text_of  # noqa: E402
 from roofline.common.errors import ConfigError  # noqa: E402
 from roofline.train.checkpoint import hf_folders  # noqa: E402
 from roofline.train.checkpoint.export import export  # noqa: E402
-from roofline.train.config.duration import Batches  # noqa: E402
+from roofline.train.config.duration import DurationUnits  # noqa: E402
 from roofline.train.config.read import parse_config  # noqa: E402
 from roofline.train.data.learn_vocabulary import learn  # noqa: E402
 from roofline.train.model.build import load  # noqa: E402
@@ -107,8 +107,8 @@ def test_choices_follow_their_limits() -> None:
     """Counts of many draws from three tokens of known probabilities."""
 
     def shares(**section: Any) -> list[float]:
-        chooser = samples.Samples.__new__(samples.Samples)
-        chooser.section = samples.SamplesSection(prompts=("a",), interval="1ba", do_sample=True, **section)
+        chooser = samples.RunSamples.__new__(samples.RunSamples)
+        chooser.section = samples.WrittenSamplesSection(prompts=("a",), interval="1ba", do_sample=True, **section)
         logits = torch.tensor([0.5, 0.3, 0.2]).log().expand(20_000, 3)
         ids = chooser._choose(logits, torch.Generator().manual_seed(1))
         return [ids.count(token) / len(ids) for token in range(3)]
@@ -125,7 +125,7 @@ def test_an_answer_ends_with_the_end_token(tmp_path: Path, words: Path, monkeypa
     (end,) = tokenizer.eos_ids
     (word,) = tokenizer.encode(" be", add_special=False)
     rows = iter([[word, end], [word], [end]])
-    monkeypatch.setattr(samples.Samples, "_choose", lambda self, logits, random: next(rows))
+    monkeypatch.setattr(samples.RunSamples, "_choose", lambda self, logits, random: next(rows))
     section = {"prompts": PROMPTS, "interval": "5ba", "max_new_tokens": 9}
     assert samples_of(train(parse_config(settings(tmp_path, words, "run", generate_callback=section))).folder) == {
         5: [" be be", ""]
@@ -165,7 +165,7 @@ def test_a_model_that_has_no_folder_is_refused_before_the_first_step(tmp_path: P
         save_interval="5ba", precision="float32", save_folder=str(tmp_path), huggingface_folder_name="ba{batch}"
     )
     run: Any = SimpleNamespace(
-        units=Batches(samples=4, tokens=16, epoch=10, total=5),
+        units=DurationUnits(samples=4, tokens=16, epoch=10, total=5),
         config=SimpleNamespace(run_name=None, tokenizer=None),
         world=World(),
         shape={"family": "gemma3", "tied": True},

@@ -12,7 +12,7 @@ from roofline.common.errors import ConfigError  # noqa: E402
 from roofline.train.checkpoint import checkpoint, manifest  # noqa: E402
 from roofline.train.data import receipts  # noqa: E402
 from roofline.train.run import relay as launcher  # noqa: E402
-from roofline.train.run.relay import RELAY, Handover, Leg, Runner, relay  # noqa: E402
+from roofline.train.run.relay import RELAY, Handover, Leg, RelaySetting, relay  # noqa: E402
 from roofline.train.run_folder import LOG, read_lines  # noqa: E402
 from roofline.train.storage.open import open_store  # noqa: E402
 from tests.train import small  # noqa: E402
@@ -31,7 +31,10 @@ def test_a_relay_through_an_object_store_is_one_run(tmp_path: Path, s3: str) -> 
     from roofline.train.run.loop import train
 
     path = written(tmp_path, save_folder=s3)
-    runners = [Runner.parse("one:"), Runner.parse("two: nproc=2 device_train_microbatch_size=2 precision=amp_bf16")]
+    runners = [
+        RelaySetting.parse("one:"),
+        RelaySetting.parse("two: nproc=2 device_train_microbatch_size=2 precision=amp_bf16"),
+    ]
     said: list[str] = []
     report = relay(path, [], 2, runners, said.append)
     assert [(leg.name, leg.first, leg.last) for leg in report.legs] == [("one", 0, 2), ("two", 2, 4), ("one", 4, 5)]
@@ -68,7 +71,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
 @pytest.mark.usefixtures("one_thread")
 def test_legs_take_turns_and_are_one_run(tmp_path: Path, in_process: list[tuple[int, list[str]]]) -> None:
     path, said = written(tmp_path), list[str]()
-    runners = [Runner("a"), Runner("b", 2, ("device_train_microbatch_size=2",))]
+    runners = [RelaySetting("a"), RelaySetting("b", 2, ("device_train_microbatch_size=2",))]
     report = relay(path, ["seed=6"], 2, runners, said.append)
     common = ["autoresume=true", "save_interval=1dur", "eval_first=true", "eval_interval=1dur"]
     assert in_process == [
@@ -97,7 +100,7 @@ def test_a_stopped_relay_goes_on_with_the_next_leg(
     tmp_path: Path, in_process: list[tuple[int, list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, said = written(tmp_path, eval_interval="1ba", autoresume="previous"), list[str]()
-    runners = [Runner("a"), Runner("b")]
+    runners = [RelaySetting("a"), RelaySetting("b")]
     with monkeypatch.context() as patch:
         for status, message in ((143, r"leg 1 \(a\) was stopped; the same"), (3, r"leg 1 \(a\) failed; what it said")):
             patch.setattr(launcher, "launch", lambda *_, status=status: status)
@@ -119,7 +122,7 @@ def test_a_stopped_relay_goes_on_with_the_next_leg(
 def test_a_relay_without_held_out_text_says_no_jump(
     tmp_path: Path, in_process: list[tuple[int, list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, runners = written(tmp_path, eval_loader=None), [Runner("a"), Runner("b")]
+    path, runners = written(tmp_path, eval_loader=None), [RelaySetting("a"), RelaySetting("b")]
     report = relay(path, [], 3, runners, lambda _: None)
     assert report.handovers == [Handover(3, "a", "b", None)]
     assert not any("eval_interval" in word for _, words in in_process for word in words)
@@ -152,21 +155,21 @@ def test_state_that_changed_by_one_bit_is_refused(tmp_path: Path, monkeypatch: p
 
 
 def test_runners_are_read_and_refused_by_word() -> None:
-    assert Runner.parse("gpu: nproc=4 device=gpu a.b=c") == Runner("gpu", 4, ("device=gpu", "a.b=c"))
+    assert RelaySetting.parse("gpu: nproc=4 device=gpu a.b=c") == RelaySetting("gpu", 4, ("device=gpu", "a.b=c"))
     for text in ("nproc=2", ": nproc=2", "a: nproc=0", "a: nproc=x", "a: fast"):
         with pytest.raises(ConfigError, match="--leg"):
-            Runner.parse(text)
+            RelaySetting.parse(text)
 
 
 def test_what_a_relay_cannot_do_is_said_first(tmp_path: Path) -> None:
     path = written(tmp_path)
-    for every, runners in ((2, [Runner("a")]), (0, [Runner("a"), Runner("b")])):
+    for every, runners in ((2, [RelaySetting("a")]), (0, [RelaySetting("a"), RelaySetting("b")])):
         with pytest.raises(ConfigError, match="needs two runners"):
             relay(path, [], every, runners, print)
     with pytest.raises(ConfigError, match="unknown key optimizr"):
-        relay(path, [], 2, [Runner("a"), Runner("b", 1, ("optimizr.lr=1",))], print)
+        relay(path, [], 2, [RelaySetting("a"), RelaySetting("b", 1, ("optimizr.lr=1",))], print)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / RELAY).write_text("{}")
     with pytest.raises(ConfigError, match="damaged"):
-        relay(path, [], 2, [Runner("a"), Runner("b")], print)
+        relay(path, [], 2, [RelaySetting("a"), RelaySetting("b")], print)
     assert Leg("a", 1, [], 0, 2).held_out == [None, None]

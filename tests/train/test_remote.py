@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from roofline.common.errors import CapacityError, ConfigError
 from roofline.train.data.mds import Shards, ShardWriter
 from roofline.train.storage import file_cache as cache_module
-from roofline.train.storage.file_cache import Cache
+from roofline.train.storage.file_cache import FileCache
 from roofline.train.storage.open import open_store
 from roofline.train.storage.store import MissingError, StoreError, UnreachableError
 from tests.train.rows import ROWS, SAMPLES, SHARDS, right, sample
@@ -496,7 +496,7 @@ def test_closing_ends_what_is_under_way(
 
 
 def test_files_that_are_not_made(tmp_path: Path) -> None:
-    cache, name = Cache(tmp_path / "c", 100), f"{'0' * 32}/a"
+    cache, name = FileCache(tmp_path / "c", 100), f"{'0' * 32}/a"
 
     def fail(file: object) -> None:
         raise UnreachableError("no")
@@ -523,7 +523,7 @@ def test_only_files_of_the_cache_are_removed(tmp_path: Path) -> None:
     (tmp_path / "c" / "mine" / "data.part").write_bytes(bytes(1000))
     (tmp_path / "c" / "data").write_bytes(bytes(1000))
     (tmp_path / "c" / ("f" * 32)).symlink_to(tmp_path / "c" / "mine")  # a name of the cache's, and not its folder
-    cache = Cache(tmp_path / "c", 10)
+    cache = FileCache(tmp_path / "c", 10)
     for name in "abc":
         cache.open(f"{'0' * 32}/{name}", 8, lambda file: file.write(bytes(8)))[0].close()
     assert kept(tmp_path / "c") == {"data.part": 1000, "c": 8}

@@ -91,7 +91,7 @@ def test_a_peak_that_is_given_makes_mfu(data: Path, tmp_path: Path) -> None:
     share = lines[0]["about"]["share"]
     assert share["name"] == "MFU"
     assert share["per_token_s"] == pytest.approx(card["flops"]["foundry"]["model_flops_per_token"] / 2e12)
-    full = report.Report(config(data, tmp_path, fsdp_config=again), json.loads(json.dumps(_shape())), World())
+    full = report.RunReport(config(data, tmp_path, fsdp_config=again), json.loads(json.dumps(_shape())), World())
     assert full.checkpointing == "full"
     assert full.flops["foundry"].hardware == pytest.approx(4 / 3 * full.flops["foundry"].model)
 
@@ -344,7 +344,7 @@ def test_what_is_no_card_is_said(text: str | None, said: str, tmp_path: Path) ->
 def speeds(data: Path, folder: Path, seconds: list[float], world: int = 1, **monitor: Any) -> dict[str, Any]:
     """The card's speeds of a run of 12 rows a step that goes on behind step 100, a tenth of each step spent waiting."""
     made = config(data, folder, callbacks={"speed_monitor": monitor}, global_train_batch_size=12)
-    found = report.Report(made, _shape(), World(size=world))
+    found = report.RunReport(made, _shape(), World(size=world))
     for each in seconds:
         found.step(each, each / 10, Counted(12 * LENGTH, 12 * LENGTH, 12 * LENGTH))
     run: Any = SimpleNamespace(progress=SimpleNamespace(step=100 + len(seconds)))
@@ -369,14 +369,14 @@ def test_speeds_are_of_the_steps_behind_the_first(data: Path, tmp_path: Path) ->
 def test_a_changed_model_is_not_called_by_its_name_alone(data: Path, tmp_path: Path) -> None:
     plain = config(data, tmp_path)
     changed = plain.model_copy(update={"model": plain.model.model_copy(update={"config_overrides": {"n_heads": 2}})})
-    names = [report.Report(each, _shape(), World())._name() for each in (plain, changed)]
+    names = [report.RunReport(each, _shape(), World())._name() for each in (plain, changed)]
     assert names == ["mpt_causal_lm", "mpt_causal_lm (changed)"]
 
 
 @pytest.mark.parametrize("processes", [1, 4])
 def test_the_share_is_of_all_devices_together(data: Path, tmp_path: Path, processes: int) -> None:
     made = config(data, tmp_path)
-    found = report.Report(made, _shape(), World(size=processes))
+    found = report.RunReport(made, _shape(), World(size=processes))
     found.roof = dict(ROOF)
     assert found._share()["per_token_s"] == pytest.approx(found.flops["matmul"].hardware / (processes * 1e12))
     found.peak = Peak(2.0, "a table")
@@ -384,7 +384,7 @@ def test_the_share_is_of_all_devices_together(data: Path, tmp_path: Path, proces
 
 
 def test_shares_above_what_can_be_are_left_out(data: Path, tmp_path: Path) -> None:
-    found = report.Report(config(data, tmp_path), _shape(), World())
+    found = report.RunReport(config(data, tmp_path), _shape(), World())
     most = max(flops.hardware for flops in found.flops.values())
     found.peak, found.roof = (
         Peak(1e6 * most, "a table"),

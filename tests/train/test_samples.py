@@ -8,9 +8,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.common.errors import ConfigError  # noqa: E402
-from roofline.train.config.observers import SamplesSection  # noqa: E402
+from roofline.train.config.observers import WrittenSamplesSection  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
-from roofline.train.run.samples import Samples  # noqa: E402
+from roofline.train.run.samples import RunSamples  # noqa: E402
 
 BEGIN, END = 90, 91
 
@@ -25,9 +25,9 @@ class Tokenizer:
         return [BEGIN] * add_special + ids
 
 
-def of(prompts: tuple[str, ...] = ("a",), length: int = 10, **section: Any) -> Samples:
-    made = Samples.__new__(Samples)
-    made.section = SamplesSection(prompts=prompts, interval="1ba", **section)
+def of(prompts: tuple[str, ...] = ("a",), length: int = 10, **section: Any) -> RunSamples:
+    made = RunSamples.__new__(RunSamples)
+    made.section = WrittenSamplesSection(prompts=prompts, interval="1ba", **section)
     made.run = SimpleNamespace(config=SimpleNamespace(max_seq_len=length), world=World())  # type: ignore[assignment]
     made._tokenizer, made._ends = Tokenizer(), [END]  # type: ignore[assignment]
     return made

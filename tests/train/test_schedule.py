@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from roofline.common.errors import ConfigError
-from roofline.train.config.duration import Batches
+from roofline.train.config.duration import DurationUnits
 from roofline.train.config.schema import SchedulerSection
 from roofline.train.run.schedule import schedule
 
-RUN = Batches(samples=8, tokens=16, epoch=400, total=100)  # 50 batches an epoch
+RUN = DurationUnits(samples=8, tokens=16, epoch=400, total=100)  # 50 batches an epoch
 
 
 def factor(name: str, **options: Any) -> Callable[[int], float]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.weights.files.mapped import TensorInfo
-from roofline.weights.quantised.method import Files, Parameter
+from roofline.weights.quantised.method import QuantisedMatrix, TensorFiles
 from roofline.weights.quantised.methods import check_config
 from tests.weights import quantised_models as models
 from tests.weights.test_quantised import NF4
@@ -88,7 +88,7 @@ def test_any_shape_is_read_exactly_or_refused(data: st.DataObject) -> None:
     same = not changed or (tensors[changed].shape == old.shape and torch.equal(tensors[changed], old))
     source = Memory(tensors)
     try:
-        made: list[Parameter] = list(check_config(Path("c"), config).parameters(Files(Path("m"), source)))
+        made: list[QuantisedMatrix] = list(check_config(Path("c"), config).parameters(TensorFiles(Path("m"), source)))
         for parameter in made:
             values = formats.get(parameter.format).dequantize(parameter.make(), parameter.shape)
             assert parameter.info.nbytes <= 64 * (sum(info.nbytes for info in source.tensors.values()) + 64)
@@ -106,5 +106,5 @@ def test_the_fuzz_reads_sound_ones() -> None:
         codes = make((32, 64), np.random.default_rng(0))
         source = Memory({f"m{end}": tensor for end, tensor in write(codes).items()})
         with tempfile.TemporaryDirectory() as folder:
-            (parameter,) = check_config(Path(folder), config).parameters(Files(Path(folder), source))
+            (parameter,) = check_config(Path(folder), config).parameters(TensorFiles(Path(folder), source))
         assert parameter.shape == (32, 64)

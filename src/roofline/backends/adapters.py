@@ -47,7 +47,7 @@ class AdapterSlots:
         shape, CapacityError for one of more ranks than there is room for."""
         assert slot > 0, "slot 0 stands for no adapter"
         assert slot not in self.placed, "a slot is freed before it is used again"
-        placed = sorted((self._place(matrix) for matrix in matrices), key=lambda each: (each.group, each.first))
+        placed = sorted((self._place(matrix) for matrix in matrices), key=lambda place: (place.group, place.first))
         self._changed(slot, placed)
         self.placed[slot] = placed
 
@@ -87,7 +87,9 @@ class AdapterSlots:
         gain = shift = None
         if matrix.magnitude is not None and self.row_scaling is not None:
             gain, shift = self.row_scaling(matrix)
-        return PlacedMatrix(matrix, site.group, site.part * self.rank, site.column, gain, shift)
+        return PlacedMatrix(
+            matrix=matrix, group=site.group, first=site.part * self.rank, column=site.column, gain=gain, shift=shift
+        )
 
     def _parts(self, group: int) -> int:
         return 1 + max(site.part for site in self.sites.values() if site.group == group)

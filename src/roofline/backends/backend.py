@@ -18,7 +18,7 @@ from roofline.common.json_types import JsonMapping
 if TYPE_CHECKING:
     from roofline import _native
     from roofline.backends.base import Executable
-    from roofline.backends.checkpoint import Checkpoint
+    from roofline.backends.checkpoint import LoadableCheckpoint
     from roofline.backends.cpu.backend import CompiledModel
     from roofline.backends.parallel.executable import ShareExecutable
     from roofline.backends.parallel.ranks import Ranks
@@ -41,7 +41,7 @@ class Neighbours:
 
     replica: int = 0
     replicas: int = 1
-    draft: "Checkpoint | None" = None
+    draft: "LoadableCheckpoint | None" = None
     traces: "BatchLimits | None" = None
 
 
@@ -49,7 +49,7 @@ class Neighbours:
 class LoadRequest:
     """All that a backend makes an Executable from."""
 
-    checkpoint: "Checkpoint"
+    checkpoint: "LoadableCheckpoint"
     config: "ModelConfig"
     options: LoadOptions
     capacity: Capacity
@@ -129,7 +129,7 @@ class CompilesAhead(Protocol):
 
     def compile_ahead(
         self,
-        open_checkpoint: "Callable[[], Checkpoint]",
+        open_checkpoint: "Callable[[], LoadableCheckpoint]",
         options: LoadOptions,
         chips: Sequence[str],
         folder: Path | None,

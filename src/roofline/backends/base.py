@@ -104,7 +104,8 @@ class Queueing(Protocol):
     """
 
     def queue_sample(self, rows: SampleRows) -> Callable[[], Sampled]:
-        """As `sample`, but at once: what it returns waits for the ids. `forward` may be called before that."""
+        """Sample as `sample` does, but return at once: what it returns waits for the ids. `forward` may be called
+        before that."""
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ import numpy as np
 
 from roofline.ops import formats
 from roofline.program.ir import Program
-from roofline.program.trace import TensorInfo
+from roofline.program.trace import DescribesTensor
 
 VALUES = 1 << 22  # of a tensor that are widened at a time when damage is looked for
 
@@ -19,13 +19,13 @@ class Tensors(Protocol):
     """Named tensors: format and shape of each, and its bytes."""
 
     @property
-    def tensors(self) -> Mapping[str, TensorInfo]: ...
+    def tensors(self) -> Mapping[str, DescribesTensor]: ...
 
     def read(self, name: str) -> np.ndarray:
         """uint8 [nbytes] of a tensor."""
 
 
-class Checkpoint(Tensors, Protocol):
+class LoadableCheckpoint(Tensors, Protocol):
     """A model's weights and configuration, whatever kind of file holds them (`weights.checkpoint.Checkpoint`)."""
 
     @property
@@ -56,7 +56,7 @@ def damaged_tensor(program: Program, read: Callable[[str], np.ndarray]) -> str |
     return None
 
 
-def weights_hash(checkpoint: Checkpoint) -> str:
+def weights_hash(checkpoint: LoadableCheckpoint) -> str:
     """SHA-256 (hex) over the tensors' bytes, in the order of their names; of random ones over seed and shapes."""
     digest = hashlib.sha256()
     random = checkpoint.kind == "random"  # seed, name and shape say what is in a tensor, and reading computes it anew

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from roofline.hardware.chips.products import Product, SheetRoofs
     from roofline.hardware.roofs import Roofs
     from roofline.models.config import ModelConfig
-    from roofline.program.rates import Rate
+    from roofline.program.rates import StepRate
 
 MOST_DEVICES = 64
 BATCHES = (1, 8, 64)  # sequences that rates are told of, beside as many as fit
@@ -55,7 +55,7 @@ class Fit:
     sequences: int
     longest: int
     roofs: "Roofs | SheetRoofs | None"
-    rates: "tuple[Rate, ...]" = ()
+    rates: "tuple[StepRate, ...]" = ()
     limit: str = ""
     dies: int = 1
     stages: int = 1
@@ -113,7 +113,7 @@ def split_on_product(
     count: int | None = None,
     kv_cache_dtype: str = "auto",
     step: tuple[int, int] | None = None,
-) -> "Split":
+) -> "ModelSplit":
     """What each device of a product has, as `on_product` divides the model. step: tokens and sequences of the largest
     step; None: those of a load that nobody gives others. A load leaves RESERVED of a GPU's memory to driver
     and libraries, and so do the needs here. Of a CPU, whose figures are of a socket, `count` is 1."""
@@ -131,9 +131,9 @@ def split_on_product(
         raise UnsupportedError(f"an fp8 KV cache on {product.name}", "no kernels are compiled for it", ("auto",))
     limits = _limits(*(step or STEP))
 
-    def part_of(share: Share) -> Part:
+    def part_of(share: Share) -> DevicePart:
         program = compile_for_gpu(model, config, options, chip, share)
-        return Part(program, _needs(program, limits, scratch_bytes(program, limits) + reserved))
+        return DevicePart(program, _needs(program, limits, scratch_bytes(program, limits) + reserved))
 
     return _least(part_of, memory_of(product), count)
 
@@ -156,7 +156,7 @@ def on_this_machine(model: "Tensors", config: "ModelConfig", context: int, kv_ca
 
 def split_on_host(
     model: "Tensors", config: "ModelConfig", kv_cache_dtype: str = "auto", step: tuple[int, int] | None = None
-) -> "Split":
+) -> "ModelSplit":
     """What a model takes that a CPU computes: one part. step: as of `split_on_product`."""
     from roofline.backends.capacity import HOST_STEP, host_kv_dtype, host_token_bytes
     from roofline.models import registry
@@ -166,9 +166,9 @@ def split_on_host(
     target = with_cache(CPU, host_kv_dtype(kv_cache_dtype))
     program = compile_program(registry.get(config.family), config, model.tensors, target)
     groups = program.kv_groups.values()
-    token = sum(each.layers * host_token_bytes(each.format, each.kv_heads, each.head_dim) for each in groups)
+    token = sum(group.layers * host_token_bytes(group.format, group.kv_heads, group.head_dim) for group in groups)
     needs = replace(_needs(program, _limits(*(step or HOST_STEP)), 0), token=token)
-    return Split(1, (Part(program, needs),))
+    return ModelSplit(1, (DevicePart(program, needs),))
 
 
 def _limits(tokens: int, sequences: int) -> BatchLimits:
@@ -182,7 +182,7 @@ def _needs(program: Program, limits: BatchLimits, scratch: int) -> "Needs":
 
 
 @dataclass(frozen=True)
-class Part:
+class DevicePart:
     """What one device has: its Program, its needs."""
 
     program: Program
@@ -194,29 +194,29 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Split:
+class ModelSplit:
     """A model on so many devices. parts: the fullest one's, where they share its matrices; of each stage, where they
     share its layers; limit: why no more can share it."""
 
     devices: int
-    parts: tuple[Part, ...]
+    parts: tuple[DevicePart, ...]
     limit: str = ""
 
-    def fullest(self, memory: int) -> Part:
+    def fullest(self, memory: int) -> DevicePart:
         """The part that leaves the least room for the cache, the heavier one where several leave none."""
         return min(self.parts, key=lambda part: (part.pages(memory), -part.needs.weights))
 
 
-def _least(part_of: Callable[[Share], Part], memory: int, count: int | None) -> Split:
+def _least(part_of: Callable[[Share], DevicePart], memory: int, count: int | None) -> ModelSplit:
     """The fewest devices that the model fits on, else the most that can share it. count: exactly so many."""
 
-    def split(devices: int) -> Split:
+    def split(devices: int) -> ModelSplit:
         try:
-            return Split(devices, (part_of(Share(0, devices)),))
+            return ModelSplit(devices, (part_of(Share(0, devices)),))
         except UnsupportedError:  # matrices that cannot be shared
             if devices == 1:
                 raise
-        return Split(devices, tuple(part_of(Share(stage=n, stages=devices)) for n in range(devices)))
+        return ModelSplit(devices, tuple(part_of(Share(stage=n, stages=devices)) for n in range(devices)))
 
     best = split(count or 1)
     if count is not None:
@@ -233,7 +233,7 @@ def _least(part_of: Callable[[Share], Part], memory: int, count: int | None) -> 
     return best
 
 
-def _fit(place: str, memory: int, split: Split, context: int, positions: int) -> Fit:
+def _fit(place: str, memory: int, split: ModelSplit, context: int, positions: int) -> Fit:
     fullest = split.fullest(memory)
     needs, pages = fullest.needs, fullest.pages(memory)
     formats = dict.fromkeys(group.format for group in fullest.program.kv_groups.values())
@@ -256,10 +256,10 @@ def _fit(place: str, memory: int, split: Split, context: int, positions: int) ->
     )
 
 
-def _rated(fit: Fit, split: Split, roofs: "Roofs | SheetRoofs | None") -> Fit:
+def _rated(fit: Fit, split: ModelSplit, roofs: "Roofs | SheetRoofs | None") -> Fit:
     """The fit with the rates of its Programs at these roofs; without a rate of products there is none of prefill."""
     from roofline.program.passes.price import arithmetic_roof
-    from roofline.program.rates import Speeds, in_turn
+    from roofline.program.rates import ProgramSpeeds, in_turn
 
     if roofs is None:
         return fit
@@ -267,7 +267,7 @@ def _rated(fit: Fit, split: Split, roofs: "Roofs | SheetRoofs | None") -> Fit:
     fit = replace(fit, roofs=roofs, arithmetic=arithmetic, operations=operations)
     if not fit.sequences:
         return fit
-    stages = [Speeds(part.program, roofs) for part in split.parts]
+    stages = [ProgramSpeeds(part.program, roofs) for part in split.parts]
     batches = sorted({*(n for n in BATCHES if n <= fit.sequences), min(fit.sequences, MOST_SEQUENCES)})
     rates = [in_turn([speeds.decode(n, fit.context) for speeds in stages]) for n in batches]
     if math.isfinite(roofs.bf16_flops):
@@ -275,7 +275,7 @@ def _rated(fit: Fit, split: Split, roofs: "Roofs | SheetRoofs | None") -> Fit:
     return replace(fit, rates=tuple(rates))
 
 
-def held_in(split: Split) -> dict[str, str]:
+def held_in(split: ModelSplit) -> dict[str, str]:
     """Formats of matrices that kernels read in another one -> that other one."""
     recipes = [recipe for part in split.parts for recipe in part.program.weights.values() if len(recipe.shape) == 2]
     names = {(formats.packed(piece.format).name, recipe.layout) for recipe in recipes for piece in recipe.pieces}

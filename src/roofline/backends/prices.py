@@ -12,7 +12,7 @@ from roofline.ops.batch import Batch
 from roofline.program.passes.price import Mixture, RoofRates, rate_of
 
 if TYPE_CHECKING:
-    from roofline.ops.cost import Affine, Cost
+    from roofline.ops.cost import Affine, InstructionCost
     from roofline.program.ir import Program
 
 
@@ -42,18 +42,25 @@ class PriceTable:
 
         priced = price(program)
         windows = list(priced.windows) or [0]
-        kinds: Counter[tuple[Cost, tuple[str, int], int]] = Counter()
+        kinds: Counter[tuple[InstructionCost, tuple[str, int], int]] = Counter()
         for (instr, cost), rate in zip(priced.instrs, priced.rates, strict=True):
             kinds[cost, rate, windows.index(window_of(instr)) if instr.op == "attend" else 0] += 1
 
         def columns(amounts: "Affine", at: int) -> list[int]:
             of_window = [amounts.context, amounts.pairs]
-            others = len(windows) - at - 1
-            return [amounts.const, amounts.tokens, amounts.rows] + [0, 0] * at + of_window + [0, 0] * others
+            later_windows = len(windows) - at - 1
+            return [amounts.const, amounts.tokens, amounts.rows] + [0, 0] * at + of_window + [0, 0] * later_windows
 
         parts = ("flops", "weight_bytes", "kv_bytes")
         flops, weights, kv = ([columns(getattr(cost, part), at) for cost, _, at in kinds] for part in parts)
-        table = cls(windows, list(kinds.values()), [rate for _, rate, _ in kinds], flops, weights, kv)
+        table = cls(
+            windows=windows,
+            counts=list(kinds.values()),
+            rates=[rate for _, rate, _ in kinds],
+            flops=flops,
+            weights=weights,
+            kv=kv,
+        )
         experts = mixture(program)
         if experts is None:
             return table
@@ -139,7 +146,7 @@ def _sizes(batch: Batch, windows: Sequence[int]) -> tuple[int, ...]:
     context = batch.context_len[:n]
     if n == tokens:  # all segments are one token long
         keys = [int((np.minimum(context, window) if window else context).sum()) for window in windows]
-        return 1, n, batch.rows, *(count for each in keys for count in (each, each))
+        return 1, n, batch.rows, *(count for key in keys for count in (key, key))
     counts = np.diff(batch.seg_start[: n + 1]).astype(np.int64)
     ends = context.astype(np.int64)
     first = ends - counts

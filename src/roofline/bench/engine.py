@@ -169,9 +169,9 @@ def report(rows: dict[str, JsonObject], head: JsonObject) -> JsonObject:
 
 def open_bench(model: str, load: LoadOptions = LoadOptions()) -> tuple[LoadedModel, Bench]:
     """Load a model with a cache for the largest workload, and warm it up. load: its sizes are replaced."""
-    most = max(row.requests * (row.prompt + row.answer) for row in WORKLOADS.values())
+    max_tokens = max(row.requests * (row.prompt + row.answer) for row in WORKLOADS.values())
     # Every request may leave its last page partly empty.
-    load = replace(load, cache_tokens=most + 64 * 16, max_running=64)
+    load = replace(load, cache_tokens=max_tokens + 64 * 16, max_running=64)
     loaded = bundle.load(model, load, text=False)
     bench = Bench(loaded.executable)
     bench.warm_up()

@@ -60,7 +60,7 @@ class Scaling:
 
 
 @dataclass(frozen=True)
-class Run:
+class ScalingRun:
     """One number of processes, and its configuration."""
 
     processes: int
@@ -81,14 +81,14 @@ def scale(settings: Scaling, show: bool = True) -> Iterator[Point]:
     name, first = os.urandom(8).hex(), None
     with tempfile.TemporaryDirectory(prefix="roofline-bench-") as place:
         folder = Path(place)
-        for each in _runs(settings, folder):
-            path = folder / f"{each.processes}.json"
-            path.write_text(json.dumps(each.config))
+        for run in _runs(settings, folder):
+            path = folder / f"{run.processes}.json"
+            path.write_text(json.dumps(run.config))
             if show:
-                print(_announcement(settings, each, path), file=sys.stderr, flush=True)
+                print(_announcement(settings, run, path), file=sys.stderr, flush=True)
             started, host = now_utc(), this_host()
-            run_processes(each.processes, path)
-            measured = _point(settings, each, name=name, started=started, host=host)
+            run_processes(run.processes, path)
+            measured = _point(settings, run, name=name, started=started, host=host)
             if first is None:
                 first = measured
             else:
@@ -96,7 +96,7 @@ def scale(settings: Scaling, show: bool = True) -> Iterator[Point]:
             yield measured
 
 
-def _runs(settings: Scaling, folder: Path) -> list[Run]:
+def _runs(settings: Scaling, folder: Path) -> list[ScalingRun]:
     """All runs, which are checked. Raises ConfigError."""
 
     def config(count: int, *changes: str) -> JsonObject:
@@ -112,10 +112,10 @@ def _runs(settings: Scaling, folder: Path) -> list[Run]:
         shares = _shares(plain, count)
         if settings.rule == "weak":
             own = _divided(rows, _shares(plain, least), least)
-            runs.append(Run(count, config(count, f"global_train_batch_size={own * shares}")))
+            runs.append(ScalingRun(count, config(count, f"global_train_batch_size={own * shares}")))
         else:
             _divided(rows, shares, count)
-            runs.append(Run(count, config(count)))
+            runs.append(ScalingRun(count, config(count)))
     return runs
 
 
@@ -146,7 +146,7 @@ def _check_devices(settings: Scaling, config: JsonObject) -> None:
     """Raises ConfigError where there are fewer devices than processes, or where cores cannot be shared evenly."""
     import torch
 
-    most = max(settings.processes)
+    max_processes = max(settings.processes)
     if torch.accelerator.is_available() and config["device"] != "cpu":
         have, unit = torch.accelerator.device_count(), "GPU"
     else:
@@ -158,10 +158,10 @@ def _check_devices(settings: Scaling, config: JsonObject) -> None:
                 f"{THREADS}={set_by_user} gives any number of processes as many threads each: unset it, so that they "
                 "share the cores"
             )
-    if most > have:
+    if max_processes > have:
         raise ConfigError(
-            f"processes={','.join(map(str, settings.processes))}: {most} processes need a {unit} each, and there "
-            f"{'is' if have == 1 else 'are'} {have}"
+            f"processes={','.join(map(str, settings.processes))}: {max_processes} processes need a {unit} each, and "
+            f"there {'is' if have == 1 else 'are'} {have}"
         )
 
 
@@ -177,12 +177,12 @@ def in_words(processes: int) -> str:
     return f"{processes} process{'es' * (processes != 1)}"
 
 
-def _announcement(settings: Scaling, run: Run, path: Path) -> str:
+def _announcement(settings: Scaling, run: ScalingRun, path: Path) -> str:
     steps = settings.warmup + settings.steps
     return f"{in_words(run.processes)}: {announcement(path, settings.what, steps, run.processes)}"
 
 
-def _point(settings: Scaling, run: Run, *, name: str, started: str, host: schema.Host) -> Point:
+def _point(settings: Scaling, run: ScalingRun, *, name: str, started: str, host: schema.Host) -> Point:
     from roofline.train.report import cards
     from roofline.train.run_folder import LOG, read_lines
 
@@ -231,7 +231,7 @@ def _validity(host: schema.Host) -> schema.Validity:
     return schema.Validity(grade="C", flags=[f"other programs used {host.load:.1f} cores"])
 
 
-def _preset(settings: Scaling, run: Run, card: JsonObject) -> str:
+def _preset(settings: Scaling, run: ScalingRun, card: JsonObject) -> str:
     """What two points share whose speeds may be compared."""
     rows = f"batch {run.batch} of {card['seq_len']} tokens"
     return ", ".join([settings.what, f"{settings.rule} scaling", in_words(run.processes), rows, *settings.changes])
@@ -251,7 +251,7 @@ def _system(settings: Scaling, card: JsonObject) -> schema.System:
     )
 
 
-def _extra(settings: Scaling, run: Run, card: JsonObject) -> dict[str, float | int | str | bool | None]:
+def _extra(settings: Scaling, run: ScalingRun, card: JsonObject) -> dict[str, float | int | str | bool | None]:
     """threads: of each process on a CPU."""
     return {
         "scaling": settings.rule,

@@ -9,7 +9,7 @@ MODULUS = 2**31
 
 
 @dataclass(frozen=True)
-class Workload:
+class BatchWorkload:
     """`requests` at once, each with a prompt of `prompt` tokens and an answer of `answer`.
 
     The time of a decode counts from the first token of the answer on. name: the key of its rate in a record.
@@ -34,9 +34,12 @@ class Workload:
 
 _SERVED = ((1, 128, 64), (8, 128, 64), (64, 128, 64), (32, 700, 40))
 _ALL = (
-    *(Workload(f"prefill_{n}_tok_s", "prefill", 1, n, 1) for n in (128, 512, 2000)),
-    *(Workload(f"decode_ctx{n}_tok_s", "decode", 1, n, 64) for n in (8, 1024)),
-    *(Workload(f"serve_{n}x{prompt}+{answer}_out_tok_s", "serve", n, prompt, answer) for n, prompt, answer in _SERVED),
+    *(BatchWorkload(f"prefill_{n}_tok_s", "prefill", 1, n, 1) for n in (128, 512, 2000)),
+    *(BatchWorkload(f"decode_ctx{n}_tok_s", "decode", 1, n, 64) for n in (8, 1024)),
+    *(
+        BatchWorkload(f"serve_{n}x{prompt}+{answer}_out_tok_s", "serve", n, prompt, answer)
+        for n, prompt, answer in _SERVED
+    ),
 )
 WORKLOADS = {workload.name: workload for workload in _ALL}  # in the order they run
 

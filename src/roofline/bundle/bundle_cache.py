@@ -17,9 +17,9 @@ from roofline.bundle.weights_checks import last_problem
 from roofline.common import env, extensions, files
 
 if TYPE_CHECKING:
-    from roofline.bundle.writer import WriteReport, Written
+    from roofline.bundle.writer import WriteReport, WrittenBundle
 
-    CompileTo = Callable[[Path, str, WriteReport], Written]
+    CompileTo = Callable[[Path, str, WriteReport], WrittenBundle]
 
 KEPT = 2  # bundles of one source: those of two builds in turn do not push each other out
 FIRST_LINE_SECONDS, LINE_SECONDS = 1.0, 5.0  # of a compilation, until a line says how far it is, and between two

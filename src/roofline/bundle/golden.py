@@ -1,7 +1,7 @@
 """What a slow reference says of golden prompts: float32 in torch, with the weights from the original file's bytes.
 
-`python -m roofline.bundle.golden` reads a Task from its standard input and writes logits, or why there are none. It is
-a process of its own so that its memory goes back to the system, and the least important one of the machine.
+`python -m roofline.bundle.golden` reads a GoldenTask from its standard input and writes logits, or why there are none.
+It is a process of its own so that its memory goes back to the system, and the least important one of the machine.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ NO_TORCH = "torch, which computes the reference, is not installed (pip install t
 
 
 @dataclass(frozen=True)
-class Task:
+class GoldenTask:
     """source: a file or folder of weights, or a preset; weights: as the option of this name; prompts: ids; rows: of
     each prompt, the positions whose logits are wanted."""
 
@@ -63,7 +63,7 @@ def original(source: str) -> str:
     return file
 
 
-async def reference_logits(task: Task) -> np.ndarray:
+async def reference_logits(task: GoldenTask) -> np.ndarray:
     """float32 [rows of all prompts, vocabulary]; kept in ROOFLINE_HOME/golden, so that it is computed once for a file.
 
     Raises UnsupportedError, with the reason, where there is no reference: torch is missing, or the model is too large;
@@ -81,7 +81,7 @@ async def reference_logits(task: Task) -> np.ndarray:
     return logits
 
 
-async def _computed(task: Task) -> bytes:
+async def _computed(task: GoldenTask) -> bytes:
     if find_spec("torch") is None:
         raise UnsupportedError("golden prompts", NO_TORCH)
     command = [sys.executable, "-m", "roofline.bundle.golden"]
@@ -113,7 +113,7 @@ def forget_packed(source: str) -> None:
         bundle_cache.forget(Path(source))
 
 
-def logits_of(task: Task) -> np.ndarray:
+def logits_of(task: GoldenTask) -> np.ndarray:
     """As `reference_logits`, computed here and now."""
     from roofline.backends.options import LoadOptions
     from roofline.bundle.loader import load
@@ -150,8 +150,8 @@ def _check_size(checkpoint: "Checkpoint") -> None:
         raise UnsupportedError("golden prompts for this model", reason)
 
 
-def _file(task: Task) -> Path:
-    """Where the logits of a task are kept: another name where the file or our code is another."""
+def _file(task: GoldenTask) -> Path:
+    """Return the path that keeps a task's logits: another one where the model's file or our code is another."""
     from roofline.bundle.bundle_cache import key_of
 
     path = Path(task.source)
@@ -180,7 +180,7 @@ def _keep(file: Path, data: bytes) -> None:
     with files.where_possible("the reference of golden prompts is", file):
         file.parent.mkdir(parents=True, exist_ok=True)
         files.write_atomically(file, data)
-        by_age = sorted(files.entries(file.parent), key=lambda each: each.stat().st_mtime, reverse=True)
+        by_age = sorted(files.entries(file.parent), key=lambda entry: entry.stat().st_mtime, reverse=True)
         for old in by_age[KEPT:]:
             old.unlink(missing_ok=True)
 
@@ -193,7 +193,7 @@ def main() -> int:
     die_with_parent()
     os.nice(19)
     values = json.load(sys.stdin)
-    task = Task(**values)
+    task = GoldenTask(**values)
     try:
         logits = logits_of(task)
     except UnsupportedError as error:

@@ -106,32 +106,54 @@ def load(
         options = LoadOptions.from_keywords({**(options.changes() if options else {}), **keywords}, "load")
     backend, neighbours = table.get(options.backend), Neighbours(replica[0], replica[1], traces=traces)
     options = backend.resolve(options, neighbours)
-    if options.ranks > 1:
-        from roofline.bundle.ranks import require_ranks
-
-        require_ranks(backend, options)
-        if not isinstance(source, str):
-            what, reason = "a checkpoint in memory on several ranks", "other processes cannot read it"
-            raise UnsupportedError(what, reason, ("a path",))
+    _check_ranks(source, backend, options)
     path, model = open_source(source, options, progress, needs_text=text, warns=neighbours.replica == 0)
     if draft is not None:
         neighbours = replace(neighbours, draft=open_checkpoint(draft, LoadOptions(backend=options.backend)))
+    settings, sampling, pooling = _recommendations(model)
     if isinstance(model, Bundle):
-        settings: JsonMapping = model.manifest.config
-        sampling: JsonMapping = model.manifest.generation.get("sampling", {})
-        pooling: VectorKind = model.manifest.generation.get("pooling", "last")
         words, executable, notes = _load_bundle(model, backend, options, neighbours, text)
     else:
-        from roofline.weights.vectors import recommended_kind
-
-        settings, sampling, pooling = model.config, recommended_sampling(model), recommended_kind(model)
         words, executable, notes = _load_checkpoint(str(source), model, backend, options, neighbours, text)
     _tell_row_scaling(executable, options, path, model)
     name = (source if isinstance(source, str) else str(path)) + (f"+{options.weights}" if options.weights else "")
-    seconds = time.perf_counter() - start
-    log.get("bundle").info("%s ready in %.2f s: %s", name, seconds, "; ".join(f"{k}: {v}" for k, v in notes.items()))
-    facts = _facts(model)
-    return LoadedModel(name, path, settings, executable, words[0], words[1], notes, seconds, sampling, pooling, facts)
+    seconds, notes_text = time.perf_counter() - start, "; ".join(f"{key}: {value}" for key, value in notes.items())
+    log.get("bundle").info("%s ready in %.2f s: %s", name, seconds, notes_text)
+    return LoadedModel(
+        name=name,
+        path=path,
+        settings=settings,
+        executable=executable,
+        tokenizer=words[0],
+        chat_template=words[1],
+        notes=notes,
+        load_seconds=seconds,
+        sampling=sampling,
+        pooling=pooling,
+        facts=_facts(model),
+    )
+
+
+def _check_ranks(source: "str | Checkpoint", backend: "Backend", options: LoadOptions) -> None:
+    """Raise UnsupportedError where the backend has no ranks, or where other processes cannot read the source."""
+    if options.ranks == 1:
+        return
+    from roofline.bundle.ranks import require_ranks
+
+    require_ranks(backend, options)
+    if not isinstance(source, str):
+        what, reason = "a checkpoint in memory on several ranks", "other processes cannot read it"
+        raise UnsupportedError(what, reason, ("a path",))
+
+
+def _recommendations(model: "Bundle | Checkpoint") -> "tuple[JsonMapping, JsonMapping, VectorKind]":
+    """Return the canonical configuration of a model, the sampling that its files recommend, and its kind of vectors."""
+    if isinstance(model, Bundle):
+        generation = model.manifest.generation
+        return model.manifest.config, generation.get("sampling", {}), generation.get("pooling", "last")
+    from roofline.weights.vectors import recommended_kind
+
+    return model.config, recommended_sampling(model), recommended_kind(model)
 
 
 def _facts(model: "Bundle | Checkpoint") -> ModelFacts:

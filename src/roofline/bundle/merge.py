@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roofline.bundle.rewrite import (
+    RewriteWork,
     Rewritten,
-    Work,
     quantised_tensors,
     safetensors_formats,
     write_gguf,
@@ -65,7 +65,7 @@ def merged_form(base: Checkpoint, out: Path, to: str | None) -> MergedForm:
     return MergedForm(False, kinds)
 
 
-def write_merged(model: Merged, out: Path, form: MergedForm, work: Work) -> Rewritten:
+def write_merged(model: Merged, out: Path, form: MergedForm, work: RewriteWork) -> Rewritten:
     """Write the model. Raises as `rewrite.write_gguf`, and UnsupportedError for formats that are read alone."""
     for name in model.parts:
         if formats.get(form.kinds[name]).pack is None:

@@ -13,7 +13,7 @@ from roofline.backends import table
 from roofline.backends.backend import LoadRequest, Notes, ServesRanks
 from roofline.backends.capacity import Capacity
 from roofline.backends.options import LoadOptions
-from roofline.backends.parallel.ranks import PATIENCE, Grid, RankError, Ranks
+from roofline.backends.parallel.ranks import PATIENCE, RankError, RankGrid, Ranks
 from roofline.bundle.sources import open_checkpoint
 from roofline.common.errors import UnsupportedError
 from roofline.ops.batch import BatchLimits
@@ -92,8 +92,8 @@ def start_ranks(source: str, request: LoadRequest, patience: float = PATIENCE) -
     return executable, {**notes, "ranks": parts}
 
 
-def _grid(options: LoadOptions) -> Grid:
-    return Grid(options.tensor_parallel, options.pipeline_parallel)
+def _grid(options: LoadOptions) -> RankGrid:
+    return RankGrid(options.tensor_parallel, options.pipeline_parallel)
 
 
 def main(argument: str) -> int:

@@ -81,7 +81,16 @@ class Bundle:
 
         raw, start, samples = self.read(names.TRUTH), 0, []
         for form, tensor, rows, columns, address, size in self.manifest.truth:
-            samples.append(Sample(form, tensor, rows, columns, address, raw[start : start + size]))
+            samples.append(
+                Sample(
+                    format=form,
+                    tensor=tensor,
+                    rows=rows,
+                    columns=columns,
+                    address=address,
+                    raw=raw[start : start + size],
+                )
+            )
             start += size
         if start != len(raw) or not all(sample.fits(self.lowered.nbytes) for sample in samples):
             raise BundleError(self.path, f"{names.TRUTH} does not fit {names.WEIGHTS}", _source(self.manifest))

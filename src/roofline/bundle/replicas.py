@@ -8,7 +8,7 @@ from roofline.common.json_types import JsonObject
 
 
 @dataclass(frozen=True)
-class Place:
+class ReplicaPlace:
     """One copy's place. options: of `load`, instead of those of the same name; draft_options: those of the draft model
     beside it, which runs on its rank 0; cores: it keeps to these; none: any."""
 
@@ -17,7 +17,7 @@ class Place:
     cores: list[int] = field(default_factory=list)
 
 
-def divided(load: LoadOptions, copies: int) -> list[Place]:
+def divided(load: LoadOptions, copies: int) -> list[ReplicaPlace]:
     """The places of so many copies of what `load` would load with these options.
 
     On a host's cores each copy has an equal part of the threads, in equal parts for its ranks, and cores of its own
@@ -30,7 +30,7 @@ def divided(load: LoadOptions, copies: int) -> list[Place]:
     ranks = load.ranks
     drafts = [(number * ranks, copies * ranks) for number in range(copies)]  # rank 0 has the first device of its group
     if load.backend == "gpu":
-        return [Place({"replica": own}, {"replica": draft}) for own, draft in zip(replicas, drafts, strict=True)]
+        return [ReplicaPlace({"replica": own}, {"replica": draft}) for own, draft in zip(replicas, drafts, strict=True)]
     from roofline.backends.cpu.select import choose_threads
     from roofline.hardware.cores import split_cores
 
@@ -40,6 +40,6 @@ def divided(load: LoadOptions, copies: int) -> list[Place]:
         raise CapacityError(f"data_parallel={copies}", copies, threads, "threads", remedy)
     share = max(1, threads // copies // ranks)
     return [
-        Place({"replica": own, "threads": share}, {"replica": draft, "threads": share}, cores)
+        ReplicaPlace({"replica": own, "threads": share}, {"replica": draft, "threads": share}, cores)
         for own, draft, cores in zip(replicas, drafts, split_cores(copies), strict=True)
     ]

@@ -26,8 +26,8 @@ from roofline.weights.files.mapped import TensorInfo
 from roofline.weights.files.output import check_new, new_file, new_folder
 from roofline.weights.gguf_tensors import gguf_tensors
 from roofline.weights.hf_tensors import HfTensor, hf_tensors, stored_together
-from roofline.weights.quantise.calibration import Calibration
-from roofline.weights.quantise.tensors import Target, is_quantised, pieces
+from roofline.weights.quantise.calibration import WeightCalibration
+from roofline.weights.quantise.tensors import QuantiseTarget, is_quantised, pieces
 
 if TYPE_CHECKING:
     from roofline.text.templates.template import ChatTemplate
@@ -61,12 +61,12 @@ class Rewritten:
 
 
 @dataclass(frozen=True)
-class Work:
+class RewriteWork:
     """How it is written. threads: that round; progress: told how far; calibration: what a text said of its matrices."""
 
     threads: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     progress: Progress = lambda done, total: None
-    calibration: Calibration = field(default_factory=Calibration)
+    calibration: WeightCalibration = field(default_factory=WeightCalibration)
 
 
 def quantised_tensors(checkpoint: Checkpoint) -> list[str]:
@@ -91,7 +91,7 @@ def own_formats(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def write_gguf(
-    checkpoint: Checkpoint, out: Path, mix: str, work: Work, kinds: Mapping[str, str] | None = None
+    checkpoint: Checkpoint, out: Path, mix: str, work: RewriteWork, kinds: Mapping[str, str] | None = None
 ) -> Rewritten:
     """Write a checkpoint as a GGUF file of a kind.
 
@@ -105,7 +105,7 @@ def write_gguf(
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
     if kinds is None:
         kinds = formats_of(mix, shapes) if mix else own_formats(checkpoint)
-    target = Target(kinds, form_of(checkpoint.config).rope_style, work.calibration)
+    target = QuantiseTarget(kinds, form_of(checkpoint.config).rope_style, work.calibration)
     metadata, factors = _from_gguf(checkpoint) if checkpoint.kind == "gguf" else _from_others(checkpoint, shapes)
     if mix or checkpoint.kind != "gguf":  # else the file it comes from says so
         metadata["general.file_type"] = MIXES[mix or _kind_of(kinds)].number
@@ -135,7 +135,7 @@ def write_gguf(
 
 
 def write_safetensors(
-    checkpoint: Checkpoint, out: Path, dtype: str, work: Work, kinds: Mapping[str, str] | None = None
+    checkpoint: Checkpoint, out: Path, dtype: str, work: RewriteWork, kinds: Mapping[str, str] | None = None
 ) -> Rewritten:
     """Write a checkpoint as a folder that transformers and we load.
 
@@ -151,7 +151,7 @@ def write_safetensors(
     if kinds is None:
         kinds = safetensors_formats(checkpoint, dtype)
     config, rope_style = checked_hf_config(checkpoint.config, _matrix_format(kinds, checkpoint))
-    target = Target(kinds, rope_style)
+    target = QuantiseTarget(kinds, rope_style)
     files = tokenizer_as_files(checkpoint)
     tensors = {tensor.info.name: tensor for tensor in hf_tensors(checkpoint.config, target.infos(checkpoint))}
     infos = [tensor.info for tensor in tensors.values()]
@@ -188,7 +188,7 @@ def _made(tensor: HfTensor, of_tensor: OfTensor) -> Iterator[np.ndarray]:
 
 
 @contextmanager
-def _rounding(checkpoint: Checkpoint, target: Target, work: Work) -> Iterator[OfTensor]:
+def _rounding(checkpoint: Checkpoint, target: QuantiseTarget, work: RewriteWork) -> Iterator[OfTensor]:
     """Gives the pieces of a tensor, or of rows of it, by its canonical name; threads round them."""
     total = sum(int(np.prod(info.shape)) for info in checkpoint.tensors.values())
     done = 0

@@ -19,7 +19,7 @@ from roofline.weights.random_weights import PRESET
 if TYPE_CHECKING:
     import numpy as np
 
-    from roofline.program.trace import TensorInfo
+    from roofline.program.trace import DescribesTensor
     from roofline.text.tokenizers.tokenizer import Tokenizer
 
 FORM = "BF16"  # of the tensors of a shape without weights, as they are mostly published
@@ -41,7 +41,7 @@ class ModelShape:
     name: str
     kind: str
     config: JsonMapping
-    tensors: "Mapping[str, TensorInfo]"
+    tensors: "Mapping[str, DescribesTensor]"
     source: str = ""
 
     def read(self, name: str) -> "np.ndarray":

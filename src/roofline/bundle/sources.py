@@ -20,7 +20,7 @@ from roofline.common import extensions, files, log
 from roofline.common.errors import CapacityError, ConfigError
 
 if TYPE_CHECKING:
-    from roofline.bundle.writer import WriteReport, Written
+    from roofline.bundle.writer import WriteReport, WrittenBundle
     from roofline.weights.checkpoint import Checkpoint
 
 Progress = Callable[[str, int, int | None], None]  # see weights.sources.pull
@@ -116,7 +116,9 @@ def open_checkpoint(source: str, options: LoadOptions) -> "Checkpoint":
     return model
 
 
-def compile_model(source: str, out: Path, *, threads: int | None = None, progress: Progress | None = None) -> "Written":
+def compile_model(
+    source: str, out: Path, *, threads: int | None = None, progress: Progress | None = None
+) -> "WrittenBundle":
     """Compile a model into a bundle at the directory `out`; a bundle that is there is replaced.
 
     Args:
@@ -146,7 +148,7 @@ def _compile(
     threads: int | None = None,
     needs_text: bool = False,
     report: "WriteReport | None" = None,
-) -> "Written":
+) -> "WrittenBundle":
     from roofline.backends.cpu.select import choose_threads
     from roofline.bundle.writer import write_bundle
     from roofline.weights import checkpoint

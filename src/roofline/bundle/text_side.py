@@ -30,8 +30,8 @@ def text_of_folder(path: Path) -> "tuple[Tokenizer, ChatTemplate]":
     if "tokenizer.json" in files:
         defaults = folder_settings.default_tokens(files, settings)
         return with_template(from_json.from_json(files["tokenizer.json"], settings, defaults), source)
-    named = Fields(files.get("tokenizer_config.json", path), settings)
-    return with_template(from_older.from_older(files, named), source)
+    tokenizer_config = Fields(files.get("tokenizer_config.json", path), settings)
+    return with_template(from_older.from_older(files, tokenizer_config), source)
 
 
 def _template(settings: Fields) -> str | None:

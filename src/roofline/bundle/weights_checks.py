@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class WeightsCheckOutcome:
     """The last comparison of a bundle: its directory, when (seconds since 1970), and what was wrong, None: nothing."""
 
     bundle: str
@@ -30,7 +30,8 @@ class Outcome:
 
 
 def check_weights(bundle: "Bundle", executable: "Executable", when: str) -> None:
-    """As the option `check_weights` says. Raises BundleError for "first" where the weights were changed.
+    """Compare the weights with their hash, as the option `check_weights` says. Raises BundleError for "first" where the
+    weights were changed.
 
     Otherwise logs a warning where the last comparison said that they were.
     """
@@ -50,7 +51,7 @@ def check_weights(bundle: "Bundle", executable: "Executable", when: str) -> None
         raise error
 
 
-def outcomes() -> list[Outcome]:
+def outcomes() -> list[WeightsCheckOutcome]:
     """The last comparison of each bundle that is still as it was then, by its directory."""
     outcomes = filter(None, map(_read, files.entries(_folder())))
     return sorted(outcomes, key=lambda outcome: outcome.bundle)
@@ -85,10 +86,10 @@ def keep(path: Path, problem: str | None) -> None:
         files.write_atomically(file, json.dumps(values))
 
 
-def _read(file: Path) -> Outcome | None:
+def _read(file: Path) -> WeightsCheckOutcome | None:
     """A kept outcome; None where there is none, or one of another version, or of weights that were written since."""
     try:
-        outcome = Outcome(**read_json_file(file))
+        outcome = WeightsCheckOutcome(**read_json_file(file))
         changed = (Path(outcome.bundle) / names.WEIGHTS).stat().st_ctime  # unlike st_mtime, of `cp -p` too
         return outcome if outcome.time >= changed else None
     except (ConfigError, OSError, TypeError, ValueError):

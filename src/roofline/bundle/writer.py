@@ -25,7 +25,7 @@ from roofline.common.files import cause_of
 from roofline.common.json_types import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
-    from roofline.backends.cpu.layout import Layout
+    from roofline.backends.cpu.layout import ImageLayout
     from roofline.backends.cpu.truth import Sample
     from roofline.program.ir import Program
     from roofline.weights.checkpoint import Checkpoint
@@ -38,7 +38,7 @@ WriteReport = Callable[[int, int], None]  # (bytes that are written, bytes that 
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenBundle:
     """A new bundle: where, its bytes on disk, and the seconds it took."""
 
     path: Path
@@ -56,7 +56,7 @@ def write_bundle(
     threads: int,
     needs_text: bool = False,
     report: WriteReport | None = None,
-) -> Written:
+) -> WrittenBundle:
     """Compile a checkpoint for the cpu backend into the directory `out`, replacing a bundle that is there.
 
     Args:
@@ -105,7 +105,7 @@ def write_bundle(
             generation=generation | recommended,
         )
         _write(part / names.MANIFEST, manifest.to_json().encode())
-    return Written(out, sum(f.stat().st_size for f in out.iterdir()), time.perf_counter() - start)
+    return WrittenBundle(out, sum(f.stat().st_size for f in out.iterdir()), time.perf_counter() - start)
 
 
 def _recommended(checkpoint: "Checkpoint") -> JsonObject:
@@ -168,7 +168,7 @@ def _text_files(source: "Checkpoint", needs_text: bool) -> tuple[dict[str, bytes
     }
 
 
-def _check(path: Path, layout: "Layout", checks: "list[Sample]") -> JsonObject:
+def _check(path: Path, layout: "ImageLayout", checks: "list[Sample]") -> JsonObject:
     """The kernels of every instruction set here, run on the written file; says what was checked."""
     from roofline import _native
     from roofline.backends.cpu.memory import map_image
@@ -183,7 +183,12 @@ def _check(path: Path, layout: "Layout", checks: "list[Sample]") -> JsonObject:
 
 
 def _write_image(
-    path: Path, program: "Program", layout: "Layout", source: "Checkpoint", threads: int, report: WriteReport | None
+    path: Path,
+    program: "Program",
+    layout: "ImageLayout",
+    source: "Checkpoint",
+    threads: int,
+    report: WriteReport | None,
 ) -> JsonObject:
     """weights.bin, part by part, so that a large model needs no second copy in memory."""
     from roofline import _native

@@ -6,14 +6,14 @@ from roofline.cli.parser import Command, UsageError
 from roofline.common.names import did_you_mean
 
 
-class Group:
+class CommandGroup:
     """Commands under a common name. default: the one that a call means which names none of them."""
 
-    def __init__(self, help: str, commands: "dict[str, str | Group]", default: str | None = None) -> None:
+    def __init__(self, help: str, commands: "dict[str, str | CommandGroup]", default: str | None = None) -> None:
         self.help, self.commands, self.default = help, commands, default  # commands: name -> "module:function"
 
 
-ROOT = Group(
+ROOT = CommandGroup(
     "One LLM stack for every chip; every number stands beside the limit of the chip it ran on.",
     {
         "pull": "models.pull:command",
@@ -32,7 +32,7 @@ ROOT = Group(
         "verify": "run.verify:command",
         "batch": "run.batch:command",
         "replay": "run.replay:command",
-        "keys": Group("Keys of `serve --api-keys`.", {"new": "run.keys:new"}),
+        "keys": CommandGroup("Keys of `serve --api-keys`.", {"new": "run.keys:new"}),
         "doctor": "measure.doctor:command",
         "conform": "measure.conform:command",
         "eval": "measure.evaluate:command",
@@ -43,7 +43,7 @@ ROOT = Group(
         "prefer": "training.prefer:prefer",
         "reinforce": "training.prefer:reinforce",
         "parity": "training.parity:command",
-        "tune": Group(
+        "tune": CommandGroup(
             "Measure kernel variants for a model and keep what wins: tune [run] MODEL.",
             {
                 "run": "tuning.tune:run",
@@ -54,7 +54,7 @@ ROOT = Group(
             },
             default="run",
         ),
-        "train": Group(
+        "train": CommandGroup(
             "Train a model: train [run] CONFIG.yaml.",
             {
                 "run": "training.train:run",
@@ -64,7 +64,7 @@ ROOT = Group(
             },
             default="run",
         ),
-        "data": Group(
+        "data": CommandGroup(
             "What a training run reads.",
             {
                 "tokenize": "training.data:tokenize",
@@ -72,7 +72,7 @@ ROOT = Group(
                 "verify-order": "training.data:verify_order",
             },
         ),
-        "bench": Group(
+        "bench": CommandGroup(
             "Measure.",
             {
                 "check": "measure.bench_report:check",
@@ -101,11 +101,11 @@ ROOT = Group(
 )
 
 
-def find(words: list[str]) -> tuple[str, str | Group, list[str]]:
+def find(words: list[str]) -> tuple[str, str | CommandGroup, list[str]]:
     """The command or group that `words` name, its full name, and the words after it. Raises UsageError."""
     path: list[str] = []
-    entry: str | Group = ROOT
-    while isinstance(entry, Group):
+    entry: str | CommandGroup = ROOT
+    while isinstance(entry, CommandGroup):
         if words and words[0] in entry.commands:
             path.append(words[0])
             entry, words = entry.commands[words[0]], words[1:]

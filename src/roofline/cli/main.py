@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from roofline.cli import streams
-from roofline.cli.commands import ROOT, Group, find, load
+from roofline.cli.commands import ROOT, CommandGroup, find, load
 from roofline.cli.parser import Parser, UsageError, columns, summary
 from roofline.common import log
 from roofline.common.errors import RooflineError
@@ -87,7 +87,7 @@ class _Call:
             words = [*words[1:], "--help"]
         self.name, entry, rest = find(words)
         plain = rest.index("--") if "--" in rest else None
-        if isinstance(entry, Group) or "--help" in rest[:plain]:
+        if isinstance(entry, CommandGroup) or "--help" in rest[:plain]:
             _print_help(self.name, entry)
             return 0 if rest else 2
         command = load(entry)
@@ -107,7 +107,7 @@ def _of_system(error: OSError) -> str:
     return f"the output cannot be written: {cause_of(error)}"
 
 
-def _print_help(name: str, entry: str | Group) -> int:
+def _print_help(name: str, entry: str | CommandGroup) -> int:
     from shutil import get_terminal_size
 
     width = min(get_terminal_size().columns, 120)
@@ -115,7 +115,10 @@ def _print_help(name: str, entry: str | Group) -> int:
         print(Parser(name, load(entry)).help(width))
         return 0
     print(f"Usage: roofline {name + ' ' * bool(name)}{'[OPTIONS] ' * (not name)}COMMAND [ARGS]...\n\n{entry.help}\n")
-    rows = [(each, at.help if isinstance(at, Group) else summary(load(at))) for each, at in entry.commands.items()]
+    rows = [
+        (command, at.help if isinstance(at, CommandGroup) else summary(load(at)))
+        for command, at in entry.commands.items()
+    ]
     if not name:
         rows.append(("help", "Show what a command takes: help COMMAND, as COMMAND --help."))
     print("Commands:", *columns(rows, width), sep="\n")

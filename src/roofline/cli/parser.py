@@ -65,8 +65,8 @@ class Without:
         self.names = names
 
 
-class Named:
-    """In `Annotated[frozenset[str], Named()]`: the names of the options that the call names."""
+class NamedOptions:
+    """In `Annotated[frozenset[str], NamedOptions()]`: the names of the options that the call names."""
 
 
 class Parser:
@@ -117,7 +117,7 @@ class Parser:
         for extra in extras:
             if isinstance(extra, Argument):
                 self.arguments.append(Option(extra.help).bind(parameter.name, kind, default))
-            elif isinstance(extra, Named):
+            elif isinstance(extra, NamedOptions):
                 self._names_parameter = parameter.name
             elif isinstance(extra, Option):
                 self.options[parameter.name] = extra.bind(parameter.name, kind, default)

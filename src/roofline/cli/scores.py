@@ -29,10 +29,10 @@ def read_text(path: Path) -> str:
 def print_scores(heading: str, names: Sequence[str], scores: "Sequence[Score]") -> None:
     """A table of scores, compared with the first."""
     rows = []
-    for name, each in zip(names, scores, strict=True):
+    for name, score in zip(names, scores, strict=True):
         compared = ["-"] * 3
-        if each.kl is not None and each.kl_99 is not None and each.agreement is not None:
-            compared = [f"{each.kl:.5f}", f"{each.kl_99:.4f}", f"{each.agreement:.2%}"]
-        error = each.perplexity * each.error
-        rows.append([name, f"{each.perplexity:.4f}", f"{error:.3f}", *compared, f"{each.tokens_per_second:.0f}"])
+        if score.kl is not None and score.kl_99 is not None and score.agreement is not None:
+            compared = [f"{score.kl:.5f}", f"{score.kl_99:.4f}", f"{score.agreement:.2%}"]
+        error = score.perplexity * score.error
+        rows.append([name, f"{score.perplexity:.4f}", f"{error:.3f}", *compared, f"{score.tokens_per_second:.0f}"])
     print_table(console(), plain_table((heading, "perplexity", "+-", "KL", "KL 99%", "same top", "tok/s"), rows))

@@ -94,5 +94,5 @@ def checked(text: str, what: str) -> str:
 def _plain(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError), "an error handler of output"
     text = error.object[error.start : error.end]
-    spelled = (_PLAIN.get(each, each) for each in text)
-    return "".join(each if each.isascii() else ascii(each)[1:-1] for each in spelled), error.end
+    spelled = (_PLAIN.get(character, character) for character in text)
+    return "".join(character if character.isascii() else ascii(character)[1:-1] for character in spelled), error.end

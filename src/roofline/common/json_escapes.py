@@ -17,8 +17,8 @@ UNIT = 6  # characters of an escape by its number
 
 def whole_escapes(text: str) -> str:
     """JSON text without escapes of half a surrogate pair."""
-    certain, rest = certain_escapes(text)
-    return certain + (REPLACEMENT + rest[UNIT:] if _HIGH.match(rest) else rest)
+    certain, tail = certain_escapes(text)
+    return certain + (REPLACEMENT + tail[UNIT:] if _HIGH.match(tail) else tail)
 
 
 def certain_escapes(text: str) -> tuple[str, str]:

@@ -81,7 +81,7 @@ def threaded_handler(*loggers: str) -> Iterator[ThreadedHandler]:
     """Within it these loggers write through a ThreadedHandler, in the format that `configure` has set."""
     before = [(logging.getLogger(name), logging.getLogger(name).handlers[:]) for name in loggers]
     handler = ThreadedHandler()
-    formatters = [each.formatter for _, handlers in before for each in handlers]
+    formatters = [handler.formatter for _, handlers in before for handler in handlers]
     handler.setFormatter(formatters[0] if formatters else None)
     for logger, _ in before:
         logger.handlers[:] = [handler]

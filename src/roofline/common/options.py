@@ -161,7 +161,18 @@ def option(
 ) -> T:
     """A field of an `Options` class; the arguments are those of `Option`."""
     about = Option(
-        help, flags, choices, minimum, maximum, unit, topic, backends, elsewhere, instead, for_draft, command_line
+        help=help,
+        flags=flags,
+        choices=choices,
+        minimum=minimum,
+        maximum=maximum,
+        unit=unit,
+        topic=topic,
+        backends=backends,
+        elsewhere=elsewhere,
+        instead=instead,
+        for_draft=for_draft,
+        command_line=command_line,
     )
     about.secret, about.key = secret, key
     return field(default=default, metadata={"option": about}, repr=not secret)

@@ -35,13 +35,13 @@ def allow_all_files(at_most: int | None = None) -> None:
     """Raise this process's limit of open files and connections as far as it may itself; many systems begin at 1024.
     at_most: up to this number alone; a limit that is higher already stays."""
     now, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = hard
+    limit = hard
     if at_most is not None:
         if now == resource.RLIM_INFINITY or now >= at_most:
             return
-        most = at_most if hard == resource.RLIM_INFINITY else min(hard, at_most)
+        limit = at_most if hard == resource.RLIM_INFINITY else min(hard, at_most)
     with suppress(OSError, ValueError):  # of systems whose limit is none
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def die_with_parent(parent: int | None = None) -> None:

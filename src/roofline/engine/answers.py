@@ -44,7 +44,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPiece:
     """What an event adds to an answer: text, how many ids are billed, the log-probabilities of those that are text.
 
     The piece with a `finish_reason` is the last. parts: the text among the reasoning and the calls that came with it.
@@ -92,14 +92,14 @@ class AnswerBuilder:
         self._read = len(self._pieces)
         return text
 
-    def push(self, event: Event) -> Piece:
+    def push(self, event: Event) -> AnswerPiece:
         """Take an event of this answer and return what it adds."""
         if event.prompt_logprobs is not None and self.prompt_logprobs is not None:
             self.prompt_logprobs += event.prompt_logprobs
         if event.finish_reason is not None:
             self.running, self._last, self.vector = False, event, event.vector
         if self.finish_reason is not None:
-            return Piece("")
+            return AnswerPiece("")
         words = event.ids if event.stop_id is None else event.ids[:-1]  # an id that ends the answer is not text
         text, used = "", len(event.ids)
         parts: list[Delta] = []
@@ -122,7 +122,7 @@ class AnswerBuilder:
         logprobs = event.logprobs[:used] if event.logprobs else []
         if self.logprobs is not None:
             self.logprobs += logprobs
-        return Piece(text, used, logprobs[: len(words)], self.finish_reason, parts)
+        return AnswerPiece(text, used, logprobs[: len(words)], self.finish_reason, parts)
 
     def result(self) -> Answer:
         """The finished answer. Raises RooflineError when the engine failed on it."""
@@ -196,9 +196,9 @@ class LocalAnswers:
         """Submit all prompts, and step until all of their answers have ended."""
         submitted: list[Builders] = []
         try:
-            for number, (ids, each) in enumerate(zip(prompts, params, strict=True), 1):
+            for number, (ids, prompt_params) in enumerate(zip(prompts, params, strict=True), 1):
                 with numbered(number, len(prompts)):
-                    submitted.append(self._submit(ids, each, at_start, adapter))
+                    submitted.append(self._submit(ids, prompt_params, at_start, adapter))
             while any(builder.running for builders in submitted for builder in builders.values()):
                 self._step()
                 if bar is not None:

@@ -169,5 +169,16 @@ class BeamSearch:
             logprobs = list(beam.logprobs) if self.params.logprobs is not None else None
             usage = Usage(prompt_tokens, len(beam.ids), cached_tokens, 0)
             reason: Literal["length", "stop"] = "length" if stop_id is None else "stop"
-            events.append(Event(request_id, index, list(beam.ids), logprobs, reason, stop_id, None, usage))
+            events.append(
+                Event(
+                    request_id=request_id,
+                    index=index,
+                    ids=list(beam.ids),
+                    logprobs=logprobs,
+                    finish_reason=reason,
+                    stop_id=stop_id,
+                    error=None,
+                    usage=usage,
+                )
+            )
         return events

@@ -49,7 +49,7 @@ class Usage(NamedTuple):
         return hash(self[:4])
 
 
-class Progress(NamedTuple):
+class PromptProgress(NamedTuple):
     """How far the prompt of an answer is: its tokens, how many of them came from the prefix cache, how many are done
     with, and the seconds since the first step that computed it."""
 
@@ -79,7 +79,7 @@ class Event(NamedTuple):
     error: str | None = None
     usage: Usage | None = None
     refused: str | None = None
-    progress: Progress | None = None
+    progress: PromptProgress | None = None
     digests: list[bytes] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     vector: bytes | None = None

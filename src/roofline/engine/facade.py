@@ -11,7 +11,7 @@ from roofline.engine.stats import EngineStats
 if TYPE_CHECKING:
     from roofline.engine.process.messages import Checked, Ready
     from roofline.engine.process.remote import RemoteEngine
-    from roofline.engine.process.stream import Stream
+    from roofline.engine.process.stream import EventStream
 
 
 class AsyncEngine(Protocol):
@@ -60,7 +60,7 @@ class AsyncEngine(Protocol):
 
     async def submit(
         self, ids: Iterable[int], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
-    ) -> "Stream":
+    ) -> "EventStream":
         """Send a request, as for `LocalEngine.submit`, and return its stream. While the engine restarts this waits.
 
         Raises as that does, and RequestError with status 503 when there is no engine any more.

@@ -39,7 +39,7 @@ class GoldenPrompt:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class GoldenComparison:
     """kl: the Kullback-Leibler divergence of the engine's next-token probabilities from the reference's, in nats, the
     mean over `positions` places; agreement: the part of them at which both have the same most likely token."""
 
@@ -76,10 +76,10 @@ def compare_row(reference: np.ndarray, logits: np.ndarray) -> tuple[float, bool]
     return float(np.sum(np.exp(p) * (p - q))), bool(np.argmax(reference) == np.argmax(logits))
 
 
-def summarize(rows: Sequence[tuple[float, bool]]) -> Comparison:
+def summarize(rows: Sequence[tuple[float, bool]]) -> GoldenComparison:
     """What `compare_row` said of each position, as one. A divergence that is no number is an infinite one."""
     kl, agreement = (float(np.mean(column)) for column in zip(*rows, strict=True))
-    return Comparison(math.inf if math.isnan(kl) else max(0.0, kl), agreement, len(rows))
+    return GoldenComparison(math.inf if math.isnan(kl) else max(0.0, kl), agreement, len(rows))
 
 
 def _log_probabilities(logits: np.ndarray) -> np.ndarray:

@@ -160,7 +160,7 @@ def ours(options: Mapping[str, object]) -> dict[str, object]:
     for name, value in options.items():
         if name in _OTHER:
             neutral, instead = _OTHER[name]
-            if not any(type(value) is type(each) and value == each for each in neutral):
+            if not any(type(value) is type(neutral_value) and value == neutral_value for neutral_value in neutral):
                 raise TypeError(f"LLM has no option {name!r}: {instead}")
             continue
         if name == "enable_lora":
@@ -169,7 +169,7 @@ def ours(options: Mapping[str, object]) -> dict[str, object]:
             continue
         target = _SAME.get(name, name)
         if target in result:
-            other = name if name != target else next(each for each in options if _SAME.get(each) == target)
+            other = name if name != target else next(option for option in options if _SAME.get(option) == target)
             raise TypeError(
                 f"LLM has one option {target!r} of which {other!r} is another name: leave one of the two out"
             )
@@ -185,11 +185,11 @@ def own_words(words: Sequence[str], flags: Container[str]) -> list[str]:
     flags: ours. Raises ValueError for a flag of vLLM's that cannot be honoured, with what can.
     """
     result: list[str] = []
-    rest = _with_adapters(words)
-    while rest:
-        word = rest.pop(0)
+    remaining = _with_adapters(words)
+    while remaining:
+        word = remaining.pop(0)
         if word == "--":
-            return [*result, word, *rest]
+            return [*result, word, *remaining]
         flag, equals, text = word.partition("=")
         name = _SHORT.get(flag) or (flag[2:].replace("-", "_") if flag.startswith("--") else "")
         negated = name.startswith("no_")
@@ -197,10 +197,10 @@ def own_words(words: Sequence[str], flags: Container[str]) -> list[str]:
         target = _SAME_SERVING.get(plain) or _SAME.get(plain)
         foreign = _OTHER_SERVING.get(plain) or _OTHER.get(plain)
         if name == "model":  # vLLM's older way to name it
-            result += [text] if equals else rest[:1]
-            rest = rest if equals else rest[1:]
-        elif name in _WORDS and (equals or rest):
-            text = text if equals else rest.pop(0)
+            result += [text] if equals else remaining[:1]
+            remaining = remaining if equals else remaining[1:]
+        elif name in _WORDS and (equals or remaining):
+            text = text if equals else remaining.pop(0)
             result.append(f"{flag}={_WORDS[name].get(text, text)}")
         elif flag in flags or not (target or foreign):
             result.append(word)
@@ -211,7 +211,7 @@ def own_words(words: Sequence[str], flags: Container[str]) -> list[str]:
             result.append(ours + equals + text)
         else:
             assert foreign is not None, "one of the two tables has it"
-            _check_neutral(flag, foreign, not negated if _is_switch(foreign) else _value(equals, text, rest))
+            _check_neutral(flag, foreign, not negated if _is_switch(foreign) else _value(equals, text, remaining))
     return result
 
 
@@ -271,7 +271,7 @@ def _value(equals: str, text: str, rest: list[str]) -> object:
 
 def _check_neutral(flag: str, foreign: tuple[tuple[object, ...], str], value: object) -> None:
     neutral, instead = foreign
-    if not any(type(value) is type(each) and value == each for each in neutral):
+    if not any(type(value) is type(neutral_value) and value == neutral_value for neutral_value in neutral):
         raise ValueError(f"there is no option {flag}: {instead}")
 
 
@@ -295,7 +295,11 @@ def constraint_of(constraint: Constraint | None, names: Mapping[str, object]) ->
             fields = value if isinstance(value, Mapping) else getattr(value, "__dict__", None)
             if fields is None:
                 raise _refused(name, "is neither a mapping nor an object with fields")
-            forms += [(name, _form(name, field, each)) for field, each in fields.items() if each not in (None, False)]
+            forms += [
+                (name, _form(name, field, constraint))
+                for field, constraint in fields.items()
+                if constraint not in (None, False)
+            ]
     if len(forms) > 1:
         raise _refused(forms[1][0], f"an answer has one form; {forms[0][0]} gives another")
     return forms[0][1] if forms else None

@@ -166,12 +166,12 @@ class LLM:
         listed = _prompt_list(prompts)
         if isinstance(params, Mapping):
             raise invalid("params", "a mapping is not SamplingParams; give SamplingParams(**params)")
-        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(listed)
-        if len(each) != len(listed):
-            raise invalid("params", f"{len(each)} for {len(listed)} prompts")
+        params_list = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(listed)
+        if len(params_list) != len(listed):
+            raise invalid("params", f"{len(params_list)} for {len(listed)} prompts")
         ids = [self.encode(prompt, parse_special) for prompt in listed]
         bar = bar_for(len(ids)) if use_tqdm else None
-        return self._outputs(ids, each, at_start=False, bar=bar, adapter=adapter)
+        return self._outputs(ids, params_list, at_start=False, bar=bar, adapter=adapter)
 
     def beam_search(
         self,
@@ -196,7 +196,7 @@ class LLM:
                 searches.append(BeamSearch(params, ends, check_request(prompt, room, [], *sizes)))
         cached = [0] * len(ids)
         first = True
-        while steps := [(at, beam) for at, each in enumerate(searches) if not each.done for beam in each.beams]:
+        while steps := [(at, beam) for at, search in enumerate(searches) if not search.done for beam in search.beams]:
             beginnings = [[*ids[at], *beam.ids] for at, beam in steps]
             each_params = [searches[at].step_params for at, _ in steps]
             answers = self.answers.run(beginnings, each_params, at_start=False, adapter=adapter or "")
@@ -206,10 +206,10 @@ class LLM:
                 tops[at].append(answer.logprobs[0].top)
                 if first:
                     cached[at] = answer.usage.cached_tokens
-            for at, each in tops.items():
-                searches[at].extend(each)
+            for at, top in tops.items():
+                searches[at].extend(top)
             first = False
-        return [self._found(*each) for each in zip(ids, searches, cached, strict=True)]
+        return [self._found(*parts) for parts in zip(ids, searches, cached, strict=True)]
 
     def _found(self, prompt: list[int], search: BeamSearch, cached: int) -> BeamSearchOutput:
         from roofline.text.streaming.stops import TextStream

@@ -21,7 +21,7 @@ from roofline.engine.schedule.continuous import schedule
 from roofline.engine.schedule.plan import State
 from roofline.engine.schedule.sequence import Request
 from roofline.engine.speculation.speculator import Drafter, Speculator
-from roofline.engine.stats import EngineStats, Meter
+from roofline.engine.stats import EngineStats, StatsMeter
 from roofline.engine.step import Stepper
 from roofline.weights.facts import ModelFacts
 from roofline.weights.vectors import VectorKind
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from roofline.engine.cache.page_file import PageFile
     from roofline.engine.constraints.grammars import Grammar, Grammars
-    from roofline.engine.recording.recorder import Recorder
+    from roofline.engine.recording.recorder import StepRecorder
     from roofline.text.tokenizers.tokenizer import Tokenizer
 
 COMPILE_WAIT = 0.005  # seconds that a step waits for a constraint where there is nothing else to do
@@ -63,7 +63,7 @@ class LocalEngine:
         cache = NaiveCache(pages) if simple else PagedCache(pages, shared)
         self._page_file = _page_file(self.config, executable, cache)
         self.state = State(cache, self.limits)
-        self._meter = Meter(pages, executable.page_bytes)
+        self._meter = StatsMeter(pages, executable.page_bytes)
         self._speculator = _speculator(self.config, executable, draft)
         overlap = self.config.overlap and self.config.scheduler == "continuous"
         scheduler, measure = SCHEDULERS[self.config.scheduler], self.config.measure
@@ -137,7 +137,18 @@ class LocalEngine:
         slot = self.adapters.slot(adapter)
         root = root_key(self.executable.fingerprint, adapter, salt)
         now = self.executable.clock.now()
-        request = Request(name, prompt, params, stop_ids, max_tokens, seed, root, now, slot, priority)
+        request = Request(
+            id=name,
+            prompt=prompt,
+            params=params,
+            stop_ids=stop_ids,
+            max_tokens=max_tokens,
+            seed=seed,
+            root=root,
+            submitted_at=now,
+            slot=slot,
+            priority=priority,
+        )
         if answers is not None:
             request.resume(answers, scored)
         if params.constraint is None:
@@ -269,12 +280,12 @@ def _page_file(config: EngineConfig, executable: Executable, cache: Cache) -> "P
     return file
 
 
-def _recorder(config: EngineConfig, executable: Executable, adapters: Adapters) -> "Recorder | None":
+def _recorder(config: EngineConfig, executable: Executable, adapters: Adapters) -> "StepRecorder | None":
     if config.record is None:
         return None
-    from roofline.engine.recording.recorder import Recorder
+    from roofline.engine.recording.recorder import StepRecorder
 
-    return Recorder(Path(config.record), executable, adapters, config.record_megabytes, config.record_ids)
+    return StepRecorder(Path(config.record), executable, adapters, config.record_megabytes, config.record_ids)
 
 
 def _speculator(config: EngineConfig, executable: Executable, draft: Executable | None) -> Speculator | None:

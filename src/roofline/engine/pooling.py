@@ -101,7 +101,7 @@ def cosine(first: bytes, second: bytes) -> float:
 
 
 def probability(vector: bytes) -> float:
-    """Of two logits: how likely the first id is, of the two. 0 to 1."""
+    """Return how likely the first of two ids is, from their logits: 0 to 1."""
     first, second = vector_numbers(vector)
     difference = first - second
     if difference >= 0:

@@ -133,7 +133,7 @@ def total(readings: Iterable[EngineStats]) -> EngineStats:
     return result
 
 
-class Meter:
+class StatsMeter:
     """Adds steps up to an EngineStats."""
 
     def __init__(self, pages_total: int, page_bytes: int) -> None:

@@ -11,7 +11,7 @@ from roofline.backends.sampling import Sampled
 from roofline.common import log
 from roofline.engine.constraints.forms import Forms
 from roofline.engine.digests import digests_of
-from roofline.engine.events import Event, FinishReason, Progress, token_logprob
+from roofline.engine.events import Event, FinishReason, PromptProgress, token_logprob
 from roofline.engine.pooler import HiddenRows, Pooler, logits_of, take_rows
 from roofline.engine.schedule import continuous as scheduler
 from roofline.engine.schedule.continuous import PendingCommit
@@ -21,12 +21,12 @@ from roofline.engine.schedule.prompt_scores import scores_of, with_scores, witho
 from roofline.engine.schedule.rows import RowBuilder
 from roofline.engine.schedule.sequence import Sequence
 from roofline.engine.speculation.speculator import Speculator
-from roofline.engine.stats import Meter
+from roofline.engine.stats import StatsMeter
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from roofline.engine.recording.recorder import Recorder
+    from roofline.engine.recording.recorder import StepRecorder
 NO_NUMBERS = "no id could be sampled: the logits are not numbers"
 NO_VECTOR = "no vector could be made: the result is not numbers"
 
@@ -62,7 +62,7 @@ class Stepper:
         executable: Executable,
         state: State,
         schedule: Callable[[State], StepPlan],
-        meter: Meter,
+        meter: StatsMeter,
         measure: bool,
         speculator: Speculator | None = None,
         overlap: bool = False,
@@ -70,7 +70,7 @@ class Stepper:
         self.executable, self.state, self.schedule = executable, state, schedule
         self.meter, self.measure, self.speculator = meter, measure, speculator
         self.lost: LostError | None = None  # why no step can succeed any more
-        self.recorder: Recorder | None = None  # whoever writes the steps down
+        self.recorder: StepRecorder | None = None  # whoever writes the steps down
         self._filler, self._rows = BatchFiller(executable.batch), RowBuilder()
         self._forms = Forms(executable)
         self.pooler = Pooler(executable)
@@ -321,7 +321,16 @@ class Stepper:
 
 def _last(sequence: Sequence, reason: FinishReason, error: str | None) -> Event:
     """The last event of a sequence that no id ended."""
-    return Event(sequence.request.id, sequence.index, [], None, reason, None, error, sequence.usage())
+    return Event(
+        request_id=sequence.request.id,
+        index=sequence.index,
+        ids=[],
+        logprobs=None,
+        finish_reason=reason,
+        stop_id=None,
+        error=error,
+        usage=sequence.usage(),
+    )
 
 
 def _progress(flight: Flight, landed: float) -> list[Event]:
@@ -335,7 +344,7 @@ def _progress(flight: Flight, landed: float) -> list[Event]:
         computed = sequence.computed + plan.counts[at] if flight.pending is None else flight.pending.computed[at]
         assert sequence.scheduled_at is not None, "it is in a step"
         total, seconds = sequence.prompt_length, landed - sequence.scheduled_at
-        progress = Progress(total, sequence.cached_tokens, min(computed, total), seconds)
+        progress = PromptProgress(total, sequence.cached_tokens, min(computed, total), seconds)
         events.append(Event(request.id, sequence.index, [], progress=progress))
     return events
 
@@ -344,9 +353,9 @@ def _scores(plan: StepPlan, sampled: Sampled | None) -> tuple[list[Event], list[
     """What a step tells of prompt tokens, and the sequences whose logits there are no numbers."""
     events: list[Event] = []
     unscored: list[Sequence] = []
-    for each in plan.scores:
-        sequence = each.sequence
-        logprobs = scores_of(sampled, each) if sampled is not None else None
+    for score in plan.scores:
+        sequence = score.sequence
+        logprobs = scores_of(sampled, score) if sampled is not None else None
         if logprobs is None:
             unscored.append(sequence)
         elif sequence.finished is None:
@@ -369,7 +378,18 @@ def _events(sequence: Sequence, tokens: list[int], row: int, sampled: Sampled | 
         last = _last(sequence, "error", error)
         return [Event(request.id, sequence.index, tokens, logprobs), last] if tokens else [last]
     stop_id = tokens[-1] if sequence.finished == "stop" and _is_end(sequence, tokens[-1]) else None
-    return [Event(request.id, sequence.index, tokens, logprobs, sequence.finished, stop_id, None, sequence.usage())]
+    return [
+        Event(
+            request_id=request.id,
+            index=sequence.index,
+            ids=tokens,
+            logprobs=logprobs,
+            finish_reason=sequence.finished,
+            stop_id=stop_id,
+            error=None,
+            usage=sequence.usage(),
+        )
+    ]
 
 
 def _is_end(sequence: Sequence, token: int) -> bool:

@@ -24,7 +24,7 @@ ISA_NEEDS: dict[str, frozenset[str]] = {
 
 
 @dataclass(frozen=True)
-class Cache:
+class CpuCache:
     """One level of data or unified cache as the first core sees it."""
 
     level: int
@@ -50,7 +50,7 @@ class Machine:
     numa_nodes: int
     numa_balancing: bool | None
     huge_pages: str | None  # always, madvise or never
-    caches: tuple[Cache, ...]
+    caches: tuple[CpuCache, ...]
     warnings: tuple[str, ...] = ()
 
     @property
@@ -174,7 +174,7 @@ def _warnings(machine: Machine) -> tuple[str, ...]:
 
 
 @cache
-def _caches(root: Path) -> tuple[Cache, ...]:
+def _caches(root: Path) -> tuple[CpuCache, ...]:
     caches = []
     for folder in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index[0-9]*")):
         level, kind, size = integer(text_of(folder / "level")), text_of(folder / "type"), text_of(folder / "size") or ""
@@ -182,7 +182,9 @@ def _caches(root: Path) -> tuple[Cache, ...]:
         number = integer(size.rstrip("KM"))
         if level is None or number is None or kind == "Instruction":
             continue
-        caches.append(Cache(level, number * scale, len(list(cpu_numbers(text_of(folder / "shared_cpu_list") or "0")))))
+        caches.append(
+            CpuCache(level, number * scale, len(list(cpu_numbers(text_of(folder / "shared_cpu_list") or "0"))))
+        )
     return tuple(caches)
 
 
@@ -212,8 +214,8 @@ def _meminfo(root: Path) -> dict[str, int]:
     """Bytes by name."""
     sizes = {}
     for line in (text_of(root / "proc/meminfo") or "").splitlines():
-        name, _, rest = line.partition(":")
-        words = rest.split()
+        name, _, value_text = line.partition(":")
+        words = value_text.split()
         if words and words[0].isdigit():
             sizes[name] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
     return sizes

@@ -116,9 +116,9 @@ def differences(new: Sequence[HostSettings], old: Sequence[HostSettings]) -> lis
     after, before = list(map(_decisive, dict.fromkeys(new))), list(map(_decisive, dict.fromkeys(old)))
     texts = [
         f"{name} {value}, was {other[name]}"
-        for each in after
+        for core in after
         for other in before
-        for name, value in each.items()
+        for name, value in core.items()
         if other.get(name, value) != value
     ]
     return list(dict.fromkeys(texts))
@@ -142,11 +142,11 @@ def _in_words(value: object) -> str:
 
 def _nodes_of(root: Path, cpus: str | None) -> str | None:
     """The NUMA nodes of CPUs, with commas."""
-    own = set(cpu_numbers(cpus or ""))
+    allowed_cpus = set(cpu_numbers(cpus or ""))
     numbers = [
         int(folder.name.removeprefix("node"))
         for folder in (root / NODES).glob("node[0-9]*")
-        if not own.isdisjoint(cpu_numbers(text_of(folder / "cpulist") or ""))
+        if not allowed_cpus.isdisjoint(cpu_numbers(text_of(folder / "cpulist") or ""))
     ]
     return ",".join(map(str, sorted(numbers))) or None
 
@@ -162,7 +162,7 @@ def _boost(root: Path) -> bool | None:
 
 
 def _common(policies: Sequence[Path], name: str) -> str | None:
-    """What the CPUs' files of that name say, each text once."""
+    """Read the CPUs' files of that name, each text once."""
     texts = {text for policy in policies if (text := text_of(policy / name))}
     return ", ".join(sorted(texts)) or None
 

@@ -88,7 +88,7 @@ class ModelConfig:
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> Self:
-        """From a mapping with these fields; lists, as JSON has them, become tuples.
+        """Make a configuration of a mapping with these fields; lists, as JSON has them, become tuples.
 
         Raises ConfigError naming what is missing or unknown.
         """

@@ -6,7 +6,7 @@ from typing import TypeVar
 from roofline.models.config import ModelConfig
 from roofline.models.family import Family, ForwardBatch
 from roofline.models.spec import Weights, expand, tree
-from roofline.ops.symbol import Parameter, Value
+from roofline.ops.symbol import TracedParameter, Value
 
 Result = TypeVar("Result")
 
@@ -19,7 +19,7 @@ def call(function: Callable[..., Result], *args: object) -> Result:
 def forward(
     family: Family,
     cfg: ModelConfig,
-    parameters: "Mapping[str, Parameter | Value]",
+    parameters: "Mapping[str, TracedParameter | Value]",
     batch: ForwardBatch,
     call_block: Callable[..., Value] = call,
 ) -> Value:

@@ -16,9 +16,9 @@ check, embed, head = llama.check, llama.embed, llama.head
 
 def spec(cfg: ModelConfig) -> tuple[Param, ...]:
     """Llama's table with gate and up as one, and a norm behind attention and one behind the MLP."""
-    rest = [param for param in llama.spec(cfg) if ".mlp." not in param.name]
+    other_params = [param for param in llama.spec(cfg) if ".mlp." not in param.name]
     behind = [Param(f"layers.{{layer}}.{n}_post_norm.weight", (cfg.width,), "replicate") for n in ("attn", "mlp")]
-    return (*rest, *gate_up_params(cfg), *behind)
+    return (*other_params, *gate_up_params(cfg), *behind)
 
 
 def block(cfg: ModelConfig, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:

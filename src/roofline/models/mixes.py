@@ -56,7 +56,7 @@ SHORT = {"q4": "Q4_K_M", "q5": "Q5_K_M", "q6": "Q6_K", "q8": "Q8_0", "bf16": "BF
 
 def mix_of(name: str) -> str:
     """The kind of file that a user names: "q4", "gguf:Q4_K_M", "Q4_K_M". Raises ConfigError with the nearest name."""
-    known = {each.lower(): each for each in MIXES} | SHORT
+    known = {mix.lower(): mix for mix in MIXES} | SHORT
     plain = name.lower().removeprefix("gguf:")
     if plain not in known:
         spelled = [*SHORT, *MIXES]

@@ -37,8 +37,8 @@ class Config(ModelConfig):
         if not 1 <= self.experts <= MOST_EXPERTS:
             raise ConfigError(f"model config: experts={self.experts} is not from 1 to {MOST_EXPERTS}")
         if not 1 <= self.experts_per_token <= min(self.experts, MOST_CHOSEN):
-            most = min(self.experts, MOST_CHOSEN)
-            raise ConfigError(f"model config: experts_per_token={self.experts_per_token} is not from 1 to {most}")
+            max_chosen = min(self.experts, MOST_CHOSEN)
+            raise ConfigError(f"model config: experts_per_token={self.experts_per_token} is not from 1 to {max_chosen}")
         if self.shared_ffn < 0:
             raise ConfigError(f"model config: shared_ffn={self.shared_ffn} is below 0")
 

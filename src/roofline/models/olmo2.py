@@ -21,11 +21,13 @@ def check(cfg: ModelConfig) -> None:
 
 def spec(cfg: ModelConfig) -> tuple[Param, ...]:
     """Llama's table with its norms elsewhere, and norms of q and k, which no rank can compute from a part."""
-    rest = [param for param in llama.spec(cfg) if not param.name.startswith("layers.") or "_norm" not in param.name]
+    other_params = [
+        param for param in llama.spec(cfg) if not param.name.startswith("layers.") or "_norm" not in param.name
+    ]
     behind = [Param(f"layers.{{layer}}.{n}_post_norm.weight", (cfg.width,), "replicate") for n in ("attn", "mlp")]
     widths = {"q": cfg.q_width, "k": cfg.kv_width}
     norms = [Param(f"layers.{{layer}}.attn.{n}_norm.weight", (w,), "replicate") for n, w in widths.items()]
-    return (*rest, *norms, *behind)
+    return (*other_params, *norms, *behind)
 
 
 def block(cfg: ModelConfig, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:

@@ -18,7 +18,7 @@ _ABSENT = {"rope_scaling": None, "sliding_window": None}  # TOML has no word for
 
 
 @dataclass(frozen=True)
-class Preset:
+class ModelPreset:
     """One named shape. config: canonical; parameters: published, tied ones once; source: where both are from."""
 
     name: str
@@ -28,7 +28,7 @@ class Preset:
 
 
 @cache
-def presets() -> Mapping[str, Preset]:
+def presets() -> Mapping[str, ModelPreset]:
     """All of them by name. Of MPT, mpt-SIZE is the benchmark form, mpt-SIZE-alibi the released one."""
     tables = tomllib.loads(Path(__file__).with_name("presets.toml").read_text("utf-8"))
     defaults = _ABSENT | tables.pop("defaults")["shared"]
@@ -38,7 +38,7 @@ def presets() -> Mapping[str, Preset]:
             config = defaults | group["shared"] | row
             for key in _BY_LAYER & config.keys():
                 config[key] = [config[key][layer % len(config[key])] for layer in range(config["layers"])]
-            found[name] = Preset(name, config, config.pop("parameters"), group["source"])
+            found[name] = ModelPreset(name, config, config.pop("parameters"), group["source"])
     return found
 
 

@@ -57,8 +57,8 @@ def file_shapes(table: Iterable[Param], names: Container[str]) -> dict[str, tupl
         if param.tied_to is not None:
             continue
         if param.experts and param.name not in names and param.expert(0) in names:
-            each = (param.shape[0] // param.experts, *param.shape[1:])
-            shapes |= dict.fromkeys(map(param.expert, range(param.experts)), each)
+            expert_shape = (param.shape[0] // param.experts, *param.shape[1:])
+            shapes |= dict.fromkeys(map(param.expert, range(param.experts)), expert_shape)
         else:
             shapes[param.name] = param.shape
     return shapes

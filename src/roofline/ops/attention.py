@@ -52,15 +52,15 @@ def rotate(x: "Tensor", cos: "Tensor", sin: "Tensor", heads: int, style: str) ->
 
     parts = x.view(x.shape[0], heads, -1).float()  # also in a 16-bit run: cosines of 8 bits lose distant positions
     dim = 2 * cos.shape[1]
-    turned, rest = parts[..., :dim], parts[..., dim:]
+    turned, unturned = parts[..., :dim], parts[..., dim:]
     cos, sin = cos[:, None, :], sin[:, None, :]
     if style == "half":
         a, b = turned[..., : dim // 2], turned[..., dim // 2 :]
-        out = torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
+        out = torch.cat([a * cos - b * sin, b * cos + a * sin, unturned], dim=-1)
     else:
         a, b = turned[..., 0::2], turned[..., 1::2]
         pairs = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1)
-        out = torch.cat([pairs.flatten(-2), rest], dim=-1)
+        out = torch.cat([pairs.flatten(-2), unturned], dim=-1)
     return out.reshape(x.shape).to(x.dtype)
 
 
@@ -241,9 +241,11 @@ def attend(
     parts = []
     for index, (start, stop, first) in enumerate(cache.segments):
         k, v = cache.read(layer, index)  # [context, kv_heads, head_dim]
-        each = heads // k.shape[1]
+        heads_per_group = heads // k.shape[1]
         queries = round_to(q[start:stop].view(stop - start, heads, -1), q_dtype)
-        scores = torch.einsum("qhd,khd->hqk", queries, k.repeat_interleave(each, 1).to(q.dtype)).float() * scale
+        scores = (
+            torch.einsum("qhd,khd->hqk", queries, k.repeat_interleave(heads_per_group, 1).to(q.dtype)).float() * scale
+        )
         scores = soft_cap * torch.tanh(scores / soft_cap) if soft_cap else scores
         at = torch.arange(first, first + stop - start, device=q.device)[:, None]
         keys = torch.arange(k.shape[0], device=q.device)[None, :]
@@ -252,6 +254,6 @@ def attend(
         hidden = keys > at if not window else (keys > at) | (keys <= at - window)
         hidden = hidden & causal
         p = round_to(softmax(scores.masked_fill(hidden, -math.inf), sinks), p_dtype).to(q.dtype)
-        v = v.repeat_interleave(each, 1).to(q.dtype)
+        v = v.repeat_interleave(heads_per_group, 1).to(q.dtype)
         parts.append(torch.einsum("hqk,khd->qhd", p, v).reshape(stop - start, -1))
     return torch.cat(parts)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 RANK_ORDER = "rank"
 
 
-class Group(Protocol):
+class RankGroup(Protocol):
     """The ranks that share a model's matrices, seen from one of them."""
 
     size: int
@@ -35,7 +35,7 @@ class Group(Protocol):
         """Every rank's x [rows, widths[rank]], by rank."""
 
 
-def exchange(x: "Tensor", out: "Tensor", group: Group, order: str, widths: Sequence[int]) -> None:
+def exchange(x: "Tensor", out: "Tensor", group: RankGroup, order: str, widths: Sequence[int]) -> None:
     """Write to `out` what an all_gather (with widths) or an all_reduce makes of the ranks' x."""
     import torch
 
@@ -45,7 +45,7 @@ def exchange(x: "Tensor", out: "Tensor", group: Group, order: str, widths: Seque
         out.copy_(group.sum(x, order))
 
 
-def require_ranks(ranks: int, group: Group | None, what: str = "") -> None:
+def require_ranks(ranks: int, group: RankGroup | None, what: str = "") -> None:
     """Raises UnsupportedError where a Program, or an op, is for other ranks than there are; no group: one."""
     size = group.size if group is not None else 1
     if size != ranks:
@@ -75,7 +75,7 @@ _REDUCED = (Trait.ROW_WISE, Trait.BY_COLUMN, Trait.LONG_SUM)
 
 
 @op(values=("x",), infer=_reduced_type, traits=_REDUCED, flops=_reduced_flops, link_bytes=_reduced_bytes, inplace="x")
-def all_reduce(x: "Tensor", ranks: int, group: Group | None = None) -> "Tensor":
+def all_reduce(x: "Tensor", ranks: int, group: RankGroup | None = None) -> "Tensor":
     """The sum of the ranks' x [rows, width], in x's dtype; x itself where there is one rank.
 
     group: never part of a Program.
@@ -96,7 +96,7 @@ def _gathered_bytes(call: Call) -> Affine:
 
 
 @op(values=("x",), infer=_gathered_type, traits=(Trait.ROW_WISE,), link_bytes=_gathered_bytes)
-def all_gather(x: "Tensor", widths: tuple[int, ...], group: Group | None = None) -> "Tensor":
+def all_gather(x: "Tensor", widths: tuple[int, ...], group: RankGroup | None = None) -> "Tensor":
     """The ranks' parts side by side: x [rows, widths[rank]] -> [rows, sum of widths].
 
     group: never part of a Program.

@@ -62,7 +62,7 @@ class Affine:
 
 
 @dataclass(frozen=True)
-class Cost:
+class InstructionCost:
     """The price of one instruction: operations (a multiply-add is 2) and bytes by what they are.
 
     link_bytes: what a rank receives from the others that share the model.
@@ -74,5 +74,5 @@ class Cost:
     act_bytes: Affine = Affine()
     link_bytes: Affine = Affine()
 
-    def __add__(self, other: "Cost") -> "Cost":
-        return Cost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+    def __add__(self, other: "InstructionCost") -> "InstructionCost":
+        return InstructionCost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))

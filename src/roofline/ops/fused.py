@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def _quantizing(name: str, part: str, flops: CostRule) -> Callable[..., matmul.Q8Rows]:
     """Declare quantize_rows(part(...)) as one op, with the operands and attributes of both."""
     first = get(part)
-    own = inspect.signature(first.reference).parameters.values()
+    parameters = inspect.signature(first.reference).parameters.values()
     quantize = list(inspect.signature(matmul.quantize_rows).parameters.values())[1:]
 
     def reference(*operands: object, group: int = Q8_GROUP, bits: int = 8, **attributes: object) -> matmul.Q8Rows:
@@ -30,7 +30,7 @@ def _quantizing(name: str, part: str, flops: CostRule) -> Callable[..., matmul.Q
 
     reference.__name__ = name
     keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in quantize]
-    reference.__signature__ = inspect.Signature([*own, *keywords])  # type: ignore[attr-defined]
+    reference.__signature__ = inspect.Signature([*parameters, *keywords])  # type: ignore[attr-defined]
     traits = first.traits & {Trait.ROW_WISE, Trait.GATED}
     fuses = (part, "quantize_rows")
     declare = op(values=first.values, weights=first.weights, infer=infer, traits=traits, flops=flops, fuses=fuses)
@@ -181,8 +181,8 @@ def qk_norm(qkv: "Tensor", q_norm: "Tensor", k_norm: "Tensor", eps: float) -> "T
     import torch
 
     q, k = q_norm.shape[0], k_norm.shape[0]
-    first, second, rest = qkv.split([q, k, k], dim=1)
-    return torch.cat([norms.rms_norm(first, q_norm, eps), norms.rms_norm(second, k_norm, eps), rest], dim=1)
+    first, second, values = qkv.split([q, k, k], dim=1)
+    return torch.cat([norms.rms_norm(first, q_norm, eps), norms.rms_norm(second, k_norm, eps), values], dim=1)
 
 
 def _rope_kv_write_type(call: Call) -> tuple[Type, Type]:

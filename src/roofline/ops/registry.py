@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from roofline.common.errors import ConfigError
 from roofline.common.names import unknown
-from roofline.ops.cost import Affine, Cost
+from roofline.ops.cost import Affine, InstructionCost
 from roofline.ops.symbol import Symbol, Type, WeightType
 from roofline.ops.traits import Trait
 
@@ -74,14 +74,16 @@ class Op:
             types = (*types[:at], replace(types[at], dtype=call.out), *types[at + 1 :])
         return types
 
-    def price(self, call: Call) -> Cost:
+    def price(self, call: Call) -> InstructionCost:
         """The cost of one call. Activations: every value read once and written once."""
         moved = [getattr(call, name) for name in self.values] + list(self.types(call))
         weights = [getattr(call, name) for name in self.weights]
         rules = {name: getattr(self, name) for name in ("flops", "weight_bytes", "kv_bytes", "link_bytes")}
         costs = {"weight_bytes": Affine(const=sum(w.nbytes for w in weights if w is not None))}
         costs |= {name: rule(call) for name, rule in rules.items() if rule is not None}
-        return Cost(act_bytes=sum((Affine.per(t.leading, t.row_bytes) for t in moved if t), Affine()), **costs)
+        return InstructionCost(
+            act_bytes=sum((Affine.per(t.leading, t.row_bytes) for t in moved if t), Affine()), **costs
+        )
 
 
 _OPS: dict[str, Op] = {}
@@ -148,7 +150,16 @@ def op(
         rest = [p for p in signature.parameters.values() if p.name not in (*values, *weights)]
         attributes = {p.name: None if p.default is p.empty else p.default for p in rest} | {"order": "", "out": ""}
         name = reference.__name__
-        declared = Op(name, values, reference, infer, weights, attributes, frozenset(traits), **declaration)
+        declared = Op(
+            name=name,
+            values=values,
+            reference=reference,
+            infer=infer,
+            weights=weights,
+            attributes=attributes,
+            traits=frozenset(traits),
+            **declaration,
+        )
         register(declared)
 
         @functools.wraps(reference)

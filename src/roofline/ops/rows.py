@@ -88,8 +88,8 @@ def attend_rows(
     assert rows.k is not None
     assert rows.v is not None
     queries = q.view(rows.count, rows.length, heads, -1).transpose(1, 2)
-    each = heads // rows.kv_heads
-    k, v = (t.repeat_interleave(each, 1) if each > 1 else t for t in (rows.k, rows.v))
+    heads_per_group = heads // rows.kv_heads
+    k, v = (t.repeat_interleave(heads_per_group, 1) if heads_per_group > 1 else t for t in (rows.k, rows.v))
     if soft_cap or sinks is not None:
         out = plain_attention(queries, k, v, rows.bias, scale, soft_cap, sinks)
     else:

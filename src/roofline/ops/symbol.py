@@ -79,14 +79,14 @@ FLOAT_FORMATS = ("F32", "F16", "BF16")
 
 
 @dataclass(frozen=True)
-class Parameter:
+class TracedParameter:
     """A weight while tracing."""
 
     name: str
     type: WeightType
 
 
-class Recorder(Protocol):
+class TraceRecorder(Protocol):
     """Whoever writes a trace down."""
 
     def record(self, op: "Op", arguments: Mapping[str, object]) -> "Symbol | tuple[Symbol, ...]":
@@ -102,7 +102,7 @@ class Symbol:
 
     name: str
     type: Type
-    recorder: Recorder
+    recorder: TraceRecorder
 
     def __add__(self, other: Value) -> "Symbol":
         return self.recorder.add(self, other)

@@ -25,7 +25,7 @@ def gemms(program: Program, steps: Iterable[tuple[int, int]], *, fused_gates: bo
     steps: the bucket plan: one entry for each size of step that is run; fused_gates: whether products that a gate is
     fused into count.
     """
-    most: Counter[Gemm] = Counter()
+    counts: Counter[Gemm] = Counter()
     for tokens, rows in steps:
         step: Counter[Gemm] = Counter()
         for instr in program.body:
@@ -35,8 +35,8 @@ def gemms(program: Program, steps: Iterable[tuple[int, int]], *, fused_gates: bo
             form = "+".join(dict.fromkeys(piece.format for piece in recipe.pieces))
             leading = rows if instr.output.type.leading == "rows" else tokens
             step[Gemm(leading, recipe.shape[0], recipe.columns, form, len(instr.weights) > 1)] += 1
-        most |= step
-    return most
+        counts |= step
+    return counts
 
 
 def bucket_plan(batches: Sequence[int], prompt: int) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from roofline.ops import formats, registry
-from roofline.ops.cost import Affine, Cost
+from roofline.ops.cost import Affine, InstructionCost
 from roofline.ops.rope_tables import RopeTable
 from roofline.ops.symbol import Q_BYTES, Type, WeightType, kv_head_bytes
 from roofline.ops.traits import Trait
@@ -38,7 +38,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Piece:
+class WeightPiece:
     """Rows start..stop of a tensor in the file, in the file's format; columns: of these rows, None: all."""
 
     tensor: str
@@ -66,7 +66,7 @@ class Recipe:
     """
 
     shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[WeightPiece, ...]
     layout: str = "file"
 
     @property
@@ -167,7 +167,7 @@ class KvGroup:
 
 
 @dataclass(frozen=True)
-class Place:
+class ArenaPlace:
     """Where a value lies in the arena: byte offset of its first row, bytes from one row to the next.
 
     Rows of q8g32 are not interleaved with their scales: `stride` is then the bytes a row takes in all.
@@ -178,10 +178,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ArenaPlan:
     """A place for each value that is not a cache or an input, and the arena's size."""
 
-    places: Mapping[str, Place]
+    places: Mapping[str, ArenaPlace]
     arena: Affine
 
 
@@ -216,7 +216,7 @@ class Program:
     kv_groups: Mapping[str, KvGroup]
     tables: Mapping[str, RopeTable] = field(default_factory=dict)
     target: str = ""
-    plan: Plan | None = None
+    plan: ArenaPlan | None = None
     share: Share = WHOLE
 
     @property
@@ -255,7 +255,7 @@ class Program:
         """The types of an instruction's weights."""
         return [self.weights[name].type for name in instr.weights]
 
-    def price(self, instr: Instr, types: Mapping[str, Type] | None = None) -> Cost:
+    def price(self, instr: Instr, types: Mapping[str, Type] | None = None) -> InstructionCost:
         """The cost of one instruction of this Program."""
         types = types or self.types()
         op = registry.get(instr.op)

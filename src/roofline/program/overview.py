@@ -14,7 +14,7 @@ LAST = "last layer"
 
 
 @dataclass(frozen=True)
-class Label:
+class OpLabel:
     """Where an instruction stands ("embed", "layer 3", "head"), its op, shape, and the formats of what it reads."""
 
     section: str
@@ -24,7 +24,7 @@ class Label:
 
 
 @dataclass(frozen=True)
-class Row(Label):
+class OpRow(OpLabel):
     """One op. times: layers that run it; seconds: least time of one run, None without roofs; bound: by what."""
 
     times: int
@@ -43,7 +43,7 @@ class Overview:
     """The rows of embed, the first layer, what later ones do besides and the head, one for all that the last layer does
     for wanted rows alone, and the step's totals over all layers."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[OpRow, ...]
     layers: int
     weight_bytes: int
     spent: Amount
@@ -65,7 +65,7 @@ def overview(program: Program, work: Work, roofs: Roofs | None) -> Overview:
     for label, _, like in priced_here:
         layer_of.setdefault(like, label.section)
     first = Counter(like for label, _, like in priced_here if label.section == layer_of[like])
-    rows: list[Row] = []
+    rows: list[OpRow] = []
     spent_seconds = 0.0
     for (instr, _), rate, (label, cost, like) in zip(priced.instrs, priced.rates, priced_here, strict=True):
         spent = amount(cost, work.of(instr))
@@ -74,16 +74,27 @@ def overview(program: Program, work: Work, roofs: Roofs | None) -> Overview:
         if label.section == LAST and rows[-1].section == LAST:
             rows[-1] = _joined(rows[-1], spent, time)
         elif label.section == LAST:
-            rows.append(Row(LAST, LAST, "wanted rows", "", 1, spent, time, "memory"))
+            rows.append(
+                OpRow(
+                    section=LAST,
+                    op=LAST,
+                    shape="wanted rows",
+                    format="",
+                    times=1,
+                    spent=spent,
+                    seconds=time,
+                    bound="memory",
+                )
+            )
         elif label.section == layer_of[like]:
             times = inner[like] // first[like] if label.section.startswith("layer ") else 1
             label = replace(label, section="layer 0") if instr.op == "attend" else label
             bound = _bound(spent, time, roofs, working_set)
-            rows.append(Row(**vars(label), times=times, spent=spent, seconds=time, bound=bound))
+            rows.append(OpRow(**vars(label), times=times, spent=spent, seconds=time, bound=bound))
     return Overview(tuple(rows), layers, priced.weight_bytes, total, spent_seconds if roofs else None)
 
 
-def _joined(row: Row, spent: Amount, time: float | None) -> Row:
+def _joined(row: OpRow, spent: Amount, time: float | None) -> OpRow:
     """A row that stands for one more instruction."""
     total = Amount(*(a + b for a, b in zip(astuple(row.spent), astuple(spent), strict=True)))
     return replace(row, spent=total, seconds=None if time is None else (row.seconds or 0.0) + time)
@@ -94,8 +105,8 @@ def _like(instr: Instr) -> tuple[object, ...]:
     return instr.op, tuple(name.split(".", 2)[2] if name.startswith("layers.") else name for name in instr.weights)
 
 
-def labels(program: Program) -> tuple[Label, ...]:
-    """What to call each instruction, in order."""
+def labels(program: Program) -> tuple[OpLabel, ...]:
+    """Return the label of each instruction, in order."""
     types, section, rows = program.types(), "embed", []
     inner = [at for at, i in enumerate(program.body) if any(name.startswith("layers.") for name in i.weights)]
     for at, instr in enumerate(program.body):
@@ -103,7 +114,7 @@ def labels(program: Program) -> tuple[Label, ...]:
             section = LAST if inner and at <= inner[-1] else "head"
         elif instr.layer is not None:  # others go with the one before
             section = f"layer {instr.layer}"
-        rows.append(Label(section, instr.op, _shape(instr, program, types), _format(instr, program)))
+        rows.append(OpLabel(section, instr.op, _shape(instr, program, types), _format(instr, program)))
     return tuple(rows)
 
 

@@ -16,11 +16,11 @@ from roofline.program.passes.price import (
     step_work,
 )
 
-_SPENT = ("weight_bytes", "kv_bytes", "flops", "link_bytes")  # as Amount and Rate name them
+_SPENT = ("weight_bytes", "kv_bytes", "flops", "link_bytes")  # as Amount and StepRate name them
 
 
 @dataclass(frozen=True)
-class Rate:
+class StepRate:
     """The least time of one step, and what bounds it.
 
     step: "decode", "prefill", or "requests" for all steps of some; sequences: in the step; context: tokens that each
@@ -43,7 +43,7 @@ class Rate:
     link_bytes: int
 
 
-class Speeds:
+class ProgramSpeeds:
     """The rates of one Program at these roofs. Of experts a step reads those that its tokens are routed to, as many as
     there are on average when tokens choose evenly and independently of each other."""
 
@@ -52,15 +52,15 @@ class Speeds:
         self._roofs = roofs
         self._experts = mixture(program)
 
-    def decode(self, sequences: int, context: int) -> Rate:
+    def decode(self, sequences: int, context: int) -> StepRate:
         """One step that makes the last token of `context` in each of so many sequences."""
         return self._rate("decode", sequences, 1, context)
 
-    def prefill(self, context: int, sequences: int = 1) -> Rate:
+    def prefill(self, context: int, sequences: int = 1) -> StepRate:
         """One step that computes so many prompts of `context` tokens each."""
         return self._rate("prefill", sequences, context, context)
 
-    def requests(self, sequences: int, prompt: int, answer: int) -> Rate:
+    def requests(self, sequences: int, prompt: int, answer: int) -> StepRate:
         """So many requests at a time, from their prompts to the ends of their answers; tokens: of the answers.
 
         It is a limit for any engine: a step for each token of an answer reads the weights once for all sequences, the
@@ -88,12 +88,12 @@ class Speeds:
         work = step_work(sequences * tokens, sequences, segments, self._price.windows, self._experts)
         return [amount(cost, work.of(instr)) for instr, cost in self._price.instrs]
 
-    def _rate(self, step: str, sequences: int, tokens: int, context: int) -> Rate:
+    def _rate(self, step: str, sequences: int, tokens: int, context: int) -> StepRate:
         spent = self._spent(sequences, tokens, context)
         working_set = self._price.weight_bytes + sum(part.kv_bytes for part in spent)
         return self._least(step, spent, working_set, (sequences, context, sequences * tokens))
 
-    def _least(self, step: str, spent: Sequence[Amount], working_set: int, sizes: tuple[int, int, int]) -> Rate:
+    def _least(self, step: str, spent: Sequence[Amount], working_set: int, sizes: tuple[int, int, int]) -> StepRate:
         """The least time of what each op takes. sizes: sequences, context and tokens of the rate."""
         least = memory = compute = 0.0
         for (instr, _), rate, part in zip(self._price.instrs, self._price.rates, spent, strict=True):
@@ -101,12 +101,21 @@ class Speeds:
             least += seconds(instr, part, self._roofs, working_set, rate)
             memory += (part.weight_bytes + part.kv_bytes) / self._roofs.read_bytes_per_s(working_set)
             compute += part.flops * divisor / rate_of(self._roofs, name)
-        sums = (sum(getattr(part, name) for part in spent) for name in _SPENT)
-        bound = "memory" if memory >= compute else "compute"
-        return Rate(step, *sizes, sizes[2] / least, least, bound, *sums)
+        sums = {name: sum(getattr(part, name) for part in spent) for name in _SPENT}
+        sequences, context, tokens = sizes
+        return StepRate(
+            step=step,
+            sequences=sequences,
+            context=context,
+            tokens=tokens,
+            tokens_per_s=tokens / least,
+            seconds=least,
+            bound="memory" if memory >= compute else "compute",
+            **sums,
+        )
 
 
-def in_turn(stages: Sequence[Rate]) -> Rate:
+def in_turn(stages: Sequence[StepRate]) -> StepRate:
     """The rate of a step that goes through stages one after the other: what they read and compute together, bound as
     the longest of them is."""
     longest = max(stages, key=lambda rate: rate.seconds)

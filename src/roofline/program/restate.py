@@ -42,9 +42,9 @@ def restate(tensors: Tensors, form: str) -> dict[str, Restated]:
     mixture = formats_of(MIXTURE, {name: info.shape for name, info in tensors.items()}) if form == MIXTURE else {}
     restated = {}
     for name, info in tensors.items():
-        own = mixture.get(name, vector if len(info.shape) == 1 else form)
-        formats.get(own).nbytes(info.shape)  # raises where blocks would span rows
-        restated[name] = Restated(own, info.shape)
+        format_name = mixture.get(name, vector if len(info.shape) == 1 else form)
+        formats.get(format_name).nbytes(info.shape)  # raises where blocks would span rows
+        restated[name] = Restated(format_name, info.shape)
     return restated
 
 

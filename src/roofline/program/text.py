@@ -16,7 +16,7 @@ from roofline.ops.cost import Affine
 from roofline.ops.rope_tables import RopeTable
 from roofline.ops.symbol import ELEMENT_BYTES, Q_BYTES, Type
 from roofline.program import ir
-from roofline.program.ir import WHOLE, Instr, KvGroup, Piece, Place, Program, Recipe, Value
+from roofline.program.ir import WHOLE, ArenaPlace, Instr, KvGroup, Program, Recipe, Value, WeightPiece
 
 # Names of values, weights and file tensors: anything that the separators of this form do not need.
 NAME = r"[^\s,;:()\[\]=@]+"
@@ -61,7 +61,7 @@ def _weight(name: str, recipe: Recipe) -> str:
     return f"weight {name}: {recipe.layout}{list(recipe.shape)} = {pieces}"
 
 
-def _piece(piece: Piece) -> str:
+def _piece(piece: WeightPiece) -> str:
     cut = piece.columns
     columns = f"[{cut.start}:{cut.stop} of {cut.of}]" if cut else ""
     return f"{piece.tensor}[{piece.start}:{piece.stop}]{columns} {piece.format}"
@@ -94,38 +94,38 @@ class _Parser:
         self.weights: dict[str, Recipe] = {}
         self.body: list[Instr] = []
         self.arena: Affine | None = None
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, ArenaPlace] = {}
 
     def line(self, line: str) -> None:
-        word, _, rest = line.partition(" ")
+        word, _, arguments = line.partition(" ")
         if word == "program":
-            self.name, target = _match(rf"({NAME}) target=(.*)", rest)
+            self.name, target = _match(rf"({NAME}) target=(.*)", arguments)
             self.target = ast.literal_eval(target)
         elif word == "share":
-            self.share = ir.Share(**_parse_keywords(rest))
+            self.share = ir.Share(**_parse_keywords(arguments))
         elif word == "input":
-            self.inputs += _parse_values(rest)
+            self.inputs += _parse_values(arguments)
         elif word == "output":
-            self.outputs.append(rest)
+            self.outputs.append(arguments)
         elif word == "table":
-            name, keywords = rest.split(" = ", 1)
+            name, keywords = arguments.split(" = ", 1)
             self.tables[name] = RopeTable(**_parse_keywords(keywords))
         elif word == "cache":
-            name, keywords = rest.split(" = ", 1)
+            name, keywords = arguments.split(" = ", 1)
             self.groups[name] = KvGroup(**_parse_keywords(keywords))
         elif word == "weight":
-            name, recipe = _parse_weight(rest)
+            name, recipe = _parse_weight(arguments)
             self.weights[name] = recipe
         elif word == "arena":
-            self.arena = Affine.parse(rest)
+            self.arena = Affine.parse(arguments)
         elif word == "place":
-            name, offset, stride = _match(rf"({NAME}) = (.*) stride (\d+)", rest)
-            self.places[name] = Place(Affine.parse(offset), int(stride))
+            name, offset, stride = _match(rf"({NAME}) = (.*) stride (\d+)", arguments)
+            self.places[name] = ArenaPlace(Affine.parse(offset), int(stride))
         else:
             self.body.append(_parse_instr(line))
 
     def program(self) -> Program:
-        plan = ir.Plan(self.places, self.arena) if self.arena is not None else None
+        plan = ir.ArenaPlan(self.places, self.arena) if self.arena is not None else None
         return Program(
             name=self.name,
             inputs=tuple(self.inputs),
@@ -167,7 +167,7 @@ def _parse_weight(text: str) -> tuple[str, Recipe]:
         pattern = rf"({NAME})\[(\d+):(\d+)\](?:\[(\d+):(\d+) of (\d+)\])? (\w+)"
         tensor, start, stop, *edges, kind = _match(pattern, piece)
         columns = ir.Columns(*(int(n) for n in edges)) if edges[0] else None
-        pieces_read.append(Piece(tensor, int(start), int(stop), kind, columns))
+        pieces_read.append(WeightPiece(tensor, int(start), int(stop), kind, columns))
     return name, Recipe(tuple(ast.literal_eval(shape)), tuple(pieces_read), layout)
 
 

@@ -12,14 +12,14 @@ from roofline.models.forward import forward
 from roofline.models.spec import Param, check, expand
 from roofline.ops.registry import Op
 from roofline.ops.rope_tables import RopeTable
-from roofline.ops.symbol import Parameter, Symbol, Type
+from roofline.ops.symbol import Symbol, TracedParameter, Type
 from roofline.ops.symbol import Value as Operand
-from roofline.program.ir import Instr, KvGroup, Piece, Program, Recipe, Value, kv_group_of
+from roofline.program.ir import Instr, KvGroup, Program, Recipe, Value, WeightPiece, kv_group_of
 
 CACHE = "kv0"
 
 
-class TensorInfo(Protocol):
+class DescribesTensor(Protocol):
     """What a trace needs to know of a tensor in the file."""
 
     @property
@@ -29,7 +29,7 @@ class TensorInfo(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
-Tensors = Mapping[str, TensorInfo]  # of a file, by name
+Tensors = Mapping[str, DescribesTensor]  # of a file, by name
 
 
 def trace(family: Family, cfg: ModelConfig, tensors: Tensors) -> Program:
@@ -43,12 +43,12 @@ def trace(family: Family, cfg: ModelConfig, tensors: Tensors) -> Program:
     for param in table:
         if param.tied_to is None:
             weights[param.name] = Recipe(param.shape, _pieces(param, tensors))
-    recorder = Recorder()
+    recorder = NamingRecorder()
     fields = {"ids": "tokens", "positions": "tokens", "logit_rows": "rows"}
     inputs = {name: recorder.input(name, Type("i32", leading)) for name, leading in fields.items()}
     cache = recorder.input(f"{CACHE}.0", Type("cache", None, (cfg.kv_heads, cfg.head_dim)))
     batch = ForwardBatch(**inputs, cache=cache)
-    parameters = {name: Parameter(name, recipe.type) for name, recipe in weights.items()}
+    parameters = {name: TracedParameter(name, recipe.type) for name, recipe in weights.items()}
     logits = forward(family, cfg, parameters, batch)
     assert isinstance(logits, Symbol)
     assert isinstance(batch.cache, Symbol)
@@ -64,14 +64,14 @@ def trace(family: Family, cfg: ModelConfig, tensors: Tensors) -> Program:
     )
 
 
-def _pieces(param: Param, tensors: Tensors) -> tuple[Piece, ...]:
+def _pieces(param: Param, tensors: Tensors) -> tuple[WeightPiece, ...]:
     """The tensor of a parameter; of experts a piece for each, of one tensor or of their own."""
     if not param.experts:
-        return (Piece(param.name, 0, param.shape[0], tensors[param.name].format),)
+        return (WeightPiece(param.name, 0, param.shape[0], tensors[param.name].format),)
     rows, numbers = param.shape[0] // param.experts, range(param.experts)
     if param.name in tensors:
-        return tuple(Piece(param.name, n * rows, (n + 1) * rows, tensors[param.name].format) for n in numbers)
-    return tuple(Piece(param.expert(n), 0, rows, tensors[param.expert(n)].format) for n in numbers)
+        return tuple(WeightPiece(param.name, n * rows, (n + 1) * rows, tensors[param.name].format) for n in numbers)
+    return tuple(WeightPiece(param.expert(n), 0, rows, tensors[param.expert(n)].format) for n in numbers)
 
 
 def _window(cfg: ModelConfig) -> int:
@@ -87,7 +87,7 @@ def trace_shape(family: Family, cfg: ModelConfig, form: str = "BF16") -> Program
     return trace(family, cfg, {param.name: SimpleNamespace(format=form, shape=param.shape) for param in params})
 
 
-class Recorder:
+class NamingRecorder:
     """Names values x0, x1, ... and caches kv0.1, kv0.2, ... as they are made."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ import re
 from roofline.common.errors import ConfigError
 from roofline.ops import formats, registry
 from roofline.ops.symbol import Type
-from roofline.program.ir import WHOLE, Columns, Piece, Program, Recipe, Share, kv_group_of
+from roofline.program.ir import WHOLE, Columns, Program, Recipe, Share, WeightPiece, kv_group_of
 from roofline.program.text import NAME
 from roofline.program.trace import Tensors
 
@@ -77,7 +77,7 @@ def _verify_weights(program: Program) -> None:
             _verify_columns(name, piece, recipe)
 
 
-def _verify_columns(name: str, piece: Piece, recipe: Recipe) -> None:
+def _verify_columns(name: str, piece: WeightPiece, recipe: Recipe) -> None:
     cut = piece.columns
     if cut is None:
         return
@@ -104,7 +104,7 @@ def _verify_pieces(program: Program, tensors: Tensors | None) -> None:
         raise ConfigError(f"file tensors no weight is made of: {', '.join(spare)}")
 
 
-_Box = tuple[Piece, Columns]  # rows of a file tensor, and the columns of them
+_Box = tuple[WeightPiece, Columns]  # rows of a file tensor, and the columns of them
 
 
 def _any_overlap(boxes: list[_Box]) -> bool:

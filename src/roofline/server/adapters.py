@@ -79,7 +79,9 @@ class ServedAdapters:
         async with self._lock:
             if name == self._model or name in self._named:
                 raise RequestError(409, "name_in_use", f"name: {name!r} is served already.", param="name")
-            bytes_by_digest = {each.info.digest: each.info.nbytes for each in (*self._named.values(), *self._leaving)}
+            bytes_by_digest = {
+                adapter.info.digest: adapter.info.nbytes for adapter in (*self._named.values(), *self._leaving)
+            }
             info = await self._engine.load_adapter(path, self._max_bytes - sum(bytes_by_digest.values()))
             served = self._named[name] = ServedAdapter(name, info, int(time.time()))
         log.get("server").info("adapter %s: rank %d, %d bytes, from %s", name, info.rank, info.nbytes, path)

@@ -153,9 +153,9 @@ class Queue:
         ticket = Ticket(self, key, tokens, priority)
         if not key.waiting:
             background = principal.background
-            rivals = [each.clock for each in self._keys.values() if each.waiting and each.background == background]
+            rivals = [key.clock for key in self._keys.values() if key.waiting and key.background == background]
             key.clock = max(key.clock, min(rivals, default=self._clocks[background]))
-        insort(key.waiting, ticket, key=lambda each: each.priority)  # of equal ones the latest last
+        insort(key.waiting, ticket, key=lambda waiter: waiter.priority)  # of equal ones the latest last
         key.open += 1
         if not principal.background:
             self.waiting += 1
@@ -235,7 +235,7 @@ class Queue:
         rooms = [long for long in (False, True) if self._ahead[long] < LEAST_AHEAD or self._ahead_tokens[long] < window]
         waiting = (key for key in self._keys.values() if key.waiting and not (key.background and self._foreground))
         for key in sorted(waiting, key=lambda key: key.clock) if rooms else ():
-            ticket = next((each for each in key.waiting if each.long in rooms), None)
+            ticket = next((waiter for waiter in key.waiting if waiter.long in rooms), None)
             if ticket is not None:
                 return ticket
         return None
@@ -244,7 +244,7 @@ class Queue:
         """Push out the last request of the key with the largest share of the queue, unless that is this one, or would
         be. Raises Overloaded then."""
         refusal = Overloaded(f"{self.waiting} requests are already waiting.", self.retry_after())
-        largest = max((each for each in self._keys.values() if not each.background), key=KeyQueue.share)
+        largest = max((key for key in self._keys.values() if not key.background), key=KeyQueue.share)
         if largest.share() <= key.share(1) or not largest.waiting:
             raise refusal
         ticket = largest.waiting[-1]

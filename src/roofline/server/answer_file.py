@@ -11,9 +11,9 @@ from roofline.common.errors import ConfigError, RooflineError
 from roofline.common.files import cause_of
 from roofline.engine.facade import AsyncEngine
 from roofline.server.app import create_app
-from roofline.server.batches.endpoints import PATHS, Reply
-from roofline.server.batches.lines import Answers, Failure, Line, Requests, Rules
-from roofline.server.batches.run import Caller, answer_lines, salt_of
+from roofline.server.batches.endpoints import PATHS, RouteReply
+from roofline.server.batches.lines import AnswerFiles, Failure, Line, RequestFile, Rules
+from roofline.server.batches.run import LineCaller, answer_lines, salt_of
 from roofline.server.context import Context
 from roofline.server.keys import LOCAL
 from roofline.server.limits import Limits
@@ -39,7 +39,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Progress:
+class JobProgress:
     """How far a job is: lines with an answer, those of them that an earlier run wrote, errors among them, and all."""
 
     done: int
@@ -48,7 +48,7 @@ class Progress:
     total: int
 
 
-def answer_file(options: ServeOptions, job: Job, report: Callable[[Progress], None]) -> Progress:
+def answer_file(options: ServeOptions, job: Job, report: Callable[[JobProgress], None]) -> JobProgress:
     """Answer each line that has no answer yet, as a server with these options would; answers are written in the order
     in which they are complete. Returns how far the job is then: all of it.
 
@@ -60,9 +60,9 @@ def answer_file(options: ServeOptions, job: Job, report: Callable[[Progress], No
     rules = Rules(PATHS, NO_DEADLINES)
     if not job.requests.is_file():
         raise ConfigError(f"{job.requests}: there is no such file; requests are read from a file, twice")
-    requests = Requests.scan(job.requests, rules)
+    requests = RequestFile.scan(job.requests, rules)
     if requests.problems:
-        listed = "\n".join(f"  line {each.line}: {each.message}" for each in requests.problems if each.line)
+        listed = "\n".join(f"  line {problem.line}: {problem.message}" for problem in requests.problems if problem.line)
         if not listed:
             raise ConfigError(f"{job.requests}: {requests.problems[0].message}")
         raise ConfigError(f"{job.requests}: nothing was computed, since lines are no requests of a batch:\n{listed}")
@@ -75,12 +75,12 @@ def answer_file(options: ServeOptions, job: Job, report: Callable[[Progress], No
 
 async def _answer_all(
     options: ServeOptions,
-    requests: Requests,
+    requests: RequestFile,
     job: Job,
-    report: Callable[[Progress], None],
+    report: Callable[[JobProgress], None],
     engine: AsyncEngine,
     text: TextSide,
-) -> Progress:
+) -> JobProgress:
     name = options.served_model_name or options.model
     try:
         loaded = await engine.start()
@@ -88,7 +88,9 @@ async def _answer_all(
         pooling = options.embedding_pooling
         context = Context(engine, text, name, int(time.time()), limits=NO_DEADLINES, page=False, pooling=pooling)
         with _writing(job.answers):
-            answers = Answers(requests, job.answers, job.errors, salt_of(context, loaded.fingerprint, requests.urls))
+            answers = AnswerFiles(
+                requests, job.answers, job.errors, salt_of(context, loaded.fingerprint, requests.urls)
+            )
         try:
             return await _answer_rest(context, requests, answers, job, report)
         finally:
@@ -98,18 +100,18 @@ async def _answer_all(
 
 
 async def _answer_rest(
-    context: Context, requests: Requests, answers: Answers, job: Job, report: Callable[[Progress], None]
-) -> Progress:
+    context: Context, requests: RequestFile, answers: AnswerFiles, job: Job, report: Callable[[JobProgress], None]
+) -> JobProgress:
     app = create_app(context)
     rules = Rules(tuple(app.state.batch_endpoints), context.limits)
     principal = replace(LOCAL, background=True)
-    caller = Caller(app, lambda: principal)
+    caller = LineCaller(app, lambda: principal)
     before = answers.completed + answers.failed
 
-    def progress() -> Progress:
-        return Progress(answers.completed + answers.failed, before, answers.failed, requests.count)
+    def progress() -> JobProgress:
+        return JobProgress(answers.completed + answers.failed, before, answers.failed, requests.count)
 
-    def record(number: int, line: Line, reply: Reply | Failure) -> None:
+    def record(number: int, line: Line, reply: RouteReply | Failure) -> None:
         with _writing(job.answers):
             answers.write(number, line, reply)
         report(progress())

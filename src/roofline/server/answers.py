@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from roofline.common import log
 from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
-from roofline.engine.answers import AnswerBuilder, Piece
+from roofline.engine.answers import AnswerBuilder, AnswerPiece
 from roofline.engine.beams import BeamSearch
 from roofline.engine.checks import RequestOptions
-from roofline.engine.events import Event, Progress, TokenLogprob, Usage
+from roofline.engine.events import Event, PromptProgress, TokenLogprob, Usage
 from roofline.engine.process.beam_stream import beam_stream
 from roofline.server.admission import Queue, Ticket
 from roofline.server.body import renamed
@@ -23,10 +23,10 @@ from roofline.server.generation import Generation
 from roofline.server.keys import NOBODY, Principal
 
 if TYPE_CHECKING:
-    from roofline.engine.process.stream import Stream
+    from roofline.engine.process.stream import EventStream
 
 LOG = log.get("server")
-ACCEPTED = (0, Piece(""))
+ACCEPTED = (0, AnswerPiece(""))
 EVENTS_AT_ONCE = 1024  # before others get a turn; more than the engine's owner delivers of a request in one
 VECTORS_AT_ONCE = 16  # of one request, that the engine has: it computes in the order of arrival, so others get between
 
@@ -86,7 +86,7 @@ class Answers:
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens} | cut,
         }
 
-    async def pieces(self) -> AsyncGenerator[tuple[int, Piece | Progress], None]:
+    async def pieces(self) -> AsyncGenerator[tuple[int, AnswerPiece | PromptProgress], None]:
         """(choice, piece) as they come; each choice ends with a piece that has a finish reason. Before its first, where
         the request wants it, how far its prompt is. Raises RequestError.
 
@@ -99,7 +99,7 @@ class Answers:
                 yield piece
                 self._sending = False
 
-    async def _pieces(self) -> AsyncGenerator[tuple[int, Piece | Progress], None]:
+    async def _pieces(self) -> AsyncGenerator[tuple[int, AnswerPiece | PromptProgress], None]:
         context, n = self.context, self.generation.params.n
         ticket = self._ticket = self._enter()
         context.metrics.request_taken(n, self.generation.params.max_tokens)
@@ -159,15 +159,17 @@ class Answers:
         """Those of a prompt's tokens, complete once the first piece of one of its choices has come."""
         return self._choices_of(prompt)[0].prompt_logprobs or ()
 
-    async def complete(self) -> list[Piece]:
+    async def complete(self) -> list[AnswerPiece]:
         """The choices in order, each as a single piece: all of `pieces` joined."""
-        parts: list[list[Piece]] = [[] for _ in self.choices]
+        parts: list[list[AnswerPiece]] = [[] for _ in self.choices]
         async for each in self.pieces():
             choice, piece = each
-            if isinstance(piece, Piece) and each is not ACCEPTED:  # which may come behind the last piece of a choice
+            if (
+                isinstance(piece, AnswerPiece) and each is not ACCEPTED
+            ):  # which may come behind the last piece of a choice
                 parts[choice].append(piece)
         return [
-            Piece(
+            AnswerPiece(
                 "".join(piece.text for piece in pieces),
                 sum(piece.tokens for piece in pieces),
                 [token for piece in pieces for token in piece.logprobs],
@@ -205,7 +207,7 @@ class Answers:
             await stream.aclose()
         events.put_nowait((prompt, None))
 
-    async def _submit(self, prompt: int, ids: Sequence[int]) -> "Stream | AsyncGenerator[Event, None]":
+    async def _submit(self, prompt: int, ids: Sequence[int]) -> "EventStream | AsyncGenerator[Event, None]":
         """The engine's events of a prompt. Raises as its `submit`."""
         engine, params, eos_ids = self.context.engine, self.generation.params, self.context.text.eos_ids
         name, salt, beams = self._request_id(prompt), self._salt(), self.generation.beams
@@ -273,7 +275,7 @@ class Answers:
         key = f" with key {self.principal.name}" if self.principal.salt else ""
         return f"request {self.id}{key}" + ("" if user is None else f" of {user!r}")
 
-    def _piece(self, prompt: int, event: Event) -> Piece:
+    def _piece(self, prompt: int, event: Event) -> AnswerPiece:
         """Apply one event of the engine, and count and time what it adds."""
         choice = self._choices_of(prompt)[event.index]
         unfinished = choice.finish_reason is None

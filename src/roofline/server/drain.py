@@ -81,8 +81,8 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """In place of uvicorn's, which cancels what runs: a cut-off answer then has no last event."""
-        for each in (*self.servers, *(sockets or ())):
-            each.close()
+        for listener in (*self.servers, *(sockets or ())):
+            listener.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
         await self._drained(self._drain_seconds, heed_force=True)

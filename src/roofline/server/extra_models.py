@@ -30,8 +30,8 @@ FILE_NAME = re.compile(r"[^A-Za-z0-9._-]")
 
 def check_extra_models(options: ServeOptions) -> None:
     """Raises ConfigError for names that two models would have, and for models that are not here."""
-    by_name = [named_path(each, "model") for each in options.extra_model or ()]
-    adapters = [named_path(each)[0] for each in options.adapter or ()]
+    by_name = [named_path(spelling, "model") for spelling in options.extra_model or ()]
+    adapters = [named_path(spelling)[0] for spelling in options.adapter or ()]
     names = [options.served_model_name or options.model, *adapters, *(name for name, _ in by_name)]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"extra_model: two models would be called {twice!r}: give each a name of its own")
@@ -47,7 +47,7 @@ def make_models(options: ServeOptions, first: Context) -> Models | None:
     if not options.extra_model:
         return None
     pinned = options.pin_model or ()
-    by_name = [named_path(each, "model") for each in options.extra_model]
+    by_name = [named_path(spelling, "model") for spelling in options.extra_model]
     extra = [_extra_model(options, name, source, name in pinned) for name, source in by_name]
     budget = options.model_megabytes << 20 or int((detect().memory_total or 0) * SHARE)
     return Models(first, extra, budget, partial(_first_bytes, first.engine, options.model))

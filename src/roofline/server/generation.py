@@ -62,7 +62,7 @@ class Generation:
 def check_model(name: str, context: Context) -> None:
     """Raises RequestError 404 for a model that is not served here."""
     if name != context.name and context.adapters.get(name) is None:
-        served = (context.name, *(each.name for each in context.adapters.all), *context.other_names)
+        served = (context.name, *(adapter.name for adapter in context.adapters.all), *context.other_names)
         names = ", ".join(map(repr, served))
         message = f"The model {name[:100]!r} is not served here; {names} {'are' if len(served) > 1 else 'is'}."
         raise RequestError(404, "model_not_found", message, param="model")

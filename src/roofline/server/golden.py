@@ -17,7 +17,7 @@ from roofline.common.processes import return_freed_memory
 from roofline.engine.golden import (
     LEAST_AGREEMENT,
     MOST_KL,
-    Comparison,
+    GoldenComparison,
     GoldenPrompt,
     compare_row,
     golden_prompts,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from roofline.backends.options import LoadOptions
-    from roofline.bundle.golden import Task
+    from roofline.bundle.golden import GoldenTask
     from roofline.common.json_types import JsonObject
     from roofline.engine.facade import AsyncEngine
     from roofline.engine.process.remote import RemoteEngine
@@ -53,7 +53,7 @@ class GoldenState:
     of what they were started with, "": nothing else."""
 
     status: Status = "off"
-    comparison: Comparison | None = None
+    comparison: GoldenComparison | None = None
     detail: str = ""
     fallback: str = ""
 
@@ -108,7 +108,7 @@ class GoldenCheck:
         await asyncio.to_thread(return_freed_memory)  # logits of large vocabularies
 
     async def _check(self, text: "TextSide") -> None:
-        from roofline.bundle.golden import Task, original, reference_logits
+        from roofline.bundle.golden import GoldenTask, original, reference_logits
 
         description = self._engine.description
         assert description is not None, "it is ready"
@@ -118,7 +118,9 @@ class GoldenCheck:
             raise UnsupportedError("golden prompts of a simulated model", "nothing is computed, so nothing can differ")
         prompts = await asyncio.to_thread(golden_prompts, text.tokenizer.encode, description.max_model_len)
         source = await asyncio.to_thread(original, self._source)
-        task = Task(source, self._load.weights, [list(p.ids) for p in prompts], [list(p.positions) for p in prompts])
+        task = GoldenTask(
+            source, self._load.weights, [list(p.ids) for p in prompts], [list(p.positions) for p in prompts]
+        )
         await self._idle()
         reference = await reference_logits(task)
         problem = await self._compare(prompts, reference)
@@ -130,7 +132,7 @@ class GoldenCheck:
         self._end("passed" if problem is None else "failed", problem or "")
 
     async def _fall_back(
-        self, task: "Task", prompts: "Sequence[GoldenPrompt]", reference: "np.ndarray", problem: str
+        self, task: "GoldenTask", prompts: "Sequence[GoldenPrompt]", reference: "np.ndarray", problem: str
     ) -> str | None:
         """Have all engines load the model anew, as SAFE says; what is wrong then."""
         from roofline.bundle.golden import forget_packed

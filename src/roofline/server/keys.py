@@ -185,7 +185,9 @@ def _entry(path: Path, entry: Fields) -> tuple[bytes, Principal]:
     if not 0.001 <= weight <= 1000:
         entry.refuse("weight", "is not within 0.001 and 1000")
     digest = _digest(entry)
-    return digest, _salted(Principal(name, scopes, "", streams, priority, weight), digest)
+    return digest, _salted(
+        Principal(name=name, scopes=scopes, salt="", streams=streams, priority=priority, weight=weight), digest
+    )
 
 
 def _digest(entry: Fields) -> bytes:

@@ -225,12 +225,12 @@ class Metrics:
         self._show_golden(stats.get("golden", {}))
         replicas = stats.get("replicas", [])
         self._show_caches(replicas or [stats])
-        for number, each in enumerate(replicas):
+        for number, replica in enumerate(replicas):
             for name, (_, field) in REPLICA_GAUGES.items():
-                self._replica_gauges[name].labels(self._model, str(number)).set(each[field])
-        for number, each in enumerate(replicas or [stats]):
-            self._count(number, each)
-            self._steps.count(self._model, number, each)
+                self._replica_gauges[name].labels(self._model, str(number)).set(replica[field])
+        for number, replica in enumerate(replicas or [stats]):
+            self._count(number, replica)
+            self._steps.count(self._model, number, replica)
 
     def _show_caches(self, engines: Sequence[JsonObject]) -> None:
         """The label set of each engine's cache, once it is known."""

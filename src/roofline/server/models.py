@@ -111,11 +111,11 @@ class Models:
 
     def contexts(self) -> list[Context]:
         """Of all models that are loaded, the first one's first."""
-        return [self._first, *(each.context for each in self.extra.values() if each.context is not None)]
+        return [self._first, *(extra.context for extra in self.extra.values() if extra.context is not None)]
 
     def missing(self) -> ExtraModel | None:
         """A pinned model that is not loaded; None: all are."""
-        return next((each for each in self.extra.values() if each.pinned and each.loaded is None), None)
+        return next((extra for extra in self.extra.values() if extra.pinned and extra.loaded is None), None)
 
     def window(self) -> int:
         """As a context's, of all that are loaded."""
@@ -125,13 +125,13 @@ class Models:
         """What /ready tells of each."""
         return [
             {
-                "name": each.name,
-                "status": each.status(),
-                "pinned": each.pinned,
-                "bytes": each.nbytes,
-                "golden": each.golden.shown() if each.golden is not None else None,
+                "name": extra.name,
+                "status": extra.status(),
+                "pinned": extra.pinned,
+                "bytes": extra.nbytes,
+                "golden": extra.golden.shown() if extra.golden is not None else None,
             }
-            for each in self.extra.values()
+            for extra in self.extra.values()
         ]
 
     async def enter(self, model: ExtraModel) -> Context:
@@ -159,11 +159,13 @@ class Models:
 
     async def close(self) -> None:
         """End all engines."""
-        loading = [task for each in self.extra.values() for task in (each.loading, each.checking) if task is not None]
+        loading = [
+            task for extra in self.extra.values() for task in (extra.loading, extra.checking) if task is not None
+        ]
         for task in loading:
             task.cancel()
         await asyncio.gather(*loading, return_exceptions=True)
-        await asyncio.gather(*(self._unload(each) for each in self.extra.values() if each.context is not None))
+        await asyncio.gather(*(self._unload(extra) for extra in self.extra.values() if extra.context is not None))
 
     async def _acquire(self, model: ExtraModel) -> Context:
         while True:
@@ -223,19 +225,19 @@ class Models:
 
     async def _make_room(self, model: ExtraModel) -> None:
         """Have the least recently used leave until the model fits. Raises CapacityError where it cannot."""
-        rest = [each for each in self.extra.values() if each is not model]
+        other_models = [extra for extra in self.extra.values() if extra is not model]
         try:
             while True:
-                loaded = [each for each in rest if each.context is not None]
-                staying = self._first_bytes() + sum(each.nbytes for each in loaded if each.pinned)
+                loaded = [extra for extra in other_models if extra.context is not None]
+                staying = self._first_bytes() + sum(extra.nbytes for extra in loaded if extra.pinned)
                 if staying + model.nbytes > self._max_bytes:
                     what, free = f"The model {model.name!r}", max(0, self._max_bytes - staying)
                     raise CapacityError(what, model.nbytes, free, "bytes beside those that stay", REMEDY)
-                if self._first_bytes() + model.nbytes + sum(each.nbytes for each in loaded) <= self._max_bytes:
+                if self._first_bytes() + model.nbytes + sum(extra.nbytes for extra in loaded) <= self._max_bytes:
                     return
-                idle = [each for each in loaded if each.may_leave]
+                idle = [extra for extra in loaded if extra.may_leave]
                 if idle:
-                    await self._unload(min(idle, key=lambda each: each.used_at))
+                    await self._unload(min(idle, key=lambda extra: extra.used_at))
                 else:
                     self._open.clear()
                     await asyncio.sleep(LOOK_SECONDS)
@@ -257,7 +259,7 @@ class Models:
 def engine_bytes(engine: "AsyncEngine") -> int:
     """Memory of an engine process as if its cache were full; pages that it shares with others are counted by their
     share. 0 where the system does not tell."""
-    total = sum(_resident_bytes(each.pid) for each in (engine.engines or (engine,)))
+    total = sum(_resident_bytes(one_engine.pid) for one_engine in (engine.engines or (engine,)))
     loaded = engine.description
     return total + loaded.num_pages * loaded.page_bytes * max(1, len(engine.engines)) if total and loaded else 0
 
@@ -272,4 +274,4 @@ def source_bytes(path: Path) -> int:
     from roofline.weights.files.gguf_parts import part_names
 
     files: Iterable[Path] = path.rglob("*") if path.is_dir() else part_names(path)
-    return sum(each.stat().st_size for each in files if each.is_file())
+    return sum(file.stat().st_size for file in files if file.is_file())

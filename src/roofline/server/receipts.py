@@ -6,7 +6,7 @@ from typing import TypeVar
 from roofline.common.json_types import JsonObject
 from roofline.engine.params import fresh_seed
 from roofline.engine.process.messages import Ready
-from roofline.engine.receipts.receipt import DIGEST, VERSION, Choice, Receipt, Sampling, prompt_of
+from roofline.engine.receipts.receipt import DIGEST, VERSION, Receipt, ReceiptChoice, ReceiptSampling, prompt_of
 from roofline.engine.receipts.signing import seal
 from roofline.server.answers import Answers
 from roofline.server.body import invalid
@@ -40,7 +40,7 @@ def receipt_of(answers: Answers, created: int) -> JsonObject | None:
     for number, answer in enumerate(answers.choices):
         assert answer.finish_reason in ("stop", "length"), "answers that failed have no receipt"
         choices.append(
-            Choice(
+            ReceiptChoice(
                 prompt=number // n,
                 sample=number % n,
                 finish_reason=answer.finish_reason,
@@ -58,7 +58,7 @@ def receipt_of(answers: Answers, created: int) -> JsonObject | None:
         weights=description.weights_identity if description is not None else "",
         adapter=answers.adapter_digest,
         digest=DIGEST,
-        sampling=Sampling.of(generation.params),
+        sampling=ReceiptSampling.of(generation.params),
         end_ids=list(context.text.eos_ids),
         prompts=[prompt_of(ids, generation.receipt == "with_prompt") for ids in generation.prompts],
         choices=choices,

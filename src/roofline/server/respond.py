@@ -10,8 +10,8 @@ from fastapi import Request, Response
 
 from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
-from roofline.engine.answers import Piece
-from roofline.engine.events import Progress
+from roofline.engine.answers import AnswerPiece
+from roofline.engine.events import PromptProgress
 from roofline.server import context
 from roofline.server.answers import ACCEPTED, Answers
 from roofline.server.context import Context
@@ -31,13 +31,13 @@ class AnswerForm(Protocol):
 
     media_type: ClassVar[str]  # of a stream
 
-    def complete(self, pieces: Sequence[Piece]) -> JsonObject:
+    def complete(self, pieces: Sequence[AnswerPiece]) -> JsonObject:
         """The object of all choices, each of which is a single piece."""
 
     def begin(self) -> bytes:
         """What a stream says before its first token, as soon as the engine has the request; may be empty."""
 
-    def add(self, index: int, piece: Piece) -> bytes:
+    def add(self, index: int, piece: AnswerPiece) -> bytes:
         """What a piece of a choice adds to a stream; may be empty."""
 
     def end(self) -> bytes:
@@ -51,7 +51,7 @@ class AnswerForm(Protocol):
 class ShowsProgress(Protocol):
     """An AnswerForm of an API in whose streams requests can ask for the progress of their prompts."""
 
-    def progress(self, index: int, progress: Progress) -> bytes:
+    def progress(self, index: int, progress: PromptProgress) -> bytes:
         """What a stream says of a choice whose prompt is so far."""
 
 
@@ -59,7 +59,7 @@ class ShowsProgress(Protocol):
 class KeepsAnswers(Protocol):
     """An AnswerForm of an API whose answers can be asked for again."""
 
-    async def complete_and_keep(self, pieces: Sequence[Piece]) -> JsonObject:
+    async def complete_and_keep(self, pieces: Sequence[AnswerPiece]) -> JsonObject:
         """As `complete`, once the answer is kept."""
 
     async def end_and_keep(self) -> bytes:
@@ -153,13 +153,13 @@ async def on_thread_if_large(
 async def _chunks(answers: Answers, form: AnswerForm) -> AsyncIterator[bytes]:
     begun = False
     async with aclosing(answers.pieces()) as pieces:
-        async for each in pieces:
+        async for event in pieces:
             if not begun:
                 begun = True
                 yield form.begin()  # status and headers need not wait for the first token
-            index, piece = each
-            if isinstance(piece, Progress):
+            index, piece = event
+            if isinstance(piece, PromptProgress):
                 yield form.progress(index, piece) if isinstance(form, ShowsProgress) else b""
-            elif each is not ACCEPTED:
+            elif event is not ACCEPTED:
                 yield form.add(index, piece)
     yield await form.end_and_keep() if isinstance(form, KeepsAnswers) else form.end()

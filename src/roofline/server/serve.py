@@ -87,7 +87,7 @@ def make_engine(options: ServeOptions) -> "AsyncEngine":
     if options.data_parallel == 1:
         return RemoteEngine(spec)
     from roofline.bundle.replicas import divided
-    from roofline.engine.process.replicas import Replicas
+    from roofline.engine.process.replicas import EngineReplicas
 
     engines = []
     for number, place in enumerate(divided(options.load, options.data_parallel)):
@@ -98,9 +98,11 @@ def make_engine(options: ServeOptions) -> "AsyncEngine":
             cache_file=None if file is None else f"{file}.{number}",
             record=None if folder is None else str(Path(folder) / str(number)),
         )
-        own = msgspec.structs.replace(spec, options=load, draft_options=draft, cores=place.cores, config=config)
-        engines.append(RemoteEngine(own))
-    return Replicas(engines)
+        replica_spec = msgspec.structs.replace(
+            spec, options=load, draft_options=draft, cores=place.cores, config=config
+        )
+        engines.append(RemoteEngine(replica_spec))
+    return EngineReplicas(engines)
 
 
 def _spec(options: ServeOptions) -> EngineSpec:
@@ -185,7 +187,10 @@ def _adapters(options: ServeOptions, engine: "AsyncEngine") -> "ServedAdapters":
     """What will be served beside the model. Raises ConfigError for an adapter that is not given as NAME=PATH."""
     from roofline.server.adapters import ServedAdapters, named_path
 
-    name, first = options.served_model_name or options.model, [named_path(each) for each in options.adapter or ()]
+    name, first = (
+        options.served_model_name or options.model,
+        [named_path(spelling) for spelling in options.adapter or ()],
+    )
     return ServedAdapters(engine, name, options.effective_limits().adapter_bytes, first)
 
 
@@ -236,7 +241,7 @@ def _context(
         ping_seconds=options.ping_seconds,
         pooling=options.embedding_pooling,
         keys=Keys(options.api_key, options.api_keys),
-        other_names=tuple(named_path(each, "model")[0] for each in options.extra_model or ()),
+        other_names=tuple(named_path(spelling, "model")[0] for spelling in options.extra_model or ()),
         allowed_origins=frozenset(options.allow_origin or ()),
         response_store=options.response_store,
         limits=options.effective_limits(),

@@ -132,8 +132,8 @@ def _of_answers(answers: Answers, seconds: float) -> "dict[str, AttributeValue |
     generation, usage = answers.generation, answers.usage()
     params, times = generation.params, answers.usages
     prefill, decode = (
-        _longest(times, lambda each: each.prefill_seconds),
-        _longest(times, lambda each: each.decode_seconds),
+        _longest(times, lambda usage: usage.prefill_seconds),
+        _longest(times, lambda usage: usage.decode_seconds),
     )
     return {
         "gen_ai.operation.name": _operation(answers),
@@ -159,7 +159,7 @@ def _of_answers(answers: Answers, seconds: float) -> "dict[str, AttributeValue |
         "gen_ai.usage.num_sequences": len(answers.choices),
         "gen_ai.latency.e2e": seconds,
         "gen_ai.latency.time_to_first_token": answers.first_token_seconds,
-        "gen_ai.latency.time_in_queue": _longest(times, lambda each: each.queue_seconds),
+        "gen_ai.latency.time_in_queue": _longest(times, lambda usage: usage.queue_seconds),
         "gen_ai.latency.time_in_model_prefill": prefill,
         "gen_ai.latency.time_in_model_decode": decode,
         "gen_ai.latency.time_in_model_inference": None if prefill is None or decode is None else prefill + decode,

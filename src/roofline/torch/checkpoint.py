@@ -22,7 +22,7 @@ from roofline.weights.config.hf import from_hf
 from roofline.weights.families.table import files_of
 from roofline.weights.files.mapped import TensorInfo
 from roofline.weights.hf_values import as_ours
-from roofline.weights.quantised.method import Source
+from roofline.weights.quantised.method import TensorSource
 from roofline.weights.stored_names import HEAD, stored_names
 
 PretrainedModel = Any  # transformers' class of that name; transformers itself is not imported here
@@ -48,7 +48,7 @@ def checkpoint_of(model: PretrainedModel) -> Checkpoint:
         _check(name, key, tensor)
     if config["tied"]:
         _check_tied(name, config["family"], state)
-    source: Source = _State(state)
+    source: TensorSource = _State(state)
     apart = files_of(config["family"]).NAMES.hf_apart
     if apart is not None:
         source = apart(name, source)
@@ -58,13 +58,13 @@ def checkpoint_of(model: PretrainedModel) -> Checkpoint:
         stored.pop(HEAD, None)
     tensors = {ours: replace(source.tensors[key], name=ours) for ours, key in stored.items()}
     infos, read = as_ours(config, tensors, lambda ours: source.read(stored[ours]))
-    checkpoint = Checkpoint(name, "memory", infos, {}, config, read)
+    checkpoint = Checkpoint(path=name, kind="memory", tensors=infos, metadata={}, config=config, bytes_of=read)
     checkpoint.check_names(names.parameter_shapes(config, infos))
     return checkpoint
 
 
 class _State:
-    """Tensors of a model in memory. See `weights.quantised.method.Source`."""
+    """Tensors of a model in memory. See `weights.quantised.method.TensorSource`."""
 
     def __init__(self, state: Mapping[str, Tensor]) -> None:
         self._state = state

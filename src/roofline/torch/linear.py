@@ -40,7 +40,7 @@ class PackedLinear(nn.Module):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, format: str = "Q4_0") -> Self:
-        """Of a float layer, rounded to the format, on its device.
+        """Make the layer of a float layer, rounded to the format, on its device.
 
         Raises ConfigError where rows are not whole blocks, UnsupportedError for a format without a kernel.
         """

@@ -115,7 +115,7 @@ class TorchModel:
         return self._logits(input_ids)
 
     def hidden_states(self, input_ids: Tensor) -> Tensor:
-        """What the head reads, the final norm's result, at every position: float32 [tokens, width] or
+        """Return what the head reads, the final norm's result, at every position: float32 [tokens, width] or
         [batch, tokens, width]; else as `logits`."""
         return self._hidden(input_ids)
 

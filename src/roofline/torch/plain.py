@@ -45,10 +45,10 @@ def dequantized(
 ) -> Tensor:
     """float32 [rows, columns] of a matrix that backends.gpu.pack laid out."""
     layout = LAYOUTS[format]
-    rows, each = words.shape[1], 8 if layout.bits == 8 else 4
-    codes = _codes(words, each, order(each))  # [rows, columns]
+    rows, low_bits = words.shape[1], 8 if layout.bits == 8 else 4
+    codes = _codes(words, low_bits, order(low_bits))  # [rows, columns]
     if high is not None:
-        codes = codes | _codes(high[..., None], layout.bits - each, high_order(layout.group)) << each
+        codes = codes | _codes(high[..., None], layout.bits - low_bits, high_order(layout.group)) << low_bits
     codes = codes.reshape(rows, -1, layout.group).transpose(0, 1)  # [groups, rows, group]
     values = _scales(scale, super_scale, layout.group) * (codes - layout.zero)
     if minimum is not None:
@@ -57,10 +57,10 @@ def dequantized(
     return values.transpose(0, 1).reshape(rows, -1)
 
 
-def _codes(words: Tensor, each: int, places: np.ndarray) -> Tensor:
+def _codes(words: Tensor, low_bits: int, places: np.ndarray) -> Tensor:
     """int32 [n, rows, words] -> the numbers of `each` bits in them by row, where `places` says which lies where."""
-    shifts = torch.arange(0, 32, each, dtype=torch.int32)
-    codes = ((words[..., None] >> shifts) & ((1 << each) - 1)).flatten(2)
+    shifts = torch.arange(0, 32, low_bits, dtype=torch.int32)
+    codes = ((words[..., None] >> shifts) & ((1 << low_bits) - 1)).flatten(2)
     return codes[:, :, torch.from_numpy(np.argsort(places))].transpose(0, 1).reshape(words.shape[1], -1)
 
 

@@ -74,7 +74,7 @@ class LoraSettings:
         return self.rank if name is None else self.rank_pattern[name]
 
     def scale_of(self, module: str) -> float:
-        """What the product of its matrices is multiplied by."""
+        """Return the factor that the product of an adapter's matrices is multiplied by."""
         name, rank = _pattern_of(self.alpha_pattern, module), self.rank_of(module)
         alpha = self.alpha if name is None else self.alpha_pattern[name]
         return alpha / (math.sqrt(rank) if self.rslora else rank)
@@ -89,11 +89,11 @@ def read_settings(path: Path, config: JsonObject) -> LoraSettings:
             refuse(path, name, f"is {describe(value)}, not true or false")
     ranks, alphas = (_pattern(path, config, name) for name in ("rank_pattern", "alpha_pattern"))
     parameters = config.get("target_parameters") or []
-    if not isinstance(parameters, list) or not all(isinstance(each, str) for each in parameters):
+    if not isinstance(parameters, list) or not all(isinstance(parameter, str) for parameter in parameters):
         refuse(path, "target_parameters", f"is {describe(parameters)}, not a list of names")
     layers = config.get("layers_to_transform")
     numbers = layers if isinstance(layers, list) else [] if layers is None else [layers]
-    if not all(isinstance(each, int) for each in numbers):
+    if not all(isinstance(number, int) for number in numbers):
         refuse(path, "layers_to_transform", f"is {describe(layers)}, not numbers of layers")
     return LoraSettings(
         rank=_rank(path, "r", config.get("r")),
@@ -112,7 +112,7 @@ def read_settings(path: Path, config: JsonObject) -> LoraSettings:
 def _modules(config: JsonObject, key: str) -> frozenset[str] | None:
     """The names that a key lists; None where it is absent, or a regular expression."""
     names = config.get(key)
-    return frozenset(str(each) for each in names) if isinstance(names, list) and names else None
+    return frozenset(str(name) for name in names) if isinstance(names, list) and names else None
 
 
 def _check_honoured(path: Path, config: JsonObject) -> None:
@@ -148,8 +148,8 @@ def _pattern_of(pattern: Mapping[str, object], module: str) -> str | None:
     if not pattern:
         return None
     parts = module.split(".")
-    named = {".".join(parts[start:]) for start in range(len(parts))} | {f"^{module}"}
-    return next((name for name in pattern if name in named), None) if named & pattern.keys() else None
+    suffixes = {".".join(parts[start:]) for start in range(len(parts))} | {f"^{module}"}
+    return next((name for name in pattern if name in suffixes), None) if suffixes & pattern.keys() else None
 
 
 def _rank(path: Path, name: str, value: object) -> int:

@@ -27,7 +27,7 @@ _PEFT_VERSION = "0.21.2"  # whose files these are like
 
 
 @dataclass(frozen=True)
-class Written:
+class AdapterDescription:
     """How an adapter is written. base: the model it was trained on, by name or path; rslora: scales are said as alpha /
     sqrt(r); dtype: "F32", "F16" or "BF16"; dropout: of the training, for the reader."""
 
@@ -51,7 +51,10 @@ class _Module:
 
 
 def write_adapter(
-    folder: Path, config: JsonObject, matrices: Sequence[AdapterMatrix], written: Written = Written()
+    folder: Path,
+    config: JsonObject,
+    matrices: Sequence[AdapterMatrix],
+    written: AdapterDescription = AdapterDescription(),
 ) -> Path:
     """Write a new folder, which is complete once it exists.
 
@@ -107,22 +110,29 @@ def _of_experts(name: str, group: dict[int, AdapterMatrix], experts: dict[str, d
     in_order = [group[number] for number in sorted(group)]
     first = in_order[0]
     if f"{part}_proj" not in EXPERT_PARTS or sorted(group) != list(range(len(group))):
-        parts = " and ".join(each.removesuffix("_proj") for each in EXPERT_PARTS)
+        parts = " and ".join(part.removesuffix("_proj") for part in EXPERT_PARTS)
         raise ConfigError(f"{name}: PEFT's files have {parts} of all experts of a layer, from the first one on")
-    if any((each.rank, each.scale) != (first.rank, first.scale) for each in in_order):
+    if any((module.rank, module.scale) != (first.rank, first.scale) for module in in_order):
         raise ConfigError(f"{name}: its experts have several ranks or scales, and PEFT's files have one")
     if first.magnitude is not None:
         raise UnsupportedError(f"{name}: DoRA of experts", "PEFT has none", ("method lora",))
-    a = np.concatenate([each.a for each in in_order])  # [experts * r, inputs]
-    b = np.stack([each.b for each in in_order]).transpose(2, 1, 0)  # [outputs, r, experts]
+    a = np.concatenate([module.a for module in in_order])  # [experts * r, inputs]
+    b = np.stack([module.b for module in in_order]).transpose(2, 1, 0)  # [outputs, r, experts]
     tensors = {"A": a, "B": np.ascontiguousarray(b).reshape(len(b), -1)}
     module = f"model.{before}"
     other = name.replace(f".{part}.", ".down.")
     prefix = f"{_PREFIX}{module}" + (".base_layer" if part == "gate_up" and other in experts else "")
-    return _Module(prefix, f"{module}.{part}_proj", first.rank, first.scale, tensors, f"{part}_proj")
+    return _Module(
+        prefix=prefix,
+        key=f"{module}.{part}_proj",
+        rank=first.rank,
+        scale=first.scale,
+        tensors=tensors,
+        parameter=f"{part}_proj",
+    )
 
 
-def _settings(modules: Sequence[_Module], written: Written) -> dict[str, object]:
+def _settings(modules: Sequence[_Module], written: AdapterDescription) -> dict[str, object]:
     """The fields of adapter_config.json: what most modules have, and patterns for the others."""
 
     def alpha_of(module: _Module) -> float:
@@ -144,10 +154,11 @@ def _settings(modules: Sequence[_Module], written: Written) -> dict[str, object]
         "use_dora": any("magnitude" in module.tensors for module in modules),
         "bias": "none",
         "init_lora_weights": True,
-        "rank_pattern": {each.key: each.rank for each in modules if each.rank != rank},
-        "alpha_pattern": {each.key: _number(alpha_of(each)) for each in modules if alpha_of(each) != alpha},
+        "rank_pattern": {module.key: module.rank for module in modules if module.rank != rank},
+        "alpha_pattern": {module.key: _number(alpha_of(module)) for module in modules if alpha_of(module) != alpha},
         "target_modules": _targets([module.key for module in modules if not module.parameter]),
-        "target_parameters": sorted({f"mlp.experts.{each.parameter}" for each in modules if each.parameter}) or None,
+        "target_parameters": sorted({f"mlp.experts.{module.parameter}" for module in modules if module.parameter})
+        or None,
         "modules_to_save": None,
     }
 

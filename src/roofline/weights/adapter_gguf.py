@@ -68,7 +68,14 @@ class GgufAdapter:
             scale = float(np.float32(self._alpha / a.shape[-2])) if self._alpha else 1.0
             paired = self._architecture in PAIRED and _QK.fullmatch(tensor) is not None
             for name, down, up in zip(_each(tensor, a), _stacked(a), _stacked(b), strict=True):
-                yield AdapterMatrix(name, np.ascontiguousarray(down), np.ascontiguousarray(up.T), scale, None, paired)
+                yield AdapterMatrix(
+                    tensor=name,
+                    a=np.ascontiguousarray(down),
+                    b=np.ascontiguousarray(up.T),
+                    scale=scale,
+                    magnitude=None,
+                    paired=paired,
+                )
 
     def _named_pairs(self) -> dict[str, dict[str, str]]:
         """Our tensor -> {"a": name in the file, "b": ...}, in shapes that fit each other."""
@@ -153,9 +160,9 @@ def write_gguf_adapter(path: Path, config: JsonObject, matrices: Sequence[Adapte
         tensors += [_written(f"{theirs}.lora_a", a), _written(f"{theirs}.lora_b", b)]
     metadata: dict[str, object] = {"general.architecture": form.architecture, "general.type": "adapter"}
     metadata |= {"adapter.type": "lora", _ALPHA: alpha, "general.file_type": 0}
-    infos = [each.info for each in tensors]
+    infos = [tensor.info for tensor in tensors]
     head = header(metadata, infos)
-    values = {each.info.name: each.values for each in tensors}
+    values = {tensor.info.name: tensor.values for tensor in tensors}
     size = file_bytes(head, infos)
     with new_file(path, size) as stream:
         stream.write(head)

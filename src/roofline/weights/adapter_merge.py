@@ -16,7 +16,7 @@ _VALUES = 1 << 22  # of a matrix that are in float64 at a time
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class AdapterPart:
     """What an adapter changes of a tensor: its rows from `first` on."""
 
     first: int
@@ -34,7 +34,7 @@ class Merged:
 
     base: Checkpoint
     checkpoint: Checkpoint
-    parts: dict[str, list[Part]]
+    parts: dict[str, list[AdapterPart]]
 
     def values(self, name: str) -> np.ndarray:
         """float32 [shape] of a tensor that the adapter changes."""
@@ -44,7 +44,7 @@ class Merged:
 def merged(base: Checkpoint, matrices: Sequence[AdapterMatrix]) -> Merged:
     """matrices: as `adapters.read_adapter` gives them. Raises ConfigError for a matrix that the model does not have, or
     has in another shape."""
-    parts: dict[str, list[Part]] = {}
+    parts: dict[str, list[AdapterPart]] = {}
     paired = rows_are_paired(base.config)
     for matrix in each_alone(matrices, base.config):
         name, part = _placed(base, matrix)
@@ -62,13 +62,13 @@ def merged(base: Checkpoint, matrices: Sequence[AdapterMatrix]) -> Merged:
     return Merged(base, replace(base, tensors=tensors, bytes_of=bytes_of), parts)
 
 
-def _placed(base: Checkpoint, matrix: AdapterMatrix) -> tuple[str, Part]:
+def _placed(base: Checkpoint, matrix: AdapterMatrix) -> tuple[str, AdapterPart]:
     """The tensor of a matrix, and which of its rows are the matrix's."""
     name, first = matrix.tensor, 0
     inputs, outputs = matrix.a.shape[1], matrix.b.shape[1]
-    whole, number = without_expert(name)
+    stacked_name, number = without_expert(name)
     if name not in base.tensors and number:  # all experts of a layer lie one below the other in one tensor
-        name, first = whole.replace(f"{EXPERT}.", ""), int(number) * outputs
+        name, first = stacked_name.replace(f"{EXPERT}.", ""), int(number) * outputs
     info = base.tensors.get(name)
     if info is None or len(info.shape) != 2 or not name.startswith("layers."):
         raise ConfigError(f"the adapter changes {matrix.tensor}, which is no matrix of this model's layers")
@@ -76,10 +76,10 @@ def _placed(base: Checkpoint, matrix: AdapterMatrix) -> tuple[str, Part]:
     if (rows, info.shape[1]) != (outputs, inputs) or first + rows > info.shape[0]:
         what = f"the adapter's matrices for {matrix.tensor} have {inputs} inputs and {outputs} outputs"
         raise ConfigError(f"{what}, the model's have {info.shape[1]} and {rows}")
-    return name, Part(first, matrix)
+    return name, AdapterPart(first, matrix)
 
 
-def _changed(values: np.ndarray, parts: Sequence[Part]) -> np.ndarray:
+def _changed(values: np.ndarray, parts: Sequence[AdapterPart]) -> np.ndarray:
     """float32 [rows, columns], in its own memory."""
     values = np.array(values, np.float32)
     for part in parts:

@@ -93,7 +93,7 @@ class PeftFolder:
             if group.part:
                 self._name_part(group, depth, (module, 1) in groups)
             self._check(group)
-        return sorted(groups.values(), key=lambda each: (each.tensor, each.part))
+        return sorted(groups.values(), key=lambda group: (group.tensor, group.part))
 
     def _group(self, match: re.Match[str], groups: dict[tuple[str, int], _Group]) -> _Group | None:
         """The group of a tensor; None where no matrix of ours has its name."""
@@ -120,15 +120,17 @@ class PeftFolder:
         if nested:
             group.part = EXPERT_PARTS[1 - depth] if depth < 2 else ""
         else:
-            named = {each.rpartition(".")[2] for each in self._settings.parameters if "experts" in each}
-            group.part = named.pop() if len(named) == 1 else ""
+            expert_parts = {
+                parameter.rpartition(".")[2] for parameter in self._settings.parameters if "experts" in parameter
+            }
+            group.part = expert_parts.pop() if len(expert_parts) == 1 else ""
         if group.part not in EXPERT_PARTS:
             what = f"{self._file.path}: the experts' matrices of {group.module}"
             reason = (
                 f"{CONFIG} does not say which of {' and '.join(EXPERT_PARTS)} they are of, and nothing else is read"
             )
             raise UnsupportedError(
-                what, reason, tuple(f"target_parameters [mlp.experts.{each}]" for each in EXPERT_PARTS)
+                what, reason, tuple(f"target_parameters [mlp.experts.{part}]" for part in EXPERT_PARTS)
             )
         group.module = f"{group.module}.{group.part}"
 

@@ -40,7 +40,7 @@ def read_adapter(path: str | Path, max_bytes: int | None = None) -> Adapter:
     with readable(path):
         file = _opened(path, max_bytes)
         matrices = tuple(file.matrices())
-    return Adapter(path, _digest(matrices), max(each.rank for each in matrices), matrices, file.nbytes)
+    return Adapter(path, _digest(matrices), max(matrix.rank for matrix in matrices), matrices, file.nbytes)
 
 
 def check_adapter(path: str | Path, max_bytes: int | None = None) -> None:

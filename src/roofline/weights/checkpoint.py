@@ -22,10 +22,10 @@ from roofline.weights.families.table import files_of
 from roofline.weights.files.gguf_parts import GGUFModel, part_names
 from roofline.weights.files.mapped import JsonObject, TensorInfo, map_file
 from roofline.weights.files.safetensors import SafetensorsModel
-from roofline.weights.files.torch_pickle import TorchModel
+from roofline.weights.files.torch_pickle import PickledModel
 from roofline.weights.files.unread import tell_unread
 from roofline.weights.hf_values import as_ours
-from roofline.weights.quantised.method import Files, QuantisedTensors
+from roofline.weights.quantised.method import QuantisedTensors, TensorFiles
 from roofline.weights.quantised.methods import method_of
 from roofline.weights.stored_names import HEAD, settle_head, some_of, stored_names
 
@@ -138,8 +138,8 @@ def _open(path: Path) -> Checkpoint:
         raise ConfigError(f"{path} is neither a GGUF file, a .safetensors file nor a folder of them")
     if is_gguf:
         return _open_gguf(path)
-    if path.is_dir() and TorchModel.is_in(path) and not _has_safetensors(path):
-        return _open_hf(path, TorchModel(path), "torch")
+    if path.is_dir() and PickledModel.is_in(path) and not _has_safetensors(path):
+        return _open_hf(path, PickledModel(path), "torch")
     return _open_hf(path, SafetensorsModel(path), "safetensors")
 
 
@@ -159,7 +159,7 @@ def read_config(path: str | Path) -> Config:
 def _file_of_folder(folder: Path) -> Path:
     """The folder itself when it holds safetensors or pytorch_model.bin, else its one GGUF file, or the first part of
     its one GGUF model."""
-    if _has_safetensors(folder) or TorchModel.is_in(folder):
+    if _has_safetensors(folder) or PickledModel.is_in(folder):
         return folder
     ggufs = sorted(folder.glob("*.gguf"))
     if len(ggufs) == 1 or (ggufs and set(ggufs) <= set(part_names(ggufs[0]))):
@@ -210,7 +210,14 @@ def _open_gguf(path: Path) -> Checkpoint:
     longrope = {key: factors[name] for name, key in names.GGUF_LONGROPE.items() if name in factors}
     shapes = {name: info.shape for name, info in tensors.items()}
     config = from_gguf(path, file.metadata, shapes, factors.get(names.GGUF_ROPE_FACTORS), longrope)
-    return Checkpoint(path, "gguf", tensors, file.metadata, config, lambda name: file.read(stored[name]))
+    return Checkpoint(
+        path=path,
+        kind="gguf",
+        tensors=tensors,
+        metadata=file.metadata,
+        config=config,
+        bytes_of=lambda name: file.read(stored[name]),
+    )
 
 
 def _as_matrix(info: TensorInfo) -> TensorInfo:
@@ -226,12 +233,12 @@ def _as_matrix(info: TensorInfo) -> TensorInfo:
     return info
 
 
-def _open_hf(path: Path, model: SafetensorsModel | TorchModel, kind: str) -> Checkpoint:
+def _open_hf(path: Path, model: SafetensorsModel | PickledModel, kind: str) -> Checkpoint:
     if path.is_dir():
         tell_unread(path, model.paths)
     config = from_hf(model.config_path, model.config)
     apart = files_of(config["family"]).NAMES.hf_apart
-    files = Files(path, apart(path, model) if apart is not None else model)
+    files = TensorFiles(path, apart(path, model) if apart is not None else model)
     source = QuantisedTensors(files, method_of(model.config_path, model.config))
     tensor_names = stored_names(path, {name: info.format for name, info in source.tensors.items()}, config)
     stored = tensor_names.parameters

@@ -20,7 +20,7 @@ _WORDS = {2: "<u2", 4: "<u4"}  # bytes of a number -> what it lies in
 
 
 @dataclass(frozen=True)
-class Rows:
+class ParameterRows:
     """Rows of a parameter, of a bias its elements."""
 
     name: str
@@ -33,7 +33,7 @@ class HfTensor:
     from those of its rows, each a uint8 array; None: there is one of them, which is copied."""
 
     info: TensorInfo
-    parts: tuple[tuple[Rows, ...], ...]
+    parts: tuple[tuple[ParameterRows, ...], ...]
     made: Callable[[Sequence[np.ndarray]], np.ndarray] | None = None
 
 
@@ -71,15 +71,15 @@ def stored_together(config: JsonObject, parameters: Iterable[str]) -> list[list[
     return list(placed.values())
 
 
-def _whole(info: TensorInfo) -> tuple[tuple[Rows, ...], ...]:
-    return ((Rows(info.name, range(info.shape[0])),),)
+def _whole(info: TensorInfo) -> tuple[tuple[ParameterRows, ...], ...]:
+    return ((ParameterRows(info.name, range(info.shape[0])),),)
 
 
 def _alone(config: JsonObject, info: TensorInfo) -> HfTensor:
     shape = hf_shape(config, info.name, info.shape)
     written = replace(info, name=names.to_hf(config["family"], info.name), shape=shape)
-    made = partial(_as_theirs, config, info) if differs(config, info.name) else None
-    return HfTensor(written, _whole(info), made)
+    convert = partial(_as_theirs, config, info) if differs(config, info.name) else None
+    return HfTensor(written, _whole(info), convert)
 
 
 def _as_theirs(config: JsonObject, info: TensorInfo, parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -95,7 +95,7 @@ def _each_expert(config: JsonObject, info: TensorInfo) -> list[HfTensor]:
     for number in range(experts):
         name = names.to_hf(config["family"], f"{before}.experts.{number}.{after}")
         written = replace(info, name=name, shape=(rows, *info.shape[1:]), nbytes=info.nbytes // experts)
-        tensors.append(HfTensor(written, ((Rows(info.name, range(number * rows, (number + 1) * rows)),),)))
+        tensors.append(HfTensor(written, ((ParameterRows(info.name, range(number * rows, (number + 1) * rows)),),)))
     return tensors
 
 
@@ -103,13 +103,13 @@ def _joined(name: str, placed: Sequence[tuple[int, TensorInfo]], experts: int) -
     """The tensor of all experts of a layer; placed: the parameters in it, with their place among its outputs."""
     if len({info.format for _, info in placed}) > 1:
         raise ConfigError(f"{name}: its experts have several formats, and such files have them in one tensor")
-    parts: dict[int, dict[int, Rows]] = {number: {} for number in range(experts)}
+    parts: dict[int, dict[int, ParameterRows]] = {number: {} for number in range(experts)}
     for at, info in placed:
         number = without_expert(info.name)[1]
         rows = info.shape[0] if number else info.shape[0] // experts
         for each in (int(number),) if number else range(experts):
             first = 0 if number else each * rows
-            parts[each][at] = Rows(info.name, range(first, first + rows))
+            parts[each][at] = ParameterRows(info.name, range(first, first + rows))
     info, of = placed[0][1], len(parts[0])
     columns = info.shape[1:]  # none of a bias
     written = replace(

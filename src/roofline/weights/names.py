@@ -37,9 +37,9 @@ def from_hf(family: str, name: str) -> str | None:
 def matrix_from_hf(name: str) -> str | None:
     """The same for a matrix of a layer of any family of ours, as an adapter names it; None for an unknown name, and for
     a matrix whose rows Hugging Face has in another order, in which an adapter's would lie too."""
-    tables = (module(each).NAMES for each in dict.fromkeys(MODEL_TYPES.values()))
-    found = ((table, ours) for table in tables if (ours := table.from_hf(name)) is not None)
-    table, ours = next(found, (None, None))
+    tables = (module(fromkey).NAMES for fromkey in dict.fromkeys(MODEL_TYPES.values()))
+    matches = ((table, ours) for table in tables if (ours := table.from_hf(name)) is not None)
+    table, ours = next(matches, (None, None))
     if table is not None and ours is not None and any(f".{part}." in ours for part in table.by_head):
         return None
     return ours
@@ -51,7 +51,7 @@ def matrix_from_gguf(architecture: str, name: str) -> str | None:
     registered = file_kind("gguf", architecture)
     family = ARCHITECTURES[architecture if registered is None else registered[1]]
     families = (family, "mixtral") if family == "llama" else (family,)  # which calls itself llama too
-    return next((ours for each in families if (ours := from_gguf(each, name)) is not None), None)
+    return next((ours for family in families if (ours := from_gguf(family, name)) is not None), None)
 
 
 def to_hf(family: str, name: str) -> str:

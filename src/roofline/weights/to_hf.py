@@ -104,8 +104,8 @@ def _theirs(
             stacked = np.frombuffer(data, _WORDS[dtype]).reshape(experts, -1, *shape[1:])
             parts.setdefault(place.name, {})[place.at] = stacked
             if len(parts[place.name]) == place.of:
-                whole = [part for _, part in sorted(parts.pop(place.name).items())]
-                joined = np.stack([in_turn(each) for each in zip(*whole, strict=True)])
+                expert_rows = [part for _, part in sorted(parts.pop(place.name).items())]
+                joined = np.stack([in_turn(parts) for parts in zip(*expert_rows, strict=True)])
                 yield place.name, joined.shape, joined.tobytes()
 
 

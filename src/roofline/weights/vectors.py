@@ -23,8 +23,8 @@ _GGUF: dict[int, VectorKind | None] = {0: None, 1: "mean", 2: "first", 3: "last"
 
 
 def recommended_kind(checkpoint: "Checkpoint") -> VectorKind:
-    """What the model's files say; where they say nothing the mean of an encoder's rows, and the last row of another
-    model.
+    """Return the kind that the model's files say; where they say nothing the mean of an encoder's rows, and the last
+    row of another model.
 
     Raises UnsupportedError, with file and value, for vectors of an encoder that we do not make.
     """
@@ -70,8 +70,8 @@ def _of_folder(path: Path) -> VectorKind | None:
 def _check_modules(file: Path) -> None:
     """Raises UnsupportedError for a module that changes vectors in a way that we do not have."""
     listed = parse_json(file, "file", read_regular(file, MAX_JSON_BYTES))
-    for each in listed if isinstance(listed, list) else ():
-        kind = str(each.get("type")) if isinstance(each, dict) else str(each)
+    for entry in listed if isinstance(listed, list) else ():
+        kind = str(entry.get("type")) if isinstance(entry, dict) else str(entry)
         if kind.rpartition(".")[2] not in _MODULES:
             reason = "it changes the vectors and we do not have it"
             raise UnsupportedError(f"{file}: module {shorten(kind)}", reason, _MODULES)

@@ -18,7 +18,7 @@ from rank_forks import Unwatched, run_cases
 
 from roofline.backends.gpu.runtime.executable import GpuExecutable, Runtime
 from roofline.backends.parallel.executable import ParallelExecutable, follow
-from roofline.backends.parallel.ranks import Grid, Ranks
+from roofline.backends.parallel.ranks import RankGrid, Ranks
 from roofline.backends.sampling import SampleRows
 from roofline.hardware.chips import chips
 from roofline.models import registry
@@ -33,7 +33,7 @@ LLAMA = {
     "norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling": None, "rope_style": "half", "max_position": 512,
     "tied": True, "attention_bias": False, "qk_norm": False, "sliding_window": None,
 }  # fmt: skip
-CASES = {"one": Grid(), "stages2": Grid(1, 2), "ranks2": Grid(2), "both": Grid(2, 2)}
+CASES = {"one": RankGrid(), "stages2": RankGrid(1, 2), "ranks2": RankGrid(2), "both": RankGrid(2, 2)}
 LIMITS = BatchLimits(tokens=64, segments=4, rows=8, pages=64)
 IDS = np.random.default_rng(0).integers(0, 300, 20).tolist()
 CHUNKS = [  # the second wants no logits

@@ -132,9 +132,9 @@ def test_wrong_fields_are_noticed(field):
     ("counts", "decodes"), [([1, 1, 5, 1], 2), ([3, 1], 0), ([1, 1, 1], 0), ([1], 0), ([7], 0), ([1, 2], 1), ([], 0)]
 )
 def test_leading_decodes_are_counted(counts, decodes):
-    from roofline.backends.gpu.runtime.step import Fields
+    from roofline.backends.gpu.runtime.step import DeviceFields
 
     batch = Batch(BatchLimits(tokens=32, segments=4, rows=4, pages=8))
     batch.fill([Segment(np.zeros(count, np.int32), 0, [0]) for count in counts], [])
-    sizes = Fields(batch, "cpu").sizes()
+    sizes = DeviceFields(batch, "cpu").sizes()
     assert (sizes.decodes, sizes.segments) == (decodes, len(counts))

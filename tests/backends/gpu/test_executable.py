@@ -203,7 +203,7 @@ def test_padded_verification_is_that_of_the_step_alone():
 def test_padding_writes_to_the_scratch_page_only():
     """A step padded to its bucket gives the bits of the same step without padding, and touches no other page."""
     from roofline.backends.gpu.runtime.graphs import padded
-    from roofline.backends.gpu.runtime.step import Sizes
+    from roofline.backends.gpu.runtime.step import StepSizes
 
     gpu, _ = models("llama")
     first, second = steps()[0], [Segment([5], 21, [3, 7]), Segment([9], 0, [1])]
@@ -213,9 +213,9 @@ def test_padding_writes_to_the_scratch_page_only():
     after = [pages.clone() for pages in gpu._caches["kv0"]]
     for pages, old in zip(gpu._caches["kv0"], before, strict=True):
         pages.copy_(old)
-    sizes = padded(Sizes(2, 2, 2, 1, 22), LIMITS, 128)
+    sizes = padded(StepSizes(2, 2, 2, 1, 22), LIMITS, 128)
     assert (sizes.tokens, sizes.max_context) == (2, 128)
-    sizes = padded(Sizes(3, 3, 3, 1, 22), LIMITS, 128)
+    sizes = padded(StepSizes(3, 3, 3, 1, 22), LIMITS, 128)
     gpu.batch.fill(second, [0, 1])
     gpu._fields.pad(sizes)
     gpu._fields.upload()

@@ -5,10 +5,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from roofline.backends.gpu.runtime.graphs import Graphs, bucket, padded  # noqa: E402
-from roofline.backends.gpu.runtime.step import Sizes  # noqa: E402
+from roofline.backends.gpu.runtime.step import StepSizes  # noqa: E402
 from roofline.ops.batch import BatchLimits  # noqa: E402
 
-ONE, FOUR = Sizes(1, 1, 1, 1, 256), Sizes(4, 4, 4, 1, 256)
+ONE, FOUR = StepSizes(1, 1, 1, 1, 256), StepSizes(4, 4, 4, 1, 256)
 
 
 class Recorded(Graphs):
@@ -75,12 +75,12 @@ def test_buckets_hold_their_tokens():
 def test_what_steps_are_padded_to():
     limits = BatchLimits(tokens=512, segments=64, rows=256, pages=64)
     for sizes, wanted in (
-        (Sizes(3, 3, 3, 1, 300), Sizes(4, 4, 4, 1, 400)),
-        (Sizes(70, 70, 64, 3, 20), Sizes(96, 96, 64, 4, 256)),  # drafts
-        (Sizes(9, 9, 1, 9, 9, decodes=0), Sizes(16, 16, 16, 16, 256)),
-        (Sizes(10, 10, 3, 8, 9, decodes=2), Sizes(16, 16, 16, 8, 256)),
-        (Sizes(256, 256, 32, 8, 90), Sizes(256, 256, 64, 8, 256)),
-        (Sizes(10, 3, 3, 8, 9, decodes=2), None),  # a chunk of a prompt, of which one row of logits is wanted
-        (Sizes(17, 17, 1, 17, 17), None),
+        (StepSizes(3, 3, 3, 1, 300), StepSizes(4, 4, 4, 1, 400)),
+        (StepSizes(70, 70, 64, 3, 20), StepSizes(96, 96, 64, 4, 256)),  # drafts
+        (StepSizes(9, 9, 1, 9, 9, decodes=0), StepSizes(16, 16, 16, 16, 256)),
+        (StepSizes(10, 10, 3, 8, 9, decodes=2), StepSizes(16, 16, 16, 8, 256)),
+        (StepSizes(256, 256, 32, 8, 90), StepSizes(256, 256, 64, 8, 256)),
+        (StepSizes(10, 3, 3, 8, 9, decodes=2), None),  # a chunk of a prompt, of which one row of logits is wanted
+        (StepSizes(17, 17, 1, 17, 17), None),
     ):
         assert padded(sizes, limits, 400) == wanted

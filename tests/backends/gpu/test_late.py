@@ -27,11 +27,11 @@ def test_a_step_sees_the_batch_that_was_uploaded_for_it(monkeypatch, seed):
     """The host fills the batch anew at once, and uploads it before the device has begun the last step."""
     from gpu_late import LateDevice
 
-    from roofline.backends.gpu.runtime.step import Fields
+    from roofline.backends.gpu.runtime.step import DeviceFields
 
     device, choose = LateDevice(monkeypatch, seed), random.Random(seed)
     batch = Batch(BatchLimits(16, 4, 16, 16))
-    fields = Fields(batch, "cuda:0")
+    fields = DeviceFields(batch, "cuda:0")
     seen, uploaded = [], []
     for _ in range(6):
         segments = random_segments(choose)
@@ -101,13 +101,13 @@ def test_offloaded_layers_on_streams_of_torch(monkeypatch, seed):
 
 
 def test_padding_has_empty_segments_and_leaves_the_step_alone():
-    from roofline.backends.gpu.runtime.step import Fields, Sizes
+    from roofline.backends.gpu.runtime.step import DeviceFields, StepSizes
 
     batch = Batch(BatchLimits(8, 6, 8, 16))
     batch.buffer[:] = 77  # of an earlier step
     batch.fill([Segment([5, 6], 3, [9]), Segment([7], 20, [4, 3])], [1, 2])
-    fields = Fields(batch, "cpu")
-    padded = Sizes(tokens=7, rows=5, segments=5, max_query=2, max_context=32)
+    fields = DeviceFields(batch, "cpu")
+    padded = StepSizes(tokens=7, rows=5, segments=5, max_query=2, max_context=32)
     fields.pad(padded)
     fields.upload()
     step = {name: view.tolist() for name, view in fields.of(padded).items()}

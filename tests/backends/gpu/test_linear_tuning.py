@@ -177,7 +177,7 @@ def test_what_was_chosen_is_what_runs(tmp_path, monkeypatch):
     ):  # fmt: skip
         gemm = Gemm(rows, 24, 96, form, bias)
         key = linear_tuning._key(gemm)
-        record = tunings.Record(*key, setting, variant, TORCH, "", {}, "today")
+        record = tunings.TuningRecord(*key, setting, variant, TORCH, "", {}, "today")
         store.records[record.key] = record
     tunings.save(store)
     choices, _ = linear_tuning.stored_choices(CHIP, 0, "bf16")

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from roofline.bench.profile.profile import Step, Timing, fill, run, summarise
+from roofline.bench.profile.profile import ProfiledStep, Timing, fill, run, summarise
 from roofline.hardware.chips import chips
 from roofline.hardware.roofs import Roofs
 from roofline.models import registry
@@ -50,7 +50,7 @@ def test_products_and_attention_are_priced_at_the_16_bit_roof(exact):
 
 
 def test_a_step_with_clocks_has_a_time_for_every_op(executable):
-    step = Step(1, 20, batch=2)
+    step = ProfiledStep(1, 20, batch=2)
     fill(executable, step)
     timing = run(executable, step, clocks=True)
     views = [instr.op == "split" for instr in executable.program.body]
@@ -65,7 +65,7 @@ def test_figures_of_a_step_on_a_device():
     program = program_of()[1]
     each = [1e-5] * len(price(program).instrs)
     timing = Timing(each, 2e-6, sum(each) + 2e-6)
-    profile = summarise(program, Step(1, 8), [timing], [3 * timing.total], ROOFS)
+    profile = summarise(program, ProfiledStep(1, 8), [timing], [3 * timing.total], ROOFS)
     assert profile.on_device
     assert profile.step_seconds == profile.timed_seconds == pytest.approx(3 * timing.total), "the host's time counts"
     assert profile.explained == pytest.approx(1 / 3)
@@ -73,7 +73,7 @@ def test_figures_of_a_step_on_a_device():
 
 
 def test_the_limit_of_a_step_is_the_sum_of_its_ops(executable):
-    fill(executable, Step(8))
+    fill(executable, ProfiledStep(8))
     cost = executable.step_cost()
     assert cost.limit_seconds == pytest.approx(executable.limit_seconds([cost.work], ROOFS, executable.weight_bytes))
     halved = Roofs(None, 5e11, 5e10, tuple((size, rate / 2) for size, rate in ROOFS.reads))

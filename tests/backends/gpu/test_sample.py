@@ -81,12 +81,12 @@ def test_ids_of_the_naive_sampler(data, vocab, levels, cut, adjust):
 @given(data=st.integers(0, 2**32 - 1), vocab=st.sampled_from([5, 300, 1037]))
 def test_scores_have_the_bits_of_the_naive_ones(data, vocab):
     from roofline.backends.gpu.kernels.scores import scores
-    from roofline.backends.gpu.kernels.settings import Settings
+    from roofline.backends.gpu.kernels.settings import SampleSettings
 
     random = np.random.default_rng(data)
     logits = (random.standard_normal((4, vocab)) * 3).astype(np.float32)
     rows = random_rows(random, 4, vocab)
-    got = scores(chips.get("sm_90"), torch.from_numpy(logits), Settings.of(rows, "cpu")).numpy()
+    got = scores(chips.get("sm_90"), torch.from_numpy(logits), SampleSettings.of(rows, "cpu")).numpy()
     for row, temperature in enumerate(rows.temperature):
         want = naive.penalised(logits[row], rows, row)
         np.testing.assert_array_equal(got[row], want / temperature if temperature else want)
@@ -174,12 +174,12 @@ def test_a_row_is_the_same_alone_and_in_company():
 def test_uniform_rows_are_cut_at_exact_counts():
     """Weights of 1 sum exactly: top_p 0.5 of ten equals is five of them, the lowest."""
     from roofline.backends.gpu.kernels.cutoff import cutoff
-    from roofline.backends.gpu.kernels.settings import Settings
+    from roofline.backends.gpu.kernels.settings import SampleSettings
 
     rows = SampleRows.greedy(4)
     rows.temperature[:] = 1.0
     rows.top_p[:], rows.top_k[:] = [0.5, 0.0, 1.0, 0.5], [0, 0, 3, 4]
-    thresholds, lasts, _ = cutoff(chips.get("sm_90"), torch.full((4, 10), -2.25), Settings.of(rows, "cpu"))
+    thresholds, lasts, _ = cutoff(chips.get("sm_90"), torch.full((4, 10), -2.25), SampleSettings.of(rows, "cpu"))
     assert thresholds.tolist() == [-2.25] * 4
     assert lasts.tolist() == [4, 0, 2, 1]
 
@@ -192,7 +192,7 @@ def test_cuts_of_lists_and_of_whole_rows(listed, monkeypatch, races):
     """
     from roofline.backends.gpu import tiles
     from roofline.backends.gpu.kernels import cutoff as module
-    from roofline.backends.gpu.kernels.settings import Settings
+    from roofline.backends.gpu.kernels.settings import SampleSettings
 
     tile = tiles.choose("cutoff", chips.get("sm_90"))
     monkeypatch.setattr(tiles, "choose", lambda *_, **facts: replace(tile, sizes={"BLOCK": 64}))
@@ -207,7 +207,7 @@ def test_cuts_of_lists_and_of_whole_rows(listed, monkeypatch, races):
     rows.top_k[:] = [3, 0, 9, 0, 40, 1] if listed else [200, 0, 65, 0, 299, 100]
     rows.top_p[:] = [1.0, 0.9, 0.7, 0.3, 0.99, 1.0]
     races.barriers = 0
-    thresholds, lasts, _ = module.cutoff(chips.get("sm_90"), torch.from_numpy(scores), Settings.of(rows, "cpu"))
+    thresholds, lasts, _ = module.cutoff(chips.get("sm_90"), torch.from_numpy(scores), SampleSettings.of(rows, "cpu"))
     assert races.barriers == (6 if listed else 0)
     ids = np.arange(300)
     for row, (threshold, last) in enumerate(zip(thresholds.numpy(), lasts.numpy(), strict=True)):
@@ -218,11 +218,11 @@ def test_cuts_of_lists_and_of_whole_rows(listed, monkeypatch, races):
 
 def test_zeros_are_equal_whatever_their_sign():
     from roofline.backends.gpu.kernels.cutoff import cutoff
-    from roofline.backends.gpu.kernels.settings import Settings
+    from roofline.backends.gpu.kernels.settings import SampleSettings
 
     rows = SampleRows.greedy(2)
     rows.temperature[:], rows.top_k[:] = 1.0, [2, 3]
     scores = torch.tensor([[-0.0, 0.0, 0.0, -1.0], [0.0, -0.0, -0.0, 0.0]])
-    thresholds, lasts, _ = cutoff(chips.get("sm_90"), scores, Settings.of(rows, "cpu"))
+    thresholds, lasts, _ = cutoff(chips.get("sm_90"), scores, SampleSettings.of(rows, "cpu"))
     assert thresholds.tolist() == [0.0, 0.0]
     assert lasts.tolist() == [1, 2]

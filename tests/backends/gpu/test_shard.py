@@ -109,7 +109,7 @@ def test_loading_makes_each_rank_s_part_with_the_fewest_pages_that_any_can_hold(
     from roofline.backends.gpu.tuning import linear as linear_tuning
     from roofline.backends.options import LoadOptions
     from roofline.backends.parallel.executable import ParallelExecutable
-    from roofline.backends.parallel.ranks import Grid
+    from roofline.backends.parallel.ranks import RankGrid
     from roofline.backends.sampling import SampleRows
     from roofline.hardware.gpus.device import Device
 
@@ -126,7 +126,7 @@ def test_loading_makes_each_rank_s_part_with_the_fewest_pages_that_any_can_hold(
     segments, rows = CHUNKS[0]
 
     def work(member: Member):
-        grid = Grid(2)
+        grid = RankGrid(2)
         ranks = SimpleNamespace(
             **{name: getattr(member, name) for name in ("size", "sum", "gather", "rank")}, grid=grid,
             share=grid.share(member.rank), share_batch=lambda _: None, close=lambda: None,

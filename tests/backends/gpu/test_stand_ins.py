@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gpu_models import LIMITS, distance, logits, steps
 
-from roofline.backends.fit import Split, held_in, split_on_product
+from roofline.backends.fit import ModelSplit, held_in, split_on_product
 from roofline.backends.gpu.memory.requirements import needs_of
 from roofline.backends.gpu.pack import LAYOUTS, STAND_INS, stand_in
 from roofline.bench.plan.plan import shape_of
@@ -21,7 +21,7 @@ from roofline.ops import formats
 from roofline.program import target
 from roofline.program.compile import compile_program
 from roofline.program.passes.price import in_file
-from roofline.program.rates import Speeds
+from roofline.program.rates import ProgramSpeeds
 from roofline.weights.checkpoint import open_checkpoint
 from tests.weights import quantised_models
 
@@ -47,12 +47,12 @@ def test_memory_and_speed_count_the_format_that_is_read(name: str) -> None:
         split_on_product(*each, titled("MI300X"), 1).parts[0] for each in (model, shape_of("llama-3.2-1b", "q8_0"))
     )
     assert ours.needs.weights == other.needs.weights
-    read = [Speeds(part.program, ROOFS).decode(1, 64).weight_bytes for part in (ours, other)]
+    read = [ProgramSpeeds(part.program, ROOFS).decode(1, 64).weight_bytes for part in (ours, other)]
     assert read[0] == read[1]
-    assert held_in(Split(1, (ours,))) == {name: "Q8_0"}
-    assert held_in(Split(1, (other,))) == {}
+    assert held_in(ModelSplit(1, (ours,))) == {name: "Q8_0"}
+    assert held_in(ModelSplit(1, (other,))) == {}
     # What any other program might do is read the file's own bytes.
-    file_bytes = Speeds(in_file(ours.program), ROOFS).decode(1, 64).weight_bytes
+    file_bytes = ProgramSpeeds(in_file(ours.program), ROOFS).decode(1, 64).weight_bytes
     assert file_bytes < read[0]
 
 

@@ -12,7 +12,7 @@ from roofline.backends.prices import PriceTable, StepPrices
 from roofline.backends.simulated.backend import roofs_of
 from roofline.backends.simulated.calibration import Calibration, fitted
 from roofline.backends.simulated.clock import VirtualClock
-from roofline.backends.simulated.step_times import Links, StepTimes
+from roofline.backends.simulated.step_times import LinkTraffic, SimulatedStepTimes
 from roofline.bench.plan.plan import shape_of
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.engine.config import EngineConfig
@@ -23,7 +23,7 @@ from roofline.ops.batch import Batch, BatchLimits, Segment
 from roofline.program.ir import Program
 from roofline.program.passes.price import amount as amount_of
 from roofline.program.passes.price import mixture, price, seconds, step_work, work_of
-from roofline.program.rates import Speeds
+from roofline.program.rates import ProgramSpeeds
 
 SHEET = sheet_roofs(titled("MI300X"))
 LIMITS = BatchLimits(tokens=512, segments=64, rows=64, pages=4096)
@@ -63,18 +63,18 @@ def test_a_step_takes_the_sum_over_its_ops(model: str, segments: list[tuple[int,
     assert work_of(batch, priced.windows).windowed == work.windowed
     parts = [(instr, amount_of(cost, work.of(instr))) for instr, cost in priced.instrs]
     least = sum(seconds(instr, spent, SHEET, priced.weight_bytes) for instr, spent in parts)
-    took, cost = StepTimes([program], SHEET, Calibration()).of(batch)
+    took, cost = SimulatedStepTimes([program], SHEET, Calibration()).of(batch)
     assert took == pytest.approx(least, rel=1e-6)
     assert cost.limit_seconds == pytest.approx(least, rel=1e-6)
-    halved, _ = StepTimes([program], SHEET, Calibration(reads=0.5, arithmetic=0.5, step_seconds=1.0)).of(batch)
+    halved, _ = SimulatedStepTimes([program], SHEET, Calibration(reads=0.5, arithmetic=0.5, step_seconds=1.0)).of(batch)
     assert halved == pytest.approx(2 * least + 1, rel=1e-6)
-    twice, _ = StepTimes([program, program], SHEET, Calibration()).of(batch)
+    twice, _ = SimulatedStepTimes([program, program], SHEET, Calibration()).of(batch)
     assert twice == pytest.approx(2 * least, rel=1e-6)
 
 
 def test_decode_and_prefill_take_what_rates_say() -> None:
     assert SHEET is not None
-    speeds, times = Speeds(LLAMA, SHEET), StepTimes([LLAMA], SHEET, Calibration())
+    speeds, times = ProgramSpeeds(LLAMA, SHEET), SimulatedStepTimes([LLAMA], SHEET, Calibration())
     assert times.of(filled([(255, 1)] * 8, 8))[0] == pytest.approx(speeds.decode(8, 256).seconds, rel=1e-9)
     assert times.of(filled([(0, 512)], 1))[0] == pytest.approx(speeds.prefill(512).seconds, rel=1e-9)
 
@@ -82,8 +82,10 @@ def test_decode_and_prefill_take_what_rates_say() -> None:
 def test_reads_and_arithmetic_have_shares_of_their_own() -> None:
     assert SHEET is not None
     decode, prefill = filled([(255, 1)], 1), filled([(0, 512)], 1)
-    plain = [StepTimes([LLAMA], SHEET, Calibration()).of(batch)[0] for batch in (decode, prefill)]
-    slow_reads = [StepTimes([LLAMA], SHEET, Calibration(reads=0.1)).of(batch)[0] for batch in (decode, prefill)]
+    plain = [SimulatedStepTimes([LLAMA], SHEET, Calibration()).of(batch)[0] for batch in (decode, prefill)]
+    slow_reads = [
+        SimulatedStepTimes([LLAMA], SHEET, Calibration(reads=0.1)).of(batch)[0] for batch in (decode, prefill)
+    ]
     assert slow_reads[0] == pytest.approx(10 * plain[0])
     assert slow_reads[1] < 3 * plain[1]
 
@@ -91,20 +93,20 @@ def test_reads_and_arithmetic_have_shares_of_their_own() -> None:
 def test_what_devices_exchange_takes_time() -> None:
     assert SHEET is not None
     shared = program_of("llama-3.2-1b", 4)
-    links, batch = Links.of(shared), filled([(0, 100)], 1)
+    links, batch = LinkTraffic.of(shared), filled([(0, 100)], 1)
     assert links.exchanges > 16
-    assert Links.of(LLAMA) == Links((0, 0, 0), 0)
-    alone, _ = StepTimes([shared], SHEET, Calibration()).of(batch)
-    waits, _ = StepTimes([shared], SHEET, Calibration(link_seconds=1e-3)).of(batch)
+    assert LinkTraffic.of(LLAMA) == LinkTraffic((0, 0, 0), 0)
+    alone, _ = SimulatedStepTimes([shared], SHEET, Calibration()).of(batch)
+    waits, _ = SimulatedStepTimes([shared], SHEET, Calibration(link_seconds=1e-3)).of(batch)
     assert waits == pytest.approx(alone + 1e-3 * links.exchanges)
     received = links.received[0] + 100 * links.received[1] + links.received[2]
-    moves, _ = StepTimes([shared], SHEET, Calibration(), 1e9).of(batch)
+    moves, _ = SimulatedStepTimes([shared], SHEET, Calibration(), 1e9).of(batch)
     assert moves == pytest.approx(alone + received / 1e9)
 
 
 def test_a_step_is_priced_in_well_under_fifty_microseconds() -> None:
     assert SHEET is not None
-    times = StepTimes([LLAMA], SHEET, Calibration(reads=0.6))
+    times = SimulatedStepTimes([LLAMA], SHEET, Calibration(reads=0.6))
     for batch in (filled([(255, 1)] * 64, 64), filled([(255, 1)] * 60 + [(0, 400)], 61)):
 
         def run(batch: Batch = batch) -> float:
@@ -152,7 +154,7 @@ def test_the_real_engine_runs_on_its_clock() -> None:
     executable = load().executable
     started = executable.clock.now()
     ids = list(answers(executable, 3).values())
-    speeds = Speeds(LLAMA, roofs_of("MI300X"))
+    speeds = ProgramSpeeds(LLAMA, roofs_of("MI300X"))
     assert ids == [[5 + (100 + seed + at) % (128256 - 5) for at in range(8)] for seed in range(3)]
     took = executable.clock.now() - started
     assert 7 * speeds.decode(3, 101).seconds < took < speeds.prefill(300).seconds + 7.1 * speeds.decode(3, 108).seconds

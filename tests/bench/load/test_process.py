@@ -18,7 +18,7 @@ from roofline.bench.load.plan import read_plan
 from roofline.bench.load.progress import Tally
 from roofline.bench.load.run import run_plan
 from roofline.bench.load.targets import open_target
-from roofline.bench.serving.certificate import Pace, added, certify, laps_of, null_server
+from roofline.bench.serving.certificate import NullServerPace, added, certify, laps_of, null_server
 from roofline.bench.traffic.traffic import TrafficRequest
 from roofline.common.errors import ConfigError
 from tests.bench.load.answers import STREAM, end, part
@@ -141,18 +141,18 @@ def test_certificate_of_few_streams():
     assert 0 < certificate.ttft_added_ms < 50
     assert certificate.gap_added_ms >= 0
     assert certificate.rate == 0 or certificate.rate == pytest.approx(2 / 0.33, rel=0.3)
-    faster = certify(2, Pace(first_ms=8, gap_ms=2, chunks=5))
+    faster = certify(2, NullServerPace(first_ms=8, gap_ms=2, chunks=5))
     assert faster.rate == 0 or faster.rate == pytest.approx(2 / 0.016, rel=0.4)
 
 
 @pytest.mark.parametrize(
     ("streams", "pace", "laps"),
     [
-        (1, Pace(), 5),  # of 0.33 s
-        (64, Pace(first_ms=0.05, gap_ms=0.0, chunks=1), 156),
-        (1, Pace(first_ms=0.0, gap_ms=0.0, chunks=1), 10_000),
-        (4096, Pace(first_ms=9000, gap_ms=1, chunks=1), 2),
-        (20_000, Pace(), 2),
+        (1, NullServerPace(), 5),  # of 0.33 s
+        (64, NullServerPace(first_ms=0.05, gap_ms=0.0, chunks=1), 156),
+        (1, NullServerPace(first_ms=0.0, gap_ms=0.0, chunks=1), 10_000),
+        (4096, NullServerPace(first_ms=9000, gap_ms=1, chunks=1), 2),
+        (20_000, NullServerPace(), 2),
     ],
 )
 def test_a_certificate_takes_a_moment_whatever_the_pace(streams, pace, laps):

@@ -24,7 +24,7 @@ from roofline.bench.results.store import read_points
 from roofline.bench.traffic.traffic import Traffic, TrafficRequest, write_traffic
 from roofline.common.errors import CapacityError, ConfigError
 from roofline.common.units import human_seconds
-from roofline.program.rates import Speeds
+from roofline.program.rates import ProgramSpeeds
 from tests.command_line import CommandResult, call_roofline
 
 STEP = (2048, 256)
@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_one_request_at_a_time_is_prefill_and_decode() -> None:
     arrangement = ways("llama-3.2-1b", "", "MI300X", 1)[0]
     run = run_copy(CASE, arrangement, 1, Calibration())
-    speeds = Speeds(arrangement.split.parts[0].program, arrangement.place.roofs)
+    speeds = ProgramSpeeds(arrangement.split.parts[0].program, arrangement.place.roofs)
     prefill = speeds.prefill(128).seconds
     decode = sum(speeds.decode(1, context).seconds for context in range(129, 160))
     assert len(run.requests) == 4

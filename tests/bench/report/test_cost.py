@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from roofline.bench.report import cost
-from roofline.bench.report.cost import Depreciation, Machine, Prices, check_date, offered, parse_prices, token_cost
+from roofline.bench.report.cost import Depreciation, MachineCost, Prices, check_date, offered, parse_prices, token_cost
 from roofline.bench.report.gather import of_points
 from roofline.bench.results.point import Energy
 from roofline.common.errors import ConfigError
@@ -108,11 +108,11 @@ def test_shares_of_capital_and_energy_are_told() -> None:
 def test_prices_are_of_machines() -> None:
     prices = Prices(usd_per_hour=parse_prices(["2", "cpu=3", "Another CPU=5"]), source="s", date="2026-11-01")
     machines = [prices.of(place) for place in ("A CPU", "Another CPU", "MI300X")]
-    assert machines == [Machine(3, bought=False), Machine(5, bought=False), Machine(2, bought=False)]
+    assert machines == [MachineCost(3, bought=False), MachineCost(5, bought=False), MachineCost(2, bought=False)]
     assert Prices(usd_per_hour={"MI300X": 2}, source="s", date="d").of("A CPU") is None
     some = replace(BOUGHT, usd_per_hour={"": 2.0}, purchase=parse_prices(["MI300X=147825"], "price_capex"))
-    assert some.of("A CPU") == Machine(2, bought=False)
-    assert some.of("2 x MI300X") == Machine(147_825 / 21_900, bought=True)
+    assert some.of("A CPU") == MachineCost(2, bought=False)
+    assert some.of("2 x MI300X") == MachineCost(147_825 / 21_900, bought=True)
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "0", "MI300X=", "1e3", "nan"])

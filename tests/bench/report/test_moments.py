@@ -8,7 +8,7 @@ import pytest
 
 from roofline.bench.load.events import RequestEvents
 from roofline.bench.report import moments
-from roofline.bench.report.chart import Section
+from roofline.bench.report.chart import ReportSection
 from roofline.bench.report.gather import Gathered, gather
 from roofline.bench.report.moments import PARTS, e2e, mean_parts, tpot, ttft
 from roofline.bench.results.store import append_points
@@ -28,7 +28,7 @@ def gathered(tmp_path: Path) -> Gathered:
     return gather([tmp_path / "a.jsonl"])
 
 
-def shown(gathered: Gathered) -> dict[str, Section]:
+def shown(gathered: Gathered) -> dict[str, ReportSection]:
     return {section.title: section for section in moments.sections(gathered)}
 
 
@@ -116,7 +116,7 @@ def test_failed_requests_and_probes_are_in_no_distribution() -> None:
     events = made.events()
     events.requests[51] = msgspec.structs.replace(events.requests[51], probe=True)
     events.requests[50] = msgspec.structs.replace(events.requests[50], error="the connection broke", end=None)
-    run = moments.Run(made.point(4), events, "a", 0)
+    run = moments.NamedEvents(made.point(4), events, "a", 0)
     assert len(run.counted) == 158
 
 
@@ -135,7 +135,7 @@ def test_a_line_has_a_step_for_each_value_or_for_equal_parts_of_them() -> None:
 
 def test_the_table_has_a_p99_where_there_are_enough_requests(tmp_path: Path) -> None:
     events = made.events(requests=400)
-    run = moments.Run(made.point(4), events, "a", 0)
+    run = moments.NamedEvents(made.point(4), events, "a", 0)
     section = moments._distributions([run])
     assert section.table is not None
     assert [row[2] for row in section.table.rows] == ["320"] * 3

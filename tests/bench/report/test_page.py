@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from roofline.bench.report.chart import Section, Table
+from roofline.bench.report.chart import ReportSection, Table
 from roofline.bench.report.cost import Prices
 from roofline.bench.report.gather import MOST_POINTS, Gathered, gather, of_points
 from roofline.bench.report.page import Report, page
@@ -196,7 +196,7 @@ def test_tables_are_copied(made_report: Report, browser: Browser, tmp_path: Path
 
 def test_figures_stand_to_the_right_and_words_to_the_left() -> None:
     table = Table(("name", "figure", "text"), (("a", "1.5 [1, 2]", "memory"), ("b", "-", "word " * 20)))
-    text = page(Report("t", "a", (Section("s", "", (), table),)))
+    text = page(Report("t", "a", (ReportSection("s", "", (), table),)))
     assert '<td>1.5 <span class="around">[1, 2]</span></td>' in text
     assert '<td class="words long">memory</td>' in text
     assert '<th class="words short">name</th><th>figure</th><th class="words long">text</th>' in text

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roofline.bench.report import throughput, words
-from roofline.bench.report.chart import Section, Series
+from roofline.bench.report.chart import ReportSection, Series
 from roofline.bench.report.gather import of_points
 from roofline.bench.report.history import key_of
 from roofline.bench.report.page import page
@@ -20,12 +20,12 @@ from roofline.bench.results.point import Load, Point, Validity
 from tests.bench.report import made
 
 
-def sections(points: list[Point], slo: Slo | None = None) -> dict[str, Section]:
+def sections(points: list[Point], slo: Slo | None = None) -> dict[str, ReportSection]:
     made_of = throughput.sections(of_points(points), slo or Slo())
     return {section.title.rpartition(": ")[2]: section for section in made_of}
 
 
-def series_of(section: Section, chart: int = 0) -> dict[str, Series]:
+def series_of(section: ReportSection, chart: int = 0) -> dict[str, Series]:
     return {series.name: series for series in section.charts[chart].series}
 
 

@@ -21,7 +21,7 @@ from roofline.bundle.shape import open_shape
 from roofline.hardware.roofs import RoofCheck, Roofs
 from roofline.models.registry import configure
 from roofline.program.compile import compile_program
-from roofline.program.rates import Speeds
+from roofline.program.rates import ProgramSpeeds
 from roofline.program.target import CPU
 
 ROOFS = Roofs(int8_ops=4e12, bf16_flops=1e12, f32_flops=5e11, reads=((1 << 20, 100e9), (1 << 30, 50e9)), chip="test")
@@ -41,7 +41,7 @@ def limits(program):
 @given(st.integers(1, 64), st.integers(1, 600), st.integers(1, 100))
 @settings(max_examples=25, deadline=None)
 def test_it_is_no_more_than_steps_one_after_the_other_take(program, sequences, prompt, answer):
-    speeds = Speeds(program, ROOFS)
+    speeds = ProgramSpeeds(program, ROOFS)
     rate = speeds.requests(sequences, prompt, answer)
     longest = prompt + answer
     apart = sequences * speeds.prefill(prompt).seconds + (answer - 1) * speeds.decode(sequences, longest).seconds

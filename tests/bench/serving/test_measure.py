@@ -13,7 +13,7 @@ from roofline.bench.results.point import Host
 from roofline.bench.results.store import read_points
 from roofline.bench.results.window import most_in_flight
 from roofline.bench.serving import measure
-from roofline.bench.serving.certificate import Certificate
+from roofline.bench.serving.certificate import LoadCertificate
 from roofline.bench.serving.load_test import LoadTest, Settings
 from roofline.bench.serving.measure import demand_of, point_of
 from roofline.bench.serving.probes import fidelity
@@ -22,7 +22,7 @@ from roofline.bench.traffic.presets import preset_traffic
 from tests.bench.results.events import MS, request, run
 
 WORDS = SimpleNamespace(encode=lambda text, add_special: text.split())
-CERTIFICATE = Certificate(
+CERTIFICATE = LoadCertificate(
     streams=4, rate=100.0, ttft_added_ms=0.3, ttft_interval=(0.2, 0.4), gap_added_ms=0.01, cpu=0.1
 )
 PLAN = Plan(traffic="", events="", url="", model="", arrivals="closed", requests=20)
@@ -90,11 +90,11 @@ def test_a_trusted_client(point):
         ({"certificate": None}, "client not certified"),
         ({"client_cpu": 0.9}, "client used 90% of a core"),
         (
-            {"certificate": Certificate(0, 0.0, 3.0, None, 0.0, 0.1)},
+            {"certificate": LoadCertificate(0, 0.0, 3.0, None, 0.0, 0.1)},
             "client not to be trusted: it adds 3 ms to a first token",
         ),
         (
-            {"certificate": Certificate(4, 0.5, 0.3, None, 0.0, 0.1)},
+            {"certificate": LoadCertificate(4, 0.5, 0.3, None, 0.0, 0.1)},
             "client certified for 0.5 requests/s, not 10",
         ),
     ],

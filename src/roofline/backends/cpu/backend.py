@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from roofline import _native
     from roofline.backends.cpu.executable import CpuExecutable
     from roofline.backends.cpu.lowered import Identity, Lowered
-    from roofline.backends.cpu.select import Choice
+    from roofline.backends.cpu.select import ReasonedChoice
     from roofline.backends.cpu.truth import Sample
     from roofline.backends.parallel.ranks import Ranks
     from roofline.backends.prices import PriceTable
@@ -152,14 +152,14 @@ class CpuBackend:
 BACKEND = CpuBackend()
 
 
-def _choose(options: LoadOptions) -> "tuple[Choice[str], Choice[int]]":
+def _choose(options: LoadOptions) -> "tuple[ReasonedChoice[str], ReasonedChoice[int]]":
     """Instruction set and threads."""
     from roofline.backends.cpu.select import choose_isa, choose_threads
 
     return choose_isa(options.isa), choose_threads(options.threads)
 
 
-def _roofs(isa: "Choice[str]", threads: "Choice[int]") -> "Roofs | None":
+def _roofs(isa: "ReasonedChoice[str]", threads: "ReasonedChoice[int]") -> "Roofs | None":
     """The limits that were measured on this machine."""
     from roofline.hardware import detect, roofs
 
@@ -191,7 +191,9 @@ def _with_adapters(
     return lowered, replace(identity, program_hash=program_hash(adapted)), PriceTable.of(planned), lambda: planned
 
 
-def _notes(executable: "CpuExecutable", isa: "Choice[str]", threads: "Choice[int]", options: LoadOptions) -> Notes:
+def _notes(
+    executable: "CpuExecutable", isa: "ReasonedChoice[str]", threads: "ReasonedChoice[int]", options: LoadOptions
+) -> Notes:
     """Sets the kernel variants that were tuned, and says what was chosen."""
     from roofline.backends.cpu.select import choose_variants
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from roofline.ops.batch import Batch
-from roofline.ops.collectives import Group, exchange, require_ranks
+from roofline.ops.collectives import RankGroup, exchange, require_ranks
 from roofline.program.ir import Instr, Program
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Exchange = Callable[[], None]
 
 
-def exchanges(program: Program, arena: np.ndarray, batch: Batch, group: Group | None) -> dict[int, Exchange]:
+def exchanges(program: Program, arena: np.ndarray, batch: Batch, group: RankGroup | None) -> dict[int, Exchange]:
     """Number of an instruction -> what makes its result in the arena, for the step in the batch.
 
     arena: uint8, as the Program's plan has it. Raises UnsupportedError where the Program is for other ranks than there

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from roofline.backends.adapters import AdapterSlots
     from roofline.backends.checkpoint import Tensors
     from roofline.backends.cpu.exchange import Exchange
-    from roofline.backends.cpu.layout import Layout
+    from roofline.backends.cpu.layout import ImageLayout
     from roofline.backends.cpu.memory import Image
     from roofline.ops.adapters import PlacedMatrix
-    from roofline.ops.collectives import Group
+    from roofline.ops.collectives import RankGroup
     from roofline.program.ir import Program
 
 SMALL_ARENA = 1 << 30  # bytes; every machine has so many
@@ -128,7 +128,7 @@ class CpuExecutable:
         isa: str,
         threads: int,
         roofs: Roofs | None = None,
-        group: "Group | None" = None,
+        group: "RankGroup | None" = None,
     ) -> "CpuExecutable":
         """The executable of a Program compiled for the target "cpu".
 
@@ -201,7 +201,7 @@ class CpuExecutable:
         return self._model.lowered.matrix_bytes
 
     @cached_property
-    def layout(self) -> "Layout":
+    def layout(self) -> "ImageLayout":
         """Where the weights lie in `image`."""
         from roofline.backends.cpu.layout import lay_out
 
@@ -224,17 +224,17 @@ class CpuExecutable:
         gains: list[int] = []
         arrays: list[np.ndarray] = []
         at = 0
-        for each in placed:
-            a, b = each.matrix.a, each.matrix.b
-            parts += [each.group, each.first, each.column, b.shape[1], a.shape[0], at, at + a.size]
+        for place in placed:
+            a, b = place.matrix.a, place.matrix.b
+            parts += [place.group, place.first, place.column, b.shape[1], a.shape[0], at, at + a.size]
             arrays += [a.reshape(-1), b.reshape(-1)]
             at += a.size + b.size
-            gains.append(-1 if each.gain is None else at)
-            if each.gain is not None and each.shift is not None:
-                arrays += [each.gain, each.shift]
-                at += 2 * each.gain.size
+            gains.append(-1 if place.gain is None else at)
+            if place.gain is not None and place.shift is not None:
+                arrays += [place.gain, place.shift]
+                at += 2 * place.gain.size
         data = np.concatenate(arrays) if arrays else np.zeros(0, np.float32)
-        scales = np.array([each.matrix.scale for each in placed], np.float32)
+        scales = np.array([place.matrix.scale for place in placed], np.float32)
         places = [np.array(gains, np.int64)] if max(gains, default=-1) >= 0 else []  # of DoRA alone
         self._core.set_adapter(slot, data, np.array(parts, np.int64), scales, *places)
 

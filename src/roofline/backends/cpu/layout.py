@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from roofline.common.errors import UnsupportedError
 from roofline.ops import formats
-from roofline.program.ir import Piece, Program
+from roofline.program.ir import Program, WeightPiece
 
 TILE_ROWS = 16
 ALIGN = 64  # bytes: of each weight
@@ -30,7 +30,7 @@ class PackedPiece:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ImageLayout:
     """Places in the image, in bytes.
 
     matrices: weight -> pieces; vectors: weight -> place of its float32; slopes: place of ALiBi's, float32 [heads], -1:
@@ -47,7 +47,7 @@ class Layout:
     nbytes: int
 
 
-def lay_out(program: Program, positions: int) -> Layout:
+def lay_out(program: Program, positions: int) -> ImageLayout:
     """The layout of a Program's weights. Raises UnsupportedError for a format without kernels."""
     from roofline import _native
 
@@ -79,7 +79,15 @@ def lay_out(program: Program, positions: int) -> Layout:
     if program.tables:
         place = _up(at, SECTION)
         end = place + sum(positions * table.dim * 4 for table in program.tables.values())
-    return Layout(matrices, vectors, slopes, place, positions, matrix_bytes, end)
+    return ImageLayout(
+        matrices=matrices,
+        vectors=vectors,
+        slopes=slopes,
+        table=place,
+        positions=positions,
+        matrix_bytes=matrix_bytes,
+        nbytes=end,
+    )
 
 
 def alibi_heads(program: Program) -> tuple[int, int, int]:
@@ -92,7 +100,7 @@ def alibi_heads(program: Program) -> tuple[int, int, int]:
     return heads, first, total
 
 
-def piece_bytes(piece: Piece, number: int, columns: int) -> int:
+def piece_bytes(piece: WeightPiece, number: int, columns: int) -> int:
     """Bytes of a packed piece: whole tiles, each a multiple of 64."""
     from roofline import _native
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import roofline._native as _native
-from roofline.backends.cpu.layout import Layout
+from roofline.backends.cpu.layout import ImageLayout
 from roofline.backends.cpu.lowered import Attention, Lowered
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops.symbol import Q_BYTES, Type
@@ -134,7 +134,7 @@ def check(program: Program) -> None:
         previous = instr
 
 
-def lower(program: Program, layout: Layout) -> Lowered:
+def lower(program: Program, layout: ImageLayout) -> Lowered:
     """A Program planned by `keep_operands`, for an image of that layout. Raises UnsupportedError as `check` does."""
     check(program)
     _check_positions(program, layout)
@@ -157,7 +157,7 @@ def lower(program: Program, layout: Layout) -> Lowered:
     )
 
 
-def _check_positions(program: Program, layout: Layout) -> None:
+def _check_positions(program: Program, layout: ImageLayout) -> None:
     """Raises ConfigError where a table of learned positions is shorter than what is to be served."""
     for instr in program.body:
         if instr.op == "embed" and instr.inputs[0] == "positions":
@@ -231,7 +231,7 @@ def _record(
     instr: Instr,
     empty: np.ndarray,
     types: Mapping[str, Type],
-    layout: Layout,
+    layout: ImageLayout,
     refs: Mapping[str, Ref],
     tables: Sequence[str],
 ) -> np.ndarray:

@@ -94,8 +94,8 @@ def to_bytes(lowered: Lowered, identity: Identity, versions: tuple[int, int]) ->
         *(start + len(eos), len(lowered.code)),
         *(bytes.fromhex(identity.weights_hash), bytes.fromhex(identity.program_hash)),
     )
-    rest = body + eos + lowered.code.astype("<i8").tobytes()
-    return _HEAD.pack(MAGIC, BYTE_ORDER, FORMAT, *versions, _HEAD.size + len(rest), zlib.crc32(rest)) + rest
+    code = body + eos + lowered.code.astype("<i8").tobytes()
+    return _HEAD.pack(MAGIC, BYTE_ORDER, FORMAT, *versions, _HEAD.size + len(code), zlib.crc32(code)) + code
 
 
 def from_bytes(data: bytes, versions: tuple[int, int]) -> tuple[Lowered, Identity]:
@@ -117,11 +117,31 @@ def from_bytes(data: bytes, versions: tuple[int, int]) -> tuple[Lowered, Identit
         raise ConfigError("its checksum is wrong")
     f = _BODY.unpack_from(data, _HEAD.size)
     layers, heads, kv_heads, head_dim, tables, rotated, interleaved, q_scale, eps = f[12:21]
-    attention = Attention(layers, heads, kv_heads, head_dim, tables, rotated, bool(interleaved), q_scale, eps)
+    attention = Attention(
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        tables=tables,
+        rotated=rotated,
+        interleaved=bool(interleaved),
+        q_scale=q_scale,
+        eps=eps,
+    )
     eos_at, eos_count, bos, code_at, code_count = f[21:26]
     nbytes, matrix_bytes, table, positions, vocab = f[:5]
     code_numbers = _numbers(data, code_at, code_count)
-    lowered = Lowered(code_numbers, f[5:9], f[9:12], attention, vocab, table, positions, matrix_bytes, nbytes)
+    lowered = Lowered(
+        code=code_numbers,
+        logits=f[5:9],
+        arena=f[9:12],
+        attention=attention,
+        vocab=vocab,
+        table=table,
+        positions=positions,
+        matrix_bytes=matrix_bytes,
+        nbytes=nbytes,
+    )
     eos = tuple(_numbers(data, eos_at, eos_count).tolist())
     if not all(0 <= i < vocab for i in eos) or not -1 <= bos < vocab:
         raise ConfigError("it has a special id outside the vocabulary")

@@ -12,9 +12,9 @@ from roofline.common.errors import ConfigError
 if TYPE_CHECKING:
     from roofline import _native
     from roofline.backends.checkpoint import Tensors
-    from roofline.backends.cpu.layout import Layout, PackedPiece
+    from roofline.backends.cpu.layout import ImageLayout, PackedPiece
     from roofline.ops.rope_tables import RopeTable
-    from roofline.program.ir import Piece, Program, Recipe
+    from roofline.program.ir import Program, Recipe, WeightPiece
 
     # Memory that holds an image for as long as it is referenced.
     Image = _native.Memory | _native.Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HUGE_SHARE = 0.9  # of the file on huge pages; with less it is copied
 
 
-def pack_image(program: "Program", layout: "Layout", source: "Tensors", threads: int) -> "Image":
+def pack_image(program: "Program", layout: "ImageLayout", source: "Tensors", threads: int) -> "Image":
     """The image of a Program's weights in anonymous huge pages."""
     from roofline import _native
 
@@ -34,7 +34,7 @@ def pack_image(program: "Program", layout: "Layout", source: "Tensors", threads:
 
 
 def image_parts(
-    program: "Program", layout: "Layout", source: "Tensors", threads: int
+    program: "Program", layout: "ImageLayout", source: "Tensors", threads: int
 ) -> Iterator[tuple[int, int, Callable[[int, np.ndarray], None]]]:
     """(place, bytes, write) of each part of the image in ascending order.
 
@@ -48,7 +48,9 @@ def image_parts(
     for name, pieces in layout.matrices.items():
         for piece, packed in zip(program.weights[name].pieces, pieces, strict=True):
 
-            def tiles(address: int, view: np.ndarray, piece: "Piece" = piece, packed: "PackedPiece" = packed) -> None:
+            def tiles(
+                address: int, view: np.ndarray, piece: "WeightPiece" = piece, packed: "PackedPiece" = packed
+            ) -> None:
                 raw = formats.packed_bytes(piece.format, piece.bytes_of(source.read(piece.tensor), packed.columns))
                 _native.pack(packed.format, raw, packed.rows, packed.columns, address, threads)
 

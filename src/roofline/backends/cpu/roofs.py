@@ -93,8 +93,10 @@ def recheck_roofs(*, threads: int | None = None, isa: str | None = None) -> tupl
     kept = ensure_roofs(threads=threads, isa=isa)
     if any(size not in dict(kept.reads) for size in READ_SIZES if size <= _room()):  # a quick measurement was kept
         kept = ensure_roofs(threads=threads, isa=isa, again=True)
-    most = 100 * MIB if kept.load <= BUSY else math.inf  # larger ones take long, and may be what other programs hid
-    sizes = [size for size, _ in kept.reads if size <= most and size <= _room()] or [kept.reads[0][0]]
+    max_bytes = (
+        100 * MIB if kept.load <= BUSY else math.inf
+    )  # larger ones take long, and may be what other programs hid
+    sizes = [size for size, _ in kept.reads if size <= max_bytes and size <= _room()] or [kept.reads[0][0]]
     raised, checks = recheck(kept, lambda: measure_roofs(quick=True, threads=threads, isa=isa, reads=sizes))
     if raised.load < kept.load or any(check.now > check.kept for check in checks):
         store.store(raised, detect.detect().fingerprint)

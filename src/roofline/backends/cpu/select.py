@@ -9,7 +9,7 @@ from roofline.common.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from roofline.backends.cpu.executable import CpuExecutable
-    from roofline.hardware.tuning.store import Setting, Tunings, Verdict
+    from roofline.hardware.tuning.store import Setting, Tunings, TuningVerdict
 
 V = TypeVar("V")
 DEFAULT = "default"  # the variant that the core has by itself
@@ -17,14 +17,14 @@ REGIMES = ("1 row", "2-32 rows", "33+ rows")  # regime_of in native/variant.h
 
 
 @dataclass(frozen=True)
-class Choice(Generic[V]):
+class ReasonedChoice(Generic[V]):
     """A value that was chosen, and why."""
 
     value: V
     reason: str
 
 
-def choose_isa(preferred: str | None = None) -> Choice[str]:
+def choose_isa(preferred: str | None = None) -> ReasonedChoice[str]:
     """The best instruction set of this chip, or a lower one on demand (argument, then ROOFLINE_ISA).
 
     Raises UnsupportedError where the one demanded is not available.
@@ -34,36 +34,36 @@ def choose_isa(preferred: str | None = None) -> Choice[str]:
     available = _native.isas()
     requested = preferred or env.read("ROOFLINE_ISA")
     if requested is None:
-        return Choice(available[0], f"best of {', '.join(available)}")
+        return ReasonedChoice(available[0], f"best of {', '.join(available)}")
     if requested not in available:
         raise UnsupportedError(f"instruction set {requested!r}", "this chip or this build does not have it", available)
-    return Choice(requested, "asked for" if preferred else "ROOFLINE_ISA")
+    return ReasonedChoice(requested, "asked for" if preferred else "ROOFLINE_ISA")
 
 
 LEAST_MOST_THREADS, MOST_A_CORE = 64, 4  # threads that may be asked for on any machine, and for each of its cores
 
 
-def choose_threads(preferred: int | None = None) -> Choice[int]:
+def choose_threads(preferred: int | None = None) -> ReasonedChoice[int]:
     """Usable cores: the smaller of the affinity mask and the whole cores of the cgroup's quota; or what is asked.
 
     Raises ConfigError for so many threads that they would only wait for each other.
     """
     requested = preferred or env.threads()
     if requested is not None:
-        most = max(LEAST_MOST_THREADS, MOST_A_CORE * (os.cpu_count() or 1))
-        if requested > most:
+        max_threads = max(LEAST_MOST_THREADS, MOST_A_CORE * (os.cpu_count() or 1))
+        if requested > max_threads:
             option = "threads" if preferred else "ROOFLINE_THREADS"
             raise ConfigError(
                 f"{option}={requested}: this machine has {os.cpu_count()} cores, on which as many threads would wait "
-                f"for each other; give at most {most}"
+                f"for each other; give at most {max_threads}"
             )
-        return Choice(requested, "asked for" if preferred else "ROOFLINE_THREADS")
+        return ReasonedChoice(requested, "asked for" if preferred else "ROOFLINE_THREADS")
     from roofline.hardware.detect import cores_allowed, cpu_quota, usable_cores
 
     allowed, quota = cores_allowed(), cpu_quota()
     by_mask = quota is None or quota >= allowed
     reason = "cores in the affinity mask" if by_mask else f"cgroup quota of {quota:.1f} cores"
-    return Choice(usable_cores(allowed, quota), reason)
+    return ReasonedChoice(usable_cores(allowed, quota), reason)
 
 
 def threads_of_rank(threads: int | None, ranks: int) -> int:
@@ -79,30 +79,30 @@ def setting_of(isa: str, threads: int) -> "Setting":
     return Setting(f"{isa}, {threads} threads", _native.build_id(), _native.compiler())
 
 
-def choose_variants(executable: "CpuExecutable") -> Choice[str]:
+def choose_variants(executable: "CpuExecutable") -> ReasonedChoice[str]:
     """Sets the variants that `roofline tune` stored for this very program, machine and build; defaults otherwise."""
     from roofline.hardware import detect
     from roofline.hardware.tuning import location
 
     if env.read("ROOFLINE_TUNED") == "off":
-        return Choice("default", "ROOFLINE_TUNED=off")
+        return ReasonedChoice("default", "ROOFLINE_TUNED=off")
     chip = detect.detect().fingerprint
     if not location.path("cpu", chip).exists():
         elsewhere = location.elsewhere("cpu", chip)
-        return Choice("default", "tuned only on other machines" if elsewhere else "never tuned")
+        return ReasonedChoice("default", "tuned only on other machines" if elsewhere else "never tuned")
     from roofline.hardware.tuning import store as tunings
 
     return _resolve(executable, tunings.load("cpu", chip))
 
 
-def _resolve(executable: "CpuExecutable", stored: "Tunings") -> Choice[str]:
+def _resolve(executable: "CpuExecutable", stored: "Tunings") -> ReasonedChoice[str]:
     verdicts = [v for v in stored.verdicts.values() if v.program == executable.program_hash]
     if not verdicts:
-        return Choice("default", "this model was never tuned here")
+        return ReasonedChoice("default", "this model was never tuned here")
     setting = setting_of(executable.isa, executable.threads)
     usable = [v for v in verdicts if not v.setting.differs(setting)]
     if not usable:
-        return Choice("default", verdicts[0].setting.differs(setting))
+        return ReasonedChoice("default", verdicts[0].setting.differs(setting))
     winners = [v for v in usable if v.kept]
     try:
         count = sum(_apply(executable, verdict) for verdict in winners)
@@ -110,21 +110,21 @@ def _resolve(executable: "CpuExecutable", stored: "Tunings") -> Choice[str]:
         for verdict in winners:
             _forget(executable, verdict)
         log.get("backends").warning("the tuning store names what cannot be run, so it is ignored: %s", error)
-        return Choice("default", "the tuning store names a variant that is not there")
+        return ReasonedChoice("default", "the tuning store names a variant that is not there")
     if not winners:
-        return Choice("default", "tuned: no choice made this model faster")
+        return ReasonedChoice("default", "tuned: no choice made this model faster")
     gains = ", ".join(f"{v.regime} {1 - v.figures['ratio']:.1%}" for v in winners if "ratio" in v.figures)
-    return Choice(f"{count} tuned", f"measured gain: {gains}" if gains else "tuned")
+    return ReasonedChoice(f"{count} tuned", f"measured gain: {gains}" if gains else "tuned")
 
 
-def _apply(executable: "CpuExecutable", verdict: "Verdict") -> int:
+def _apply(executable: "CpuExecutable", verdict: "TuningVerdict") -> int:
     """Sets a verdict's choices; how many. Raises ValueError on an op, regime or variant that is not there."""
     for choice in verdict.choices:
         executable.choose(choice.ops, REGIMES.index(verdict.regime), choice.variant)
     return len(verdict.choices)
 
 
-def _forget(executable: "CpuExecutable", verdict: "Verdict") -> None:
+def _forget(executable: "CpuExecutable", verdict: "TuningVerdict") -> None:
     for choice in verdict.choices:
         for op in choice.ops:
             try:

@@ -9,9 +9,9 @@ from roofline.common.errors import ConfigError, RooflineError
 from roofline.ops import formats
 
 if TYPE_CHECKING:
-    from roofline.backends.checkpoint import Checkpoint
+    from roofline.backends.checkpoint import LoadableCheckpoint
     from roofline.backends.cpu.executable import CpuExecutable
-    from roofline.backends.cpu.layout import Layout
+    from roofline.backends.cpu.layout import ImageLayout
     from roofline.program.ir import Program
 
 ROWS = 16
@@ -46,7 +46,7 @@ class Sample:
         return 0 <= self.address <= nbytes - size and self.address % 64 == 0
 
 
-def samples(program: "Program", layout: "Layout", source: "Checkpoint") -> list[Sample]:
+def samples(program: "Program", layout: "ImageLayout", source: "LoadableCheckpoint") -> list[Sample]:
     """One Sample for each weight format of a Program, and for each format of ours that stands in for one of them.
 
     Raises ConfigError where one is not all numbers.
@@ -63,7 +63,14 @@ def samples(program: "Program", layout: "Layout", source: "Checkpoint") -> list[
             if not np.isfinite(values).all():
                 damage = "holds NaN or infinity, so the file is damaged"
                 raise ConfigError(f"{source.path}: tensor {piece.tensor!r}: {damage}")
-            by_format[piece.format] = Sample(piece.format, piece.tensor, rows, packed.columns, packed.address, raw)
+            by_format[piece.format] = Sample(
+                format=piece.format,
+                tensor=piece.tensor,
+                rows=rows,
+                columns=packed.columns,
+                address=packed.address,
+                raw=raw,
+            )
     stand_ins = [_as_packed(s) for s in by_format.values() if formats.packed(s.format).name not in by_format]
     return [*by_format.values(), *{sample.format: sample for sample in stand_ins}.values()]
 
@@ -96,7 +103,7 @@ def damaged_tensor(executable: "CpuExecutable") -> str | None:
     return None
 
 
-def check_kernels(executable: "CpuExecutable", source: "Checkpoint") -> list[str]:
+def check_kernels(executable: "CpuExecutable", source: "LoadableCheckpoint") -> list[str]:
     """`check_samples` for an executable whose file is at hand. Returns the formats that were checked."""
     checked = samples(executable.program, executable.layout, source)
     check_samples(executable.isa, executable.image.address, checked)

@@ -14,7 +14,7 @@ from roofline.common.units import human_bytes, human_rate, human_seconds
 from roofline.ops.batch import PAGE_TOKENS, BatchLimits
 
 if TYPE_CHECKING:
-    from roofline.backends.checkpoint import Checkpoint
+    from roofline.backends.checkpoint import LoadableCheckpoint
     from roofline.backends.gpu.devices import UsableDevice
     from roofline.backends.gpu.memory.capacity import Budget, OffloadOption, Placement
     from roofline.backends.gpu.memory.requirements import Needs
@@ -67,7 +67,7 @@ class GpuBackend:
 
     def compile_ahead(
         self,
-        open_checkpoint: "Callable[[], Checkpoint]",
+        open_checkpoint: "Callable[[], LoadableCheckpoint]",
         options: LoadOptions,
         chips: Sequence[str],
         folder: Path | None = None,
@@ -113,9 +113,16 @@ def _make(request: LoadRequest, ranks: "Ranks | None") -> "tuple[GpuExecutable, 
     followed = follow_store(device.chip) if options.tuned and not options.exact else ""
     roofs = ensure_op_roofs(device.torch_name, device.device.name)
     runtime = Runtime(
-        device.chip, device.torch_name, options.exact, options.graphs, choices, roofs, placed.hosted, followed,
+        chip=device.chip,
+        device=device.torch_name,
+        exact=options.exact,
+        graphs=options.graphs,
+        choices=choices,
+        roofs=roofs,
+        hosted=placed.hosted,
+        libraries=followed,
         adapter_slots=options.max_adapters or 0,
-    )  # fmt: skip
+    )
     with what_is_lacking(device, placed.used), ThreadPoolExecutor(1) as pool:
         first = ranks is None or ranks.rank == 0  # whose fingerprint is the model's
         executable = GpuExecutable(
@@ -171,7 +178,7 @@ def _neighbours_needs(request: LoadRequest, program: "Program", chip: "Chip") ->
 
 
 def _budget(device: "UsableDevice", offload: "OffloadOption") -> "Budget":
-    """What may be used; how fast layers are copied is measured where some are to stay on the host."""
+    """Return the memory that may be used; how fast layers are copied is measured where some are to stay on the host."""
     from roofline.backends.gpu.measure.roofs import link_rate
     from roofline.backends.gpu.memory.capacity import Budget
     from roofline.hardware.detect import detect
@@ -233,7 +240,7 @@ def float8_products(program: "Program", chip: "Chip") -> str:
 
 
 def _datasheet(product: "Product") -> str:
-    """What the data sheet says of one device, with its source."""
+    """Return what the data sheet says of one device, with its source."""
     figures = (("bf16", product.bf16, "op"), ("memory", product.bandwidth, "B"))
     texts = [f"{name} {human_rate(f.value / product.dies, unit)} ({f.source})" for name, f, unit in figures if f]
     return ", ".join(texts) or "nothing known"

@@ -73,9 +73,9 @@ def group(names: str, number: int, groups: int, size: int = 1) -> str:
     """
     devices = _usable(names)
     if len(devices) < groups * size:
-        most = len(devices) // size
+        replica_count = len(devices) // size
         ranks = f" of {size} ranks" if size > 1 else ""
-        remedy = f"Lower it to {most}, or name more devices." if most else "Name more devices."
+        remedy = f"Lower it to {replica_count}, or name more devices." if replica_count else "Name more devices."
         raise CapacityError(f"data_parallel={groups}{ranks}", groups * size, len(devices), "devices", remedy)
     return ",".join(device.id for device in devices[number * size : (number + 1) * size])
 

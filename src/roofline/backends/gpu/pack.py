@@ -35,7 +35,7 @@ ORDER = 2  # version of what words hold where: one more with every change, for w
 
 
 @dataclass(frozen=True)
-class Layout:
+class KernelLayout:
     """What a kernel must know of a format. zero: code of the value `minimum`.
 
     two_level: scales are int8 times a float16 for each 256 columns.
@@ -49,12 +49,12 @@ class Layout:
 
 
 LAYOUTS = {
-    "Q4_0": Layout(4, 32, 8, False, False),
-    "Q4_1": Layout(4, 32, 0, False, True),
-    "Q8_0": Layout(8, 32, 128, False, False),
-    "Q4_K": Layout(4, 32, 0, True, True),
-    "Q5_K": Layout(5, 32, 0, True, True),
-    "Q6_K": Layout(6, 16, 32, True, False),
+    "Q4_0": KernelLayout(4, 32, 8, False, False),
+    "Q4_1": KernelLayout(4, 32, 0, False, True),
+    "Q8_0": KernelLayout(8, 32, 128, False, False),
+    "Q4_K": KernelLayout(4, 32, 0, True, True),
+    "Q5_K": KernelLayout(5, 32, 0, True, True),
+    "Q6_K": KernelLayout(6, 16, 32, True, False),
 }
 
 
@@ -85,7 +85,7 @@ Array = TypeVar("Array", bound=_Sized)
 class Packed(Generic[Array]):
     """The arrays above, of numpy or, on a device, of torch; what a format does not have is None."""
 
-    layout: Layout
+    layout: KernelLayout
     rows: int
     columns: int
     words: Array
@@ -114,7 +114,8 @@ class Packed(Generic[Array]):
         import torch
 
         arrays = [None if array is None else torch.from_numpy(array).to(device) for array in self.arrays]
-        return Packed(self.layout, self.rows, self.columns, *arrays)  # type: ignore[arg-type]
+        names = ("words", "high", "scale", "minimum", "super_scale", "super_minimum")  # the order of `arrays`
+        return Packed(self.layout, self.rows, self.columns, **dict(zip(names, arrays, strict=True)))  # type: ignore[arg-type]
 
 
 def pack(raw: np.ndarray, name: str, rows: int, columns: int) -> Packed[np.ndarray]:
@@ -123,18 +124,24 @@ def pack(raw: np.ndarray, name: str, rows: int, columns: int) -> Packed[np.ndarr
         raise UnsupportedError(f"format {name} on a GPU", "its kernels do not read it", [*sorted(LAYOUTS), "E4M3"])
     layout = LAYOUTS[name]
     parts = _PARTS[name](raw.reshape(rows, -1))
-    each = 8 if layout.bits == 8 else 4
-    more = layout.bits - each
+    low_bits = 8 if layout.bits == 8 else 4
+    more = layout.bits - low_bits
     low, upper = (parts.codes.reshape(rows, -1, n).swapaxes(0, 1) for n in (CHUNK, layout.group))  # [groups, rows, n]
-    turned = (parts.scale, parts.minimum, parts.super_scale, parts.super_minimum)
     return Packed(
-        layout,
-        rows,
-        columns,
-        _plane((low & ((1 << each) - 1))[:, :, order(each)], each),
-        _plane((upper >> each)[:, :, high_order(layout.group)], more)[:, :, 0] if more else None,
-        *(None if part is None else np.ascontiguousarray(part.T) for part in turned),  # type: ignore[arg-type]
+        layout=layout,
+        rows=rows,
+        columns=columns,
+        words=_plane((low & ((1 << low_bits) - 1))[:, :, order(low_bits)], low_bits),
+        high=_plane((upper >> low_bits)[:, :, high_order(layout.group)], more)[:, :, 0] if more else None,
+        scale=np.ascontiguousarray(parts.scale.T),
+        minimum=_turned(parts.minimum),
+        super_scale=_turned(parts.super_scale),
+        super_minimum=_turned(parts.super_minimum),
     )
+
+
+def _turned(part: np.ndarray | None) -> np.ndarray | None:
+    return None if part is None else np.ascontiguousarray(part.T)
 
 
 def stand_in(raw: np.ndarray, name: str) -> np.ndarray:

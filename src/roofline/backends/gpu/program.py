@@ -63,7 +63,7 @@ def compile_for_gpu(
 
 
 def _float8_variant(chip: "Chip | None", what: str, instead: str) -> str:
-    """Which 8-bit floats the chip has (e4m3fn or e4m3fnuz). Raises UnsupportedError where it has none."""
+    """Return which 8-bit floats the chip has (e4m3fn or e4m3fnuz). Raises UnsupportedError where it has none."""
     assert chip is not None, f"{what} need a chip, which decides their format"
     if not chip.fp8:
         raise UnsupportedError(f"{what} on {chip.name}", "its instructions do not convert 8-bit floats", (instead,))

@@ -31,7 +31,7 @@ class RankError(LostError):
 
 
 @dataclass(frozen=True)
-class Grid:
+class RankGrid:
     """How many ranks share each layer's matrices (tensor), and how many stages share the layers (pipeline).
 
     Rank r is tensor rank r % tensor of stage r // tensor. Raises ConfigError on numbers below 1.
@@ -51,12 +51,12 @@ class Grid:
         return self.tensor * self.pipeline
 
     def share(self, rank: int) -> Share:
-        """What a rank has of the model."""
+        """Return which part of the model a rank has."""
         return Share(rank % self.tensor, self.tensor, rank // self.tensor, self.pipeline)
 
 
 class Ranks:
-    """All ranks, seen from one of them; as `group`, those that share its matrices (ops.collectives.Group).
+    """All ranks, seen from one of them; as `group`, those that share its matrices (ops.collectives.RankGroup).
 
     Args:
         store: where the ranks find each other.
@@ -70,7 +70,7 @@ class Ranks:
     def __init__(
         self,
         rank: int,
-        grid: Grid,
+        grid: RankGrid,
         store: "Store",
         patience: float = PATIENCE,
         device: str = "cpu",
@@ -105,8 +105,8 @@ class Ranks:
         if not x.numel():
             return x
         if order == RANK_ORDER:
-            first, *rest = (part.float() for part in self._all(x))
-            for other in rest:
+            first, *others_parts = (part.float() for part in self._all(x))
+            for other in others_parts:
                 first = first + other
             return first.to(x.dtype)
         total = x.clone()
@@ -186,12 +186,12 @@ class Ranks:
         """Wait for gloo. Raises RankError where a rank has ended; RuntimeError where the work fails or is late."""
         end = time.monotonic() + self._patience
         while True:
-            left = end - time.monotonic()
+            seconds_left = end - time.monotonic()
             try:
-                work.wait(timedelta(seconds=max(0.001, min(_LOOK, left))))
+                work.wait(timedelta(seconds=max(0.001, min(_LOOK, seconds_left))))
                 return
             except RuntimeError:
-                if work.is_completed() or left <= _LOOK:
+                if work.is_completed() or seconds_left <= _LOOK:
                     raise
             if reason := self._lost_rank():
                 raise RankError(reason)

@@ -60,12 +60,12 @@ def _make(request: LoadRequest, threads: int | None, ranks: "Ranks | None") -> "
     options, capacity = request.options, request.capacity
     program = request.compile(_target(options), ranks.share if ranks is not None else None)
     executable = ReferenceExecutable(
-        program,
-        request.checkpoint.read,
-        capacity.limits,
-        capacity.num_pages,
-        capacity.max_context,
-        weights_hash(request.checkpoint) if ranks is None or ranks.rank == 0 else "",
+        program=program,
+        read=request.checkpoint.read,
+        limits=capacity.limits,
+        num_pages=capacity.num_pages,
+        max_context=capacity.max_context,
+        weights_hash=weights_hash(request.checkpoint) if ranks is None or ranks.rank == 0 else "",
         group=ranks,
     )
     return executable, {

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from roofline.backends.reference.orders import Context
+from roofline.backends.reference.orders import SegmentContext
 from roofline.ops.attention import quantize_heads
 from roofline.ops.batch import PAGE_TOKENS, Batch
 from roofline.program.ir import KvGroup
@@ -19,7 +19,7 @@ def segments_of(batch: Batch) -> tuple[tuple[int, int, int], ...]:
     return tuple((a, b, int(batch.positions[a])) for a, b in itertools.pairwise(bounds))
 
 
-class PagedCache:
+class ReferencePages:
     """A KvCache over pages of 16 tokens, [layers, pages, 16, kv_heads, head_dim]; unwritten places hold NaN.
 
     A cache of format "int8" holds whole numbers there, and their scales [layers, pages, 16, kv_heads] beside them.
@@ -47,7 +47,7 @@ class PagedCache:
             pages = batch.pages[batch.page_start[i] : batch.page_start[i + 1]]
             self.tables.append(torch.from_numpy(pages.astype("int64")))
 
-    def write(self, layer: int, k: "Tensor", v: "Tensor") -> "PagedCache":
+    def write(self, layer: int, k: "Tensor", v: "Tensor") -> "ReferencePages":
         """Put k, v [tokens, kv_heads, head_dim] at their positions' places; an int8 cache quantises them."""
         import torch
 
@@ -70,9 +70,9 @@ class PagedCache:
             return stored.k, stored.v
         return stored.k * stored.k_scale[..., None], stored.v * stored.v_scale[..., None]
 
-    def read_stored(self, layer: int, index: int) -> Context:
+    def read_stored(self, layer: int, index: int) -> SegmentContext:
         """The same as it is stored: an int8 cache's whole numbers and scales."""
-        return Context(*(self._segment(store, layer, index) for store in (self.k, self.v, *self.scales)))
+        return SegmentContext(*(self._segment(store, layer, index) for store in (self.k, self.v, *self.scales)))
 
     def _segment(self, store: "Tensor", layer: int, index: int) -> "Tensor":
         start, stop, first = self.segments[index]

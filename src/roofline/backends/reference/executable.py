@@ -11,7 +11,7 @@ from roofline.backends.adapters import AdapterSlots
 from roofline.backends.base import Clock, MonotonicClock, StepCost
 from roofline.backends.checkpoint import damaged_tensor
 from roofline.backends.prices import PriceTable, StepPrices
-from roofline.backends.reference.cache import PagedCache
+from roofline.backends.reference.cache import ReferencePages
 from roofline.backends.reference.interpreter import Interpreter, Observer
 from roofline.backends.reference.sampling import sample
 from roofline.backends.reference.weights import Read
@@ -19,7 +19,7 @@ from roofline.backends.sampling import Sampled, SampleRows
 from roofline.common.errors import UnsupportedError
 from roofline.ops.adapters import AdaptedRows
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
-from roofline.ops.collectives import Group
+from roofline.ops.collectives import RankGroup
 from roofline.ops.traits import Trait
 from roofline.program.ir import Instr, Program
 from roofline.program.passes.adapt import ADAPTERS
@@ -46,8 +46,8 @@ class ReferenceExecutable:
     max_context: int
     weights_hash: str = ""
     clock: Clock = field(default_factory=MonotonicClock)
-    group: Group | None = None
-    caches: "dict[str, PagedCache] | None" = None
+    group: RankGroup | None = None
+    caches: "dict[str, ReferencePages] | None" = None
 
     def __post_init__(self) -> None:
         facts = f"reference {program_hash(self.program)} {self.weights_hash}"
@@ -58,13 +58,20 @@ class ReferenceExecutable:
         self.exact = all(map(_ordered, self.program.body))
         self._interpreter = Interpreter(self.program, self.read, self.group)
         groups = self.program.kv_groups.items()
-        self._caches = self.caches or {name: PagedCache(group, self.num_pages) for name, group in groups}
+        self._caches = self.caches or {name: ReferencePages(group, self.num_pages) for name, group in groups}
         self._prices = StepPrices(PriceTable.of(self.program), roofs=None, working_set=0)
         self.adapters = AdapterSlots(self.program)
         self._logits = np.zeros((0, self.vocab_size), np.float32)
 
     def variant(self, program: Program, limits: BatchLimits, num_pages: int) -> "ReferenceExecutable":
-        return ReferenceExecutable(program, self.read, limits, num_pages, self.max_context, self.weights_hash)
+        return ReferenceExecutable(
+            program=program,
+            read=self.read,
+            limits=limits,
+            num_pages=num_pages,
+            max_context=self.max_context,
+            weights_hash=self.weights_hash,
+        )
 
     def headless(self) -> "ReferenceExecutable":
         """See `backends.base.GivesHidden`."""

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from roofline.backends.reference import orders
-from roofline.backends.reference.weights import Weights
+from roofline.backends.reference.weights import ReferenceWeights
 from roofline.ops.exp2 import LOG2E, exp2_falling, exp2_signed
 from roofline.ops.matmul import Q8Rows
 
@@ -37,7 +37,7 @@ def sigmoid_scale_exp2(x: "Tensor", gate: "Tensor") -> "Tensor":
 
 
 def expert_linear(
-    weights: Weights, name: str, x: "Tensor | Q8Rows", ids: "Tensor", experts: int, order: str
+    weights: ReferenceWeights, name: str, x: "Tensor | Q8Rows", ids: "Tensor", experts: int, order: str
 ) -> "Tensor":
     """Orders "q8g32", "q15g32" and "f32" of a linear, a row with each of its experts: float32 [rows, top * out]; x as
     in ops.expert_linear."""
@@ -50,10 +50,10 @@ def expert_linear(
         rows, ranks = chosen.nonzero(as_tuple=True)
         if isinstance(x, Q8Rows):
             groups = weights.groups(name)
-            each = len(groups) // experts
+            rows_per_expert = len(groups) // experts
             part = _slots(x, rows, ranks, groups[0].q.shape[1])
-            own = groups[expert * each : (expert + 1) * each]
-            out = torch.cat([orders.linear_integers(part, pieces) for pieces in own], dim=1)
+            expert_groups = groups[expert * rows_per_expert : (expert + 1) * rows_per_expert]
+            out = torch.cat([orders.linear_integers(part, pieces) for pieces in expert_groups], dim=1)
         else:
             assert order == "f32", "rows of floats have no other order"
             matrices = weights.tensor(name).unflatten(0, (experts, -1))  # [experts, out, in]

@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from roofline.backends.reference import experts, orders
-from roofline.backends.reference.cache import PagedCache
-from roofline.backends.reference.weights import Read, Weights
+from roofline.backends.reference.cache import ReferencePages
+from roofline.backends.reference.weights import Read, ReferenceWeights
 from roofline.common.errors import UnsupportedError
 from roofline.ops import adapters, registry
 from roofline.ops.activations import halves
 from roofline.ops.attention import KvCache, kv_write, log2_slopes, rotate, round_to, split_heads
-from roofline.ops.collectives import Group, require_ranks
+from roofline.ops.collectives import RankGroup, require_ranks
 from roofline.ops.matmul import Q8Rows, quantize_rows
 from roofline.ops.rope_tables import cos_sin
 from roofline.program.ir import Instr, Program
@@ -31,10 +31,10 @@ Observer = Callable[[Instr, list[object]], None]
 class Interpreter:
     """A Program bound to weights. read: file tensor name -> its bytes, uint8; group: who shares the model, if any."""
 
-    def __init__(self, program: Program, read: Read, group: Group | None = None) -> None:
+    def __init__(self, program: Program, read: Read, group: RankGroup | None = None) -> None:
         require_ranks(program.share.ranks, group)
         self.observer: Observer | None = None  # told of each instruction and its operands
-        self.program, self.weights, self.group = program, Weights(program, read), group
+        self.program, self.weights, self.group = program, ReferenceWeights(program, read), group
 
     def run(self, inputs: Mapping[str, object]) -> dict[str, Any]:
         """All values by name. inputs: int64 tensors for the batch fields, a PagedCache for "kv0.0"."""
@@ -153,9 +153,9 @@ class Interpreter:
         import torch
 
         q, k = (self.weights.tensor(name).shape[0] for name in instr.weights)
-        first, second, rest = qkv.split([q, k, k], dim=1)
+        first, second, values = qkv.split([q, k, k], dim=1)
         parts = self._op_rms_norm(instr, first, 1, 0), self._op_rms_norm(instr, second, 1, 1)
-        return torch.cat([*parts, rest], dim=1)
+        return torch.cat([*parts, values], dim=1)
 
     def _op_layer_norm(self, instr: Instr, x: "Tensor") -> "Tensor":
         if instr.attr("order") != "lanes16":
@@ -202,7 +202,7 @@ class Interpreter:
         return rotate(x.contiguous(), cos, sin, heads or instr.attr("heads"), table.style)
 
     def _op_rope_kv_write(
-        self, instr: Instr, qkv: "Tensor", positions: "Tensor", cache: PagedCache
+        self, instr: Instr, qkv: "Tensor", positions: "Tensor", cache: ReferencePages
     ) -> tuple[object, ...]:
         heads, kv_heads = instr.attr("heads"), cache.kv_heads
         q, k, v = split_heads(qkv, heads, kv_heads)
@@ -211,15 +211,15 @@ class Interpreter:
         q, k = self._op_rope(instr, q, positions, heads), self._op_rope(instr, k, positions, kv_heads)
         return q, self._op_kv_write(instr, cache, k, v)
 
-    def _op_qkv_write(self, instr: Instr, qkv: "Tensor", cache: PagedCache) -> tuple[object, ...]:
+    def _op_qkv_write(self, instr: Instr, qkv: "Tensor", cache: ReferencePages) -> tuple[object, ...]:
         q, k, v = split_heads(qkv, instr.attr("heads"), cache.kv_heads)
         return q, self._op_kv_write(instr, cache, k, v)
 
-    def _op_kv_write(self, instr: Instr, cache: PagedCache, k: "Tensor", v: "Tensor") -> KvCache:
+    def _op_kv_write(self, instr: Instr, cache: ReferencePages, k: "Tensor", v: "Tensor") -> KvCache:
         dtype = "f32" if instr.attr("kv_dtype") == "int8" else instr.attr("kv_dtype")  # an int8 cache quantises itself
         return kv_write(cache, k, v, instr.attr("layer"), dtype)
 
-    def _op_attend(self, instr: Instr, q: "Tensor", cache: PagedCache) -> "Tensor":
+    def _op_attend(self, instr: Instr, q: "Tensor", cache: ReferencePages) -> "Tensor":
         import torch
 
         if instr.attr("order") not in CACHE_ORDERS.values():

@@ -66,7 +66,7 @@ def adapter_down_lanes16(x: "Tensor", a: "Tensor") -> "Tensor":
     import torch
 
     pad = -x.shape[1] % LANES
-    x, a = (torch.nn.functional.pad(each, (0, pad)) for each in (x, a))
+    x, a = (torch.nn.functional.pad(values, (0, pad)) for values in (x, a))
     lanes = torch.zeros(x.shape[0], a.shape[0], LANES)
     for w, v in zip(a.split(LANES, dim=-1), x.split(LANES, dim=-1), strict=True):
         lanes = fma(w[None], v[:, None], lanes)
@@ -166,7 +166,7 @@ class _State:
 
 
 @dataclass
-class Context:
+class SegmentContext:
     """K and V of one segment as a cache stores them: k, v [context, heads, head_dim].
 
     Order "pages64" stores bf16 values; "pages64.int8" whole numbers, and scales [context, heads].
@@ -177,16 +177,16 @@ class Context:
     k_scale: "Tensor | None" = None
     v_scale: "Tensor | None" = None
 
-    def for_heads(self, heads: int) -> "Context":
+    def for_heads(self, heads: int) -> "SegmentContext":
         """The same with a kv head for each of `heads` query heads."""
         times = heads // self.k.shape[1]
         tensors = (self.k, self.v, self.k_scale, self.v_scale)
-        return Context(*(t if t is None else t.repeat_interleave(times, dim=1) for t in tensors))  # type: ignore[arg-type]
+        return SegmentContext(*(t if t is None else t.repeat_interleave(times, dim=1) for t in tensors))  # type: ignore[arg-type]
 
 
 def attend_pages64(
     q: "Tensor",
-    context: Context,
+    context: SegmentContext,
     first: int | None,
     scale: float,
     window: int = 0,
@@ -248,8 +248,8 @@ def _bend(scores: "Tensor", distance: "Tensor", soft_cap: float, slopes: list[fl
     if soft_cap:
         scores = soft_cap_exp2(scores, soft_cap * math.log2(math.e))
     if slopes is not None:
-        each = torch.tensor(slopes, dtype=torch.float32)
-        scores = scores + each[None, :, None] * distance[:, None, :].float()
+        slope = torch.tensor(slopes, dtype=torch.float32)
+        scores = scores + slope[None, :, None] * distance[:, None, :].float()
     return scores
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from roofline.backends.reference.unpack import Groups, unpack
 from roofline.ops import formats
-from roofline.program.ir import Piece, Program, Recipe
+from roofline.program.ir import Program, Recipe, WeightPiece
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Read = Callable[[str], np.ndarray]
 
 
-class Weights:
+class ReferenceWeights:
     """The weights of a Program. read: file tensor name -> its bytes, uint8. What was unpacked is kept."""
 
     def __init__(self, program: Program, read: Read) -> None:
@@ -69,7 +69,7 @@ class Weights:
             base += count
         return torch.from_numpy(values[np.searchsorted(rows_read, ids)])
 
-    def _values(self, recipe: Recipe, piece: Piece) -> np.ndarray:
+    def _values(self, recipe: Recipe, piece: WeightPiece) -> np.ndarray:
         raw = piece.bytes_of(self._read(piece.tensor), recipe.columns)
         shape = (piece.stop - piece.start, *recipe.shape[1:])
         return formats.get(piece.format).dequantize(raw, shape)

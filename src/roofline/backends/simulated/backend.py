@@ -15,7 +15,7 @@ from roofline.common.json_types import JsonMapping
 from roofline.ops.batch import PAGE_TOKENS
 
 if TYPE_CHECKING:
-    from roofline.backends.fit import Split
+    from roofline.backends.fit import ModelSplit
     from roofline.backends.simulated.executable import SimulatedExecutable
     from roofline.hardware.chips.products import SheetRoofs
     from roofline.hardware.roofs import Roofs
@@ -95,7 +95,7 @@ def roofs_of(device: str) -> "Roofs | SheetRoofs":
     return sheet
 
 
-def _with_pages(split: "Split", request: LoadRequest) -> Capacity:
+def _with_pages(split: "ModelSplit", request: LoadRequest) -> Capacity:
     """The capacity with as many pages as the options say, or as fit the device. Raises CapacityError for want of
     memory."""
     from roofline.backends.fit import memory_of
@@ -116,7 +116,7 @@ def _with_pages(split: "Split", request: LoadRequest) -> Capacity:
 
 
 def simulate(
-    split: "Split",
+    split: "ModelSplit",
     capacity: Capacity,
     roofs: "RoofRates",
     calibration: Calibration,
@@ -125,10 +125,10 @@ def simulate(
 ) -> "SimulatedExecutable":
     """An executable of a divided model at these roofs. name: of model and devices."""
     from roofline.backends.simulated.executable import SimulatedExecutable
-    from roofline.backends.simulated.step_times import StepTimes
+    from roofline.backends.simulated.step_times import SimulatedStepTimes
 
     programs = [part.program for part in split.parts]
-    times = StepTimes(programs, roofs, calibration, link_bytes_per_s)
+    times = SimulatedStepTimes(programs, roofs, calibration, link_bytes_per_s)
     page_bytes = max(part.needs.token for part in split.parts) * PAGE_TOKENS
     last = programs[-1]
     return SimulatedExecutable(times, capacity, page_bytes, last.types()[last.logits].width, name)

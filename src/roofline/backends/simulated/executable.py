@@ -9,7 +9,7 @@ from roofline.backends.base import Clock, StepCost
 from roofline.backends.capacity import Capacity
 from roofline.backends.sampling import MAX_LOGPROBS, Sampled, SampleRows
 from roofline.backends.simulated.clock import VirtualClock
-from roofline.backends.simulated.step_times import StepTimes
+from roofline.backends.simulated.step_times import SimulatedStepTimes
 from roofline.common.errors import UnsupportedError
 from roofline.ops.batch import Batch
 
@@ -29,7 +29,9 @@ class SimulatedExecutable:
     exact = True
     computes_nothing = True
 
-    def __init__(self, times: StepTimes, capacity: Capacity, page_bytes: int, vocab_size: int, name: str) -> None:
+    def __init__(
+        self, times: SimulatedStepTimes, capacity: Capacity, page_bytes: int, vocab_size: int, name: str
+    ) -> None:
         self.times, self.limits, self.num_pages = times, capacity.limits, capacity.num_pages
         self.max_context, self.page_bytes, self.vocab_size = capacity.max_context, page_bytes, vocab_size
         self.fingerprint = hashlib.sha256(f"simulated {name}".encode()).hexdigest()
@@ -62,7 +64,7 @@ class SimulatedExecutable:
         return Sampled(ids, empty.logprob[:count], empty.top_ids[:count], empty.top_logprobs[:count])
 
     def step_cost(self) -> StepCost:
-        """That of the last `forward`."""
+        """Return the cost of the last `forward`."""
         return self._cost
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Links:
+class LinkTraffic:
     """What devices that share layers send each other in a step, as coefficients of (1, tokens, rows) in bytes that one
     of them receives, and how many exchanges that is."""
 
@@ -25,14 +25,14 @@ class Links:
     exchanges: int
 
     @classmethod
-    def of(cls, program: "Program") -> "Links":
+    def of(cls, program: "Program") -> "LinkTraffic":
         """Those of a Program, which is one device's share."""
         costs = [cost.link_bytes for _, cost in price(program).instrs]
         received = tuple(sum(getattr(cost, name) for cost in costs) for name in ("const", "tokens", "rows"))
         return cls((received[0], received[1], received[2]), sum(any(vars(cost).values()) for cost in costs))
 
 
-class StepTimes:
+class SimulatedStepTimes:
     """Prices and times of the steps of a model on simulated devices.
 
     Args:
@@ -51,10 +51,10 @@ class StepTimes:
     ) -> None:
         self.calibration = calibration
         self._prices = [_prices_of(program, roofs) for program in programs]
-        links = [Links.of(program) for program in programs]
-        received = np.sum([each.received for each in links], axis=0)  # [3]: of (1, tokens, rows)
+        links = [LinkTraffic.of(program) for program in programs]
+        received = np.sum([link.received for link in links], axis=0)  # [3]: of (1, tokens, rows)
         self._per_link = (received / link_bytes_per_s if link_bytes_per_s else 0.0 * received).tolist()
-        self._exchanging = calibration.link_seconds * sum(each.exchanges for each in links)
+        self._exchanging = calibration.link_seconds * sum(link.exchanges for link in links)
 
     def of(self, batch: Batch) -> tuple[float, StepCost]:
         """Seconds of the step in a buffer, and its price."""

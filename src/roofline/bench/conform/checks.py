@@ -10,7 +10,7 @@ from roofline.bench.conform.client import (
     CHAT,
     RESPONSES,
     TEXT,
-    Answer,
+    ConformAnswer,
     Missing,
     Server,
     Violation,
@@ -181,7 +181,7 @@ def goes_on_from_a_response(server: Server) -> str:
     chained = server.response({**body, "input": [question], "previous_response_id": first.get("id")})
     conversation = [STORY[0], *output_of(first), question]
     at_once = server.response({**body, "input": conversation, "store": False})
-    counts = [(each.get("usage") or {}).get("input_tokens") for each in (chained, at_once)]
+    counts = [(answer.get("usage") or {}).get("input_tokens") for answer in (chained, at_once)]
     expect(counts[0] == counts[1], f"the prompt has {counts[0]} tokens where it goes on, and {counts[1]} at once")
     texts = response_text(chained), response_text(at_once)
     expect(texts[0] == texts[1], f"going on gives {texts[0]!r}, all at once {texts[1]!r}")
@@ -263,7 +263,7 @@ def _same(server: Server, path: str, body: JsonObject) -> str:
     return f"{len(answer.first.text)} characters"
 
 
-def _expect_text(answer: Answer, text: str, where: str) -> None:
+def _expect_text(answer: ConformAnswer, text: str, where: str) -> None:
     expect(answer.first.text == text, f"{where} the text is {answer.first.text!r}, not {text!r}")
 
 

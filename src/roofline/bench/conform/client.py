@@ -25,7 +25,7 @@ class Skipped(Exception):
 
 
 @dataclass
-class Choice:
+class ConformChoice:
     """One choice, of a complete answer or put together from the events of a stream."""
 
     text: str = ""
@@ -35,14 +35,14 @@ class Choice:
 
 
 @dataclass
-class Answer:
+class ConformAnswer:
     """The choices of an answer by their index, and what it is billed."""
 
-    choices: dict[int, Choice]
+    choices: dict[int, ConformChoice]
     usage: JsonObject | None
 
     @property
-    def first(self) -> Choice:
+    def first(self) -> ConformChoice:
         if 0 not in self.choices:
             raise Violation("the answer has no choice of index 0")
         return self.choices[0]
@@ -104,14 +104,16 @@ class Server:
             raise Violation(f"status {response.status_code} without a message")
         return {"status": response.status_code, "message": message}
 
-    def complete(self, path: str, body: Mapping[str, object]) -> Answer:
+    def complete(self, path: str, body: Mapping[str, object]) -> ConformAnswer:
         """A complete answer. Raises Missing for a field that the server refuses, and Violation."""
         content = json_of(self._accepted(self.post(path, body)))
-        return Answer({_index(each): _complete_choice(each) for each in _choices(content)}, content.get("usage"))
+        return ConformAnswer(
+            {_index(choice): _complete_choice(choice) for choice in _choices(content)}, content.get("usage")
+        )
 
-    def stream(self, path: str, body: Mapping[str, object]) -> Answer:
+    def stream(self, path: str, body: Mapping[str, object]) -> ConformAnswer:
         """An answer put together from its events. Raises as `complete`."""
-        answer = Answer({}, None)
+        answer = ConformAnswer({}, None)
         ended = False
         with self.events(path, body) as events:
             for event in events:
@@ -214,40 +216,40 @@ def _choices(content: JsonObject) -> list[JsonObject]:
     choices = content.get("choices")
     if not isinstance(choices, list):
         raise Violation("an answer has no list of choices")
-    return [each for each in choices if isinstance(each, dict)]
+    return [choice for choice in choices if isinstance(choice, dict)]
 
 
 def _index(choice: JsonObject) -> int:
     return int(choice.get("index") or 0)
 
 
-def _complete_choice(choice: JsonObject) -> Choice:
+def _complete_choice(choice: JsonObject) -> ConformChoice:
     message = choice.get("message") or {}
     text = message.get("content") if "message" in choice else choice.get("text")
-    result = Choice(text or "", choice.get("finish_reason"), tokens=_token_bytes(choice))
+    result = ConformChoice(text or "", choice.get("finish_reason"), tokens=_token_bytes(choice))
     for number, call in enumerate(message.get("tool_calls") or []):
         function = call.get("function") or {}
         result.calls[number] = {"id": call.get("id"), **{key: function.get(key) for key in ("name", "arguments")}}
     return result
 
 
-def _add(answer: Answer, event: JsonObject) -> None:
+def _add(answer: ConformAnswer, event: JsonObject) -> None:
     """Add what an event tells. A server's error event is a violation."""
     if "error" in event:
         raise Violation(f"the stream breaks off: {event['error']}")
     answer.usage = event.get("usage") or answer.usage
-    for each in _choices(event):
-        choice = answer.choices.setdefault(_index(each), Choice())
-        delta = each.get("delta") or {}
-        choice.text += (delta.get("content") if "delta" in each else each.get("text")) or ""
-        choice.tokens += _token_bytes(each)
+    for fragment in _choices(event):
+        choice = answer.choices.setdefault(_index(fragment), ConformChoice())
+        delta = fragment.get("delta") or {}
+        choice.text += (delta.get("content") if "delta" in fragment else fragment.get("text")) or ""
+        choice.tokens += _token_bytes(fragment)
         for part in delta.get("tool_calls") or []:
             call = choice.calls.setdefault(int(part.get("index") or 0), {"id": None, "name": "", "arguments": ""})
             function = part.get("function") or {}
             call["id"] = call["id"] or part.get("id")
             call["name"] += function.get("name") or ""
             call["arguments"] += function.get("arguments") or ""
-        choice.finish_reason = each.get("finish_reason") or choice.finish_reason
+        choice.finish_reason = fragment.get("finish_reason") or choice.finish_reason
 
 
 def _token_bytes(choice: JsonObject) -> bytes:

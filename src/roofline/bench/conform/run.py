@@ -16,7 +16,7 @@ ALL_CHECKS: tuple[Check, ...] = (*CHECKS, *PACKAGE_CHECKS)
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckFinding:
     """What came of a check. promise: in a sentence; detail: what was seen, or what is wrong; seconds: it took."""
 
     check: str
@@ -26,7 +26,7 @@ class Finding:
     seconds: float
 
 
-def conform(server: Server, names: tuple[str, ...] = ()) -> Iterator[Finding]:
+def conform(server: Server, names: tuple[str, ...] = ()) -> Iterator[CheckFinding]:
     """The findings of the checks with these names, or of all, as they come."""
     server.find_model()
     for check in ALL_CHECKS:
@@ -34,7 +34,7 @@ def conform(server: Server, names: tuple[str, ...] = ()) -> Iterator[Finding]:
             yield _finding(server, check)
 
 
-def _finding(server: Server, check: Check) -> Finding:
+def _finding(server: Server, check: Check) -> CheckFinding:
     started = time.monotonic()
     outcome: Outcome = "pass"
     try:
@@ -50,4 +50,4 @@ def _finding(server: Server, check: Check) -> Finding:
     except httpx.HTTPError as error:
         outcome, detail = "fail", f"the connection broke: {type(error).__name__}: {error}"
     promise = " ".join((check.__doc__ or "").split())
-    return Finding(check.__name__.replace("_", " "), promise, outcome, detail, time.monotonic() - started)
+    return CheckFinding(check.__name__.replace("_", " "), promise, outcome, detail, time.monotonic() - started)

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from roofline.bench.latency.limits import Limit
+from roofline.bench.latency.limits import WorkLimit
 from roofline.bench.latency.runners import Opened, Runner
 from roofline.common.errors import ConfigError, describe_error
 from roofline.common.json_types import JsonObject
@@ -34,7 +34,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Times:
+class CellTimes:
     """Seconds of one run of a cell. tpot: of a step, None where one token is made."""
 
     ttft: float
@@ -56,21 +56,21 @@ def grid(batches: Sequence[int], prompt: int, new: int = NEW) -> tuple[Cell, ...
     return (*(Cell(batch, prompt, 1) for batch in batches), *(Cell(batch, 1, new) for batch in batches))
 
 
-def run(runner: Runner, cell: Cell) -> Times:
+def run(runner: Runner, cell: Cell) -> CellTimes:
     """One run of a cell."""
     ttft = runner.prefill(cell.batch, cell.prompt)
     steps = cell.new - 1
-    return Times(ttft, runner.decode(cell.batch, cell.prompt, steps) / steps if steps else None, cell.new)
+    return CellTimes(ttft, runner.decode(cell.batch, cell.prompt, steps) / steps if steps else None, cell.new)
 
 
 def measure(
     opened: Opened, cell: Cell, repeats: int, tell: Callable[[str], None]
-) -> tuple[dict[str, list[Times]], dict[str, str]]:
+) -> tuple[dict[str, list[CellTimes]], dict[str, str]]:
     """Run one cell with every rung: (rung -> its runs, the first call first; rung -> why it failed).
 
     The first run may compile and the second is discarded; then the rungs take turns, in alternating order.
     """
-    runs: dict[str, list[Times]] = {name: [] for name in opened.runners}
+    runs: dict[str, list[CellTimes]] = {name: [] for name in opened.runners}
     failed: dict[str, str] = {}
 
     def run_once(name: str) -> None:
@@ -99,14 +99,14 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
-def row(cell: Cell, times: Sequence[Times], eager: Sequence[Times] | None, limit: Limit) -> JsonObject:
+def row(cell: Cell, times: Sequence[CellTimes], eager: Sequence[CellTimes] | None, limit: WorkLimit) -> JsonObject:
     """The record of a rung in a cell. times, eager: runs of the rung and of the eager rung, the first call first.
 
     share: least time over measured time of the cell's phase; None, with the reason, where it would exceed 100 %.
     """
     first, repeats = times[0], times[1:]
-    latency = spread([each.latency for each in repeats])
-    tpots = [each.tpot for each in repeats if each.tpot is not None]
+    latency = spread([repeat.latency for repeat in repeats])
+    tpots = [repeat.tpot for repeat in repeats if repeat.tpot is not None]
     timed = statistics.median(tpots) * (cell.new - 1) if tpots else latency["median"]
     share: JsonObject = {"share": round(min(1.0, limit.seconds / timed), 4)}
     if limit.seconds > timed * TOLERANCE:
@@ -114,9 +114,9 @@ def row(cell: Cell, times: Sequence[Times], eager: Sequence[Times] | None, limit
         share = {"share": None, "no_share": why}
     figures: JsonObject = {
         "first_s": first.latency,
-        "ttft_s": [each.ttft for each in repeats],
+        "ttft_s": [repeat.ttft for repeat in repeats],
         "tpot_s": tpots,
-        "ttft": spread([each.ttft for each in repeats]),
+        "ttft": spread([repeat.ttft for repeat in repeats]),
         "tpot": spread(tpots) if tpots else None,
         "latency": latency,
         **share,

@@ -13,7 +13,7 @@ import roofline
 from roofline.backends.cpu.select import choose_threads
 from roofline.bench.latency.cells import Cell, grid, measure, row
 from roofline.bench.latency.ladder import EAGER, Rung, explained, rungs
-from roofline.bench.latency.limits import ModelLimits, Speeds
+from roofline.bench.latency.limits import LatencyLimits, Speeds
 from roofline.bench.latency.options import LatencyOptions, numbers
 from roofline.bench.latency.runners import Most, Opened, Subject, open_rungs
 from roofline.bench.peers.available import Here
@@ -41,7 +41,7 @@ DEFAULTS = {"cuda": Default("llama-2-7b", None, 2048, 10), "cpu": Default("smoll
 
 
 @dataclass(frozen=True)
-class Plan:
+class LatencyPlan:
     """What is run: cells, rungs, timed repeats of each."""
 
     cells: tuple[Cell, ...]
@@ -79,7 +79,7 @@ def bench_latency(
     default = DEFAULTS[here.device]
     subject = subject_of(options.preset, options.layers, default)
     cells = grid(numbers(options.batch), options.prompt or default.prompt, options.new)
-    plan = Plan(cells, tuple(rungs(options.rungs)), options.repeats or default.repeats)
+    plan = LatencyPlan(cells, tuple(rungs(options.rungs)), options.repeats or default.repeats)
     if plan.most.length > subject.config["max_position"]:
         positions = subject.config["max_position"]
         raise ConfigError(f"{plan.most.length} tokens do not fit {subject.name}, which has {positions:,} positions")
@@ -94,7 +94,7 @@ def bench_latency(
             "complete": False,
             "cells": [],
         }
-        for cell in _cells(plan, opened, ModelLimits(subject.config), here, threads, tell):
+        for cell in _cells(plan, opened, LatencyLimits(subject.config), here, threads, tell):
             record["cells"].append(cell)
             record["complete"] = len(record["cells"]) == len(plan.cells)
             keep(record)
@@ -104,7 +104,12 @@ def bench_latency(
 
 
 def _cells(
-    plan: Plan, opened: Opened, limits: ModelLimits, here: Here, threads: int | None, tell: Callable[[str], None]
+    plan: LatencyPlan,
+    opened: Opened,
+    limits: LatencyLimits,
+    here: Here,
+    threads: int | None,
+    tell: Callable[[str], None],
 ) -> Iterator[JsonObject]:
     for cell in plan.cells:
         tell(f"{cell.name}: roofs")
@@ -131,11 +136,11 @@ def subject_of(preset: str | None, layers: int | None, default: Default) -> Subj
         preset, layers = default.preset, layers or default.layers
     is_preset = preset in presets.names() or not Path(preset).is_dir()
     config = presets.preset(preset) if is_preset else read_config(Path(preset))
-    most = config["layers"]
-    if layers is not None and layers > most:
-        raise ConfigError(f"{preset} has {most} layers, not {layers}")
+    layer_count = config["layers"]
+    if layers is not None and layers > layer_count:
+        raise ConfigError(f"{preset} has {layer_count} layers, not {layers}")
     source = f"preset:{preset}" if is_preset else preset
-    return Subject(source, {**config, "layers": layers or most}, cut=layers is not None and layers < most)
+    return Subject(source, {**config, "layers": layers or layer_count}, cut=layers is not None and layers < layer_count)
 
 
 def smaller(subject: Subject | None, prompt: int | None, device: str) -> str:
@@ -149,7 +154,7 @@ def smaller(subject: Subject | None, prompt: int | None, device: str) -> str:
     return f"on a CPU: {' and '.join(instead)}" if device == "cpu" and instead else ""
 
 
-def _head(subject: Subject, here: Here, plan: Plan, started: str, threads: int | None) -> JsonObject:
+def _head(subject: Subject, here: Here, plan: LatencyPlan, started: str, threads: int | None) -> JsonObject:
     machine = detect()
     cpu = {"chip": machine.chip, "cores": machine.usable_cores, "threads": choose_threads(threads).value}
     return {

@@ -57,7 +57,7 @@ def _measure(device: str, working_set: int, threads: int | None) -> Speed:
 
 
 @dataclass(frozen=True)
-class Limit:
+class WorkLimit:
     """seconds: the least for the work; bound: "compute" or "bandwidth"; flops, bytes: of the work."""
 
     seconds: float
@@ -66,7 +66,7 @@ class Limit:
     bytes: float
 
 
-class ModelLimits:
+class LatencyLimits:
     """The limits of a configuration with 16-bit weights and cache.
 
     Args:
@@ -77,24 +77,24 @@ class ModelLimits:
         family, cfg = configure(config)
         program = trace_shape(family, cfg, FORM)
         priced = price(program)
-        products = tuple(each for each in priced.instrs if each[0].op == "attend" or _multiplies(program, each[0]))
+        products = tuple(instr for instr in priced.instrs if instr[0].op == "attend" or _multiplies(program, instr[0]))
         self._products, self._all, self._experts = Price(products, 0, ()), priced, mixture(program)
         self._windows = [window_of(instr) for instr, _ in priced.instrs if instr.op == "attend"]  # of each layer
         (group,) = program.kv_groups.values()
         self.kv_token_bytes = replace(group, format=KV).token_bytes
         self.weight_bytes = priced.weight_bytes
 
-    def step(self, batch: int, tokens: int, context: int, speed: Speed) -> Limit:
+    def step(self, batch: int, tokens: int, context: int, speed: Speed) -> WorkLimit:
         """One step of `batch` sequences with `tokens` new tokens each after `context`, one logit row of each."""
         flops, moved = self.work(batch, tokens, context)
         compute, move = flops / speed.flops, moved / speed.bytes_per_s
-        return Limit(max(compute, move), "compute" if compute > move else "bandwidth", flops, moved)
+        return WorkLimit(max(compute, move), "compute" if compute > move else "bandwidth", flops, moved)
 
-    def steps(self, batch: int, context: int, count: int, speed: Speed) -> Limit:
+    def steps(self, batch: int, context: int, count: int, speed: Speed) -> WorkLimit:
         """`count` decoding steps, the first after `context` tokens."""
         parts = [self.step(batch, 1, context + i, speed) for i in range(count)]
         seconds, flops, moved = (sum(getattr(part, name) for part in parts) for name in ("seconds", "flops", "bytes"))
-        return Limit(seconds, parts[-1].bound, flops, moved)
+        return WorkLimit(seconds, parts[-1].bound, flops, moved)
 
     def work(self, batch: int, tokens: int, context: int) -> tuple[float, float]:
         """(FLOPs, bytes) of a step."""

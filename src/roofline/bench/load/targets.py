@@ -144,7 +144,16 @@ def _in_process(name: str) -> Iterator[Target]:
     flags = _flags(words)
     with open_engine(model, flags) as engine:
         yield Target(
-            name, name, model, "roofline", roofline.__version__, flags, model, None, engine, engine.fingerprint
+            name=name,
+            url=name,
+            model=model,
+            engine="roofline",
+            version=roofline.__version__,
+            options=flags,
+            local_model=model,
+            pid=None,
+            in_process=engine,
+            fingerprint=engine.fingerprint,
         )
 
 

@@ -14,7 +14,7 @@ from roofline.common.json_types import JsonObject
 from roofline.common.units import now_utc
 
 if TYPE_CHECKING:
-    from roofline.bench.lora.sweep import Settings
+    from roofline.bench.lora.sweep import LoraSweepSettings
 
 REAL, COMPUTED, LOSS = train_points.RATE, "computed_rate", "loss"
 OUT_OF_MEMORY = "out of memory"
@@ -34,7 +34,14 @@ class Outcome:
 
 
 def point_of(
-    settings: "Settings", batch: int, samples: Samples, outcome: Outcome, *, run: str, started: str, host: schema.Host
+    settings: "LoraSweepSettings",
+    batch: int,
+    samples: Samples,
+    outcome: Outcome,
+    *,
+    run: str,
+    started: str,
+    host: schema.Host,
 ) -> schema.Point:
     """run: a name that all points of a command have."""
     card = outcome.card
@@ -60,7 +67,7 @@ def point_of(
     )
 
 
-def _system(settings: "Settings", card: JsonObject | None) -> schema.System:
+def _system(settings: "LoraSweepSettings", card: JsonObject | None) -> schema.System:
     of = settings.options
     options = {"method": of.method, "max_seq_len": str(of.max_seq_len), "pack": str(of.pack).lower()}
     if of.method != "full":
@@ -76,7 +83,7 @@ def _system(settings: "Settings", card: JsonObject | None) -> schema.System:
     )
 
 
-def _workload(settings: "Settings", samples: Samples, batch: int) -> schema.Workload:
+def _workload(settings: "LoraSweepSettings", samples: Samples, batch: int) -> schema.Workload:
     options = settings.options
     prompts = [length - answer for length, answer in zip(samples.lengths, samples.answers, strict=True)]
     rows = options.epochs * samples.rows if options.epochs is not None else options.steps * batch
@@ -119,7 +126,7 @@ def _metrics(card: JsonObject, outcome: Outcome) -> dict[str, schema.Figure]:
 
 
 def _extra(
-    settings: "Settings", batch: int, card: JsonObject | None, outcome: Outcome
+    settings: "LoraSweepSettings", batch: int, card: JsonObject | None, outcome: Outcome
 ) -> dict[str, float | int | str | bool | None]:
     """What only these points have. out_of_memory: what the run said, "" where there was enough."""
     common: dict[str, float | int | str | bool | None] = {

@@ -28,7 +28,7 @@ KILLED = "the process was killed, as the system does when its memory runs out"
 
 
 @dataclass(frozen=True)
-class Settings:
+class LoraSweepSettings:
     """What is timed. model: files or a catalogue name; batches: rows of a step, a run each; changes: of the runs'
     configurations, as `--set` has them."""
 
@@ -53,7 +53,7 @@ class Settings:
         return shlex.join([*words, *(word for change in self.changes for word in ("--set", change))])
 
 
-def sweep(settings: Settings, show: bool = True) -> Iterator[Point]:
+def sweep(settings: LoraSweepSettings, show: bool = True) -> Iterator[Point]:
     """A point for each batch size, as soon as it is measured; one that does not fit into memory has no figures but says
     why. show: lines of the runs on stderr.
 
@@ -72,7 +72,7 @@ def sweep(settings: Settings, show: bool = True) -> Iterator[Point]:
             yield point_of(settings, batch, samples, outcome, run=run, started=started, host=host)
 
 
-def _prepare(settings: Settings, folder: Path) -> Samples:
+def _prepare(settings: LoraSweepSettings, folder: Path) -> Samples:
     """Write the rows into a folder."""
     from roofline.train.config.schema import ModelSection
     from roofline.train.model.shapes import model_config
@@ -107,7 +107,7 @@ def measure(config: Path, show: bool) -> Outcome:
     return Outcome(**json.loads(result.read_text()))
 
 
-def _configuration(settings: Settings, batch: int, folder: Path) -> Path:
+def _configuration(settings: LoraSweepSettings, batch: int, folder: Path) -> Path:
     """The file of a run's configuration, which is checked. Raises ConfigError, UnsupportedError."""
     from roofline.train.config.read import parse_config
     from roofline.train.run import preflight
@@ -124,7 +124,7 @@ def _configuration(settings: Settings, batch: int, folder: Path) -> Path:
     return path
 
 
-def _config(settings: Settings, batch: int, folder: Path) -> JsonObject:
+def _config(settings: LoraSweepSettings, batch: int, folder: Path) -> JsonObject:
     options = settings.options
     method: JsonObject = {"method": options.method}
     if options.method != "full":

@@ -24,12 +24,12 @@ KNOWN = {"model", "prompt", "messages", "max_tokens", "temperature", "stream", "
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that this server does not answer, with the reason."""
 
 
 @dataclass(eq=False)
-class Answer:
+class OpenVinoAnswer:
     """A request under way. handle: the pipeline's; pending: tokens that end within a character."""
 
     transport: asyncio.Transport
@@ -77,11 +77,11 @@ class Engine:
         self._anchor = int(self._encode("a", special=False).data[0, -1])  # text in front, so that no space is cut off
         self._before = len(self.tokenizer.decode([self._anchor]))
         self._texts: dict[tuple[int, ...], str] = {}
-        self._answers: list[Answer] = []
+        self._answers: list[OpenVinoAnswer] = []
         self._wake, self._count = asyncio.Event(), 0
 
     def submit(self, transport: asyncio.Transport, body: JsonObject) -> None:
-        """Queue a request, and begin its answer. Raises Refused."""
+        """Queue a request, and begin its answer. Raises RequestRefused."""
         _check(body)
         chat = "messages" in body
         if chat:
@@ -92,7 +92,7 @@ class Engine:
         self._count += 1
         handle = self.pipeline.add_request(self._count, ids, self._config(body))
         transport.write(HEAD)
-        self._answers.append(Answer(transport, handle, chat, ids.shape[1]))
+        self._answers.append(OpenVinoAnswer(transport, handle, chat, ids.shape[1]))
         self._wake.set()
 
     async def work(self) -> None:
@@ -118,7 +118,7 @@ class Engine:
         config.max_new_tokens = body["max_tokens"]
         return config
 
-    def _tell(self, answer: Answer) -> bool:
+    def _tell(self, answer: OpenVinoAnswer) -> bool:
         """Send what the step brought of an answer. Returns whether there is more to come."""
         if answer.transport.is_closing():
             answer.handle.cancel()
@@ -143,7 +143,7 @@ class Engine:
         answer.end({**answer.choice("", reason), "usage": self._usage(answer)})
         return False
 
-    def _text(self, answer: Answer, new: list[int], over: bool) -> str:
+    def _text(self, answer: OpenVinoAnswer, new: list[int], over: bool) -> str:
         """The text of new tokens, empty while they end within a character."""
         answer.pending += new
         ids = tuple(answer.pending)
@@ -155,7 +155,7 @@ class Engine:
         answer.pending = []
         return text
 
-    def _usage(self, answer: Answer) -> JsonObject:
+    def _usage(self, answer: OpenVinoAnswer) -> JsonObject:
         usage: JsonObject = {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.tokens}
         if self.cached is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": self.cached}
@@ -163,16 +163,16 @@ class Engine:
 
 
 def _check(body: JsonObject) -> None:
-    """Raises Refused for what would change an answer, and is not done here."""
+    """Raises RequestRefused for what would change an answer, and is not done here."""
     unknown = sorted(set(body) - KNOWN)
     if unknown:
-        raise Refused(f"this server does not know {', '.join(unknown)}: leave it out")
+        raise RequestRefused(f"this server does not know {', '.join(unknown)}: leave it out")
     if not body.get("stream") or body.get("temperature", 0) != 0:
-        raise Refused("this server streams greedy answers: send stream true and temperature 0")
+        raise RequestRefused("this server streams greedy answers: send stream true and temperature 0")
     if not isinstance(body.get("max_tokens"), int) or body["max_tokens"] < 1:
-        raise Refused("max_tokens must be a number above 0")
+        raise RequestRefused("max_tokens must be a number above 0")
     if "messages" not in body and not isinstance(body.get("prompt"), str):
-        raise Refused("prompt must be a text")
+        raise RequestRefused("prompt must be a text")
 
 
 def _scheduler(config: OfPackage, options: dict[str, str]) -> OfPackage:
@@ -189,7 +189,7 @@ def _scheduler(config: OfPackage, options: dict[str, str]) -> OfPackage:
     return config
 
 
-class Connection(asyncio.Protocol):
+class OpenVinoConnection(asyncio.Protocol):
     """A client's connection, which stays open for its next requests."""
 
     def __init__(self, engine: Engine, version: str) -> None:
@@ -208,7 +208,7 @@ class Connection(asyncio.Protocol):
                     self._get(path)
                 else:
                     self._engine.submit(self._transport, json.loads(body))
-            except (Refused, ValueError, RuntimeError) as error:
+            except (RequestRefused, ValueError, RuntimeError) as error:
                 self._answer(b"400 Bad Request", {"error": {"message": str(error)}})
 
     def _requests(self) -> Iterator[tuple[bytes, bytes]]:
@@ -242,7 +242,7 @@ async def serve(engine: Engine, port: int, version: str) -> None:
     working = loop.create_task(engine.work())
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, working.cancel)
-    server = await loop.create_server(lambda: Connection(engine, version), "127.0.0.1", port)
+    server = await loop.create_server(lambda: OpenVinoConnection(engine, version), "127.0.0.1", port)
     try:
         await working
     except asyncio.CancelledError:

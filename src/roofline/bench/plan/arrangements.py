@@ -12,7 +12,7 @@ from roofline.ops.batch import PAGE_TOKENS, BatchLimits
 
 if TYPE_CHECKING:
     from roofline.backends.checkpoint import Tensors
-    from roofline.backends.fit import Split
+    from roofline.backends.fit import ModelSplit
     from roofline.backends.simulated.executable import SimulatedExecutable
     from roofline.hardware.chips.products import Product, SheetRoofs
     from roofline.hardware.roofs import Roofs
@@ -46,7 +46,7 @@ class Arrangement:
     """
 
     place: Place
-    split: "Split"
+    split: "ModelSplit"
     devices: int
     replicas: int
     pages: int
@@ -142,7 +142,18 @@ def arrangements(
         context = min(config.max_position, pages * PAGE_TOKENS)
         link = link_between(place.product, devices)
         replicas = place.count // devices
-        fitting.append(Arrangement(place, split, devices, replicas, pages, limits, context, link))
+        fitting.append(
+            Arrangement(
+                place=place,
+                split=split,
+                devices=devices,
+                replicas=replicas,
+                pages=pages,
+                limits=limits,
+                max_context=context,
+                link_bytes_per_s=link,
+            )
+        )
     if not fitting:
         assert failed is not None, "at least one was tried"
         raise failed
@@ -161,7 +172,7 @@ def _split(
     devices: int,
     step: tuple[int, int],
     kv_cache_dtype: str,
-) -> "Split":
+) -> "ModelSplit":
     from roofline.backends.fit import split_on_host, split_on_product
 
     if place.product is None:

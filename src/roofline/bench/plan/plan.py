@@ -168,16 +168,16 @@ def plan(case: Case, place: Place, calibration: Calibration | Calibrate, tell: T
             points.append(point(case, arrangement, concurrency, here))
     groups = chosen[0].split.parts[0].program.kv_groups.values()
     return Plan(
-        case,
-        shape,
-        place,
-        nbytes(shape.tensors),
-        sum(prod(info.shape) for info in shape.tensors.values()),
-        _token_bytes(fitting[0]),
-        "+".join(dict.fromkeys(group.format for group in groups)),
-        chosen,
-        points,
-        points[0].calibration,
+        case=case,
+        shape=shape,
+        place=place,
+        weight_bytes=nbytes(shape.tensors),
+        parameters=sum(prod(info.shape) for info in shape.tensors.values()),
+        kv_token_bytes=_token_bytes(fitting[0]),
+        kv_format="+".join(dict.fromkeys(group.format for group in groups)),
+        arrangements=chosen,
+        points=points,
+        calibration=points[0].calibration,
     )
 
 
@@ -235,26 +235,26 @@ def summed(
     tpots = [each.tpot for each in served if each.tpot is not None]
     ttft, seconds = quantiles([each.ttft for each in served]), quantiles([each.seconds for each in served])
     return PlannedPoint(
-        arrangement,
-        concurrency,
-        calibration,
-        tokens,
-        sum(len(run.requests) / run.seconds * copies for run, copies in runs),
-        ttft,
-        quantiles(tpots) if tpots else None,
-        seconds,
-        limit,
-        tokens / limit,
-        _bound(arrangement, stats.flops, stats.weight_bytes + stats.kv_bytes),
-        stats.flops,
-        stats.weight_bytes,
-        stats.kv_bytes,
-        stats.limit_seconds,
-        main.seconds,
-        len(served),
-        sum(run.stats.preemptions * copies for run, copies in runs),
-        waiting,
-        usd,
+        arrangement=arrangement,
+        concurrency=concurrency,
+        calibration=calibration,
+        tokens_per_s=tokens,
+        requests_per_s=sum(len(run.requests) / run.seconds * copies for run, copies in runs),
+        ttft=ttft,
+        tpot=quantiles(tpots) if tpots else None,
+        seconds=seconds,
+        limit_tokens_per_s=limit,
+        share=tokens / limit,
+        bound=_bound(arrangement, stats.flops, stats.weight_bytes + stats.kv_bytes),
+        flops=stats.flops,
+        weight_bytes=stats.weight_bytes,
+        kv_bytes=stats.kv_bytes,
+        limit_seconds=stats.limit_seconds,
+        simulated_seconds=main.seconds,
+        requests=len(served),
+        preemptions=sum(run.stats.preemptions * copies for run, copies in runs),
+        waiting=waiting,
+        usd_per_mtok=usd,
     )
 
 

@@ -21,7 +21,7 @@ from roofline.common.errors import CapacityError, UnsupportedError
 from roofline.common.json_types import JsonObject
 from roofline.hardware.roofs import Roofs, highest, reachable
 from roofline.ops.batch import PAGE_TOKENS, Segment
-from roofline.program.overview import Label, labels
+from roofline.program.overview import OpLabel, labels
 from roofline.program.passes.price import Work, amount, mixture, price, seconds, step_work, with_experts
 from roofline.program.target import GPU
 
@@ -36,7 +36,7 @@ LEAST_RUNS, MOST_RUNS = 2, 70  # in a round, with clocks and without
 
 
 @dataclass(frozen=True)
-class Step:
+class ProfiledStep:
     """`batch` sequences, each with `tokens` new tokens after `context` cached ones, and one row of logits each."""
 
     tokens: int
@@ -115,7 +115,7 @@ class Profile:
     working_set: bytes of weights and KV; roofs: measured beside.
     """
 
-    step: Step
+    step: ProfiledStep
     ops: tuple[OpTime, ...]
     step_seconds: float
     timed_seconds: float
@@ -168,15 +168,33 @@ def fastest(timings: Sequence[Timing]) -> Timing:
     return Timing(ops, sum(t.sample for t in best) / count, sum(t.total for t in best) / count)
 
 
-def working_set(program: "Program", step: Step) -> int:
+def working_set(program: "Program", step: ProfiledStep) -> int:
     """Bytes of weights and KV that a step touches."""
     priced = price(program)
     work = with_experts(step.work(priced.windows), mixture(program))
     return priced.weight_bytes + priced.amount(work).kv_bytes
 
 
+def _sampling(spent_seconds: float, vocab: int, rows: int) -> OpTime:
+    """Return the row of sampling, which reads the logits that the head has just written."""
+    return OpTime(
+        section="head",
+        op="sample",
+        shape=str(vocab),
+        format="f32",
+        calls=1,
+        seconds=spent_seconds,
+        flops=0,
+        weight_bytes=0,
+        kv_bytes=0,
+        act_bytes=4 * vocab * rows,
+        limit_seconds=0.0,
+        bound="latency",
+    )
+
+
 def summarise(
-    program: "Program", step: Step, timings: Sequence[Timing], plain: Sequence[float], roofs: Roofs
+    program: "Program", step: ProfiledStep, timings: Sequence[Timing], plain: Sequence[float], roofs: Roofs
 ) -> Profile:
     """The figures of a step from its runs with clocks and its runs without (seconds each)."""
     best = fastest(timings)
@@ -193,21 +211,40 @@ def summarise(
         section = "head" if label.section == "head" else "embed" if label.section == "embed" else "layers"
         key = section, label.op, label.shape, label.format
         bound = "memory" if moves else rate[0].partition("_")[0]
-        moved = spent.weight_bytes, spent.kv_bytes, spent.act_bytes
-        call = OpTime(*key, int(instr.op == label.op), spent_seconds, spent.flops, *moved, limit, bound)
+        call = OpTime(
+            section=section,
+            op=label.op,
+            shape=label.shape,
+            format=label.format,
+            calls=int(instr.op == label.op),
+            seconds=spent_seconds,
+            flops=spent.flops,
+            weight_bytes=spent.weight_bytes,
+            kv_bytes=spent.kv_bytes,
+            act_bytes=spent.act_bytes,
+            limit_seconds=limit,
+            bound=bound,
+        )
         kinds.setdefault(key, []).append(call)
     ops = [_total(calls) for calls in kinds.values()]
-    vocab = program.types()[program.logits].width
-    sampled = 4 * vocab * work.rows  # bytes of logits, which the head has just written
-    ops.append(OpTime("head", "sample", str(vocab), "f32", 1, best.sample, 0, 0, 0, sampled, 0.0, "latency"))
+    ops.append(_sampling(best.sample, program.types()[program.logits].width, work.rows))
     step_seconds, on_device = sum(untimed) / len(untimed), program.target == GPU.name
     if not on_device:
         step_seconds = min(step_seconds, best.total)  # clocks can only slow a step: the rest is noise
     timed, runs = step_seconds if on_device else best.total, len(plain) + len(timings)
-    return Profile(step, tuple(ops), step_seconds, timed, runs, touched, roofs, on_device)
+    return Profile(
+        step=step,
+        ops=tuple(ops),
+        step_seconds=step_seconds,
+        timed_seconds=timed,
+        runs=runs,
+        working_set=touched,
+        roofs=roofs,
+        on_device=on_device,
+    )
 
 
-def _merged(program: "Program", step: Step) -> list[Label]:
+def _merged(program: "Program", step: ProfiledStep) -> list[OpLabel]:
     """Labels of the instructions. In decode steps on a CPU `attend` also writes the cache: the write has its label."""
     names = list(labels(program))
     if step.tokens == 1 and program.target != GPU.name:
@@ -230,7 +267,7 @@ class Profilable(Executable, TimesOps, MeasuresRoofs, Protocol):
     """An executable that `profile_step` takes: those of the cpu and gpu backends."""
 
 
-def fill(executable: Executable, step: Step) -> None:
+def fill(executable: Executable, step: ProfiledStep) -> None:
     """Put the step into the batch buffer after computing its context, so that attention reads a filled cache."""
     vocab = min(30000, executable.vocab_size)
     ids = [token_ids(step.context + step.tokens, seed, vocab) for seed in range(step.batch)]
@@ -244,7 +281,7 @@ def fill(executable: Executable, step: Step) -> None:
     executable.batch.fill(segments, [step.tokens * (i + 1) - 1 for i in range(step.batch)])
 
 
-def profile_step(executable: Profilable, step: Step, budget: float = BUDGET) -> Profile:
+def profile_step(executable: Profilable, step: ProfiledStep, budget: float = BUDGET) -> Profile:
     """Run a step with clocks and without, in turn, and measure the roofs in between; see `hardware.roofs.reachable`
     where a share of them is above 100 %."""
     sizes = sorted({MIB, working_set(executable.program, step)})  # what a core's own cache holds, and the step's
@@ -272,7 +309,7 @@ def profile_step(executable: Profilable, step: Step, budget: float = BUDGET) -> 
     return summary(reachable(roofs, lambda roofs: summary(roofs).highest_share, later))
 
 
-def run(executable: Profilable, step: Step, clocks: bool) -> Timing:
+def run(executable: Profilable, step: ProfiledStep, clocks: bool) -> Timing:
     """The step in the batch buffer once: forward and greedy sampling."""
     rows = SampleRows.greedy(step.batch)
     executable.clocks(clocks)
@@ -296,7 +333,7 @@ class Profiled:
     profiles: tuple[Profile, ...]
 
 
-def profile_model(model: str, steps: Sequence[Step], load: LoadOptions = LoadOptions()) -> "Profiled":
+def profile_model(model: str, steps: Sequence[ProfiledStep], load: LoadOptions = LoadOptions()) -> "Profiled":
     """Load `model`, as large as the steps need, and profile steps of it.
 
     Raises as `load` and `profile_step`.

@@ -46,7 +46,9 @@ def _answer(model: str, prompts: Sequence[JsonMapping], adapter: Path | None) ->
     llm = LLM(model, max_adapters=int(adapter is not None), max_adapter_rank=rank)
     digest = None if adapter is None else llm.load_adapter(adapter)
     encoded = [_ids(llm, prompt) for prompt in prompts]
-    longest = max((len(llm.tokenizer.encode(str(each["answer"]), add_special=False)) for each in prompts), default=0)
+    longest = max(
+        (len(llm.tokenizer.encode(str(prompt["answer"]), add_special=False)) for prompt in prompts), default=0
+    )
     limit = min(MOST_TOKENS, longest * 3 // 2 + 16)
     room = llm.engine.limits.max_model_len - limit
     fitting = [number for number, ids in enumerate(encoded) if 0 < len(ids) <= room]

@@ -20,7 +20,7 @@ from roofline.ops import registry
 from roofline.ops.batch import PAGE_TOKENS, Segment
 from roofline.ops.traits import Trait
 from roofline.program.ir import Instr
-from roofline.weights.quantise.calibration import Calibration, Folding
+from roofline.weights.quantise.calibration import Folding, WeightCalibration
 
 if TYPE_CHECKING:
     from roofline.program.ir import Program
@@ -40,7 +40,7 @@ def calibrate(
     method: str,
     threads: int | None,
     progress: Progress = lambda done, total: None,
-) -> Calibration:
+) -> WeightCalibration:
     """Run the model on a text in plain float32.
 
     Args:
@@ -84,7 +84,7 @@ def calibrate(
             progress(begin + start + len(part), len(ids))
     executable.close()
     foldings = _foldings(executable.program) if method == "awq" else ()
-    return Calibration(sums.importance(), sums.products(), foldings)
+    return WeightCalibration(sums.importance(), sums.products(), foldings)
 
 
 def _foldings(program: "Program") -> tuple[Folding, ...]:

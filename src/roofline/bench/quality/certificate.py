@@ -41,7 +41,7 @@ NO_SERVED = "merged in float32"  # what is compared with where the adapter is no
 
 
 @dataclass(frozen=True)
-class Answers:
+class ComparedAnswers:
     """Two models on the same prompts.
 
     reference: what the merged model is compared with, "adapter served" or NO_SERVED; positions: whose logits were
@@ -64,7 +64,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Certificate:
+class QualityCertificate:
     """tied: whether the head is the embedding, in the model and in what was written alike. time: Unix seconds."""
 
     base: str
@@ -73,7 +73,7 @@ class Certificate:
     written: str
     tied: bool
     matrices: Sequence[MatrixSurvival]
-    answers: Answers
+    answers: ComparedAnswers
     time: int = field(default_factory=lambda: int(time.time()))
 
     def facts(self) -> dict[str, object]:
@@ -90,19 +90,19 @@ class Certificate:
             "answers": {**vars(self.answers)},
             "all_matrices": total(self.matrices).facts(),
             "least_kept_allowed": LEAST_KEPT,
-            "matrices": [each.facts() for each in self.matrices],
+            "matrices": [matrix.facts() for matrix in self.matrices],
         }
 
     def lines(self) -> list[str]:
         """For people."""
         answers, sums = self.answers, total(self.matrices)
         head = "the head is the embedding, in both" if self.tied else "the head is a matrix of its own, in both"
-        worst = sorted(self.matrices, key=lambda each: each.sums.kept)[:WORST]
+        worst = sorted(self.matrices, key=lambda matrix: matrix.sums.projected_share)[:WORST]
         return [
             f"{len(self.matrices)} matrices changed by {sums.size:.2%} of their size; {head}",
-            f"rounding lost {sums.loss:.3%} of the matrices and kept {sums.kept:.1%} of the adapter's change "
-            f"(||written - W|| / ||change|| = {sums.survival:.3f}); least: "
-            + ", ".join(f"{each.name} ({each.format}) {each.sums.kept:.1%}" for each in worst[:3]),
+            f"rounding lost {sums.loss:.3%} of the matrices and kept {sums.projected_share:.1%} of the adapter's "
+            f"change (||written - W|| / ||change|| = {sums.survival:.3f}); least: "
+            + ", ".join(f"{matrix.name} ({matrix.format}) {matrix.sums.projected_share:.1%}" for matrix in worst[:3]),
             f"against the model with the adapter ({answers.reference}), {answers.positions} positions of "
             f"{answers.prompts} prompts: logits differ by {answers.mean:.2g} on average and {answers.largest:.2g} at "
             f"most (standard deviation of logits {answers.deviation:.2g}), KL {answers.kl:.2g} (at most "
@@ -113,9 +113,9 @@ class Certificate:
 
 def check_kept(matrices: Sequence[MatrixSurvival], output: Path) -> None:
     """Raise ConfigError where rounding took away more of the adapter than it left."""
-    kept = total(matrices).kept
+    kept = total(matrices).projected_share
     if kept < LEAST_KEPT:
-        forms = "/".join(sorted({each.format for each in matrices}))
+        forms = "/".join(sorted({matrix.format for matrix in matrices}))
         raise ConfigError(
             f"{output}: not written: rounded to {forms}, the merged matrices keep {kept:.1%} of what the adapter "
             f"changes, and {LEAST_KEPT:.0%} is the least: say --to q8 or --to bf16, serve the adapter unmerged "
@@ -126,17 +126,17 @@ def check_kept(matrices: Sequence[MatrixSurvival], output: Path) -> None:
 def compare(
     model: "Merged", adapter: "Adapter", written: "Checkpoint", tokenizer: "Tokenizer", prompts: Sequence[str],
     load: LoadOptions,
-) -> Answers:  # fmt: skip
+) -> ComparedAnswers:  # fmt: skip
     """The written model beside the model with the adapter, which is served where that can be, else merged in float32.
 
     Raises ConfigError for prompts without tokens, and as loading does.
     """
     context = min(STEP_TOKENS, model.base.config["max_position"])
-    most = max(1, context - ANSWER_TOKENS)  # of longer prompts the end is taken
-    texts = [tokenizer.encode(text, add_special=True)[-most:] for text in prompts]
+    max_prompt = max(1, context - ANSWER_TOKENS)  # of longer prompts the end is taken
+    texts = [tokenizer.encode(text, add_special=True)[-max_prompt:] for text in prompts]
     if not texts or not all(texts):
         raise ConfigError("there must be at least one probe, and each needs text")
-    served = not any(".mlp.experts." in each.tensor for each in adapter.matrices)
+    served = not any(".mlp.experts." in matrix.tensor for matrix in adapter.matrices)
     first, slot = _reference(model, adapter, load, context, served)
     second = load_to_score(written, load, context, text=False).executable
     sums, greedy = _Differences(), 0
@@ -210,11 +210,20 @@ class _Differences:
         self._kls += np.einsum("ij,ij->i", np.exp(logs[0]), logs[0] - logs[1]).clip(min=0).tolist()
         self._same += int((first.argmax(axis=1) == second.argmax(axis=1)).sum())
 
-    def answers(self, reference: str, prompts: int, greedy: int) -> Answers:
+    def answers(self, reference: str, prompts: int, greedy: int) -> ComparedAnswers:
         count = len(self._kls)
         deviation = (self._squares / self._values) ** 0.5
         mean = self._absolute / self._values
         kl, kl_largest = float(np.mean(self._kls)), max(self._kls)
-        return Answers(
-            reference, prompts, count, self._largest, mean, deviation, kl, kl_largest, self._same / count, greedy
+        return ComparedAnswers(
+            reference=reference,
+            prompts=prompts,
+            positions=count,
+            largest=self._largest,
+            mean=mean,
+            deviation=deviation,
+            kl=kl,
+            kl_largest=kl_largest,
+            same_top=self._same / count,
+            greedy=greedy,
         )

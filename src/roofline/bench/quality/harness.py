@@ -1,7 +1,7 @@
 """A model of ours for EleutherAI's lm-evaluation-harness, the package lm-eval: `harness_model(llm)`.
 
-The package is imported when `harness_model` is called, and by nothing else. What it asks for is computed by `Answers`,
-which needs no more than an `LLM`.
+The package is imported when `harness_model` is called, and by nothing else. What it asks for is computed by
+`HarnessAnswers`, which needs no more than an `LLM`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ _GENERATION = ("until", *_LENGTHS, "do_sample", "temperature", "top_p", "top_k")
 _BATCH = 64  # requests that are handed to the engine at once
 
 
-class Answers:
+class HarnessAnswers:
     """What the harness asks of a model, by an LLM. llm: its prompts may have max_model_len - 1 tokens."""
 
     def __init__(self, llm: "LLM") -> None:
@@ -50,7 +50,7 @@ class Answers:
             prompts.append([*before, *after][-self._longest :])
             counts.append(len(after))
         return [
-            (sum(each.logprob for each in logprobs), all(each.top[0][0] == each.id for each in logprobs))
+            (sum(logprob.logprob for logprob in logprobs), all(logprob.top[0][0] == logprob.id for logprob in logprobs))
             for logprobs in self._logprobs(prompts, counts)
         ]
 
@@ -64,7 +64,7 @@ class Answers:
             ends = [min(start + self._longest - 1, len(ids)) for start in starts]
             prompts = [ids[max(0, end - self._longest) : end] for end in ends]
             logprobs = self._logprobs(prompts, [end - start for start, end in zip(starts, ends, strict=True)])
-            sums.append(float(sum(each.logprob for window in logprobs for each in window)))
+            sums.append(float(sum(logprob.logprob for window in logprobs for logprob in window)))
         return sums
 
     def continuations(self, requests: Sequence[tuple[str, JsonMapping]]) -> list[str]:
@@ -109,7 +109,9 @@ class Answers:
             outputs = self._llm.generate(prompts[start : start + _BATCH], params, use_tqdm=False)
             for output, count in zip(outputs, counts[start : start + _BATCH], strict=True):
                 assert output.prompt_logprobs is not None, "they were asked for"
-                logprobs.append([each for each in output.prompt_logprobs[-count:] if each is not None])
+                logprobs.append(
+                    [prompt_logprob for prompt_logprob in output.prompt_logprobs[-count:] if prompt_logprob is not None]
+                )
         return logprobs
 
 
@@ -132,19 +134,19 @@ def harness_model(llm: "LLM") -> "LM":
     """The model as the harness knows them. Raises ImportError where lm-eval is not installed."""
     from lm_eval.api.model import LM
 
-    answers = Answers(llm)
+    answers = HarnessAnswers(llm)
 
     class RooflineLM(LM):  # type: ignore[misc]  # the package has no types
         """Passes on what it is asked."""
 
         def loglikelihood(self, requests: "list[Instance]") -> list[tuple[float, bool]]:
-            return answers.likelihoods(each.args for each in requests)
+            return answers.likelihoods(request.args for request in requests)
 
         def loglikelihood_rolling(self, requests: "list[Instance]") -> list[float]:
-            return answers.rolling(each.args[0] for each in requests)
+            return answers.rolling(request.args[0] for request in requests)
 
         def generate_until(self, requests: "list[Instance]") -> list[str]:
-            return answers.continuations([each.args for each in requests])
+            return answers.continuations([request.args for request in requests])
 
         @property
         def tokenizer_name(self) -> str:

@@ -10,7 +10,7 @@ from roofline.backends.options import LoadOptions
 from roofline.bench.quality.score import Score, load_to_score, score, text_windows
 from roofline.ops import formats
 from roofline.weights.files.mapped import forget
-from roofline.weights.quantise.calibration import Calibration, Scale
+from roofline.weights.quantise.calibration import ParameterScale, WeightCalibration
 from roofline.weights.rope_rows import heads_of, reorder
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class TensorError:
 
 
 @dataclass(frozen=True)
-class Report:
+class QualityReport:
     """source, rounded: their scores on the held-out text; worst: the tensors with the largest errors, worst first."""
 
     source: Score
@@ -43,7 +43,7 @@ class Report:
 
     def facts(self) -> dict[str, object]:
         """As plain values."""
-        worst = [vars(each) for each in self.worst]
+        worst = [vars(error) for error in self.worst]
         return {"source": self.source.facts(), "rounded": self.rounded.facts(), "worst": worst}
 
 
@@ -52,29 +52,29 @@ def report(
     rounded: "Checkpoint",
     text: str,
     load: LoadOptions,
-    calibration: Calibration = Calibration(),
+    calibration: WeightCalibration = WeightCalibration(),
     *,
     limit: int = TOKENS,
     progress: Progress = lambda done, total: None,
-) -> Report:
+) -> QualityReport:
     """Compare two checkpoints of one model.
 
     text: that neither calibration nor training has seen; calibration: with which the second was rounded; limit: score
     only so many of the text's tokens. Raises as `load_to_score` and `windows_of`.
     """
     context = min(CONTEXT, source.config["max_position"])
-    models = [load_to_score(each, load, context, text=each is source) for each in (source, rounded)]
+    models = [load_to_score(path, load, context, text=path is source) for path in (source, rounded)]
     tokenizer = models[0].tokenizer
     assert tokenizer is not None, "it was loaded with its text side"
     windows = text_windows(tokenizer, text, context, context // 2, limit)
-    first, second = score([each.executable for each in models], windows, progress)
+    first, second = score([model.executable for model in models], windows, progress)
     for each in models:
         each.executable.close()
-    return Report(first, second, worst_tensors(source, rounded, calibration))
+    return QualityReport(first, second, worst_tensors(source, rounded, calibration))
 
 
 def worst_tensors(
-    source: "Checkpoint", rounded: "Checkpoint", calibration: Calibration, count: int = WORST
+    source: "Checkpoint", rounded: "Checkpoint", calibration: WeightCalibration, count: int = WORST
 ) -> list[TensorError]:
     """The tensors whose rounding changed them most."""
     errors = [
@@ -82,11 +82,11 @@ def worst_tensors(
         for name, info in rounded.tensors.items()
         if info.format != source.tensors[name].format
     ]
-    return sorted(errors, key=lambda each: -each.error)[:count]
+    return sorted(errors, key=lambda error: -error.error)[:count]
 
 
-def _error(source: "Checkpoint", rounded: "Checkpoint", name: str, calibration: Calibration) -> float:
-    importance, scale = calibration.importance.get(name), calibration.scales.get(name, Scale())
+def _error(source: "Checkpoint", rounded: "Checkpoint", name: str, calibration: WeightCalibration) -> float:
+    importance, scale = calibration.importance.get(name), calibration.scales.get(name, ParameterScale())
     info, other = source.tensors[name], rounded.tensors[name]
     raw, changed = source.read(name), rounded.read(name)
     heads = heads_of(name, source.config)

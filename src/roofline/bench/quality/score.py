@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from roofline.backends.options import LoadOptions
-from roofline.bench.quality.windows import Window, windows_of
+from roofline.bench.quality.windows import ScoredWindow, windows_of
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops.batch import PAGE_TOKENS, Segment
 
@@ -74,7 +74,7 @@ def load_to_score(source: "str | Checkpoint", load: LoadOptions, context: int, t
 
 def text_windows(
     tokenizer: "Tokenizer", text: str, context: int, stride: int, limit: int | None = None
-) -> list[Window]:
+) -> list[ScoredWindow]:
     """The windows of a text, or of its first `limit` tokens, each with the mark that the model wants before it. Raises
     as `windows_of`."""
     bos = tokenizer.bos_id if tokenizer.add_bos else None
@@ -82,7 +82,7 @@ def text_windows(
 
 
 def score(
-    executables: "Sequence[Executable]", windows: Sequence[Window], progress: Progress = lambda done, total: None
+    executables: "Sequence[Executable]", windows: Sequence[ScoredWindow], progress: Progress = lambda done, total: None
 ) -> list[Score]:
     """The scores of a text under several models of one vocabulary, all of which read the same ids in turn.
 
@@ -102,7 +102,7 @@ def score(
                     each.add(logprobs, step.targets, base)
                 base = logprobs if base is None else base
             progress(len(sums[0].nlls), total)
-    return [each.score() for each in sums]
+    return [total.score() for total in sums]
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class _Step:
     targets: Sequence[int]
 
 
-def _steps(window: Window) -> Iterator[_Step]:
+def _steps(window: ScoredWindow) -> Iterator[_Step]:
     for start in range(0, len(window.ids) - 1, STEP_TOKENS):
         end = min(start + STEP_TOKENS, len(window.ids) - 1)  # nothing follows the last id
         first = max(start + 1, window.first)

@@ -33,7 +33,7 @@ class Sums:
     lost: float = 0.0
 
     def __add__(self, other: "Sums") -> "Sums":
-        return Sums(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Sums)))
+        return Sums(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(Sums)))
 
     @property
     def survival(self) -> float:
@@ -42,8 +42,12 @@ class Sums:
         return math.sqrt(self.written / self.change) if self.change else 1.0
 
     @property
-    def kept(self) -> float:
-        """The part of the change that is there: X - R along C. 1 where rounding takes nothing away on average."""
+    def projected_share(self) -> float:
+        """The part of the change that is there: X - R along C. 1 where rounding takes nothing away on average.
+
+        Noise across the change does not lower it, unlike `train.checkpoint.outcome.rounding_fidelity`, which compares X
+        with W + C.
+        """
         return self.along / self.change if self.change else 1.0
 
     @property
@@ -58,7 +62,8 @@ class Sums:
 
     def facts(self) -> dict[str, float]:
         """As plain values."""
-        return {name: round(getattr(self, name), 6) for name in ("size", "loss", "survival", "kept")}
+        values = {"size": self.size, "loss": self.loss, "survival": self.survival, "kept": self.projected_share}
+        return {name: round(value, 6) for name, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -108,9 +113,9 @@ def head_is_tied(base: Checkpoint, written: Checkpoint) -> bool:
     return tied
 
 
-def total(each: Iterable[MatrixSurvival]) -> Sums:
+def total(matrices: Iterable[MatrixSurvival]) -> Sums:
     """Of all matrices together."""
-    return sum((one.sums for one in each), Sums())
+    return sum((one.sums for one in matrices), Sums())
 
 
 def _sums(base: np.ndarray, merged: np.ndarray, x: np.ndarray, alone: np.ndarray) -> Sums:
@@ -142,5 +147,5 @@ class _Values:
             rows = len(values) // experts
             return values[int(number) * rows : (int(number) + 1) * rows], tensors[stacked].format
         before, _, after = name.rpartition(".experts.")
-        each = [f"{before}.experts.{number}.{after}" for number in range(self._checkpoint.config["experts"])]
-        return np.concatenate([self._checkpoint.dequantize(one) for one in each]), tensors[each[0]].format
+        names = [f"{before}.experts.{number}.{after}" for number in range(self._checkpoint.config["experts"])]
+        return np.concatenate([self._checkpoint.dequantize(one) for one in names]), tensors[names[0]].format

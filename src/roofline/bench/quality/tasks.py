@@ -74,7 +74,7 @@ def _task(record: JsonMapping | str, where: str) -> Task:
         raise ConfigError(f"{where} is a plain text: `roofline eval --text` measures how well a model predicts it")
     choices, aliases = record.get("choices"), record.get("aliases")
     if isinstance(choices, list):
-        answers = tuple(_joined(sample.prompt, str(each)) for each in choices)
+        answers = tuple(_joined(sample.prompt, str(choice)) for choice in choices)
         return Task("choices", sample.prompt, answers, record["gold"])
     if "answer" in record:
         right = [text(record, "answer", where), *(map(str, aliases) if isinstance(aliases, list) else ())]
@@ -92,9 +92,9 @@ def evaluate(llm: "LLM", tasks: Sequence[Task], adapter: str | None = None) -> d
     judges = {"choices": _choices, "continuations": _continuations, "answers": _answers, "exact": _exact}
     scores = {}
     for kind in KINDS:
-        own = [task for task in tasks if task.kind == kind]
-        if own:
-            scores[kind] = Accuracy(len(own), sum(judges[kind](llm, own, adapter)))
+        tasks_of_kind = [task for task in tasks if task.kind == kind]
+        if tasks_of_kind:
+            scores[kind] = Accuracy(len(tasks_of_kind), sum(judges[kind](llm, tasks_of_kind, adapter)))
     return scores
 
 
@@ -114,7 +114,7 @@ def _choices(llm: "LLM", tasks: Sequence[Task], adapter: str | None) -> list[boo
 def _mean(output: "Output", count: int) -> float:
     """The mean log-probability of the last tokens of a prompt."""
     logprobs = output.prompt_logprobs or []
-    return sum(each.logprob for each in logprobs[-count:] if each is not None) / count
+    return sum(logprob.logprob for logprob in logprobs[-count:] if logprob is not None) / count
 
 
 def _continuations(llm: "LLM", tasks: Sequence[Task], adapter: str | None) -> list[bool]:

@@ -7,14 +7,14 @@ from roofline.common.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Window:
+class ScoredWindow:
     """ids: what a model reads from its first position on; first: the first of them that is scored, by its place."""
 
     ids: Sequence[int]
     first: int
 
 
-def windows_of(ids: Sequence[int], context: int, stride: int, bos: int | None) -> list[Window]:
+def windows_of(ids: Sequence[int], context: int, stride: int, bos: int | None) -> list[ScoredWindow]:
     """Windows of up to `context` tokens, each `stride` after the one before, which score every token once.
 
     The first token of a text is not scored, unless there is a `bos`, which then begins each window: a token is scored
@@ -33,7 +33,7 @@ def windows_of(ids: Sequence[int], context: int, stride: int, bos: int | None) -
     end = min(room, len(ids))
     while True:
         start = max(0, end - room)
-        windows.append(Window([*head, *ids[start:end]], scored - start + len(head)))
+        windows.append(ScoredWindow([*head, *ids[start:end]], scored - start + len(head)))
         scored = end
         if end == len(ids):
             return windows

@@ -12,7 +12,7 @@ from roofline.backends.options import LoadOptions
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.common.names import unknown
 from roofline.program.ir import Share
-from roofline.program.rates import Rate, Speeds
+from roofline.program.rates import ProgramSpeeds, StepRate
 
 NAMES = ("mlc-amd", "rocm-llm-opt", "flywheel", "mosaic-mi250", "dell-mi300x")
 Step = Literal["decode", "prefill", "serve", "train", ""]
@@ -78,7 +78,14 @@ def publication(name: str) -> Publication:
     table = tomllib.loads(resources.files("roofline.bench.replays").joinpath(f"{name}.toml").read_text("utf-8"))
     sources = msgspec.convert(table["sources"], dict[str, str])
     charts = tuple(_chart(chart, sources) for chart in msgspec.convert(table["chart"], list[_ChartTable]))
-    return Publication(name, table["title"], table["about"], table["caveat"], table["again"], charts)
+    return Publication(
+        name=name,
+        title=table["title"],
+        about=table["about"],
+        caveat=table["caveat"],
+        again=table["again"],
+        charts=charts,
+    )
 
 
 class _ChartTable(msgspec.Struct, forbid_unknown_fields=True):
@@ -133,7 +140,7 @@ def limit_of(row: Row, unit: str) -> RowLimit | None:
 
 
 @cache
-def _rate(model: str, chip: str, form: str, count: int, step: tuple[str, int, int, int]) -> Rate | None:
+def _rate(model: str, chip: str, form: str, count: int, step: tuple[str, int, int, int]) -> StepRate | None:
     speeds = _speeds(model, chip, form, count)
     if speeds is None:
         return None
@@ -144,7 +151,7 @@ def _rate(model: str, chip: str, form: str, count: int, step: tuple[str, int, in
 
 
 @cache
-def _speeds(model: str, chip: str, form: str, count: int) -> Speeds | None:
+def _speeds(model: str, chip: str, form: str, count: int) -> ProgramSpeeds | None:
     """Of one of `count` dies that share the model, at their data sheet."""
     from roofline.backends.gpu.program import compile_for_gpu
     from roofline.bundle.shape import shape_in
@@ -163,4 +170,4 @@ def _speeds(model: str, chip: str, form: str, count: int) -> Speeds | None:
         program = in_file(compile_for_gpu(shape, config, options, chips().get(product.chip), share))
     except (CapacityError, UnsupportedError):  # matrices of such a format that so many cannot share
         return None
-    return Speeds(program, roofs)
+    return ProgramSpeeds(program, roofs)

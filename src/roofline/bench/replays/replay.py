@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from roofline.bench.replays.own import Own
 from roofline.bench.replays.published import Publication, PublishedChart, Row, RowLimit, limit_of
 from roofline.bench.report import words
-from roofline.bench.report.chart import Axis, Chart, Mark, Rule, Section, Series, Table
+from roofline.bench.report.chart import Axis, Chart, Mark, ReportSection, Rule, Series, Table
 from roofline.bench.report.page import Report
 
 OURS = 6  # the look of what was measured here
@@ -31,7 +31,7 @@ def replay(published: Publication, own: Sequence[Own], refused: Sequence[str] = 
     )
 
 
-def _shares(published: Publication, limits: dict[Row, RowLimit | None], own: Sequence[Own]) -> Section | None:
+def _shares(published: Publication, limits: dict[Row, RowLimit | None], own: Sequence[Own]) -> ReportSection | None:
     """The share of its limit that each figure reached: what can be compared between models and chips."""
     theirs = [
         (_name(row, chart), row, limit) for chart in published.charts for row in chart.rows if (limit := limits[row])
@@ -60,7 +60,7 @@ def _shares(published: Publication, limits: dict[Row, RowLimit | None], own: Seq
         rules=(Rule("x", 100.0, "the limit"),),
     )
     text = "What share of the physical limit each figure reached. It compares figures of different models and chips."
-    return Section("shares of the limit", text, (chart,), None)
+    return ReportSection("shares of the limit", text, (chart,), None)
 
 
 def _name(row: Row, chart: PublishedChart) -> str:
@@ -68,7 +68,7 @@ def _name(row: Row, chart: PublishedChart) -> str:
     return row.name or f"{row.series}, batch {row.sequences}: {chart.title}"
 
 
-def _values(chart: PublishedChart, limits: dict[Row, RowLimit | None]) -> Section:
+def _values(chart: PublishedChart, limits: dict[Row, RowLimit | None]) -> ReportSection:
     """A chart as it was published, with the limits, where there are any."""
     limited = any(limits[row] is not None for row in chart.rows)
     headings = (f"limit, {chart.unit}", "share", "bound") if limited else ()
@@ -83,7 +83,7 @@ def _values(chart: PublishedChart, limits: dict[Row, RowLimit | None]) -> Sectio
     )
     table = Table(("what", f"published, {chart.unit}", *headings, "source"), rows)
     drawn = _curves(chart, limits) if chart.over_sequences else _categories(chart, limits)
-    return Section(chart.title, "Less is better." if chart.unit == "ms" else "", (drawn,), table)
+    return ReportSection(chart.title, "Less is better." if chart.unit == "ms" else "", (drawn,), table)
 
 
 def _limit_cells(limit: RowLimit | None) -> tuple[str, str, str]:
@@ -143,7 +143,7 @@ def _categories(chart: PublishedChart, limits: dict[Row, RowLimit | None]) -> Ch
     )
 
 
-def _ours(own: Sequence[Own]) -> Section | None:
+def _ours(own: Sequence[Own]) -> ReportSection | None:
     """What was measured here, with its share of the measured roof."""
     rows = tuple(
         (each.name, each.machine, each.figure, words.percent(each.share), each.bound or "-", each.other_load)
@@ -153,4 +153,4 @@ def _ours(own: Sequence[Own]) -> Section | None:
         return None
     headings = ("what", "machine", "measured", "share", "bound", "other load, cores")
     text = "Other load is what the machine did beside, while nothing of the measurement ran."
-    return Section("measured here", text, (), Table(headings, rows))
+    return ReportSection("measured here", text, (), Table(headings, rows))

@@ -87,7 +87,7 @@ class Chart:
 
     @property
     def empty(self) -> bool:
-        return not any(each.marks for each in self.series)
+        return not any(series.marks for series in self.series)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """A part of a report: what is shown, how it is to be read, and the same in figures."""
 
     title: str
@@ -164,12 +164,12 @@ def scale(axis: Axis, values: list[float], start: float, end: float) -> Scale:
     where the axis is logarithmic."""
     if axis.categories:
         return Scale(-0.5, len(axis.categories) - 0.5, False, start, end)
-    values = [*values, *(each for each in (axis.least, axis.most) if each is not None)]
+    values = [*values, *(bound for bound in (axis.least, axis.most) if bound is not None)]
     if axis.log:
         values = [value for value in values if value > 0] or [1.0]
         low, high = min(values), max(values)
         room = max((high / low) ** 0.06, 1.05)
-        return Scale(low / room, high * room, True, start, end, axis.doubling)
+        return Scale(low=low / room, high=high * room, log=True, start=start, end=end, doubling=axis.doubling)
     low, high = min(values), max(values)
     room = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
     if axis.zero and low >= 0:

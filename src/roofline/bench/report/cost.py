@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from roofline.bench.report import words
-from roofline.bench.report.chart import Axis, Chart, Mark, Section, Series, Table
+from roofline.bench.report.chart import Axis, Chart, Mark, ReportSection, Series, Table
 from roofline.bench.report.gather import Gathered
 from roofline.bench.report.throughput import by_arrivals, traffic_name
 from roofline.bench.results.point import Point
@@ -47,20 +47,20 @@ class Prices:
     purchase: dict[str, float] = field(default_factory=dict)
     depreciation: Depreciation | None = None
 
-    def of(self, place: str) -> "Machine | None":
+    def of(self, place: str) -> "MachineCost | None":
         """What an hour of a machine costs, None where no price is for it: of several that fit, the longest name."""
         fits = [name for name in (*self.usd_per_hour, *self.purchase) if name.lower() in place.lower()]
         if not fits:
             return None
         name = max(fits, key=len)
         if name in self.usd_per_hour:
-            return Machine(self.usd_per_hour[name], bought=False)
+            return MachineCost(self.usd_per_hour[name], bought=False)
         assert self.depreciation is not None, "a purchase has years"
-        return Machine(self.depreciation.usd_per_hour(self.purchase[name]), bought=True)
+        return MachineCost(self.depreciation.usd_per_hour(self.purchase[name]), bought=True)
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineCost:
     """usd_per_hour: rent or capital, without electricity."""
 
     usd_per_hour: float
@@ -132,7 +132,7 @@ def token_cost(point: Point, prices: Prices) -> TokenCost | None:
     )
 
 
-def _energy_per_hour(point: Point, prices: Prices, machine: Machine) -> float | None:
+def _energy_per_hour(point: Point, prices: Prices, machine: MachineCost) -> float | None:
     """USD of the electricity of an hour in which the machine serves, and of one that was bought of the hours for each
     of these in which it idles. None without a counter or a price of electricity."""
     if prices.usd_per_kwh is None or point.energy is None:
@@ -153,18 +153,18 @@ def offered(point: Point) -> float | None:
     return words.metric(point, words.REQUESTS) or point.load.achieved or None
 
 
-def sections(gathered: Gathered, prices: Prices) -> list[Section]:
+def sections(gathered: Gathered, prices: Prices) -> list[ReportSection]:
     """For each traffic money over offered load, and energy where there are counters."""
     out = []
     for (preset, sha256), points in gathered.traffics().items():
         section = _section(gathered, points, prices)
         if section is not None:
             title = f"{traffic_name(preset, sha256)}: cost"
-            out.append(Section(title, section.text, section.charts, section.table))
+            out.append(ReportSection(title, section.text, section.charts, section.table))
     return out
 
 
-def _section(gathered: Gathered, points: Sequence[Point], prices: Prices) -> Section | None:
+def _section(gathered: Gathered, points: Sequence[Point], prices: Prices) -> ReportSection | None:
     money: list[Series] = []
     energy: list[Series] = []
     rows: list[tuple[str, ...]] = []
@@ -176,7 +176,7 @@ def _section(gathered: Gathered, points: Sequence[Point], prices: Prices) -> Sec
                 if (cost := token_cost(point, prices)) is not None and (load := offered(point)) is not None
             ]
             look, dashed = gathered.kinds[kind], name != gathered.name(kind)
-            marks = tuple(_money_mark(*each) for each in priced)
+            marks = tuple(_money_mark(*cells) for cells in priced)
             joules = tuple(
                 Mark(
                     x=load,
@@ -190,7 +190,7 @@ def _section(gathered: Gathered, points: Sequence[Point], prices: Prices) -> Sec
             )
             money += [Series(name=name, marks=marks, look=look, dashed=dashed)] if marks else []
             energy += [Series(name=name, marks=joules, look=look, dashed=dashed)] if joules else []
-            rows += [_row(name, *each) for each in priced]
+            rows += [_row(name, *cells) for cells in priced]
     if not rows:
         return None
     x = Axis(title="offered load, requests/s", log=True)
@@ -202,7 +202,7 @@ def _section(gathered: Gathered, points: Sequence[Point], prices: Prices) -> Sec
         "system", "load", "requests/s", "USD/M blended", "USD/M prompt", "USD/M answer", "USD/M answers pay all",
         "J/token", "USD/hour", "of it capital", "of it energy",
     )  # fmt: skip
-    return Section(
+    return ReportSection(
         "cost", _text(prices, bool(energy)), tuple(c for c in charts if not c.empty), Table(headings, tuple(rows))
     )
 
@@ -223,12 +223,13 @@ def _row(name: str, point: Point, cost: TokenCost, load: float) -> tuple[str, ..
 
 
 def _text(prices: Prices, energy: bool) -> str:
-    each = [f"{name or 'any machine'} {usd:g} USD an hour" for name, usd in prices.usd_per_hour.items()]
+    prices_text = [f"{name or 'any machine'} {usd:g} USD an hour" for name, usd in prices.usd_per_hour.items()]
     if prices.depreciation is not None:
-        each += [_purchase_text(name, usd, prices.depreciation) for name, usd in prices.purchase.items()]
+        prices_text += [_purchase_text(name, usd, prices.depreciation) for name, usd in prices.purchase.items()]
     text = (
-        f"Prices: {', '.join(each)}, of {prices.date}, from {prices.source}. A machine costs the same when it idles, "
-        f"so a token is dear under low load. An answer token is charged as {prices.answer_weight:g} prompt tokens."
+        f"Prices: {', '.join(prices_text)}, of {prices.date}, from {prices.source}. A machine costs the same when it "
+        "idles, so a token is dear under low load. "
+        f"An answer token is charged as {prices.answer_weight:g} prompt tokens."
     )
     if prices.usd_per_kwh is not None:
         electricity = f"{prices.usd_per_kwh:g} USD a kWh, times a PUE of {prices.pue:g}"

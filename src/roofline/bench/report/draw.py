@@ -101,8 +101,8 @@ class _Drawing:
             for number, name in enumerate(chart.y.categories):
                 at = self.y.at(number)
                 self.out.append(_line(frame.x, at + ROW / 2, right, at + ROW / 2, "grid"))
-                most = int((frame.width - 8) / (0.9 * CHARACTER))
-                short = name if len(name) <= most else f"{name[: most - 1]}…"
+                max_characters = int((frame.width - 8) / (0.9 * CHARACTER))
+                short = name if len(name) <= max_characters else f"{name[: max_characters - 1]}…"
                 self.out.append(_text(frame.x, at - 5, short, "start"))
                 self.labels.occupied.append(Box(frame.x, at - 5 - FONT, 0.85 * CHARACTER * len(short), FONT))
         else:

@@ -18,7 +18,7 @@ MOST_POINTS = 500  # of a report: the page of more would not be read, and grow b
 
 
 @dataclass(frozen=True)
-class Kind:
+class CurveKind:
     """What points of one curve have in common: system and machine. Their names, as a reader sees them."""
 
     system: str
@@ -35,7 +35,7 @@ class Gathered:
     """
 
     points: list[Point]
-    kinds: dict[Kind, int]
+    kinds: dict[CurveKind, int]
     refused: list[str] = field(default_factory=list)
     events: dict[str, Events] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Gathered:
         """The machines, in the order of their first curve."""
         return list(dict.fromkeys(kind.place for kind in self.kinds))
 
-    def name(self, kind: Kind) -> str:
+    def name(self, kind: CurveKind) -> str:
         """A curve's name: with its machine where there are several."""
         return kind.system if len(self.places) == 1 else f"{kind.system}, {kind.place}"
 
@@ -57,16 +57,16 @@ class Gathered:
                 groups.setdefault((point.preset, point.workload.sha256), []).append(point)
         return groups
 
-    def curves(self, points: Iterable[Point]) -> dict[Kind, list[Point]]:
+    def curves(self, points: Iterable[Point]) -> dict[CurveKind, list[Point]]:
         """These points by system and machine; a closed loop and scheduled arrivals are not told apart here."""
-        groups: dict[Kind, list[Point]] = {}
+        groups: dict[CurveKind, list[Point]] = {}
         for point in points:
             groups.setdefault(kind_of(point), []).append(point)
         return groups
 
 
-def kind_of(point: Point) -> Kind:
-    return Kind(words.system_name(point), words.place(point))
+def kind_of(point: Point) -> CurveKind:
+    return CurveKind(words.system_name(point), words.place(point))
 
 
 def gather(paths: Sequence[Path]) -> Gathered:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from roofline.bench.report import words
-from roofline.bench.report.chart import Axis, Chart, Mark, Section, Series, Table
+from roofline.bench.report.chart import Axis, Chart, Mark, ReportSection, Series, Table
 from roofline.bench.report.gather import Gathered
-from roofline.bench.report.ratios import Ratio, pairs, ratio
+from roofline.bench.report.ratios import ReportRatio, pairs, ratio
 from roofline.bench.results.point import Point
 from roofline.bench.results.statistics import CONFIDENCE
 from roofline.common.errors import ConfigError
@@ -53,7 +53,7 @@ def by_key(points: Sequence[Point]) -> dict[LoadKey, list[Point]]:
     return groups
 
 
-def trend(gathered: Gathered, name: str) -> Section:
+def trend(gathered: Gathered, name: str) -> ReportSection:
     """A metric over time for each load that was measured, with the ratio of each measurement to the one before.
 
     Raises ConfigError where no point has the metric.
@@ -95,7 +95,7 @@ def trend(gathered: Gathered, name: str) -> Section:
         raise ConfigError(f"metric={name!r}: no point has it{hint}")
     headings = ("load", "machine", "version", "measured", name.replace("_", " "), "to the one before", "to the first")
     text = "Bars and brackets are 95 % intervals; a ratio whose interval contains 1 shows no change."
-    return Section(f"{name.replace('_', ' ')} over time", text, tuple(charts), Table(headings, tuple(rows)))
+    return ReportSection(f"{name.replace('_', ' ')} over time", text, tuple(charts), Table(headings, tuple(rows)))
 
 
 def _rows(key: LoadKey, points: Sequence[Point], name: str) -> list[tuple[str, ...]]:
@@ -119,7 +119,7 @@ def _measured(point: Point) -> str:
     return point.started + words.interrupted(point)
 
 
-def _ratio_text(of: Ratio | None) -> str:
+def _ratio_text(of: ReportRatio | None) -> str:
     return "-" if of is None else words.with_interval(of.value, of.interval)
 
 
@@ -131,7 +131,7 @@ class Finding:
 
     name: str
     metric: str
-    ratio: Ratio
+    ratio: ReportRatio
     worse: float
     verdict: str
     exact: bool = False
@@ -217,7 +217,7 @@ class Doubt:
         return quantile(1 - one_side / self.loads) / quantile(1 - one_side)
 
 
-def _finding(name: str, metric: str, between: Ratio, doubt: Doubt) -> Finding:
+def _finding(name: str, metric: str, between: ReportRatio, doubt: Doubt) -> Finding:
     higher = HIGHER_IS_BETTER[metric]
     worse = 1 - between.value if higher else between.value - 1
     around = between.interval
@@ -227,7 +227,7 @@ def _finding(name: str, metric: str, between: Ratio, doubt: Doubt) -> Finding:
         end = middle + (near - middle) * doubt.widening  # of the interval, on the side of no change
         real = end < 0 if higher else end > 0
     verdict = "passes" if worse <= doubt.at_most else "slower" if real else "undecided"
-    return Finding(name, metric, between, worse, verdict, doubt.exact)
+    return Finding(name=name, metric=metric, ratio=between, worse=worse, verdict=verdict, exact=doubt.exact)
 
 
 def check_pairs(points: Sequence[Point], at_most: float) -> list[Finding]:

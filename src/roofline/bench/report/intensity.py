@@ -3,7 +3,7 @@
 import math
 
 from roofline.bench.report import words
-from roofline.bench.report.chart import Axis, Chart, Mark, Section, Series, Table
+from roofline.bench.report.chart import Axis, Chart, Mark, ReportSection, Series, Table
 from roofline.bench.report.gather import Gathered
 from roofline.bench.report.throughput import devices, note
 from roofline.bench.results.point import Device, Limit, Point
@@ -13,12 +13,12 @@ TERA = 1e12
 ALIKE = 0.1  # by which roofs differ that are drawn as one
 
 
-def section(gathered: Gathered) -> Section | None:
+def section(gathered: Gathered) -> ReportSection | None:
     """None where no point has a limit."""
     places = [(point, each) for point in gathered.points if (each := _place(point)) is not None]
     if not places:
         return None
-    most = max(x for _, (x, _) in places)
+    max_x = max(x for _, (x, _) in places)
     least = min(x for _, (x, _) in places)
     series: list[Series] = []
     rows: list[tuple[str, ...]] = []
@@ -26,7 +26,7 @@ def section(gathered: Gathered) -> Section | None:
         devices_here = _devices(gathered, place)
         for at, (device, systems) in enumerate(devices_here):
             title = [place] * (len(gathered.places) > 1) + [", ".join(systems)] * (len(devices_here) > 1)
-            series += _roofs(device, " ".join(title), 7 - (number + at) % 8, (least, most))
+            series += _roofs(device, " ".join(title), 7 - (number + at) % 8, (least, max_x))
     for kind, points in gathered.curves(point for point, _ in places).items():
         marks = []
         for point in points:
@@ -54,7 +54,7 @@ def section(gathered: Gathered) -> Section | None:
         "roof by the data sheet is what its maker prints; the measured one is what loops of ours reached on the device."
     )
     headings = ("system", "load", "operations/byte", "reached", "of measured roof", "of data sheet", "bound")
-    return Section("rooflines", text, (chart,), Table(headings, tuple(rows)))
+    return ReportSection("rooflines", text, (chart,), Table(headings, tuple(rows)))
 
 
 def _place(point: Point) -> tuple[float, float] | None:

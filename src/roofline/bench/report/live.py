@@ -41,7 +41,7 @@ HEADINGS = (
 )
 
 
-class Progress(Protocol):
+class LiveProgress(Protocol):
     """How far the running point is: what the process that sends requests tells of itself.
 
     elapsed: seconds since its beginning; completed, failed, in_flight: requests; tokens_per_s: of answers, lately; cpu:
@@ -85,7 +85,7 @@ class LiveView:
         self._points: list[Point] = []
         self._running: str | None = None
         self._limit: float | None = None
-        self._progress: Progress | None = None
+        self._progress: LiveProgress | None = None
         self._began = self._drawn = -1e9
         self._durations: list[float] = []  # seconds of each finished point
         self._live: Live | None = None
@@ -124,7 +124,7 @@ class LiveView:
             self._line(f"{load} ...{self._time_left()}")
             self._drawn = self._clock()
 
-    def progress(self, now: Progress) -> None:
+    def progress(self, now: LiveProgress) -> None:
         """How far it is. Cheap where nothing is drawn."""
         self._progress = now
         if self._clock() - self._drawn < (BETWEEN_DRAWS if self._live is not None else BETWEEN_LINES):
@@ -177,7 +177,7 @@ class LiveView:
         text = f"{self._running}: {self._running_text(self._progress)}{self._time_left()}"
         return Group(table, escape(text))
 
-    def _running_text(self, now: Progress | None) -> str:
+    def _running_text(self, now: LiveProgress | None) -> str:
         """What is known of the running point, in one line."""
         if now is None:
             return "starting"
@@ -197,10 +197,10 @@ class LiveView:
 
     def _time_left(self) -> str:
         """How long the rest takes, if every point takes as long as those before, or as is planned."""
-        each = sum(self._durations) / len(self._durations) if self._durations else self._seconds
-        if self._planned is None or each is None or self._running is None:
+        seconds_per_point = sum(self._durations) / len(self._durations) if self._durations else self._seconds
+        if self._planned is None or seconds_per_point is None or self._running is None:
             return ""
-        rest = each * (self._planned - len(self._points)) - (self._clock() - self._began)
+        rest = seconds_per_point * (self._planned - len(self._points)) - (self._clock() - self._began)
         return f"; {human_seconds(max(rest, 1.0))} left"
 
 

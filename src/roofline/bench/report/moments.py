@@ -7,8 +7,8 @@ import numpy as np
 
 from roofline.bench.load.events import Events, RequestEvents
 from roofline.bench.report import words
-from roofline.bench.report.chart import Area, Axis, Chart, Mark, Section, Series, Table
-from roofline.bench.report.gather import Gathered, Kind, kind_of
+from roofline.bench.report.chart import Area, Axis, Chart, Mark, ReportSection, Series, Table
+from roofline.bench.report.gather import CurveKind, Gathered, kind_of
 from roofline.bench.report.throughput import knee
 from roofline.bench.results.point import Point
 from roofline.bench.results.statistics import Values, percentile, percentile_interval
@@ -29,7 +29,7 @@ PARTS = (
 
 
 @dataclass(frozen=True)
-class Run:
+class NamedEvents:
     """The events of a point that counts, with its name."""
 
     point: Point
@@ -48,7 +48,7 @@ class Run:
         return measured_span(self.events)
 
 
-def sections(gathered: Gathered) -> list[Section]:
+def sections(gathered: Gathered) -> list[ReportSection]:
     """Nothing where no point has events."""
     runs = _chosen(gathered)
     if not runs:
@@ -56,23 +56,27 @@ def sections(gathered: Gathered) -> list[Section]:
     return [_distributions(runs), _course(_knees(runs)), _waterfall(gathered)]
 
 
-def _chosen(gathered: Gathered) -> list[Run]:
+def _chosen(gathered: Gathered) -> list[NamedEvents]:
     """Of each curve the points with events of the lowest and of the highest load, and the knee: charts with more lines
     are not read."""
-    runs: list[Run] = []
+    runs: list[NamedEvents] = []
     for kind, points in gathered.curves(gathered.points).items():
-        own = [point for point in points if point.id in gathered.events]
-        best = knee(own)
-        chosen = [point for point in own if point in (own[0], own[-1]) or point is best]
+        points_with_events = [point for point in points if point.id in gathered.events]
+        best = knee(points_with_events)
+        chosen = [
+            point
+            for point in points_with_events
+            if point in (points_with_events[0], points_with_events[-1]) or point is best
+        ]
         for point in chosen:
             name = f"{gathered.name(kind)}, {words.load_name(point)}"
-            runs.append(Run(point, gathered.events[point.id], name, len(runs)))
+            runs.append(NamedEvents(point, gathered.events[point.id], name, len(runs)))
     return runs
 
 
-def _knees(runs: Sequence[Run]) -> list[Run]:
+def _knees(runs: Sequence[NamedEvents]) -> list[NamedEvents]:
     """Of each curve the run at its knee: runs of other loads last longer or shorter."""
-    groups: dict[Kind, list[Run]] = {}
+    groups: dict[CurveKind, list[NamedEvents]] = {}
     for run in runs:
         groups.setdefault(kind_of(run.point), []).append(run)
     bests = [(knee([run.point for run in own]), own) for own in groups.values()]
@@ -98,7 +102,7 @@ def e2e(request: RequestEvents) -> float:
     return (request.end - request.planned) / NS_PER_MS
 
 
-def _distributions(runs: Sequence[Run]) -> Section:
+def _distributions(runs: Sequence[NamedEvents]) -> ReportSection:
     metrics: tuple[tuple[str, Callable[[RequestEvents], float | None]], ...] = (
         ("TTFT", ttft),
         ("TPOT", tpot),
@@ -108,7 +112,7 @@ def _distributions(runs: Sequence[Run]) -> Section:
     for name, of in metrics:
         series = []
         for run in runs:
-            values = sorted(value for each in run.counted if (value := of(each)) is not None)
+            values = sorted(value for request in run.counted if (value := of(request)) is not None)
             if not values:
                 continue
             series.append(Series(name=run.name, marks=_steps(values), look=run.look, kind="steps"))
@@ -127,14 +131,14 @@ def _distributions(runs: Sequence[Run]) -> Section:
         "Counted from the moment for which a request was planned, so that waiting in the client is in it. In brackets "
         "the 95 % interval of each percentile, by the order of the values; a p99 needs 299 requests, a p95 59."
     )
-    return Section("distributions", text, tuple(c for c in charts if not c.empty), Table(headings, tuple(rows)))
+    return ReportSection("distributions", text, tuple(c for c in charts if not c.empty), Table(headings, tuple(rows)))
 
 
 def _steps(values: Sequence[float]) -> tuple[Mark, ...]:
     """The distribution's line, of at most MOST_STEPS steps."""
     count = len(values)
     places = range(1, count + 1) if count <= MOST_STEPS else (
-        round(each * count / MOST_STEPS) for each in range(1, MOST_STEPS + 1)
+        round(step * count / MOST_STEPS) for step in range(1, MOST_STEPS + 1)
     )  # fmt: skip
     first = Mark(x=values[0], y=0.0)
     return (first, *(Mark(x=values[place - 1], y=100 * place / count) for place in places))
@@ -145,12 +149,12 @@ def _quantile(values: Values, part: float) -> str:
     return words.with_interval(percentile(values, part), percentile_interval(values, part))
 
 
-def _course(runs: Sequence[Run]) -> Section:
+def _course(runs: Sequence[NamedEvents]) -> ReportSection:
     """Tokens a second and requests in flight over the run, what does not count shaded."""
     flows, flights, rows = [], [], []
     for run in runs:
         head, requests = run.events.head, run.events.requests
-        last = max([head.end, *(each.end or each.dispatched for each in requests)])
+        last = max([head.end, *(request.end or request.dispatched for request in requests)])
         width = last / BINS
         tokens, flying = [0.0] * BINS, [0.0] * BINS
         for each in requests:
@@ -182,7 +186,7 @@ def _course(runs: Sequence[Run]) -> Section:
     )
     headings = ("run", "warm-up, s", "counted, s", "requests that count", "how the warm-up was cut")
     text = "Figures are of requests that were sent between the shaded parts: it warms up before, and runs out behind."
-    return Section("the course of the runs", text, charts, Table(headings, tuple(rows)))
+    return ReportSection("the course of the runs", text, charts, Table(headings, tuple(rows)))
 
 
 def _bin(at: float, width: float) -> int:
@@ -196,21 +200,21 @@ def _add_span(bins: list[float], start: float, end: float, width: float) -> None
         bins[number] += max(0.0, covered) / width
 
 
-def _uncounted(runs: Sequence[Run]) -> tuple[Area, ...]:
+def _uncounted(runs: Sequence[NamedEvents]) -> tuple[Area, ...]:
     """The shaded parts that all runs have in common."""
     begin = min(run.span.begin for run in runs) / NS_PER_S
     end = max(run.span.end for run in runs) / NS_PER_S
     return Area("x", None, begin, "warm-up"), Area("x", end, None, "after")
 
 
-def _waterfall(gathered: Gathered) -> Section:
+def _waterfall(gathered: Gathered) -> ReportSection:
     """Where the time to the first token goes, on average, for each point with events."""
     names: list[str] = []
     bars, rows = [list[Mark]() for _ in PARTS], []
     for point in gathered.points:
         if point.id not in gathered.events:
             continue
-        run = Run(point, gathered.events[point.id], "", 0)
+        run = NamedEvents(point, gathered.events[point.id], "", 0)
         means = mean_parts(run.counted)
         if not any(means):
             continue
@@ -238,17 +242,17 @@ def _waterfall(gathered: Gathered) -> Section:
         "the answer's head, its first byte, and the first byte's first token. A moment that was not recorded adds to "
         "the next."
     )
-    return Section("where the first token waits", text, (chart,), Table(headings, tuple(rows)))
+    return ReportSection("where the first token waits", text, (chart,), Table(headings, tuple(rows)))
 
 
 def mean_parts(requests: Sequence[RequestEvents]) -> list[float]:
     """Mean milliseconds of each of PARTS. They add up to the mean TTFT."""
     sums = [0.0] * len(PARTS)
-    for each in requests:
-        before = each.planned
+    for request in requests:
+        before = request.planned
         for number, (_, _, name) in enumerate(PARTS):
-            at = each.chunks[0] if name == "first_token" else getattr(each, name)
-            at = min(at if at is not None else before, each.chunks[0])  # heads may come with the first token
+            at = request.chunks[0] if name == "first_token" else getattr(request, name)
+            at = min(at if at is not None else before, request.chunks[0])  # heads may come with the first token
             sums[number] += max(0, at - before) / NS_PER_MS
             before = max(before, at)
     return [total / len(requests) if requests else 0.0 for total in sums]

@@ -7,7 +7,7 @@ from importlib.resources import files
 from string import Template
 
 from roofline.bench.report import draw
-from roofline.bench.report.chart import Chart, Section, Table
+from roofline.bench.report.chart import Chart, ReportSection, Table
 
 SHORT, LONG = 16, 50  # characters of cells that are not broken, and of those that need room
 MOST_ROWS = 20  # of a table that is shown without a frame of its own to scroll in
@@ -22,7 +22,7 @@ class Report:
 
     title: str
     about: str
-    sections: tuple[Section, ...]
+    sections: tuple[ReportSection, ...]
     refused: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -43,7 +43,7 @@ def _list(title: str, lines: Sequence[str], kind: str = "") -> str:
     return f"<section{look}><h2>{title}</h2>{''.join(f'<p>{html.escape(line)}</p>' for line in lines)}</section>"
 
 
-def _section(section: Section) -> str:
+def _section(section: ReportSection) -> str:
     charts = "".join(_chart(chart, len(section.charts) > 1) for chart in section.charts if not chart.empty)
     table = "" if section.table is None else _table(section.table)
     text = f"<p>{html.escape(section.text)}</p>" if section.text else ""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from roofline.bench.report import words
-from roofline.bench.report.chart import Axis, Chart, Interval, Mark, Rule, Section, Series, Table
-from roofline.bench.report.gather import Gathered, Kind, kind_of
+from roofline.bench.report.chart import Axis, Chart, Interval, Mark, ReportSection, Rule, Series, Table
+from roofline.bench.report.gather import CurveKind, Gathered, kind_of
 from roofline.bench.report.throughput import devices, traffic_name
 from roofline.bench.results.compare import in_words
 from roofline.bench.results.point import Point
@@ -16,14 +16,14 @@ from roofline.train.parity.statistics import t_quantile
 
 
 @dataclass(frozen=True)
-class Ratio:
+class ReportRatio:
     """A ratio with its 95 % interval, None where neither repeats nor intervals say one."""
 
     value: float
     interval: Interval | None
 
 
-def ratio(new: Sequence[Point], old: Sequence[Point], name: str) -> Ratio | None:
+def ratio(new: Sequence[Point], old: Sequence[Point], name: str) -> ReportRatio | None:
     """Of a metric of two groups of points that were measured apart; None where either lacks it.
 
     Logarithms are averaged. Their spread is that among points where a group has three or more, else what the points'
@@ -34,9 +34,9 @@ def ratio(new: Sequence[Point], old: Sequence[Point], name: str) -> Ratio | None
         return None
     value = math.exp(above.middle - below.middle)
     if above.reaches is None or below.reaches is None:
-        return Ratio(value, None)
+        return ReportRatio(value, None)
     down, up = math.hypot(above.reaches[0], below.reaches[1]), math.hypot(above.reaches[1], below.reaches[0])
-    return Ratio(value, (value * math.exp(-down), value * math.exp(up)))
+    return ReportRatio(value, (value * math.exp(-down), value * math.exp(up)))
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _logarithm(points: Sequence[Point], name: str) -> _Logarithm | None:
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairedRatio:
     """A paired ratio of two systems that were measured in turns, B to A, as `bench compare` writes it.
 
     of: "throughput" or "latency"; name: who was compared, under which load; point: B's.
@@ -74,11 +74,11 @@ class Pair:
 
     of: str
     name: str
-    ratio: Ratio
+    ratio: ReportRatio
     point: Point
 
 
-def pairs(points: Sequence[Point]) -> list[Pair]:
+def pairs(points: Sequence[Point]) -> list[PairedRatio]:
     """The paired ratios among these points: each stands in the points of both sides, and is taken from B's."""
     labels = {point.run: words.system_name(point) for point in points if point.extra.get("side") == "A"}
     out = []
@@ -89,11 +89,11 @@ def pairs(points: Sequence[Point]) -> list[Pair]:
         for of in ("throughput", "latency"):
             value, low, high = (point.extra.get(f"{of}_{part}") for part in ("ratio", "low", "high"))
             if isinstance(value, float) and isinstance(low, float) and isinstance(high, float):
-                out.append(Pair(of, name, Ratio(value, (low, high)), point))
+                out.append(PairedRatio(of, name, ReportRatio(value, (low, high)), point))
     return out
 
 
-def forest(gathered: Gathered) -> Section | None:
+def forest(gathered: Gathered) -> ReportSection | None:
     """The ratios of systems that were measured in turns, one below the other; None where there are none."""
     rows = pairs(gathered.points)
     if not rows:
@@ -128,7 +128,7 @@ def forest(gathered: Gathered) -> Section | None:
         "Systems measured in turns under the same traffic; above 1 the first one has more throughput, or a longer "
         "latency. An interval that contains 1 shows no difference."
     )
-    return Section("paired ratios", text, (chart,), table)
+    return ReportSection("paired ratios", text, (chart,), table)
 
 
 def _goodput_rows(points: Sequence[Point]) -> list[tuple[str, ...]]:
@@ -144,7 +144,7 @@ def _goodput_rows(points: Sequence[Point]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _verdict(pair: Pair) -> str:
+def _verdict(pair: PairedRatio) -> str:
     """What the comparison concluded, of the figure that decided it."""
     decided = pair.point.extra.get("by") == pair.of
     return in_words(str(pair.point.extra.get("verdict", "-")), pair.of) if decided else "-"
@@ -155,16 +155,16 @@ def _ends(around: Interval | None) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineBest:
     """The best trusted point of a system on a machine, and the roofs of its devices together."""
 
-    kind: Kind
+    kind: CurveKind
     point: Point
     bytes_per_s: float
     flops: float
 
 
-def machines(gathered: Gathered) -> Section | None:
+def machines(gathered: Gathered) -> ReportSection | None:
     """What each machine gives for its roofs: the ratio of throughputs divided by the ratio of roofs. None where no
     traffic was measured on two machines."""
     rows: list[tuple[str, ...]] = []
@@ -190,11 +190,11 @@ def machines(gathered: Gathered) -> Section | None:
         harmonic = len(shares) / sum(1 / share for share in shares)
         text += f" The harmonic mean of the best shares of the limit is {words.percent(harmonic)}."
     headings = ("traffic", "system", "against", "throughput", "memory roof", "compute roof", "bound", "worth")
-    return Section("what each machine gives for its roofs", text, (), Table(headings, tuple(rows)))
+    return ReportSection("what each machine gives for its roofs", text, (), Table(headings, tuple(rows)))
 
 
-def _best(points: Sequence[Point]) -> list[Machine]:
-    best: dict[Kind, Point] = {}
+def _best(points: Sequence[Point]) -> list[MachineBest]:
+    best: dict[CurveKind, Point] = {}
     for point in points:
         rate = words.metric(point, words.REQUESTS)
         kind = kind_of(point)
@@ -204,7 +204,7 @@ def _best(points: Sequence[Point]) -> list[Machine]:
             and (kind not in best or rate > (words.metric(best[kind], words.REQUESTS) or 0))
         ):
             best[kind] = point
-    return [Machine(kind, point, *_roofs(point, True)) for kind, point in best.items()]
+    return [MachineBest(kind, point, *_roofs(point, True)) for kind, point in best.items()]
 
 
 def _roofs(point: Point, measured: bool) -> tuple[float, float]:
@@ -217,7 +217,7 @@ def _roofs(point: Point, measured: bool) -> tuple[float, float]:
     return device.sheet_bytes_per_s * count, device.sheet_flops * count
 
 
-def _worth(base: Machine, other: Machine) -> tuple[str, ...]:
+def _worth(base: MachineBest, other: MachineBest) -> tuple[str, ...]:
     throughput = ratio([other.point], [base.point], words.REQUESTS)
     pairs = [_roofs(each.point, True) for each in (other, base)]
     if not all(rate for pair in pairs for rate in pair):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from roofline.bench.report import cost, intensity, moments, ratios, throughput, words
-from roofline.bench.report.chart import Section, Table
+from roofline.bench.report.chart import ReportSection, Table
 from roofline.bench.report.gather import Gathered
 from roofline.bench.report.page import Report
 from roofline.bench.report.throughput import Slo
@@ -14,7 +14,7 @@ from roofline.hardware.host_settings import in_words
 
 def report(gathered: Gathered, title: str = "", slo: Slo | None = None, prices: cost.Prices | None = None) -> Report:
     """All that these points can show. prices: None leaves money out."""
-    sections: list[Section | None] = [*throughput.sections(gathered, slo or Slo())]
+    sections: list[ReportSection | None] = [*throughput.sections(gathered, slo or Slo())]
     sections += [ratios.forest(gathered), ratios.machines(gathered), intensity.section(gathered)]
     sections += moments.sections(gathered)
     sections += cost.sections(gathered, prices) if prices is not None else []
@@ -68,7 +68,7 @@ def _unread(gathered: Gathered) -> list[str]:
     ]
 
 
-def _other_figures(gathered: Gathered) -> Section | None:
+def _other_figures(gathered: Gathered) -> ReportSection | None:
     """Points without traffic, such as those of decode and of plans, by their figures."""
     in_charts = {id(point) for points in gathered.traffics().values() for point in points}
     points = [point for point in gathered.points if id(point) not in in_charts]
@@ -94,10 +94,10 @@ def _other_figures(gathered: Gathered) -> Section | None:
     if not rows:
         return None
     headings = ("system", "what", "metric", "value", "unit", "of the limit", "definition")
-    return Section("other figures", "", (), Table(headings, rows))
+    return ReportSection("other figures", "", (), Table(headings, rows))
 
 
-def _conditions(gathered: Gathered) -> Section | None:
+def _conditions(gathered: Gathered) -> ReportSection | None:
     """What somebody needs to measure the same again, for each system on each machine."""
     if not gathered.points:
         return None
@@ -110,36 +110,36 @@ def _conditions(gathered: Gathered) -> Section | None:
         "and a letter lower for each of these that is missing: the server's version, a limit, a trusted client, five "
         "answers."
     )
-    return Section("how it was measured", text, (), Table(headings, tuple(rows)))
+    return ReportSection("how it was measured", text, (), Table(headings, tuple(rows)))
 
 
 def _condition(points: Sequence[Point]) -> tuple[str, ...]:
     point = points[-1]
     host = point.host
-    busy = max(each.host.load for each in points)
+    busy = max(point.host.load for point in points)
     settings = in_words(host.settings) if host.settings is not None else ""
     machine = f"{words.place(point)}; {host.chip}, {host.cores} cores, at most {busy:.1f} cores of other load"
     machine += f"; {settings}" if settings else ""
     traffic = "; ".join(
         dict.fromkeys(
-            f"{each.workload.name} {each.workload.sha256[:8]}, {each.workload.requests} requests, prefix cache "
-            f"{each.workload.prefix_cache}"
-            for each in points
-            if each.workload is not None
+            f"{point.workload.name} {point.workload.sha256[:8]}, {point.workload.requests} requests, prefix cache "
+            f"{point.workload.prefix_cache}"
+            for point in points
+            if point.workload is not None
         )
     )
-    probes = [each.fidelity for each in points if each.fidelity is not None]
-    equal, sent = sum(each.equal for each in probes), sum(each.probes for each in probes)
+    probes = [point.fidelity for point in points if point.fidelity is not None]
+    equal, sent = sum(probe.equal for probe in probes), sum(probe.probes for probe in probes)
     fidelity = f"{equal} of {sent} probes answered as when idle" if probes else "no probes"
     options = " ".join(f"{name}={value}" for name, value in point.system.options.items())
     model = " ".join(filter(None, (point.system.model, point.system.weight_formats, options)))
     return model or "-", machine, host.system or "-", traffic or "-", fidelity
 
 
-def _definitions(gathered: Gathered) -> Section | None:
+def _definitions(gathered: Gathered) -> ReportSection | None:
     """How each metric is computed: tools give different things the same name."""
     rows = dict.fromkeys(
         (name, figure.unit, figure.definition) for point in gathered.points for name, figure in point.metrics.items()
     )
     table = Table(("metric", "unit", "definition"), tuple(rows))
-    return Section("definitions", "", (), table) if rows else None
+    return ReportSection("definitions", "", (), table) if rows else None

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roofline.bench.report import words
-from roofline.bench.report.chart import Area, Axis, Chart, Mark, Rule, Section, Series, Table
-from roofline.bench.report.gather import Gathered, Kind
+from roofline.bench.report.chart import Area, Axis, Chart, Mark, ReportSection, Rule, Series, Table
+from roofline.bench.report.gather import CurveKind, Gathered
 from roofline.bench.results.point import Figure, Point
 
 FAR = 4.0  # times what was measured: a limit that needs a logarithmic axis
@@ -21,14 +21,16 @@ class Slo:
     e2e: float | None = None
 
 
-def sections(gathered: Gathered, slo: Slo) -> list[Section]:
+def sections(gathered: Gathered, slo: Slo) -> list[ReportSection]:
     """The charts of each traffic."""
     out = []
     for (preset, sha256), points in gathered.traffics().items():
         title = traffic_name(preset, sha256)
         parts = (_latency(gathered, points, slo), _users(gathered, points, slo), _sweep(gathered, points, slo))
         out += [
-            Section(f"{title}: {each.title}", each.text, each.charts, each.table) for each in parts if each is not None
+            ReportSection(f"{title}: {each.title}", each.text, each.charts, each.table)
+            for each in parts
+            if each is not None
         ]
     return out
 
@@ -38,7 +40,7 @@ def traffic_name(preset: str, sha256: str) -> str:
     return f"{preset} (traffic {sha256[:8]})" if sha256 else preset
 
 
-def _latency(gathered: Gathered, points: Sequence[Point], slo: Slo) -> Section | None:
+def _latency(gathered: Gathered, points: Sequence[Point], slo: Slo) -> ReportSection | None:
     """Requests a second over the latency of requests, with the limit and the knee."""
     series: list[Series] = []
     knees: list[str] = []
@@ -71,12 +73,12 @@ def _latency(gathered: Gathered, points: Sequence[Point], slo: Slo) -> Section |
     if knees:
         text += f"The knee is the point with the most throughput for its latency: {'; '.join(knees)}."
     several = sum(len(each.marks) for each in series) > 1
-    return Section("throughput and latency", text, (chart,) if several else (), _point_table(gathered, points))
+    return ReportSection("throughput and latency", text, (chart,) if several else (), _point_table(gathered, points))
 
 
 def _limits(gathered: Gathered, points: Sequence[Point]) -> list[Series]:
     """The limit of each curve; systems that have the same on one machine share a line."""
-    lines: list[tuple[Kind, dict[int, Mark]]] = []
+    lines: list[tuple[CurveKind, dict[int, Mark]]] = []
     for kind, own in gathered.curves(points).items():
         marks = {
             count: mark for point in own if (mark := _limit_mark(point)) is not None and (count := _workers(point))
@@ -199,7 +201,7 @@ def devices(point: Point) -> int:
     return max(1, sum(device.count for device in point.devices))
 
 
-def _users(gathered: Gathered, points: Sequence[Point], slo: Slo) -> Section | None:
+def _users(gathered: Gathered, points: Sequence[Point], slo: Slo) -> ReportSection | None:
     """Speed for a user over tokens a device makes, and which points no other one beats."""
     series: list[Series] = []
     places: list[tuple[float, float]] = []
@@ -231,7 +233,7 @@ def _users(gathered: Gathered, points: Sequence[Point], slo: Slo) -> Section | N
         tuple((*row, "yes" if row[2:4] in on_front else "no") for row in rows),
     )
     text = "Up and to the right is better. On the dashed line no other trusted point is better in both."
-    return Section("users and devices", text, (chart,) if len(rows) > 1 else (), table)
+    return ReportSection("users and devices", text, (chart,) if len(rows) > 1 else (), table)
 
 
 def _user_mark(point: Point) -> Mark | None:
@@ -261,7 +263,7 @@ def pareto(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return front[::-1]
 
 
-def _sweep(gathered: Gathered, points: Sequence[Point], slo: Slo) -> Section | None:
+def _sweep(gathered: Gathered, points: Sequence[Point], slo: Slo) -> ReportSection | None:
     """Tokens a second, time to the first token, and failures over concurrency."""
     closed = [point for point in points if point.load and point.load.arrivals == "closed" and point.load.concurrency]
     if len({point.load.concurrency for point in closed if point.load}) < 2:
@@ -277,7 +279,7 @@ def _sweep(gathered: Gathered, points: Sequence[Point], slo: Slo) -> Section | N
               series=_failures(gathered, closed)),
     )  # fmt: skip
     text = "What more workers bring, and what it costs those who wait. The p99 of fewer than 299 requests is not told."
-    return Section("concurrency", text, tuple(c for c in charts if not c.empty), _sweep_table(gathered, closed))
+    return ReportSection("concurrency", text, tuple(c for c in charts if not c.empty), _sweep_table(gathered, closed))
 
 
 def _sweep_table(gathered: Gathered, points: Sequence[Point]) -> Table:

@@ -78,7 +78,7 @@ def central(of: Figure | None) -> float | None:
     """The number that stands for a metric: its value, else its median, else its mean."""
     if of is None:
         return None
-    return next((each for each in (of.value, of.p50, of.mean) if each is not None), None)
+    return next((number for number in (of.value, of.p50, of.mean) if number is not None), None)
 
 
 def figure(point: Point, name: str) -> Figure | None:
@@ -148,7 +148,7 @@ def interrupted(point: Point) -> str:
 def other_settings(new: Sequence[Point], old: Sequence[Point]) -> str:
     """ ", settings differ: SMT off, was on" where the hosts of two measurements were run in another way, or other
     shares of clients did not read, else ""."""
-    after, before = ([each.host.settings for each in points if each.host.settings] for points in (new, old))
+    after, before = ([point.host.settings for point in points if point.host.settings] for points in (new, old))
     texts = [*differences(after, before), *_other_shares(new, old)]
     return f", settings differ: {'; '.join(texts)}" if texts else ""
 

@@ -18,7 +18,7 @@ from roofline.program.passes.price import RoofRates, arithmetic_roof, in_file, p
 if TYPE_CHECKING:
     from roofline.bundle.shape import ModelShape
     from roofline.program.ir import Program
-    from roofline.program.rates import Speeds
+    from roofline.program.rates import ProgramSpeeds
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,18 @@ def limits_here(model: str, kv_cache_dtype: str = "auto", dtype: str = "") -> Mo
 
     origin = f"{machine.chip}, {roofs.threads} threads, roofs measured {roofs.measured}"
     below = tuple(check.name for check in checks if check.now < check.kept and not check.agrees)
-    return ModelLimits(model, program, roofs, origin, again, device, *_facts(shape), below)
+    parameters, weight_formats = _facts(shape)
+    return ModelLimits(
+        model=model,
+        program=program,
+        roofs=roofs,
+        origin=origin,
+        again=again,
+        device=device,
+        parameters=parameters,
+        formats=weight_formats,
+        below=below,
+    )
 
 
 def limits_of_product(model: str, chip: str, count: int = 1, dtype: str = "") -> ModelLimits:
@@ -129,7 +140,17 @@ def limits_of_product(model: str, chip: str, count: int = 1, dtype: str = "") ->
     rates = {name: rate * count for name in _RATES if (rate := getattr(roofs, name)) is not None}
     shared = replace(roofs, **rates)
     origin = f"{count} x {product.name} by its data sheet"
-    return ModelLimits(model, program, shared, origin, None, device, *_facts(shape))
+    parameters, weight_formats = _facts(shape)
+    return ModelLimits(
+        model=model,
+        program=program,
+        roofs=shared,
+        origin=origin,
+        again=None,
+        device=device,
+        parameters=parameters,
+        formats=weight_formats,
+    )
 
 
 _RATES = ("bf16_flops", "f16_flops", "f8_flops", "f4_flops", "bytes_per_s", "f32_flops", "int8_ops")
@@ -181,9 +202,9 @@ def impossible(limits: ModelLimits, limit: Limit, demand: Demand, tokens_per_s: 
 
 def limit_at(limits: ModelLimits, roofs: RoofRates, demand: Demand) -> Limit:
     """The limit of a demand at some roofs."""
-    from roofline.program.rates import Speeds
+    from roofline.program.rates import ProgramSpeeds
 
-    speeds = Speeds(limits.program, roofs)
+    speeds = ProgramSpeeds(limits.program, roofs)
     best = max(
         (_rate_at(speeds, demand, count) for count in _counts(demand.sequences)), key=lambda rate: rate.tokens_per_s
     )
@@ -203,7 +224,7 @@ def _counts(most: int) -> list[int]:
     return sorted({most, *(1 << power for power in range(most.bit_length()) if 1 << power <= most)})
 
 
-def _rate_at(speeds: "Speeds", demand: Demand, count: int) -> Limit:
+def _rate_at(speeds: "ProgramSpeeds", demand: Demand, count: int) -> Limit:
     steps = max(1, round(demand.answer / demand.tokens_per_step))
     rate = speeds.requests(count, max(1, round(demand.prompt)), steps)
     return Limit(

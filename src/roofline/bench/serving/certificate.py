@@ -33,7 +33,7 @@ MOST_REQUESTS = 10_000  # of a measurement, where answers take less than a milli
 
 
 @dataclass(frozen=True)
-class Pace:
+class NullServerPace:
     """How the null server answers: milliseconds to the first chunk and from chunk to chunk, chunks of an answer on
     average; answers have from half to one and a half times as many."""
 
@@ -43,7 +43,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Certificate:
+class LoadCertificate:
     """What the generator added at so many streams, in milliseconds: medians, the first with its 95 % interval.
 
     streams: the most that it is trusted with, 0 where that is none; rate: requests a second that it sent then; cpu: of
@@ -62,7 +62,7 @@ class Certificate:
         return self.ttft_added_ms < MOST_ADDED_MS and self.cpu < MOST_CPU
 
 
-def certify(streams: int, pace: Pace = Pace()) -> Certificate:
+def certify(streams: int, pace: NullServerPace = NullServerPace()) -> LoadCertificate:
     """The certificate for a load of so many streams, or, where the generator cannot be trusted with it, of the most
     that it can: half as many are tried until that holds."""
     while True:
@@ -73,7 +73,7 @@ def certify(streams: int, pace: Pace = Pace()) -> Certificate:
 
 
 @contextmanager
-def null_server(first_ms: float = Pace.first_ms, gap_ms: float = Pace.gap_ms) -> Iterator[str]:
+def null_server(first_ms: float = NullServerPace.first_ms, gap_ms: float = NullServerPace.gap_ms) -> Iterator[str]:
     """The address of a null server, in a process of its own, while the block runs."""
     words = ["--first-ms", str(first_ms), "--gap-ms", str(gap_ms), "--parent", str(os.getpid())]
     command = [sys.executable, "-m", "roofline.bench.load.null_server", *words]
@@ -92,13 +92,13 @@ def null_server(first_ms: float = Pace.first_ms, gap_ms: float = Pace.gap_ms) ->
         process.stdout.close()
 
 
-def laps_of(streams: int, pace: Pace) -> int:
+def laps_of(streams: int, pace: NullServerPace) -> int:
     """How many requests each stream sends in a measurement."""
     answer_ms = pace.first_ms + pace.gap_ms * (pace.chunks - 1)
     return max(2, min(round(SECONDS * 1e3 / max(answer_ms, 0.01)), MOST_REQUESTS // streams))
 
 
-def _measure(streams: int, pace: Pace) -> Certificate:
+def _measure(streams: int, pace: NullServerPace) -> LoadCertificate:
     laps, spread = laps_of(streams, pace), pace.chunks // 2
     # Answers of several lengths, as real ones: with a single one all streams would begin together again and again.
     random = RandomIntegers(0, "certificate")
@@ -130,12 +130,12 @@ def _measure(streams: int, pace: Pace) -> Certificate:
     return _certificate(events, streams)
 
 
-def _certificate(events: Events, streams: int) -> Certificate:
+def _certificate(events: Events, streams: int) -> LoadCertificate:
     completed = [request for request in events.requests if request.completed]
     if not completed:
         raise ConfigError("the load generator got no answer from the null server: is 127.0.0.1 reachable here?")
     ttft, gaps = added(completed)
-    return Certificate(
+    return LoadCertificate(
         streams=streams,
         rate=throughput(events, measured_span(events))["request_rate"].value or 0.0,
         ttft_added_ms=float(np.median(ttft)),

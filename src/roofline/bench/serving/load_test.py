@@ -22,7 +22,7 @@ from roofline.bench.results.limits import Demand, ModelLimits, limit_at, limits_
 from roofline.bench.results.objectives import Objective
 from roofline.bench.results.point import Host, Point
 from roofline.bench.results.store import append_points, with_id
-from roofline.bench.serving.certificate import Certificate, certify
+from roofline.bench.serving.certificate import LoadCertificate, certify
 from roofline.bench.serving.probes import answered_probes
 from roofline.bench.serving.recount import tokenizer_of
 from roofline.bench.serving.surroundings import this_host
@@ -106,7 +106,7 @@ class LoadTest:
     traffic: Traffic
     folder: Path
     host: Host
-    certificate: Certificate | None
+    certificate: LoadCertificate | None
     limits: ModelLimits | None
     tokenizer: "Tokenizer | None" = None
     run: str = field(default_factory=lambda: secrets.token_hex(6))
@@ -137,8 +137,8 @@ class LoadTest:
         requests, places = self.traffic.requests, range(plan.first, plan.first + plan.requests)
         sent = [requests[place % len(requests)] for place in places]
         demand = Demand(
-            sum(each.prompt_tokens for each in sent) / len(sent),
-            sum(each.max_tokens for each in sent) / len(sent),
+            sum(request.prompt_tokens for request in sent) / len(sent),
+            sum(request.max_tokens for request in sent) / len(sent),
             plan.concurrency,
             self.settings.tokens_per_step,
         )
@@ -223,7 +223,16 @@ def open_load_test(settings: Settings, traffic: Traffic, streams: int) -> Iterat
         limits = _limits(settings, model, target.options.get("kv-cache-dtype", "auto"))
         certificate = certify(streams) if settings.certify and target.in_process is None else None
         tokenizer = tokenizer_of(model) if model else None
-        test = LoadTest(settings, target, traffic, Path(folder), host, certificate, limits, tokenizer)
+        test = LoadTest(
+            settings=settings,
+            target=target,
+            traffic=traffic,
+            folder=Path(folder),
+            host=host,
+            certificate=certificate,
+            limits=limits,
+            tokenizer=tokenizer,
+        )
         test.meter = meter
         if settings.probe:
             test.probes = answered_probes(test.plan(1), test.folder, test.run_plan)

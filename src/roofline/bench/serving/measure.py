@@ -37,7 +37,7 @@ from roofline.bench.results.rates import falls_behind
 from roofline.bench.results.statistics import values_needed
 from roofline.bench.results.unread import unread_counts, unread_in_words
 from roofline.bench.results.window import Span, is_short, measured, measured_span, most_in_flight
-from roofline.bench.serving.certificate import MOST_CPU, Certificate, Pace, certify
+from roofline.bench.serving.certificate import MOST_CPU, LoadCertificate, NullServerPace, certify
 from roofline.bench.serving.load_test import LoadTest
 from roofline.bench.serving.probes import fidelity
 from roofline.bench.serving.recount import LEAST, TOLERANCE, miscounted
@@ -170,14 +170,15 @@ def _workload(test: LoadTest, events: Events) -> Workload:
     cached = [request.cached_tokens for request in completed if request.cached_tokens is not None]
     requests = test.traffic.requests
     prompts = [
-        requests[each.request].prompt_tokens if each.prompt_tokens is None else each.prompt_tokens for each in completed
+        requests[answer.request].prompt_tokens if answer.prompt_tokens is None else answer.prompt_tokens
+        for answer in completed
     ]
     return Workload(
         name=test.traffic.name,
         sha256=test.traffic.sha256,
         requests=len(measured(events)),
         prompt=lengths(prompts),
-        answer=lengths([answer_tokens(each) for each in completed]),
+        answer=lengths([answer_tokens(answer) for answer in completed]),
         stop=test.traffic.stop,
         prefix_cache="unknown" if not cached else "warm" if any(cached) else "cold",
     )
@@ -185,7 +186,7 @@ def _workload(test: LoadTest, events: Events) -> Workload:
 
 def _slips(events: Events) -> list[float]:
     """Milliseconds that requests were sent after their planned moments."""
-    return [(each.dispatched - each.planned) * NS_MS for each in measured(events)]
+    return [(request.dispatched - request.planned) * NS_MS for request in measured(events)]
 
 
 def _load(events: Events) -> Load:
@@ -201,7 +202,7 @@ def _load(events: Events) -> Load:
     )
 
 
-def _certificate(test: LoadTest, events: Events, metrics: dict[str, Figure]) -> Certificate | None:
+def _certificate(test: LoadTest, events: Events, metrics: dict[str, Figure]) -> LoadCertificate | None:
     """The client's for a load. Where the server answered more requests a second than the null server did, because its
     answers came sooner, the client is certified again at that pace; and where an open loop had more requests at a time
     than anybody could know before, with as many."""
@@ -212,7 +213,7 @@ def _certificate(test: LoadTest, events: Events, metrics: dict[str, Figure]) -> 
     if (beyond and events.head.arrivals in ("closed", "batch")) or not (beyond or faster):
         return certificate
     try:
-        again = certify(streams, _pace(events, metrics) if faster else Pace())
+        again = certify(streams, _pace(events, metrics) if faster else NullServerPace())
     except KeyboardInterrupt:  # the point is kept first
         events.head = msgspec.structs.replace(events.head, interrupted=True)
         return certificate
@@ -222,15 +223,15 @@ def _certificate(test: LoadTest, events: Events, metrics: dict[str, Figure]) -> 
 def _sent_rate(events: Events) -> float:
     """Requests a second that were sent. Of those at even gaps, the last one has none behind it within the run."""
     head = events.head
-    sent = sum(each.dispatched <= head.end for each in measured(events)) - (head.arrivals == "constant")
+    sent = sum(request.dispatched <= head.end for request in measured(events)) - (head.arrivals == "constant")
     return max(sent, 0) / Span(0, head.end).seconds
 
 
-def _pace(events: Events, metrics: dict[str, Figure]) -> Pace:
+def _pace(events: Events, metrics: dict[str, Figure]) -> NullServerPace:
     """That of a server's answers, and somewhat more."""
     parts = [len(request.chunks) for request in measured(events) if request.completed]
     first, gap = (AHEAD * _median(metrics, name) for name in ("ttft", "tpot"))
-    return Pace(first, gap, max(1, round(float(np.mean(parts)))) if parts else 1)
+    return NullServerPace(first, gap, max(1, round(float(np.mean(parts)))) if parts else 1)
 
 
 def _median(metrics: dict[str, Figure], name: str) -> float:
@@ -238,7 +239,7 @@ def _median(metrics: dict[str, Figure], name: str) -> float:
     return 0.0 if figure is None else figure.p50 or figure.mean or 0.0
 
 
-def _doubts(certificate: Certificate, events: Events, metrics: dict[str, Figure]) -> list[str]:
+def _doubts(certificate: LoadCertificate, events: Events, metrics: dict[str, Figure]) -> list[str]:
     """Why a client is not trusted with a load that it sent, as flags."""
     streams, rate, cpu = most_in_flight(events), _request_rate(metrics), events.head.client_cpu or 0.0
     doubts = []
@@ -255,7 +256,7 @@ def _doubts(certificate: Certificate, events: Events, metrics: dict[str, Figure]
     return doubts
 
 
-def _client(test: LoadTest, events: Events, certificate: Certificate | None, trusted: bool) -> Client | None:
+def _client(test: LoadTest, events: Events, certificate: LoadCertificate | None, trusted: bool) -> Client | None:
     """None of an engine in this process, which has none."""
     if test.target.in_process is not None:
         return None
@@ -310,13 +311,13 @@ def _energy(test: LoadTest, events: Events) -> Energy | None:
 
 def demand_of(completed: list[RequestEvents], sequences: int, tokens_per_step: float = 1.0) -> Demand:
     """The mean of what requests asked for; prompt tokens that came from a cache were not computed."""
-    prompts = [max((each.prompt_tokens or 0) - (each.cached_tokens or 0), 0) for each in completed]
-    answers = [answer_tokens(each) for each in completed]
+    prompts = [max((answer.prompt_tokens or 0) - (answer.cached_tokens or 0), 0) for answer in completed]
+    answers = [answer_tokens(answer) for answer in completed]
     return Demand(float(np.mean(prompts)), float(np.mean(answers)), sequences, tokens_per_step)
 
 
 def _flags(
-    test: LoadTest, plan: Plan, events: Events, metrics: dict[str, Figure], certificate: Certificate | None
+    test: LoadTest, plan: Plan, events: Events, metrics: dict[str, Figure], certificate: LoadCertificate | None
 ) -> list[str]:
     """What a reader must know before he believes the point."""
     counted, flags = counts(events), []

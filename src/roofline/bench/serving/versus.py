@@ -69,7 +69,7 @@ class Terms:
 
 
 @dataclass
-class Comparison:
+class VersusResult:
     """What was measured of A and B by now. events: of all blocks of each, one after the other; lost_rounds: that were
     left out because requests failed; failure: why it was given up, in words."""
 
@@ -100,7 +100,7 @@ class Comparison:
         return self.throughput if self.by == "throughput" else self.latency
 
 
-def compare(a: LoadTest, b: LoadTest, terms: Terms, on_round: Callable[[Comparison], None]) -> Comparison:
+def compare(a: LoadTest, b: LoadTest, terms: Terms, on_round: Callable[[VersusResult], None]) -> VersusResult:
     """Run rounds until they decide, or the budget is used up. on_round: called after each of them.
 
     A round in which a request fails is left out, as its blocks did not do the same work, and told. Where more than
@@ -109,7 +109,7 @@ def compare(a: LoadTest, b: LoadTest, terms: Terms, on_round: Callable[[Comparis
     there is.
     """
     tests, failed, sent = {"A": a, "B": b}, {"A": 0, "B": 0}, {"A": 0, "B": 0}
-    comparison = Comparison(
+    comparison = VersusResult(
         Sequential(terms.margin, terms.looks), Sequential(terms.margin, terms.looks), terms.by, _goodput(terms)
     )
     for number in range(terms.most_rounds):
@@ -147,7 +147,7 @@ def _goodput(terms: Terms) -> SequentialGoodput | None:
     return SequentialGoodput(terms.rate, 2 * terms.requests, terms.margin, terms.looks)
 
 
-def _add(comparison: Comparison, blocks: Sequence[tuple[str, Events]], terms: Terms) -> None:
+def _add(comparison: VersusResult, blocks: Sequence[tuple[str, Events]], terms: Terms) -> None:
     """Add the ratios of a round in which no request failed, and the shares of requests that keep the promise."""
     rates: dict[str, list[float]] = {"A": [], "B": []}
     delays: dict[str, list[float]] = {"A": [], "B": []}
@@ -198,7 +198,7 @@ def block_latency(events: Events) -> float:
     return float(np.mean(ends)) / 1e6
 
 
-def points(a: LoadTest, b: LoadTest, terms: Terms, comparison: Comparison) -> list[Point]:
+def points(a: LoadTest, b: LoadTest, terms: Terms, comparison: VersusResult) -> list[Point]:
     """A point of each side over all of its blocks, with the ratios, and kept in the results. Raises NotKept with those
     that cannot be."""
     points: list[Point] = []

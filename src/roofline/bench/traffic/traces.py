@@ -63,7 +63,7 @@ def _check(path: Path, number: int, row: TrafficRequest, before: list[TrafficReq
 
 
 def _mooncake(path: Path, lines: Iterable[str], seed: int) -> Iterator[tuple[int, TrafficRequest]]:
-    own = RandomIntegers(seed, "mooncake texts")
+    fallback_texts = RandomIntegers(seed, "mooncake texts")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -72,13 +72,13 @@ def _mooncake(path: Path, lines: Iterable[str], seed: int) -> Iterator[tuple[int
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise ConfigError(f"{path}, line {number} is no row of a Mooncake trace: {error}") from error
         tokens = min(max(row.input_length, 0), MOST_TOKENS + 1)
-        blocks, rest = [], tokens
+        blocks, tokens_left = [], tokens
         for hash_id in row.hash_ids:
-            size = min(BLOCK, rest)
+            size = min(BLOCK, tokens_left)
             blocks.append(prose(RandomIntegers(seed, f"mooncake block {hash_id}"), size))
-            rest -= size
-        if rest:
-            blocks.append(prose(own, rest))
+            tokens_left -= size
+        if tokens_left:
+            blocks.append(prose(fallback_texts, tokens_left))
         text = " ".join(filter(None, blocks))
         yield (
             number,

@@ -56,7 +56,10 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
             "schema": SCHEMA,
             **{name: getattr(self, name) for name in ("name", "version", "seed", "stop", "source")},
         }
-        lines = [msgspec.json.encode(head, order="sorted"), *(msgspec.json.encode(each) for each in self.requests)]
+        lines = [
+            msgspec.json.encode(head, order="sorted"),
+            *(msgspec.json.encode(request) for request in self.requests),
+        ]
         return b"\n".join(lines) + b"\n"
 
     @property

@@ -14,7 +14,7 @@ from roofline.common.options import Options, option
 if TYPE_CHECKING:
     from roofline.bench.results.compare import By, Decision, Sequential
     from roofline.bench.serving.load_test import LoadTest
-    from roofline.bench.serving.versus import Comparison, Terms
+    from roofline.bench.serving.versus import Terms, VersusResult
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def command(
             raise ConfigError(comparison.failure)
 
 
-def _tell(comparison: "Comparison", as_json: bool) -> None:
+def _tell(comparison: "VersusResult", as_json: bool) -> None:
     """What the rounds say; of none, nothing."""
     if not comparison.rounds:
         return
@@ -108,7 +108,7 @@ def _tell(comparison: "Comparison", as_json: bool) -> None:
         out.print(f"goodput: {comparison.goodput.decision().figures()}", highlight=False)
 
 
-def _show(first: "LoadTest", second: "LoadTest", terms: "Terms") -> "Comparison":
+def _show(first: "LoadTest", second: "LoadTest", terms: "Terms") -> "VersusResult":
     """Compare, and print each round, the block that runs, and at the end the point of each side."""
     from roofline.bench.report.live import LiveView
     from roofline.bench.serving.versus import compare, points
@@ -117,7 +117,7 @@ def _show(first: "LoadTest", second: "LoadTest", terms: "Terms") -> "Comparison"
     title = f"{first.traffic.name}, A: {first.system_label}, B: {second.system_label}"
     with LiveView(title, console=out) as view:
 
-        def told(comparison: "Comparison") -> None:
+        def told(comparison: "VersusResult") -> None:
             out.print(_round_line(comparison))
             if comparison.decision is None:
                 view.started(f"round {comparison.rounds + 1}")
@@ -130,14 +130,14 @@ def _show(first: "LoadTest", second: "LoadTest", terms: "Terms") -> "Comparison"
     return comparison
 
 
-def _round_line(comparison: "Comparison") -> str:
+def _round_line(comparison: "VersusResult") -> str:
     figures = ", ".join(f"{what} {_figures(ratios.decision())}" for what, ratios in _ratios(comparison, 2))
     if comparison.goodput is not None and comparison.rounds > 1:
         figures += f"{', ' * bool(figures)}goodput {comparison.goodput.decision().figures()}"
     return f"round {comparison.rounds}: {figures or 'measured'}"
 
 
-def _ratios(comparison: "Comparison", fewest: int = 1) -> "list[tuple[str, Sequential]]":
+def _ratios(comparison: "VersusResult", fewest: int = 1) -> "list[tuple[str, Sequential]]":
     """Throughput and latency, of at least so many rounds in which no request failed."""
     both = [("throughput", comparison.throughput), ("latency", comparison.latency)]
     return [(what, ratios) for what, ratios in both if len(ratios.a) >= fewest]
@@ -148,7 +148,7 @@ def _figures(decision: "Decision") -> str:
     return f"B/A {ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 
-def _record(comparison: "Comparison") -> dict[str, object]:
+def _record(comparison: "VersusResult") -> dict[str, object]:
     ratios = {what: each.decision().ratio for what, each in _ratios(comparison)}
     record: dict[str, object] = {
         "verdict": comparison.verdict.verdict,

@@ -30,11 +30,11 @@ def command(
 
     Each batch size is a process of its own; one that does not fit into memory is a row that says so.
     """
-    from roofline.bench.lora.sweep import Settings, sweep
+    from roofline.bench.lora.sweep import LoraSweepSettings, sweep
     from roofline.bench.results.store import append_points, with_id
 
     check_output(out)
-    settings = Settings(model, options, _sizes(batches), tuple(changes or ()))
+    settings = LoraSweepSettings(model, options, _sizes(batches), tuple(changes or ()))
     points = []
     for point in sweep(settings, show=not as_json):
         points.append(with_id(point))

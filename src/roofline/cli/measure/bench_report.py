@@ -12,7 +12,7 @@ from roofline.common.errors import ConfigError
 from roofline.common.options import Option, Options, option
 
 if TYPE_CHECKING:
-    from roofline.bench.report.chart import Section, Table
+    from roofline.bench.report.chart import ReportSection, Table
     from roofline.bench.report.cost import Depreciation, Prices
     from roofline.bench.report.history import Finding
     from roofline.bench.report.page import Report
@@ -171,7 +171,7 @@ def _write(report: "Report", out: Path | None, markdown: Path | None) -> None:
         print(f"written: {markdown}")
 
 
-def _show(section: "Section") -> None:
+def _show(section: "ReportSection") -> None:
     out = console(highlight=False, markup=False)
     out.print(section.title, style="bold")
     if section.text:

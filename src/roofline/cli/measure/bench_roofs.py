@@ -39,7 +39,7 @@ def command(
     """
     measured = [_of_cpu(threads, isa)] if device == "cpu" else _of_gpus(device)
     if as_json:
-        print_json({"devices": [_record(each) for each in measured]}, indent=1)
+        print_json({"devices": [_record(device) for device in measured]}, indent=1)
         return
     for each in measured:
         _show(each)
@@ -126,5 +126,5 @@ def _show(measured: Measured) -> None:
     if product is None:
         out.print(f"No data sheet: {roofs.chip} is not in the table of products, and no other chip's figures are used.")
     else:
-        sources = dict.fromkeys(each.source for each in (product.bf16, product.bandwidth) if each is not None)
+        sources = dict.fromkeys(figure.source for figure in (product.bf16, product.bandwidth) if figure is not None)
         out.print(f"data sheet of {product.name}: {'; '.join(sources) or 'no figure is sure'}")

@@ -36,13 +36,13 @@ def command(
         scores["with the adapter"] = evaluate(llm, tasks, llm.load_adapter(adapter))
     if as_json:
         figures = {
-            name: {kind: {**vars(each), "share": each.share, "error": each.error} for kind, each in of.items()}
+            name: {kind: {**vars(result), "share": result.share, "error": result.error} for kind, result in of.items()}
             for name, of in scores.items()
         }
         print_json({"model": model, "data": str(data), "adapter": adapter and str(adapter), "accuracy": figures})
         return
     rows = [
-        [kind, f"{each.tasks:,}", *(f"{of[kind].share:.1%} +- {of[kind].error:.1%}" for of in scores.values())]
-        for kind, each in scores["alone"].items()
+        [kind, f"{result.tasks:,}", *(f"{of[kind].share:.1%} +- {of[kind].error:.1%}" for of in scores.values())]
+        for kind, result in scores["alone"].items()
     ]
     print_table(console(), plain_table(("", "tasks", *scores), rows))

@@ -62,7 +62,9 @@ def command(
         server.close()
     counts = {outcome: sum(finding.outcome == outcome for finding in findings) for outcome in COLORS}
     if as_json:
-        print_json({"url": url, "model": server.model, "counts": counts, "checks": [asdict(each) for each in findings]})
+        print_json(
+            {"url": url, "model": server.model, "counts": counts, "checks": [asdict(finding) for finding in findings]}
+        )
     else:
         summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
         terminal.print(f"{server.model}: {summary}")

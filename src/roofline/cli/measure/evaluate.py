@@ -53,7 +53,7 @@ def command(
     assert tokenizer is not None, "it was loaded with its text side"
     windows = text_windows(tokenizer, words, longest, stride or longest // 2, limit)
     with counted_bar("scoring") as bar:
-        scores = score([each.executable for each in models], windows, bar)
+        scores = score([model.executable for model in models], windows, bar)
     if as_json:
         about = {"model": model, "text": str(text), "context": longest, "stride": stride or longest // 2}
         print_json(about | {"kv": {kind: each.facts() for kind, each in zip(kinds, scores, strict=True)}})

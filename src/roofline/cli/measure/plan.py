@@ -104,19 +104,19 @@ def command(
     place = place_of(options.chip, options.count, options.memory)
     lengths, workload, sha256 = _load(options)
     case = Case(
-        model,
-        options.dtype,
-        options.chip,
-        options.count,
-        _concurrency(options.concurrency),
-        lengths,
-        workload,
-        _step(options),
-        options.devices,
-        options.memory,
-        kv_cache_dtype,
-        _price(options),
-        sha256,
+        model=model,
+        dtype=options.dtype,
+        chip=options.chip,
+        count=options.count,
+        concurrency=_concurrency(options.concurrency),
+        lengths=lengths,
+        workload=workload,
+        step=_step(options),
+        devices=options.devices,
+        memory=options.memory,
+        kv_cache_dtype=kv_cache_dtype,
+        price=_price(options),
+        workload_sha256=sha256,
     )
     answer = plan(case, place, _calibration(options, model, kv_cache_dtype), _tell)
     print_json(record(answer), indent=1) if as_json else show(answer)

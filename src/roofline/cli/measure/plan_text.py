@@ -31,8 +31,8 @@ def show(plan: "Plan") -> None:
     out.print(f"{size}, {cache}")
     out.print()
     table = ruled_table(None, FITS, ("arrangement",), padding=1)
-    for each in plan.arrangements:
-        table.add_row(*_fit_row(plan, each))
+    for arrangement in plan.arrangements:
+        table.add_row(*_fit_row(plan, arrangement))
     print_table(out, table)
     out.print()
     prices = ("USD/Mtok",) if case.price is not None else ()
@@ -44,13 +44,13 @@ def show(plan: "Plan") -> None:
         out.print(line, style="dim")
 
 
-def _fit_row(plan: "Plan", each: "Arrangement") -> list[str]:
+def _fit_row(plan: "Plan", arrangement: "Arrangement") -> list[str]:
     longest = max(lengths.prompt + lengths.answer for lengths in plan.case.lengths)
-    tokens = each.cache_tokens
+    tokens = arrangement.cache_tokens
     token_bytes = plan.kv_token_bytes
-    requests = min(tokens // longest, each.limits.segments)
-    sizes = human_bytes(each.weights), human_bytes(each.workspace), human_bytes(tokens * token_bytes)
-    return [each.name, *sizes, f"{tokens:,}", f"{requests} x {each.replicas}"]
+    requests = min(tokens // longest, arrangement.limits.segments)
+    sizes = human_bytes(arrangement.weights), human_bytes(arrangement.workspace), human_bytes(tokens * token_bytes)
+    return [arrangement.name, *sizes, f"{tokens:,}", f"{requests} x {arrangement.replicas}"]
 
 
 def _curve_row(point: "PlannedPoint") -> list[str]:
@@ -101,13 +101,13 @@ def _notes(plan: "Plan") -> list[str]:
         "the real scheduler on a virtual clock, without the host's own time; prefix cache off; answers end at their "
         "last token",
     ]
-    shared = [each for each in plan.arrangements if each.devices > 1]
-    if any(each.link_bytes_per_s is None for each in shared):
+    shared = [arrangement for arrangement in plan.arrangements if arrangement.devices > 1]
+    if any(arrangement.link_bytes_per_s is None for arrangement in shared):
         lines.append(
             f"what devices send each other takes no time beside its exchanges: no table has links of {place.name}"
         )
     elif shared:
-        rates = [f"{human_rate(each.link_bytes_per_s or 0, 'B')} ({each.name})" for each in shared]
+        rates = [f"{human_rate(arrangement.link_bytes_per_s or 0, 'B')} ({arrangement.name})" for arrangement in shared]
         lines.append(f"a device receives at most {', '.join(rates)} from those it shares a copy with")
     if any(point.waiting for point in plan.points):
         lines.append("where more requests are there than a copy computes at a time, the others wait: TTFT counts that")
@@ -176,21 +176,21 @@ def record(plan: "Plan") -> JsonObject:
             "operations_per_s": plan.arrangements[0].arithmetic[1],
             "source": _source(plan),
         },
-        "arrangements": [_arrangement(each) for each in plan.arrangements],
-        "points": [_point(each) for each in plan.points],
+        "arrangements": [_arrangement(arrangement) for arrangement in plan.arrangements],
+        "points": [_point(point) for point in plan.points],
     }
 
 
-def _arrangement(each: "Arrangement") -> JsonObject:
+def _arrangement(arrangement: "Arrangement") -> JsonObject:
     return {
-        "name": each.name,
-        "devices": each.devices,
-        "replicas": each.replicas,
-        "weights": each.weights,
-        "workspace": each.workspace,
-        "cache_tokens": each.cache_tokens,
-        "max_context": each.max_context,
-        "link_bytes_per_s": each.link_bytes_per_s,
+        "name": arrangement.name,
+        "devices": arrangement.devices,
+        "replicas": arrangement.replicas,
+        "weights": arrangement.weights,
+        "workspace": arrangement.workspace,
+        "cache_tokens": arrangement.cache_tokens,
+        "max_context": arrangement.max_context,
+        "link_bytes_per_s": arrangement.link_bytes_per_s,
     }
 
 

@@ -32,10 +32,14 @@ def command(
     """Time every op of a step. Without --decode and --prefill: decoding after 8 and after 1024, and prefill of 512."""
     from roofline.bench.profile import profile
 
-    steps = [profile.Step(1, context, batch) for context in decode or ()]
-    steps += [profile.Step(tokens, 0, batch) for tokens in prefill or ()]
+    steps = [profile.ProfiledStep(1, context, batch) for context in decode or ()]
+    steps += [profile.ProfiledStep(tokens, 0, batch) for tokens in prefill or ()]
     if not steps:
-        steps = [profile.Step(1, 8, batch), profile.Step(1, 1024, batch), profile.Step(512, 0, batch)]
+        steps = [
+            profile.ProfiledStep(1, 8, batch),
+            profile.ProfiledStep(1, 1024, batch),
+            profile.ProfiledStep(512, 0, batch),
+        ]
     check_output(svg)
     profiled = profile.profile_model(model, steps, load)
     if as_json:
@@ -74,11 +78,11 @@ def _table(title: str, profile: "Profile") -> "Table":
         before = row.section
         table.add_row(*_cells(row, profile))
     read, flops = sum(row.read_bytes for row in profile.ops), sum(row.flops for row in profile.ops)
-    rest = [("unexplained", profile.unexplained_seconds)]
+    unexplained = [("unexplained", profile.unexplained_seconds)]
     if not profile.on_device:
-        rest.append(("clocks", profile.step_seconds - profile.timed_seconds))
+        unexplained.append(("clocks", profile.step_seconds - profile.timed_seconds))
     table.add_section()
-    for name, seconds in rest:
+    for name, seconds in unexplained:
         table.add_row(f"[dim]{name}", "", "", _us(seconds), f"{seconds / profile.step_seconds:.1%}")
     total = (_us(profile.step_seconds), "", human_bytes(read), human_count(flops), f"{profile.share:.1%}")
     table.add_row("[bold]the step", "", "", *total, "")

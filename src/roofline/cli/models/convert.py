@@ -27,7 +27,7 @@ def command(
 ) -> None:
     """Write MODEL in the other format: safetensors as GGUF, GGUF as safetensors. Weights stay exact, in 16 and 32 bits
     and in what fewer both kinds of files have. MODEL may be a LoRA adapter, PEFT's folder or a GGUF file."""
-    from roofline.bundle.rewrite import Work, quantised_tensors, without_place, write_gguf, write_safetensors
+    from roofline.bundle.rewrite import RewriteWork, quantised_tensors, without_place, write_gguf, write_safetensors
     from roofline.cli.models.quantize import opened, print_written
     from roofline.weights.adapters import is_adapter
 
@@ -52,16 +52,16 @@ def command(
         lost = quantised_tensors(checkpoint)
     with counted_bar("converting") as bar:
         if to_gguf:
-            written = write_gguf(checkpoint, output, dtype.upper() if lost else "", Work(progress=bar))
+            written = write_gguf(checkpoint, output, dtype.upper() if lost else "", RewriteWork(progress=bar))
         else:
-            written = write_safetensors(checkpoint, output, dtype.upper() if lost else "", Work(progress=bar))
+            written = write_safetensors(checkpoint, output, dtype.upper() if lost else "", RewriteWork(progress=bar))
     note = f"{len(lost)} tensors were widened to {dtype}: what they lost when they were quantised stays lost"
     print_written(written, [note] if lost else [], as_json)
 
 
 def _convert_adapter(path: Path, output: Path, base: str | None, as_json: bool) -> None:
     from roofline.cli.models.quantize import opened
-    from roofline.weights.adapter_files import Written, write_adapter
+    from roofline.weights.adapter_files import AdapterDescription, write_adapter
     from roofline.weights.adapter_gguf import write_gguf_adapter
     from roofline.weights.adapter_merge import merged
     from roofline.weights.adapters import read_adapter
@@ -76,7 +76,7 @@ def _convert_adapter(path: Path, output: Path, base: str | None, as_json: bool) 
     if to_gguf:
         nbytes = write_gguf_adapter(output, model.config, adapter.matrices)
     else:
-        write_adapter(output, model.config, adapter.matrices, Written(base=base))
+        write_adapter(output, model.config, adapter.matrices, AdapterDescription(base=base))
         nbytes = sum(file.stat().st_size for file in output.iterdir())
     if as_json:
         print_json({"path": str(output), "bytes": nbytes, "matrices": len(adapter.matrices), "rank": adapter.rank})

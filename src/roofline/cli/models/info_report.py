@@ -30,7 +30,7 @@ class Takes:
 
 
 @dataclass(frozen=True)
-class Report:
+class InfoReport:
     """All that the command prints. other_formats: of the weights that would fit where `fit` does not; ends: the tokens
     that an answer ends at, by id, None where no tokenizer is there."""
 
@@ -54,7 +54,7 @@ def examine(
     dtype: str = "",
     kv_cache_dtype: str = "auto",
     memory: float | None = None,
-) -> Report:
+) -> InfoReport:
     """What the command tells of a model. Raises ConfigError, UnsupportedError, CapacityError as the command does."""
     from roofline.bundle.shape import open_shape
     from roofline.hardware.chips import chips, products
@@ -77,7 +77,16 @@ def examine(
     takes = tuple(_takes(shape, name) for name in dict.fromkeys((*FILE_FORMATS, *filter(None, [form]))))
     looked_at = replace(shape, tensors=restate(shape.tensors, form)) if form else shape
     fit = _fit(looked_at, config, product, count, context, kv_cache_dtype)
-    report = Report(shape, config, summary, takes, form, context, fit, ends=_ends(model) if shape.has_weights else None)
+    report = InfoReport(
+        shape=shape,
+        config=config,
+        summary=summary,
+        takes=takes,
+        dtype=form,
+        context=context,
+        fit=fit,
+        ends=_ends(model) if shape.has_weights else None,
+    )
     if product is None:
         return report
     return replace(
@@ -121,14 +130,14 @@ def _takes(shape: "ModelShape", form: str) -> Takes:
         return Takes(form, None)
 
 
-def _that_fit(report: Report, fit: "Fit") -> tuple[str, ...]:
+def _that_fit(report: InfoReport, fit: "Fit") -> tuple[str, ...]:
     """Formats in which the fullest device's weights would leave room, by what they save of all weights."""
     own = next((row.bytes for row in report.takes if row.format == report.dtype), None) or report.summary.bytes
     room = fit.memory - fit.workspace
     return tuple(row.format for row in report.takes if row.bytes is not None and fit.weights * row.bytes / own < room)
 
 
-def record(report: Report) -> JsonObject:
+def record(report: InfoReport) -> JsonObject:
     """The report as plain data. What no table says is null."""
     summary, fit = report.summary, report.fit
     groups = {form: summary.kv_bytes(form) for form in CACHE_FORMATS}

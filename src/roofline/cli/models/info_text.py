@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from roofline.backends.fit import Fit
-    from roofline.cli.models.info_report import Report
+    from roofline.cli.models.info_report import InfoReport
     from roofline.weights.config.unfamiliar import Unfamiliar
 
 _KINDS = {
@@ -39,7 +39,7 @@ _FIELDS = {
 }
 
 
-def show(report: "Report") -> None:
+def show(report: "InfoReport") -> None:
     """Print a report."""
     out = console()
     out.print(f"[bold]{report.shape.name}[/]: {_KINDS[report.shape.kind]}", highlight=False)
@@ -76,7 +76,7 @@ def _facts(rows: "Iterable[tuple[str, str]]") -> "Table":
     return plain_table(("", ""), rows, figures=(), show_header=False, padding=(0, 2, 0, 0))
 
 
-def _architecture(report: "Report") -> list[tuple[str, str]]:
+def _architecture(report: "InfoReport") -> list[tuple[str, str]]:
     config, summary = dict(report.shape.config), report.summary
     rows = [(label, _value(config.pop(key))) for key, label in _FIELDS.items() if config.get(key) is not None]
     if summary.experts:
@@ -98,7 +98,7 @@ def _value(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _parameters(report: "Report") -> list[tuple[str, str]]:
+def _parameters(report: "InfoReport") -> list[tuple[str, str]]:
     summary = report.summary
     rows = [("parameters", f"{summary.parameters:,}")]
     if summary.active != summary.parameters:
@@ -114,7 +114,7 @@ def _parameters(report: "Report") -> list[tuple[str, str]]:
     return rows
 
 
-def _weights_table(report: "Report") -> "Table":
+def _weights_table(report: "InfoReport") -> "Table":
     """What the file has, then what a file of each format would take."""
     summary = report.summary
     rows = []
@@ -133,7 +133,7 @@ def _size_row(name: str, size: int | None, parameters: int) -> tuple[str, str, s
     return name, f"{size:,}", human_bytes(size), f"{8 * size / parameters:.2f}"
 
 
-def _cache_table(report: "Report") -> "Table":
+def _cache_table(report: "InfoReport") -> "Table":
     from roofline.cli.models.info_report import CACHE_FORMATS
 
     sizes = {form: report.summary.kv_bytes(form) for form in CACHE_FORMATS}
@@ -142,14 +142,14 @@ def _cache_table(report: "Report") -> "Table":
     return _right(plain_table(headings, rows, figures=headings[1:], padding=(0, 2, 0, 0)))
 
 
-def _latent_bytes(report: "Report") -> int:
+def _latent_bytes(report: "InfoReport") -> int:
     """Bytes of a token's latent rows and rotated keys in bf16, over all layers; 0 of models without them."""
     config = report.shape.config
     rank, rotated = config.get("kv_rank"), config.get("rotary_dim")
     return 2 * report.summary.layers * (int(rank) + int(rotated)) if rank and rotated else 0
 
 
-def _windowed_bytes(report: "Report") -> int:
+def _windowed_bytes(report: "InfoReport") -> int:
     """Bytes in bf16 of the tokens that layers read at the report's context; 0 where no window leaves any out."""
     config, layers = report.shape.config, report.summary.layers
     windows = config.get("layer_windows") or [config.get("sliding_window") or 0] * layers
@@ -166,7 +166,7 @@ def _right(table: "Table") -> "Table":
     return table
 
 
-def _show_fit(out: "Console", report: "Report", fit: "Fit") -> None:
+def _show_fit(out: "Console", report: "InfoReport", fit: "Fit") -> None:
     form = f" in {report.dtype}" if report.dtype else ""
     devices = f"{fit.devices} x {fit.place}" if fit.devices > 1 else f"on {fit.place}"
     out.print(f"\n[bold]{devices}[/]: {report.shape.name}{form}", highlight=False)
@@ -199,7 +199,7 @@ def _of_what(fit: "Fit") -> str:
     return " a device" if fit.devices > 1 else ""
 
 
-def _room(report: "Report", fit: "Fit") -> str:
+def _room(report: "InfoReport", fit: "Fit") -> str:
     if not fit.fits:
         needed = human_bytes(fit.weights + fit.workspace)
         instead = f"; would fit by their size: {', '.join(report.other_formats)}" if report.other_formats else ""
@@ -219,7 +219,7 @@ def _rates_table(fit: "Fit") -> "Table":
     return _right(plain_table(headings, rows, figures=(*headings[1:],), padding=(0, 2, 0, 0)))
 
 
-def _footnotes(report: "Report", fit: "Fit") -> Iterable[str]:
+def _footnotes(report: "InfoReport", fit: "Fit") -> Iterable[str]:
     """What sizes and rates mean, what the rates are divided by, and what they do not count."""
     from roofline.hardware.chips.products import SheetRoofs
     from roofline.hardware.roofs import load_note

@@ -16,7 +16,7 @@ from roofline.common.options import Option, Options, option
 from roofline.common.units import human_bytes
 
 if TYPE_CHECKING:
-    from roofline.bench.quality.certificate import Certificate
+    from roofline.bench.quality.certificate import QualityCertificate
     from roofline.bundle.merge import MergedForm
     from roofline.bundle.rewrite import Rewritten
     from roofline.weights.adapter_merge import Merged
@@ -66,11 +66,11 @@ def command(
     place = output.with_suffix(".certificate.json") if form.gguf else output / CERTIFICATE
     if form.gguf:
         check_new(place, 0)
-    whole = merged(base, read.matrices)
+    merged_model = merged(base, read.matrices)
     staged = output.with_name(f".{os.getpid()}.{output.name}")
     try:
-        written = _written(whole, staged, form, threads)
-        certificate = _certified(whole, read, staged, output, certify, threads)
+        written = _written(merged_model, staged, form, threads)
+        certificate = _certified(merged_model, read, staged, output, certify, threads)
         text = json.dumps(certificate.facts(), indent=1) + "\n"
         if not form.gguf:
             write_atomically(staged / CERTIFICATE, text)
@@ -95,19 +95,19 @@ def _prompts(path: Path | None) -> list[str]:
 
 def _written(model: "Merged", staged: Path, form: "MergedForm", threads: int | None) -> "Rewritten":
     from roofline.bundle.merge import write_merged
-    from roofline.bundle.rewrite import Work
+    from roofline.bundle.rewrite import RewriteWork
 
     with counted_bar("merging") as bar:
-        work = Work(progress=bar)
+        work = RewriteWork(progress=bar)
         return write_merged(model, staged, form, work if threads is None else replace(work, threads=threads))
 
 
 def _certified(
     model: "Merged", adapter: "Adapter", staged: Path, output: Path, certify: CertifyOptions, threads: int | None
-) -> "Certificate":
-    """Of what lies at `staged` and is to be called `output`."""
+) -> "QualityCertificate":
+    """Certify the model at `staged`, which is to be called `output`."""
     from roofline.backends.options import LoadOptions
-    from roofline.bench.quality.certificate import Certificate, check_kept, compare
+    from roofline.bench.quality.certificate import QualityCertificate, check_kept, compare
     from roofline.bench.quality.survival import head_is_tied, survivals
     from roofline.bundle.text_side import load_text
     from roofline.weights.checkpoint import open_checkpoint
@@ -121,10 +121,10 @@ def _certified(
     tokenizer, _ = load_text(model.base)
     answers = compare(model, adapter, written, tokenizer, _prompts(certify.probes), LoadOptions(threads=threads))
     paths = str(model.base.path), str(adapter.path), adapter.digest, str(output)
-    return Certificate(*paths, tied, matrices, answers)
+    return QualityCertificate(*paths, tied, matrices, answers)
 
 
-def _print(written: "Rewritten", certificate: "Certificate", place: Path, as_json: bool) -> None:
+def _print(written: "Rewritten", certificate: "QualityCertificate", place: Path, as_json: bool) -> None:
     if as_json:
         print_json({"path": str(written.path), "bytes": written.nbytes, "notes": written.notes} | certificate.facts())
         return

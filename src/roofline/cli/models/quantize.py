@@ -13,14 +13,14 @@ from roofline.common.options import Option, Options, option
 from roofline.common.units import human_bytes
 
 if TYPE_CHECKING:
-    from roofline.bench.quality.report import Report
+    from roofline.bench.quality.report import QualityReport
     from roofline.bundle.rewrite import Rewritten
     from roofline.weights.checkpoint import Checkpoint
-    from roofline.weights.quantise.calibration import Calibration
+    from roofline.weights.quantise.calibration import WeightCalibration
 
 
 @dataclass(frozen=True)
-class TextOptions(Options):
+class CalibrationTextOptions(Options):
     """The texts that rounding is fitted to and judged by."""
 
     calibrate: Path | None = option(
@@ -47,7 +47,7 @@ def command(
         str, Option("q4 (Q4_K_M), q5, q6, q8, bf16, f16, f32, or a kind of file by llama.cpp's name, as gguf:Q5_K_S.")
     ],
     output: Annotated[Path, Option("A new file that ends in .gguf.", flags=("--output", "-o"))],
-    texts: TextOptions,
+    texts: CalibrationTextOptions,
     requantize: Annotated[
         bool, Option("Round weights that were quantised before: they lose twice, once then and once now.")
     ] = False,
@@ -55,7 +55,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Write MODEL's weights in fewer bits, each block with the scale that loses least."""
-    from roofline.bundle.rewrite import Work, quantised_tensors, write_gguf
+    from roofline.bundle.rewrite import RewriteWork, quantised_tensors, write_gguf
     from roofline.cli.scores import read_text
     from roofline.models.mixes import mix_of
 
@@ -73,7 +73,7 @@ def command(
     calibrate, report = (None if path is None else read_text(path) for path in (texts.calibrate, texts.report))
     calibration = _calibration(checkpoint, calibrate, texts.method, mix, threads)
     with counted_bar("quantising") as bar:
-        work = Work(progress=bar, calibration=calibration)
+        work = RewriteWork(progress=bar, calibration=calibration)
         written = write_gguf(checkpoint, output, mix, work if threads is None else replace(work, threads=threads))
     notes = [f"{len(lost)} tensors had been quantised before and were rounded a second time"] if lost else []
     compared = None
@@ -84,11 +84,11 @@ def command(
 
 def _calibration(
     checkpoint: "Checkpoint", text: str | None, method: str, mix: str, threads: int | None
-) -> "Calibration":
-    from roofline.weights.quantise.calibration import Calibration
+) -> "WeightCalibration":
+    from roofline.weights.quantise.calibration import WeightCalibration
 
     if text is None:
-        return Calibration()
+        return WeightCalibration()
     from roofline.bench.quality.calibrate import calibrate
     from roofline.models.mixes import formats_of
     from roofline.weights.quantise.scaling import fit_scales
@@ -111,9 +111,9 @@ def _compare(
     checkpoint: "Checkpoint",
     output: Path,
     text: str,
-    calibration: "Calibration",
+    calibration: "WeightCalibration",
     threads: int | None,
-) -> "Report":
+) -> "QualityReport":
     from roofline.backends.options import LoadOptions
     from roofline.bench.quality.report import report
     from roofline.weights.checkpoint import open_checkpoint
@@ -144,7 +144,9 @@ def opened(model: str, output: Path) -> "Checkpoint":
     return open_checkpoint(path)
 
 
-def print_written(written: "Rewritten", notes: Sequence[str], as_json: bool, compared: "Report | None" = None) -> None:
+def print_written(
+    written: "Rewritten", notes: Sequence[str], as_json: bool, compared: "QualityReport | None" = None
+) -> None:
     """What was written, what is to be known of it, and how it compares with what it was made from."""
     notes = [*written.notes, *notes]
     if as_json:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from roofline.hardware.roofs import Roofs
     from roofline.models.config import ModelConfig
     from roofline.program.ir import Program
-    from roofline.program.overview import Overview, Row
+    from roofline.program.overview import OpRow, Overview
     from roofline.program.target import Target
 
 
@@ -101,7 +101,7 @@ def _table(view: "Overview", title: str) -> "Table":
     return table
 
 
-def _cells(row: "Row", view: "Overview") -> list[str]:
+def _cells(row: "OpRow", view: "Overview") -> list[str]:
     spent_us = []
     if view.seconds is not None and row.seconds is not None:
         share, spent_us = row.seconds * row.times / view.seconds, [f"{row.seconds * 1e6:,.1f}"]
@@ -115,8 +115,8 @@ def _cells(row: "Row", view: "Overview") -> list[str]:
 
 def _bar(share: float, width: int = 6) -> str:
     """A bar of eighths of a character."""
-    full, rest = divmod(round(share * width * 8), 8)
-    return f"{'█' * full + (' ▏▎▍▌▋▊▉'[rest] if rest else ''):<{width}}"
+    full, eighths = divmod(round(share * width * 8), 8)
+    return f"{'█' * full + (' ▏▎▍▌▋▊▉'[eighths] if eighths else ''):<{width}}"
 
 
 def _footer(view: "Overview", roofs: "Roofs | None") -> str:

@@ -77,7 +77,7 @@ def _fields_of(where: str, value: object, names: Collection[str]) -> JsonObject:
     """The fields of an object that are not null. Raises NoTextError for one that is not among `names`."""
     if not isinstance(value, dict):
         raise TypeError
-    fields = {name: each for name, each in value.items() if each is not None}
+    fields = {name: field_value for name, field_value in value.items() if field_value is not None}
     for name in fields:
         if name not in names:
             raise NoTextError(f"{where} has a field {name[:100]!r}, and answers have none of this name there")
@@ -98,7 +98,7 @@ def _text(value: object) -> str:
 def _of_choices(fields: JsonObject) -> ToldAnswer:
     """An answer of chats or completions."""
     _expect("its object", fields.get("object"), "chat.completion", "text_completion", "chat.completion.chunk")
-    choices = [_of_choice(number, each) for number, each in enumerate(fields["choices"])]
+    choices = [_of_choice(number, choice) for number, choice in enumerate(fields["choices"])]
     facts = {name: value for name, value in fields.items() if name not in ("object", "choices", "receipt")}
     if not choices:
         if "usage" in fields or fields.get("object") not in ("chat.completion.chunk", "text_completion"):

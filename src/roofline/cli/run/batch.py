@@ -15,7 +15,7 @@ from roofline.engine.config import EngineConfig
 from roofline.server.options import ServeOptions
 
 if TYPE_CHECKING:
-    from roofline.server.answer_file import Progress
+    from roofline.server.answer_file import JobProgress
 
 SOME_FAILED = 3  # the exit status where all lines have an answer, and some of them an error
 PIPE_SECONDS, TERMINAL_SECONDS = 10.0, 0.1  # between two words on how far it is
@@ -79,7 +79,7 @@ def command(
         prepare(name, load.threads, load.isa, load.backend)
     running = engine.max_running or load.max_running or (64 if load.backend == "cpu" else 256)
     job = Job(requests, options.output, options.errors, options.at_once or 2 * running * options.data_parallel)
-    meter = Meter()
+    meter = BatchMeter()
     try:
         end = answer_file(serve, job, meter.show)
     finally:
@@ -90,14 +90,14 @@ def command(
     return SOME_FAILED if end.errors else 0
 
 
-class Meter:
+class BatchMeter:
     """How far the run is, on stderr: a line drawn over itself on a terminal, else a line every ten seconds."""
 
     def __init__(self) -> None:
         self.began = self._drawn_at = time.monotonic()
         self._terminal = sys.stderr.isatty()
 
-    def show(self, progress: "Progress") -> None:
+    def show(self, progress: "JobProgress") -> None:
         """Say it, unless that was just done."""
         now = time.monotonic()
         if now - self._drawn_at < (TERMINAL_SECONDS if self._terminal else PIPE_SECONDS):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from roofline.backends.options import DEFAULT_MODEL, LoadOptions
 from roofline.cli.options import ModelArgument, ModelOptions, Stop, System
-from roofline.cli.parser import Named
+from roofline.cli.parser import NamedOptions
 from roofline.cli.streams import checked, read_line
 from roofline.common.errors import ConfigError, RooflineError
 from roofline.engine.config import EngineConfig
@@ -32,7 +32,7 @@ def command(
     model: ModelArgument = DEFAULT_MODEL,
     system: System = None,
     stop: Stop = None,
-    named: Annotated[frozenset[str], Named()] = frozenset(),
+    named: Annotated[frozenset[str], NamedOptions()] = frozenset(),
 ) -> int:
     """Talk to a model; answers stream. Type /help for commands.
 
@@ -96,10 +96,10 @@ class Session:
         self.llm.close()
 
     def _command(self, line: str) -> None:
-        name, _, rest = line[1:].partition(" ")
+        name, _, argument = line[1:].partition(" ")
         if name not in self._commands:
             raise ConfigError(f"there is no command /{name}; type /help")
-        self._commands[name](rest.strip())
+        self._commands[name](argument.strip())
 
     def _answer(self, line: str) -> None:
         if not line:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from roofline.backends.options import LoadOptions
 from roofline.cli.options import STOP_HELP, SYSTEM_HELP, AsJson, ModelOptions
 from roofline.cli.output import print_json
-from roofline.cli.parser import Argument, Named
+from roofline.cli.parser import Argument, NamedOptions
 from roofline.cli.streams import checked, read_text
 from roofline.common.errors import ConfigError
 from roofline.common.files import read_regular
@@ -48,7 +48,7 @@ class TextOptions(Options):
             return Constraint.of_lark(_text_of(self.grammar))
         if self.regex is not None:
             return Constraint.of_regex(checked(self.regex, "--regex"))
-        return None if self.choice is None else Constraint.of_choice(checked(each, "--choice") for each in self.choice)
+        return None if self.choice is None else Constraint.of_choice(checked(text, "--choice") for text in self.choice)
 
 
 def command(
@@ -58,7 +58,7 @@ def command(
     models: ModelOptions,
     params: SamplingParams = SamplingParams(max_tokens=256),
     text: TextOptions = TextOptions(),
-    named: Annotated[frozenset[str], Named()] = frozenset(),
+    named: Annotated[frozenset[str], NamedOptions()] = frozenset(),
     as_json: AsJson = False,
 ) -> None:
     """Answer PROMPT, then print tokens a second and the share of the roof (on stderr).

@@ -14,7 +14,7 @@ from roofline.common.options import Options, option
 if TYPE_CHECKING:
     from roofline.backends.base import Executable
     from roofline.engine.recording.entries import Head
-    from roofline.engine.recording.replay import Outcome
+    from roofline.engine.recording.replay import StepOutcome
 
 SAME, DIFFERENT = 0, 3  # exit status
 
@@ -40,7 +40,7 @@ class _Findings:
     first: str | None = None
     unfinished: dict[str, str] = field(default_factory=dict)
 
-    def take(self, outcome: "Outcome", file: str, with_ids: bool) -> None:
+    def take(self, outcome: "StepOutcome", file: str, with_ids: bool) -> None:
         self.steps, self.tokens = self.steps + 1, self.tokens + outcome.tokens
         place = f"{file}, step {outcome.number}"
         self.unfinished.pop(file, None)

@@ -99,7 +99,7 @@ def _generations(path: Path, body: JsonObject, receipt: "Receipt", llm: "LLM") -
 
 def _compared(generation: "Generation", body: JsonObject, receipt: "Receipt", continues: bool) -> SentRequest:
     """What of a request the receipt has otherwise."""
-    from roofline.engine.receipts.receipt import Sampling
+    from roofline.engine.receipts.receipt import ReceiptSampling
 
     if body.get("model") != receipt.model:
         names = f"{body.get('model')!r:.100}, and the receipt's {receipt.model!r:.100}"
@@ -111,8 +111,8 @@ def _compared(generation: "Generation", body: JsonObject, receipt: "Receipt", co
     params = generation.params
     if params.seed is None:  # any is right
         params = replace(params, seed=receipt.sampling.seed)
-    ours, theirs = Sampling.of(params), receipt.sampling
-    for name in Sampling.__struct_fields__:
+    ours, theirs = ReceiptSampling.of(params), receipt.sampling
+    for name in ReceiptSampling.__struct_fields__:
         value, other = getattr(ours, name), getattr(theirs, name)
         if value != other:
             values = f"{value!r:.200}, and the receipt's {other!r:.200}"
@@ -122,7 +122,7 @@ def _compared(generation: "Generation", body: JsonObject, receipt: "Receipt", co
 
 
 def other_prompt(receipt: "Receipt", prompts: Sequence[Sequence[int]]) -> str | None:
-    """Whether these are not the prompts of the receipt, in a sentence."""
+    """Return a sentence if these are not the prompts of the receipt."""
     from roofline.engine.receipts.receipt import hash_of_ids
 
     if len(prompts) != len(receipt.prompts):

@@ -13,7 +13,7 @@ from roofline.cli.run.answer_layout import NoTextError, Parts, ToldAnswer, ToldC
 from roofline.common.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from roofline.engine.receipts.receipt import Choice, Receipt
+    from roofline.engine.receipts.receipt import Receipt, ReceiptChoice
     from roofline.server.generation import Generation
     from roofline.server.text_side import TextSide
     from roofline.text.replies.parser import Delta, ReplyParser
@@ -54,11 +54,11 @@ def changed_text(answer: JsonObject, receipt: "Receipt", text: "TextSide", reque
 def _choice_of(
     number: int,
     reply: ToldChoice,
-    possible: Sequence["Choice"],
+    possible: Sequence["ReceiptChoice"],
     receipt: "Receipt",
     text: "TextSide",
     request: "Generation | None",
-) -> tuple["Choice | None", str]:
+) -> tuple["ReceiptChoice | None", str]:
     """Which of the receipt's choices a reply tells, or a sentence about what is wrong. Raises NoTextError."""
     problem = (
         f"The text of answer {number} is not that of the receipt's ids: it was changed, or another model has them."
@@ -78,7 +78,7 @@ def _choice_of(
     return None, problem
 
 
-def _has_prompt(reply: ToldChoice, choice: "Choice", receipt: "Receipt") -> bool:
+def _has_prompt(reply: ToldChoice, choice: "ReceiptChoice", receipt: "Receipt") -> bool:
     """Whether the ids of the prompt, where they are told, are those of the receipt."""
     from roofline.engine.receipts.receipt import hash_of_ids
 
@@ -127,7 +127,7 @@ def _other_facts(answer: ToldAnswer, receipt: "Receipt", request: "Generation | 
     return None
 
 
-def ends_as_said(choice: "Choice", receipt: "Receipt", text: "TextSide", request: "Generation | None") -> bool:
+def ends_as_said(choice: "ReceiptChoice", receipt: "Receipt", text: "TextSide", request: "Generation | None") -> bool:
     """Whether the text of a choice's ids has its stop string where it ends, and passes none before.
 
     Whoever reasons or calls tools may pass one: a server need not look for stop strings there.
@@ -142,7 +142,7 @@ def ends_as_said(choice: "Choice", receipt: "Receipt", text: "TextSide", request
     return False
 
 
-def _passes_stop(receipt: "Receipt", done: str, choice: "Choice", text: "TextSide") -> bool:
+def _passes_stop(receipt: "Receipt", done: str, choice: "ReceiptChoice", text: "TextSide") -> bool:
     """Whether a text has a stop string that should have ended it. done: what was there before the last id."""
     from roofline.text.replies.reasoning import CLOSE, OPEN
     from roofline.text.replies.reply_format import CALL_MARKS
@@ -159,7 +159,7 @@ def _passes_stop(receipt: "Receipt", done: str, choice: "Choice", text: "TextSid
     return any(done.find(stop, max(0, early - len(stop) + 1)) >= 0 for stop in sampling.stop)
 
 
-def _stop_at(choice: "Choice", before: str, entire: str) -> int | None:
+def _stop_at(choice: "ReceiptChoice", before: str, entire: str) -> int | None:
     """Where a text is cut: at its stop string, if the last id completes it, else at its end. None: it is not there."""
     if not isinstance(choice.stop, str):
         return len(entire)
@@ -167,7 +167,7 @@ def _stop_at(choice: "Choice", before: str, entire: str) -> int | None:
     return at if at >= 0 else None
 
 
-def _entire_texts(choice: "Choice", text: "TextSide", request: "Generation | None") -> Iterator[tuple[str, str]]:
+def _entire_texts(choice: "ReceiptChoice", text: "TextSide", request: "Generation | None") -> Iterator[tuple[str, str]]:
     """The texts of a choice's ids as they may be told, each before its last id, and whole."""
     ids = _text_ids(choice)
     for at_start, shown in _spellings(choice, text, request):
@@ -176,13 +176,13 @@ def _entire_texts(choice: "Choice", text: "TextSide", request: "Generation | Non
         yield before, before + stream.push(ids[-1:]).text + stream.finish()
 
 
-def _text_ids(choice: "Choice") -> Sequence[int]:
+def _text_ids(choice: "ReceiptChoice") -> Sequence[int]:
     """The ids of a choice without one that only ends it, which is no text."""
     return choice.ids[:-1] if isinstance(choice.stop, int) else choice.ids
 
 
 def _spellings(
-    choice: "Choice", text: "TextSide", request: "Generation | None"
+    choice: "ReceiptChoice", text: "TextSide", request: "Generation | None"
 ) -> Iterator[tuple[bool, frozenset[int]]]:
     """Whether a choice's ids begin a text, and which special tokens among them are shown: once for each text."""
     from roofline.text.replies.parser import PlainReply
@@ -206,7 +206,7 @@ def _spellings(
 
 
 def _readings(
-    choice: "Choice", reply: ToldChoice, receipt: "Receipt", text: "TextSide", request: "Generation | None"
+    choice: "ReceiptChoice", reply: ToldChoice, receipt: "Receipt", text: "TextSide", request: "Generation | None"
 ) -> Iterator[Parts]:
     """All that a server may tell of a choice's ids."""
     from roofline.text.replies.parser import PlainReply, TextDelta

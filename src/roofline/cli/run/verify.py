@@ -17,7 +17,7 @@ from roofline.engine.config import EngineConfig
 if TYPE_CHECKING:
     from roofline.engine.llm import LLM
     from roofline.engine.receipts.receipt import Receipt
-    from roofline.engine.receipts.recompute import Difference
+    from roofline.engine.receipts.recompute import AnswerDifference
     from roofline.server.generation import Generation
 
 SAME, DIFFERENT, CHANGED, NOT_COMPARED = 0, 3, 4, 5  # exit status; 1: it cannot be computed, 2: no call of this form
@@ -36,7 +36,7 @@ class Verdict:
     status: int
     result: str
     message: str
-    difference: "Difference | None" = None
+    difference: "AnswerDifference | None" = None
 
 
 def command(
@@ -170,7 +170,7 @@ def judge(receipt: "Receipt", answer: JsonObject | None, request: Path | None, l
     return Verdict(SAME, "same", praise)
 
 
-def _differs(receipt: "Receipt", difference: "Difference", reason: str) -> Verdict:
+def _differs(receipt: "Receipt", difference: "AnswerDifference", reason: str) -> Verdict:
     """The verdict where a step differs. Other logits come of another computation, as `reason` says; where the logits
     have the same bits, no machine explains the difference: it is the receipt that does not fit itself."""
     place = f"answer {difference.choice}, step {difference.step}: {WHAT[difference.what]}."

@@ -11,7 +11,14 @@ from pathlib import Path
 from roofline.cli.output import print_json
 from roofline.common.errors import RooflineError
 from roofline.common.json_types import JsonObject
-from roofline.train.report.answers import Answer, Answers, held_out_rewards, link, read_answers, write_answers
+from roofline.train.report.answers import (
+    HeldOutAnswer,
+    HeldOutAnswers,
+    held_out_rewards,
+    link,
+    read_answers,
+    write_answers,
+)
 from roofline.train.run_folder import LOG, PAGE, read_lines
 
 PORT, RANK = 8000, 64  # of `roofline serve`, where nothing else is said
@@ -19,7 +26,7 @@ _NAME = re.compile(r"[^\w.-]+")
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModels:
     """How the model is served as it was and as it became. outcome: the folder that the run writes, RUN/adapter or
     RUN/model; rank: of an adapter; of_experts: the adapter is of experts, so it is served merged."""
 
@@ -80,13 +87,17 @@ class BeforeAfter:
     rewarded: what counts is the reward that the run gives to answers, and not whether they are those of the data.
     """
 
-    def __init__(self, served: Served, prompts: Sequence[JsonObject], folder: Path, rewarded: bool = False) -> None:
+    def __init__(
+        self, served: ServedModels, prompts: Sequence[JsonObject], folder: Path, rewarded: bool = False
+    ) -> None:
         self.served, self.folder, self._rewarded = served, folder, rewarded
-        self.prompts = [each for each in prompts if str(each["answer"]).strip()]
-        rows = tuple(Answer(_prompt_text(each), str(each["answer"])) for each in self.prompts)
+        self.prompts = [prompt for prompt in prompts if str(prompt["answer"]).strip()]
+        rows = tuple(HeldOutAnswer(_prompt_text(prompt), str(prompt["answer"])) for prompt in self.prompts)
         commands, system = [served.merge] * served.of_experts + [served.command], _common_system(self.prompts)
         command = " && ".join(map(shlex.join, commands))
-        self.answers = Answers(served.before, served.after, command, served.address, system, rows)
+        self.answers = HeldOutAnswers(
+            before=served.before, after=served.after, command=command, address=served.address, system=system, rows=rows
+        )
 
     def begin(self) -> None:
         """Ask the model as it is, unless an earlier attempt of the same run did."""
@@ -143,7 +154,7 @@ class BeforeAfter:
             print(f"{model} was not asked for answers: {error}", file=sys.stderr)
             return [None] * len(self.prompts)
 
-    def _keep(self, rows: tuple[Answer, ...]) -> None:
+    def _keep(self, rows: tuple[HeldOutAnswer, ...]) -> None:
         self.answers = replace(self.answers, rows=rows)
         self.folder.mkdir(parents=True, exist_ok=True)
         write_answers(self.answers, self.folder)
@@ -212,7 +223,7 @@ def _prompt_text(prompt: JsonObject) -> str:
 def _common_system(prompts: Sequence[JsonObject]) -> str:
     """The system prompt that all of them begin with; "" where there is none, or another."""
     first = {
-        each["messages"][0]["content"] if each.get("messages", [{}])[0].get("role") == "system" else ""
-        for each in prompts
+        prompt["messages"][0]["content"] if prompt.get("messages", [{}])[0].get("role") == "system" else ""
+        for prompt in prompts
     }
     return str(first.pop()) if len(first) == 1 else ""

@@ -42,7 +42,7 @@ def show(records: Sequence[JsonObject], names: Sequence[str], convention: str) -
 
     columns = [row(card, convention) for card in records]
     out = console()
-    print_table(out, plain_table(("", *names), [[name, *(each[name] for each in columns)] for name in columns[0]]))
+    print_table(out, plain_table(("", *names), [[name, *(column[name] for column in columns)] for name in columns[0]]))
     out.print(f"FLOPs as {convention}: {records[0]['conventions'][convention]}", highlight=False)
     for card, name in zip(records, names, strict=True):
         first, last = card["speed"]["steps"]

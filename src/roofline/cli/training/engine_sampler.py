@@ -10,7 +10,7 @@ from roofline.common.errors import ConfigError
 from roofline.engine.llm import LLM
 from roofline.engine.params import SamplingParams
 from roofline.ops.batch import PAGE_TOKENS
-from roofline.train.preference.sampler import MakeSampler, Sampled
+from roofline.train.preference.sampler import MakeSampler, SampledAnswer
 from roofline.weights.checkpoint import open_checkpoint
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class EngineSampler:
 
     def sample(
         self, prompts: Sequence[Sequence[int]], count: int, most: int, temperature: float, seeds: Sequence[int]
-    ) -> list[list[Sampled]]:
+    ) -> list[list[SampledAnswer]]:
         """`count` answers to each prompt."""
         assert self._model is not None
         params = [
@@ -72,10 +72,13 @@ class EngineSampler:
         )
         return [
             [
-                Sampled(
-                    each.text, each.ids, [token.logprob for token in each.logprobs or ()], each.finish_reason == "stop"
+                SampledAnswer(
+                    answer.text,
+                    answer.ids,
+                    [token.logprob for token in answer.logprobs or ()],
+                    answer.finish_reason == "stop",
                 )
-                for each in output.answers
+                for answer in output.answers
             ]
             for output in outputs
         ]
@@ -98,7 +101,8 @@ class EngineSampler:
 
 
 def sampler_of(config: "TrainConfig") -> MakeSampler | None:
-    """What makes the engine of a run, if its configuration samples. Raises ConfigError for a model without files."""
+    """Return the function that makes the engine of a run, if its configuration samples. Raises ConfigError for a model
+    without files."""
     if config.grpo is None:
         return None
     if config.adapter is None or config.model.pretrained_model_name_or_path is None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from roofline.cli.options import AsJson
-from roofline.cli.parser import Argument, Named
+from roofline.cli.parser import Argument, NamedOptions
 from roofline.cli.training.train import Processes
 from roofline.common.options import Option
 from roofline.train.finetune.options import FinetuneOptions
@@ -20,7 +20,7 @@ Changes = Annotated[list[str] | None, Option("KEY.KEY=VALUE of the run's configu
 
 def command(
     options: FinetuneOptions,
-    named: Annotated[frozenset[str], Named()],
+    named: Annotated[frozenset[str], NamedOptions()],
     model: Annotated[str, Argument("The model: a name from `roofline list`, hf:ORG/REPO[:FILE], or a path.")],
     data: Annotated[Path, Argument("A file, a folder of files, or a saved Hugging Face data set.")],
     nproc: Processes = 1,
@@ -32,7 +32,7 @@ def command(
     The same command again goes on with a run that was stopped. What is printed at the end serves the result.
     """
     from roofline.cli.training.told_data import Kind
-    from roofline.cli.training.tuned_run import Task, TunedRun
+    from roofline.cli.training.tuned_run import TunedRun, TuningTask
     from roofline.train.finetune import plan
     from roofline.train.finetune.forms import FORMS
 
@@ -43,7 +43,7 @@ def command(
 
     forms = {name: f"{form.about} (--format {name})" for name, form in FORMS.items()}
     kind = Kind("sample", forms, misfit="nothing to train on is within a row")
-    task = Task(options, options.format, kind, configure, _shown)
+    task = TuningTask(options, options.format, kind, configure, _shown)
     return TunedRun(model, data, task).train(nproc, changes or (), as_json)
 
 

@@ -101,9 +101,9 @@ def _layers(layers: "Layers") -> str:
         beyond = "repeats" if layers.by_repeats else "rounding"
         first = f"{layer} is the first to differ" if layer else f"none differs beyond {beyond}"
     sizes = []
-    for kind, each in (("activations", layers.activations), ("gradients", layers.gradients)):
-        most = max(each, key=lambda layer: layer.difference)
+    for kind, changes in (("activations", layers.activations), ("gradients", layers.gradients)):
+        worst = max(changes, key=lambda layer: layer.difference)
         sizes.append(
-            f"{kind} by up to {most.difference:.1g} ({most.name})" if most.difference else f"{kind} not at all"
+            f"{kind} by up to {worst.difference:.1g} ({worst.name})" if worst.difference else f"{kind} not at all"
         )
     return f"{first}; {', '.join(sizes)}"

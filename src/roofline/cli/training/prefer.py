@@ -12,7 +12,7 @@ from roofline.train.preference.options import PreferOptions, ReinforceOptions
 
 if TYPE_CHECKING:
     from roofline.cli.training.told_data import Kind
-    from roofline.cli.training.tuned_run import Task
+    from roofline.cli.training.tuned_run import TuningTask
     from roofline.common.json_types import JsonObject
     from roofline.train.finetune.prepare import Prepared, Write
     from roofline.train.preference.prepare import ItemOf
@@ -71,9 +71,9 @@ def reinforce(
 
 def _task(
     options: PreferOptions | ReinforceOptions, rows: str, kind: "Kind", write: "Write", item_of: "ItemOf"
-) -> "Task":
+) -> "TuningTask":
     """rows: what they hold, in place of the form of samples; item_of: what a record becomes."""
-    from roofline.cli.training.tuned_run import Task
+    from roofline.cli.training.tuned_run import TuningTask
     from roofline.train.preference.options import configuration
     from roofline.train.preference.prepare import preview
     from roofline.train.preference.rewards import EXACT
@@ -83,4 +83,12 @@ def _task(
 
     common = options.as_finetune(options.batch, pack=isinstance(options, PreferOptions) and options.pack)
     form, rewarded = f"{rows} {options.format or ''}", isinstance(options, ReinforceOptions) and options.reward != EXACT
-    return Task(common, form, kind, configure, partial(preview, item_of=item_of), write, rewarded)
+    return TuningTask(
+        options=common,
+        form=form,
+        kind=kind,
+        configure=configure,
+        show=partial(preview, item_of=item_of),
+        write=write,
+        rewarded=rewarded,
+    )

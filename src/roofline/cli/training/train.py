@@ -86,10 +86,10 @@ def relay(
     At each hand-over the state's fingerprint must be the same bit for bit, and at the end every receipt that of the
     order of samples. save_folder may be an object store.
     """
-    from roofline.train.run.relay import Runner
+    from roofline.train.run.relay import RelaySetting
     from roofline.train.run.relay import relay as run_legs
 
-    runners = [Runner.parse(leg) for leg in legs]
+    runners = [RelaySetting.parse(leg) for leg in legs]
     report = run_legs(config, changes or [], every, runners, lambda line: print(line, file=sys.stderr))
     for handover in report.handovers:
         jump = "" if handover.jump is None else f", held-out loss {handover.jump:+.2e} nats"

@@ -13,7 +13,7 @@ from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from roofline.cli.training.before_after import Served
+    from roofline.cli.training.before_after import ServedModels
     from roofline.cli.training.told_data import Kind
     from roofline.train.config.schema import TrainConfig
     from roofline.train.finetune.encode import Encoder
@@ -25,7 +25,7 @@ FEW_STEPS = 10
 
 
 @dataclass(frozen=True)
-class Task:
+class TuningTask:
     """What a command does otherwise than the others.
 
     options: as `roofline finetune` has them. form: of the data, None where it is to be told from them. configure: the
@@ -49,7 +49,7 @@ class TunedRun:
 
     source: str
     place: Path
-    task: Task
+    task: TuningTask
 
     @property
     def model(self) -> str:
@@ -109,9 +109,9 @@ class TunedRun:
         longest = int(read_config(resolve(self.model))["max_position"])
         return replace(plan.data_of(self.place, self.task.options, longest), form=self.task.form)
 
-    def _served(self, config: "TrainConfig") -> "Served":
+    def _served(self, config: "TrainConfig") -> "ServedModels":
         """How the result will be served. Raises ConfigError for --serve where it is not, UnsupportedError."""
-        from roofline.cli.training.before_after import Served
+        from roofline.cli.training.before_after import ServedModels
         from roofline.train.model.adaptation import forms
         from roofline.train.model.shapes import model_config
 
@@ -125,7 +125,7 @@ class TunedRun:
             remedy = "leave it out and merge the adapter afterwards, or name other --targets"
             raise ConfigError(f"--serve: adapters of experts are not served: {remedy}")
         outcome = self.folder / ("model" if section.method == "full" else "adapter")
-        return Served(self.model, outcome, options.port, section.rank, of_experts)
+        return ServedModels(self.model, outcome, options.port, section.rank, of_experts)
 
     def _told(self, data: "Data", prepared: "Prepared", is_default: bool) -> list[str]:
         from roofline.cli.training.told_data import told, told_of_model
@@ -140,7 +140,7 @@ class TunedRun:
             lines.append(f"so few steps teach little: more samples, --epochs, {means} make more")
         return lines
 
-    def _notes(self, served: "Served") -> list[str]:
+    def _notes(self, served: "ServedModels") -> list[str]:
         """What a user may not expect of the base, and of the result."""
         from roofline.train.finetune import plan
         from roofline.weights.checkpoint import open_checkpoint

@@ -10,9 +10,9 @@ from roofline.common.errors import ConfigError
 from roofline.common.options import Option
 
 if TYPE_CHECKING:
-    from roofline.backends.gpu.tuning.gemm import Split
-    from roofline.hardware.tuning.store import Record
-    from roofline.hardware.tuning.tunableop import Row
+    from roofline.backends.gpu.tuning.gemm import ProductSplit
+    from roofline.hardware.tuning.store import TuningRecord
+    from roofline.hardware.tuning.tunableop import TunableOpRow
     from roofline.program.gemms import Gemm
 
 Batches = Annotated[str, Option("Sequences that decode or are prefilled at once, with commas.")]
@@ -67,7 +67,7 @@ def explain(chip: str | None, file: Path | None, as_json: bool) -> None:
     from roofline.hardware.tuning import gemms as tuned_gemms
     from roofline.hardware.tuning import tunableop
 
-    choices: list[Record] = []
+    choices: list[TuningRecord] = []
     if file is None and chip is not None:
         stored = tuned_gemms.load(chip)
         stored_results = tuned_gemms.results_from(stored)
@@ -97,19 +97,19 @@ def explain(chip: str | None, file: Path | None, as_json: bool) -> None:
                 print(f"  {choice(record)}")
 
 
-def line(row: "Row") -> str:
+def line(row: "TunableOpRow") -> str:
     """A result of TunableOp in words."""
     dtype = row.operator.partition("TunableOp_")[2].rpartition("_")[0] or row.operator
     time = "" if row.ms is None else f", {row.ms:.4g} ms"
     return f"{row.shape.words} {dtype}: {row.solution}{time}"
 
 
-def choice(record: "Record") -> str:
+def choice(record: "TuningRecord") -> str:
     """A choice between torch's product and ours in words."""
     return f"{record.kind} {record.shape}, {record.regime}: {record.variant}, {record.reason}"
 
 
-def _export_untuned(products: "Split", path: Path) -> None:
+def _export_untuned(products: "ProductSplit", path: Path) -> None:
     from roofline.backends.gpu.tuning.gemm import key
     from roofline.common.files import write_atomically
     from roofline.hardware.tuning import tunableop
@@ -123,7 +123,7 @@ def _export_untuned(products: "Split", path: Path) -> None:
         print(f"{single} of them have one row: torch tunes those only while a model runs, or in `roofline tune gemms`")
 
 
-def products_of(model: str, weights: str | None, batch: str, prompt: int) -> "tuple[Split, list[Gemm]]":
+def products_of(model: str, weights: str | None, batch: str, prompt: int) -> "tuple[ProductSplit, list[Gemm]]":
     """A model's products in the steps of a grid, as torch's model runs them and as our engine on GPUs does, which
     merges some; then those of our engine alone that are a product and nothing else.
 

@@ -87,5 +87,5 @@ def _tune_kernels(products: "Sequence[Gemm]", chip: "Chip", device: str, until: 
             return
         record = linear_tuning.tune(linear_tuning.Trial(gemm, chip), setting)
         tunings.save_where_possible(tunings.Tunings(stored.backend, stored.chip, device, {record.key: record}))
-        rest = human_seconds((time.monotonic() - start) / done * (len(new) - done))
-        print(f"{choice(record)}; {len(new) - done} left, about {rest}", flush=True)
+        time_left = human_seconds((time.monotonic() - start) / done * (len(new) - done))
+        print(f"{choice(record)}; {len(new) - done} left, about {time_left}", flush=True)

@@ -18,8 +18,8 @@ from roofline.common.units import human_seconds
 
 if TYPE_CHECKING:
     from roofline.backends.cpu.executable import CpuExecutable
-    from roofline.backends.cpu.tuning.tune import Plan, Tuner
-    from roofline.hardware.tuning.store import Record, Tunings, Verdict
+    from roofline.backends.cpu.tuning.tune import Tuner, TuningPlan
+    from roofline.hardware.tuning.store import TuningRecord, Tunings, TuningVerdict
 
 Load = Annotated[LoadOptions, Only("threads", "isa", "weights", "kv_cache_dtype")]
 
@@ -85,7 +85,7 @@ def _executable(model: str, load: LoadOptions) -> "CpuExecutable":
     return loaded.executable
 
 
-def _announce(model: str, plan: "Plan", budget: float | None) -> None:
+def _announce(model: str, plan: "TuningPlan", budget: float | None) -> None:
     count = sum(len(contests) for contests in plan.contests.values())
     reused = f"; {plan.settled} are known already" if plan.settled else ""
     within = f", within the budget of {human_seconds(budget)}" if budget else ""
@@ -109,7 +109,7 @@ def _interrupts() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, previous)
 
 
-def _work(tuner: "Tuner", plan: "Plan", stop: threading.Event) -> bool:
+def _work(tuner: "Tuner", plan: "TuningPlan", stop: threading.Event) -> bool:
     """Runs the plan with a line of progress on a terminal; whether it was stopped."""
     line = sys.stderr.isatty()
     for step in tuner.run(plan, stop.is_set):
@@ -120,7 +120,7 @@ def _work(tuner: "Tuner", plan: "Plan", stop: threading.Event) -> bool:
     return stop.is_set()
 
 
-def _relevant(stored: "Tunings", executable: "CpuExecutable") -> "tuple[list[Record], list[Verdict]]":
+def _relevant(stored: "Tunings", executable: "CpuExecutable") -> "tuple[list[TuningRecord], list[TuningVerdict]]":
     """What the store says on this program's shapes and on itself, at these threads and this instruction set."""
     from roofline.backends.cpu.select import setting_of
     from roofline.backends.cpu.tuning.variants import groups
@@ -143,7 +143,7 @@ def _plain(stored: "Tunings", executable: "CpuExecutable") -> dict[str, object]:
     }
 
 
-def _stale(entry: "Record | Verdict", executable: "CpuExecutable") -> str:
+def _stale(entry: "TuningRecord | TuningVerdict", executable: "CpuExecutable") -> str:
     from roofline.backends.cpu.select import setting_of
 
     return entry.setting.differs(setting_of(executable.isa, executable.threads))
@@ -171,7 +171,7 @@ def _show(stored: "Tunings", executable: "CpuExecutable") -> None:
     print("time: share of the default's, its 99 % interval, and in brackets what two runs of the default differ by")
 
 
-def _measured(entry: "Record | Verdict") -> str:
+def _measured(entry: "TuningRecord | TuningVerdict") -> str:
     """ "95.1% 94.0-96.2% (0.8%)", with the parts that were measured."""
     figures = entry.figures
     noise = f"({figures['noise']:.1%})" if figures.get("noise") is not None else ""

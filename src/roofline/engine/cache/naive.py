@@ -1,4 +1,4 @@
-"""The naive cache: every page has one holder, nothing is found, nothing is kept. The oracle for `cache.PagedCache`."""
+"""The naive cache: every page has one holder, nothing is found, nothing is kept. The oracle for `paged.PagedCache`."""
 
 from collections.abc import Sequence as Ids
 

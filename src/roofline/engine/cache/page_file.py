@@ -36,7 +36,7 @@ READERS = 4  # threads: one reads while others compute checksums
 BUFFER = 1 << 20  # bytes
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
+class PageFileHead(msgspec.Struct, frozen=True, kw_only=True):
     """What the pages belong to: the executable's fingerprint, on which all bits depend, and what names the cause where
     it differs. weights: as `IdentifiesWeights` has it; pages: records that follow."""
 
@@ -116,10 +116,10 @@ class PageFile:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
 
-    def _head(self, pages: int) -> Head:
+    def _head(self, pages: int) -> PageFileHead:
         """The head of a file of this executable."""
         executable = self._executable
-        return Head(
+        return PageFileHead(
             fingerprint=executable.fingerprint,
             weights=executable.weights_identity if isinstance(executable, IdentifiesWeights) else "",
             page_tokens=PAGE_TOKENS,
@@ -139,7 +139,7 @@ class PageFile:
                 stream.write(view)
             stream.write(checksum.digest())
 
-    def _read_head(self, stream: BinaryIO) -> tuple[int, Head]:
+    def _read_head(self, stream: BinaryIO) -> tuple[int, PageFileHead]:
         """Where the first record begins, and the head. Raises ConfigError, with the cause, for a file that is not of
         this executable."""
         lead = stream.read(LEAD.size)
@@ -152,17 +152,17 @@ class PageFile:
         if hashlib.sha256(lead + body).digest() != checksum:
             raise ConfigError(f"{self._path} is damaged: the checksum of its head differs")
         try:
-            head = msgspec.json.decode(body, type=Head)
+            head = msgspec.json.decode(body, type=PageFileHead)
         except msgspec.MsgspecError as error:
             raise ConfigError(f"{self._path} is damaged: {error}") from error
-        own = self._head(head.pages)
-        if head.weights != own.weights:
+        expected_head = self._head(head.pages)
+        if head.weights != expected_head.weights:
             raise ConfigError(f"{self._path} is of another model")
-        if (head.page_tokens, head.page_bytes) != (own.page_tokens, own.page_bytes):
+        if (head.page_tokens, head.page_bytes) != (expected_head.page_tokens, expected_head.page_bytes):
             sizes = f"{head.page_tokens} tokens in {head.page_bytes} bytes"
-            here = f"{own.page_tokens} in {own.page_bytes}"
+            here = f"{expected_head.page_tokens} in {expected_head.page_bytes}"
             raise ConfigError(f"{self._path} has pages of {sizes}, not {here}: another format of the key-value cache")
-        if head != own or head.pages < 0:
+        if head != expected_head or head.pages < 0:
             cause = "this model computed with other settings, by another build or on another kind of chip"
             raise ConfigError(f"{self._path} is of {cause}: their bits may differ")
         return LEAD.size + length + DIGEST_BYTES, head

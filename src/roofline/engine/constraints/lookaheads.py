@@ -35,12 +35,12 @@ Range = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Words:
+class Language:
     """A language. kind: one of KINDS. A "character" is one of `ranges`, a "sequence" has one part behind the other, and
     "any", "all" and "not" are of the languages that are its parts."""
 
     kind: str
-    parts: tuple["Words", ...] = ()
+    parts: tuple["Language", ...] = ()
     ranges: tuple[Range, ...] = ()
     size: int = field(init=False, compare=False, repr=False)
     key: int = field(init=False, compare=False, repr=False)  # that it is looked up and sorted by
@@ -68,9 +68,9 @@ class Words:
         return self.kind in ("empty word", "repeat")
 
 
-NONE, EMPTY = Words("any"), Words("empty word")
-ANY_CHARACTER = Words("character", ranges=((0, 0xD7FF), (0xE000, _LAST)))
-EVERYTHING = Words("repeat", (ANY_CHARACTER,))
+NONE, EMPTY = Language("any"), Language("empty word")
+ANY_CHARACTER = Language("character", ranges=((0, 0xD7FF), (0xE000, _LAST)))
+EVERYTHING = Language("repeat", (ANY_CHARACTER,))
 
 
 class Patterns:
@@ -106,7 +106,7 @@ def without_lookaheads(pattern: str) -> str:
         raise ValueError(TOO_COMPLEX) from None
 
 
-def _followed(items: list, rest: Words, *, start: bool, negated: bool) -> Words:
+def _followed(items: list, rest: Language, *, start: bool, negated: bool) -> Language:
     """The words of a sequence of parsed items with others behind them.
 
     start: nothing stands before; negated: it says what is not taken, so an end is also before a last line break, as it
@@ -120,7 +120,7 @@ def _followed(items: list, rest: Words, *, start: bool, negated: bool) -> Words:
     return rest
 
 
-def _before(item: tuple, rest: Words, *, start: bool, negated: bool) -> Words:
+def _before(item: tuple, rest: Language, *, start: bool, negated: bool) -> Language:
     kind, value = str(item[0]), item[1]
     if kind in ("ASSERT", "ASSERT_NOT"):
         if value[0] != 1:
@@ -138,19 +138,19 @@ def _before(item: tuple, rest: Words, *, start: bool, negated: bool) -> Words:
         return _followed(list(value[3]), rest, start=start, negated=negated)
     if kind in ("MAX_REPEAT", "MIN_REPEAT"):
         return _concatenated(_repeated(value), rest)
-    return _concatenated(Words("character", ranges=_ranges(kind, value)), rest)
+    return _concatenated(Language("character", ranges=_ranges(kind, value)), rest)
 
 
-def _at(place: str, rest: Words, *, start: bool, negated: bool) -> Words:
+def _at(place: str, rest: Language, *, start: bool, negated: bool) -> Language:
     if place == "AT_BEGINNING" and start:
         return rest
     if place == "AT_END":
-        line_break = _concatenated(Words("character", ranges=((10, 10),)), EMPTY)
+        line_break = _concatenated(Language("character", ranges=((10, 10),)), EMPTY)
         return _all((rest, _any((EMPTY, line_break)) if negated else EMPTY))
     raise ValueError("a pattern that looks ahead may have ^ at its begin, and $, and no other places")
 
 
-def _repeated(value: tuple) -> Words:
+def _repeated(value: tuple) -> Language:
     least, most = int(value[0]), value[1]
     items = list(value[2])
     inner = _followed(items, EMPTY, start=False, negated=False)
@@ -158,7 +158,7 @@ def _repeated(value: tuple) -> Words:
         raise ValueError("a pattern cannot look ahead within what is repeated")
     if least > MOST_REPEATS or (most != syntax.MAXREPEAT and most > MOST_REPEATS):
         raise ValueError(f"a pattern that looks ahead repeats at most {MOST_REPEATS} times")
-    words = Words("repeat", (inner,)) if most == syntax.MAXREPEAT else EMPTY
+    words = Language("repeat", (inner,)) if most == syntax.MAXREPEAT else EMPTY
     for _ in range(0 if most == syntax.MAXREPEAT else most - least):
         words = _any((EMPTY, _concatenated(inner, words)))
     return reduce(lambda behind, _: _concatenated(inner, behind), range(least), words)
@@ -219,7 +219,7 @@ def _joined(ranges: Iterable[Range]) -> list[Range]:
     return result
 
 
-def _concatenated(first: Words, second: Words) -> Words:
+def _concatenated(first: Language, second: Language) -> Language:
     if NONE in (first, second):
         return NONE
     if first == EMPTY:
@@ -228,42 +228,42 @@ def _concatenated(first: Words, second: Words) -> Words:
         return first
     if first.kind == "sequence":  # to the right, so that equal languages look the same
         return _concatenated(first.parts[0], _concatenated(first.parts[1], second))
-    return Words("sequence", (first, second))
+    return Language("sequence", (first, second))
 
 
-def _any(parts: Iterable[Words]) -> Words:
+def _any(parts: Iterable[Language]) -> Language:
     flat = {inner for part in parts for inner in (part.parts if part.kind == "any" else (part,))}
     if EVERYTHING in flat:
         return EVERYTHING
     if EMPTY in flat and any(part.nullable for part in flat - {EMPTY}):
         flat.remove(EMPTY)
     flat -= {part for part in flat if part.kind == "all" and not flat.isdisjoint(part.parts)}  # of another one's words
-    return flat.pop() if len(flat) == 1 else Words("any", tuple(sorted(flat, key=lambda part: part.key)))
+    return flat.pop() if len(flat) == 1 else Language("any", tuple(sorted(flat, key=lambda part: part.key)))
 
 
-def _all(parts: Iterable[Words]) -> Words:
+def _all(parts: Iterable[Language]) -> Language:
     flat = {inner for part in parts for inner in (part.parts if part.kind == "all" else (part,))} - {EVERYTHING}
     if NONE in flat:
         return NONE
     if not flat:
         return EVERYTHING
-    return flat.pop() if len(flat) == 1 else Words("all", tuple(sorted(flat, key=lambda part: part.key)))
+    return flat.pop() if len(flat) == 1 else Language("all", tuple(sorted(flat, key=lambda part: part.key)))
 
 
-def _not(words: Words) -> Words:
+def _not(words: Language) -> Language:
     if words in (NONE, EVERYTHING):
         return NONE if words == EVERYTHING else EVERYTHING
-    return words.parts[0] if words.kind == "not" else Words("not", (words,))
+    return words.parts[0] if words.kind == "not" else Language("not", (words,))
 
 
 class _Derivatives:
     """What may come behind characters; `work` counts what was not known yet."""
 
     def __init__(self) -> None:
-        self._memo: dict[tuple[Words, int], Words] = {}
+        self._memo: dict[tuple[Language, int], Language] = {}
         self.work = 0
 
-    def of(self, words: Words, code: int) -> Words:
+    def of(self, words: Language, code: int) -> Language:
         """What may come behind a character."""
         result = self._memo.get((words, code))
         if result is None:
@@ -271,7 +271,7 @@ class _Derivatives:
             result = self._memo[words, code] = self._computed(words, code)
         return result
 
-    def _computed(self, words: Words, code: int) -> Words:
+    def _computed(self, words: Language, code: int) -> Language:
         parts = words.parts
         match words.kind:
             case "character":
@@ -290,7 +290,7 @@ class _Derivatives:
         return NONE
 
 
-def _alphabet(words: Words) -> list[Range]:
+def _alphabet(words: Language) -> list[Range]:
     """Ranges of characters that no part of a language tells apart; halves of surrogate pairs are none."""
     starts, pending = {0, 0xD800, 0xE000}, [words]
     while pending:
@@ -301,7 +301,7 @@ def _alphabet(words: Words) -> list[Range]:
     return [(a, b - 1) for a, b in pairwise(bounds) if not 0xD800 <= a < 0xE000]
 
 
-def _written(words: Words) -> str:
+def _written(words: Language) -> str:
     """A regular expression of exactly these words. Raises ValueError where it would be too large, or there is none."""
     alphabet = _alphabet(words)
     states, targets = _automaton(words, [first for first, _ in alphabet])
@@ -323,7 +323,7 @@ def _written(words: Words) -> str:
     return texts[start, end]
 
 
-def _automaton(words: Words, codes: list[int]) -> tuple[list[Words], list[list[int]]]:
+def _automaton(words: Language, codes: list[int]) -> tuple[list[Language], list[list[int]]]:
     """The states that these characters lead to, from the first on, and for each where each character leads."""
     states, numbers, targets, derivatives = [words], {words: 0}, list[list[int]](), _Derivatives()
     for state in states:  # which grows meanwhile

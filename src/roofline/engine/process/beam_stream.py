@@ -6,7 +6,7 @@ from roofline.engine.beams import BeamSearch
 from roofline.engine.checks import RequestOptions
 from roofline.engine.events import Event
 from roofline.engine.facade import AsyncEngine
-from roofline.engine.process.stream import Stream
+from roofline.engine.process.stream import EventStream
 
 
 async def beam_stream(
@@ -19,7 +19,7 @@ async def beam_stream(
     """
     step = cached = 0
     while not search.done:
-        streams: list[Stream] = []
+        streams: list[EventStream] = []
         tops: list[Sequence[tuple[int, float]]] = []
         try:
             for number, beam in enumerate(search.beams):
@@ -31,7 +31,15 @@ async def beam_stream(
                 async for event in stream:
                     if event.finish_reason in ("error", "abort"):
                         for index in range(search.told):
-                            yield Event(request_id, index, [], None, "error", None, event.error or "it was ended")
+                            yield Event(
+                                request_id=request_id,
+                                index=index,
+                                ids=[],
+                                logprobs=None,
+                                finish_reason="error",
+                                stop_id=None,
+                                error=event.error or "it was ended",
+                            )
                         return
                     if event.logprobs:
                         tops.append(event.logprobs[0].top)

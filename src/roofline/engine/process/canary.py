@@ -28,7 +28,7 @@ class Canary:
         self._id = os.urandom(16).hex()
         pooling = Pooling() if description is not None and description.encoder else None
         params = SamplingParams(temperature=0, max_tokens=1, pooling=pooling)
-        return Submit(self._id, [0], params, [], SALT, {0: []})
+        return Submit(request_id=self._id, ids=[0], params=params, eos_ids=[], salt=SALT, answers={0: []})
 
     def told(self, event: Event) -> None:
         """An event of any request."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from roofline.engine.cache.paged import PageKeys, root_key
 from roofline.engine.process.remote import RemoteEngine
-from roofline.engine.process.stream import Stream
+from roofline.engine.process.stream import EventStream
 from roofline.ops.batch import PAGE_TOKENS
 
 MAX_PAGES = 1 << 16  # remembered of one engine: a million tokens
@@ -60,7 +60,7 @@ class Candidate:
         """Tokens of a prompt that it would have to compute: always the last one."""
         return len(prompt) - min(self.pages.leading(keys) * PAGE_TOKENS, len(prompt) - 1)
 
-    def record(self, stream: Stream, keys: Sequence[bytes], uncomputed: int, turn: int) -> None:
+    def record(self, stream: EventStream, keys: Sequence[bytes], uncomputed: int, turn: int) -> None:
         """Remember a request that was sent to it."""
         stream.uncomputed, self.turn = uncomputed, turn
         self.pages.add(keys)

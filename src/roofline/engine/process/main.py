@@ -30,13 +30,13 @@ from roofline.engine.process.messages import (
     AdapterLoaded,
     Checked,
     Close,
+    EngineLost,
     EngineSpec,
     LoadAdapter,
-    Lost,
     Ping,
     Pong,
     Ready,
-    Report,
+    StepReport,
     Submit,
     ToEngine,
     ToOwner,
@@ -161,7 +161,7 @@ def main(arguments: list[str]) -> int:
 
 
 def ready(name: str, engine: LocalEngine, load_seconds: float) -> Ready:
-    """What the owner is told of a loaded engine."""
+    """Return the message that tells the owner of a loaded engine."""
     executable = engine.executable
     return Ready(
         name=name,
@@ -203,16 +203,16 @@ def work(channel: Channel, engine: LocalEngine, arrived: list[ToEngine]) -> None
                     channel.send(Pong())
                 case Close():
                     engine.abort_all()
-                    channel.send(Report(engine.step(), engine.stats()))
+                    channel.send(StepReport(engine.step(), engine.stats()))
                     channel.finish()
                     return
         if engine.has_work or rejected:
             events = engine.step()
             if engine.lost is not None:  # what the lost step would have computed, a fresh process does
                 events = [event for event in events if event.finish_reason != "error"]
-            channel.send(Report(rejected + events, engine.stats()))
+            channel.send(StepReport(rejected + events, engine.stats()))
         if engine.lost is not None:
-            channel.send(Lost(engine.lost))
+            channel.send(EngineLost(engine.lost))
             channel.finish()
             return
         if check is not None and not check.pending:

@@ -1,8 +1,8 @@
 """What the engine process and its owner say to each other: typed messages in MessagePack, each after its length.
 
 owner -> engine   EngineSpec, then Submit, Abort, LoadAdapter, UnloadAdapter, Ping, Close
-engine -> owner   Ready or Refused, then one Report a step, and Checked once the weights were compared with their hash;
-                  a Pong for each Ping; AdapterLoaded for each LoadAdapter; Lost, if it has to end
+engine -> owner   Ready or LoadRefused, then one StepReport a step, and Checked once the weights were compared with
+                  their hash; a Pong for each Ping; AdapterLoaded for each LoadAdapter; EngineLost, if it has to end
 """
 
 import struct
@@ -75,7 +75,7 @@ class AdapterLoaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     number: int
     info: AdapterInfo | None
-    refused: "Refused | None" = None
+    refused: "LoadRefused | None" = None
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -128,21 +128,21 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     facts: ModelFacts | None = None
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class LoadRefused(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The model could not be loaded: which of our errors, and the arguments it was made from."""
 
     kind: str
     arguments: list[Any]
 
 
-class Report(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class StepReport(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """One step: all its events, and the counters after it."""
 
     events: list[Event]
     stats: EngineStats
 
 
-class Lost(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class EngineLost(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The process ends, because it can compute nothing any more: why. Its requests go on in a fresh one."""
 
     reason: str
@@ -155,7 +155,7 @@ class Checked(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 ToEngine = EngineSpec | Submit | Abort | LoadAdapter | UnloadAdapter | Ping | Close
-ToOwner = Ready | Refused | Report | Checked | AdapterLoaded | Lost | Pong
+ToOwner = Ready | LoadRefused | StepReport | Checked | AdapterLoaded | EngineLost | Pong
 
 SAVED_PER_SECOND = 32 << 20  # bytes of a cache that a slow disk takes
 
@@ -191,18 +191,18 @@ _ARGUMENTS: dict[type[RooflineError], tuple[str, ...]] = {
 }
 
 
-def refused(error: Exception) -> Refused:
+def refused(error: Exception) -> LoadRefused:
     """An error of loading, as a message. Errors that are not ours arrive as RooflineError with their type's name."""
     for kind, names in _ARGUMENTS.items():
         if isinstance(error, kind):
-            return Refused(kind.__name__, [getattr(error, name) for name in names])
+            return LoadRefused(kind.__name__, [getattr(error, name) for name in names])
     if isinstance(error, ConfigError):
-        return Refused("ConfigError", [str(error)])
+        return LoadRefused("ConfigError", [str(error)])
     text = str(error) if isinstance(error, RooflineError) else f"{type(error).__name__}: {error}"
-    return Refused("RooflineError", [text])
+    return LoadRefused("RooflineError", [text])
 
 
-def as_error(message: Refused) -> RooflineError:
+def as_error(message: LoadRefused) -> RooflineError:
     """The error that `refused` was made from."""
     kinds = {kind.__name__: kind for kind in (*_ARGUMENTS, ConfigError)}
     return kinds.get(message.kind, RooflineError)(*message.arguments)

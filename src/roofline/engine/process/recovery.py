@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from roofline.engine.events import Event, FinishReason, Usage
 from roofline.engine.params import SamplingParams
 from roofline.engine.process.messages import Submit
-from roofline.engine.process.stream import Stream
+from roofline.engine.process.stream import EventStream
 
 MAX_DEATHS = 3  # of processes in a row that did not clear a request: a suspect; as many where it was alone: the culprit
 # A request may kill each process only with its second step there, or its third: one id is not enough to clear it.
@@ -38,7 +38,7 @@ class OpenRequest:
     params: SamplingParams
     eos_ids: list[int]
     salt: str
-    stream: Stream
+    stream: EventStream
     adapter: str = ""
     priority: int = 0
     answers: "dict[int, array[int]]" = field(init=False)
@@ -58,7 +58,17 @@ class OpenRequest:
         answers = {index: ids.tolist() for index, ids in self.answers.items()}
         prompt = self.prompt.tolist()
         request_id, params, eos_ids, salt = self.stream.request_id, self.params, self.eos_ids, self.salt
-        return Submit(request_id, prompt, params, eos_ids, salt, answers, self.scored, self.adapter, self.priority)
+        return Submit(
+            request_id=request_id,
+            ids=prompt,
+            params=params,
+            eos_ids=eos_ids,
+            salt=salt,
+            answers=answers,
+            scored=self.scored,
+            adapter=self.adapter,
+            priority=self.priority,
+        )
 
     def take(self, event: Event) -> None:
         """An event of one of its answers."""
@@ -75,7 +85,18 @@ class OpenRequest:
         """End answers that no process computes."""
         for index in sorted(set(indexes) & self.answers.keys()):
             usage = Usage(len(self.prompt), len(self.answers[index]), 0, self.params.seed or 0)
-            self.take(Event(self.stream.request_id, index, [], None, reason, None, error, usage))
+            self.take(
+                Event(
+                    request_id=self.stream.request_id,
+                    index=index,
+                    ids=[],
+                    logprobs=None,
+                    finish_reason=reason,
+                    stop_id=None,
+                    error=error,
+                    usage=usage,
+                )
+            )
 
     def outlive(self, alone: bool) -> None:
         """Its process died; alone: without another request. What was aborted there has ended with it."""

@@ -36,21 +36,21 @@ from roofline.engine.process.messages import (
     AdapterLoaded,
     Checked,
     Close,
+    EngineLost,
     EngineSpec,
     LoadAdapter,
-    Lost,
+    LoadRefused,
     Ping,
     Pong,
     Ready,
-    Refused,
-    Report,
+    StepReport,
     Submit,
     UnloadAdapter,
     closing_seconds,
 )
 from roofline.engine.process.recovery import OpenRequest, Recovery
 from roofline.engine.process.remote_adapters import RemoteAdapters
-from roofline.engine.process.stream import Stream, incoming
+from roofline.engine.process.stream import EventStream, incoming
 from roofline.engine.process.watchdog import Stall, Watchdog, tree_time
 from roofline.engine.process.worker import ProcessWorker, Worker, ended
 from roofline.engine.stats import EngineStats
@@ -139,7 +139,7 @@ class RemoteEngine:
 
     async def submit(
         self, ids: Iterable[int], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
-    ) -> Stream:
+    ) -> EventStream:
         prompt, params, eos, name, salt, adapter, priority = request_parts(ids, params, **options)
         assert self._supervisor is not None, "start comes before submit"
         await self.settled()
@@ -153,9 +153,19 @@ class RemoteEngine:
         longest = check_request(prompt, params, eos, loaded.vocab_size, loaded.max_model_len, loaded.encoder)
         check_unused(name, self.requests)
         self._adapters.check(adapter)
-        stream = Stream(self.abort, name, params.n, len(prompt))
+        stream = EventStream(self.abort, name, params.n, len(prompt))
         params = replace(params, seed=fresh_seed() if params.seed is None else params.seed, max_tokens=longest)
-        self._recovery.add(OpenRequest(array("i", prompt), params, eos, salt, stream, adapter, priority))
+        self._recovery.add(
+            OpenRequest(
+                prompt=array("i", prompt),
+                params=params,
+                eos_ids=eos,
+                salt=salt,
+                stream=stream,
+                adapter=adapter,
+                priority=priority,
+            )
+        )
         self._send(self._recovery.due())
         if params.constraint is not None:
             await stream.taken()
@@ -338,7 +348,7 @@ class RemoteEngine:
         ours, self._socket = self._socket or self._worker.spawn(), None
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         message = await messages.read(reader)
-        if isinstance(message, Refused):
+        if isinstance(message, LoadRefused):
             raise messages.as_error(message)
         assert isinstance(message, Ready), "the engine's first message is Ready or Refused"
         return reader, message
@@ -357,13 +367,13 @@ class RemoteEngine:
             if isinstance(report, AdapterLoaded):
                 self._adapters.told(report)
                 continue
-            if isinstance(report, Lost):
+            if isinstance(report, EngineLost):
                 return f"the engine process ended itself: {report.reason}"
-            assert isinstance(report, Report), "a ready engine sends reports"
+            assert isinstance(report, StepReport), "a ready engine sends reports"
             self._take(report)
         raise AssertionError("messages come until the stream's end is raised")
 
-    def _take(self, report: Report) -> None:
+    def _take(self, report: StepReport) -> None:
         stepped, self._stats = report.stats.steps > self._stats.steps, report.stats
         for event in report.events:
             if event.ids or event.vector is not None:

@@ -62,7 +62,7 @@ class RemoteAdapters:
 
     def forget_idle(self) -> None:
         """Unload what has no user and no open request, unless something is being loaded."""
-        idle = [digest for digest, each in self._loaded.items() if each.users < 1]
+        idle = [digest for digest, entry in self._loaded.items() if entry.users < 1]
         if not idle or self._pending:
             return
         for digest in set(idle) - self._used():
@@ -89,8 +89,8 @@ class RemoteAdapters:
 
     def restore(self) -> None:
         """A fresh process has none: load them all again, as they were."""
-        for digest, each in self._loaded.items():
-            self._send(LoadAdapter(0, each.info.path, digest))
+        for digest, entry in self._loaded.items():
+            self._send(LoadAdapter(0, entry.info.path, digest))
 
     def died(self) -> None:
         """The process is gone, and with it what it was loading."""

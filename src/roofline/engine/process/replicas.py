@@ -1,4 +1,4 @@
-"""Replicas: `facade.AsyncEngine` over several RemoteEngines, each with the whole model in a process of its own.
+"""EngineReplicas: `facade.AsyncEngine` over several RemoteEngines, each with the whole model in a process of its own.
 
 submit ──> dispatch.choose ──> one RemoteEngine ──> its Stream
                                the others go on when this one dies; it comes back as any RemoteEngine does
@@ -18,11 +18,11 @@ from roofline.engine.pooling import check_able
 from roofline.engine.process.dispatch import Candidate, choose, keys_of
 from roofline.engine.process.messages import Checked, Ready
 from roofline.engine.process.remote import CLOSED, RemoteEngine
-from roofline.engine.process.stream import Stream
+from roofline.engine.process.stream import EventStream
 from roofline.engine.stats import EngineStats, total
 
 
-class Replicas:
+class EngineReplicas:
     """Sends each request to one of several engines that compute the same. Use it from one event loop, as RemoteEngine.
 
     engines: not started; the same model with the same settings, each on cores or devices of its own.
@@ -45,7 +45,7 @@ class Replicas:
         loaded = [engine.description for engine in self.engines if engine.description is not None]
         if len(loaded) < len(self.engines):
             return None
-        return msgspec.structs.replace(loaded[0], max_model_len=min(each.max_model_len for each in loaded))
+        return msgspec.structs.replace(loaded[0], max_model_len=min(ready.max_model_len for ready in loaded))
 
     @property
     def ready(self) -> bool:
@@ -56,12 +56,12 @@ class Replicas:
     def checked(self) -> Checked | None:
         """What is wrong with the weights of one, or, once all have compared theirs, that nothing is."""
         checked = [engine.checked for engine in self.engines if engine.checked is not None]
-        wrong = next((each for each in checked if each.problem is not None), None)
+        wrong = next((engine for engine in checked if engine.problem is not None), None)
         return wrong or (Checked(None) if len(checked) == len(self.engines) else None)
 
     @property
     def problem(self) -> str | None:
-        return None if self.ready else next((each.problem for each in self.engines if each.problem), None)
+        return None if self.ready else next((engine.problem for engine in self.engines if engine.problem), None)
 
     @property
     def restarts(self) -> int:
@@ -83,7 +83,7 @@ class Replicas:
         """Wait until all have their model. Raises what loading raised in the first that could not, and UnsupportedError
         where they would compute differently, so that an answer depended on who gives it."""
         loaded = await asyncio.gather(*(engine.start() for engine in self.engines))
-        if len({each.fingerprint for each in loaded}) > 1:
+        if len({ready.fingerprint for ready in loaded}) > 1:
             reason = "the same request would get another answer from another one"
             raise UnsupportedError("replicas that compute differently", reason, ("devices of one kind",))
         self._started.set()
@@ -92,7 +92,7 @@ class Replicas:
 
     async def submit(
         self, ids: Iterable[int], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
-    ) -> Stream:
+    ) -> EventStream:
         prompt, params, eos, name, salt, adapter, priority = request_parts(ids, params, **options)
         candidates = await self._up()
         description = self.description
@@ -119,7 +119,7 @@ class Replicas:
         try:
             await asyncio.wait(loads)
             results = [load.result() for load in loads]
-            if len({each.digest for each in results}) > 1:
+            if len({result.digest for result in results}) > 1:
                 raise ConfigError(f"{path} changed while it was loaded")
             return results[0]
         except BaseException:  # also where nobody waits for it any more

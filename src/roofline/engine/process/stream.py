@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from roofline.common.errors import RequestError
 from roofline.engine.events import Event
 from roofline.engine.process import messages
-from roofline.engine.process.messages import Report, ToOwner
+from roofline.engine.process.messages import StepReport, ToOwner
 
 # The tokens that an unfinished answer counts for, since its length is not known. A conversation of some hundred tokens
 # stays with the engine that has its pages while a few more answers are made there, but not while dozens are.
@@ -25,13 +25,13 @@ async def incoming(reader: asyncio.StreamReader) -> AsyncGenerator[ToOwner, None
     while True:
         message = await messages.read(reader)
         yield message
-        events += len(message.events) if isinstance(message, Report) else 0
+        events += len(message.events) if isinstance(message, StepReport) else 0
         if events >= EVENTS_AT_ONCE:
             events = 0
             await asyncio.sleep(0)
 
 
-class Stream:
+class EventStream:
     """The events of one request, in order, to the last of its n answers. Iterate it, then or before call `aclose`.
 
     uncomputed: prompt tokens still to be computed, as far as is known here: 0 from the first answered id on.
@@ -50,7 +50,7 @@ class Stream:
         """Tokens still to be computed for it, as far as is known here."""
         return self.uncomputed + ANSWER_TOKENS * len(self.open)
 
-    def __aiter__(self) -> "Stream":
+    def __aiter__(self) -> "EventStream":
         return self
 
     async def __anext__(self) -> Event:

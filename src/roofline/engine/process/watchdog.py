@@ -94,4 +94,4 @@ def tree_time(pid: int | None) -> int | None:
     tree = [pid]
     for each in tree:  # grows meanwhile
         tree += children.get(each, ())
-    return sum(times[each] for each in tree)
+    return sum(times[pid] for pid in tree)

@@ -27,11 +27,11 @@ MAX_RECEIPT = 256 << 20  # bytes of a file
 SEAL = b"roofline receipt\n"  # what is signed begins with it, so that no signature of something else fits
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ReceiptPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A part of a receipt: a field that it does not have makes the receipt none."""
 
 
-class Form(Part, frozen=True, omit_defaults=True):
+class ReceiptForm(ReceiptPart, frozen=True, omit_defaults=True):
     """The form that the answers were held to, as `Constraint`."""
 
     kind: Kind
@@ -40,7 +40,7 @@ class Form(Part, frozen=True, omit_defaults=True):
     behind: str = ""
 
 
-class Sampling(Part, frozen=True):
+class ReceiptSampling(ReceiptPart, frozen=True):
     """The fields of `SamplingParams` that ids depend on."""
 
     temperature: float
@@ -58,14 +58,14 @@ class Sampling(Part, frozen=True):
     stop: list[str]
     stop_token_ids: list[int]
     ignore_eos: bool
-    constraint: Form | None
+    constraint: ReceiptForm | None
 
     @classmethod
-    def of(cls, params: SamplingParams) -> "Sampling":
+    def of(cls, params: SamplingParams) -> "ReceiptSampling":
         """Those of a request, whose seed is known."""
         values = {name: getattr(params, name) for name in cls.__struct_fields__}
         form = params.constraint
-        values["constraint"] = None if form is None else Form(**vars(form))
+        values["constraint"] = None if form is None else ReceiptForm(**vars(form))
         values |= {name: list(values[name]) for name in ("logit_bias", "stop", "stop_token_ids")}
         return cls(**values)
 
@@ -78,7 +78,7 @@ class Sampling(Part, frozen=True):
         return SamplingParams(**values, digests=True)
 
 
-class Prompt(Part, frozen=True):
+class Prompt(ReceiptPart, frozen=True):
     """A prompt by its length and the hash of its ids; ids: the prompt itself, where the request allowed it."""
 
     tokens: int
@@ -86,7 +86,7 @@ class Prompt(Part, frozen=True):
     ids: list[int] | None = None
 
 
-class Choice(Part, frozen=True):
+class ReceiptChoice(ReceiptPart, frozen=True):
     """One answer. prompt, sample: which of the request's prompts it is of, and which of that prompt's n; stop: the
     string or id that ended it; digests: of the logits that each of `ids` was sampled from, in hexadecimal."""
 
@@ -98,7 +98,7 @@ class Choice(Part, frozen=True):
     digests: list[str]
 
 
-class Receipt(Part, frozen=True):
+class Receipt(ReceiptPart, frozen=True):
     """A receipt. created: Unix time; weights: their hash; adapter: the digest of the LoRA adapter, if any; end_ids: the
     model's own that end an answer; public_key: Ed25519's, in hexadecimal, where there is a signature; checksum: SHA-256
     of what is signed."""
@@ -111,16 +111,16 @@ class Receipt(Part, frozen=True):
     weights: str
     adapter: str | None
     digest: str
-    sampling: Sampling
+    sampling: ReceiptSampling
     end_ids: list[int]
     prompts: list[Prompt]
-    choices: list[Choice]
+    choices: list[ReceiptChoice]
     public_key: str | None = None
     checksum: str = ""
     signature: str | None = None
 
     def sealed_bytes(self) -> bytes:
-        """What checksum and signature are of: everything but the two, in one spelling."""
+        """Return the bytes that checksum and signature are of: everything but the two, in one spelling."""
         content = msgspec.to_builtins(self)
         del content["checksum"], content["signature"]
         return SEAL + json.dumps(content, sort_keys=True, separators=(",", ":")).encode()

@@ -6,13 +6,15 @@ from typing import Literal
 
 from roofline.common.errors import RooflineError
 from roofline.engine.local import LocalEngine
-from roofline.engine.receipts.receipt import Choice, Receipt
+from roofline.engine.receipts.receipt import Receipt, ReceiptChoice
 
-TextEnd = Callable[[Choice], bool]  # whether the text of a choice's ids ends where its stop string says, or has none
+TextEnd = Callable[
+    [ReceiptChoice], bool
+]  # whether the text of a choice's ids ends where its stop string says, or has none
 
 
 @dataclass(frozen=True)
-class Difference:
+class AnswerDifference:
     """The first step in which an answer differs. what: the bits of its logits, the id sampled from the same logits, or
     whether the answer ends there."""
 
@@ -33,7 +35,7 @@ class _Again:
 
 def recompute(
     engine: LocalEngine, receipt: Receipt, prompts: Sequence[Sequence[int]], text_end: TextEnd | None = None
-) -> Difference | None:
+) -> AnswerDifference | None:
     """Compute all answers of a receipt again, alone, and compare every id and every digest; None: they are the same.
 
     Where an answer ends is compared too. It ends with an id that ends answers, with its form, at its longest length, or
@@ -53,7 +55,7 @@ def recompute(
             if not _ends_there(choice, receipt, answer, longest, text_end):
                 place = len(choice.ids) - 1, "end"
         if place is not None:
-            return Difference(at, *place)
+            return AnswerDifference(at, *place)
     return None
 
 
@@ -79,7 +81,7 @@ def _run(engine: LocalEngine, receipt: Receipt, prompt: Sequence[int], number: i
     return again
 
 
-def _first_difference(choice: Choice, again: _Again) -> tuple[int, Literal["logits", "id", "end"]] | None:
+def _first_difference(choice: ReceiptChoice, again: _Again) -> tuple[int, Literal["logits", "id", "end"]] | None:
     for step, (token, digest) in enumerate(zip(choice.ids, choice.digests, strict=True)):
         if step >= len(again.ids):
             return step, "end"
@@ -90,7 +92,7 @@ def _first_difference(choice: Choice, again: _Again) -> tuple[int, Literal["logi
     return None
 
 
-def _ends_there(choice: Choice, receipt: Receipt, again: _Again, longest: int, text_end: TextEnd | None) -> bool:
+def _ends_there(choice: ReceiptChoice, receipt: Receipt, again: _Again, longest: int, text_end: TextEnd | None) -> bool:
     """Whether an answer whose ids are right ends for the reason that the receipt gives. longest: ids of any answer."""
     if len(choice.ids) > longest or (text_end is not None and not text_end(choice)):
         return False

@@ -67,7 +67,7 @@ class Lead(msgspec.Struct, frozen=True, tag=True, array_like=True):
     slot: int
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class AnswerPart(msgspec.Struct, frozen=True, array_like=True):
     """One answer's part of a step: `count` ids from position `first` on.
 
     answer: its number in the file; pages: those of its table from the one of `first` on, the ones before are as they
@@ -96,7 +96,7 @@ class Step(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     number: int
     at: float
-    parts: list[Part]
+    parts: list[AnswerPart]
     rows: list[int]
 
 

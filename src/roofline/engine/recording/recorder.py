@@ -1,4 +1,4 @@
-"""Recorder: writes down what each step computes, before it runs, and the digests of its logits after it.
+"""StepRecorder: writes down what each step computes, before it runs, and the digests of its logits after it.
 
 What is written has no texts, and token ids only where that is wanted. A recording that cannot be written any more ends
 with a line in the log, and the engine goes on.
@@ -21,13 +21,13 @@ from roofline.engine.recording.entries import (
     MAGIC,
     SUFFIX,
     AdapterPlaced,
+    AnswerPart,
     Arrival,
     Entry,
     Head,
     Landed,
     Lead,
     Named,
-    Part,
     Step,
     frame,
 )
@@ -51,7 +51,7 @@ class _Place:
         self.number, self.pages, self.computed = number, pages, 0
 
 
-class Recorder:
+class StepRecorder:
     """Writes the steps of one engine into files of a folder.
 
     Args:
@@ -106,14 +106,14 @@ class Recorder:
             self._stream.close()
             self._stream = None
 
-    def _part(self, sequence: Sequence, count: int, entries: list[Entry]) -> Part:
+    def _part(self, sequence: Sequence, count: int, entries: list[Entry]) -> AnswerPart:
         first, place = sequence.computed, self._places.get(sequence)
         # A pre-empted sequence has other pages when it comes back, in a list of their own.
         if place is None or place.pages is not sequence.pages or first > place.computed:
             place = self._name(sequence, first, entries)
         place.computed = first + count
         ids = step_ids(sequence, count) if self._with_ids else None
-        return Part(place.number, first, count, sequence.pages[first // PAGE_TOKENS :], ids)
+        return AnswerPart(place.number, first, count, sequence.pages[first // PAGE_TOKENS :], ids)
 
     def _name(self, sequence: Sequence, first: int, entries: list[Entry]) -> _Place:
         """Give an answer a number, with its adapter and what lies in its pages already."""

@@ -11,12 +11,12 @@ from roofline.common.errors import ConfigError, RooflineError
 from roofline.engine.digests import digests_of
 from roofline.engine.recording.entries import (
     AdapterPlaced,
+    AnswerPart,
     Arrival,
     Head,
     Landed,
     Lead,
     Named,
-    Part,
     Step,
     read_entries,
 )
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutcome:
     """What came of a step. recorded, replayed: digests of its logit rows, None where it failed or never ended; errors:
     why; answers: (request id, index) of the rows, in their order."""
 
@@ -65,7 +65,7 @@ def check_room(path: Path, head: Head, executable: Executable) -> None:
         raise ConfigError(f"{path} is of a vocabulary of {head.vocab_size} ids, the model has {executable.vocab_size}")
 
 
-def replay(path: Path, executable: Executable, adapters: Sequence[str] = ()) -> Iterator[Outcome]:
+def replay(path: Path, executable: Executable, adapters: Sequence[str] = ()) -> Iterator[StepOutcome]:
     """Run the steps of one file, in order. Where it has no ids, made-up ones stand for them: the steps have the same
     shapes, and other logits.
 
@@ -153,10 +153,10 @@ class _Runner:
 
     def compute_lead(self, lead: Lead) -> None:
         """Put into the cache what lay there, in steps of whatever size."""
-        executable, most = self._executable, self._executable.limits.tokens
+        executable, max_tokens = self._executable, self._executable.limits.tokens
         slot = self.adapters.check_slot(lead.slot)
-        for first in range(0, lead.count, most):
-            count = min(most, lead.count - first)
+        for first in range(0, lead.count, max_tokens):
+            count = min(max_tokens, lead.count - first)
             ids = lead.ids[first : first + count] if lead.ids is not None else self._made_up(first, count)
             self._fill([self._segment(ids, first, count, lead.pages, slot)], [])
             try:
@@ -165,7 +165,7 @@ class _Runner:
                 problem = f"what lay in its cache cannot be computed here: {type(error).__name__}: {error}"
                 raise RooflineError(f"{self._path}: {problem}") from error
 
-    def run(self, step: Step, landed: Landed | None) -> Outcome:
+    def run(self, step: Step, landed: Landed | None) -> StepOutcome:
         """Run one step and compare it with what was recorded of it."""
         executable = self._executable
         if len(step.parts) > self._executable.limits.segments:
@@ -185,9 +185,17 @@ class _Runner:
             error = f"{type(problem).__name__}: {problem}"
         recorded = landed.digests if landed is not None and landed.error is None else None
         cause = landed.error if landed is not None else "it never ended"
-        return Outcome(step.number, end, recorded, digests, cause, error, answers)
+        return StepOutcome(
+            number=step.number,
+            tokens=end,
+            recorded=recorded,
+            replayed=digests,
+            recorded_error=cause,
+            replayed_error=error,
+            answers=answers,
+        )
 
-    def _part(self, part: Part) -> Segment:
+    def _part(self, part: AnswerPart) -> Segment:
         table = self.tables.get(part.answer)
         if table is None:
             self._refuse(f"answer {part.answer} has no name")

@@ -180,8 +180,8 @@ def settle(state: State, plan: StepPlan, pending: PendingCommit, ids: list[int])
 
 
 def _count_scored(plan: StepPlan) -> None:
-    for each in plan.scores:
-        each.sequence.scored = each.first + len(each.ids)
+    for score in plan.scores:
+        score.sequence.scored = score.first + len(score.ids)
 
 
 def _publish(state: State, sequence: Sequence, computed: int) -> None:

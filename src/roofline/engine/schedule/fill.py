@@ -88,7 +88,7 @@ def step_ids(sequence: Sequence, count: int) -> list[int]:
 def logit_rows(plan: StepPlan) -> list[int]:
     """Token rows of the step whose logits are wanted: of each sequence those before prompt tokens that are scored, and
     if it samples, that of its last known id and those of its draft."""
-    scores = {each.sequence: each for each in plan.scores}
+    scores = {score.sequence: score for score in plan.scores}
     rows: list[int] = []
     for end, s, count in zip(accumulate(plan.counts), plan.sequences, plan.counts, strict=True):
         if scores and (of := scores.get(s)) is not None:

@@ -118,5 +118,5 @@ class StepPlan:
 
     def sampled_rows(self) -> list[int]:
         """Which of the step's rows are those of `sampled`, in a step that scores prompt tokens, so has no drafts."""
-        scoring = {row for each in self.scores for row in range(each.row, each.row + len(each.ids))}
+        scoring = {row for score in self.scores for row in range(score.row, score.row + len(score.ids))}
         return [row for row in range(self.rows) if row not in scoring]

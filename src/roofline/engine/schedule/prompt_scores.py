@@ -20,21 +20,21 @@ PER_ROW = (
 
 def with_scores(rows: SampleRows, plan: StepPlan) -> SampleRows:
     """All rows of a step. rows: those of `plan.sampled`; those that score prompt tokens stand among them."""
-    own = plan.sampled_rows()  # where each of `rows` stands
+    sampled = plan.sampled_rows()  # where each of `rows` stands
     total = rows.rows + plan.scored
     result = SampleRows.greedy(total)
     for name in PER_ROW:
-        getattr(result, name)[own] = getattr(rows, name)
+        getattr(result, name)[sampled] = getattr(rows, name)
     scoring = np.ones(total, bool)
-    scoring[own] = False
-    tokens = [token for each in plan.scores for token in each.ids]
-    result.logprobs[scoring] = [each.alternatives for each in plan.scores for _ in each.ids]
+    scoring[sampled] = False
+    tokens = [token for score in plan.scores for token in score.ids]
+    result.logprobs[scoring] = [score.alternatives for score in plan.scores for _ in score.ids]
     history = np.zeros(total, np.int32)
-    history[own] = np.diff(rows.hist_start)
+    history[sampled] = np.diff(rows.hist_start)
     result.hist_start[1:] = np.cumsum(history)
     result.hist_ids, result.hist_counts = rows.hist_ids, rows.hist_counts
     biases = np.ones(total, np.int32)
-    biases[own] = np.diff(rows.bias_start)
+    biases[sampled] = np.diff(rows.bias_start)
     result.bias_start[1:] = np.cumsum(biases)
     decisive = np.zeros(int(biases.sum()), bool)
     decisive[result.bias_start[:-1][scoring]] = True
@@ -44,7 +44,7 @@ def with_scores(rows: SampleRows, plan: StepPlan) -> SampleRows:
     result.bias_values[~decisive] = rows.bias_values
     if rows.mask is not None:
         result.mask = np.full((total, rows.mask.shape[1]), 0xFFFFFFFF, np.uint32)  # [rows, words]
-        result.mask[own] = rows.mask
+        result.mask[sampled] = rows.mask
     return result
 
 

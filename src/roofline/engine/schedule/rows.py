@@ -112,7 +112,7 @@ class RowBuilder:
         if sequences != self._sequences:
             self._prepare(sequences)
         offsets = [[len(s.draft)] if self._drafting else range(len(s.draft) + 1) for s in sequences]
-        shape = tuple([len(each) for each in offsets])
+        shape = tuple([len(offset) for offset in offsets])
         rows = self._rows_by_shape.get(shape)
         if rows is None:
             if len(self._rows_by_shape) == MOST_SHAPES:

@@ -86,7 +86,7 @@ class StepTimes:
 
 
 @dataclass(slots=True, eq=False)
-class Record:
+class SequenceRecord:
     """What is known of one sequence: decayed counts of tokens verified, and whether it drafts now."""
 
     hits: float = HITS
@@ -135,7 +135,7 @@ class Speculator:
         for sequence in running:
             sequence.draft = []
             if sequence.speculation is None:
-                sequence.speculation = Record()
+                sequence.speculation = SequenceRecord()
             sequence.speculation.guess = []
         self._drafting, self.drafter.settled = 0.0, True
         if self._broken or any(len(s.ids) - s.computed > 1 for s in running):
@@ -143,8 +143,8 @@ class Speculator:
         if state.waiting and not self.drafter.free:  # a prompt may join the step, and the drafts would be in vain
             return
         # What follows a token of an answer with a form is known when that token is.
-        most = [min(self.tokens, s.end - len(s.ids) - 1) if s.matcher is None else 0 for s in running]
-        able = [(s, count) for s, count in zip(running, most, strict=True) if count > 0]
+        max_drafts = [min(self.tokens, s.end - len(s.ids) - 1) if s.matcher is None else 0 for s in running]
+        able = [(s, count) for s, count in zip(running, max_drafts, strict=True) if count > 0]
         if self.drafter.free:
             self._make(able)
             able = [(s, len(s.draft)) for s, _ in able if s.draft]
@@ -162,7 +162,7 @@ class Speculator:
         else:
             self._times.other()
         for sequence, count, tokens in zip(plan.sampled, drafted, fresh, strict=True):
-            record: Record | None = sequence.speculation
+            record: SequenceRecord | None = sequence.speculation
             if record is None:
                 continue
             record.learn(tokens)
@@ -206,7 +206,7 @@ class Speculator:
         tokens, expected = 0, float(sequences)
         for negative, i, j in likely:
             chance = -negative
-            record: Record = able[i][0].speculation
+            record: SequenceRecord = able[i][0].speculation
             margin = MARGIN if record.drafts else AGAIN
             if chosen[i] != j - 1 or chance <= margin * price * expected / (1.0 + tokens * price):
                 continue
@@ -224,7 +224,7 @@ class Speculator:
             self._dear, self._dear_retry = 0, min(2 * self._dear_retry, LONGEST_RETRY)
             self._times.doubt(sequences)
 
-    def _note(self, record: Record, count: int, sequences: int) -> None:
+    def _note(self, record: SequenceRecord, count: int, sequences: int) -> None:
         record.drafts = count > 0
         if count:
             record.skips = 0

@@ -14,7 +14,7 @@ HOSTS = ("x86-64", "aarch64", "apple")  # architectures that the cpu backend com
 
 
 @dataclass(frozen=True)
-class Figure:
+class ProductFigure:
     """value: in the unit of its field in Product; source: where it is from."""
 
     value: float
@@ -42,15 +42,15 @@ class Product:
     unified: bool = False
     codes: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
-    bf16: Figure | None = None
-    fp16: Figure | None = None
-    fp8: Figure | None = None
-    int8: Figure | None = None
-    fp4: Figure | None = None
-    memory: Figure | None = None
-    bandwidth: Figure | None = None
-    watts: Figure | None = None
-    link: Figure | None = None
+    bf16: ProductFigure | None = None
+    fp16: ProductFigure | None = None
+    fp8: ProductFigure | None = None
+    int8: ProductFigure | None = None
+    fp4: ProductFigure | None = None
+    memory: ProductFigure | None = None
+    bandwidth: ProductFigure | None = None
+    watts: ProductFigure | None = None
+    link: ProductFigure | None = None
 
     @property
     def host(self) -> bool:
@@ -59,7 +59,7 @@ class Product:
 
     def with_memory(self, gigabytes: float) -> "Product":
         """The product with so much memory, in GB (2^30 bytes) of the whole package."""
-        return replace(self, memory=Figure(gigabytes * (1 << 30), "as asked for"))
+        return replace(self, memory=ProductFigure(gigabytes * (1 << 30), "as asked for"))
 
 
 @cache
@@ -71,7 +71,7 @@ def products() -> tuple[Product, ...]:
     scales |= {"memory": 1 << 30, "bandwidth": 1e9, "link": 1e9, "watts": 1}
     rows = []
     for row in table["product"]:
-        figures = {key: Figure(row[key][0] * scales[key], sources[row[key][1]]) for key in scales if key in row}
+        figures = {key: ProductFigure(row[key][0] * scales[key], sources[row[key][1]]) for key in scales if key in row}
         if "bf16" in figures:
             figures.setdefault("fp16", figures["bf16"])
         lists = {key: tuple(row.get(key, ())) for key in ("codes", "also")}
@@ -151,7 +151,8 @@ class SheetRoofs:
 
 
 def sheet_roofs(product: Product) -> SheetRoofs | None:
-    """Those of one device, one die where a package has several; None where the table has no bandwidth."""
+    """Return the roofs of one device by its data sheet, one die where a package has several; None where the table has
+    no bandwidth."""
     if product.bandwidth is None:
         return None
     rate = product.bf16 or product.fp16  # some have no bf16

@@ -21,7 +21,7 @@ _CONTAINER = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class HealthFinding:
     """cause: what is wrong and what it does; remedy: the command that corrects it."""
 
     cause: str
@@ -35,11 +35,11 @@ def _may_use(node: Path) -> bool:
 
 def findings(
     devices: Sequence[Device], wheel: Wheel | None, root: Path = Path("/"), may_use: Callable[[Path], bool] = _may_use
-) -> list[Finding]:
+) -> list[HealthFinding]:
     """All that is wrong, the most basic first. Devices that no kernel is compiled for have nothing to mend."""
     served = [device for device in devices if chips.refused(device.arch or device.vendor) is None]
     vendors = list(dict.fromkeys(device.vendor for device in served))
-    problems: list[Finding] = []
+    problems: list[HealthFinding] = []
     if "amd" in vendors:
         problems += _amd_nodes(root, may_use)
     if "nvidia" in vendors and not any("nvml" in device.sources for device in devices):
@@ -48,7 +48,7 @@ def findings(
     return problems
 
 
-def _wheel(vendor: str, served: Sequence[Device], wheel: Wheel | None) -> Iterator[Finding]:
+def _wheel(vendor: str, served: Sequence[Device], wheel: Wheel | None) -> Iterator[HealthFinding]:
     if wheel and wheel.platform == PLATFORMS[vendor]:
         return
     names = ", ".join(device.title for device in served if device.vendor == vendor)
@@ -58,10 +58,10 @@ def _wheel(vendor: str, served: Sequence[Device], wheel: Wheel | None) -> Iterat
         cause += " One environment holds one torch: use another for these devices."
     force = "--force-reinstall " if wheel else ""
     remedy = f'pip install {force}torch --index-url "$TORCH_INDEX/{_FOLDER[vendor]}"'
-    yield Finding(f"{cause} TORCH_INDEX: where torch's installation page keeps its wheels.", remedy)
+    yield HealthFinding(f"{cause} TORCH_INDEX: where torch's installation page keeps its wheels.", remedy)
 
 
-def _amd_nodes(root: Path, may_use: Callable[[Path], bool]) -> Iterator[Finding]:
+def _amd_nodes(root: Path, may_use: Callable[[Path], bool]) -> Iterator[HealthFinding]:
     """The nodes that ROCm opens: amdkfd's and, for each GPU, its render node."""
     closed: dict[str, list[str]] = {}
     for pattern in _AMD_NODES:
@@ -74,18 +74,18 @@ def _amd_nodes(root: Path, may_use: Callable[[Path], bool]) -> Iterator[Finding]
     for group, names in closed.items():
         cause = f"{', '.join(names)} cannot be opened: this user is not in the group {group}."
         if group.isdigit():  # without a name here: a container's /etc/group is not the host's
-            yield Finding(cause, f"start the container with --group-add {group}")
+            yield HealthFinding(cause, f"start the container with --group-add {group}")
         elif group == "root":
             remedy = f"sudo chgrp render {' '.join(names)} && sudo chmod g+rw {' '.join(names)}"
-            yield Finding(f"{', '.join(names)} cannot be opened: only root may.", remedy)
+            yield HealthFinding(f"{', '.join(names)} cannot be opened: only root may.", remedy)
         else:
-            yield Finding(cause, f"sudo usermod -aG {group} $USER, then log in again")
+            yield HealthFinding(cause, f"sudo usermod -aG {group} $USER, then log in again")
 
 
-def _missing(root: Path, node: str) -> Finding:
+def _missing(root: Path, node: str) -> HealthFinding:
     if (root / "sys/module/amdgpu").exists():
-        return Finding(f"{node} is not there though AMD's driver is loaded.", _CONTAINER["amd"])
-    return Finding(f"{node} is not there: AMD's driver is not loaded.", "sudo modprobe amdgpu")
+        return HealthFinding(f"{node} is not there though AMD's driver is loaded.", _CONTAINER["amd"])
+    return HealthFinding(f"{node} is not there: AMD's driver is not loaded.", "sudo modprobe amdgpu")
 
 
 def _group(root: Path, node: Path) -> str:
@@ -95,8 +95,8 @@ def _group(root: Path, node: Path) -> str:
     return next((entry[0] for entry in entries if len(entry) > 2 and entry[2] == number), number)
 
 
-def _nvidia_driver(root: Path) -> Iterator[Finding]:
+def _nvidia_driver(root: Path) -> Iterator[HealthFinding]:
     if not (root / "proc/driver/nvidia/version").exists():
-        yield Finding("NVIDIA's driver is not loaded.", "sudo modprobe nvidia, or install the driver")
+        yield HealthFinding("NVIDIA's driver is not loaded.", "sudo modprobe nvidia, or install the driver")
     elif not (root / "dev/nvidiactl").exists():
-        yield Finding("/dev/nvidiactl is not there though NVIDIA's driver is loaded.", _CONTAINER["nvidia"])
+        yield HealthFinding("/dev/nvidiactl is not there though NVIDIA's driver is loaded.", _CONTAINER["nvidia"])

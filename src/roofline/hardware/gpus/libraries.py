@@ -78,8 +78,8 @@ def nvml_address(pynvml: ModuleType, handle: object) -> str:
 
 def pci_address(bus_id: str | bytes) -> str:
     """ "00000000:17:00.0" of an nvmlPciInfo_t -> "0000:17:00.0"."""
-    domain, _, rest = _text(bus_id).lower().partition(":")
-    return f"{int(domain, 16):04x}:{rest}"
+    domain, _, bus_address = _text(bus_id).lower().partition(":")
+    return f"{int(domain, 16):04x}:{bus_address}"
 
 
 def from_amdsmi(amdsmi: ModuleType) -> list[Device]:

@@ -20,7 +20,7 @@ _SETS_GROWN = 100  # sets of each size from which larger ones are grown: all of 
 
 
 @dataclass(frozen=True)
-class Plan:
+class AllReducePlan:
     """members: numbers of devices; seconds: modelled; way: "ring" or "tree"; used: the pairs that exchange data, a
     tree's from parent to child; slowest: bytes a second of the narrowest of them, shared ports counted."""
 
@@ -31,7 +31,7 @@ class Plan:
     slowest: float
 
 
-def ranked_sets(links: Links, count: int, nbytes: int) -> list[Plan]:
+def ranked_sets(links: Links, count: int, nbytes: int) -> list[AllReducePlan]:
     """Sets of `count` devices, that with the shortest all-reduce of `nbytes` first; equal ones by the rates of all
     their links, then by packages, then by number.
 
@@ -52,16 +52,16 @@ def ranked_sets(links: Links, count: int, nbytes: int) -> list[Plan]:
     return plans
 
 
-def _rank(links: Links, plan: Plan) -> tuple[float, float, int, tuple[int, ...]]:
+def _rank(links: Links, plan: AllReducePlan) -> tuple[float, float, int, tuple[int, ...]]:
     packages = len({links.packages[member] for member in plan.members})
     return plan.seconds, -links.total_rate(plan.members), packages, plan.members
 
 
-def estimate(links: Links, members: Sequence[int], nbytes: int) -> Plan:
+def estimate(links: Links, members: Sequence[int], nbytes: int) -> AllReducePlan:
     """The shortest modelled all-reduce of `nbytes` on every one of `members`."""
     chosen = tuple(members)
     if len(chosen) == 1:
-        return Plan(chosen, 0.0, "ring", (), float("inf"))
+        return AllReducePlan(chosen, 0.0, "ring", (), float("inf"))
     plans = [_ring_plan(links, chosen, nbytes)]
     plans += [_tree_plan(links, chosen, parents, nbytes) for parents in _trees(links, chosen)]
     return min(plans, key=lambda plan: plan.seconds)
@@ -75,13 +75,13 @@ def _steps(links: Links, a: int, b: int) -> int:
     return 1 if links.rates[a][b] else 2
 
 
-def _ring_plan(links: Links, members: tuple[int, ...], nbytes: int) -> Plan:
+def _ring_plan(links: Links, members: tuple[int, ...], nbytes: int) -> AllReducePlan:
     cycle = _widest_ring(links, members)
     used = tuple(zip(cycle, (*cycle[1:], cycle[0]), strict=True))
     slowest = min(_rate(links, a, b) for a, b in used)
     waits = max(_steps(links, a, b) for a, b in used) * STEP
     seconds = 2 * (len(members) - 1) * (waits + nbytes / len(members) / slowest)
-    return Plan(members, seconds, "ring", used, slowest)
+    return AllReducePlan(members, seconds, "ring", used, slowest)
 
 
 def _widest_ring(links: Links, members: tuple[int, ...]) -> tuple[int, ...]:
@@ -120,7 +120,7 @@ def _trees(links: Links, members: tuple[int, ...]) -> Iterator[dict[int, int]]:
         yield parents
 
 
-def _tree_plan(links: Links, members: tuple[int, ...], parents: dict[int, int], nbytes: int) -> Plan:
+def _tree_plan(links: Links, members: tuple[int, ...], parents: dict[int, int], nbytes: int) -> AllReducePlan:
     shared: dict[int, int] = {}
     for pair in parents.items():
         if links.kinds[pair[0]][pair[1]] not in OWN:
@@ -132,7 +132,7 @@ def _tree_plan(links: Links, members: tuple[int, ...], parents: dict[int, int], 
     )
     waits = max(_depth(links, parents, member) for member in members) * STEP
     seconds = 2 * (waits + nbytes / slowest)
-    return Plan(members, seconds, "tree", tuple((parent, child) for child, parent in parents.items()), slowest)
+    return AllReducePlan(members, seconds, "tree", tuple((parent, child) for child, parent in parents.items()), slowest)
 
 
 def _depth(links: Links, parents: dict[int, int], member: int) -> int:

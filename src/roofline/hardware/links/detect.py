@@ -104,15 +104,15 @@ def _nvlinks(pynvml: ModuleType, handle: object) -> dict[str, float]:
     values = answer_or_none(error, pynvml.nvmlDeviceGetFieldValues, handle, speed)
     if not values or values[0].nvmlReturn:
         return {}
-    each, rates = values[0].value.uiVal * 1e6, dict[str, float]()
+    link_rate, rates = values[0].value.uiVal * 1e6, dict[str, float]()
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         if answer_or_none(error, pynvml.nvmlDeviceGetNvLinkState, handle, link) != pynvml.NVML_FEATURE_ENABLED:
             continue
         kind = answer_or_none(error, pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
         remote = answer_or_none(error, pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
         if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
-            rates[""] = rates.get("", 0.0) + each
+            rates[""] = rates.get("", 0.0) + link_rate
         elif remote is not None:
             address = pci_address(remote.busId)
-            rates[address] = rates.get(address, 0.0) + each
+            rates[address] = rates.get(address, 0.0) + link_rate
     return rates

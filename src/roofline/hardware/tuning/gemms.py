@@ -12,8 +12,8 @@ from roofline.common.units import now_utc
 from roofline.hardware.chips import chips
 from roofline.hardware.tuning import store as tunings
 from roofline.hardware.tuning import tunableop
-from roofline.hardware.tuning.store import Record, Setting, Tunings
-from roofline.hardware.tuning.tunableop import Results, Row, Shape
+from roofline.hardware.tuning.store import Setting, TuningRecord, Tunings
+from roofline.hardware.tuning.tunableop import Results, Shape, TunableOpRow
 
 BACKEND = "gpu"
 ARCHITECTURE = "GCN_ARCH_NAME"  # the validator that names AMD's; NVIDIA's files do not say
@@ -42,7 +42,7 @@ def tunings_from(results: Results, chip: str, source: str) -> Tunings:
     store = Tunings(BACKEND, chip, chip)
     for row in results.rows.values():
         figures = {"source": SOURCE, "rest": row.rest} | ({} if row.ms is None else {"ms": row.ms})
-        record = Record(
+        record = TuningRecord(
             kind=row.operator,
             shape=str(row.shape),
             regime=f"{row.shape.n} rows",
@@ -57,7 +57,7 @@ def tunings_from(results: Results, chip: str, source: str) -> Tunings:
     return store
 
 
-def is_tunableop(record: Record) -> bool:
+def is_tunableop(record: TuningRecord) -> bool:
     """Whether a record is one of these, and not another's."""
     return record.figures.get("source") == SOURCE
 
@@ -74,7 +74,7 @@ def results_from(store: Tunings) -> list[Results]:
         try:
             validators = json.loads(record.setting.run)
             ms = record.figures.get("ms")
-            row = Row(record.kind, Shape.parse(record.shape), record.variant, ms, record.figures["rest"])
+            row = TunableOpRow(record.kind, Shape.parse(record.shape), record.variant, ms, record.figures["rest"])
         except (ValueError, KeyError, ConfigError) as error:
             raise ConfigError(f"the tuning store of {store.chip} is damaged at {record.kind}: {error}") from error
         by_validators.setdefault(record.setting.run, Results(validators)).add(row)

@@ -45,7 +45,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Record:
+class TuningRecord:
     """The choice for ops of one kind and shape in one regime of rows.
 
     variant: what was chosen; default: against what; reason: why, in words; figures: ratio of the variant's time to the
@@ -69,7 +69,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Choice:
+class VariantChoice:
     """A variant for ops of a program, by their indices."""
 
     ops: tuple[int, ...]
@@ -77,7 +77,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TuningVerdict:
     """A program with the chosen variants against the same with defaults, end to end, in one regime.
 
     kept: whether a load uses `choices`; figures: as a record's.
@@ -87,7 +87,7 @@ class Verdict:
     model: str
     regime: str
     setting: Setting
-    choices: tuple[Choice, ...]
+    choices: tuple[VariantChoice, ...]
     kept: bool
     reason: str
     figures: JsonObject
@@ -105,8 +105,8 @@ class Tunings:
     backend: str
     chip: str
     name: str
-    records: dict[tuple[str, ...], Record] = field(default_factory=dict)
-    verdicts: dict[tuple[str, ...], Verdict] = field(default_factory=dict)
+    records: dict[tuple[str, ...], TuningRecord] = field(default_factory=dict)
+    verdicts: dict[tuple[str, ...], TuningVerdict] = field(default_factory=dict)
     unfinished: dict[str, Any] = field(default_factory=dict)
 
 
@@ -188,13 +188,13 @@ def _parse(raw: JsonObject) -> Tunings:
     """Raises KeyError, TypeError, ValueError or AttributeError on anything that `save` would not have written."""
     tunings = Tunings(str(raw["backend"]), str(raw["chip"]), str(raw["name"]))
     for entry in raw["records"]:
-        record = Record(**{**entry, "setting": _setting(entry), "figures": dict(entry["figures"])})
+        record = TuningRecord(**{**entry, "setting": _setting(entry), "figures": dict(entry["figures"])})
         _texts(record, "kind", "shape", "regime", "variant", "default", "reason", "measured")
         tunings.records[record.key] = record
     for entry in raw["verdicts"]:
-        choices = tuple(Choice(_indices(c["ops"]), str(c["variant"])) for c in entry["choices"])
+        choices = tuple(VariantChoice(_indices(c["ops"]), str(c["variant"])) for c in entry["choices"])
         parsed = {"setting": _setting(entry), "choices": choices, "figures": dict(entry["figures"])}
-        verdict = Verdict(**{**entry, **parsed})
+        verdict = TuningVerdict(**{**entry, **parsed})
         _texts(verdict, "program", "model", "regime", "reason", "measured")
         if not isinstance(verdict.kept, bool):
             raise TypeError("kept is not true or false")

@@ -58,7 +58,8 @@ class Shape:
             raise ConfigError(f"{text!r} is no shape of TunableOp such as tn_4096_16_11008_ld_11008_11008_4096")
         a, b, m, n, k, batch, *ld, rest = match.groups()
         leading = None if ld[0] is None else (int(ld[0]), int(ld[1]), int(ld[2]))
-        return cls(a + b, int(m), int(n), int(k), None if batch is None else int(batch), leading, rest or "")
+        count = None if batch is None else int(batch)
+        return cls(transposed=a + b, m=int(m), n=int(n), k=int(k), batch=count, ld=leading, rest=rest or "")
 
     def __str__(self) -> str:
         batch = "" if self.batch is None else f"_B_{self.batch}"
@@ -82,7 +83,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Row:
+class TunableOpRow:
     """The fastest kernel of one operation.
 
     solution: a kernel's name in its library, or "Default"; ms: milliseconds, None where the file does not say; rest:
@@ -110,9 +111,9 @@ class Results:
     """A results file: what it was measured with (versions, architecture), and its rows by key."""
 
     validators: dict[str, str]
-    rows: dict[tuple[str, str], Row] = field(default_factory=dict)
+    rows: dict[tuple[str, str], TunableOpRow] = field(default_factory=dict)
 
-    def add(self, row: Row) -> bool:
+    def add(self, row: TunableOpRow) -> bool:
         """Keep the row unless one of its key is as fast; whether it was kept."""
         old = self.rows.get(row.key)
         if old is not None and _ms(old) <= _ms(row):
@@ -121,7 +122,7 @@ class Results:
         return True
 
 
-def _ms(row: Row) -> float:
+def _ms(row: TunableOpRow) -> float:
     return math.inf if row.ms is None else row.ms
 
 
@@ -172,7 +173,7 @@ def _validator(line: str, validators: dict[str, str], where: str) -> None:
         raise ConfigError(f"{where}: {key} is {value} here and {validators[key]} above: these are two files in one")
 
 
-def _row(line: str, where: str) -> Row:
+def _row(line: str, where: str) -> TunableOpRow:
     operator, *rest = line.split(",", 4)
     if len(rest) < 2 or not operator or not rest[1]:
         raise ConfigError(f"{where}: a row is operator,shape,solution,milliseconds: {line!r}")
@@ -183,7 +184,7 @@ def _row(line: str, where: str) -> Row:
             raise ValueError(f"{ms} milliseconds")
     except (ConfigError, ValueError) as error:
         raise ConfigError(f"{where}: {error}") from error
-    return Row(operator, shape, rest[1], ms, rest[3] if len(rest) > 3 else "")
+    return TunableOpRow(operator, shape, rest[1], ms, rest[3] if len(rest) > 3 else "")
 
 
 def read(path: Path) -> Results:
@@ -208,7 +209,7 @@ def to_text(results: Results) -> str:
     return "".join(f"{line}\n" for line in [*lines, *map(str, results.rows.values())])
 
 
-def _writable(validators: Mapping[str, str], rows: Iterable[Row]) -> None:
+def _writable(validators: Mapping[str, str], rows: Iterable[TunableOpRow]) -> None:
     if MANDATORY not in validators:
         raise ConfigError(f"results without {MANDATORY} would be refused by torch")
     fields = [*validators, *(part for row in rows for part in (row.operator, row.solution))]
@@ -293,7 +294,7 @@ class Journal:
         self.results = _read_if_there(self.path) or Results(dict(validators))
         write(self.results, self.path)  # whole: without the line that a run before was stopped in
 
-    def add(self, row: Row) -> bool:
+    def add(self, row: TunableOpRow) -> bool:
         """Append a row and flush it, unless the file has one with its key; returns whether it was written."""
         if row.key in self.results.rows:
             return False  # torch would read the first of the two

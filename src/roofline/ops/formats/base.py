@@ -101,4 +101,13 @@ def integer_format(
             values += minimum[..., None]
         return values.reshape(-1, block)
 
-    return Format(name, block, block_bytes, gguf_type, unpack, pack, integers=integers, stored=stored)
+    return Format(
+        name=name,
+        block=block,
+        block_bytes=block_bytes,
+        gguf_type=gguf_type,
+        unpack=unpack,
+        pack=pack,
+        integers=integers,
+        stored=stored,
+    )

@@ -169,7 +169,16 @@ def _ternary(name: str, block_bytes: int, gguf_type: int) -> Format:
         d = blocks[:, block_bytes - 2 :]
         return np.concatenate([scales, pack_bit_pairs(codes(blocks)), d, d], axis=1)
 
-    return Format(name, _BLOCK, block_bytes, gguf_type, unpack, None, "Q2_K", convert)
+    return Format(
+        name=name,
+        block=_BLOCK,
+        block_bytes=block_bytes,
+        gguf_type=gguf_type,
+        unpack=unpack,
+        pack=None,
+        packed_as="Q2_K",
+        convert=convert,
+    )
 
 
 FORMATS = (

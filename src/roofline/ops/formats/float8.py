@@ -61,4 +61,4 @@ def _pack(values: np.ndarray) -> np.ndarray:
     return np.concatenate([scale.view(np.uint8).reshape(-1, 4), signed], axis=1)
 
 
-FORMATS = (Format("E4M3", BLOCK, BLOCK + 4, -1, _unpack, _pack),)
+FORMATS = (Format(name="E4M3", block=BLOCK, block_bytes=BLOCK + 4, gguf_type=-1, unpack=_unpack, pack=_pack),)

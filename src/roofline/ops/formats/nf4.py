@@ -45,4 +45,4 @@ def _pack(values: np.ndarray) -> np.ndarray:
     return join(pairs, scale).reshape(-1, 4 + BLOCK // 2)
 
 
-FORMATS = (Format("NF4", BLOCK, 4 + BLOCK // 2, -1, _unpack, _pack),)
+FORMATS = (Format(name="NF4", block=BLOCK, block_bytes=4 + BLOCK // 2, gguf_type=-1, unpack=_unpack, pack=_pack),)

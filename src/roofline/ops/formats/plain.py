@@ -36,7 +36,7 @@ def _pack_bf16(values: np.ndarray) -> np.ndarray:
 
 
 FORMATS = (
-    Format("F32", 1, 4, 0, _unpack_f32, _pack_f32),
-    Format("F16", 1, 2, 1, _unpack_f16, half_bytes),
-    Format("BF16", 1, 2, 30, _unpack_bf16, _pack_bf16),
+    Format(name="F32", block=1, block_bytes=4, gguf_type=0, unpack=_unpack_f32, pack=_pack_f32),
+    Format(name="F16", block=1, block_bytes=2, gguf_type=1, unpack=_unpack_f16, pack=half_bytes),
+    Format(name="BF16", block=1, block_bytes=2, gguf_type=30, unpack=_unpack_bf16, pack=_pack_bf16),
 )

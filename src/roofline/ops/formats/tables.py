@@ -79,7 +79,16 @@ def coded_format(
     def convert(blocks: np.ndarray) -> np.ndarray:
         return coded(blocks).blocks(packed_as)
 
-    return Format(name, _BLOCK, block_bytes, gguf_type, unpack, pack, packed_as, convert)
+    return Format(
+        name=name,
+        block=_BLOCK,
+        block_bytes=block_bytes,
+        gguf_type=gguf_type,
+        unpack=unpack,
+        pack=pack,
+        packed_as=packed_as,
+        convert=convert,
+    )
 
 
 def _ours(name: str, factors: int) -> Format:

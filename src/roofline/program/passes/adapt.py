@@ -105,10 +105,10 @@ def _written_out(program: Program) -> list[Instr]:
             continue
         first, out = registry.get(fuses[0]), instr.output
         attrs = {key: value for key, value in instr.attrs.items() if key in first.attributes}
-        rest = {key: value for key, value in instr.attrs.items() if key in ("group", "bits")}
+        attributes = {key: value for key, value in instr.attrs.items() if key in ("group", "bits")}
         rows = Value(f"{out.name}.rows", Type("f32", out.type.leading, out.type.trailing))
         written.append(Instr(fuses[0], instr.inputs, instr.weights, attrs, (rows,)))
-        written.append(Instr("quantize_rows", (rows.name,), (), rest, (out,)))
+        written.append(Instr("quantize_rows", (rows.name,), (), attributes, (out,)))
     return written
 
 
@@ -124,6 +124,6 @@ def _parts(program: Program, instr: Instr, types: Mapping[str, Type]) -> list[In
     linear = replace(linear, attrs=attrs, outputs=(product,))
     if fuses[1] == "add":
         return [linear, Instr(fuses[1], (instr.inputs[1], product.name), (), {}, instr.outputs)]
-    rest = {"order": instr.attr("gate_order")} if instr.attr("gate_order") else {}
-    rest |= {"out": instr.attr("out")} if instr.attr("out") else {}
-    return [linear, Instr(fuses[1], (product.name,), (), rest, instr.outputs)]
+    attributes = {"order": instr.attr("gate_order")} if instr.attr("gate_order") else {}
+    attributes |= {"out": instr.attr("out")} if instr.attr("out") else {}
+    return [linear, Instr(fuses[1], (product.name,), (), attributes, instr.outputs)]

@@ -22,8 +22,8 @@ class Heads:
 
 def evenly(count: int, parts: int) -> list[Range]:
     """`count` things in order, in `parts` shares that differ by one at most; the first are the larger ones."""
-    each, more = divmod(count, parts)
-    edges = [part * each + min(part, more) for part in range(parts + 1)]
+    share, more = divmod(count, parts)
+    edges = [part * share + min(part, more) for part in range(parts + 1)]
     return list(itertools.pairwise(edges))
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from roofline.common.errors import ConfigError
 from roofline.ops import registry
-from roofline.ops.symbol import Parameter, Symbol, Type
+from roofline.ops.symbol import Symbol, TracedParameter, Type
 from roofline.program.ir import Instr, Program, Value
 from roofline.program.passes.rewrite import rename, without_dead
-from roofline.program.trace import Recorder
+from roofline.program.trace import NamingRecorder
 
 Rule = Callable[..., Any]
 
@@ -35,14 +35,14 @@ def expand(program: Program, op: str, rule: Rule) -> Program:
         for name, value in zip(declared.values, instr.inputs, strict=False):
             arguments[name] = Symbol(value, types[value], recorder)
         for name, weight in zip(declared.weights, instr.weights, strict=False):
-            arguments[name] = Parameter(weight, program.weights[weight].type)
+            arguments[name] = TracedParameter(weight, program.weights[weight].type)
         arguments |= {name: instr.attr(name) for name in declared.attributes if name not in ("order", "out")}
         results = rule(**arguments)
         body += _renamed(recorder.body, results if isinstance(results, tuple) else (results,), instr)
     return program if body == list(program.body) else without_dead(program, body)
 
 
-class _Expansion(Recorder):
+class _Expansion(NamingRecorder):
     """Names the values of one expansion after the result that it is for."""
 
     def __init__(self, stem: str) -> None:

@@ -124,7 +124,7 @@ def _refuse_mixed(weight: str, recipe: Recipe) -> NoReturn:
     tensors: dict[str, list[str]] = {}
     for piece in recipe.pieces:
         tensors.setdefault(piece.format, []).append(piece.tensor)
-    (rare, names), (usual, _) = sorted(tensors.items(), key=lambda each: len(each[1]))[:2]
+    (rare, names), (usual, _) = sorted(tensors.items(), key=lambda entry: len(entry[1]))[:2]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     reason = f"{', '.join(names[:_NAMED])}{more} are in {rare}, what is multiplied with them in {usual}"
     alternatives = ("a file with all of them in one format", "the model in 16 bits, and `roofline quantize`")

@@ -67,16 +67,16 @@ def _joined(names: tuple[str, ...]) -> str:
     """layers.0.attn.{q,k,v}.weight -> layers.0.attn.q+k+v.weight"""
     parts = [name.split(".") for name in names]
     head = _shared(parts)
-    rest = [part[head:] for part in parts]
-    tail = _shared([part[::-1] for part in rest])
-    middle = "+".join(".".join(part[: len(part) - tail]) for part in rest)
-    return ".".join([*parts[0][:head], middle, *rest[0][len(rest[0]) - tail :]])
+    tails = [part[head:] for part in parts]
+    tail = _shared([part[::-1] for part in tails])
+    middle = "+".join(".".join(part[: len(part) - tail]) for part in tails)
+    return ".".join([*parts[0][:head], middle, *tails[0][len(tails[0]) - tail :]])
 
 
 def _shared(parts: list[list[str]]) -> int:
     """How many leading steps all have in common, at least one step left over."""
-    most = min(len(part) for part in parts) - 1
-    return next((i for i in range(most) if len({part[i] for part in parts}) > 1), most)
+    max_head = min(len(part) for part in parts) - 1
+    return next((i for i in range(max_head) if len({part[i] for part in parts}) > 1), max_head)
 
 
 def _side_by_side(instr: Instr, maker_of: Mapping[str, Instr]) -> Instr:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from roofline.ops.cost import Affine
 from roofline.ops.registry import get
 from roofline.ops.traits import Trait
-from roofline.program.ir import SYMBOLS, Instr, Place, Plan, Program
+from roofline.program.ir import SYMBOLS, ArenaPlace, ArenaPlan, Instr, Program
 
 ALIGN = 64
 
@@ -45,8 +45,8 @@ def plan(program: Program) -> Program:
     places = {}
     for name, (unit, column) in slot.items():
         leading = str(types[name].leading)
-        places[name] = Place(bases[leading] + Affine.per(leading, unit) + Affine(const=column), stride[name])
-    return replace(program, plan=Plan(places, tokens + Affine(rows=regions["rows"].peak)))
+        places[name] = ArenaPlace(bases[leading] + Affine.per(leading, unit) + Affine(const=column), stride[name])
+    return replace(program, plan=ArenaPlan(places, tokens + Affine(rows=regions["rows"].peak)))
 
 
 def _last_use(program: Program) -> dict[str, int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from roofline.common.errors import UnsupportedError
 from roofline.ops import formats
 from roofline.ops.batch import Batch
-from roofline.ops.cost import Cost
+from roofline.ops.cost import InstructionCost
 from roofline.ops.traits import Trait
 from roofline.program.target import CACHE_ORDERS, GPU_ORDERS
 
@@ -97,7 +97,7 @@ class Price:
     """The costs of a Program's instructions, in order, the bytes its weights take, and the roof of each instruction's
     arithmetic (`arithmetic`), of a Price of some instructions alone none."""
 
-    instrs: "tuple[tuple[Instr, Cost], ...]"
+    instrs: "tuple[tuple[Instr, InstructionCost], ...]"
     weight_bytes: int
     rates: tuple[tuple[str, int], ...]
 
@@ -107,9 +107,9 @@ class Price:
         return Amount(**{name: sum(part[name] for part in parts) for name in parts[0]})
 
     @property
-    def total(self) -> Cost:
+    def total(self) -> InstructionCost:
         """The sum over all instructions, of a Program whose attentions have one window."""
-        return sum((cost for _, cost in self.instrs), Cost())
+        return sum((cost for _, cost in self.instrs), InstructionCost())
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -181,7 +181,7 @@ def with_experts(work: Work, experts: Mixture | None) -> Work:
     return replace(work, experts=experts.hit(work.tokens), row_experts=experts.hit(work.rows))
 
 
-def amount(cost: Cost, work: Work) -> Amount:
+def amount(cost: InstructionCost, work: Work) -> Amount:
     """A cost for one step."""
     assert not cost.weight_bytes.experts or work.experts or not work.tokens, "a step says which experts it reads"
     sizes = {name: value for name, value in vars(work).items() if name != "windowed"}

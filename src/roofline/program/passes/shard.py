@@ -19,7 +19,7 @@ from roofline.models.spec import Param
 from roofline.ops import formats, registry
 from roofline.ops.symbol import Type
 from roofline.ops.traits import Trait
-from roofline.program.ir import Columns, Instr, KvGroup, Piece, Program, Recipe, Value
+from roofline.program.ir import Columns, Instr, KvGroup, Program, Recipe, Value, WeightPiece
 from roofline.program.passes.divide import Heads, Range, divide_columns, divide_heads, divide_rows
 
 Names = tuple[str, ...]
@@ -212,7 +212,7 @@ class _Writer:
         """Write an instruction on this rank's part of what experts give. They are summed when a token's are combined:
         as many times fewer numbers travel as a token has experts."""
         name = instr.output.name
-        inputs = tuple(self._parts.get(each, each) for each in instr.inputs)
+        inputs = tuple(self._parts.get(value, value) for value in instr.inputs)
         if instr.op == "expert_bias":
             self._parts[name] = name if self.rank == 0 else inputs[0]  # rank 0 adds it to its share of the sum
             if self.rank == 0:
@@ -289,7 +289,7 @@ def _block(recipe: Recipe) -> int:
 
 
 def _before(cut: Cut, column: int) -> int:
-    """How many of the first `column` columns of a value the rank has."""
+    """Count how many of the first `column` columns of a value the rank has."""
     return sum(max(0, min(stop, column) - start) for start, stop in cut)
 
 
@@ -302,7 +302,7 @@ def _columns_of(recipe: Recipe, start: int, stop: int) -> Recipe:
 
 
 def _rows_of(recipe: Recipe, rows: Cut) -> Recipe:
-    pieces: list[Piece] = []
+    pieces: list[WeightPiece] = []
     for start, stop in rows:
         at = 0  # first row of the piece within the weight
         for piece in recipe.pieces:

@@ -26,7 +26,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 Endpoints = Mapping[str, Endpoint]
 
 
-class Reply(NamedTuple):
+class RouteReply(NamedTuple):
     """What a route answered: its status, the id of the request, the JSON of its body."""
 
     status: int
@@ -41,7 +41,7 @@ def endpoints_of(routers: Iterable[APIRouter]) -> Endpoints:
     return {path: posted[path] for path in PATHS if path in posted}
 
 
-async def call(app: FastAPI, path: str, body: bytes, principal: Principal) -> Reply:
+async def call(app: FastAPI, path: str, body: bytes, principal: Principal) -> RouteReply:
     """The answer of one of `endpoints_of` to a body, as a client with that key would get it; its errors are answers
     too. Cancelling the call ends the request."""
     request_id = uuid.uuid4().hex
@@ -77,7 +77,7 @@ async def call(app: FastAPI, path: str, body: bytes, principal: Principal) -> Re
     except Exception as error:
         parts.clear()
         await from_exception(error)(scope, _nobody_leaves, send)
-    return Reply(status, request_id, b"".join(parts))
+    return RouteReply(status, request_id, b"".join(parts))
 
 
 async def _nobody_leaves() -> Message:

@@ -125,7 +125,14 @@ class Files:
         """Make a complete file on the same disk one of this owner's. Where this is interrupted, `part` still is there
         or the file is. Raises OSError."""
         file_id, size = file_id or new_id(), part.stat().st_size
-        file = StoredFile(file_id, owner, filename[:NAME_CHARACTERS], purpose, size, int(time.time()))
+        file = StoredFile(
+            id=file_id,
+            owner=owner,
+            filename=filename[:NAME_CHARACTERS],
+            purpose=purpose,
+            bytes=size,
+            created_at=int(time.time()),
+        )
         write_atomically(self.folder / (file_id + FACTS), msgspec.json.encode(file))
         os.replace(part, self.path(file))
         with self._books:

@@ -21,7 +21,7 @@ import msgspec
 from roofline.common.errors import ConfigError
 from roofline.common.json_depth import json_depth_within
 from roofline.common.json_escapes import parsed
-from roofline.server.batches.endpoints import Reply
+from roofline.server.batches.endpoints import RouteReply
 from roofline.server.limits import Limits
 from roofline.server.response import one_line
 
@@ -56,7 +56,7 @@ class Response(msgspec.Struct, frozen=True):
     body: msgspec.Raw
 
 
-class Answer(msgspec.Struct, frozen=True):
+class AnswerLine(msgspec.Struct, frozen=True):
     """A line of a file of answers. One of response and error is there."""
 
     id: str
@@ -127,7 +127,7 @@ def read_line(raw: bytes, rules: Rules) -> Line:
     return line
 
 
-class Requests:
+class RequestFile:
     """A file of requests that was read through once: how many it has, and a hash of each line.
 
     Of a line 8 bytes are kept: a million lines take 8 MB, and as much again while they are read.
@@ -141,7 +141,7 @@ class Requests:
         self.urls: set[str] = set()  # that lines name
 
     @classmethod
-    def scan(cls, path: Path, rules: Rules) -> "Requests":
+    def scan(cls, path: Path, rules: Rules) -> "RequestFile":
         """Read and check each line. Raises OSError."""
         scanned, ids = cls(path), array("Q")
         for number, raw in numbered_lines(path, rules):
@@ -221,7 +221,7 @@ def _twice(hashes: "array[int]") -> list[tuple[int, int]]:
     return sorted(pairs, key=lambda pair: pair[1])[:MAX_PROBLEMS]
 
 
-class Answers:
+class AnswerFiles:
     """The files of answers of a run, appended to line by line. A line is in a file as a whole or, once the file is
     opened again, not at all.
 
@@ -234,7 +234,7 @@ class Answers:
         OSError: a file cannot be written; it has the file's name.
     """
 
-    def __init__(self, requests: Requests, output: Path, errors: Path | None, salt: bytes) -> None:
+    def __init__(self, requests: RequestFile, output: Path, errors: Path | None, salt: bytes) -> None:
         self._requests, self._salt = requests, salt
         self.answered = bytearray(len(requests.hashes))  # 1 for each line with an answer
         self.completed = self.failed = 0  # answers with status 200, and others
@@ -246,7 +246,7 @@ class Answers:
             self.close()
             raise
 
-    def write(self, number: int, line: Line, reply: Reply | Failure) -> int:
+    def write(self, number: int, line: Line, reply: RouteReply | Failure) -> int:
         """Append an answer; the bytes that this took. Raises OSError, and the file is as it was then."""
         response = error = None
         if isinstance(reply, Failure):
@@ -254,7 +254,7 @@ class Answers:
         else:
             response = Response(reply.status, reply.request_id, msgspec.Raw(reply.body))
         good = response is not None and response.status_code == 200
-        answer = Answer(self._requests.answer_id(number, self._salt), line.custom_id, response, error)
+        answer = AnswerLine(self._requests.answer_id(number, self._salt), line.custom_id, response, error)
         data = one_line(msgspec.json.encode(answer)) + b"\n"
         file = self._output if good else self._errors
         begins = file.tell()

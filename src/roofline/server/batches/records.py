@@ -25,7 +25,7 @@ ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
 FACTS = ".json"
 
 
-class Batch(msgspec.Struct):
+class BatchRecord(msgspec.Struct):
     """A batch. owner: as of a StoredFile. times: when it came to each status, in Unix seconds. completed and failed
     count lines with an answer; they are written down when the batch ends, and counted in its answers until then."""
 
@@ -55,7 +55,7 @@ class Batch(msgspec.Struct):
 
     def listed(self) -> JsonObject:
         """OpenAI's object."""
-        problems = [each._asdict() for each in self.problems]
+        problems = [problem._asdict() for problem in self.problems]
         names = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
         return {
             "id": self.id,
@@ -81,18 +81,18 @@ class Records:
     def __init__(self, folder: Path, limits: Limits) -> None:
         self.folder, self._limits = folder / "batches", limits
         self.folder.mkdir(exist_ok=True, mode=0o700)
-        self._batches: dict[str, Batch] = {}  # the oldest first
+        self._batches: dict[str, BatchRecord] = {}  # the oldest first
         batches = []
         for path in self.folder.glob(f"*{FACTS}"):
             try:
-                batches.append(msgspec.json.decode(path.read_bytes(), type=Batch))
+                batches.append(msgspec.json.decode(path.read_bytes(), type=BatchRecord))
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 LOG.warning("%s cannot be read, so its batch is not run", path)
         self._batches = {batch.id: batch for batch in sorted(batches, key=lambda batch: batch.number)}
 
     def create(
         self, owner: str, endpoint: str, input_file_id: str, hours: int, metadata: dict[str, str] | None
-    ) -> Batch:
+    ) -> BatchRecord:
         """A new batch, on disk. Raises RequestError where its owner has too many that have not ended."""
         own = self.of(owner)
         unfinished = [batch for batch in own if not batch.ended]
@@ -105,27 +105,39 @@ class Records:
         now = int(time.time())
         number = max((batch.number for batch in self._batches.values()), default=0) + 1
         name, window, end = f"batch_{uuid.uuid4().hex}", f"{hours}h", now + 3600 * hours
-        batch = Batch(name, owner, endpoint, input_file_id, window, end, metadata, "validating", {}, now, number)
+        batch = BatchRecord(
+            id=name,
+            owner=owner,
+            endpoint=endpoint,
+            input_file_id=input_file_id,
+            completion_window=window,
+            expires_at=end,
+            metadata=metadata,
+            status="validating",
+            times={},
+            created_at=now,
+            number=number,
+        )
         self.save(batch)
         self._batches[batch.id] = batch
         return batch
 
-    def get(self, owner: str, batch_id: str) -> Batch:
+    def get(self, owner: str, batch_id: str) -> BatchRecord:
         """A batch of this owner's. Raises RequestError 404 for others', as where there is none."""
         batch = self._batches.get(batch_id)
         if batch is None or batch.owner != owner:
             raise RequestError(404, "batch_not_found", f"There is no batch {batch_id[:100]!r}.")
         return batch
 
-    def of(self, owner: str) -> list[Batch]:
+    def of(self, owner: str) -> list[BatchRecord]:
         """All batches of an owner, the oldest first."""
         return [batch for batch in self._batches.values() if batch.owner == owner]
 
-    def unfinished(self) -> list[Batch]:
+    def unfinished(self) -> list[BatchRecord]:
         """All that have not ended, the oldest first."""
         return [batch for batch in self._batches.values() if not batch.ended]
 
-    def to(self, batch: Batch, status: str, **fields: object) -> None:
+    def to(self, batch: BatchRecord, status: str, **fields: object) -> None:
         """A batch comes to a status, with these fields: on disk, and then here. Raises OSError, and the batch is as it
         was then."""
         times = {**batch.times, status: int(time.time())}
@@ -134,18 +146,18 @@ class Records:
         for name in ("status", "times", *fields):
             setattr(batch, name, getattr(changed, name))
 
-    def save(self, batch: Batch) -> None:
+    def save(self, batch: BatchRecord) -> None:
         """Write it to disk. Raises OSError."""
         write_atomically(self.folder / (batch.id + FACTS), msgspec.json.encode(batch))
 
-    def output(self, batch: Batch) -> Path:
+    def output(self, batch: BatchRecord) -> Path:
         """The file of its answers while it runs."""
         return self.folder / f"{batch.id}.output"
 
-    def errors(self, batch: Batch) -> Path:
+    def errors(self, batch: BatchRecord) -> Path:
         """The file of its errors while it runs."""
         return self.folder / f"{batch.id}.errors"
 
-    def _forget(self, batch: Batch) -> None:
+    def _forget(self, batch: BatchRecord) -> None:
         (self.folder / (batch.id + FACTS)).unlink(missing_ok=True)
         del self._batches[batch.id]

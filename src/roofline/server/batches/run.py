@@ -7,7 +7,7 @@ import msgspec
 from fastapi import FastAPI
 
 from roofline.common.errors import RooflineError
-from roofline.server.batches.endpoints import CHAT, EMBEDDINGS, RESPONSES, Reply, call
+from roofline.server.batches.endpoints import CHAT, EMBEDDINGS, RESPONSES, RouteReply, call
 from roofline.server.batches.lines import Failure, Line
 from roofline.server.context import Context
 from roofline.server.keys import Principal
@@ -31,8 +31,8 @@ class _Error(msgspec.Struct):
     error: Told
 
 
-Answer = Callable[[Line], Awaitable[Reply]]
-Record = Callable[[int, Line, Reply | Failure], None]  # the line's number first
+Answer = Callable[[Line], Awaitable[RouteReply]]
+Record = Callable[[int, Line, RouteReply | Failure], None]  # the line's number first
 
 
 def salt_of(context: Context, fingerprint: str, urls: Collection[str]) -> bytes:
@@ -76,14 +76,14 @@ async def _without_ended(running: set[asyncio.Task[None]]) -> set[asyncio.Task[N
     return rest
 
 
-class Caller:
+class LineCaller:
     """Answers lines by the application's routes, in its idle time: while any other request is open none runs, and one
     that did is ended and begun anew. principal: whose requests they are, asked whenever one is begun."""
 
     def __init__(self, app: FastAPI, principal: Callable[[], Principal]) -> None:
         self._app, self._principal = app, principal
 
-    async def answer(self, line: Line) -> Reply:
+    async def answer(self, line: Line) -> RouteReply:
         """The answer to a line. Raises Stopped, and what `principal` raises."""
         failures = 0
         while True:
@@ -97,7 +97,7 @@ class Caller:
                 return reply
             await asyncio.sleep(AGAIN_SECONDS)
 
-    async def _undisturbed(self, line: Line) -> Reply:
+    async def _undisturbed(self, line: Line) -> RouteReply:
         queue = self._app.state.queue
         while True:
             await queue.idle.wait()
@@ -113,7 +113,7 @@ class Caller:
                 await asyncio.gather(work, disturbed, return_exceptions=True)
 
 
-def _error_of(reply: Reply) -> _Error.Told:
+def _error_of(reply: RouteReply) -> _Error.Told:
     if reply.status == 200:
         return _Error.Told()
     try:

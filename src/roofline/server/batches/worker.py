@@ -14,11 +14,11 @@ from fastapi import FastAPI
 from roofline.common import log
 from roofline.common.errors import ConfigError, RequestError
 from roofline.common.files import cause_of
-from roofline.server.batches.endpoints import Reply
+from roofline.server.batches.endpoints import RouteReply
 from roofline.server.batches.files import Files, new_id
-from roofline.server.batches.lines import Answers, Failure, Line, Problem, Requests, Rules
-from roofline.server.batches.records import Batch, Records
-from roofline.server.batches.run import Caller, Record, Stopped, answer_lines, salt_of
+from roofline.server.batches.lines import AnswerFiles, Failure, Line, Problem, RequestFile, Rules
+from roofline.server.batches.records import BatchRecord, Records
+from roofline.server.batches.run import LineCaller, Record, Stopped, answer_lines, salt_of
 from roofline.server.context import Context
 from roofline.server.keys import LOCAL, Principal
 
@@ -70,7 +70,7 @@ class Batches:
         if owner not in self._owners:
             self._owners[owner] = asyncio.create_task(self._run_all(owner))
 
-    def cancel(self, batch: Batch) -> None:
+    def cancel(self, batch: BatchRecord) -> None:
         """End a batch; what was answered of it stays. Raises RequestError 409 where it has ended, and OSError where
         that cannot be written: it goes on then."""
         if batch.ended or batch.outcome:
@@ -116,7 +116,7 @@ class Batches:
         finally:
             del self._owners[owner]
 
-    async def _run(self, batch: Batch) -> None:
+    async def _run(self, batch: BatchRecord) -> None:
         """A batch from where it is to its end; while its folder cannot be written it waits. Raises Stopped, and
         CancelledError where it is cancelled meanwhile."""
         while True:
@@ -127,7 +127,7 @@ class Batches:
                 LOG.error("%s waits, and is tried again in %g seconds: %s", batch.id, STORAGE_SECONDS, cause)
             await asyncio.sleep(STORAGE_SECONDS)
 
-    async def _run_on(self, batch: Batch) -> None:
+    async def _run_on(self, batch: BatchRecord) -> None:
         """As `_run`. Raises OSError too."""
         if batch.outcome:  # an attempt before this one, perhaps of another server, came so far
             return await self._end(batch, batch.outcome)
@@ -144,12 +144,12 @@ class Batches:
                 raise
             await self._fail(batch, "storage_failed", f"The server could not store its answers: {cause_of(error)}.")
 
-    async def _answer(self, batch: Batch) -> None:
+    async def _answer(self, batch: BatchRecord) -> None:
         rules = Rules((batch.endpoint,), self._context.limits, self._context.limits.batch_lines)
         path = self.files.path(self.files.get(batch.owner, batch.input_file_id))
         if not path.exists() and path.parent.exists():
             raise ConfigError(f"{path}: is gone, though it was not deleted by a request")
-        requests = await asyncio.to_thread(Requests.scan, path, rules)
+        requests = await asyncio.to_thread(RequestFile.scan, path, rules)
         if requests.problems:
             return await self._end(batch, "failed", requests.problems)
         salt = await self._salt(batch)
@@ -157,7 +157,7 @@ class Batches:
         if batch.status == "validating":
             self.records.to(batch, "in_progress")
         output, errors = self.records.output(batch), self.records.errors(batch)
-        answers = await asyncio.to_thread(Answers, requests, output, errors, salt)
+        answers = await asyncio.to_thread(AnswerFiles, requests, output, errors, salt)
         self._written[batch.id] = 0
         try:
             self._count(batch, answers, output.stat().st_size + errors.stat().st_size)
@@ -168,9 +168,9 @@ class Batches:
             self.files.count(batch.owner, -self._written.pop(batch.id))
         await self._end(batch, outcome)
 
-    async def _answer_rest(self, batch: Batch, requests: Requests, answers: Answers, rules: Rules) -> str:
+    async def _answer_rest(self, batch: BatchRecord, requests: RequestFile, answers: AnswerFiles, rules: Rules) -> str:
         """Answer the lines that have no answer, or say of each why it has none; how the batch ends."""
-        caller = Caller(self._app, partial(self._principal, batch))
+        caller = LineCaller(self._app, partial(self._principal, batch))
         record = partial(self._record, batch, answers)
         rest = requests.lines(rules, answers.answered)
         try:
@@ -194,21 +194,23 @@ class Batches:
             if number % 64 == 0:
                 await asyncio.sleep(0)  # other requests are to go on meanwhile
 
-    def _record(self, batch: Batch, answers: Answers, number: int, line: Line, reply: Reply | Failure) -> None:
+    def _record(
+        self, batch: BatchRecord, answers: AnswerFiles, number: int, line: Line, reply: RouteReply | Failure
+    ) -> None:
         if self.files.full(batch.owner):
             raise BatchFailed("storage_full", "The files of this key take all the room that it has. Delete some.")
         self._count(batch, answers, answers.write(number, line, reply))
 
-    def _count(self, batch: Batch, answers: Answers, more: int) -> None:
+    def _count(self, batch: BatchRecord, answers: AnswerFiles, more: int) -> None:
         """So many bytes more are written of its answers."""
         batch.completed, batch.failed = answers.completed, answers.failed
         self._written[batch.id] += more
         self.files.count(batch.owner, more)
 
-    async def _fail(self, batch: Batch, code: str, message: str) -> None:
+    async def _fail(self, batch: BatchRecord, code: str, message: str) -> None:
         await self._end(batch, "failed", [Problem(None, code, message)])
 
-    async def _end(self, batch: Batch, status: str, problems: Sequence[Problem] = ()) -> None:
+    async def _end(self, batch: BatchRecord, status: str, problems: Sequence[Problem] = ()) -> None:
         """Make its answers files of its owner's, and come to the last status; where this is interrupted, or the disk
         refuses, the next attempt does the rest. Raises OSError."""
         if batch.outcome is None:
@@ -226,7 +228,7 @@ class Batches:
         self.records.to(batch, status, output_file_id=output_id, error_file_id=error_id)
         LOG.info("%s %s: %d answers, %d errors", batch.id, status, batch.completed, batch.failed)
 
-    async def _keep(self, batch: Batch, path: Path, name: str, file_id: str | None) -> str | None:
+    async def _keep(self, batch: BatchRecord, path: Path, name: str, file_id: str | None) -> str | None:
         """The id of the file that the answers at `path` have become; None where there are none. Raises OSError."""
         path.parent.stat()  # a folder that is away for a while may have answers
         if path.exists():
@@ -236,7 +238,7 @@ class Batches:
                 path.unlink()
         return file_id if file_id is not None and self.files.has(file_id) else None
 
-    def _principal(self, batch: Batch) -> Principal:
+    def _principal(self, batch: BatchRecord) -> Principal:
         """Whose requests they are, with the rights that the key has now. Raises BatchFailed where it has none."""
         keys = self._context.keys
         principal = keys.named(batch.owner) if batch.owner else None if keys.required else LOCAL
@@ -248,7 +250,7 @@ class Batches:
             raise BatchFailed("insufficient_scope", message)
         return replace(principal, background=True)
 
-    async def _salt(self, batch: Batch) -> bytes:
+    async def _salt(self, batch: BatchRecord) -> bytes:
         """Of the ids of its answers, once the model is loaded."""
         while (loaded := self._context.engine.description) is None:
             await asyncio.sleep(MODEL_SECONDS)

@@ -31,7 +31,7 @@ async def explain_request(request: Request) -> Response:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedPrompt:
     """A prompt on its way to ids: its text, for each character 1 where the template wrote it, how many ids of the
     tokenizer's own come before and after those of the text. parsed: special tokens of users' are such."""
 
@@ -48,7 +48,7 @@ class RecordingText(TextSide):
 
     def __init__(self, text: TextSide) -> None:
         super().__init__(text.tokenizer, text.template, lambda template: text.reply_format)
-        self.encoded: list[Encoded] = []
+        self.encoded: list[EncodedPrompt] = []
 
     def encode(
         self, text: str, most: int | None = None, *, add_special: bool = True, parse_special: bool = False
@@ -56,12 +56,12 @@ class RecordingText(TextSide):
         ids = super().encode(text, most, add_special=add_special, parse_special=parse_special)
         vocabulary = self.tokenizer.vocabulary
         around = (len(vocabulary.prefix), len(vocabulary.suffix)) if add_special else (0, 0)
-        self.encoded.append(Encoded(text, bytes(len(text)), ids, parse_special, *around))
+        self.encoded.append(EncodedPrompt(text, bytes(len(text)), ids, parse_special, *around))
         return ids
 
     def encode_marked(self, text: str, mask: bytes) -> list[int]:
         ids = super().encode_marked(text, mask)
-        self.encoded.append(Encoded(text, mask, ids))
+        self.encoded.append(EncodedPrompt(text, mask, ids))
         return ids
 
 
@@ -71,7 +71,7 @@ def explanation(raw: bytes, context: Context) -> JsonObject:
     is_chat = "messages" in fields_of(raw, context.limits)
     generation = (read.chat if is_chat else read.completion)(raw, replace(context, text=text))
     # Prompts that came as ids were encoded by the client.
-    prompts = text.encoded or [Encoded(text.decode(ids), b"", ids) for ids in generation.prompts]
+    prompts = text.encoded or [EncodedPrompt(text.decode(ids), b"", ids) for ids in generation.prompts]
     most = context.loaded().max_model_len
     return {
         "object": "explanation",
@@ -93,7 +93,7 @@ def _sampling(params: Mapping[str, object]) -> JsonObject:
     return {**params, "logit_bias": {str(token): value for token, value in bias}}
 
 
-def _prompt(prompt: Encoded, count: int, text: TextSide, most: int) -> JsonObject:
+def _prompt(prompt: EncodedPrompt, count: int, text: TextSide, most: int) -> JsonObject:
     """count: of the last tokens that the model is given, as truncate_prompt_tokens has it; else all."""
     return {
         "text": prompt.text,
@@ -109,19 +109,19 @@ def _prompt(prompt: Encoded, count: int, text: TextSide, most: int) -> JsonObjec
     }
 
 
-def _tokens(prompt: Encoded, text: TextSide) -> list[JsonObject]:
+def _tokens(prompt: EncodedPrompt, text: TextSide) -> list[JsonObject]:
     tokenizer, ids = text.tokenizer, prompt.ids
     inner = ids[prompt.before : len(ids) - prompt.after]
     spans = [None] * prompt.before + align(tokenizer, prompt.text, inner) + [None] * prompt.after
     tokens = []
     for position, (token, span) in enumerate(zip(ids, spans, strict=True)):
-        own = not prompt.before <= position < len(ids) - prompt.after
+        is_special = not prompt.before <= position < len(ids) - prompt.after
         start, end = span or (None, None)
         tokens.append(
             {
                 "id": token,
                 "text": tokenizer.token_bytes(token).decode("utf-8", "replace"),
-                "source": "tokenizer" if own else _source(prompt.mask, span),
+                "source": "tokenizer" if is_special else _source(prompt.mask, span),
                 "special": token in tokenizer.special_ids,
                 "start": start,
                 "end": end,

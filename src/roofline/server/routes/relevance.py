@@ -117,7 +117,7 @@ def read_ranking(raw: bytes, context: Context, tells: bool = True) -> Ranking:
     fields = fields_of(raw, context.limits)
     refuse_unsupported(fields, NEUTRAL, INSTEAD)
     body = typed(RerankBody, fields)
-    texts = tuple(each if isinstance(each, str) else each.text for each in body.documents)
+    texts = tuple(document if isinstance(document, str) else document.text for document in body.documents)
     count_within("documents", len(texts), 1, context.limits.documents)
     within("top_n", body.top_n, 1, 1 << 31)
     base = _generation(body, [(body.query, text) for text in texts], "documents", context)

@@ -36,14 +36,14 @@ class ReplyFormat:
     takes_tools: bool
 
     def marks(self, *, tools: bool) -> frozenset[str]:
-        """What a parser of such replies looks for, which a tokenizer may have as special tokens."""
+        """Return the texts that a parser of such replies looks for, which a tokenizer may have as special tokens."""
         thoughts = (OPEN, CLOSE) if self.thinks else ()
         return frozenset((*thoughts, *(CALL_MARKS if tools else ())))
 
     def parser(self, names: Collection[str], *, thinking: bool) -> ReplyParser:
         """Of a reply in which these tools may be called; thinking: the prompt ends within the reasoning."""
-        rest = CALL_FORMATS[self.calls](names) if names else PlainReply()
-        return ThinkingReply(rest, open=thinking) if self.thinks else rest
+        calls_parser = CALL_FORMATS[self.calls](names) if names else PlainReply()
+        return ThinkingReply(calls_parser, open=thinking) if self.thinks else calls_parser
 
 
 def reply_format(template: str, calls: str | None = None, thinks: bool | None = None) -> ReplyFormat:

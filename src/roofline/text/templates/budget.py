@@ -19,7 +19,7 @@ T = TypeVar("T")
 _WIDTH = re.compile(r"\d+")
 
 
-class Meter:
+class RenderBudget:
     """What one rendering may use up, seconds and characters made in all its steps together, and what is left of it."""
 
     def __init__(self, seconds: float, characters: int, longest: int) -> None:
@@ -27,7 +27,7 @@ class Meter:
         self.deadline, self.remaining = monotonic() + seconds, characters
 
 
-_meter: ContextVar[Meter] = ContextVar("meter of the rendering under way")
+_meter: ContextVar[RenderBudget] = ContextVar("meter of the rendering under way")
 
 
 def over_budget(what: str) -> RequestError:
@@ -36,7 +36,7 @@ def over_budget(what: str) -> RequestError:
 
 
 @contextmanager
-def metered(meter: Meter) -> Iterator[None]:
+def metered(meter: RenderBudget) -> Iterator[None]:
     """Makes `meter` the one that the functions below use, while the body runs in this context."""
     token = _meter.set(meter)
     try:

@@ -17,7 +17,7 @@ from jinja2.utils import Cycler, Joiner, Namespace, _PassArg, pass_context
 
 from roofline.text.templates.budget import bounded, check_items, check_width, tick, ticking
 from roofline.text.templates.safe_string import SafeText, escape, text_as_it_is
-from roofline.text.templates.tracked_string import Text, admit, joined, literal, text, weight
+from roofline.text.templates.tracked_string import TrackedText, admit, joined, literal, text, weight
 
 _AS_IN_JINJA = (
     *("abs", "attr", "count", "d", "default", "dictsort", "first", "float", "groupby", "int", "items", "last"),
@@ -32,7 +32,7 @@ def tojson(
     indent: int | str | None = None,
     separators: Sequence[str] | None = None,
     sort_keys: bool = False,
-) -> Text:
+) -> TrackedText:
     """JSON without HTML escapes, as transformers defines the filter for chat templates."""
     weight(value)
     for part in (indent, *(separators or ())):
@@ -44,18 +44,20 @@ def tojson(
         sort_keys=sort_keys,
     )
     if indent is None:
-        return Text(encoder.encode(value))
-    return joined(map(Text, ticking(encoder.iterencode(value))))  # indentation multiplies with depth: watch it grow
+        return TrackedText(encoder.encode(value))
+    return joined(
+        map(TrackedText, ticking(encoder.iterencode(value)))
+    )  # indentation multiplies with depth: watch it grow
 
 
-def join(value: Iterable[object], d: str = "", attribute: object = None) -> Text:
+def join(value: Iterable[object], d: str = "", attribute: object = None) -> TrackedText:
     items = bounded(value)
     if attribute is not None:
         raise SecurityError("join by attribute: use map(attribute=...) before join")
     return text(d).join(items)
 
 
-def indent(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> Text:
+def indent(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> TrackedText:
     check_width(width if isinstance(width, int) else len(width))
     margin = literal(" " * width) if isinstance(width, int) else text(width)
     newline = literal("\n")

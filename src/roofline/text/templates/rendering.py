@@ -6,10 +6,10 @@ from contextlib import suppress
 from jinja2.exceptions import TemplateError
 
 from roofline.common.errors import ConfigError, RequestError
-from roofline.text.templates.budget import MAX_RENDERED, MAX_WORK, Meter, metered
+from roofline.text.templates.budget import MAX_RENDERED, MAX_WORK, RenderBudget, metered
 from roofline.text.templates.sandbox import ChatEnvironment
 from roofline.text.templates.simple_template import ROLES
-from roofline.text.templates.tracked_string import Text, joined, literal, weight
+from roofline.text.templates.tracked_string import TrackedText, joined, literal, weight
 
 OWN_NAMES = frozenset(
     {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "pad_token", "unk_token"}
@@ -31,7 +31,7 @@ class Rendering:
 
     def render(
         self, messages: Iterable[object], tools: object, add_generation_prompt: bool, kwargs: Mapping[str, object]
-    ) -> Text:
+    ) -> TrackedText:
         """The rendered chat. Raises RequestError.
 
         Keys of messages whose value is None are left out, as transformers has it; where the template fails on that, it
@@ -55,12 +55,14 @@ class Rendering:
         add_generation_prompt: bool,
         kwargs: Mapping[str, object],
         nullable: Collection[str],
-    ) -> Text:
+    ) -> TrackedText:
         """nullable: keys of messages that are there with the value None."""
         reserved = next((name for name in kwargs if name in OWN_NAMES or name in self._template.globals), None)
         if reserved is not None:
             raise RequestError(400, "invalid_value", f"{reserved!r} cannot be set for a chat template", reserved)
-        with metered(Meter(self._seconds, MAX_WORK, MAX_RENDERED)):  # also for error messages, which may be a Text
+        with metered(
+            RenderBudget(self._seconds, MAX_WORK, MAX_RENDERED)
+        ):  # also for error messages, which may be a Text
             try:
                 variables: dict[str, object] = {
                     **self._tokens,
@@ -113,7 +115,7 @@ def _adopt(value: object, name: str, depth: int = 0) -> object:
     if value is None or type(value) in (bool, int, float):
         return value
     if isinstance(value, str):
-        return Text(str.__str__(value))
+        return TrackedText(str.__str__(value))
     if depth > 64:
         raise RequestError(400, "invalid_value", f"{name} is nested more than 64 deep", name)
     if isinstance(value, Mapping):

@@ -5,13 +5,13 @@ Chat templates are no HTML, but a template that adds to such a string was traine
 
 from collections.abc import Callable, Mapping
 
-from roofline.text.templates.tracked_string import Text, joined, literal, text
+from roofline.text.templates.tracked_string import TrackedText, joined, literal, text
 
 _NAMES = (("&", "&amp;"), (">", "&gt;"), ("<", "&lt;"), ("'", "&#39;"), ('"', "&#34;"))
 
 
-def _safely(method: Callable[..., Text]) -> Callable[..., "SafeText"]:
-    """A method of `Text` whose result is as safe as the text; strings that it puts in are escaped."""
+def _safely(method: Callable[..., TrackedText]) -> Callable[..., "SafeText"]:
+    """A method of `TrackedText` whose result is as safe as the text; strings that it puts in are escaped."""
 
     def run(value: "SafeText", *args: object, **kwargs: object) -> "SafeText":
         keywords = {name: _escaped(arg) for name, arg in kwargs.items()}
@@ -31,17 +31,17 @@ def _escaped(value: object) -> object:
     return {key: _escaped(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
-class SafeText(Text):
+class SafeText(TrackedText):
     """A text in which nothing needs to be escaped; printed it is a text like any other."""
 
     __slots__ = ()
 
-    def __new__(cls, value: Text) -> "SafeText":
+    def __new__(cls, value: TrackedText) -> "SafeText":
         result = str.__new__(cls, str.__str__(value))
         result.mask = value.mask
         return result
 
-    def __str__(self) -> Text:
+    def __str__(self) -> TrackedText:
         return text(self)
 
     def __add__(self, other: str) -> "SafeText":
@@ -52,15 +52,17 @@ class SafeText(Text):
     def __radd__(self, other: str) -> "SafeText":
         return SafeText(joined((escape(other), self)))
 
-    __getitem__, __mul__, __rmul__ = map(_safely, (Text.__getitem__, Text.__mul__, Text.__rmul__))  # type: ignore[assignment]
-    __mod__, format, join = map(_safely, (Text.__mod__, Text.format, Text.join))  # type: ignore[assignment]
-    strip, lstrip, rstrip = map(_safely, (Text.strip, Text.lstrip, Text.rstrip))  # type: ignore[assignment]
-    upper, lower, title, capitalize = map(_safely, (Text.upper, Text.lower, Text.title, Text.capitalize))
+    __getitem__, __mul__, __rmul__ = map(_safely, (TrackedText.__getitem__, TrackedText.__mul__, TrackedText.__rmul__))  # type: ignore[assignment]
+    __mod__, format, join = map(_safely, (TrackedText.__mod__, TrackedText.format, TrackedText.join))  # type: ignore[assignment]
+    strip, lstrip, rstrip = map(_safely, (TrackedText.strip, TrackedText.lstrip, TrackedText.rstrip))  # type: ignore[assignment]
+    upper, lower, title, capitalize = map(
+        _safely, (TrackedText.upper, TrackedText.lower, TrackedText.title, TrackedText.capitalize)
+    )
 
 
-def text_as_it_is(value: object) -> Text:
+def text_as_it_is(value: object) -> TrackedText:
     """What a template prints for a value, and a safe text as a safe one."""
-    return value if isinstance(value, Text) else text(value)
+    return value if isinstance(value, TrackedText) else text(value)
 
 
 def escape(value: object) -> SafeText:

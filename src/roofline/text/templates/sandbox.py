@@ -4,7 +4,7 @@ What limits what:
 
 * time: each turn of a loop, call, filter and operator checks the deadline (`budget.tick`); the longest single
   operation in between works on at most 4 Mi characters or 100,000 items.
-* strings: a `tracked_string.Text` is charged by its length, before it is made, to a budget for the whole rendering.
+* strings: a `tracked_string.TrackedText` is charged by its length, before it is made, to the rendering's budget.
 * containers: `tracked_string.admit` weighs what literals, calls, filters and ``+`` make, as printed, and limits depth.
 * numbers: `+ - * / // % **` go through `call_binop`.
 * reach: only the attributes listed here exist; there is no loader, so no include, import or extends.
@@ -27,7 +27,7 @@ from jinja2.visitor import NodeTransformer
 
 from roofline.text.templates.budget import MAX_BITS, check_items, over_budget, tick, ticking
 from roofline.text.templates.filters import FILTERS, FUNCTIONS
-from roofline.text.templates.tracked_string import METHODS, Text, admit, joined, literal, text, weight
+from roofline.text.templates.tracked_string import METHODS, TrackedText, admit, joined, literal, text, weight
 
 N = TypeVar("N", bound=nodes.Expr)
 
@@ -81,7 +81,7 @@ class _Rewriter(NodeTransformer):
 
 
 class _Generator(CodeGenerator):
-    """Python code in which strings of the template are `Text` and containers are weighed."""
+    """Python code in which strings of the template are `TrackedText` and containers are weighed."""
 
     environment: "ChatEnvironment"
 
@@ -143,7 +143,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             finalize=pass_context(lambda context, value: text(value)),
             autoescape=False,
         )
-        self.literals: list[Text] = []
+        self.literals: list[TrackedText] = []
         self.filters = {**FILTERS, "ticking": pass_context(lambda context, items: ticking(items))}
         self.globals = dict(FUNCTIONS)
 
@@ -152,7 +152,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return tree
 
     @staticmethod
-    def concatenate(values: Iterable[object]) -> Text:
+    def concatenate(values: Iterable[object]) -> TrackedText:
         """The operator ``~``."""
         return joined([text(value) for value in values])
 

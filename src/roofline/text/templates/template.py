@@ -33,7 +33,7 @@ CHATML_MARKS = ("<|im_start|>", "<|im_end|>")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ChatPart:
     """A stretch of a rendered chat. Only in trusted ones, which the template wrote, are special tokens special."""
 
     text: str
@@ -93,7 +93,7 @@ class ChatTemplate:
 
     def render(
         self, messages: Objects, *, tools: Objects | None = None, add_generation_prompt: bool = True, **kwargs: object
-    ) -> list[Part]:
+    ) -> list[ChatPart]:
         """The chat as text, in stretches of the template's and of the users' characters.
 
         Args:
@@ -102,12 +102,12 @@ class ChatTemplate:
         Raises:
             RequestError: the template refuses the messages, fails on them, or goes over its budget.
         """
-        parts: list[Part] = []
+        parts: list[ChatPart] = []
         for text, trusted in self._rendered(messages, tools, add_generation_prompt, kwargs):
             if parts and parts[-1].trusted == trusted:
                 text = parts.pop().text + text
             if text:
-                parts.append(Part(text, trusted))
+                parts.append(ChatPart(text, trusted))
         return parts
 
     def encode_chat(

@@ -1,4 +1,4 @@
-"""`Text`: a string that records, for each character, whether the chat template wrote it or a user did."""
+"""`TrackedText`: a string that records, for each character, whether the chat template wrote it or a user did."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,31 +14,31 @@ from roofline.text.templates.budget import charge, check_items, check_width, ove
 _PERCENT = re.compile(r"%(?:\((?P<name>[^)]*)\))?(?P<flags>[-+ #0]*)(?P<size>[\d.*]*)(?P<kind>[a-zA-Z%])")
 
 
-def _case_change(change: Callable[[str], str]) -> Callable[["Text"], "Text"]:
-    """A method of `Text` that changes each character by itself."""
+def _case_change(change: Callable[[str], str]) -> Callable[["TrackedText"], "TrackedText"]:
+    """A method of `TrackedText` that changes each character by itself."""
 
-    def method(text: "Text") -> "Text":
+    def method(text: "TrackedText") -> "TrackedText":
         charge(3 * len(text))  # no mapping of Unicode makes more than three of one
         changed = change(text)
-        return Text(changed, text.mask) if len(changed) == len(text) else text._same_origin(changed)
+        return TrackedText(changed, text.mask) if len(changed) == len(text) else text._same_origin(changed)
 
     return method
 
 
-def _padding(pad: Callable[..., str]) -> Callable[..., "Text"]:
-    """A method of `Text` that fills a text up to a width."""
+def _padding(pad: Callable[..., str]) -> Callable[..., "TrackedText"]:
+    """A method of `TrackedText` that fills a text up to a width."""
 
-    def method(text: "Text", width: SupportsIndex, *fillchar: str) -> "Text":
+    def method(text: "TrackedText", width: SupportsIndex, *fillchar: str) -> "TrackedText":
         check_width(width.__index__())
         return text._same_origin(pad(text, width, *fillchar))
 
     return method
 
 
-def _splitting(split: Callable[..., list[str]]) -> Callable[..., list["Text"]]:
-    """A method of `Text` that cuts a text at a separator, or at white space."""
+def _splitting(split: Callable[..., list[str]]) -> Callable[..., list["TrackedText"]]:
+    """A method of `TrackedText` that cuts a text at a separator, or at white space."""
 
-    def method(text: "Text", sep: str | None = None, maxsplit: SupportsIndex = -1) -> list["Text"]:
+    def method(text: "TrackedText", sep: str | None = None, maxsplit: SupportsIndex = -1) -> list["TrackedText"]:
         limit = maxsplit.__index__()
         pieces = split(text, sep, budget.MAX_ITEMS if limit < 0 else min(limit, budget.MAX_ITEMS))
         check_items(len(pieces))
@@ -54,7 +54,7 @@ def _splitting(split: Callable[..., list[str]]) -> Callable[..., list["Text"]]:
     return method
 
 
-class Text(str):
+class TrackedText(str):
     """A `str` with an origin for each character. Every operation is charged to the budget and keeps the origins.
 
     mask: one byte a character, 1: the template's own, 0: a user's or of unknown origin.
@@ -63,12 +63,12 @@ class Text(str):
     __slots__ = ("mask",)
     mask: bytes
 
-    def __new__(cls, value: str, mask: bytes | None = None) -> "Text":
+    def __new__(cls, value: str, mask: bytes | None = None) -> "TrackedText":
         """Charges `value` to the budget; without a mask every character is a user's."""
         charge(len(value))
         return _make(value, bytes(len(value)) if mask is None else mask)
 
-    def __str__(self) -> "Text":
+    def __str__(self) -> "TrackedText":
         return self
 
     def __hash__(self) -> int:
@@ -80,32 +80,32 @@ class Text(str):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    def __getitem__(self, key: SupportsIndex | slice) -> "Text":
+    def __getitem__(self, key: SupportsIndex | slice) -> "TrackedText":
         if isinstance(key, slice):
-            return Text(str.__getitem__(self, key), self.mask[key])
+            return TrackedText(str.__getitem__(self, key), self.mask[key])
         at = key.__index__()
-        return Text(str.__getitem__(self, at), bytes((self.mask[at],)))
+        return TrackedText(str.__getitem__(self, at), bytes((self.mask[at],)))
 
     def __iter__(self) -> Iterator[str]:
         for at, character in enumerate(str.__iter__(self)):
-            yield Text(character, self.mask[at : at + 1])
+            yield TrackedText(character, self.mask[at : at + 1])
 
-    def __add__(self, other: str) -> "Text":
+    def __add__(self, other: str) -> "TrackedText":
         if not isinstance(other, str):
             raise TypeError(f"a string and a {type(other).__name__} cannot be added")
         return joined((self, other))
 
-    def __radd__(self, other: str) -> "Text":
+    def __radd__(self, other: str) -> "TrackedText":
         return text(other) + self
 
-    def __mul__(self, count: SupportsIndex) -> "Text":
+    def __mul__(self, count: SupportsIndex) -> "TrackedText":
         times = max(count.__index__(), 0)
         charge(len(self) * times)
-        return Text(str.__mul__(self, times), self.mask * times)
+        return TrackedText(str.__mul__(self, times), self.mask * times)
 
     __rmul__ = __mul__
 
-    def __mod__(self, values: object) -> "Text":
+    def __mod__(self, values: object) -> "TrackedText":
         """printf-style formatting, one conversion at a time."""
         if not isinstance(values, (tuple, Mapping)):
             values = (values,)
@@ -137,17 +137,17 @@ class Text(str):
         parts.append(self[at:])
         return joined(parts)
 
-    def __rmod__(self, other: str) -> "Text":
+    def __rmod__(self, other: str) -> "TrackedText":
         return text(other) % self
 
-    def format(self, *args: object, **kwargs: object) -> "Text":
+    def format(self, *args: object, **kwargs: object) -> "TrackedText":
         """`str.format` of fields by name or number; attributes and items of a value cannot be reached."""
         return joined(_format(self, args, kwargs))
 
-    def format_map(self, mapping: Mapping[str, object]) -> "Text":  # type: ignore[override]
+    def format_map(self, mapping: Mapping[str, object]) -> "TrackedText":  # type: ignore[override]
         return joined(_format(self, (), mapping))
 
-    def join(self, items: Iterable[object]) -> "Text":
+    def join(self, items: Iterable[object]) -> "TrackedText":
         parts = [text(item) for item in budget.bounded(items)]
         if not self:
             return joined(parts)
@@ -155,22 +155,22 @@ class Text(str):
         between[::2] = parts
         return joined(between)
 
-    def strip(self, chars: str | None = None) -> "Text":
+    def strip(self, chars: str | None = None) -> "TrackedText":
         return self.lstrip(chars).rstrip(chars)
 
-    def lstrip(self, chars: str | None = None) -> "Text":
+    def lstrip(self, chars: str | None = None) -> "TrackedText":
         return self[len(self) - len(str.lstrip(self, chars)) :]
 
-    def rstrip(self, chars: str | None = None) -> "Text":
+    def rstrip(self, chars: str | None = None) -> "TrackedText":
         return self[: len(str.rstrip(self, chars))]
 
-    def removeprefix(self, prefix: str) -> "Text":
+    def removeprefix(self, prefix: str) -> "TrackedText":
         return self[len(prefix) :] if str.startswith(self, prefix) else self
 
-    def removesuffix(self, suffix: str) -> "Text":
+    def removesuffix(self, suffix: str) -> "TrackedText":
         return self[: len(self) - len(suffix)] if suffix and str.endswith(self, suffix) else self
 
-    def splitlines(self, keepends: bool = False) -> list["Text"]:  # type: ignore[override]
+    def splitlines(self, keepends: bool = False) -> list["TrackedText"]:  # type: ignore[override]
         check_items(sum(map(self.count, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")))
         lines = []
         at = 0
@@ -180,25 +180,25 @@ class Text(str):
             at += len(full)
         return lines
 
-    def partition(self, sep: str) -> tuple["Text", "Text", "Text"]:
+    def partition(self, sep: str) -> tuple["TrackedText", "TrackedText", "TrackedText"]:
         at = self.find(sep)
         if at < 0:
             return self, self[:0], self[:0]
         return self[:at], self[at : at + len(sep)], self[at + len(sep) :]
 
-    def rpartition(self, sep: str) -> tuple["Text", "Text", "Text"]:
+    def rpartition(self, sep: str) -> tuple["TrackedText", "TrackedText", "TrackedText"]:
         at = self.rfind(sep)
         if at < 0:
             return self[:0], self[:0], self
         return self[:at], self[at : at + len(sep)], self[at + len(sep) :]
 
-    def replace(self, old: str, new: str, count: SupportsIndex = -1) -> "Text":
+    def replace(self, old: str, new: str, count: SupportsIndex = -1) -> "TrackedText":
         if not old:
             check_items(len(self))
             return joined(_between([self[:0], *self, self[:0]], new, count.__index__()))  # type: ignore[list-item]
         return text(new).join(self.split(old, count))
 
-    def expandtabs(self, tabsize: SupportsIndex = 8) -> "Text":
+    def expandtabs(self, tabsize: SupportsIndex = 8) -> "TrackedText":
         check_width(tabsize.__index__())
         charge(len(self) + self.count("\t") * tabsize.__index__())
         return self._same_origin(str.expandtabs(self, tabsize))
@@ -212,9 +212,9 @@ class Text(str):
     center, ljust, rjust, zfill = map(_padding, (str.center, str.ljust, str.rjust, str.zfill))
     split, rsplit = _splitting(str.split), _splitting(str.rsplit)  # type: ignore[assignment]
 
-    def _same_origin(self, changed: str) -> "Text":
+    def _same_origin(self, changed: str) -> "TrackedText":
         """A text made from this one: it counts as the template's only if all of this one does."""
-        return Text(changed, b"\1" * len(changed) if 0 not in self.mask else None)
+        return TrackedText(changed, b"\1" * len(changed) if 0 not in self.mask else None)
 
 
 # Methods of `str` a template may use: those above, and those that make no text.
@@ -229,29 +229,29 @@ METHODS = frozenset(
 )
 
 
-def literal(value: str) -> Text:
+def literal(value: str) -> TrackedText:
     """A text of the template itself. Free of charge: its length is bounded by the template's."""
     return _make(value, b"\1" * len(value))
 
 
-def joined(parts: Iterable[str]) -> Text:
+def joined(parts: Iterable[str]) -> TrackedText:
     """The concatenation of texts; a plain `str` among them counts as a user's."""
     parts = list(parts)
     charge(sum(map(len, parts)))
-    mask = b"".join([part.mask if isinstance(part, Text) else bytes(len(part)) for part in parts])
-    return Text("".join(parts), mask)
+    mask = b"".join([part.mask if isinstance(part, TrackedText) else bytes(len(part)) for part in parts])
+    return TrackedText("".join(parts), mask)
 
 
-def text(value: object) -> Text:
+def text(value: object) -> TrackedText:
     """What a template prints for a value, as Jinja would. Raises RequestError for an object that is not data."""
-    if isinstance(value, Text):
-        return value if type(value) is Text else _make(str.__str__(value), value.mask)
+    if isinstance(value, TrackedText):
+        return value if type(value) is TrackedText else _make(str.__str__(value), value.mask)
     if isinstance(value, str):
-        return Text(str.__str__(value))
+        return TrackedText(str.__str__(value))
     if value is None or isinstance(value, (bool, int, float)):
-        return Text(str(value))
+        return TrackedText(str(value))
     charge(10 * weight(value, printed=True))  # an escaped character is up to ten long
-    return Text(str(value))
+    return TrackedText(str(value))
 
 
 def plain(value: object) -> object:
@@ -297,10 +297,10 @@ def admit(value: object) -> object:
     An iterator is run at once (a chain of thousands would end the stack) and stays one to the template: always true,
     without length, read once.
     """
-    if value is None or isinstance(value, (Text, bool, float)):
+    if value is None or isinstance(value, (TrackedText, bool, float)):
         return value
     if isinstance(value, str):
-        return Text(str.__str__(value))
+        return TrackedText(str.__str__(value))
     if isinstance(value, int):
         if value.bit_length() > budget.MAX_BITS:
             raise over_budget(f"makes a number of more than {budget.MAX_BITS} bits")
@@ -317,13 +317,13 @@ def admit(value: object) -> object:
     return value
 
 
-def _make(value: str, mask: bytes) -> Text:
-    result = str.__new__(Text, value)
+def _make(value: str, mask: bytes) -> TrackedText:
+    result = str.__new__(TrackedText, value)
     result.mask = mask
     return result
 
 
-def _between(items: list[Text], new: str, count: int) -> Iterator[str]:
+def _between(items: list[TrackedText], new: str, count: int) -> Iterator[str]:
     """`str.replace("", new)`: `new` before each character and at the end, at most `count` times."""
     gaps = len(items) - 1
     put = gaps if count < 0 else min(count, gaps)
@@ -333,11 +333,11 @@ def _between(items: list[Text], new: str, count: int) -> Iterator[str]:
         yield item
 
 
-def _format(pattern: Text, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Iterator[str]:
+def _format(pattern: TrackedText, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Iterator[str]:
     numbers = iter(range(len(args)))
     trusted = 0 not in pattern.mask
     for before, name, spec, conversion in Formatter().parse(str.__str__(pattern)):
-        yield literal(before) if trusted else Text(before)
+        yield literal(before) if trusted else TrackedText(before)
         if name is None:
             continue
         if "." in name or "[" in name:

@@ -39,7 +39,7 @@ def _place(data: bytes, at: int, spelling: bytes) -> Span | None:
         return at, at + len(spelling)
     if spelling.startswith(b" ") and data.startswith(spelling[1:], at):  # SentencePiece's first space is not the text's
         return at, at + len(spelling) - 1
-    rest = len(data) - len(data[at:].lstrip())  # special tokens may swallow white space around them
-    if rest > at and data.startswith(spelling, rest):
-        return rest, rest + len(spelling)
+    begin = len(data) - len(data[at:].lstrip())  # special tokens may swallow white space around them
+    if begin > at and data.startswith(spelling, begin):
+        return begin, begin + len(spelling)
     return None

@@ -46,7 +46,7 @@ class CharacterMap:
         self._candidate = self._candidates()
 
     def normalize(self, normalized: "tokenizers.NormalizedString") -> None:
-        """What the library calls, once a text."""
+        """Normalise a text; the library calls this once a text."""
         text = normalized.normalized
         mapped = self.map(text)
         if mapped != text:

@@ -14,7 +14,7 @@ from roofline.text.tokenizers.sentencepiece import (
     NORMAL,
     SPACE,
     UNUSED,
-    Pieces,
+    SentencePieces,
     added_tokens,
     check_charsmap,
 )
@@ -166,7 +166,15 @@ def _model(fields: Fields, kind: str, tokens: list[str], types: Sequence[int], u
     check_charsmap(fields.path, f"{fields.within}precompiled_charsmap", charsmap)
     has_merges = "merges" in fields.values or kind in ("gpt2", "gemma4")
     scores = [] if has_merges and kind != "t5" else _scores(fields, len(tokens))
-    pieces = Pieces(tokens, types, scores, unknown, prefixed, single, charsmap)
+    pieces = SentencePieces(
+        tokens=tokens,
+        types=types,
+        scores=scores,
+        unknown=unknown,
+        prefix_space=prefixed,
+        single_spaces=single,
+        charsmap=charsmap,
+    )
     if kind == "t5":
         return pieces.unigram()
     return pieces.bpe(_merges(fields) if has_merges else None)

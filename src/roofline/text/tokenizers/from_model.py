@@ -6,7 +6,7 @@ from typing import Literal
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import refuse
 from roofline.text.tokenizers.protobuf import binary, decimal, flag, message, text, whole
-from roofline.text.tokenizers.sentencepiece import BYTE, UNKNOWN, Pieces, check_charsmap
+from roofline.text.tokenizers.sentencepiece import BYTE, UNKNOWN, SentencePieces, check_charsmap
 from roofline.text.tokenizers.vocabulary import MAX_ID, JsonObject
 
 MAX_BYTES = 1 << 26  # of a file; Gemma's has 4,200,000
@@ -23,7 +23,7 @@ class SentencePieceModel:
     """What a tokenizer.model says. bos, eos: None where the model has none."""
 
     kind: Literal["Unigram", "BPE"]
-    pieces: Pieces
+    pieces: SentencePieces
     bos: int | None
     eos: int | None
 
@@ -66,7 +66,7 @@ def read_model(path: str, data: bytes) -> SentencePieceModel:
         raise UnsupportedError(f"{path}: spaces that are not visible, or stand behind words", "are not built here")
     ids = [_id(path, trainer, key, default, types) for key, default in ((_UNKNOWN_ID, 0), (_BOS_ID, 1), (_EOS_ID, 2))]
     charsmap = bytes(binary(path, "normalizer_spec.precompiled_charsmap", normalizer.get(_CHARSMAP, memoryview(b""))))
-    pieces = Pieces(
+    pieces = SentencePieces(
         tokens,
         types,
         scores,

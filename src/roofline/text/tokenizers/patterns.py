@@ -70,7 +70,7 @@ class _Reader:
         return _Part(min(part.least for part in parts), varies, unbounded, copies)
 
     def _sequence(self, depth: int) -> _Part:
-        whole, unsafe = _Part(), False
+        total, unsafe = _Part(), False
         while self.at < len(self._pattern) and self._pattern[self.at] not in "|)":
             if unsafe:
                 raise PatternError("it repeats what may match in several ways, with something after it")
@@ -82,15 +82,15 @@ class _Reader:
                 if ambiguous and depth:
                     raise PatternError("it repeats what may match in several ways, inside a group")
                 unsafe |= ambiguous
-            whole.least += part.least
-            whole.varies |= part.varies
-            whole.unbounded += part.unbounded
-            whole.copies = max(whole.copies, part.copies)
-            if whole.unbounded > MAX_UNBOUNDED:
+            total.least += part.least
+            total.varies |= part.varies
+            total.unbounded += part.unbounded
+            total.copies = max(total.copies, part.copies)
+            if total.unbounded > MAX_UNBOUNDED:
                 raise PatternError(f"it has more than {MAX_UNBOUNDED} repetitions without an end in a row")
             if self.at == start:
                 raise PatternError(f"what follows {self._pattern[start : start + 20]!r} is not understood here")
-        return whole
+        return total
 
     def _atom(self, depth: int) -> _Part:
         text = self._pattern

@@ -23,7 +23,7 @@ MAX_PIECE = 1 << 10  # characters of a token; to find its merges takes time with
 
 
 @dataclass(frozen=True)
-class Pieces:
+class SentencePieces:
     """A SentencePiece model.
 
     tokens, types, scores: by id. unknown: the id for what no piece spells. prefix_space: a text gets one space before

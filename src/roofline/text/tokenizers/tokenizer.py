@@ -106,7 +106,7 @@ class Tokenizer:
 
         if self.density is None:
             return None
-        return cover_of(self.vocabulary, self.density, (self._spell(each) for each in range(self.vocab_size)))
+        return cover_of(self.vocabulary, self.density, (self._spell(token_id) for token_id in range(self.vocab_size)))
 
     def limit_ends(self, rows: int) -> None:
         """Forget the ends of answers for which a model of so many rows has none."""

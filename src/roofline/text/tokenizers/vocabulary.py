@@ -196,7 +196,7 @@ class Vocabulary:
 
 @contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """What the library raises becomes a ConfigError: bare Exceptions, and its panics, which are not even those."""
+    """Turn what the library raises into a ConfigError: bare Exceptions, and its panics, which are not even those."""
     try:
         yield
     except BaseException as error:
@@ -221,10 +221,10 @@ def added_token(entry: Fields, count: int) -> AddedToken:
 def end_ids(file_ids: Iterable[int | None], added: Iterable[AddedToken]) -> tuple[int, ...]:
     """The ids that a file lists as ends, in its order, then those of its special tokens that END_TOKENS has."""
     ids = [token_id for token_id in file_ids if token_id is not None]
-    named = {token.content: token.id for token in added if token.special and token.content in END_TOKENS}
-    if any(tokens <= named.keys() for tokens in _HARMONY):
-        named.pop("<|end|>", None)
-    ids += named.values()
+    ids_by_content = {token.content: token.id for token in added if token.special and token.content in END_TOKENS}
+    if any(tokens <= ids_by_content.keys() for tokens in _HARMONY):
+        ids_by_content.pop("<|end|>", None)
+    ids += ids_by_content.values()
     return tuple(dict.fromkeys(ids))
 
 

@@ -15,9 +15,9 @@ from roofline.train.checkpoint import checkpoint
 from roofline.train.checkpoint.state import WEIGHTS
 from roofline.train.config.schema import TrainConfig
 from roofline.train.model.adaptation import forms as plan
-from roofline.train.model.form import Form, trained_rows
+from roofline.train.model.form import ParameterForm, trained_rows
 from roofline.train.storage.store import Store
-from roofline.weights.adapter_files import Written, write_adapter
+from roofline.weights.adapter_files import AdapterDescription, write_adapter
 from roofline.weights.adapter_matrices import rows_are_paired
 from roofline.weights.families.shared.joined_experts import experts_apart
 from roofline.weights.families.table import files_of
@@ -35,14 +35,18 @@ def export_adapter(store: Store, step: int, facts: JsonObject, folder: Path, dty
     write_run_adapter(folder, shape, forms, tensors, replace(written(config), dtype=dtype))
 
 
-def written(config: TrainConfig) -> Written:
+def written(config: TrainConfig) -> AdapterDescription:
     """How the adapter of a run is written."""
     assert config.adapter is not None
-    return Written(config.model.pretrained_model_name_or_path, config.adapter.rslora)
+    return AdapterDescription(config.model.pretrained_model_name_or_path, config.adapter.rslora)
 
 
 def write_run_adapter(
-    folder: Path, config: JsonObject, forms: Mapping[str, Form], weights: Mapping[str, torch.Tensor], how: Written
+    folder: Path,
+    config: JsonObject,
+    forms: Mapping[str, ParameterForm],
+    weights: Mapping[str, torch.Tensor],
+    how: AdapterDescription,
 ) -> None:
     """Write a new folder in PEFT's format. config: the canonical configuration; forms: the plan; weights: float32 by
     the canonical names that `Model.canonical` gives."""
@@ -52,19 +56,21 @@ def write_run_adapter(
         stem = name.removesuffix(".weight")
         if not form.rank or (form.experts and form.shared):
             continue
-        arrays = {each: weights[f"{stem}.{each}"].numpy() for each in form.trained}
+        arrays = {part: weights[f"{stem}.{part}"].numpy() for part in form.trained}
         if form.experts:
             up = weights.get(f"{stem.removesuffix('.gate')}.up.lora_B") if stem.endswith(".gate") else None
             matrices += _of_experts(config, stem, form, arrays, None if up is None else up.numpy())
             continue
         b = np.ascontiguousarray(arrays["lora_B"].T)
         lengths = arrays.get("lora_magnitude_vector")
-        matrices.append(AdapterMatrix(name, arrays["lora_A"], b, form.scale, lengths, paired))
+        matrices.append(
+            AdapterMatrix(tensor=name, a=arrays["lora_A"], b=b, scale=form.scale, magnitude=lengths, paired=paired)
+        )
     write_adapter(folder, config, matrices, how)
 
 
 def _of_experts(
-    config: JsonObject, stem: str, form: Form, arrays: Mapping[str, np.ndarray], up: np.ndarray | None
+    config: JsonObject, stem: str, form: ParameterForm, arrays: Mapping[str, np.ndarray], up: np.ndarray | None
 ) -> list[AdapterMatrix]:
     """The matrix of each expert: of gate and up as one, which share A, or of down."""
     before, _, part = stem.rpartition(".experts.")
@@ -74,7 +80,7 @@ def _of_experts(
     if up is not None:
         pairs = zip(each_b, np.split(up, form.experts), strict=True)
         joined = [np.stack([gate, other], 1) if in_turn else np.stack([gate, other]) for gate, other in pairs]
-        each_b, part = [both.reshape(-1, form.rank) for both in joined], "gate_up"
+        each_b, part = [joined_pair.reshape(-1, form.rank) for joined_pair in joined], "gate_up"
     return [
         AdapterMatrix(f"{before}.experts.{number}.{part}.weight", a, np.ascontiguousarray(b.T), form.scale)
         for number, (a, b) in enumerate(zip(each_a, each_b, strict=True))

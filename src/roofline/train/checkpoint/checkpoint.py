@@ -22,10 +22,10 @@ from roofline.common import log
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.train.checkpoint.manifest import MANIFEST, encode, folder, read, step_of, steps
-from roofline.train.model.tensor_parallel import Pieces
+from roofline.train.model.tensor_parallel import TensorPieces
 from roofline.train.storage.store import Store
 
-State = Mapping[str, torch.Tensor | Pieces]  # full tensors, or what this rank has of them
+State = Mapping[str, torch.Tensor | TensorPieces]  # full tensors, or what this rank has of them
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _TYPES = (*_FLOATS, torch.uint8, torch.int32, torch.int64, torch.bool)
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _TYPES}
@@ -95,9 +95,9 @@ class Saver:
             sizes[piece["file"]] = max(sizes.get(piece["file"], 0), piece["start"] + piece["bytes"])
         self._until_stored(place, sizes)
         self.store.put(f"{place}/{MANIFEST}", encode(step, facts, tensors))
-        own = {f"{place}/{name}" for name in (MANIFEST, *sizes)}
+        own_files = {f"{place}/{name}" for name in (MANIFEST, *sizes)}
         for entry in self.store.list(place):
-            if entry.name not in own:  # from an attempt that was killed, or an earlier run
+            if entry.name not in own_files:  # from an attempt that was killed, or an earlier run
                 self.store.delete(entry.name)
         for earlier in self.replaced:
             if earlier != step:
@@ -182,22 +182,22 @@ def damage(store: Store, step: int, error: ConfigError, remedy: str) -> str | No
     return f"{error}. The one before it that is whole is {store.url}/{folder(previous)}: {remedy}"
 
 
-def _pieces(value: torch.Tensor | Pieces) -> Pieces:
-    return value if isinstance(value, Pieces) else Pieces.of(value)
+def _pieces(value: torch.Tensor | TensorPieces) -> TensorPieces:
+    return value if isinstance(value, TensorPieces) else TensorPieces.of(value)
 
 
-def _pack(tensors: Mapping[str, Pieces], file: str) -> tuple[NDArray[np.uint8], JsonObject]:
+def _pack(tensors: Mapping[str, TensorPieces], file: str) -> tuple[NDArray[np.uint8], JsonObject]:
     """A copy of the pieces that this rank stores, and the manifest's entries for them by the names of their tensors."""
     import xxhash
 
     # Ranks with equal pieces take turns from tensor to tensor.
-    own = {name: each for name, each in tensors.items() if zlib.crc32(name.encode()) % each.copies == each.copy}
-    buffer = np.empty(sum(view.nbytes for each in own.values() for _, view in each.chunks), np.uint8)
+    own = {name: tensor for name, tensor in tensors.items() if zlib.crc32(name.encode()) % tensor.copies == tensor.copy}
+    buffer = np.empty(sum(view.nbytes for tensor in own.values() for _, view in tensor.chunks), np.uint8)
     entries: JsonObject = {}
     start = 0
-    for name, each in own.items():
+    for name, tensor in own.items():
         entries[name] = []
-        for offsets, view in each.chunks:
+        for offsets, view in tensor.chunks:
             data = buffer[start : start + view.nbytes]
             data[:] = view.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             where = {"file": file, "start": start, "bytes": data.nbytes, "xxh3": xxhash.xxh3_128_hexdigest(data.data)}
@@ -206,7 +206,7 @@ def _pack(tensors: Mapping[str, Pieces], file: str) -> tuple[NDArray[np.uint8], 
     return buffer, entries
 
 
-def _tensor_entries(tensors: Mapping[str, Pieces], entries_by_rank: Sequence[JsonMapping]) -> JsonObject:
+def _tensor_entries(tensors: Mapping[str, TensorPieces], entries_by_rank: Sequence[JsonMapping]) -> JsonObject:
     """The manifest's entry of each tensor, from what each rank has packed."""
     tensor_entries: JsonObject = {}
     for name, tensor in tensors.items():
@@ -217,7 +217,7 @@ def _tensor_entries(tensors: Mapping[str, Pieces], entries_by_rank: Sequence[Jso
     return tensor_entries
 
 
-def _fill(tensor: Pieces, store: Store, place: str, name: str, entry: JsonMapping) -> None:
+def _fill(tensor: TensorPieces, store: Store, place: str, name: str, entry: JsonMapping) -> None:
     """Copy into a tensor's pieces what the stored pieces have of them. place: the folder of the checkpoint."""
     for piece in entry["pieces"]:
         stored: torch.Tensor | None = None  # read once, for all chunks here that have a part of it

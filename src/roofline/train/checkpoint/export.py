@@ -74,7 +74,7 @@ def adapts(facts: JsonMapping) -> bool:
 
 @contextmanager
 def _previous_named(store: Store, step: int) -> Iterator[None]:
-    """Where the checkpoint is damaged, the error names the last good one before it."""
+    """Name in the error about a damaged checkpoint the last good one before it."""
     try:
         yield
     except ConfigError as error:

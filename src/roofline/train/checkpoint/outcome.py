@@ -20,17 +20,17 @@ from roofline.weights.to_hf import write_folder
 if TYPE_CHECKING:
     from roofline.train.run.loop import Run
 
-LEAST_KEPT = 0.9  # of what training changed: below it a model is not rounded to bf16
+LEAST_FIDELITY = 0.9  # of what training changed: below it a model is not rounded to bf16
 _ELEMENTS = 1 << 20  # at a time, of which there are several copies in float64
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 _log = log.get("train")
 
 
-class Outcome:
+class TrainedFolder:
     """The folder RUN/adapter, written with each checkpoint and at the end, or RUN/model, written at the end.
 
-    A model is rounded to bf16 if that keeps LEAST_KEPT of what training changed, and is float32 otherwise: a step of
-    bf16 is 0.4 % of a weight, and small updates lie below it.
+    A model is rounded to bf16 if that keeps LEAST_FIDELITY of what training changed, and is float32 otherwise: a step
+    of bf16 is 0.4 % of a weight, and small updates lie below it.
 
     Args:
         folder: another name, for a folder that is written when `write` is called, a model in float32.
@@ -70,9 +70,9 @@ class Outcome:
             self.run.saver.wait()
         weights = state.full_weights(self.run, torch.float32)
         if self._rounds:
-            share = self.run.world.share(self.run.world.first(lambda: kept_share(weights, self._base())))
+            share = self.run.world.share(self.run.world.first(lambda: rounding_fidelity(weights, self._base())))
             assert share is not None, "rank 0 computes it"
-            self.share, self.dtype = share, "BF16" if share >= LEAST_KEPT else "F32"
+            self.share, self.dtype = share, "BF16" if share >= LEAST_FIDELITY else "F32"
             for name in weights:
                 weights[name] = weights[name].to(DTYPES[self.dtype])
         self.run.world.first(lambda: self._write(weights))
@@ -135,12 +135,16 @@ class Outcome:
             return {}
 
 
-def kept_share(trained: Mapping[str, torch.Tensor], base: Callable[[str], torch.Tensor]) -> float:
-    """Return the share of what training changed that is there once weights are rounded to bf16.
+def rounding_fidelity(trained: Mapping[str, torch.Tensor], base: Callable[[str], torch.Tensor]) -> float:
+    """Return the share of training's change that rounding to bf16 leaves, counted against all that rounding loses.
 
     With C the change of a weight W, and X the rounded W + C: 1 less the sum of (X - (W + C))^2 by that of C^2, and 0
     where rounding loses more than training changed; 1 where nothing changed. What rounding does to the weights that
-    training began with counts too. trained, base: float32, by canonical name.
+    training began with counts too, and so does noise across the change, which `projected_share` of
+    bench.quality.survival leaves out: there a merged model is compared with its rounded base, here a trained one with
+    itself.
+
+    trained, base: float32, by canonical name.
     """
     lost = change = 0.0
     for name, tensor in trained.items():

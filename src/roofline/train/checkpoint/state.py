@@ -17,7 +17,7 @@ from roofline.train.data.loader import read_batch
 from roofline.train.data.order import Order
 from roofline.train.data.row_arrays import RowArrays
 from roofline.train.data.row_digest import BYTES, row_digest, row_sums
-from roofline.train.model.tensor_parallel import Part, Pieces, part, pieces
+from roofline.train.model.tensor_parallel import ParameterPart, TensorPieces, part, pieces
 
 if TYPE_CHECKING:
     from roofline.train.run.loop import Run
@@ -28,7 +28,7 @@ _REMEDY = "Put back what was trained on, or begin a new run with load_path and l
 _log = log.get("train")
 
 
-def weights(run: "Run") -> dict[str, Pieces]:
+def weights(run: "Run") -> dict[str, TensorPieces]:
     """The parameters."""
     rows = run.model.canonical()
     return {f"{WEIGHTS}{name}": _pieces(run, part(param, run.model.ranks), tensor) for name, param, tensor in rows}
@@ -48,23 +48,23 @@ def full_weights(run: "Run", kind: torch.dtype) -> dict[str, torch.Tensor]:
     return full
 
 
-def tensors(run: "Run") -> dict[str, Pieces]:
+def tensors(run: "Run") -> dict[str, TensorPieces]:
     """All tensors that a run continues from: parameters, optimizer state, the state of the random generator."""
-    return _trained_tensors(run) | {RANDOM: Pieces.of(torch.get_rng_state(), run.world.rank, run.world.size)}
+    return _trained_tensors(run) | {RANDOM: TensorPieces.of(torch.get_rng_state(), run.world.rank, run.world.size)}
 
 
-def _trained_tensors(run: "Run") -> dict[str, Pieces]:
+def _trained_tensors(run: "Run") -> dict[str, TensorPieces]:
     """Parameters and optimizer state."""
     names = {tensor: (name, part(param, run.model.ranks)) for name, param, tensor in run.model.canonical()}
     state = weights(run)
     for parameter, values in run.optimizer.states():
         name, part_ = names[parameter]  # type: ignore[index]
         for key, value in values.items():
-            state[f"optimizer.{name}.{key}"] = _pieces(run, part_ if value.dim() else Part(()), value)
+            state[f"optimizer.{name}.{key}"] = _pieces(run, part_ if value.dim() else ParameterPart(()), value)
     return state
 
 
-def _pieces(run: "Run", part_: Part, tensor: torch.Tensor) -> Pieces:
+def _pieces(run: "Run", part_: ParameterPart, tensor: torch.Tensor) -> TensorPieces:
     """What this rank has of a tensor that FSDP shards; part_: what tensor parallelism leaves it."""
     copy, copies = run.world.rank, run.world.size
     if isinstance(tensor, DTensor):
@@ -73,7 +73,7 @@ def _pieces(run: "Run", part_: Part, tensor: torch.Tensor) -> Pieces:
         for dim, placement in enumerate(tensor.placements):
             if placement.is_replicate():
                 copy, copies = copy * mesh.size(dim) + mesh.get_local_rank(dim), copies * mesh.size(dim)
-    return Pieces(part_.shape, tensor.dtype, pieces(tensor, part_), copy, copies)
+    return TensorPieces(part_.shape, tensor.dtype, pieces(tensor, part_), copy, copies)
 
 
 def facts(run: "Run") -> JsonObject:
@@ -96,7 +96,7 @@ def facts(run: "Run") -> JsonObject:
     }
 
 
-def restore(run: "Run", saved: JsonMapping, tensors: Mapping[str, Pieces]) -> None:
+def restore(run: "Run", saved: JsonMapping, tensors: Mapping[str, TensorPieces]) -> None:
     """Continue from a checkpoint's facts. tensors: the checkpoint's, already loaded into the run's own.
 
     Raises ConfigError if the order of samples, the rows of the last step (ReceiptLog checks that order and rows lead to

@@ -8,17 +8,17 @@ from roofline.train.config.schema import TrainConfig
 
 def conflicts(config: TrainConfig) -> Iterator[Fault]:
     """Each fault of a configuration whose sections are right by themselves."""
-    most = config.tokenizer.kwargs.model_max_length if config.tokenizer is not None else None
-    if most is not None and most < config.max_seq_len:
+    max_length = config.tokenizer.kwargs.model_max_length if config.tokenizer is not None else None
+    if max_length is not None and max_length < config.max_seq_len:
         key = "tokenizer.kwargs.model_max_length"
-        yield Fault(key, f"rows of {config.max_seq_len} tokens are longer than {key}={most}")
+        yield Fault(key, f"rows of {config.max_seq_len} tokens are longer than {key}={max_length}")
     yield from _of_adapter(config)
     if isinstance(config.eval_loader, tuple):
-        labels = [each.label for each in config.eval_loader]
+        labels = [loader.label for loader in config.eval_loader]
         if not labels or None in labels or len({*labels}) < len(labels):
             yield Fault("eval_loader.label", "eval_loader: each of several needs a label of its own")
     loaders = (config.train_loader, *config.evaluations.values())
-    if config.tokenizer is None and any(each.dataset.hf_name is not None for each in loaders):
+    if config.tokenizer is None and any(loader.dataset.hf_name is not None for loader in loaders):
         yield Fault("tokenizer", "samples of hf_name are read with a model's tokenizer: tokenizer.name is missing")
     for number, loader in enumerate(config.evaluations.values()):
         if (loader.name == "finetuning") != (config.train_loader.name == "finetuning"):

@@ -49,7 +49,7 @@ class StreamSection(Section):
 
     @model_validator(mode="after")
     def _one_share(self) -> "StreamSection":
-        if sum(each is not None for each in self.shares) > 1:
+        if sum(share is not None for share in self.shares) > 1:
             raise ValueError("proportion, repeat and choose exclude each other")
         return self
 
@@ -121,7 +121,7 @@ class DatasetSection(SamplesSection):
         # The files that earlier versions wrote into runs' folders have a proportion of 1 everywhere.
         if self.streams and (self.proportion not in (None, 1) or self.repeat or self.choose):
             raise ValueError("proportion, repeat and choose belong to each of the streams")
-        proportions = [each.proportion is not None for each in self.streams.values()]
+        proportions = [stream.proportion is not None for stream in self.streams.values()]
         if any(proportions) and not all(proportions):
             raise ValueError("all streams have a proportion, or none has")
         return self
@@ -156,7 +156,7 @@ class EvalLoaderSection(LoaderSection):
     @model_validator(mode="after")
     def _each_row_once(self) -> "EvalLoaderSection":
         sets = (self.dataset, *self.dataset.streams.values())
-        if self.dataset.epoch_size or any(each.repeat or each.choose for each in sets):
+        if self.dataset.epoch_size or any(stream.repeat or stream.choose for stream in sets):
             raise ValueError("each row is evaluated once, without epoch_size, repeat and choose")
         return self
 

@@ -11,7 +11,7 @@ _FORM = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:[eE][0-9]{1,2})?)(ba|ep|sp|tok|dur)"
 
 
 @dataclass(frozen=True)
-class Batches:
+class DurationUnits:
     """The sizes that turn each unit of a duration into batches of this run."""
 
     samples: int  # of a global batch
@@ -31,7 +31,7 @@ def parse(text: str) -> tuple[Fraction, str]:
     return count, unit
 
 
-def batches(key: str, text: str, run: Batches) -> int:
+def batches(key: str, text: str, run: DurationUnits) -> int:
     """A duration in batches, rounded up, so a run of one epoch sees all of it. Raises ConfigError naming the key."""
     try:
         count, unit = parse(text)

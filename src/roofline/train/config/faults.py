@@ -85,7 +85,7 @@ def _text(path: Sequence[str], faults: Sequence[ErrorDetails], root: type[BaseMo
         return f"unknown key {key}{did_you_mean(path[-1], _section_keys(path[:-1], root))}"
     if first["type"] == "missing":
         return f"{key} is missing"
-    words = (each["msg"].removeprefix("Value error, ") for each in faults)
+    words = (fault["msg"].removeprefix("Value error, ") for fault in faults)
     texts = dict.fromkeys(f"{text[0].lower()}{text[1:]}" for text in words)
     if first["type"] == "value_error" and isinstance(first["input"], Mapping):  # a section's keys against each other
         return f"{key}: {', or '.join(texts)}"

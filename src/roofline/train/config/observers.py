@@ -44,7 +44,7 @@ class LossSpikeSection(Section):
     loss_cap: Annotated[float, Field(gt=0)] | None = None
 
 
-class SamplesSection(Section):
+class WrittenSamplesSection(Section):
     """Texts that the model writes after each prompt, every `interval` and at the end of the run.
 
     batch_size: prompts that are computed at a time; default all. max_new_tokens: of each answer, which ends earlier
@@ -62,7 +62,7 @@ class SamplesSection(Section):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
 
     @model_validator(mode="after")
-    def _draws_only_if_asked_to(self) -> "SamplesSection":
+    def _draws_only_if_asked_to(self) -> "WrittenSamplesSection":
         unread = [name for name in ("temperature", "top_k", "top_p") if getattr(self, name) is not None]
         if unread and not self.do_sample:
             raise ValueError(f"{', '.join(unread)}: read with do_sample: true alone")
@@ -115,8 +115,8 @@ class CallbacksSection(Section):
     runtime_estimator: Nothing | None = None
     early_stopper: EarlyStopperSection | None = None
     killlossspike: LossSpikeSection | None = None
-    generate_callback: SamplesSection | None = None
-    generate: SamplesSection | None = None
+    generate_callback: WrittenSamplesSection | None = None
+    generate: WrittenSamplesSection | None = None
     hf_checkpointer: HfFoldersSection | None = None
     own: dict[str, JsonObject] = Field(default_factory=dict)
 
@@ -139,7 +139,7 @@ class CallbacksSection(Section):
         return self
 
     @property
-    def samples(self) -> SamplesSection | None:
+    def samples(self) -> WrittenSamplesSection | None:
         """The section of samples, by either of its names."""
         return self.generate_callback or self.generate
 

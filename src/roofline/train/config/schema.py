@@ -315,4 +315,4 @@ class TrainConfig(Section):
     def evaluations(self) -> dict[str, EvalLoaderSection]:
         """The loaders of evaluations by their labels."""
         loaders = self.eval_loader or ()
-        return {each.label or "eval": each for each in (loaders if isinstance(loaders, tuple) else (loaders,))}
+        return {loader.label or "eval": loader for loader in (loaders if isinstance(loaders, tuple) else (loaders,))}

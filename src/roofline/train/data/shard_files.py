@@ -12,7 +12,7 @@ from typing import BinaryIO
 from roofline.common import log
 from roofline.common.errors import ConfigError
 from roofline.train.data.mds_index import INDEX, File, Shard, codec
-from roofline.train.storage.file_cache import Cache
+from roofline.train.storage.file_cache import FileCache
 from roofline.train.storage.local import store_errors
 from roofline.train.storage.store import MissingError, Store
 
@@ -37,7 +37,7 @@ class ShardFiles:
     def __init__(self, store: Store, shards: Sequence[Shard], key: str, folder: Path | None, limit: int | None) -> None:
         self._store, self._shards, self._key = store, shards, key
         needed = store.path(INDEX) is None or any(shard.packed is not None for shard in shards)
-        self._cache = Cache(folder, limit) if needed else None
+        self._cache = FileCache(folder, limit) if needed else None
         self._checked: set[int] = set()  # shards whose hashes have been checked
         self._prefetcher = _Prefetcher(self._fetch, [shard.raw.size for shard in shards], limit)
 
@@ -67,7 +67,7 @@ class ShardFiles:
         if self._cache is not None:
             self._cache.close()
 
-    def _cached(self, cache: Cache, at: int) -> tuple[mmap.mmap, str]:
+    def _cached(self, cache: FileCache, at: int) -> tuple[mmap.mmap, str]:
         shard, name = self._shards[at].raw, f"{self._key}/{self._shards[at].raw.basename}"
         where = str(cache.folder / name)
         while True:

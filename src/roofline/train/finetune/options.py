@@ -21,7 +21,7 @@ SCHEDULES = {
 
 
 @dataclass(frozen=True)
-class Preset:
+class FinetunePreset:
     """Published settings. values: of options; notes: what of them is otherwise here."""
 
     values: Mapping[str, object]
@@ -29,11 +29,11 @@ class Preset:
 
 
 PRESETS = {
-    "dell2024": Preset(
+    "dell2024": FinetunePreset(
         {"max_seq_len": 512, "steps": 200, "precision": "fp16"},
         ("its rank, targets and learning rate were not published: those here are this command's own",),
     ),
-    "amd2024": Preset(
+    "amd2024": FinetunePreset(
         {
             **{"rank": 8, "alpha": 8.0, "targets": "q_proj,v_proj", "lr": 4e-5, "schedule": "constant"},
             **{"steps": 250, "batch": 4},

@@ -13,7 +13,7 @@ def pack(lengths: Sequence[int], size: int) -> list[list[int]]:
     rows: list[list[int]] = []
     by_room: dict[int, list[int]] = defaultdict(list)  # room left -> the rows with it
     rooms = 0  # bit r is set where a row has r tokens of room left
-    for number in sorted(range(len(lengths)), key=lambda each: -lengths[each]):
+    for number in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
         length = lengths[number]
         fitting = rooms >> length
         if fitting:
@@ -25,7 +25,7 @@ def pack(lengths: Sequence[int], size: int) -> list[list[int]]:
             room, row = size, len(rows)
             rows.append([])
         rows[row].append(number)
-        rest = room - length
-        by_room[rest].append(row)
-        rooms |= 1 << rest
+        free_tokens = room - length
+        by_room[free_tokens].append(row)
+        rooms |= 1 << free_tokens
     return rows

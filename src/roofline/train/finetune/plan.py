@@ -38,7 +38,20 @@ def data_of(place: Path, options: FinetuneOptions, longest: int) -> Data:
 
 def stand_in(length: int) -> Prepared:
     """In place of data that is not prepared yet, so that the options can be checked first."""
-    return Prepared("", "text", 2, length, True, length, 0, 0, 0, 0, Rows(1, 1, 2, 1), Rows(1, 1, 2, 1))
+    return Prepared(
+        key="",
+        form="text",
+        records=2,
+        length=length,
+        pack=True,
+        longest=length,
+        split=0,
+        ended=0,
+        cut=0,
+        left_out=0,
+        train=Rows(1, 1, 2, 1),
+        held_out=Rows(1, 1, 2, 1),
+    )
 
 
 def steps_of(options: FinetuneOptions, prepared: Prepared) -> int:

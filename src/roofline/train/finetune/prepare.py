@@ -197,7 +197,9 @@ def prepare(
     partial_folder = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial_folder, ignore_errors=True)
     partial_folder.mkdir(parents=True)
-    encoder = Encoder(tokenizer, template, data.length, data.drop, data.prompts, data.last_only)
+    encoder = Encoder(
+        tokenizer, template, length=data.length, drop=data.drop, prompts=data.prompts, last_only=data.last_only
+    )
     prepared = (write or partial(_write, progress=progress))(data, partial_folder, encoder, key)
     write_atomically(partial_folder / ABOUT, json.dumps(asdict(prepared), indent=1) + "\n")
     if folder.exists():
@@ -207,7 +209,7 @@ def prepare(
 
 
 def read_prepared(folder: Path) -> Prepared:
-    """What `prepare` said of a folder. Raises ConfigError."""
+    """Read what `prepare` wrote about a folder. Raises ConfigError."""
     try:
         about = json.loads((folder / ABOUT).read_text())
         held_out = about.pop("held_out")

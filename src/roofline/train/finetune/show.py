@@ -20,7 +20,7 @@ def marked(tokenizer: "Tokenizer", sample: Encoded, colour: bool) -> str:
     is trained on stands between double brackets, or between other ones where the text has double brackets itself."""
     if colour:
         return "".join(_coloured(tokenizer, sample))
-    runs = groupby(zip(sample.ids.tolist(), sample.trained.tolist(), strict=True), key=lambda each: each[1])
+    runs = groupby(zip(sample.ids.tolist(), sample.trained.tolist(), strict=True), key=lambda pair: pair[1])
     parts = [(trained, _text(tokenizer, [token for token, _ in run])) for trained, run in runs]
     shown_text = "".join(text for _, text in parts)
     marks = ((OPEN, CLOSE), *_FURTHER)

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from roofline.common.json_types import JsonMapping
 from roofline.train.config.schema import TrainConfig
 from roofline.train.model import build
-from roofline.train.model.form import Form
+from roofline.train.model.form import ParameterForm
 from roofline.train.model.modules import Model
 from roofline.train.parallel.processes import COMPUTE, World
 
@@ -23,7 +23,7 @@ ACTIVATIONS, LOGITS, PASSING, GRADIENTS = "activations", "logits", "passing", "g
 
 
 @dataclass
-class Usage:
+class DryRunUsage:
     """Bytes in use, without parameters and optimizer state.
 
     parts: at the fullest moment; most: the maximum of each part by itself. first, stream: bytes and type of the
@@ -43,8 +43,8 @@ def dry_run(
     dtype: torch.dtype,
     rows: int,
     several: bool | None = None,
-    forms: Mapping[str, Form] = MappingProxyType({}),
-) -> Usage:
+    forms: Mapping[str, ParameterForm] = MappingProxyType({}),
+) -> DryRunUsage:
     """The memory of one microbatch of `rows` rows, without compilation.
 
     Args:
@@ -96,7 +96,7 @@ class Ledger(TorchDispatchMode):
     def begin(self) -> None:
         """Start to count a microbatch."""
         self.part, self.chunks = ACTIVATIONS, 0
-        self.usage = Usage(dict(self._now), dict(self._now))
+        self.usage = DryRunUsage(dict(self._now), dict(self._now))
 
     def leave_out(self, tensor: Tensor) -> None:
         """Do not count a tensor that exists already."""

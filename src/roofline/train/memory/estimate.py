@@ -17,9 +17,9 @@ from roofline.common.json_types import JsonMapping
 from roofline.models.registry import configure
 from roofline.models.spec import expand
 from roofline.train.config.schema import FsdpSection, TrainConfig
-from roofline.train.memory.dry_run import ACTIVATIONS, GRADIENTS, LOGITS, PASSING, Usage, dry_run
-from roofline.train.memory.meter import Meter
-from roofline.train.model.form import Form
+from roofline.train.memory.dry_run import ACTIVATIONS, GRADIENTS, LOGITS, PASSING, DryRunUsage, dry_run
+from roofline.train.memory.meter import MemoryMeter
+from roofline.train.model.form import ParameterForm
 from roofline.train.model.modules import Model
 from roofline.train.model.optim import is_hidden_matrix
 from roofline.train.model.tensor_parallel import part
@@ -66,22 +66,26 @@ class Memory:
     """
 
     def __init__(
-        self, config: TrainConfig, shape: JsonMapping, world: World, forms: Mapping[str, Form] = MappingProxyType({})
+        self,
+        config: TrainConfig,
+        shape: JsonMapping,
+        world: World,
+        forms: Mapping[str, ParameterForm] = MappingProxyType({}),
     ) -> None:
         self.config, self.shape, self.world, self.forms = config, shape, world, forms
         parts = config.elastic.virtual_shards // world.data_size if config.elastic is not None else 1
-        made = config.grpo.group if config.grpo is not None else 1  # rows of each sample
-        self._most_rows = -(-config.global_train_batch_size // (world.data_size * parts)) * made
+        rows_per_sample = config.grpo.group if config.grpo is not None else 1  # rows of each sample
+        self._most_rows = -(-config.global_train_batch_size // (world.data_size * parts)) * rows_per_sample
         self._beside: dict[str, int] = {}
         size = config.device_train_microbatch_size
         self._several_parts = parts > 1
-        self._usage: Usage | None = None
+        self._usage: DryRunUsage | None = None
         self._kept_per_row: float | None = None  # bytes that a compiled block keeps for its backward pass
         self.predicted: Prediction | None = None
         self.rows = self._most_rows if size == "auto" else min(self._most_rows, size)
         if world.rank == 0 or config.compile_config is not None:
             self.predict(self.rows)
-        self._meter = Meter(world.device)
+        self._meter = MemoryMeter(world.device)
 
     def predict(self, rows: int) -> None:
         """Predict for microbatches of so many rows."""
@@ -133,13 +137,13 @@ class Memory:
             self._kept_per_row = block_bytes / self.rows
             self._combine(self._usage)
 
-    def _combine(self, usage: Usage) -> None:
+    def _combine(self, usage: DryRunUsage) -> None:
         if self._kept_per_row is not None:
             usage = self._compiled_usage(usage, int(self._kept_per_row * self.rows))
         parts = _parts(self.config, self.shape, self.world, usage, self.forms)
         self.predicted = Prediction(self.rows, parts | self._beside)
 
-    def _compiled_usage(self, usage: Usage, block_bytes: int) -> Usage:
+    def _compiled_usage(self, usage: DryRunUsage, block_bytes: int) -> DryRunUsage:
         """The usage if each block keeps `block_bytes` bytes."""
         activations = usage.first + self.shape["layers"] * block_bytes
         rest = {LOGITS: usage.most.get(LOGITS, 0), GRADIENTS: usage.parts.get(GRADIENTS, 0), PASSING: 0}
@@ -167,7 +171,7 @@ class _Sizes:
     outer: int = 0
 
 
-def _sizes(config: TrainConfig, shape: JsonMapping, world: World, forms: Mapping[str, Form]) -> _Sizes:
+def _sizes(config: TrainConfig, shape: JsonMapping, world: World, forms: Mapping[str, ParameterForm]) -> _Sizes:
     """What parameters take; those that are frozen have no gradient and no state."""
     family, cfg = configure(shape)
     muon, lion = config.optimizer.name == "muon", config.optimizer.name == "decoupled_lionw"
@@ -181,13 +185,13 @@ def _sizes(config: TrainConfig, shape: JsonMapping, world: World, forms: Mapping
         tensors = [(part(param, world.tensor).local, torch.float32, True)]
         if form is not None:
             tensors = [(form.stored, PLAIN.get(form.format, torch.uint8), False)]
-            tensors += [(each, torch.float32, True) for each in form.trained.values()]
+            tensors += [(shape, torch.float32, True) for shape in form.trained.values()]
         for local, dtype, trained in tensors:
             size = dtype.itemsize * -(-local[0] // shards) * math.prod(local[1:])
             sizes.parameters += size
             sizes.trained += size if trained else 0
-            both = 1 if lion or (muon and len(local) == 2 and is_hidden_matrix(param)) else 2
-            sizes.states += both * size if trained else 0
+            state_count = 1 if lion or (muon and len(local) == 2 and is_hidden_matrix(param)) else 2
+            sizes.states += state_count * size if trained else 0
             width = gathered.itemsize if dtype.is_floating_point else dtype.itemsize
             if param.name.startswith(
                 f"layers.{cfg.layers - 1}."
@@ -202,8 +206,8 @@ def _parts(
     config: TrainConfig,
     shape: JsonMapping,
     world: World,
-    usage: Usage,
-    forms: Mapping[str, Form] = MappingProxyType({}),
+    usage: DryRunUsage,
+    forms: Mapping[str, ParameterForm] = MappingProxyType({}),
 ) -> dict[str, int]:
     """The parts of a prediction that are not zero."""
     sizes = _sizes(config, shape, world, forms)
@@ -241,7 +245,7 @@ def _sharded(config: TrainConfig, sizes: _Sizes, layers: int, dtype: torch.dtype
     return {"gathered": gathered + travelling, GRADIENTS: gradients}
 
 
-def _kept_by_block(model: Model, usage: Usage, config: TrainConfig, world: World, rows: int) -> int | None:
+def _kept_by_block(model: Model, usage: DryRunUsage, config: TrainConfig, world: World, rows: int) -> int | None:
     """Bytes that a block of a compiled model keeps for its backward pass, its result included; None if not known.
 
     The block is compiled and run on the shapes of a microbatch; the first step finds it compiled.
@@ -253,8 +257,8 @@ def _kept_by_block(model: Model, usage: Usage, config: TrainConfig, world: World
     for node, name in model.blocks[last].places:
         tensor = getattr(node, name)
         kind = dtype if tensor.dtype.is_floating_point and dtype != torch.float32 else tensor.dtype
-        made = torch.full(tensor.shape, 0.01, device=device).to(kind)
-        weights.append(nn.Parameter(made, requires_grad=tensor.requires_grad))
+        values = torch.full(tensor.shape, 0.01, device=device).to(kind)
+        weights.append(nn.Parameter(values, requires_grad=tensor.requires_grad))
     apart = config.model.attn_config.attn_uses_sequence_id
     documents = torch.zeros(rows, length, dtype=torch.int64, device=device) if apart else None
     x = torch.full((rows * length, model.cfg.width), 0.01, dtype=usage.stream, device=device, requires_grad=True)

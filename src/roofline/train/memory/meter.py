@@ -13,7 +13,7 @@ from roofline.common.processes import return_freed_memory
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 
 
-class Meter:
+class MemoryMeter:
     """The peak memory of this process since the meter was made: of its accelerator, or resident memory on a CPU.
 
     On a CPU the pages of files, such as mapped shards and code, are not counted.

@@ -16,7 +16,7 @@ from roofline.program.ir import Program
 from roofline.program.trace import trace_shape
 from roofline.train.config.adapter import AdapterSection
 from roofline.train.config.schema import TrainConfig
-from roofline.train.model.form import Form
+from roofline.train.model.form import ParameterForm
 from roofline.train.model.shapes import files
 from roofline.weights.checkpoint import Checkpoint, open_checkpoint
 from roofline.weights.names import matrix_from_hf, to_hf
@@ -26,7 +26,7 @@ _OUTER = "Q8_0"  # embedding and head of a quantised base: small errors there ar
 _log = log.get("train")
 
 
-def forms(config: TrainConfig, shape: JsonMapping) -> Mapping[str, Form]:
+def forms(config: TrainConfig, shape: JsonMapping) -> Mapping[str, ParameterForm]:
     """The form of each parameter by its canonical name; none if all parameters are trained.
 
     shape: the canonical configuration. Raises ConfigError for targets that the model does not have, UnsupportedError
@@ -43,7 +43,9 @@ def forms(config: TrainConfig, shape: JsonMapping) -> Mapping[str, Form]:
     planned = {}
     for param in table:
         opaque = len(param.shape) == 2 and all(_reads(program, param.name, Trait.SPLITS))
-        form = Form(param.shape, _format(section, param, checkpoint) if opaque else "F32", opaque, param.experts)
+        form = ParameterForm(
+            param.shape, _format(section, param, checkpoint) if opaque else "F32", opaque, param.experts
+        )
         if param.name in targets:
             dora, shared = section.method == "dora", param.experts > 0 and ".up." in param.name
             form = replace(form, rank=section.rank, scale=section.scale, dora=dora, shared=shared)
@@ -75,11 +77,11 @@ def _targets(section: AdapterSection, table: list[Param], program: Program, fami
     else:
         chosen = set()
         for target in section.targets:
-            named = {name for name, theirs in matrices.items() if f".{theirs}".endswith(f".{target}")}
-            if not named:
+            target_names = {name for name, theirs in matrices.items() if f".{theirs}".endswith(f".{target}")}
+            if not target_names:
                 choices = ", ".join(sorted({theirs.rpartition(".")[2] for theirs in matrices.values()}))
                 raise ConfigError(f"adapter.targets: the model has no matrix {target!r}; it has {choices}")
-            chosen |= named
+            chosen |= target_names
     _check_experts(section, [param for param in table if param.name in chosen and param.experts])
     for name in sorted(chosen):
         if ".experts." not in name and matrix_from_hf(f"{matrices[name]}.weight") != name:
@@ -91,8 +93,8 @@ def _targets(section: AdapterSection, table: list[Param], program: Program, fami
 def _check_experts(section: AdapterSection, experts: list[Param]) -> None:
     """Raise an error for adapters of experts that PEFT's files have no form for."""
     if experts and section.method == "dora":
-        others = ["adapter.method=lora", "adapter.targets without them"]
-        raise UnsupportedError("adapter.method=dora of experts", "PEFT has none", others)
+        alternatives = ["adapter.method=lora", "adapter.targets without them"]
+        raise UnsupportedError("adapter.method=dora of experts", "PEFT has none", alternatives)
     parts = {name: {param.name for param in experts if f".{name}." in param.name} for name in ("gate", "up")}
     if len(parts["gate"]) != len(parts["up"]):
         reason = "gate and up of experts are one matrix in PEFT's files"

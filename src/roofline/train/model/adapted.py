@@ -14,14 +14,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from roofline.ops.own_weight import OwnWeight
-from roofline.train.model.autograd import Context
-from roofline.train.model.form import Form
+from roofline.train.model.autograd import AutogradContext
+from roofline.train.model.form import ParameterForm
 from roofline.train.model.widen import PLAIN, widened
 
 LIMIT = 1 << 26  # elements of a matrix that are widened at a time
 
 
-def weight_of(form: Form, tensors: Sequence[Tensor], casts: "Casts") -> Tensor | OwnWeight:
+def weight_of(form: ParameterForm, tensors: Sequence[Tensor], casts: "Casts") -> Tensor | OwnWeight:
     """What a family computes with. tensors: the stored one, then A, B and lengths."""
     return AdaptedWeight(form, tuple(tensors), casts) if form.opaque else tensors[0]
 
@@ -51,7 +51,7 @@ class Casts:
 class AdaptedWeight(OwnWeight):
     """A frozen matrix with its adapter. tensors: as `weight_of` has them."""
 
-    form: Form
+    form: ParameterForm
     tensors: tuple[Tensor, ...]
     casts: Casts = field(default_factory=Casts)
 
@@ -69,7 +69,7 @@ class AdaptedWeight(OwnWeight):
         parts = x.unflatten(1, (-1, self.form.shape[1]))  # [tokens, 1 or top, in]
         rows = parts.expand(-1, top, -1).flatten(0, 1)[order] if parts.shape[1] > 1 else x[order // top]
         counts = _counts(ids.flatten(), experts)
-        pieces = zip(*(each.chunk(experts) for each in self.tensors), strict=True)
+        pieces = zip(*(tensor.chunk(experts) for tensor in self.tensors), strict=True)
         results = [
             self._product(part, tensors, None)
             for part, tensors in zip(rows.split(counts), pieces, strict=True)
@@ -99,7 +99,7 @@ def _counts(ids: Tensor, experts: int) -> list[int]:
     return torch.bincount(ids, minlength=experts).tolist()
 
 
-def _lengths(raw: Tensor, a: Tensor, b: Tensor, form: Form) -> Tensor:
+def _lengths(raw: Tensor, a: Tensor, b: Tensor, form: ParameterForm) -> Tensor:
     """The length of each row of W + scale * B A, float32 [rows]; a constant to the gradients, as DoRA has it.
 
     |W + sBA|^2 = |W|^2 + 2 s W A^T . B + s^2 B A A^T . B, row by row, so that B A never exists.
@@ -163,7 +163,7 @@ class _Product(torch.autograd.Function):
         return into_x, None, into_a.to(a.dtype), into_b.to(b.dtype), None, None
 
 
-class _Saved(Context):
+class _Saved(AutogradContext):
     what: _What
 
 

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-class Context(Protocol):
+class AutogradContext(Protocol):
     """What our autograd functions use of it; scale and group are attributes that they set themselves."""
 
     saved_tensors: tuple[Tensor, ...]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from roofline.ops.rows import fused_attention
-from roofline.train.model.autograd import Context
+from roofline.train.model.autograd import AutogradContext
 
 BLOCKS = 4  # of queries: 62.5% of all scores are computed
 LEAST = 64  # queries of a block; smaller products are slower
@@ -66,14 +66,16 @@ def _weights(scores: Tensor, bias: Tensor | None, hidden: Tensor, scale: float, 
 
 class _Blocks(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Context, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    def forward(ctx: AutogradContext, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
         exact, outs = _is_exact(scale), []
         q = q * scale if exact else q
         for queries, keys in _cuts(q.shape[2]):
-            own = None if bias is None else bias[:, :, queries, keys]
+            block_bias = None if bias is None else bias[:, :, queries, keys]
             hidden = _hidden(q, queries, keys)
             # Scores have no name here, so that they are freed when the weights are there.
-            weights = _weights(_product(q[:, :, queries], k[:, :, keys].mT), own, hidden, 1 if exact else scale, 3)
+            weights = _weights(
+                _product(q[:, :, queries], k[:, :, keys].mT), block_bias, hidden, 1 if exact else scale, 3
+            )
             outs.append(_product(weights, v[:, :, keys]))
             del weights
         ctx.save_for_backward(q, k, v, bias)
@@ -81,7 +83,7 @@ class _Blocks(torch.autograd.Function):
         return torch.cat(outs, 2)
 
     @staticmethod
-    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias = ctx.saved_tensors
         grad, exact, into_q = grads[0].contiguous(), _is_exact(ctx.scale), []
         into_k, into_v = (torch.zeros(t.shape, device=t.device) for t in (k, v))
@@ -89,9 +91,9 @@ class _Blocks(torch.autograd.Function):
             # Keys by queries: two products need no transposition, and torch.compile does not recognise the scores of
             # the forward pass, which it would then keep for all layers.
             # Copied, as adding a transposed view takes ten times as long.
-            own = None if bias is None else bias[:, :, queries, keys].mT.contiguous()
+            block_bias = None if bias is None else bias[:, :, queries, keys].mT.contiguous()
             hidden, factor = _hidden(q, queries, keys).T.contiguous(), 1 if exact else ctx.scale
-            weights = _weights(_product(k[:, :, keys], q[:, :, queries].mT), own, hidden, factor, 2)
+            weights = _weights(_product(k[:, :, keys], q[:, :, queries].mT), block_bias, hidden, factor, 2)
             into_v[:, :, keys] += _product(weights, grad[:, :, queries])
             into_scores = torch._softmax_backward_data(
                 _product(v[:, :, keys], grad[:, :, queries].mT), weights, 2, weights.dtype

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from roofline.train.model.autograd import Context
+from roofline.train.model.autograd import AutogradContext
 
 LOGITS = 1 << 24  # elements of logits that are in memory at a time
 LEAST_ROWS, MOST_ROWS = 1024, 4096  # with more, a sum over rows of one class overflows fp16, whatever the loss scale
@@ -34,7 +34,7 @@ class ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context,
+        ctx: AutogradContext,
         loss: Callable[..., Tensor],
         chunk: int,
         trains: bool,
@@ -64,7 +64,7 @@ class ChunkedLoss(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         into_x, *sums = [saved.mul_(grads[0]) for saved in ctx.saved_tensors]
         of_weights = iter(sums)
         into_weights = [next(of_weights) if needed else None for needed in ctx.needs_input_grad[5:]]
@@ -73,7 +73,7 @@ class ChunkedLoss(torch.autograd.Function):
 
 def _add_gradients(loss: Tensor, inputs: Sequence[Tensor], sums: Sequence[Tensor]) -> Tensor:
     """The gradient of the first input; those of the others are added to `sums`, and freed before the next chunk."""
-    trained = [each for each in inputs if each.requires_grad]
+    trained = [tensor for tensor in inputs if tensor.requires_grad]
     into_x, *grads = torch.autograd.grad(loss, trained, allow_unused=True)
     for sum_, grad in zip(sums, grads, strict=True):
         if grad is not None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import nll_loss
 
-from roofline.train.model.autograd import Context
+from roofline.train.model.autograd import AutogradContext
 
 IGNORED = -100  # a target that adds nothing to the loss
 # Elements of a block, and its rows at least: it takes three tensors in float32. Accelerators wait for launches instead.
@@ -43,13 +43,13 @@ def weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> 
 
 class _WeightedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Context, logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    def forward(ctx: AutogradContext, logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         ctx.save_for_backward(logits, targets, weights)
         return -(log_probabilities(logits, targets) * weights).sum()
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None, None]:
         logits, targets, weights = ctx.saved_tensors
         for rows in _blocks(logits):
             slopes = _log_softmax(logits[rows]).exp_()  # float32 [rows, vocab]
@@ -67,7 +67,7 @@ class _CrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Context, logits: Tensor, targets: Tensor) -> Tensor:
+    def forward(ctx: AutogradContext, logits: Tensor, targets: Tensor) -> Tensor:
         ctx.save_for_backward(logits, targets)
         counts = targets != IGNORED
         classes = targets.where(counts, 0)[:, None]  # [n, 1]
@@ -79,7 +79,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None]:
         logits, targets = ctx.saved_tensors
         aten = torch.ops.aten
         for rows in _blocks(logits):

@@ -9,7 +9,7 @@ from roofline.weights.names import to_hf
 
 
 @dataclass(frozen=True)
-class Form:
+class ParameterForm:
     """How a parameter of the model lies in memory while it is frozen, and what is trained beside it.
 
     shape: the parameter's. format: of `ops.formats`. opaque: only ops read it that take an OwnWeight; others get its
@@ -48,9 +48,9 @@ def beside(name: str, trained: str) -> str:
     return f"{name.removesuffix('.weight')}.{trained}.weight"
 
 
-def trained_rows(family: str, param: Param, form: Form) -> Iterator[tuple[str, Param]]:
+def trained_rows(family: str, param: Param, form: ParameterForm) -> Iterator[tuple[str, Param]]:
     """(name in torch, a row of its own) of each tensor that is trained beside a matrix."""
-    for each, shape in form.trained.items():
-        name = beside(param.name, each).removesuffix(".weight")
+    for part, shape in form.trained.items():
+        name = beside(param.name, part).removesuffix(".weight")
         row = replace(param, name=name, shape=shape, split="replicate", parts=(), experts=0)
-        yield beside(to_hf(family, param.name), each), row
+        yield beside(to_hf(family, param.name), part), row

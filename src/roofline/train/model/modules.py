@@ -30,9 +30,9 @@ from roofline.train.model.adapted import Casts, weight_of
 from roofline.train.model.blocked_attention import attend
 from roofline.train.model.chunked_loss import ChunkedLoss, chunk_rows
 from roofline.train.model.cross_entropy import IGNORED, cross_entropy
-from roofline.train.model.form import Form, beside, trained_rows
-from roofline.train.model.objective import Objective, objective_loss
-from roofline.train.model.tensor_parallel import Ranks, family_form, local_config, part
+from roofline.train.model.form import ParameterForm, beside, trained_rows
+from roofline.train.model.objective import TrainingObjective, objective_loss
+from roofline.train.model.tensor_parallel import TensorRanks, family_form, local_config, part
 from roofline.train.model.widen import PLAIN
 from roofline.weights.names import to_hf
 
@@ -88,8 +88,8 @@ class Model(nn.Module):
         config: JsonMapping,
         device: Device = "meta",
         dtype: torch.dtype = torch.float32,
-        ranks: Ranks = Ranks(),
-        forms: Mapping[str, Form] = MappingProxyType({}),
+        ranks: TensorRanks = TensorRanks(),
+        forms: Mapping[str, ParameterForm] = MappingProxyType({}),
     ) -> None:
         super().__init__()
         self.family, self.cfg = configure(config)
@@ -139,7 +139,7 @@ class Model(nn.Module):
             for name, row in trained_rows(self.cfg.family, param, form):
                 yield name, row, parameters[name]
 
-    def frozen(self) -> Iterator[tuple[Param, Form, nn.Parameter]]:
+    def frozen(self) -> Iterator[tuple[Param, ParameterForm, nn.Parameter]]:
         """(the spec's row, its form, this rank's tensor) of every parameter that is not trained."""
         parameters = dict(self.named_parameters())
         for param in self.table():
@@ -156,7 +156,7 @@ class Model(nn.Module):
         targets: Tensor | None = None,
         documents: Tensor | None = None,
         places: Tensor | None = None,
-        objective: Objective | None = None,
+        objective: TrainingObjective | None = None,
     ) -> Tensor:
         """The sum of the losses of all tokens, float32; without targets the logits [rows, length, vocab].
 
@@ -251,15 +251,15 @@ class _BlockSpec:
 
     family: Family
     cfg: ModelConfig
-    ranks: Ranks
+    ranks: TensorRanks
     table: tuple[Param, ...]
-    forms: Mapping[str, Form] = field(default_factory=dict)
+    forms: Mapping[str, ParameterForm] = field(default_factory=dict)
 
     def of(self, layer: int) -> list[Param]:
         """The rows of a layer, with its number."""
         return [replace(p, name=p.name.format(layer=layer)) for p in self.table if p.is_of(layer)]
 
-    def forms_of(self, layer: int) -> list[Form | None]:
+    def forms_of(self, layer: int) -> list[ParameterForm | None]:
         """The forms of a layer's parameters."""
         return [self.forms.get(param.name) for param in self.of(layer)]
 
@@ -271,7 +271,7 @@ class _HeadSpec:
     family: Family
     cfg: ModelConfig
     names: tuple[str, ...]
-    forms: Mapping[str, Form]
+    forms: Mapping[str, ParameterForm]
 
     def weights(self, tensors: Sequence[Tensor]) -> Weights:
         """The Weights; a tied head is the embedding."""
@@ -289,7 +289,9 @@ class _HeadSpec:
         return cast(Tensor, self.family.head(self.cfg, self.weights(tensors), x, batch))
 
 
-def _taken(forms: Sequence[Form | None], tensors: Sequence[Tensor], keeps: bool = False) -> list[Tensor | OwnWeight]:
+def _taken(
+    forms: Sequence[ParameterForm | None], tensors: Sequence[Tensor], keeps: bool = False
+) -> list[Tensor | OwnWeight]:
     """The weights of parameters whose tensors lie one behind the other. keeps: as `Casts` has it."""
     weights: list[Tensor | OwnWeight] = []
     before: list[Tensor] = []
@@ -378,10 +380,10 @@ class _Made:
     trained: bool
 
 
-def _add_parameter(root: nn.Module, name: str, made: _Made, device: Device) -> tuple[nn.Module, str]:
+def _add_parameter(root: nn.Module, name: str, parameter: _Made, device: Device) -> tuple[nn.Module, str]:
     """The module below `root` that now has the parameter, and its name there."""
     stem, _, kind = name.rpartition(".")
     node = _node(root, stem)
-    tensor = torch.empty(made.shape, device=device, dtype=made.dtype)
-    node.register_parameter(kind, nn.Parameter(tensor, requires_grad=made.trained))
+    tensor = torch.empty(parameter.shape, device=device, dtype=parameter.dtype)
+    node.register_parameter(kind, nn.Parameter(tensor, requires_grad=parameter.trained))
     return node, kind

@@ -19,7 +19,7 @@ Logits = Callable[[Tensor, Sequence[Tensor]], Tensor]  # of rows x [n, width] an
 
 
 @dataclass(frozen=True)
-class Objective:
+class TrainingObjective:
     """value: a differentiable function of the log-probabilities of all targets, float32 [rows, length], where IGNORED
     ones have 0; it gives a scalar. temperature: logits are divided by it."""
 
@@ -39,7 +39,7 @@ class Weighted:
 
 
 def objective_loss(
-    objective: Objective, logits: Logits, chunk: int, x: Tensor, targets: Tensor, weights: Sequence[Tensor]
+    objective: TrainingObjective, logits: Logits, chunk: int, x: Tensor, targets: Tensor, weights: Sequence[Tensor]
 ) -> Tensor:
     """The objective's value, float32 [], with its gradient.
 

@@ -73,11 +73,11 @@ def optimizer(section: OptimizerSection, model: Model, exact: bool = False) -> O
         return Optimizer({"lion": DecoupledLionW(everything, section.lr, section.betas, section.weight_decay)})
     muon = section.name == "muon"
     hidden = [tensor for _, param, tensor in model.canonical() if muon and is_hidden_matrix(param)]
-    rest = [tensor for _, param, tensor in model.canonical() if not (muon and is_hidden_matrix(param))]
+    other_tensors = [tensor for _, param, tensor in model.canonical() if not (muon and is_hidden_matrix(param))]
     decay = section.weight_decay / section.lr if section.name == "decoupled_adamw" else section.weight_decay
     adamw = partial(
         torch.optim.AdamW,
-        rest,
+        other_tensors,
         lr=(section.adamw_lr or section.lr) if muon else section.lr,
         betas=section.betas,
         eps=section.eps,
@@ -89,7 +89,9 @@ def optimizer(section: OptimizerSection, model: Model, exact: bool = False) -> O
         return Optimizer({"adamw": adamw()})
     rate, momentum = section.lr, section.momentum
     matrices = torch.optim.Muon(hidden, lr=rate, weight_decay=decay, momentum=momentum, adjust_lr_fn="match_rms_adamw")
-    return Optimizer({"muon": matrices} | ({"adamw": adamw()} if rest else {}))  # an adapter may have matrices alone
+    return Optimizer(
+        {"muon": matrices} | ({"adamw": adamw()} if other_tensors else {})
+    )  # an adapter may have matrices alone
 
 
 def is_hidden_matrix(param: Param) -> bool:

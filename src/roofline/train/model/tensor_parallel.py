@@ -19,11 +19,11 @@ from roofline.common.errors import ConfigError
 from roofline.models.config import ModelConfig
 from roofline.models.spec import Param
 from roofline.ops.own_weight import OwnWeight
-from roofline.train.model.autograd import Context
+from roofline.train.model.autograd import AutogradContext
 
 
 @dataclass(frozen=True)
-class Ranks:
+class TensorRanks:
     """This rank among those that share a model's matrices; by default it is alone, without a group."""
 
     rank: int = 0
@@ -32,7 +32,7 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class Part:
+class ParameterPart:
     """The part of a parameter that a rank has: `ranges` of dimension `dim`, concatenated; everything if dim is None."""
 
     shape: tuple[int, ...]
@@ -55,34 +55,34 @@ class Part:
 
     def places(self, first: int, rows: int) -> list[tuple[tuple[int, ...], int, int]]:
         """Where rows first..first+rows of the part lie in the full parameter: (offsets there, first row here, rows)."""
-        rest = (0,) * (len(self.shape) - 1)
+        later_dims = (0,) * (len(self.shape) - 1)
         if self.dim != 0:
-            return [((first, self.ranges[0][0]) if self.dim else (first, *rest), first, rows)]
+            return [((first, self.ranges[0][0]) if self.dim else (first, *later_dims), first, rows)]
         places, at = [], 0
         for start, stop in self.ranges:
             low, high = max(first, at), min(first + rows, at + stop - start)
             if low < high:
-                places.append(((start + low - at, *rest), low, high - low))
+                places.append(((start + low - at, *later_dims), low, high - low))
             at += stop - start
         return places
 
 
-def part(param: Param, ranks: Ranks) -> Part:
+def part(param: Param, ranks: TensorRanks) -> ParameterPart:
     """The part of a parameter that this rank has. Raises ConfigError if the ranks do not divide it."""
     if ranks.size == 1 or param.split not in ("column", "row"):
-        return Part(param.shape)
+        return ParameterPart(param.shape)
     dim = 0 if param.split == "column" else 1
     ranges, at = [], 0
     for width in param.parts if dim == 0 and param.parts else (param.shape[dim],):
         if width % ranks.size:
             raise ConfigError(f"tensor_parallel={ranks.size} does not divide the {width} of {param.name}")
-        each = width // ranks.size
-        ranges.append((at + ranks.rank * each, at + (ranks.rank + 1) * each))
+        columns = width // ranks.size
+        ranges.append((at + ranks.rank * columns, at + (ranks.rank + 1) * columns))
         at += width
-    return Part(param.shape, dim, tuple(ranges))
+    return ParameterPart(param.shape, dim, tuple(ranges))
 
 
-def local_config(cfg: ModelConfig, ranks: Ranks) -> ModelConfig:
+def local_config(cfg: ModelConfig, ranks: TensorRanks) -> ModelConfig:
     """The shape of a rank's share of a block. Raises ConfigError if the ranks do not divide heads or ffn."""
     for name in ("heads", "kv_heads", "ffn"):
         if getattr(cfg, name) % ranks.size:
@@ -90,7 +90,7 @@ def local_config(cfg: ModelConfig, ranks: Ranks) -> ModelConfig:
     return replace(cfg, heads=cfg.heads // ranks.size, kv_heads=cfg.kv_heads // ranks.size, ffn=cfg.ffn // ranks.size)
 
 
-def family_form(param: Param, tensor: Tensor, ranks: Ranks) -> Tensor | OwnWeight:
+def family_form(param: Param, tensor: Tensor, ranks: TensorRanks) -> Tensor | OwnWeight:
     """A block's parameter in the form in which its family uses it."""
     if ranks.size == 1 or param.split in ("replicate", "expert_column", "expert_row"):
         return tensor
@@ -99,19 +99,19 @@ def family_form(param: Param, tensor: Tensor, ranks: Ranks) -> Tensor | OwnWeigh
         return shared
     if len(param.shape) == 1:
         return tensor
-    return (Column if param.split == "column" else Row)(tensor, ranks)
+    return (Column if param.split == "column" else RowSplitWeight)(tensor, ranks)
 
 
 class _Enter(torch.autograd.Function):
     """Identity whose backward pass sums the gradients of all ranks."""
 
     @staticmethod
-    def forward(ctx: Context, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor, None]:
         return collectives.all_reduce(grads[0].contiguous(), "sum", ctx.group), None
 
 
@@ -119,11 +119,11 @@ class _Leave(torch.autograd.Function):
     """The sum over all ranks; each rank gets its gradient unchanged."""
 
     @staticmethod
-    def forward(ctx: Context, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, group: dist.ProcessGroup) -> Tensor:
         return collectives.all_reduce(x.contiguous(), "sum", group)
 
     @staticmethod
-    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor, None]:
         return grads[0], None
 
 
@@ -132,7 +132,7 @@ class _SplitWeight(OwnWeight):
     """A weight of which this rank has a part."""
 
     tensor: Tensor
-    ranks: Ranks
+    ranks: TensorRanks
 
 
 class Column(_SplitWeight):
@@ -142,7 +142,7 @@ class Column(_SplitWeight):
         return functional.linear(_Enter.apply(x, self.ranks.group), self.tensor, bias)
 
 
-class Row(_SplitWeight):
+class RowSplitWeight(_SplitWeight):
     """Some columns of a weight: computes all outputs from this rank's inputs; the bias is added once."""
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -151,7 +151,7 @@ class Row(_SplitWeight):
 
 
 @dataclass(frozen=True)
-class Pieces:
+class TensorPieces:
     """What this rank has of a full tensor, in the form that a checkpoint takes.
 
     chunks: (offsets in the full tensor, a view). copy: the number of this rank among the `copies` that have the same.
@@ -164,12 +164,12 @@ class Pieces:
     copies: int
 
     @classmethod
-    def of(cls, tensor: Tensor, copy: int = 0, copies: int = 1) -> "Pieces":
+    def of(cls, tensor: Tensor, copy: int = 0, copies: int = 1) -> "TensorPieces":
         """A full tensor as one piece."""
-        return cls(tuple(tensor.shape), tensor.dtype, pieces(tensor, Part(tuple(tensor.shape))), copy, copies)
+        return cls(tuple(tensor.shape), tensor.dtype, pieces(tensor, ParameterPart(tuple(tensor.shape))), copy, copies)
 
 
-def pieces(tensor: Tensor, part: Part) -> list[tuple[tuple[int, ...], Tensor]]:
+def pieces(tensor: Tensor, part: ParameterPart) -> list[tuple[tuple[int, ...], Tensor]]:
     """(offsets in the full parameter, a view) of everything this rank has of it, sharded or not."""
     first, local = 0, tensor.detach()
     if isinstance(local, DTensor):

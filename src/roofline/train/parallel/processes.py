@@ -22,7 +22,7 @@ from roofline.common import env
 from roofline.common.errors import ConfigError, RooflineError, SaidElsewhere
 from roofline.train.config.schema import FsdpSection, TrainConfig
 from roofline.train.model.modules import Model
-from roofline.train.model.tensor_parallel import Ranks
+from roofline.train.model.tensor_parallel import TensorRanks
 from roofline.train.parallel.elastic import TreeReduceScatter
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class World:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     grouped: bool = False
     owner: bool = False
-    tensor: Ranks = field(default_factory=Ranks)
+    tensor: TensorRanks = field(default_factory=TensorRanks)
     mesh: DeviceMesh | None = None
     watching: bool = False
 
@@ -182,7 +182,7 @@ def leave(world: World) -> None:
             world.mesh._pg_registry.clear()
         gc.collect()
     world.grouped = world.owner = False
-    world.mesh, world.tensor = None, Ranks()
+    world.mesh, world.tensor = None, TensorRanks()
 
 
 def shard(model: Model, world: World, config: TrainConfig) -> None:
@@ -257,7 +257,7 @@ def _lay_out(world: World, config: TrainConfig) -> None:
         raise ConfigError("elastic runs share no matrices: sums over their parts would depend on their number")
     world.mesh = init_device_mesh(world.device.type, tuple(sizes), mesh_dim_names=tuple(names))
     if tensor > 1:
-        world.tensor = Ranks(world.rank % tensor, tensor, world.mesh["tensor"].get_group())
+        world.tensor = TensorRanks(world.rank % tensor, tensor, world.mesh["tensor"].get_group())
 
 
 def _start_group(world: World, store: Path | None, timeout: timedelta) -> None:

@@ -14,7 +14,7 @@ from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonObject
 from roofline.train.data import receipts
 from roofline.train.parity import layers as parity_layers
-from roofline.train.parity.findings import Difference, HandOver, Joint, Noise, Pair, Parity, Samples
+from roofline.train.parity.findings import HandOver, Joint, LossDifference, Noise, Parity, RunPair, SampleAgreement
 from roofline.train.parity.layers import Layers
 from roofline.train.parity.recorded_run import RecordedRun
 from roofline.train.parity.statistics import Series, change, jumps, mean, spike
@@ -37,7 +37,7 @@ OUTPUT_SETTINGS = (
 BANDS = 20  # parts of a run, for each of which the scatter of repeats is computed
 
 
-def pair(a: RecordedRun, b: RecordedRun) -> Pair:
+def pair(a: RecordedRun, b: RecordedRun) -> RunPair:
     """The differences of two runs on their common steps. Raises ConfigError if there are none."""
     steps, mine, theirs = np.intersect1d(a.steps, b.steps, return_indices=True)
     if not len(steps):
@@ -49,7 +49,7 @@ def pair(a: RecordedRun, b: RecordedRun) -> Pair:
     finite = np.isfinite(one) & np.isfinite(two)
     broken = np.flatnonzero(np.isfinite(one) != np.isfinite(two))
     positive = np.logical_and(*(np.isfinite(norm) & (norm > 0) for norm in norms))
-    return Pair(
+    return RunPair(
         steps[finite],
         (two - one)[finite],
         np.log(norms[1][positive] / norms[0][positive]),
@@ -116,28 +116,28 @@ def _settings(a: RecordedRun, b: RecordedRun) -> Iterator[tuple[str, object, obj
             yield key, one, two
 
 
-def _samples(a: RecordedRun, b: RecordedRun) -> Samples | None:
+def _samples(a: RecordedRun, b: RecordedRun) -> SampleAgreement | None:
     if a.order is None or b.order is None:
         return None
     comparison = receipts.compare(a.order, b.order)
-    return Samples(comparison.steps, comparison.step, comparison.content, comparison.unproven)
+    return SampleAgreement(comparison.steps, comparison.step, comparison.content, comparison.unproven)
 
 
-def _difference(runs: Pair, noise: Noise | None) -> Difference:
+def _difference(runs: RunPair, noise: Noise | None) -> LossDifference:
     loss, quarter = runs.loss, len(runs.loss) // 4
     size = np.abs(loss)
-    return Difference(
-        mean(loss, noise.mean if noise else 0.0),
-        float(loss.std()),
-        float(size.max()),
-        int(runs.steps[int(size.argmax())]),
-        mean(loss[-quarter:], noise.quarter if noise else 0.0),
-        float(size[:quarter].mean()),
-        float(size[-quarter:].mean()),
+    return LossDifference(
+        mean=mean(loss, noise.mean if noise else 0.0),
+        sd=float(loss.std()),
+        largest=float(size.max()),
+        at=int(runs.steps[int(size.argmax())]),
+        quarter=mean(loss[-quarter:], noise.quarter if noise else 0.0),
+        early=float(size[:quarter].mean()),
+        late=float(size[-quarter:].mean()),
     )
 
 
-def _noise(a: RecordedRun, repeats: Sequence[RecordedRun], compared: Pair) -> Noise:
+def _noise(a: RecordedRun, repeats: Sequence[RecordedRun], compared: RunPair) -> Noise:
     """How far A and its repeats differ. Raises ConfigError if a repeat read other samples or has no common step."""
     for run in repeats:
         samples = _samples(a, run)
@@ -161,13 +161,13 @@ def _noise(a: RecordedRun, repeats: Sequence[RecordedRun], compared: Pair) -> No
         if len(inside):
             bands.append((int(part[0]), int(part[-1]), float(np.quantile(inside, 0.95))))
     return Noise(
-        len(pairs),
-        float(np.sqrt(np.square(everything).mean())),
-        float(np.quantile(np.abs(everything), 0.95)),
-        float(np.abs(everything).max()),
-        _spread(loss),
-        _spread(ends),
-        tuple(bands),
+        pairs=len(pairs),
+        sd=float(np.sqrt(np.square(everything).mean())),
+        quantile=float(np.quantile(np.abs(everything), 0.95)),
+        largest=float(np.abs(everything).max()),
+        mean=_spread(loss),
+        quarter=_spread(ends),
+        bands=tuple(bands),
     )
 
 
@@ -177,7 +177,7 @@ def _spread(series: Sequence[Series]) -> float:
     return math.sqrt(sum(value * value for value in means) / len(means)) if means else 0.0
 
 
-def _handovers(pair_: Pair, runs: Sequence[RecordedRun], more: Sequence[int]) -> tuple[HandOver, ...]:
+def _handovers(pair_: RunPair, runs: Sequence[RecordedRun], more: Sequence[int]) -> tuple[HandOver, ...]:
     steps = pair_.steps
     names = {step: name for run in runs for step, name in run.handovers}
     for step in more:

@@ -12,7 +12,7 @@ from roofline.train.parity.statistics import Change, Jump, Mean, Series, Spike
 
 
 @dataclass(frozen=True)
-class Difference:
+class LossDifference:
     """B's loss minus A's, in nats.
 
     largest, at: the greatest absolute difference and its step. quarter: the mean over the last quarter of the steps.
@@ -47,7 +47,7 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class Samples:
+class SampleAgreement:
     """What the order receipts show: over `steps` steps, the samples differ from `step` on (None: nowhere).
 
     content: the numbers of the samples agree there, but not what their rows held. unproven: steps of which a run has
@@ -96,8 +96,8 @@ class Parity:
     first: int
     last: int
     margin: float
-    samples: Samples | None
-    loss: Difference | None
+    samples: SampleAgreement | None
+    loss: LossDifference | None
     norm: Mean | None
     noise: Noise | None
     change: Change | None
@@ -120,7 +120,7 @@ class Parity:
 
 
 @dataclass(frozen=True)
-class Pair:
+class RunPair:
     """Two runs on their common steps.
 
     steps, loss: B's loss minus A's, in nats, where both are finite. norm: the difference of the logarithms of their

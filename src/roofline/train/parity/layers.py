@@ -64,8 +64,16 @@ def compare(a: JsonMapping, b: JsonMapping, repeats: Sequence[JsonMapping] = (),
     forward, by_repeats = _layers(a, b, repeats, "activations")
     backward, _ = _layers(a, b, repeats, "gradients")
     judged = same_weights or by_repeats
-    first = [next((layer.name for layer in each if layer.beyond and judged), None) for each in (forward, backward)]
-    return Layers(int(a["step"]), judged, by_repeats, forward, backward, first[0], first[1])
+    first = [next((layer.name for layer in layers if layer.beyond and judged), None) for layers in (forward, backward)]
+    return Layers(
+        step=int(a["step"]),
+        judged=judged,
+        by_repeats=by_repeats,
+        activations=forward,
+        gradients=backward,
+        activation=first[0],
+        gradient=first[1],
+    )
 
 
 def obstacle(a: JsonMapping, b: JsonMapping) -> str | None:
@@ -90,7 +98,7 @@ def _layers(
     mine, theirs = a[kind][::turn], b[kind][::turn]
     differences = [_difference(x, y) for x, y in zip(mine, theirs, strict=True)]
     noise = [[_difference(x, y) for x, y in zip(mine, line[kind][::turn], strict=True)] for line in repeats]
-    by_repeats = any(value > 0 for each in noise for value in each)
+    by_repeats = any(value > 0 for values in noise for value in values)
     unit = max(UNIT[line["precision"]] for line in (a, b))
     limits = _limits(differences, unit, kind)
     lengths: list[float | None] = [None] * len(mine)
@@ -107,12 +115,12 @@ def _layer(x: JsonMapping, y: JsonMapping, difference: float, limit: float, leng
     change = _ratio(_size(y) - _size(x), _size(x))
     # Written as "not inside" so that nan is beyond.
     beyond = not difference <= limit or (length is not None and not abs(change) <= length)
-    return Layer(x["name"], difference, limit, change, length, beyond)
+    return Layer(name=x["name"], difference=difference, limit=limit, change=change, change_limit=length, beyond=beyond)
 
 
 def _limits_of_repeats(noise: Sequence[Sequence[float]], kind: str, rounding: Sequence[float] | None) -> list[float]:
     """Limits from repeats. rounding: limits for a coarser precision, which repeats do not show."""
-    limits = [max(FINEST[kind], OVER_REPEATS * max(each)) for each in zip(*noise, strict=True)]
+    limits = [max(FINEST[kind], OVER_REPEATS * max(values)) for values in zip(*noise, strict=True)]
     return limits if rounding is None else [max(pair) for pair in zip(limits, rounding, strict=True)]
 
 

@@ -39,7 +39,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Axes:
+class StepAxes:
     """The frame of a plot in pixels, with steps from left to right and values from bottom to top."""
 
     top: float
@@ -88,7 +88,7 @@ def _reason(text: str) -> Iterator[str]:
 
 def _losses(a: RecordedRun, b: RecordedRun, parity: Parity, steps: tuple[float, float]) -> Iterator[str]:
     values = np.concatenate([run.loss[np.isfinite(run.loss)] for run in (a, b)])
-    axes = Axes(*UPPER, steps, _range(values))
+    axes = StepAxes(*UPPER, steps, _range(values))
     yield from _grid(axes, "loss, nats", False)
     yield from _handovers(axes, parity, True)
     names = []
@@ -111,7 +111,7 @@ def _differences(a: RecordedRun, b: RecordedRun, parity: Parity, steps: tuple[fl
     reach = 1.25 * max(parity.margin, *(band[2] for band in bands), float(np.abs(values).max(initial=0.0)))
     if len(values) > 20:  # a few outliers may be outside of the picture, but not the margin
         reach = min(reach, 1.25 * max(parity.margin, 2 * float(np.quantile(np.abs(values), 0.98))))
-    axes = Axes(*LOWER, steps, (-reach, reach))
+    axes = StepAxes(*LOWER, steps, (-reach, reach))
     yield from _grid(axes, "B - A, nats", True)
     yield from _margin(axes, parity.margin)
     if bands:
@@ -129,21 +129,21 @@ def _differences(a: RecordedRun, b: RecordedRun, parity: Parity, steps: tuple[fl
     yield from _legend(axes, len(values) > 40, bool(bands))
 
 
-def _margin(axes: Axes, margin: float) -> Iterator[str]:
+def _margin(axes: StepAxes, margin: float) -> Iterator[str]:
     top, bottom, width = axes.y(margin), axes.y(-margin), WIDTH - LEFT - RIGHT
     yield f'<rect class="mf" x="{LEFT}" y="{top:.1f}" width="{width}" height="{bottom - top:.1f}"/>'
     for y in (top, bottom):
         yield f'<line class="m dash" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
 
 
-def _band(axes: Axes, bands: Sequence[tuple[int, int, float]]) -> str:
+def _band(axes: StepAxes, bands: Sequence[tuple[int, int, float]]) -> str:
     """The band that holds 95 % of the differences between repeats."""
     upper = [(axes.x((first + last) / 2), axes.y(value), axes.y(-value)) for first, last, value in bands]
     points = [f"{x:.1f},{y:.1f}" for x, y, _ in upper] + [f"{x:.1f},{y:.1f}" for x, _, y in reversed(upper)]
     return f'<polygon class="nf" points="{" ".join(points)}"/>'
 
 
-def _legend(axes: Axes, smoothed: bool, repeats: bool) -> Iterator[str]:
+def _legend(axes: StepAxes, smoothed: bool, repeats: bool) -> Iterator[str]:
     """The names of the lines, above the lower plot."""
     x, y = float(LEFT), axes.top - 12
     entries = [("thin d", "each step")] + ([("line d", "running mean")] if smoothed else []) + [("m dash", "margin")]
@@ -156,7 +156,7 @@ def _legend(axes: Axes, smoothed: bool, repeats: bool) -> Iterator[str]:
         yield f'<text x="{x + 28:.1f}" y="{y}">95 % of repeats</text>'
 
 
-def _handovers(axes: Axes, parity: Parity, with_names: bool) -> Iterator[str]:
+def _handovers(axes: StepAxes, parity: Parity, with_names: bool) -> Iterator[str]:
     """The hand-overs, with the name of who took over if there is room."""
     free = float(LEFT)
     for place, at in enumerate(parity.handovers):
@@ -168,7 +168,7 @@ def _handovers(axes: Axes, parity: Parity, with_names: bool) -> Iterator[str]:
             free = x + len(at.name) * CHARACTER + 12
 
 
-def _grid(axes: Axes, label: str, numbered: bool) -> Iterator[str]:
+def _grid(axes: StepAxes, label: str, numbered: bool) -> Iterator[str]:
     bottom = axes.top + axes.height
     for value in _ticks(*axes.values, 6):
         y = axes.y(value)
@@ -184,7 +184,7 @@ def _grid(axes: Axes, label: str, numbered: bool) -> Iterator[str]:
     yield f'<text class="faint" {turn}>{label}</text>'
 
 
-def _line(axes: Axes, steps: NDArray[np.int64], values: Values, kind: str) -> str:
+def _line(axes: StepAxes, steps: NDArray[np.int64], values: Values, kind: str) -> str:
     """A line, with gaps where a value is not finite."""
     path, pen = [], "M"
     for step, value in _points(steps, values):

@@ -52,7 +52,16 @@ def read_run(folder: Path) -> RecordedRun:
     probes = tuple(_lines(folder / PROBES, _probe)) if (folder / PROBES).is_file() else ()
     order = receipts.read(folder) if (folder / receipts.CONFIG).is_file() else None
     settings = dict(flatten(_mapping(folder / CONFIG)))
-    return RecordedRun(folder, steps, values[:, 0], values[:, 1], probes, order, _handovers(folder / RELAY), settings)
+    return RecordedRun(
+        folder=folder,
+        steps=steps,
+        loss=values[:, 0],
+        norm=values[:, 1],
+        probes=probes,
+        order=order,
+        handovers=_handovers(folder / RELAY),
+        settings=settings,
+    )
 
 
 def _lines(path: Path, parse: Callable[[JsonObject], T]) -> Iterator[T]:

@@ -184,11 +184,11 @@ def jumps(x: Series, places: Sequence[int]) -> list[Jump]:
     """
     edges = [0, *places, len(x)]
     length = len(x) / (len(edges) - 1)
-    rest = x.copy()
+    residuals = x.copy()
     for begin, end in pairwise(edges):
         if end > begin:
-            rest[begin:end] -= x[begin:end].mean()
-    tau = correlation_time(rest)
+            residuals[begin:end] -= x[begin:end].mean()
+    tau = correlation_time(residuals)
     tau = min(tau * (1 + 4 * tau / length), length / 2)  # as in correlation_time: each part's mean was subtracted
     sides = zip(edges, places, edges[2:], strict=False)
     tested = [at for begin, at, end in sides if min(at - begin, end - at) >= WINDOW] if length >= LEG else []

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from roofline.train.parity.findings import Difference, HandOver, Pair, Parity
+from roofline.train.parity.findings import HandOver, LossDifference, Parity, RunPair
 from roofline.train.parity.layers import Layers
 from roofline.train.parity.statistics import Mean
 
@@ -15,7 +15,7 @@ ALARM = 0.01  # the probability with which chance may look like a drift, a jump 
 Verdict = tuple[str, str]  # identical, equivalent, drifting, different or undecided; and the reason
 
 
-def decide(parity: Parity, pair: Pair, obstacle: str | None) -> Verdict:
+def decide(parity: Parity, pair: RunPair, obstacle: str | None) -> Verdict:
     """The verdict: first what rules out the same run, then what the losses show."""
     if parity.samples is not None and parity.samples.step is not None:
         if parity.samples.content:
@@ -96,7 +96,7 @@ def _layer(layers: Layers) -> str | None:
     return None
 
 
-def _other_losses(parity: Parity, loss: Difference) -> Verdict | None:
+def _other_losses(parity: Parity, loss: LossDifference) -> Verdict | None:
     """The verdict if the losses leap, jump, drift, step or differ by more than the margin."""
     changed, margin, spike = parity.change, parity.margin, parity.spike
     if spike is not None:
@@ -130,7 +130,7 @@ def _other_losses(parity: Parity, loss: Difference) -> Verdict | None:
     return None
 
 
-def _equivalent_or_undecided(parity: Parity, loss: Difference) -> Verdict:
+def _equivalent_or_undecided(parity: Parity, loss: LossDifference) -> Verdict:
     for which, part in (("", loss.mean), ("over the last quarter ", loss.quarter)):
         if not part.inside(parity.margin):
             return "undecided", (

@@ -63,14 +63,14 @@ class PairLoss:
         """facts: "pairs" int64 [rows], how many each row has; "reference" float64 [rows, most pairs, 2]."""
         assert documents is not None, "a pair is two documents"
         reference = facts["reference"]
-        most = reference.shape[1]
-        here = torch.arange(most, device=counts.device) < facts["pairs"][:, None]  # [rows, most]
+        max_length = reference.shape[1]
+        here = torch.arange(max_length, device=counts.device) < facts["pairs"][:, None]  # [rows, most]
         # What follows the last pair goes together; padding has no targets and may go anywhere.
-        documents = documents.clamp(0, 2 * most)
-        lengths = of_documents(counts.double(), documents, 2 * most + 1)[:, :-1].view(-1, most, 2)[here]
+        documents = documents.clamp(0, 2 * max_length)
+        lengths = of_documents(counts.double(), documents, 2 * max_length + 1)[:, :-1].view(-1, max_length, 2)[here]
 
         def value(scores: Tensor) -> Tensor:
-            policy = of_documents(scores.double(), documents, 2 * most + 1)[:, :-1].view(-1, most, 2)[here]
+            policy = of_documents(scores.double(), documents, 2 * max_length + 1)[:, :-1].view(-1, max_length, 2)[here]
             rewards = self.section.beta * (policy.detach() - reference[here])
             note(torch.stack([rewards[:, 0].sum(), rewards[:, 1].sum(), (rewards[:, 0] > rewards[:, 1]).sum()]))
             return pair_losses(self.section, policy, reference[here], lengths).sum().float()

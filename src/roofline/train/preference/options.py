@@ -54,8 +54,8 @@ class CommonOptions(Options):
 
     def as_finetune(self, batch: int, pack: bool) -> FinetuneOptions:
         """The options that `roofline finetune` has under the same names."""
-        own = {field.name for field in fields(FinetuneOptions)} - {"format"}
-        values = {name: getattr(self, name) for name in own if hasattr(self, name)}
+        taken_fields = {field.name for field in fields(FinetuneOptions)} - {"format"}
+        values = {name: getattr(self, name) for name in taken_fields if hasattr(self, name)}
         lr = self.lr if self.lr is not None else LR_FULL if self.method == "full" else LR
         epochs = 1.0 if self.epochs is None and self.steps is None else self.epochs
         return FinetuneOptions(**values | {"lr": lr, "epochs": epochs, "batch": batch, "pack": pack})

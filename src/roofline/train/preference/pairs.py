@@ -33,7 +33,7 @@ TRAIN = ""
 _Values = dict[int, list[float]]  # of each sample: chosen and rejected of its pairs in turn
 
 
-class Pairs:
+class PairTraining:
     """What a run of DPO has beside others.
 
     Attributes:
@@ -72,7 +72,7 @@ class Pairs:
 
     def prepare(self, rows: "Rows") -> tuple["Rows", list[Facts]]:
         """A batch, and what the objective has to know of each of its parts."""
-        return rows, [self._facts(TRAIN, share(rows.ids, *each)) for each in self.run.shares]
+        return rows, [self._facts(TRAIN, share(rows.ids, *part)) for part in self.run.shares]
 
     def evaluate(self, label: str) -> tuple[float, int, dict[str, float]]:
         """The mean loss of held-out pairs, how many they are, and figures."""
@@ -93,17 +93,17 @@ class Pairs:
                 "the weights along"
             )
         values = [of_label[int(number)] for number in numbers]
-        most = max([1, *(len(each) // 2 for each in values)])
+        most = max([1, *(len(value) // 2 for value in values)])
         reference = np.zeros((len(values), most, 2))
         for row, each in enumerate(values):
             reference[row].reshape(-1)[: len(each)] = each
-        return {"pairs": np.array([len(each) // 2 for each in values], np.int64), "reference": reference}
+        return {"pairs": np.array([len(value) // 2 for value in values], np.int64), "reference": reference}
 
     def _read(self) -> dict[str, _Values]:
         path = self.run.folder / REFERENCE
         try:
             read = json.loads(path.read_text("utf-8"))
-            return {label: {int(number): each for number, each in of.items()} for label, of in read.items()}
+            return {label: {int(number): values for number, values in of.items()} for label, of in read.items()}
         except FileNotFoundError as error:
             raise ConfigError(
                 f"{path} is missing, the log-probabilities under the model that the run began with: put it back from "

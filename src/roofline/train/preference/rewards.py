@@ -59,8 +59,8 @@ def reward_of(name: str) -> Reward:
 
 
 def _line(error: Exception, path: Path) -> str:
-    """Where in the user's file an error was raised; nothing where it was outside of it."""
-    lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == str(path)]
+    """Return where in the user's file an error was raised; nothing where it was outside of it."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f" in line {lines[-1]}" if lines else ""
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonObject
-from roofline.train.checkpoint.outcome import Outcome
+from roofline.train.checkpoint.outcome import TrainedFolder
 from roofline.train.config.objectives import GrpoSection
 from roofline.train.data.loader import Source
 from roofline.train.data.row_arrays import PADDING, RowArrays
@@ -23,7 +23,7 @@ from roofline.train.memory.meter import anonymous_bytes
 from roofline.train.preference.grpo import AnswerLoss, Apart, advantages
 from roofline.train.preference.objective import Facts
 from roofline.train.preference.rewards import Record, reward_of
-from roofline.train.preference.sampler import MakeSampler, Sampled, Sampler
+from roofline.train.preference.sampler import MakeSampler, SampledAnswer, Sampler
 from roofline.train.preference.scores import scored
 from roofline.train.run_folder import ROLLOUTS, keep_lines
 
@@ -46,7 +46,7 @@ class Rollouts:
         self.run, self.section, self.objective = run, section, AnswerLoss(section)
         self.reward, self._make_sampler = reward_of(section.reward), make_sampler
         self.updates, self._figures = section.iterations, dict[str, float]()
-        self._outcome = Outcome(run, POLICY)
+        self._outcome = TrainedFolder(run, POLICY)
         self._sampler: Sampler | None = None
         self._file: IO[str] | None = None
 
@@ -92,15 +92,15 @@ class Rollouts:
         rewards = self._rewards(self.run.source, rows.ids, groups)
         gains = advantages(section, rewards)
         self._note(rows.step + 1, prompts, groups, rewards)
-        answers = [each for group in groups for each in group]
+        answers = [answer for group in groups for answer in group]
         arrays, facts = self._arrays([p for p in prompts for _ in range(section.group)], answers, gains.reshape(-1))
         if section.temperature != 1:  # the engine tells log-probabilities at temperature 1
             facts = {**facts, "old": self._scored(arrays)}
         self._figures = {
             "reward": float(rewards.mean()),
             "reward_deviation": float(rewards.std(1, ddof=1).mean()),
-            "answer_tokens": float(np.mean([len(each.ids) for each in answers])),
-            "ended": float(np.mean([each.ended for each in answers])),
+            "answer_tokens": float(np.mean([len(answer.ids) for answer in answers])),
+            "ended": float(np.mean([answer.ended for answer in answers])),
             "sampling_seconds": sampled_in,
         }
         self.objective.apart, self.objective.fresh = Apart(), len(answers)
@@ -129,12 +129,15 @@ class Rollouts:
             self._file.close()
 
     def _rewards(
-        self, source: "Source | Synthetic", numbers: np.ndarray, groups: Sequence[Sequence[Sampled]]
+        self, source: "Source | Synthetic", numbers: np.ndarray, groups: Sequence[Sequence[SampledAnswer]]
     ) -> np.ndarray:
         """float64 [prompts, answers]."""
         records = [self._record(source, int(number)) for number in numbers]
         return np.array(
-            [[self.reward(each.text, record) for each in group] for record, group in zip(records, groups, strict=True)]
+            [
+                [self.reward(answer.text, record) for answer in group]
+                for record, group in zip(records, groups, strict=True)
+            ]
         )
 
     def _record(self, source: "Source | Synthetic", number: int) -> Record:
@@ -144,24 +147,24 @@ class Rollouts:
         return record
 
     def _arrays(
-        self, prompts: Sequence[list[int]], answers: Sequence[Sampled], gains: np.ndarray
+        self, prompts: Sequence[list[int]], answers: Sequence[SampledAnswer], gains: np.ndarray
     ) -> tuple[RowArrays, Facts]:
         """Rows of a prompt and its answer each; gains: their advantages."""
-        lengths = [len(prompt) + len(each.ids) for prompt, each in zip(prompts, answers, strict=True)]
+        lengths = [len(prompt) + len(answer.ids) for prompt, answer in zip(prompts, answers, strict=True)]
         order = np.argsort(lengths, kind="stable")  # so that rows of a microbatch have little padding
         prompts, answers, gains = [prompts[at] for at in order], [answers[at] for at in order], gains[order]
         longest = max(lengths)
         shape = (len(answers), longest)
         tokens, trained, old = np.zeros(shape, np.int64), np.zeros(shape, bool), np.zeros(shape, np.float32)
         documents = np.full(shape, PADDING)
-        for row, (prompt, each) in enumerate(zip(prompts, answers, strict=True)):
-            begin, end = len(prompt), len(prompt) + len(each.ids)
-            tokens[row, :end] = [*prompt, *each.ids]
+        for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+            begin, end = len(prompt), len(prompt) + len(answer.ids)
+            tokens[row, :end] = [*prompt, *answer.ids]
             documents[row, :end], trained[row, begin:end] = 0, True
-            old[row, begin - 1 : end - 1] = each.scores  # where the answer's tokens are targets
+            old[row, begin - 1 : end - 1] = answer.scores  # where the answer's tokens are targets
         facts = {"old": old, "advantage": gains.astype(np.float32)}
         if self.section.kl:
-            rows = [[*prompt, *each.ids] for prompt, each in zip(prompts, answers, strict=True)]
+            rows = [[*prompt, *answer.ids] for prompt, answer in zip(prompts, answers, strict=True)]
             facts["reference"] = reference = np.zeros(shape, np.float32)
             for row, scores in enumerate(self.sampler.score(rows, [len(prompt) for prompt in prompts])):
                 begin = len(prompts[row]) - 1
@@ -176,7 +179,7 @@ class Rollouts:
         return np.concatenate([scored(gradients, part, self.section.temperature) for part in parts])
 
     def _note(
-        self, step: int, prompts: Sequence[list[int]], groups: Sequence[Sequence[Sampled]], rewards: np.ndarray
+        self, step: int, prompts: Sequence[list[int]], groups: Sequence[Sequence[SampledAnswer]], rewards: np.ndarray
     ) -> None:
         """Write the answers down, for people."""
         assert self._file is not None

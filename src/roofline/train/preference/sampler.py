@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SampledAnswer:
     """An answer. ids: with the one that ended it, if any. scores: the log-probability of each id at temperature 1."""
 
     text: str
@@ -25,7 +25,7 @@ class Sampler(Protocol):
 
     def sample(
         self, prompts: Sequence[Sequence[int]], count: int, most: int, temperature: float, seeds: Sequence[int]
-    ) -> list[list[Sampled]]:
+    ) -> list[list[SampledAnswer]]:
         """`count` answers to each prompt, of at most `most` ids; temperature 0: the likeliest. seeds: one a prompt."""
 
     def score(self, rows: Sequence[Sequence[int]], behind: Sequence[int]) -> list[list[float]]:

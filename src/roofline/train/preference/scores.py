@@ -43,13 +43,13 @@ class Scores:
 def scored(gradients: "Gradients", rows: RowArrays, temperature: float = 1.0) -> np.ndarray:
     """The log-probability of each row's targets where they are predicted, float32 [rows, length], 0 elsewhere. Without
     rows nothing is computed but what other ranks wait for."""
-    result, own, scores = np.zeros(rows.tokens.shape, np.float32), gradients.objective, Scores(temperature)
+    result, objective, scores = np.zeros(rows.tokens.shape, np.float32), gradients.objective, Scores(temperature)
     gradients.objective = scores
     gradients.model.eval()
     with torch.no_grad():
         gradients.loss(*rows, {})
     gradients.model.train()
-    gradients.objective = own
+    gradients.objective = objective
     if len(result):
         result[:, : scores.last.shape[1]] = scores.last.numpy()
     return result

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonObject
 from roofline.train.preference.objective import Facts, RowObjective
-from roofline.train.preference.pairs import Pairs
+from roofline.train.preference.pairs import PairTraining
 from roofline.train.preference.rollouts import Rollouts
 from roofline.train.preference.sampler import MakeSampler
 
@@ -46,7 +46,7 @@ def preference_of(run: "Run", make_sampler: MakeSampler | None) -> Preference | 
     """The method of a run's configuration. Raises ConfigError where it samples and cannot."""
     config = run.config
     if config.dpo is not None:
-        return Pairs(run, config.dpo)
+        return PairTraining(run, config.dpo)
     if config.grpo is None:
         return None
     if make_sampler is None or run.world.size > 1:

@@ -17,7 +17,7 @@ Count = tuple[int, int]  # of how many
 
 
 @dataclass(frozen=True)
-class Answer:
+class HeldOutAnswer:
     """A held-out prompt with the answer that the data have, and what the model said. None: not asked yet."""
 
     prompt: str
@@ -31,7 +31,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Answers:
+class HeldOutAnswers:
     """The answers of a run, from the model as it was and as it became.
 
     before, after: what a server calls the two. command: starts that server; address: where it is then. system: the
@@ -43,7 +43,7 @@ class Answers:
     command: str
     address: str
     system: str = ""
-    rows: tuple[Answer, ...] = ()
+    rows: tuple[HeldOutAnswer, ...] = ()
 
     def count(self, texts: Sequence[str | None]) -> Count | None:
         """How many of these answers, one for each row, are exact; None if the model was not asked yet."""
@@ -64,20 +64,20 @@ class Answers:
         return self.count([row.after for row in self.rows])
 
 
-def write_answers(answers: Answers, folder: Path) -> None:
+def write_answers(answers: HeldOutAnswers, folder: Path) -> None:
     """Write them into a run's folder, from where its page reads them."""
     write_atomically(folder / ANSWERS, json.dumps(asdict(answers), indent=1) + "\n")
 
 
-def read_answers(folder: Path) -> Answers | None:
+def read_answers(folder: Path) -> HeldOutAnswers | None:
     """Those of a run's folder, None where it has none. Raises ConfigError."""
     path = folder / ANSWERS
     if not path.exists():
         return None
     try:
         values = json.loads(path.read_text("utf-8"))
-        rows = tuple(Answer(**row) for row in values.pop("rows"))
-        return Answers(**values, rows=rows)
+        rows = tuple(HeldOutAnswer(**row) for row in values.pop("rows"))
+        return HeldOutAnswers(**values, rows=rows)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"{path} is no file of answers: remove it, and run the command again ({error})") from error
 
@@ -89,18 +89,20 @@ def held_out_rewards(lines: Iterable[JsonMapping]) -> tuple[float | None, float 
     return before, rewards[-1][1] if rewards and rewards[-1][0] else None
 
 
-def answer_tiles(answers: Answers | None, rewards: tuple[float | None, float | None] | None) -> list[tuple[str, str]]:
+def answer_tiles(
+    answers: HeldOutAnswers | None, rewards: tuple[float | None, float | None] | None
+) -> list[tuple[str, str]]:
     """The figures of the top of the page. rewards: before and after, where they and not exact answers count."""
     if rewards is not None:
-        named = zip(("reward before", "reward after"), rewards, strict=True)
-        return [(name, f"{reward:.3f}") for name, reward in named if reward is not None]
+        labelled = zip(("reward before", "reward after"), rewards, strict=True)
+        return [(name, f"{reward:.3f}") for name, reward in labelled if reward is not None]
     if answers is None:
         return []
     counts = {"exact before": answers.exact_before, "exact after": answers.exact_after}
     return [(name, f"{count[0]:,} of {count[1]:,}") for name, count in counts.items() if count is not None]
 
 
-def chat_links(answers: Answers | None) -> str:
+def chat_links(answers: HeldOutAnswers | None) -> str:
     """A link to chat with each of the two models, and the command that serves them."""
     if answers is None:
         return ""
@@ -111,17 +113,17 @@ def chat_links(answers: Answers | None) -> str:
     )
 
 
-def link(answers: Answers, name: str) -> str:
+def link(answers: HeldOutAnswers, name: str) -> str:
     """The address of a chat with a model."""
     system = f"&system={quote(answers.system, safe='')}" if answers.system else ""
     return f"{answers.address}/?model={quote(name, safe='')}{system}"
 
 
-def _anchor(answers: Answers, name: str) -> str:
+def _anchor(answers: HeldOutAnswers, name: str) -> str:
     return f'<a href="{html.escape(link(answers, name))}">Chat with {html.escape(name)}</a>'
 
 
-def side_by_side(answers: Answers | None, rewarded: bool) -> str:
+def side_by_side(answers: HeldOutAnswers | None, rewarded: bool) -> str:
     """The answers beside each other, and beside those of the data. rewarded: whether one is as in the data is not what
     counts, so it is not marked."""
     if answers is None:
@@ -143,7 +145,7 @@ def side_by_side(answers: Answers | None, rewarded: bool) -> str:
     )
 
 
-def _cell(row: Answer, text: str | None, rewarded: bool) -> str:
+def _cell(row: HeldOutAnswer, text: str | None, rewarded: bool) -> str:
     if text is None:
         return '<td class="none">not asked yet</td>'
     exact = "" if rewarded else f' class="{"exact" if row.exact(text) else "other"}"'

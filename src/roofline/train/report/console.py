@@ -96,8 +96,8 @@ class Console:
             print(f"step {step}/{steps}: {text}{remaining}", file=sys.stderr)
 
     def _show_samples(self, line: JsonObject) -> None:
-        for each in line["samples"]:
-            text = f"step {line['step']}: {json.dumps(each['prompt'])} -> {json.dumps(each['text'])}"
+        for sample in line["samples"]:
+            text = f"step {line['step']}: {json.dumps(sample['prompt'])} -> {json.dumps(sample['text'])}"
             if self._bar is not None:
                 self._bar.console.print(text, markup=False, highlight=False)
             else:

@@ -25,7 +25,7 @@ from roofline.models.spec import Param, expand
 from roofline.program.ir import Program
 from roofline.program.passes.price import mixture
 from roofline.program.trace import trace_shape
-from roofline.train.model.form import Form
+from roofline.train.model.form import ParameterForm
 
 Figures = TypeVar("Figures")
 
@@ -53,7 +53,7 @@ def per_token(
     length: int,
     checkpointing: str | None = None,
     documents: bool = False,
-    forms: "Mapping[str, Form]" = MappingProxyType({}),
+    forms: "Mapping[str, ParameterForm]" = MappingProxyType({}),
 ) -> dict[str, Flops]:
     """The FLOPs of one token by each convention.
 
@@ -87,7 +87,7 @@ def per_token(
 def _adapted(
     params: Sequence[Param],
     program: Program,
-    forms: "Mapping[str, Form]",
+    forms: "Mapping[str, ParameterForm]",
     titan: float,
     products: Mapping[str, float],
     checkpointing: str | None,

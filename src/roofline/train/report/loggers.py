@@ -181,10 +181,10 @@ class Mlflow:
         self._client.set_terminated(self.id)
 
     def _send(self) -> None:
-        most = 1000  # of one call
+        max_points = 1000  # of one call
         while self._waiting:
-            self._client.log_batch(self.id, metrics=self._waiting[:most])
-            del self._waiting[:most]
+            self._client.log_batch(self.id, metrics=self._waiting[:max_points])
+            del self._waiting[:max_points]
         self._sent = time.monotonic()
 
 

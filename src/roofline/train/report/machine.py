@@ -67,7 +67,7 @@ def measured_roof(kind: torch.device, dtype: torch.dtype | None) -> JsonObject:
 def higher_roof(roof: JsonObject, kind: torch.device, dtype: torch.dtype | None) -> JsonObject:
     """The higher one of a measured roof and of a new measurement."""
     measured_roof.cache_clear()
-    return max(roof, measured_roof(kind, dtype), key=lambda each: float(each["flops"]))
+    return max(roof, measured_roof(kind, dtype), key=lambda roof_of: float(roof_of["flops"]))
 
 
 def _product_seconds(kind: torch.device, dtype: torch.dtype, side: int) -> float:

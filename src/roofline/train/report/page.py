@@ -15,7 +15,7 @@ from roofline.train.config.flatten import flatten
 from roofline.train.preference.rewards import EXACT
 from roofline.train.report import cards
 from roofline.train.report.answers import (
-    Answers,
+    HeldOutAnswers,
     answer_tiles,
     chat_links,
     held_out_rewards,
@@ -43,7 +43,7 @@ def page(
     lines: Sequence[JsonMapping],
     card: JsonMapping,
     config: JsonMapping,
-    answers: Answers | None = None,
+    answers: HeldOutAnswers | None = None,
     has_result: bool = True,
 ) -> str:
     """Return the text of the page, from the lines of the log, the card and the configuration.
@@ -116,8 +116,8 @@ def _progress(lines: Sequence[JsonMapping], card: JsonMapping) -> str:
     at, steps = _steps(lines)
     if _has_ended(card) or not steps:
         return ""
-    left = human_seconds((steps - at) * card["speed"]["step_seconds"]["p50"])
-    return f'<progress max="{steps}" value="{at}"></progress><p>step {at:,} of {steps:,}, {left} left</p>'
+    time_left = human_seconds((steps - at) * card["speed"]["step_seconds"]["p50"])
+    return f'<progress max="{steps}" value="{at}"></progress><p>step {at:,} of {steps:,}, {time_left} left</p>'
 
 
 def _series(lines: Iterable[JsonMapping]) -> dict[str, list[list[float]]]:
@@ -134,8 +134,8 @@ def _series(lines: Iterable[JsonMapping]) -> dict[str, list[list[float]]]:
 
 def _means(points: list[list[float]]) -> list[list[float]]:
     """At most POINTS points: means over neighbours, each at the last of its steps."""
-    each = math.ceil(len(points) / POINTS) or 1
-    groups = (points[start : start + each] for start in range(0, len(points), each))
+    stride = math.ceil(len(points) / POINTS) or 1
+    groups = (points[start : start + stride] for start in range(0, len(points), stride))
     means = ((group[-1][0], sum(value for _, value in group) / len(group)) for group in groups)
     return [[step, float(f"{value:.6g}")] for step, value in means]
 
@@ -197,7 +197,7 @@ def _samples(lines: Sequence[JsonMapping]) -> list[str]:
     last = next((line for line in reversed(lines) if "samples" in line), None)
     if last is None:
         return []
-    rows = [(each["prompt"], each["text"]) for each in last["samples"]]
+    rows = [(sample["prompt"], sample["text"]) for sample in last["samples"]]
     return [f"<section><h2>Samples of step {last['step']:,}</h2>{_table(rows)}</section>"]
 
 

@@ -19,7 +19,7 @@ from roofline.models import presets
 from roofline.train.config.schema import FsdpSection, TrainConfig
 from roofline.train.data.row_arrays import Counted
 from roofline.train.memory.estimate import Memory
-from roofline.train.model.form import Form
+from roofline.train.model.form import ParameterForm
 from roofline.train.parallel.processes import COMPUTE, World
 from roofline.train.report import machine, page
 from roofline.train.report.cards import VERSION
@@ -33,7 +33,7 @@ PAGE_SHARE = 0.02  # of a run's time that writing its page may take
 LIVE_SECONDS = 5.0  # between two pages that are written for whoever watches
 
 
-class Report:
+class RunReport:
     """The figures of a run, on every rank. It must be made before the model, whose memory is measured from then on.
 
     Args:
@@ -41,7 +41,11 @@ class Report:
     """
 
     def __init__(
-        self, config: TrainConfig, shape: JsonMapping, world: World, forms: Mapping[str, Form] = MappingProxyType({})
+        self,
+        config: TrainConfig,
+        shape: JsonMapping,
+        world: World,
+        forms: Mapping[str, ParameterForm] = MappingProxyType({}),
     ) -> None:
         self.config, self.shape, self.world = config, shape, world
         section, apart = config.fsdp_config, config.model.attn_config.attn_uses_sequence_id

@@ -10,7 +10,7 @@ from roofline.common import log
 from roofline.common.errors import RooflineError, describe_error
 from roofline.common.json_types import JsonMapping
 from roofline.train.callback import Callback
-from roofline.train.config.duration import Batches, batches
+from roofline.train.config.duration import DurationUnits, batches
 from roofline.train.config.observers import CallbacksSection, EarlyStopperSection, LossSpikeSection, own_callback
 from roofline.train.parallel.processes import World
 from roofline.train.run_folder import LOG, read_lines
@@ -80,7 +80,7 @@ class LossSpike(Callback):
         return None
 
     def _judge(self, loss: float) -> str | None:
-        """What is wrong with the losses up to this one."""
+        """Return what is wrong with the losses up to this one."""
         window, section = self._window, self.section
         ready, mean = len(window) == section.window_size, sum(window) / max(1, len(window))
         self._outliers = self._outliers + 1 if ready and loss >= mean * section.outlier_multiplier else 0
@@ -89,7 +89,7 @@ class LossSpike(Callback):
             times = f"{section.outlier_multiplier:g} times {mean:.4g}, the mean of the {section.window_size} before"
             return f"the loss of {self._outliers} steps, now {loss:.4g}, is above {times}"
         cap = section.loss_cap
-        if ready and cap is not None and 2 * sum(each > cap for each in window) >= len(window):
+        if ready and cap is not None and 2 * sum(seconds > cap for seconds in window) >= len(window):
             return f"half of the last {len(window)} losses are above loss_cap={cap:g}"
         return None
 
@@ -97,7 +97,7 @@ class LossSpike(Callback):
 class Callbacks:
     """The configured callbacks: they are called in the first process, and every process does what comes of it."""
 
-    def __init__(self, section: CallbacksSection, run: Batches, world: World) -> None:
+    def __init__(self, section: CallbacksSection, run: DurationUnits, world: World) -> None:
         self.section, self.world, self.units = section, world, run
         self.any = bool(section.own) or section.early_stopper is not None or section.killlossspike is not None
         self._callbacks: dict[str, Callback] = {}

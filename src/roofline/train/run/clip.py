@@ -62,6 +62,6 @@ def _exact_norm(grads: list[Tensor], world: World) -> float:
         if local.numel():
             rows.append(local.double().reshape(local.shape[0], -1).square().sum(1))
     mine = torch.cat(rows).tolist() if rows else []
-    most = int(world.most([len(mine)])[0])
-    every = world.gather([*mine, *([0.0] * (most - len(mine)))])
+    max_count = int(world.most([len(mine)])[0])
+    every = world.gather([*mine, *([0.0] * (max_count - len(mine)))])
     return math.sqrt(math.fsum(value for each in every for value in each))

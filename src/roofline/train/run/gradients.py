@@ -14,7 +14,7 @@ from roofline.train.data.row_arrays import Counted, RowArrays
 from roofline.train.data.row_digest import row_digest
 from roofline.train.memory.exhausted import OneDnn, is_out_of_memory, out_of_memory
 from roofline.train.model.modules import IGNORED, Model
-from roofline.train.model.objective import Objective
+from roofline.train.model.objective import TrainingObjective
 from roofline.train.parallel.elastic import TreeSum
 from roofline.train.parallel.processes import COMPUTE, OutOfMemory, World, fsdp
 from roofline.train.preference.objective import Facts, RowObjective, some_rows
@@ -86,7 +86,7 @@ class Gradients:
             self.size = most
         counts = [targets(*part) != IGNORED for part in rows.parts]
         real = sum(part.real() for part in rows.parts)
-        count, own = sum(int(each.sum()) for each in counts), self._units(counts, facts)
+        count, own = sum(int(count.sum()) for count in counts), self._units(counts, facts)
         tokens, units, all_real, *row_sums = map(int, self.world.sum([count, own, real, *rows.sums.tolist()]))
         self.row_digest = row_digest(row_sums)
         while True:
@@ -151,17 +151,17 @@ class Gradients:
     def _units(self, counts: Sequence[np.ndarray], facts: Sequence[Facts]) -> int:
         """What the losses of parts are the mean over; counts: which of their targets count."""
         if self.objective is None:
-            return sum(int(each.sum()) for each in counts)
-        return sum(self.objective.units(*each) for each in zip(counts, facts, strict=True))
+            return sum(int(count.sum()) for count in counts)
+        return sum(self.objective.units(*counted) for counted in zip(counts, facts, strict=True))
 
     def _objective(
         self, objective: RowObjective, goals: torch.Tensor, documents: torch.Tensor | None, facts: Facts
-    ) -> Objective:
+    ) -> TrainingObjective:
         """The objective of rows that are on the device."""
         arrays = {name: array[:, : goals.shape[1]] if array.ndim == 2 else array for name, array in facts.items()}
         on_device = {name: torch.from_numpy(array.copy()).to(goals.device) for name, array in arrays.items()}
         value = objective.value(goals != IGNORED, documents, on_device, self._note)
-        return Objective(value, objective.temperature)
+        return TrainingObjective(value, objective.temperature)
 
     def _note(self, sums: torch.Tensor) -> None:
         self._noted = sums.double() if self._noted is None else self._noted + sums

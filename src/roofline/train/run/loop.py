@@ -19,7 +19,7 @@ from roofline.common.units import parse_bytes
 from roofline.models import presets
 from roofline.train.checkpoint import manifest, state
 from roofline.train.checkpoint.checkpoint import Saver
-from roofline.train.checkpoint.outcome import Outcome
+from roofline.train.checkpoint.outcome import TrainedFolder
 from roofline.train.checkpoint.resume import resume
 from roofline.train.config.duration import batches
 from roofline.train.config.schema import TrainConfig
@@ -38,14 +38,14 @@ from roofline.train.preference.sampler import MakeSampler
 from roofline.train.preference.start import preference_of
 from roofline.train.report import loggers
 from roofline.train.report.log import RunLog
-from roofline.train.report.summary import Report
+from roofline.train.report.summary import RunReport
 from roofline.train.run import evaluation, leak_proof, parts, preflight
 from roofline.train.run.callbacks import Callbacks
 from roofline.train.run.clip import clip
 from roofline.train.run.determinism import deterministic
 from roofline.train.run.failures import explained
 from roofline.train.run.owner import Ownership
-from roofline.train.run.probe import Probe
+from roofline.train.run.probe import RunProbe
 from roofline.train.run.recurring import recurring
 from roofline.train.run.schedule import schedule
 from roofline.train.run.signals import Signals
@@ -56,7 +56,7 @@ PACKED_ROWS = 16  # rows that are looked at
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """How far a run is: the steps and tokens it has done, its order receipt, and the digests of its rows so far."""
 
     step: int = 0
@@ -152,7 +152,7 @@ class Run:
         self.folder, self.save_folder = folder_of(config), checkpoints_of(config)
         length, apart = config.max_seq_len, config.model.attn_config.attn_uses_sequence_id
         self.source = open_source(config.train_loader, length, apart)
-        self.held_out = {label: open_source(each, length, apart) for label, each in config.evaluations.items()}
+        self.held_out = {label: open_source(loader, length, apart) for label, loader in config.evaluations.items()}
         self.order = self.source.order(config.global_train_batch_size, config.seed)
         self._durations()
         self.shape = model_config(config.model, length)
@@ -165,12 +165,12 @@ class Run:
         available = room()
         self.forms = adaptation.forms(config, self.shape)
         self.base = world.share(world.first(lambda: parts.base_digest(config))) if self.forms else None
-        self.report = Report(config, self.shape, world, self.forms)
+        self.report = RunReport(config, self.shape, world, self.forms)
         self.model = parts.model_of(self)
         self.optimizer = optimizer(config.optimizer, self.model, exact=config.elastic is not None)
         self.factor = schedule(config.scheduler, self.units)
         self.gradients = parts.gradients_of(self, available)
-        self.progress = Progress()
+        self.progress = RunProgress()
         self.saved_step: int | None = None
         self.reason: str | None = None
         self.evaluations: dict[str, JsonObject] = {}  # the last of each label, as the card has them
@@ -179,7 +179,7 @@ class Run:
         self.log = RunLog(self.folder, world, config, watch)
         self.receipts: ReceiptLog | None = None
         self._loader: Loader | None = None
-        self.probe: Probe | None = None
+        self.probe: RunProbe | None = None
         self.saver = Saver(open_store(self.save_folder), config.save_num_checkpoints_to_keep, world.grouped)
         resume(self)
         self.preference = preference_of(self, make_sampler)
@@ -191,7 +191,7 @@ class Run:
         config, loss = self.config, math.nan
         self.begin()
         if config.probes and self.progress.step < self.stop:
-            self.probe = Probe(self)
+            self.probe = RunProbe(self)
             self.probe.record()
         if config.eval_first and self.progress.step < self.stop:
             self.evaluate()
@@ -229,7 +229,7 @@ class Run:
     def _evaluate_written(self) -> str:
         """Evaluate the model that was written once more where it was rounded; what rounding did, in words."""
         for each in self.recurring:
-            if isinstance(each, Outcome):
+            if isinstance(each, TrainedFolder):
                 if each.round_model() and self.held_out:
                     self.evaluate()
                 return each.describe_rounding()
@@ -358,9 +358,17 @@ class Run:
         """Close files and threads; a checkpoint that is being stored is waited for."""
         sources = (self.source, *self.held_out.values())
         with ExitStack() as stack:  # closes all even if one fails, the last one first
-            for each in (*sources, self.log, self.receipts, self._loader, self.callbacks, self.saver, self.preference):
-                if each is not None:
-                    stack.callback(each.close)
+            for closable in (
+                *sources,
+                self.log,
+                self.receipts,
+                self._loader,
+                self.callbacks,
+                self.saver,
+                self.preference,
+            ):
+                if closable is not None:
+                    stack.callback(closable.close)
 
     def _heed(self, reason: str | None) -> None:
         """End the run after this step if a callback has said why."""

@@ -4,7 +4,7 @@ import re
 from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
-from roofline.train.config.duration import Batches, batches, parse
+from roofline.train.config.duration import DurationUnits, batches, parse
 from roofline.train.config.flatten import flatten
 from roofline.train.config.schema import TrainConfig
 from roofline.train.data.loader import Share, Source
@@ -31,16 +31,16 @@ def shares(config: TrainConfig, world: World) -> list[Share]:
     return rounds(elastic.virtual_shards, rank, count) if elastic else [(rank, count)]
 
 
-def units_of(config: TrainConfig, source: Source | Synthetic) -> Batches:
+def units_of(config: TrainConfig, source: Source | Synthetic) -> DurationUnits:
     """What turns durations into steps. A sample's tokens are counted where a duration is given in them, without
     padding, as LLM Foundry counts. Raises ConfigError where they cannot be."""
     values = (value for _, value in flatten(config.model_dump(mode="json")))
     needed = any(isinstance(value, str) and _IN_TOKENS.fullmatch(value.strip()) for value in values)
     tokens = source.tokens if needed else config.max_seq_len
-    return Batches(config.global_train_batch_size, tokens, source.epoch)
+    return DurationUnits(config.global_train_batch_size, tokens, source.epoch)
 
 
-def steps_of(config: TrainConfig, units: Batches, source: Source | Synthetic, order: Order) -> int:
+def steps_of(config: TrainConfig, units: DurationUnits, source: Source | Synthetic, order: Order) -> int:
     """The steps of a run. Of max_duration in tokens so many that their batches have as many, as LLM Foundry counts."""
     estimate = batches("max_duration", config.max_duration, units)  # by the mean
     count, unit = parse(config.max_duration)

@@ -102,7 +102,7 @@ def _data(key: str, loader: LoaderSection) -> Iterator[Fault]:
     if loader.name == "synthetic" or loader.dataset.hf_name is not None:
         return  # samples are looked for when they are prepared
     of_loader = loader.dataset
-    streams = {f"{key}.dataset.streams.{name}": each for name, each in of_loader.streams.items()}
+    streams = {f"{key}.dataset.streams.{name}": stream for name, stream in of_loader.streams.items()}
     for stem, stream in (streams or {f"{key}.dataset": of_loader}).items():
         if stream.remote is not None:
             continue

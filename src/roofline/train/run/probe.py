@@ -35,7 +35,7 @@ Sums = NDArray[np.float64]  # [2 + SIZE]: number of elements, then what `project
 Totals = dict[tuple[str, str], Sums]  # by kind (loss, activations, gradients) and name
 
 
-class Probe:
+class RunProbe:
     """Records the probes of a run; every rank takes part, and rank 0 writes the file.
 
     A line has: step, precision, device, processes, compiled, rows (sample numbers), tokens (that count), loss (their
@@ -100,9 +100,9 @@ class Probe:
                     loss = model(*(torch.from_numpy(array).to(run.world.device) for array in arrays))
                 (loss * (scale / max(1, tokens))).backward()  # type: ignore[no-untyped-call]
                 loss_sum += float(loss.detach())
-        own = np.zeros(2 + SIZE)
-        own[:2] = tokens if run.world.rank == 0 else 0, loss_sum
-        parts = {("loss", ""): own} | {("activations", name): each for name, each in watch.sums.items()}
+        loss_sums = np.zeros(2 + SIZE)
+        loss_sums[:2] = tokens if run.world.rank == 0 else 0, loss_sum
+        parts = {("loss", ""): loss_sums} | {("activations", name): each for name, each in watch.sums.items()}
         parts |= {("gradients", name): each for name, each in _gradients(run).items()}
         values = run.world.sum(np.concatenate(list(parts.values())).tolist())
         return dict(zip(parts, np.array(values).reshape(len(parts), -1), strict=True))

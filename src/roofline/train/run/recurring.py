@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, Protocol
 
 from roofline.train.checkpoint.hf_folders import HfFolders
-from roofline.train.checkpoint.outcome import Outcome
-from roofline.train.run.samples import Samples
+from roofline.train.checkpoint.outcome import TrainedFolder
+from roofline.train.run.samples import RunSamples
 
 if TYPE_CHECKING:
     from roofline.train.run.loop import Run
@@ -28,9 +28,9 @@ def recurring(run: "Run") -> list[Recurring]:
     callbacks = run.config.callbacks
     rows: list[Recurring] = []
     if callbacks.samples is not None:
-        rows.append(Samples(run, callbacks.samples))
+        rows.append(RunSamples(run, callbacks.samples))
     if callbacks.hf_checkpointer is not None:
         rows.append(HfFolders(run, callbacks.hf_checkpointer))
     if run.config.adapter is not None:
-        rows.append(Outcome(run))
+        rows.append(TrainedFolder(run))
     return rows

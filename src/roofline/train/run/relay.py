@@ -20,7 +20,7 @@ from roofline.train.run_folder import LOG, RELAY, read_lines
 
 
 @dataclass(frozen=True)
-class Runner:
+class RelaySetting:
     """A setting that takes turns: its number of processes and its changes of the configuration."""
 
     name: str
@@ -28,11 +28,11 @@ class Runner:
     changes: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, text: str) -> "Runner":
+    def parse(cls, text: str) -> "RelaySetting":
         """The runner that "NAME: nproc=2 KEY=VALUE ..." describes. Raises ConfigError."""
-        name, colon, rest = text.partition(":")
+        name, colon, changes_text = text.partition(":")
         processes, changes = 1, []
-        for word in rest.split():
+        for word in changes_text.split():
             key, equals, value = word.partition("=")
             if not equals or (key == "nproc" and (not value.isdigit() or int(value) < 1)):
                 raise ConfigError(f"--leg {text!r}: {word!r} is not nproc=NUMBER or KEY=VALUE")
@@ -71,7 +71,7 @@ class Handover:
 
 
 @dataclass(frozen=True)
-class Report:
+class RelayReport:
     """A finished relay. order_steps: steps whose receipts were checked against the order of samples."""
 
     legs: list[Leg]
@@ -80,8 +80,8 @@ class Report:
 
 
 def relay(
-    path: Path, changes: Sequence[str], every: int, runners: Sequence[Runner], say: Callable[[str], None]
-) -> Report:
+    path: Path, changes: Sequence[str], every: int, runners: Sequence[RelaySetting], say: Callable[[str], None]
+) -> RelayReport:
     """Run a configuration to its end, with the next of `runners` every `every` steps.
 
     A stopped relay continues from its last checkpoint. Raises ConfigError if a leg fails, or if it has read other
@@ -113,7 +113,7 @@ def relay(
         total, step = _total_steps(folder), legs[-1].last
         described = [{"from": leg.first, "to": leg.last} | asdict(leg) for leg in legs]
         write_atomically(folder / RELAY, json.dumps({"every": every, "legs": described}, indent=1) + "\n")
-    return Report(legs, _handovers(legs), _check_receipts(folder))
+    return RelayReport(legs, _handovers(legs), _check_receipts(folder))
 
 
 def _earlier_legs(folder: Path) -> list[Leg]:
@@ -133,7 +133,7 @@ def _total_steps(folder: Path) -> int:
     return int(about[-1]["steps"])
 
 
-def _leg(folder: Path, runner: Runner, first: int) -> Leg:
+def _leg(folder: Path, runner: RelaySetting, first: int) -> Leg:
     """The leg that has just ended, from the run's log."""
     lines = read_lines(folder / LOG)
     last = max((line["step"] for line in lines if "loss" in line), default=first)
@@ -142,7 +142,14 @@ def _leg(folder: Path, runner: Runner, first: int) -> Leg:
     begun = max(at for at, line in enumerate(lines) if "about" in line)
     evaluated = [line for line in lines[begun:] if "eval_loss" in line]
     losses = [next((line["eval_loss"] for line in evaluated if line["step"] == step), None) for step in (first, last)]
-    return Leg(runner.name, runner.processes, list(runner.changes), first, last, losses)
+    return Leg(
+        name=runner.name,
+        processes=runner.processes,
+        changes=list(runner.changes),
+        first=first,
+        last=last,
+        held_out=losses,
+    )
 
 
 def _handovers(legs: Sequence[Leg]) -> list[Handover]:

@@ -9,7 +9,7 @@ import torch
 from roofline.bundle import load_text_of
 from roofline.common.errors import ConfigError
 from roofline.train.config.duration import batches
-from roofline.train.config.observers import SamplesSection
+from roofline.train.config.observers import WrittenSamplesSection
 from roofline.train.parallel.processes import reshard
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TOP_K = 50  # of a draw without top_k, as in transformers
 
 
-class Samples:
+class RunSamples:
     """The samples of a run. All ranks compute them, as sharded weights demand, and take the tokens that rank 0 chooses.
 
     Each token takes a forward pass over the text so far: nothing is cached, so that any family and any sharding can do
@@ -31,7 +31,7 @@ class Samples:
     Raises ConfigError if the tokenizer is not here, or if a prompt with its answer is longer than the model's context.
     """
 
-    def __init__(self, run: "Run", section: SamplesSection) -> None:
+    def __init__(self, run: "Run", section: WrittenSamplesSection) -> None:
         self.run, self.section, self.with_checkpoints = run, section, False
         self.every = batches("callbacks.generate_callback.interval", section.interval, run.units)
         assert run.config.tokenizer is not None

@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 from roofline.common import log
 from roofline.common.errors import ConfigError
-from roofline.train.config.duration import Batches, batches
+from roofline.train.config.duration import DurationUnits, batches
 from roofline.train.config.schema import SchedulerSection
 
 _log = log.get("train")
 
 
-def schedule(section: SchedulerSection, run: Batches) -> Callable[[int], float]:
+def schedule(section: SchedulerSection, run: DurationUnits) -> Callable[[int], float]:
     """A function from a batch's number, counted from 0, to its factor. As in Composer, warmup begins at 0.
 
     After the warmup: constant_with_warmup stays 1. cosine_with_warmup (Loshchilov and Hutter 2017) and

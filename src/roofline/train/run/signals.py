@@ -21,7 +21,7 @@ def receiving(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
     """
     main = threading.current_thread() is threading.main_thread()
     # None: a handler that was not set by Python, and could not be put back.
-    numbers = [each for each in STOP_SIGNALS if main and signal.getsignal(each) not in (signal.SIG_IGN, None)]
+    numbers = [number for number in STOP_SIGNALS if main and signal.getsignal(number) not in (signal.SIG_IGN, None)]
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield

@@ -82,8 +82,8 @@ class ObjectStore:
     """
 
     def __init__(self, url: str, patience: Patience) -> None:
-        scheme, _, rest = url.partition("://")
-        bucket, _, prefix = rest.rstrip("/").partition("/")
+        scheme, _, location = url.partition("://")
+        bucket, _, prefix = location.rstrip("/").partition("/")
         if not bucket:
             raise ConfigError(f"{url}: no bucket is named: {scheme}://BUCKET/PREFIX is the form")
         if prefix:
@@ -149,7 +149,7 @@ class ObjectStore:
     def list(self, prefix: str = "") -> Sequence[Entry]:
         folder = checked_name(prefix, "prefix") if prefix else None
         objects = self._call(prefix, lambda client: client.list(folder, chunk_size=1000).collect())
-        return sorted(Entry(each["path"], each["size"]) for each in objects)
+        return sorted(Entry(fact["path"], fact["size"]) for fact in objects)
 
     def exists(self, name: str) -> bool:
         try:

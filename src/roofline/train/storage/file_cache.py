@@ -35,7 +35,7 @@ class _File(NamedTuple):
     used: int  # ns; when it was last opened
 
 
-class Cache:
+class FileCache:
     """Files by name, FOLDER/FILE. FOLDER is 32 hexadecimal digits, and only files in such folders are ever removed.
 
     Args:

@@ -15,11 +15,11 @@ def open_store(url: str | Path, patience: Patience | None = None) -> Store:
     AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL, AWS_ALLOW_HTTP and so on; GOOGLE_*; AZURE_*.
     No request is sent before the store's first method call. Raises ConfigError on a URL of another kind.
     """
-    scheme, colon, rest = str(url).partition("://")
+    scheme, colon, location = str(url).partition("://")
     if isinstance(url, Path) or not colon:
         return LocalStore(Path(url))
-    if scheme == "file" and rest.startswith("/"):
-        return LocalStore(Path(rest))
+    if scheme == "file" and location.startswith("/"):
+        return LocalStore(Path(location))
     if scheme not in SCHEMES:
         places = ", ".join(f"{name}://" for name in SCHEMES)
         raise ConfigError(f"{url}: no place that objects are kept in: use a folder, or one of {places}")

@@ -156,8 +156,10 @@ def unfamiliar(path: Path) -> Unfamiliar | None:
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name in ARCHITECTURES or file_kind("gguf", name):
         return None
-    own = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
-    return _describe(file, "general.architecture", name, own, _GGUF_KEYS)
+    family_values = {
+        key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")
+    }
+    return _describe(file, "general.architecture", name, family_values, _GGUF_KEYS)
 
 
 def _describe(
@@ -177,7 +179,9 @@ def _describe(
         for what, exists in computed:
             into = ops if exists else lacking
             into[what] = (*into.get(what, ()), shorten(k))
-    return Unfamiliar(str(file), key, shorten(name), nearest, new, ops, lacking)
+    return Unfamiliar(
+        path=str(file), key=key, name=shorten(name), nearest=nearest, new_keys=new, ops=ops, lacking=lacking
+    )
 
 
 def _says(pattern: str, key: str, value: object) -> bool:

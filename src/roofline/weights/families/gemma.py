@@ -117,28 +117,28 @@ def to_hf(config: Config) -> Config:
     kind, name = ("gemma3_text", "Gemma3") if config["qk_norm"] else ("gemma2", "Gemma2")
     fields, scalar = hf_fields.to_hf(config, kind, name), config["query_scalar"]
     del fields["hidden_act"]
-    each = config.get("layer_windows") or [config["sliding_window"] or 0] * config["layers"]
+    windows = config.get("layer_windows") or [config["sliding_window"] or 0] * config["layers"]
     if kind == "gemma3_text":
-        whole = fields.pop("rope_parameters")
+        rope_parameters = fields.pop("rope_parameters")
         for key in ("rope_theta", "rope_scaling"):
             fields.pop(key, None)
         local = {"rope_type": "default", "rope_theta": config["local_theta"]}
-        fields["rope_parameters"] = {"full_attention": whole, "sliding_attention": local}
+        fields["rope_parameters"] = {"full_attention": rope_parameters, "sliding_attention": local}
     return fields | {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": int(scalar) if scalar == int(scalar) else scalar,  # transformers asks for an int
         "attn_logit_softcapping": config["attention_cap"] or None,
         "final_logit_softcapping": config["logit_cap"] or None,
-        "sliding_window": max(each) or None,
-        "layer_types": ["sliding_attention" if window else "full_attention" for window in each],
+        "sliding_window": max(windows) or None,
+        "layer_types": ["sliding_attention" if window else "full_attention" for window in windows],
     }
 
 
 def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     """The canonical configuration; which layers have the window is no key of most files, but of the architecture."""
     caps = ("attn_logit_softcapping", "final_logit_softcapping")
-    own = ("attention.sliding_window_pattern", "rope.freq_base_swa")
-    config = gguf_fields.read(model, "gemma", "half", (*caps, *own))
+    window_keys = ("attention.sliding_window_pattern", "rope.freq_base_swa")
+    config = gguf_fields.read(model, "gemma", "half", (*caps, *window_keys))
     fields, first = model.fields, architecture == "gemma2"
     if not first:  # llama.cpp reads it of Gemma 2 alone
         refuse_unless_neutral(fields, {caps[0]: (0.0,)})

@@ -57,13 +57,13 @@ def _rest(fields: Fields, ours: Config, epsilon: str) -> Config:
 def _respelled(fields: Fields) -> Fields:
     """The same under the type's own names. Raises ConfigError where two names have two values."""
     values = dict(fields.values)
-    for common, own in _COMMON.items():
+    for common, gpt2_name in _COMMON.items():
         value = values.pop(common, None)
         if value is None:
             continue
-        if values.get(own, value) != value:
-            fields.refuse(common, f"{value!r} is not the {values[own]!r} that {own} says")
-        values[own] = value
+        if values.get(gpt2_name, value) != value:
+            fields.refuse(common, f"{value!r} is not the {values[gpt2_name]!r} that {gpt2_name} says")
+        values[gpt2_name] = value
     return Fields(fields.path, values, fields.within)
 
 

@@ -52,10 +52,10 @@ def _with_common_names(fields: Fields) -> Fields:
     """The fields of rope under the names that all types share, which transformers does not read of this one. Raises
     ConfigError where such a name says something else."""
     values = dict(fields.values)
-    for own, (common, default) in _ROPE.items():
-        value = fields.positive(own) or default
+    for neox_name, (common, default) in _ROPE.items():
+        value = fields.positive(neox_name) or default
         if (fields.positive(common) or value) != value:
-            fields.refuse(common, f"{values[common]!r} is not the {value!r} that {own}, or its default, says")
+            fields.refuse(common, f"{values[common]!r} is not the {value!r} that {neox_name}, or its default, says")
         values[common] = value
     return Fields(fields.path, values, fields.within)
 
@@ -87,6 +87,6 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
 
 
 def to_gguf(config: Config) -> gguf_fields.GgufForm:
-    """Which activation there is is no key of such files, but of the architecture."""
+    """Return the keys of a GGUF file; which activation there is is none of them, but follows from the architecture."""
     keys = gguf_fields.turned_part(config) | {"use_parallel_residual": config.get("parallel", True)}
     return gguf_fields.GgufForm("gptneox", "half", keys, gguf_fields.EPSILON)

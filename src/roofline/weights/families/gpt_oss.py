@@ -76,14 +76,14 @@ def _windows(fields: Fields, layers: int) -> list[int]:
 
 def to_hf(config: Config) -> Config:
     """The fields of a config.json."""
-    each = config.get("layer_windows") or [config["sliding_window"] or 0] * config["layers"]
+    windows = config.get("layer_windows") or [config["sliding_window"] or 0] * config["layers"]
     return hf_fields.to_hf(config, "gpt_oss", "GptOss") | {
         "num_local_experts": config["experts"],
         "num_experts_per_tok": config["experts_per_token"],
         "attention_bias": config["attention_bias"],
         "swiglu_limit": config.get("swiglu_limit", 7.0),
-        "sliding_window": max(each) or None,
-        "layer_types": ["sliding_attention" if window else "full_attention" for window in each],
+        "sliding_window": max(windows) or None,
+        "layer_types": ["sliding_attention" if window else "full_attention" for window in windows],
     }
 
 
@@ -110,6 +110,6 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
 
 def to_gguf(config: Config) -> gguf_fields.GgufForm:
     """Which layers have the window is part of the architecture."""
-    each = config.get("layer_windows") or [config["sliding_window"] or 0]
-    keys = {"expert_feed_forward_length": config["ffn"], "attention.sliding_window": max(each)}
+    windows = config.get("layer_windows") or [config["sliding_window"] or 0]
+    keys = {"expert_feed_forward_length": config["ffn"], "attention.sliding_window": max(windows)}
     return gguf_fields.GgufForm("gpt-oss", "half", experts_to_gguf(config) | keys)

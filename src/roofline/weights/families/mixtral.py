@@ -9,14 +9,14 @@ from roofline.weights.families.shared.canonical import Config, checked
 from roofline.weights.families.shared.experts import EXPERTS, HONOURED_GGUF, experts_to_gguf, gguf_experts, hf_experts
 from roofline.weights.families.shared.joined_experts import renamed, stacked_experts_apart
 from roofline.weights.families.shared.tensor_names import ATTENTION, NORMS, TensorNames
-from roofline.weights.quantised.method import Source
+from roofline.weights.quantised.method import TensorSource
 
 # What transformers has in memory, and writes with save_original_format=False -> what it writes otherwise.
 _IN_MEMORY = re.compile(r"(?P<layer>.+)\.mlp\.(?P<part>gate|experts\.\d+\.(?:gate|up|down)_proj)\.weight")
 _PARTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
-def _apart(path: Path, source: Source) -> Source:
+def _apart(path: Path, source: TensorSource) -> TensorSource:
     return renamed(stacked_experts_apart(path, source), _as_published)
 
 

@@ -33,9 +33,11 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     kind = table.get("rope_type", str) or table.get("type", str, "default")
     plain = fields
     if kind in _LONG_KINDS:
-        rest = {key: value for key, value in table.values.items() if key in _PLAIN_KEYS}
+        plain_values = {key: value for key, value in table.values.items() if key in _PLAIN_KEYS}
         values = {key: value for key, value in fields.values.items() if key not in ("rope_scaling", _ORIGINAL)}
-        plain = Fields(fields.path, {**values, "rope_parameters": {**rest, "rope_type": "default"}}, fields.within)
+        plain = Fields(
+            fields.path, {**values, "rope_parameters": {**plain_values, "rope_type": "default"}}, fields.within
+        )
     ours = hf_fields.decoder(plain, "phi3", ("auto_map",), eps=1e-5, turned=1.0)
     ours["sliding_window"] = fields.get("sliding_window", int)
     ours = checked(fields, ours, hf_fields.SPELLED)
@@ -65,9 +67,9 @@ def _factors(table: Fields, key: str, ours: Config) -> list[float]:
     """One number above 0 for each pair that is turned."""
     count = (ours.get("rotary_dim") or ours["head_dim"]) // 2
     factors = table.elements(key, float)
-    if factors is None or len(factors) != count or not all(0 < each < math.inf for each in factors):
+    if factors is None or len(factors) != count or not all(0 < factor < math.inf for factor in factors):
         table.refuse(key, f"is not {count} numbers above 0")
-    return [float(each) for each in factors]
+    return [float(factor) for factor in factors]
 
 
 def to_hf(config: Config) -> Config:

@@ -23,10 +23,10 @@ def from_hf(fields: Fields, model_type: str) -> Config:
         turning = [int((layer + 1) % interval != 0) for layer in range(layers)]
     if len(turning) != layers or set(turning) - {0, 1}:
         fields.refuse("no_rope_layers", f"is not a 0 or 1 for each of {layers} layers")
-    ours["turning"] = [bool(each) for each in turning]
+    ours["turning"] = [bool(turns) for turns in turning]
     window = fields.get("sliding_window", int) if fields.get("use_sliding_window", bool, False) else None
     types = hf_fields.layer_types(fields)
-    slides = [not each for each in turning] if types is None else [kind == "sliding_attention" for kind in types]
+    slides = [not turns for turns in turning] if types is None else [kind == "sliding_attention" for kind in types]
     if window is None and types is not None and any(slides):
         fields.refuse("layer_types", "has sliding_attention without use_sliding_window and sliding_window")
     if window is not None and window < 1:
@@ -37,15 +37,15 @@ def from_hf(fields: Fields, model_type: str) -> Config:
 
 def to_hf(config: Config) -> Config:
     """The fields of a config.json."""
-    each = config.get("layer_windows") or [config["sliding_window"] or 0] * config["layers"]
+    windows = config.get("layer_windows") or [config["sliding_window"] or 0] * config["layers"]
     return hf_fields.to_hf(config, "smollm3", "SmolLM3") | {
         "pad_token_id": None,  # the type's default is of a larger vocabulary
         "attention_bias": config["attention_bias"],
         "mlp_bias": config.get("mlp_bias", False),
         "no_rope_layers": [int(turns) for turns in config["turning"]],
-        "use_sliding_window": any(each),
-        "sliding_window": max(each) or None,
-        "layer_types": ["sliding_attention" if window else "full_attention" for window in each],
+        "use_sliding_window": any(windows),
+        "sliding_window": max(windows) or None,
+        "layer_types": ["sliding_attention" if window else "full_attention" for window in windows],
     }
 
 

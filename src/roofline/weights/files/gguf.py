@@ -37,7 +37,7 @@ _FOREIGN = {
 }
 
 
-class Metadata(UserDict[str, object]):
+class GgufMetadata(UserDict[str, object]):
     """Key -> value as plain Python: int, float, bool, str, list. Arrays are decoded at first use and then kept."""
 
     def __init__(self, path: Path, values: dict[str, object]) -> None:
@@ -65,7 +65,7 @@ class GGUFFile:
         self._data = as_bytes(map_file(self.path))
         cursor = _Cursor(self.path, self._data)
         self.version, tensor_count, value_count = _read_head(cursor)
-        self.metadata = Metadata(self.path, _read_values(cursor, value_count))
+        self.metadata = GgufMetadata(self.path, _read_values(cursor, value_count))
         self.alignment = _alignment(self.path, self.metadata)
         self.tensors, offsets = _read_tensors(cursor, tensor_count)
         data_start = -(-cursor.position // self.alignment) * self.alignment
@@ -209,7 +209,7 @@ def _decoded(path: Path, field: str, value: StringArray | np.ndarray | list[obje
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
-def _alignment(path: Path, metadata: Metadata) -> int:
+def _alignment(path: Path, metadata: GgufMetadata) -> int:
     value = metadata.get("general.alignment", 32)
     if not isinstance(value, int) or isinstance(value, bool) or not 8 <= value <= MAX_ALIGNMENT or value & (value - 1):
         refuse(path, "general.alignment", f"{value!r} is not a power of two from 8 to {MAX_ALIGNMENT}")

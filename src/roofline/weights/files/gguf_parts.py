@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from roofline.common.fields import Fields, refuse, shorten
-from roofline.weights.files.gguf import GGUFFile, Metadata
+from roofline.weights.files.gguf import GGUFFile, GgufMetadata
 from roofline.weights.files.mapped import TensorInfo
 
 _NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -38,7 +38,7 @@ class GGUFModel:
             names = _names(self.path, count)
             parts = [file if name == self.path else GGUFFile(name) for name in names]
             _check(parts)
-        self.metadata: Metadata = parts[0].metadata
+        self.metadata: GgufMetadata = parts[0].metadata
         self._file_of: dict[str, GGUFFile] = {}
         for part in parts:
             for name in part.tensors:
@@ -87,11 +87,11 @@ def _check(parts: list[GGUFFile]) -> None:
     first = parts[0].metadata
     for number, part in enumerate(parts):
         fields = Fields(part.path, part.metadata)
-        count, own = fields.need("split.count", int), fields.need("split.no", int)
+        count, part_number = fields.need("split.count", int), fields.need("split.no", int)
         if count != len(parts):
             fields.refuse("split.count", f"is {count}, but its name and {parts[0].path.name} say {len(parts)}")
-        if own != number:
-            fields.refuse("split.no", f"is {own}, but by its name this is part {number} (counted from 0)")
+        if part_number != number:
+            fields.refuse("split.no", f"is {part_number}, but by its name this is part {number} (counted from 0)")
         for key in part.metadata.keys() & first.keys():
             if key != "split.no" and part.metadata[key] != first[key]:
                 reason = f"differs from that of {parts[0].path.name}: the parts are of different models"

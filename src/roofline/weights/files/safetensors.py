@@ -15,7 +15,7 @@ from roofline.common.errors import ConfigError
 from roofline.common.fields import Fields, refuse, shorten
 from roofline.common.json_files import parse_json, read_json_file
 from roofline.weights.files.mapped import JsonObject, TensorInfo, as_bytes, map_file
-from roofline.weights.files.torch_pickle import TorchModel
+from roofline.weights.files.torch_pickle import PickledModel
 
 MAX_HEADER_BYTES = 100_000_000  # the reference implementation's cap
 MAX_DIMS = 8
@@ -157,7 +157,7 @@ class SafetensorsModel:
         no file of torch's is beside it."""
         if (folder / SINGLE).exists() or (folder / INDEX).exists():
             return True
-        return bool(_named_freely(folder)) and not TorchModel.is_in(folder)
+        return bool(_named_freely(folder)) and not PickledModel.is_in(folder)
 
     def read(self, name: str) -> np.ndarray:
         """uint8 [nbytes], a view of a mapped file. Raises ConfigError for an unknown name."""

@@ -29,7 +29,7 @@ _DTYPES = {
 }
 
 
-class TorchModel:
+class PickledModel:
     """config.json and the tensors of a folder's pytorch_model.bin, or of the files its index names.
 
     Attributes:

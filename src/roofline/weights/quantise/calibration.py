@@ -20,7 +20,7 @@ class Folding:
 
 
 @dataclass(frozen=True)
-class Scale:
+class ParameterScale:
     """Factors of a parameter; None: not scaled. rows: float32 [rows]; columns: float32 [cols], of a vector its
     elements."""
 
@@ -37,12 +37,12 @@ class Scale:
 
     def undo(self, values: np.ndarray, first: int = 0) -> np.ndarray:
         """The values before `apply`."""
-        rows, columns = (None if each is None else 1 / each for each in (self.rows, self.columns))
-        return Scale(rows, columns).apply(values, first)
+        rows, columns = (None if scale is None else 1 / scale for scale in (self.rows, self.columns))
+        return ParameterScale(rows, columns).apply(values, first)
 
 
 @dataclass(frozen=True)
-class Calibration:
+class WeightCalibration:
     """Empty where nothing was measured.
 
     importance: float32 [cols], how much an error in a column counts, with mean 1. products: float32 [cols, cols], the
@@ -53,4 +53,4 @@ class Calibration:
     importance: Mapping[str, np.ndarray] = field(default_factory=dict)
     products: Mapping[str, np.ndarray] = field(default_factory=dict)
     foldings: tuple[Folding, ...] = ()
-    scales: Mapping[str, Scale] = field(default_factory=dict)
+    scales: Mapping[str, ParameterScale] = field(default_factory=dict)

@@ -29,7 +29,7 @@ _AFFINE_STEPS = np.arange(-10, 21, 2, dtype=np.float32) * np.float32(0.1)
 
 
 @dataclass(frozen=True)
-class Grid:
+class ValueGrid:
     """The values that the weights of some blocks can have: scale * code + minimum, with a code from low to high.
 
     scale, minimum: float32 [blocks, groups, 1]. pack: codes, float32 [blocks, groups, weights of a group] -> bytes of
@@ -49,7 +49,7 @@ class Grid:
 
 
 # Blocks and how much the error of each weight counts, float32 [blocks, weights of a block] each.
-Fit = Callable[[np.ndarray, np.ndarray], Grid]
+Fit = Callable[[np.ndarray, np.ndarray], ValueGrid]
 # Codes, uint8 [blocks, weights of a block] or [blocks, groups, weights of a group] -> their bytes [blocks, bytes].
 Packer = Callable[[np.ndarray], np.ndarray]
 
@@ -100,11 +100,11 @@ def inverse_factor(products: np.ndarray, damping: float = 0.01) -> np.ndarray:
 def _round_in_turn(
     values: np.ndarray, importance: np.ndarray | None, factor: np.ndarray, block: int, fit: Fit
 ) -> np.ndarray:
-    rest = values.copy()  # [rows, cols], with what errors so far have changed
+    residuals = values.copy()  # [rows, cols], with what errors so far have changed
     parts = []
     for start in range(0, values.shape[1], block):
         end = start + block
-        part = _without_tiny(rest[:, start:end])
+        part = _without_tiny(residuals[:, start:end])
         weights = _weights(part)
         if importance is not None:
             weights *= importance[start:end]
@@ -113,13 +113,13 @@ def _round_in_turn(
         errors = np.empty_like(part)
         group = codes.shape[2]
         for column in range(block):
-            scale, minimum = (each[:, column // group, 0] for each in (grid.scale, grid.minimum))
+            scale, minimum = (numbers[:, column // group, 0] for numbers in (grid.scale, grid.minimum))
             code = _codes(part[:, column] - minimum, scale, grid.low, grid.high)
             codes[:, column // group, column % group] = code
             behind = factor[start + column, start + column : end]  # of this column, then of those behind it
             errors[:, column] = (part[:, column] - (scale * code + minimum)) / behind[0]
             part[:, column + 1 :] -= errors[:, column, None] * behind[1:]
-        rest[:, end:] -= errors @ factor[start:end, end:]
+        residuals[:, end:] -= errors @ factor[start:end, end:]
         parts.append(grid.pack(codes))
     return np.concatenate(parts, axis=1).reshape(-1)
 
@@ -210,7 +210,7 @@ def _flat(codes: np.ndarray) -> np.ndarray:
     return codes.reshape(len(codes), -1).astype(np.uint8)
 
 
-def _symmetric_block(blocks: np.ndarray, weights: np.ndarray, high: int, codes_of: Packer) -> Grid:
+def _symmetric_block(blocks: np.ndarray, weights: np.ndarray, high: int, codes_of: Packer) -> ValueGrid:
     """Q4_0, Q5_0: a scale before the codes, which are stored as numbers from 0."""
     data, scale = _stored(_symmetric(blocks, weights, -high - 1, high))
 
@@ -218,10 +218,10 @@ def _symmetric_block(blocks: np.ndarray, weights: np.ndarray, high: int, codes_o
         return np.concatenate([data, codes_of(_flat(codes + (high + 1)))], axis=1)
 
     scale = scale[:, None]
-    return Grid(scale, np.zeros_like(scale), -high - 1, high, pack)
+    return ValueGrid(scale, np.zeros_like(scale), -high - 1, high, pack)
 
 
-def _affine_block(blocks: np.ndarray, weights: np.ndarray, top: int, codes_of: Packer) -> Grid:
+def _affine_block(blocks: np.ndarray, weights: np.ndarray, top: int, codes_of: Packer) -> ValueGrid:
     """Q4_1, Q5_1: a scale and a minimum before the codes."""
     scale, minimum = _affine(blocks, weights, top, signed=True)
     (scale_data, scale), (minimum_data, minimum) = _stored(scale), _stored(minimum)
@@ -229,30 +229,30 @@ def _affine_block(blocks: np.ndarray, weights: np.ndarray, top: int, codes_of: P
     def pack(codes: np.ndarray) -> np.ndarray:
         return np.concatenate([scale_data, minimum_data, codes_of(_flat(codes))], axis=1)
 
-    return Grid(scale[:, None], minimum[:, None], 0, top, pack)
+    return ValueGrid(scale[:, None], minimum[:, None], 0, top, pack)
 
 
 def _pack_fives(codes: np.ndarray) -> np.ndarray:
     return np.concatenate([_fifth_bits(codes), _pack_nibbles(codes & np.uint8(15))], axis=1)
 
 
-def _q4_0(blocks: np.ndarray, weights: np.ndarray) -> Grid:
+def _q4_0(blocks: np.ndarray, weights: np.ndarray) -> ValueGrid:
     return _symmetric_block(blocks, weights, 7, _pack_nibbles)
 
 
-def _q5_0(blocks: np.ndarray, weights: np.ndarray) -> Grid:
+def _q5_0(blocks: np.ndarray, weights: np.ndarray) -> ValueGrid:
     return _symmetric_block(blocks, weights, 15, _pack_fives)
 
 
-def _q4_1(blocks: np.ndarray, weights: np.ndarray) -> Grid:
+def _q4_1(blocks: np.ndarray, weights: np.ndarray) -> ValueGrid:
     return _affine_block(blocks, weights, 15, _pack_nibbles)
 
 
-def _q5_1(blocks: np.ndarray, weights: np.ndarray) -> Grid:
+def _q5_1(blocks: np.ndarray, weights: np.ndarray) -> ValueGrid:
     return _affine_block(blocks, weights, 31, _pack_fives)
 
 
-def _affine_k(blocks: np.ndarray, weights: np.ndarray, top: int, codes_of: Packer) -> Grid:
+def _affine_k(blocks: np.ndarray, weights: np.ndarray, top: int, codes_of: Packer) -> ValueGrid:
     """Q4_K, Q5_K: 16 bytes before the codes."""
     groups, w = blocks.reshape(-1, 8, 32), weights.reshape(-1, 8, 32)
     scale, minimum = (part[..., 0] for part in _affine(groups, w, top, signed=False))  # [blocks, 8]
@@ -267,7 +267,7 @@ def _affine_k(blocks: np.ndarray, weights: np.ndarray, top: int, codes_of: Packe
     def pack(codes: np.ndarray) -> np.ndarray:
         return np.concatenate([d_data, dmin_data, packed, codes_of(codes.astype(np.uint8))], axis=1)
 
-    return Grid((d * scales)[..., None], -(dmin * minima)[..., None], 0, top, pack)
+    return ValueGrid((d * scales)[..., None], -(dmin * minima)[..., None], 0, top, pack)
 
 
 def _upper_scales(
@@ -306,15 +306,15 @@ def _fifths_and_nibbles(codes: np.ndarray) -> np.ndarray:
     return np.concatenate([fifth, _nibble_groups(codes)], axis=1)
 
 
-def _q4_k(blocks: np.ndarray, weights: np.ndarray) -> Grid:
+def _q4_k(blocks: np.ndarray, weights: np.ndarray) -> ValueGrid:
     return _affine_k(blocks, weights, 15, _nibble_groups)
 
 
-def _q5_k(blocks: np.ndarray, weights: np.ndarray) -> Grid:
+def _q5_k(blocks: np.ndarray, weights: np.ndarray) -> ValueGrid:
     return _affine_k(blocks, weights, 31, _fifths_and_nibbles)
 
 
-def _q6_k(blocks: np.ndarray, weights: np.ndarray) -> Grid:
+def _q6_k(blocks: np.ndarray, weights: np.ndarray) -> ValueGrid:
     groups, w = blocks.reshape(-1, 16, 16), weights.reshape(-1, 16, 16)
     scale = _symmetric(groups, w, -32, 31)[..., 0]  # [blocks, 16], signed
     at = np.abs(scale).argmax(axis=1)[:, None]
@@ -335,7 +335,7 @@ def _q6_k(blocks: np.ndarray, weights: np.ndarray) -> Grid:
         return np.concatenate([low, high, scales.astype(np.int8).view(np.uint8), data], axis=1)
 
     scale = (d * scales)[..., None]
-    return Grid(scale, np.zeros_like(scale), -32, 31, pack)
+    return ValueGrid(scale, np.zeros_like(scale), -32, 31, pack)
 
 
 _FITS: dict[str, Fit] = {

@@ -14,7 +14,7 @@ import numpy as np
 from roofline.common.errors import ConfigError
 from roofline.ops import formats
 from roofline.weights.checkpoint import Checkpoint
-from roofline.weights.quantise.calibration import Calibration, Folding, Scale
+from roofline.weights.quantise.calibration import Folding, ParameterScale, WeightCalibration
 from roofline.weights.quantise.rounding import round_to
 from roofline.weights.quantise.tensors import Progress, is_quantised
 
@@ -25,9 +25,9 @@ _ROWS = 256  # of each matrix that the powers are tried on, evenly spread
 def fit_scales(
     checkpoint: Checkpoint,
     kinds: Mapping[str, str],
-    calibration: Calibration,
+    calibration: WeightCalibration,
     progress: Progress = lambda done, total: None,
-) -> Calibration:
+) -> WeightCalibration:
     """The calibration with a scale for each parameter of its foldings.
 
     Args:
@@ -44,7 +44,7 @@ def fit_scales(
         for name in folding.divided:
             (rows if len(checkpoint.tensors[name].shape) > 1 else columns)[name] = 1 / factors
         progress(done, len(calibration.foldings))
-    scales = {name: Scale(rows.get(name), columns.get(name)) for name in {**rows, **columns}}
+    scales = {name: ParameterScale(rows.get(name), columns.get(name)) for name in {**rows, **columns}}
     return replace(calibration, scales=scales)
 
 

@@ -12,7 +12,7 @@ from roofline.common.errors import ConfigError
 from roofline.ops import formats
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.files.mapped import TensorInfo, forget
-from roofline.weights.quantise.calibration import Calibration, Scale
+from roofline.weights.quantise.calibration import ParameterScale, WeightCalibration
 from roofline.weights.quantise.rounding import inverse_factor, round_to
 from roofline.weights.rope_rows import heads_of, reorder
 
@@ -23,7 +23,7 @@ Progress = Callable[[int, int], None]  # how much is done, and of how much
 
 
 @dataclass(frozen=True)
-class Target:
+class QuantiseTarget:
     """What a checkpoint's tensors become.
 
     formats: canonical name -> format; rope_style: the order of the rows of q and k.
@@ -31,7 +31,7 @@ class Target:
 
     formats: Mapping[str, str]
     rope_style: str
-    calibration: Calibration = field(default_factory=Calibration)
+    calibration: WeightCalibration = field(default_factory=WeightCalibration)
 
     def infos(self, checkpoint: Checkpoint) -> list[TensorInfo]:
         """The tensors under their canonical names, in the checkpoint's order."""
@@ -50,7 +50,7 @@ def is_quantised(form: str) -> bool:
 def pieces(
     checkpoint: Checkpoint,
     name: str,
-    target: Target,
+    target: QuantiseTarget,
     pool: ThreadPoolExecutor,
     told: Callable[[int], None],
     only: range | None = None,
@@ -108,9 +108,12 @@ def pieces(
             future.cancel()
 
 
-def _calibrated(name: str, target: Target, form: str) -> tuple[np.ndarray | None, np.ndarray | None, Scale | None]:
-    """What is known of a tensor: the importance of its columns as they are scaled, GPTQ's factor, its scale."""
-    importance, products = (each.get(name) for each in (target.calibration.importance, target.calibration.products))
+def _calibrated(
+    name: str, target: QuantiseTarget, form: str
+) -> tuple[np.ndarray | None, np.ndarray | None, ParameterScale | None]:
+    """Return what calibration says of a tensor: the importance of its columns as they are scaled, GPTQ's factor, its
+    scale."""
+    importance, products = (values.get(name) for values in (target.calibration.importance, target.calibration.products))
     factor = None if products is None or not is_quantised(form) else inverse_factor(products)
     scale = target.calibration.scales.get(name)
     if scale is not None and scale.columns is not None and importance is not None:

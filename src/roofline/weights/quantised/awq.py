@@ -14,8 +14,16 @@ import numpy as np
 
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import shorten
-from roofline.weights.quantised.integers import Codes, Layout, even_groups, nibbles
-from roofline.weights.quantised.method import AUTOROUND, FLOATS, READ, Files, Parameter, check_dynamic, check_keys
+from roofline.weights.quantised.integers import CodeLayout, Codes, even_groups, nibbles
+from roofline.weights.quantised.method import (
+    AUTOROUND,
+    FLOATS,
+    READ,
+    QuantisedMatrix,
+    TensorFiles,
+    check_dynamic,
+    check_keys,
+)
 
 _PLACE = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # output of eight -> which code of the word is its
 _KEYS: Mapping[str, tuple[object, ...] | None] = {
@@ -47,7 +55,7 @@ class Awq:
 
     group: int
 
-    def parameters(self, files: Files) -> Iterable[Parameter]:
+    def parameters(self, files: TensorFiles) -> Iterable[QuantisedMatrix]:
         """Every matrix that has a `qweight`."""
         for name in files.tensors:
             if name.endswith(".qweight"):
@@ -57,7 +65,7 @@ class Awq:
         """No tensor."""
         return False
 
-    def _parameter(self, files: Files, module: str) -> Parameter:
+    def _parameter(self, files: TensorFiles, module: str) -> QuantisedMatrix:
         weight = f"{module}.qweight"
         packed = files.need(weight, ("I32",), of=weight).shape
         if len(packed) != 2 or 0 in packed:
@@ -66,13 +74,20 @@ class Awq:
         count = files.group_count(weight, columns, self.group)
         scales = files.need(f"{module}.scales", FLOATS, (count, rows), of=weight)
         files.need(f"{module}.qzeros", ("I32",), (count, rows // 8), of=weight)
-        layout = Layout((rows, columns), 4, True, scales.format, even_groups(columns, count))
+        layout = CodeLayout((rows, columns), 4, True, scales.format, even_groups(columns, count))
         parts = tuple(f"{module}.{part}" for part in ("qweight", "qzeros", "scales"))
         make = partial(_bytes, files, module, layout)
-        return Parameter(f"{module}.weight", layout.format, layout.shape, parts, make, layout.widened)
+        return QuantisedMatrix(
+            name=f"{module}.weight",
+            format=layout.format,
+            shape=layout.shape,
+            parts=parts,
+            make=make,
+            widened=layout.widened,
+        )
 
 
-def _bytes(files: Files, module: str, layout: Layout) -> np.ndarray:
+def _bytes(files: TensorFiles, module: str, layout: CodeLayout) -> np.ndarray:
     code, zero = (_ordered(files.array(f"{module}.{part}")).T for part in ("qweight", "qzeros"))
     return layout.bytes_of(Codes(np.ascontiguousarray(code), files.floats(f"{module}.scales").T, zero))
 

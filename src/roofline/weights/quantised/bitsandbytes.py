@@ -18,7 +18,7 @@ from roofline.common.errors import UnsupportedError
 from roofline.common.fields import Fields, shorten
 from roofline.common.json_files import parse_json
 from roofline.ops.formats import nf4
-from roofline.weights.quantised.method import READ, Files, Parameter, check_keys
+from roofline.weights.quantised.method import READ, QuantisedMatrix, TensorFiles, check_keys
 
 _STATE = ".quant_state.bitsandbytes__nf4"
 _MOST_STATE_BYTES = 1 << 16
@@ -51,7 +51,7 @@ class _State:
 class Bitsandbytes:
     """A checked configuration."""
 
-    def parameters(self, files: Files) -> Iterable[Parameter]:
+    def parameters(self, files: TensorFiles) -> Iterable[QuantisedMatrix]:
         """Every matrix that has a state."""
         for name in files.tensors:
             if name.endswith(_STATE):
@@ -64,7 +64,7 @@ class Bitsandbytes:
         return False
 
 
-def _parameter(files: Files, name: str) -> Parameter:
+def _parameter(files: TensorFiles, name: str) -> QuantisedMatrix:
     if not name.endswith(".weight"):
         files.refuse(f"{name}{_STATE}", "belongs to no matrix of a name that ends with .weight")
     state = _state(files, name)
@@ -89,10 +89,10 @@ def _parameter(files: Files, name: str) -> Parameter:
         files.need(f"{name}.nested_absmax", ("F32",), (-(-blocks // state.nested[0]),), of=name)
         files.need(f"{name}.nested_quant_map", ("F32",), (256,), of=name)
         parts += [f"{name}.nested_absmax", f"{name}.nested_quant_map"]
-    return Parameter(name, "NF4", state.shape, tuple(parts), partial(_bytes, files, name, state))
+    return QuantisedMatrix(name, "NF4", state.shape, tuple(parts), partial(_bytes, files, name, state))
 
 
-def _state(files: Files, name: str) -> _State:
+def _state(files: TensorFiles, name: str) -> _State:
     info = files.need(f"{name}{_STATE}", ("U8",), of=name)
     where = f"{files.path}: tensor {shorten(info.name)!r}"
     if info.nbytes > _MOST_STATE_BYTES:
@@ -120,7 +120,7 @@ def _state(files: Files, name: str) -> _State:
     return _State((shape[0], shape[1]), block, nested)
 
 
-def _bytes(files: Files, name: str, state: _State) -> np.ndarray:
+def _bytes(files: TensorFiles, name: str, state: _State) -> np.ndarray:
     rows, columns = state.shape
     if state.nested is None:
         scale = files.floats(f"{name}.absmax")

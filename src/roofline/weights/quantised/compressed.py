@@ -20,8 +20,8 @@ from roofline.common.errors import UnsupportedError
 from roofline.common.fields import shorten
 from roofline.ops.formats.float8 import BLOCK
 from roofline.weights.quantised import float8
-from roofline.weights.quantised.integers import Codes, Layout, even_groups, unpacked
-from roofline.weights.quantised.method import FLOATS, READ, Files, Parameter, check_keys
+from roofline.weights.quantised.integers import CodeLayout, Codes, even_groups, unpacked
+from roofline.weights.quantised.method import FLOATS, READ, QuantisedMatrix, TensorFiles, check_keys
 
 _FORMATS = ("int-quantized", "pack-quantized", "float-quantized", "naive-quantized")
 _FORMATS_OF = {
@@ -73,7 +73,7 @@ class Compressed:
 
     schemes: tuple[Scheme, ...]
 
-    def parameters(self, files: Files) -> Iterable[Parameter]:
+    def parameters(self, files: TensorFiles) -> Iterable[QuantisedMatrix]:
         """Every matrix of codes or 8-bit floats, found by its tensors."""
         for name, info in files.tensors.items():
             if info.format == float8.STORED:
@@ -87,7 +87,7 @@ class Compressed:
         """Scales and zero points of activations and of a cache."""
         return float8.Float8().unread(name) or name.endswith((".input_zero_point", ".output_zero_point"))
 
-    def _integers(self, files: Files, name: str) -> Parameter:
+    def _integers(self, files: TensorFiles, name: str) -> QuantisedMatrix:
         packed = f"{name}_packed" in files.tensors
         (rows, columns), bits = _packed_shape(files, name) if packed else _plain_shape(files, name)
         symmetric = f"{name}_zero_point" not in files.tensors
@@ -115,12 +115,14 @@ class Compressed:
             shape = (-(-rows * bits // 32), count) if packed and not one else (rows, count)
             shapes = _ONE if one else (shape,) if packed else (shape, (rows,))
             files.need(parts[-1], ("I32",) if packed and not one else ("I8",), *shapes, of=name)
-        layout = Layout((rows, columns), bits, not symmetric, scales.format, group_of)
+        layout = CodeLayout((rows, columns), bits, not symmetric, scales.format, group_of)
         make = partial(_bytes, files, name, packed, layout)
-        return Parameter(name, layout.format, layout.shape, tuple(parts), make, layout.widened)
+        return QuantisedMatrix(
+            name=name, format=layout.format, shape=layout.shape, parts=tuple(parts), make=make, widened=layout.widened
+        )
 
 
-def _packed_shape(files: Files, name: str) -> tuple[tuple[int, int], int]:
+def _packed_shape(files: TensorFiles, name: str) -> tuple[tuple[int, int], int]:
     """The shape of a matrix of packed codes, and their bits."""
     files.need(f"{name}_shape", ("I64", "I32"), (2,), of=f"{name}_packed")
     rows, columns = (int(size) for size in files.array(f"{name}_shape"))
@@ -131,14 +133,14 @@ def _packed_shape(files: Files, name: str) -> tuple[tuple[int, int], int]:
     files.refuse(f"{name}_packed", f"is of {words} for a matrix of {(rows, columns)}; we read codes of 4 and 8 bits")
 
 
-def _plain_shape(files: Files, name: str) -> tuple[tuple[int, int], int]:
+def _plain_shape(files: TensorFiles, name: str) -> tuple[tuple[int, int], int]:
     shape = files.tensors[name].shape
     if len(shape) != 2 or 0 in shape:
         files.refuse(name, f"is int8 of {shape}, not a matrix")
     return (shape[0], shape[1]), 8
 
 
-def _group_of(files: Files, name: str, columns: int, count: int) -> np.ndarray:
+def _group_of(files: TensorFiles, name: str, columns: int, count: int) -> np.ndarray:
     files.need(name, ("I32",), (columns,), of=name.removesuffix("_g_idx"))
     group_of = files.array(name).astype(np.int64)
     if group_of.max() >= count:  # -1, "not written", is the largest there is
@@ -146,7 +148,7 @@ def _group_of(files: Files, name: str, columns: int, count: int) -> np.ndarray:
     return group_of
 
 
-def _bytes(files: Files, name: str, packed: bool, layout: Layout) -> np.ndarray:
+def _bytes(files: TensorFiles, name: str, packed: bool, layout: CodeLayout) -> np.ndarray:
     rows, bits, zero = layout.shape[0], layout.bits, None
     code = unpacked(files.array(f"{name}_packed"), bits) if packed else _offset(files.array(name))
     if layout.has_zeros:

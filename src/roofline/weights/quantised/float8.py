@@ -17,7 +17,7 @@ from roofline.common.errors import UnsupportedError
 from roofline.common.fields import refuse, shorten
 from roofline.ops import formats
 from roofline.ops.formats.float8 import BLOCK, join
-from roofline.weights.quantised.method import FLOATS, Files, Parameter, PlainFloats, check_keys
+from roofline.weights.quantised.method import FLOATS, PlainFloats, QuantisedMatrix, TensorFiles, check_keys
 
 STORED = "F8_E4M3"  # as safetensors calls the dtype
 FORMAT = "E4M3"
@@ -38,7 +38,7 @@ _KEYS: Mapping[str, tuple[object, ...] | None] = {
 class Float8(PlainFloats):
     """Matrices of e4m3, found by their dtype: every checkpoint may hold some, whatever its configuration says."""
 
-    def parameters(self, files: Files) -> Iterable[Parameter]:
+    def parameters(self, files: TensorFiles) -> Iterable[QuantisedMatrix]:
         """Every tensor of e4m3."""
         super().parameters(files)
         return [parameter(files, name) for name, info in files.tensors.items() if info.format == STORED]
@@ -48,7 +48,7 @@ class Float8(PlainFloats):
         return _UNUSED.fullmatch(name) is not None
 
 
-def parameter(files: Files, name: str) -> Parameter:
+def parameter(files: TensorFiles, name: str) -> QuantisedMatrix:
     """A matrix of e4m3; where its rows are no multiple of 128, the same numbers in float32.
 
     Raises ConfigError where its scale is not there or of another shape, UnsupportedError for what is no matrix.
@@ -65,17 +65,19 @@ def parameter(files: Files, name: str) -> Parameter:
         refuse(files.path, f"tensor {shorten(scales[0])!r}", f"{scale.format} of {scale.shape} for {shape}")
     parts, matrix = (name, scales[0]), (shape[0], shape[1])
     if not shape[1] % BLOCK:
-        return Parameter(name, FORMAT, matrix, parts, partial(_bytes, files, name, scales[0]))
+        return QuantisedMatrix(name, FORMAT, matrix, parts, partial(_bytes, files, name, scales[0]))
     why = f"rows of 8-bit floats that are no multiple of {BLOCK}"
-    return Parameter(name, "F32", matrix, parts, partial(_wide, files, name, scales[0]), why)
+    return QuantisedMatrix(
+        name=name, format="F32", shape=matrix, parts=parts, make=partial(_wide, files, name, scales[0]), widened=why
+    )
 
 
-def _bytes(files: Files, name: str, scale: str) -> np.ndarray:
+def _bytes(files: TensorFiles, name: str, scale: str) -> np.ndarray:
     rows, columns = files.tensors[name].shape
     return join(files.source.read(name), _spread(files.floats(scale), rows, columns // BLOCK))
 
 
-def _wide(files: Files, name: str, scale: str) -> np.ndarray:
+def _wide(files: TensorFiles, name: str, scale: str) -> np.ndarray:
     """uint8 of float32 [rows, columns]: the numbers that the format would hold of rows filled up with zeros."""
     rows, columns = files.tensors[name].shape
     groups = -(-columns // BLOCK)

@@ -18,8 +18,16 @@ import numpy as np
 
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import shorten
-from roofline.weights.quantised.integers import Codes, Layout, even_groups, unpacked
-from roofline.weights.quantised.method import AUTOROUND, FLOATS, READ, Files, Parameter, check_dynamic, check_keys
+from roofline.weights.quantised.integers import CodeLayout, Codes, even_groups, unpacked
+from roofline.weights.quantised.method import (
+    AUTOROUND,
+    FLOATS,
+    READ,
+    QuantisedMatrix,
+    TensorFiles,
+    check_dynamic,
+    check_keys,
+)
 
 _KEYS: Mapping[str, tuple[object, ...] | None] = {
     **AUTOROUND,
@@ -55,7 +63,7 @@ class Gptq:
     act_order: bool
     plus_one: bool
 
-    def parameters(self, files: Files) -> Iterable[Parameter]:
+    def parameters(self, files: TensorFiles) -> Iterable[QuantisedMatrix]:
         """Every matrix that has a `qweight`."""
         for name in files.tensors:
             if name.endswith(".qweight"):
@@ -65,7 +73,7 @@ class Gptq:
         """No tensor."""
         return False
 
-    def _parameter(self, files: Files, module: str) -> Parameter:
+    def _parameter(self, files: TensorFiles, module: str) -> QuantisedMatrix:
         weight = f"{module}.qweight"
         packed = files.need(weight, ("I32",), of=weight).shape
         if len(packed) != 2 or 0 in packed or packed[1] * self.bits % 32:
@@ -80,12 +88,19 @@ class Gptq:
         if self.act_order or f"{module}.g_idx" in files.tensors:
             group_of = self._group_of(files, module, columns, count)
             parts.append(f"{module}.g_idx")
-        layout = Layout((rows, columns), self.bits, not self.symmetric, scales.format, group_of)
+        layout = CodeLayout((rows, columns), self.bits, not self.symmetric, scales.format, group_of)
         make = partial(self._bytes, files, module, layout)
         why = f"act-order (desc_act): {layout.widened}" if layout.widened and self.act_order else layout.widened
-        return Parameter(f"{module}.weight", layout.format, (rows, columns), tuple(parts), make, why)
+        return QuantisedMatrix(
+            name=f"{module}.weight",
+            format=layout.format,
+            shape=(rows, columns),
+            parts=tuple(parts),
+            make=make,
+            widened=why,
+        )
 
-    def _group_of(self, files: Files, module: str, columns: int, count: int) -> np.ndarray:
+    def _group_of(self, files: TensorFiles, module: str, columns: int, count: int) -> np.ndarray:
         name = f"{module}.g_idx"
         files.need(name, ("I32",), (columns,), of=f"{module}.qweight")
         group_of = files.array(name).astype(np.int64)
@@ -95,7 +110,7 @@ class Gptq:
             files.refuse(name, "puts inputs out of order, and desc_act of quantization_config says they are in order")
         return group_of
 
-    def _bytes(self, files: Files, module: str, layout: Layout) -> np.ndarray:
+    def _bytes(self, files: TensorFiles, module: str, layout: CodeLayout) -> np.ndarray:
         code = unpacked(files.array(f"{module}.qweight").T, self.bits)  # [rows, columns]
         words = files.array(f"{module}.qzeros")
         if self.plus_one:

@@ -26,7 +26,7 @@ class Codes:
 
 
 @dataclass(frozen=True)
-class Layout:
+class CodeLayout:
     """How the codes of a matrix lie, as can be known without reading them.
 
     Attributes:

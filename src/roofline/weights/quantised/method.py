@@ -21,7 +21,7 @@ FLOATS = ("F16", "BF16", "F32")  # dtypes that scales may have
 READ = ("BF16", "F16", "F32", "GPTQ, AWQ, fp8, compressed-tensors, bitsandbytes NF4, MXFP4")
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """Named tensors of files, in the dtypes of safetensors."""
 
     @property
@@ -32,7 +32,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Parameter:
+class QuantisedMatrix:
     """A matrix that tensors of a file make.
 
     Attributes:
@@ -59,7 +59,7 @@ class Parameter:
 class Method(Protocol):
     """A quantisation method whose configuration was checked."""
 
-    def parameters(self, files: "Files") -> Iterable[Parameter]:
+    def parameters(self, files: "TensorFiles") -> Iterable[QuantisedMatrix]:
         """The parameters that are made of several tensors. Raises ConfigError, UnsupportedError naming the tensor."""
 
     def unread(self, name: str) -> bool:
@@ -67,14 +67,14 @@ class Method(Protocol):
 
 
 @dataclass(frozen=True)
-class Files:
+class TensorFiles:
     """The tensors of a model's files, each asked for with the dtype and shape that it must have.
 
     path: what errors name. All that raise raise ConfigError.
     """
 
     path: Path
-    source: Source
+    source: TensorSource
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -166,7 +166,7 @@ def check_keys(what: str, table: object, keys: Mapping[str, tuple[object, ...] |
 class PlainFloats:
     """No quantisation method."""
 
-    def parameters(self, files: Files) -> Iterable[Parameter]:
+    def parameters(self, files: TensorFiles) -> Iterable[QuantisedMatrix]:
         """None."""
         for name in files.tensors:
             if name.endswith((".qweight", ".weight_packed")) or ".quant_state." in name:
@@ -186,7 +186,7 @@ class QuantisedTensors:
     Raises ConfigError and UnsupportedError as the method does.
     """
 
-    files: Files
+    files: TensorFiles
     method: Method
     tensors: dict[str, TensorInfo] = field(init=False, default_factory=dict)
     widened: dict[str, str] = field(init=False, default_factory=dict)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from roofline.weights.quantised.method import Files, Parameter, PlainFloats, check_keys
+from roofline.weights.quantised.method import PlainFloats, QuantisedMatrix, TensorFiles, check_keys
 
 _BLOCKS = re.compile(r"(?P<within>.+\.mlp\.experts)\.(?P<part>gate_up_proj|down_proj)_blocks")
 # What a tensor of all experts holds, and in which of its outputs.
@@ -30,7 +30,7 @@ _KEYS: Mapping[str, tuple[object, ...] | None] = {
 class Mxfp4(PlainFloats):
     """See the module."""
 
-    def parameters(self, files: Files) -> Iterable[Parameter]:
+    def parameters(self, files: TensorFiles) -> Iterable[QuantisedMatrix]:
         """A matrix for each expert's gate, up and down."""
         super().parameters(files)
         for name in files.tensors:
@@ -39,7 +39,7 @@ class Mxfp4(PlainFloats):
                 yield from _of_tensor(files, name, match["within"], match["part"])
 
 
-def _of_tensor(files: Files, name: str, within: str, part: str) -> Iterable[Parameter]:
+def _of_tensor(files: TensorFiles, name: str, within: str, part: str) -> Iterable[QuantisedMatrix]:
     info = files.need(name, ("U8",), of=name)
     if len(info.shape) != 4 or info.shape[3] != 16 or (part == "gate_up_proj" and info.shape[1] % 2):
         files.refuse(name, f"of shape {info.shape} is not [experts, outputs, groups of 32 inputs, 16 bytes]")
@@ -50,10 +50,10 @@ def _of_tensor(files: Files, name: str, within: str, part: str) -> Iterable[Para
         shape = (len(range(outputs)[rows]), 32 * groups)
         for number in range(experts):
             make = partial(_bytes, files, name, scales, number, rows)
-            yield Parameter(f"{within}.{number}.{ours}.weight", "MXFP4", shape, (name, scales), make)
+            yield QuantisedMatrix(f"{within}.{number}.{ours}.weight", "MXFP4", shape, (name, scales), make)
 
 
-def _bytes(files: Files, blocks: str, scales: str, number: int, rows: slice) -> np.ndarray:
+def _bytes(files: TensorFiles, blocks: str, scales: str, number: int, rows: slice) -> np.ndarray:
     """uint8: for each group of 32 its exponent and 16 bytes of element i beside element i + 16."""
     pairs, exponents = files.array(blocks)[number, rows], files.array(scales)[number, rows]
     if (exponents == 255).any():

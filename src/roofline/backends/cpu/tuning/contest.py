@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from roofline.backends.cpu.tuning.variants import Group, combined
+from roofline.backends.cpu.tuning.variants import OpGroup, combined
 from roofline.backends.paired import LEAST_PAIRS, interval, noise
 from roofline.common.json_types import JsonMapping, JsonObject
 
@@ -42,8 +42,8 @@ class Rounds:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """variant: the choice; reason: in words; figures: see hardware.tunings.Record."""
+class ContestOutcome:
+    """variant: the choice; reason: in words; figures: see hardware.tuning.store.TuningRecord."""
 
     variant: str
     reason: str
@@ -59,7 +59,7 @@ class Contest:
         seed: of the order of entries.
     """
 
-    def __init__(self, group: Group, default: str, candidates: Sequence[str], rounds: Rounds, seed: int = 0) -> None:
+    def __init__(self, group: OpGroup, default: str, candidates: Sequence[str], rounds: Rounds, seed: int = 0) -> None:
         self.group, self.default, self.rounds = group, default, rounds
         self.candidates = [name for name in candidates if name != default]
         self.stage, self.names = 0, list(self.candidates)
@@ -67,9 +67,9 @@ class Contest:
         self._random = random.Random(seed)
         self._default_seconds: list[float] = []
         self._begin_stage()
-        self.outcome: Outcome | None = None
+        self.outcome: ContestOutcome | None = None
         if not self.names:
-            self.outcome = Outcome(default, "there is nothing to choose from", {})
+            self.outcome = ContestOutcome(default, "there is nothing to choose from", {})
 
     def entry(self) -> str:
         """The variant to run next."""
@@ -154,21 +154,21 @@ class Contest:
         self._begin_stage()
 
     def _keep(self, reason: str) -> None:
-        self.outcome = Outcome(self.default, reason, self._figures())
+        self.outcome = ContestOutcome(self.default, reason, self._figures())
 
-    def _judge(self, name: str) -> Outcome:
+    def _judge(self, name: str) -> ContestOutcome:
         """The winner of the race has to win by more than the noise on fresh pairs."""
         gain, same = interval(self._logs[name]), noise(self._same)
         wins = gain.high < 1 - max(same, LEAST_WIN)
         figures = self._figures() | {"ratio": gain.ratio, "low": gain.low, "high": gain.high, "noise": same}
         figures |= {"rounds": len(self._same), "best": name}
         if wins:
-            return Outcome(name, f"faster by {1 - gain.ratio:.1%}", figures)
+            return ContestOutcome(name, f"faster by {1 - gain.ratio:.1%}", figures)
         if gain.ratio < 1:
             reason = f"{name} was faster by {1 - gain.ratio:.1%}, which does not exceed the noise"
         else:
             reason = f"{name} did not win again on fresh measurements"
-        return Outcome(self.default, reason, figures)
+        return ContestOutcome(self.default, reason, figures)
 
     def _figures(self) -> dict[str, object]:
         """busy: two runs of the default differed by so much in most rounds that the outcome says little."""

@@ -16,13 +16,13 @@ from roofline.backends.cpu.executable import CpuExecutable
 from roofline.backends.cpu.select import DEFAULT, REGIMES, setting_of
 from roofline.backends.cpu.truth import TruthError
 from roofline.backends.cpu.tuning import variants
-from roofline.backends.cpu.tuning.contest import Contest, Outcome, Rounds
-from roofline.backends.cpu.tuning.variants import Group, regime_of
+from roofline.backends.cpu.tuning.contest import Contest, ContestOutcome, Rounds
+from roofline.backends.cpu.tuning.variants import OpGroup, regime_of
 from roofline.backends.paired import LEAST_PAIRS, interval, noise
 from roofline.common.errors import ConfigError
 from roofline.common.units import now_utc
 from roofline.hardware.tuning import store
-from roofline.hardware.tuning.store import Choice, Record, Tunings, Verdict
+from roofline.hardware.tuning.store import TuningRecord, Tunings, TuningVerdict, VariantChoice
 from roofline.ops.batch import PAGE_TOKENS, Segment
 
 CONTEXT = 128  # tokens before those of a decoding step
@@ -35,7 +35,7 @@ CHECKS_SHARE = 0.2  # of a budget, kept for the end-to-end comparison
 
 
 @dataclass(frozen=True)
-class Point:
+class TuningPoint:
     """A step that stands for a regime: so many sequences with so many tokens each after a context."""
 
     sequences: int
@@ -52,7 +52,7 @@ class Point:
         return self.sequences * self.tokens
 
 
-def points(executable: CpuExecutable, regime: int) -> list[Point]:
+def points(executable: CpuExecutable, regime: int) -> list[TuningPoint]:
     """The steps that are timed for a regime, as far as the executable's limits allow."""
     sizes = ([(1, 1)], [(4, 1), (16, 1)], [(64, 1), (1, PROMPT)])[regime]
     limits, steps = executable.limits, []
@@ -60,14 +60,14 @@ def points(executable: CpuExecutable, regime: int) -> list[Point]:
         sequences = min(most, limits.segments, limits.rows, limits.tokens // tokens or 1)
         room = executable.num_pages // sequences * PAGE_TOKENS
         context = 0 if tokens > 1 else min(CONTEXT, room - 1, executable.max_context - 1)
-        point = Point(sequences, min(tokens, limits.tokens, room, executable.max_context), context)
+        point = TuningPoint(sequences, min(tokens, limits.tokens, room, executable.max_context), context)
         if regime_of(point.rows) == regime:
             steps.append(point)
     return steps
 
 
 @dataclass(frozen=True)
-class Step:
+class TuningProgress:
     """What `tune` reports while it works: what is done, the share of it that is done."""
 
     text: str
@@ -75,7 +75,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TuningPlan:
     """What is to be measured. seconds: the estimate, 0 where nothing is left; settled: choices that the store has."""
 
     contests: Mapping[int, list[Contest]]
@@ -113,12 +113,12 @@ class Tuner:
         self.groups = variants.groups(executable.program)
         self.points = {regime: points(executable, regime) for regime in range(len(REGIMES))}
         self._now: dict[tuple[int, int], str] = {}  # (first op of a group, regime): what the core has
-        self._logits: dict[Point, np.ndarray] = {}
+        self._logits: dict[TuningPoint, np.ndarray] = {}
         for regime in self.points:
             for group in self.groups:
                 self._choose(group, regime, self._default(group))
 
-    def plan(self) -> Plan:
+    def plan(self) -> TuningPlan:
         """What is left to measure and how long that takes, from one step at each point."""
         step_seconds, contests, settled = {}, {}, 0
         for regime, steps in self.points.items():
@@ -129,10 +129,10 @@ class Tuner:
         open_regimes = [regime for regime in self.points if self._needs_verdict(regime, bool(contests[regime]))]
         checks = sum(VERDICT_STEPS * VERDICT_ROUNDS * step_seconds[regime] for regime in open_regimes)
 
-        most = {r: max((len(self._candidates(g, r)) for g in gs), default=0) for r, gs in contests.items()}
+        candidate_counts = {r: max((len(self._candidates(g, r)) for g in gs), default=0) for r, gs in contests.items()}
 
         def seconds(rounds: Rounds) -> float:
-            return sum(rounds.slots(most[r]) * step_seconds[r] for r in contests) + checks
+            return sum(rounds.slots(candidate_counts[r]) * step_seconds[r] for r in contests) + checks
 
         rounds = Rounds()
         full = seconds(rounds)
@@ -140,9 +140,9 @@ class Tuner:
             rounds = rounds.scaled(self.budget / full)
         planned = {r: [self._contest(g, r, rounds) for g in gs] for r, gs in contests.items()}
         estimate = seconds(rounds)
-        return Plan(planned, rounds, estimate if self.budget is None else min(estimate, self.budget), settled)
+        return TuningPlan(planned, rounds, estimate if self.budget is None else min(estimate, self.budget), settled)
 
-    def run(self, plan: Plan, stop: Callable[[], bool] = lambda: False) -> Iterator[Step]:
+    def run(self, plan: TuningPlan, stop: Callable[[], bool] = lambda: False) -> Iterator[TuningProgress]:
         """Measure, store and compare; yields after each slot. `stop` is asked between steps.
 
         Ends early when `stop` says so or the budget is spent; what was measured is stored, and the next run goes on.
@@ -162,7 +162,7 @@ class Tuner:
                 done += 1
                 decided = sum(c.outcome is not None for c in contests)
                 text = f"{REGIMES[regime]}: {decided} of {len(contests)} shapes decided"
-                yield Step(text, min(0.99, done / slots))
+                yield TuningProgress(text, min(0.99, done / slots))
                 if time.monotonic() - saved > SAVE_EVERY:
                     self._save_unfinished(regime, contests)
                     saved = time.monotonic()
@@ -171,7 +171,7 @@ class Tuner:
             if stop():
                 break
             if self._needs_verdict(regime, bool(plan.contests[regime])):
-                yield Step(f"{REGIMES[regime]}: the whole model with and without", 0.99)
+                yield TuningProgress(f"{REGIMES[regime]}: the whole model with and without", 0.99)
                 self._compare(regime, started, stop)
         self.reset()
 
@@ -183,7 +183,7 @@ class Tuner:
 
     # ---- one step ----
 
-    def _seconds(self, point: Point) -> float:
+    def _seconds(self, point: TuningPoint) -> float:
         self._fill(point)
         return min(self._forward(point) for _ in range(4))
 
@@ -198,7 +198,7 @@ class Tuner:
                 if turn:
                     self._logits[point] = self.executable.logits().view(np.int32).copy()
 
-    def _fill(self, point: Point) -> None:
+    def _fill(self, point: TuningPoint) -> None:
         pages = -(-(point.context + point.tokens) // PAGE_TOKENS)
         ids = np.random.default_rng(7).integers(0, self.executable.vocab_size, point.rows).tolist()
         segments = [
@@ -207,7 +207,7 @@ class Tuner:
         ]
         self.executable.batch.fill(segments, [(i + 1) * point.tokens - 1 for i in range(point.sequences)])
 
-    def _forward(self, point: Point) -> float:
+    def _forward(self, point: TuningPoint) -> float:
         start = time.perf_counter()
         self.executable.forward()
         seconds = time.perf_counter() - start
@@ -218,7 +218,7 @@ class Tuner:
             )
         return seconds
 
-    def _choose(self, group: Group, regime: int, variant: str) -> None:
+    def _choose(self, group: OpGroup, regime: int, variant: str) -> None:
         if self._now.get((group.ops[0], regime)) == variant:
             return
         try:
@@ -245,7 +245,7 @@ class Tuner:
         for row, contest in zip(spent, contests, strict=True):
             contest.tell(row)
 
-    def _ops(self, group: Group, regime: int, point: Point) -> list[int]:
+    def _ops(self, group: OpGroup, regime: int, point: TuningPoint) -> list[int]:
         """The group's ops whose rows are in the regime; of row ops also the next, which reads what they made."""
         rows = {False: point.rows, True: point.sequences}
         ops = [op for op, leads in zip(group.ops, group.over_rows, strict=True) if regime_of(rows[leads]) == regime]
@@ -253,36 +253,36 @@ class Tuner:
 
     # ---- what to measure ----
 
-    def _default(self, group: Group) -> str:
+    def _default(self, group: OpGroup) -> str:
         return self.defaults.get(group.kind, DEFAULT)
 
-    def _candidates(self, group: Group, regime: int) -> list[str]:
+    def _candidates(self, group: OpGroup, regime: int) -> list[str]:
         names = variants.candidates(group, regime, self.executable.isa, self.executable.threads)
         return [name for name in (DEFAULT, *names) if name != self._default(group)]
 
-    def _present(self, group: Group, regime: int) -> bool:
+    def _present(self, group: OpGroup, regime: int) -> bool:
         """Whether the regime's steps run the group, and there is something to choose."""
         steps = self.points[regime]
         return bool(self._candidates(group, regime)) and any(self._ops(group, regime, point) for point in steps)
 
-    def _settled(self, group: Group, regime: int) -> bool:
+    def _settled(self, group: OpGroup, regime: int) -> bool:
         """Whether the store knows the choice: a default kept on a busy machine is measured again."""
         record = self._record(group, regime)
         return record is not None and (record.variant != record.default or not record.figures.get("busy"))
 
-    def _record(self, group: Group, regime: int) -> Record | None:
+    def _record(self, group: OpGroup, regime: int) -> TuningRecord | None:
         record = self.tunings.records.get((group.kind, group.shape, REGIMES[regime], self.setting.run))
         usable = record is not None and record.setting == self.setting and record.default == self._default(group)
         return record if usable else None
 
-    def _contest(self, group: Group, regime: int, rounds: Rounds) -> Contest:
+    def _contest(self, group: OpGroup, regime: int, rounds: Rounds) -> Contest:
         contest = Contest(group, self._default(group), self._candidates(group, regime), rounds, seed=group.ops[0])
         state = self.tunings.unfinished.get(self._key(group, regime))
         if state is not None and not self.again:
             contest.resume(state)
         return contest
 
-    def _key(self, group: Group, regime: int) -> str:
+    def _key(self, group: OpGroup, regime: int) -> str:
         return " | ".join((group.kind, group.shape, REGIMES[regime], *vars(self.setting).values()))
 
     # ---- results ----
@@ -303,13 +303,22 @@ class Tuner:
         if contests:
             store.save_where_possible(self.tunings)
 
-    def _as_record(self, contest: Contest, regime: int, outcome: Outcome) -> Record:
+    def _as_record(self, contest: Contest, regime: int, outcome: ContestOutcome) -> TuningRecord:
         group = contest.group
         where = {"points": [str(p) for p in self.points[regime] if self._ops(group, regime, p)], "ops": len(group.ops)}
-        facts = (group.kind, group.shape, REGIMES[regime], self.setting, outcome.variant, contest.default)
-        return Record(*facts, outcome.reason, dict(outcome.figures) | where, now_utc())
+        return TuningRecord(
+            kind=group.kind,
+            shape=group.shape,
+            regime=REGIMES[regime],
+            setting=self.setting,
+            variant=outcome.variant,
+            default=contest.default,
+            reason=outcome.reason,
+            figures=dict(outcome.figures) | where,
+            measured=now_utc(),
+        )
 
-    def _verdict(self, regime: int) -> Verdict | None:
+    def _verdict(self, regime: int) -> TuningVerdict | None:
         verdict = self.tunings.verdicts.get((self.executable.program_hash, REGIMES[regime], self.setting.run))
         return verdict if verdict is not None and verdict.setting == self.setting else None
 
@@ -323,12 +332,12 @@ class Tuner:
         if any(self._record(g, regime) is None for g in self.groups if self._present(g, regime)):
             return  # unfinished: a later run compares
         changed = {group: variant for group, variant in chosen.items() if variant != self._default(group)}
-        choices = tuple(Choice(group.ops, variant) for group, variant in changed.items())
+        choices = tuple(VariantChoice(group.ops, variant) for group, variant in changed.items())
         if not changed:
             self._store_verdict(regime, (), False, "every default was kept", {})
             return
         self._take_references(regime)
-        logs: dict[Point, list[float]] = {point: [] for point in self.points[regime]}
+        logs: dict[TuningPoint, list[float]] = {point: [] for point in self.points[regime]}
         same: list[float] = []
         for number in range(VERDICT_ROUNDS):
             late = self.budget is not None and time.monotonic() - started > self.budget
@@ -352,7 +361,7 @@ class Tuner:
         reason = f"slower in a {slower[0]}" if slower else reason
         self._store_verdict(regime, choices, wins, reason, figures)
 
-    def _pair(self, regime: int, point: Point, changed: Mapping[Group, str]) -> tuple[float, float, float]:
+    def _pair(self, regime: int, point: TuningPoint, changed: Mapping[OpGroup, str]) -> tuple[float, float, float]:
         """Logarithms of seconds of a step with defaults, with the choices, and with defaults again.
 
         Each is the best of three, once at every place of the turn: a lost time slice or a cold start hits them alike.
@@ -369,9 +378,18 @@ class Tuner:
         return first, tuned, second
 
     def _store_verdict(
-        self, regime: int, choices: tuple[Choice, ...], wins: bool, reason: str, figures: Mapping[str, object]
+        self, regime: int, choices: tuple[VariantChoice, ...], wins: bool, reason: str, figures: Mapping[str, object]
     ) -> None:
-        where = (self.executable.program_hash, self.model, REGIMES[regime], self.setting)
-        verdict = Verdict(*where, choices, wins, reason, figures, now_utc())
+        verdict = TuningVerdict(
+            program=self.executable.program_hash,
+            model=self.model,
+            regime=REGIMES[regime],
+            setting=self.setting,
+            choices=choices,
+            kept=wins,
+            reason=reason,
+            figures=figures,
+            measured=now_utc(),
+        )
         self.tunings.verdicts[verdict.key] = verdict
         store.save_where_possible(self.tunings)

@@ -20,7 +20,7 @@ def regime_of(rows: int) -> int:
 
 
 @dataclass(frozen=True)
-class Group:
+class OpGroup:
     """Ops of one kind and shape, which share their choice.
 
     kind: "linear", "float_linear", "rows" or "attend"; shape: what they compute, as text; ops: indices into the
@@ -36,10 +36,10 @@ class Group:
     gated: bool = False
 
 
-def groups(program: Program) -> list[Group]:
+def groups(program: Program) -> list[OpGroup]:
     """The Program's ops that have variants, those of equal shape together, in the order of their first."""
     types = program.types()
-    by_shape: dict[tuple[str, str], Group] = {}
+    by_shape: dict[tuple[str, str], OpGroup] = {}
     for index, instr in enumerate(program.body):
         described = _describe(instr, program)
         if described is None:
@@ -48,7 +48,10 @@ def groups(program: Program) -> list[Group]:
         read = instr.inputs[0] if instr.has(Trait.PRODUCT) else instr.output.name
         digits = Q_BYTES.get(types[read].dtype, 1)
         shape = f"{shape} two digits" if digits == 2 else shape
-        group = by_shape.get((kind, shape), Group(kind, shape, (), (), digits, instr.op == "linear_silu_mul"))
+        group = by_shape.get(
+            (kind, shape),
+            OpGroup(kind=kind, shape=shape, ops=(), over_rows=(), digits=digits, gated=instr.op == "linear_silu_mul"),
+        )
         over_rows = types[instr.output.name].leading == "rows"
         ops, leads = (*group.ops, index), (*group.over_rows, over_rows)
         by_shape[kind, shape] = replace(group, ops=ops, over_rows=leads)
@@ -67,14 +70,14 @@ def _describe(instr: Instr, program: Program) -> tuple[str, str] | None:
         return "rows", f"{instr.op} {out.width} {out.dtype}"
     if instr.op == "attend":
         (group,) = program.kv_groups.values()
-        rest = f" window {instr.attr('window')}" if instr.attr("window") else ""
-        rest += " capped" if instr.attr("soft_cap") else ""
-        rest += " alibi" if instr.attr("alibi") else ""
-        return "attend", f"attend {instr.attr('heads')}/{group.kv_heads}x{group.head_dim}{rest}"
+        suffix = f" window {instr.attr('window')}" if instr.attr("window") else ""
+        suffix += " capped" if instr.attr("soft_cap") else ""
+        suffix += " alibi" if instr.attr("alibi") else ""
+        return "attend", f"attend {instr.attr('heads')}/{group.kv_heads}x{group.head_dim}{suffix}"
     return None
 
 
-def candidates(group: Group, regime: int, isa: str, threads: int) -> list[str]:
+def candidates(group: OpGroup, regime: int, isa: str, threads: int) -> list[str]:
     """Names worth measuring beside the default; each differs from it in one thing."""
     if group.kind == "attend":
         return [[], [], ["queries=8", "queries=32", "queries=64"]][regime]  # few rows need no such items
@@ -88,14 +91,16 @@ def candidates(group: Group, regime: int, isa: str, threads: int) -> list[str]:
     return (one_row if regime == 0 else more_rows) + claims
 
 
-def blocks(isa: str, group: Group) -> list[str]:
+def blocks(isa: str, group: OpGroup) -> list[str]:
     """Blocks of row tiles x tokens that the instruction set has code for, the small ones that cannot win left out."""
     from roofline import _native
 
-    most = _native.kernels.block_tokens(isa)[group.digits - 1]
+    block_tokens = _native.kernels.block_tokens(isa)[group.digits - 1]
     names = []
     for tiles in (1, 2):
-        names += [f"{tiles}x{tokens}" for tokens in range(max(1, most[tiles - 1] // 2), most[tiles - 1] + 1)]
+        names += [
+            f"{tiles}x{tokens}" for tokens in range(max(1, block_tokens[tiles - 1] // 2), block_tokens[tiles - 1] + 1)
+        ]
     return names
 
 

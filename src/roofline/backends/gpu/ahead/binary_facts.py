@@ -71,7 +71,7 @@ def plain_dots(ttgir: str) -> dict[str, int]:
 
 
 def _amd(text: str) -> dict[str, int]:
-    """From the metadata at the end of the assembly and the comments LLVM writes after the code."""
+    """Read the facts from the metadata at the end of the assembly and the comments LLVM writes after the code."""
     vectors, accumulators = _number(text, r"\.vgpr_count:\s+(\d+)"), _number(text, r"\.agpr_count:\s+(\d+)", 0)
     return {
         # gfx908 has two files of one size each: the larger number decides. Later ones count both together here.

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from roofline.backends.gpu.ahead import kernel_cache, kernel_list
 from roofline.backends.gpu.ahead.binary_facts import Facts
-from roofline.backends.gpu.ahead.gates import Violation
+from roofline.backends.gpu.ahead.gates import GateViolation
 from roofline.backends.gpu.signatures import Compilation
 from roofline.common import env
 from roofline.common.errors import UnsupportedError
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Task:
+class CompilationTask:
     """One compilation, by the place it has in its module: what another process can be asked for."""
 
     chip: str
@@ -51,7 +51,7 @@ class Proof:
     tile: str
     facts: Facts | None
     occupancy: Occupancy | None
-    violations: tuple[Violation, ...]
+    violations: tuple[GateViolation, ...]
     seconds: float
     triton: str
 
@@ -87,7 +87,7 @@ def prove(
         if kernel in (None, task.kernel) and (only is None or (task.chip, task.kernel, task.case) in only)
     )
     while waiting:
-        suspects: list[Task] = []
+        suspects: list[CompilationTask] = []
         yield from _until_one_dies(waiting, suspects, path, count)
         for task in suspects:
             yield _alone(task, path)
@@ -107,9 +107,11 @@ def _cores() -> int:
     return detect.usable_cores(detect.cores_allowed(), detect.cpu_quota())
 
 
-def _until_one_dies(waiting: deque[Task], suspects: list[Task], path: str, count: int) -> Iterator[Proof]:
+def _until_one_dies(
+    waiting: deque[CompilationTask], suspects: list[CompilationTask], path: str, count: int
+) -> Iterator[Proof]:
     """Works `waiting` off; where a process died, `suspects` are what was under way then."""
-    running: dict[Future[Proof], Task] = {}
+    running: dict[Future[Proof], CompilationTask] = {}
     with _pool(count) as pool:
         try:
             while waiting or running:
@@ -124,7 +126,7 @@ def _until_one_dies(waiting: deque[Task], suspects: list[Task], path: str, count
             suspects += running.values()
 
 
-def _alone(task: Task, path: str) -> Proof:
+def _alone(task: CompilationTask, path: str) -> Proof:
     with _pool(1) as pool:
         try:
             return pool.submit(_prove, task, path).result()
@@ -141,15 +143,15 @@ def _compiling() -> None:
     env.forget("TRITON_INTERPRET")
 
 
-def _tasks(names: tuple[str, ...], modules: tuple[str, ...] | None) -> list[Task]:
+def _tasks(names: tuple[str, ...], modules: tuple[str, ...] | None) -> list[CompilationTask]:
     return [
-        Task(name, module, place, compilation.kernel, compilation.case)
+        CompilationTask(name, module, place, compilation.kernel, compilation.case)
         for name in names
         for module, place, compilation in kernel_list.compilations(chips.get(name), modules)
     ]
 
 
-def _prove(task: Task, path: str) -> Proof:
+def _prove(task: CompilationTask, path: str) -> Proof:
     import triton
 
     from roofline.backends.gpu.ahead import binary_facts, gates
@@ -166,7 +168,17 @@ def _prove(task: Task, path: str) -> Proof:
         return _failed(task, tile, " ".join(words[:3]), _processor_seconds() - start, triton.__version__)
     seconds = _processor_seconds() - start
     reached, violations = gates.reached(facts, chip), gates.check(compilation, facts, chip)
-    return Proof(task.chip, task.kernel, task.case, tile, facts, reached, violations, seconds, triton.__version__)
+    return Proof(
+        chip=task.chip,
+        kernel=task.kernel,
+        case=task.case,
+        tile=tile,
+        facts=facts,
+        occupancy=reached,
+        violations=violations,
+        seconds=seconds,
+        triton=triton.__version__,
+    )
 
 
 def _processor_seconds() -> float:
@@ -175,10 +187,28 @@ def _processor_seconds() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def _failed(task: Task, tile: str, cause: str, seconds: float, version: str) -> Proof:
+def _failed(task: CompilationTask, tile: str, cause: str, seconds: float, version: str) -> Proof:
     remedy = "change the kernel, or leave this case out of its compilations on this chip and refuse it by name"
-    violation = Violation(task.kernel, task.case, task.chip, "compiles", cause, "a binary", remedy)
-    return Proof(task.chip, task.kernel, task.case, tile, None, None, (violation,), seconds, version)
+    violation = GateViolation(
+        kernel=task.kernel,
+        case=task.case,
+        chip=task.chip,
+        gate="compiles",
+        figure=cause,
+        allowed="a binary",
+        remedy=remedy,
+    )
+    return Proof(
+        chip=task.chip,
+        kernel=task.kernel,
+        case=task.case,
+        tile=tile,
+        facts=None,
+        occupancy=None,
+        violations=(violation,),
+        seconds=seconds,
+        triton=version,
+    )
 
 
 def tile_text(compilation: Compilation) -> str:

@@ -18,7 +18,7 @@ _SMALLER = "give the kernel a smaller tile or more warps on this chip in tiles.t
 
 
 @dataclass(frozen=True)
-class Violation:
+class GateViolation:
     """gate: "compiles", "spills", "stack", "local memory", "occupancy", "dots", "matrix" or "specialised";
     figure, allowed: in words; remedy: what to do about it."""
 
@@ -35,11 +35,11 @@ class Violation:
         return f"{where}: {self.gate}: {self.figure}; allowed: {self.allowed}. To do: {self.remedy}."
 
 
-def check(compilation: Compilation, facts: Facts, chip: Chip) -> tuple[Violation, ...]:
+def check(compilation: Compilation, facts: Facts, chip: Chip) -> tuple[GateViolation, ...]:
     """Every gate that the binary does not pass."""
     gates = (_spills, _stack, _local, _occupancy, _dots, _matrix, _specialised)
     violations = (violation for gate in gates for violation in gate(compilation, facts, chip))
-    return tuple(Violation(compilation.kernel, compilation.case, chip.name, *violation) for violation in violations)
+    return tuple(GateViolation(compilation.kernel, compilation.case, chip.name, *violation) for violation in violations)
 
 
 def row(section: str, compilation: Compilation, chip: Chip) -> Row:

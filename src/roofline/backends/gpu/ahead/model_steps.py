@@ -23,10 +23,10 @@ from roofline.hardware.chips import chips
 from roofline.ops.batch import PAGE_TOKENS, BatchLimits
 
 if TYPE_CHECKING:
-    from roofline.backends.checkpoint import Checkpoint
+    from roofline.backends.checkpoint import LoadableCheckpoint
     from roofline.backends.gpu.runtime.executable import GpuExecutable
-    from roofline.backends.gpu.runtime.step import Sizes
-    from roofline.program.trace import TensorInfo
+    from roofline.backends.gpu.runtime.step import StepSizes
+    from roofline.program.trace import DescribesTensor
 
 # Beyond 2 GiB, which AMD's compiler is told of: only a cache of few tokens is smaller. The second, of the few layers
 # that are compiled for, has more elements a layer than 32 bits count.
@@ -35,7 +35,7 @@ _LAYER = re.compile(r"layers\.(\d+)\.(.*)")
 
 
 def compile_model_steps(
-    open_checkpoint: "Callable[[], Checkpoint]",
+    open_checkpoint: "Callable[[], LoadableCheckpoint]",
     options: LoadOptions,
     step: tuple[int, int],
     chip_names: Sequence[str],
@@ -51,7 +51,11 @@ def compile_model_steps(
 
 
 def _compile_for_chip(
-    open_checkpoint: "Callable[[], Checkpoint]", options: LoadOptions, step: tuple[int, int], path: Path, chip_name: str
+    open_checkpoint: "Callable[[], LoadableCheckpoint]",
+    options: LoadOptions,
+    step: tuple[int, int],
+    path: Path,
+    chip_name: str,
 ) -> CompiledAhead:
     """In the process of its own."""
     chip = chips.get(chip_name)
@@ -65,7 +69,7 @@ def _compile_for_chip(
 
 
 def executable_without_memory(
-    checkpoint: "Checkpoint",
+    checkpoint: "LoadableCheckpoint",
     chip: chips.Chip,
     options: LoadOptions,
     step: tuple[int, int],
@@ -100,15 +104,15 @@ def executable_without_memory(
 class _FirstLayers:
     """A checkpoint of which only the first `layers` are left."""
 
-    checkpoint: "Checkpoint"
-    tensors: "Mapping[str, TensorInfo]"
+    checkpoint: "LoadableCheckpoint"
+    tensors: "Mapping[str, DescribesTensor]"
     layers: int
 
     def read(self, name: str) -> np.ndarray:
         return self.checkpoint.read(name)
 
 
-def _first_layers(checkpoint: "Checkpoint") -> _FirstLayers:
+def _first_layers(checkpoint: "LoadableCheckpoint") -> _FirstLayers:
     """The checkpoint cut behind the last layer that is of other formats or shapes than all before it.
 
     One more stays: in the last layer a Program computes less than in the others.
@@ -135,20 +139,20 @@ def run_steps(executable: "GpuExecutable") -> None:
         sample(executable.runtime.chip, logits, settings)
 
 
-def step_sizes(limits: BatchLimits, longest: int) -> "Iterator[Sizes]":
+def step_sizes(limits: BatchLimits, longest: int) -> "Iterator[StepSizes]":
     """Sizes on both sides of what launches decide by: rows, segments, queries of one, length of the context."""
-    from roofline.backends.gpu.runtime.step import Sizes
+    from roofline.backends.gpu.runtime.step import StepSizes
 
     contexts = sorted({min(1 << power, longest) for power in range(4, 18)})
     for segments in sorted({min(1 << power, limits.segments) for power in range(12)}):
         for queries in (1, 2, 3, 5, 9, 17, 33):
             tokens, rows = segments * queries, min(segments * queries, limits.rows)
             if tokens <= limits.tokens:
-                yield from (Sizes(tokens, rows, segments, queries, c) for c in contexts if c >= queries)
+                yield from (StepSizes(tokens, rows, segments, queries, c) for c in contexts if c >= queries)
     for tokens in sorted({min(1 << power, limits.tokens) for power in range(5, 16)}):
         for context in {tokens, longest}:
-            yield Sizes(tokens, 1, 1, tokens, context)
-            yield Sizes(tokens, 2, 2, tokens - 1, context, decodes=1)
+            yield StepSizes(tokens, 1, 1, tokens, context)
+            yield StepSizes(tokens, 2, 2, tokens - 1, context, decodes=1)
 
 
 def _samplings(rows: int, vocab: int) -> Iterator[SampleRows]:

@@ -115,7 +115,25 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
         tile = tiles.choose(NAME, chip, bits=32 if dtype == "f32" else 16)
         first, second = f"shrink {dtype} rank={rank}", f"expand {dtype} rank={rank}"
         types, aligned = pointers(x=dtype, a=dtype, ids="i32", middle=dtype), ("width", "x_stride", "rank")
-        yield Compilation(NAME, first, _shrink, types, {"RANK": rank}, tile, dots=True, aligned=aligned)
+        yield Compilation(
+            kernel=NAME,
+            case=first,
+            function=_shrink,
+            signature=types,
+            constants={"RANK": rank},
+            tile=tile,
+            dots=True,
+            aligned=aligned,
+        )
         types = pointers(middle=dtype, b=dtype, scales="f32", ids="i32", out="f32")
         aligned = ("columns", "out_stride", "rank")
-        yield Compilation(NAME, second, _expand, types, {"RANK": rank}, tile, dots=True, aligned=aligned)
+        yield Compilation(
+            kernel=NAME,
+            case=second,
+            function=_expand,
+            signature=types,
+            constants={"RANK": rank},
+            tile=tile,
+            dots=True,
+            aligned=aligned,
+        )

@@ -85,4 +85,12 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
             types = pointers(residual="f32", delta=second, weight="f32", bias="f32", summed="f32", out="bf16")
             constants = {"HAS_DELTA": delta, "HAS_BIAS": layer, "LAYER": layer, "BLOCK": block}
             case = f"width={width} delta={delta} layer={layer}"
-            yield Compilation(NAME, case, _add_norm, types | {"eps": "fp32"}, constants, tile, aligned=("width",))
+            yield Compilation(
+                kernel=NAME,
+                case=case,
+                function=_add_norm,
+                signature=types | {"eps": "fp32"},
+                constants=constants,
+                tile=tile,
+                aligned=("width",),
+            )

@@ -140,9 +140,16 @@ def _compilation(
         "scale": "fp32", "cap": "fp32",
     }  # fmt: skip
     return Compilation(
-        NAME, f"{regime} head_dim={head_dim} group={group} {dtype}{''.join(kinds)}", attend_kernel, signature,
-        constants, launch.tile, dots=True, aligned=("q_row", "page_stride"), large=("k", "v"),
-    )  # fmt: skip
+        kernel=NAME,
+        case=f"{regime} head_dim={head_dim} group={group} {dtype}{''.join(kinds)}",
+        function=attend_kernel,
+        signature=signature,
+        constants=constants,
+        tile=launch.tile,
+        dots=True,
+        aligned=("q_row", "page_stride"),
+        large=("k", "v"),
+    )
 
 
 def _merge_compilation(chip: Chip, exact: bool, sinks: bool) -> Compilation:
@@ -150,4 +157,11 @@ def _merge_compilation(chip: Chip, exact: bool, sinks: bool) -> Compilation:
     types = pointers(out="bf16", partial="f32", state="f32", sinks="f32" if sinks else "bf16")
     types |= pointers(seg_start="i32", context_len="i32")
     case = f"head_dim=128 exact={exact}{' sinks' * sinks}"
-    return Compilation(MERGE, case, merge_kernel, types, launch.merge_constants(sinks), launch.merge_tile)
+    return Compilation(
+        kernel=MERGE,
+        case=case,
+        function=merge_kernel,
+        signature=types,
+        constants=launch.merge_constants(sinks),
+        tile=launch.merge_tile,
+    )

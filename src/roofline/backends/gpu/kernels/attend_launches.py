@@ -97,7 +97,7 @@ def prepare(
     facts = {"regime": regime, "dim": _padded(head_dim), "bytes": element_bytes, "cache": cache_bytes}
     tile, merge_tile = _tile(NAME, chip, exact, **facts), _tile(MERGE, chip, exact, **facts)
     launch = Launch(
-        heads, kv_heads, head_dim, window, exact, tile, merge_tile,
+        heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=window, exact=exact, tile=tile, merge_tile=merge_tile,
         head_rows=min(rows, tile.sizes["BLOCK_M"]), tokens=tokens, first_segment=first_segment, segments=segments,
         max_query=max_query, blocks=segments - first_segment, splits=1,
     )  # fmt: skip

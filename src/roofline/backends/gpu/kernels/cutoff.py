@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from roofline.backends.gpu import tiles
-from roofline.backends.gpu.kernels.settings import MIN_P, TEMPERATURE, TOP_K, TOP_P, Settings, integer, real
+from roofline.backends.gpu.kernels.settings import MIN_P, TEMPERATURE, TOP_K, TOP_P, SampleSettings, integer, real
 from roofline.backends.gpu.signatures import Compilation, pointers
 from roofline.hardware.chips.chips import Chip
 
@@ -185,7 +185,7 @@ def _cutoff(scores, settings, thresholds, lasts, peaks, listed, vocab, BLOCK: tl
     tl.store(peaks + row, peak)
 
 
-def cutoff(chip: Chip, scores: Tensor, settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
+def cutoff(chip: Chip, scores: Tensor, settings: SampleSettings) -> tuple[Tensor, Tensor, Tensor]:
     """Threshold float32, last id int32, largest score float32, each [rows], of scores float32 [rows, vocab].
 
     Kept are scores above the threshold, and those equal to it up to the last id. Rows that nothing cuts keep all; the
@@ -212,4 +212,6 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     """The one binary."""
     tile = tiles.choose(NAME, chip)
     types = pointers(scores="f32", settings="i32", thresholds="f32", lasts="i32", peaks="f32", listed="i32")
-    yield Compilation(NAME, "rows", _cutoff, types, {}, tile, aligned=("vocab",))
+    yield Compilation(
+        kernel=NAME, case="rows", function=_cutoff, signature=types, constants={}, tile=tile, aligned=("vocab",)
+    )

@@ -102,10 +102,26 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
                 ids="i32", out="f32" if picked else "bf16",
             )  # fmt: skip
             case, constants = f"{name}{' picked' if picked else ''}", {**layout_constants(layout), "PICKED": picked}
-            yield Compilation(NAME, case, _dequantize, types, constants, tile, aligned=("rows", "out_stride"))
+            yield Compilation(
+                kernel=NAME,
+                case=case,
+                function=_dequantize,
+                signature=types,
+                constants=constants,
+                tile=tile,
+                aligned=("rows", "out_stride"),
+            )
     tile = tiles.choose(FLOAT8_NAME, chip)
     for picked in (False, True):
         case, ids, out = ("picked", "i32", "f32") if picked else ("whole", "f32", "bf16")
         types = pointers(codes=chip.fp8 or "u8", scale="f32", ids=ids, out=out)
         constants, aligned = {"FACTOR": factor(chip), "PICKED": picked, "GROUP": GROUP}, ("rows", "width", "out_stride")
-        yield Compilation(FLOAT8_NAME, case, _widen_fp8, types, constants, tile, aligned=aligned)
+        yield Compilation(
+            kernel=FLOAT8_NAME,
+            case=case,
+            function=_widen_fp8,
+            signature=types,
+            constants=constants,
+            tile=tile,
+            aligned=aligned,
+        )

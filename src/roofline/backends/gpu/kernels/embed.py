@@ -50,4 +50,12 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     aligned = ("width", "table_stride", "out_stride")
     for table, out in (("bf16", "f32"), ("f16", "f32"), ("bf16", "bf16"), ("f32", "f32")):
         types = pointers(table=table, numbers="i32", out=out)
-        yield Compilation(NAME, f"{table} to {out}", _pick, types, {}, tile, aligned=aligned)
+        yield Compilation(
+            kernel=NAME,
+            case=f"{table} to {out}",
+            function=_pick,
+            signature=types,
+            constants={},
+            tile=tile,
+            aligned=aligned,
+        )

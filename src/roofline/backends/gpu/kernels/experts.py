@@ -83,7 +83,14 @@ def schedule(chip: Chip, ids: Tensor, experts: int, dtype: torch.dtype, *, exact
     expert = torch.searchsorted(ends, place, right=True)  # [tiles]
     within = expert.clamp(max=experts - 1)
     first = starts[within] + (place - ends[within] + blocks[within]) * rows
-    return Schedule(order.int(), starts.int(), expert.int(), first.int(), ids.shape[1], exact)
+    return Schedule(
+        order=order.int(),
+        starts=starts.int(),
+        tile_expert=expert.int(),
+        tile_start=first.int(),
+        top=ids.shape[1],
+        exact=exact,
+    )
 
 
 def expert_linear(chip: Chip, x: Tensor, w: Tensor, plan: Schedule, *, out: Tensor) -> None:
@@ -122,6 +129,12 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
         tile = tiles.choose(NAME, chip, regime=regime, bits=32 if dtype == "f32" else 16)
         tables = dict.fromkeys(("order", "starts", "tile_expert", "tile_start"), "i32")
         yield Compilation(
-            NAME, f"{dtype} {regime} share={share}", _expert_linear, pointers(x=dtype, w=dtype, out=dtype, **tables),
-            {"SHARE": share}, tile, dots=True, aligned=("width", "columns", "x_stride", "out_stride"),
-        )  # fmt: skip
+            kernel=NAME,
+            case=f"{dtype} {regime} share={share}",
+            function=_expert_linear,
+            signature=pointers(x=dtype, w=dtype, out=dtype, **tables),
+            constants={"SHARE": share},
+            tile=tile,
+            dots=True,
+            aligned=("width", "columns", "x_stride", "out_stride"),
+        )

@@ -129,4 +129,12 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
         return
     tile = tiles.choose(NAME, chip)
     types, constants = pointers(x="bf16", out=chip.fp8, scale="f32"), {"TOP": torch.finfo(FLAVOURS[chip.fp8]).max}
-    yield Compilation(NAME, f"bf16 to {chip.fp8}", _rows_fp8, types, constants, tile, aligned=("width", "stride"))
+    yield Compilation(
+        kernel=NAME,
+        case=f"bf16 to {chip.fp8}",
+        function=_rows_fp8,
+        signature=types,
+        constants=constants,
+        tile=tile,
+        aligned=("width", "stride"),
+    )

@@ -95,4 +95,12 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     for kind, with_up, dtype in [*cases, ("silu", True, "f32")]:
         types = {**pointers(gate=dtype, up=dtype, out="bf16"), "limit": "fp32"}
         constants = {"KIND": kind, "HAS_UP": with_up}
-        yield Compilation(NAME, f"{kind} up={with_up} {dtype}", _gated, types, constants, tile, aligned=aligned)
+        yield Compilation(
+            kernel=NAME,
+            case=f"{kind} up={with_up} {dtype}",
+            function=_gated,
+            signature=types,
+            constants=constants,
+            tile=tile,
+            aligned=aligned,
+        )

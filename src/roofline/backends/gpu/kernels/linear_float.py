@@ -95,4 +95,13 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
         for dtype, out, gated in cases:
             case, types = f"{rows} {dtype} to {out}{' gated' * gated}", pointers(x=dtype, w=dtype, bias=dtype, out=out)
             constants, aligned = {"HAS_BIAS": False, "GATED": gated}, ("columns", "width", "stride", "out_stride")
-            yield Compilation(NAME, case, _linear_float, types, constants, tile, dots=True, aligned=aligned)
+            yield Compilation(
+                kernel=NAME,
+                case=case,
+                function=_linear_float,
+                signature=types,
+                constants=constants,
+                tile=tile,
+                dots=True,
+                aligned=aligned,
+            )

@@ -120,4 +120,13 @@ def _compilation(chip: Chip, rows: str, dtype: str, *, out: str = "", gated: boo
     types = pointers(x=dtype, x_scale="f32", w=chip.fp8 or "u8", scale="f32", bias="f32", out=out)
     constants = {"FACTOR": factor(chip), "HAS_BIAS": False, "GATED": gated, "GROUP": GROUP, "ROWS_FP8": eight}
     case, aligned = f"{rows} {dtype} to {out}{' gated' * gated}", ("columns", "width", "stride", "out_stride")
-    return Compilation(NAME, case, _linear_fp8, types, constants, tile, dots=True, aligned=aligned)
+    return Compilation(
+        kernel=NAME,
+        case=case,
+        function=_linear_fp8,
+        signature=types,
+        constants=constants,
+        tile=tile,
+        dots=True,
+        aligned=aligned,
+    )

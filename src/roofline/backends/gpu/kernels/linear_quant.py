@@ -19,7 +19,7 @@ from torch import Tensor
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.integers import cdiv
 from roofline.backends.gpu.kernels.linear_whole import whole_product
-from roofline.backends.gpu.pack import LAYOUTS, SUPER, Layout, Packed
+from roofline.backends.gpu.pack import LAYOUTS, SUPER, KernelLayout, Packed
 from roofline.backends.gpu.signatures import Compilation, pointers
 from roofline.hardware.chips.chips import Chip
 
@@ -194,7 +194,7 @@ def _linear_quant(
     tl.store(at, acc.to(out.dtype.element_ty), mask=(row < rows)[:, None] & in_n[None, :])
 
 
-def layout_constants(layout: Layout) -> dict[str, object]:
+def layout_constants(layout: KernelLayout) -> dict[str, object]:
     """The constants that a format gives every kernel that reads it."""
     return {
         "GROUP": layout.group,
@@ -206,7 +206,7 @@ def layout_constants(layout: Layout) -> dict[str, object]:
     }
 
 
-def constants(layout: Layout, dtype: torch.dtype) -> dict[str, object]:
+def constants(layout: KernelLayout, dtype: torch.dtype) -> dict[str, object]:
     """The constants that a format and x's dtype give the kernel."""
     base_bits, base, shift = _BASES[dtype]
     return layout_constants(layout) | {"BASE_BITS": base_bits, "BASE": base, "BASE_SHIFT": shift}
@@ -244,20 +244,20 @@ def linear_quant(
     )  # fmt: skip
 
 
-def takes_whole(chip: Chip, layout: Layout, dtype: torch.dtype, columns: int, width: int) -> bool:
+def takes_whole(chip: Chip, layout: KernelLayout, dtype: torch.dtype, columns: int, width: int) -> bool:
     """Whether a matrix has the loop of linear_whole.py: whatever tile is taken divides it."""
     form = layout.bits < 8 and dtype != torch.float32
     return chip.vendor == "nvidia" and form and columns % WHOLE_ROWS == 0 and width % SUPER == 0
 
 
-def _tile(chip: Chip, layout: Layout, regime: str, rows: int, columns: int, is_whole: bool) -> tiles.Tile:
+def _tile(chip: Chip, layout: KernelLayout, regime: str, rows: int, columns: int, is_whole: bool) -> tiles.Tile:
     """few: up to 8 rows of x; narrow: wide tiles would be fewer programs than a large chip has multiprocessors."""
     return tiles.choose(
         NAME, chip, regime=regime, bits=layout.bits, whole=is_whole, few=rows <= 8, narrow=columns <= 4096
     )  # fmt: skip
 
 
-def _pipeline(chip: Chip, tile: tiles.Tile, layout: Layout, results: int) -> dict[str, object]:
+def _pipeline(chip: Chip, tile: tiles.Tile, layout: KernelLayout, results: int) -> dict[str, object]:
     """How a loop's loads are begun ahead. STAGES: of all of them; None: of codes alone, where registers hold them."""
     nvidia = chip.vendor == "nvidia"
     return {"STAGES": tile.stages if nvidia else None, "FOURS": nvidia and layout.two_level and results % 4 == 0}
@@ -305,4 +305,13 @@ def _compilation(
     fixed = {"HAS_BIAS": False, "GATED": gated, "WHOLE": is_whole, **_pipeline(chip, tile, layout, 4)}
     fixed |= constants(layout, torch.bfloat16 if dtype == "bf16" else torch.float16)
     aligned = ("columns", "stride", "out_stride")
-    return Compilation(NAME, case, _linear_quant, types, fixed, tile, dots=True, aligned=aligned)
+    return Compilation(
+        kernel=NAME,
+        case=case,
+        function=_linear_quant,
+        signature=types,
+        constants=fixed,
+        tile=tile,
+        dots=True,
+        aligned=aligned,
+    )

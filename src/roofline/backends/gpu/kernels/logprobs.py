@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from roofline.backends.gpu import tiles
-from roofline.backends.gpu.kernels.settings import LOGPROBS, NO_ID, Settings, integer
+from roofline.backends.gpu.kernels.settings import LOGPROBS, NO_ID, SampleSettings, integer
 from roofline.backends.gpu.signatures import Compilation, pointers
 from roofline.backends.sampling import MAX_LOGPROBS
 from roofline.hardware.chips.chips import Chip
@@ -55,7 +55,7 @@ def _logprobs(logits, settings, ids, logprob, top_ids, top_logprobs, vocab, stri
                 top, top_id = _largest_after(logits, vocab, top, top_id, BLOCK)
 
 
-def logprobs(chip: Chip, logits: Tensor, settings: Settings, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def logprobs(chip: Chip, logits: Tensor, settings: SampleSettings, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """logprob float32 [rows], top_ids int32 and top_logprobs float32 [rows, MAX_LOGPROBS]; NaN and -1 where not asked.
 
     logits float32 [rows, vocab], rows may lie apart; ids int32 [rows]: the chosen ones, -1 for none. exp is float32,
@@ -83,4 +83,12 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     """The one binary."""
     tile = tiles.choose(NAME, chip)
     types = pointers(logits="f32", settings="i32", ids="i32", logprob="f32", top_ids="i32", top_logprobs="f32")
-    yield Compilation(NAME, "rows", _logprobs, types, {"MOST": MAX_LOGPROBS}, tile, aligned=("vocab", "stride"))
+    yield Compilation(
+        kernel=NAME,
+        case="rows",
+        function=_logprobs,
+        signature=types,
+        constants={"MOST": MAX_LOGPROBS},
+        tile=tile,
+        aligned=("vocab", "stride"),
+    )

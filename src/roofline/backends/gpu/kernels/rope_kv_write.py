@@ -171,6 +171,12 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
         )  # fmt: skip
         case = f"head_dim={head_dim} dim={2 * half} interleaved={interleaved} norm={norm} cache={stored}"
         yield Compilation(
-            NAME, case, _rope_kv_write, types | {"eps": "fp32"}, _constants(head_dim, half, interleaved, norm, cache),
-            tile, aligned=("qkv_stride", "q_stride", "page_stride"), large=("k", "v"),
-        )  # fmt: skip
+            kernel=NAME,
+            case=case,
+            function=_rope_kv_write,
+            signature=types | {"eps": "fp32"},
+            constants=_constants(head_dim, half, interleaved, norm, cache),
+            tile=tile,
+            aligned=("qkv_stride", "q_stride", "page_stride"),
+            large=("k", "v"),
+        )

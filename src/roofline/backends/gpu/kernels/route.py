@@ -115,11 +115,6 @@ def combine_cost(tokens: int, top: int, width: int, in_bytes: int = 2, out_bytes
     return 2 * tokens * top * width, tokens * (width * (top * in_bytes + out_bytes) + 4 * top)
 
 
-def expert_bias_cost(slots: int, hit: int, width: int, in_bytes: int = 2, out_bytes: int = 2) -> tuple[int, int]:
-    """(FLOPs, bytes) of the biases of one product; hit: experts that have a slot."""
-    return slots * width, slots * (width * (in_bytes + out_bytes) + 4) + 4 * hit * width
-
-
 def compilations(chip: Chip) -> Iterator[Compilation]:
     """8 experts of which 2, 128 of which 8, and their combinations; biases of 16-bit products."""
     routing, combining = tiles.choose(NAME, chip), tiles.choose("combine", chip)
@@ -127,9 +122,32 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
         blocks = {"TOP_BLOCK": next_power_of_2(top), "BLOCK": next_power_of_2(experts)}
         constants = {"TOP": top, "RENORMALISE": renormalise, **blocks}
         types = pointers(logits="f32", weights="f32", ids="i32")
-        yield Compilation(NAME, f"experts={experts} top={top}", _route, types, constants, routing)
+        yield Compilation(
+            kernel=NAME,
+            case=f"experts={experts} top={top}",
+            function=_route,
+            signature=types,
+            constants=constants,
+            tile=routing,
+        )
         types, aligned = pointers(x="bf16", weights="f32", out="bf16"), ("width", "x_stride", "out_stride")
-        yield Compilation("combine", f"top={top}", _combine, types, {"TOP": top}, combining, aligned=aligned)
+        yield Compilation(
+            kernel="combine",
+            case=f"top={top}",
+            function=_combine,
+            signature=types,
+            constants={"TOP": top},
+            tile=combining,
+            aligned=aligned,
+        )
     biases = tiles.choose("expert_bias", chip)
     types, aligned = pointers(x="bf16", ids="i32", bias="f32", out="bf16"), ("width", "x_stride", "out_stride")
-    yield Compilation("expert_bias", "bf16", _expert_bias, types, {}, biases, aligned=aligned)
+    yield Compilation(
+        kernel="expert_bias",
+        case="bf16",
+        function=_expert_bias,
+        signature=types,
+        constants={},
+        tile=biases,
+        aligned=aligned,
+    )

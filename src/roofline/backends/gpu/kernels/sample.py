@@ -26,7 +26,7 @@ from roofline.backends.gpu.kernels.settings import (
     SEED_HIGH,
     SEED_LOW,
     TEMPERATURE,
-    Settings,
+    SampleSettings,
     integer,
     real,
 )
@@ -124,7 +124,7 @@ def sample(chip: Chip, logits: Tensor, rows: SampleRows, *, out: Tensor | None =
     two ids whose noisy scores are that close can change places, or one on the border be in or out. A row that holds a
     NaN gets the id -1: it fails, and nothing beside it.
     """
-    settings = Settings.of(rows, logits.device)
+    settings = SampleSettings.of(rows, logits.device)
     scaled = settings.cut or any(part is not None for part in (settings.mask, settings.bias, settings.history))
     source = scores(chip, logits, settings) if scaled else logits
     cut = cutoff(chip, source, settings) if settings.cut else (settings.words,) * 3
@@ -157,7 +157,15 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
             scores="f32", settings="i32", thresholds=score, lasts="i32", peaks=score, best_scores="f32", best_ids="i32"
         )
         case, constants = f"scaled={scaled} cut={cut}", {"SCALED": scaled, "CUT": cut}
-        yield Compilation(NAME, case, _choose, types, constants, tile, aligned=("vocab", "stride"))
+        yield Compilation(
+            kernel=NAME,
+            case=case,
+            function=_choose,
+            signature=types,
+            constants=constants,
+            tile=tile,
+            aligned=("vocab", "stride"),
+        )
     joined = pointers(best_scores="f32", best_ids="i32", ids="i32")
     one = tiles.Tile(1, tile.stages, {}, tile.options)
-    yield Compilation(NAME, "merge", _merge, joined, {"SPLITS": 128}, one)
+    yield Compilation(kernel=NAME, case="merge", function=_merge, signature=joined, constants={"SPLITS": 128}, tile=one)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.integers import cdiv
-from roofline.backends.gpu.kernels.settings import FREQUENCY, PRESENCE, REPETITION, TEMPERATURE, Settings, real
+from roofline.backends.gpu.kernels.settings import FREQUENCY, PRESENCE, REPETITION, TEMPERATURE, SampleSettings, real
 from roofline.backends.gpu.signatures import Compilation, pointers
 from roofline.hardware.chips.chips import Chip
 
@@ -65,7 +65,7 @@ def _penalise(starts, ids, counts, settings, scores, vocab, BLOCK: tl.constexpr)
         tl.store(place, x, mask=valid)
 
 
-def scores(chip: Chip, logits: Tensor, settings: Settings) -> Tensor:
+def scores(chip: Chip, logits: Tensor, settings: SampleSettings) -> Tensor:
     """float32 [rows, vocab] of logits float32 [rows, vocab] (rows may lie apart): what top-k and the noise see.
 
     The ids of a row's bias, and those of its history, are distinct; -inf stays -inf whatever is added to it.
@@ -101,8 +101,32 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     copied = pointers(source="f32", settings="i32", mask="i32", out="f32")
     for mask, scale in ((False, True), (True, False), (True, True), (False, False)):
         case, constants = f"copy mask={mask} scale={scale}", {"HAS_MASK": mask, "SCALE": scale}
-        yield Compilation(NAME, case, _copy, copied, constants, tile, aligned=("vocab", "source_stride"))
+        yield Compilation(
+            kernel=NAME,
+            case=case,
+            function=_copy,
+            signature=copied,
+            constants=constants,
+            tile=tile,
+            aligned=("vocab", "source_stride"),
+        )
     lists = pointers(starts="i32", ids="i32", scores="f32")
-    yield Compilation(NAME, "bias", _bias, lists | pointers(values="i32"), {}, tile, aligned=("vocab",))
+    yield Compilation(
+        kernel=NAME,
+        case="bias",
+        function=_bias,
+        signature=lists | pointers(values="i32"),
+        constants={},
+        tile=tile,
+        aligned=("vocab",),
+    )
     punished = lists | pointers(counts="i32", settings="i32")
-    yield Compilation(NAME, "penalties", _penalise, punished, {}, tile, aligned=("vocab",))
+    yield Compilation(
+        kernel=NAME,
+        case="penalties",
+        function=_penalise,
+        signature=punished,
+        constants={},
+        tile=tile,
+        aligned=("vocab",),
+    )

@@ -32,7 +32,7 @@ def real(settings, row, WORD: tl.constexpr):
 
 
 @dataclass(frozen=True)
-class Settings:
+class SampleSettings:
     """A step's SampleRows, all tensors int32 views of one buffer (floats by their bits).
 
     words [rows, 16]; history and bias: (starts [rows + 1], ids, counts or the bits of values), None where no row has
@@ -48,7 +48,7 @@ class Settings:
     logprobs: bool
 
     @classmethod
-    def of(cls, rows: SampleRows, device: "torch.device | str") -> "Settings":
+    def of(cls, rows: SampleRows, device: "torch.device | str") -> "SampleSettings":
         """Upload; nothing waits for the device."""
         parts = []
         if rows.hist_ids.size:
@@ -61,9 +61,9 @@ class Settings:
         shapes = [(rows.rows, WORDS.value), *(part.shape for part in parts)]
         sizes = [-(-prod(shape) // 4) * 4 for shape in shapes]
         flat = np.zeros(sum(sizes), np.int32)
-        words, *rest = np.split(flat, np.cumsum(sizes[:-1]))
+        words, *sections = np.split(flat, np.cumsum(sizes[:-1]))
         _fill(words.reshape(shapes[0]), rows)
-        for piece, part in zip(rest, parts, strict=True):
+        for piece, part in zip(sections, parts, strict=True):
             piece[: part.size] = part.ravel()
         pieces = to_device(torch.from_numpy(flat), device).split(sizes)
         views = iter([piece[: prod(shape)].view(shape) for piece, shape in zip(pieces, shapes, strict=True)])

@@ -75,4 +75,4 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     tile = tiles.choose(NAME, chip)
     names = ("header", "ids", "sampled", "positions", "seg_start", "page_start", "pages")
     types = pointers(**dict.fromkeys(names, "i32"), slots="i64")
-    yield Compilation(NAME, "step", _slots, types, _LAYOUT, tile)
+    yield Compilation(kernel=NAME, case="step", function=_slots, signature=types, constants=_LAYOUT, tile=tile)

@@ -28,7 +28,7 @@ _TENSOR_TYPE_BYTES = 4  # float32, which gloo adds as well
 
 
 @dataclass(frozen=True)
-class Timing:
+class AllReduceTiming:
     """members: ranks; nbytes: of the tensor; seconds: of one all-reduce in each repeat, at the slowest member."""
 
     members: tuple[int, ...]
@@ -54,7 +54,7 @@ def measure(
     devices: Sequence[int] | None = None,
     repeats: int = 5,
     timeout: float = 300.0,
-) -> list[Timing]:
+) -> list[AllReduceTiming]:
     """Time an all-reduce of each of `sizes` bytes on each of `sets`.
 
     sets: ranks below `processes`, two or more each; devices: torch's number of each rank's device, None for CPU
@@ -75,8 +75,12 @@ def measure(
     timings = []
     for at, members in enumerate(sets):
         for nth, nbytes in enumerate(sizes):
-            each = [times_by_rank[rank][f"{at}.{nth}"] for rank in members]
-            timings.append(Timing(tuple(members), nbytes, tuple(max(times) for times in zip(*each, strict=True))))
+            times_by_member = [times_by_rank[rank][f"{at}.{nth}"] for rank in members]
+            timings.append(
+                AllReduceTiming(
+                    tuple(members), nbytes, tuple(max(times) for times in zip(*times_by_member, strict=True))
+                )
+            )
     return timings
 
 

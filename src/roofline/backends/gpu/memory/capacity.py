@@ -49,7 +49,15 @@ class Budget:
         memory = min(device.memory, device.usable if free is None else free)
         figure = device.product.bandwidth if device.product else None
         shared = device.usable - min(device.memory, device.usable)
-        return cls(device.title, memory, shared, host, link, figure.value if figure else 0.0, devices)
+        return cls(
+            name=device.title,
+            memory=memory,
+            shared=shared,
+            host=host,
+            link=link,
+            bandwidth=figure.value if figure else 0.0,
+            devices=devices,
+        )
 
     @property
     def room(self) -> int:

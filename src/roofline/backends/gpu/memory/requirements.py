@@ -106,14 +106,14 @@ def cheaper(
 
     caches: what may be asked for -> the format that it gives. For `capacity.place`, which names those that would fit.
     """
-    own = needs_of(program, limits, extra=extra)
+    model_needs = needs_of(program, limits, extra=extra)
     alternatives = {
         f"kv_cache_dtype={name}": needs_of(program, limits, kv_format=form, extra=extra)
         for name, form in caches.items()
     }
     with suppress(ConfigError):  # a model whose rows are not whole blocks
         alternatives["the weights in 4 bits (Q4_0)"] = needs_of(program, limits, weight_format="Q4_0", extra=extra)
-    return {what: needs for what, needs in alternatives.items() if needs.total(1) < own.total(1)}
+    return {what: needs for what, needs in alternatives.items() if needs.total(1) < model_needs.total(1)}
 
 
 def _bytes(recipe: Recipe, weight_format: str | None) -> int:

@@ -16,7 +16,7 @@ from roofline.backends.gpu.memory.requirements import layer_of
 from roofline.backends.gpu.pack import STAND_INS, pack, stand_in
 from roofline.hardware.detect import cores_allowed, cpu_quota, usable_cores
 from roofline.ops import formats
-from roofline.program.ir import Piece, Program, Recipe
+from roofline.program.ir import Program, Recipe, WeightPiece
 
 if TYPE_CHECKING:
     import torch
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from roofline.backends.gpu.kernels.float8 import Float8Weight
     from roofline.backends.gpu.pack import Packed
 
-    Weight = Tensor | tuple["Part", ...]
+    Weight = Tensor | tuple["RowPart", ...]
 
 T = TypeVar("T")
 Read = Callable[[str], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Part:
+class RowPart:
     """Rows start.. of a matrix that are of one kind. weight: a float tensor [rows, columns]; where `quantised` a
     Packed[Tensor]; where `float8` too, a Float8Weight."""
 
@@ -55,7 +55,7 @@ class DeviceWeights:
         self, program: Program, read: Read, dtype: "torch.dtype", device: str, hosted: Collection[int] = ()
     ) -> None:
         self._recipes, self.read, self._dtype, self._device = program.weights, read, dtype, device
-        self.matrices: dict[str, tuple[Part, ...]] = {}
+        self.matrices: dict[str, tuple[RowPart, ...]] = {}
         self.vectors: dict[str, Tensor] = {}  # float32 [length]
         with ThreadPoolExecutor(usable_cores(cores_allowed(), cpu_quota())) as several:
             resident = [name for name in program.weights if layer_of(name) not in hosted]
@@ -103,40 +103,40 @@ class DeviceWeights:
                 for name in weights:
                     self.matrices.pop(name, None), self.vectors.pop(name, None)
 
-    def shapes(self) -> Iterable[tuple[Part, ...]]:
+    def shapes(self) -> Iterable[tuple[RowPart, ...]]:
         """The parts of every matrix, for their shapes."""
         yield from (parts for _, parts in self.shapes_by_name())
 
-    def shapes_by_name(self) -> Iterator[tuple[str, tuple[Part, ...]]]:
+    def shapes_by_name(self) -> Iterator[tuple[str, tuple[RowPart, ...]]]:
         """The same with the name of each."""
         yield from self.matrices.items()
         if self._hosted is not None:
             yield from ((name, parts) for name, parts in self._hosted.shapes.items() if isinstance(parts, tuple))
 
-    def _matrix(self, recipe: Recipe) -> tuple[Part, ...]:
+    def _matrix(self, recipe: Recipe) -> tuple[RowPart, ...]:
         parts, start = [], 0
         for form, pieces in groupby(recipe.pieces, key=lambda piece: _form(piece.format)):
             same = tuple(pieces)
             quantised, float8 = formats.get(form).block > 1, form == "E4M3"
             weight = self._quantised(recipe, same, form) if quantised else self._float(recipe, same, self._dtype)
             rows = sum(piece.stop - piece.start for piece in same)
-            parts.append(Part(start, rows, weight, quantised, float8))
+            parts.append(RowPart(start, rows, weight, quantised, float8))
             start += rows
         return tuple(parts)
 
-    def _quantised(self, recipe: Recipe, pieces: tuple[Piece, ...], form: str) -> "Packed[Tensor] | Float8Weight":
+    def _quantised(self, recipe: Recipe, pieces: tuple[WeightPiece, ...], form: str) -> "Packed[Tensor] | Float8Weight":
         from roofline.backends.gpu.kernels.float8 import Float8Weight
 
         raw = []
         for piece in pieces:
-            own = formats.packed_bytes(piece.format, piece.bytes_of(self.read(piece.tensor), recipe.columns))
-            raw.append(stand_in(own, formats.packed(piece.format).name))
+            packed = formats.packed_bytes(piece.format, piece.bytes_of(self.read(piece.tensor), recipe.columns))
+            raw.append(stand_in(packed, formats.packed(piece.format).name))
         rows = sum(piece.stop - piece.start for piece in pieces)
         if form == "E4M3":
             return Float8Weight.of(np.concatenate(raw), rows, self._device)
         return pack(np.concatenate(raw), form, rows, recipe.columns).to(self._device)
 
-    def _float(self, recipe: Recipe, pieces: tuple[Piece, ...], dtype: "torch.dtype | None") -> "Tensor":
+    def _float(self, recipe: Recipe, pieces: tuple[WeightPiece, ...], dtype: "torch.dtype | None") -> "Tensor":
         import torch
 
         kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -19,7 +19,7 @@ from roofline.backends.gpu.runtime.device_errors import told_if_lost
 from roofline.backends.gpu.runtime.graphs import Graphs, padded
 from roofline.backends.gpu.runtime.lower import Lowering, by_layer
 from roofline.backends.gpu.runtime.matmul import Choices, Products, choices_text
-from roofline.backends.gpu.runtime.step import Fields, Sizes, Step, dtypes
+from roofline.backends.gpu.runtime.step import DeviceFields, GpuStep, StepSizes, dtypes
 from roofline.backends.gpu.runtime.timing import timed
 from roofline.backends.prices import PriceTable, StepPrices
 from roofline.backends.sampling import Sampled, SampleRows
@@ -28,7 +28,7 @@ from roofline.hardware.chips.chips import Chip
 from roofline.hardware.roofs import Roofs
 from roofline.ops.adapters import PlacedMatrix
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
-from roofline.ops.collectives import Group
+from roofline.ops.collectives import RankGroup
 from roofline.ops.rope_tables import RopeTable, cos_sin
 from roofline.program.ir import KvGroup, Program
 from roofline.program.text import program_hash
@@ -88,7 +88,7 @@ class GpuExecutable:
         num_pages: int,
         max_context: int,
         weights_hash: str | Future[str],
-        group: Group | None = None,
+        group: RankGroup | None = None,
     ) -> None:
         self.program, self.runtime = program, runtime
         self.limits, self.num_pages, self.max_context = limits, num_pages, max_context
@@ -110,7 +110,7 @@ class GpuExecutable:
         self._weights_hash = weights_hash if isinstance(weights_hash, str) else weights_hash.result()
         self.weight_bytes = self.weights.nbytes
         self._prices = StepPrices(PriceTable.of(program), runtime.roofs, self.weight_bytes)
-        self._last: Step | None = None
+        self._last: GpuStep | None = None
         self.fingerprint = self._fingerprint()
 
     def _allocate(self) -> None:
@@ -124,9 +124,16 @@ class GpuExecutable:
         if self.adapters.sites:
             self._adapters = DeviceAdapters(program, runtime.adapter_slots, self.adapters.rank, runtime.device)
         lowering = Lowering(
-            program, runtime.chip, self.weights, products, tables, runtime.device, runtime.exact, self._group,
-            self._adapters,
-        )  # fmt: skip
+            program=program,
+            chip=runtime.chip,
+            weights=self.weights,
+            products=products,
+            tables=tables,
+            device=runtime.device,
+            exact=runtime.exact,
+            group=self._group,
+            adapters=self._adapters,
+        )
         self._launches = lowering.launches()
         self._sections = by_layer(self._launches) if runtime.hosted else [(None, self._launches)]
         self._caches = {
@@ -143,7 +150,7 @@ class GpuExecutable:
         self._carried = {  # float32 [tokens, width]
             value.name: torch.empty(limits.tokens, value.type.width, device=runtime.device) for value in program.carried
         }
-        self._fields = Fields(self.batch, runtime.device)
+        self._fields = DeviceFields(self.batch, runtime.device)
         captured = runtime.graphs and runtime.device != "cpu" and self._group is None and not runtime.hosted
         self._graphs = Graphs(self.queue, self.step_of) if captured else None
 
@@ -205,18 +212,27 @@ class GpuExecutable:
         self.forward()
         return self._device_logits()
 
-    def step_of(self, sizes: Sizes) -> Step:
+    def step_of(self, sizes: StepSizes) -> GpuStep:
         """The tensors that a step of these sizes works on."""
         fields, slots = self._fields.of(sizes), self._slots[: sizes.tokens]
         fields |= {name: value[: sizes.tokens] for name, value in self._carried.items()}
-        return Step(self._types, self._places, sizes, fields, slots, self._caches, self._arena, self._scratch)
+        return GpuStep(
+            types=self._types,
+            places=self._places,
+            sizes=sizes,
+            fields=fields,
+            slots=slots,
+            caches=self._caches,
+            arena=self._arena,
+            scratch=self._scratch,
+        )
 
-    def queue(self, step: Step) -> None:
+    def queue(self, step: GpuStep) -> None:
         """Queue the launches of a step whose fields are on the device."""
         for launch in self._walk():
             launch(step)
 
-    def _walk(self) -> Iterator[Callable[[Step], None]]:
+    def _walk(self) -> Iterator[Callable[[GpuStep], None]]:
         """What a step launches, with each layer's weights there while its turn lasts."""
         yield self._fill_slots
         for layer, launches in self._sections:
@@ -224,10 +240,10 @@ class GpuExecutable:
                 for _, launch in launches:
                     yield launch
 
-    def _run_timed(self, step: Step) -> None:
+    def _run_timed(self, step: GpuStep) -> None:
         self._seconds = timed(self._walk, step, self.runtime.device)
 
-    def _fill_slots(self, step: Step) -> None:
+    def _fill_slots(self, step: GpuStep) -> None:
         from roofline.backends.gpu.kernels.slots import slots
 
         names = ("header", "ids", "positions", "seg_start", "page_start", "pages")
@@ -293,7 +309,7 @@ class GpuExecutable:
         self._clocks = on
 
     def op_seconds(self) -> list[float]:
-        """As in the protocol; 0 for views."""
+        """Return the seconds of each op, as the protocol has it; 0 for views."""
         seconds_of = {id(instr): s for (instr, _), s in zip(self._launches, self._seconds[1:], strict=True)}
         return [seconds_of.get(id(instr), 0.0) for instr in self.program.body]
 
@@ -353,5 +369,5 @@ def _scratch_bytes(program: Program, weights: DeviceWeights, products: Products,
     """The most that one launch of a step of up to so many tokens may want: products, attention's partial results."""
     from roofline.backends.gpu.partials import workspace_limit
 
-    most = max(products.scratch_bytes(parts, tokens) for parts in weights.shapes())
-    return max(most, *(4 * workspace_limit(group.head_dim) for group in program.kv_groups.values()))
+    scratch_bytes = max(products.scratch_bytes(parts, tokens) for parts in weights.shapes())
+    return max(scratch_bytes, *(4 * workspace_limit(group.head_dim) for group in program.kv_groups.values()))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from roofline.backends.gpu.integers import next_power_of_2
-from roofline.backends.gpu.runtime.step import Sizes, Step
+from roofline.backends.gpu.runtime.step import GpuStep, StepSizes
 from roofline.common import log
 from roofline.common.errors import describe_error
 from roofline.ops.batch import BatchLimits
@@ -31,7 +31,7 @@ def bucket(tokens: int, most: int) -> int:
     return min(size, most)
 
 
-def padded(sizes: Sizes, limits: BatchLimits, longest: int) -> Sizes | None:
+def padded(sizes: StepSizes, limits: BatchLimits, longest: int) -> StepSizes | None:
     """The sizes that a step is padded to: `bucket` of its tokens, powers of two of the queries of a segment and of the
     context. None for a step that is not captured: one with chunks of prompts.
 
@@ -44,16 +44,16 @@ def padded(sizes: Sizes, limits: BatchLimits, longest: int) -> Sizes | None:
     size = bucket(sizes.tokens, min(limits.tokens, limits.rows, limits.segments if decoding else limits.tokens))
     context = max(_SMALLEST_CONTEXT, next_power_of_2(sizes.max_context))
     segments, queries = min(size, limits.segments), next_power_of_2(sizes.max_query)
-    return Sizes(size, size, segments, queries, min(context, longest), adapted=sizes.adapted)
+    return StepSizes(size, size, segments, queries, min(context, longest), adapted=sizes.adapted)
 
 
 class Graphs:
     """run: computes a Step eagerly. A Step is kept with its graph, which reads and writes the Step's tensors."""
 
-    def __init__(self, run: Callable[[Step], None], make: Callable[[Sizes], Step]) -> None:
+    def __init__(self, run: Callable[[GpuStep], None], make: Callable[[StepSizes], GpuStep]) -> None:
         self._run, self._make = run, make
-        self._steps: dict[Sizes, Step] = {}
-        self._graphs: dict[Sizes, torch.cuda.CUDAGraph] = {}
+        self._steps: dict[StepSizes, GpuStep] = {}
+        self._graphs: dict[StepSizes, torch.cuda.CUDAGraph] = {}
         # Of temporary memory: one for all graphs, since one runs at a time and none keeps any.
         self._pool: torch.cuda.graphs._POOL_HANDLE | None = None
         self.failed = ""  # why no more steps are captured
@@ -63,7 +63,7 @@ class Graphs:
         """How many there are."""
         return len(self._graphs)
 
-    def step(self, sizes: Sizes) -> Step:
+    def step(self, sizes: StepSizes) -> GpuStep:
         """Run a step of padded sizes; its fields are on the device already."""
         if sizes in self._steps and sizes not in self._graphs and not self.failed:
             self._try_to_capture(sizes)
@@ -75,7 +75,7 @@ class Graphs:
         self._steps[sizes] = step  # only now: what a failed run has not compiled or loaded cannot be captured
         return step
 
-    def _try_to_capture(self, sizes: Sizes) -> None:
+    def _try_to_capture(self, sizes: StepSizes) -> None:
         """Capture the bucket; where that fails none is captured any more, as torch's pool is in an unknown state."""
         try:
             self._graphs[sizes] = self._capture(self._steps[sizes])
@@ -83,7 +83,7 @@ class Graphs:
             self.failed = describe_error(error)
             log.get("gpu").warning("steps of %d rows could not be captured, none will be: %s", sizes.rows, self.failed)
 
-    def _capture(self, step: Step) -> "torch.cuda.CUDAGraph":
+    def _capture(self, step: GpuStep) -> "torch.cuda.CUDAGraph":
         import torch
 
         if self._pool is None:

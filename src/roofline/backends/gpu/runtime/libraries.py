@@ -36,7 +36,7 @@ def summing_in_float32(enabled: bool = True) -> Iterator[None]:
 
 
 def validators() -> dict[str, str]:
-    """What results of this process hold for."""
+    """Return the versions that results of this process hold for."""
     from torch.cuda import tunable
 
     return dict(tunable.get_validators())  # type: ignore[arg-type]  # pairs, whatever its annotation says

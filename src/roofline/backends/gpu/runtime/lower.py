@@ -9,17 +9,17 @@ from roofline.backends.gpu.memory.weights import DeviceWeights
 from roofline.backends.gpu.runtime import lower_experts
 from roofline.backends.gpu.runtime.adapters import DeviceAdapters
 from roofline.backends.gpu.runtime.matmul import Products
-from roofline.backends.gpu.runtime.step import Step, dtypes
+from roofline.backends.gpu.runtime.step import GpuStep, dtypes
 from roofline.common.errors import UnsupportedError
 from roofline.hardware.chips.chips import Chip
-from roofline.ops.collectives import Group, exchange, require_ranks
+from roofline.ops.collectives import RankGroup, exchange, require_ranks
 from roofline.ops.traits import Trait
 from roofline.program.ir import Instr, Program, kv_group_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Launch = Callable[[Step], None]
+Launch = Callable[[GpuStep], None]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Lowering:
     tables: "dict[str, tuple[Tensor, Tensor]]"
     device: str
     exact: bool
-    group: Group | None = None
+    group: RankGroup | None = None
     adapters: DeviceAdapters | None = None
 
     def launches(self) -> list[tuple[Instr, Launch]]:
@@ -74,7 +74,7 @@ def _embed(low: Lowering, instr: Instr) -> Launch:
         else:
             embed(low.chip, ids, table, out=out)
 
-    def launch(step: Step) -> None:
+    def launch(step: GpuStep) -> None:
         ids, out = step.value(name), step.value(instr.output.name)
         if first is None:
             look_up(ids, out)
@@ -106,7 +106,7 @@ def _norm(low: Lowering, instr: Instr) -> Launch:
 
     heads, layer = instr.attrs.get("heads", 1), instr.op == "layer_norm"
 
-    def launch(step: Step) -> None:
+    def launch(step: GpuStep) -> None:
         weight, bias = _vectors(low, instr)
         x, out = step.value(instr.inputs[0]), step.value(instr.output.name)
         if heads > 1:  # of each head by itself: rows of one head
@@ -122,7 +122,7 @@ def _add_norm(low: Lowering, instr: Instr) -> Launch:
     eps, layer = instr.attr("eps"), instr.attr("layer")
     (x, y), (total, out) = instr.inputs, (value.name for value in instr.outputs)
 
-    def launch(step: Step) -> None:
+    def launch(step: GpuStep) -> None:
         weight, bias = _vectors(low, instr)
         operands = step.value(x), step.value(y)
         add_norm(low.chip, *operands, weight, bias, eps, layer=layer, summed=step.value(total), out=step.value(out))
@@ -139,7 +139,7 @@ def _vectors(low: Lowering, instr: Instr) -> "tuple[Tensor, Tensor | None]":
 def _linear(low: Lowering, instr: Instr) -> Launch:
     x, out, rows8 = instr.inputs[0], instr.output.name, instr.attr("x_dtype") != "f32"
 
-    def launch(step: Step) -> None:
+    def launch(step: GpuStep) -> None:
         parts = low.weights.matrices[instr.weights[0]]
         bias = low.weights.vectors[instr.weights[1]] if len(instr.weights) > 1 else None
         low.products.linear(step, step.value(x), parts, bias, step.value(out), rows8)
@@ -150,7 +150,7 @@ def _linear(low: Lowering, instr: Instr) -> Launch:
 def _linear_silu_mul(low: Lowering, instr: Instr) -> Launch:
     x, out, rows8 = instr.inputs[0], instr.output.name, instr.attr("x_dtype") != "f32"
 
-    def launch(step: Step) -> None:
+    def launch(step: GpuStep) -> None:
         (part,) = low.weights.matrices[instr.weights[0]]
         low.products.gated(step, step.value(x), part, step.value(out), rows8)
 
@@ -167,7 +167,7 @@ def _rope_kv_write(low: Lowering, instr: Instr) -> Launch:
         interleaved = low.program.tables[instr.attr("table")].style == "interleaved"
     eps = instr.attrs.get("eps", 0.0)
 
-    def launch(step: Step) -> None:
+    def launch(step: GpuStep) -> None:
         norms = None
         if instr.weights:
             q_norm, k_norm = (low.weights.vectors[name] for name in instr.weights)
@@ -195,7 +195,7 @@ def _attend(low: Lowering, instr: Instr) -> Launch:
     shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "window": instr.attr("window")}
     shape["cache_bytes"] = dtypes()[low.program.kv_groups[kv_group_of(cache)].format].itemsize
 
-    def launch(step: Step) -> None:
+    def launch(step: GpuStep) -> None:
         key = tuple(shape.items())
         if key not in step.launches:  # the same for all layers
             sizes = {name: n for name, n in vars(step.sizes).items() if name not in ("rows", "adapted")}
@@ -220,7 +220,7 @@ def _activated(low: Lowering, instr: Instr) -> Launch:
     plain, out = instr.op.removesuffix("_mul"), instr.output.name
     kind = plain if plain != "gelu" else "gelu_tanh" if instr.attr("tanh") else "gelu_erf"
 
-    def launch(step: Step) -> None:
+    def launch(step: GpuStep) -> None:
         operands = [step.value(name) for name in instr.inputs]
         (gated if instr.op.endswith("_mul") else activated)(low.chip, kind, *operands, out=step.value(out))
 
@@ -244,10 +244,10 @@ def _adapter_up(low: Lowering, instr: Instr) -> Launch:
 
     assert low.adapters is not None, "a Program with places for adapters has memory for them"
     (t, y, slots), out = instr.inputs, instr.output.name
-    down = next(each for each in low.program.body if t in (value.name for value in each.outputs))
+    down = next(instr for instr in low.program.body if t in (value.name for value in instr.outputs))
     matrices, of_rows = low.adapters.of_group(instr.attr("group")), instr.output.type.leading == "rows"
 
-    def launch(step: Step) -> None:
+    def launch(step: GpuStep) -> None:
         result = step.value(out)
         if result.data_ptr() != step.value(y).data_ptr():
             result.copy_(step.value(y))
@@ -256,10 +256,10 @@ def _adapter_up(low: Lowering, instr: Instr) -> Launch:
         x, ids = step.value(down.inputs[0]), step.value(slots)
         if of_rows:
             ids = ids.index_select(0, step.fields["logit_rows"])
-        for each in matrices:
-            site = each.site
+        for matrix in matrices:
+            site = matrix.site
             columns = result[:, site.column : site.column + site.outputs]
-            adapter(low.chip, x, each.a, each.b, each.scales, ids, out=columns)
+            adapter(low.chip, x, matrix.a, matrix.b, matrix.scales, ids, out=columns)
 
     return launch
 
@@ -268,7 +268,7 @@ def _by_torch(compute: "Callable[[Instr, list[Tensor]], Tensor]") -> Callable[[L
     """Small ops that no model's layers are made of: torch's own kernels."""
 
     def lower(low: Lowering, instr: Instr) -> Launch:
-        def launch(step: Step) -> None:
+        def launch(step: GpuStep) -> None:
             step.value(instr.output.name).copy_(compute(instr, [step.value(name) for name in instr.inputs]))
 
         return launch

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from roofline.backends.gpu.memory.weights import DeviceWeights
-from roofline.backends.gpu.runtime.step import Step
+from roofline.backends.gpu.runtime.step import GpuStep
 from roofline.common.errors import UnsupportedError
 from roofline.hardware.chips.chips import Chip
 from roofline.program.ir import Instr
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from roofline.backends.gpu.kernels.experts import Schedule
 
-Launch = Callable[[Step], None]
+Launch = Callable[[GpuStep], None]
 
 
-class Lowering(Protocol):
+class ExpertLowering(Protocol):
     """What these launches need to know of it (see lower.py)."""
 
     @property
@@ -31,12 +31,12 @@ class Lowering(Protocol):
     def exact(self) -> bool: ...
 
 
-def route(low: Lowering, instr: Instr) -> Launch:
+def route(low: ExpertLowering, instr: Instr) -> Launch:
     from roofline.backends.gpu.kernels.route import route
 
     weights, ids = (value.name for value in instr.outputs)
 
-    def launch(step: Step) -> None:
+    def launch(step: GpuStep) -> None:
         logits = step.value(instr.inputs[0])
         step.schedules.pop(ids, None)  # of an earlier step of these sizes
         route(low.chip, logits, renormalise=instr.attr("renormalise"), weights=step.value(weights), ids=step.value(ids))
@@ -44,13 +44,13 @@ def route(low: Lowering, instr: Instr) -> Launch:
     return launch
 
 
-def expert_linear(low: Lowering, instr: Instr) -> Launch:
+def expert_linear(low: ExpertLowering, instr: Instr) -> Launch:
     from roofline.backends.gpu.kernels.experts import expert_linear
 
     (x, ids), out, experts, name = instr.inputs, instr.output.name, int(instr.attr("experts")), instr.weights[0]
     _check(low.weights, name)
 
-    def launch(step: Step) -> None:
+    def launch(step: GpuStep) -> None:
         (part,) = low.weights.matrices[name]
         matrix: Tensor = part.weight  # [experts * out, in]
         plan = _schedule(low, step, ids, experts, matrix.dtype)
@@ -62,12 +62,12 @@ def expert_linear(low: Lowering, instr: Instr) -> Launch:
     return launch
 
 
-def expert_bias(low: Lowering, instr: Instr) -> Launch:
+def expert_bias(low: ExpertLowering, instr: Instr) -> Launch:
     from roofline.backends.gpu.kernels.route import expert_bias
 
     (x, ids), out, experts = instr.inputs, instr.output.name, int(instr.attr("experts"))
 
-    def launch(step: Step) -> None:
+    def launch(step: GpuStep) -> None:
         bias = low.weights.vectors[instr.weights[0]].view(experts, -1)
         parts, results = (step.value(name).view(-1, bias.shape[1]) for name in (x, out))  # a row a slot
         expert_bias(low.chip, parts, step.value(ids), bias, out=results)
@@ -75,12 +75,12 @@ def expert_bias(low: Lowering, instr: Instr) -> Launch:
     return launch
 
 
-def combine(low: Lowering, instr: Instr) -> Launch:
+def combine(low: ExpertLowering, instr: Instr) -> Launch:
     from roofline.backends.gpu.kernels.route import combine
 
     (x, weights), out = instr.inputs, instr.output.name
 
-    def launch(step: Step) -> None:
+    def launch(step: GpuStep) -> None:
         result = step.value(out)
         combine(low.chip, step.value(x).view(-1, result.shape[1]), step.value(weights), out=result)
 
@@ -89,13 +89,13 @@ def combine(low: Lowering, instr: Instr) -> Launch:
 
 def _check(weights: DeviceWeights, name: str) -> None:
     """Raises UnsupportedError for blocks: the kernel multiplies floats. Of a hosted layer, by its shapes."""
-    shapes = [parts for each, parts in weights.shapes_by_name() if each == name]
+    shapes = [parts for weight_name, parts in weights.shapes_by_name() if weight_name == name]
     if any(len(parts) > 1 or parts[0].quantised for parts in shapes):
         what, reason = f"{name} on a GPU", "its kernel multiplies experts of one 16-bit or 32-bit format"
         raise UnsupportedError(what, reason, ("the same model in BF16", "backend=cpu"))
 
 
-def _schedule(low: Lowering, step: Step, ids: str, experts: int, dtype: "torch.dtype") -> "Schedule":
+def _schedule(low: ExpertLowering, step: GpuStep, ids: str, experts: int, dtype: "torch.dtype") -> "Schedule":
     """Slots sorted by expert: once a step for all products that the same experts are asked for."""
     from roofline.backends.gpu.kernels.experts import schedule
 

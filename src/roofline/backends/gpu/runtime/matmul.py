@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from roofline.backends.gpu.memory.weights import Part
-from roofline.backends.gpu.runtime.step import Step
+from roofline.backends.gpu.memory.weights import RowPart
+from roofline.backends.gpu.runtime.step import GpuStep
 from roofline.backends.gpu.tiles import Tile
 from roofline.hardware.chips.chips import Chip
 
@@ -38,7 +38,7 @@ class Products:
     exact: bool
     choices: Choices = field(default_factory=dict)
 
-    def scratch_bytes(self, parts: tuple[Part, ...], tokens: int) -> int:
+    def scratch_bytes(self, parts: tuple[RowPart, ...], tokens: int) -> int:
         """Scratch that products of up to so many rows with this matrix need."""
         needed = 0
         for part in parts:
@@ -53,9 +53,9 @@ class Products:
 
     def linear(
         self,
-        step: Step,
+        step: GpuStep,
         x: "Tensor",
-        parts: tuple[Part, ...],
+        parts: tuple[RowPart, ...],
         bias: "Tensor | None",
         out: "Tensor",
         rows8: bool = False,
@@ -63,10 +63,10 @@ class Products:
         """out [rows, sum of the parts' rows] = x @ w.T + bias; rows8: x is rounded to 8-bit floats first."""
         for part in parts:
             columns = slice(part.start, part.start + part.rows)
-            own = None if bias is None else bias[columns]
-            (self._in_eight if rows8 else self._part)(step, x, part, own, out[:, columns])
+            column_bias = None if bias is None else bias[columns]
+            (self._in_eight if rows8 else self._part)(step, x, part, column_bias, out[:, columns])
 
-    def gated(self, step: Step, x: "Tensor", part: Part, out: "Tensor", rows8: bool = False) -> None:
+    def gated(self, step: GpuStep, x: "Tensor", part: RowPart, out: "Tensor", rows8: bool = False) -> None:
         """out [rows, ffn] = silu(gate) * up of x @ w.T, w [2 * ffn, in]; rows8: as in `linear`."""
         from roofline.backends.gpu.kernels.gated import gated
         from roofline.backends.gpu.kernels.linear_float import linear_float
@@ -90,7 +90,7 @@ class Products:
     def _widened(self, x: "Tensor") -> bool:
         return x.shape[0] >= WIDEN and not self.exact
 
-    def _part(self, step: Step, x: "Tensor", part: Part, bias: "Tensor | None", out: "Tensor") -> None:
+    def _part(self, step: GpuStep, x: "Tensor", part: RowPart, bias: "Tensor | None", out: "Tensor") -> None:
         from roofline.backends.gpu.kernels.dequantize import dequantize
 
         if not part.quantised:
@@ -103,7 +103,7 @@ class Products:
             self._quantised(x, part, bias, out)
 
     def _in_eight(
-        self, step: Step, x: "Tensor", part: Part, bias: "Tensor | None", out: "Tensor", gated: bool = False
+        self, step: GpuStep, x: "Tensor", part: RowPart, bias: "Tensor | None", out: "Tensor", gated: bool = False
     ) -> None:
         """The same with rows of 8-bit floats, for any number of them: what a token becomes is not for a step to say."""
         import torch
@@ -129,7 +129,7 @@ class Products:
         else:
             library_product(x, w, bias, out)
 
-    def _quantised(self, x: "Tensor", part: Part, bias: "Tensor | None", out: "Tensor", gated: bool = False) -> None:
+    def _quantised(self, x: "Tensor", part: RowPart, bias: "Tensor | None", out: "Tensor", gated: bool = False) -> None:
         from roofline.backends.gpu.kernels.linear_fp8 import linear_fp8
         from roofline.backends.gpu.kernels.linear_quant import linear_quant
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from roofline.ops.batch import Batch
 from roofline.ops.symbol import Type
-from roofline.program.ir import Place
+from roofline.program.ir import ArenaPlace
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class StepSizes:
     """tokens, rows, segments of a step, padded ones included; max_query, max_context: the most one segment has;
     decodes: leading segments of one query that come before others of more; adapted: whether a token has an adapter."""
 
@@ -34,7 +34,7 @@ class Sizes:
 
 
 @dataclass
-class Step:
+class GpuStep:
     """One step's sizes and tensors; `values` are views of the arena, made when first asked for.
 
     types, places: of the Program's values; fields: batch fields, int32, as long as `sizes` says; slots int64 [tokens];
@@ -44,8 +44,8 @@ class Step:
     """
 
     types: Mapping[str, Type]
-    places: Mapping[str, Place]
-    sizes: Sizes
+    places: Mapping[str, ArenaPlace]
+    sizes: StepSizes
     fields: "dict[str, Tensor]"
     slots: "Tensor"
     caches: "dict[str, tuple[Tensor, Tensor]]"
@@ -79,7 +79,7 @@ class Step:
         return self.scratch[:size].view(dtype).view(shape)
 
 
-class Fields:
+class DeviceFields:
     """A copy of a Batch's buffer on a device. device: torch's name; "cpu" and "meta" copy at once, a GPU from pinned
     memory."""
 
@@ -93,16 +93,24 @@ class Fields:
             self._host = self._host.clone().pin_memory()
         self._fields = torch.zeros(batch.buffer.size, dtype=torch.int32, device=device)
 
-    def sizes(self) -> Sizes:
+    def sizes(self) -> StepSizes:
         """Of the step in the batch."""
         batch = self.batch
         lengths = np.diff(batch.seg_start[: batch.segments + 1])
         context = int(batch.context_len[: batch.segments].max(initial=1))
         decodes = int((lengths > 1).argmax()) if len(lengths) else 0  # 0 too where all are of one query
         longest, adapted = int(lengths.max(initial=1)), bool(batch.adapters[: batch.tokens].any())
-        return Sizes(batch.tokens, batch.rows, batch.segments, longest, context, decodes, adapted)
+        return StepSizes(
+            tokens=batch.tokens,
+            rows=batch.rows,
+            segments=batch.segments,
+            max_query=longest,
+            max_context=context,
+            decodes=decodes,
+            adapted=adapted,
+        )
 
-    def pad(self, sizes: Sizes) -> None:
+    def pad(self, sizes: StepSizes) -> None:
         """Empty segments behind the step's own: their rows write to the scratch page, and nobody reads them."""
         batch = self.batch
         n, rows = batch.segments, batch.rows
@@ -134,7 +142,7 @@ class Fields:
         if self._uploaded is not None:
             self._uploaded.record()
 
-    def of(self, sizes: Sizes) -> "dict[str, Tensor]":
+    def of(self, sizes: StepSizes) -> "dict[str, Tensor]":
         """The fields of a step of these sizes, int32, by name; adapters where the step has any."""
         fields = {}
         for name, count in (

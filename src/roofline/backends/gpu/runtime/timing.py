@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from roofline.backends.gpu.runtime.lower import Launch
-from roofline.backends.gpu.runtime.step import Step
+from roofline.backends.gpu.runtime.step import GpuStep
 
 if TYPE_CHECKING:
     import torch
@@ -15,7 +15,7 @@ _CYCLES = 2e9  # a second, about: only how long the device waits for the host de
 _MOST = 1.0  # seconds that it is made to wait
 
 
-def timed(walk: Callable[[], Iterable[Launch]], step: Step, device: str) -> list[float]:
+def timed(walk: Callable[[], Iterable[Launch]], step: GpuStep, device: str) -> list[float]:
     """Run the launches of a walk and return the seconds of each on the device ("cpu": of the clock).
 
     A host that launches slower than the device computes would be timed in its place. So the list runs twice: once to
@@ -36,13 +36,13 @@ def timed(walk: Callable[[], Iterable[Launch]], step: Step, device: str) -> list
     return [a.elapsed_time(b) / 1e3 for a, b in pairwise(marks)]
 
 
-def _clocked(launch: Launch, step: Step) -> float:
+def _clocked(launch: Launch, step: GpuStep) -> float:
     start = time.perf_counter()
     launch(step)
     return time.perf_counter() - start
 
 
-def _marked(launches: Iterable[Launch], step: Step) -> "list[torch.cuda.Event]":
+def _marked(launches: Iterable[Launch], step: GpuStep) -> "list[torch.cuda.Event]":
     """Queue the launches with an event before, between and after them."""
     import torch
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from roofline.backends.gpu.runtime.matmul import Products
-from roofline.backends.gpu.runtime.step import Sizes
+from roofline.backends.gpu.runtime.step import StepSizes
 from roofline.ops.traits import Trait
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def _products(executable: "GpuExecutable", rows: int, exact: bool) -> Callable[[
 
     dtype, device = activations(executable.program), executable.runtime.device
     products = Products(executable.runtime.chip, dtype, exact)
-    step = executable.step_of(Sizes(rows, rows, 1, rows, rows))
+    step = executable.step_of(StepSizes(rows, rows, 1, rows, rows))
     work = []
     for instr in executable.program.body:
         if instr.has(Trait.PRODUCT) and instr.weights[0].startswith("layers.0."):

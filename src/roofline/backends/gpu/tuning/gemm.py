@@ -13,7 +13,7 @@ from roofline.backends.gpu.runtime.libraries import tuning, validators
 from roofline.common.errors import RooflineError, UnsupportedError
 from roofline.hardware.chips.chips import Chip
 from roofline.hardware.tuning import tunableop
-from roofline.hardware.tuning.tunableop import Journal, Row
+from roofline.hardware.tuning.tunableop import Journal, TunableOpRow
 from roofline.program.gemms import Gemm
 
 CANDIDATE_MS = 30  # that torch gives each candidate; its documented default
@@ -24,23 +24,23 @@ _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 class TunedProduct:
     """A product is done. remaining: products; seconds: they will take at the rate so far."""
 
-    row: Row
+    row: TunableOpRow
     remaining: int
     seconds: float
 
 
 @dataclass(frozen=True)
-class Split:
+class ProductSplit:
     """tunable: products that TunableOp has; block_formats: the others, which no BLAS library reads."""
 
     tunable: tuple[Gemm, ...]
     block_formats: tuple[Gemm, ...]
 
 
-def split(products: Mapping[Gemm, int]) -> Split:
+def split(products: Mapping[Gemm, int]) -> ProductSplit:
     """Sort products by whether TunableOp has them."""
     mine = tuple(gemm for gemm in products if gemm.format in tunableop.DTYPES)
-    return Split(mine, tuple(gemm for gemm in products if gemm not in mine))
+    return ProductSplit(mine, tuple(gemm for gemm in products if gemm not in mine))
 
 
 def key(gemm: Gemm) -> tuple[str, tunableop.Shape]:
@@ -105,7 +105,7 @@ def _row_key(gemm: Gemm) -> tuple[str, str]:
     return operator, str(shape)
 
 
-def _tune(gemm: Gemm) -> Row:
+def _tune(gemm: Gemm) -> TunableOpRow:
     """Run the product once with tuning on, and find what torch chose."""
     import torch
     from torch.cuda import tunable
@@ -119,7 +119,7 @@ def _tune(gemm: Gemm) -> Row:
     key = _row_key(gemm)
     results: Sequence[tuple[str, str, str, float]] = tunable.get_results()  # type: ignore[assignment]
     for operator, shape, solution, ms, *_ in results:
-        row = Row(operator, tunableop.Shape.parse(shape), solution, ms)
+        row = TunableOpRow(operator, tunableop.Shape.parse(shape), solution, ms)
         if row.key == key:
             return row
     raise RooflineError(f"TunableOp has no result for {key[0]},{key[1]}: torch ran another operation for it")

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from roofline.backends.cpu.tuning.contest import Contest, Rounds
-from roofline.backends.cpu.tuning.variants import Group
+from roofline.backends.cpu.tuning.variants import OpGroup
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.runtime import matmul as products
 from roofline.backends.gpu.runtime.matmul import Choices
@@ -19,7 +19,7 @@ from roofline.common import env, log
 from roofline.common.errors import ConfigError
 from roofline.hardware.chips.chips import Chip
 from roofline.hardware.tuning import store as tunings
-from roofline.hardware.tuning.store import Record, Setting, Tunings
+from roofline.hardware.tuning.store import Setting, TuningRecord, Tunings
 from roofline.program.gemms import Gemm
 
 if TYPE_CHECKING:
@@ -132,17 +132,28 @@ class Trial:
         return tile not in self.dropped
 
 
-def tune(trial: Trial, setting: Setting, seconds: Callable[[str], float] | None = None) -> Record:
+def tune(trial: Trial, setting: Setting, seconds: Callable[[str], float] | None = None) -> TuningRecord:
     """Hold the contest. seconds: of a launch of a contestant; None: by the clock."""
     gemm, clock = trial.gemm, seconds or trial.seconds
     key = _key(gemm)
-    contest = Contest(Group("linear", key[1], (), ()), trial.default, trial.candidates, Rounds())
+    contest = Contest(OpGroup("linear", key[1], (), ()), trial.default, trial.candidates, Rounds())
     while contest.outcome is None:
         contest.tell([clock(contest.entry())])
     outcome = contest.outcome
     figures = dict(outcome.figures) | ({"dropped": trial.dropped} if trial.dropped else {})
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Record(*key, setting, outcome.variant, trial.default, outcome.reason, figures, now)
+    kind, shape, regime = key
+    return TuningRecord(
+        kind=kind,
+        shape=shape,
+        regime=regime,
+        setting=setting,
+        variant=outcome.variant,
+        default=trial.default,
+        reason=outcome.reason,
+        figures=figures,
+        measured=now,
+    )
 
 
 def chosen(store: Tunings, gemm: Gemm, setting: Setting) -> str | None:

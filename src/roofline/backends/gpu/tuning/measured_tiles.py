@@ -61,7 +61,7 @@ def near(tile: Tile, chip: Chip, element_bytes: int) -> Iterator[Tile]:
     ]
     changed += [replace(tile, warps=n) for n in (tile.warps // 2, tile.warps * 2) if 1 <= n <= MOST_WARPS]
     changed += [replace(tile, stages=n) for n in (tile.stages - 1, tile.stages + 1) if 1 <= n <= MOST_STAGES]
-    yield from (each for each in changed if _local_bytes(each.sizes, each.stages, element_bytes) <= chip.local_bytes)
+    yield from (tile for tile in changed if _local_bytes(tile.sizes, tile.stages, element_bytes) <= chip.local_bytes)
 
 
 def _local_bytes(sizes: Mapping[str, int], stages: int, element_bytes: int) -> int:

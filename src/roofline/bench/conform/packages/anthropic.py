@@ -10,8 +10,8 @@ from roofline.bench.conform.packages.round_trip import (
     MOST_TOKENS,
     NO_KEY,
     NO_ROUTE,
-    Call,
-    Reply,
+    PackageCall,
+    PackageReply,
     asking,
     package,
 )
@@ -33,17 +33,17 @@ class Anthropic:
             base_url=server.root, api_key=server.key or NO_KEY, timeout=server.seconds, max_retries=0
         )
 
-    def answer(self, turns: Sequence[object], *, tools: bool = False, required: bool = False) -> Reply:
+    def answer(self, turns: Sequence[object], *, tools: bool = False, required: bool = False) -> PackageReply:
         return _reply(self.client.messages.create(**self._fields(turns, tools, required)))
 
-    def stream(self, turns: Sequence[object], *, tools: bool = False, required: bool = False) -> Reply:
+    def stream(self, turns: Sequence[object], *, tools: bool = False, required: bool = False) -> PackageReply:
         with self.client.messages.stream(**self._fields(turns, tools, required)) as stream:
             return _reply(stream.get_final_message())
 
-    def result(self, call: Call, text: str) -> object:
+    def result(self, call: PackageCall, text: str) -> object:
         return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": text}]}
 
-    def called(self) -> tuple[Call, object]:
+    def called(self) -> tuple[PackageCall, object]:
         raise NotImplementedError("this API can require a call")
 
     def counts(self) -> str:
@@ -73,9 +73,11 @@ class Anthropic:
         return {**fields, "max_tokens": MOST_CALL_TOKENS}
 
 
-def _reply(message: Message) -> Reply:
+def _reply(message: Message) -> PackageReply:
     text = "".join(block.text for block in message.content if block.type == "text")
-    calls = tuple(Call(block.id, block.name, block.input) for block in message.content if block.type == "tool_use")
+    calls = tuple(
+        PackageCall(block.id, block.name, block.input) for block in message.content if block.type == "tool_use"
+    )
     usage = message.usage
     tokens = usage.input_tokens + (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
-    return Reply(text, {"role": "assistant", "content": message.content}, calls, tokens)
+    return PackageReply(text, {"role": "assistant", "content": message.content}, calls, tokens)

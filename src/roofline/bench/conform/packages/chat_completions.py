@@ -7,7 +7,14 @@ from typing import Any
 
 from roofline.bench.conform.checks import GREEDY, TOOL
 from roofline.bench.conform.client import Server
-from roofline.bench.conform.packages.round_trip import MOST_CALL_TOKENS, MOST_TOKENS, NO_KEY, Call, Reply, package
+from roofline.bench.conform.packages.round_trip import (
+    MOST_CALL_TOKENS,
+    MOST_TOKENS,
+    NO_KEY,
+    PackageCall,
+    PackageReply,
+    package,
+)
 from roofline.common import env
 from roofline.common.json_types import JsonObject
 
@@ -31,16 +38,16 @@ class ChatCompletions(ABC):
     def assembled(self, fields: JsonObject) -> Completion:
         """A stream, put together by the package itself."""
 
-    def answer(self, turns: Sequence[object], *, tools: bool = False, required: bool = False) -> Reply:
+    def answer(self, turns: Sequence[object], *, tools: bool = False, required: bool = False) -> PackageReply:
         return _reply(self.create(self._fields(turns, tools, required)))
 
-    def stream(self, turns: Sequence[object], *, tools: bool = False, required: bool = False) -> Reply:
+    def stream(self, turns: Sequence[object], *, tools: bool = False, required: bool = False) -> PackageReply:
         return _reply(self.assembled(self._fields(turns, tools, required)))
 
-    def result(self, call: Call, text: str) -> object:
+    def result(self, call: PackageCall, text: str) -> object:
         return {"role": "tool", "tool_call_id": call.id, "content": text}
 
-    def called(self) -> tuple[Call, object]:
+    def called(self) -> tuple[PackageCall, object]:
         raise NotImplementedError("this API can require a call")
 
     def _fields(self, turns: Sequence[object], tools: bool, required: bool) -> JsonObject:
@@ -98,14 +105,14 @@ class LiteLLM(ChatCompletions):
         return self.module.stream_chunk_builder(list(chunks))
 
 
-def _reply(completion: Completion) -> Reply:
+def _reply(completion: Completion) -> PackageReply:
     message = completion.choices[0].message
     calls = tuple(
-        Call(call.id or "", call.function.name, _arguments(call.function.arguments))
+        PackageCall(call.id or "", call.function.name, _arguments(call.function.arguments))
         for call in message.tool_calls or ()
     )
     usage = completion.usage
-    return Reply(message.content or "", message, calls, usage.prompt_tokens if usage is not None else None)
+    return PackageReply(message.content or "", message, calls, usage.prompt_tokens if usage is not None else None)
 
 
 def _arguments(text: str) -> object:

@@ -7,7 +7,14 @@ from typing import Any
 
 from roofline.bench.conform.checks import TOOL
 from roofline.bench.conform.client import Server, Violation
-from roofline.bench.conform.packages.round_trip import MOST_CALL_TOKENS, MOST_TOKENS, NO_KEY, Call, Reply, package
+from roofline.bench.conform.packages.round_trip import (
+    MOST_CALL_TOKENS,
+    MOST_TOKENS,
+    NO_KEY,
+    PackageCall,
+    PackageReply,
+    package,
+)
 
 Runnable = Any  # of the package, which is imported only where it is used
 
@@ -22,19 +29,19 @@ class LangChain:
         self.server = server
         self.module = package("langchain_openai", "langchain-openai")
 
-    def answer(self, turns: Sequence[object], *, tools: bool = False, required: bool = False) -> Reply:
+    def answer(self, turns: Sequence[object], *, tools: bool = False, required: bool = False) -> PackageReply:
         return _reply(self._model(tools, required).invoke(list(turns)))
 
-    def stream(self, turns: Sequence[object], *, tools: bool = False, required: bool = False) -> Reply:
+    def stream(self, turns: Sequence[object], *, tools: bool = False, required: bool = False) -> PackageReply:
         chunks = list(self._model(tools, required).stream(list(turns)))
         if not chunks:
             raise Violation("the stream has no event")
         return _reply(reduce(add, chunks))
 
-    def result(self, call: Call, text: str) -> object:
+    def result(self, call: PackageCall, text: str) -> object:
         return {"role": "tool", "tool_call_id": call.id, "content": text}
 
-    def called(self) -> tuple[Call, object]:
+    def called(self) -> tuple[PackageCall, object]:
         raise NotImplementedError("this API can require a call")
 
     def _model(self, tools: bool, required: bool) -> Runnable:
@@ -55,7 +62,7 @@ class LangChain:
         return model.bind_tools([TOOL], parallel_tool_calls=False, **choice)
 
 
-def _reply(message: Runnable) -> Reply:
-    calls = tuple(Call(call["id"] or "", call["name"], call["args"]) for call in message.tool_calls)
+def _reply(message: Runnable) -> PackageReply:
+    calls = tuple(PackageCall(call["id"] or "", call["name"], call["args"]) for call in message.tool_calls)
     usage = message.usage_metadata
-    return Reply(str(message.content), message, calls, usage["input_tokens"] if usage else None)
+    return PackageReply(str(message.content), message, calls, usage["input_tokens"] if usage else None)

@@ -10,8 +10,8 @@ from roofline.bench.conform.packages.round_trip import (
     MOST_TOKENS,
     NO_ROUTE,
     TOOL_NAME,
-    Call,
-    Reply,
+    PackageCall,
+    PackageReply,
     asking,
     package,
 )
@@ -32,22 +32,22 @@ class Ollama:
         self.module = package("ollama", "ollama")
         self.client = self.module.Client(host=server.root, timeout=server.seconds, headers=server.authorization)
 
-    def answer(self, turns: Sequence[object], *, tools: bool = False, required: bool = False) -> Reply:
+    def answer(self, turns: Sequence[object], *, tools: bool = False, required: bool = False) -> PackageReply:
         response = self.client.chat(**self._fields(turns, tools))
         return _reply(response.message, response)
 
-    def stream(self, turns: Sequence[object], *, tools: bool = False, required: bool = False) -> Reply:
+    def stream(self, turns: Sequence[object], *, tools: bool = False, required: bool = False) -> PackageReply:
         parts = list(self.client.chat(**self._fields(turns, tools), stream=True))
         expect(bool(parts) and parts[-1].done, "the last part of the stream is not done")
         calls = [call for part in parts for call in part.message.tool_calls or ()]
         text = "".join(part.message.content or "" for part in parts)
         return _reply(self.module.Message(role="assistant", content=text, tool_calls=calls or None), parts[-1])
 
-    def result(self, call: Call, text: str) -> object:
+    def result(self, call: PackageCall, text: str) -> object:
         return self.module.Message(role="tool", tool_name=call.name, content=text)
 
-    def called(self) -> tuple[Call, object]:
-        call = Call("", TOOL_NAME, {"city": "Ulm"})
+    def called(self) -> tuple[PackageCall, object]:
+        call = PackageCall("", TOOL_NAME, {"city": "Ulm"})
         function = self.module.Message.ToolCall.Function(name=call.name, arguments=call.arguments)
         calls = [self.module.Message.ToolCall(function=function)]
         return call, self.module.Message(role="assistant", content="", tool_calls=calls)
@@ -80,6 +80,8 @@ def _options(most: int) -> JsonObject:
     return {"temperature": 0, "seed": 1, "num_predict": most}
 
 
-def _reply(message: Response, last: Response) -> Reply:
-    calls = tuple(Call("", call.function.name, dict(call.function.arguments)) for call in message.tool_calls or ())
-    return Reply(message.content or "", message, calls, last.prompt_eval_count)
+def _reply(message: Response, last: Response) -> PackageReply:
+    calls = tuple(
+        PackageCall("", call.function.name, dict(call.function.arguments)) for call in message.tool_calls or ()
+    )
+    return PackageReply(message.content or "", message, calls, last.prompt_eval_count)

@@ -23,7 +23,7 @@ NO_TOOLS = NO_ROUTE | {400, 422}
 
 
 @dataclass(frozen=True)
-class Call:
+class PackageCall:
     """A call of a tool as a package gives it; id: empty where the API has none."""
 
     id: str
@@ -32,7 +32,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Reply:
+class PackageReply:
     """An answer as a package gives it.
 
     Args:
@@ -42,7 +42,7 @@ class Reply:
 
     text: str
     message: object
-    calls: tuple[Call, ...]
+    calls: tuple[PackageCall, ...]
     prompt_tokens: int | None
 
 
@@ -57,16 +57,16 @@ class Package(Protocol):
     route: str
     requires_calls: bool
 
-    def answer(self, turns: Sequence[object], *, tools: bool = False, required: bool = False) -> Reply:
+    def answer(self, turns: Sequence[object], *, tools: bool = False, required: bool = False) -> PackageReply:
         """The answer to turns, greedy; tools: with TOOL; required: which must be called."""
 
-    def stream(self, turns: Sequence[object], *, tools: bool = False, required: bool = False) -> Reply:
+    def stream(self, turns: Sequence[object], *, tools: bool = False, required: bool = False) -> PackageReply:
         """The same as a stream, put together as the package does."""
 
-    def result(self, call: Call, text: str) -> object:
+    def result(self, call: PackageCall, text: str) -> object:
         """The turn that says what came of a call."""
 
-    def called(self) -> tuple[Call, object]:
+    def called(self) -> tuple[PackageCall, object]:
         """A call that we write, and the assistant's turn with it; for APIs that cannot require one."""
 
 
@@ -159,7 +159,7 @@ def calls_tools(client: Package) -> str:
     return f"{call.name} {call.arguments}"
 
 
-def _sends_results(client: Package, message: object, *calls: Call) -> None:
+def _sends_results(client: Package, message: object, *calls: PackageCall) -> None:
     """Send a turn with calls back, each with its result. Raises Violation unless the results are in the prompt."""
     counts = []
     for text in RESULTS:

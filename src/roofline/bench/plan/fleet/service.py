@@ -68,13 +68,13 @@ def fit_service(
     running_knots, decodes = np.array(knots, np.float64)[timed], np.maximum.accumulate(np.array(decode_seconds)[timed])
     sizes, times = _prompt_steps(mixed, running_knots, decodes)
     return Service(
-        running_knots,
-        decodes,
-        sizes,
-        times,
-        most,
-        arrangement.limits.tokens,
-        arrangement.cache_tokens,
+        running=running_knots,
+        decode_seconds=decodes,
+        tokens=sizes,
+        seconds=times,
+        most_running=most,
+        step_tokens=arrangement.limits.tokens,
+        cache_tokens=arrangement.cache_tokens,
     )
 
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
-from roofline.engine.answers import Piece
+from roofline.engine.answers import AnswerPiece
 from roofline.server.answers import Answers
 from roofline.server.response import sse
 from roofline.server.routes.anthropic.errors import error_body
@@ -83,7 +83,7 @@ class MessageForm:
         self.answers = answers
         self._blocks = Blocks(f"toolu_{answers.id[:20]}_")
 
-    def complete(self, pieces: Sequence[Piece]) -> JsonObject:
+    def complete(self, pieces: Sequence[AnswerPiece]) -> JsonObject:
         (piece,) = pieces
         self._events(piece)
         return {**self._message(), "content": self._blocks.content, **self._end(), "usage": self._usage()}
@@ -93,7 +93,7 @@ class MessageForm:
         message = {**self._message(), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return _sse({"type": "message_start", "message": message}) + _sse({"type": "ping"})
 
-    def add(self, index: int, piece: Piece) -> bytes:
+    def add(self, index: int, piece: AnswerPiece) -> bytes:
         return b"".join(map(_sse, self._events(piece)))
 
     def end(self) -> bytes:
@@ -103,7 +103,7 @@ class MessageForm:
     def failure(self, error: RequestError) -> bytes:
         return _sse(error_body(error))
 
-    def _events(self, piece: Piece) -> list[JsonObject]:
+    def _events(self, piece: AnswerPiece) -> list[JsonObject]:
         events = self._blocks.add(piece.parts)
         return events if piece.finish_reason is None else events + self._blocks.close()
 

@@ -15,7 +15,7 @@ from roofline.server.keys import USE
 from roofline.server.respond import on_thread_if_large, respond
 from roofline.server.response import json_response
 from roofline.server.routes.ollama import read
-from roofline.server.routes.ollama.form import ChatForm, GenerateForm, timestamp
+from roofline.server.routes.ollama.form import GenerateForm, OllamaChatForm, timestamp
 from roofline.server.routes.ollama.schema import ChatRequest, GenerateRequest, ShowRequest
 from roofline.server.scopes import OPEN, needs
 from roofline.weights.facts import ModelFacts
@@ -31,7 +31,7 @@ async def chat(request: Request) -> Response:
     model = read.model_to_load(await request.body(), context.of(request), "messages")
     if model is not None:
         return _loaded(model, {"message": {"role": "assistant", "content": ""}})
-    return await respond(request, read.chat, ChatForm)
+    return await respond(request, read.chat, OllamaChatForm)
 
 
 @router.post("/api/generate")

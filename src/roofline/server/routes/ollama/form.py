@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
-from roofline.engine.answers import Piece
+from roofline.engine.answers import AnswerPiece
 from roofline.engine.events import TokenLogprob
 from roofline.server.answers import Answers
 from roofline.server.errors import message_of
@@ -41,7 +41,7 @@ class OllamaForm:
         """The fields of an answer, or of more of it."""
         raise NotImplementedError
 
-    def complete(self, pieces: Sequence[Piece]) -> JsonObject:
+    def complete(self, pieces: Sequence[AnswerPiece]) -> JsonObject:
         (piece,) = pieces
         reply = Reply()
         reply.add(piece.parts)
@@ -51,7 +51,7 @@ class OllamaForm:
     def begin(self) -> bytes:
         return b""
 
-    def add(self, index: int, piece: Piece) -> bytes:
+    def add(self, index: int, piece: AnswerPiece) -> bytes:
         parts = [part for delta in piece.parts for part in self._parts(delta)]
         if piece.finish_reason is not None:
             parts += self._ended_call()
@@ -109,7 +109,7 @@ class OllamaForm:
         return {"logprobs": token_logprobs(self.text, tokens)}
 
 
-class ChatForm(OllamaForm):
+class OllamaChatForm(OllamaForm):
     """Answers of /api/chat."""
 
     def part(self, text: str, thinking: str, calls: Sequence[ToolCall]) -> JsonObject:

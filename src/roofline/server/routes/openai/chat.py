@@ -6,7 +6,7 @@ from dataclasses import asdict
 from fastapi import APIRouter, Request, Response
 
 from roofline.common.json_types import JsonObject
-from roofline.engine.answers import Piece
+from roofline.engine.answers import AnswerPiece
 from roofline.engine.events import TokenLogprob
 from roofline.server.answers import Answers
 from roofline.server.conversation import call_id
@@ -38,13 +38,13 @@ class ChatForm(OpenAIForm):
         self._begun: set[int] = set()  # the choices of a stream that have begun
         self._callers: set[int] = set()  # those of them that have called a tool
 
-    def complete(self, pieces: Sequence[Piece]) -> JsonObject:
+    def complete(self, pieces: Sequence[AnswerPiece]) -> JsonObject:
         answer = super().complete(pieces)
         if self.answers.generation.prompt_logprobs is not None:
             answer["prompt_logprobs"] = self.prompt_logprobs(0)
         return answer
 
-    def choice(self, index: int, piece: Piece) -> JsonObject:
+    def choice(self, index: int, piece: AnswerPiece) -> JsonObject:
         reply = Reply()
         reply.add(piece.parts)
         message: JsonObject = {"role": "assistant", "content": reply.text, "refusal": None}
@@ -60,7 +60,7 @@ class ChatForm(OpenAIForm):
         logprobs = self._logprobs(piece.logprobs)
         return {"index": index, "finish_reason": reason, "message": message, "logprobs": logprobs}
 
-    def deltas(self, index: int, piece: Piece) -> Iterator[JsonObject]:
+    def deltas(self, index: int, piece: AnswerPiece) -> Iterator[JsonObject]:
         def event(delta: JsonObject, finish_reason: str | None = None, logprobs: object = None) -> JsonObject:
             return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from fastapi import APIRouter, Request, Response
 
 from roofline.common.json_types import JsonObject
-from roofline.engine.answers import Piece
+from roofline.engine.answers import AnswerPiece
 from roofline.engine.events import TokenLogprob
 from roofline.server.answers import Answers
 from roofline.server.respond import respond
@@ -37,7 +37,7 @@ class CompletionForm(OpenAIForm):
         self._echoed: set[int] = set()
         self._places: dict[int, TokenPlaces] = {}  # of the tokens of each choice
 
-    def choice(self, index: int, piece: Piece) -> JsonObject:
+    def choice(self, index: int, piece: AnswerPiece) -> JsonObject:
         generation = self.answers.generation
         logprobs: Sequence[TokenLogprob | None] = piece.logprobs
         if generation.echoes_logprobs and index not in self._echoed:
@@ -52,7 +52,7 @@ class CompletionForm(OpenAIForm):
             choice["prompt_logprobs"] = self.prompt_logprobs(self._prompt_of(index))
         return choice
 
-    def deltas(self, index: int, piece: Piece) -> Iterator[JsonObject]:
+    def deltas(self, index: int, piece: AnswerPiece) -> Iterator[JsonObject]:
         yield self.choice(index, piece)
 
     def _echo(self, index: int) -> str:
@@ -122,7 +122,7 @@ class TokenPlaces:
         if begin < len(self._echoed):
             # A BOS, and the space that SentencePiece puts first, are not in the text that the client sent.
             texts = (piece, piece.removeprefix(" "), "" if token in self._special else piece)
-            piece = next((each for each in texts if self._echoed.startswith(each, begin)), piece)
+            piece = next((text for text in texts if self._echoed.startswith(text, begin)), piece)
         elif token in self._special and token not in self._visible:
             piece = ""
         self._at += len(piece)

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
-from roofline.engine.answers import Piece
-from roofline.engine.events import Progress
+from roofline.engine.answers import AnswerPiece
+from roofline.engine.events import PromptProgress
 from roofline.server.answers import Answers
 from roofline.server.errors import error_body
 from roofline.server.receipts import receipt_of
@@ -32,15 +32,15 @@ class OpenAIForm:
         self._usage = generation.usage
         self._told: dict[int, int] = {}  # ids of each choice that its events have told
 
-    def choice(self, index: int, piece: Piece) -> JsonObject:
+    def choice(self, index: int, piece: AnswerPiece) -> JsonObject:
         """A complete choice."""
         raise NotImplementedError
 
-    def deltas(self, index: int, piece: Piece) -> Iterable[JsonObject]:
+    def deltas(self, index: int, piece: AnswerPiece) -> Iterable[JsonObject]:
         """What a piece adds to a choice: each becomes an event of the stream."""
         raise NotImplementedError
 
-    def complete(self, pieces: Sequence[Piece]) -> JsonObject:
+    def complete(self, pieces: Sequence[AnswerPiece]) -> JsonObject:
         told = enumerate(self._best(pieces))
         choices = [self.choice(index, pieces[at]) | self.ids_of(at, pieces[at]) for index, at in told]
         receipt = receipt_of(self.answers, self._created)
@@ -50,7 +50,7 @@ class OpenAIForm:
     def begin(self) -> bytes:
         return b""
 
-    def add(self, index: int, piece: Piece) -> bytes:
+    def add(self, index: int, piece: AnswerPiece) -> bytes:
         head = self._head(self.event_object_name)
         tail: JsonObject = (
             {} if self._usage == "none" else {"usage": self.answers.usage() if self._usage == "every" else None}
@@ -61,7 +61,7 @@ class OpenAIForm:
             events.append(sse({**head, "choices": [delta | ids], **tail}))
         return b"".join(events)
 
-    def progress(self, index: int, progress: Progress) -> bytes:
+    def progress(self, index: int, progress: PromptProgress) -> bytes:
         """llama.cpp's `prompt_progress`, with the choice that it is of."""
         of = {"index": index, "total": progress.total, "cache": progress.cached, "processed": progress.processed}
         of["time_ms"] = round(progress.seconds * 1000)
@@ -77,7 +77,7 @@ class OpenAIForm:
     def failure(self, error: RequestError) -> bytes:
         return sse(error_body(error)) + DONE
 
-    def ids_of(self, index: int, piece: Piece) -> JsonObject:
+    def ids_of(self, index: int, piece: AnswerPiece) -> JsonObject:
         """The ids that a piece brings, where the request wants them, and before the first those of the prompt."""
         generation, told = self.answers.generation, self._told.get(index, 0)
         if not generation.with_ids or not (piece.tokens or piece.finish_reason):
@@ -108,7 +108,7 @@ class OpenAIForm:
         """The characters of a token by itself."""
         return self.text.token_bytes(token).decode("utf-8", "replace")
 
-    def _best(self, pieces: Sequence[Piece]) -> list[int]:
+    def _best(self, pieces: Sequence[AnswerPiece]) -> list[int]:
         """Which of the computed choices are told: all, or of each prompt those whose tokens are the likeliest."""
         best, n = self.answers.generation.best, self.answers.generation.params.n
         if best is None:

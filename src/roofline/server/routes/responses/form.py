@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
-from roofline.engine.answers import Piece
+from roofline.engine.answers import AnswerPiece
 from roofline.server.answers import Answers
 from roofline.server.receipts import receipt_of
 from roofline.server.response import sse
-from roofline.server.routes.responses.output import Output
+from roofline.server.routes.responses.output import ResponseItems
 from roofline.server.routes.responses.read import ResponseGeneration
 from roofline.server.routes.responses.store import Kept, ResponseStore
 from roofline.text.replies.reasoning import CLOSE
@@ -34,10 +34,10 @@ class ResponseForm:
         self._created = int(time.time())
         self._completed: int | None = None
         self._receipt: JsonObject | None = None
-        self._output = Output(answers.id)
+        self._output = ResponseItems(answers.id)
         self._number = 0  # of the next event
 
-    def complete(self, pieces: Sequence[Piece]) -> JsonObject:
+    def complete(self, pieces: Sequence[AnswerPiece]) -> JsonObject:
         for piece in pieces:
             self.take(piece)
         return self.response(self.final_status)
@@ -46,7 +46,7 @@ class ResponseForm:
         states = ("created", "in_progress")
         return b"".join(self._sse({"type": f"response.{state}", "response": self.response()}) for state in states)
 
-    def add(self, index: int, piece: Piece) -> bytes:
+    def add(self, index: int, piece: AnswerPiece) -> bytes:
         return b"".join(map(self._sse, self.take(piece)))
 
     def end(self) -> bytes:
@@ -56,7 +56,7 @@ class ResponseForm:
     def failure(self, error: RequestError) -> bytes:
         return self._sse({"type": "response.failed", "response": self.keep_failed(error)})
 
-    async def complete_and_keep(self, pieces: Sequence[Piece]) -> JsonObject:
+    async def complete_and_keep(self, pieces: Sequence[AnswerPiece]) -> JsonObject:
         for piece in pieces:
             self.take(piece)
         await self.keep()
@@ -71,7 +71,7 @@ class ResponseForm:
         if self.stored:
             self.stored = await self._store.keep(self.record(self.response(self.final_status)))
 
-    def take(self, piece: Piece) -> list[JsonObject]:
+    def take(self, piece: AnswerPiece) -> list[JsonObject]:
         """Takes more of the answer; returns the events that say so."""
         ended = piece.finish_reason is not None
         events = self._output.add(piece.parts)

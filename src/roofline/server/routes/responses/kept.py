@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
-from roofline.engine.answers import Piece
+from roofline.engine.answers import AnswerPiece
 from roofline.server.answers import Answers
 from roofline.server.errors import as_request_error
 from roofline.server.routes.responses.form import ResponseForm
@@ -35,7 +35,7 @@ class BackgroundRun:
             async with aclosing(self._answers.pieces()) as pieces:
                 async for _, piece in pieces:
                     self._status = "in_progress"
-                    if isinstance(piece, Piece):
+                    if isinstance(piece, AnswerPiece):
                         self.form.take(piece)
             await self.form.keep()
         except asyncio.CancelledError:

@@ -10,7 +10,7 @@ PREFIXES = {"message": "msg", "function_call": "fc", "reasoning": "rs"}  # of id
 CONTENT_NAMES = {"message": "output_text", "reasoning": "reasoning_text"}  # of the parts of items
 
 
-class Output:
+class ResponseItems:
     """Items: one for each stretch of thought, of text, and for each call, in their order.
 
     answer: the id of the answer, which those of items are made of.

@@ -169,7 +169,7 @@ class ResponseStore:
         import sqlite3
 
         head = {name: value for name, value in kept.response.items() if name != "output"}
-        parts = [msgspec.json.encode(each) for each in (kept.input, kept.response["output"], head)]
+        parts = [msgspec.json.encode(part) for part in (kept.input, kept.response["output"], head)]
         size = ROW_BYTES + sum(map(len, parts))
         if size > self._limits.stored_bytes:
             return False

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
-from roofline.engine.answers import Piece
+from roofline.engine.answers import AnswerPiece
 from roofline.server.answers import Answers
 from roofline.server.errors import message_of
 from roofline.server.response import sse
@@ -37,13 +37,13 @@ class TgiForm:
         self._special = self.text.special_ids()
         self._told: list[str] = []  # texts of the tokens that were told
 
-    def complete(self, pieces: Sequence[Piece]) -> JsonObject:
+    def complete(self, pieces: Sequence[AnswerPiece]) -> JsonObject:
         return {"generated_text": self._full_text(), "details": self._details() if self.generation.details else None}
 
     def begin(self) -> bytes:
         return b""
 
-    def add(self, index: int, piece: Piece) -> bytes:
+    def add(self, index: int, piece: AnswerPiece) -> bytes:
         ended = piece.finish_reason is not None
         first, tokens = len(self._told), self._new_tokens(ended)
         events = []

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from roofline.common.errors import RequestError
 from roofline.common.json_types import JsonObject
-from roofline.engine.answers import Piece
+from roofline.engine.answers import AnswerPiece
 from roofline.server.answers import Answers
 from roofline.server.errors import message_of
 from roofline.server.response import sse
@@ -26,14 +26,14 @@ class TritonForm:
         assert isinstance(answers.generation, TritonGeneration), "its own reader made it"
         self.generation = answers.generation
 
-    def complete(self, pieces: Sequence[Piece]) -> JsonObject:
+    def complete(self, pieces: Sequence[AnswerPiece]) -> JsonObject:
         (piece,) = pieces
         return self._output(self.generation.prefix + piece.text)
 
     def begin(self) -> bytes:
         return b""
 
-    def add(self, index: int, piece: Piece) -> bytes:
+    def add(self, index: int, piece: AnswerPiece) -> bytes:
         return sse(self._output(piece.text)) if piece.text else b""
 
     def end(self) -> bytes:

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from roofline.common.fields import refuse, shorten
-from roofline.weights.families.shared.tensor_names import Place
+from roofline.weights.families.shared.tensor_names import TensorPlace
 from roofline.weights.files.mapped import TensorInfo
-from roofline.weights.quantised.method import Source
+from roofline.weights.quantised.method import TensorSource
 from roofline.weights.quantised.mxfp4 import PROJECTIONS
 
 _JOINED = re.compile(r"(?P<within>.+\.mlp\.experts)\.(?P<part>gate_up_proj|down_proj)(?P<bias>_bias)?")
@@ -39,9 +39,9 @@ class _Part:
 
 
 class _Renamed:
-    """See `Source`. names: in place of those of a source -> these."""
+    """See `TensorSource`. names: in place of those of a source -> these."""
 
-    def __init__(self, source: Source, names: Mapping[str, str]) -> None:
+    def __init__(self, source: TensorSource, names: Mapping[str, str]) -> None:
         self.tensors = {name: replace(source.tensors[old], name=name) for name, old in names.items()}
         self._source, self._names = source, names
 
@@ -54,9 +54,9 @@ Matrices = Callable[[TensorInfo, re.Match[str]], list[_Part]]
 
 
 class _Apart:
-    """See `Source`."""
+    """See `TensorSource`."""
 
-    def __init__(self, source: Source, plain: Mapping[str, TensorInfo], parts: Mapping[str, _Part]) -> None:
+    def __init__(self, source: TensorSource, plain: Mapping[str, TensorInfo], parts: Mapping[str, _Part]) -> None:
         self.tensors = {**plain, **{name: part.info for name, part in parts.items()}}
         self._source, self._parts = source, parts
 
@@ -70,24 +70,24 @@ class _Apart:
         return np.ascontiguousarray(part.take(words)).reshape(-1).view(np.uint8)
 
 
-def experts_apart(path: Path, source: Source) -> Source:
+def experts_apart(path: Path, source: TensorSource) -> TensorSource:
     """The tensors of a model's files, with those of experts one by one. path: what errors name. Raises ConfigError."""
     return _read_apart(path, source, _matrices, -1)
 
 
-def stacked_experts_apart(path: Path, source: Source) -> Source:
+def stacked_experts_apart(path: Path, source: TensorSource) -> TensorSource:
     """The same of models that transformers has in memory and writes apart: `gate_up_proj` [experts, 2 * ffn, width],
     all gates above all ups of each expert, and `down_proj` [experts, width, ffn]."""
     return _read_apart(path, source, _stacked_matrices, 1)
 
 
-def renamed(source: Source, rename: Callable[[str], str]) -> Source:
+def renamed(source: TensorSource, rename: Callable[[str], str]) -> TensorSource:
     """The tensors of a source under the names that `rename` gives them; where it gives two the same, as they are."""
     names = {rename(name): name for name in source.tensors}
     return _Renamed(source, names) if len(names) == len(source.tensors) else source
 
 
-def _read_apart(path: Path, source: Source, matrices: Matrices, axis: int) -> Source:
+def _read_apart(path: Path, source: TensorSource, matrices: Matrices, axis: int) -> TensorSource:
     """matrices: takes those of experts out of a tensor, whose gates and ups lie along `axis`."""
     plain, parts = {}, {}
     for name, info in source.tensors.items():
@@ -160,19 +160,19 @@ def _bias(columns: slice, values: np.ndarray) -> np.ndarray:
     return values[:, columns].reshape(-1)
 
 
-def experts_placed(name: str) -> Place | None:
+def experts_placed(name: str) -> TensorPlace | None:
     """The inverse: in which tensor of such files a parameter of Hugging Face's names is, whether the name says the
     number of an expert or stands for all of a layer; None: it has a tensor of its own name."""
     bare = name.removesuffix(".weight")
     if _SINKS.fullmatch(bare):
-        return Place(bare)
+        return TensorPlace(bare)
     match = _PLACED.fullmatch(name)
     if match is None:
         return None
     suffix = "_bias" if match["kind"] == "bias" else ""
     if match["part"] == "down":
-        return Place(f"{match['within']}.down_proj{suffix}", 0, 1)
-    return Place(f"{match['within']}.gate_up_proj{suffix}", ("gate", "up").index(match["part"]), 2)
+        return TensorPlace(f"{match['within']}.down_proj{suffix}", 0, 1)
+    return TensorPlace(f"{match['within']}.gate_up_proj{suffix}", ("gate", "up").index(match["part"]), 2)
 
 
 def in_turn(parts: Sequence[np.ndarray]) -> np.ndarray:

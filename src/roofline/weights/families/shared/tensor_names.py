@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from roofline.weights.quantised.method import Source
+from roofline.weights.quantised.method import TensorSource
 
 _INDEX = r"(0|[1-9][0-9]{0,5})"  # no leading zeros: two spellings of one layer would be two names for one parameter
 _GGUF = re.compile(rf"blk\.{_INDEX}\.(\w+)\.(weight|bias)")
@@ -50,7 +50,7 @@ def _part(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """Where Hugging Face's files have a parameter: in the tensor `name`, as part `at` of `of` whose outputs lie in turn
     in it, expert after expert; of = 0: it is that tensor."""
 
@@ -86,8 +86,8 @@ class TensorNames:
     norms_less: float = 0.0
     transposed: Collection[str] = ()
     by_head: Collection[str] = ()
-    hf_apart: Callable[[Path, Source], Source] | None = None
-    hf_placed: Callable[[str], Place | None] = lambda name: None
+    hf_apart: Callable[[Path, TensorSource], TensorSource] | None = None
+    hf_placed: Callable[[str], TensorPlace | None] = lambda name: None
 
     def from_gguf(self, name: str) -> str | None:
         """``"blk.3.attn_q.weight"`` -> ``"layers.3.attn.q.weight"``; None for a name that is not in the table."""
@@ -109,7 +109,7 @@ class TensorNames:
         """Whether a tensor of Hugging Face's files is one of a layer, or of a module in `top`, whatever it is there."""
         name = name.removeprefix(next(filter(name.startswith, self.hf_before), ""))
         modules = (self.hf_layers, *self._ours[1][1], *self.hf_also)
-        return any(each.startswith(f"{module}.") for each in self._spellings(name) for module in modules)
+        return any(spelling.startswith(f"{module}.") for spelling in self._spellings(name) for module in modules)
 
     def is_transposed(self, name: str) -> bool:
         """Whether files of Hugging Face have a parameter of ours by columns."""
