@@ -156,7 +156,7 @@ def test_bits_do_not_depend_on_chunks_threads_or_isa(model: str, form: str, kv_d
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-@pytest.mark.parametrize("count", [1, 2, 16, 17, 100, 700])
+@pytest.mark.parametrize("count", [1, 2, 16, 17, 100, pytest.param(700, marks=pytest.mark.slow)])
 def test_bits_of_an_encoder_do_not_depend_on_company_threads_or_isa(count: int, kv_dtype: str) -> None:
     source, alone = checkpoint("bert", "Q8_0"), None
     for isa in (ISAS[0], ISAS[-1]):

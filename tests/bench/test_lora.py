@@ -154,6 +154,7 @@ def test_the_command_refuses_what_would_do_nothing(model: Path) -> None:
         assert said in refused.stderr
 
 
+@pytest.mark.slow
 def test_of_data_the_held_out_loss_is_a_figure_and_its_rows_may_be_packed(tmp_path: Path) -> None:
     chats = sft.write_lines(tmp_path / "d.jsonl", [sft.question(number) for number in range(60)])
     chosen = settings(sft.write_model(tmp_path / "tiny"), data=chats, pack=True, max_seq_len=128, epochs=1, warmup=0)

@@ -69,6 +69,7 @@ def test_commands_that_measure(line: str, model: Path, tmp_path: Path, monkeypat
     assert "again: roofline bench lora" in done.stdout
 
 
+@pytest.mark.slow
 def test_right_answers_are_counted(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     sft.write_lines(tmp_path / "questions.jsonl", [sft.question(number) for number in range(20)])

@@ -35,7 +35,7 @@ def shortened(line: str, model: Path) -> list[str]:
     return [command, str(model), *words, *short, *(["--max-new-tokens", "4"] if command == "reinforce" else [])]
 
 
-@pytest.mark.parametrize("line", TRAINING)
+@pytest.mark.parametrize("line", [TRAINING[0], *(pytest.param(line, marks=pytest.mark.slow) for line in TRAINING[1:])])
 def test_commands(line: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     pairs = [{"question": f"What is {word}?", "chosen": "yes", "rejected": "no"} for word in WORDS * 5]

@@ -97,6 +97,7 @@ def test_for_who_is_gone_nothing_more_is_computed(live, engine, version, stream,
     assert engine.aborted
 
 
+@pytest.mark.slow
 def test_for_who_leaves_a_silent_stream_nothing_more_is_computed(live, engine):
     """All that was sent has been read, so that closing sends no reset, and no token comes that would draw one."""
     engine.gate.clear()

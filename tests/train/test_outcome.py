@@ -192,6 +192,7 @@ def test_a_stopped_run_says_so_and_has_the_adapter_of_its_checkpoint(model: Path
     assert "stopped after" not in (out / "run.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_stopped_run_offers_no_model_that_is_not_there(model: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     stopped(model, data, out, "--method", "full")

@@ -86,6 +86,7 @@ def started(data: Path, folder: Path, processes: int, **changes: Any) -> Iterato
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_workers_end_with_their_parent_and_nobody_else_trains_in_their_folder(data: Path, tmp_path: Path) -> None:
     with started(data, tmp_path / "run", 2, save_interval="2ba") as (process, path):
         pids = workers(path)
@@ -304,6 +305,7 @@ def test_a_run_that_lost_its_place_writes_nothing_there(data: Path, tmp_path: Pa
     assert steps_of(tmp_path / "checkpoints") == []
 
 
+@pytest.mark.slow
 def test_a_bucket_has_one_owner(data: Path, tmp_path: Path, s3: str) -> None:
     seen: list[str] = []
 

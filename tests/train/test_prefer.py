@@ -104,6 +104,7 @@ def test_a_model_learns_to_earn_rewards(model: Path, tmp_path: Path) -> None:
     assert (out / "adapter/adapter_model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_function_of_rewards_is_told_before_and_after(model: Path, tmp_path: Path) -> None:
     """And not how many answers are as in the data, which nobody asked for."""
     (tmp_path / "reward.py").write_text(REWARD)

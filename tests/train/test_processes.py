@@ -138,6 +138,7 @@ def order_agrees(one: Path, other: Path, steps: int = 8) -> None:
     assert verify(read(other)) is None
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
     """In short what the slow tests below compare for every kind of run."""
     learn(["to be or not to be"], tmp_path / "words", 264)

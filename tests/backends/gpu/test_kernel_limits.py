@@ -38,6 +38,7 @@ def tightest(chip):
     return {(kernel, case) for kernel, (_, case) in cases.items()}
 
 
+@pytest.mark.slow
 def test_the_tightest_kernels_pass_their_gates_and_keep_their_limits(kernel_cache):
     only = {(chip, *key) for chip in DEFAULT for key in tightest(chip)}
     assert {(chip, kernel) for chip, kernel, _ in only} >= {(c, k) for c in DEFAULT for k in ("attend", "linear_quant")}

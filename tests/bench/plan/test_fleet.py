@@ -329,6 +329,7 @@ def differences(exact: FleetFigures, model: FleetFigures) -> dict[str, float]:
     return {name: two / one - 1 for name, (one, two) in pairs.items()}
 
 
+@pytest.mark.slow
 def test_the_model_is_within_five_per_cent_of_eight_replicas() -> None:
     exact, model = both(fleet(160.0, 12))
     assert {name: error for name, error in differences(exact, model).items() if abs(error) > 0.05} == {}

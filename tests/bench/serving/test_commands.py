@@ -58,6 +58,7 @@ def test_a_trace_is_written(tmp_path):
     assert call_roofline(["bench", "traffic", "trace", "-o", tmp_path / "t.jsonl"]).exit_code == 1
 
 
+@pytest.mark.slow
 def test_a_curve(null, tmp_path):
     words = ["--workers", 2, "--requests", 3, "--fewest", 6, "--out", tmp_path / "r.jsonl", "--events", tmp_path / "e"]
     result = call_roofline(["bench", "curve", null, "--objective", "mlperf:llama2-70b", *words])
@@ -133,7 +134,7 @@ def test_one_load(null, words, offered):
     assert point["counts"]["completed"] == 6
 
 
-@pytest.mark.parametrize("workers", [1, 8])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_a_closed_loop_against_a_server_of_fixed_times_has_workers_over_latency(tmp_path, workers):
     write_traffic(singles((1,), 10, 40), tmp_path / "t.jsonl")
     words = ["--arrivals", "closed", "--concurrency", workers, "--requests", max(12, 4 * workers), "--json"]
@@ -153,6 +154,7 @@ def test_an_open_loop_that_is_kept_up_with_has_the_offered_rate(null):
     assert metrics["request_rate"]["value"] == pytest.approx(60, rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_curve_names_the_same_traffic_however_far_it_goes(null):
     hashes = set()
     for words in (["--workers", 2], ["--workers", 1], ["--workers", 2, "--no-poisson"]):
