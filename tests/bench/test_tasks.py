@@ -64,6 +64,7 @@ def test_the_choice_with_the_highest_mean_log_probability_is_the_models(llm: Any
     assert evaluate(llm, [*right, *wrong[:2]])["choices"] == Accuracy(6, 4)
 
 
+@pytest.mark.slow
 def test_continuations_answers_and_chats_are_compared_with_what_the_model_says(llm: Any) -> None:
     greedy = SamplingParams(temperature=0.0, max_tokens=3)
     prompt = "What is one?"

@@ -125,6 +125,7 @@ def test_ranks_of_the_cpu_backend_answer_as_the_reference_s_ranks_do(folder: str
     assert found[0][1] is None
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_the_step_with_its_name(folder: str) -> None:
     loaded = load(folder, **LOADING, tensor_parallel=2, pipeline_parallel=2)
     engine, others = LocalEngine(loaded.executable), pids(loaded.executable)

@@ -123,6 +123,7 @@ def test_each_device_has_some_columns_of_every_expert() -> None:
     assert ("no kernels" in text) == bool(fit["lacking"])
 
 
+@pytest.mark.slow
 def test_a_model_whose_matrices_cannot_be_shared_has_its_layers_in_stages() -> None:
     report = record("deepseek-v2-lite", "--chip", "RTX 4090")
     fit = report["fit"]

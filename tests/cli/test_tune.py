@@ -65,6 +65,7 @@ def test_where_nothing_can_be_kept_that_is_said_and_the_results_are_shown(run, t
     assert "is kept: run" not in told
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_measured_and_the_next_run_goes_on(run, monkeypatch):
     slots = 0
     slot = tuning.Tuner._slot

@@ -56,6 +56,7 @@ def test_each_has_cores_of_its_own(pair):
     assert mine == [allowed, allowed] or not mine[0] & mine[1], "under a quota they are not pinned"
 
 
+@pytest.mark.slow
 def test_one_dies_and_the_other_goes_on(pair):
     before = pair.stats()["replicas"]
     with open_stream(pair) as one, open_stream(pair) as other:

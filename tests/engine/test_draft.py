@@ -34,6 +34,7 @@ ALWAYS = EngineConfig(speculate="draft", speculate_always=True)
     tokens=st.integers(1, 6),
     aborts=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 7)), max_size=2),
 )
+@pytest.mark.slow
 def test_outputs_do_not_depend_on_the_draft_model(
     requests, config, num_pages, draft_pages, draft_tokens, weights, tokens, aborts
 ):

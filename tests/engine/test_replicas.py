@@ -182,6 +182,7 @@ def test_every_answer_ends_exactly_once(requests, count):
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_one_dies_while_the_others_serve_and_comes_back():
     async def test(replicas):
         streams = [await replicas.submit([i] * 40, LONG, request_id=str(i)) for i in range(4)]

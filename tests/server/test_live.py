@@ -135,6 +135,7 @@ def test_half_a_body_is_not_waited_for(live):
         assert b"408" in connection.recv(100)
 
 
+@pytest.mark.slow
 def test_slow_answer_is_not_cut_by_the_read_timeout(live, engine):
     engine.delay = 0.15  # 14 ids take longer than the timeout of one second
     answer = httpx.post(f"{live()}/v1/chat/completions", json=CHAT, timeout=20).json()

@@ -475,6 +475,7 @@ def test_connections_are_bounded_by_more_than_the_shells_limit_of_files(
     assert soft == (65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536))
 
 
+@pytest.mark.slow
 def test_what_the_start_left_is_given_back_and_what_it_made_is_kept_out_of_collections(monkeypatch):
     class Node:
         pass

@@ -59,6 +59,7 @@ def losses(folder: Path) -> list[float]:
     return [line["loss"] for line in small.log_of(folder) if "loss" in line]
 
 
+@pytest.mark.slow
 def test_two_processes_lose_what_one_does(model: Path, rows: Path, tmp_path: Path) -> None:
     runs = []
     for processes in (1, 2):
@@ -125,7 +126,7 @@ def test_another_base_or_adapter_does_not_continue(model: Path, rows: Path, tmp_
         train(parse_config({**again, "model": {**given["model"], "pretrained_model_name_or_path": str(other)}}))
 
 
-@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("mixtral", marks=pytest.mark.slow)])
 def test_ways_to_compute_a_run_change_nothing(kind: str, model: Path, rows: Path, tmp_path: Path) -> None:
     base = model if kind == "llama" else folder_of(kind, tmp_path / "model")
     ways: dict[str, dict[str, Any]] = {

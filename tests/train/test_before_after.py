@@ -64,6 +64,7 @@ def test_names_and_the_command_that_serves_both(
     assert around.answers.command == f"roofline serve {served.model} {words}"
 
 
+@pytest.mark.slow
 def test_an_adapter_of_experts_is_merged_before_it_is_served(tmp_path: Path) -> None:
     model = sft.write_model(tmp_path / "tiny", family="mixtral", experts=4, experts_per_token=2)
     data = sft.write_lines(tmp_path / "d.jsonl", [sft.question(n % 4) for n in range(20)])
@@ -133,6 +134,7 @@ def end_at_once(*_: object) -> None:
     os._exit(9)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_ended_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "_answer", end_at_once)
     with pytest.raises(RooflineError, match="its process was ended, as the system does when memory runs out"):

@@ -48,6 +48,7 @@ def test_the_file_runs_with_its_data_and_length_alone(data: Path, monkeypatch: p
     assert [line["eval_tokens"] for line in lines if "eval_loss" in line] == [5 * 16 * 127]
 
 
+@pytest.mark.slow
 def test_the_file_runs_in_small_batches(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = ("max_duration=2ba", "global_train_batch_size=3", "device_eval_batch_size=1", "probes=false")
     lines = trained(data, monkeypatch, *changes)

@@ -584,6 +584,7 @@ def test_a_run_that_goes_on_with_a_fault_is_found_in_itself(data: Path, tmp_path
     assert "where a went on at step 2, layer 1 is the first tensor to differ" in found.why
 
 
+@pytest.mark.slow
 def test_probes_that_cannot_be_compared(data: Path, honest: dict[str, RecordedRun], tmp_path: Path) -> None:
     smaller = read_run(_begun(data, tmp_path / "small", model__n_layers=2))
     found = compare(honest["fp32"], smaller)

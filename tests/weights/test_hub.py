@@ -135,6 +135,7 @@ def test_download_cut_in_the_middle_goes_on(hub: ThreadingHTTPServer, tmp_path: 
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_whole_files_of_a_killed_pull_are_kept_and_its_pieces_removed(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
     folder = Path(_pull(hub, tmp_path, "hf:org/repo").stdout.strip())
     (folder / "manifest.json").unlink()

@@ -86,6 +86,7 @@ def test_decodes_have_the_tile_of_decodes(chip):
 
 
 @pytest.mark.parametrize(("window", "programs"), [(0, 4), (270, 64)])
+@pytest.mark.slow
 def test_exact_bits_are_those_of_one_launch(window, programs, rows_alike):
     """Those of decodes are split, the chunks' as well or not."""
     step = paged([(1, 290), (1, 17), (40, 260)], 2, 1, 16, "bf16")

@@ -41,6 +41,7 @@ def test_every_case_is_within_its_tolerance(chip):
     assert len(check(bench(chip).cases())) > 130
 
 
+@pytest.mark.slow
 def test_one_case_of_each_kind_is_within_its_tolerance():
     assert len(check(last_of_each().values())) > 20
 

@@ -107,6 +107,7 @@ def test_the_tensor_that_holds_no_numbers_is_found(name, damage):
     assert gpu.damaged_tensor() == damaged
 
 
+@pytest.mark.slow
 def test_exact_steps_do_not_depend_on_company_or_chunks():
     gpu, _ = models("llama", exact=True)
     ids, whole = exact_whole(gpu)

@@ -49,6 +49,7 @@ def test_products_and_attention_are_priced_at_the_16_bit_roof(exact):
     assert roofs["add_norm"] == roofs["rms_norm"] == roofs["rope_kv_write"] == ("f32_flops", 1)
 
 
+@pytest.mark.slow
 def test_a_step_with_clocks_has_a_time_for_every_op(executable):
     step = ProfiledStep(1, 20, batch=2)
     fill(executable, step)

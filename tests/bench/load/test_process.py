@@ -135,6 +135,7 @@ def test_more_streams_than_the_first_limit_of_files(make_plan, tmp_path):
     assert all(each.completed for each in read_events(tmp_path / "events.jsonl").requests)
 
 
+@pytest.mark.slow
 def test_certificate_of_few_streams():
     certificate = certify(2)
     assert certificate.streams in (0, 1, 2)

@@ -287,6 +287,7 @@ def test_many_replicas_follow_the_common_beginnings_alone(monkeypatch: pytest.Mo
         assert caches.look_up(np.array([3, 3]), np.array([1, 2]), np.array([20, 20])).tolist() == expected
 
 
+@pytest.mark.slow
 def test_hits_are_those_of_the_real_cache() -> None:
     """With long beginnings, more of them than a cache holds."""
     traffic = TrafficSpec(
@@ -378,6 +379,7 @@ scaling = ["fixed", "utilisation"]
 """
 
 
+@pytest.mark.slow
 def test_the_command_compares_policies(tmp_path: Path) -> None:
     spec, out = tmp_path / "chat.toml", tmp_path / "points"
     spec.write_text(TEXT)

@@ -36,6 +36,7 @@ def ways(model: str, dtype: str, chip: str, count: int, longest: int = 768) -> l
     return arrangements(*shape_of(model, dtype), place_of(chip, count, None), longest, STEP)
 
 
+@pytest.mark.slow
 def test_405b_lies_on_eight_and_in_8_bits_on_four() -> None:
     fitting = ways("llama-3.1-405b", "f16", "mi300x", 8)
     assert [each.name for each in fitting] == ["TP 8 x 1"]

@@ -267,6 +267,7 @@ def test_traffic_that_is_too_short_is_sent_again_and_flagged(null, tmp_path):
     assert "traffic repeated" in json.loads(line)["validity"]["flags"]
 
 
+@pytest.mark.slow
 def test_compare_finds_a_slower_server(null, tmp_path):
     slower = NULL.replace("--gap-ms 1", "--gap-ms 2")
     words = ["--block", 4, "--concurrency", 4, "--rounds", 8, "--out", tmp_path / "r.jsonl", "--label-b", "slow"]
@@ -284,6 +285,7 @@ def test_compare_finds_a_slower_server(null, tmp_path):
     assert b.extra["throughput_ratio"] == record["throughput"]["ratio"]
 
 
+@pytest.mark.slow
 def test_a_comparison_tells_rounds_and_both_sides(null):
     words = ["--block", 2, "--concurrency", 2, "--rounds", 2, "--label-b", "again", *QUICK]
     result = call_roofline(["bench", "compare", null, null, *words])
@@ -498,6 +500,7 @@ def test_a_point_whose_events_cannot_be_written_is_printed(null, tmp_path, monke
     assert ": it is a folder; name another folder; standard output has the point" in result.stderr
 
 
+@pytest.mark.slow
 def test_both_points_of_a_comparison_that_cannot_be_written_are_printed(null):
     words = ["--block", 2, "--concurrency", 2, "--rounds", 2, "--out", "/dev/full", *QUICK]
     result = call_roofline(["bench", "compare", null, null, *words])
@@ -592,6 +595,7 @@ def test_a_run_without_an_answer_fails_with_what_the_server_said(weary, tmp_path
     assert len(read_points(out)) == points
 
 
+@pytest.mark.slow
 def test_a_run_with_many_answers_does_not_fail(weary):
     words = ["--prompts", "1,1", "--repeats", 10, "--answer", 4]
     result = call_roofline(["bench", "decode", weary(WARM_UP + 19, "it is late"), *words, *QUICK])
