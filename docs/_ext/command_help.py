@@ -7,7 +7,7 @@ import sys
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
-from roofline.cli.commands import ROOT, Group
+from roofline.cli.commands import ROOT, CommandGroup
 
 WIDTH = "100"
 
@@ -21,9 +21,9 @@ def help_of(words: tuple[str, ...]) -> str:
     return "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines())
 
 
-def commands(words: tuple[str, ...] = (), entry: Group | str = ROOT) -> list[tuple[str, ...]]:
+def commands(words: tuple[str, ...] = (), entry: CommandGroup | str = ROOT) -> list[tuple[str, ...]]:
     """The words that call each command, groups before what is in them."""
-    below = entry.commands.items() if isinstance(entry, Group) else ()
+    below = entry.commands.items() if isinstance(entry, CommandGroup) else ()
     return [words, *(deeper for name, part in below for deeper in commands((*words, name), part))]
 
 
