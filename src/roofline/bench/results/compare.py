@@ -6,10 +6,11 @@ that is allowed to all of them together (Bonferroni). That holds whatever the bl
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from roofline.bench.results.statistics import CONFIDENCE, Interval, Ratio, paired_difference, paired_ratio
 
@@ -83,62 +84,19 @@ class GoodputDecision:
         )
 
 
-class SequentialGoodput:
-    """Collects the shares of requests that keep an objective, of blocks at the same offered rate, and says when they
-    decide. A share may be 0, so they are compared by differences, not by ratios.
-
-    rate: requests a second that are offered; requests: of a side in a pair; margin: as a share of the rate; looks:
-    after how many pairs it may decide, in ascending order.
-    """
-
-    def __init__(self, rate: float, requests: int, margin: float, looks: Sequence[int] = LOOKS) -> None:
-        self._rate, self._requests, self._margin, self._looks = rate, requests, margin, tuple(looks)
-        self.a: list[float] = []
-        self.b: list[float] = []
-
-    def add(self, a: float, b: float) -> GoodputDecision | None:
-        """Add the shares of a pair. As `Sequential.add`."""
-        self.a.append(a)
-        self.b.append(b)
-        if len(self.a) not in self._looks:
-            return None
-        decision = self.decision()
-        return decision if decision.verdict != "undecided" or len(self.a) >= self._looks[-1] else None
-
-    def decision(self) -> GoodputDecision:
-        """What the pairs so far say, at the error of one look. Shares that never differ say no more than so many
-        requests can: that of n, each of which keeps the objective, as many as ln(2 / error) / n may not."""
-        error = (1 - CONFIDENCE) / len(self._looks)
-        low, high = paired_difference(self.a, self.b, error)
-        middle, least = fmean(self.b) - fmean(self.a), math.log(2 / error) / (self._requests * len(self.a))
-        low, high = min(low, middle - least), max(high, middle + least)
-        verdict: Verdict = "undecided"
-        if -self._margin < low and high < self._margin:
-            verdict = "no difference"
-        elif low > 0:
-            verdict = "B is higher"
-        elif high < 0:
-            verdict = "A is higher"
-        return GoodputDecision(
-            a=fmean(self.a) * self._rate,
-            b=fmean(self.b) * self._rate,
-            interval=(low * self._rate, high * self._rate),
-            verdict=verdict,
-            margin=self._margin,
-            rounds=len(self.a),
-        )
+AnyDecision = TypeVar("AnyDecision", Decision, GoodputDecision)
 
 
-class Sequential:
-    """Collects pairs and says when they decide. margin: a ratio between 1 - margin and 1 + margin is no difference;
-    looks: after how many pairs it may decide, in ascending order."""
+class _SequentialPairs(ABC, Generic[AnyDecision]):
+    """Collects pairs and says when they decide. margin: how far two sides may be apart without a difference; looks:
+    after how many pairs it may decide, in ascending order."""
 
-    def __init__(self, margin: float, looks: Sequence[int] = LOOKS) -> None:
+    def __init__(self, margin: float, looks: Sequence[int]) -> None:
         self._margin, self._looks = margin, tuple(looks)
         self.a: list[float] = []
         self.b: list[float] = []
 
-    def add(self, a: float, b: float) -> Decision | None:
+    def add(self, a: float, b: float) -> AnyDecision | None:
         """Add a pair. A decision where this is a planned look that decides, or the last one; None to go on."""
         self.a.append(a)
         self.b.append(b)
@@ -147,14 +105,60 @@ class Sequential:
         decision = self.decision()
         return decision if decision.verdict != "undecided" or len(self.a) >= self._looks[-1] else None
 
+    @abstractmethod
+    def decision(self) -> AnyDecision:
+        """What the pairs so far say, at the error of one look."""
+
+    @property
+    def _error(self) -> float:
+        """The error of one look."""
+        return (1 - CONFIDENCE) / len(self._looks)
+
+    def _verdict(self, low: float, high: float, equal: float) -> Verdict:
+        """What an interval of B against A says, which is `equal` where the two sides are the same."""
+        if equal - self._margin < low and high < equal + self._margin:
+            return "no difference"
+        if low > equal:
+            return "B is higher"
+        return "A is higher" if high < equal else "undecided"
+
+
+class SequentialGoodput(_SequentialPairs[GoodputDecision]):
+    """Collects the shares of requests that keep an objective, of blocks at the same offered rate, and says when they
+    decide. A share may be 0, so they are compared by differences, not by ratios.
+
+    rate: requests a second that are offered; requests: of a side in a pair; margin: as a share of the rate; looks:
+    after how many pairs it may decide, in ascending order.
+    """
+
+    def __init__(self, rate: float, requests: int, margin: float, looks: Sequence[int] = LOOKS) -> None:
+        super().__init__(margin, looks)
+        self._rate, self._requests = rate, requests
+
+    def decision(self) -> GoodputDecision:
+        """What the pairs so far say, at the error of one look. Shares that never differ say no more than so many
+        requests can: that of n, each of which keeps the objective, as many as ln(2 / error) / n may not."""
+        low, high = paired_difference(self.a, self.b, self._error)
+        middle, least = fmean(self.b) - fmean(self.a), math.log(2 / self._error) / (self._requests * len(self.a))
+        low, high = min(low, middle - least), max(high, middle + least)
+        return GoodputDecision(
+            a=fmean(self.a) * self._rate,
+            b=fmean(self.b) * self._rate,
+            interval=(low * self._rate, high * self._rate),
+            verdict=self._verdict(low, high, 0),
+            margin=self._margin,
+            rounds=len(self.a),
+        )
+
+
+class Sequential(_SequentialPairs[Decision]):
+    """Collects pairs and says when they decide. margin: a ratio between 1 - margin and 1 + margin is no difference;
+    looks: after how many pairs it may decide, in ascending order."""
+
+    def __init__(self, margin: float, looks: Sequence[int] = LOOKS) -> None:
+        super().__init__(margin, looks)
+
     def decision(self) -> Decision:
         """What the pairs so far say, at the error of one look."""
-        ratio = paired_ratio(self.a, self.b, (1 - CONFIDENCE) / len(self._looks))
-        verdict: Verdict = "undecided"
-        if 1 - self._margin < ratio.low and ratio.high < 1 + self._margin:
-            verdict = "no difference"
-        elif ratio.low > 1:
-            verdict = "B is higher"
-        elif ratio.high < 1:
-            verdict = "A is higher"
-        return Decision(ratio, verdict, self._margin)
+        ratio = paired_ratio(self.a, self.b, self._error)
+        return Decision(ratio, self._verdict(ratio.low, ratio.high, 1), self._margin)
