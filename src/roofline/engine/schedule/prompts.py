@@ -118,7 +118,7 @@ class _PromptPlanner:
     def _reserve_for_oldest(self, room: int) -> None:
         """Keep tokens for the prompt that others overtake, and places in the page table."""
         pending, share = len(self.oldest.ids) - self.oldest.computed, max(1, room // OLDEST_SHARE)
-        if self._is_very_long(self.oldest):
+        if self._are_very_many(_steps_alone(self.state, self.oldest)):
             if self.oldest.passed_over < OLDEST_SHARE - 1:  # it is not this one's turn
                 return
             self.long_reserve = self.long_tokens
@@ -133,8 +133,8 @@ class _PromptPlanner:
             if sequence is self.oldest:
                 self.reserve = self.page_reserve = self.long_reserve = 0
             arrival, waiting = _arrival(sequence), not sequence.pages
-            very_long = self._is_very_long(sequence)
-            overtaken = latest > arrival and _is_long(self.state, sequence)
+            steps = _steps_alone(self.state, sequence)
+            very_long, overtaken = self._are_very_many(steps), latest > arrival and steps > 1
             full = full or overtaken
             if full and (sequence is not self.oldest or (very_long and overtaken and self._passes_over(sequence))):
                 continue
@@ -158,9 +158,9 @@ class _PromptPlanner:
             if (waiting or sequence is self.newcomer) and count < pending:
                 self.admits = False
 
-    def _is_very_long(self, sequence: Sequence) -> bool:
-        """Whether a prompt takes so many steps that it has only a part of each."""
-        return self.state.limits.long_tokens is not None and _steps_alone(self.state, sequence) > LONG_STEPS
+    def _are_very_many(self, steps: int) -> bool:
+        """Whether a prompt that takes so many steps is a very long one, which has only a part of each."""
+        return self.state.limits.long_tokens is not None and steps > LONG_STEPS
 
     def _passes_over(self, sequence: Sequence) -> bool:
         """Whether a very long prompt that is overtaken has nothing of this step; counts those steps."""
