@@ -227,6 +227,30 @@ def test_padding_writes_to_the_scratch_page_only():
         assert torch.equal(pages[:, :16].view(torch.int16), old[:, :16].view(torch.int16))
 
 
+def test_a_padded_step_of_prompts_equals_the_step_without_padding():
+    """Tokens, segments and rows of padding change no bit of exact logits, and touch no page but the scratch page."""
+    from roofline.backends.gpu.runtime.graphs import padded
+
+    gpu, _ = models("llama", exact=True)
+    ids = list(range(3, 40))
+    step = [Segment(ids[:19], 0, [3, 7]), Segment(ids[:21], 0, [1, 4]), Segment(ids[5:10], 0, [2])]
+    empty = [pages.clone() for pages in gpu._caches["kv0"]]
+    want = logits(gpu, step)
+    after = [pages.clone() for pages in gpu._caches["kv0"]]
+    for pages, old in zip(gpu._caches["kv0"], empty, strict=True):
+        pages.copy_(old)
+    gpu.batch.fill(step, [18, 39, 44])
+    sizes = padded(gpu._fields.sizes(), LIMITS, 128)
+    assert (sizes.tokens, sizes.segments, sizes.rows) == (48, 4, 4)
+    gpu._fields.pad(sizes)
+    gpu._fields.upload()
+    gpu._last = gpu.step_of(sizes)
+    gpu.queue(gpu._last)
+    assert np.array_equal(gpu.logits(), want)
+    for pages, old in zip(gpu._caches["kv0"], after, strict=True):
+        assert torch.equal(pages[:, :16].view(torch.int16), old[:, :16].view(torch.int16))
+
+
 @pytest.mark.slow
 def test_exact_steps_of_experts_do_not_depend_on_company_or_chunks():
     gpu, _ = models("mixtral", exact=True)

@@ -4,6 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from roofline.backends.gpu.runtime import graphs as graphs_module  # noqa: E402
 from roofline.backends.gpu.runtime.graphs import Graphs, bucket, padded  # noqa: E402
 from roofline.backends.gpu.runtime.step import StepSizes  # noqa: E402
 from roofline.ops.batch import BatchLimits  # noqa: E402
@@ -80,7 +81,25 @@ def test_what_steps_are_padded_to():
         (StepSizes(9, 9, 1, 9, 9, decodes=0), StepSizes(16, 16, 16, 16, 256)),
         (StepSizes(10, 10, 3, 8, 9, decodes=2), StepSizes(16, 16, 16, 8, 256)),
         (StepSizes(256, 256, 32, 8, 90), StepSizes(256, 256, 64, 8, 256)),
-        (StepSizes(10, 3, 3, 8, 9, decodes=2), None),  # a chunk of a prompt, of which one row of logits is wanted
-        (StepSizes(17, 17, 1, 17, 17), None),
+        (StepSizes(10, 3, 3, 8, 9, decodes=2), None),  # a chunk of a prompt beside sequences that decode
+        (StepSizes(10, 1, 1, 10, 90), StepSizes(16, 1, 1, 16, 256)),  # of a prompt alone
+        (StepSizes(17, 17, 1, 17, 17), StepSizes(24, 32, 1, 24, 256)),
+        (StepSizes(300, 3, 3, 200, 399), StepSizes(320, 4, 4, 256, 400)),
+        (StepSizes(300, 0, 1, 300, 300), StepSizes(320, 0, 1, 320, 400)),  # no row of logits is wanted
+        (StepSizes(512, 60, 60, 9, 20), StepSizes(512, 64, 64, 16, 256)),
     ):
         assert padded(sizes, limits, 400) == wanted
+    assert padded(StepSizes(1025, 1, 1, 1025, 1025), BatchLimits(4096, 4, 4, 512), 4096) is None
+
+
+def test_the_graphs_of_prompts_met_last_are_kept(monkeypatch):
+    monkeypatch.setattr(graphs_module, "_MOST_PROMPT_GRAPHS", 2)
+    graphs = Recorded()
+    first, second, third = (StepSizes(tokens, 1, 1, tokens, 256) for tokens in (32, 64, 96))
+    for sizes in (ONE, ONE, first, first, second, second, first, third, third):
+        graphs.step(sizes)
+    assert graphs.count == 3  # a decoding step stays
+    graphs.done.clear()
+    for sizes in (first, third, ONE, second):
+        graphs.step(sizes)
+    assert graphs.done == [("replay",), ("replay",), ("replay",), ("list", 1)]

@@ -13,14 +13,12 @@ import triton.language as tl
 
 
 @triton.jit
-def _values(packed, high, base, BITS: tl.constexpr, SHIFT: tl.constexpr):
-    """base + code as bits of 16-bit floats, int16 [chunks, rows, 32], of words int32 [chunks, rows, 4].
+def code_pairs(packed, high, base, BITS: tl.constexpr, SHIFT: tl.constexpr):
+    """Return base + code as bits of 16-bit floats by twos, int32 [chunks, rows, lane, nibble].
 
-    high: int32 [chunks, rows], with 6 bits [chunks, rows, 2]. base: the power of two in both halves of an int32. It is
+    packed: int32 [chunks, rows, 4]. high: int32 [chunks, rows], with 6 bits [chunks, rows, 2]. base: the power of two in both halves of an int32. It is
     an argument of the kernel because an instruction that masks and sets bits has room for one constant.
     """
-    G: tl.constexpr = packed.shape[0]
-    N: tl.constexpr = packed.shape[1]
     nibble = tl.arange(0, 4)
     # Bits that are 0 are set by "xor": "or" is reordered, and takes half as many instructions more.
     pairs = (((packed[:, :, :, None] >> (4 * nibble)) & 0x000F000F) << SHIFT) | base  # [groups, rows, lane, nibble]
@@ -30,7 +28,16 @@ def _values(packed, high, base, BITS: tl.constexpr, SHIFT: tl.constexpr):
     if BITS == 6:
         lane = high[:, :, None, :] >> (4 * tl.arange(0, 4))[None, None, :, None]
         up = (lane[:, :, :, :, None] << (4 + SHIFT - 2 * tl.arange(0, 2))) & (0x00030003 << (4 + SHIFT))
-        pairs ^= tl.reshape(up, (G, N, 4, 4))
+        pairs ^= tl.reshape(up, (packed.shape[0], packed.shape[1], 4, 4))
+    return pairs
+
+
+@triton.jit
+def _values(packed, high, base, BITS: tl.constexpr, SHIFT: tl.constexpr):
+    """The same in the order of columns, int16 [chunks, rows, 32]."""
+    G: tl.constexpr = packed.shape[0]
+    N: tl.constexpr = packed.shape[1]
+    pairs = code_pairs(packed, high, base, BITS, SHIFT)
     joined = tl.join(pairs.to(tl.int16), (pairs >> 16).to(tl.int16))  # the codes of a lane are (nibble, half)
     return tl.reshape(tl.permute(tl.reshape(joined, (G, N, 4, 2, 4)), (0, 1, 3, 2, 4)), (G, N, 32))
 
@@ -69,9 +76,9 @@ def _scales(
     """Scales (or minima) times FACTOR of G chunks, float32 [chunks, rows of the tile], of EACH groups a chunk with
     another dimension for them; two levels: the chunks are one block of 256."""
     word: tl.constexpr = tl.pointer_type(tl.int32)
-    pair = _row(start, 2 * tl.arange(0, N // 2), results, HALF)[None, :] // 2
+    pair = _row(start // 2, tl.arange(0, N // 2), results // 2, HALF // 2)[None, :]  # the compiler sees them in a row
     if TWO_LEVEL:
-        four = _row(start, 4 * tl.arange(0, N // 4), results, HALF)[None, :] // 4
+        four = _row(start // 4, tl.arange(0, N // 4), results // 4, HALF // 4)[None, :]
         at = (EACH * first + tl.arange(0, EACH * G))[:, None] * (columns // 4) + four
         packed = tl.load(plane.to(word, bitcast=True) + at)
         signed = tl.reshape((packed[:, :, None] << (24 - 8 * tl.arange(0, 4))) >> 24, (EACH * G, N))
@@ -102,20 +109,30 @@ def whole_product(
     K: tl.constexpr = 32
     EACH: tl.constexpr = K // GROUP
     T: tl.constexpr = BLOCK_M * EACH
-    g, k, i = tl.arange(0, G), tl.arange(0, K), tl.arange(0, BLOCK_N)
-    near = i // 8 + i % 8 * (BLOCK_N // 8)  # place in the tile -> in the rows' own order
-    column = _row(start, near, results, HALF)
+    g, i = tl.arange(0, G), tl.arange(0, BLOCK_N)
+    # Words of a chunk in the tile's order of rows, as one dimension: lanes that follow one another then copy words that
+    # lie side by side. In three dimensions they went along chunks, and 32 of them met in one bank.
+    word = tl.arange(0, 4 * BLOCK_N)
+    near = word // 32 + word // 4 % 8 * (BLOCK_N // 8)  # place in the tile -> in the rows' own order
+    column = _row(start, near, results, HALF) * 4 + word % 4
     in_x = (row < rows)[:, None]
-    if EACH == 2:
+    if EACH == 1:  # a row of a tile in one piece, for the same reason
+        x_at = x + row.to(tl.int64)[:, None] * stride + tl.arange(0, G * K)[None, :]
+    else:
+        k = tl.arange(0, K)
         row = tl.reshape(tl.broadcast_to(row[None, :], (EACH, BLOCK_M)), (T,))
-        in_x = (row < rows)[:, None] & (k[None, :] // GROUP == (tl.arange(0, T) // BLOCK_M)[:, None])
-    x_at = x + row.to(tl.int64)[None, :, None] * stride + (g * K)[:, None, None] + k[None, None, :]
-    w_at = (g.to(tl.int64)[:, None] * columns + column[None, :])[:, :, None] * 4 + tl.arange(0, 4)[None, None, :]
+        in_x = ((row < rows)[:, None] & (k[None, :] // GROUP == (tl.arange(0, T) // BLOCK_M)[:, None]))[None, :, :]
+        x_at = x + row.to(tl.int64)[None, :, None] * stride + (g * K)[:, None, None] + k[None, None, :]
+    w_at = g.to(tl.int64)[:, None] * columns * 4 + column[None, :]
     acc = tl.zeros((G, BLOCK_N, T), tl.float32)
     for first in tl.range(0, chunks, G, num_stages=STAGES):
         first = tl.cast(first, tl.int32)
-        part = tl.permute(tl.load(x_at + first * K, mask=in_x[None, :, :], other=0.0), (0, 2, 1))
-        packed = tl.load(words + first.to(tl.int64) * columns * 4 + w_at)
+        part = tl.load(x_at + first * K, mask=in_x, other=0.0)
+        if EACH == 1:
+            part = tl.permute(tl.reshape(part, (T, G, K)), (1, 2, 0))
+        else:
+            part = tl.permute(part, (0, 2, 1))
+        packed = tl.reshape(tl.load(words + first.to(tl.int64) * columns * 4 + w_at), (G, BLOCK_N, 4))
         upper = packed
         if BITS == 5 or BITS == 6:
             at = EACH * (first + g)[:, None] * columns + _row(start, i, results, HALF)[None, :]

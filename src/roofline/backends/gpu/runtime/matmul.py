@@ -1,6 +1,7 @@
 """Which kernel multiplies: ours for few rows, quantised weights or exact results; the library's where rows are many.
 
-A quantised matrix is widened once for many rows: from there on the library's product is bound by arithmetic.
+A quantised matrix is widened once for many rows: from there on the library's product is bound by arithmetic. Between
+both, Hopper unpacks codes where it multiplies them (kernels/linear_unpacked.py).
 """
 
 from collections.abc import Mapping
@@ -46,7 +47,8 @@ class Products:
                 needed = max(needed, 2 * tokens * part.rows)  # gate and up before they are joined
                 continue
             columns = part.weight.columns
-            wide = 2 * part.rows * columns + 2 * tokens * part.rows if tokens >= WIDEN else 0
+            joined = 2 * tokens * part.rows if tokens >= WIDEN or self._takes_unpacked(part) else 0  # gate and up
+            wide = joined + (2 * part.rows * columns if tokens >= WIDEN else 0)
             eight = _scales_bytes(tokens) + tokens * columns if part.float8 else 0
             needed = max(needed, wide, eight)
         return needed
@@ -74,14 +76,15 @@ class Products:
         if rows8:
             self._in_eight(step, x, part, None, out, gated=True)
             return
+        widened, unpacked = part.quantised and self._widened(x), self._unpacked(x, part)
         if part.quantised:
-            if not self._widened(x):
+            if not widened and not unpacked:
                 self._quantised(x, part, None, out, gated=True)
                 return
         elif self.exact or x.shape[0] <= FEW:
             linear_float(self.chip, x, part.weight, None, out, gated=True, exact=self.exact)
             return
-        offset = 2 * part.rows * x.shape[1] if part.quantised else 0
+        offset = 2 * part.rows * x.shape[1] if widened else 0
         size = x.shape[0] * part.rows * self.dtype.itemsize  # of gate and up, behind the scratch that `_part` uses
         gate_up = step.scratch[offset : offset + size].view(self.dtype).view(x.shape[0], part.rows)
         self._part(step, x, part, None, gate_up)
@@ -89,6 +92,17 @@ class Products:
 
     def _widened(self, x: "Tensor") -> bool:
         return x.shape[0] >= WIDEN and not self.exact
+
+    def _takes_unpacked(self, part: RowPart) -> bool:
+        """Whether a part has the product of linear_unpacked.py."""
+        from roofline.backends.gpu.kernels.linear_unpacked import takes_unpacked
+
+        if not part.quantised or part.float8:
+            return False
+        return takes_unpacked(self.chip, part.weight.layout, self.dtype, part.rows, part.weight.columns)
+
+    def _unpacked(self, x: "Tensor", part: RowPart) -> bool:
+        return FEW < x.shape[0] < WIDEN and not self.exact and self._takes_unpacked(part)
 
     def _part(self, step: GpuStep, x: "Tensor", part: RowPart, bias: "Tensor | None", out: "Tensor") -> None:
         from roofline.backends.gpu.kernels.dequantize import dequantize
@@ -99,6 +113,10 @@ class Products:
             wide = step.space(self.dtype, part.rows, x.shape[1])
             dequantize(self.chip, part.weight, out=wide)
             library_product(x, wide, bias, out)
+        elif self._unpacked(x, part):
+            from roofline.backends.gpu.kernels.linear_unpacked import linear_unpacked
+
+            linear_unpacked(self.chip, x, part.weight, bias, out)
         else:
             self._quantised(x, part, bias, out)
 
