@@ -16,8 +16,9 @@ import triton.language as tl
 def code_pairs(packed, high, base, BITS: tl.constexpr, SHIFT: tl.constexpr):
     """Return base + code as bits of 16-bit floats by twos, int32 [chunks, rows, lane, nibble].
 
-    packed: int32 [chunks, rows, 4]. high: int32 [chunks, rows], with 6 bits [chunks, rows, 2]. base: the power of two in both halves of an int32. It is
-    an argument of the kernel because an instruction that masks and sets bits has room for one constant.
+    packed: int32 [chunks, rows, 4]; high: int32 [chunks, rows], with 6 bits [chunks, rows, 2]. base: the power of two
+    in both halves of an int32. It is an argument of the kernel because an instruction that masks and sets bits has room
+    for one constant.
     """
     nibble = tl.arange(0, 4)
     # Bits that are 0 are set by "xor": "or" is reordered, and takes half as many instructions more.
