@@ -36,6 +36,7 @@ LONGEST = (
     "bench/plan/test_plan.py",
     "bench/plan/test_fleet.py",
 )
+HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE)
 CERTIFICATES = {"SSL_CERT_FILE", "SSL_CERT_DIR"}  # variables by which httpx reads others than this machine's
 
 
@@ -83,6 +84,17 @@ def logging_as_before() -> Iterator[None]:
     """A program that runs inside the test process configures our loggers, which hides their lines from `caplog`."""
     with loggers_as_before():
         yield
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """A test that leaves a handler behind fails itself, and not a later one of its process, whose Ctrl-C it takes."""
+    before = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
+    yield
+    changed = {number: handler for number, handler in before.items() if signal.getsignal(number) != handler}
+    for number, handler in changed.items():
+        signal.signal(number, handler)
+    assert not changed, f"handlers of {', '.join(number.name for number in changed)} are other ones than before"
 
 
 @pytest.fixture(scope="session")

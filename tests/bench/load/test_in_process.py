@@ -1,5 +1,7 @@
 """Our engine in the process of the load generator: the events that it writes, over a toy executable."""
 
+import signal
+import sys
 import time
 
 import pytest
@@ -114,6 +116,21 @@ def test_an_engine_that_is_lost_answers_nothing_more(engine, make_plan):
     llm.engine.step = lambda: 1 // 0
     events = thread.run(make_plan("engine:toy", requests("abc", "bcd", "cde"), concurrency=2))
     assert [each.error.partition(":")[0] for each in events.requests] == ["the engine failed"] * 3
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_behind_a_load_signals_do_what_they_did_before(engine, make_plan, monkeypatch, loop):
+    if loop == "asyncio":
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+    handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: lambda *_: None}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        engine()[0].run(make_plan("engine:toy", requests("abc")))
+        after = {number: signal.getsignal(number) for number in handlers}
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert after == handlers
 
 
 def test_options_are_those_of_the_engine(monkeypatch):

@@ -24,6 +24,7 @@ from roofline.bench.load.progress import SECONDS_BETWEEN, Progress, Tally
 from roofline.bench.load.schedule import count_in_time, planned_moments
 from roofline.bench.load.unread import UnreadClients, is_beside
 from roofline.bench.traffic.traffic import Traffic, TrafficRequest
+from roofline.common.processes import signal_handlers_as_before
 from roofline.common.units import now_utc
 
 PATHS = {"completions": "/completions", "chat": "/chat/completions"}
@@ -263,12 +264,12 @@ class Generator:
 
 
 def run_on_fast_loop(generator: Generator) -> Events:
-    """The generator's events, from uvloop's event loop where it is installed."""
+    """The generator's events, from uvloop's event loop where it is installed; from the main thread only."""
     try:
-        import uvloop
+        from uvloop import new_event_loop
     except ImportError:
-        return asyncio.run(generator.run())
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        from asyncio import new_event_loop
+    with signal_handlers_as_before(), asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(generator.run())
 
 
