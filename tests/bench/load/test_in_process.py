@@ -96,11 +96,13 @@ def test_a_request_that_takes_too_long_is_ended(engine, make_plan):
     slow, quick = requests("abc", most=200) + requests("bcd", most=2)
     told = []
     first, second = thread.run(make_plan("engine:toy", [slow, quick], timeout=0.6), told.append).requests
-    assert [now.cpu for now in told] == [None], "it would be the engine's"
+    assert {now.cpu for now in told} == {None}, "it would be the engine's"
     assert first.error == "no complete answer within 0.6 s"
     assert second.completed
-    time.sleep(0.1)
-    assert not thread._open, "the engine computes nothing more"
+    until = time.monotonic() + 60
+    while thread._open:
+        assert time.monotonic() < until, "the engine goes on with a request that was ended"
+        time.sleep(0.01)
 
 
 def test_a_failed_step_is_told(engine, make_plan):
