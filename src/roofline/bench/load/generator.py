@@ -11,6 +11,7 @@ import resource
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain, cycle
 from typing import Protocol
@@ -265,11 +266,12 @@ class Generator:
 
 def run_on_fast_loop(generator: Generator) -> Events:
     """The generator's events, from uvloop's event loop where it is installed; from the main thread only."""
-    try:
-        from uvloop import new_event_loop
-    except ImportError:
-        from asyncio import new_event_loop
-    with signal_handlers_as_before(), asyncio.Runner(loop_factory=new_event_loop) as runner:
+    new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    with suppress(ImportError):
+        import uvloop
+
+        new_loop = uvloop.new_event_loop
+    with signal_handlers_as_before(), asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(generator.run())
 
 
