@@ -1,5 +1,6 @@
 """Our engine in the process of the load generator: the events that it writes, over a toy executable."""
 
+import gc
 import signal
 import sys
 import time
@@ -133,6 +134,15 @@ def test_behind_a_load_signals_do_what_they_did_before(engine, make_plan, monkey
         for number, handler in before.items():
             signal.signal(number, handler)
     assert after == handlers
+
+
+def test_a_process_without_collections_stays_so(engine, make_plan):
+    gc.disable()
+    try:
+        engine()[0].run(make_plan("engine:toy", requests("abc")))
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_options_are_those_of_the_engine(monkeypatch):

@@ -97,7 +97,8 @@ class Generator:
         reporting.cancel()
         await self._unread.close()
         spent, wall = _cpu_seconds() - used, max(self.clock(), 1) / 1e9
-        gc.enable()
+        if self._alone:
+            gc.enable()
         for connection in chain(*self._idle):
             connection.close()
         plan, last = self._plan, self._last or self.clock()
