@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
+PROGRAM_LOGGERS = ("roofline", "uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
+
 
 class CommandResult:
     """What a call of the command line printed and returned; `exception`: an error that --debug let through."""
@@ -40,14 +42,16 @@ class CommandResult:
 
 @contextmanager
 def loggers_as_before() -> Iterator[None]:
-    """Undoes what programs do to our loggers when they start."""
-    logger = logging.getLogger("roofline")
-    before = logger.handlers[:], logger.level, logger.propagate
+    """Undoes what programs do to our loggers, and to uvicorn's, when they start."""
+    loggers = [logging.getLogger(name) for name in PROGRAM_LOGGERS]
+    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
     try:
         yield
     finally:
-        logger.handlers[:], logger.propagate = before[0], before[2]
-        logger.setLevel(before[1])  # which also clears what loggers remember of their levels
+        for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
+            logger.handlers[:], logger.propagate = handlers, propagate
+            if logger.level != level:
+                logger.setLevel(level)  # which also clears what loggers remember of their levels
 
 
 def call_roofline(words: Iterable[object], input: str = "", env: dict[str, str] | None = None) -> CommandResult:

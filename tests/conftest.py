@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.command_line import loggers_as_before
+from tests.process_state import process_state_as_before
 
 # Tests of bundles switch it on with a ROOFLINE_HOME of their own; no other leaves compiled models in the user's cache.
 os.environ.setdefault("ROOFLINE_BUNDLES", "off")
@@ -41,8 +43,11 @@ CERTIFICATES = {"SSL_CERT_FILE", "SSL_CERT_DIR"}  # variables by which httpx rea
 
 def pytest_configure() -> None:
     """Whoever starts the tests in the background of a shell has SIGINT ignored, here and in every process of a test.
-    Fewer collections of garbage take a twentieth off the processor time of a run."""
+    Fewer collections of garbage take a twentieth off the processor time of a run. Hypothesis fails a test one of whose
+    examples takes 0.2 s, or whose examples take long to draw: on a busy machine any may."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any speed")
     gc.set_threshold(100_000, 50, 100)
 
 
@@ -82,6 +87,13 @@ def certificates_are_read_once() -> Iterator[None]:
 def logging_as_before() -> Iterator[None]:
     """A program that runs inside the test process configures our loggers, which hides their lines from `caplog`."""
     with loggers_as_before():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def process_as_before() -> Iterator[None]:
+    """A test that leaves its process changed fails itself, and not a later one that happens to run behind it."""
+    with process_state_as_before():
         yield
 
 

@@ -65,6 +65,17 @@ def test_where_nothing_can_be_kept_that_is_said_and_the_results_are_shown(run, t
     assert "is kept: run" not in told
 
 
+def test_ctrl_c_that_is_ignored_stays_so():
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with tune._interrupts() as stop:
+            signal.raise_signal(signal.SIGINT)
+        assert not stop.is_set()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_was_measured_and_the_next_run_goes_on(run, monkeypatch):
     slots = 0

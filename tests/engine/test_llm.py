@@ -191,6 +191,17 @@ def test_ctrl_c_is_held_back_within_a_step_and_goes_to_the_handler_that_was_ther
         signal.signal(signal.SIGINT, previous)
 
 
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
+def test_ctrl_c_that_is_ignored_or_ends_the_process_is_not_held_back(handler):
+    previous = signal.signal(signal.SIGINT, handler)
+    try:
+        with deferred():
+            assert signal.getsignal(signal.SIGINT) is handler
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
 def test_options_go_where_they_belong():
     llm = LLM(loaded_text(), prefix_cache=False, max_model_len=100)
     assert llm.engine.config.prefix_cache is False

@@ -235,7 +235,8 @@ def protocol_of(limits: Limits) -> type[BoundedProtocol]:
 @contextlib.contextmanager
 def serving(app, **options) -> Iterator[str]:
     """The base address of a server of an ASGI application. options: of uvicorn."""
-    config = uvicorn.Config(app, port=0, log_level="error", timeout_keep_alive=5, **options)
+    # Without uvicorn's own handlers what goes wrong in it reaches `caplog`.
+    config = uvicorn.Config(app, port=0, log_config=None, log_level="error", timeout_keep_alive=5, **options)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

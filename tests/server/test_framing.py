@@ -59,7 +59,7 @@ async def echo(scope, receive, send):
 
 @pytest.fixture(scope="module")
 def config() -> uvicorn.Config:
-    made = uvicorn.Config(echo, lifespan="off", access_log=False)
+    made = uvicorn.Config(echo, lifespan="off", log_config=None, access_log=False)
     made.load()
     return made
 

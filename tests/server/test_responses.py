@@ -529,7 +529,7 @@ def test_background(make_context, engine):
 def test_a_server_that_ends_waits_for_what_is_computed_in_the_background():
     async def run():
         queue = Queue(Limits(), lambda: 1024)
-        server = DrainingServer(uvicorn.Config(lambda: None), queue, 30)
+        server = DrainingServer(uvicorn.Config(lambda: None, log_config=None), queue, 30)
         queue.ends.add(print)  # as a request that runs does
         waiting = asyncio.create_task(server._drained(60, heed_force=False))
         for _ in range(3):

@@ -107,6 +107,6 @@ def test_the_json_filter_is_that_of_transformers() -> None:
 
 def test_long_chats_within_the_limit_are_quick() -> None:
     chat = [{"role": "user", "content": "line of code\n" * 2000}, {"role": "assistant", "content": "ok"}] * 50
-    start = time.monotonic()
+    start = time.process_time()
     assert len(rendered(QWEN3, chat)) > 1_300_000
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 1

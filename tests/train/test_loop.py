@@ -114,17 +114,10 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def undetermined() -> Any:
-    """deterministic_mode is for a process: the tests behind this one are not to have it."""
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 # "bf16 clipped" resumes with most of what a run can have; the others take their time.
 @pytest.mark.parametrize("way", [pytest.param(w, marks=() if w == "bf16 clipped" else pytest.mark.slow) for w in WAYS])
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
-    data: Path, held_out: Path, tmp_path: Path, way: str, undetermined: None
+    data: Path, held_out: Path, tmp_path: Path, way: str
 ) -> None:
     def made(name: str, **changes: Any) -> Any:
         common = {
@@ -158,7 +151,7 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
 @pytest.mark.slow
 @pytest.mark.parametrize("exact", [True, False])
 def test_a_microbatch_that_was_halved_stays_so_where_bits_matter(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exact: bool, undetermined: None
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exact: bool
 ) -> None:
     plain = Gradients.loss
 

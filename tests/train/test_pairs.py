@@ -140,4 +140,3 @@ def test_two_processes_have_the_losses_of_one(data: Path, held_out: Path, tmp_pa
             # Before the first step nothing is gained, and rounding decides which answer gained more.
             for key in (key for key in figures if key in a and (key != "accuracy" or a["step"] > 1)):
                 assert b[key] == (a[key] if name == "elastic" else pytest.approx(a[key], rel=1e-4, abs=1e-6)), key
-    torch.use_deterministic_algorithms(False)

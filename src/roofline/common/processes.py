@@ -4,7 +4,8 @@ import ctypes
 import os
 import resource
 import signal
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 _PR_SET_PDEATHSIG = 1
 _MEANINGS = {  # of signals that nobody sends on purpose
@@ -57,6 +58,22 @@ def die_with_parent(parent: int | None = None) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def signal_handlers_as_before() -> Iterator[None]:
+    """Put the handlers of SIGINT, SIGTERM and SIGHUP back at the end of the block; from the main thread only.
+
+    Behind a loop that took these signals uvloop leaves handlers that wake a closed loop alone, so nothing would end the
+    process any more; asyncio puts Python's own in the place of what was there.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            # None: a handler that was not set from Python and cannot be set again from here.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def hide_argument(secret: str) -> None:

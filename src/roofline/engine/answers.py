@@ -335,17 +335,18 @@ def deferred() -> Iterator[None]:
     """Hold back SIGINT until the block ends, then let the previous handler have it.
 
     A KeyboardInterrupt raised inside commit would leave pages and sequences in disagreement. In other threads than
-    the main one there is nothing to do: Python delivers signals to the main thread alone.
+    the main one there is nothing to do: Python delivers signals to the main thread alone. Nor where no handler of
+    Python's runs: SIGINT is ignored, ends the process at once, or has a handler that could not be set again from here.
     """
-    if threading.current_thread() is not threading.main_thread():
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(previous):
         yield
         return
     arrived: list[tuple[int, FrameType | None]] = []
-    previous = signal.signal(signal.SIGINT, lambda number, frame: arrived.append((number, frame)))
+    signal.signal(signal.SIGINT, lambda number, frame: arrived.append((number, frame)))
     try:
         yield
     finally:
-        # None: a handler that was not set from Python and cannot be set again from here.
-        signal.signal(signal.SIGINT, previous if previous is not None else signal.SIG_DFL)
-    if arrived and callable(previous):
+        signal.signal(signal.SIGINT, previous)
+    if arrived:
         previous(*arrived[0])

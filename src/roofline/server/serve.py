@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import gc
-import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine
@@ -16,7 +15,7 @@ import msgspec
 
 from roofline.common import log
 from roofline.common.errors import ConfigError, RooflineError
-from roofline.common.processes import allow_all_files, return_freed_memory
+from roofline.common.processes import allow_all_files, return_freed_memory, signal_handlers_as_before
 from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
 from roofline.server.complete_text import complete_text
@@ -72,13 +71,8 @@ def serve_engine(options: ServeOptions, engine: "AsyncEngine", text: "TextSide")
 def _run(serving: Coroutine[object, None, None]) -> None:
     import uvloop
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serving)
-    finally:  # uvloop leaves handlers behind that call a loop which is closed
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with signal_handlers_as_before(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serving)
 
 
 def make_engine(options: ServeOptions) -> "AsyncEngine":

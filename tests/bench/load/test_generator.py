@@ -1,6 +1,7 @@
 """The generator against servers that do what a test says: moments, failures, conversations, probes."""
 
 import asyncio
+import time
 
 import msgspec
 import pytest
@@ -30,7 +31,9 @@ def test_a_closed_loop_keeps_its_workers_busy(scripted, make_plan, generate):
         await three_parts(body, writer, number)
         open_now -= 1
 
+    began = time.perf_counter_ns()
     events = generate(make_plan(scripted(answer), 9, concurrency=3))
+    spent = time.perf_counter_ns() - began
     assert (len(events.requests), most, {number for _, number in bodies}) == (9, 3, {1, 2, 3})
     expected = {"model": "m", "max_tokens": 3, "temperature": 0, "stream": True, "ignore_eos": True}
     assert bodies[0][0] == {**expected, "stream_options": {"include_usage": True}, "prompt": "p0"}
@@ -39,7 +42,8 @@ def test_a_closed_loop_keeps_its_workers_busy(scripted, make_plan, generate):
         assert moments == sorted(moments)
         assert len(each.chunks) == 3
         assert each.completed
-        assert each.chunks[2] - each.chunks[0] == pytest.approx(20e6, abs=15e6)
+        assert each.chunks[2] - each.dispatched >= 29e6, "the server waits three times for 10 ms"
+        assert 0 <= each.dispatched < each.end < spent
         assert (each.status, each.prompt_tokens, each.completion_tokens) == (200, 7, 3)
     assert events.head.concurrency == 3
     assert events.head.end <= max(each.end for each in events.requests) + 5e6  # when a worker runs out of work
@@ -47,16 +51,21 @@ def test_a_closed_loop_keeps_its_workers_busy(scripted, make_plan, generate):
 
 
 def test_an_open_loop_does_not_wait_for_answers(scripted, make_plan, generate):
+    bodies = []
+
     async def slow(body, writer, number):
-        await asyncio.sleep(0.3)
+        bodies.append(body)
+        while len(bodies) < 5:  # no answer comes before the last request was sent
+            await asyncio.sleep(0.01)
         await three_parts(body, writer, number)
 
     events = generate(make_plan(scripted(slow), 5, arrivals="constant", rate=50.0))
     assert [each.scheduled for each in events.requests] == [0, 20_000_000, 40_000_000, 60_000_000, 80_000_000]
     assert all(each.dispatched >= each.scheduled for each in events.requests)
-    assert events.requests[-1].dispatched < 250e6  # long before the first answer
+    assert all(each.completed for each in events.requests)
+    first_answer = min(each.chunks[0] for each in events.requests)
     assert (events.head.rate, events.head.concurrency) == (50.0, None)
-    assert max(each.dispatched for each in events.requests) <= events.head.end < 250e6
+    assert max(each.dispatched for each in events.requests) <= events.head.end < first_answer
 
 
 def test_a_batch_is_sent_at_once_and_awaited(scripted, make_plan, generate):
@@ -67,7 +76,7 @@ def test_a_batch_is_sent_at_once_and_awaited(scripted, make_plan, generate):
 
 
 def test_seconds_end_a_run(scripted, make_plan, generate):
-    events = generate(make_plan(scripted(three_parts), 50, concurrency=1, seconds=0.15))
+    events = generate(make_plan(scripted(three_parts), 50, concurrency=1, seconds=0.5))
     assert 1 < len(events.requests) < 20
     assert all(each.completed for each in events.requests)
 

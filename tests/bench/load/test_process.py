@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -15,7 +14,7 @@ import pytest
 from roofline.bench.load import targets
 from roofline.bench.load.events import read_events
 from roofline.bench.load.plan import read_plan
-from roofline.bench.load.progress import Tally
+from roofline.bench.load.progress import Progress, Tally
 from roofline.bench.load.run import run_plan
 from roofline.bench.load.targets import open_target
 from roofline.bench.serving.certificate import NullServerPace, added, certify, laps_of, null_server
@@ -23,6 +22,7 @@ from roofline.bench.traffic.traffic import TrafficRequest
 from roofline.common.errors import ConfigError
 from tests.bench.load.answers import STREAM, end, part
 
+ATTEMPTS = 5  # at what takes its time: other programs may hold it up
 NULL = "python -m roofline.bench.load.null_server --port {port}"
 
 
@@ -46,10 +46,12 @@ def test_a_signal_leaves_a_valid_file(make_plan, tmp_path, number):
         plan = make_plan(url, 400, concurrency=2)
         path = tmp_path / "plan.json"
         path.write_bytes(msgspec.json.encode(plan))
-        process = subprocess.Popen([sys.executable, "-m", "roofline.bench.load", str(path)])
-        time.sleep(1.2)
-        process.send_signal(number)
-        assert process.wait(20) == 130
+        command = [sys.executable, "-m", "roofline.bench.load", str(path), "--progress"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            while msgspec.json.decode(process.stdout.readline(), type=Progress).completed < 2:
+                pass
+            process.send_signal(number)
+        assert process.returncode == 130
     events = read_events(Path(plan.events))
     assert events.head.interrupted
     assert sum(each.completed for each in events.requests) >= 2
@@ -78,16 +80,22 @@ def test_plans_that_cannot_run_are_told(make_plan, tmp_path):
 
 
 def test_progress_is_told_while_it_runs(make_plan):
-    told = []
+    def expected(told):
+        return [round(each.elapsed * 2) for each in told] == [1, 2][: len(told)] and all(
+            0 < each.completed < 40 and each.in_flight == 2 and 20 < each.tokens_per_s < 3 * 2 / 0.07 * 1.3
+            for each in told
+        )
+
     with null_server(first_ms=50, gap_ms=10) as url:
-        run_plan(make_plan(url, 40, concurrency=2), on_progress=told.append)
-    assert [round(each.elapsed * 2) for each in told] == [1, 2][: len(told)]
-    assert told
-    for each in told:
-        assert 0 < each.completed < 40
-        assert (each.failed, each.in_flight) == (0, 2)
-        assert 20 < each.tokens_per_s < 3 * 2 / 0.07 * 1.3
-        assert 0 <= each.cpu < 1
+        for _ in range(ATTEMPTS):
+            told = []
+            run_plan(make_plan(url, 40, concurrency=2), on_progress=told.append)
+            assert told
+            assert all(each.elapsed > 0.4 * count for count, each in enumerate(told, 1))
+            assert all(each.failed == 0 and 0 <= each.cpu < 1 for each in told)
+            if expected(told):
+                break
+    assert expected(told)
 
 
 def test_tokens_are_counted_as_they_arrive():
@@ -137,13 +145,19 @@ def test_more_streams_than_the_first_limit_of_files(make_plan, tmp_path):
 
 @pytest.mark.slow
 def test_certificate_of_few_streams():
-    certificate = certify(2)
-    assert certificate.streams in (0, 1, 2)
-    assert 0 < certificate.ttft_added_ms < 50
-    assert certificate.gap_added_ms >= 0
-    assert certificate.rate == 0 or certificate.rate == pytest.approx(2 / 0.33, rel=0.3)
-    faster = certify(2, NullServerPace(first_ms=8, gap_ms=2, chunks=5))
-    assert faster.rate == 0 or faster.rate == pytest.approx(2 / 0.016, rel=0.4)
+    for pace, rate, apart in [
+        (NullServerPace(), 2 / 0.33, 0.3),
+        (NullServerPace(first_ms=8, gap_ms=2, chunks=5), 2 / 0.016, 0.4),
+    ]:
+        for _ in range(ATTEMPTS):
+            certificate = certify(2, pace)
+            assert certificate.streams in (0, 1, 2)
+            assert certificate.ttft_added_ms > 0
+            assert certificate.gap_added_ms >= 0
+            expected = certificate.rate in (0, pytest.approx(rate, rel=apart)) and certificate.ttft_added_ms < 50
+            if expected:
+                break
+        assert expected, certificate
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import resource
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain, cycle
 from typing import Protocol
@@ -24,6 +25,7 @@ from roofline.bench.load.progress import SECONDS_BETWEEN, Progress, Tally
 from roofline.bench.load.schedule import count_in_time, planned_moments
 from roofline.bench.load.unread import UnreadClients, is_beside
 from roofline.bench.traffic.traffic import Traffic, TrafficRequest
+from roofline.common.processes import signal_handlers_as_before
 from roofline.common.units import now_utc
 
 PATHS = {"completions": "/completions", "chat": "/chat/completions"}
@@ -95,7 +97,8 @@ class Generator:
         reporting.cancel()
         await self._unread.close()
         spent, wall = _cpu_seconds() - used, max(self.clock(), 1) / 1e9
-        gc.enable()
+        if self._alone:
+            gc.enable()
         for connection in chain(*self._idle):
             connection.close()
         plan, last = self._plan, self._last or self.clock()
@@ -263,12 +266,13 @@ class Generator:
 
 
 def run_on_fast_loop(generator: Generator) -> Events:
-    """The generator's events, from uvloop's event loop where it is installed."""
-    try:
+    """The generator's events, from uvloop's event loop where it is installed; from the main thread only."""
+    new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    with suppress(ImportError):
         import uvloop
-    except ImportError:
-        return asyncio.run(generator.run())
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+
+        new_loop = uvloop.new_event_loop
+    with signal_handlers_as_before(), asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(generator.run())
 
 

@@ -95,14 +95,20 @@ def _announce(model: str, plan: "TuningPlan", budget: float | None) -> None:
 
 @contextmanager
 def _interrupts() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C sets; the second one ends the program as usual."""
-    stop = threading.Event()
+    """An event that the first Ctrl-C sets; the second one ends the program as usual.
+
+    Where Ctrl-C is ignored, as in the background of a script, it stays ignored.
+    """
+    stop, previous = threading.Event(), signal.getsignal(signal.SIGINT)
+    if previous in (signal.SIG_IGN, None):  # None: a handler that could not be put back
+        yield stop
+        return
 
     def first(number: int, frame: object) -> None:
         stop.set()
         signal.signal(number, previous)
 
-    previous = signal.signal(signal.SIGINT, first)
+    signal.signal(signal.SIGINT, first)
     try:
         yield stop
     finally:
