@@ -8,8 +8,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # In this order, in one folder, each line once. `-m slow` runs the longer pages.
-SLOW_DOCUMENTS = ("docs/how-to/structured-output.md", "docs/tutorials/train.md", "docs/how-to/faster.md")
-DOCUMENTS = ("README.md", "docs/tutorials/first-answer.md", *SLOW_DOCUMENTS)
+SLOW_DOCUMENTS = (
+    "docs/tutorials/first-answer.md",
+    "docs/how-to/structured-output.md",
+    "docs/tutorials/train.md",
+    "docs/how-to/faster.md",
+)
+DOCUMENTS = ("README.md", *SLOW_DOCUMENTS)
 README = (ROOT / "README.md").read_text()
 LINES = [
     (line.strip(), document)
