@@ -166,7 +166,7 @@ def test_one_answer_of_several_can_be_aborted():
     ],
 )
 def test_streams_of_a_killed_process_go_on_in_a_fresh_one(number, cause, caplog):
-    requests = [([i] * 4, SamplingParams(seed=i, max_tokens=400, n=2, logprobs=2)) for i in range(3)]
+    requests = [([i] * 4, SamplingParams(seed=i, max_tokens=150, n=2, logprobs=2)) for i in range(3)]
 
     async def test(engine):
         streams = [await engine.submit(ids, params) for ids, params in requests]
@@ -187,7 +187,7 @@ def test_streams_of_a_killed_process_go_on_in_a_fresh_one(number, cause, caplog)
                 assert [token for event in mine for token in event.ids] == solo[index]
                 assert [entry.id for event in mine for entry in event.logprobs or ()] == solo[index]
                 assert [event.finish_reason for event in mine if event.finish_reason] == ["length"]
-                assert mine[-1].usage[:2] == (4, 400)
+                assert mine[-1].usage[:2] == (4, 150)
         assert engine.pid != old
         assert (engine.restarts, engine.requests) == (1, {})
         assert engine.stats().pages_used == 0
