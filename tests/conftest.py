@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import pytest
 
@@ -49,17 +49,24 @@ def pytest_configure() -> None:
     gc.set_threshold(100_000, 50, 100)
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` chooses among the items
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Quick tests of hypothesis are there again as slow ones, which draw all examples. Files that take longest begin
-    first: the last ones of a run then end together on all its processes."""
-    items += [with_all_examples(item) for item in items if isinstance(item, pytest.Function) and draws_fewer(item)]
+    """Files that take longest begin first: the last ones of a run then end together on all its processes."""
     places = {TESTS / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
-def draws_fewer(item: pytest.Item) -> bool:
-    return hasattr(getattr(item, "obj", None), "hypothesis") and item.get_closest_marker("slow") is None
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem() -> Generator[None, Any, Any]:
+    """Quick tests of hypothesis are there again as slow ones, which draw all examples."""
+    made = yield
+    if isinstance(made, list):
+        made += [with_all_examples(item) for item in made if draws_fewer(item)]
+    return made
+
+
+def draws_fewer(item: pytest.Item) -> TypeGuard[pytest.Function]:
+    is_drawn = isinstance(item, pytest.Function) and hasattr(item.obj, "hypothesis")
+    return is_drawn and item.get_closest_marker("slow") is None
 
 
 def with_all_examples(item: pytest.Function) -> pytest.Function:

@@ -24,8 +24,16 @@ LINES = [
     if line.strip() and not line.startswith("#")
 ]
 PAGES = dict(reversed(LINES))  # the first that has it
+# Takes longest, and another command of its page does the same with less work.
+SOAK_LINES = {"roofline bench engine smollm2-135m --speculate ngram --rows edit_greedy --json"}
+
+
+def marks_of(line: str, page: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] * (page in SLOW_DOCUMENTS) + [pytest.mark.soak] * (line in SOAK_LINES)
+
+
 COMMANDS = [
-    pytest.param(line, id=f"{Path(page).stem}-{line}", marks=pytest.mark.slow if page in SLOW_DOCUMENTS else ())
+    pytest.param(line, id=f"{Path(page).stem}-{line}", marks=marks_of(line, page))
     for line, page in sorted(PAGES.items(), key=LINES.index)
 ]
 
@@ -34,6 +42,7 @@ def test_there_are_commands():
     lines = [str(command.values[0]) for command in COMMANDS]
     assert len(lines) >= 23, "commands that were documented, and run here, are no longer"
     assert any(line.startswith("roofline generate") for line in lines)
+    assert set(lines) >= SOAK_LINES
 
 
 def test_every_page_with_commands_to_run_is_listed():

@@ -338,7 +338,11 @@ def test_the_model_is_within_five_per_cent_of_eight_replicas() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rate", "routing"), [(300.0, "round-robin"), (100.0, "least-loaded"), (300.0, "power-of-two")]
+    ("rate", "routing"),
+    [
+        (100.0, "least-loaded"),
+        *(pytest.param(300.0, name, marks=pytest.mark.soak) for name in ("round-robin", "power-of-two")),
+    ],
 )
 def test_the_model_at_other_loads_and_policies(rate: float, routing: Routing) -> None:
     exact, model = both(fleet(rate, 30, answer=120, policies=PolicySpec(routing=(routing,))))

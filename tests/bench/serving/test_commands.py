@@ -380,6 +380,7 @@ def test_a_format_of_weights_needs_their_model(fast_null):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_compare_of_equal_servers_and_of_one_5_percent_slower():
     """A real run of what tests/bench/results/test_compare.py simulates."""
     words = ["--block", 16, "--concurrency", 8, "--json", *QUICK]
