@@ -70,6 +70,7 @@ def test_make_commands_that_the_readme_names_exist():
     assert set(re.findall(r"`make ([a-z-]+)`", README)) <= targets
 
 
+@pytest.mark.slow
 def test_the_first_question_is_the_same_everywhere_and_answered_sensibly(model):
     """Greedy and sampled as a command samples: what a newcomer sees first is no noise."""
     from roofline import LLM, SamplingParams
