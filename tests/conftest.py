@@ -7,9 +7,9 @@ import signal
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -38,6 +38,9 @@ LONGEST = (
     "bench/plan/test_plan.py",
     "bench/plan/test_fleet.py",
 )
+# Of the examples that a test asks hypothesis for, a quick run draws one in so many, and not fewer than so many; others
+# in each run. The slow run draws all.
+ONE_EXAMPLE_IN, FEWEST_EXAMPLES = 3, 10
 CERTIFICATES = {"SSL_CERT_FILE", "SSL_CERT_DIR"}  # variables by which httpx reads others than this machine's
 
 
@@ -55,6 +58,47 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take longest begin first: the last ones of a run then end together on all its processes."""
     places = {TESTS / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem() -> Generator[None, Any, Any]:
+    """Quick tests of hypothesis are there again as slow ones, which draw all examples."""
+    made = yield
+    if isinstance(made, list):
+        made += [with_all_examples(item) for item in made if draws_fewer(item)]
+    return made
+
+
+def draws_fewer(item: pytest.Item) -> TypeGuard[pytest.Function]:
+    is_drawn = isinstance(item, pytest.Function) and hasattr(item.obj, "hypothesis")
+    return is_drawn and item.get_closest_marker("slow") is None
+
+
+def with_all_examples(item: pytest.Function) -> pytest.Function:
+    again = pytest.Function.from_parent(
+        item.parent,
+        name=f"{item.name} (all examples)",
+        callspec=getattr(item, "callspec", None),
+        callobj=item.obj,
+        fixtureinfo=item._fixtureinfo,
+        originalname=item.originalname,
+    )
+    again.add_marker("slow")
+    return again
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Quick tests of hypothesis draw a part of their examples."""
+    if not draws_fewer(item):
+        return (yield)
+    import hypothesis
+
+    asked = item.obj._hypothesis_internal_use_settings
+    fewer = min(asked.max_examples, max(FEWEST_EXAMPLES, asked.max_examples // ONE_EXAMPLE_IN))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(item.obj, "_hypothesis_internal_use_settings", hypothesis.settings(asked, max_examples=fewer))
+        return (yield)
 
 
 def pytest_collection_finish() -> None:

@@ -86,6 +86,7 @@ def test_what_cannot_be_run_is_refused_at_once(words, said):
     assert said in call(*words, code=1)
 
 
+@pytest.mark.slow
 def test_a_record_that_cannot_be_written_is_printed(shape):
     grid = ["--preset", shape, "--prompt", "8", "--new", "2", "--repeats", "1", "--threads", "1", "--rungs", "eager"]
     told = call(*grid, "--out", "/dev/full", code=1)

@@ -68,6 +68,7 @@ def test_a_cache_that_others_keep_smaller_is_said_to_be(model: str, context: int
     assert ("latent rows" in shown) == model.startswith("deepseek")
 
 
+@pytest.mark.slow
 def test_a_large_model_is_shared_by_as_few_devices_as_hold_it() -> None:
     fit = record("preset:llama-3.1-405b", "--chip", "mi300x", "--context", "8192")["fit"]
     assert (fit["devices"], fit["fits"], fit["place"], fit["context"]) == (8, True, "MI300X", 8192)
@@ -267,6 +268,7 @@ def test_heads_are_counted_as_a_cpu_stores_them(tmp_path: Path) -> None:
     assert report["fit"]["token_bytes"] == 2 * shape["layers"] * shape["kv_heads"] * 32 * 2
 
 
+@pytest.mark.slow
 def test_a_bundle_is_told_as_what_it_was_compiled_from(smollm2_path: Path, tmp_path: Path) -> None:
     pytest.importorskip("roofline._native", reason="the C++ core is not built")
     assert call_roofline(["compile", smollm2_path, "-o", tmp_path / "b"]).exit_code == 0

@@ -13,8 +13,13 @@ def broken(folder: Path) -> set[str]:
     return {figure for figure, _, is_kept in rows if not is_kept}
 
 
-def test_the_package_keeps_the_rules():
-    rows, _ = house.report(house.syntax())
+@pytest.fixture(scope="module")
+def package():
+    return house.syntax()
+
+
+def test_the_package_keeps_the_rules(package):
+    rows, _ = house.report(package)
     assert not [f"{figure}: {value}" for figure, value, is_kept in rows if not is_kept], "python -m tools.house --list"
 
 
@@ -64,6 +69,6 @@ def test_what_is_inside_the_limits_is_not_noticed(tmp_path):
     assert broken(root) == set()
 
 
-def test_names_that_classes_may_share_are_still_shared():
-    places = house.classes(house.syntax())
+def test_names_that_classes_may_share_are_still_shared(package):
+    places = house.classes(package)
     assert {name for name in house.SHARED_CLASS_NAMES if len(places.get(name, ())) < 2} == set()

@@ -14,7 +14,13 @@ def test_every_publication_has_a_page() -> None:
     assert {path.stem for path in FOLDER.glob("*.md")} == set(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+# Those whose models are compiled for many devices take seconds.
+SLOW_NAMES = {"mlc-amd", "rocm-llm-opt"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW_NAMES)) for name in NAMES]
+)
 def test_a_page_is_what_the_command_writes(name: str, tmp_path: Path) -> None:
     """After a change of figures, of the table of products or of the page's form, write it anew with this command."""
     words = ["bench", "replay", name, "--markdown", tmp_path / "page.md"]

@@ -55,6 +55,7 @@ def test_anthropic(served):
     assert plain.input_tokens + plain.cache_read_input_tokens == counted
 
 
+@pytest.mark.slow
 def test_anthropic_calls_tools(served):
     client = anthropic.Anthropic(base_url=served.address, api_key="none", max_retries=0, timeout=120)
     schema = {"type": "object", "properties": {"place": {"enum": ["Paris", "Rome"]}}, "required": ["place"]}

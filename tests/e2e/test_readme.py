@@ -8,8 +8,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # In this order, in one folder, each line once. `-m slow` runs the longer pages.
-SLOW_DOCUMENTS = ("docs/how-to/structured-output.md", "docs/tutorials/train.md", "docs/how-to/faster.md")
-DOCUMENTS = ("README.md", "docs/tutorials/first-answer.md", *SLOW_DOCUMENTS)
+SLOW_DOCUMENTS = (
+    "docs/tutorials/first-answer.md",
+    "docs/how-to/structured-output.md",
+    "docs/tutorials/train.md",
+    "docs/how-to/faster.md",
+)
+DOCUMENTS = ("README.md", *SLOW_DOCUMENTS)
 README = (ROOT / "README.md").read_text()
 LINES = [
     (line.strip(), document)
@@ -19,8 +24,16 @@ LINES = [
     if line.strip() and not line.startswith("#")
 ]
 PAGES = dict(reversed(LINES))  # the first that has it
+# Takes longest, and another command of its page does the same with less work.
+SOAK_LINES = {"roofline bench engine smollm2-135m --speculate ngram --rows edit_greedy --json"}
+
+
+def marks_of(line: str, page: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] * (page in SLOW_DOCUMENTS) + [pytest.mark.soak] * (line in SOAK_LINES)
+
+
 COMMANDS = [
-    pytest.param(line, id=f"{Path(page).stem}-{line}", marks=pytest.mark.slow if page in SLOW_DOCUMENTS else ())
+    pytest.param(line, id=f"{Path(page).stem}-{line}", marks=marks_of(line, page))
     for line, page in sorted(PAGES.items(), key=LINES.index)
 ]
 
@@ -29,6 +42,7 @@ def test_there_are_commands():
     lines = [str(command.values[0]) for command in COMMANDS]
     assert len(lines) >= 23, "commands that were documented, and run here, are no longer"
     assert any(line.startswith("roofline generate") for line in lines)
+    assert set(lines) >= SOAK_LINES
 
 
 def test_every_page_with_commands_to_run_is_listed():
@@ -56,6 +70,7 @@ def test_make_commands_that_the_readme_names_exist():
     assert set(re.findall(r"`make ([a-z-]+)`", README)) <= targets
 
 
+@pytest.mark.slow
 def test_the_first_question_is_the_same_everywhere_and_answered_sensibly(model):
     """Greedy and sampled as a command samples: what a newcomer sees first is no noise."""
     from roofline import LLM, SamplingParams

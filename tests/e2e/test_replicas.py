@@ -50,6 +50,7 @@ def test_two_replicas_answer_like_one(served, pair):
     assert 'roofline:replica_up{model_name="small",replica="1"} 1.0' in pair.get("/metrics").text
 
 
+@pytest.mark.slow
 def test_each_has_cores_of_its_own(pair):
     mine = [os.sched_getaffinity(each["pid"]) for each in pair.stats()["replicas"]]
     allowed = os.sched_getaffinity(pair.process.pid)

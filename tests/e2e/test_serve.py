@@ -152,6 +152,7 @@ def test_class_a_only_the_port_of_http_is_listened_on(served):
     assert listening_ports(served.stats()["pid"]) == set()
 
 
+@pytest.mark.slow
 def test_api_key(environment, model):
     with serving(environment, model, "--api-key", "s3cret", "--cache-tokens", "1024") as running:
         for path in ("/v1/models", "/ready", "/metrics", "/stats", "/none"):

@@ -75,7 +75,10 @@ def plain(loaded: LoadedModel) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [{}, {"max_batch_tokens": 64, "prefix_cache": False, "max_running": 4}])
+@pytest.mark.parametrize(
+    "config",
+    [{}, pytest.param({"max_batch_tokens": 64, "prefix_cache": False, "max_running": 4}, marks=pytest.mark.soak)],
+)
 def test_ngram(loaded: LoadedModel, plain: dict, config: dict) -> None:
     answers, stats = run(loaded, speculate="ngram", speculate_always=True, **config)
     assert answers == plain
@@ -98,6 +101,7 @@ def test_the_model_as_its_own_draft(loaded: LoadedModel, plain: dict, smollm2_pa
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_draft_of_random_weights(loaded: LoadedModel, plain: dict, smollm2_path: Path) -> None:
     draft = small(smollm2_path, text=False, weights="random:1")
     some = [(2, 0), (2, 1)]

@@ -60,6 +60,7 @@ def test_answers_have_their_form_and_are_the_same_in_company(llm: LLM, temperatu
         assert llm.generate(prompt, each)[0].ids == output.ids
 
 
+@pytest.mark.slow
 def test_a_chat_answers_with_json_as_it_streams(llm: LLM) -> None:
     messages = [{"role": "user", "content": "Describe a person of your choice."}]
     text = "".join(llm.stream(messages, SamplingParams(temperature=0, max_tokens=300, guided_json=SCHEMA)))

@@ -191,10 +191,10 @@ def mixed():
     ("kind", "config", "sizes"),
     [
         pytest.param(FakeExecutable, {}, {}, marks=pytest.mark.slow),
-        (QueueingFake, {}, {}),
+        pytest.param(QueueingFake, {}, {}, marks=pytest.mark.slow),
         pytest.param(ResamplingFake, {}, {}, marks=pytest.mark.slow),
         (ResamplingFake, {"max_running": 5}, {"num_pages": 14, "max_context": 200}),
-        (FakeExecutable, {"max_batch_tokens": 16, "prefix_cache": False}, {}),
+        pytest.param(FakeExecutable, {"max_batch_tokens": 16, "prefix_cache": False}, {}, marks=pytest.mark.slow),
         (FakeExecutable, {"speculate": "ngram", "speculate_always": True}, {"rows": 60, "segments": 12}),
         (QueueingFake, {"max_running": 5}, {"num_pages": 14, "max_context": 200}),
     ],
@@ -542,10 +542,14 @@ def burn(_matcher, _mask):
         pass
 
 
+# Each kind of executable and each fault once.
+QUICK_FAULTS = {(FakeExecutable, "error"), (QueueingFake, "wrong id"), (ResamplingFake, "slow")}
+
+
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [
-        pytest.param(kind, fault, marks=pytest.mark.slow if fault == "slow" and kind is not ResamplingFake else ())
+        pytest.param(kind, fault, marks=pytest.mark.slow if (kind, fault) not in QUICK_FAULTS else ())
         for kind in (FakeExecutable, QueueingFake, ResamplingFake)
         for fault in ("error", "slow", "wrong id")
     ],

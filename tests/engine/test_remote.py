@@ -166,7 +166,7 @@ def test_one_answer_of_several_can_be_aborted():
     ],
 )
 def test_streams_of_a_killed_process_go_on_in_a_fresh_one(number, cause, caplog):
-    requests = [([i] * 4, SamplingParams(seed=i, max_tokens=400, n=2, logprobs=2)) for i in range(3)]
+    requests = [([i] * 4, SamplingParams(seed=i, max_tokens=150, n=2, logprobs=2)) for i in range(3)]
 
     async def test(engine):
         streams = [await engine.submit(ids, params) for ids, params in requests]
@@ -187,7 +187,7 @@ def test_streams_of_a_killed_process_go_on_in_a_fresh_one(number, cause, caplog)
                 assert [token for event in mine for token in event.ids] == solo[index]
                 assert [entry.id for event in mine for entry in event.logprobs or ()] == solo[index]
                 assert [event.finish_reason for event in mine if event.finish_reason] == ["length"]
-                assert mine[-1].usage[:2] == (4, 400)
+                assert mine[-1].usage[:2] == (4, 150)
         assert engine.pid != old
         assert (engine.restarts, engine.requests) == (1, {})
         assert engine.stats().pages_used == 0
@@ -226,6 +226,7 @@ def test_what_was_aborted_stays_so_and_what_has_ended_is_not_computed_again():
     run(test, spec(step_seconds=0.005))
 
 
+@pytest.mark.slow
 def test_one_request_that_kills_processes_ends_with_an_error_and_all_others_with_their_ids():
     requests = [([i, 2, 3] * (1 + i % 4), SamplingParams(seed=i, max_tokens=12, n=1 + i % 2)) for i in range(12)]
     bias = {13: -100.0}  # nobody else says the id that kills
@@ -296,7 +297,7 @@ def test_a_fault_of_the_supervisor_ends_the_streams_or_is_survived(monkeypatch, 
 
     async def test(engine):
         await until(lambda: broken != "tree_time" or failed)
-        stream = await engine.submit([1], SamplingParams(max_tokens=400))
+        stream = await engine.submit([1], SamplingParams(max_tokens=150))
         if broken == "outlive":
             monkeypatch.setattr(engine._recovery, "outlive", fail)
         os.kill(engine.pid, signal.SIGKILL)
@@ -469,6 +470,7 @@ def test_a_process_that_was_stopped_is_replaced(busy):
     run(test, spec(step_seconds=0.005), ping_seconds=0.2)
 
 
+@pytest.mark.slow
 def test_a_process_with_nothing_to_do_answers_pings():
     async def test(engine):
         await asyncio.sleep(1.0)

@@ -164,7 +164,7 @@ def test_roofs_are_not_below_torch(kind, field):
     assert roof >= 0.98 * gemm, f"{field}: roof {roof:.3g}, torch {gemm:.3g}"
 
 
-@pytest.mark.parametrize("size", [16 << 20, 128 << 20])
+@pytest.mark.parametrize("size", [16 << 20, pytest.param(128 << 20, marks=pytest.mark.slow)])
 def test_reads_are_not_below_numpy(size):
     """One thread: summing, and the read half of a copy, are never faster than the read roof."""
     data = np.ones(size // 8, dtype=np.int64)

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import http.server
+import itertools
+import socket
 import struct
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -232,13 +234,32 @@ def protocol_of(limits: Limits) -> type[BoundedProtocol]:
     return type("Protocol", (BoundedProtocol,), {"limits": limits})
 
 
+class PromptServer(uvicorn.Server):
+    """Looks whether it is to end, and whether its connections have, a hundred times a second instead of ten."""
+
+    async def main_loop(self) -> None:
+        ticks = itertools.count()
+        while not await self.on_tick(next(ticks)):
+            await asyncio.sleep(0.01)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        prompt = SimpleNamespace(**{**vars(asyncio), "sleep": lambda seconds: asyncio.sleep(seconds / 10)})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(uvicorn.server, "asyncio", prompt)
+            await super().shutdown(sockets)
+
+
 @contextlib.contextmanager
-def serving(app, **options) -> Iterator[str]:
-    """The base address of a server of an ASGI application. options: of uvicorn."""
+def serving(app, sent_bytes: int | None = None, **options) -> Iterator[str]:
+    """The base address of a server of an ASGI application. sent_bytes: of the kernel's buffer for what is sent, None:
+    the system's; options: of uvicorn."""
     # Without uvicorn's own handlers what goes wrong in it reaches `caplog`.
     config = uvicorn.Config(app, port=0, log_config=None, log_level="error", timeout_keep_alive=5, **options)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
+    server = PromptServer(config)
+    listening = config.bind_socket()
+    if sent_bytes is not None:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sent_bytes)
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
     while not server.started:
         assert thread.is_alive(), "the server did not start"
@@ -255,13 +276,13 @@ def serving(app, **options) -> Iterator[str]:
 def live(make_context, serve_app) -> Callable[..., str]:
     """live(**context changes) -> base address of a real server on a free port of this machine.
 
-    models_of: makes its Models of the context.
+    models_of: makes its Models of the context; sent_bytes: as of `serving`.
     """
 
-    def start(models_of: Callable[[Context], Models] | None = None, **changes) -> str:
+    def start(models_of: Callable[[Context], Models] | None = None, sent_bytes: int | None = None, **changes) -> str:
         context = make_context(**changes)
         models = None if models_of is None else models_of(context)
-        return serve_app(create_app(context, models=models), http=protocol_of(context.limits))
+        return serve_app(create_app(context, models=models), sent_bytes=sent_bytes, http=protocol_of(context.limits))
 
     return start
 
@@ -322,7 +343,7 @@ def module_page(browser) -> Iterator[Page]:
             """Nothing."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     page = browser.open(f"http://127.0.0.1:{server.server_port}/")
     yield page
     page.close()

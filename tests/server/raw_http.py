@@ -48,7 +48,7 @@ def connect(address: str, timeout: float = 20.0, received_bytes: int | None = No
     return connection
 
 
-def sent(address: str, reads: list[bytes], pause: float = 0.05) -> bytes:
+def sent(address: str, reads: list[bytes], pause: float = 0.01) -> bytes:
     """All that a server answers, until it closes, to what is sent in parts that it reads apart."""
     received = b""
     with connect(address) as connection:

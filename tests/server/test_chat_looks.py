@@ -115,6 +115,7 @@ def test_narrow_windows_do_not_scroll_sideways(talk):
     page.wait("document.activeElement.id === 'menu' && document.querySelector('#sidebar').inert")
 
 
+@pytest.mark.slow
 def test_what_is_pressed_is_large_enough(talk):
     """24 pixels at least, as WCAG 2.2 asks (2.5.8)."""
     page = talk(360, 740)
@@ -205,6 +206,7 @@ def test_the_strip_shows_the_servers_figures(open_page, engine):
     page.wait(f"/^[0-9.]+ m?s$/.test({figure('first-token')})")
 
 
+@pytest.mark.slow
 def test_roofs_that_are_not_measured_are_not_guessed(open_page, engine):
     page = open_page()
     page.wait("document.querySelector('#strip-cache dd').innerText === '25 %'")

@@ -122,6 +122,7 @@ def paused_at_the_end(open_page, engine):
     return page
 
 
+@pytest.mark.slow
 def test_the_reader_is_not_taken_to_the_end(open_page, engine):
     """An answer is followed at its end, and left alone where the reader has scrolled up."""
     page = paused_at_the_end(open_page, engine)
@@ -147,6 +148,7 @@ def test_a_reader_who_scrolls_before_the_browser_reports_the_last_scrolling_is_l
     assert 490 < page.evaluate(REST) < 510
 
 
+@pytest.mark.slow
 def test_enter_and_shift_and_enter(open_page, engine):
     page = open_page()
     write(page, "one")
@@ -176,6 +178,7 @@ def test_another_answer_is_a_branch(open_page, engine):
     assert page.evaluate(ANSWERS) == ["Good evening."]
 
 
+@pytest.mark.slow
 def test_an_edited_message_is_a_branch(open_page, engine):
     page = open_page()
     ask(page, "Say hello", answers=1)
@@ -247,6 +250,7 @@ def test_what_the_browser_cannot_keep_is_said(open_page):
     assert own is None
 
 
+@pytest.mark.slow
 def test_without_a_database_it_says_so_and_works(open_page, engine, live):
     address = live()
     page = open_page(address=address)
@@ -376,6 +380,7 @@ def test_a_full_queue_is_said_with_when_to_come_back(open_page, engine):
     assert page.evaluate(PROMPTS) == ["Say hello"]
 
 
+@pytest.mark.slow
 def test_a_refusal_is_the_servers_sentence(open_page, engine):
     page = open_page()
     ask(page, "x" * 1200)
@@ -384,6 +389,7 @@ def test_a_refusal_is_the_servers_sentence(open_page, engine):
     assert page.evaluate("document.querySelectorAll('.failed button').length") == 1
 
 
+@pytest.mark.slow
 def test_an_engine_that_fails_leaves_what_it_said(open_page, engine):
     engine.error = "a kernel failed"
     page = open_page()
@@ -501,6 +507,7 @@ def test_a_link_names_the_model(open_page, browser, two_models):
     page.close()
 
 
+@pytest.mark.slow
 def test_a_link_may_have_a_system_prompt(browser, live, engine):
     page = browser.open(f"{live()}/?model=tiny&system=Be%20brief%20%26%20%3Cb%3Ekind%3C%2Fb%3E.")
     page.wait("document.querySelector('#model').textContent === 'tiny'")
@@ -514,6 +521,7 @@ def test_a_link_may_have_a_system_prompt(browser, live, engine):
     page.close()
 
 
+@pytest.mark.slow
 def test_a_link_to_a_model_that_is_not_served_says_so(browser, live):
     page = browser.open(f"{live()}/?model=gone")
     page.wait("document.querySelector('.toast') !== null")
@@ -522,6 +530,7 @@ def test_a_link_to_a_model_that_is_not_served_says_so(browser, live):
     page.close()
 
 
+@pytest.mark.slow
 def test_one_model_needs_no_choice(open_page):
     page = open_page()
     assert page.evaluate("document.querySelector('#models').hidden")

@@ -50,7 +50,7 @@ def texts(data: bytes) -> list[str]:
 @pytest.fixture
 def soon(monkeypatch):
     """Bytes are sent often enough to send all of a beginning within a test."""
-    monkeypatch.setattr(half_closed, "_FIRST_PERIOD", 0.002)
+    monkeypatch.setattr(half_closed, "_FIRST_PERIOD", 0.0005)
 
 
 @VERSIONS
@@ -71,7 +71,7 @@ def test_who_still_reads_is_answered(serve_app, make_context, engine, version, s
 @STREAMS
 def test_who_waits_for_long_gets_a_whole_answer(live, engine, soon, version, stream):
     """Longer than it takes to send all that an answer begins with."""
-    engine.delay = 0.3 if stream else 0.15
+    engine.delay = 0.08
     engine.answer = b"abc"
     with connect(live()) as connection:
         connection.sendall(ask(version, stream))

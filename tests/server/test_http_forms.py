@@ -184,7 +184,7 @@ def outcomes(answers: Answers) -> list:
 @pytest.mark.parametrize("name", READ)
 def test_a_form_with_one_reading_is_answered_and_the_connection_goes_on(address, name):
     reads, expected = READ[name]
-    answers = Answers(sent(address, [*reads, LAST], pause=0.0 if len(reads) > 9 else 0.05))
+    answers = Answers(sent(address, [*reads, LAST], pause=0.0 if len(reads) > 9 else 0.01))
     assert outcomes(answers) == [*expected, "last"]
     assert answers.whole
 
@@ -241,8 +241,8 @@ def text_of(body: bytes) -> str:
     ids=["half a request", "two spaces", "NUL", "large"],
 )
 def test_nothing_is_written_into_a_stream(live, engine, behind, status):
-    """The stream takes three times as long as half a request may."""
-    engine.delay = 0.05
+    """The stream takes longer than half a request may."""
+    engine.delay = 0.02
     address = live(limits=Limits(read_seconds=0.2))
     answers = Answers(sent(address, [STREAM, behind]))
     assert [each for each, _ in answers.list] == [200, status]
@@ -252,7 +252,7 @@ def test_nothing_is_written_into_a_stream(live, engine, behind, status):
 
 
 def test_a_request_behind_a_stream_is_answered_after_it(live, engine):
-    engine.delay = 0.05
+    engine.delay = 0.02
     half = len(LAST) // 2
     answers = Answers(sent(live(limits=Limits(read_seconds=0.2)), [STREAM, LAST[:half], LAST[half:]]))
     assert text_of(answers.list[0][1]) == "Hello, world."
@@ -321,7 +321,7 @@ def test_requests_ahead_of_their_answers_wait_in_the_socket(live, engine):
     engine.gate.clear()
     with connect(live(limits=Limits())) as connection:
         connection.sendall(STREAM)
-        connection.settimeout(0.5)
+        connection.settimeout(0.2)
         size = 0
         with contextlib.suppress(TimeoutError):
             while size < 64 << 20:
@@ -399,7 +399,7 @@ def peer_states(connection: socket.socket) -> list[str]:
 def test_what_a_closed_connection_left_in_the_kernel_is_given_up(live):
     """Nothing waits in the server: all of the answer lies in the kernel, which would keep it as long as the client
     acknowledges probes of its shut window."""
-    address, closed = live(limits=Limits(unread_seconds=1.0)), "04"
+    address, closed = live(limits=Limits(unread_seconds=0.3)), "04"
     with connect(address, received_bytes=2048) as connection:
         connection.sendall(request("GET", "/openapi.json", "Connection: close"))
         eventually(lambda: peer_states(connection) == [closed], 20)

@@ -126,7 +126,7 @@ def test_endless_header_is_cut(live):
 
 
 def test_half_a_body_is_not_waited_for(live):
-    host, port = live().removeprefix("http://").split(":")
+    host, port = live(limits=Limits(read_seconds=0.2)).removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -193,19 +193,19 @@ def sent_raw(address: str, raw: bytes) -> bytes:
     ],
 )
 def test_what_is_refused_before_any_route_is_told_in_json(live, raw, status, code):
-    head, _, body = sent_raw(live(), raw).partition(b"\r\n\r\n")
+    head, _, body = sent_raw(live(limits=Limits(read_seconds=0.3)), raw).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 " + status)
     assert b"content-type: application/json" in head
     assert json.loads(body)["error"]["code"] == code
 
 
 def test_a_dripping_body_ends_at_its_deadline(live):
-    host, port = live(limits=Limits(body_seconds=0.5)).removeprefix("http://").split(":")
+    host, port = live(limits=Limits(body_seconds=0.2)).removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n")
         assert sent_before_cut(connection, 1, 0.02) < 200
         with contextlib.suppress(ConnectionResetError):
-            assert b"did not arrive within 0.5 seconds" in connection.recv(4096)
+            assert b"did not arrive within 0.2 seconds" in connection.recv(4096)
 
 
 def test_a_client_that_drops_its_body_is_no_error(live, caplog):

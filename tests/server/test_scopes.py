@@ -5,7 +5,6 @@ import hashlib
 import pytest
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
-from starlette.routing import Mount, Route
 
 from roofline.server import app as module
 from roofline.server.app import ROUTERS, create_app
@@ -44,9 +43,7 @@ def test_every_route_declares_what_it_needs(make_context):
 
 def test_the_application_has_no_route_beside_those_of_the_table(make_context):
     """Others would need an administrator's key: the table does not know them."""
-    app = create_app(make_context())
-    assert not [route for route in app.routes if isinstance(route, Route | Mount)]
-    assert len(app.routes) == len(ROUTERS)
+    assert create_app(make_context()).routes == all_routes()
 
 
 # What an open route tells anybody is decided here, one by one.

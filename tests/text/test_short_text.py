@@ -135,6 +135,7 @@ def test_a_trusted_chat_is_quick(smollm2: Tokenizer, fast: Tokenizer) -> None:
     assert "_parsing" not in fast.__dict__
 
 
+@pytest.mark.slow
 def test_what_is_left_to_the_library(smollm2: Tokenizer) -> None:
     tokenizer = stored(smollm2)
     for text in ("é", "\x00", "a" * 2001):

@@ -179,7 +179,9 @@ class Block(torch.nn.Module):
         return x + self.down(ops.silu_mul(self.gate(h), self.up(h)))
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "backend", ["eager", *(pytest.param(name, marks=pytest.mark.slow) for name in ("aot_eager", "inductor"))]
+)
 def test_torch_compile_takes_them_whole(backend):
     """fullgraph: a break would raise. The second length is met by dynamic sizes, the third without compiling again."""
     from torch._dynamo.testing import CompileCounterWithBackend

@@ -62,8 +62,8 @@ def create_app(
     app.state.reading = BodyReading(context.limits.waiting_bytes)
     context.metrics.bind(context.name)
     routers = app.state.routers = [router for router in ROUTERS if context.page or router is not page.router]
-    for router in routers:
-        app.include_router(router)
+    for router in routers:  # complete as they are, so every app has the same; to include a router makes each anew
+        app.router.routes.extend(router.routes)
     app.state.batch_endpoints, app.state.scopes = endpoints_of(routers), ScopeTable(routers)
     folder, at_once = context.batch_folder, context.batch_at_once
     app.state.batches = None if folder is None else Batches(app, context, folder, at_once)

@@ -33,7 +33,10 @@ def test_which_requests_have_one_beside_them_follows_from_seed_and_number():
     assert len({tuple(n for n in range(40) if is_beside(5, n, 0.1)) for _ in range(3)}) == 1
 
 
-@pytest.mark.parametrize("arrivals", ["closed", "poisson", "batch"])
+@pytest.mark.parametrize(
+    "arrivals",
+    [pytest.param("closed", marks=pytest.mark.slow), "poisson", pytest.param("batch", marks=pytest.mark.slow)],
+)
 def test_readers_are_measured_as_without_them(make_plan, arrivals):
     """The null server tells when each part was written: what the client adds is the readers' alone."""
     requests = [TrafficRequest(prompt=f"p{n}", prompt_tokens=1, max_tokens=5) for n in range(24)]

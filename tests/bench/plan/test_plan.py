@@ -54,6 +54,7 @@ def test_405b_lies_on_eight_and_in_8_bits_on_four() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_plan_leaves_memory_to_the_driver() -> None:
     """405B in 16 bits took 190.6 of the 192 GiB of each of four MI300X: no driver would have left that."""
     for way in ways("llama-3.1-405b", "f16", "mi300x", 8) + ways("llama-3.1-70b", "", "MI300X", 1):
@@ -209,7 +210,7 @@ def planned_points() -> list[dict[str, Any]]:
     return json.loads(call(*WORDS, "--json").stdout)["points"]
 
 
-@pytest.mark.parametrize("columns", [80, 100])
+@pytest.mark.parametrize("columns", [80, pytest.param(100, marks=pytest.mark.slow)])
 def test_a_terminal_shows_every_figure_whole(
     columns: int, planned_points: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,7 +172,9 @@ def test_noise_fails_the_gate_in_at_most_five_of_a_hundred_cases(kind: str, repe
     assert max(failed.values()) <= 0.05 * trials + 1
 
 
-@pytest.mark.parametrize("kind", ["noisy", "exponential", "correlated"])
+@pytest.mark.parametrize(
+    "kind", ["noisy", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("exponential", "correlated"))]
+)
 def test_noise_at_the_same_offered_rates_fails_the_gate_as_seldom(kind: str) -> None:
     """Open loops beside closed ones, at the rates of the earlier run, as `bench curve --levels-from` measures them."""
     draw, trials = np.random.Generator(np.random.Philox(key=6)), 30

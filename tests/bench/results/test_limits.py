@@ -136,7 +136,10 @@ def test_a_published_figure_that_cannot_be_is_known():
 
 @pytest.mark.parametrize(
     ("model", "chip", "published"),
-    [("llama-3.1-70b", "H200", {128: 3803, 2048: 442}), ("llama-3.1-8b", "H100 SXM", {128: 28312, 2048: 3450})],
+    [
+        pytest.param("llama-3.1-70b", "H200", {128: 3803, 2048: 442}, marks=pytest.mark.slow),
+        ("llama-3.1-8b", "H100 SXM", {128: 28312, 2048: 3450}),
+    ],
 )
 def test_published_figures_of_fp8_are_possible(model, chip, published):
     """TensorRT-LLM 1.0's table of FP8, answers of 128 tokens: above what products of 16 bits would allow. published:
@@ -154,7 +157,14 @@ def test_published_figures_of_fp8_are_possible(model, chip, published):
     ("model", "chip", "dtype", "demand", "published"),
     [
         # TensorRT-LLM 0.20, NVFP4, answers of 128: more than products of 16 bits allow, and three quarters of fp8.
-        ("llama-3.1-70b", "B200", "mxfp4", Demand(prompt=128, answer=128, sequences=1024), 10994.48),
+        pytest.param(
+            "llama-3.1-70b",
+            "B200",
+            "mxfp4",
+            Demand(prompt=128, answer=128, sequences=1024),
+            10994.48,
+            marks=pytest.mark.slow,
+        ),
         # llama.cpp, pull request 7676: prompts of 512 tokens, which end with one of an answer.
         ("llama-3-8b", "RTX 4090", "q4_0", Demand(prompt=512, answer=1, sequences=1), 10358.75 / 512),
     ],

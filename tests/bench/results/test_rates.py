@@ -155,7 +155,16 @@ ENGINES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENGINES)
-@pytest.mark.parametrize(("workers", "laps"), [(8, 4), (16, 4), (64, 4), (16, 5), (16, 10)])
+@pytest.mark.parametrize(
+    ("workers", "laps"),
+    [
+        (8, 4),
+        pytest.param(16, 4, marks=pytest.mark.slow),
+        pytest.param(64, 4, marks=pytest.mark.slow),
+        (16, 5),
+        (16, 10),
+    ],
+)
 def test_intervals_cover_the_rate_of_an_engine_that_computes_requests_side_by_side(name, workers, laps):
     """Requests of one step share how long it took, so those of two laps are little more than two values."""
     engine, trials, draw = ENGINES[name], 300, generator(1000 * workers + laps)

@@ -15,13 +15,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from roofline.bench.load.events import read_events
+from roofline.bench.load.events import read_events, write_events
+from roofline.bench.load.generator import Generator, run_on_fast_loop
 from roofline.bench.report.gather import gather
 from roofline.bench.report.words import digits
 from roofline.bench.results.metrics import figures
 from roofline.bench.results.point import Point
 from roofline.bench.results.store import append_points, read_points, with_id
-from roofline.bench.serving import load_test
+from roofline.bench.serving import load_test, surroundings
 from roofline.bench.serving.certificate import null_server
 from roofline.bench.serving.load_test import WARM_UP
 from roofline.bench.serving.measure import BEYOND
@@ -37,6 +38,29 @@ QUICK = ["--no-certificate", "--no-probe"]
 def null():
     with null_server(first_ms=5, gap_ms=1) as url:
         yield url
+
+
+@pytest.fixture(scope="module")
+def fast_null():
+    """Answers of a quarter of the time, for tests of anything but times."""
+    with null_server(first_ms=5, gap_ms=0.25) as url:
+        yield url
+
+
+@pytest.fixture(autouse=True)
+def quick_loads(request, monkeypatch):
+    """Loads of quick tests run in this process, and look at the other programs for a moment only. Those of slow tests
+    have a process each, as for users."""
+
+    def run_plan(plan, key=None, on_progress=None):
+        write_events(
+            run_on_fast_loop(Generator(plan, read_traffic(Path(plan.traffic)), key, on_progress)), Path(plan.events)
+        )
+        return read_events(Path(plan.events))
+
+    if request.node.get_closest_marker("slow") is None:
+        monkeypatch.setattr(surroundings, "LOAD_SECONDS", 0.01)
+        monkeypatch.setattr(load_test, "run_plan", run_plan)
 
 
 def test_traffic_is_written_and_named(tmp_path):
@@ -109,10 +133,10 @@ def test_a_sweep_and_json(null):
 
 def test_decode(null):
     result = call_roofline(
-        ["bench", "decode", null, "--repeats", 2, "--prompts", "1,30", "--answer", 200, "--json", *QUICK]
+        ["bench", "decode", null, "--repeats", 2, "--prompts", "1,30", "--answer", 100, "--json", *QUICK]
     )
     point, deeper = [json.loads(line) for line in result.stdout.splitlines()]
-    assert point["counts"]["answer_tokens"] == 400
+    assert point["counts"]["answer_tokens"] == 200
     assert len({point["id"], deeper["id"], ""}) == 3
     assert [each["workload"]["prompt"]["most"] for each in (point, deeper)] == [1, 28]  # words of 30 tokens
     assert [each["extra"]["prompt"] for each in (point, deeper)] == [1, 30]
@@ -127,8 +151,8 @@ def test_decode(null):
         (["--arrivals", "batch", "--concurrency", 3], None),
     ],
 )
-def test_one_load(null, words, offered):
-    result = call_roofline(["bench", "load", null, "--requests", 6, "--json", *words, *QUICK])
+def test_one_load(fast_null, words, offered):
+    result = call_roofline(["bench", "load", fast_null, "--requests", 6, "--json", *words, *QUICK])
     (point,) = [json.loads(line) for line in result.stdout.splitlines()]
     assert (point["load"]["arrivals"], point["load"]["offered"]) == (words[1], offered)
     assert point["counts"]["completed"] == 6
@@ -139,7 +163,7 @@ def test_a_closed_loop_against_a_server_of_fixed_times_has_workers_over_latency(
     write_traffic(singles((1,), 10, 40), tmp_path / "t.jsonl")
     words = ["--arrivals", "closed", "--concurrency", workers, "--requests", max(12, 4 * workers), "--json"]
     with null_server(first_ms=60, gap_ms=10) as url:
-        result = call_roofline(["bench", "load", url, "--traffic", tmp_path / "t.jsonl", *words, "--no-certificate"])
+        result = call_roofline(["bench", "load", url, "--traffic", tmp_path / "t.jsonl", *words, *QUICK])
     metrics = json.loads(result.stdout)["metrics"]
     rate = metrics["request_rate"]
     # However busy this machine is: a client that takes its time between requests loses what it takes.
@@ -165,34 +189,34 @@ def test_a_curve_names_the_same_traffic_however_far_it_goes(null):
     assert hashes == {preset_traffic("typical").sha256}
 
 
-def test_two_servers_in_turn(null, tmp_path):
+def test_two_servers_in_turn(fast_null, tmp_path):
     words = ["--requests", 6, "--arrivals", "closed", "--concurrency", 2, "--events", tmp_path, "--json"]
-    with null_server(first_ms=5, gap_ms=1) as second:
-        result = call_roofline(["bench", "load", f"{null},{second}", *words, "--no-certificate"])
+    with null_server(first_ms=5, gap_ms=0.25) as second:
+        result = call_roofline(["bench", "load", f"{fast_null},{second}", *words, "--no-certificate"])
     point = json.loads(result.stdout)
     assert (point["system"]["replicas"], point["counts"]["completed"]) == (2, 6)
     (path,) = tmp_path.iterdir()
     assert {each.server for each in read_events(path).requests} == {0, 1}
 
 
-def test_a_trace_is_sent_from_its_beginning_at_its_moments(null, tmp_path):
+def test_a_trace_is_sent_from_its_beginning_at_its_moments(fast_null, tmp_path):
     trace = tmp_path / "trace.jsonl"
     rows = [{"timestamp": 100 * n, "input_length": 5, "output_length": 2} for n in (0, 1, 3)]
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
     call_roofline(["bench", "traffic", "trace", "--trace", trace, "-o", tmp_path / "t.jsonl"])
     words = ["--traffic", tmp_path / "t.jsonl", "--arrivals", "trace", "--trace-speed", 2, "--events", tmp_path / "e"]
-    result = call_roofline(["bench", "load", null, "--json", *words, *QUICK])
+    result = call_roofline(["bench", "load", fast_null, "--json", *words, *QUICK])
     assert result.exit_code == 0, result.output
     (events,) = (tmp_path / "e").iterdir()
     assert [each.scheduled for each in read_events(events).requests] == [0, 50_000_000, 150_000_000]
-    refused = call_roofline(["bench", "load", null, "--arrivals", "trace", *QUICK])
+    refused = call_roofline(["bench", "load", fast_null, "--arrivals", "trace", *QUICK])
     assert "does not say when its requests came" in refused.stderr
 
 
-def test_clients_that_do_not_read_are_told_and_in_no_figure(null, tmp_path):
+def test_clients_that_do_not_read_are_told_and_in_no_figure(fast_null, tmp_path):
     out, folder = tmp_path / "r.jsonl", tmp_path / "e"
     words = ["--arrivals", "closed", "--requests", 8, "--unread", 0.25, "--unread-tokens", 100_000, "--no-certificate"]
-    result = call_roofline(["bench", "load", null, *words, "--out", out, "--events", folder])
+    result = call_roofline(["bench", "load", fast_null, *words, "--out", out, "--events", folder])
     assert result.exit_code == 0, result.output
     (point,) = read_points(out)
     assert msgspec.to_builtins(point.unread) == {
@@ -212,10 +236,10 @@ def test_clients_that_do_not_read_are_told_and_in_no_figure(null, tmp_path):
     assert f"{told}. The figures are of the requests whose answers were read." in (tmp_path / "r.md").read_text()
 
 
-def test_compare_at_a_rate_decides_by_goodput_within_the_objective(null, tmp_path):
+def test_compare_at_a_rate_decides_by_goodput_within_the_objective(fast_null, tmp_path):
     out = tmp_path / "r.jsonl"
     words = ["--rate", 200, "--block", 4, "--rounds", 2, "--objective", "ttft=60000", "--json", "--out", out]
-    result = call_roofline(["bench", "compare", null, null, *words, "--no-certificate", "--no-probe"])
+    result = call_roofline(["bench", "compare", fast_null, fast_null, *words, "--no-certificate", "--no-probe"])
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     assert (told["by"], told["goodput"]["a"], told["goodput"]["b"], told["goodput"]["difference"]) == (
@@ -228,11 +252,11 @@ def test_compare_at_a_rate_decides_by_goodput_within_the_objective(null, tmp_pat
     assert re.search(r"goodput: difference in requests/s \| 0 \|.*\| undecided \|", text)
 
 
-def test_one_load_is_of_its_own_kind_and_is_compared_with_older_points(null, tmp_path):
+def test_one_load_is_of_its_own_kind_and_is_compared_with_older_points(fast_null, tmp_path):
     """Points of `bench load` were called curves once; they are of the same load all the same."""
     new, old = tmp_path / "new.jsonl", tmp_path / "old.jsonl"
     words = ["--arrivals", "closed", "--requests", 8, "--no-certificate", "--no-probe", "--out", new]
-    assert call_roofline(["bench", "load", null, *words]).exit_code == 0
+    assert call_roofline(["bench", "load", fast_null, *words]).exit_code == 0
     (point,) = read_points(new)
     assert point.kind == "load"
     append_points([msgspec.structs.replace(point, kind="curve")], old)
@@ -241,10 +265,10 @@ def test_one_load_is_of_its_own_kind_and_is_compared_with_older_points(null, tmp
     assert call_roofline(["bench", "history", old, new]).exit_code == 0
 
 
-def test_a_curve_measures_the_levels_of_an_earlier_one_with_clients_that_do_not_read(null, tmp_path):
+def test_a_curve_measures_the_levels_of_an_earlier_one_with_clients_that_do_not_read(fast_null, tmp_path):
     """check then compares open loops too, and says that the shares of such clients differ."""
     old, new = tmp_path / "old.jsonl", tmp_path / "new.jsonl"
-    words = ["bench", "curve", null, "--fewest", 6, "--requests", 3, *QUICK]
+    words = ["bench", "curve", fast_null, "--fewest", 6, "--requests", 3, *QUICK]
     assert call_roofline([*words, "--workers", 2, "--out", old]).exit_code == 0
     unread = ["--unread", 0.5, "--unread-seconds", 1, "--levels-from", old]
     result = call_roofline([*words, *unread, "--out", new])
@@ -334,14 +358,14 @@ def test_an_engine_in_this_process(smollm2_path, tmp_path, monkeypatch):
     assert "did you mean 'max_running'" in refused.stderr
 
 
-def test_what_cannot_be_is_kept_and_flagged(null, tmp_path):
+def test_what_cannot_be_is_kept_and_flagged(fast_null, tmp_path):
     """Minutes of measuring are not thrown away because the wrong model was named beside them."""
     out, events = tmp_path / "r.jsonl", tmp_path / "events"
-    words = ["--requests", 5, "--arrivals", "closed", "--chip", "MI210", "--model-here", "llama-3.1-405b", "--out", out]
-    result = call_roofline(["bench", "load", null, *words, "--events", events, *QUICK])
+    words = ["--requests", 5, "--arrivals", "closed", "--chip", "MI210", "--model-here", "llama-3.1-8b", "--out", out]
+    result = call_roofline(["bench", "load", fast_null, *words, "--events", events, *QUICK])
     assert result.exit_code == 1
     assert "of the limit cannot be. " in result.stderr
-    assert "tokens/s were measured; llama-3.1-405b with" in result.stderr
+    assert "tokens/s were measured; llama-3.1-8b with" in result.stderr
     (point,) = read_points(out)
     assert BEYOND in point.validity.flags
     assert point.limit.share_of_sheet > 1
@@ -350,12 +374,13 @@ def test_what_cannot_be_is_kept_and_flagged(null, tmp_path):
     assert "of the limit" in refused
 
 
-def test_a_format_of_weights_needs_their_model(null):
-    result = call_roofline(["bench", "load", null, "--requests", 5, "--dtype", "fp8", *QUICK])
+def test_a_format_of_weights_needs_their_model(fast_null):
+    result = call_roofline(["bench", "load", fast_null, "--requests", 5, "--dtype", "fp8", *QUICK])
     assert (result.exit_code, "--model-here" in result.stderr) == (1, True)
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_compare_of_equal_servers_and_of_one_5_percent_slower():
     """A real run of what tests/bench/results/test_compare.py simulates."""
     words = ["--block", 16, "--concurrency", 8, "--json", *QUICK]
@@ -411,8 +436,8 @@ def test_ctrl_c_in_the_first_block_of_a_comparison(null):
     assert (status, complaint) == (130, "Aborted! No point was measured by then.")
 
 
-def test_recompute(null, tmp_path):
-    call_roofline(["bench", "decode", null, "--repeats", 1, "--events", tmp_path, *QUICK])
+def test_recompute(fast_null, tmp_path):
+    call_roofline(["bench", "decode", fast_null, "--repeats", 1, "--events", tmp_path, *QUICK])
     (events,) = tmp_path.iterdir()
     ours = json.loads(call_roofline(["bench", "recompute", events, "--json"]).stdout)
     theirs = json.loads(call_roofline(["bench", "recompute", events, "--as", "guidellm", "--json"]).stdout)
@@ -479,9 +504,9 @@ def test_mistakes_are_told(words, message):
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])
-def test_a_point_that_cannot_be_written_is_printed(null, form):
+def test_a_point_that_cannot_be_written_is_printed(fast_null, form):
     words = ["--requests", 2, "--rate", 100, "--out", "/dev/full", *form, *QUICK]
-    result = call_roofline(["bench", "load", null, *words])
+    result = call_roofline(["bench", "load", fast_null, *words])
     assert result.exit_code == 1
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("{")]
     point = msgspec.json.decode(line, type=Point)
@@ -490,11 +515,11 @@ def test_a_point_that_cannot_be_written_is_printed(null, form):
     assert result.stderr.splitlines() == [told]
 
 
-def test_a_point_whose_events_cannot_be_written_is_printed(null, tmp_path, monkeypatch):
+def test_a_point_whose_events_cannot_be_written_is_printed(fast_null, tmp_path, monkeypatch):
     folder = tmp_path / "e"
     monkeypatch.setattr(load_test, "write_events", lambda events, path: path.mkdir() or path.open("w"))
     words = ["--requests", 2, "--rate", 100, "--events", folder, "--json", *QUICK]
-    result = call_roofline(["bench", "load", null, *words])
+    result = call_roofline(["bench", "load", fast_null, *words])
     assert result.exit_code == 1
     assert json.loads(result.stdout)["counts"]["completed"] == 2
     assert ": it is a folder; name another folder; standard output has the point" in result.stderr
@@ -567,7 +592,7 @@ def weary():
                 self.wfile.write(text.encode())
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
         servers.append(server)
         return f"http://127.0.0.1:{server.server_port}"
 

@@ -24,6 +24,14 @@ def test_streams_of_a_seed_differ():
     assert len(seen) == 15
 
 
+@pytest.mark.parametrize("count", [0, 1, 5, 1000])
+@pytest.mark.parametrize("values", [range(1), range(7), range(1 << 20)], ids=len)
+def test_some_values_are_those_of_as_many_calls_for_one(values, count):
+    together, apart = RandomIntegers(2**64 - 3, "words"), RandomIntegers(2**64 - 3, "words")
+    assert together.some_of(values, count) == [apart.one_of(values) for _ in range(count)]
+    assert together.bits() == apart.bits()
+
+
 def test_below_is_even():
     random = RandomIntegers(5)
     counts = [0] * 7

@@ -7,6 +7,9 @@ tables of quantiles (`lengths.toml`), between whose entries it interpolates in i
 from collections.abc import Sequence
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 T = TypeVar("T")
 
 _MASK = (1 << 64) - 1
@@ -36,6 +39,16 @@ class RandomIntegers:
         """One of the values."""
         return values[self.below(len(values))]
 
+    def some_of(self, values: Sequence[T], count: int) -> list[T]:
+        """So many of the values, fewer than 2^32: what as many calls of `one_of` return, in a tenth of their time."""
+        counters = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_STEP) + np.uint64(self._state)
+        self._state = (self._state + count * _STEP) & _MASK
+        bits = _mixed(counters)
+        # The upper 64 bits of a product of 96, from products of its halves.
+        high, low, bound = bits >> np.uint64(32), bits & np.uint64(0xFFFFFFFF), np.uint64(len(values))
+        places = high * bound + (low * bound >> np.uint64(32)) >> np.uint64(32)
+        return [values[place] for place in places.tolist()]
+
     def length(self, quantiles: Sequence[int]) -> int:
         """A draw from a distribution of integers, of which evenly spaced quantiles are listed, both ends included."""
         place = self.below((len(quantiles) - 1) << 32)
@@ -48,3 +61,10 @@ def _mix(value: int) -> int:
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
     return value ^ value >> 31
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """What `_mix` makes of each value; arrays of 64 bits lose what is above them by themselves."""
+    values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return values ^ values >> np.uint64(31)

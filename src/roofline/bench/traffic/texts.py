@@ -26,13 +26,10 @@ def _lists() -> dict[str, dict[str, list[str]]]:
 
 def prose(random: RandomIntegers, tokens: int) -> str:
     """Words in sentences without a meaning, of about so many tokens: a token for a word, and one for a full stop."""
-    words = _lists()["text"]["words"]
-    parts: list[str] = []
-    for number in range(tokens):
-        if number % SENTENCE == SENTENCE - 1 and parts:
-            parts[-1] += "."
-        else:
-            parts.append(random.one_of(words))
+    sentences = tokens // SENTENCE
+    parts = random.some_of(_lists()["text"]["words"], tokens - sentences)
+    for last in range(1, sentences + 1):
+        parts[last * (SENTENCE - 1) - 1] += "."
     return " ".join(parts)
 
 
