@@ -261,13 +261,19 @@ def table() -> str:
         "| model | on | what | published | limit | share to assume | planned | source |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for row in rows():
+    return "\n".join([*lines, *table_lines(rows())])
+
+
+def table_lines(figures: Sequence[Published]) -> list[str]:
+    """The lines of figures in the table."""
+    lines = []
+    for row in figures:
         share = row.least / row.seconds
         planned = _in_unit(row, row.planned) if row.planned else "-"
         limit = _in_unit(row, row.least)
         cells = (row.model, row.place, row.what, row.figure, limit, f"{share:.0%}", planned, row.source)
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return lines
 
 
 def spreads() -> str:

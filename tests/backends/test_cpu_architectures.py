@@ -36,13 +36,18 @@ def here() -> Path:
     return native_check.build(compiler, platform.machine())
 
 
-@pytest.fixture(scope="module")
-def there() -> Path:
+def cross_built(*options: str) -> Path:
     """The program for aarch64."""
     for tool, package in ((CROSS, "g++-aarch64-linux-gnu"), (EMULATOR, "qemu-user")):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed (Debian package {package})")
-    return native_check.build(CROSS, "aarch64", ["-static"])
+    return native_check.build(CROSS, "aarch64", ["-static", *options])
+
+
+@pytest.fixture(scope="module")
+def there() -> Path:
+    """The program for aarch64, as it is installed."""
+    return cross_built()
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +86,25 @@ def test_kernels_of_this_chip_equal_the_portable_ones(digests: str) -> None:
         assert any(line.startswith(kind) for line in digests.splitlines()), kind
 
 
+BRIEF = ("steps window 40 interleaved int8 ", "steps mpt window 40 int8 ")
+
+
+def brief(digests: str) -> str:
+    """The lines of `check_main brief`."""
+    lines = digests.splitlines(keepends=True)
+    assert all(sum(line.startswith(name) for line in lines) == 1 for name in BRIEF)
+    return "".join(line for line in lines if line.startswith(BRIEF) or not line.startswith("steps"))
+
+
+def test_neon_equals_portable_and_this_architecture_in_short(digests: str) -> None:
+    """Every kernel and a whole program of each model; what takes most of a build is to optimise it."""
+    done = run(cross_built("-O1"), "brief", emulate="max")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "instruction sets: portable neon\n"
+    assert done.stdout == brief(digests)
+
+
+@pytest.mark.soak
 def test_neon_equals_portable_and_both_equal_this_architecture(there: Path, digests: str) -> None:
     done = run(there, emulate="max")
     assert done.returncode == 0, done.stderr
@@ -88,6 +112,7 @@ def test_neon_equals_portable_and_both_equal_this_architecture(there: Path, dige
     assert done.stdout == digests
 
 
+@pytest.mark.soak
 def test_a_chip_without_dot_products_runs_the_portable_kernels(there: Path, digests: str) -> None:
     done = run(there, "steps", emulate="cortex-a72")
     assert done.returncode == 0, done.stderr
@@ -113,7 +138,8 @@ def test_a_wrong_bit_is_noticed_on_aarch64(there: Path) -> None:
     assert "DIFFERENT: steps window 0 neon" in done.stderr
 
 
-def test_threads_meet_without_a_race(digests: str) -> None:
+@pytest.mark.parametrize("words", [("steps", "brief"), pytest.param(("steps",), marks=pytest.mark.soak)])
+def test_threads_meet_without_a_race(digests: str, words: tuple[str, ...]) -> None:
     """What x86 forgives shows where memory is weakly ordered, and the sanitiser sees it on any chip."""
     compiler = native_check.host_compiler()
     assert compiler is not None
@@ -121,9 +147,10 @@ def test_threads_meet_without_a_race(digests: str) -> None:
     trial = subprocess.run([compiler, *sanitise, "-x", "c++", "-", "-o", "/dev/null"], input="int main() {}", text=True)
     if trial.returncode != 0:
         pytest.skip(f"{compiler} cannot link the thread sanitiser")
-    done = run(native_check.build(compiler, platform.machine(), sanitise, only_portable=True), "steps")
+    done = run(native_check.build(compiler, platform.machine(), sanitise, only_portable=True), *words)
     if "unexpected memory mapping" in done.stderr:
         pytest.skip("the thread sanitiser does not run on this kernel's memory layout")
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
-    assert done.stdout == "".join(line for line in digests.splitlines(keepends=True) if line.startswith("steps"))
+    expected = brief(digests) if "brief" in words else digests
+    assert done.stdout == "".join(line for line in expected.splitlines(keepends=True) if line.startswith("steps"))

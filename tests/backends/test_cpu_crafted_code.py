@@ -332,6 +332,7 @@ def test_crafted_code_is_refused_or_runs() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_much_crafted_code_is_refused_or_runs() -> None:
     crafted(10_000, 1)
 

@@ -70,14 +70,14 @@ def together(kind: str, model: str, form: str, ranks: int, chunks: Any = CHUNKS)
     ("model", "form", "ranks"),
     [
         ("llama", "Q4_1", 4),
-        ("qwen2", "Q8_0", 2),
         ("qwen3", "BF16", 3),
         ("mpt-alibi", "F16", 3),
-        ("qwen2-moe", "Q4_1", 2),
         ("gpt-oss", "Q8_0", 2),
         *(
             pytest.param(*c, marks=pytest.mark.slow)
             for c in (
+                ("qwen2", "Q8_0", 2),
+                ("qwen2-moe", "Q4_1", 2),
                 ("llama", "F32", 2),
                 ("mixtral", "Q4_0", 3),
                 ("gpt-oss", "BF16", 3),

@@ -46,8 +46,10 @@ def test_all_variants_of_a_linear_are_bit_equal(name: str, digits: int) -> None:
     ("model", "form"),
     [
         ("llama", "Q6_K"),
-        ("mistral", "Q4_1"),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("llama", "Q4_1"), ("qwen3", "BF16"))),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("mistral", "Q4_1"), ("llama", "Q4_1"), ("qwen3", "BF16"))
+        ),
     ],
 )
 def test_whole_steps_are_bit_equal_whatever_is_chosen(model: str, form: str) -> None:

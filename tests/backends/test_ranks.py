@@ -30,6 +30,8 @@ from roofline.program.target import CPU, PLAIN, Target
 
 torch = pytest.importorskip("torch", reason="the reference is written in torch")
 
+# The tests of what `runs` holds are slow: test_reference_shard.py has the same ranks in threads, and
+# tests/bundle/test_parallel.py starts ranks as processes.
 ROUNDING = 3e-6  # of the largest logit; 1.2e-6 was the most in test_reference_shard.py
 
 
@@ -72,6 +74,7 @@ def steps(name: str, form: str, target: Target, share: Share = Share(), group: M
         ("fast4", "llama", "F32", 4),
     ],
 )
+@pytest.mark.slow
 def test_logits_are_those_of_one_process_within_rounding(
     runs: Path, case: str, model: str, form: str, ranks: int
 ) -> None:
@@ -82,25 +85,30 @@ def test_logits_are_those_of_one_process_within_rounding(
         assert np.array_equal(logits(runs, case, rank), found)
 
 
+@pytest.mark.slow
 def test_in_rank_order_runs_ranks_and_transports_give_the_same_bits(runs: Path) -> None:
     found = [logits(runs, case, rank) for case in ("cpu3", "cpu3 again") for rank in range(3)]
     threads = Threads(3).run(lambda m: steps("groups of three", "Q8_0", CPU, Share(m.rank, 3), m))
     assert all(np.array_equal(other, threads[0]) for other in (*found, *threads))
 
 
+@pytest.mark.slow
 def test_stages_give_the_bits_of_one_process(runs: Path) -> None:
     assert np.array_equal(logits(runs, "stages2"), steps("mpt", "Q8_0", CPU))
 
 
+@pytest.mark.slow
 def test_stages_of_ranks_give_the_bits_of_these_ranks_alone(runs: Path) -> None:
     ranks = Threads(2).run(lambda m: steps("llama", "Q8_0", CPU, Share(m.rank, 2), m))
     assert np.array_equal(logits(runs, "both"), ranks[0])
 
 
+@pytest.mark.slow
 def test_ranks_end_with_the_reason_when_rank_0_is_gone(runs: Path) -> None:
     assert (runs / "rank 0 dies.txt").read_text() == "rank 1 of 2: another rank is gone"
 
 
+@pytest.mark.slow
 def test_rank_0_does_not_wait_for_a_rank_that_is_deaf(runs: Path) -> None:
     told = (runs / "rank 1 is deaf.txt").read_text()
     assert told == "rank 0 of 2: another rank has not answered in time"

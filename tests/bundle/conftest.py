@@ -20,16 +20,32 @@ if TYPE_CHECKING:
     from roofline.backends.cpu.library import LibraryFiles
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return write_model(tmp_path / "model")
+@pytest.fixture(scope="session")
+def written_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("written") / "model")
 
 
-@pytest.fixture
-def bundle(model: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def compiled_bundle(written_model: Path) -> Path:
     from roofline.bundle import compile_model
 
-    return compile_model(str(model), tmp_path / "bundle").path
+    return compile_model(str(written_model), written_model.with_name("bundle")).path
+
+
+@pytest.fixture
+def model(written_model: Path, tmp_path: Path) -> Path:
+    """A copy, which a test may change."""
+    return Path(shutil.copytree(written_model, tmp_path / "model"))
+
+
+@pytest.fixture
+def bundle(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """What a test may change: compiled from its `model`, or where it has none a copy of a bundle of one like it."""
+    from roofline.bundle import compile_model
+
+    if "model" in request.fixturenames:
+        return compile_model(str(request.getfixturevalue("model")), tmp_path / "bundle").path
+    return Path(shutil.copytree(request.getfixturevalue("compiled_bundle"), tmp_path / "bundle"))
 
 
 @pytest.fixture(autouse=True)

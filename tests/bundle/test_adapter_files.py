@@ -138,7 +138,11 @@ def test_dora_needs_the_models_files(model: Path, bundle: Path, home: Path, tmp_
 PARAMETERS = [["gate_up_proj", "down_proj"], ["down_proj"], ["gate_up_proj"]]
 
 
-@pytest.mark.parametrize("parameters", PARAMETERS, ids=["both", "down", "gate_up"])
+@pytest.mark.parametrize(
+    "parameters",
+    [PARAMETERS[0], *(pytest.param(names, marks=pytest.mark.slow) for names in PARAMETERS[1:])],
+    ids=["both", "down", "gate_up"],
+)
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
 def test_experts(kind: str, parameters: list[str], tmp_path: Path) -> None:
     """What PEFT has of all experts of a layer in one matrix; gpt-oss' gates and ups take turns."""

@@ -80,6 +80,7 @@ def test_crafted_bundles_are_refused_or_run(files: object) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_many_crafted_bundles_are_refused_or_run(files: object) -> None:
     crafted(1000, 1)
 

@@ -38,7 +38,7 @@ def test_without_a_gpu_the_error_says_what_to_do(model):
         load(model, backend="gpu", weights="random:1", text=False)
 
 
-@pytest.mark.parametrize("package", ["torch", "triton"])
+@pytest.mark.parametrize("package", ["torch", pytest.param("triton", marks=pytest.mark.slow)])
 def test_without_torch_or_triton_the_error_names_the_extra(model, package):
     """In a process that cannot import it, as after a plain installation."""
     program = f"""

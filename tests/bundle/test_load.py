@@ -85,6 +85,7 @@ def test_a_bundle_serves_every_format_of_the_cache(model: Path, bundle: Path) ->
             load(str(model), backend=backend, text=False, kv_cache_dtype="fp8")
 
 
+@pytest.mark.slow
 def test_the_real_model(smollm2_path: Path, tmp_path: Path) -> None:
     written = compile_model(str(smollm2_path), tmp_path / "bundle")
     same(written.path, smollm2_path, max_model_len=1024, cache_tokens=1024)

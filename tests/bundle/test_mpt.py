@@ -25,7 +25,8 @@ from roofline.ops.batch import Segment
 FORMS = tuple(MPT)
 
 
-@pytest.fixture(params=FORMS)
+# Learned positions are a table that is added to the embeddings: test_cpu_program.py has steps of such a model.
+@pytest.fixture(params=[pytest.param(form, marks=[pytest.mark.slow] * (form == "learned")) for form in FORMS])
 def form(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -30,7 +30,12 @@ def run(request):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "given", [("sm_90", "BF16", "auto", "auto"), ("gfx942", "Q4_K", "fp8", "auto"), ("sm_90", "E4M3", "auto", "fp8")]
+    "given",
+    [
+        pytest.param(("sm_90", "BF16", "auto", "auto"), marks=pytest.mark.soak),
+        ("gfx942", "Q4_K", "fp8", "auto"),
+        ("sm_90", "E4M3", "auto", "fp8"),
+    ],
 )
 def test_serving_compiles_nothing_that_was_not_rehearsed(run, given):
     """Random steps on tensors in memory find what was compiled on tensors without, in another process."""

@@ -106,7 +106,7 @@ def test_targets_without_a_name_are_refused(model: Path, data: Path, tmp_path: P
 
 
 def test_a_row_longer_than_the_context_is_told(model: Path, data: Path, tmp_path: Path) -> None:
-    done = finetune(model, data, tmp_path / "run", "--steps", 1, "--max-seq-len", 1000)
+    done = finetune(model, data, tmp_path / "run", "--steps", 1, "--max-seq-len", 1000, "--batch", 1)
     assert "--max-seq-len 1000 is above the model's context, 512 tokens, which is used" in done.stderr
 
 
@@ -200,7 +200,7 @@ def test_line_separators_in_a_text_end_no_line(model: Path, tmp_path: Path) -> N
         record["messages"][0]["content"] += " \u2028\u2029\x85"
     data, out = tmp_path / "d.jsonl", tmp_path / "run"
     data.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), "utf-8")
-    finetune(model, data, out, "--steps", 1, "--eval-share", 0.5, "--ask", 2)
+    finetune(model, data, out, "--steps", 1, "--eval-share", 0.5)
     asked = prepare.read_prompts(out / "data", 3)
     assert len(asked) == 3
     assert all(str(line["messages"][0]["content"]).endswith("\u2028\u2029\x85") for line in asked)  # type: ignore[index]
@@ -246,7 +246,11 @@ def test_nobody_else_prepares_a_run(model: Path, data: Path, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    ("base", "says"), [("nf4", True), ("q8_0", False), ("stored", False), ("bf16", False), ("f32", False)]
+    ("base", "says"),
+    [
+        *(("nf4", True), ("stored", False)),
+        *(pytest.param(base, False, marks=pytest.mark.slow) for base in ("q8_0", "bf16", "f32")),
+    ],
 )
 def test_a_base_that_is_rounded_twice_is_told(
     model: Path, data: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, base: str, says: bool
@@ -288,7 +292,7 @@ def test_mistakes_are_named(model: Path, data: Path, tmp_path: Path, words: list
 def test_presets_say_what_is_otherwise(model: Path, data: Path, tmp_path: Path, preset: str) -> None:
     out = tmp_path / "run"
     done = call_roofline(
-        ["finetune", model, data, "--out", out, "--preset", preset, "--steps", 1, "--max-seq-len", 64, "--batch", 2]
+        ["finetune", model, data, "--out", out, "--preset", preset, "--steps", 1, *SMALL[:2], "--batch", 2, "--ask", 0]
     )
     assert done.exit_code == 0, done.stderr
     config = json.loads((out / "config.json").read_text())

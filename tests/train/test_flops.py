@@ -46,7 +46,9 @@ def mpt(size: str, length: int = 2048) -> dict[str, Any]:
     return presets.preset(f"mpt-{size}") | {"max_position": length}
 
 
-@pytest.mark.parametrize("size", FOUNDRY)
+@pytest.mark.parametrize(
+    "size", [pytest.param(size, marks=pytest.mark.slow) if size in ("30b", "70b") else size for size in FOUNDRY]
+)
 def test_the_table_of_llm_foundry(size: str) -> None:
     parameters, flops = FOUNDRY[size]
     assert presets.parameter_count(mpt(size)) == parameters
@@ -56,7 +58,11 @@ def test_the_table_of_llm_foundry(size: str) -> None:
     assert found.hardware == found.model
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}-{row[1]}-{row[3]}")
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, marks=pytest.mark.slow) if row[0] == "70b" else row for row in ROWS],
+    ids=lambda row: f"{row[0]}-{row[1]}-{row[3]}",
+)
 def test_rows_of_llm_foundry_follow_from_tokens_per_second(row: Any) -> None:
     """Each figure within the rounding of the tokens per second, and of the percent."""
     size, length, again, device, rate, flops, mfu, hfu = row

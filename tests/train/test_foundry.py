@@ -39,6 +39,7 @@ def trained(data: Path, monkeypatch: pytest.MonkeyPatch, *changes: str) -> list[
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_the_file_runs_with_its_data_and_length_alone(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = trained(data, monkeypatch, "max_duration=2ba")
     steps = [line for line in lines if "loss" in line]

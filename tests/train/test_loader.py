@@ -320,6 +320,7 @@ def test_evaluation_sees_every_sample_once(data: dict[int, Path], world: int, ba
     source.close()
 
 
+@pytest.mark.slow
 def test_rows_of_an_object_store_are_those_of_the_folder(data: dict[int, Path], s3: str, tmp_path: Path) -> None:
     from roofline.train.storage.open import open_store
 

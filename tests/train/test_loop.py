@@ -530,6 +530,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run(
     assert digest(stored(tmp_path / "checkpoints")) == digest(stored(tmp_path / "whole" / "checkpoints"))
 
 
+@pytest.mark.slow
 def test_an_overflow_of_fp16_skips_its_step(data: Path, tmp_path: Path) -> None:
     """A scale of 2^40 overflows until it was halved often enough; the log stays JSON."""
     lines: list[dict[str, Any]] = []

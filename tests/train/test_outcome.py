@@ -174,6 +174,7 @@ def stopped(model: Path, data: Path, out: Path, *words: object) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_stopped_run_says_so_and_has_the_adapter_of_its_checkpoint(model: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = stopped(model, data, out)

@@ -109,7 +109,10 @@ def test_workers_end_with_their_parent_and_nobody_else_trains_in_their_folder(da
 
 @pytest.mark.slow
 @pytest.mark.e2e
-@pytest.mark.parametrize(("number", "processes"), [(signal.SIGTERM, 2), (signal.SIGINT, 2), (signal.SIGINT, 1)])
+@pytest.mark.parametrize(
+    ("number", "processes"),
+    [(signal.SIGTERM, 2), pytest.param(signal.SIGINT, 2, marks=pytest.mark.soak), (signal.SIGINT, 1)],
+)
 def test_a_signal_saves_a_checkpoint_of_all_processes(
     data: Path, tmp_path: Path, number: signal.Signals, processes: int
 ) -> None:

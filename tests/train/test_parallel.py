@@ -111,7 +111,9 @@ MODELS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [name if name in ("llama", "mpt") else pytest.param(name, marks=pytest.mark.soak) for name in MODELS]
+)
 def test_ranks_that_share_matrices_train_the_same_model(name: str, tmp_path: Path) -> None:
     from roofline.train.run.loop import train
 

@@ -57,7 +57,7 @@ def apart(a: dict[str, Any], b: dict[str, Any], kind: str, size: str) -> float:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"precision": "fp32"},
+        pytest.param({"precision": "fp32"}, marks=pytest.mark.slow),
         {"precision": "amp_bf16", "device_train_microbatch_size": 4},
         *(
             pytest.param(changes, marks=pytest.mark.slow)

@@ -344,7 +344,7 @@ OTHERS: tuple[tuple[dict[str, Any], float], ...] = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_what_else_agrees_with_one_process(tmp_path: Path, count: int) -> None:
     common = data_of(tmp_path) | COMMON | {"optimizer": {"name": "adamw", "lr": 1e-3}}
     runs = [

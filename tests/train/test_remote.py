@@ -357,6 +357,7 @@ def test_what_vanishes_is_fetched_again(s3: str, tmp_path: Path) -> None:
         assert kept(tmp_path / "cache") == {"shard.00000.mds": size}
 
 
+@pytest.mark.slow
 def test_another_data_set_of_the_same_sizes(s3: str, tmp_path: Path) -> None:
     for seed in (0, 1):
         write(tmp_path / str(seed), seed=seed)
@@ -466,7 +467,8 @@ def test_errors_come_up_at_the_read(proxy: Proxy, s3: str, tmp_path: Path) -> No
     shards.close()
 
 
-@pytest.mark.parametrize("named", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [True, False])
 def test_closing_ends_what_is_under_way(
     proxy: Proxy, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
 ) -> None:

@@ -121,7 +121,7 @@ def test_several_processes_and_what_does_not_go_with_grpo_are_refused(
             made(model, prompts, tmp_path, **changes)
 
 
-@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("method", ["lora", pytest.param("full", marks=pytest.mark.slow)])
 def test_a_resumed_run_samples_what_an_uninterrupted_one_does(
     model: Path, prompts: Path, tmp_path: Path, method: str
 ) -> None:

@@ -182,7 +182,7 @@ def same_as_a_dict(store: Store, told: list[tuple[str, str, bytes]]) -> None:
         assert store.get(name) == data
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(changes)
 def test_a_folder_is_a_dict(tmp_path_factory: pytest.TempPathFactory, told: list[tuple[str, str, bytes]]) -> None:
     folder = tmp_path_factory.mktemp("dict")
@@ -290,7 +290,11 @@ def one_line(caught: pytest.ExceptionInfo[StoreError], store: Store) -> None:
     [
         (lambda proxy: proxy.refuse(99), "its server answers 503: try later"),
         (lambda proxy: proxy.cut_answer(1000, times=99, method=None), "the connection broke: look at the network"),
-        (lambda proxy: proxy.stall(99, method=None), "did not answer in time: look at the network"),
+        pytest.param(
+            lambda proxy: proxy.stall(99, method=None),
+            "did not answer in time: look at the network",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_lasting_faults_end(proxy: Proxy, s3: str, fault: Callable[[Proxy], None], message: str) -> None:
@@ -353,7 +357,8 @@ def until(true: Callable[[], bool], seconds: float = 30) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("old", [pytest.param(None, marks=pytest.mark.slow), b"old"])
+@pytest.mark.slow
+@pytest.mark.parametrize("old", [None, b"old"])
 def test_killed_in_the_middle_of_an_upload(
     proxy: Proxy, s3: str, seaweed: Seaweed, bucket: str, tmp_path: Path, old: bytes | None
 ) -> None:

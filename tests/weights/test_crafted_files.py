@@ -32,11 +32,13 @@ def crafted(*words: str) -> None:
     print(done.stdout)
 
 
+@pytest.mark.slow
 def test_crafted_files_are_read_or_refused() -> None:
     crafted("--tries", "20", "--seed", "0")
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_many_crafted_files_are_read_or_refused() -> None:
     crafted("--tries", "400", "--seed", "1")
 
@@ -49,6 +51,7 @@ def test_very_many_crafted_files_are_read_or_refused(subject: str) -> None:
     crafted("--seconds", "600", "--seed", "2", "--subjects", subject)
 
 
+@pytest.mark.slow
 def test_what_is_no_refusal_is_noticed() -> None:
     """An error, a signal, memory without bounds, and time without end, in Python and in a call that no alarm ends."""
 

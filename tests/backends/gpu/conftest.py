@@ -5,10 +5,13 @@ float64: a row's result then depends on that row alone, as on a chip, and not on
 Its narrowing of floats cuts digits off (bf16) or loses a carry (8 bits); torch's rounds to nearest even as GPUs do. It
 does not know MI300's 8 bits. In Triton 3.6 it takes an array of one element for a number, which numpy 2.4 refuses. And
 it replaces the whole language anew for each call of a function inside a kernel, which took it two thirds of its time:
-here once a launch. A missing barrier changes none of its results: gpu_races.py finds those.
+here once a launch. It computes for each sum of integers whether it overflows, and then does not look at that; and it
+makes a table of all types whenever it needs the numpy type of one: neither is done here. A missing barrier changes none
+of its results: gpu_races.py finds those.
 """
 
 import contextlib
+import dataclasses
 import inspect
 import os
 import sys
@@ -97,6 +100,18 @@ def interpreted(races):
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
 
+    numpy_type, numpy_types = interpreter._get_np_dtype, {}
+
+    def numpy_type_once(kind):
+        name = kind.scalar.name
+        if name not in numpy_types:
+            numpy_types[name] = numpy_type(kind)
+        return numpy_types[name]
+
+    unchecked, options = interpreter.interpreter_builder, interpreter.interpreter_builder.options
+    assert not options.debug, "what is computed of overflows is looked at"
+    unchecked.options = dataclasses.replace(options, sanitize_overflow=False)
+    interpreter._get_np_dtype = numpy_type_once
     interpreter._patch_lang_tensor = patch_tensor_of_any_numpy
     interpreter._patch_lang = patch_once
     builder.create_dot, interpreter._convert_float = mended_dot, mended_convert
@@ -106,6 +121,7 @@ def interpreted(races):
     undo()
     builder.create_dot, interpreter._convert_float = create_dot, convert_float
     interpreter._patch_lang, interpreter._patch_lang_tensor = patch_lang, patch_tensor
+    interpreter._get_np_dtype, unchecked.options = numpy_type, options
     del tl.float8e4b8.to_ir
     del os.environ["TRITON_INTERPRET"]
 

@@ -58,7 +58,7 @@ def several_decodes():
 
 @pytest.mark.parametrize(
     ("steps", "kind"),
-    [("no decode", "grouped"), ("one decode", "grouped"), *several_decodes()],
+    [("no decode", "grouped"), pytest.param("one decode", "grouped", marks=pytest.mark.slow), *several_decodes()],
 )
 def test_two_launches_equal_the_reference(kind, steps):
     """How a step is cut does not depend on the kind: the steps of fewer decodes run with one."""
@@ -72,7 +72,7 @@ def test_two_launches_equal_the_reference(kind, steps):
     assert error(out, expected(step, heads, window, soft_cap, alibi)) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("chip", ["sm_90", "gfx942", "gfx1100"])
+@pytest.mark.parametrize("chip", ["sm_90", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gfx942", "gfx1100"))])
 def test_decodes_have_the_tile_of_decodes(chip):
     """And as many splits as without company; the chunk keeps its own."""
     steps = STEPS["several decodes"]

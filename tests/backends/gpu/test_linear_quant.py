@@ -33,8 +33,15 @@ def error(got, want):
     return float((got.double() - want).norm() / want.norm())
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+# Another type of rows changes nothing of how a format is read: the default run has them with one format.
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        pytest.param(dtype, name, marks=() if dtype == "bfloat16" or name == "Q4_1" else pytest.mark.slow)
+        for dtype in ("bfloat16", "float16", "float32")
+        for name in LAYOUTS
+    ],
+)
 def test_every_format(name, dtype):
     weight, values = weight_of(name, 48, 256)
     x = torch.randn(3, 256).to(getattr(torch, dtype))
@@ -52,12 +59,13 @@ def test_columns_that_are_no_whole_chunk(name, columns):
 WHOLE = [name for name, layout in LAYOUTS.items() if layout.bits < 8]
 
 
-@pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.parametrize(
-    ("rows", "dtype"),
+    ("rows", "dtype", "name"),
     [
-        (3, "bfloat16"),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((8, "float16"), (11, "bfloat16"), (40, "float16"))),
+        # A format without scales of scales, and those with them, of 5 bits and of 6.
+        pytest.param(*case, name, marks=() if case[0] == 3 and name in ("Q4_1", "Q5_K", "Q6_K") else pytest.mark.slow)
+        for case in ((3, "bfloat16"), (8, "float16"), (11, "bfloat16"), (40, "float16"))
+        for name in WHOLE
     ],
 )
 def test_a_matrix_that_tiles_divide(name, rows, dtype):
@@ -105,8 +113,15 @@ def test_rows_beyond_a_tile_a_bias_and_strided_rows():
     assert error(run(x, weight, bias=bias), x.double() @ values.T + bias) < 4e-6
 
 
-@pytest.mark.parametrize("rows", [pytest.param(36, marks=pytest.mark.slow), 37])
-@pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if layout.two_level])
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        pytest.param(name, rows, marks=() if rows == 37 and name != "Q4_K" else pytest.mark.slow)
+        for name, layout in LAYOUTS.items()
+        if layout.two_level
+        for rows in (36, 37)
+    ],
+)
 def test_scales_in_bytes_of_rows_that_are_no_whole_tile_or_no_whole_four(name, rows):
     weight, values = weight_of(name, 2 * rows, 512)
     x = torch.randn(3, 512, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)

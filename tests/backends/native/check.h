@@ -154,6 +154,6 @@ void rows(Checker&);       // norm, quantisation, gate, rope, conversions, exp2
 void linears(Checker&);    // linear and embed in every format
 void attention(Checker&);  // one query and many
 void sampling(Checker&);
-void steps(Checker&);  // whole programs on pools of threads
+void steps(Checker&, bool brief);  // whole programs on pools of threads; brief: one of each model
 
 }  // namespace check

@@ -1,5 +1,5 @@
-// check_main [steps] [plant]: all checks, or the whole programs alone; `plant` breaks one kernel, which must be
-// noticed.
+// check_main [steps] [brief] [plant]: all checks, or the whole programs alone; `brief`: of whole programs one of each
+// model; `plant` breaks one kernel, which must be noticed.
 #include "check.h"
 #include "pool.h"
 
@@ -16,9 +16,10 @@ void wrong_norm(const float* x, const float* weight, int64_t n, float eps, float
 }  // namespace
 
 int main(int count, char** words) {
-    bool steps_only = false, plant = false;
+    bool steps_only = false, brief = false, plant = false;
     for (int i = 1; i < count; i++) {
         steps_only |= std::string(words[i]) == "steps";
+        brief |= std::string(words[i]) == "brief";
         plant |= std::string(words[i]) == "plant";
     }
     const std::string best = roofline::isas()[0];
@@ -32,6 +33,6 @@ int main(int count, char** words) {
         check::attention(checker);
         check::sampling(checker);
     }
-    check::steps(checker);
+    check::steps(checker, brief);
     return checker.failures() ? 1 : 0;
 }

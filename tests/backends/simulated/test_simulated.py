@@ -45,16 +45,24 @@ def filled(segments: list[tuple[int, int]], rows: int) -> Batch:
     return batch
 
 
+MODELS = ("llama-3.2-1b", "gemma-2-2b", "mixtral-8x7b")
 STEPS = [
     ([(100, 1)], 1),
+    ([(4000, 1), (17, 1), (5, 200), (0, 64)], 3),
+]
+MORE_STEPS = [  # parts of the last one above
     ([(31, 1)] * 60, 60),
     ([(0, 300)], 1),
-    ([(4000, 1), (17, 1), (5, 200), (0, 64)], 3),
 ]
 
 
-@pytest.mark.parametrize(("segments", "rows"), STEPS)
-@pytest.mark.parametrize("model", ["llama-3.2-1b", "gemma-2-2b", "mixtral-8x7b"])
+@pytest.mark.parametrize(
+    ("model", "segments", "rows"),
+    [
+        *((model, *step) for model in MODELS for step in STEPS),
+        *(pytest.param(model, *step, marks=pytest.mark.slow) for model in MODELS for step in MORE_STEPS),
+    ],
+)
 def test_a_step_takes_the_sum_over_its_ops(model: str, segments: list[tuple[int, int]], rows: int) -> None:
     program = program_of(model)
     assert SHEET is not None

@@ -48,6 +48,18 @@ def test_an_interval_holds_what_it_says() -> None:
 
 
 @pytest.mark.slow
+def test_ranges_and_lines_of_single_steps_are_as_computed() -> None:
+    """What serving is planned to give takes ten times as long: the soak run has it."""
+    figures = published._steps()
+    assert {kind for kind, _, _ in published.kinds(figures)} == {"prefill", "decode"}
+    for kind, ratios in published.kinds(figures).items():
+        assert published.interval(ratios) == pytest.approx(SPREADS[kind], abs=0.006)
+    lines = GUIDE.splitlines()
+    assert all(line in lines for line in published.table_lines(figures))
+
+
+@pytest.mark.slow
+@pytest.mark.soak
 def test_the_ranges_of_plans_are_those_of_the_figures() -> None:
     for kind, ratios in published.kinds(published.rows()).items():
         assert published.interval(ratios) == pytest.approx(SPREADS[kind], abs=0.006)
@@ -59,5 +71,6 @@ def test_the_ranges_of_plans_are_those_of_the_figures() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_the_table_of_the_guide_is_as_computed() -> None:
     assert published.table() in GUIDE
