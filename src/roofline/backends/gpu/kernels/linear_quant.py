@@ -276,8 +276,7 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
         if takes_whole(chip, layout, torch.bfloat16, WHOLE_ROWS, SUPER):
             for rows in ("few", "decode", "some", "exact"):
                 yield _compilation(chip, name, rows, "bf16", gated=False, is_whole=True)
-            for rows in ("few", "decode"):
-                yield _compilation(chip, name, rows, "bf16", gated=False, is_whole=True, narrow=True)
+            yield _compilation(chip, name, "few", "bf16", gated=False, is_whole=True, narrow=True)
     for rows in ("decode", "prefill"):
         yield _compilation(chip, "Q4_0", rows, "f16", gated=False)
         yield _compilation(chip, "Q4_K", rows, "bf16", gated=True)
