@@ -8,6 +8,7 @@ from roofline.common.errors import ConfigError
 from roofline.common.fields import describe
 from roofline.common.json_files import RepeatedKeyError, unique_keys
 from roofline.train.data.record_fields import RecordFields
+from roofline.train.finetune.sample_weights import SWITCHES, is_trained
 
 Message = Mapping[str, object]
 ROLES = ("system", "user", "assistant", "tool")
@@ -25,8 +26,6 @@ _ROLES = {
     },
     **{"function_response": "tool", "tool_response": "tool"},
 }
-# Whether an answer is trained on: OpenAI's, axolotl's two, ms-swift's.
-_WEIGHTS = ("weight", "train", "training", "loss")
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _KEPT = ("name", "tool_call_id", *REASONING_KEYS)
 
@@ -95,10 +94,10 @@ def chat(turns: object, tools: object, where: str, last_only: bool = False, rema
         fields = RecordFields(turn)
         messages.append(_message(fields, place))
         if messages[-1]["role"] == "assistant":
-            if _is_trained(fields, place, remarks):
+            if is_trained(fields, place, remarks):
                 answers.append(number)
         else:
-            fields.use_where(_WEIGHTS, lambda value: value in (0, "0", "false"))  # nor would it be trained on
+            fields.use_where(SWITCHES, lambda value: value in (0, "0", "false"))  # nor would it be trained on
         remarks |= {f"{key} of messages" for key in fields.unread}
     if not answers:
         raise ConfigError(f"{where}: {_without_answers(messages)}")
@@ -127,27 +126,6 @@ def is_empty(message: Message) -> bool:
 def role_of(turn: object) -> str | None:
     """The role of a message in OpenAI's words, however it is written; None where it has none that is known."""
     return _ROLES.get(str(turn.get("role", turn.get("from")))) if isinstance(turn, Mapping) else None
-
-
-def _is_trained(turn: Mapping[str, object], where: str, remarks: set[str]) -> bool:
-    """Whether an assistant's message is to be trained on, as it says itself."""
-    if turn.get("train_detail"):
-        raise ConfigError(f"{where}: its train_detail masks parts of it; give each part a message, or remove it")
-    values = {key: _number(turn[key], f"{where}: its {key}") for key in _WEIGHTS if turn.get(key) is not None}
-    if not {0.0, 1.0}.issuperset(values.values()):
-        remarks.add("weights of messages other than 0 and 1 (they count as 1)")
-    return 0 not in values.values()
-
-
-def _number(value: object, where: str) -> float:
-    """0 or 1 for false or true; numbers may be written as text."""
-    if isinstance(value, bool | int | float):
-        return float(value)
-    word = str(value).strip().lower()
-    try:
-        return {"false": 0.0, "true": 1.0}[word] if word in ("false", "true") else float(word)
-    except ValueError:
-        raise ConfigError(f"{where} is {describe(value)}, neither a number nor true or false") from None
 
 
 def _message(turn: Mapping[str, object], where: str) -> dict[str, object]:

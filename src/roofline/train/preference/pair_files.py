@@ -10,6 +10,7 @@ from roofline.train.data.record_fields import MEDIA, RecordFields
 from roofline.train.data.record_files import Record
 from roofline.train.finetune.asking import note_repeated, question_messages, tools_in, with_system
 from roofline.train.finetune.forms import AS_CHAT, NO_MEDIA
+from roofline.train.finetune.sample_weights import refuse_untrained
 from roofline.train.finetune.samples import Chat, Continuation, Sample, chat, role_of, text, tools_of
 
 _TURN = re.compile(r"\b(Human|Assistant):")  # marks of turns in texts, as Anthropic's HH has them
@@ -43,6 +44,7 @@ def pair(record: Record, where: str, form: str | None) -> Pair:
     if isinstance(record, str) or "chosen" not in record or "rejected" not in record:
         raise ConfigError(f"{where} has no chosen and rejected answer: {_keys(record)}")
     fields = RecordFields.of_record(record)
+    refuse_untrained(fields, where)
     before = _turns_of(fields, _TURNS[1:]) or []
     if before or not any(isinstance(fields.get(key), str) for key in ("chosen", "rejected")):
         return _pair_of_chats(fields, before, where)
