@@ -29,6 +29,8 @@ def show(plan: "Plan") -> None:
     size = f"{weights} of weights ({human_count(plan.parameters)} parameters)"
     cache = f"{human_bytes(plan.kv_token_bytes)} of cache for each token ({plan.kv_format})"
     out.print(f"{size}, {cache}")
+    for note in () if case.dtype else plan.shape.notes:
+        out.print(note)
     out.print()
     table = ruled_table(None, FITS, ("arrangement",), padding=1)
     for arrangement in plan.arrangements:
@@ -160,6 +162,7 @@ def record(plan: "Plan") -> JsonObject:
     return {
         "model": plan.case.model,
         "dtype": plan.case.dtype,
+        "notes": [] if plan.case.dtype else list(plan.shape.notes),
         "workload": plan.case.workload,
         "chip": plan.place.name,
         "count": plan.place.count,

@@ -146,6 +146,7 @@ def record(report: InfoReport) -> JsonObject:
         "known": True,
         "kind": report.shape.kind,
         "source": report.shape.source,
+        "notes": list(report.shape.notes),
         "config": dict(report.shape.config),
         **asdict(summary),
         "bytes": summary.bytes,
