@@ -80,7 +80,7 @@ def open_shape(model: str) -> ModelShape:
             raise ConfigError(unknown("model preset", name, presets()))
         preset = presets()[name]
         tensors, note = _absent(preset.config, {"quant_method": preset.published} if preset.published else {})
-        return ModelShape(name, "preset", preset.config, tensors, preset.source, note)
+        return ModelShape(name, "preset", preset.config, tensors, source=preset.source, notes=note)
     path = _resolve(model)
     if path.suffix == ".json" or (path.is_dir() and not _has_weights(path)):
         config = read_config(path)
