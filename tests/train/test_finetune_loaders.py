@@ -204,12 +204,13 @@ def test_what_is_not_trained_on_is_told(place: Path, tmp_path: Path, caplog: pyt
     folder.mkdir()
     (folder / "page.html").write_text("<html>")
     records = [{"prompt": "one", "response": " two" * 99}, {"prompt": "one" * 99, "response": " two"}]
-    sft.write_lines(folder / "train.jsonl", [*records, {"prompt": "one", "response": " two"}])
+    sft.write_lines(folder / "train.jsonl", [*records, {"prompt": "", "response": "two one"}])
     prepare_all(parse_config(mapping(place, tmp_path / "run", {"hf_name": str(folder)}), ""))
     assert [record.getMessage().removeprefix(f"{folder}: ") for record in caplog.records] == [
         "files that were not read, by their suffix: 1 file",
         "2 samples longer than 64 tokens: cut at the end",
         "1 sample without a target within 64 tokens: left out",
+        "1 answer with no prompt before: the first token is not trained on",
     ]
 
 

@@ -64,6 +64,8 @@ def text(record: Mapping[str, object], key: str, where: str, empty: bool = False
         return ""
     if isinstance(value, str) and not (value.strip() or empty):
         raise ConfigError(f"{where}: {key} is empty; remove the record, or give it a text")
+    if value is None and key not in record:
+        raise ConfigError(f"{where}: there is no {key}: give the record one, or remove it")
     if not isinstance(value, str):
         raise ConfigError(f"{where}: {key} is {describe(value)}, not a text")
     return value
@@ -140,6 +142,11 @@ def _message(turn: Mapping[str, object], where: str) -> dict[str, object]:
     calls = [_call(call, where) for call in _calls(turn, name, content, where)]
     if calls and name == "function_call":
         content = None
+    if content is None and not calls:
+        is_there = any(key in turn for key in ("content", "value"))
+        what = "its content is null" if is_there else "it has no content"
+        also = ", or calls of tools" if role == "assistant" else ""
+        raise ConfigError(f"{where}: {what}: give it a text{also}, or remove the message")
     if not isinstance(content, str) and not calls:
         raise ConfigError(f"{where}: its content is {describe(content)}, not a text")
     message: dict[str, object] = {"role": role, "content": content or ""}

@@ -51,12 +51,13 @@ def pair(record: Record, where: str, form: str | None) -> Pair:
     key = _asks_under(fields, form)
     if key is not None:
         words = question_messages(fields, key, where)
-        answers = [{"role": "assistant", "content": text(fields, name, where)} for name in ("chosen", "rejected")]
+        texts = _answers(fields, text(fields, key, where), where, as_messages=True)
+        answers = [{"role": "assistant", "content": answer} for answer in texts]
         tools = tools_of(tools_in(fields), where)
         chosen, rejected = (Chat((*words, answer), tools, (len(words),)) for answer in answers)
         return Pair(chosen, rejected, "question")
     prompt = text(fields, "prompt", where, empty=True)
-    chosen_text, rejected_text = (text(fields, key, where) for key in ("chosen", "rejected"))
+    chosen_text, rejected_text = _answers(fields, prompt, where)
     if not prompt:
         prompt = _shared_text(chosen_text, rejected_text)
         chosen_text, rejected_text = chosen_text[len(prompt) :], rejected_text[len(prompt) :]
@@ -64,6 +65,18 @@ def pair(record: Record, where: str, form: str | None) -> Pair:
             raise _other_questions(chosen_text, rejected_text, where)
     fields.refuse_conditions(where, prompt, f"write it into the prompt, or remove it; {AS_CHAT}")
     return Pair(Continuation(prompt, chosen_text), Continuation(prompt, rejected_text), "text")
+
+
+def _answers(record: RecordFields, prompt: str, where: str, as_messages: bool = False) -> tuple[str, str]:
+    """The two answers that are texts, without the prompt where both repeat it in front, as messages may."""
+    chosen, rejected = (text(record, key, where) for key in ("chosen", "rejected"))
+    if not prompt.strip() or not (chosen.startswith(prompt) and rejected.startswith(prompt)):
+        return chosen, rejected
+    record.remarks.add("the prompt that both answers repeat")
+    behind = chosen[len(prompt) :], rejected[len(prompt) :]
+    if not all(answer.strip() for answer in behind):
+        raise ConfigError(f"{where}: an answer is the prompt and nothing else: give it a text, or remove the record")
+    return (behind[0].lstrip(), behind[1].lstrip()) if as_messages else behind
 
 
 def _pair_of_chats(record: RecordFields, before: list[object], where: str) -> Pair:
