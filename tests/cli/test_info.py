@@ -97,6 +97,21 @@ def test_a_shape_that_is_published_in_fewer_bits_is_looked_at_in_these() -> None
     assert "sizes here are as published (mxfp4)" in told
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--count", 1_000_000), "--count=1000000: at most 64 devices share a model"),
+        (("--count", 60), "--count=60: so many devices cannot share smollm2-135m, which has 9 parts of 1 query heads"),
+        (("--memory", "1e30"), "give a number, at least 1 and at most 65,536"),
+    ],
+)
+def test_what_no_machine_has_is_refused_by_its_option(words: tuple[object, ...], message: str) -> None:
+    result = run("preset:smollm2-135m", "--chip", "T4", *words)
+    assert result.exit_code != 0
+    assert message in result.stderr
+    assert "tensor_parallel" not in result.stderr
+
+
 LLAMA = {
     **{"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 500},
     **{"num_key_value_heads": 2, "intermediate_size": 384, "max_position_embeddings": 512, "rms_norm_eps": 1e-5},
