@@ -233,7 +233,7 @@ def test_a_chip_without_kernels_or_figures_says_so() -> None:
         (("llama-2-7b", "--context", 5000), "trained for 4,096 positions"),
         (("smollm2-360m", "--dtype", "q4_k"), "rows must be multiples of 256"),
         (("llama-2-7b", "--dtype", "q4_2"), "there is no weight format 'q4_2'"),
-        (("llama-2-7b", "--chip", "MI210", "--count", 64), "tensor_parallel=64 needs 64"),
+        (("llama-2-7b", "--chip", "MI210", "--count", 64), "--count=64: so many devices cannot share llama-2-7b"),
         (("llama-2-7b", "--chip", "MI210", "--kv-cache-dtype", "fp8"), "do not convert 8-bit floats"),
         (("nothing/here.gguf",), "no such file"),
     ],
