@@ -84,13 +84,75 @@ def test_a_large_model_is_shared_by_as_few_devices_as_hold_it() -> None:
     assert decode["link_bytes"] > 0
 
 
-def test_a_shape_that_is_published_in_fewer_bits_says_so() -> None:
-    """Sizes of gpt-oss are of BF16, while its experts are published in MXFP4."""
-    report = record("gpt-oss-20b")
-    assert report["bytes"] == 2 * report["parameters"] == 2 * 20_914_757_184
+def test_a_shape_that_is_published_in_fewer_bits_is_looked_at_in_these() -> None:
+    """The experts of gpt-oss are published in MXFP4, the others in BF16."""
+    report = record("gpt-oss-120b", "--chip", "A100 80GB")
+    assert report["parameters"] == 116_829_156_672
+    assert report["bytes"] == pytest.approx(65.25e9, rel=1e-4), "as the files of openai/gpt-oss-120b"
+    assert report["takes"]["BF16"] == 2 * report["parameters"]
+    assert (report["fit"]["devices"], report["fit"]["held_in"]) == (2, {"MXFP4": "Q8_0"})
+    assert report["notes"] == ["sizes here are as published (mxfp4): 579 tensors in BF16, 108 tensors in MXFP4"]
+    assert record("gpt-oss-120b", "--chip", "A100 80GB", "--dtype", "bf16")["fit"]["devices"] == 4
     told = run("gpt-oss-20b").stdout
     assert "experts in MXFP4" in told
-    assert "sizes here are of BF16" in told
+    assert "sizes here are as published (mxfp4)" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--count", 1_000_000), "--count=1000000: at most 64 devices share a model"),
+        (("--count", 60), "--count=60: so many devices cannot share smollm2-135m, which has 9 parts of 1 query heads"),
+        (("--memory", "1e30"), "give a number, at least 1 and at most 65,536"),
+    ],
+)
+def test_what_no_machine_has_is_refused_by_its_option(words: tuple[object, ...], message: str) -> None:
+    result = run("preset:smollm2-135m", "--chip", "T4", *words)
+    assert result.exit_code != 0
+    assert message in result.stderr
+    assert "tensor_parallel" not in result.stderr
+
+
+LLAMA = {
+    **{"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 500},
+    **{"num_key_value_heads": 2, "intermediate_size": 384, "max_position_embeddings": 512, "rms_norm_eps": 1e-5},
+}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "forms", "note"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {"E4M3", "BF16"}, "as published (fp8): "),
+        (
+            {"quant_method": "fp8", "modules_to_not_convert": ["mlp.down_proj", "self_attn", "lm_head"]},
+            {"E4M3", "BF16"},
+            "as published (fp8): 17 tensors in BF16, 4 tensors in E4M3",
+        ),
+        (
+            {"quant_method": "awq", "bits": 4, "group_size": 128},
+            {"BF16"},
+            "quantization_config says awq: sizes here are",
+        ),
+        (None, {"BF16"}, None),
+    ],
+)
+def test_a_configuration_is_looked_at_as_it_is_quantised(
+    quantization: dict[str, object] | None, forms: set[str], note: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA | ({} if quantization is None else {"quantization_config": quantization})))
+    report = record(str(path))
+    assert {row["format"] for row in report["stored"]} == forms
+    assert (note is None) == (not report["notes"])
+    assert note is None or note in report["notes"][0]
+    assert (report["bytes"] < 2 * report["parameters"]) == ("E4M3" in forms)
+
+
+def test_keys_that_nothing_reads_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA | {"torch_dtype": "bfloat16", "attention_dropout": 0.1, "num_extra_layers": 7}))
+    assert record(str(path))["notes"] == ["not read of config.json: num_extra_layers; sizes may be others"]
+    assert "not read of config.json: num_extra_layers" in run(str(path)).stdout
 
 
 @pytest.mark.slow
@@ -172,7 +234,7 @@ def test_a_chip_without_kernels_or_figures_says_so() -> None:
         (("llama-2-7b", "--context", 5000), "trained for 4,096 positions"),
         (("smollm2-360m", "--dtype", "q4_k"), "rows must be multiples of 256"),
         (("llama-2-7b", "--dtype", "q4_2"), "there is no weight format 'q4_2'"),
-        (("llama-2-7b", "--chip", "MI210", "--count", 64), "tensor_parallel=64 needs 64"),
+        (("llama-2-7b", "--chip", "MI210", "--count", 64), "--count=64: so many devices cannot share llama-2-7b"),
         (("llama-2-7b", "--chip", "MI210", "--kv-cache-dtype", "fp8"), "do not convert 8-bit floats"),
         (("nothing/here.gguf",), "no such file"),
     ],

@@ -247,6 +247,15 @@ def test_answers_without_a_text_are_counted(words: Tokenizer) -> None:
         assert encoding.counts.empty == count, answer
 
 
+def test_answers_that_nothing_comes_before_are_counted(words: Tokenizer) -> None:
+    encoding = encoder(words)
+    (alone,) = encoding.encode(Continuation("", "two one"), "x")
+    assert encoding.counts.unprompted == (0 if words.vocabulary.prefix else 1)
+    assert alone.trained.tolist() == [False] + [True] * (len(alone) - 1)
+    encoding.encode(Continuation("one", " two"), "x")
+    assert encoding.counts.unprompted == (0 if words.vocabulary.prefix else 1)
+
+
 def test_a_template_that_refuses_is_named_with_the_record(words: Tokenizer) -> None:
     template = "{{ raise_exception('no system messages') }}"
     with pytest.raises(ConfigError, match=r"data\.jsonl: line 3: the chat template: no system messages"):

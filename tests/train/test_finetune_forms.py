@@ -191,7 +191,11 @@ def test_a_form_that_is_named(tmp_path: Path) -> None:
         ({"messages": []}, "messages", "no message of an assistant is there"),
         ({"messages": [user("q")]}, "messages", "no message of an assistant is there to train on"),
         ({"messages": [{"role": "judge", "content": "x"}]}, "messages", "message 0: its role is the string 'judge'"),
-        ({"messages": [user("q"), {"role": "assistant"}]}, "messages", "message 1: its content is null, not a text"),
+        (
+            {"messages": [user("q"), {"role": "assistant"}]},
+            "messages",
+            "message 1: it has no content: give it a text, or calls of tools, or remove",
+        ),
         ({"messages": ["q"]}, "messages", "message 0 is the string 'q', not an object"),
         ({"conversations": [{"from": "judge", "value": "x"}]}, "sharegpt", "not one of system, human, gpt, "),
         (
@@ -264,8 +268,8 @@ def test_records_of_another_form_are_told_where_the_form_came_from(tmp_path: Pat
     with pytest.raises(ConfigError) as named:
         list(samples(Data((path,), 64)))
     assert str(named.value) == (
-        f"{path}: line 2: question is null, not a text; {told}questions with answers, as chats (--format question); "
-        "--format names another"
+        f"{path}: line 2: there is no question: give the record one, or remove it; {told}questions with answers, as "
+        "chats (--format question); --format names another"
     )
     (tmp_path / "z.txt").write_text("words")
     sft.write_lines(path, [other])
@@ -275,7 +279,7 @@ def test_records_of_another_form_are_told_where_the_form_came_from(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"line 2: no message of an assistant is there to train on$"):
         list(samples(Data((path,), 64)))
     sft.write_lines(path, [{"question": "q", "answer": "a"}, other])
-    with pytest.raises(ConfigError, match=r"line 2: question is .*") as named:
+    with pytest.raises(ConfigError, match=r"line 2: there is no question: .*") as named:
         list(samples(Data((path,), 64, form="question")))
     assert "told from" not in str(named.value), "the user said so"
 

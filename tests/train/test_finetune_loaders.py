@@ -204,12 +204,13 @@ def test_what_is_not_trained_on_is_told(place: Path, tmp_path: Path, caplog: pyt
     folder.mkdir()
     (folder / "page.html").write_text("<html>")
     records = [{"prompt": "one", "response": " two" * 99}, {"prompt": "one" * 99, "response": " two"}]
-    sft.write_lines(folder / "train.jsonl", [*records, {"prompt": "one", "response": " two"}])
+    sft.write_lines(folder / "train.jsonl", [*records, {"prompt": "", "response": "two one"}])
     prepare_all(parse_config(mapping(place, tmp_path / "run", {"hf_name": str(folder)}), ""))
     assert [record.getMessage().removeprefix(f"{folder}: ") for record in caplog.records] == [
         "files that were not read, by their suffix: 1 file",
         "2 samples longer than 64 tokens: cut at the end",
         "1 sample without a target within 64 tokens: left out",
+        "1 answer with no prompt before: the first token is not trained on",
     ]
 
 
@@ -233,12 +234,30 @@ def test_the_lengths_of_rows_elsewhere_are_read_beside_them(pairs: bool, place: 
         ("[3]", "lengths.json is damaged, or of other rows"),
         (json.dumps([True] * len(here)), "lengths.json is damaged, or of other rows"),
         ("[", "lengths.json is damaged: "),
+        (json.dumps([65] * len(here)), "lengths.json is of other rows: it has one of 65 tokens, and max_seq_len is 64"),
     ]:
         (rows / "lengths.json").unlink() if content is None else (rows / "lengths.json").write_text(content)
         with pytest.raises(ConfigError, match=message):
             _ = Source(elsewhere.section, 64, documents=True, trained=True).tokens
     for source in (here, elsewhere):
         source.close()
+
+
+def test_rows_elsewhere_are_as_long_as_their_lengths_say(place: Path, tmp_path: Path) -> None:
+    words = load_text_of(str(place / "tokenizer"))
+    records = [{"question": "one" * n, "answer": "two"} for n in range(1, 40)]
+    prepare(Data((sft.write_lines(tmp_path / "d.jsonl", records),), 64, form="question"), tmp_path / "rows", *words)
+    rows = tmp_path / "rows/train"
+    lengths = json.loads((rows / "lengths.json").read_text())
+    (rows / "lengths.json").write_text(json.dumps([*lengths[:1], lengths[1] - 1, *lengths[2:]]))
+    section = DatasetSection(remote=str(rows), local=str(tmp_path / "cache"))
+    source = Source(section, 64, documents=True, trained=True)
+    assert source.rows([0, 1]).tokens.shape == (2, 64), "no duration is in tokens"
+    assert source.tokens
+    assert source.rows([0, 2]).tokens.shape == (2, 64)
+    with pytest.raises(ConfigError, match=f"row 1 has {lengths[1]} tokens, and its lengths.json says {lengths[1] - 1}"):
+        source.rows([0, 1])
+    source.close()
 
 
 def test_of_a_chat_the_last_answer_is_trained_on_as_in_llm_foundry(place: Path, tmp_path: Path) -> None:

@@ -178,8 +178,28 @@ def test_pairs_whose_answers_are_the_same_are_left_out(words: Any, tmp_path: Pat
     long = {"question": "Q", "chosen": "g" * 40, "rejected": "b" * 40}
     sft.write_lines(tmp_path / "s.jsonl", [long, good])
     shown = list(preview(none, Encoder(*words, 64), 2, False, pair_item))
-    assert [line.partition(": ")[2].partition(", ")[2] for line in shown[:2]] == ["left out", ""]
+    assert shown[0].endswith(" tokens, left out: a row has 64 (--max-seq-len)")
+    assert shown[1].endswith(" tokens")
     assert [line.count("[[") for line in shown] == [0, 0, 1, 1]
+    sft.write_lines(tmp_path / "s.jsonl", [{"question": "Q" * 100, "chosen": "g", "rejected": "b"}])
+    (alone,) = preview(none, Encoder(*words, 64, drop=True), 1, False, pair_item)
+    assert alone.endswith(": left out: it does not fit into a row of 64 tokens (--max-seq-len)")
+
+
+def test_a_prompt_that_both_answers_repeat_is_there_once() -> None:
+    repeated = {"prompt": "What is x?", "chosen": "What is x? One.", "rejected": "What is x? Two."}
+    fields = RecordFields(repeated)
+    answers = pair(fields, "here", None)
+    assert answers.chosen == Continuation("What is x?", " One.")
+    assert answers.rejected == Continuation("What is x?", " Two.")
+    assert fields.unused == ["the prompt that both answers repeat"]
+    chats = pair(repeated, "here", CHAT)
+    assert isinstance(chats.chosen, Chat)
+    assert [message["content"] for message in chats.chosen.messages] == ["What is x?", "One."]
+    once = {"prompt": "x", "chosen": "x is one", "rejected": "two"}  # an answer that begins so
+    assert pair(once, "here", None).chosen == Continuation("x", "x is one")
+    with pytest.raises(ConfigError, match="an answer is the prompt and nothing else"):
+        pair(repeated | {"chosen": "What is x?"}, "here", None)
 
 
 def test_a_prompt_is_a_row_that_ends_where_the_model_answers(words: Any, tmp_path: Path) -> None:

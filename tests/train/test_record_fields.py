@@ -15,6 +15,7 @@ from roofline.train.data.tokenize import documents
 from roofline.train.finetune.forms import read, recognise
 from roofline.train.finetune.prepare import Data, Preprocess, prepare, read_prepared, samples
 from roofline.train.finetune.samples import Chat, Continuation
+from roofline.train.preference.pair_files import pair
 from roofline.train.preference.prepare import PAIRS, write_pairs
 from tests.train import sft
 
@@ -92,6 +93,14 @@ def test_what_belongs_to_a_prompt_stands_in_it(record: dict[str, Any], form: str
         ({"messages": [Q, A], "label": True}, None, "label is true, as in data for KTO"),
         ({"prompt": "q", "completion": "a", "label": "False"}, "instruct", "label is false, as in data for KTO"),
         ({"prompt": "q", "completion": "a", "label": 0}, None, "label is 0, as in data for KTO"),
+        ({"prompt": "q", "completion": "a", "weight": 0}, None, "weight is 0, which says that the record is not"),
+        ({"prompt": "q", "completion": "a", "weight": "0.0"}, "instruct", "weight is 0.0, which says"),
+        ({"messages": [Q, A], "sample_weight": -1}, None, "sample_weight is -1, which says"),
+        ({"messages": [Q, A], "is_bad": True}, None, "is_bad is true, which says"),
+        ({"instruction": "q", "output": "a", "train": False}, None, "train is false, which says"),
+        ({"text": "t", "weight": 0}, None, "weight is 0, which says"),
+        ({"messages": [Q, A | {"weight": -1}]}, None, "message 1: its weight is -1, and nothing is trained away"),
+        ({"messages": [Q, A | {"weight": "nan"}]}, None, "message 1: its weight is nan, and"),
         (
             {"messages": [Q, A | {"weight": "much"}]},
             None,
@@ -112,6 +121,17 @@ def test_what_belongs_to_a_prompt_stands_in_it(record: dict[str, Any], form: str
 def test_what_cannot_be_read_is_refused_by_its_name(record: dict[str, Any], form: str | None, message: str) -> None:
     with pytest.raises(ConfigError, match=f"f: line 7: {message}"):
         of(record, form)
+
+
+def test_weights_of_records_that_are_trained_on_are_named() -> None:
+    record = {"prompt": "q", "completion": "a", "weight": 0.5, "is_bad": False, "train": True, "loss": 0.0}
+    assert of(record)[1] == ["weight", "is_bad", "train", "loss"]
+
+
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"sample_weight": -2.0}, {"is_bad": True}])
+def test_pairs_that_say_that_they_are_not_trained_on_are_refused(mark: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"^f: line 7: {next(iter(mark))} is .* the record is not to be trained on"):
+        pair({"prompt": "q", "chosen": "a", "rejected": "b"} | mark, "f: line 7", None)
 
 
 def test_what_the_prompt_has_already_is_used() -> None:

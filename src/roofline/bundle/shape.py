@@ -1,5 +1,6 @@
 """What a model is, without its weights: from a bundle, a file or folder of weights, a config.json or a named shape."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,11 +10,16 @@ from roofline.bundle.reader import is_bundle, open_bundle
 from roofline.bundle.text_side import load_text
 from roofline.common import extensions
 from roofline.common.errors import ConfigError
+from roofline.common.fields import shorten
+from roofline.common.json_files import read_json_file
 from roofline.common.json_types import JsonMapping
 from roofline.common.names import unknown
 from roofline.models.presets import presets
 from roofline.weights import names, sources
 from roofline.weights.checkpoint import open_checkpoint, read_config
+from roofline.weights.config.unread_keys import unread_keys
+from roofline.weights.quantised.methods import KEYS
+from roofline.weights.quantised.stated import stated_formats
 from roofline.weights.random_weights import PRESET
 
 if TYPE_CHECKING:
@@ -23,6 +29,7 @@ if TYPE_CHECKING:
     from roofline.text.tokenizers.tokenizer import Tokenizer
 
 FORM = "BF16"  # of the tensors of a shape without weights, as they are mostly published
+_NAMED = 8  # keys of a config.json that a note names
 
 
 @dataclass(frozen=True)
@@ -36,13 +43,15 @@ class AbsentTensor:
 @dataclass(frozen=True)
 class ModelShape:
     """kind: "bundle", "gguf", "safetensors", "configuration" or "preset"; config: canonical; tensors: those of the
-    file, or, without one, all in BF16; source: where a preset's configuration is from."""
+    file, or, without one, all in BF16 unless config.json or the preset says otherwise; source: where a preset's
+    configuration is from; notes: what is said of the tensors, or not read of the configuration, in words."""
 
     name: str
     kind: str
     config: JsonMapping
     tensors: "Mapping[str, DescribesTensor]"
     source: str = ""
+    notes: tuple[str, ...] = ()
 
     def read(self, name: str) -> "np.ndarray":
         """For those who want a checkpoint: a shape has no bytes. Raises ConfigError."""
@@ -70,13 +79,16 @@ def open_shape(model: str) -> ModelShape:
         if name not in presets():
             raise ConfigError(unknown("model preset", name, presets()))
         preset = presets()[name]
-        return ModelShape(name, "preset", preset.config, _absent(preset.config), preset.source)
+        tensors, note = _absent(preset.config, {"quant_method": preset.published} if preset.published else {})
+        return ModelShape(name, "preset", preset.config, tensors, source=preset.source, notes=note)
     path = _resolve(model)
     if path.suffix == ".json" or (path.is_dir() and not _has_weights(path)):
         config = read_config(path)
-        return ModelShape(model, "configuration", config, _absent(config))
+        tensors, note = _absent(config, _quantization(path))
+        return ModelShape(model, "configuration", config, tensors, notes=(*note, *_unread(path)))
     checkpoint = open_checkpoint(path)
-    return ModelShape(model, checkpoint.kind, checkpoint.config, checkpoint.tensors)
+    notes = _unread(path) if checkpoint.kind == "safetensors" else ()
+    return ModelShape(model, checkpoint.kind, checkpoint.config, checkpoint.tensors, notes=notes)
 
 
 def tokenizer_of(model: str) -> "Tokenizer":
@@ -114,5 +126,50 @@ def _has_weights(folder: Path) -> bool:
     return any(folder.glob("*.safetensors")) or any(folder.glob("*.gguf"))
 
 
-def _absent(config: JsonMapping) -> dict[str, AbsentTensor]:
-    return {name: AbsentTensor(FORM, shape) for name, shape in names.parameter_shapes(dict(config)).items()}
+def _absent(config: JsonMapping, quantization: Mapping[str, object]) -> tuple[dict[str, AbsentTensor], tuple[str, ...]]:
+    """The tensors of a configuration, and what there is to say of their formats. quantization: as `quantization_config`
+    of a config.json, empty where there is none."""
+    shapes = names.parameter_shapes(dict(config))
+    method, family = str(quantization.get("quant_method", "")), str(config["family"])
+    forms = stated_formats(method, quantization, shapes, lambda name: _name_at_hf(family, name)) if method else {}
+    tensors = {name: AbsentTensor((forms or {}).get(name, FORM), shape) for name, shape in shapes.items()}
+    if not method:
+        return tensors, ()
+    if forms is None:
+        plain = (
+            f"quantization_config says {shorten(method)}: sizes here are of {FORM}, and --dtype names another format"
+        )
+        return tensors, (plain,)
+    counts = Counter(tensor.format for tensor in tensors.values())
+    in_words = ", ".join(f"{count:,} tensors in {form}" for form, count in counts.most_common())
+    return tensors, (f"sizes here are as published ({method}): {in_words}",)
+
+
+def _name_at_hf(family: str, name: str) -> str:
+    try:
+        return names.to_hf(family, name)
+    except ConfigError:  # experts of a layer together, of which no module is named
+        return name
+
+
+def _configuration_file(path: Path) -> Path | None:
+    file = path / "config.json" if path.is_dir() else path
+    return file if file.suffix == ".json" and file.is_file() else None
+
+
+def _quantization(path: Path) -> Mapping[str, object]:
+    """What a config.json says of the weights' formats, empty where it says nothing; `read_config` has checked it."""
+    file = _configuration_file(path)
+    config = {} if file is None else read_json_file(file)
+    stated: object = next((config[key] for key in KEYS if config.get(key) is not None), {})
+    return stated if isinstance(stated, Mapping) else {}
+
+
+def _unread(path: Path) -> tuple[str, ...]:
+    """The keys of a config.json that nothing reads, in a note."""
+    file = _configuration_file(path)
+    keys = [] if file is None else unread_keys(file, read_json_file(file))
+    if not keys:
+        return ()
+    more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
+    return (f"not read of config.json: {', '.join(map(shorten, keys[:_NAMED]))}{more}; sizes may be others",)

@@ -17,6 +17,7 @@ Threads = Annotated[int | None, declared(LoadOptions)["threads"]]
 Isa = Annotated[str | None, declared(LoadOptions)["isa"]]
 Weights = Annotated[str | None, declared(LoadOptions)["weights"]]
 KvCacheDtype = Annotated[str, declared(LoadOptions)["kv_cache_dtype"]]
+MOST_MEMORY = 65_536  # GB that a chip may be said to have: no machine has more
 
 
 @dataclass(frozen=True)

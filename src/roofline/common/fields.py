@@ -80,6 +80,25 @@ def has_type(value: object, kind: type) -> bool:
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
+class _ChangedValues(Mapping[str, object]):
+    """A table in which some keys have other values. The table is asked for a key only when somebody asks for it."""
+
+    def __init__(self, table: Mapping[str, object], changes: Mapping[str, object]) -> None:
+        self._table, self._changes = table, changes
+
+    def __getitem__(self, key: str) -> object:
+        return self._changes[key] if key in self._changes else self._table[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._changes or key in self._table
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self._table, *self._changes)))
+
+    def __len__(self) -> int:
+        return len({*self._table, *self._changes})
+
+
 @dataclass(frozen=True)
 class Fields:
     """A mapping of an untrusted file, read key by key. null counts as absent.
@@ -111,6 +130,10 @@ class Fields:
     def inside(self, key: str) -> "Fields":
         """The fields of the object at a key, none where it is absent."""
         return Fields(self.path, self.get(key, dict, {}), f"{self.within}{key}.")
+
+    def changed(self, changes: Mapping[str, object]) -> "Fields":
+        """The same fields with other values of some keys; None takes a key away."""
+        return Fields(self.path, _ChangedValues(self.values, changes), self.within)
 
     def elements(self, key: str, kind: type[T]) -> list[T] | None:
         """The list at a key, whose elements are all of one kind."""

@@ -19,12 +19,14 @@ _ABSENT = {"rope_scaling": None, "sliding_window": None}  # TOML has no word for
 
 @dataclass(frozen=True)
 class ModelPreset:
-    """One named shape. config: canonical; parameters: published, tied ones once; source: where both are from."""
+    """One named shape. config: canonical; parameters: published, tied ones once; source: where both are from;
+    published: how the weights are quantised as published, as `quant_method` calls it, "" where they are in BF16."""
 
     name: str
     config: Mapping[str, Any]
     parameters: int
     source: str
+    published: str = ""
 
 
 @cache
@@ -38,7 +40,13 @@ def presets() -> Mapping[str, ModelPreset]:
             config = defaults | group["shared"] | row
             for key in _BY_LAYER & config.keys():
                 config[key] = [config[key][layer % len(config[key])] for layer in range(config["layers"])]
-            found[name] = ModelPreset(name, config, config.pop("parameters"), group["source"])
+            found[name] = ModelPreset(
+                name=name,
+                config=config,
+                parameters=config.pop("parameters"),
+                source=group["source"],
+                published=group.get("published", ""),
+            )
     return found
 
 

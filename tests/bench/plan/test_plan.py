@@ -7,14 +7,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from roofline.backends.gpu.backend import RESERVED
 from roofline.backends.simulated.calibration import Calibration
 from roofline.bench.plan.arrangements import Arrangement, arrangements, place_of
-from roofline.bench.plan.assumptions import SPREADS, assumed, in_words
+from roofline.bench.plan.assumptions import (
+    HOST_ARITHMETIC,
+    HOST_READS,
+    HOST_SPREADS,
+    SPREADS,
+    assumed,
+    in_words,
+    spread,
+)
 from roofline.bench.plan.closed_loop import Lengths
-from roofline.bench.plan.plan import Case, Price, plan, run_copy, shape_of
+from roofline.bench.plan.plan import Case, Price, most_simulated, plan, run_copy, shape_of, with_queue
 from roofline.bench.report import cost, throughput
 from roofline.bench.report.cost import Prices
 from roofline.bench.report.gather import gather
@@ -24,9 +33,11 @@ from roofline.bench.results.store import read_points
 from roofline.bench.traffic.traffic import Traffic, TrafficRequest, write_traffic
 from roofline.common.errors import CapacityError, ConfigError
 from roofline.common.units import human_seconds
+from roofline.hardware.roofs import Roofs
 from roofline.program.rates import ProgramSpeeds
 from tests.command_line import CommandResult, call_roofline
 
+REPOSITORY = Path(__file__).parents[3]
 STEP = (2048, 256)
 CASE = Case("llama-3.2-1b", "", "MI300X", 1, (1, 8), (Lengths(128, 32),), "128+32", STEP)
 
@@ -68,6 +79,90 @@ def test_a_plan_leaves_memory_to_the_driver() -> None:
 def test_each_arrangement_has_its_own_rate_of_exchanges() -> None:
     shown = call("llama-3.2-1b", "--chip", "mi300x", "--count", 8, "--concurrency", 1, "--prompt", 64, "--answer", 8)
     assert "64.0 GB/s (TP 2 x 4), 192.0 GB/s (TP 4 x 2), 448.0 GB/s (TP 8 x 1)" in shown.stdout
+
+
+def test_a_copy_on_several_hosts_exchanges_over_their_network() -> None:
+    """Links of the data sheet join the devices of a host, and no others."""
+    shape = shape_of("llama-3.2-1b", "")
+    rates = {way.devices: way for way in arrangements(*shape, place_of("MI300X", 32, None), 768, STEP)}
+    assert [rates[count].link_bytes_per_s for count in (8, 16, 32)] == pytest.approx([448e9, 50e9, 50e9])
+    assert [rates[count].crosses_hosts for count in (8, 16)] == [False, True]
+    elsewhere = {way.devices: way for way in arrangements(*shape, place_of("MI300X", 8, None, 4, 7e9), 768, STEP)}
+    assert [elsewhere[count].link_bytes_per_s for count in (4, 8)] == pytest.approx([192e9, 7e9])
+    cards = {way.devices: way for way in arrangements(*shape, place_of("L40S", 16, None), 768, STEP)}
+    assert [cards[count].link_bytes_per_s for count in (8, 16)] == [None, 50e9]
+
+
+def test_a_copy_on_several_hosts_says_what_was_assumed_of_the_network() -> None:
+    words = ("llama-3.2-1b", "--chip", "mi300x", "--count", 16, "--devices", 16, "--concurrency", 1)
+    shown = call(*words, "--prompt", 64, "--answer", 8, "--network", 12.5).stdout
+    assert "at most 12.5 GB/s (TP 16 x 1)" in shown
+    assert "TP 16 x 1: over several hosts of 8 (--per-host), whose network is assumed to give a device 12.5" in shown
+    assert "public figures of such steps" not in shown
+
+
+def test_a_million_devices_are_copies() -> None:
+    place = place_of("MI300X", 1_000_000, None)
+    found = arrangements(*shape_of("llama-3.2-1b", ""), place, 768, STEP)
+    assert max(way.devices for way in found) <= 64
+    assert all(way.devices * way.replicas == 1_000_000 for way in found)
+
+
+def test_requests_that_only_wait_are_not_simulated() -> None:
+    """What is computed from a full copy is what the real scheduler does with as many requests."""
+    case = replace(CASE, step=(64, 8), lengths=(Lengths(32, 16), Lengths(48, 8)))
+    (arrangement,) = arrangements(*shape_of("llama-3.2-1b", ""), place_of("MI300X", 1, None), 768, case.step)
+    assert [most_simulated(running) for running in (8, 64, 256, 1024)] == [32, 256, 1024, 2048]
+    real = run_copy(case, arrangement, 32, Calibration())
+    assert not real.simulated
+    assert real.requests_per_s == pytest.approx(real.tokens_per_s / 12, rel=0.02), "answers of 16 and of 8 in turn"
+    estimate = with_queue(run_copy(case, arrangement, 16, Calibration()), 32)
+    assert estimate.tokens_per_s == pytest.approx(real.tokens_per_s, rel=0.03)
+    for figure in ("ttft", "seconds"):
+        times = [np.mean([getattr(each, figure) for each in run.requests]) for run in (estimate, real)]
+        assert times[0] == pytest.approx(times[1], rel=0.05)
+    many = run_copy(case, arrangement, 100_000, Calibration())
+    assert (many.concurrency, many.simulated) == (100_000, 16)
+    assert many.requests[0].ttft == pytest.approx(100_000 / real.requests_per_s, rel=0.05)
+
+
+def test_a_cpu_reaches_what_cpus_reached() -> None:
+    """Shares and ranges are those of the rows of our own engine that were recorded on CPUs."""
+    rows = json.loads((REPOSITORY / "benchmarks/records/2026-11-21-peers.json").read_text())["rows"]
+    shares: dict[str, list[float]] = {"prefill": [], "decode": [], "serve": []}
+    for name, row in rows.items():
+        kind = name.partition("/")[2].partition("_")[0]
+        if kind in shares:
+            shares[kind].append(row["engines"]["roofline"]["share_of_roof"])
+    assert assumed(host=True).reads == pytest.approx(np.median(shares["decode"]), abs=0.005)
+    assert assumed(host=True).arithmetic == pytest.approx(np.median(shares["prefill"]), abs=0.005)
+    ends = {
+        "prefill": (HOST_ARITHMETIC / max(shares["prefill"]), HOST_ARITHMETIC / min(shares["prefill"])),
+        "decode": (HOST_READS / max(shares["decode"]), HOST_READS / min(shares["decode"])),
+        # The steps of a service reach between the two shares.
+        "serving": (HOST_READS / max(shares["serve"]), HOST_ARITHMETIC / min(shares["serve"])),
+    }
+    for kind, (low, high) in ends.items():
+        assert HOST_SPREADS[kind] == pytest.approx((low, high), abs=0.006)  # type: ignore[index]
+        assert spread(assumed(host=True), kind, 1, 4.5) == HOST_SPREADS[kind]  # type: ignore[arg-type,index]
+    assert spread(assumed(reads=0.5, host=True), "decode", 1, 4.5) is None
+
+
+def test_a_plan_for_this_machine_says_the_evidence_of_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    roofs = Roofs(int8_ops=1e12, bf16_flops=1e11, f32_flops=1e11, reads=((1 << 30, 5e10),))
+    monkeypatch.setattr("roofline.backends.cpu.roofs.stored_roofs", lambda: roofs)
+    shown = call("smollm2-135m", "--dtype", "q4_1", "--concurrency", 1, "--prompt", 64, "--answer", 8).stdout
+    assert "assumed: 47% of the read roof, 57% of the roof of arithmetic" in shown
+    assert "as measured on CPUs" in shown
+    assert "all rows of ours on CPUs lie within" in shown
+    assert "public figures" not in shown
+
+
+def test_a_chip_without_bf16_is_said_to_compute_in_f16() -> None:
+    for chip, rate in (("T4", 65e12), ("V100S", 130e12)):
+        (way,) = ways("llama-3.2-1b", "", chip, 1)
+        assert way.arithmetic == ("f16", pytest.approx(rate))
+    assert ways("llama-3.2-1b", "", "MI300X", 1)[0].arithmetic[0] == "bf16"
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -271,8 +366,17 @@ def test_traffic_gives_the_lengths(tmp_path: Path) -> None:
             ("llama-3-8b", "--chip", "mi300x", "--traffic", "t.jsonl", "--prompt", "9"),
             "leave --prompt and --answer out",
         ),
-        (("llama-3-8b", "--chip", "mi300x", "--devices", "3"), "where there are 1 (--count); 1 can"),
+        (
+            ("llama-3-8b", "--chip", "mi300x", "--devices", "3"),
+            "where there are 1 (--count), nor more than 64 at all; 1 can",
+        ),
         (("llama-3-8b", "--chip", "mi300x", "--price-source", "me"), "--price"),
+        (("llama-3-8b", "--chip", "mi300x", "--reads", "1.5"), "at least 0.01 and at most 1"),
+        (("llama-3-8b", "--chip", "mi300x", "--memory", "1e30"), "at least 1 and at most 65,536"),
+        (("llama-3-8b", "--chip", "mi300x", "--count", "2000000"), "at most 100,000"),
+        (("llama-3-8b", "--chip", "mi300x", "--concurrency", "1000000000"), "give 1 to 1,000,000 requests at a time"),
+        (("llama-3-8b", "--chip", "mi300x", "--count", "8", "--network", "10"), "of devices of several hosts"),
+        (("llama-3-8b", "--per-host", "4"), "--per-host are of a chip"),
         (("llama-3-8b", "--chip", "mi300x", "--prompt", "9000"), "longer than the 8,192 positions"),
         (("llama-3-8b", "--chip", "mi300x", "--fleet", "f.toml"), "leave the other options out"),
     ],

@@ -22,18 +22,28 @@ MESH = ("gfx942", "gfx950")  # architectures whose eight devices of a host are j
 MESH_LINKS = 7
 DIES = "gfx90a"  # architecture whose packages have two devices, joined by 4 links, and to other packages by single ones
 DIE_LINKS, DIE_LINK = 4, 50e9  # bytes a second one way of one of these links (AMD CDNA 2 white paper)
+IN_HOST = 8  # devices of a host, as servers with GPUs have them; a package of two is two
+NETWORK = 50e9  # bytes a second that a device receives from those of other hosts: a port of 400 Gbit/s for each
 PAGES_SIMULATED = 1 << 17  # of a cache at most: two million tokens, of which a scheduler keeps lists
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a plan puts a model. product: None is this machine; count: devices in all; memory: bytes of each."""
+    """Where a plan puts a model. product: None is this machine; count: devices in all; memory: bytes of each; in_host:
+    devices of a host; network: bytes a second that a device receives from devices of other hosts."""
 
     name: str
     product: "Product | None"
     count: int
     memory: int
     roofs: "Roofs | SheetRoofs"
+    in_host: int = IN_HOST
+    network: float = NETWORK
+
+    @property
+    def is_host(self) -> bool:
+        """Whether a CPU computes there."""
+        return self.product is None or self.product.host
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,11 @@ class Arrangement:
     def name(self) -> str:
         """Such as "TP 8 x 1"; of layers that are shared one after the other "PP 8 x 1"."""
         return f"{'PP' if len(self.split.parts) > 1 else 'TP'} {self.devices} x {self.replicas}"
+
+    @property
+    def crosses_hosts(self) -> bool:
+        """Whether devices of several hosts share a copy of the model."""
+        return self.devices > self.place.in_host
 
     @property
     def cache_tokens(self) -> int:
@@ -141,6 +156,8 @@ def arrangements(
             continue
         context = min(config.max_position, pages * PAGE_TOKENS)
         link = link_between(place.product, devices)
+        if devices > place.in_host:
+            link = min(link or place.network, place.network)
         replicas = place.count // devices
         fitting.append(
             Arrangement(
@@ -161,8 +178,10 @@ def arrangements(
 
 
 def _divisors(count: int) -> list[int]:
-    """Devices that may share a copy: those that leave none idle."""
-    return [devices for devices in range(1, count + 1) if count % devices == 0]
+    """Devices that may share a copy: those that leave none idle, as many at most as a model is divided among."""
+    from roofline.backends.fit import MOST_DEVICES
+
+    return [devices for devices in range(1, min(count, MOST_DEVICES) + 1) if count % devices == 0]
 
 
 def _split(
@@ -181,7 +200,7 @@ def _split(
 
 
 def link_between(product: "Product | None", devices: int) -> float | None:
-    """Bytes a second that a device receives from devices that it shares a copy with, by the data sheet."""
+    """Bytes a second that a device receives from devices of its host that it shares a copy with, by the data sheet."""
     if devices == 1 or product is None:
         return None
     if product.chip == DIES and product.dies > 1:
@@ -192,7 +211,7 @@ def link_between(product: "Product | None", devices: int) -> float | None:
     return one_way * min(devices - 1, MESH_LINKS) / MESH_LINKS if product.chip in MESH else one_way
 
 
-def place_of(chip: str, count: int, memory: float | None) -> Place:
+def place_of(chip: str, count: int, memory: float | None, in_host: int = IN_HOST, network: float = NETWORK) -> Place:
     """The place that options name. chip: a product, "": this machine; memory: GB of a package, None: as the table says.
 
     Raises ConfigError for a product that is not known, or of which something is lacking.
@@ -206,8 +225,22 @@ def place_of(chip: str, count: int, memory: float | None) -> Place:
         machine = detect()
         if machine.memory_available is None:
             raise ConfigError("nothing says how much memory this machine has: name a chip (--chip)")
-        return Place(machine.chip, None, 1, machine.memory_available, roofs_of(THIS_MACHINE))
+        return Place(
+            name=machine.chip,
+            product=None,
+            count=1,
+            memory=machine.memory_available,
+            roofs=roofs_of(THIS_MACHINE),
+        )
     product = titled(chip)
     if memory is not None:
         product = product.with_memory(memory)
-    return Place(product.name, product, count, memory_of(product), roofs_of(product.name))
+    return Place(
+        name=product.name,
+        product=product,
+        count=count,
+        memory=memory_of(product),
+        roofs=roofs_of(product.name),
+        in_host=in_host,
+        network=network,
+    )

@@ -15,8 +15,12 @@ Kind = Literal["prefill", "decode", "serving"]
 # products in prefill. Engines spend longer on unpacking fewer bits; integers of 4 bits are multiplied as 8-bit ones.
 READS = {16: 0.62, 8: 0.52, 4: 0.56}
 ARITHMETIC = {16: 0.55, 8: 0.55, 4: 0.22}
+# Of a CPU's roofs, whatever the weights: medians of our own engine's rows of decode and of prefill, with weights of 4
+# bits (benchmarks/records/2026-11-21-peers.json).
+HOST_READS, HOST_ARITHMETIC = 0.47, 0.57
 LINK_SECONDS = 25e-6  # an exchange of a few bytes, for each doubling of the devices that make it
 NAMED = "assumed; see docs/how-to/plan.md"
+HOST_NAMED = "as measured on CPUs, of weights of 4 bits; see docs/explanation/measured.md"
 GIVEN = "as asked for, the others assumed; see docs/how-to/plan.md"
 # Published over planned time, an 80 % interval for one more figure of the kind: (kind, whether several devices share
 # the model, whether weights have about 4 bits, which counts for single steps on one device) -> lowest and highest.
@@ -30,6 +34,12 @@ SPREADS: dict[tuple[Kind, bool, bool], tuple[float, float]] = {
     ("serving", False, False): (0.72, 1.25),
     ("serving", True, False): (0.66, 1.85),
 }
+# Measured over planned time in all of those rows, from the lowest to the highest.
+HOST_SPREADS: dict[Kind, tuple[float, float]] = {
+    "prefill": (0.95, 1.13),
+    "decode": (0.69, 1.54),
+    "serving": (0.69, 1.17),
+}
 FEW = 16  # requests at a time of a copy, up to which a step counts as one of decoding
 
 
@@ -41,21 +51,25 @@ def assumed(
     link_us: float | None = None,
     bits: float = 16.0,
     devices: int = 1,
+    host: bool = False,
 ) -> Calibration:
     """The calibration of devices that nobody measured. What is None is assumed.
 
     Args:
         bits: of a weight on average, as it lies in memory.
         devices: that share a copy of the model.
+        host: whether a CPU computes it.
     """
+    usual = (HOST_READS, HOST_ARITHMETIC) if host else (READS[class_of(bits)], ARITHMETIC[class_of(bits)])
+    all_assumed = (reads, arithmetic, step_us, row_us, link_us) == (None,) * 5
     link_seconds = LINK_SECONDS * math.log2(devices) if link_us is None else link_us * 1e-6
     return Calibration(
-        reads=READS[class_of(bits)] if reads is None else reads,
-        arithmetic=ARITHMETIC[class_of(bits)] if arithmetic is None else arithmetic,
+        reads=usual[0] if reads is None else reads,
+        arithmetic=usual[1] if arithmetic is None else arithmetic,
         step_seconds=0.0 if step_us is None else step_us * 1e-6,
         row_seconds=0.0 if row_us is None else row_us * 1e-6,
         link_seconds=link_seconds,
-        source=NAMED if (reads, arithmetic, step_us, row_us, link_us) == (None,) * 5 else GIVEN,
+        source=GIVEN if not all_assumed else HOST_NAMED if host else NAMED,
     )
 
 
@@ -67,6 +81,8 @@ def class_of(bits: float) -> int:
 def spread(calibration: Calibration, kind: Kind, devices: int, bits: float) -> tuple[float, float] | None:
     """Between which factors of a planned time the true one is likely to lie; None where the shares were measured or
     asked for, so that no public figure says how sure they are."""
+    if calibration.source == HOST_NAMED:
+        return HOST_SPREADS[kind]
     if calibration.source != NAMED:
         return None
     several = devices > 1

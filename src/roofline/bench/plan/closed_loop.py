@@ -55,18 +55,27 @@ class Served:
 
 @dataclass(frozen=True)
 class Run:
-    """What the counted part of a closed loop gave. ids: generated in it; stats: of the engine during it."""
+    """What the counted part of a closed loop gave. ids: generated in it; ended: requests that ended in it, those among
+    them that began before; stats: of the engine during it; simulated: the requests at a time of the run that it was
+    taken from, 0 where it is a run itself."""
 
     concurrency: int
     requests: list[Served]
     seconds: float
     ids: int
+    ended: int
     stats: EngineStats
+    simulated: int = 0
 
     @property
     def tokens_per_s(self) -> float:
         """Generated tokens a second."""
         return self.ids / self.seconds
+
+    @property
+    def requests_per_s(self) -> float:
+        """Requests that ended a second."""
+        return self.ended / self.seconds
 
 
 class ClosedLoop:
@@ -82,7 +91,7 @@ class ClosedLoop:
         self._begun = self._warmed = 0
         self._prompts: dict[int, list[int]] = {}
         self._started, self._before = 0.0, engine.stats()
-        self._ids = 0
+        self._ids = self._ended = 0
 
     def run(self) -> Run:
         """Raises RooflineError where an answer failed, CapacityError where a request never fits."""
@@ -113,11 +122,20 @@ class ClosedLoop:
         engine.abort_all()
         while engine.has_work:
             engine.step()
-        return Run(self.concurrency, done, seconds, self._ids, stats)
+        return Run(
+            concurrency=self.concurrency,
+            requests=done,
+            seconds=seconds,
+            ids=self._ids,
+            ended=self._ended,
+            stats=stats,
+        )
 
     def _replace(self, now: float) -> None:
         """Another request in place of one that has ended."""
-        if self._warmed < self.concurrency:
+        if self._warmed == self.concurrency:
+            self._ended += 1
+        else:
             self._warmed += 1
             if self._warmed == self.concurrency:
                 self._started, self._before, self._ids = now, self._engine.stats(), 0

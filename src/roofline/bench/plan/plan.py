@@ -1,7 +1,7 @@
 """`roofline plan`: where a model fits on devices, and the curve of throughput and latency to expect there."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from roofline.bundle.shape import ModelShape
     from roofline.models.config import ModelConfig
 
+QUEUED = 2  # times as many requests as a copy computes at the same time: then it is full, and some wait
+SIMULATED = 1024  # requests at a time of a copy that are simulated in seconds
 Tell = Callable[[str], None]
 Calibrate = Callable[[Arrangement], Calibration]
 
@@ -72,7 +74,8 @@ class PlannedPoint:
     requests_per_s, tokens_per_s: ended, generated a second; limit_tokens_per_s: the same steps at the roofs alone;
     share: tokens_per_s over that; bound: what the steps spend most of their least time on, "memory" or "compute";
     waiting: whether more requests were there than a copy computes at the same time; usd_per_mtok: for a million
-    generated tokens, None without a price.
+    generated tokens, None without a price; simulated: requests at a time of the copies whose further ones wait in
+    the queue by arithmetic alone (`with_queue`), 0 where all were simulated.
     """
 
     arrangement: Arrangement
@@ -95,10 +98,14 @@ class PlannedPoint:
     preemptions: int
     waiting: bool
     usd_per_mtok: float | None
+    simulated: int = 0
 
     def between(self, kind: Kind) -> tuple[float, float] | None:
-        """Between which factors of a planned time of that kind the true one likely lies, None where nothing says."""
+        """Between which factors of a planned time of that kind the true one likely lies, None where nothing says: no
+        public figure is of a copy on several hosts."""
         arrangement = self.arrangement
+        if arrangement.crosses_hosts:
+            return None
         return spread(self.calibration, kind, arrangement.devices, arrangement.weight_bits)
 
     @property
@@ -157,8 +164,10 @@ def plan(case: Case, place: Place, calibration: Calibration | Calibrate, tell: T
     fitting = arrangements(shape, config, place, longest, case.step, case.kv_cache_dtype)
     chosen = [each for each in fitting if case.devices in (None, each.devices)]
     if not chosen:
+        from roofline.backends.fit import MOST_DEVICES
+
         could = ", ".join(str(each.devices) for each in fitting)
-        there = f"where there are {place.count} (--count)"
+        there = f"where there are {place.count:,} (--count), nor more than {MOST_DEVICES} at all"
         raise ConfigError(f"{case.devices} devices cannot share a copy of the model {there}; {could} can")
     points = []
     for arrangement in chosen:
@@ -206,13 +215,30 @@ def point(case: Case, arrangement: Arrangement, concurrency: int, calibration: C
 
 
 def run_copy(case: Case, arrangement: Arrangement, concurrency: int, calibration: Calibration) -> Run:
-    """One copy with so many requests at a time, simulated."""
+    """One copy with so many requests at a time, simulated. Where far more are there than it computes at the same time,
+    fewer are simulated, and the others wait."""
     executable = arrangement.executable(calibration, case.model)
     engine = LocalEngine(executable, EngineConfig(prefix_cache=False, overlap=False))
+    running = arrangement.limits.segments
+    simulated = concurrency if concurrency <= most_simulated(running) else QUEUED * running
     try:
-        return ClosedLoop(engine, case.lengths, concurrency).run()
+        run = ClosedLoop(engine, case.lengths, simulated).run()
     finally:
         engine.close()
+    return run if simulated == concurrency else with_queue(run, concurrency)
+
+
+def most_simulated(running: int) -> int:
+    """Requests at a time of a copy up to which all are simulated. running: that it computes at the same time."""
+    return min(2 * QUEUED * running, max(SIMULATED, QUEUED * running))
+
+
+def with_queue(run: Run, concurrency: int) -> Run:
+    """What a run would be with more requests at a time, where the copy is full and some wait already: each further one
+    waits in the queue for as long as the copy takes to answer one, and steps are the same."""
+    wait = (concurrency - run.concurrency) / run.requests_per_s
+    requests = [replace(request, submitted=request.submitted - wait) for request in run.requests]
+    return replace(run, concurrency=concurrency, requests=requests, simulated=run.concurrency)
 
 
 def summed(
@@ -239,7 +265,7 @@ def summed(
         concurrency=concurrency,
         calibration=calibration,
         tokens_per_s=tokens,
-        requests_per_s=sum(len(run.requests) / run.seconds * copies for run, copies in runs),
+        requests_per_s=sum(run.requests_per_s * copies for run, copies in runs),
         ttft=ttft,
         tpot=quantiles(tpots) if tpots else None,
         seconds=seconds,
@@ -255,6 +281,7 @@ def summed(
         preemptions=sum(run.stats.preemptions * copies for run, copies in runs),
         waiting=waiting,
         usd_per_mtok=usd,
+        simulated=max(run.simulated for run, _ in runs),
     )
 
 

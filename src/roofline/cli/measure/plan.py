@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from roofline.cli.options import AsJson, KvCacheDtype
+from roofline.cli.options import MOST_MEMORY, AsJson, KvCacheDtype
 from roofline.cli.output import check_output, print_json
 from roofline.cli.parser import Argument
 from roofline.common.errors import ConfigError
@@ -13,9 +13,11 @@ from roofline.common.options import Option, Options, option
 
 if TYPE_CHECKING:
     from roofline.backends.simulated.calibration import Calibration
+    from roofline.bench.plan.arrangements import Place
     from roofline.bench.plan.closed_loop import Lengths
     from roofline.bench.plan.plan import Calibrate, Price
 
+MOST_CONCURRENCY = 1_000_000
 DEVICES, LOAD, ASSUMED, COST = "Devices", "Load", "What has to be assumed", "Cost"
 
 
@@ -25,13 +27,17 @@ class PlanOptions(Options):
 
     dtype: str = option("", "Format of the weights (f16, fp8, q4_k_m, ...). Default: as the model has them.")
     chip: str = option("", "A product, such as MI300X. Default: this machine, at its measured roofs.", topic=DEVICES)
-    count: int = option(1, "Devices in all.", minimum=1, topic=DEVICES)
+    count: int = option(1, "Devices in all.", minimum=1, maximum=100_000, topic=DEVICES)
     devices: int | None = option(
         None, "Devices that share a copy of the model. Default: each number that fits.",
         flags=("--devices", "--tp"), minimum=1, topic=DEVICES,
     )  # fmt: skip
     memory: float | None = option(
-        None, "GB of memory of the chip, where it is sold with several sizes or with none.", minimum=1, topic=DEVICES
+        None, "GB of memory of the chip, where it is sold with several sizes or with none.",
+        minimum=1, maximum=MOST_MEMORY, topic=DEVICES,
+    )  # fmt: skip
+    per_host: int | None = option(
+        None, "Devices of a host; more share a copy over the network. Default: 8.", minimum=1, topic=DEVICES
     )
     concurrency: str = option("1,8,64", "Requests at a time, with commas.", topic=LOAD)
     prompt: int | None = option(None, "Tokens of each prompt. Default: 512.", minimum=1, topic=LOAD)
@@ -41,19 +47,23 @@ class PlanOptions(Options):
         None, "Tokens that are computed in one step. Default: 512; on a GPU 2,048.", minimum=1, topic=LOAD
     )
     max_running: int | None = option(
-        None, "Answers that a copy computes at the same time. Default: 64; on a GPU 256.", minimum=1, topic=LOAD
-    )
+        None, "Answers that a copy computes at the same time. Default: 64; on a GPU 256.",
+        minimum=1, maximum=1024, topic=LOAD,
+    )  # fmt: skip
     reads: float | None = option(
         None,
-        "Share of the bandwidth that steps reach. Default: 0.62, of weights of 8 bits 0.52, of 4 bits 0.56.",
+        "Share of the bandwidth that steps reach. Default: 0.62, of 8-bit weights 0.52, of 4 bits 0.56, on a CPU 0.47.",
         minimum=0.01,
-        maximum=1.5,
+        maximum=1.0,
         topic=ASSUMED,
     )
     arithmetic: float | None = option(
-        None, "Share of the rate of products that steps reach. Default: 0.55, of weights of 4 bits 0.22.",
-        minimum=0.01, maximum=1.5, topic=ASSUMED,
-    )  # fmt: skip
+        None,
+        "Share of the rate of products that steps reach. Default: 0.55, of weights of 4 bits 0.22, on a CPU 0.57.",
+        minimum=0.01,
+        maximum=1.0,
+        topic=ASSUMED,
+    )
     step_us: float | None = option(None, "Microseconds that each step takes beside these.", minimum=0, topic=ASSUMED)
     row_us: float | None = option(
         None, "Microseconds for each sequence that a step makes a token of, beside these.", minimum=0, topic=ASSUMED
@@ -62,6 +72,13 @@ class PlanOptions(Options):
         None,
         "Microseconds of each exchange among devices, beside its bytes. Default: 25 for each doubling of them.",
         minimum=0,
+        topic=ASSUMED,
+    )
+    network: float | None = option(
+        None,
+        "GB/s that a device receives from devices of other hosts. Default: 50, a port of 400 Gbit/s for each.",
+        minimum=0.01,
+        maximum=10_000,
         topic=ASSUMED,
     )
     calibrate: bool = option(
@@ -96,12 +113,11 @@ def command(
         return
     if not model:
         raise ConfigError("name a model to plan for, such as llama-3.1-405b, or a fleet (--fleet FILE)")
-    from roofline.bench.plan.arrangements import place_of
     from roofline.bench.plan.plan import Case, plan
     from roofline.cli.measure.plan_text import record, show
 
     _check(options)
-    place = place_of(options.chip, options.count, options.memory)
+    place = _place(options)
     lengths, workload, sha256 = _load(options)
     case = Case(
         model=model,
@@ -133,12 +149,22 @@ def _check(options: PlanOptions) -> None:
         if options.calibrate and getattr(options, name) is not None:
             raise ConfigError(f"--calibrate measures what --{name} would say: leave one of them out")
     if not options.chip:
-        if options.count > 1 or options.memory is not None:
-            raise ConfigError("--count and --memory are of a chip: name one with --chip")
+        if options.count > 1 or options.memory is not None or options.per_host is not None:
+            raise ConfigError("--count, --memory and --per-host are of a chip: name one with --chip")
     elif options.calibrate:
         raise ConfigError("--calibrate measures this machine: leave --chip out, or give --reads and --arithmetic")
     if options.price_source and options.price is None:
         raise ConfigError("--price-source is of a price: give one with --price")
+
+
+def _place(options: PlanOptions) -> "Place":
+    from roofline.bench.plan.arrangements import IN_HOST, NETWORK, place_of
+
+    in_host = options.per_host or IN_HOST
+    network = NETWORK if options.network is None else options.network * 1e9
+    if options.network is not None and options.count <= in_host:
+        raise ConfigError(f"--network is of devices of several hosts, and {options.count} are of one (--per-host)")
+    return place_of(options.chip, options.count, options.memory, in_host, network)
 
 
 def _tell(text: str) -> None:
@@ -149,7 +175,10 @@ def _concurrency(text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isdecimal() and int(word) for word in words):
         raise ConfigError(f"concurrency={text!r} cannot be used: give whole numbers of at least 1, with commas")
-    return tuple(int(word) for word in words)
+    concurrency = tuple(int(word) for word in words)
+    if max(concurrency) > MOST_CONCURRENCY:
+        raise ConfigError(f"concurrency={text!r} cannot be used: give 1 to {MOST_CONCURRENCY:,} requests at a time")
+    return concurrency
 
 
 def _load(options: PlanOptions) -> "tuple[tuple[Lengths, ...], str, str]":
@@ -195,4 +224,4 @@ def _calibration(options: PlanOptions, model: str, kv_cache_dtype: str) -> "Cali
 
         return calibrate(model, kv_cache_dtype, _tell)
     asked_for = options.reads, options.arithmetic, options.step_us, options.row_us, options.link_us
-    return lambda each: assumed(*asked_for, bits=each.weight_bits, devices=each.devices)
+    return lambda each: assumed(*asked_for, bits=each.weight_bits, devices=each.devices, host=each.place.is_host)

@@ -29,6 +29,8 @@ def show(plan: "Plan") -> None:
     size = f"{weights} of weights ({human_count(plan.parameters)} parameters)"
     cache = f"{human_bytes(plan.kv_token_bytes)} of cache for each token ({plan.kv_format})"
     out.print(f"{size}, {cache}")
+    for note in () if case.dtype else plan.shape.notes:
+        out.print(note)
     out.print()
     table = ruled_table(None, FITS, ("arrangement",), padding=1)
     for arrangement in plan.arrangements:
@@ -109,6 +111,17 @@ def _notes(plan: "Plan") -> list[str]:
     elif shared:
         rates = [f"{human_rate(arrangement.link_bytes_per_s or 0, 'B')} ({arrangement.name})" for arrangement in shared]
         lines.append(f"a device receives at most {', '.join(rates)} from those it shares a copy with")
+    if across := [arrangement.name for arrangement in shared if arrangement.crosses_hosts]:
+        lines.append(
+            f"{', '.join(across)}: over several hosts of {place.in_host} (--per-host), whose network is assumed to "
+            f"give a device {human_rate(place.network, 'B')} (--network); no public figure is of such copies"
+        )
+    simulated = max(point.simulated for point in plan.points)
+    if simulated:
+        lines.append(
+            f"copies with more than {simulated:,} requests each are those with {simulated:,}, whose further ones wait "
+            "in the queue as long as the copy takes to answer them"
+        )
     if any(point.waiting for point in plan.points):
         lines.append("where more requests are there than a copy computes at a time, the others wait: TTFT counts that")
     if plan.case.price is not None:
@@ -131,10 +144,10 @@ def _assumed(plan: "Plan") -> list[str]:
         which = f"{', '.join(dict.fromkeys(its))}: " if len(names) > 1 else ""
         lines.append(f"assumed: {which}{text} ({plan.calibration.source})")
     lines.append("of limit: the least time of the same steps at the roofs")
-    if plan.points[0].rate_range is not None:
-        lines.append(
-            "(low to high): 8 of 10 public figures of such steps lie within; docs/how-to/plan.md says of which"
-        )
+    if any(point.rate_range is not None for point in plan.points):
+        public = "8 of 10 public figures of such steps lie within; docs/how-to/plan.md says of which"
+        ours = "all rows of ours on CPUs lie within, of weights of 4 bits on 2 cores; docs/explanation/measured.md"
+        lines.append(f"(low to high): {ours if plan.place.is_host else public}")
     return lines
 
 
@@ -160,6 +173,7 @@ def record(plan: "Plan") -> JsonObject:
     return {
         "model": plan.case.model,
         "dtype": plan.case.dtype,
+        "notes": [] if plan.case.dtype else list(plan.shape.notes),
         "workload": plan.case.workload,
         "chip": plan.place.name,
         "count": plan.place.count,
@@ -191,6 +205,7 @@ def _arrangement(arrangement: "Arrangement") -> JsonObject:
         "cache_tokens": arrangement.cache_tokens,
         "max_context": arrangement.max_context,
         "link_bytes_per_s": arrangement.link_bytes_per_s,
+        "crosses_hosts": arrangement.crosses_hosts,
     }
 
 

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-from roofline.cli.options import AsJson, KvCacheDtype
+from roofline.cli.options import MOST_MEMORY, AsJson, KvCacheDtype
 from roofline.cli.output import print_json
 from roofline.cli.parser import Argument
 from roofline.common.errors import ConfigError
@@ -31,7 +31,12 @@ def command(
     ] = "",
     kv_cache_dtype: KvCacheDtype = "auto",
     memory: Annotated[
-        float | None, Option("GB of memory of the chip, where it is sold with several sizes or with none.", minimum=1)
+        float | None,
+        Option(
+            "GB of memory of the chip, where it is sold with several sizes or with none.",
+            minimum=1,
+            maximum=MOST_MEMORY,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.common.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -114,11 +114,21 @@ def _fit(
     context: int,
     kv_cache_dtype: str,
 ) -> "Fit":
-    from roofline.backends.fit import on_product, on_this_machine
+    from roofline.backends.fit import MOST_DEVICES, on_product, on_this_machine
 
     if product is None:
         return on_this_machine(shape, config, context, kv_cache_dtype)
-    return on_product(shape, config, product, context, count, kv_cache_dtype)
+    if count is not None and count > MOST_DEVICES:
+        raise ConfigError(f"--count={count}: at most {MOST_DEVICES} devices share a model (roofline plan has copies)")
+    try:
+        return on_product(shape, config, product, context, count, kv_cache_dtype)
+    except CapacityError as error:
+        if count is None:
+            raise
+        raise ConfigError(
+            f"--count={count}: so many devices cannot share {shape.name}, which has {error.available:,} "
+            f"{error.unit}: give at most {error.available:,}"
+        ) from error
 
 
 def _takes(shape: "ModelShape", form: str) -> Takes:
@@ -146,6 +156,7 @@ def record(report: InfoReport) -> JsonObject:
         "known": True,
         "kind": report.shape.kind,
         "source": report.shape.source,
+        "notes": list(report.shape.notes),
         "config": dict(report.shape.config),
         **asdict(summary),
         "bytes": summary.bytes,

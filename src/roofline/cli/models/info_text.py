@@ -43,6 +43,8 @@ def show(report: "InfoReport") -> None:
     """Print a report."""
     out = console()
     out.print(f"[bold]{report.shape.name}[/]: {_KINDS[report.shape.kind]}", highlight=False)
+    for note in report.shape.notes:
+        out.print(note, highlight=False, markup=False)
     out.print(_facts(_architecture(report)))
     out.print()
     out.print(_facts(_parameters(report)))
@@ -118,10 +120,11 @@ def _weights_table(report: "InfoReport") -> "Table":
     """What the file has, then what a file of each format would take."""
     summary = report.summary
     rows = []
-    if report.shape.has_weights:
-        stored = [("here", summary.bytes)] if len(summary.stored) > 1 else []
+    if report.shape.has_weights or len(summary.stored) > 1:
+        where = "here" if report.shape.has_weights else "published"
+        stored = [(where, summary.bytes)] if len(summary.stored) > 1 else []
         rows += [_size_row(name, size, summary.parameters) for name, size in stored]
-        rows += [_size_row(f"here, {row.format}", row.bytes, row.parameters) for row in summary.stored]
+        rows += [_size_row(f"{where}, {row.format}", row.bytes, row.parameters) for row in summary.stored]
     rows += [_size_row(row.format, row.bytes, summary.parameters) for row in report.takes]
     headings = ("weights", "bytes", "size", "bits")
     return _right(plain_table(headings, rows, figures=headings[1:], padding=(0, 2, 0, 0)))

@@ -56,6 +56,9 @@ def told(data: "Data", prepared: "Prepared", kind: Kind, steps: int, batch: int)
             f"{_these(prepared.greeted, 'chat', 'begins', 'begin')} with the assistant: that message is read, but not "
             "trained on, as the template writes no prompt before it"
         )
+    if prepared.unprompted:
+        those = _these(prepared.unprompted, "answer", "has", "have")
+        lines.append(f"{those} no prompt: the first token is not trained on, as no token comes before it")
     if prepared.empty:
         lines.append(told_of_empty(prepared.empty))
     if prepared.shared:

@@ -134,6 +134,7 @@ class SheetRoofs:
     The table has no rates for arithmetic outside matrix instructions, and none of matrix instructions for some: these
     are infinite, and what is computed so takes no time beside its reads. f16_flops, f8_flops, f4_flops, int8_ops: None
     where the table has no rate of its own for these: the chip widens such numbers and multiplies wider ones.
+    without_bf16: whether the chip has no products of bf16, so that bf16_flops is the rate of those of f16.
     """
 
     bf16_flops: float
@@ -144,6 +145,7 @@ class SheetRoofs:
     f16_flops: float | None = None
     f8_flops: float | None = None
     f4_flops: float | None = None
+    without_bf16: bool = False
 
     def read_bytes_per_s(self, working_set: float) -> float:
         """The bandwidth of its memory, whatever is read from it."""
@@ -169,6 +171,7 @@ def sheet_roofs(product: Product) -> SheetRoofs | None:
         f16_flops=f16,
         f8_flops=f8,
         f4_flops=f4,
+        without_bf16=product.bf16 is None and product.fp16 is not None,
     )
 
 

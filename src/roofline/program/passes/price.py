@@ -153,6 +153,8 @@ def arithmetic_roof(program: "Program", roofs: RoofRates) -> tuple[str, float]:
     for (_, cost), (name, divisor) in zip(priced.instrs, priced.rates, strict=True):
         shares[name] += cost.flops.tokens * divisor
     name, rate = _roof(roofs, shares.most_common(1)[0][0])
+    if name == BF16 and getattr(roofs, "without_bf16", False):
+        name = "f16_flops"
     return NAMES[name], rate
 
 

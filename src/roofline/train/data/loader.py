@@ -19,7 +19,7 @@ from roofline.train.data.mds import Shards
 from roofline.train.data.order import BLOCK, Order, Stream, share
 from roofline.train.data.row_arrays import PADDING, RowArrays
 from roofline.train.data.row_digest import WORDS, row_sums
-from roofline.train.data.row_lengths import read_lengths
+from roofline.train.data.row_lengths import LENGTHS, read_lengths
 from roofline.train.data.synthetic import Synthetic
 from roofline.train.storage.open import open_store
 
@@ -68,6 +68,7 @@ class Source:
         shares = ["1"] if len(streams) == 1 else self._of_epoch
         self.weights = [str(share if own is None else own) for own, share in zip(proportions, shares, strict=True)]
         self._starts = np.cumsum([0, *(len(shards) for shards in self.shards)])
+        self._noted_lengths: np.ndarray | None = None  # of a file beside the samples, int64 [samples]
         self._lock = threading.Lock()  # no thread may close shards that another one reads
 
     @property
@@ -113,7 +114,9 @@ class Source:
         if not self.trained:
             return np.full(len(self), self.length)
         if self.remote:  # a pass over all rows would fetch them all before the first step
-            return np.concatenate([read_lengths(shards.source, len(shards)) for shards in self.shards])
+            parts = [read_lengths(shards.source, len(shards), self.length) for shards in self.shards]
+            self._noted_lengths = np.concatenate(parts)
+            return self._noted_lengths
         return np.array([len(self._tokens(*self._of_stream(number))) for number in range(len(self))], np.int64)
 
     def __len__(self) -> int:
@@ -137,6 +140,7 @@ class Source:
         for row, number in enumerate(numbers):
             sample, at = self._of_stream(int(number))
             ids = self._tokens(sample, at)
+            self._check_length(int(number), len(ids), at)
             tokens[row, : len(ids)] = ids
             if documents is not None:
                 documents[row, : len(ids)] = self._documents(sample, ids, at)
@@ -171,6 +175,15 @@ class Source:
                 "train a model of the data set's tokenizer"
             )
         return tokens
+
+    def _check_length(self, number: int, count: int, at: int) -> None:
+        """Raise ConfigError for a sample of another length than the file says by which tokens are counted."""
+        if self._noted_lengths is not None and self._noted_lengths[number] != count:
+            raise ConfigError(
+                f"{self.shards[at].source}: row {number - int(self._starts[at])} has {count:,} tokens, and its "
+                f"{LENGTHS} says {self._noted_lengths[number]:,}, so durations in tokens would be others: prepare the "
+                "rows again, or give durations in ba, ep or sp"
+            )
 
     def _fits(self, count: int) -> bool:
         return 2 <= count <= self.length if self.trained else count == self.length

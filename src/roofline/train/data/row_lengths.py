@@ -13,7 +13,6 @@ from roofline.train.storage.open import open_store
 from roofline.train.storage.store import MissingError
 
 LENGTHS = "lengths.json"
-_LONGEST = 1 << 40  # no row has as many tokens
 
 
 def write_lengths(folder: Path, lengths: Sequence[int]) -> None:
@@ -21,8 +20,11 @@ def write_lengths(folder: Path, lengths: Sequence[int]) -> None:
     write_atomically(folder / LENGTHS, json.dumps(list(lengths)) + "\n")
 
 
-def read_lengths(source: str | Path, rows: int) -> np.ndarray:
-    """The tokens of each of so many rows of the shards in a folder or at a URL, int64 [rows]. Raises ConfigError."""
+def read_lengths(source: str | Path, rows: int, longest: int) -> np.ndarray:
+    """The tokens of each of so many rows of the shards in a folder or at a URL, int64 [rows].
+
+    longest: tokens that a row has at most. Raises ConfigError. Whether a row has as many is seen when it is read.
+    """
     try:
         lengths = json.loads(open_store(source).get(LENGTHS))
     except MissingError as error:
@@ -33,7 +35,12 @@ def read_lengths(source: str | Path, rows: int) -> np.ndarray:
         ) from error
     except ValueError as error:
         raise ConfigError(f"{source}/{LENGTHS} is damaged: {error}") from error
-    is_list = isinstance(lengths, list) and all(has_type(each, int) and 0 < each < _LONGEST for each in lengths)
+    is_list = isinstance(lengths, list) and all(has_type(each, int) and each > 0 for each in lengths)
     if not is_list or len(lengths) != rows:
         raise ConfigError(f"{source}/{LENGTHS} is damaged, or of other rows: it has no lengths of {rows:,} rows")
+    if max(lengths, default=0) > longest:
+        raise ConfigError(
+            f"{source}/{LENGTHS} is of other rows: it has one of {max(lengths):,} tokens, and max_seq_len is "
+            f"{longest:,}"
+        )
     return np.array(lengths, np.int64)

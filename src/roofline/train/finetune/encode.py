@@ -51,15 +51,16 @@ class Counts:
     """What happened to samples. split: chats that were taken apart, an answer each; ended: answers to which an end
     token was added, because the template ends them with none; greeted: chats whose first message is the assistant's,
     which is not trained on, as the template writes no prompt before it; unreasoned: samples with an answer whose
-    reasoning the template does not write; empty: answers without a text, of which the end alone is trained on; cut:
-    samples longer than a row; left_out: samples of which no target is in a row; longest: tokens of the longest
-    sample."""
+    reasoning the template does not write; empty: answers without a text, of which the end alone is trained on;
+    unprompted: answers that no token comes before, so that the first of theirs is not trained on; cut: samples longer
+    than a row; left_out: samples of which no target is in a row; longest: tokens of the longest sample."""
 
     split: int = 0
     ended: int = 0
     greeted: int = 0
     unreasoned: int = 0
     empty: int = 0
+    unprompted: int = 0
     cut: int = 0
     left_out: int = 0
     longest: int = 0
@@ -140,6 +141,7 @@ class Encoder:
             ids = [*begun, *self._plain(sample.completion)]
         ids = [*self._prefix, *ids, self.tokenizer.eos_ids[0]]
         at = len(self._prefix) + _common(ids[len(self._prefix) :], begun)
+        self.counts.unprompted += at == 0
         return Encoded(np.array(ids, np.uint32), np.arange(len(ids)) >= max(1, at))
 
     def _chat(self, sample: Chat) -> Iterator[Encoded]:

@@ -8,6 +8,7 @@ from roofline.common.fields import describe
 from roofline.train.data.record_fields import MEDIA, RecordFields
 from roofline.train.data.record_files import Record
 from roofline.train.finetune.asking import first_key, note_repeated, question_messages, tools_in, with_system
+from roofline.train.finetune.sample_weights import refuse_untrained
 from roofline.train.finetune.samples import Chat, Continuation, Sample, Text, chat, question, text, tools_of
 
 Fields = Mapping[str, object]
@@ -186,6 +187,7 @@ def read(record: Record, where: str, form: str, told_from: str = "") -> Sample:
         sample = FORMS[form].read(fields, where)
         if form != "text":
             _refuse_labels(fields, where)
+        refuse_untrained(fields, where)
         return sample
     except ConfigError as error:
         if not told_from or (not isinstance(record, str) and FORMS[form].fits(record)):

@@ -61,6 +61,8 @@ def _notes(done: Prepared) -> Iterator[str]:
         yield f"{counted(done.left_out, 'sample')} without a target within {done.length:,} tokens: left out"
     if done.empty:
         yield f"{counted(done.empty, 'answer')} without a text: the token that ends it alone is trained on"
+    if done.unprompted:
+        yield f"{counted(done.unprompted, 'answer')} with no prompt before: the first token is not trained on"
     if done.greeted:
         yield f"{counted(done.greeted, 'chat')} beginning with the assistant: that message is not trained on"
 

@@ -84,7 +84,7 @@ class FinetuneOptions(Options):
     steps: int | None = option(None, "Steps, instead of epochs.", minimum=1, topic=TOPIC_RUN)
     batch: int = option(16, "Rows of a step.", minimum=1, topic=TOPIC_RUN, key=BATCH)
     lr: float | None = option(
-        None, "Learning rate. Default: 2e-4, or 2e-5 with --method full.", minimum=0, topic=TOPIC_RUN, key=RATE
+        None, "Learning rate. Default: 2e-4, or 2e-5 with --method full.", minimum=1e-12, topic=TOPIC_RUN, key=RATE
     )
     schedule: str = option(
         "cosine", "How the learning rate goes on behind a warm-up of 3 %.", choices=tuple(SCHEDULES), topic=TOPIC_RUN

@@ -123,6 +123,7 @@ class Prepared:
     alike: int = 0
     greeted: int = 0
     empty: int = 0
+    unprompted: int = 0
     shared: int = 0
     unused: dict[str, int] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
@@ -259,6 +260,7 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str, progress: Calla
         files=[str(path) for path in data.files],
         greeted=counts.greeted,
         empty=counts.empty,
+        unprompted=counts.unprompted,
         shared=shared_samples(*([encoded[number] for number in numbers] for numbers in groups.values())),
         unused=dict(unused) | unreasoned(counts),
         skipped=data.skipped,

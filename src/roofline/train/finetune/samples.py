@@ -8,6 +8,7 @@ from roofline.common.errors import ConfigError
 from roofline.common.fields import describe
 from roofline.common.json_files import RepeatedKeyError, unique_keys
 from roofline.train.data.record_fields import RecordFields
+from roofline.train.finetune.sample_weights import SWITCHES, is_trained
 
 Message = Mapping[str, object]
 ROLES = ("system", "user", "assistant", "tool")
@@ -25,8 +26,6 @@ _ROLES = {
     },
     **{"function_response": "tool", "tool_response": "tool"},
 }
-# Whether an answer is trained on: OpenAI's, axolotl's two, ms-swift's.
-_WEIGHTS = ("weight", "train", "training", "loss")
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _KEPT = ("name", "tool_call_id", *REASONING_KEYS)
 
@@ -65,6 +64,8 @@ def text(record: Mapping[str, object], key: str, where: str, empty: bool = False
         return ""
     if isinstance(value, str) and not (value.strip() or empty):
         raise ConfigError(f"{where}: {key} is empty; remove the record, or give it a text")
+    if value is None and key not in record:
+        raise ConfigError(f"{where}: there is no {key}: give the record one, or remove it")
     if not isinstance(value, str):
         raise ConfigError(f"{where}: {key} is {describe(value)}, not a text")
     return value
@@ -95,10 +96,10 @@ def chat(turns: object, tools: object, where: str, last_only: bool = False, rema
         fields = RecordFields(turn)
         messages.append(_message(fields, place))
         if messages[-1]["role"] == "assistant":
-            if _is_trained(fields, place, remarks):
+            if is_trained(fields, place, remarks):
                 answers.append(number)
         else:
-            fields.use_where(_WEIGHTS, lambda value: value in (0, "0", "false"))  # nor would it be trained on
+            fields.use_where(SWITCHES, lambda value: value in (0, "0", "false"))  # nor would it be trained on
         remarks |= {f"{key} of messages" for key in fields.unread}
     if not answers:
         raise ConfigError(f"{where}: {_without_answers(messages)}")
@@ -129,27 +130,6 @@ def role_of(turn: object) -> str | None:
     return _ROLES.get(str(turn.get("role", turn.get("from")))) if isinstance(turn, Mapping) else None
 
 
-def _is_trained(turn: Mapping[str, object], where: str, remarks: set[str]) -> bool:
-    """Whether an assistant's message is to be trained on, as it says itself."""
-    if turn.get("train_detail"):
-        raise ConfigError(f"{where}: its train_detail masks parts of it; give each part a message, or remove it")
-    values = {key: _number(turn[key], f"{where}: its {key}") for key in _WEIGHTS if turn.get(key) is not None}
-    if not {0.0, 1.0}.issuperset(values.values()):
-        remarks.add("weights of messages other than 0 and 1 (they count as 1)")
-    return 0 not in values.values()
-
-
-def _number(value: object, where: str) -> float:
-    """0 or 1 for false or true; numbers may be written as text."""
-    if isinstance(value, bool | int | float):
-        return float(value)
-    word = str(value).strip().lower()
-    try:
-        return {"false": 0.0, "true": 1.0}[word] if word in ("false", "true") else float(word)
-    except ValueError:
-        raise ConfigError(f"{where} is {describe(value)}, neither a number nor true or false") from None
-
-
 def _message(turn: Mapping[str, object], where: str) -> dict[str, object]:
     name = turn.get("role") if "role" in turn else turn.get("from")
     role = _ROLES.get(str(name))
@@ -162,6 +142,11 @@ def _message(turn: Mapping[str, object], where: str) -> dict[str, object]:
     calls = [_call(call, where) for call in _calls(turn, name, content, where)]
     if calls and name == "function_call":
         content = None
+    if content is None and not calls:
+        is_there = any(key in turn for key in ("content", "value"))
+        what = "its content is null" if is_there else "it has no content"
+        also = ", or calls of tools" if role == "assistant" else ""
+        raise ConfigError(f"{where}: {what}: give it a text{also}, or remove the message")
     if not isinstance(content, str) and not calls:
         raise ConfigError(f"{where}: its content is {describe(content)}, not a text")
     message: dict[str, object] = {"role": role, "content": content or ""}

@@ -41,7 +41,7 @@ class CommonOptions(Options):
     lr: float | None = option(
         None,
         f"Learning rate. Default: {LR:g}, or {LR_FULL:g} with --method full.",
-        minimum=0,
+        minimum=1e-12,
         topic=TOPIC_RUN,
         key=RATE,
     )

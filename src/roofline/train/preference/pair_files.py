@@ -10,6 +10,7 @@ from roofline.train.data.record_fields import MEDIA, RecordFields
 from roofline.train.data.record_files import Record
 from roofline.train.finetune.asking import note_repeated, question_messages, tools_in, with_system
 from roofline.train.finetune.forms import AS_CHAT, NO_MEDIA
+from roofline.train.finetune.sample_weights import refuse_untrained
 from roofline.train.finetune.samples import Chat, Continuation, Sample, chat, role_of, text, tools_of
 
 _TURN = re.compile(r"\b(Human|Assistant):")  # marks of turns in texts, as Anthropic's HH has them
@@ -43,18 +44,20 @@ def pair(record: Record, where: str, form: str | None) -> Pair:
     if isinstance(record, str) or "chosen" not in record or "rejected" not in record:
         raise ConfigError(f"{where} has no chosen and rejected answer: {_keys(record)}")
     fields = RecordFields.of_record(record)
+    refuse_untrained(fields, where)
     before = _turns_of(fields, _TURNS[1:]) or []
     if before or not any(isinstance(fields.get(key), str) for key in ("chosen", "rejected")):
         return _pair_of_chats(fields, before, where)
     key = _asks_under(fields, form)
     if key is not None:
         words = question_messages(fields, key, where)
-        answers = [{"role": "assistant", "content": text(fields, name, where)} for name in ("chosen", "rejected")]
+        texts = _answers(fields, text(fields, key, where), where, as_messages=True)
+        answers = [{"role": "assistant", "content": answer} for answer in texts]
         tools = tools_of(tools_in(fields), where)
         chosen, rejected = (Chat((*words, answer), tools, (len(words),)) for answer in answers)
         return Pair(chosen, rejected, "question")
     prompt = text(fields, "prompt", where, empty=True)
-    chosen_text, rejected_text = (text(fields, key, where) for key in ("chosen", "rejected"))
+    chosen_text, rejected_text = _answers(fields, prompt, where)
     if not prompt:
         prompt = _shared_text(chosen_text, rejected_text)
         chosen_text, rejected_text = chosen_text[len(prompt) :], rejected_text[len(prompt) :]
@@ -62,6 +65,18 @@ def pair(record: Record, where: str, form: str | None) -> Pair:
             raise _other_questions(chosen_text, rejected_text, where)
     fields.refuse_conditions(where, prompt, f"write it into the prompt, or remove it; {AS_CHAT}")
     return Pair(Continuation(prompt, chosen_text), Continuation(prompt, rejected_text), "text")
+
+
+def _answers(record: RecordFields, prompt: str, where: str, as_messages: bool = False) -> tuple[str, str]:
+    """The two answers that are texts, without the prompt where both repeat it in front, as messages may."""
+    chosen, rejected = (text(record, key, where) for key in ("chosen", "rejected"))
+    if not prompt.strip() or not (chosen.startswith(prompt) and rejected.startswith(prompt)):
+        return chosen, rejected
+    record.remarks.add("the prompt that both answers repeat")
+    behind = chosen[len(prompt) :], rejected[len(prompt) :]
+    if not all(answer.strip() for answer in behind):
+        raise ConfigError(f"{where}: an answer is the prompt and nothing else: give it a text, or remove the record")
+    return (behind[0].lstrip(), behind[1].lstrip()) if as_messages else behind
 
 
 def _pair_of_chats(record: RecordFields, before: list[object], where: str) -> Pair:

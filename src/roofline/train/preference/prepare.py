@@ -139,13 +139,21 @@ def preview(data: Data, encoder: Encoder, count: int, colour: bool, item_of: Ite
     unused = Counter[str]()
     for where, record in first:
         item = item_of(data, encoder, record, where)
-        reason = ", left out" if not item.fits(data.length) else ", left out: both answers are the same"
         kept = item.fits(data.length) and not item.alike
-        yield f"--- {where} ({item.form}): {len(item):,} tokens" + ("" if kept else reason)
+        yield f"--- {where} ({item.form}): {_told_size(item, data.length)}"
         yield from (marked(encoder.tokenizer, part, colour) for part in item.documents if kept)
         unused.update(item.unused if item.record is None else ())  # a reward is handed all of a prompt's record
     if unused:
         yield f"--- not used: {unused_words(unused)}"
+
+
+def _told_size(item: Item, length: int) -> str:
+    """How many tokens an item has, and why it is left out, where it is."""
+    if not item.documents:
+        return f"left out: it does not fit into a row of {length:,} tokens (--max-seq-len)"
+    if not item.fits(length):
+        return f"{len(item):,} tokens, left out: a row has {length:,} (--max-seq-len)"
+    return f"{len(item):,} tokens" + (", left out: both answers are the same" if item.alike else "")
 
 
 def _prompt_ids(words: Chat | str, encoder: Encoder) -> list[int]:

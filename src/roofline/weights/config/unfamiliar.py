@@ -17,7 +17,7 @@ from roofline.weights.files.gguf import GGUFFile
 from roofline.weights.files.mapped import JsonObject, map_file
 
 # Keys of what every decoder has, and of files' housekeeping: they tell no architecture from another.
-_COMMON = re.compile(
+COMMON = re.compile(
     r"architectures|model_type|(torch_)?dtype|transformers_version|use_cache|auto_map|_name_or_path|.*_token_id|"
     r"initializer_range|attention_dropout|.*_dropout|.*_pdrop|pretraining_tp|output_\w+|return_dict|"
     r"vocab_size|hidden_size|num_hidden_layers|num_attention_heads|intermediate_size|max_position_embeddings|"
@@ -165,7 +165,7 @@ def unfamiliar(path: Path) -> Unfamiliar | None:
 def _describe(
     file: Path, key: str, name: str, config: JsonObject, families: Mapping[str, tuple[str, ...]]
 ) -> Unfamiliar:
-    keys = [k for k, value in config.items() if value is not None and not _COMMON.fullmatch(k)]
+    keys = [k for k, value in config.items() if value is not None and not COMMON.fullmatch(k)]
     nearest = max(families, key=lambda family: _likeness(keys, families[family]))
     nearest = nearest if _likeness(keys, families[nearest]) >= LEAST_LIKENESS else ""
     new = {shorten(k): shorten(str(config[k])) for k in keys if k not in families.get(nearest, ())}

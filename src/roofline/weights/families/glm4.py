@@ -21,7 +21,7 @@ NAMES = TensorNames(
 
 def from_hf(fields: Fields, model_type: str) -> Config:
     """The canonical configuration; attention_bias is of q, k and v alone."""
-    sized = Fields(fields.path, {**fields.values, "head_dim": fields.get("head_dim", int, 128)})
+    sized = fields.changed({"head_dim": fields.get("head_dim", int, 128)})
     ours = hf_fields.decoder(sized, "glm4", ("attention_bias",), heads_by_default=False, eps=1.5625e-7, turned=0.5)
     ours["rope_style"] = "interleaved"
     ours["attention_bias"] = fields.get("attention_bias", bool, True)

@@ -56,15 +56,15 @@ def _rest(fields: Fields, ours: Config, epsilon: str) -> Config:
 
 def _respelled(fields: Fields) -> Fields:
     """The same under the type's own names. Raises ConfigError where two names have two values."""
-    values = dict(fields.values)
+    changes: dict[str, object] = {}
     for common, gpt2_name in _COMMON.items():
-        value = values.pop(common, None)
+        value = fields.values.get(common)
         if value is None:
             continue
-        if values.get(gpt2_name, value) != value:
-            fields.refuse(common, f"{value!r} is not the {values[gpt2_name]!r} that {gpt2_name} says")
-        values[gpt2_name] = value
-    return Fields(fields.path, values, fields.within)
+        if fields.values.get(gpt2_name, value) != value:
+            fields.refuse(common, f"{value!r} is not the {fields.values[gpt2_name]!r} that {gpt2_name} says")
+        changes |= {common: None, gpt2_name: value}
+    return fields.changed(changes)
 
 
 def to_hf(config: Config) -> Config:

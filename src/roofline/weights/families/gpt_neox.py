@@ -51,13 +51,15 @@ def from_hf(fields: Fields, model_type: str) -> Config:
 def _with_common_names(fields: Fields) -> Fields:
     """The fields of rope under the names that all types share, which transformers does not read of this one. Raises
     ConfigError where such a name says something else."""
-    values = dict(fields.values)
+    changes: dict[str, object] = {}
     for neox_name, (common, default) in _ROPE.items():
         value = fields.positive(neox_name) or default
         if (fields.positive(common) or value) != value:
-            fields.refuse(common, f"{values[common]!r} is not the {value!r} that {neox_name}, or its default, says")
-        values[common] = value
-    return Fields(fields.path, values, fields.within)
+            fields.refuse(
+                common, f"{fields.values[common]!r} is not the {value!r} that {neox_name}, or its default, says"
+            )
+        changes[common] = value
+    return fields.changed(changes)
 
 
 def to_hf(config: Config) -> Config:

@@ -57,7 +57,7 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     refuse_unless_neutral(fields, neutral)
     hf_fields.windows(ours, _windows(fields, ours["layers"]))
     scaled = any(fields.values.get(key) is not None for key in ("rope_scaling", "rope_parameters"))
-    read = fields if scaled else Fields(fields.path, {**fields.values, "rope_parameters": _YARN}, fields.within)
+    read = fields if scaled else fields.changed({"rope_parameters": _YARN})
     ours["rope_theta"], ours["rope_scaling"] = hf_fields.rope(read, _THETA)
     return checked(fields, ours, hf_fields.SPELLED)
 

@@ -34,9 +34,8 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     plain = fields
     if kind in _LONG_KINDS:
         plain_values = {key: value for key, value in table.values.items() if key in _PLAIN_KEYS}
-        values = {key: value for key, value in fields.values.items() if key not in ("rope_scaling", _ORIGINAL)}
-        plain = Fields(
-            fields.path, {**values, "rope_parameters": {**plain_values, "rope_type": "default"}}, fields.within
+        plain = fields.changed(
+            {"rope_scaling": None, _ORIGINAL: None, "rope_parameters": {**plain_values, "rope_type": "default"}}
         )
     ours = hf_fields.decoder(plain, "phi3", ("auto_map",), eps=1e-5, turned=1.0)
     ours["sliding_window"] = fields.get("sliding_window", int)

@@ -41,7 +41,8 @@ def replica_of(spec: FleetSpec) -> tuple[Arrangement, Calibration]:
     if not chosen:
         could = ", ".join(str(each.devices) for each in ways)
         raise ConfigError(f"model.devices = {model.devices}: so many cannot share the model; {could} can")
-    return chosen[0], assumed(model.reads, model.arithmetic, bits=chosen[0].weight_bits, devices=chosen[0].devices)
+    bits, is_host = chosen[0].weight_bits, place.is_host
+    return chosen[0], assumed(model.reads, model.arithmetic, bits=bits, devices=model.devices, host=is_host)
 
 
 def is_exact(spec: FleetSpec) -> bool:

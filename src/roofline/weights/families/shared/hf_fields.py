@@ -56,7 +56,7 @@ _ROPE_KEYS = {
 
 
 # What else a config.json of a family of ours has, or any config.json, without a change of the mathematics.
-_SHARED = {
+SHARED = {
     *("model_type", "architectures", "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters"),
     *("sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "torch_dtype", "dtype", "use_cache"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "initializer_range", "pretraining_tp"),
@@ -72,7 +72,7 @@ def refuse_features(fields: Fields, honoured: Collection[str] = ()) -> None:
 
 def new_fields(fields: Fields) -> str:
     """The fields that none of our readers knows, for an error; empty where there are none."""
-    known = {*REQUIRED, *SPELLED.values(), *NEUTRAL, *_SHARED}
+    known = {*REQUIRED, *SPELLED.values(), *NEUTRAL, *SHARED}
     new = sorted(key for key, value in fields.values.items() if value is not None and key not in known)
     return f"; new in it: {', '.join(map(shorten, new[:8]))}{', ...' if len(new) > 8 else ''}" if new else ""
 

@@ -1,0 +1,20 @@
+"""Keys of a config.json that nothing reads: of what transformers writes there are none, of anything else all."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roofline.weights.config.unread_keys import unread_keys
+from roofline.weights.families.table import MODEL_TYPES
+
+PATH = Path("config.json")
+
+
+@pytest.mark.parametrize("kind", list(MODEL_TYPES))
+def test_all_that_transformers_writes_is_read_or_of_no_account(kind: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="what writes the files")
+    like = {"num_experts_per_tok": 6} if kind == "deepseek_v2" else {}
+    config: dict[str, Any] = transformers.AutoConfig.for_model(kind, **like).to_dict()
+    assert unread_keys(PATH, config) == []
+    assert unread_keys(PATH, config | {"cross_layer_share": 2, "nothing": None}) == ["cross_layer_share"]
