@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from roofline.bench.load.events import Events, RequestEvents
+from roofline.bench.results.backlog import falls_behind
 from roofline.bench.results.objectives import Objective
 from roofline.bench.results.point import Counts, Figure, Lengths
-from roofline.bench.results.rates import Amount, falls_behind, rate_of
+from roofline.bench.results.rates import Amount, rate_of
 from roofline.bench.results.statistics import Values, percentile, serial_percentile_interval
 from roofline.bench.results.window import Span, in_span, lap_of, measured, measured_span
 

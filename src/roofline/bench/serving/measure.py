@@ -8,6 +8,7 @@ import numpy as np
 import roofline
 from roofline.bench.load.events import Events, RequestEvents
 from roofline.bench.load.plan import Plan
+from roofline.bench.results.backlog import falls_behind
 from roofline.bench.results.energy import energy_of
 from roofline.bench.results.limits import Demand, impossible, limit_of
 from roofline.bench.results.metrics import (
@@ -33,7 +34,6 @@ from roofline.bench.results.point import (
     Window,
     Workload,
 )
-from roofline.bench.results.rates import falls_behind
 from roofline.bench.results.statistics import values_needed
 from roofline.bench.results.unread import unread_counts, unread_in_words
 from roofline.bench.results.window import Span, is_short, measured, measured_span, most_in_flight
