@@ -81,7 +81,8 @@ class RequestEvents(msgspec.Struct, kw_only=True, omit_defaults=True):
     is no HTTP or no answer; finish: the server's reason; error: what went wrong, None where nothing did; server: which
     of several it was sent to, from 0; probe: whether the request is a probe whose answer is known; text: the answer,
     kept for probes and for counting tokens again; parts: how many the answer had, where `chunks` has the first and the
-    last alone.
+    last alone; first_known: False of an answer of which nothing tells when its first part came, as of one that was not
+    streamed: `chunks` has its last moment alone.
     """
 
     request: int
@@ -106,6 +107,7 @@ class RequestEvents(msgspec.Struct, kw_only=True, omit_defaults=True):
     probe: bool = False
     text: str | None = None
     parts: int | None = None
+    first_known: bool = True
 
     @property
     def planned(self) -> int:

@@ -5,6 +5,7 @@ to leave those out would favour the short ones. Throughput is of the same reques
 figure.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -37,19 +38,24 @@ def answer_tokens(request: RequestEvents) -> int:
     return parts if request.completion_tokens is None else request.completion_tokens
 
 
+def first_part(request: RequestEvents) -> int | None:
+    """When the first part of the answer came, None where there is none or nothing tells when."""
+    return request.chunks[0] if request.chunks and request.first_known else None
+
+
 def _ttft(request: RequestEvents) -> float | None:
-    return (request.chunks[0] - request.dispatched) * NS_MS if request.chunks else None
+    first = first_part(request)
+    return None if first is None else (first - request.dispatched) * NS_MS
 
 
 def _corrected_ttft(request: RequestEvents) -> float | None:
-    if request.scheduled is None or not request.chunks:
-        return None
-    return (request.chunks[0] - request.scheduled) * NS_MS
+    first = first_part(request)
+    return None if first is None or request.scheduled is None else (first - request.scheduled) * NS_MS
 
 
 def _tpot(request: RequestEvents) -> float | None:
     tokens = answer_tokens(request)
-    if tokens < 2 or not request.chunks or at_once(request):
+    if tokens < 2 or first_part(request) is None or at_once(request):
         return None
     return (request.chunks[-1] - request.chunks[0]) * NS_MS / (tokens - 1)
 
@@ -187,13 +193,13 @@ def goodput(events: Events, objective: Objective, span: Span | None = None) -> d
     """Requests a second that keep the objective, and the share that they are of all that were sent.
 
     Moments count from `scheduled`: a request that waited in the client has waited. Requests that failed keep nothing.
-    Where a planned moment is not known, there is no goodput: n is 0.
+    Where a planned moment is not known, or a first part that has a limit, there is no goodput: n is 0.
     """
     span = span or measured_span(events)
     sent = [each for each in measured(events) if span.begin <= each.dispatched <= span.end]
     good = sum(_is_good(each, objective) for each in sent)
     rule = objective.rule
-    count = len(sent) if all(each.scheduled is not None for each in sent) else 0
+    count = len(sent) if all(_can_be_judged(each, objective) for each in sent) else 0
     rate = rate_of(events, span, lambda request: float(_is_good(request, objective)))
     return {
         "goodput": Figure(
@@ -218,6 +224,10 @@ def good_share(events: Events, objective: Objective) -> float:
     return sum(_is_good(each, objective) for each in sent) / len(sent) if sent else 0.0
 
 
+def _can_be_judged(request: RequestEvents, objective: Objective) -> bool:
+    return request.scheduled is not None and (request.first_known or math.isinf(objective.ttft))
+
+
 def _is_good(request: RequestEvents, objective: Objective) -> bool:
     return request.completed and _keeps(request, objective)
 
@@ -226,9 +236,10 @@ def _keeps(request: RequestEvents, objective: Objective) -> bool:
     ttft, tpot, latency = _corrected_ttft(request), _tpot(request), _corrected_e2e(request)
     if tpot is None and at_once(request):  # then it is at most as long as all of the answer over its tokens
         tpot = (_e2e(request) or 0.0) / (answer_tokens(request) - 1)
-    if ttft is None or latency is None:
+    if latency is None or (ttft is None and request.first_known):
         return False
-    return ttft <= objective.ttft and (tpot is None or tpot <= objective.tpot) and latency <= objective.e2e
+    limited = ((ttft, objective.ttft), (tpot, objective.tpot), (latency, objective.e2e))
+    return all(value is None or value <= limit for value, limit in limited)
 
 
 def counts(events: Events) -> Counts:
