@@ -45,6 +45,7 @@ class EventsHead(msgspec.Struct, frozen=True, kw_only=True):
     the span that figures are taken from (what is outside warms up or runs out), in nanoseconds since the beginning;
     stop: as in the traffic; client_cpu: cores' worth of time that the generator used; interrupted: whether the run was
     ended before its plan was; joules: that counters of this machine showed for it, in so many joules_seconds;
+    blocks: how many runs of one plan stand one after the other, each of which began when the one before had ended;
     unread_share: of the requests, beside which a client came that did not read; unread: these clients, which are not
     among the requests.
     """
@@ -63,6 +64,7 @@ class EventsHead(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: bool = False
     joules: float | None = None
     joules_seconds: float | None = None
+    blocks: int = 1
     unread_share: float = 0.0
     unread: list[UnreadClient] = []
     schema: str = SCHEMA

@@ -104,6 +104,8 @@ def _offered(events: Events, sent: Sequence[RequestEvents], ended: Sequence[Requ
     """The amounts over the gaps between arrivals. A plan that came to exactly its rate has no other gaps than the mean
     one: how they were strewn over the run says nothing about its rate."""
     head = events.head
+    if head.rate and head.blocks > 1:  # what stands between two of them is no gap of the plan
+        return _Units(_amounts(ended, amount), np.full(len(ended), 1 / head.rate))
     moments = np.array([each.planned for each in sent], dtype=float)
     count, last = len(moments), float(moments[-1])
     if head.rate and head.arrivals in ("constant", "poisson", "gamma"):
