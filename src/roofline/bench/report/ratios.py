@@ -99,7 +99,11 @@ def paired_goodputs(points: Sequence[Point]) -> list[PairedGoodput]:
         offered = None if point.load is None else point.load.offered
         if isinstance(value, float) and isinstance(low, float) and isinstance(high, float) and offered:
             decided = point.extra.get("by") == "goodput"
-            out.append(PairedGoodput(name, value, (low, high), offered, decided, point))
+            out.append(
+                PairedGoodput(
+                    name=name, difference=value, interval=(low, high), offered=offered, decided=decided, point=point
+                )
+            )
     return out
 
 

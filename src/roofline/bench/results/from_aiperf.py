@@ -187,8 +187,8 @@ def read_aiperf(run: Sequence[_Record], at: int, summary: bytes | None) -> tuple
     """The events of a run, and what a reader of their figures must know. at: which of the file's runs it is, from 0;
     summary: the JSON file that belongs to it, None where it is not there. Raises ConfigError, without the file's name,
     where that cannot be read, and UnsupportedError for a way of sending that has no counterpart here."""
-    told = _summary(summary)
-    config = told.input_config or _Config()
+    run_summary = _summary(summary)
+    config = run_summary.input_config or _Config()
     phases = [phase for phase in config.phases if phase.kind == "profiling"]
     phase = phases[at] if at < len(phases) else None
     if phase is not None and phase.type not in _PHASES:
@@ -211,7 +211,7 @@ def read_aiperf(run: Sequence[_Record], at: int, summary: bytes | None) -> tuple
     )
     sending = () if phase is not None else (_ALONE if summary is None else _OTHER_FORM,)
     planned = (_PLANNED,) if any(each.scheduled is not None for each in requests) else ()
-    return Events(head, requests), (*planned, *_NOTES, *sending, *_notes_of(run), *_promised(told))
+    return Events(head, requests), (*planned, *_NOTES, *sending, *_notes_of(run), *_promised(run_summary))
 
 
 def _notes_of(run: Sequence[_Record]) -> Iterator[str]:

@@ -21,6 +21,7 @@ from roofline.bench.results.window import Span, in_span, lap_of, measured, measu
 
 Of = Callable[[RequestEvents], float | None]  # a request's value, None where it has none
 NS_MS = 1e-6
+BURST_GAP = 0.05  # milliseconds between parts of an answer, below which they are what a client reads in one go
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,12 @@ def _tpot(request: RequestEvents) -> float | None:
 
 
 def at_once(request: RequestEvents) -> bool:
-    """Whether an answer of several tokens came at one moment, as from behind a proxy that holds it back: then nothing
-    tells how long a token took."""
-    return answer_tokens(request) > 1 and bool(request.chunks) and request.chunks[0] == request.chunks[-1]
+    """Whether an answer of several tokens came at one moment, or in one burst, as from behind a proxy that holds it
+    back: then nothing tells how long a token took."""
+    if answer_tokens(request) < 2 or not request.chunks:
+        return False
+    parts = len(request.chunks) if request.parts is None else request.parts
+    return (request.chunks[-1] - request.chunks[0]) * NS_MS <= BURST_GAP * max(parts - 1, 0)
 
 
 def _e2e(request: RequestEvents) -> float | None:
@@ -161,7 +165,7 @@ def way_of_rates(events: Events) -> str:
         return "of all rounds / the time that these took"
     if falls_behind(events):
         return "/ the time from end to end of answers"
-    return "of a request of the window * requests offered a second"
+    return "/ requests of the window * requests offered a second"
 
 
 def _rate_figure(events: Events, span: Span, definition: str, unit: str, amount: Amount) -> Figure:
