@@ -63,7 +63,7 @@ def _fewer_end_than_arrive(requests: list[RequestEvents], moments: Values) -> bo
     steps = np.concatenate([np.ones(len(moments)), -np.ones(len(ends))])[order]
     in_flight, seconds = np.cumsum(steps), np.diff(at[order], append=last)
     by_number = np.argsort(in_flight, kind="stable")
-    quiet = np.searchsorted(np.cumsum(seconds[by_number]), QUIET_SHARE * (last - begin))
+    quiet = int(np.searchsorted(np.cumsum(seconds[by_number]), QUIET_SHARE * (last - begin)))
     least = max(1.0, float(in_flight[by_number[min(quiet, len(by_number) - 1)]]))
     busy_seconds = float(seconds[in_flight >= least].sum())
     ended = int(np.count_nonzero((steps < 0) & (in_flight + 1 >= least)))
