@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from roofline.bench.results.backlog import falls_behind
+from roofline.bench.serving.versus import one_after_the_other
 from tests.bench.results.events import MS, request, run
 from tests.bench.results.simulated import open_loop, service
 
@@ -75,3 +76,27 @@ def test_a_slow_beginning_is_no_backlog():
     """Requests of the first second wait until a server has warmed up, and then it is as quick as ever."""
     requests = [request(at=100 * n, first=max(50, 1500 - 200 * n), gap=0, number=n) for n in range(60)]
     assert not falls_behind(run(requests, arrivals="constant", rate=10.0))
+
+
+def blocks_of(load, kind, seed, count=8, size=16):
+    """Blocks of requests to a server of four places, each of which begins when the one before has ended."""
+    draw = generator(seed)
+    blocks = [open_loop(size, 40 * load, service(kind, draw), 100 * seed + n, servers=4) for n in range(count)]
+    return one_after_the_other(blocks)
+
+
+@pytest.mark.parametrize("kind", ["fixed", "noisy", "exponential"])
+def test_blocks_of_an_overload_are_noticed(kind):
+    """Each block ends before the next begins, so the backlog is there again in each."""
+    assert sum(falls_behind(blocks_of(2.0, kind, seed)) for seed in range(20)) >= 19
+    assert sum(falls_behind(blocks_of(0.8, kind, seed)) for seed in range(60)) <= 1
+
+
+def test_requests_of_blocks_that_failed_move_no_others():
+    events = blocks_of(2.0, "fixed", 1)
+    for number in (3, 40):
+        events.requests[number].error = "status 503"
+    assert falls_behind(events)
+    for each in events.requests[::16]:
+        each.error = "status 503"
+    assert not falls_behind(events), "of the first of each block nothing is known"

@@ -26,10 +26,10 @@ QUIET_SHARE = 0.25  # of the time, in which the fewest requests are in flight: a
 
 def falls_behind(events: Events) -> bool:
     """Whether a server cannot keep up with an open loop. Of blocks, each of which began when the one before had ended,
-    nothing says it: a backlog never lasts beyond its block."""
+    a backlog is that of a block, in the mean over all of them."""
     head = events.head
     if head.blocks > 1:
-        return False
+        return _grows_in_blocks(sorted(measured(events), key=lambda each: each.planned), head.blocks)
     requests = [each for each in measured(events) if each.completed and each.dispatched >= head.begin]
     if len(requests) < FEWEST_FOR_TREND:
         return False
@@ -37,19 +37,34 @@ def falls_behind(events: Events) -> bool:
     moments = np.array([each.planned for each in requests]) / 1e9
     if moments[-1] == moments[0]:
         return True  # all at once, which no server keeps up with
-    return _latency_grows(requests, moments) and _fewer_end_than_arrive(requests, moments)
-
-
-def _latency_grows(requests: list[RequestEvents], moments: Values) -> bool:
-    """Whether latency grows by more than chance explains, of independent latencies and of a queue."""
-    count = len(requests)
     latencies = np.array([(each.end or 0) - each.planned for each in requests]) / 1e9
+    return _latency_grows(latencies, moments) and _fewer_end_than_arrive(requests, moments)
+
+
+def _grows_in_blocks(requests: list[RequestEvents], blocks: int) -> bool:
+    """Whether latency grows within blocks of as many requests each, which began with an idle server."""
+    size = len(requests) // blocks
+    if size < 3:
+        return False
+    shape, first = (blocks, size), requests[: size * blocks]
+    moments = np.array([each.planned for each in first]).reshape(shape) / 1e9
+    latencies = [(each.end or 0) - each.planned if each.completed else np.nan for each in first]
+    known = np.ma.masked_invalid(np.array(latencies).reshape(shape) / 1e9)
+    if known.count(axis=0).min() == 0:
+        return False
+    return _latency_grows(np.asarray(known.mean(axis=0)), (moments - moments[:, :1]).mean(axis=0), blocks)
+
+
+def _latency_grows(latencies: Values, moments: Values, runs: int = 1) -> bool:
+    """Whether latency grows by more than chance explains, of independent latencies and of a queue. runs: that these
+    are the means of."""
+    count = len(latencies)
     off = moments - moments.mean()
     spread = float(off @ off)
     slope = float(off @ latencies) / spread
     residuals = latencies - latencies.mean() - slope * off
     error = float(np.sqrt(residuals @ residuals / (count - 2) / spread))
-    return slope > SURE * error and slope * count > CHANCE * np.sqrt(count) + LEAST_BACKLOG
+    return slope > SURE * error and slope * count > CHANCE * np.sqrt(count / runs) + LEAST_BACKLOG
 
 
 def _fewer_end_than_arrive(requests: list[RequestEvents], moments: Values) -> bool:

@@ -246,7 +246,12 @@ def with_goodput(point: Point, side: str, comparison: VersusResult) -> Point:
     if around is not None and figure.value:
         around = (around[0] * value / figure.value, around[1] * value / figure.value)
     figures = {
-        "goodput": msgspec.structs.replace(figure, value=value, ci95=around),
+        "goodput": msgspec.structs.replace(
+            figure,
+            value=value,
+            ci95=around,
+            definition=f"{share.definition.partition(';')[0]} * requests offered a second",
+        ),
         "good_share": msgspec.structs.replace(share, value=value / rate),
     }
     return msgspec.structs.replace(point, metrics={**point.metrics, **figures})
