@@ -185,3 +185,14 @@ def request_late(each, by):
 def test_lengths_of_nothing():
     assert lengths([]).most == 0
     assert lengths([1, 2, 9]).mean == 4
+
+
+def test_goodput_of_a_backlog_is_that_of_the_window():
+    """The requests of the first lap keep the limit, and none behind them does."""
+    requests = [request(at=100 * n, first=50 + 60 * n, gap=1, number=n) for n in range(60)]
+    told = goodput(run(requests, arrivals="poisson", rate=10.0, end=6000), Objective(e2e=300))
+    assert told["good_share"].value == 0
+    assert told["goodput"].value == 0
+    kept = goodput(run(requests, arrivals="poisson", rate=10.0, end=6000), Objective(e2e=1e6))
+    assert kept["goodput"].value == pytest.approx(1 / 0.16)
+    assert kept["goodput"].definition.endswith("/ all that were sent * requests that end a second")

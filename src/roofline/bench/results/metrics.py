@@ -204,15 +204,8 @@ def goodput(events: Events, objective: Objective, span: Span | None = None) -> d
     good = sum(_is_good(each, objective) for each in sent)
     rule = objective.rule
     count = len(sent) if all(_can_be_judged(each, objective) for each in sent) else 0
-    rate = rate_of(events, span, lambda request: float(_is_good(request, objective)))
     return {
-        "goodput": Figure(
-            definition=f"requests with {rule} {way_of_rates(events)}",
-            unit="requests/s",
-            n=count,
-            value=rate.value,
-            ci95=rate.interval,
-        ),
+        "goodput": _goodput_rate(events, objective, span, count, good / len(sent) if sent else 0.0),
         "good_share": Figure(
             definition=f"requests with {rule} / all that were sent; the objective is {objective.share:.0%}",
             unit="1",
@@ -220,6 +213,20 @@ def goodput(events: Events, objective: Objective, span: Span | None = None) -> d
             value=good / len(sent) if sent else 0.0,
         ),
     }
+
+
+def _goodput_rate(events: Events, objective: Objective, span: Span, count: int, share: float) -> Figure:
+    """Of a server that falls behind, the share of the window's requests times the rate of ends: the ends that the rate
+    is taken from are also those of the first lap, which found no backlog."""
+    if falls_behind(events):
+        ends = rate_of(events, span, lambda request: 1.0)
+        what = "/ all that were sent * requests that end a second"
+        value, interval = share * ends.value, None
+    else:
+        rate = rate_of(events, span, lambda request: float(_is_good(request, objective)))
+        what, value, interval = way_of_rates(events), rate.value, rate.interval
+    definition = f"requests with {objective.rule} {what}"
+    return Figure(definition=definition, unit="requests/s", n=count, value=value, ci95=interval)
 
 
 def good_share(events: Events, objective: Objective) -> float:
