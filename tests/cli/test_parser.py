@@ -1,5 +1,6 @@
 """The command line is made from declarations: what words mean, what is refused, what help lists."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 import pytest
 
 from roofline.backends.options import LoadOptions
-from roofline.cli.parser import Argument, Only, Parser, UsageError, Without
+from roofline.cli.parser import Argument, Only, Parser, UsageError, Without, summary
 from roofline.cli.run import generate
 from roofline.common.errors import ConfigError
 from roofline.common.options import Option, Options, option
@@ -229,3 +230,20 @@ def test_what_only_looks_like_an_option_stays_as_it_was_typed(message: str) -> N
     assert parser.in_flags(f"{message}; lower max_tokens='9', or the models' seed=2") == (
         f"{message}; lower --max-tokens '9', or the models' --seed 2"
     )
+
+
+def test_lists_of_commands_have_whole_sentences() -> None:
+    """Also where a docstring's first sentence is longer than its line."""
+
+    def command() -> None:
+        """Write something, and say in a sentence that is longer than
+        its line why.
+
+        What follows is not of it.
+        """
+
+    assert summary(command) == "Write something, and say in a sentence that is longer than its line why."
+    listed = call_roofline(["--help"]).stdout
+    told = re.split(r"\n  (?=\S)", listed.partition("Commands:\n")[2].partition("\n\n")[0])
+    assert len(told) > 20
+    assert [each for each in told if not each.rstrip().endswith((".", ")"))] == []

@@ -236,8 +236,13 @@ class Parser:
 
 
 def summary(command: Command) -> str:
-    """The first line of what a command says of itself."""
-    return (inspect.getdoc(command) or "").partition("\n")[0]
+    """The first line of what a command says of itself, and those that its sentence goes on in."""
+    lines: list[str] = []
+    for line in (inspect.getdoc(command) or "").partition("\n\n")[0].splitlines():
+        lines.append(line)
+        if line.endswith("."):
+            break
+    return " ".join(lines)
 
 
 def _flags(option: Option) -> Iterator[tuple[str, str]]:

@@ -165,6 +165,23 @@ def with_events(measured: Point, folder: Path, name: str = "events.jsonl", worke
     return with_id(msgspec.structs.replace(measured, events=name, events_sha256=digest))
 
 
+def compared_by_goodput(a: float, b: float, reach: float = 0.2, offered: float = 12.0) -> list[Point]:
+    """The two points of `bench compare` at a rate with an objective: requests a second of each side that keep it. The
+    latency of B is 1.2 times that of A."""
+    out = []
+    for side, good in (("A", a), ("B", b)):
+        extra: dict[str, float | int | str | bool | None] = {"side": side, "by": "goodput", "verdict": "undecided"}
+        extra |= {"latency_ratio": 1.2, "latency_low": 1.19, "latency_high": 1.21}
+        extra |= {"goodput_difference": b - a, "goodput_low": b - a - reach, "goodput_high": b - a + reach}
+        measured = point(4, label="old" if side == "A" else "new")
+        load = msgspec.structs.replace(measured.load, arrivals="poisson", concurrency=None, offered=offered)
+        metrics = {**measured.metrics, "goodput": figure(good, "requests/s")}
+        out.append(
+            with_id(msgspec.structs.replace(measured, run="g", kind="compare", extra=extra, load=load, metrics=metrics))
+        )
+    return out
+
+
 def compared(
     ratio: float, workers: int = 4, low: float = 0.97, high: float = 1.03, verdict: str = "B is higher"
 ) -> list[Point]:

@@ -99,3 +99,18 @@ def test_files_without_points_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "MOST_POINTS", 5)
     with pytest.raises(ConfigError, match="6 points are more than a report has room for"):
         gather([tmp_path / "a.jsonl"])
+
+
+def test_events_are_where_the_results_say_whatever_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older commands wrote the path from where they ran; newer ones that from the folder of the results."""
+    (tmp_path / "c" / "ev").mkdir(parents=True)
+    point = made.with_events(made.point(4), tmp_path / "c" / "ev")
+    assert point.events is not None
+    for place, older in ((f"c/ev/{point.events}", True), (f"ev/{point.events}", False)):
+        results = tmp_path / "c" / f"{older}.jsonl"
+        append_points([with_id(msgspec.structs.replace(point, events=place))], results)
+        monkeypatch.chdir(tmp_path)
+        gathered = gather([Path("c") / results.name])
+        assert (len(gathered.events), gathered.notes) == (1, [])
+        monkeypatch.chdir(tmp_path / "c")
+        assert len(gather([Path(results.name)]).events) == (0 if older else 1)

@@ -8,6 +8,7 @@ import pytest
 
 from roofline.bench.report.gather import of_points
 from roofline.bench.report.history import Allowed, check, check_pairs, trend, without_match
+from roofline.bench.report.ratios import forest
 from roofline.bench.report.report import report
 from roofline.bench.results.metrics import figures
 from roofline.bench.results.point import Point, UnreadCounts, Validity
@@ -247,3 +248,32 @@ def test_paired_ratios_need_no_other_file() -> None:
     assert {finding.verdict for finding in check_pairs(made.compared(1.01), 0.05)} == {"passes"}
     with pytest.raises(ConfigError, match="there is no paired ratio of bench compare"):
         check_pairs(made.curve(), 0.05)
+
+
+def test_a_figure_that_was_named_is_judged_alone() -> None:
+    (finding,) = check_pairs(made.compared(0.8), 0.05, "e2e")
+    assert (finding.metric, finding.verdict) == ("e2e", "slower")
+    with pytest.raises(ConfigError, match="choose one of answer_rate, e2e"):
+        check_pairs(made.compared(0.8), 0.05, "ttft")
+    with pytest.raises(ConfigError, match="metric='goodput' is not among"):
+        check_pairs(made.compared(0.8), 0.05, "goodput")
+
+
+def test_where_goodput_decided_it_is_judged() -> None:
+    """B's latency is 20 % longer, and nobody asked for it: both keep the objective."""
+    (finding,) = check_pairs(made.compared_by_goodput(12.0, 12.0), 0.05)
+    assert (finding.metric, finding.verdict) == ("goodput", "passes")
+    (finding,) = check_pairs(made.compared_by_goodput(12.0, 9.0), 0.05)
+    assert (finding.verdict, finding.worse) == ("slower", pytest.approx(0.25))
+    assert "goodput differs by -3 [-3.2, -2.8] requests/s from the old one, slower" in str(finding)
+    (finding,) = check_pairs(made.compared_by_goodput(12.0, 11.0, reach=1.5), 0.05)
+    assert finding.verdict == "undecided"
+    (finding,) = check_pairs(made.compared_by_goodput(12.0, 12.0), 0.05, "e2e")
+    assert (finding.metric, finding.verdict) == ("e2e", "slower")
+
+
+def test_goodput_without_a_ratio_of_throughputs_is_in_the_table() -> None:
+    section = forest(of_points(made.compared_by_goodput(12.0, 9.0)))
+    assert section is not None
+    assert section.table is not None
+    assert any(row[1] == "goodput: difference in requests/s" for row in section.table.rows)

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from roofline.bench.report.live import BETWEEN_LINES, LiveView
+from roofline.bench.results.point import Point, Validity
 from tests.bench.report import made
 
 
@@ -137,3 +138,34 @@ def test_a_narrow_terminal_breaks_flags_and_cuts_no_figure() -> None:
     assert "…" not in text
     assert "█████······· 40%" in text
     assert "p99" in text
+
+
+def promised(point: Point) -> Point:
+    """The point as one that was measured under an objective."""
+    good = {"goodput": made.figure(2.5, "requests/s"), "good_share": made.figure(0.625, "1")}
+    return msgspec.structs.replace(point, metrics={**point.metrics, **good})
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_goodput_is_shown_where_an_objective_was_given(terminal: bool) -> None:
+    for point, shows in ((promised(made.point(4)), True), (made.point(4), False)):
+        stream = io.StringIO()
+        with LiveView("a", console=Console(file=stream, force_terminal=terminal, width=200, color_system=None)) as view:
+            view.started("4 workers")
+            view.finished(point)
+        assert ("goodput requests/s" in stream.getvalue()) == shows
+        assert ("2.5 (62%)" in stream.getvalue()) == shows
+
+
+def test_a_point_that_was_interrupted_is_not_complete() -> None:
+    stream = io.StringIO()
+    point = made.point(4)
+    broken = msgspec.structs.replace(point, validity=Validity(grade="D", flags=["interrupted"]))
+    try:
+        with LiveView("a", console=Console(file=stream, width=140)) as view:
+            view.finished(point)
+            view.finished(broken)
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        pass
+    assert stream.getvalue().splitlines()[-1] == "ended early: 1 point is complete, 1 interrupted"

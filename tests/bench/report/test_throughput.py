@@ -294,3 +294,31 @@ def test_goodput_has_a_column_where_something_was_promised() -> None:
     plain = sections(made.curve())["concurrency"].table
     assert plain is not None
     assert plain.headings[-1] == "failed"
+
+
+def test_open_loops_have_goodput_too() -> None:
+    point = made.point(4)
+    load = msgspec.structs.replace(point.load, arrivals="poisson", concurrency=None, offered=4.0)
+    metrics = {**point.metrics, "goodput": made.figure(3.5, "requests/s")}
+    table = sections([msgspec.structs.replace(point, load=load, metrics=metrics)])["throughput and latency"].table
+    assert table is not None
+    assert dict(zip(table.headings, table.rows[0], strict=True))["goodput, requests/s"] == "3.5 [3.4, 3.6]"
+    plain = sections(made.curve())["throughput and latency"].table
+    assert plain is not None
+    assert "goodput, requests/s" not in plain.headings
+
+
+def test_definitions_say_of_which_loads_they_are() -> None:
+    closed = made.point(4)
+    load = msgspec.structs.replace(closed.load, arrivals="poisson", concurrency=None, offered=4.0)
+    rate = msgspec.structs.replace(closed.metrics["request_rate"], definition="another formula")
+    opened = msgspec.structs.replace(closed, load=load, metrics={**closed.metrics, "request_rate": rate})
+    table = report(of_points([closed, opened]), "", throughput.Slo(), None).sections[-1].table
+    assert table is not None
+    rows = {(row[0], row[2]): row[3] for row in table.rows}
+    assert rows["request_rate", "another formula"] == "scheduled arrivals"
+    assert rows["request_rate", closed.metrics["request_rate"].definition] == "workers"
+    assert rows["ttft", closed.metrics["ttft"].definition] == "all"
+    alone = report(of_points([closed]), "", throughput.Slo(), None).sections[-1].table
+    assert alone is not None
+    assert alone.headings == ("metric", "unit", "definition")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roofline.bench.load.events import RequestEvents
-from roofline.bench.results.metrics import counts, figures, goodput, lengths
+from roofline.bench.results.metrics import at_once, counts, figures, goodput, lengths
 from roofline.bench.results.objectives import OBJECTIVES, Objective, read_objective
 from roofline.bench.results.window import Span, is_short, measured_span, most_in_flight
 from roofline.common.errors import ConfigError
@@ -137,6 +137,16 @@ def test_promises_of_ones_own():
             read_objective(text, "objective")
     with pytest.raises(ConfigError, match="did you mean 'mlperf:llama2-70b'"):
         read_objective("mlperf:llama2-70", "objective")
+    with pytest.raises(ConfigError, match="has two limits of ttft: leave one of them out"):
+        read_objective("ttft=50,tpot=9,ttft=300", "objective")
+
+
+def test_definitions_of_open_loops_are_formulas():
+    events = run([request(at=100 * n, first=50, number=n) for n in range(20)], arrivals="poisson", rate=10.0)
+    defined = figures(events) | goodput(events, Objective(ttft=100))
+    formula = " / requests of the window * requests offered a second"
+    assert defined["request_rate"].definition == f"completed requests{formula}"
+    assert defined["goodput"].definition == f"requests with TTFT from scheduled <= 100 ms{formula}"
 
 
 @given(st.lists(REQUESTS, min_size=1, max_size=30))
@@ -151,7 +161,7 @@ def test_relations_of_any_run(requests):
     assert metrics["answer_rate"].value == pytest.approx(metrics["request_rate"].value * tokens)
     assert 1 <= most_in_flight(events) <= len(requests)
     if "tpot" in metrics:
-        assert metrics["tpot"].n == sum(each.completion_tokens > 1 for each in requests)
+        assert metrics["tpot"].n == sum(each.completion_tokens > 1 and not at_once(each) for each in requests)
     for figure in metrics.values():
         assert (figure.p99 is None) == (figure.n < 299 or figure.value is not None)
         if figure.p50 is not None and figure.p95 is not None:
@@ -175,3 +185,14 @@ def request_late(each, by):
 def test_lengths_of_nothing():
     assert lengths([]).most == 0
     assert lengths([1, 2, 9]).mean == 4
+
+
+def test_goodput_of_a_backlog_is_that_of_the_window():
+    """The requests of the first lap keep the limit, and none behind them does."""
+    requests = [request(at=100 * n, first=50 + 60 * n, gap=1, number=n) for n in range(60)]
+    told = goodput(run(requests, arrivals="poisson", rate=10.0, end=6000), Objective(e2e=300))
+    assert told["good_share"].value == 0
+    assert told["goodput"].value == 0
+    kept = goodput(run(requests, arrivals="poisson", rate=10.0, end=6000), Objective(e2e=1e6))
+    assert kept["goodput"].value == pytest.approx(1 / 0.16)
+    assert kept["goodput"].definition.endswith("/ all that were sent * requests that end a second")

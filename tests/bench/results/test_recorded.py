@@ -304,16 +304,128 @@ def test_aiperfs_phases_are_runs(tmp_path):
         read_run(path, 3)
 
 
-def test_an_answer_that_was_not_streamed_has_one_part(tmp_path):
-    def whole(records):
+def measured_records(change):
+    """A change of all records that are no warm-up and have metrics."""
+
+    def changed(records):
         for record in records:
-            for name in ("time_to_first_token", "time_to_first_output_token", "inter_chunk_latency"):
-                record["metrics"].pop(name, None)
+            if record["metadata"]["benchmark_phase"] == "profiling" and "error" not in record:
+                change(record["metrics"])
         return records
 
-    events = read_run(aiperf(tmp_path, whole)).events
-    assert all(len(each.chunks) == 1 for each in events.requests if each.completed)
-    assert recompute(events, "aiperf")["inter_chunk_latency"].n == 0
+    return changed
+
+
+def absent(events, name):
+    return {key for key, figure in recompute(events, name).items() if not figure.n}
+
+
+STREAMED = ("time_to_first_token", "time_to_first_output_token", "inter_chunk_latency", "inter_token_latency")
+
+
+def test_an_answer_that_was_not_streamed_has_no_first_token(tmp_path):
+    change = measured_records(lambda metrics: [metrics.pop(name, None) for name in STREAMED])
+    recorded, own = read_run(aiperf(tmp_path, change)), json.loads(AIPERF.read_text())
+    events = recorded.events
+    assert absent(events, "aiperf") == {"time_to_first_token", "inter_token_latency", "inter_chunk_latency"}
+    assert absent(events, "vllm") == {"ttft", "tpot", "itl"}
+    assert absent(events, "ours") == {"ttft", "ttft_corrected", "tpot", "decode_rate", "itl"}
+    latency = recompute(events, "aiperf")["request_latency"]
+    assert latency.mean == pytest.approx(own["request_latency"]["avg"])
+    assert "21 of 21 answers have no time to a first token" in " ".join(recorded.notes)
+    span = measured_span(events)
+    assert goodput(events, Objective(ttft=1e6), span)["goodput"].n == 0, "nobody knows whether they keep it"
+    assert goodput(events, Objective(e2e=1e6), span)["good_share"].value > 0
+
+
+def test_an_answer_of_guidellm_that_was_not_streamed(tmp_path):
+    guide = json.loads(GUIDE.read_text())
+    for each in guide["benchmarks"][0]["requests"]["successful"]:
+        timings = each["info"]["timings"]
+        timings.update(dict.fromkeys(("first_token_iteration", "last_token_iteration", "first_request_iteration")))
+        timings.update(first_output_token_iteration=None, token_iterations=0)
+    events = read_run(written(tmp_path, guide)).events
+    answered = [each for each in events.requests if each.completed]
+    assert len(answered) == len(guide["benchmarks"][0]["requests"]["successful"])
+    assert {"time_to_first_token", "inter_token_latency"} <= absent(events, "guidellm")
+    assert recompute(events, "guidellm")["request_latency"].n == len(answered)
+
+
+def test_an_answer_without_its_gaps_has_its_latency(tmp_path):
+    """The first token and the latency are in the file, so the time between tokens is known, and its gaps are not."""
+    recorded = read_run(aiperf(tmp_path, measured_records(lambda metrics: metrics.pop("inter_chunk_latency"))))
+    figures, own = recompute(recorded.events, "aiperf"), json.loads(AIPERF.read_text())
+    for name in ("time_to_first_token", "inter_token_latency", "request_latency"):
+        assert figures[name].mean == pytest.approx(own[name]["avg"], rel=1e-5)
+    assert absent(recorded.events, "aiperf") == {"inter_chunk_latency"}
+    assert "21 of 21 answers have no gaps between parts" in " ".join(recorded.notes)
+
+
+def test_gaps_that_do_not_come_to_the_latency_are_left_out(tmp_path):
+    change = measured_records(lambda metrics: metrics["inter_chunk_latency"].update(value=[1.0, 2.0]))
+    recorded = read_run(aiperf(tmp_path, change))
+    own = json.loads(AIPERF.read_text())
+    assert recompute(recorded.events, "aiperf")["request_latency"].mean == pytest.approx(own["request_latency"]["avg"])
+    assert absent(recorded.events, "aiperf") == {"inter_chunk_latency"}
+    assert "The gaps between parts of 21 of 21 answers do not come to their latency" in " ".join(recorded.notes)
+
+
+def test_the_head_of_an_answer_is_no_first_event(tmp_path):
+    """What vLLM calls TTFT ends at an event with a choice, and AIPerf's file has none of those without text."""
+    assert absent(read_run(AIPERF).events, "vllm") == {"ttft"}
+
+
+@pytest.mark.parametrize(("unit", "in_ms"), [("s", 1e3), ("us", 1e-3), ("ns", 1e-6), ("ms", 1.0)])
+def test_units_of_times_are_read(tmp_path, unit, in_ms):
+    def change(metrics):
+        for name in STREAMED:
+            value = metrics[name]["value"]
+            scaled = [each / in_ms for each in value] if isinstance(value, list) else value / in_ms
+            metrics[name] = {"value": scaled, "unit": unit}
+
+    figures = recompute(read_run(aiperf(tmp_path, measured_records(change))).events, "aiperf")
+    own = json.loads(AIPERF.read_text())
+    for name in ("time_to_first_token", "inter_token_latency", "inter_chunk_latency"):
+        assert figures[name].mean == pytest.approx(own[name]["avg"], rel=1e-5)
+
+
+def test_a_request_that_is_there_twice_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="lines 4 and 28 have the same request"):
+        read_run(aiperf(tmp_path, lambda records: [*records, records[3]]))
+
+
+def test_requests_that_did_not_complete_are_named(tmp_path):
+    assert read_run(AIPERF).notes[0].startswith("Of 24 requests 21 completed: 3 failed (3 with: status 503, Service")
+
+    def cancelled(records):
+        records[-1]["metadata"]["was_cancelled"] = True
+        return records
+
+    assert "3 failed" in (note := read_run(aiperf(tmp_path, cancelled)).notes[0])
+    assert note.endswith(", 1 cancelled.")
+    guide = read_run(GUIDE)
+    unfinished = sum(each.end is None for each in guide.events.requests)
+    assert f"{unfinished} under way when the run ended" in guide.notes[0]
+    assert not any("completed" in note for note in read_run(written(tmp_path, vllm())).notes), "all did"
+    told = json.loads(call_roofline(["bench", "recompute", AIPERF, "--json"]).stdout)
+    assert (told["requests"]["completed"], told["requests"]["failed"]) == (21, 3)
+
+
+def test_the_objective_of_a_file_is_named(tmp_path):
+    notes = " ".join(read_run(AIPERF).notes)
+    assert "objective is time_to_first_token 40, inter_token_latency 20; AIPerf's own figures of it: 6 good" in notes
+    for name in ("request_goodput", "request_goodput:"):
+        notes = " ".join(read_run(written(tmp_path, vllm(**{name: 1.25}))).notes)
+        assert "1.25 good requests/s" in notes
+
+
+def test_a_summary_of_another_form_is_not_missing(tmp_path):
+    path = aiperf(tmp_path)
+    summary = {"aiperf_version": "0.13.0", "input_config": {"loadgen": {"request_rate": 2.0}}}
+    path.with_name("profile_export_aiperf.json").write_text(json.dumps(summary))
+    notes = " ".join(read_run(path).notes)
+    assert "says in no form that is known here how requests were sent" in notes
+    assert "without the JSON file" not in notes
 
 
 @pytest.mark.parametrize(
@@ -322,6 +434,11 @@ def test_an_answer_that_was_not_streamed_has_one_part(tmp_path):
         (lambda record: record["metadata"].update(request_end_ns=5), "line 27 has a request that ends before"),
         (lambda record: record["metrics"]["output_sequence_length"].update(value=-1), "line 27 .*negative number"),
         (lambda record: record["metrics"]["inter_chunk_latency"].update(value=[-1.0]), "line 27 has a negative time"),
+        (
+            lambda record: record["metrics"]["request_latency"].update(unit="laps"),
+            "line 27 has request_latency in 'laps'",
+        ),
+        (lambda record: record["metrics"]["time_to_first_token"].update(value=1e6), "line 27 has a first token that"),
         (lambda record: record.update(metadata={"request_start_ns": "x"}), "line 27 is no record of AIPerf"),
     ],
 )

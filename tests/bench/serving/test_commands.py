@@ -101,11 +101,14 @@ def test_a_curve(null, tmp_path):
         assert point.client.ttft_added_ms > 0
         assert point.fidelity.probes == 1
         assert "traffic repeated" not in point.validity.flags
-        events = Path(point.events)
+        events = tmp_path / point.events
         assert hashlib.sha256(events.read_bytes()).hexdigest() == point.events_sha256
         assert figures(read_events(events))["e2e"].mean == pytest.approx(point.metrics["e2e"].mean)
     sent = [
-        request.request for point in points for request in read_events(Path(point.events)).requests if not request.probe
+        request.request
+        for point in points
+        for request in read_events(tmp_path / point.events).requests
+        if not request.probe
     ]
     assert len(sent) == len(set(sent)) == 24  # no request twice
     assert points[1].load.offered == pytest.approx(points[0].metrics["request_rate"].value * 0.9)
@@ -228,9 +231,9 @@ def test_clients_that_do_not_read_are_told_and_in_no_figure(fast_null, tmp_path)
     assert (point.counts.completed, point.counts.failed, point.counts.unfinished, point.counts.empty) == (8, 0, 0, 0)
     assert (point.workload.requests, point.metrics["e2e"].n) == (8, 8 if point.window.warm_up_s == 0 else 6)
     assert point.extra["most_in_flight"] == 1
-    events = read_events(Path(point.events))
+    events = read_events(tmp_path / point.events)
     assert len(events.head.unread) == 2
-    again = call_roofline(["bench", "recompute", point.events])
+    again = call_roofline(["bench", "recompute", tmp_path / point.events])
     assert told in again.stdout
     call_roofline(["bench", "report", out, "-o", tmp_path / "r.md"])
     assert f"{told}. The figures are of the requests whose answers were read." in (tmp_path / "r.md").read_text()

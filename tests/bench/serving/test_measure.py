@@ -9,6 +9,7 @@ import pytest
 from roofline.bench.load.events import read_events
 from roofline.bench.load.plan import Plan, Probe
 from roofline.bench.load.targets import Target
+from roofline.bench.report.gather import gather
 from roofline.bench.results.point import Host
 from roofline.bench.results.store import read_points
 from roofline.bench.results.window import most_in_flight
@@ -191,10 +192,10 @@ def test_a_kept_point_is_read_back(tmp_path, point):
     settings = Settings("http://x", results=tmp_path / "r.jsonl", events=tmp_path / "e")
     test = LoadTest(settings, Target("x", "x", "x"), preset_traffic("typical", 1), tmp_path, told.host, None, None)
     kept = [test.keep(told, run(one_by_one())) for _ in range(2)]
-    assert [each.events for each in kept] == [str(tmp_path / "e" / f"{test.run}-{n}.jsonl") for n in (1, 2)]
+    assert [each.events for each in kept] == [f"e/{test.run}-{n}.jsonl" for n in (1, 2)]
     assert [each.metrics for each in read_points(tmp_path / "r.jsonl")] == [told.metrics] * 2
     assert read_points(tmp_path / "r.jsonl") == kept  # with their ids
-    assert read_events(Path(kept[0].events)) == run(one_by_one())
+    assert read_events(tmp_path / kept[0].events) == run(one_by_one())
 
 
 def test_grades_fall_with_what_is_missing(point):
@@ -221,10 +222,35 @@ def test_answers_without_text_are_counted_and_flagged(point):
 def test_answers_in_one_part_have_no_tpot_and_a_flag(point):
     together = [request(at=100 * n, first=80, gap=0, tokens=40, number=n) for n in range(20)]
     told = point(together)
-    assert "answers arrive in one part, their TPOT is not known: 20 of 20" in told.validity.flags
+    assert "answers arrive in one part or burst, their TPOT is not known: 20 of 20" in told.validity.flags
     assert not {"tpot", "decode_rate"} & told.metrics.keys()
     single = point([request(at=100 * n, first=80, tokens=1, number=n) for n in range(20)])
     assert not any("one part" in flag for flag in single.validity.flags), "one token is one part"
+
+
+def test_answers_in_one_burst_have_no_tpot(point):
+    """21 parts within 0.13 ms are what a client reads in one go, not tokens that took 0.0065 ms each."""
+    burst = [request(at=100 * n, first=80, gap=0.0065, tokens=21, number=n) for n in range(20)]
+    told = point(burst)
+    assert "answers arrive in one part or burst, their TPOT is not known: 20 of 20" in told.validity.flags
+    assert not {"tpot", "decode_rate"} & told.metrics.keys()
+    quick = point([request(at=100 * n, first=80, gap=0.2, tokens=21, number=n) for n in range(20)])
+    assert quick.metrics["tpot"].p50 == pytest.approx(0.2)
+
+
+def test_probes_are_no_requests_that_failed(tmp_path, caplog):
+    """The warning has the numbers that the point has, and the probes by themselves."""
+    requests = [request(at=100 * n, first=50, gap=10, number=n) for n in range(20)]
+    requests[0].error = "status 503"
+    probes = [request(at=10, first=9, probe=True, number=0, error="status 503"), request(at=10, first=9, probe=True)]
+    test = SimpleNamespace(send=lambda plan: run([*requests, *probes]), answered=0, failure="", keep=lambda *_: "kept")
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level("WARNING"):
+        patch.setattr(measure, "point_of", lambda *_: None)
+        assert measure.measure(test, "load", PLAN) == "kept"
+    assert caplog.messages == [
+        "1 of 20 requests failed, the first with: status 503",
+        "1 of 2 probes failed, the first with: status 503",
+    ]
 
 
 def test_a_usage_that_contradicts_the_parts_is_flagged(point):
@@ -261,3 +287,20 @@ def test_failures_and_counts_are_flagged(point):
     chunks = one_by_one(completion_tokens=None)
     assert "tokens counted as parts of the answer" in point(chunks).validity.flags
     assert "interrupted" in point(one_by_one(), interrupted=True).validity.flags
+
+
+def test_events_are_found_from_the_folder_of_the_results(tmp_path, monkeypatch):
+    """Both are named from where the command runs, and reports read them from anywhere."""
+    monkeypatch.chdir(tmp_path)
+    settings = Settings("http://x", results=Path("c/x.jsonl"), events=Path("c/ev"))
+    Path("c").mkdir()
+    target = Target("http://x", "http://x/v1", "m", "ours", "1")
+    host = Host(chip="c", cores=2, memory_bytes=1)
+    test = LoadTest(settings, target, preset_traffic("typical", 20), tmp_path, host, CERTIFICATE, None)
+    events = run(one_by_one(), client_cpu=0.1)
+    kept = test.keep(point_of(test, "load", PLAN, events), events)
+    assert kept.events is not None
+    assert (Path("c") / kept.events).is_file()
+    monkeypatch.chdir("/")
+    gathered = gather([tmp_path / "c" / "x.jsonl"])
+    assert (list(gathered.events), gathered.notes) == ([kept.id], [])

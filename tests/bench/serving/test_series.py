@@ -7,7 +7,8 @@ import pytest
 
 from roofline.bench.results.store import append_points
 from roofline.bench.serving import series
-from roofline.bench.serving.series import Sizes, curve, levels, levels_of, sweep
+from roofline.bench.serving.series import Sizes, curve, levels, levels_of, sweep, unlike_levels
+from roofline.bench.traffic.presets import preset_traffic
 from roofline.common.errors import ConfigError
 from tests.bench.report import made
 
@@ -102,3 +103,23 @@ def test_a_sweep_ends_where_more_brings_nothing(measured, rate, failed, last):
 def test_answers_without_text_end_a_sweep_as_failures_do(measured):
     plans = measured(sweep, Points(empty=lambda workers: int(workers >= 8)), 256, Sizes(2, 16))
     assert [plan.concurrency for plan in plans] == [1, 2, 4, 8]
+
+
+def test_another_traffic_than_the_earlier_curve_had_is_told(tmp_path):
+    """Before anything is sent, as `check` would refuse what comes of it."""
+    path, traffic = tmp_path / "old.jsonl", preset_traffic("typical", 40)
+    old = made.point(4)
+    work = msgspec.structs.replace(old.workload, sha256=traffic.sha256, stop="ignored", requests=32)
+    name = f"typical@{traffic.version}"
+    append_points([msgspec.structs.replace(old, workload=work, kind="curve", preset=name)], path)
+    assert unlike_levels(path, traffic, Sizes(), 8) == []
+    natural = preset_traffic("typical", 40, 0, "natural")
+    (told,) = unlike_levels(path, natural, Sizes(), 8)
+    assert "answers end as 'ignored' there and 'natural' here" in told
+    (told,) = unlike_levels(path, preset_traffic("typical", 40, seed=1), Sizes(), 8)
+    assert "another seed or file" in told
+    (told,) = unlike_levels(path, preset_traffic("long", 40), Sizes(), 8)
+    assert "typical@1 there and long@1 here" in told
+    (told,) = unlike_levels(path, traffic, Sizes(fewest=24), 8)
+    assert "at 4 workers there were 32 requests, and here there are 24" in told
+    assert unlike_levels(path, traffic, Sizes(fewest=24), 2) == [], "that level is not measured"

@@ -6,8 +6,19 @@ import msgspec
 import pytest
 
 from roofline.bench.load.plan import Plan
+from roofline.bench.results.compare import Sequential, SequentialGoodput
+from roofline.bench.results.metrics import figures, goodput
 from roofline.bench.results.objectives import Objective
-from roofline.bench.serving.versus import Terms, block_latency, block_rate, compare, one_after_the_other
+from roofline.bench.serving.versus import (
+    Terms,
+    VersusResult,
+    block_latency,
+    block_rate,
+    compare,
+    one_after_the_other,
+    with_goodput,
+)
+from tests.bench.report import made
 from tests.bench.results.events import MS, request, run
 
 
@@ -45,7 +56,7 @@ def test_a_round_is_abba_with_the_same_requests():
 
 
 def test_the_arrivals_of_a_pair_are_the_same():
-    _, log, _ = compared(Terms(requests=4, rate=3.0))
+    _, log, _ = compared(Terms(requests=4, rate=3.0, by="latency"))
     assert log[0][3:] == log[1][3:] == (3.0, 0)
     assert log[2][3:] == log[3][3:] == (3.0, 4)
 
@@ -69,6 +80,54 @@ def test_at_a_rate_under_a_promise_goodput_decides():
         assert (decision.a, decision.b) == (5.0, 5.0 if limit > 130 else 0.0)
     unpromised, _, _ = compared(Terms(requests=4, rate=5.0, by="latency"), b=130.0)
     assert unpromised.goodput is None
+
+
+def test_at_a_rate_throughput_is_not_compared():
+    """Both have what is offered; a block's length has the time in it that its last answers take."""
+    comparison, _, _ = compared(Terms(requests=4, rate=5.0, by="latency"), b=130.0)
+    assert comparison.throughput.a == []
+    assert len(comparison.latency.a) == comparison.rounds > 0
+
+
+def test_an_objective_that_neither_side_keeps_is_named():
+    terms = Terms(requests=60, rate=5.0, by="goodput", promise=Objective(ttft=10.0))
+    comparison, _, _ = compared(terms)
+    assert "no request to either side keeps the objective" in comparison.verdict.sentence("goodput")
+    kept, _, _ = compared(Terms(requests=60, rate=5.0, by="goodput", promise=Objective(ttft=140.0)))
+    assert "keeps the objective" not in kept.verdict.sentence("goodput")
+
+
+def open_blocks(count, latency=400.0):
+    """Blocks of 16 requests at 12 a second, each of which ends `latency` after its last arrival."""
+    head = {"arrivals": "poisson", "rate": 12.0}
+    block = [request(at=1000 / 12 * (n + 1), first=100, gap=latency / 4, number=n) for n in range(16)]
+    return [run(block, **head) for _ in range(count)]
+
+
+def test_blocks_at_a_rate_bring_what_is_offered():
+    """What stands between the last arrival of a block and the first of the next is no gap of the plan."""
+    events = one_after_the_other(open_blocks(6))
+    assert events.head.blocks == 6
+    metrics = figures(events) | goodput(events, Objective(ttft=150.0))
+    assert metrics["request_rate"].value == pytest.approx(12.0)
+    assert metrics["goodput"].value == pytest.approx(12.0)
+
+
+def test_the_point_has_the_goodput_that_was_compared():
+    """Of all requests: the first block, whose requests are late, is not in the window of the others' figures."""
+    blocks = open_blocks(6)
+    for each in blocks[0].requests:
+        each.chunks = [moment + 1000 * MS for moment in each.chunks]
+        each.end += 1000 * MS
+    promise = Objective(ttft=150.0)
+    comparison = VersusResult(Sequential(0.03), Sequential(0.03), "goodput", SequentialGoodput(12.0, 32, 0.03))
+    for _ in range(4):
+        comparison.goodput.add(5 / 6, 1.0)
+    metrics = goodput(one_after_the_other(blocks), promise)
+    measured = msgspec.structs.replace(made.point(4), metrics=metrics)
+    kept = with_goodput(measured, "A", comparison).metrics
+    assert (kept["goodput"].value, kept["good_share"].value) == (pytest.approx(10.0), pytest.approx(5 / 6))
+    assert with_goodput(measured, "B", comparison).metrics["goodput"].value == pytest.approx(12.0)
 
 
 def test_where_goodput_decides_requests_that_fail_are_not_good(monkeypatch):

@@ -45,6 +45,7 @@ class EventsHead(msgspec.Struct, frozen=True, kw_only=True):
     the span that figures are taken from (what is outside warms up or runs out), in nanoseconds since the beginning;
     stop: as in the traffic; client_cpu: cores' worth of time that the generator used; interrupted: whether the run was
     ended before its plan was; joules: that counters of this machine showed for it, in so many joules_seconds;
+    blocks: how many runs of one plan stand one after the other, each of which began when the one before had ended;
     unread_share: of the requests, beside which a client came that did not read; unread: these clients, which are not
     among the requests.
     """
@@ -63,6 +64,7 @@ class EventsHead(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: bool = False
     joules: float | None = None
     joules_seconds: float | None = None
+    blocks: int = 1
     unread_share: float = 0.0
     unread: list[UnreadClient] = []
     schema: str = SCHEMA
@@ -81,7 +83,8 @@ class RequestEvents(msgspec.Struct, kw_only=True, omit_defaults=True):
     is no HTTP or no answer; finish: the server's reason; error: what went wrong, None where nothing did; server: which
     of several it was sent to, from 0; probe: whether the request is a probe whose answer is known; text: the answer,
     kept for probes and for counting tokens again; parts: how many the answer had, where `chunks` has the first and the
-    last alone.
+    last alone; first_known: False of an answer of which nothing tells when its first part came, as of one that was not
+    streamed: `chunks` has its last moment alone.
     """
 
     request: int
@@ -106,6 +109,7 @@ class RequestEvents(msgspec.Struct, kw_only=True, omit_defaults=True):
     probe: bool = False
     text: str | None = None
     parts: int | None = None
+    first_known: bool = True
 
     @property
     def planned(self) -> int:

@@ -149,6 +149,8 @@ def _read_events(point: Point, folder: Path, events: dict[str, Events], notes: l
     if point.events is None:
         return
     path = folder / point.events
+    if not path.exists() and Path(point.events).exists():  # as older commands wrote it, from where they ran
+        path = Path(point.events)
     where = f"{words.system_name(point)}, {words.load_name(point)}"
     try:
         data = path.read_bytes()

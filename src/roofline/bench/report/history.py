@@ -8,7 +8,7 @@ from statistics import NormalDist
 from roofline.bench.report import words
 from roofline.bench.report.chart import Axis, Chart, Mark, ReportSection, Series, Table
 from roofline.bench.report.gather import Gathered
-from roofline.bench.report.ratios import ReportRatio, pairs, ratio
+from roofline.bench.report.ratios import PairedGoodput, ReportRatio, paired_goodputs, pairs, ratio
 from roofline.bench.results.point import Point
 from roofline.bench.results.statistics import CONFIDENCE
 from roofline.common.errors import ConfigError
@@ -230,15 +230,49 @@ def _finding(name: str, metric: str, between: ReportRatio, doubt: Doubt) -> Find
     return Finding(name=name, metric=metric, ratio=between, worse=worse, verdict=verdict, exact=doubt.exact)
 
 
-def check_pairs(points: Sequence[Point], at_most: float) -> list[Finding]:
-    """The same of paired ratios, which need no second file: B is the new one. Raises ConfigError where there are
-    none."""
+@dataclass(frozen=True)
+class GoodputFinding:
+    """The verdict of a comparison by goodput. difference: requests a second that keep the objective, of the new one
+    less the old one; worse: how many of the offered ones are lost, 0.05 being 5 %; verdict: as of a Finding."""
+
+    name: str
+    difference: float
+    interval: tuple[float, float]
+    worse: float
+    verdict: str
+    metric: str = words.GOODPUT
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        figures = f"{self.difference:+.4g} [{low:+.4g}, {high:+.4g}] requests/s"
+        return f"{self.name}: goodput differs by {figures} from the old one, {self.verdict}"
+
+
+def check_pairs(points: Sequence[Point], at_most: float, metric: str = "") -> list[Finding | GoodputFinding]:
+    """The same of paired comparisons, which need no second file: B is the new one. metric: that is judged, "": all of
+    them, or goodput alone where that decided. Raises ConfigError where there are none, or none of that metric."""
     names = {"throughput": words.TOKENS, "latency": words.E2E}
-    rows = pairs(points)
-    findings = [_finding(pair.name, names[pair.of], pair.ratio, Doubt(at_most, len(rows))) for pair in rows]
-    if not findings:
+    every = {names[pair.of] for pair in pairs(points)} | {words.GOODPUT for _ in paired_goodputs(points)}
+    if not every:
         raise ConfigError("there is no paired ratio of bench compare in these points: name the older ones (--against)")
-    return findings
+    if metric and metric not in every:
+        there = ", ".join(sorted(every))
+        raise ConfigError(f"metric={metric!r} is not among what bench compare measured here: choose one of {there}")
+    goodputs = [pair for pair in paired_goodputs(points) if metric == words.GOODPUT or (not metric and pair.decided)]
+    decided = {pair.point.id for pair in goodputs}
+    rows = [pair for pair in pairs(points) if metric == names[pair.of] or (not metric and pair.point.id not in decided)]
+    doubt = Doubt(at_most, len(rows) + len(goodputs))
+    return [
+        *(_finding(pair.name, names[pair.of], pair.ratio, doubt) for pair in rows),
+        *(_goodput_finding(pair, doubt) for pair in goodputs),
+    ]
+
+
+def _goodput_finding(pair: PairedGoodput, doubt: Doubt) -> GoodputFinding:
+    worse = -pair.difference / pair.offered
+    end = pair.difference + (pair.interval[1] - pair.difference) * doubt.widening
+    verdict = "passes" if worse <= doubt.at_most else "slower" if end < 0 else "undecided"
+    return GoodputFinding(pair.name, pair.difference, pair.interval, worse, verdict)
 
 
 def _why_apart(new: Sequence[LoadKey], old: Sequence[LoadKey]) -> str:

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from roofline.bench.report import words
-from roofline.bench.results.point import Point
+from roofline.bench.results.point import INTERRUPTED, Point
 from roofline.common.units import human_seconds
 
 if TYPE_CHECKING:
@@ -110,8 +110,9 @@ class LiveView:
             self._live.stop()
             self._live = None
         elif kind is not None:
-            count = len(self._points)
-            self._line(f"ended early: {count} point{'s are' if count != 1 else ' is'} complete")
+            count = sum(INTERRUPTED not in point.validity.flags for point in self._points)
+            ended = f", {len(self._points) - count} interrupted" if count < len(self._points) else ""
+            self._line(f"ended early: {count} point{'s are' if count != 1 else ' is'} complete{ended}")
 
     def started(self, load: str, limit_tokens_per_s: float | None = None) -> None:
         """The measurement of a point begins. load: what is offered, such as "16 workers"; limit_tokens_per_s: the most
@@ -143,7 +144,9 @@ class LiveView:
         if self._live is not None:
             self._draw()
         else:
-            self._line("  " + ", ".join(f"{name} {cell}" for name, cell in zip(HEADINGS, _cells(point), strict=True)))
+            promised = words.GOODPUT in point.metrics
+            named = zip(_headings(promised), _cells(point, promised), strict=True)
+            self._line("  " + ", ".join(f"{name} {cell}" for name, cell in named))
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -159,10 +162,11 @@ class LiveView:
         from rich.table import Table
 
         table = Table(title=escape(self._title), title_justify="left", box=None, padding=(0, 2, 0, 0))
-        rows = [_cells(point) for point in self._points]
-        for number, heading in enumerate(HEADINGS):
+        promised = any(words.GOODPUT in point.metrics for point in self._points)
+        headings, rows = _headings(promised), [_cells(point, promised) for point in self._points]
+        for number, heading in enumerate(headings):
             of_words = heading in ("load", "of the limit", "client", "grade")
-            widest = max(len(row[number]) for row in (HEADINGS, *rows))
+            widest = max(len(row[number]) for row in (headings, *rows))
             breaks = heading == "grade"  # its flags are what a narrow terminal breaks; figures are never cut
             table.add_column(
                 heading,
@@ -204,7 +208,19 @@ class LiveView:
         return f"; {human_seconds(max(rest, 1.0))} left"
 
 
-def _cells(point: Point) -> tuple[str, ...]:
+def _headings(promised: bool) -> tuple[str, ...]:
+    """promised: whether a point was measured under an objective."""
+    place = HEADINGS.index("of the limit")
+    return (*HEADINGS[:place], "goodput requests/s", *HEADINGS[place:]) if promised else HEADINGS
+
+
+def _goodput(point: Point) -> str:
+    """The requests a second that keep the objective, and their share of those that were sent."""
+    share = words.metric(point, "good_share")
+    return f"{words.digits(words.metric(point, words.GOODPUT))}{'' if share is None else f' ({words.percent(share)})'}"
+
+
+def _cells(point: Point, promised: bool = False) -> tuple[str, ...]:
     share = words.share(point)
     filled = 0 if share is None else round(min(share, 1.0) * BAR)
     bar = "-" if share is None else f"{'█' * filled}{'·' * (BAR - filled)} {words.percent(share)}"
@@ -214,4 +230,5 @@ def _cells(point: Point) -> tuple[str, ...]:
     grade = ", ".join((point.validity.grade, *point.validity.flags))
     side = f"{point.extra['side']}: " if "side" in point.extra else ""  # of a comparison
     latency = words.digits(words.mean(point, words.E2E))
-    return (f"{side}{words.load_name(point)}", *figures, latency, bar, words.client(point), grade)
+    good = (_goodput(point),) if promised else ()
+    return (f"{side}{words.load_name(point)}", *figures, latency, *good, bar, words.client(point), grade)

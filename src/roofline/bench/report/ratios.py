@@ -1,7 +1,7 @@
 """Ratios: of systems that were measured in turns, of machines to their roofs, of one version to another."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
@@ -78,14 +78,48 @@ class PairedRatio:
     point: Point
 
 
+@dataclass(frozen=True)
+class PairedGoodput:
+    """How many more requests a second of B than of A keep an objective, at an offered rate: a difference, as a side may
+    keep none. decided: whether the comparison was decided by it."""
+
+    name: str
+    difference: float
+    interval: Interval
+    offered: float
+    decided: bool
+    point: Point
+
+
+def paired_goodputs(points: Sequence[Point]) -> list[PairedGoodput]:
+    """The differences of goodput among these points, taken from B's."""
+    out = []
+    for name, point in _named_pairs(points):
+        value, low, high = (point.extra.get(f"goodput_{part}") for part in ("difference", "low", "high"))
+        offered = None if point.load is None else point.load.offered
+        if isinstance(value, float) and isinstance(low, float) and isinstance(high, float) and offered:
+            decided = point.extra.get("by") == "goodput"
+            out.append(
+                PairedGoodput(
+                    name=name, difference=value, interval=(low, high), offered=offered, decided=decided, point=point
+                )
+            )
+    return out
+
+
+def _named_pairs(points: Sequence[Point]) -> Iterator[tuple[str, Point]]:
+    """(who was compared, under which load; B's point) of all that were measured in turns."""
+    labels = {point.run: words.system_name(point) for point in points if point.extra.get("side") == "A"}
+    for point in points:
+        if point.extra.get("side") == "B":
+            first = labels.get(point.run, "A")
+            yield f"{words.system_name(point)} / {first}, {point.preset}, {words.load_name(point)}", point
+
+
 def pairs(points: Sequence[Point]) -> list[PairedRatio]:
     """The paired ratios among these points: each stands in the points of both sides, and is taken from B's."""
-    labels = {point.run: words.system_name(point) for point in points if point.extra.get("side") == "A"}
     out = []
-    for point in points:
-        if point.extra.get("side") != "B":
-            continue
-        name = f"{words.system_name(point)} / {labels.get(point.run, 'A')}, {point.preset}, {words.load_name(point)}"
+    for name, point in _named_pairs(points):
         for of in ("throughput", "latency"):
             value, low, high = (point.extra.get(f"{of}_{part}") for part in ("ratio", "low", "high"))
             if isinstance(value, float) and isinstance(low, float) and isinstance(high, float):
@@ -134,13 +168,10 @@ def forest(gathered: Gathered) -> ReportSection | None:
 def _goodput_rows(points: Sequence[Point]) -> list[tuple[str, ...]]:
     """What was compared by requests within an objective, at an offered rate: differences, as a share may be 0."""
     rows = []
-    for pair in pairs(points):
-        extra = pair.point.extra
-        figures = [extra.get(f"goodput_{part}") for part in ("difference", "low", "high")]
-        if pair.of == "throughput" and all(isinstance(figure, float) for figure in figures):
-            cells = [words.digits(figure) for figure in figures if isinstance(figure, float)]
-            verdict = str(extra.get("verdict", "-")) if extra.get("by") == "goodput" else "-"
-            rows.append((pair.name, "goodput: difference in requests/s", *cells, in_words(verdict, "goodput")))
+    for pair in paired_goodputs(points):
+        cells = [words.digits(figure) for figure in (pair.difference, *pair.interval)]
+        verdict = str(pair.point.extra.get("verdict", "-")) if pair.decided else "-"
+        rows.append((pair.name, "goodput: difference in requests/s", *cells, in_words(verdict, "goodput")))
     return rows
 
 

@@ -138,8 +138,13 @@ def _condition(points: Sequence[Point]) -> tuple[str, ...]:
 
 def _definitions(gathered: Gathered) -> ReportSection | None:
     """How each metric is computed: tools give different things the same name."""
-    rows = dict.fromkeys(
-        (name, figure.unit, figure.definition) for point in gathered.points for name, figure in point.metrics.items()
-    )
-    table = Table(("metric", "unit", "definition"), tuple(rows))
+    loads: dict[tuple[str, str, str], dict[str, None]] = {}
+    for point in gathered.points:
+        for name, figure in point.metrics.items():
+            loads.setdefault((name, figure.unit, figure.definition), {})[words.kind_of_load(point)] = None
+    everything = {load for names in loads.values() for load in names}
+    rows = [(*key, "all" if names.keys() == everything else ", ".join(names)) for key, names in loads.items()]
+    several = len(everything) > 1
+    headings = ("metric", "unit", "definition", *(["of"] if several else []))
+    table = Table(headings, tuple(row if several else row[:-1] for row in rows))
     return ReportSection("definitions", "", (), table) if rows else None

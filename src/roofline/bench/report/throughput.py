@@ -289,17 +289,20 @@ def _sweep_table(gathered: Gathered, points: Sequence[Point]) -> Table:
     for kind, own in gathered.curves(points).items():
         for point in own:
             failed = _failed(point)
-            good = words.with_interval(words.metric(point, words.GOODPUT), words.interval(point, words.GOODPUT))
             rows.append(
                 (
                     gathered.name(kind), words.load_name(point),
                     words.with_interval(words.metric(point, words.TOKENS), words.interval(point, words.TOKENS)),
                     *_percentiles(words.figure(point, words.TTFT)), "-" if failed is None else f"{failed:.2f} %",
-                    *([good] if promised else []),
+                    *([_goodput(point)] if promised else []),
                 )
             )  # fmt: skip
     headings = ("system", "load", "tokens/s", "TTFT p50, ms", "TTFT p95, ms", "TTFT p99, ms", "failed")
     return Table((*headings, *(["goodput, requests/s"] if promised else [])), tuple(rows))
+
+
+def _goodput(point: Point) -> str:
+    return words.with_interval(words.metric(point, words.GOODPUT), words.interval(point, words.GOODPUT))
 
 
 def _over_workers(gathered: Gathered, points: Sequence[Point], name: str) -> tuple[Series, ...]:
@@ -360,7 +363,8 @@ def _percentiles(figure: Figure | None) -> tuple[str, str, str]:
 
 
 def _point_table(gathered: Gathered, points: Sequence[Point]) -> Table:
-    """All that the chart shows, and what is said of each point."""
+    """All that the chart shows, and what is said of each point; goodput where something was promised."""
+    promised = any(words.GOODPUT in point.metrics for point in points)
     rows = []
     for kind, own in gathered.curves(points).items():
         for point in own:
@@ -372,6 +376,7 @@ def _point_table(gathered: Gathered, points: Sequence[Point]) -> Table:
                     words.with_interval(words.metric(point, words.REQUESTS), words.interval(point, words.REQUESTS)),
                     words.with_interval(words.metric(point, words.TOKENS), words.interval(point, words.TOKENS)),
                     "-" if pair is None else words.digits(pair[0]),
+                    *([_goodput(point)] if promised else []),
                     words.percent(None if limit is None else limit.share_of_measured),
                     words.percent(None if limit is None else limit.share_of_sheet),
                     "-" if limit is None else limit.bound,
@@ -380,7 +385,7 @@ def _point_table(gathered: Gathered, points: Sequence[Point]) -> Table:
                 )
             )  # fmt: skip
     headings = (
-        "system", "load", "requests/s", "tokens/s", "mean latency, s", "of measured roof", "of data sheet", "bound",
-        "client", "grade",
+        "system", "load", "requests/s", "tokens/s", "mean latency, s", *(["goodput, requests/s"] if promised else []),
+        "of measured roof", "of data sheet", "bound", "client", "grade",
     )  # fmt: skip
     return Table(headings, tuple(rows))

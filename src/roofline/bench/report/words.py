@@ -33,6 +33,15 @@ def short_load(point: Point) -> str:
     return count if prompt is None else f"{count} at {prompt:,}"
 
 
+def kind_of_load(point: Point) -> str:
+    """ "workers", "batches", "scheduled arrivals": by which the formulas of a rate differ."""
+    if point.load is None:
+        return point.kind
+    if point.kind == "compare":
+        return "comparisons"
+    return {"closed": "workers", "batch": "batches"}.get(point.load.arrivals, "scheduled arrivals")
+
+
 def prompt_length(point: Point) -> int | None:
     """Of a point of `bench decode`, whose prompts all have the same; of others None. Older points say it by what the
     server counted."""

@@ -69,6 +69,8 @@ class GoodputDecision:
     def sentence(self, by: By = "goodput") -> str:
         """The verdict with its figures."""
         figures = self.figures()
+        if self.a == self.b == 0:
+            figures += "; no request to either side keeps the objective, so it tells the two apart in nothing: widen it"
         if self.verdict == "no difference":
             return f"no difference > {self.margin:.1%} of the offered rate: {figures}"
         if self.verdict == "undecided":
@@ -133,7 +135,7 @@ class SequentialGoodput(_SequentialPairs[GoodputDecision]):
 
     def __init__(self, rate: float, requests: int, margin: float, looks: Sequence[int] = LOOKS) -> None:
         super().__init__(margin, looks)
-        self._rate, self._requests = rate, requests
+        self.rate, self._requests = rate, requests
 
     def decision(self) -> GoodputDecision:
         """What the pairs so far say, at the error of one look. Shares that never differ say no more than so many
@@ -142,9 +144,9 @@ class SequentialGoodput(_SequentialPairs[GoodputDecision]):
         middle, least = fmean(self.b) - fmean(self.a), math.log(2 / self._error) / (self._requests * len(self.a))
         low, high = min(low, middle - least), max(high, middle + least)
         return GoodputDecision(
-            a=fmean(self.a) * self._rate,
-            b=fmean(self.b) * self._rate,
-            interval=(low * self._rate, high * self._rate),
+            a=fmean(self.a) * self.rate,
+            b=fmean(self.b) * self.rate,
+            interval=(low * self.rate, high * self.rate),
             verdict=self._verdict(low, high, 0),
             margin=self._margin,
             rounds=len(self.a),

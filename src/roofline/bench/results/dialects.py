@@ -14,6 +14,7 @@ from roofline.bench.results.metrics import (
     answer_tokens,
     deliveries,
     distribution,
+    first_part,
     gaps_of,
     goodput,
     of_requests,
@@ -54,7 +55,8 @@ def _e2e_last_part(request: RequestEvents) -> float | None:
 def _after_first(request: RequestEvents) -> float | None:
     """(last part - start - TTFT) / (n - 1)"""
     tokens = answer_tokens(request)
-    return (request.chunks[-1] - request.chunks[0]) * NS_MS / (tokens - 1) if request.chunks and tokens > 1 else None
+    first = first_part(request)
+    return None if first is None or tokens < 2 else (request.chunks[-1] - first) * NS_MS / (tokens - 1)
 
 
 def _over_all(request: RequestEvents) -> float | None:

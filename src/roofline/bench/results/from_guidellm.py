@@ -132,7 +132,8 @@ def _since(origin: float, moment: float) -> int:
 
 
 def _request(request: _Request, number: int, origin: float) -> RequestEvents:
-    """Of a request that was under way when the run ended, there is no end."""
+    """Of a request that was under way when the run ended, there is no end; of an answer that was not streamed, no part
+    but the end."""
     timings = request.info.timings
 
     def at(moment: float | None) -> int | None:
@@ -147,6 +148,9 @@ def _request(request: _Request, number: int, origin: float) -> RequestEvents:
         raise ConfigError(f"request {number + 1} has its start, parts and end in no order of time: the file is damaged")
     if min(request.prompt_tokens or 0, request.output_tokens or 0, request.cached_tokens or 0) < 0:
         raise ConfigError(f"request {number + 1} has a negative number of tokens: the file is damaged")
+    end = at(timings.request_end)
+    chunks = [] if first is None or last is None else [first, last] if timings.token_iterations > 1 else [first]
+    unstreamed = not chunks and end is not None and request.failure is None and bool(request.output_tokens)
     return RequestEvents(
         request=number,
         scheduled=at(timings.targeted_start),
@@ -154,9 +158,10 @@ def _request(request: _Request, number: int, origin: float) -> RequestEvents:
         first_byte=at(timings.first_request_iteration),
         first_reasoning=first if first != output else None,
         first_text=output,
-        chunks=[] if first is None or last is None else [first, last] if timings.token_iterations > 1 else [first],
+        chunks=[end] if unstreamed and end is not None else chunks,
         parts=timings.token_iterations,
-        end=at(timings.request_end),
+        end=end,
+        first_known=not unstreamed,
         prompt_tokens=request.prompt_tokens,
         completion_tokens=request.output_tokens,
         cached_tokens=request.cached_tokens,

@@ -25,6 +25,8 @@ class _Run(msgspec.Struct):
     input_lens: list[int] = []
     output_lens: list[int] = []
     errors: list[str] = []
+    request_goodput: float | None = None
+    older_goodput: float | None = msgspec.field(default=None, name="request_goodput:")
     queue_times: list[float] = []
 
 
@@ -66,7 +68,13 @@ def read_vllm(text: bytes) -> tuple[Events, tuple[str, ...]]:
         rate=run.request_rate if isinstance(run.request_rate, float) else None,
         stop="",
     )
-    return Events(head, requests), (*_NOTES, _PLANNED if planned else _NOT_PLANNED)
+    good = run.request_goodput if run.request_goodput is not None else run.older_goodput
+    promised = (
+        ()
+        if good is None
+        else (f"By vLLM's --goodput, whose limits the file does not have: {good:.4g} good requests/s.",)
+    )
+    return Events(head, requests), (*_NOTES, _PLANNED if planned else _NOT_PLANNED, *promised)
 
 
 def _arrivals(run: _Run) -> Arrivals:

@@ -5,20 +5,23 @@ to leave those out would favour the short ones. Throughput is of the same reques
 figure.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from roofline.bench.load.events import Events, RequestEvents
+from roofline.bench.results.backlog import falls_behind
 from roofline.bench.results.objectives import Objective
 from roofline.bench.results.point import Counts, Figure, Lengths
-from roofline.bench.results.rates import Amount, falls_behind, rate_of
+from roofline.bench.results.rates import Amount, rate_of
 from roofline.bench.results.statistics import Values, percentile, serial_percentile_interval
 from roofline.bench.results.window import Span, in_span, lap_of, measured, measured_span
 
 Of = Callable[[RequestEvents], float | None]  # a request's value, None where it has none
 NS_MS = 1e-6
+BURST_GAP = 0.05  # milliseconds between parts of an answer, below which they are what a client reads in one go
 
 
 @dataclass(frozen=True)
@@ -36,27 +39,35 @@ def answer_tokens(request: RequestEvents) -> int:
     return parts if request.completion_tokens is None else request.completion_tokens
 
 
+def first_part(request: RequestEvents) -> int | None:
+    """When the first part of the answer came, None where there is none or nothing tells when."""
+    return request.chunks[0] if request.chunks and request.first_known else None
+
+
 def _ttft(request: RequestEvents) -> float | None:
-    return (request.chunks[0] - request.dispatched) * NS_MS if request.chunks else None
+    first = first_part(request)
+    return None if first is None else (first - request.dispatched) * NS_MS
 
 
 def _corrected_ttft(request: RequestEvents) -> float | None:
-    if request.scheduled is None or not request.chunks:
-        return None
-    return (request.chunks[0] - request.scheduled) * NS_MS
+    first = first_part(request)
+    return None if first is None or request.scheduled is None else (first - request.scheduled) * NS_MS
 
 
 def _tpot(request: RequestEvents) -> float | None:
     tokens = answer_tokens(request)
-    if tokens < 2 or not request.chunks or at_once(request):
+    if tokens < 2 or first_part(request) is None or at_once(request):
         return None
     return (request.chunks[-1] - request.chunks[0]) * NS_MS / (tokens - 1)
 
 
 def at_once(request: RequestEvents) -> bool:
-    """Whether an answer of several tokens came at one moment, as from behind a proxy that holds it back: then nothing
-    tells how long a token took."""
-    return answer_tokens(request) > 1 and bool(request.chunks) and request.chunks[0] == request.chunks[-1]
+    """Whether an answer of several tokens came at one moment, or in one burst, as from behind a proxy that holds it
+    back: then nothing tells how long a token took."""
+    if answer_tokens(request) < 2 or not request.chunks:
+        return False
+    parts = len(request.chunks) if request.parts is None else request.parts
+    return (request.chunks[-1] - request.chunks[0]) * NS_MS <= BURST_GAP * max(parts - 1, 0)
 
 
 def _e2e(request: RequestEvents) -> float | None:
@@ -154,7 +165,7 @@ def way_of_rates(events: Events) -> str:
         return "of all rounds / the time that these took"
     if falls_behind(events):
         return "/ the time from end to end of answers"
-    return "of a request of the window * requests offered a second"
+    return "/ requests of the window * requests offered a second"
 
 
 def _rate_figure(events: Events, span: Span, definition: str, unit: str, amount: Amount) -> Figure:
@@ -186,22 +197,15 @@ def goodput(events: Events, objective: Objective, span: Span | None = None) -> d
     """Requests a second that keep the objective, and the share that they are of all that were sent.
 
     Moments count from `scheduled`: a request that waited in the client has waited. Requests that failed keep nothing.
-    Where a planned moment is not known, there is no goodput: n is 0.
+    Where a planned moment is not known, or a first part that has a limit, there is no goodput: n is 0.
     """
     span = span or measured_span(events)
     sent = [each for each in measured(events) if span.begin <= each.dispatched <= span.end]
     good = sum(_is_good(each, objective) for each in sent)
     rule = objective.rule
-    count = len(sent) if all(each.scheduled is not None for each in sent) else 0
-    rate = rate_of(events, span, lambda request: float(_is_good(request, objective)))
+    count = len(sent) if all(_can_be_judged(each, objective) for each in sent) else 0
     return {
-        "goodput": Figure(
-            definition=f"requests with {rule} {way_of_rates(events)}",
-            unit="requests/s",
-            n=count,
-            value=rate.value,
-            ci95=rate.interval,
-        ),
+        "goodput": _goodput_rate(events, objective, span, count, good / len(sent) if sent else 0.0),
         "good_share": Figure(
             definition=f"requests with {rule} / all that were sent; the objective is {objective.share:.0%}",
             unit="1",
@@ -211,10 +215,28 @@ def goodput(events: Events, objective: Objective, span: Span | None = None) -> d
     }
 
 
+def _goodput_rate(events: Events, objective: Objective, span: Span, count: int, share: float) -> Figure:
+    """Of a server that falls behind, the share of the window's requests times the rate of ends: the ends that the rate
+    is taken from are also those of the first lap, which found no backlog."""
+    if falls_behind(events):
+        ends = rate_of(events, span, lambda request: 1.0)
+        what = "/ all that were sent * requests that end a second"
+        value, interval = share * ends.value, None
+    else:
+        rate = rate_of(events, span, lambda request: float(_is_good(request, objective)))
+        what, value, interval = way_of_rates(events), rate.value, rate.interval
+    definition = f"requests with {objective.rule} {what}"
+    return Figure(definition=definition, unit="requests/s", n=count, value=value, ci95=interval)
+
+
 def good_share(events: Events, objective: Objective) -> float:
     """The share of all requests of a run, probes apart, that keep the objective."""
     sent = measured(events)
     return sum(_is_good(each, objective) for each in sent) / len(sent) if sent else 0.0
+
+
+def _can_be_judged(request: RequestEvents, objective: Objective) -> bool:
+    return request.scheduled is not None and (request.first_known or math.isinf(objective.ttft))
 
 
 def _is_good(request: RequestEvents, objective: Objective) -> bool:
@@ -225,9 +247,10 @@ def _keeps(request: RequestEvents, objective: Objective) -> bool:
     ttft, tpot, latency = _corrected_ttft(request), _tpot(request), _corrected_e2e(request)
     if tpot is None and at_once(request):  # then it is at most as long as all of the answer over its tokens
         tpot = (_e2e(request) or 0.0) / (answer_tokens(request) - 1)
-    if ttft is None or latency is None:
+    if latency is None or (ttft is None and request.first_known):
         return False
-    return ttft <= objective.ttft and (tpot is None or tpot <= objective.tpot) and latency <= objective.e2e
+    limited = ((ttft, objective.ttft), (tpot, objective.tpot), (latency, objective.e2e))
+    return all(value is None or value <= limit for value, limit in limited)
 
 
 def counts(events: Events) -> Counts:

@@ -54,6 +54,8 @@ def read_objective(text: str, option_name: str) -> Objective:
     limits: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         name, _, number = (word.strip() for word in part.partition("="))
+        if name in limits:
+            raise ConfigError(f"{option_name}={text!r} has two limits of {name}: leave one of them out")
         try:
             limits[name] = float(number)
         except ValueError:

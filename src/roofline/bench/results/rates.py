@@ -6,7 +6,7 @@ counts a burst or misses it. What is used instead is what the way of sending fix
 * Closed loops keep their workers busy, so throughput is the number in flight over the mean latency (Little's law): a
   ratio of sums over requests, whose interval is that of a ratio.
 * Open loops that the server keeps up with deliver what is offered: the amount of a request times the rate of arrivals.
-  Where latency grows all along, the server falls behind; then the gaps between ends of answers tell what it can do.
+  Where it falls behind (`backlog.py`), the gaps between ends of answers tell what it can do.
 * Batches are rounds that begin and end: the sum of what they brought over the sum of their times.
 """
 
@@ -16,12 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from roofline.bench.load.events import Events, RequestEvents
-from roofline.bench.results.statistics import Interval, Values, batch_means_interval, ratio_interval
+from roofline.bench.results.backlog import falls_behind
+from roofline.bench.results.statistics import Interval, Values, ratio_interval
 from roofline.bench.results.window import Span, measured, most_in_flight
 
 Amount = Callable[[RequestEvents], float]  # that a request counts: 1, its tokens, 0 of one that failed
-SURE = 2.0  # times the 95 % reach that a trend of the latency must have before a server is said to fall behind
-FEWEST_FOR_TREND = 10
 SAME_RATE = 1e-3  # by which planned moments may miss the rate that they were planned for
 
 
@@ -105,6 +104,8 @@ def _offered(events: Events, sent: Sequence[RequestEvents], ended: Sequence[Requ
     """The amounts over the gaps between arrivals. A plan that came to exactly its rate has no other gaps than the mean
     one: how they were strewn over the run says nothing about its rate."""
     head = events.head
+    if head.rate and head.blocks > 1:  # what stands between two of them is no gap of the plan
+        return _Units(_amounts(ended, amount), np.full(len(ended), 1 / head.rate))
     moments = np.array([each.planned for each in sent], dtype=float)
     count, last = len(moments), float(moments[-1])
     if head.rate and head.arrivals in ("constant", "poisson", "gamma"):
@@ -116,25 +117,6 @@ def _offered(events: Events, sent: Sequence[RequestEvents], ended: Sequence[Requ
     behind_another = [each for each in ended if id(each) in before]  # nobody knows the gap before the first one
     gaps = np.array([before[id(each)] for each in behind_another])
     return _Units(_amounts(behind_another, amount), gaps, steady=head.arrivals != "ramp")
-
-
-def falls_behind(events: Events) -> bool:
-    """Whether a server cannot keep up with an open loop: its latency grows over the run, beyond chance."""
-    head = events.head
-    requests = [each for each in measured(events) if each.completed and each.dispatched >= head.begin]
-    if len(requests) < FEWEST_FOR_TREND:
-        return False
-    latencies = np.array([(each.end or 0) - each.planned for each in requests]) / 1e9
-    length = (max(each.planned for each in requests) - min(each.planned for each in requests)) / 1e9
-    if length == 0:
-        return True  # all at once, which no server keeps up with
-    # At even gaps, as those at random would be noise of their own.
-    moments = np.linspace(-length / 2, length / 2, len(requests))
-    spread = float(moments @ moments)
-    slope = float(moments @ latencies) / spread
-    around = batch_means_interval(moments * (latencies - latencies.mean() - slope * moments))
-    reach = 0.0 if around is None else (around[1] - around[0]) / 2 * len(moments) / spread
-    return slope > max(SURE * reach, SAME_RATE)
 
 
 def _between_ends(events: Events, sent: Sequence[RequestEvents], amount: Amount) -> _Units:

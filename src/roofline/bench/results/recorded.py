@@ -1,7 +1,7 @@
 """Files of runs, ours or another tool's, read as events."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,6 +9,7 @@ import msgspec
 
 from roofline.bench.load.events import Events, read_events
 from roofline.bench.results import from_aiperf, from_guidellm, from_vllm
+from roofline.bench.results.ends import ends_in_words
 from roofline.bench.results.unread import unread_counts, unread_in_words
 from roofline.common.errors import ConfigError
 from roofline.common.fields import naming
@@ -40,6 +41,12 @@ class _Keys(msgspec.Struct):
 def read_run(path: Path, number: int | None = None) -> Recorded:
     """A run of a file: raw events of ours, a result of `vllm bench serve`, GuideLLM's JSON, either file of AIPerf.
     number: which of several runs, from 1. Raises ConfigError, naming the file."""
+    recorded = _read_run(path, number)
+    ends = ends_in_words(recorded.events)
+    return replace(recorded, notes=(ends, *recorded.notes)) if ends else recorded
+
+
+def _read_run(path: Path, number: int | None) -> Recorded:
     runs = _documents(_read(path))
     with naming(path):
         keys = _keys(runs[0] if runs else b"")

@@ -1,6 +1,7 @@
 """A load test: what is the same for all of its points, and how a point is measured."""
 
 import hashlib
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -195,7 +196,8 @@ class LoadTest:
         number = self.points + 1
         try:
             if self.settings.events is not None:
-                point = _with_events(point, events, self.settings.events / f"{self.run}-{number}.jsonl")
+                path = self.settings.events / f"{self.run}-{number}.jsonl"
+                point = _with_events(point, events, path, self.settings.results)
             if self.settings.results is not None:
                 append_points([point], self.settings.results)
         except ConfigError as error:
@@ -272,12 +274,13 @@ def _limits(settings: Settings, model: str, kv_cache_dtype: str = "auto") -> Mod
     return limits_here(model, kv_cache_dtype, settings.dtype) if model and settings.device == "cpu" else None
 
 
-def _with_events(point: Point, events: Events, path: Path) -> Point:
-    """The point with its events written to a file of their own."""
+def _with_events(point: Point, events: Events, path: Path, results: Path | None) -> Point:
+    """The point with its events written to a file of their own, whose path is that from the folder of the results."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_events(events, path)
     except OSError as error:
         raise ConfigError(f"events cannot be written to {path}: {cause_of(error)}; name another folder") from error
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return msgspec.structs.replace(point, events=str(path), events_sha256=digest)
+    place = str(path) if results is None else os.path.relpath(path, results.parent)
+    return msgspec.structs.replace(point, events=place, events_sha256=digest)

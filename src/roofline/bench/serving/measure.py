@@ -8,6 +8,7 @@ import numpy as np
 import roofline
 from roofline.bench.load.events import Events, RequestEvents
 from roofline.bench.load.plan import Plan
+from roofline.bench.results.backlog import falls_behind
 from roofline.bench.results.energy import energy_of
 from roofline.bench.results.limits import Demand, impossible, limit_of
 from roofline.bench.results.metrics import (
@@ -33,7 +34,6 @@ from roofline.bench.results.point import (
     Window,
     Workload,
 )
-from roofline.bench.results.rates import falls_behind
 from roofline.bench.results.statistics import values_needed
 from roofline.bench.results.unread import unread_counts, unread_in_words
 from roofline.bench.results.window import Span, is_short, measured, measured_span, most_in_flight
@@ -64,7 +64,7 @@ def measure(test: LoadTest, kind: Kind, plan: Plan) -> Point:
     """Send a plan's load, and keep the point. A figure beyond the limit is kept too, flagged, and told of (`LoadTest.
     impossible`). Raises Interrupted after Ctrl-C."""
     events = test.send(plan)
-    errors = [request.error for request in events.requests if request.error]
+    errors = [request.error for request in measured(events) if request.error]
     empty = sum(request.empty for request in measured(events))
     test.answered += sum(request.completed for request in measured(events))
     test.failure = errors[-1] if errors else test.failure
@@ -72,8 +72,12 @@ def measure(test: LoadTest, kind: Kind, plan: Plan) -> Point:
         log.get("bench").warning("%d of %d answers had no text", empty, len(measured(events)))
     if errors and not events.head.interrupted:
         log.get("bench").warning(
-            "%d of %d requests failed, the first with: %s", len(errors), len(events.requests), errors[0]
+            "%d of %d requests failed, the first with: %s", len(errors), len(measured(events)), errors[0]
         )
+    probes = [request for request in events.requests if request.probe]
+    lost = [probe.error for probe in probes if probe.error]
+    if lost and not events.head.interrupted:
+        log.get("bench").warning("%d of %d probes failed, the first with: %s", len(lost), len(probes), lost[0])
     point = test.keep(point_of(test, kind, plan, events), events)
     if events.head.interrupted:
         raise Interrupted(point)
@@ -352,11 +356,12 @@ def _flags_of_answers(test: LoadTest, events: Events) -> list[str]:
     requests = measured(events)
     completed = [request for request in requests if request.completed]
     together = [request for request in completed if at_once(request)]
+    many = len(together) > FEW * len(completed)
     apart = [request for request in completed if len(request.chunks) > 1 and _counts_differ(request)]
     groups = {
         "requests failed": [request for request in requests if request.error is not None],
         "answers without text": [request for request in requests if request.empty],
-        "answers arrive in one part, their TPOT is not known": together if len(together) > FEW * len(completed) else [],
+        "answers arrive in one part or burst, their TPOT is not known": together if many else [],
     }
     flags = [f"{name}: {len(group)} of {len(requests)}" for name, group in groups.items() if group]
     if len(apart) > FEW * len(completed) and test.target.in_process is None:

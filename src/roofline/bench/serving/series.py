@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from roofline.bench.load.plan import Plan
-from roofline.bench.results.point import Counts, Point
+from roofline.bench.results.point import INTERRUPTED, Counts, Point
 from roofline.bench.results.store import read_points
 from roofline.bench.serving.load_test import LoadTest
 from roofline.bench.serving.measure import measure
+from roofline.bench.traffic.traffic import Traffic
 from roofline.common.errors import ConfigError
 
 OPEN_SHARE = 0.9  # of a closed loop's rate, that the open loop beside it offers: it stays below saturation
@@ -55,6 +56,36 @@ def levels_of(path: Path) -> dict[int, float | None]:
     if not rates:
         raise ConfigError(f"{path} has no point of a closed loop of `bench curve`: name a file that has a curve")
     return rates
+
+
+def unlike_levels(path: Path, traffic: Traffic, sizes: Sizes, most: int) -> list[str]:
+    """What differs between the last curve in a file of results and one of this traffic, a sentence each. most: workers
+    of the new one."""
+    points = [point for point in read_points(path) if point.kind == "curve" and point.workload is not None]
+    curve_of = [point for point in points if point.run == points[-1].run]
+    work = curve_of[0].workload if curve_of else None
+    if work is None:
+        return []
+    unlike = []
+    if work.sha256 != traffic.sha256:
+        same_name = curve_of[0].preset == f"{traffic.name}@{traffic.version}"
+        stops = f"answers end as {work.stop!r} there and {traffic.stop!r} here"
+        names = f"{curve_of[0].preset} there and {traffic.name}@{traffic.version} here"
+        how = stops if work.stop != traffic.stop else "another seed or file" if same_name else names
+        unlike.append(
+            f"the traffic is another one ({how}), so `bench check` compares the two with --other-traffic alone"
+        )
+    for point in curve_of:
+        workers = point.load.concurrency if point.load is not None and point.load.arrivals == "closed" else None
+        if workers is None or workers > most or point.workload is None or INTERRUPTED in point.validity.flags:
+            continue
+        if point.workload.requests != sizes.of(workers):
+            unlike.append(
+                f"at {workers} workers there were {point.workload.requests} requests, and here there are "
+                f"{sizes.of(workers)}, so intervals are of different widths: --requests and --fewest say how many"
+            )
+            break
+    return unlike
 
 
 def curve(

@@ -148,7 +148,8 @@ def _goodput(terms: Terms) -> SequentialGoodput | None:
 
 
 def _add(comparison: VersusResult, blocks: Sequence[tuple[str, Events]], terms: Terms) -> None:
-    """Add the ratios of a round in which no request failed, and the shares of requests that keep the promise."""
+    """Add the ratios of a round in which no request failed, and the shares of requests that keep the promise. At a rate
+    there is no ratio of throughputs: both sides have the offered one, and a block's length has its drain in it."""
     rates: dict[str, list[float]] = {"A": [], "B": []}
     delays: dict[str, list[float]] = {"A": [], "B": []}
     for name, events in blocks:
@@ -156,10 +157,11 @@ def _add(comparison: VersusResult, blocks: Sequence[tuple[str, Events]], terms: 
     decisions: dict[By, Decision | GoodputDecision | None] = {}
     if not any(_failures(events) for _, events in blocks):
         for name, events in blocks:
-            rates[name].append(block_rate(events))
+            rates[name].append(block_rate(events) if terms.rate is None else 0.0)
             delays[name].append(block_latency(events))
         decisions["latency"] = comparison.latency.add(*(_middle(delays[name]) for name in "AB"))
-        decisions["throughput"] = comparison.throughput.add(*(_middle(rates[name]) for name in "AB"))
+        if terms.rate is None:
+            decisions["throughput"] = comparison.throughput.add(*(_middle(rates[name]) for name in "AB"))
     if comparison.goodput is not None and terms.promise is not None:
         shares = {side: [good_share(events, terms.promise) for name, events in blocks if name == side] for side in "AB"}
         decisions["goodput"] = comparison.goodput.add(*(float(np.mean(shares[side])) for side in "AB"))
@@ -221,6 +223,7 @@ def points(a: LoadTest, b: LoadTest, terms: Terms, comparison: VersusResult) -> 
                 low, high = decision.interval
                 extra |= {"goodput_difference": decision.difference, "goodput_low": low, "goodput_high": high}
             extra["rounds"] = comparison.rounds
+        point = with_goodput(point, name, comparison)
         window = msgspec.structs.replace(point.window, repeats=len(comparison.events[name]), order="ABBA")
         point = msgspec.structs.replace(point, run=a.run, window=window, extra=extra)
         try:
@@ -232,6 +235,28 @@ def points(a: LoadTest, b: LoadTest, terms: Terms, comparison: VersusResult) -> 
     return points
 
 
+def with_goodput(point: Point, side: str, comparison: VersusResult) -> Point:
+    """The point with the goodput that was compared: of all its requests, not of those of a window."""
+    figure, share = point.metrics.get("goodput"), point.metrics.get("good_share")
+    if comparison.goodput is None or not comparison.goodput.a or figure is None or share is None:
+        return point
+    decision, rate = comparison.goodput.decision(), comparison.goodput.rate
+    value = decision.a if side == "A" else decision.b
+    around = figure.ci95
+    if around is not None and figure.value:
+        around = (around[0] * value / figure.value, around[1] * value / figure.value)
+    figures = {
+        "goodput": msgspec.structs.replace(
+            figure,
+            value=value,
+            ci95=around,
+            definition=f"{share.definition.partition(';')[0]} * requests offered a second",
+        ),
+        "good_share": msgspec.structs.replace(share, value=value / rate),
+    }
+    return msgspec.structs.replace(point, metrics={**point.metrics, **figures})
+
+
 def one_after_the_other(blocks: list[Events]) -> Events:
     """Blocks as one run: each begins when the one before has ended."""
     requests: list[RequestEvents] = []
@@ -239,7 +264,7 @@ def one_after_the_other(blocks: list[Events]) -> Events:
     for block in blocks:
         requests += [_shifted(request, start) for request in block.requests]
         start += max((request.end or 0) for request in block.requests)
-    head = msgspec.structs.replace(blocks[0].head, begin=0, end=start)
+    head = msgspec.structs.replace(blocks[0].head, begin=0, end=start, blocks=len(blocks))
     joules = [(block.head.joules, block.head.joules_seconds) for block in blocks]
     if head.joules is not None:
         counted, seconds = (sum(each or 0.0 for each in column) for column in zip(*joules, strict=True))

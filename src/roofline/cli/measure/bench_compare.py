@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class CompareOptions(Options):
     """How two servers are compared."""
 
-    label_b: str = option("", "What reports call B; --label is A's.", topic="Results")
+    label_b: str = option("", "What reports call B, and --label A. Default: B.", topic="Results")
     concurrency: int = option(4, "Workers of the closed loop.", minimum=1, unit="requests")
     rate: float | None = option(None, "Send at random moments instead, so many requests a second.", minimum=0.001)
     block: int = option(16, "Requests of a block.", minimum=1, unit="requests")

@@ -6,6 +6,7 @@ from typing import Annotated
 from roofline.cli.measure.load_options import TARGET_HELP, LevelOptions, LoadTestOptions, UnreadOptions, tell_points
 from roofline.cli.options import AsJsonLines
 from roofline.cli.parser import Argument
+from roofline.common import log
 from roofline.common.errors import ConfigError
 from roofline.common.options import Option
 
@@ -29,7 +30,7 @@ def command(
     number at random moments, so that waiting shows. Points are added to --out as they are measured.
     """
     from roofline.bench.serving.load_test import open_load_test
-    from roofline.bench.serving.series import Sizes, curve, levels, levels_of
+    from roofline.bench.serving.series import Sizes, curve, levels, levels_of, unlike_levels
 
     sizes = Sizes(level.requests, level.fewest, level.seconds, unread.plan_fields(target))
     rates = None if levels_from is None else levels_of(levels_from)
@@ -38,5 +39,7 @@ def command(
         raise ConfigError(f"{levels_from} has no level of at most {workers} workers: raise --workers")
     loads = 2 if poisson else 1  # of each level
     traffic = options.traffic_of(sum(sizes.of(each) for each in measured) * loads, "typical")
+    for difference in [] if levels_from is None else unlike_levels(levels_from, traffic, sizes, workers):
+        log.get("bench").warning("%s: %s", levels_from, difference)
     with open_load_test(options.settings(target), traffic, measured[-1]) as test:
         tell_points(test, curve(test, workers, sizes, poisson, rates), as_json, len(measured) * loads)

@@ -28,11 +28,12 @@ def command(
 ) -> None:
     """Compute the figures of a run again, as another tool defines them, and say what differs from ours.
 
-    A figure that a file does not carry the moments for is absent, and named.
+    A figure that a file does not carry the moments for is absent, and named; so are requests that did not complete.
     """
     import msgspec
 
     from roofline.bench.results.dialects import DIALECTS, recompute
+    from roofline.bench.results.metrics import counts
     from roofline.bench.results.recorded import read_run
 
     recorded = read_run(events, run)
@@ -41,7 +42,13 @@ def command(
     absent = [name for name in figures if name not in metrics]
     notes = [*recorded.notes, *(() if dialect == "ours" else DIALECTS[dialect].notes)]
     if as_json:
-        row = {"as": dialect, "metrics": msgspec.to_builtins(metrics), "absent": absent, "notes": notes}
+        row = {
+            "as": dialect,
+            "requests": msgspec.to_builtins(counts(recorded.events)),
+            "metrics": msgspec.to_builtins(metrics),
+            "absent": absent,
+            "notes": notes,
+        }
         print_json({"written_by": recorded.tool, **row} if recorded.tool else row)
         return
     rows = []

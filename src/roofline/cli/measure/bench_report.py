@@ -12,11 +12,15 @@ from roofline.common.errors import ConfigError
 from roofline.common.options import Option, Options, option
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from roofline.bench.report.chart import ReportSection, Table
     from roofline.bench.report.cost import Depreciation, Prices
-    from roofline.bench.report.history import Finding
+    from roofline.bench.report.history import Finding, GoodputFinding
     from roofline.bench.report.page import Report
     from roofline.bench.report.throughput import Slo
+
+    Findings = Sequence[Finding | GoodputFinding]
 
 Files = Annotated[list[Path], Argument("Files of measured points, as bench curve and others write them.")]
 Out = Annotated[Path | None, Option("The page: one HTML file.", flags=("--out", "-o"))]
@@ -106,7 +110,13 @@ def check(
         Path | None, Option("The file of the version before. Default: the paired ratios in NEW, of bench compare.")
     ] = None,
     at_most: Annotated[str, Option("How much slower it may be.")] = "5%",
-    metric: Metric = "request_rate",
+    metric: Annotated[
+        str,
+        Option(
+            "Which figure: as of history. Default: request_rate; without --against what bench compare decided by, or "
+            "one of answer_rate, e2e and goodput."
+        ),
+    ] = "",
     other_traffic: Annotated[bool, Option("Compare points of different traffic too.")] = False,
     other_machine: Annotated[bool, Option("Compare points of different machines too.")] = False,
     as_json: AsJson = False,
@@ -120,12 +130,13 @@ def check(
     mine = gather([new])
     if mine.refused:
         raise ConfigError(f"{new}: {mine.refused[0]}")
+    findings: Sequence[Finding | GoodputFinding]
     if against is None:
-        findings = check_pairs(mine.points, share)
+        findings = check_pairs(mine.points, share, metric)
     else:
         theirs = gather([against])
         allowed = Allowed(share, other_traffic, other_machine)
-        findings = compare(mine.points, theirs.points, metric, allowed)
+        findings = compare(mine.points, theirs.points, metric or "request_rate", allowed)
         if alone := without_match(mine.points, theirs.points, allowed):
             log.get("bench").warning("%s", alone)
     slower = [finding for finding in findings if finding.verdict == "slower"]
@@ -246,7 +257,12 @@ def _share(text: str) -> float:
     return share
 
 
-def _tell(findings: "list[Finding]", slower: "list[Finding]", share: float, as_json: bool) -> None:
+def _tell(
+    findings: "Sequence[Finding | GoodputFinding]",
+    slower: "Sequence[Finding | GoodputFinding]",
+    share: float,
+    as_json: bool,
+) -> None:
     from dataclasses import asdict
 
     if as_json:

@@ -30,7 +30,9 @@ _UNREAD = ("unread_tokens", "unread_seconds")
 class LoadTestOptions(Options):
     """How a server is put under load."""
 
-    label: str = option("", "What reports call the system. Default: what the server says it is.", topic=_RESULTS)
+    label: str = option(
+        "", "What reports call the system. Default: what the server says it is; of compare A.", topic=_RESULTS
+    )
     model: str | None = option(None, "That requests name. Default: the first that the server lists.")
     model_here: str = option(
         "", "The model that the server runs on this machine's CPU, for its limit. Known of roofline:MODEL."
