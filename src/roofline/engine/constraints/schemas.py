@@ -117,7 +117,7 @@ class _Preparation:
 
     def __init__(self, document: JsonObject, patterns: Patterns | None) -> None:
         self._patterns = patterns
-        self._referred = {_pointer(reference) for reference in _references(document)}
+        self._referred = {pointer(reference) for reference in _references(document)}
         factors = [value for key, value in _pairs(document) if key == "multipleOf"]
         if len(factors) > 1 and any(key in _COMBINING for key, _ in _pairs(document)):
             refuse_products(factors)
@@ -244,7 +244,7 @@ def _references(document: JsonObject) -> list[str]:
     return [value for key, value in _pairs(document) if key == "$ref" and isinstance(value, str)]
 
 
-def _pointer(reference: str) -> Place:
+def pointer(reference: str) -> Place:
     """The place that a reference within a document leads to."""
     from urllib.parse import unquote
 
