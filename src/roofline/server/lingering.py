@@ -1,8 +1,8 @@
 """Connections that are closed while their client still sends (RFC 9112, 9.6).
 
 What a closed socket has not read makes the kernel answer with a reset, upon which the client's kernel may throw the
-answer away that it has received. So such a connection is closed on our side alone first, and what arrives is read and thrown
-away, up to a number of bytes and of seconds.
+answer away that it has received. So such a connection is closed on our side alone first, and what arrives is read and
+thrown away, up to a number of bytes and of seconds.
 """
 
 import asyncio

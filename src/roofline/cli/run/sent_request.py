@@ -56,13 +56,17 @@ def _body(path: Path) -> JsonObject:
     import msgspec
 
     from roofline.common.files import read_regular
+    from roofline.common.json_names import repeated_name
 
+    data = read_regular(path, MAX_REQUEST)
     try:
-        body = msgspec.json.decode(read_regular(path, MAX_REQUEST))
+        body, twin = msgspec.json.decode(data), repeated_name(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no request: it is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise ConfigError(f"{path} is no request: it is no JSON object")
+    if twin is not None:
+        raise ConfigError(f"{path} is no request: an object in it has the field {twin[:100]!r} twice")
     return body
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from roofline.common.errors import ConfigError, RequestError
 from roofline.common.files import read_regular
+from roofline.common.json_names import repeated_name
 from roofline.common.json_types import JsonObject
 from roofline.engine.constraint import Constraint, Kind
 from roofline.engine.digests import DIGEST_BYTES
@@ -152,7 +153,7 @@ def read_answer(path: Path) -> tuple[Receipt, JsonObject | None]:
     data = read_regular(path, MAX_RECEIPT)
     try:
         content = msgspec.json.decode(data)
-        twin = _name_given_twice(data)
+        twin = repeated_name(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         if data.lstrip()[:1] == b"{" and "truncated" in str(error):  # msgspec's word
             _refuse_damaged(path, f"the file is cut off behind {len(data):,} bytes, in the middle of its JSON")
@@ -173,20 +174,6 @@ def read_answer(path: Path) -> tuple[Receipt, JsonObject | None]:
         _refuse(path, str(error))
     _check(path, receipt)
     return receipt, answer
-
-
-def _name_given_twice(data: bytes) -> str | None:
-    """A field that an object of a JSON text has twice, so that programs differ in what they read; None: there is none.
-    The text has been read by another reader, so it is JSON."""
-    twins: list[str] = []
-
-    def note(pairs: list[tuple[str, object]]) -> None:
-        names = [name for name, _ in pairs]
-        if len(set(names)) < len(names):
-            twins.extend(name for name in names if names.count(name) > 1)
-
-    json.loads(data, object_pairs_hook=note, parse_int=float)  # int refuses numbers of more than 4,300 digits
-    return twins[0] if twins else None
 
 
 def _check(path: Path, receipt: Receipt) -> None:
