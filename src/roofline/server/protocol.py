@@ -12,21 +12,20 @@ import re
 import socket
 import struct
 from contextlib import suppress
-from http import HTTPStatus
 from typing import Literal
 
 import httptools
-import msgspec
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from roofline.common.errors import RequestError
-from roofline.server.errors import error_body
 from roofline.server.framing import ChunkedFraming
 from roofline.server.half_closed import abort_when_gone
 from roofline.server.http_flow import OrderedFlow, Unchunked
 from roofline.server.limits import Limits
 from roofline.server.lingering import MOST_BYTES, MOST_OTHER_BYTES, LingeringTransport
+from roofline.server.record import RecordSink, request_id
+from roofline.server.refusals import mark, record_unseen, refusal, unknown_version, unreadable
 
 VERSIONS = ("1.0", "1.1")
 PREFACE = b"PRI * HTTP/2.0"  # how a connection of HTTP/2 begins
@@ -42,6 +41,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """
 
     limits = Limits()
+    sinks: tuple[RecordSink, ...] = ()  # told of requests that are refused here
     _reading: Literal["idle", "head", "body", "over"] = "idle"  # over: the client has said that no other request comes
     _head = b""  # as far as it has arrived, with empty lines before it
     _body_bytes = 0  # that are still to come, of a body with a length
@@ -98,12 +98,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _cause(self, error: httptools.HttpParserError) -> RequestError:
         """What a request is refused with that the parser does not take, or that was refused while it was parsed."""
-        return error.__context__ if isinstance(error.__context__, RequestError) else self._unreadable()
+        return error.__context__ if isinstance(error.__context__, RequestError) else self._unreadable(str(error))
 
-    def _unreadable(self) -> RequestError:
+    def _unreadable(self, cause: str) -> RequestError:
         if self._reading == "head" and self._request_line() == PREFACE:
             return unknown_version()
-        return RequestError(400, "invalid_http", "This is not a request of HTTP/1.1.")
+        return unreadable(cause)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends nothing more. Whether the connection stays open, which is as long as it is answered."""
@@ -160,7 +160,7 @@ class BoundedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             self._read_without_offer()
         if end >= 0 and self._reading == "head":  # to the parser it goes on
-            raise self._unreadable()
+            raise self._unreadable("its headers go on behind an empty line")
         return until
 
     @property
@@ -272,18 +272,25 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing() or self._refusal is not None:
             return
         self._stop_waiting()
-        body = msgspec.json.encode(error_body(error))
-        head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
-        self._refusal = f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
         if self._reading == "body":  # the error is this request's
-            self._drop_answer()
+            identity = mark(self.cycle.scope, error)
+            self._refusal = refusal(error, identity)
+            self._drop_answer(error, identity)
+        else:
+            headers = self.headers if self._reading == "head" else ()
+            identity = request_id(dict(headers))
+            self._refusal = refusal(error, identity)
+            if line := self._request_line():  # else nothing was asked
+                record_unseen(identity, line, headers, error, self.sinks)
         if not self._answering:
             self._end()
 
-    def _drop_answer(self) -> None:
+    def _drop_answer(self, error: RequestError, identity: str) -> None:
         """Leave the request that is being received without an answer but the refusal, unless one has begun."""
         if self.pipeline and self.pipeline[0][0] is self.cycle:  # the latest of those that wait
             self.pipeline.popleft()
+            line = b"%s %s" % (self.cycle.scope["method"].encode(), self.cycle.scope["raw_path"])
+            record_unseen(identity, line, self.headers, error, self.sinks)
         elif self.cycle.response_started:
             self._refusal = b""
             self.cycle.keep_alive = False
@@ -373,8 +380,3 @@ class BoundedProtocol(HttpToolsProtocol):
             cycle.disconnected = cycle.disconnected or not cycle.response_complete
             cycle.message_event.set()
         self.pipeline.clear()
-
-
-def unknown_version() -> RequestError:
-    """The refusal of a request of another version of HTTP."""
-    return RequestError(505, "http_version_not_supported", "Requests are of HTTP/1.1 or HTTP/1.0.")
