@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from http import HTTPStatus
 
 import msgspec
-from uvicorn._types import Scope
+from uvicorn._types import HTTPScope
 
 from roofline.common.errors import RequestError
 from roofline.server.errors import error_body
@@ -36,7 +36,7 @@ def refusal(error: RequestError, identity: str) -> bytes:
     return (head + lines).encode() + body
 
 
-def mark(scope: Scope, error: RequestError) -> str:
+def mark(scope: HTTPScope, error: RequestError) -> str:
     """Have the log line of a request that the application may have begun with say what it was refused with; its id."""
     state = scope.setdefault("state", {})
     state["refused"] = error.status
