@@ -3,20 +3,36 @@
 import asyncio
 
 from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
-from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+MOST_AHEAD = 16 << 10  # bytes that are read while a request waits for the answer before it
 
 
 class OrderedFlow(FlowControl):
-    """Reads nothing more while requests that came behind another one wait: a client is not let run ahead of its
-    answers."""
+    """Reads little more while requests that came behind another one wait: a client is not let run ahead of its answers.
+
+    Something is read, as only a socket that is read tells that its client has closed it.
+    """
 
     def __init__(self, transport: asyncio.Transport, protocol: HttpToolsProtocol) -> None:
         super().__init__(transport)
-        self._protocol = protocol
+        self._protocol, self._ahead = protocol, 0
+
+    def note_ahead(self, size: int) -> None:
+        """Count bytes that arrived while requests wait; with too many nothing more is read."""
+        self._ahead += size
+        if self._ahead > MOST_AHEAD:
+            super().pause_reading()
+
+    def pause_reading(self) -> None:
+        cycle = self._protocol.cycle
+        if len(cycle.body) > HIGH_WATER_LIMIT or self._ahead > MOST_AHEAD:  # else for a request that waits
+            super().pause_reading()
 
     def resume_reading(self) -> None:
         if not self._protocol.pipeline:
+            self._ahead = 0
             super().resume_reading()
 
 

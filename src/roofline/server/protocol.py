@@ -60,7 +60,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.lingering = LingeringTransport(transport, self.loop, self._bytes_to_come, self.limits.read_seconds)
         super().connection_made(self.lingering)
         self.parser = self._new_parser()
-        self.flow = OrderedFlow(self.lingering, self)
+        self.flow = self.ordered = OrderedFlow(self.lingering, self)
         self._wait()
 
     def _new_parser(self) -> httptools.HttpRequestParser:
@@ -92,6 +92,8 @@ class BoundedProtocol(HttpToolsProtocol):
             return self._refuse(error)
         except httptools.HttpParserError as error:
             return self._refuse(self._cause(error))
+        if self.pipeline:
+            self.ordered.note_ahead(len(data))
         if self._reading == "idle" and self._deadline is None and not self._answering:
             seconds, handler = self.timeout_keep_alive, self.timeout_keep_alive_handler
             self.timeout_keep_alive_task = self.loop.call_later(seconds, handler)
