@@ -448,3 +448,11 @@ def test_a_client_that_reads_slowly_is_not_cut(live):
             data += more
             time.sleep(0.001)
         assert [status for status, _ in Answers(data).list] == [200] * 301
+
+
+def test_a_chunk_s_line_and_trailers_are_refused_by_the_limit_that_is_listed(live):
+    address = live(limits=Limits())
+    for late in (b"1;" + b"y" * 20_000, b"0\r\nX: " + b"y" * 20_000):
+        ((status, body),) = Answers(sent(address, [head(CHUNKED), late])).list
+        assert status == 431
+        assert f"larger than {Limits().header_bytes} bytes" in json.loads(body)["error"]["message"]

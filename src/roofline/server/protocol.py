@@ -230,7 +230,7 @@ class BoundedProtocol(HttpToolsProtocol):
             problem = "No transfer coding but chunked is known here."
             raise RequestError(501, "unsupported_transfer_coding", problem)
         self._body_bytes = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
-        self._chunks = ChunkedFraming(self.most_head_bytes) if codings else None
+        self._chunks = ChunkedFraming(self.most_head_bytes, self.limits.header_bytes) if codings else None
         hosts = [value.strip().lower() for name, value in self.headers if name == b"host"]
         if version == "1.1" and not hosts:
             raise RequestError(400, "invalid_header", "A request of HTTP/1.1 has a Host header.")

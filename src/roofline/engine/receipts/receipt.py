@@ -157,12 +157,14 @@ def read_answer(path: Path) -> tuple[Receipt, JsonObject | None]:
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         if data.lstrip()[:1] == b"{" and "truncated" in str(error):  # msgspec's word
             _refuse_damaged(path, f"the file is cut off behind {len(data):,} bytes, in the middle of its JSON")
-        raise ConfigError(f"{path} is no receipt: it is not JSON: {error}") from error
+        raise ConfigError(f"{path} is no receipt: it is not JSON: {error}{_hint(data)}") from error
     if twin is not None:
         _refuse(path, f"an object in it has two fields {twin[:100]!r}, of which any reader may take either")
     answer = content if isinstance(content, dict) and "receipt" in content else None
     if answer is not None:
         content = answer["receipt"]
+    if content is None or (isinstance(content, dict) and "object" in content and "digest" not in content):
+        _refuse(path, 'the answer has none: ask for one with "receipt": true in the request')
     version = content.get("version") if isinstance(content, dict) else None
     if isinstance(version, int) and version != VERSION:
         _refuse(path, f"it is of version {version}, and this program reads version {VERSION}")
@@ -174,6 +176,15 @@ def read_answer(path: Path) -> tuple[Receipt, JsonObject | None]:
         _refuse(path, str(error))
     _check(path, receipt)
     return receipt, answer
+
+
+def _hint(data: bytes) -> str:
+    """What a file that is no JSON may be, and what to do about it."""
+    if data.startswith(b"\xef\xbb\xbf"):
+        return "; it begins with a byte order mark: save it without"
+    if data.lstrip().startswith((b"data:", b"event:", b": ping")):
+        return "; it is a stream of events: save the JSON behind `data:` of the event that has a receipt"
+    return ""
 
 
 def _check(path: Path, receipt: Receipt) -> None:
