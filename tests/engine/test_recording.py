@@ -180,7 +180,16 @@ def test_a_changed_byte_is_refused_or_told_but_never_breaks(recording, place, by
         told = str(error)
         assert str(path) in told
     else:
-        assert bytes(data) == whole or not has_end(path), "a changed length looks like a cut"
+        assert bytes(data) == whole or not has_end(path), "the end itself was changed"
+
+
+def test_a_changed_length_is_no_cut(recording):
+    path, sizes, whole = recording
+    data = bytearray(whole)
+    data[len(MAGIC) + 2] = 255  # of the head, and so beyond the end
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match="has no such length"):
+        list(replay(path, FakeExecutable(**sizes)))
 
 
 @settings(max_examples=25, deadline=None)

@@ -134,7 +134,12 @@ def has_end(path: Path) -> bool:
     """Whether a recording was written to its end, so that nothing of it was cut off."""
     with path.open("rb") as stream:
         stream.seek(max(0, stream.seek(0, os.SEEK_END) - MOST_END))
-        tail = stream.read()
+        return _ends(stream.read())
+
+
+def _ends(data: bytes) -> bool:
+    """Whether the last entry of a file is its end."""
+    tail = data[-MOST_END:]
     for start in range(len(tail) - PREFIX.size):
         length, checksum = PREFIX.unpack_from(tail, start)
         body = tail[start + PREFIX.size :]
@@ -177,6 +182,8 @@ def _entries(path: Path, data: bytes) -> Iterator[Entry]:
         length, checksum = PREFIX.unpack_from(data, at)
         start = at + PREFIX.size
         if len(data) < start + length:
+            if _ends(data):  # so it was not cut off
+                raise ConfigError(f"{path} is damaged after {at} bytes: an entry has no such length")
             return
         body = data[start : start + length]
         if zlib.crc32(body) != checksum:
