@@ -1,6 +1,7 @@
 """A server of a small model, asked once for an answer with its receipt."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from roofline.engine.process.thread import engine_in_thread
 from roofline.server.app import create_app
 from roofline.server.context import Context
 from roofline.server.text_side import TextSide
+from roofline.text.replies.reply_format import reply_format
 
 
 def path_of(body: dict[str, Any]) -> str:
@@ -21,8 +23,15 @@ def path_of(body: dict[str, Any]) -> str:
     return "/v1/responses" if "input" in body else "/v1/chat/completions" if "messages" in body else "/v1/completions"
 
 
-def ask_server(model: Path, *bodies: dict[str, Any], adapter: str | None = None) -> list[dict[str, Any]]:
-    """The answers of a server that computes in chunks of 7 tokens and with guesses. adapter: served under "own"."""
+def ask_server(
+    model: Path,
+    *bodies: dict[str, Any],
+    adapter: str | None = None,
+    calls: str | None = None,
+    thinks: bool | None = None,
+) -> list[dict[str, Any]]:
+    """The answers of a server that computes in chunks of 7 tokens and with guesses. adapter: served under "own"; calls,
+    thinks: which formats the server was told, as by --tool-call-parser and --reasoning-parser."""
     places = 0 if adapter is None else 2
     config = EngineConfig(max_batch_tokens=7, speculate="ngram", speculate_always=True, max_adapters=places)
     loaded = load(str(model), config.prepare_load(LoadOptions(cache_tokens=512, threads=1, max_adapters=places)))
@@ -32,7 +41,8 @@ def ask_server(model: Path, *bodies: dict[str, Any], adapter: str | None = None)
         await engine.start()
         assert loaded.tokenizer is not None
         assert loaded.chat_template is not None
-        context = Context(engine, TextSide(loaded.tokenizer, loaded.chat_template), "small", 1)
+        text = TextSide(loaded.tokenizer, loaded.chat_template, partial(reply_format, calls=calls, thinks=thinks))
+        context = Context(engine, text, "small", 1)
         if adapter is not None:
             await context.adapters.load("own", adapter)
         transport = httpx.ASGITransport(create_app(context))

@@ -22,6 +22,8 @@ FREE = {"model": "small", "temperature": 0.8, "seed": 4, "receipt": "with_prompt
 COMPLETION = FREE | {"prompt": ["a quick brown", "b"], "max_tokens": 6, "n": 2, "return_token_ids": True}
 CHAT = FREE | {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "logprobs": True}
 RESPONSE = FREE | {"input": "b", "max_output_tokens": 5, "top_p": 0.9, "store": False, "instructions": "Be brief."}
+WEATHER: dict[str, Any] = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+BEGUN_CALL = '{"name": "weather", "arguments": {"city": "Ro'
 # What a request could have asked for beside: each was answered as if it had not been.
 OTHERWISE: list[dict[str, Any]] = [
     {"temperature": 0.5}, {"seed": 5}, {"max_tokens": 7}, {"logit_bias": {"5": 1}}, {"stop": "x"}, {"n": 1},
@@ -236,3 +238,36 @@ def test_a_response_that_goes_on_has_a_prompt_that_is_not_compared(asked: Any, o
     assert (status, "the prompt, since its first items are of a previous response" in message) == (NOT_COMPARED, True)
     status, message = outcome({**request, "previous_response_id": "resp_1", "top_p": 0.8}, after)
     assert (status, "The request's top_p is 0.8" in message) == (CHANGED, True)
+
+
+@pytest.mark.parametrize("stop", [None, "one of its text"])
+@pytest.mark.parametrize(
+    ("begun", "server"),
+    [
+        ("<think>Let me", {"thinks": True}),
+        (BEGUN_CALL, {"calls": "json"}),
+        (f"<tool_call>\n{BEGUN_CALL}", {"calls": "hermes"}),
+        (f"<think>Hm</think>{BEGUN_CALL}", {"calls": "json", "thinks": True}),
+    ],
+)
+def test_an_answer_that_goes_on_within_reasoning_or_a_call_is_true_whatever_its_server_was_told(
+    small: Path, outcome: Any, begun: str, server: dict[str, Any], stop: str | None
+) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": begun}]
+    body = FREE | {"messages": messages, "max_tokens": 12, "continue_final_message": True, "tools": [WEATHER]}
+    body |= {"logit_bias": {str(letter): 100 for letter in b"abcdefgh"}}
+    (answer,) = ask_server(small, body, **server)
+    message = answer["choices"][0]["message"]
+    told = message["tool_calls"][0]["function"] if message.get("tool_calls") else message
+    field = "reasoning_content" if server == {"thinks": True} else "arguments"
+    assert told[field].removeprefix('{"city": "Ro'), "the answer goes on"
+    if stop is not None:  # within reasoning and calls nothing looks for it
+        body |= {"stop": told[field].removeprefix('{"city": "Ro')[3:5]}
+        (answer,) = ask_server(small, body, **server)
+        assert answer["choices"][0]["finish_reason"] == "length"
+        message = answer["choices"][0]["message"]
+        told = message["tool_calls"][0]["function"] if message.get("tool_calls") else message
+    assert outcome(body, answer) == (SAME, outcome(body, answer)[1])
+    assert outcome(None, answer)[0] in (SAME, NOT_COMPARED), outcome(None, answer)
+    told[field] += "!"
+    assert outcome(body, answer)[0] == CHANGED

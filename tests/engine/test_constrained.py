@@ -409,6 +409,10 @@ def test_a_beginning_is_refused_also_where_its_form_is_compiled_while_it_waits()
     _, last = answers(engine, {"r": ([1, 2, 3], SamplingParams(constraint=form))})["r"]
     assert (last.finish_reason, last.refused) == ("error", "constraint")
     assert "'a' cannot come behind 'y'" in last.error
+    assert "--reasoning-parser" not in last.error
+    thinks = replace(form, begun="<think>So")
+    with pytest.raises(RequestError, match="With --reasoning-parser think"):
+        engine.submit([1, 2, 3], SamplingParams(constraint=thinks))
     ids, last = answers(engine, {"r": ([1, 2, 3], SamplingParams(constraint=replace(form, begun="y")))})["r"]
     assert (text_of(ids), last.finish_reason) == ("es", "stop")
     engine.close()

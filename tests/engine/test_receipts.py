@@ -25,6 +25,7 @@ from roofline.engine.receipts.receipt import (
     ReceiptChoice,
     ReceiptSampling,
     prompt_of,
+    read_answer,
     read_receipt,
 )
 from roofline.engine.receipts.recompute import AnswerDifference, recompute
@@ -141,6 +142,10 @@ def test_a_forged_checksum_does_not_help_without_the_key(receipt, signer, tmp_pa
     pretended = msgspec.structs.replace(forged, public_key=signer.public_key, signature=sealed.signature)
     assert "checksum" in broken_seal(pretended)
     assert "not signed" in broken_seal(forged, signer.public_key)
+    assert "taken away" in broken_seal(forged, signer.public_key)
+    stripped = msgspec.structs.replace(sealed, signature=None)
+    for key in (None, signer.public_key):
+        assert "It was changed" in broken_seal(stripped, key)
     assert "another key" in broken_seal(sealed, "00" * 32)
     (tmp_path / "other.pem").write_bytes(Ed25519PrivateKey.generate().private_bytes(*PEM))
     assert "another key" in broken_seal(seal(receipt, Ed25519Signer(tmp_path / "other.pem")), signer.public_key)
@@ -366,3 +371,18 @@ def test_without_a_longest_length_the_context_is_it(receipt, most):
     assert differs(told, 50) == (None if most else AnswerDifference(0, len(ids) - 1, "end"))
     cut = with_choice(told, 0, ids=ids[:-1], digests=digests[:-1])
     assert differs(cut, 40) == AnswerDifference(0, len(ids) - 2, "end")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'{"object": "chat.completion", "choices": []}', '"receipt": true'),
+        (b'{"object": "response", "output": [], "receipt": null}', '"receipt": true'),
+        (b'data: {"object": "chat.completion.chunk"}\n\n', "a stream of events"),
+        (b'\xef\xbb\xbf{"version": 1}', "byte order mark"),
+    ],
+)
+def test_a_file_without_a_receipt_is_refused_with_what_to_do(tmp_path, content, words):
+    (tmp_path / "answer.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=words):
+        read_answer(tmp_path / "answer.json")

@@ -20,11 +20,13 @@ from roofline.engine.recording.entries import (
     MAX_FILE,
     AdapterPlaced,
     Arrival,
+    End,
     Lead,
     Named,
     Step,
     files_of,
     frame,
+    has_end,
     read_entries,
 )
 from roofline.engine.recording.recorder import MIN_PLACES, StepRecorder
@@ -123,7 +125,10 @@ def test_a_step_that_a_crash_cut_off_is_run_and_told(tmp_path):
     sizes = record(tmp_path, PLAIN, EngineConfig(record=str(tmp_path), record_ids=True))
     (path,) = files_of(tmp_path)
     whole = path.read_bytes()
-    path.write_bytes(whole[:-8])  # within the last step's digests
+    end = len(frame(End(1000)))
+    assert has_end(path)
+    path.write_bytes(whole[: -end - 8])  # within the last step's digests
+    assert not has_end(path)
     (outcomes,) = again(tmp_path, sizes)
     assert (outcomes[-1].recorded, outcomes[-1].recorded_error) == (None, "it never ended")
     assert outcomes[-1].replayed is not None
@@ -174,6 +179,36 @@ def test_a_changed_byte_is_refused_or_told_but_never_breaks(recording, place, by
     except ConfigError as error:
         told = str(error)
         assert str(path) in told
+    else:
+        assert bytes(data) == whole or not has_end(path), "the end itself was changed"
+
+
+def test_a_changed_length_is_no_cut(recording):
+    path, sizes, whole = recording
+    data = bytearray(whole)
+    data[len(MAGIC) + 2] = 255  # of the head, and so beyond the end
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match="has no such length"):
+        list(replay(path, FakeExecutable(**sizes)))
+
+
+@settings(max_examples=25, deadline=None)
+@given(size=st.integers(200, 3000))
+def test_a_cut_recording_has_no_end(recording, size):
+    path, sizes, whole = recording
+    path.write_bytes(whole[: min(size, len(whole) - 1)])
+    assert not has_end(path)
+    list(replay(path, FakeExecutable(**sizes)))
+
+
+def test_entries_that_are_missing_in_the_middle_are_noticed(recording):
+    path, sizes, whole = recording
+    path.write_bytes(whole)
+    head, entries = read_entries(path)
+    kept = [entry for entry in entries if not isinstance(entry, Arrival)]
+    path.write_bytes(MAGIC + b"".join(map(frame, [head, *kept])))
+    with pytest.raises(ConfigError, match="its end tells of"):
+        list(replay(path, FakeExecutable(**sizes)))
 
 
 @pytest.fixture(scope="module")

@@ -141,6 +141,16 @@ WRITTEN_OUT = [
         [f"{2**63 + 1}", f"{2**64}"],
         [f"{2**63}", f"{2**64 + 1}"],
     ),
+    (
+        {"type": "integer", "minimum": 1234567890123456000, "maximum": 1234567890123456999},
+        ["1234567890123456000", "1234567890123456789", "1234567890123456999"],
+        ["1234567890123455999", "1234567890123457000", "1234567890123456e3"],
+    ),
+    (
+        {"type": "object", "properties": {"a": {"type": "integer", "exclusiveMinimum": 2**60, "maximum": 2**60 + 1}}},
+        [json.dumps({"a": 2**60 + 1})],
+        [json.dumps({"a": 2**60}), json.dumps({"a": 2**60 + 2})],
+    ),
 ]
 
 
@@ -278,6 +288,21 @@ def test_integers_up_to_two_to_the_53_are_bounds_to_the_last_one():
 
 
 REFUSED = [
+    (
+        {"allOf": [{"type": "integer", "minimum": 1234567890123456000, "maximum": 1234567890123456999}]},
+        "allOf.0.minimum: bounds of more than 15 digits are held a little within",
+    ),
+    (
+        {
+            "properties": {
+                "a": {"type": "number", "exclusiveMinimum": 0.12345678901234561, "maximum": 0.1234567890123457}
+            }
+        },
+        "properties.a.exclusiveMinimum: bounds of more than 15 digits are held a little within",
+    ),
+    ({"properties": {"a": {"type": "integer", "multipleOf": 12345678}}}, "properties.a.multipleOf: 12345678 takes too"),
+    ({"items": {"maxLenght": 5}}, "items.maxLenght: is no keyword of JSON Schema; 'maxLength' is"),
+    ({"anyOf": [{"type": "string", "additionalproperties": False}]}, "anyOf.0.additionalproperties: is no keyword"),
     ({"properties": {"id": {"enum": ["x", 1234567890123456789]}}}, "properties.id.enum.1: 1234567890123456789"),
     ({"const": {"a": [0, 1e400]}}, "const.a.1: inf"),
     ({"$defs": {"n": {"const": 2**64}}, "allOf": [{"$ref": "#/$defs/n"}]}, "$defs.n.const: 18446744073709551616"),
@@ -308,6 +333,18 @@ def test_what_would_not_be_kept_is_refused_with_its_place(schema, problem):
 def test_numbers_that_are_no_constraints_are_left_alone():
     told = {"type": "integer", "default": 2**60 + 1, "examples": [2**60 + 1], "x-id": 2**60 + 1}
     assert for_library(told).items() >= told.items()
+
+
+def test_what_is_near_to_no_keyword_is_an_annotation():
+    told = {"type": "integer", "propertyOrdering": ["a"], "enumNames": ["a"], "bogus": 1, "x-typ": 1}
+    assert for_library(told).items() >= told.items()
+    assert for_library({"definition": {"n": {"type": "null"}}, "$ref": "#/definition/n"}), "a reference leads into it"
+
+
+@pytest.mark.parametrize("factor", [1, 7, 50021, 65536, 10**8, 0.001, 12.5])
+def test_multiples_that_take_little_are_held(factor):
+    matcher = matcher_of({"type": "number", "multipleOf": factor})
+    assert accepts(matcher, f"{3 * factor:f}".rstrip("0").rstrip(".") if factor % 1 else str(3 * int(factor)))
 
 
 def test_formats_are_annotations_where_the_library_does_not_know_them_and_kept_where_it_does():

@@ -7,7 +7,7 @@ import itertools
 import socket
 import struct
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from types import MappingProxyType, SimpleNamespace
 
 import httpx
@@ -24,6 +24,7 @@ from roofline.server.keys import Keys
 from roofline.server.limits import Limits
 from roofline.server.models import Models
 from roofline.server.protocol import BoundedProtocol
+from roofline.server.record import RequestRecord
 from roofline.server.routes.page import FOLDER
 from roofline.text.replies.parser import PlainReply
 from roofline.text.replies.reply_format import ReplyFormat
@@ -229,9 +230,9 @@ def call(make_context):
     return run
 
 
-def protocol_of(limits: Limits) -> type[BoundedProtocol]:
-    """What uvicorn reads HTTP with, within these limits."""
-    return type("Protocol", (BoundedProtocol,), {"limits": limits})
+def protocol_of(limits: Limits, sinks: Iterable[Callable[[RequestRecord], None]] = ()) -> type[BoundedProtocol]:
+    """What uvicorn reads HTTP with, within these limits. sinks: told of requests that it refuses."""
+    return type("Protocol", (BoundedProtocol,), {"limits": limits, "sinks": tuple(sinks)})
 
 
 class PromptServer(uvicorn.Server):
@@ -282,7 +283,8 @@ def live(make_context, serve_app) -> Callable[..., str]:
     def start(models_of: Callable[[Context], Models] | None = None, sent_bytes: int | None = None, **changes) -> str:
         context = make_context(**changes)
         models = None if models_of is None else models_of(context)
-        return serve_app(create_app(context, models=models), sent_bytes=sent_bytes, http=protocol_of(context.limits))
+        app = create_app(context, models=models)
+        return serve_app(app, sent_bytes=sent_bytes, http=protocol_of(context.limits, app.state.record_sinks))
 
     return start
 

@@ -13,7 +13,9 @@ from starlette.requests import Request
 
 from roofline.common.errors import RequestError
 from roofline.server import access_log, answers, record
+from roofline.server.limits import Limits
 from roofline.server.record import Recorder, RequestRecord
+from tests.server.raw_http import Answers, request, sent
 
 SECRET = "Xylophone-4711"
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": SECRET}]}
@@ -147,6 +149,38 @@ def test_a_client_that_left_has_an_incomplete_answer(live, engine, caplog):
     assert "status=499 " in lines[0]
     assert "complete=false" in lines[0]
     assert "completion_tokens=0" in lines[0]
+
+
+POST = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: mine\r\nTransfer-Encoding: chunked\r\n"
+PAST = {  # what is sent, the status, the path that is logged, whether the client names the request
+    "in the body": ([POST + b"\r\n", b"zz\r\n"], 400, "/tokenize", True),
+    "in the body, at once": ([POST + b"\r\nzz\r\n"], 400, "/tokenize", True),
+    "trailers": ([POST + b"\r\n0\r\n", b"X: " + b"y" * 20_000], 431, "/tokenize", True),
+    "in the head": ([POST + b"Content-Length: 5\r\n\r\n"], 400, "/tokenize", True),
+    "by its method": ([b"get /stats?key=secret HTTP/1.1\r\n\r\n"], 400, "/stats", False),
+    "a large head": ([b"GET /stats HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 20_000], 431, "/stats", False),
+    "bytes": ([b"\x16\x03\x01\xff\r\n\r\n"], 400, "", False),
+}
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+@pytest.mark.parametrize("name", PAST)
+def test_what_is_refused_before_any_route_has_a_line_and_an_id(live, lines, name, pipelined):
+    reads, status, path, named = PAST[name]
+    before = [request("GET", "/limits") + reads[0], *reads[1:]] if pipelined else reads
+    answers = Answers(sent(live(access_log=True), before))
+    assert [each for each, _ in answers.list] == ([200] if pipelined else []) + [status]
+    identity = answers.heads[-1]["x-request-id"]
+    assert (identity == "mine") == named
+    entries = until(lambda: [entry for entry in lines() if entry["id"] == identity], 5.0)
+    assert [(entry["status"], json.loads(entry["path"])) for entry in entries] == [(str(status), path)]
+    assert "complete" not in entries[0]
+
+
+def test_a_connection_on_which_nothing_was_asked_has_no_line(live, lines):
+    answers = Answers(sent(live(access_log=True, limits=Limits(read_seconds=0.3)), [b"\r\n"]))
+    assert [each for each, _ in answers.list] == [408]
+    assert not lines()
 
 
 def test_the_name_of_the_key_is_that_of_the_scopes_state():

@@ -22,13 +22,20 @@ class Sent(asyncio.Transport):
 
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
-        self.data, self.paused, self.closed = b"", False, False
+        self.data, self.paused, self.closed, self.ended = b"", False, False, False
 
     def write(self, data):
+        assert not self.ended, "asyncio's would raise"
         self.data += b"" if self.closed else data
 
     def close(self):
         self.closed = True
+
+    def can_write_eof(self):
+        return True
+
+    def write_eof(self):
+        self.ended = True
 
     def is_closing(self):
         return self.closed

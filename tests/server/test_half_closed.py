@@ -1,6 +1,7 @@
 """Clients that end their side of a connection once they have asked: who still reads is answered, and for who is gone
 nothing more is computed."""
 
+import contextlib
 import json
 import re
 import shutil
@@ -123,6 +124,37 @@ def test_who_leaves_after_the_end_of_its_side_is_noticed(live, engine, soon, ver
     connection.close()
     eventually(lambda: not engine.open)
     assert engine.aborted
+
+
+@VERSIONS
+@STREAMS
+@pytest.mark.parametrize("queued", [True, False])
+def test_who_leaves_with_a_request_behind_another_is_noticed(live, engine, soon, version, stream, queued):
+    engine.delay, engine.answer = 0.02, b"x" * 900
+    if queued:
+        engine.gate.clear()
+    connection = connect(live())
+    keep = ask(version, stream).replace(b"Host:", b"Connection: keep-alive\r\nHost:", 1)
+    connection.sendall(keep + request("GET", "/limits"))
+    eventually(lambda: engine.open)
+    connection.sendall(request("GET", "/limits") * 3)
+    connection.close()
+    eventually(lambda: not engine.open)
+    assert engine.aborted
+
+
+def test_little_is_read_of_requests_that_wait(live, engine):
+    engine.gate.clear()
+    with connect(live()) as connection:
+        connection.sendall(ask("1.1", stream=True) + request("GET", "/limits"))
+        eventually(lambda: engine.open)
+        connection.settimeout(0.5)
+        size = 0
+        with contextlib.suppress(TimeoutError):
+            while size < 32 << 20:
+                size += connection.send(request("GET", "/limits") * 100)
+        engine.gate.set()
+        assert size < 16 << 20, "what the sockets hold"
 
 
 def test_all_that_was_asked_is_answered(live, engine):

@@ -189,6 +189,25 @@ def test_a_form_with_one_reading_is_answered_and_the_connection_goes_on(address,
     assert answers.whole
 
 
+CAUSES = {
+    "length and chunked": "Transfer-Encoding can't be present with Content-Length",
+    "two lengths": "two headers Content-Length",
+    "signed length": "Invalid character in Content-Length",
+    "chunk's size with 0x": "Invalid character in chunk size",
+    "bare LF at a header": "Missing expected CR after header value",
+    "folded trailer": "Invalid header token",
+    "lower-case method": "methods have capital letters alone",
+}
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_a_refusal_names_its_cause(address, name):
+    reads = get(b"get /health HTTP/1.1") if name == "lower-case method" else REFUSED[name][0]
+    ((status, body),) = Answers(sent(address, reads)).list
+    assert status == 400
+    assert CAUSES[name] in json.loads(body)["error"]["message"]
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_form_with_two_readings_is_refused_and_the_connection_closed(address, name):
     reads, status = REFUSED[name]
@@ -429,3 +448,11 @@ def test_a_client_that_reads_slowly_is_not_cut(live):
             data += more
             time.sleep(0.001)
         assert [status for status, _ in Answers(data).list] == [200] * 301
+
+
+def test_a_chunk_s_line_and_trailers_are_refused_by_the_limit_that_is_listed(live):
+    address = live(limits=Limits())
+    for late in (b"1;" + b"y" * 20_000, b"0\r\nX: " + b"y" * 20_000):
+        ((status, body),) = Answers(sent(address, [head(CHUNKED), late])).list
+        assert status == 431
+        assert f"larger than {Limits().header_bytes} bytes" in json.loads(body)["error"]["message"]

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from roofline.server.limits import Limits
+from roofline.server.lingering import MOST_BYTES
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -123,6 +124,47 @@ def test_endless_header_is_cut(live):
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: ")
         assert sent_before_cut(connection) < 1 << 20
+
+
+LARGE = {
+    "length": b"Content-Length: %d\r\n" % (9 << 20),
+    "chunked": b"Transfer-Encoding: chunked\r\n",
+    "unknown coding": b"Transfer-Encoding: gzip, chunked\r\n",
+    "larger than the linger": b"Content-Length: %d\r\n" % (1 << 40),
+}
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize("form", list(LARGE)[:3])
+def test_who_sends_a_whole_body_reads_that_it_is_refused(live, form):
+    """A reset, of what was sent and not read, would take the answer away."""
+    body = b"x" * (9 << 20)
+    body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if form == "chunked" else body
+    host, port = live().removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(POST + LARGE[form] + b"\r\n" + body)
+        answer = b""
+        while data := connection.recv(4096):  # until the server closes
+            answer += data
+    status = b"501" if form == "unknown coding" else b"413"
+    assert answer.startswith(b"HTTP/1.1 " + status)
+    assert answer.endswith(b"}")
+
+
+def test_a_refused_body_is_thrown_away_up_to_a_bound(live):
+    host, port = live(limits=Limits(read_seconds=30)).removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(POST + LARGE["larger than the linger"] + b"\r\n")
+        assert MOST_BYTES <= sent_before_cut(connection, 65536, 0.0) < 2 * MOST_BYTES
+
+
+def test_a_refused_body_is_thrown_away_for_a_bounded_time(live):
+    host, port = live(limits=Limits(read_seconds=0.3)).removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(POST + LARGE["length"] + b"\r\n")
+        while connection.recv(4096):
+            pass
+        assert sent_before_cut(connection, 16, 0.05) < 16 * 20 * 60
 
 
 def test_half_a_body_is_not_waited_for(live):

@@ -10,6 +10,7 @@ import pytest
 from roofline.common import json_depth
 from roofline.common.errors import RequestError
 from roofline.common.json_depth import json_depth_within, json_structure
+from roofline.common.json_names import count_names, repeated_name
 from roofline.server.body import fields_of
 from roofline.server.gate import Gate
 from roofline.server.limits import Limits
@@ -316,6 +317,32 @@ def test_what_a_client_sends_is_repeated_up_to_a_length(call):
     assert error == f"The model {repeated} is not served here; 'tiny' is."
     assert message("GET", "/" + "x" * 200) == f"There is no route GET /{'x' * 199}."
     assert message("M" * 17, "/v1/models") == f"{'M' * 16} /v1/models is not a method of this route."
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ('{"model":"tiny","prompt":"a","prompt":"b"}', "prompt"),
+        ('{"model":"tiny","prompt":"a","max_tokens":1,"stop":["x"],"max_tokens" : 2}', "max_tokens"),
+        ('{"model":"tiny","prompt":"a","logit_bias":{"1":1,"1":2}}', "1"),
+        ('{"model":"tiny","prompt":"a","stream_options":{"x":[1,{"a":1}]},"stream_options":{}}', "stream_options"),
+        ('{"model":"tiny","prompt":"a","pr\\u006fmpt":"b"}', "prompt"),
+        ('{"model":"tiny","prompt":[5,[6],{"a":":","a":{}}]}', "a"),
+        ('{"model":"tiny","prompt":"a","logit_bias":{"1":1,"01":2}}', "logit_bias"),
+    ],
+)
+def test_a_field_that_an_object_has_twice_is_refused(call, engine, body, name):
+    answer = call("POST", "/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+    assert name.removeprefix("logit_bias") in answer.json()["error"]["message"]
+    assert not engine.submitted
+
+
+def test_names_are_counted_as_often_as_they_stand():
+    for text in ('{"a":1}', '[{"a":":{"},[2,[{"b":{"c":[]}}]],3]', '{"a":[1,2,{"b":1}],"b":{"b":{}}}', "[]", "3"):
+        structure = json_structure(text.encode())
+        assert count_names(json.loads(text), structure.containers) == structure.names
+        assert repeated_name(text.encode()) is None
 
 
 def test_our_own_mistake_is_500_without_details(call, engine):

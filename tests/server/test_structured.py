@@ -117,3 +117,11 @@ def test_ollamas_format(call, engine):
         error = call("POST", "/api/generate", json=body | {"prompt": "Hi", "format": value})
         assert error.status_code == 400
         assert "format" in error.json()["error"]
+
+
+def test_a_second_form_is_refused_by_the_names_that_the_client_sent(call):
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "guided_regex": "a"}
+    error = call("POST", "/v1/chat/completions", json={**body, "response_format": {"type": "json_object"}})
+    assert (error.status_code, error.json()["error"]["param"]) == (400, "guided_regex")
+    assert "response_format gives another" in error.json()["error"]["message"]
+    assert "constraint" not in error.text

@@ -586,12 +586,18 @@ FORCED = {
 }
 
 
+PARAMETERS = {"/v1/messages": "tools.0.input_schema", "/v1/responses": "tools.0.parameters"}
+
+
 @pytest.mark.parametrize("path", FORCED)
 def test_a_schema_that_calls_cannot_be_held_to_is_refused_by_fields_that_the_api_has(call, engine, path):
     error = call("POST", path, json={**APIS[path], **FORCED[path]})
     assert error.status_code == 400
-    problem = "tools: the parameters of 'f' cannot be kept to: properties.id.allOf.0.const: 1152921504606846977"
+    field = PARAMETERS.get(path, "tools.0.function.parameters")
+    problem = f"{field}: calls of 'f' cannot be kept to it: properties.id.allOf.0.const: 1152921504606846977"
     assert problem in error.text
+    detail = error.json()["error"]
+    assert not isinstance(detail, dict) or detail.get("param", field) == field
     assert not engine.submitted
 
     async def submit(ids, params, **options):
@@ -603,6 +609,50 @@ def test_a_schema_that_calls_cannot_be_held_to_is_refused_by_fields_that_the_api
     assert error.status_code == 400
     assert "tools: the grammar cannot be compiled: x" in error.text
     assert "constraint" not in error.text
+
+
+NO_OBJECTS = [
+    {"type": "array", "items": {"type": "string"}},
+    {"type": "string", "enum": ["a"]},
+    {"enum": [1]},
+    {"const": "a"},
+    {"type": "integer"},
+    {"type": "null"},
+    {"type": ["string", "null"]},
+    {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/list"}], "$defs": {"list": {"type": "array"}}},
+    {"type": "object", "allOf": [{"$ref": "#/$defs/a~1b"}], "$defs": {"a/b": {"oneOf": [{"type": "null"}]}}},
+]
+
+
+@pytest.mark.parametrize("path", FORCED)
+def test_parameters_that_are_no_object_are_refused_with_their_place(call, engine, path):
+    """A call could not have them: what the model wrote would be lost."""
+    for schema in NO_OBJECTS:
+        for choice in (FORCED[path], {"tools": FORCED[path]["tools"]}):
+            body = json.loads(json.dumps({**APIS[path], **choice}).replace(json.dumps(EXACT), json.dumps(schema)))
+            error = call("POST", path, json=body)
+            assert error.status_code == 400, schema
+            assert f"{PARAMETERS.get(path, 'tools.0.function.parameters')}: must describe an object" in error.text
+    assert not engine.submitted
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"type": "integer"}}},
+        {"type": ["object", "null"]},
+        {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/a"}], "$defs": {"a": {"properties": {"b": {"const": 1}}}}},
+        {"enum": [1, {"a": 2}]},
+        {"description": "Anything."},
+    ],
+    ids=str,
+)
+def test_a_forced_call_has_an_object_where_its_schema_leaves_that_open(schema):
+    grammar = forced_calls("json", [{"function": {"name": "f", "parameters": schema}}], several=False, thinking=False)
+    calls = (('{"a":2}', True), ("1", False), ("null", False), ('"a"', False))
+    for arguments, fits in calls:
+        text = f'{{"name": "f", "arguments": {arguments}}}'
+        assert allowed(grammar.text, text) == fits, text
 
 
 def test_tools_that_are_left_out_may_be_strict(call):

@@ -15,10 +15,11 @@ NOT_STRUCTURE = bytes(set(range(256)) - set(b"[]{},"))
 @dataclass(frozen=True)
 class JsonStructure:
     """What JSON text has outside its strings. marks: its brackets and commas; strings: how many there are, names of
-    fields among them."""
+    fields among them; names: how many of those."""
 
     marks: bytes
     strings: int
+    names: int
 
     @property
     def containers(self) -> int:
@@ -46,15 +47,16 @@ class JsonStructure:
 
 def json_structure(raw: bytes) -> JsonStructure:
     """The structure of JSON text, or of what is none."""
-    marks, strings, at = [], 0, 0
+    marks, strings, names, at = [], 0, 0, 0
     while at < len(raw):
         piece = STRINGS.match(raw, at) if len(raw) > PIECE_BYTES else None
         end = len(raw) if piece is None else piece.end()
         outside, count = STRING.subn(b"", raw[at:end])
         marks.append(outside.translate(None, NOT_STRUCTURE))
         strings += count
+        names += outside.count(b":")
         at = end
-    return JsonStructure(b"".join(marks), strings)
+    return JsonStructure(b"".join(marks), strings, names)
 
 
 def json_depth_within(raw: bytes, most: int) -> bool:

@@ -74,6 +74,7 @@ def create_app(
         app.add_middleware(ModelChoice, models=models, error_forms=ERROR_FORMS, uploads=files.UPLOADS)
     app.add_middleware(Gate, context=context, error_forms=ERROR_FORMS, scopes=app.state.scopes, uploads=files.UPLOADS)
     sinks = [sink for sink in (access_log.write if context.access_log else None, spans) if sink is not None]
+    app.state.record_sinks = sinks
     app.add_middleware(Recorder, sinks=sinks)
     return app
 

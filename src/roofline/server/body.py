@@ -13,9 +13,11 @@ from pydantic_core import CoreSchema, ErrorDetails, from_json
 from roofline.common.errors import RequestError
 from roofline.common.json_depth import json_structure
 from roofline.common.json_escapes import parsed
+from roofline.common.json_names import count_names, repeated_name
 from roofline.server.limits import Limits
 
 MAX_PROBLEMS = 1000
+SPREAD = "Spread them over several requests, or send a long prompt as one text."
 _SHOULD_BE = "Input should be "
 _JSON_TYPES = {
     **{"string_type": "a string", "list_type": "an array", "bool_type": "true or false", "float_type": "a number"},
@@ -80,16 +82,21 @@ def fields_of(raw: bytes, limits: Limits) -> dict[str, object]:
         raise RequestError(400, "invalid_json", f"The body is not JSON nested at most {limits.json_depth} deep.")
     # What is parsed in one piece holds up all other threads of Python meanwhile: this keeps it to tens of milliseconds.
     if structure.strings + structure.containers > limits.json_values:
-        problem = f"The body has more than {limits.json_values} strings, objects and arrays."
-        raise RequestError(400, "too_many_values", problem)
+        problem = f"The body has more than {limits.json_values} strings, names of fields among them, objects and arrays"
+        raise RequestError(400, "too_many_values", f"{problem} (json_values in /limits). {SPREAD}")
     if structure.commas > (most := limits.prompt_tokens + limits.json_values):
-        raise RequestError(400, "too_many_values", f"The body has more than {most} values.")
+        problem = f"The body has more than {most} values (prompt_tokens and json_values in /limits)"
+        raise RequestError(400, "too_many_values", f"{problem}. {SPREAD}")
     try:
         fields = parsed(raw, partial(from_json, allow_inf_nan=False))
     except ValueError as error:
         raise RequestError(400, "invalid_json", f"The body is not JSON: {error}.") from error
     if not isinstance(fields, dict):
         raise RequestError(400, "invalid_json", "The body must be a JSON object.")
+    if count_names(fields, structure.containers) < structure.names:
+        name = (repeated_name(raw) or "")[:100]
+        problem = f"An object of the body has the field {name!r} twice, and programs differ in which they take."
+        raise RequestError(400, "repeated_field", f"{problem} Send it once.", param=name)
     return fields
 
 

@@ -5,8 +5,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from roofline.common.json_types import JsonObject
-from roofline.engine.constraint import Constraint, refuse
-from roofline.engine.constraints.schemas import check
+from roofline.engine.constraint import MAX_DEPTH, Constraint, refuse
+from roofline.engine.constraints.schemas import check, pointer
 from roofline.text.replies.call_formats import HermesCalls, MistralCalls
 from roofline.text.replies.reasoning import CLOSE
 from roofline.text.replies.reasoning import OPEN as THINK
@@ -37,7 +37,7 @@ def forced_calls(form: str, tools: Sequence[Tool], *, several: bool, thinking: b
     rules = [f"start: {'thoughts ' if thinking else ''}{_quoted(before)} {_calls(form, several)} {_quoted(after)}"]
     if thinking:
         rules.append(f"thoughts[suffix={_quoted(CLOSE)}]: {ANYTHING}")
-    return Constraint.of_lark("\n".join([*rules, *_call_rules(form, tools, map(_parameters, tools))]) + "\n")
+    return Constraint.of_lark("\n".join([*rules, *_call_rules(form, tools, map(schema_of_calls, tools))]) + "\n")
 
 
 def optional_calls(
@@ -85,7 +85,7 @@ def optional_calls(
             "GAP: /[ \\t\\r\\n]*/",
             'TEXT: /[^ \\t\\r\\n{\\[<](.|\\n)*/ | ""',
         ]
-    schemas = [_parameters(tool) if _function(tool)["name"] in strict else ANY_OBJECT for tool in tools]
+    schemas = [schema_of_calls(tool) if _function(tool)["name"] in strict else ANY_OBJECT for tool in tools]
     return Constraint.of_lark("\n".join([*rules, *_call_rules(form, tools, schemas)]) + "\n")
 
 
@@ -105,9 +105,9 @@ def _call_rules(form: str, tools: Sequence[Tool], schemas: Iterable[Mapping[str,
     return rules
 
 
-def _parameters(tool: Tool) -> JsonObject | None:
-    """The schema of a tool's arguments; None where it has no parameters, as OpenAI's reference says of leaving them
-    out. Raises RequestError for one that answers cannot be held to."""
+def schema_of_calls(tool: Tool) -> JsonObject | None:
+    """The schema of a tool's arguments, which are an object; None where it has no parameters, as OpenAI's reference
+    says of leaving them out. Raises RequestError for one that answers cannot be held to."""
     function = _function(tool)
     schema = function.get("parameters")
     if not schema or _names_none(schema):
@@ -116,8 +116,36 @@ def _parameters(tool: Tool) -> JsonObject | None:
     try:
         check(schema)
     except ValueError as error:
-        refuse(f"the parameters of {function['name']!r} cannot be kept to: {error}")
-    return schema
+        refuse(f"calls of {function['name']!r} cannot be kept to it: {error}")
+    return schema if schema.get("type") == "object" else schema | {"type": "object"}
+
+
+def describes_object(schema: object, document: JsonObject | None = None, depth: int = MAX_DEPTH) -> bool:
+    """Whether an object can be valid for a schema of parameters, as far as its types, values and branches say.
+
+    document: the schema that it is a part of; depth: references and branches that are followed.
+    """
+    if not isinstance(schema, dict) or depth == 0:
+        return schema is not False
+    document = schema if document is None else document
+    kinds, values = schema.get("type", "object"), schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+        return False
+    if isinstance(values, list) and not any(isinstance(value, dict) for value in values):
+        return False
+    for key in ("anyOf", "oneOf"):
+        branches = schema.get(key)
+        if isinstance(branches, list) and not any(describes_object(part, document, depth - 1) for part in branches):
+            return False
+    conditions = schema.get("allOf")
+    conditions = [*conditions] if isinstance(conditions, list) else []
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/"):
+        target: object = document
+        for part in pointer(reference):
+            target = target.get(part) if isinstance(target, dict) else None
+        conditions.append(target)
+    return all(describes_object(part, document, depth - 1) for part in conditions)
 
 
 def _names_none(schema: object) -> bool:

@@ -7,7 +7,7 @@ from hashlib import sha256
 from roofline.engine.constraint import Constraint
 from roofline.server.beginnings import Beginning, beginning_of
 from roofline.server.body import count_within, invalid, renamed
-from roofline.server.call_grammars import forced_calls, optional_calls
+from roofline.server.call_grammars import describes_object, forced_calls, optional_calls, schema_of_calls
 from roofline.server.limits import Limits
 from roofline.server.text_side import TextSide
 from roofline.server.unanswered import UnansweredCalls
@@ -88,10 +88,21 @@ def prompt_of(
 
     if answer_form is not None:
         return ChatPrompt(ids, parser, shown, beginning.held_to(answer_form))
+    _check_schemas(conversation, tools)
     with renamed({"constraint": "tools"}):
         marks = text.special_ids(frozenset({MistralCalls.open})) if conversation.strict else frozenset()
         constraint = _call_grammar(conversation, tools, form.calls, beginning, marks)
     return ChatPrompt(ids, parser, shown, constraint)
+
+
+def _check_schemas(conversation: Conversation, tools: Sequence[Message]) -> None:
+    """Raises RequestError with the place of a tool whose calls have to be held to its schema, and cannot be."""
+    forced = conversation.tool_choice == "required"
+    for number, tool in enumerate(tools):
+        name = _function(tool)["name"]
+        if forced or name == conversation.named_tool or name in conversation.strict:
+            with renamed({"constraint": parameters_field(number)}):
+                schema_of_calls(tool)
 
 
 def _call_grammar(
@@ -142,7 +153,8 @@ def effort_variables(field: str, effort: str | None, text: TextSide, *, switches
 
 
 def check_tools(tools: Sequence[Message], limits: Limits) -> None:
-    """Raises RequestError for more tools than allowed, or for names that calls cannot tell apart."""
+    """Raises RequestError for more tools than allowed, for names that calls cannot tell apart, and for parameters that
+    are no object, which a call cannot have."""
     count_within("tools", len(tools), 0, limits.tools)
     seen = set[str]()
     for number, tool in enumerate(tools):
@@ -153,6 +165,21 @@ def check_tools(tools: Sequence[Message], limits: Limits) -> None:
         if name in seen:
             raise invalid(where, f"{name!r} is there twice")
         seen.add(name)
+        if not describes_object(_function(tool).get("parameters")):
+            problem = 'must describe an object, as in {"type": "object", "properties": {"city": {"type": "string"}}}'
+            raise invalid(parameters_field(number), f"{problem}: arguments of calls have names")
+
+
+def parameters_field(number: int) -> str:
+    """What errors call the parameters of a tool; APIs that call them otherwise rename it."""
+    return f"tools.{number}.function.parameters"
+
+
+def flat_tool_fields(count: int, parameters: str) -> dict[str, str]:
+    """Names of fields of tools, for `renamed`, in an API whose tools have no `function`. parameters: what it calls
+    those."""
+    names = {f"tools.{number}.function.name": f"tools.{number}.name" for number in range(count)}
+    return names | {parameters_field(number): f"tools.{number}.{parameters}" for number in range(count)}
 
 
 def results_in_order(messages: Sequence[Message]) -> list[Message]:

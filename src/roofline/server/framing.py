@@ -15,11 +15,11 @@ class ChunkedFraming:
     A parser of messages also obeys fields in trailers, such as Content-Length and Connection, which there mean nothing
     (RFC 9110, 6.5.1): it is given each of them under another name.
 
-    most_bytes: of the line before a chunk, and of all trailers.
+    most_bytes: of the line before a chunk, and of all trailers; limit_bytes: what errors call that.
     """
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, most_bytes: int, limit_bytes: int) -> None:
+        self._most_bytes, self._limit_bytes = most_bytes, limit_bytes
         self._line = b""  # that has begun
         self._chunk_bytes = 0  # until the next line: those of the chunk that has begun, and its line end
         self._trailing = False
@@ -44,7 +44,7 @@ class ChunkedFraming:
         end = data.find(b"\n", at) + 1 or len(data)
         self._line += data[at:end]
         if len(self._line) > self._most_bytes:
-            raise _too_large("extensions of a chunk", self._most_bytes)
+            raise _too_large("extensions of a chunk", self._limit_bytes)
         if self._line.endswith(b"\n"):
             size = _SIZE.match(self._line)
             self._line = b""
@@ -59,7 +59,7 @@ class ChunkedFraming:
         self._line += data[at:end]
         self._trailer_bytes += end - at
         if self._trailer_bytes > self._most_bytes:
-            raise _too_large("trailers", self._most_bytes)
+            raise _too_large("trailers", self._limit_bytes)
         if not self._line.endswith(b"\n"):
             return end, b""
         line, self._line = self._line, b""
@@ -70,5 +70,5 @@ class ChunkedFraming:
         return end, _MEANS_NOTHING + line
 
 
-def _too_large(what: str, most_bytes: int) -> RequestError:
-    return RequestError(431, "headers_too_large", f"The {what} are larger than {most_bytes} bytes.")
+def _too_large(what: str, limit_bytes: int) -> RequestError:
+    return RequestError(431, "headers_too_large", f"The {what} are larger than {limit_bytes} bytes.")

@@ -111,7 +111,11 @@ def _bias(bias: Mapping[str, float]) -> dict[int, float]:
     for name in bias:
         if not (name.isascii() and name.isdigit() and len(name) <= 10):
             raise invalid("logit_bias", "its keys must be token ids")
-    return {int(name): value for name, value in bias.items()}
+    result = {int(name): value for name, value in bias.items()}
+    if len(result) < len(bias):
+        twin = next(name for name in bias if str(int(name)) != name)
+        raise invalid("logit_bias", f"{twin!r} is another spelling of a token id that is there already")
+    return result
 
 
 def check_prompts(

@@ -12,20 +12,20 @@ import re
 import socket
 import struct
 from contextlib import suppress
-from http import HTTPStatus
 from typing import Literal
 
 import httptools
-import msgspec
-from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
-from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from roofline.common.errors import RequestError
-from roofline.server.errors import error_body
 from roofline.server.framing import ChunkedFraming
 from roofline.server.half_closed import abort_when_gone
+from roofline.server.http_flow import OrderedFlow, Unchunked
 from roofline.server.limits import Limits
+from roofline.server.lingering import MOST_BYTES, MOST_OTHER_BYTES, LingeringTransport
+from roofline.server.record import RecordSink, request_id
+from roofline.server.refusals import mark, record_unseen, refusal, unknown_version, unreadable
 
 VERSIONS = ("1.0", "1.1")
 PREFACE = b"PRI * HTTP/2.0"  # how a connection of HTTP/2 begins
@@ -41,9 +41,11 @@ class BoundedProtocol(HttpToolsProtocol):
     """
 
     limits = Limits()
+    sinks: tuple[RecordSink, ...] = ()  # told of requests that are refused here
     _reading: Literal["idle", "head", "body", "over"] = "idle"  # over: the client has said that no other request comes
     _head = b""  # as far as it has arrived, with empty lines before it
     _body_bytes = 0  # that are still to come, of a body with a length
+    _body_began = 0.0  # by the loop's clock
     _chunks: ChunkedFraming | None = None  # of a body without one
     _replaying = False  # a head that has been checked
     _refusal: bytes | None = None  # what nothing is read after any more; told once what runs is answered
@@ -51,12 +53,14 @@ class BoundedProtocol(HttpToolsProtocol):
     _deadline: asyncio.TimerHandle | None = None  # for the client to send
     _unread: asyncio.TimerHandle | None = None  # for the client to read
     _unread_bytes = 0  # that waited when the latter was set
+    _ended = False  # the client's side of the connection
     _half_closed: asyncio.Task[None] | None = None  # looks whether a client that sends nothing more still reads
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self.lingering = LingeringTransport(transport, self.loop, self._bytes_to_come, self.limits.read_seconds)
+        super().connection_made(self.lingering)
         self.parser = self._new_parser()
-        self.flow = OrderedFlow(transport, self)
+        self.flow = self.ordered = OrderedFlow(self.lingering, self)
         self._wait()
 
     def _new_parser(self) -> httptools.HttpRequestParser:
@@ -65,7 +69,20 @@ class BoundedProtocol(HttpToolsProtocol):
         parser.set_dangerous_leniencies(lenient_data_after_close=True, lenient_version=True)
         return parser
 
+    def _bytes_to_come(self) -> int:
+        """How much the client may still send of the request that it has begun, as far as it is waited for."""
+        late = self._reading == "body" and self.loop.time() - self._body_began >= self.limits.body_seconds
+        if self._ended or late:
+            return 0
+        if self._reading == "body" and self._chunks is None:
+            return min(MOST_BYTES, self._body_bytes)
+        if self._reading == "body" or (self._refusal is not None and self._head.endswith(HEAD_END)):
+            return MOST_BYTES
+        return MOST_OTHER_BYTES if self._refusal is not None or self._reading == "head" else 0
+
     def data_received(self, data: bytes) -> None:
+        if self.lingering.lingers:
+            return self.lingering.discard(data)
         if self._refusal is not None or self._reading == "over":
             return
         self._unset_keepalive_if_required()
@@ -75,22 +92,25 @@ class BoundedProtocol(HttpToolsProtocol):
             return self._refuse(error)
         except httptools.HttpParserError as error:
             return self._refuse(self._cause(error))
+        if self.pipeline:
+            self.ordered.note_ahead(len(data))
         if self._reading == "idle" and self._deadline is None and not self._answering:
             seconds, handler = self.timeout_keep_alive, self.timeout_keep_alive_handler
             self.timeout_keep_alive_task = self.loop.call_later(seconds, handler)
 
     def _cause(self, error: httptools.HttpParserError) -> RequestError:
         """What a request is refused with that the parser does not take, or that was refused while it was parsed."""
-        return error.__context__ if isinstance(error.__context__, RequestError) else self._unreadable()
+        return error.__context__ if isinstance(error.__context__, RequestError) else self._unreadable(str(error))
 
-    def _unreadable(self) -> RequestError:
+    def _unreadable(self, cause: str) -> RequestError:
         if self._reading == "head" and self._request_line() == PREFACE:
             return unknown_version()
-        return RequestError(400, "invalid_http", "This is not a request of HTTP/1.1.")
+        return unreadable(cause)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends nothing more. Whether the connection stays open, which is as long as it is answered."""
-        if self.scheme == "https":  # of which asyncio closes both sides at once
+        self._ended = True
+        if self.scheme == "https" or self.lingering.lingers:  # of the former asyncio closes both sides at once
             return False
         if self._reading in ("head", "body") and self._refusal is None:
             self._refuse(RequestError(400, "invalid_http", "The connection ended within the request."))
@@ -142,7 +162,7 @@ class BoundedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             self._read_without_offer()
         if end >= 0 and self._reading == "head":  # to the parser it goes on
-            raise self._unreadable()
+            raise self._unreadable("its headers go on behind an empty line")
         return until
 
     @property
@@ -179,7 +199,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         super().on_headers_complete()
         self.cycle.keep_alive = self.parser.should_keep_alive()  # of HTTP/1.0 too, where the client asks for it
-        self._reading = "body"
+        self._reading, self._body_began = "body", self.loop.time()
         self._stop_waiting()
 
     def on_message_complete(self) -> None:
@@ -210,7 +230,7 @@ class BoundedProtocol(HttpToolsProtocol):
             problem = "No transfer coding but chunked is known here."
             raise RequestError(501, "unsupported_transfer_coding", problem)
         self._body_bytes = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
-        self._chunks = ChunkedFraming(self.most_head_bytes) if codings else None
+        self._chunks = ChunkedFraming(self.most_head_bytes, self.limits.header_bytes) if codings else None
         hosts = [value.strip().lower() for name, value in self.headers if name == b"host"]
         if version == "1.1" and not hosts:
             raise RequestError(400, "invalid_header", "A request of HTTP/1.1 has a Host header.")
@@ -254,18 +274,25 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing() or self._refusal is not None:
             return
         self._stop_waiting()
-        body = msgspec.json.encode(error_body(error))
-        head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
-        self._refusal = f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
         if self._reading == "body":  # the error is this request's
-            self._drop_answer()
+            identity = mark(self.cycle.scope, error)
+            self._refusal = refusal(error, identity)
+            self._drop_answer(error, identity)
+        else:
+            headers = self.headers if self._reading == "head" else ()
+            identity = request_id(dict(headers))
+            self._refusal = refusal(error, identity)
+            if line := self._request_line():  # else nothing was asked
+                record_unseen(identity, line, headers, error, self.sinks)
         if not self._answering:
             self._end()
 
-    def _drop_answer(self) -> None:
+    def _drop_answer(self, error: RequestError, identity: str) -> None:
         """Leave the request that is being received without an answer but the refusal, unless one has begun."""
         if self.pipeline and self.pipeline[0][0] is self.cycle:  # the latest of those that wait
             self.pipeline.popleft()
+            line = b"%s %s" % (self.cycle.scope["method"].encode(), self.cycle.scope["raw_path"])
+            record_unseen(identity, line, self.headers, error, self.sinks)
         elif self.cycle.response_started:
             self._refusal = b""
             self.cycle.keep_alive = False
@@ -278,6 +305,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.write(self._refusal)
         self.transport.close()
         self._limit_unread()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.lingering.lingers:
+            self.lingering.end()
 
     # Time.
 
@@ -350,48 +382,3 @@ class BoundedProtocol(HttpToolsProtocol):
             cycle.disconnected = cycle.disconnected or not cycle.response_complete
             cycle.message_event.set()
         self.pipeline.clear()
-
-
-def unknown_version() -> RequestError:
-    """The refusal of a request of another version of HTTP."""
-    return RequestError(505, "http_version_not_supported", "Requests are of HTTP/1.1 or HTTP/1.0.")
-
-
-class OrderedFlow(FlowControl):
-    """Reads nothing more while requests that came behind another one wait: a client is not let run ahead of its
-    answers."""
-
-    def __init__(self, transport: asyncio.Transport, protocol: HttpToolsProtocol) -> None:
-        super().__init__(transport)
-        self._protocol = protocol
-
-    def resume_reading(self) -> None:
-        if not self._protocol.pipeline:
-            super().resume_reading()
-
-
-class Unchunked:
-    """An application whose answers have no transfer coding: HTTP/1.0 has none. The connection's end is the answer's,
-    but for one that tells its length to a client that asked to keep the connection (RFC 9112, 9.3)."""
-
-    def __init__(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._cycle, self._app = cycle, app
-
-    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        cycle = self._cycle
-        open_ended = False
-
-        async def plain(message: ASGISendEvent) -> None:
-            nonlocal open_ended
-            if message["type"] == "http.response.start":
-                headers = list(message.get("headers", []))
-                open_ended = b"content-length" not in dict(headers)
-                cycle.chunked_encoding = False if open_ended else None
-                cycle.keep_alive = cycle.keep_alive and not open_ended
-                if cycle.keep_alive:  # the client expects it to be said
-                    message = {**message, "headers": [*headers, (b"connection", b"keep-alive")]}
-            elif open_ended and message["type"] == "http.response.body":
-                cycle.expected_content_length = len(message.get("body", b""))
-            await send(message)
-
-        await self._app(scope, receive, plain)

@@ -17,6 +17,7 @@ from roofline.server.keys import ANYBODY, LOCAL, NOBODY
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 KEYLESS = (LOCAL, ANYBODY, NOBODY)
+RecordSink = Callable[["RequestRecord"], None]
 CLIENT_LEFT = 499  # nginx's number for a client that left before there was a status
 
 
@@ -41,6 +42,12 @@ class RequestRecord:
     answers: Answers | None = None  # where tokens were to be generated
 
 
+def request_id(headers: dict[bytes, bytes]) -> str:
+    """What a request is named by: as its client says, where that is sane."""
+    name = headers.get(b"x-request-id", b"")
+    return name.decode() if REQUEST_ID.fullmatch(name) is not None else uuid.uuid4().hex
+
+
 def record_of(request: Request) -> RequestRecord:
     """The record of a request that is being answered."""
     return request.state.record
@@ -49,17 +56,16 @@ def record_of(request: Request) -> RequestRecord:
 class Recorder:
     """ASGI middleware around all others: names each request, and tells `sinks` what came of it."""
 
-    def __init__(self, app: ASGIApp, sinks: Iterable[Callable[[RequestRecord], None]]) -> None:
+    def __init__(self, app: ASGIApp, sinks: Iterable[RecordSink]) -> None:
         self.app, self.sinks = app, tuple(sinks)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         headers = dict(scope["headers"])
-        name = headers.get(b"x-request-id", b"")
-        sane = REQUEST_ID.fullmatch(name) is not None
-        record = RequestRecord(name.decode() if sane else uuid.uuid4().hex, scope["method"], scope["path"], headers)
         state = scope.setdefault("state", {})
+        identity = state.get("request_id") or request_id(headers)  # the former where it was refused already
+        record = RequestRecord(identity, scope["method"], scope["path"], headers)
         state["record"] = record
 
         async def marked(message: Message) -> None:
@@ -74,6 +80,8 @@ class Recorder:
             await self.app(scope, receive, marked)
         finally:
             record.seconds = time.monotonic() - record.arrived
+            if record.status == CLIENT_LEFT and "refused" in state:  # by `protocol.py`, within the body
+                record.status, record.complete = state["refused"], True
             principal = state.get("principal")  # none where the request was refused before anybody looked at its key
             if principal is not None and principal not in KEYLESS:
                 record.principal = principal.name

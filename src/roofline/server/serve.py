@@ -271,7 +271,7 @@ def _http_server(
     app = create_app(context, spans, models)
 
     class Protocol(BoundedProtocol):
-        limits = context.limits
+        limits, sinks = context.limits, tuple(app.state.record_sinks)
 
     config = uvicorn.Config(
         app,

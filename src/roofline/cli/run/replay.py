@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from roofline.engine.recording.entries import Head
     from roofline.engine.recording.replay import StepOutcome
 
-SAME, DIFFERENT = 0, 3  # exit status
+SAME, DIFFERENT, NO_END = 0, 3, 5  # exit status
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,15 @@ class ReplayOptions(Options):
 @dataclass
 class _Findings:
     """What came of the steps so far. compared: those of which both sides have digests; first: what the first step that
-    differs, or fails here, is told by; unfinished: by file its last step, where the recording has no end of it."""
+    differs, or fails here, is told by; unfinished: by file its last step, where the recording has no end of it;
+    endless: files that a crash ended, or that were cut off since, with how many steps they have."""
 
     steps: int = 0
     tokens: int = 0
     compared: int = 0
     first: str | None = None
     unfinished: dict[str, str] = field(default_factory=dict)
+    endless: dict[str, int] = field(default_factory=dict)
 
     def take(self, outcome: "StepOutcome", file: str, with_ids: bool) -> None:
         self.steps, self.tokens = self.steps + 1, self.tokens + outcome.tokens
@@ -67,9 +69,9 @@ def command(
     """Run the steps of a recording again, alone: every step with the same digests, or the first that differs.
 
     Ends with status 0 where every step has the same digests, or ran, where the recording has no ids to compare them by;
-    3 where a step differs or fails.
+    3 where a step differs or fails; 5 where none does, and a file has no end: a crash ended it, or it was cut off.
     """
-    from roofline.engine.recording.entries import files_of, read_entries
+    from roofline.engine.recording.entries import files_of, has_end, read_entries
     from roofline.engine.recording.replay import replay
 
     files = files_of(place)
@@ -80,14 +82,17 @@ def command(
         head, _ = read_entries(path)
         same_fingerprint &= head.fingerprint == executable.fingerprint
         with_ids &= head.with_ids
+        before = findings.steps
         for outcome in replay(path, executable, options.adapter or ()):
             findings.take(outcome, path.name, head.with_ids)
+        if not has_end(path):
+            findings.endless[path.name] = findings.steps - before
     executable.close()
     if as_json:
         print_json({**vars(findings), "with_ids": with_ids, "same_fingerprint": same_fingerprint})
     else:
         _print(findings, with_ids, same_fingerprint)
-    return SAME if findings.first is None else DIFFERENT
+    return DIFFERENT if findings.first is not None else NO_END if findings.endless else SAME
 
 
 def _load(model: str, load: LoadOptions, head: "Head") -> "Executable":
@@ -122,3 +127,6 @@ def _print(findings: _Findings, with_ids: bool, same_fingerprint: bool) -> None:
         print(f"{sizes}. The recording has no ids (--record-ids), so bits were not compared.")
     for line in findings.unfinished.values():
         print(f"{line}.")
+    for file, steps in findings.endless.items():
+        ended = "its server still runs, a crash or a full disk ended it, or it was cut off"
+        print(f"{file} has no end: {ended}. It has {steps} steps; whether there were more cannot be told.")

@@ -21,46 +21,52 @@ MAX_REQUEST = 64 << 20  # bytes
 @dataclass(frozen=True)
 class SentRequest:
     """A request that fits its receipt, or what does not. generation: as a server reads the body. other: what the
-    receipt has otherwise, in a sentence; kind: "other prompt" or "other request". unknown: what cannot be compared."""
+    receipt has otherwise, in a sentence; kind: "other prompt" or "other request". unknown: what cannot be compared.
+    readings: the body in each way of servers that fits the receipt."""
 
     generation: "Generation"
     other: str = ""
     kind: str = ""
     unknown: str = ""
+    readings: tuple["Generation", ...] = ()
 
 
 def read_sent(path: Path, receipt: "Receipt", llm: "LLM") -> SentRequest:
     """A request's body, compared with a receipt. Raises ConfigError for one that cannot be computed here.
 
-    What a server asks of a model's answer depends on the format of its calls, which a server may be told: the request
-    fits where one of them gives what the receipt has.
+    What a server asks of a model's answer, and how it takes the answer apart, depends on the formats of its calls and
+    of its reasoning, which a server may be told: the request fits where one of them gives what the receipt has. Several
+    may, and which of them the server was told only the answer can say.
     """
     body = _body(path)
     continues = body.get("previous_response_id") is not None
     if continues and any(prompt.ids is None for prompt in receipt.prompts):
         problem = "its prompt has items of a previous response, which are not in it"
         raise ConfigError(f'{path}: {problem}: ask for a receipt with its prompt ("receipt": "with_prompt")')
-    first: SentRequest | None = None
-    for generation in _generations(path, body, receipt, llm):
-        reading = _compared(generation, body, receipt, continues)
-        if not reading.other:
-            return reading
-        first = first or reading
-    assert first is not None, "there is one format at least"
-    return first
+    compared = [
+        _compared(generation, body, receipt, continues) for generation in _generations(path, body, receipt, llm)
+    ]
+    fitting = [each for each in compared if not each.other]
+    if not fitting:
+        return compared[0]
+    return replace(fitting[0], readings=tuple(each.generation for each in fitting))
 
 
 def _body(path: Path) -> JsonObject:
     import msgspec
 
     from roofline.common.files import read_regular
+    from roofline.common.json_names import repeated_name
 
+    data = read_regular(path, MAX_REQUEST)
     try:
-        body = msgspec.json.decode(read_regular(path, MAX_REQUEST))
+        body, twin = msgspec.json.decode(data), repeated_name(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no request: it is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise ConfigError(f"{path} is no request: it is no JSON object")
+    if twin is not None:
+        raise ConfigError(f"{path} is no request: an object in it has the field {twin[:100]!r} twice")
     return body
 
 

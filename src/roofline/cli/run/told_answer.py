@@ -10,6 +10,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from roofline.cli.run.answer_layout import NoTextError, Parts, ToldAnswer, ToldChoice, parts_of, read_told
+from roofline.cli.run.told_beginnings import MOST_BEGINNINGS, possible_beginnings
 from roofline.common.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -75,6 +76,10 @@ def _choice_of(
         return None, f"Why answer {number} ended, or its ids, are told otherwise than the receipt has them."
     if request is None and not reply.parsed and any(reply.parts[0][1].endswith(each[0][1]) for each in readings):
         raise NoTextError("they may begin with their prompts, which --request says")
+    if request is None and reply.parsed:
+        prompts = (receipt.prompts[choice.prompt].ids for choice in possible)
+        if any(len(possible_beginnings(prompt, text)) > MOST_BEGINNINGS for prompt in prompts):
+            raise NoTextError("they may go on from a beginning in their prompts, which --request says")
     return None, problem
 
 
@@ -132,17 +137,41 @@ def ends_as_said(choice: "ReceiptChoice", receipt: "Receipt", text: "TextSide", 
 
     Whoever reasons or calls tools may pass one: a server need not look for stop strings there.
     """
+    if request is not None and _server_ends_there(choice, receipt, text, request):
+        return True
     for before, entire in _entire_texts(choice, text, request):
         at = _stop_at(choice, before, entire)
         if at is None:
             continue
         end = len(entire) if not isinstance(choice.stop, str) else len(before)
-        if not _passes_stop(receipt, entire[:end], choice, text):
+        if not _passes_stop(receipt, entire[:end], choice, text, request):
             return True
     return False
 
 
-def _passes_stop(receipt: "Receipt", done: str, choice: "ReceiptChoice", text: "TextSide") -> bool:
+def _server_ends_there(choice: "ReceiptChoice", receipt: "Receipt", text: "TextSide", request: "Generation") -> bool:
+    """Whether a server that reads the request as this ends an answer of these ids where, and by what, the choice says.
+
+    Its parser knows whether the answer goes on within reasoning or a call, where no stop string ends it.
+    """
+    sampling, ids = receipt.sampling, _text_ids(choice)
+    stopped = choice.stop if isinstance(choice.stop, str) else None
+    for at_start, shown in _spellings(choice, text, request):
+        stream = text.stream(
+            sampling.stop, at_start=at_start, shown=shown, min_tokens=sampling.min_tokens, reply=request.parser()
+        )
+        stream.push(ids[:-1])
+        if stream.stopped is None:
+            stream.push(ids[-1:])
+            stream.end(cut=choice.finish_reason == "length")
+            if stream.stopped == stopped:
+                return True
+    return False
+
+
+def _passes_stop(
+    receipt: "Receipt", done: str, choice: "ReceiptChoice", text: "TextSide", request: "Generation | None"
+) -> bool:
     """Whether a text has a stop string that should have ended it. done: what was there before the last id."""
     from roofline.text.replies.reasoning import CLOSE, OPEN
     from roofline.text.replies.reply_format import CALL_MARKS
@@ -154,6 +183,10 @@ def _passes_stop(receipt: "Receipt", done: str, choice: "ReceiptChoice", text: "
     spelling = stream.push(choice.ids).text + stream.finish()
     if any(mark in spelling for mark in (OPEN, CLOSE, *CALL_MARKS)):
         return False
+    if request is None:
+        calls = spelling.lstrip().startswith(("{", "["))  # in formats without marks
+        if calls or possible_beginnings(receipt.prompts[choice.prompt].ids, text):
+            return False
     stream = text.stream((), at_start=False)
     early = len(stream.push(choice.ids[: sampling.min_tokens]).text) if sampling.min_tokens else 0
     return any(done.find(stop, max(0, early - len(stop) + 1)) >= 0 for stop in sampling.stop)
@@ -213,9 +246,10 @@ def _readings(
 
     sampling, cut = receipt.sampling, choice.finish_reason == "length"
     includes = (False, True) if request is None else (request.include_stop,)
+    begun = possible_beginnings(receipt.prompts[choice.prompt].ids, text)[:MOST_BEGINNINGS] if request is None else ()
     stopped = choice.stop if isinstance(choice.stop, str) else None
     for (at_start, shown), include_stop in product(_spellings(choice, text, request), includes):
-        for parser in _parsers(reply, request) if reply.parsed else (PlainReply(),):
+        for parser in _parsers(reply, request, begun) if reply.parsed else (PlainReply(),):
             stream = text.stream(
                 sampling.stop,
                 at_start=at_start,
@@ -257,8 +291,12 @@ def _in_parts(deltas: Sequence["Delta"], in_order: bool) -> Parts:
     return parts_of(parts)
 
 
-def _parsers(reply: ToldChoice, request: "Generation | None") -> Iterator["ReplyParser"]:
-    """What takes replies apart: the request's own, and those of servers that were told the format of a model."""
+def _parsers(reply: ToldChoice, request: "Generation | None", beginnings: Sequence[str]) -> Iterator["ReplyParser"]:
+    """What takes replies apart: the request's own, and those of servers that were told the format of a model.
+
+    beginnings: from which the reply may go on.
+    """
+    from roofline.text.replies.begun_reply import BegunReply
     from roofline.text.replies.parser import FirstCall, PlainReply
     from roofline.text.replies.reply_format import CALL_FORMATS, ReplyFormat
 
@@ -269,6 +307,8 @@ def _parsers(reply: ToldChoice, request: "Generation | None") -> Iterator["Reply
     offered = called | {""}  # no tool has an empty name: some were offered
     for calls, thinks, thinking, names in product(CALL_FORMATS, (False, True), (False, True), (offered, ())):
         form = ReplyFormat(calls, thinks, takes_tools=True)
-        yield form.parser(names, thinking=thinking)
-        if names:
-            yield FirstCall(form.parser(names, thinking=thinking))
+        for begun in ("", *beginnings):
+            for first_alone in (False, True) if names else (False,):
+                parser: ReplyParser = form.parser(names, thinking=thinking)
+                parser = BegunReply(parser, begun) if begun else parser
+                yield FirstCall(parser) if first_alone else parser

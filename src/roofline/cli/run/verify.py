@@ -111,19 +111,29 @@ def _tell(as_json: bool, verdict: Verdict) -> int:
 
 
 def _compare_texts(
-    answer: JsonObject | None, receipt: "Receipt", llm: "LLM", request: "Generation | None"
+    answer: JsonObject | None, receipt: "Receipt", llm: "LLM", requests: Sequence["Generation | None"]
 ) -> tuple[str | None, str]:
-    """What is wrong with an answer beside its receipt, and why its texts cannot be compared, "" where they were."""
+    """What is wrong with an answer beside its receipt, and why its texts cannot be compared, "" where they were.
+
+    requests: the readings of the request, of which one has to give the answer; None: there is no request.
+    """
     from roofline.cli.run.answer_layout import NoTextError
     from roofline.cli.run.told_answer import changed_text
     from roofline.server.text_side import TextSide
 
     if answer is None:
         return None, ""
-    try:
-        return changed_text(answer, receipt, TextSide(llm.tokenizer, llm.chat_template), request), ""
-    except NoTextError as error:
-        return None, str(error)
+    text, problems, reason = TextSide(llm.tokenizer, llm.chat_template), list[str](), ""
+    for request in requests:
+        try:
+            problem = changed_text(answer, receipt, text, request)
+        except NoTextError as error:
+            reason = reason or str(error)
+            continue
+        if problem is None:
+            return None, ""
+        problems.append(problem)
+    return (None, reason) if reason else (problems[0], "")
 
 
 def judge(receipt: "Receipt", answer: JsonObject | None, request: Path | None, llm: "LLM") -> Verdict:
@@ -149,13 +159,19 @@ def judge(receipt: "Receipt", answer: JsonObject | None, request: Path | None, l
     if sorted(receipt.end_ids) != sorted(text.eos_ids):
         ends = f"{receipt.end_ids!r:.200}, and the model's are {list(text.eos_ids)!r:.200}"
         return Verdict(CHANGED, "other end ids", f"The receipt's ids that end an answer are {ends}.")
-    problem, without_texts = _compare_texts(answer, receipt, llm, generation)
+    readings: Sequence[Generation | None] = reading.readings if reading is not None else (None,)
+    problem, without_texts = _compare_texts(answer, receipt, llm, readings)
     if problem is not None:
         return Verdict(CHANGED, "changed", problem)
     missing = _missing_choices(receipt)
     if missing is not None:
         return Verdict(CHANGED, DAMAGED, missing)
-    difference = recompute(llm.engine, receipt, prompts, lambda each: ends_as_said(each, receipt, text, generation))
+    difference = recompute(
+        llm.engine,
+        receipt,
+        prompts,
+        lambda choice: any(ends_as_said(choice, receipt, text, request) for request in readings),
+    )
     reason = _reason(receipt, llm)
     if difference is not None:
         return _differs(receipt, difference, reason)

@@ -48,7 +48,9 @@ class Grammar:
             try:
                 advance(state, self._tokenizer, self._words, begun)
             except ValueError as error:
-                refuse(f"the answer goes on from a beginning, and {error}")
+                thinks = begun.lstrip().startswith("<think>")
+                remedy = ". With --reasoning-parser think a server takes it for reasoning, which has no form"
+                refuse(f"the answer goes on from a beginning, and {error}{remedy if thinks else ''}")
         return Matcher(self, state, (*ends, *stop_ids), min_tokens, ends if ignore_eos else ())
 
 

@@ -16,6 +16,7 @@ MOST_PLACES = 22  # powers of ten up to here are floats
 BOUND_DIGITS = 15  # that every float keeps
 WIDEST = 2**63 - 2**13  # of a bound: the library makes integers of 64 bits of it
 SLACK = 2**12  # more than what two floats below 2**63 are apart
+MOST_CORE = 2**17  # of `multipleOf` without factors of ten's: the library makes about as many states of it
 FACTOR = 2**32 - 1  # of `multipleOf`, without its decimal point
 
 SMALLEST = Decimal("1e-15")  # that an excluded 0 leaves
@@ -69,7 +70,28 @@ def bounds(schema: JsonObject) -> JsonObject:
             result[plain] = _bound(value, side, plain)
         if excluded is not None:
             result[strict] = _bound(excluded, side, strict, strict=schema.get("type") != "integer")
+    if _leaves_none(result) and not _leaves_none(schema):
+        key = "minimum" if "minimum" in result else "exclusiveMinimum"
+        problem = (
+            f"bounds of more than {BOUND_DIGITS} digits are held a little within, and these leave no number between"
+        )
+        raise Refused(f"{problem}: widen them, or ask for a string with a pattern", (key,))
     return result
+
+
+def _leaves_none(schema: JsonObject) -> bool:
+    """Whether no number lies within the bounds of a schema."""
+    lows: list[tuple[Fraction, bool]] = []
+    highs: list[tuple[Fraction, bool]] = []
+    for plain, strict, side in KEYS:
+        for key in (plain, strict):
+            value = schema.get(key)
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                (lows if side == "least" else highs).append((Fraction(Decimal(repr(value))), key == strict))
+    if not lows or not highs:
+        return False
+    low, high = max(lows), min(highs, key=lambda bound: (bound[0], not bound[1]))
+    return low[0] > high[0] or (low[0] == high[0] and (low[1] or high[1]))
 
 
 def _bound(value: object, side: Side, key: str, strict: bool = False) -> object:
@@ -120,6 +142,13 @@ def multiple(value: object) -> object:
     scaled = _scaled(value)
     if scaled is None:
         raise Refused(f"{_shortened(value)} cannot be held exactly", ("multipleOf",))
+    core = scaled[0]
+    for factor in (2, 5):
+        while core % factor == 0:
+            core //= factor
+    if core > MOST_CORE:
+        problem = f"{_shortened(value)} takes too long to be held: without its factors 2 and 5 it may be {MOST_CORE}"
+        raise Refused(f"{problem} at most. Leave it out and check the answer, or ask for the quotient", ("multipleOf",))
     return int(value) if value == int(value) else value
 
 

@@ -8,6 +8,7 @@ another way that is at least as strict, or refused with its place.
 import json
 import re
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from itertools import count as count_up
 
 from roofline.common.json_depth import json_depth_within
@@ -29,6 +30,22 @@ OPTIONS = {
 FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 )  # that the library holds strings to; all others are annotations (JSON Schema 2020-12, 7.2.3)
+# Keywords of JSON Schema from draft 4 to 2020-12, and of OpenAPI's schemas.
+KEYWORDS = frozenset(
+    (
+        *("$schema", "$id", "$ref", "$defs", "$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef"),
+        *("$recursiveAnchor", "$vocabulary", "$comment", "id", "definitions", "dependencies", "type", "enum", "const"),
+        *("multipleOf", "maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum", "maxLength", "minLength"),
+        *("pattern", "maxItems", "minItems", "uniqueItems", "maxContains", "minContains", "maxProperties"),
+        *("minProperties", "required", "dependentRequired", "allOf", "anyOf", "oneOf", "not", "if", "then", "else"),
+        *("dependentSchemas", "prefixItems", "items", "additionalItems", "contains", "properties"),
+        *("patternProperties", "additionalProperties", "propertyNames", "unevaluatedItems", "unevaluatedProperties"),
+        *("format", "contentEncoding", "contentMediaType", "contentSchema", "title", "description", "default"),
+        *("deprecated", "readOnly", "writeOnly", "examples", "example", "nullable", "discriminator", "xml"),
+        *("externalDocs", "components"),
+    )
+)
+CLOSE = 0.85  # of two words, by difflib: as "maxLenght" and "maxLength"
 _ONE = frozenset({"additionalItems", "additionalProperties", "items"})
 _SEVERAL = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
@@ -117,7 +134,7 @@ class _Preparation:
 
     def __init__(self, document: JsonObject, patterns: Patterns | None) -> None:
         self._patterns = patterns
-        self._referred = {_pointer(reference) for reference in _references(document)}
+        self._referred = {pointer(reference) for reference in _references(document)}
         factors = [value for key, value in _pairs(document) if key == "multipleOf"]
         if len(factors) > 1 and any(key in _COMBINING for key, _ in _pairs(document)):
             refuse_products(factors)
@@ -127,6 +144,7 @@ class _Preparation:
         if not isinstance(value, dict):
             return value
         try:
+            self._check_keywords(value, place)
             value = _names_held(value)
             prepared = {
                 key: self._keyword(key, item, (*place, key)) for key, item in value.items() if key not in _BOUNDS
@@ -142,6 +160,14 @@ class _Preparation:
             if key in prepared and prepared[key] is empty:
                 del prepared[key]
         return prepared
+
+    def _check_keywords(self, schema: JsonObject, place: Place) -> None:
+        """Raise Refused for a misspelt keyword, which would hold nothing. Others that are none are annotations."""
+        for key in schema.keys() - KEYWORDS:
+            leads = any(pointer[: len(place) + 1] == (*place, key) for pointer in self._referred)
+            nearest = get_close_matches(key, KEYWORDS, 1, CLOSE)
+            if nearest and not leads and not key.startswith("x-"):
+                raise Refused(f"is no keyword of JSON Schema; {nearest[0]!r} is", (key,))
 
     def _keyword(self, key: str, value: object, place: Place) -> object:
         if key == "patternProperties" and isinstance(value, dict):
@@ -244,7 +270,7 @@ def _references(document: JsonObject) -> list[str]:
     return [value for key, value in _pairs(document) if key == "$ref" and isinstance(value, str)]
 
 
-def _pointer(reference: str) -> Place:
+def pointer(reference: str) -> Place:
     """The place that a reference within a document leads to."""
     from urllib.parse import unquote
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from roofline.common.errors import ConfigError, RequestError
 from roofline.common.files import read_regular
+from roofline.common.json_names import repeated_name
 from roofline.common.json_types import JsonObject
 from roofline.engine.constraint import Constraint, Kind
 from roofline.engine.digests import DIGEST_BYTES
@@ -152,16 +153,18 @@ def read_answer(path: Path) -> tuple[Receipt, JsonObject | None]:
     data = read_regular(path, MAX_RECEIPT)
     try:
         content = msgspec.json.decode(data)
-        twin = _name_given_twice(data)
+        twin = repeated_name(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         if data.lstrip()[:1] == b"{" and "truncated" in str(error):  # msgspec's word
             _refuse_damaged(path, f"the file is cut off behind {len(data):,} bytes, in the middle of its JSON")
-        raise ConfigError(f"{path} is no receipt: it is not JSON: {error}") from error
+        raise ConfigError(f"{path} is no receipt: it is not JSON: {error}{_hint(data)}") from error
     if twin is not None:
         _refuse(path, f"an object in it has two fields {twin[:100]!r}, of which any reader may take either")
     answer = content if isinstance(content, dict) and "receipt" in content else None
     if answer is not None:
         content = answer["receipt"]
+    if content is None or (isinstance(content, dict) and "object" in content and "digest" not in content):
+        _refuse(path, 'the answer has none: ask for one with "receipt": true in the request')
     version = content.get("version") if isinstance(content, dict) else None
     if isinstance(version, int) and version != VERSION:
         _refuse(path, f"it is of version {version}, and this program reads version {VERSION}")
@@ -175,18 +178,13 @@ def read_answer(path: Path) -> tuple[Receipt, JsonObject | None]:
     return receipt, answer
 
 
-def _name_given_twice(data: bytes) -> str | None:
-    """A field that an object of a JSON text has twice, so that programs differ in what they read; None: there is none.
-    The text has been read by another reader, so it is JSON."""
-    twins: list[str] = []
-
-    def note(pairs: list[tuple[str, object]]) -> None:
-        names = [name for name, _ in pairs]
-        if len(set(names)) < len(names):
-            twins.extend(name for name in names if names.count(name) > 1)
-
-    json.loads(data, object_pairs_hook=note, parse_int=float)  # int refuses numbers of more than 4,300 digits
-    return twins[0] if twins else None
+def _hint(data: bytes) -> str:
+    """What a file that is no JSON may be, and what to do about it."""
+    if data.startswith(b"\xef\xbb\xbf"):
+        return "; it begins with a byte order mark: save it without"
+    if data.lstrip().startswith((b"data:", b"event:", b": ping")):
+        return "; it is a stream of events: save the JSON behind `data:` of the event that has a receipt"
+    return ""
 
 
 def _check(path: Path, receipt: Receipt) -> None:

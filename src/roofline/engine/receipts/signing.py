@@ -95,9 +95,11 @@ def broken_seal(receipt: Receipt, public_key: str | None = None) -> str | None:
     if damage is not None:
         return damage
     if receipt.signature is None:
+        if receipt.public_key is not None:
+            return "It was changed: it names a public key, and has no signature."
         if public_key is not None:
-            return "It is not signed: take away --public-key, or ask a server that has a --receipt-key."
-        return None if receipt.public_key is None else "It was changed: it names a public key, and has no signature."
+            return "It is not signed: it comes from a server without --receipt-key, or its signature was taken away."
+        return None
     if public_key is not None and receipt.public_key != public_key:
         return "It is signed with another key than that of --public-key."
     if not _fits(receipt.public_key or "", receipt.signature, receipt.sealed_bytes()):

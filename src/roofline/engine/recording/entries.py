@@ -1,10 +1,14 @@
-"""What a recording of steps is made of: entries in MessagePack, each after its length, behind a line that says so.
+"""What a recording of steps is made of: entries in MessagePack, each after its length and its CRC-32, behind a line
+that says so.
 
 A file stands alone: what lay in the cache before it, as far as its steps read it, is a `Lead`, which is computed before
-them. A file that a crash cut off ends with the step that was under way.
+them. The last entry of a file that is complete is an `End`. A file that a crash cut off ends with the step that was
+under way.
 """
 
+import os
 import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +17,9 @@ import msgspec
 from roofline.common.errors import ConfigError
 from roofline.common.files import read_regular
 
-MAGIC = b"roofline steps 2\n"
-LENGTH = struct.Struct("<I")
+MAGIC = b"roofline steps 3\n"
+PREFIX = struct.Struct("<II")  # of an entry: its length, and the CRC-32 of what follows
+MOST_END = 64  # bytes of the last entry
 SUFFIX = ".steps"
 MAX_FILE = 1 << 30  # bytes
 
@@ -108,7 +113,13 @@ class Landed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     error: str | None = None
 
 
-Entry = Head | Arrival | AdapterPlaced | Lead | Named | Step | Landed
+class End(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Nothing more was written to the file, which has so many entries before this one."""
+
+    entries: int
+
+
+Entry = Head | Arrival | AdapterPlaced | Lead | Named | Step | Landed | End
 encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
 
@@ -116,7 +127,25 @@ _decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
 def frame(entry: Entry) -> bytes:
     """An entry as it stands in a file."""
     body = encoder.encode(entry)
-    return LENGTH.pack(len(body)) + body
+    return PREFIX.pack(len(body), zlib.crc32(body)) + body
+
+
+def has_end(path: Path) -> bool:
+    """Whether a recording was written to its end, so that nothing of it was cut off."""
+    with path.open("rb") as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - MOST_END))
+        return _ends(stream.read())
+
+
+def _ends(data: bytes) -> bool:
+    """Whether the last entry of a file is its end."""
+    tail = data[-MOST_END:]
+    for start in range(len(tail) - PREFIX.size):
+        length, checksum = PREFIX.unpack_from(tail, start)
+        body = tail[start + PREFIX.size :]
+        if length == len(body) and checksum == zlib.crc32(body):
+            return isinstance(_decoder.decode(body), End)
+    return False
 
 
 def files_of(place: Path) -> list[Path]:
@@ -148,14 +177,23 @@ def read_entries(path: Path) -> tuple[Head, Iterator[Entry]]:
 
 
 def _entries(path: Path, data: bytes) -> Iterator[Entry]:
-    at = len(MAGIC)
-    while len(data) - at >= LENGTH.size:
-        (length,) = LENGTH.unpack_from(data, at)
-        start = at + LENGTH.size
+    at, count = len(MAGIC), 0
+    while len(data) - at >= PREFIX.size:
+        length, checksum = PREFIX.unpack_from(data, at)
+        start = at + PREFIX.size
         if len(data) < start + length:
+            if _ends(data):  # so it was not cut off
+                raise ConfigError(f"{path} is damaged after {at} bytes: an entry has no such length")
             return
+        body = data[start : start + length]
+        if zlib.crc32(body) != checksum:
+            raise ConfigError(f"{path} is damaged after {at} bytes: an entry does not fit its checksum")
         try:
-            yield _decoder.decode(data[start : start + length])
+            entry = _decoder.decode(body)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is damaged after {at} bytes: {error}") from error
         at = start + length
+        if isinstance(entry, End) and (entry.entries != count or at != len(data)):
+            raise ConfigError(f"{path} is damaged: it has {count} entries, and its end tells of {entry.entries}")
+        count += 1
+        yield entry

@@ -23,6 +23,7 @@ from roofline.engine.recording.entries import (
     AdapterPlaced,
     AnswerPart,
     Arrival,
+    End,
     Entry,
     Head,
     Landed,
@@ -72,7 +73,7 @@ class StepRecorder:
         self._forget_at = MIN_PLACES
         self._places: dict[Sequence, _Place] = {}
         self._stream: BinaryIO | None = None
-        self._size = self._files = self._steps = self._answers = 0
+        self._size = self._files = self._steps = self._answers = self._entries = 0
         self._began = 0.0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -101,7 +102,11 @@ class StepRecorder:
         self._write([Landed(self._steps, digests, None if error is None else f"{type(error).__name__}: {error}"[:400])])
 
     def close(self) -> None:
-        """Write nothing more."""
+        """Write nothing more but the end of the present file."""
+        self._write([End(self._entries)])
+        self._close()
+
+    def _close(self) -> None:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
@@ -146,7 +151,7 @@ class StepRecorder:
         adapter_sizes = self._adapters.most, executable.adapters.rank if isinstance(executable, Adapts) else 0
         head = frame(Head(executable.fingerprint, *sizes, self._with_ids, time.time(), *adapter_sizes))
         self._stream.write(MAGIC + head)
-        self._size = len(MAGIC) + len(head)
+        self._size, self._entries = len(MAGIC) + len(head), 1
 
     def _rotate(self) -> None:
         """Begin another file, and remove the oldest until there is room for it."""
@@ -180,9 +185,10 @@ class StepRecorder:
             if written != len(data):
                 raise OSError(f"{written} of {len(data)} bytes were written")
             self._size += len(data)
+            self._entries += len(entries)
         except OSError as error:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
         log.get("engine").error("steps are not recorded any more in %s: %s", self._folder, cause_of(error))
-        self.close()
+        self._close()

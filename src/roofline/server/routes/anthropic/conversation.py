@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from roofline.common.errors import RequestError
 from roofline.server.body import invalid, renamed
-from roofline.server.conversation import Conversation, check_tools
+from roofline.server.conversation import Conversation, check_tools, flat_tool_fields
 from roofline.server.limits import Limits
 from roofline.server.routes.anthropic.schema import (
     Message,
@@ -30,7 +30,7 @@ def conversation_of(body: PromptBody, limits: Limits) -> Conversation:
     if continues and "tool_calls" in last:
         raise invalid("messages", "the last one calls tools, and their results must follow")
     tools = [_tool(tool) for tool in body.tools or ()]
-    with renamed({f"tools.{number}.function.name": f"tools.{number}.name" for number in range(len(tools))}):
+    with renamed(flat_tool_fields(len(tools), "input_schema")):
         check_tools(tools, limits)
     choice, thinking = body.tool_choice, body.thinking
     if choice is not None:

@@ -8,7 +8,13 @@ from roofline.common.json_types import JsonObject
 from roofline.engine.constraint import Constraint
 from roofline.server.body import count_within, fields_of, invalid, refuse_unsupported, renamed, typed
 from roofline.server.context import Context
-from roofline.server.conversation import ChatPrompt, Conversation, effort_variables, prompt_of
+from roofline.server.conversation import (
+    ChatPrompt,
+    Conversation,
+    effort_variables,
+    flat_tool_fields,
+    prompt_of,
+)
 from roofline.server.forms import schema
 from roofline.server.generation import Generation, check_model, check_prompts, sampling_params
 from roofline.server.routes.anthropic.conversation import conversation_of, refuse_unreadable
@@ -105,5 +111,6 @@ def _prompt(body: PromptBody, context: Context, form: Constraint | None = None) 
     effort = body.output_config.effort if body.output_config is not None else None
     degree = effort_variables("output_config.effort", effort, context.text, switches=False)
     conversation = replace(conversation, variables={**degree, **conversation.variables})
-    with renamed({"continue_final_message": "messages"}):
+    fields = flat_tool_fields(len(conversation.tools), "input_schema")
+    with renamed({"continue_final_message": "messages"} | fields):
         return conversation, prompt_of(conversation, context.text, loaded.max_model_len, form)

@@ -199,8 +199,12 @@ def _loaded(body: Sampling, context: Context) -> Ready:
 def _params(
     body: Sampling, context: Context, most: int | None, logprobs: int | None, least_answer: int = 1
 ) -> SamplingParams:
+    form = response_format(body.response_format)
+    other = next((name for name in CONSTRAINT_NAMES if getattr(body, name, None)), None)
+    if form is not None and other is not None:
+        raise invalid(other, "an answer has one form; response_format gives another")
     values = {name: getattr(body, name) for name in SAMPLING_NAMES}
-    values |= {"max_tokens": most, "logprobs": logprobs, "constraint": response_format(body.response_format)}
+    values |= {"max_tokens": most, "logprobs": logprobs, "constraint": form}
     values["prompt_progress"] = bool(body.return_progress)
     with renamed({"constraint": "response_format"}):
         return sampling_params(values, context.limits, least_answer)

@@ -11,7 +11,14 @@ from roofline.common.json_types import JsonObject
 from roofline.engine.constraint import Constraint
 from roofline.server.body import count_within, fields_of, invalid, refuse_unsupported, renamed, typed, within
 from roofline.server.context import Context
-from roofline.server.conversation import ChatPrompt, Conversation, check_tools, effort_variables, prompt_of
+from roofline.server.conversation import (
+    ChatPrompt,
+    Conversation,
+    check_tools,
+    effort_variables,
+    flat_tool_fields,
+    prompt_of,
+)
 from roofline.server.forms import schema
 from roofline.server.generation import Generation, check_model, check_prompts, sampling_params
 from roofline.server.keys import PRIORITIES
@@ -182,7 +189,8 @@ def _prompt(
     body: ResponseBody, turns: Sequence[dict[str, object]], context: Context, form: Constraint | None
 ) -> ChatPrompt:
     tools = [_template_tool(tool) for tool in body.tools or ()]
-    with renamed({f"tools.{number}.function.name": f"tools.{number}.name" for number in range(len(tools))}):
+    fields = flat_tool_fields(len(tools), "parameters")
+    with renamed(fields):
         check_tools(tools, context.limits)
     choice = body.tool_choice
     effort = effort_variables("reasoning.effort", body.effort, context.text)
@@ -195,7 +203,7 @@ def _prompt(
         one_call=body.parallel_tool_calls is False,
         variables={**effort, **(body.chat_template_kwargs or {})},
     )
-    with renamed({"messages": "input"}):
+    with renamed({"messages": "input"} | fields):
         return prompt_of(conversation, context.text, context.generating().max_model_len, form)
 
 
