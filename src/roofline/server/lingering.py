@@ -16,15 +16,18 @@ MOST_SECONDS = 10.0
 class LingeringTransport(asyncio.Transport):
     """A transport that reads on, where that is needed, when it is closed.
 
-    to_come: bytes that the client may still send of what it has begun; 0: nothing. seconds: for which they are read.
+    to_come: gives how many bytes the client may still send of what it has begun, 0: none, and for how many seconds they
+    are read.
     """
 
     def __init__(
-        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, to_come: Callable[[], int], seconds: float
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        to_come: Callable[[], tuple[int, float]],
     ) -> None:
         super().__init__()
         self._transport, self._loop, self._to_come = transport, loop, to_come
-        self._seconds = min(seconds, MOST_SECONDS)
         self._bytes = 0  # that are still thrown away
         self._timer: asyncio.TimerHandle | None = None
 
@@ -36,10 +39,10 @@ class LingeringTransport(asyncio.Transport):
     def close(self) -> None:
         if self.lingers or self._transport.is_closing():
             return
-        self._bytes = self._to_come()
-        if self._bytes <= 0:
+        self._bytes, seconds = self._to_come()
+        if self._bytes <= 0 or seconds <= 0:
             return self._transport.close()
-        self._timer = self._loop.call_later(self._seconds, self._transport.close)
+        self._timer = self._loop.call_later(min(seconds, MOST_SECONDS), self._transport.close)
         if self._transport.can_write_eof():  # TLS has no half that could be closed
             self._transport.write_eof()
         self._transport.resume_reading()

@@ -57,7 +57,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _half_closed: asyncio.Task[None] | None = None  # looks whether a client that sends nothing more still reads
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.lingering = LingeringTransport(transport, self.loop, self._bytes_to_come, self.limits.read_seconds)
+        self.lingering = LingeringTransport(transport, self.loop, self._to_come)
         super().connection_made(self.lingering)
         self.parser = self._new_parser()
         self.flow = self.ordered = OrderedFlow(self.lingering, self)
@@ -69,16 +69,18 @@ class BoundedProtocol(HttpToolsProtocol):
         parser.set_dangerous_leniencies(lenient_data_after_close=True, lenient_version=True)
         return parser
 
-    def _bytes_to_come(self) -> int:
-        """How much the client may still send of the request that it has begun, as far as it is waited for."""
-        late = self._reading == "body" and self.loop.time() - self._body_began >= self.limits.body_seconds
-        if self._ended or late:
-            return 0
-        if self._reading == "body" and self._chunks is None:
-            return min(MOST_BYTES, self._body_bytes)
-        if self._reading == "body" or (self._refusal is not None and self._head.endswith(HEAD_END)):
-            return MOST_BYTES
-        return MOST_OTHER_BYTES if self._refusal is not None or self._reading == "head" else 0
+    def _to_come(self) -> tuple[int, float]:
+        """How many bytes the client may still send of the request that it has begun, as far as it is waited for, and
+        the seconds for which: those of a body have its deadline."""
+        seconds = self.limits.read_seconds
+        if self._ended:
+            return 0, 0.0
+        if self._reading == "body":
+            seconds = min(seconds, self._body_began + self.limits.body_seconds - self.loop.time())
+            return min(MOST_BYTES, self._body_bytes) if self._chunks is None else MOST_BYTES, seconds
+        if self._refusal is not None and self._head.endswith(HEAD_END):
+            return MOST_BYTES, seconds
+        return MOST_OTHER_BYTES if self._refusal is not None or self._reading == "head" else 0, seconds
 
     def data_received(self, data: bytes) -> None:
         if self.lingering.lingers:
