@@ -233,6 +233,22 @@ def _fsdp_modules(model: Model) -> list[FSDPModule]:
     return [cast(FSDPModule, module) for module in (model, *model.blocks)]
 
 
+def forget_step(model: Model) -> None:
+    """Bring a sharded model to where a step begins, after one that was given up: no gradient of it is left.
+
+    FSDP2's `reset_iter_state` leaves what was accumulated while gradients were not synchronised, which the step that is
+    begun again would count a second time.
+    """
+    fsdp(model).reset_iter_state()  # type: ignore[attr-defined]
+    for module in _fsdp_modules(model):
+        for group in module._get_fsdp_state()._fsdp_param_groups:  # type: ignore[attr-defined]
+            for parameter in group.fsdp_params:
+                parameter.unsharded_accumulated_grad = None
+                if hasattr(parameter, "_unsharded_param"):  # not before the first all-gather
+                    parameter._unsharded_param.grad = None
+    model.zero_grad(set_to_none=True)
+
+
 def reshard(model: Model, world: World) -> None:
     """Free gathered parameters after a forward pass without a backward pass, which would free them."""
     for module in _fsdp_modules(model) if world.grouped else ():

@@ -16,7 +16,7 @@ from roofline.train.memory.exhausted import OneDnn, is_out_of_memory, out_of_mem
 from roofline.train.model.modules import IGNORED, Model
 from roofline.train.model.objective import TrainingObjective
 from roofline.train.parallel.elastic import TreeSum
-from roofline.train.parallel.processes import COMPUTE, OutOfMemory, World, fsdp
+from roofline.train.parallel.processes import COMPUTE, OutOfMemory, World, forget_step, fsdp
 from roofline.train.preference.objective import Facts, RowObjective, some_rows
 
 LARGEST_SCALE, GROWTH = 2.0**24, 2000
@@ -222,8 +222,7 @@ class Gradients:
         assert self.size is not None
         self.model.zero_grad(set_to_none=True)  # also of parameters that are gathered when a step fails
         if self.world.grouped:
-            fsdp(self.model).reset_iter_state()  # type: ignore[attr-defined]
-            self.model.zero_grad(set_to_none=True)
+            forget_step(self.model)
         if self.size == 1:
             raise out_of_memory("a microbatch of one row", message, self.predicted)
         self.size = (self.size + 1) // 2

@@ -14,7 +14,7 @@ import torch
 from roofline.common.errors import RooflineError
 from roofline.common.json_types import JsonObject
 from roofline.train.model.modules import IGNORED
-from roofline.train.parallel.processes import fsdp, reshard
+from roofline.train.parallel.processes import forget_step, fsdp, reshard
 
 if TYPE_CHECKING:
     from roofline.train.run.loop import Run
@@ -39,7 +39,7 @@ def prove(run: "Run") -> JsonObject:
         with torch.no_grad(), run.gradients.autocast():
             joined = run.model(tokens).float()
     if run.world.grouped:  # what is before the first layer got no gradient, for which the sharding waits
-        fsdp(run.model).reset_iter_state()  # type: ignore[attr-defined]
+        forget_step(run.model)
     run.model.zero_grad(set_to_none=True)
     reshard(run.model, run.world)
     control = float((joined - logits)[:, documents[0] == 2].abs().max())
