@@ -181,6 +181,21 @@ def test_the_time_of_each_op():
 
 @pytest.mark.slow
 @pytest.mark.slow
+def padded_logits(gpu, sizes):
+    """The logits of the step in the batch, padded to `sizes` and run eagerly."""
+    gpu._fields.pad(sizes)
+    gpu._fields.upload()
+    gpu._last = gpu.step_of(sizes)
+    gpu.queue(gpu._last)
+    return gpu.logits()
+
+
+def assert_pages_equal(gpu, pages_before):
+    """Fail where a page other than the scratch page differs in a bit."""
+    for pages, old in zip(gpu._caches["kv0"], pages_before, strict=True):
+        assert torch.equal(pages[:, :16].view(torch.int16), old[:, :16].view(torch.int16))
+
+
 def test_padded_verification_is_that_of_the_step_alone():
     """Two drafts of other lengths, in a bucket with segments, queries and tokens of nobody."""
     from roofline.backends.gpu.runtime.graphs import padded
@@ -194,11 +209,7 @@ def test_padded_verification_is_that_of_the_step_alone():
     gpu.batch.fill(step, list(range(5)))
     sizes = padded(gpu._fields.sizes(), LIMITS, 128)
     assert (sizes.tokens, sizes.segments, sizes.rows, sizes.max_query) == (8, 4, 8, 4)
-    gpu._fields.pad(sizes)
-    gpu._fields.upload()
-    gpu._last = gpu.step_of(sizes)
-    gpu.queue(gpu._last)
-    assert np.array_equal(gpu.logits(), want)
+    assert np.array_equal(padded_logits(gpu, sizes), want)
 
 
 def test_padding_writes_to_the_scratch_page_only():
@@ -218,13 +229,8 @@ def test_padding_writes_to_the_scratch_page_only():
     assert (sizes.tokens, sizes.max_context) == (2, 128)
     sizes = padded(StepSizes(3, 3, 3, 1, 22), LIMITS, 128)
     gpu.batch.fill(second, [0, 1])
-    gpu._fields.pad(sizes)
-    gpu._fields.upload()
-    gpu._last = gpu.step_of(sizes)
-    gpu.queue(gpu._last)
-    assert np.array_equal(gpu.logits(), want)
-    for pages, old in zip(gpu._caches["kv0"], after, strict=True):
-        assert torch.equal(pages[:, :16].view(torch.int16), old[:, :16].view(torch.int16))
+    assert np.array_equal(padded_logits(gpu, sizes), want)
+    assert_pages_equal(gpu, after)
 
 
 def test_a_padded_step_of_prompts_equals_the_step_without_padding():
@@ -242,13 +248,8 @@ def test_a_padded_step_of_prompts_equals_the_step_without_padding():
     gpu.batch.fill(step, [18, 39, 44])
     sizes = padded(gpu._fields.sizes(), LIMITS, 128)
     assert (sizes.tokens, sizes.segments, sizes.rows) == (48, 4, 4)
-    gpu._fields.pad(sizes)
-    gpu._fields.upload()
-    gpu._last = gpu.step_of(sizes)
-    gpu.queue(gpu._last)
-    assert np.array_equal(gpu.logits(), want)
-    for pages, old in zip(gpu._caches["kv0"], after, strict=True):
-        assert torch.equal(pages[:, :16].view(torch.int16), old[:, :16].view(torch.int16))
+    assert np.array_equal(padded_logits(gpu, sizes), want)
+    assert_pages_equal(gpu, after)
 
 
 @pytest.mark.slow

@@ -164,7 +164,7 @@ class _Preparation:
     def _check_keywords(self, schema: JsonObject, place: Place) -> None:
         """Raise Refused for a misspelt keyword, which would hold nothing. Others that are none are annotations."""
         for key in schema.keys() - KEYWORDS:
-            leads = any(pointer[: len(place) + 1] == (*place, key) for pointer in self._referred)
+            leads = any(target[: len(place) + 1] == (*place, key) for target in self._referred)
             nearest = get_close_matches(key, KEYWORDS, 1, CLOSE)
             if nearest and not leads and not key.startswith("x-"):
                 raise Refused(f"is no keyword of JSON Schema; {nearest[0]!r} is", (key,))

@@ -6,7 +6,7 @@ so that a result is that of the widened matrix, which would be written and read 
 wgmma takes from registers: a word holds what its lane multiplies (`order` in backends/gpu/pack.py), so codes go through
 shared memory only as they lie in device memory. Method: Frantar et al. 2024 (Marlin), with the operands exchanged.
 
-On an H200, 64 rows of x and Q4_0 (benchmarks/records): 2.5 to 3 times as fast as the loop it replaces there.
+On an H200 a decoding step of 64 sequences of a 7B in Q4_0 takes 6.4 ms instead of 12.6 (benchmarks/records).
 """
 
 from collections.abc import Iterator
