@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import logging
 import os
 import signal
 import ssl
@@ -41,7 +42,7 @@ LONGEST = (
 # Of the examples that a test asks hypothesis for, a quick run draws one in so many, and not fewer than so many; others
 # in each run. The slow run draws all.
 ONE_EXAMPLE_IN, FEWEST_EXAMPLES = 3, 10
-CERTIFICATES = {"SSL_CERT_FILE", "SSL_CERT_DIR"}  # variables by which httpx reads others than this machine's
+CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")  # variables by which httpx reads others than this machine's
 
 
 def pytest_configure() -> None:
@@ -102,7 +103,12 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of tests and their modules stay until the end: no later collection needs to look at them."""
+    """Thousands of tests and their modules stay until the end: no later collection needs to look at them. Handlers
+    of pytest are added to each logger that passes nothing on, six times a test: torch has 60, of debugging that is off.
+    """
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch.") and isinstance(logger, logging.Logger) and not logger.handlers:
+            logger.propagate = True
     gc.collect()
     gc.freeze()
 
@@ -124,11 +130,16 @@ def certificates_are_read_once() -> Iterator[None]:
     from httpx._transports import default
 
     plain = default.create_ssl_context
-    shared = functools.cache(plain)
+
+    @functools.cache
+    def shared(trust_env: bool, *files: str | None) -> ssl.SSLContext:
+        """The context of this machine's certificates, or of those in `files`, which CERTIFICATES name."""
+        return plain(trust_env=trust_env)
 
     def create(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
-        is_default = verify is True and cert is None
-        return shared() if is_default and not os.environ.keys() & CERTIFICATES else plain(verify, cert, trust_env)
+        if verify is not True or cert is not None:
+            return plain(verify, cert, trust_env)
+        return shared(trust_env, *map(os.environ.get, CERTIFICATES))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(default, "create_ssl_context", create)
