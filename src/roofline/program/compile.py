@@ -79,7 +79,7 @@ def stages(
     at = names.index("legalize")
     for name in (*names[:at], *sharing, *names[at:]):
         if name in ours:
-            program = verify(ours[name](program), tensors)
+            program = verify(ours[name](program), tensors, before=program)
         else:
             program = _registered(name, program, tensors)
         yield name, program

@@ -5,6 +5,7 @@ Everything here is immutable; passes make new Programs. The text form is in text
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from roofline.ops import formats, registry
@@ -63,6 +64,8 @@ class Recipe:
     """How a weight is made: pieces stacked by rows, all of one width. shape: (rows, columns) or (length,).
 
     layout: "file" as the pieces are; "f32" widened to float32; "packed" tiles of the backend's own.
+
+    What follows from these is computed once: every pass asks for it, and experts' weights have hundreds of pieces.
     """
 
     shape: tuple[int, ...]
@@ -74,7 +77,7 @@ class Recipe:
         """Elements of one row of a matrix; 1 for a vector, whose rows are its elements."""
         return self.shape[1] if len(self.shape) == 2 else 1
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes the pieces take in the format they are packed as: the file's own, for the formats we have."""
         total = 0
@@ -83,7 +86,7 @@ class Recipe:
             total += (piece.stop - piece.start) * self.columns // row.block * row.block_bytes
         return total
 
-    @property
+    @cached_property
     def resident_bytes(self) -> int:
         """Bytes that kernels read of it: its layout may hold some formats in others (`target.STAND_INS`)."""
         stand_ins = STAND_INS.get(self.layout, {})
@@ -94,7 +97,7 @@ class Recipe:
             total += (piece.stop - piece.start) * self.columns // form.block * form.block_bytes
         return total
 
-    @property
+    @cached_property
     def type(self) -> WeightType:
         """What ops see of it."""
         return WeightType(self.shape, tuple(formats.packed(p.format).name for p in self.pieces), self.resident_bytes)

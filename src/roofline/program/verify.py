@@ -11,8 +11,11 @@ from roofline.program.text import NAME
 from roofline.program.trace import Tensors
 
 
-def verify(program: Program, tensors: Tensors | None = None) -> Program:
+def verify(program: Program, tensors: Tensors | None = None, before: Program | None = None) -> Program:
     """The Program itself when it is sound, else ConfigError.
+
+    before: the Program that a pass was given, which is sound: where the pass left its weights as they are, their pieces
+    are not looked at again.
 
     Checked: names are assigned once and before use; results have the types their ops infer; each cache value is
     written from at most once and nothing reads it after that; weights and tables exist and are used; pieces of a file
@@ -24,7 +27,8 @@ def verify(program: Program, tensors: Tensors | None = None) -> Program:
         if name not in types:
             raise ConfigError(f"output {name} is never assigned")
     _verify_weights(program)
-    _verify_pieces(program, tensors)
+    if before is None or program.weights is not before.weights or program.share != before.share:
+        _verify_pieces(program, tensors)
     for name in (program.name, *types, *program.weights):
         if not re.fullmatch(NAME, name):
             raise ConfigError(f"{name!r} cannot stand in a Program's text")
@@ -91,9 +95,9 @@ def _verify_columns(name: str, piece: WeightPiece, recipe: Recipe) -> None:
 def _verify_pieces(program: Program, tensors: Tensors | None) -> None:
     used: dict[str, list[_Box]] = {}
     for recipe in program.weights.values():
+        width = Columns(0, recipe.columns, recipe.columns)
         for piece in recipe.pieces:
-            cut = piece.columns or Columns(0, recipe.columns, recipe.columns)
-            used.setdefault(piece.tensor, []).append((piece, cut))
+            used.setdefault(piece.tensor, []).append((piece, piece.columns or width))
     for name, boxes in used.items():
         if _any_overlap(boxes):
             raise ConfigError(f"rows of the file tensor {name} are used twice: {_places(boxes)}")

@@ -10,7 +10,9 @@ It runs on a Program as traced. Which columns of a value a rank has is found fro
 instruction is written anew, first to last.
 """
 
+import itertools
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -303,12 +305,12 @@ def _columns_of(recipe: Recipe, start: int, stop: int) -> Recipe:
 
 def _rows_of(recipe: Recipe, rows: Cut) -> Recipe:
     pieces: list[WeightPiece] = []
+    # The first row of each piece within the weight, and the end.
+    firsts = list(itertools.accumulate((piece.stop - piece.start for piece in recipe.pieces), initial=0))
     for start, stop in rows:
-        at = 0  # first row of the piece within the weight
-        for piece in recipe.pieces:
-            count = piece.stop - piece.start
-            first, last = max(start, at), min(stop, at + count)
+        for n in range(max(0, bisect_right(firsts, start) - 1), min(len(recipe.pieces), bisect_left(firsts, stop))):
+            piece, at = recipe.pieces[n], firsts[n]
+            first, last = max(start, at), min(stop, firsts[n + 1])
             if first < last:
                 pieces.append(replace(piece, start=piece.start + first - at, stop=piece.start + last - at))
-            at += count
     return replace(recipe, shape=(sum(b - a for a, b in rows), *recipe.shape[1:]), pieces=tuple(pieces))
