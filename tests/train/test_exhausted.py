@@ -2,6 +2,7 @@
 
 import errno
 import resource
+from types import SimpleNamespace
 
 import pytest
 
@@ -59,6 +60,24 @@ def test_a_limit_is_no_higher_than_the_one_that_is_there(
     monkeypatch.setattr(exhausted.resource, "setrlimit", lambda kind, pair: limits.append((kind, pair)))
     limit_memory(3000)
     assert limits == [(resource.RLIMIT_DATA, (limit, hard))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "room", "free", "processes", "bytes_"),
+    [
+        ("cpu", None, 4000, 1, 2000),
+        ("cpu", None, 4000, 2, 1000),
+        ("cpu", 900, 4000, 2, 900),
+        ("cpu", None, None, 1, None),
+        ("cuda", None, 4000, 1, None),
+    ],
+)
+def test_a_cpu_s_process_takes_its_limit_or_half_of_what_is_free(
+    monkeypatch: pytest.MonkeyPatch, kind: str, room: int | None, free: int | None, processes: int, bytes_: int | None
+) -> None:
+    monkeypatch.setattr(exhausted, "room", lambda: room)
+    monkeypatch.setattr(exhausted, "detect", lambda: SimpleNamespace(memory_available=free))
+    assert exhausted.affordable(torch.device(kind), processes) == bytes_
 
 
 @pytest.mark.parametrize(("soft", "left"), [(resource.RLIM_INFINITY, None), (1500, 500), (1000, 0), (900, 0)])

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ import pytest
 pytestmark = pytest.mark.usefixtures("one_thread")
 torch = pytest.importorskip("torch", reason="training is torch")
 
-from roofline.train.finetune import prepare  # noqa: E402
+from roofline.train.finetune import plan, prepare  # noqa: E402
+from roofline.train.finetune.options import FinetuneOptions  # noqa: E402
 from roofline.train.finetune.prepare import read_prepared  # noqa: E402
 from roofline.train.run.owner import FolderLock  # noqa: E402
 from roofline.train.run_folder import COMMAND, read_lines  # noqa: E402
@@ -119,6 +122,41 @@ def test_epochs_that_make_few_steps_are_told(model: Path, data: Path, tmp_path: 
     hint = "so few steps teach little"
     assert hint in finetune(model, data, tmp_path / "few", "--epochs", 0.5).stderr
     assert hint not in finetune(model, data, tmp_path / "named", "--steps", 1).stderr
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "batch", "steps"),
+    [
+        (27, {}, 1, 81),
+        (100, {}, 3, 100),
+        (600, {}, 16, 113),
+        (5000, {}, 16, 938),
+        (600, {"epochs": 1.0}, 6, 100),
+        (600, {"steps": 7}, 16, 7),
+        (27, {"steps": 100}, 1, 100),
+        (27, {"batch": 16}, 16, 6),
+        (27, {"preset": "dell2024"}, 16, 200),
+    ],
+)
+def test_small_data_make_a_hundred_steps(rows: int, words: dict[str, Any], batch: int, steps: int) -> None:
+    options = FinetuneOptions(**words).with_preset(words.keys())
+    prepared = replace(plan.stand_in(64), train=prepare.Rows(rows, rows, 2 * rows, rows))
+    assert (plan.batch_of(options, prepared), plan.steps_of(options, prepared)) == (batch, steps)
+
+
+def test_rows_are_as_short_as_a_hundred_steps_need(model: Path, data: Path, tmp_path: Path) -> None:
+    """38 samples of 15 to 20 tokens fit into 2 rows of 512, which three epochs would see in 6 steps."""
+    words = ["--out", tmp_path / "run", "--max-seq-len", 512, *SMALL[4:], "--ask", 0, "--set", "max_duration=1ba"]
+    done = call_roofline(["finetune", model, data, *words])
+    assert done.exit_code == 0, done.stderr
+    prepared = read_prepared(tmp_path / "run/data")
+    assert prepared.length == 512
+    assert prepared.longest <= prepared.row_length < 2 * prepared.longest
+    assert prepared.train.rows >= 34
+    assert re.search(rf"38 samples in \d+ rows of {prepared.row_length} tokens", done.stderr)
+    assert re.search(r"1\d\d steps of 1 row, 3 epochs", done.stderr)
+    assert re.search(r"of memory predicted at 1 row at a time, .* are free", done.stderr)
+    assert json.loads((tmp_path / "run/config.json").read_text())["max_seq_len"] == prepared.row_length
 
 
 def test_full_fine_tuning_gives_a_model(model: Path, data: Path, tmp_path: Path) -> None:

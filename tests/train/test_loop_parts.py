@@ -177,11 +177,11 @@ def test_closing_goes_on_where_one_thing_fails(data: Path, tmp_path: Path, monke
     assert closed == [6, 5, 4, 3, 2, 1, 0], "the last one first"
 
 
-@pytest.mark.parametrize(("available", "size"), [(None, None), (1000, 3)])
+@pytest.mark.parametrize(("available", "size"), [(None, 12), (1000, 3)])
 def test_rows_that_do_not_fit_are_not_tried(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, available: int | None, size: int | None
 ) -> None:
-    monkeypatch.setattr(loop, "room", lambda: available)
+    monkeypatch.setattr(loop, "affordable", lambda device, processes: available)
     monkeypatch.setattr(Memory, "rows_for", lambda self, room: 3 if room == available else 7)
     with running(data, tmp_path, device_train_microbatch_size="auto") as run:
         assert run.gradients.size == size

@@ -199,7 +199,8 @@ def test_predictions_hold_on_this_cpu(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_rows_that_are_predicted_to_fit_are_tried_first() -> None:
-    memory = Memory(made(global_train_batch_size=1024), SHAPES["mpt"], World())
+    config = made(global_train_batch_size=1024, device_train_microbatch_size=1024)
+    memory = Memory(config, SHAPES["mpt"], World())
     assert memory.predicted is not None
     most = memory.predicted.total
     assert memory.rows_for(most) is None
@@ -356,6 +357,23 @@ def test_as_many_rows_are_tried_as_are_predicted_to_fit(monkeypatch: pytest.Monk
 def test_a_microbatch_has_at_most_the_rows_of_a_process(batch: int, size: Any, processes: int, rows: int) -> None:
     config = made(global_train_batch_size=batch, device_train_microbatch_size=size)
     assert Memory(config, SHAPES["mpt"], World(size=processes)).rows == rows
+
+
+@pytest.mark.parametrize(
+    ("kind", "length", "rows"), [("cpu", 256, 8), ("cpu", 300, 7), ("cpu", 4096, 1), ("cuda", 256, 16)]
+)
+def test_a_cpu_computes_no_more_rows_at_a_time_than_its_speed_needs(
+    monkeypatch: pytest.MonkeyPatch, kind: str, length: int, rows: int
+) -> None:
+    usage = DryRunUsage({ACTIVATIONS: 1}, {ACTIVATIONS: 1})
+    monkeypatch.setattr(estimate, "dry_run", lambda *arguments: usage)
+    monkeypatch.setattr(estimate, "free_memory", lambda device: 7)
+    monkeypatch.setattr(estimate, "MemoryMeter", lambda device: None)
+    config = made(global_train_batch_size=16, max_seq_len=length)
+    memory = Memory(config, SHAPES["mpt"], World(device=torch.device(kind)))
+    assert (memory.rows, memory.free) == (rows, 7)
+    named = config.model_copy(update={"device_train_microbatch_size": 12})
+    assert Memory(named, SHAPES["mpt"], World(device=torch.device(kind))).rows == 12, "what is named is not changed"
 
 
 def test_a_compiled_block_keeps_what_was_measured() -> None:

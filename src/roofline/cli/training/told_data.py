@@ -105,8 +105,10 @@ def _rows(prepared: "Prepared", kind: Kind, batch: int) -> str:
     if kind.answers:
         each = f"{kind.answers} answers to each of {batch} in a step"
         return f"{counted(train.samples, kind.noun)} of {train.real:,} tokens together, {each}"
-    rows = f"{counted(train.rows, 'row')} of {'' if prepared.pack else 'at most '}{prepared.length:,} tokens"
-    padding = f", {1 - train.real / (train.rows * prepared.length):.1%} padding" if prepared.pack else "; not packed"
+    rows = f"{counted(train.rows, 'row')} of {'' if prepared.pack else 'at most '}{prepared.row_length:,} tokens"
+    padding = (
+        f", {1 - train.real / (train.rows * prepared.row_length):.1%} padding" if prepared.pack else "; not packed"
+    )
     trained = f"{train.real:,} tokens, {train.trained:,} of them trained on"
     return f"{counted(train.samples, kind.noun)} in {rows}: {trained}{padding}"
 

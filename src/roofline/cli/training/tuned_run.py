@@ -133,11 +133,14 @@ class TunedRun:
 
         options = self.task.options
         steps = plan.steps_of(options, prepared)
-        lines = told(data, prepared, self.task.kind, steps, options.batch)
+        batch = plan.batch_of(options, prepared)
+        lines = told(data, prepared, self.task.kind, steps, batch)
         lines += told_of_model(prepared, options.max_seq_len, is_default)
         if options.steps is None and steps < FEW_STEPS:
-            means = "a smaller --batch or --no-pack" if prepared.pack else "or a smaller --batch"
-            lines.append(f"so few steps teach little: more samples, --epochs, {means} make more")
+            means = ["more samples", "--epochs"]
+            means += ["a smaller --batch"] if batch > 1 else []
+            means += ["--no-pack"] if prepared.train.rows < prepared.train.samples else []
+            lines.append(f"so few steps teach little: {', '.join(means[:-1])} or {means[-1]} make more")
         return lines
 
     def _notes(self, served: "ServedModels") -> list[str]:

@@ -30,7 +30,7 @@ class FinetunePreset:
 
 PRESETS = {
     "dell2024": FinetunePreset(
-        {"max_seq_len": 512, "steps": 200, "precision": "fp16"},
+        {"max_seq_len": 512, "steps": 200, "batch": 16, "precision": "fp16"},
         ("its rank, targets and learning rate were not published: those here are this command's own",),
     ),
     "amd2024": FinetunePreset(
@@ -82,7 +82,13 @@ class FinetuneOptions(Options):
     )
     epochs: float | None = option(None, "Times that each sample is seen. Default: 3.", topic=TOPIC_RUN)
     steps: int | None = option(None, "Steps, instead of epochs.", minimum=1, topic=TOPIC_RUN)
-    batch: int = option(16, "Rows of a step.", minimum=1, topic=TOPIC_RUN, key=BATCH)
+    batch: int | None = option(
+        None,
+        "Rows of a step. Default: 16, fewer where small data would make fewer than 100 steps.",
+        minimum=1,
+        topic=TOPIC_RUN,
+        key=BATCH,
+    )
     lr: float | None = option(
         None, "Learning rate. Default: 2e-4, or 2e-5 with --method full.", minimum=1e-12, topic=TOPIC_RUN, key=RATE
     )

@@ -15,6 +15,7 @@ from roofline.weights.checkpoint import Checkpoint
 
 FILE, DATA = "finetune.yaml", "data"  # in a run's folder: its configuration, its shards
 EPOCHS, LR, LR_FULL = 3.0, 2e-4, 2e-5
+ROWS, LEAST_STEPS = 16, 100  # of a step, and in a run, unless options say otherwise
 EVALUATIONS, CHECKPOINTS = 10, 5  # in a run
 _EVALUATED = 8  # rows at a time
 QUANTISING = ("nf4", "q8_0", "q4_1")  # values of --base
@@ -23,9 +24,12 @@ PLAIN = ("F32", "F16", "BF16")
 
 def data_of(place: Path, options: FinetuneOptions, longest: int) -> Data:
     """What of a file or folder is prepared. longest: the context of the model."""
+    epochs = EPOCHS if options.epochs is None else options.epochs
+    is_free = options.pack and options.batch is None and options.steps is None
     return Data(
         (place,),
         min(options.max_seq_len, longest),
+        least_rows=math.ceil(LEAST_STEPS / epochs) if is_free else 0,
         split=options.split,
         form=options.format,
         pack=options.pack,
@@ -43,6 +47,7 @@ def stand_in(length: int) -> Prepared:
         form="text",
         records=2,
         length=length,
+        row_length=length,
         pack=True,
         longest=length,
         split=0,
@@ -54,10 +59,18 @@ def stand_in(length: int) -> Prepared:
     )
 
 
+def batch_of(options: FinetuneOptions, prepared: Prepared) -> int:
+    """Return the rows of a step: those of the option, else ROWS or as many fewer as LEAST_STEPS steps ask for."""
+    if options.batch is not None:
+        return options.batch
+    epochs = EPOCHS if options.epochs is None else options.epochs
+    return min(ROWS, max(1, int(epochs * prepared.train.rows // LEAST_STEPS)))
+
+
 def steps_of(options: FinetuneOptions, prepared: Prepared) -> int:
     """The steps of the run."""
     epochs = EPOCHS if options.epochs is None else options.epochs
-    return options.steps or max(1, math.ceil(epochs * prepared.train.rows / options.batch))
+    return options.steps or max(1, math.ceil(epochs * prepared.train.rows / batch_of(options, prepared)))
 
 
 def configuration(model: str, options: FinetuneOptions, prepared: Prepared, folder: Path, precision: str) -> JsonObject:
@@ -68,7 +81,7 @@ def configuration(model: str, options: FinetuneOptions, prepared: Prepared, fold
     settings: JsonObject = {
         "run_name": folder.name,
         "run_folder": str(folder),
-        "max_seq_len": prepared.length,
+        "max_seq_len": prepared.row_length,
         "model": {"name": "hf_causal_lm", "pretrained_model_name_or_path": model},
         "adapter": _adapter(options),
         "tokenizer": {"name": model},
@@ -77,7 +90,7 @@ def configuration(model: str, options: FinetuneOptions, prepared: Prepared, fold
         "scheduler": {"name": SCHEDULES[options.schedule], "t_warmup": f"{round(0.03 * steps)}ba"},
         "algorithms": {"gradient_clipping": {"clipping_type": "norm", "clipping_threshold": 1.0}},
         "max_duration": f"{steps}ba",
-        "global_train_batch_size": options.batch,
+        "global_train_batch_size": batch_of(options, prepared),
         "device_eval_batch_size": _EVALUATED,
         "precision": precision if precision == "fp32" else f"amp_{precision}",
         "seed": options.seed,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 TRAIN, HELD_OUT = "train", "held-out"  # folders of shards, in that of the data
 ABOUT, PROMPTS = "prepared.json", "held-out.jsonl"  # what was prepared; held-out prompts with their answers
 MOST_PROMPTS = 200
+ROW_MULTIPLE = 8  # of tokens, which kernels prefer
 COLUMNS = {"tokens": "ndarray:uint32", "documents": "ndarray:uint32", "trained": "ndarray:uint8"}
 
 
@@ -48,7 +49,8 @@ class Preprocess:
 class Data:
     """What is prepared.
 
-    places: files and folders. split, form: None where they are to be told from them. length: tokens of a row.
+    places: files and folders. split, form: None where they are to be told from them. length: most tokens of a row.
+    least_rows: rows to make at least when samples are packed, by shorter rows where samples are short enough.
     share: of the samples, kept apart; seed: of which. drop: leave out samples longer than a row. preprocess: what is
     made of each record first. prompts: train on prompts, too. last_only: train on the last answer of a chat alone.
     evaluation: files and folders to evaluate on, of any form.
@@ -66,6 +68,15 @@ class Data:
     prompts: bool = False
     last_only: bool = False
     evaluation: tuple[Path, ...] = ()
+    least_rows: int = 0
+
+    def row_length(self, trained: Sequence[Encoded], held_out: Sequence[Encoded]) -> int:
+        """Return the tokens of a row, no fewer than the longest sample has."""
+        if not self.pack or not self.least_rows:
+            return self.length
+        longest = max(map(len, (*trained, *held_out)))
+        share = sum(map(len, trained)) // self.least_rows // ROW_MULTIPLE * ROW_MULTIPLE
+        return min(self.length, max(longest, share))
 
     @property
     def for_evaluation(self) -> "list[Data]":
@@ -103,6 +114,7 @@ class Rows:
 @dataclass(frozen=True)
 class Prepared:
     """What `prepare` wrote. key: a digest of data, tokenizer, template and settings; records: read from the files;
+    length: most tokens of a sample; row_length: most tokens of a row;
     longest: tokens of the longest sample; alike: pairs of two answers that are the same, which were left out; shared:
     samples kept apart that are trained on, too; unused: what no reader used, and in how many records; skipped: files of
     a folder that hold no data; others as `encode.Counts` has them. form: one, or several with commas."""
@@ -111,6 +123,7 @@ class Prepared:
     form: str
     records: int
     length: int
+    row_length: int
     pack: bool
     longest: int
     split: int
@@ -234,11 +247,13 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str, progress: Calla
     count = counted[0]
     apart = kept_apart(count, data.share, data.seed) | {*range(count, len(forms))}
     groups = {TRAIN: [i for i in range(count) if i not in apart], HELD_OUT: sorted(apart)}
-    written = {}
-    for name, numbers in groups.items():
-        parts = [part for number in numbers for part in encoded[number]]
-        if parts:
-            written[name] = _rows(folder / name, parts, data)
+    parts = {name: [part for number in numbers for part in encoded[number]] for name, numbers in groups.items()}
+    row_length = data.row_length(*parts.values()) if parts[TRAIN] else data.length
+    written = {
+        name: _rows(folder / name, members, row_length if data.pack else None)
+        for name, members in parts.items()
+        if members
+    }
     if TRAIN not in written:
         raise ConfigError(f"{data.name}: no sample has a target within {data.length} tokens: raise --max-seq-len")
     if HELD_OUT in written:
@@ -249,6 +264,7 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str, progress: Calla
         form=forms[0],
         records=count,
         length=data.length,
+        row_length=row_length,
         pack=data.pack,
         longest=counts.longest,
         split=counts.split,
@@ -293,9 +309,9 @@ def kept_apart(count: int, share: float, seed: int) -> set[int]:
     return set(np.argsort(keys, kind="stable")[:few].tolist())
 
 
-def _rows(folder: Path, parts: Sequence[Encoded], data: Data) -> Rows:
-    """Write samples as rows."""
-    rows = pack([len(part) for part in parts], data.length) if data.pack else [[n] for n in range(len(parts))]
+def _rows(folder: Path, parts: Sequence[Encoded], row_length: int | None) -> Rows:
+    """Write samples as rows, packed into `row_length` tokens or each in a row of its own (None)."""
+    rows = pack([len(part) for part in parts], row_length) if row_length else [[n] for n in range(len(parts))]
     with ShardWriter(folder, COLUMNS, hashes=("sha256",)) as writer:
         for numbers in rows:
             members = [parts[number] for number in numbers]

@@ -18,6 +18,7 @@ from roofline.models.registry import configure
 from roofline.models.spec import expand
 from roofline.train.config.schema import FsdpSection, TrainConfig
 from roofline.train.memory.dry_run import ACTIVATIONS, GRADIENTS, LOGITS, PASSING, DryRunUsage, dry_run
+from roofline.train.memory.exhausted import free_memory
 from roofline.train.memory.meter import MemoryMeter
 from roofline.train.model.form import ParameterForm
 from roofline.train.model.modules import Model
@@ -30,6 +31,8 @@ from roofline.train.parallel.processes import COMPUTE, World
 # hole that one of its size has left. From runs of MPT and Llama shapes with glibc 2.36: 1.4 to 1.65, where logits are
 # the most up to 2.3, and 1.0 to 1.4.
 HEAP, COMPILED_HEAP = 1.55, 1.3  # compiled blocks allocate fewer pieces
+# Tokens of a microbatch on a CPU, where `auto` says so: from there on larger ones are no faster (docs/log.md).
+CPU_TOKENS = 2048
 LIBRARIES = 35 << 20  # what the first steps of torch and oneDNN leave in a process on a CPU
 COMPILER = 170 << 20  # and Inductor, with what it compiled
 
@@ -62,7 +65,8 @@ class Memory:
         shape: the canonical configuration of the model. forms: of its frozen parameters, by name.
 
     Attributes:
-        predicted: on rank 0, unless torch cannot run the model without data; else None.
+        predicted: on rank 0, unless torch cannot run the model without data; else None. free: bytes that were free on
+        the device before the model was made, None where nothing says it. rows: of the microbatch that is predicted.
     """
 
     def __init__(
@@ -82,7 +86,10 @@ class Memory:
         self._usage: DryRunUsage | None = None
         self._kept_per_row: float | None = None  # bytes that a compiled block keeps for its backward pass
         self.predicted: Prediction | None = None
-        self.rows = self._most_rows if size == "auto" else min(self._most_rows, size)
+        self.free = free_memory(world.device)
+        if size == "auto":
+            size = -(-CPU_TOKENS // config.max_seq_len) if world.device.type == "cpu" else self._most_rows
+        self.rows = min(self._most_rows, size)
         if world.rank == 0 or config.compile_config is not None:
             self.predict(self.rows)
         self._meter = MemoryMeter(world.device)

@@ -58,6 +58,26 @@ def room() -> int | None:
     return None if soft == resource.RLIM_INFINITY else max(0, soft - data_bytes())
 
 
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that are free on a device, or on this machine for a CPU; None where nothing says it."""
+    if device.type == "cpu":
+        return detect().memory_available
+    return int(torch.accelerator.get_memory_info(device)[0])
+
+
+def affordable(device: torch.device, processes: int) -> int | None:
+    """Return the bytes that a process may take unasked; None where nothing says it, or memory is to be tried.
+
+    Under a limit of its own that is all of the limit. On a CPU it is half of what is free, divided among the processes
+    of this machine: a program that takes more makes all others page. A GPU belongs to its process.
+    """
+    limited = room()
+    if limited is not None or device.type != "cpu":
+        return limited
+    free = free_memory(device)
+    return None if free is None else free // 2 // processes
+
+
 def _host_memory() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if soft != resource.RLIM_INFINITY:

@@ -203,6 +203,7 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str, item_of: ItemOf
         form=", ".join(dict.fromkeys(item.form for item in read)),
         records=len(read),
         length=data.length,
+        row_length=data.length,
         pack=data.pack,
         longest=max(map(len, read)),
         split=0,

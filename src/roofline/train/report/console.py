@@ -40,7 +40,7 @@ class Console:
             f"{about['parameters']:,} parameters, {counted(about['steps'], 'step')} of "
             f"{about['batch_tokens']:,} tokens, "
             f"{about['processes']} process{'es' if about['processes'] > 1 else ''} on {about['device']}"
-            + (f"; {human_bytes(about['memory']['predicted'])} of memory predicted" if about["memory"] else ""),
+            + (_predicted_memory(about["memory"], about["processes"]) if about["memory"] else ""),
             file=sys.stderr,
         )
         if about.get("saves") is False:
@@ -152,3 +152,11 @@ def _memory(folder: Path) -> str:
         return ""
     against = f" (predicted {human_bytes(predicted['total'])})" if predicted else ""
     return f"{human_bytes(measured)} of memory{against}, "
+
+
+def _predicted_memory(memory: JsonObject, processes: int) -> str:
+    """Say what is predicted beside what the machine has."""
+    text = f"; {human_bytes(memory['predicted'])} of memory predicted{' for each' if processes > 1 else ''}"
+    text += f" at {counted(memory['rows'], 'row')} at a time"
+    free = memory.get("free")
+    return text if free is None else f"{text}, {human_bytes(free)} are free"

@@ -18,7 +18,7 @@ from roofline.hardware.roofs import TOLERANCE, confirmed
 from roofline.models import presets
 from roofline.train.config.schema import FsdpSection, TrainConfig
 from roofline.train.data.row_arrays import Counted
-from roofline.train.memory.estimate import Memory
+from roofline.train.memory.estimate import Memory, Prediction
 from roofline.train.model.form import ParameterForm
 from roofline.train.parallel.processes import COMPUTE, World
 from roofline.train.report import machine, page
@@ -71,9 +71,14 @@ class RunReport:
         self._next_live = time.perf_counter() + LIVE_SECONDS
         predicted = self.memory.predicted
         return {
-            "memory": None if predicted is None else {"predicted": predicted.total, "parts": predicted.parts},
+            "memory": None if predicted is None else self._about_memory(predicted),
             "share": self._share(),
         }
+
+    def _about_memory(self, predicted: Prediction) -> JsonObject:
+        """What the log's first line has of a prediction. free: bytes that were free before the model was made."""
+        about = {"predicted": predicted.total, "parts": predicted.parts, "rows": predicted.rows}
+        return about | {"free": self.memory.free}
 
     def step(self, seconds: float, waited: float, counted: Counted) -> None:
         """Record the seconds of a step, how many of them were spent waiting for data, and its tokens."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from roofline.common.env import foreign
 from roofline.common.errors import ConfigError
 from roofline.common.files import write_atomically
 from roofline.common.json_types import JsonObject
@@ -26,7 +27,7 @@ from roofline.train.config.schema import TrainConfig
 from roofline.train.data.loader import Loader, Rows, open_source
 from roofline.train.data.receipts import START, ReceiptLog
 from roofline.train.finetune import loaders
-from roofline.train.memory.exhausted import limit_memory, room
+from roofline.train.memory.exhausted import affordable, limit_memory
 from roofline.train.memory.meter import grow_segments, keep_freed_memory
 from roofline.train.model import adaptation
 from roofline.train.model.optim import optimizer
@@ -162,7 +163,7 @@ class Run:
         # What is kept counts against a limit, and of padded batches, each of another width, ever more would be kept.
         if world.device.type == "cpu" and config.memory_limit is None and (not self.tunes or self.packs):
             keep_freed_memory()
-        available = room()
+        available = affordable(world.device, int(foreign("LOCAL_WORLD_SIZE") or world.size))
         self.forms = adaptation.forms(config, self.shape)
         self.base = world.share(world.first(lambda: parts.base_digest(config))) if self.forms else None
         self.report = RunReport(config, self.shape, world, self.forms)
@@ -261,7 +262,9 @@ class Run:
     @cached_property
     def packs(self) -> bool:
         """Whether rows hold several documents, which are kept apart; told from the first ones, alike on all ranks."""
-        documents = self.source.rows(self.order.batch(0)[:PACKED_ROWS]).documents
+        steps = range(-(-PACKED_ROWS // self.order.global_batch))
+        numbers = np.concatenate([self.order.batch(step) for step in steps])[:PACKED_ROWS]
+        documents = self.source.rows(numbers).documents
         return documents is not None and int(documents.max()) > 0
 
     def step(self) -> float:

@@ -95,9 +95,10 @@ def gradients_of(run: "Run", available: int | None) -> Gradients:
     )
     trims = config.train_loader.dataset.allow_pad_trimming
     gradients.keeps_padding = config.compile_config is not None or not trims
-    if size == "auto" and available is not None:  # what does not fit is not tried: libraries fail in many ways
-        rows = run.report.memory.rows_for(available) if world.rank == 0 else None
-        gradients.size = world.share(rows)
+    if size == "auto":  # what does not fit is not tried: libraries fail in many ways
+        memory = run.report.memory
+        fitting = memory.rows_for(available) if available is not None and world.rank == 0 else None
+        gradients.size = world.share(fitting) or memory.rows
     predicted = run.report.memory.predicted
     gradients.predicted = predicted.total if predicted is not None else None
     return gradients
