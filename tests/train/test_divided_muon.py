@@ -75,8 +75,9 @@ def test_the_step_of_parts_is_that_of_the_full_matrix(param: Param, count: int) 
     expected = stepped(start, gradients, lambda p: torch.optim.Muon([p], adjust_lr_fn="match_rms_adamw", **OPTIONS))
     shares = [part(param, TensorRanks(rank, count)) for rank in range(count)]
 
-    def divided(rank: int) -> Callable[[Any], torch.optim.Optimizer]:
-        return lambda p: DividedMuon([(p, shares[rank])], dist.group.WORLD, **OPTIONS)
+    def divided(rank: int) -> Callable[[Any], Any]:
+        group: Any = dist.group.WORLD  # of this thread
+        return lambda p: DividedMuon([(p, shares[rank])], group, **OPTIONS)
 
     def act(rank: int) -> None:
         mine = [shares[rank].cut(tensor) for tensor in (start, *gradients)]
@@ -89,7 +90,7 @@ def test_the_step_of_parts_is_that_of_the_full_matrix(param: Param, count: int) 
     on_ranks(count, act)
 
 
-def stepped(start: Any, gradients: list[Any], make: Callable[[Any], torch.optim.Optimizer]) -> Any:
+def stepped(start: Any, gradients: list[Any], make: Callable[[Any], Any]) -> Any:
     """A matrix after steps with these gradients, at falling rates."""
     parameter = torch.nn.Parameter(start.clone())
     made = make(parameter)

@@ -99,17 +99,17 @@ def _muon(section: OptimizerSection, model: Model) -> dict[str, torch.optim.Opti
         for _, param, tensor in model.canonical()
         if is_hidden_matrix(param)
     ]
-    divided = [(tensor, share) for tensor, share in hidden if share.dim is not None]
-    undivided = [tensor for tensor, share in hidden if share.dim is None]
+    shares = [(tensor, share) for tensor, share in hidden if share.dim is not None]
+    complete = [tensor for tensor, share in hidden if share.dim is None]
     rate, decay, momentum = section.lr, section.weight_decay, section.momentum
     parts: dict[str, torch.optim.Optimizer] = {}
-    if undivided:
+    if complete:
         parts["muon"] = torch.optim.Muon(
-            undivided, lr=rate, weight_decay=decay, momentum=momentum, adjust_lr_fn="match_rms_adamw"
+            complete, lr=rate, weight_decay=decay, momentum=momentum, adjust_lr_fn="match_rms_adamw"
         )
-    if divided:
+    if shares:
         assert model.ranks.group is not None
-        parts["divided_muon"] = DividedMuon(divided, model.ranks.group, rate, decay, momentum)
+        parts["divided_muon"] = DividedMuon(shares, model.ranks.group, rate, decay, momentum)
     return parts
 
 
