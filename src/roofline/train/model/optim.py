@@ -7,6 +7,8 @@ import torch
 
 from roofline.models.spec import Param
 from roofline.train.config.schema import OptimizerSection
+from roofline.train.model import tensor_parallel
+from roofline.train.model.divided_muon import DividedMuon
 from roofline.train.model.lion import DecoupledLionW
 from roofline.train.model.modules import Model
 
@@ -72,7 +74,6 @@ def optimizer(section: OptimizerSection, model: Model, exact: bool = False) -> O
         everything = [tensor for _, _, tensor in model.canonical()]
         return Optimizer({"lion": DecoupledLionW(everything, section.lr, section.betas, section.weight_decay)})
     muon = section.name == "muon"
-    hidden = [tensor for _, param, tensor in model.canonical() if muon and is_hidden_matrix(param)]
     other_tensors = [tensor for _, param, tensor in model.canonical() if not (muon and is_hidden_matrix(param))]
     decay = section.weight_decay / section.lr if section.name == "decoupled_adamw" else section.weight_decay
     adamw = partial(
@@ -87,11 +88,29 @@ def optimizer(section: OptimizerSection, model: Model, exact: bool = False) -> O
     )
     if not muon:
         return Optimizer({"adamw": adamw()})
-    rate, momentum = section.lr, section.momentum
-    matrices = torch.optim.Muon(hidden, lr=rate, weight_decay=decay, momentum=momentum, adjust_lr_fn="match_rms_adamw")
-    return Optimizer(
-        {"muon": matrices} | ({"adamw": adamw()} if other_tensors else {})
-    )  # an adapter may have matrices alone
+    parts = _muon(section, model)
+    return Optimizer(parts | ({"adamw": adamw()} if other_tensors else {}))  # an adapter may have matrices alone
+
+
+def _muon(section: OptimizerSection, model: Model) -> dict[str, torch.optim.Optimizer]:
+    """What steps the hidden matrices: torch's Muon, and ours for those that tensor parallelism divides."""
+    hidden = [
+        (tensor, tensor_parallel.part(param, model.ranks))
+        for _, param, tensor in model.canonical()
+        if is_hidden_matrix(param)
+    ]
+    shares = [(tensor, share) for tensor, share in hidden if share.dim is not None]
+    complete = [tensor for tensor, share in hidden if share.dim is None]
+    rate, decay, momentum = section.lr, section.weight_decay, section.momentum
+    parts: dict[str, torch.optim.Optimizer] = {}
+    if complete:
+        parts["muon"] = torch.optim.Muon(
+            complete, lr=rate, weight_decay=decay, momentum=momentum, adjust_lr_fn="match_rms_adamw"
+        )
+    if shares:
+        assert model.ranks.group is not None
+        parts["divided_muon"] = DividedMuon(shares, model.ranks.group, rate, decay, momentum)
+    return parts
 
 
 def is_hidden_matrix(param: Param) -> bool:

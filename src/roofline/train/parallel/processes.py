@@ -23,6 +23,7 @@ from roofline.common.errors import ConfigError, RooflineError, SaidElsewhere
 from roofline.train.config.schema import FsdpSection, TrainConfig
 from roofline.train.model.modules import Model
 from roofline.train.model.tensor_parallel import TensorRanks
+from roofline.train.parallel import alike
 from roofline.train.parallel.elastic import TreeReduceScatter
 
 T = TypeVar("T")
@@ -128,6 +129,13 @@ class World:
         dist.gather_object(value, values)
         return values or []
 
+    def every(self, value: T) -> list[T]:
+        """The values of all ranks, plain data."""
+        values = [value] * self.size
+        if self.grouped:
+            dist.all_gather_object(values, value)
+        return values
+
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.grouped:
@@ -145,7 +153,7 @@ def join(config: TrainConfig, store: Path | None = None) -> World:
     """This process's World from torchrun's environment variables, with a process group if one is needed.
 
     An existing group, such as Ray Train's, is used and not destroyed. store: a file through which the processes find
-    each other, instead of MASTER_ADDR.
+    each other, instead of MASTER_ADDR. Raises ConfigError, on all of them, where their configurations differ.
     """
     rank, size, local = (int(env.foreign(name) or fallback) for name, fallback in _PLACE)
     if dist.is_initialized():
@@ -163,7 +171,14 @@ def join(config: TrainConfig, store: Path | None = None) -> World:
             world.grouped = True
         else:
             _start_group(world, store, timedelta(seconds=config.dist_timeout))
-        _lay_out(world, config)
+        try:
+            if size > 1:
+                alike.check(world, alike.of_code(), alike.SAME_CODE)
+                alike.check(world, alike.of_config(config, device), alike.SAME_FILE)
+            _lay_out(world, config)
+        except RooflineError:
+            leave(world)
+            raise
     elif config.tensor_parallel > 1:
         raise ConfigError(f"tensor_parallel={config.tensor_parallel} on one process: start more of them")
     return world

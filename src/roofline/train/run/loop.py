@@ -32,6 +32,7 @@ from roofline.train.memory.meter import grow_segments, keep_freed_memory
 from roofline.train.model import adaptation
 from roofline.train.model.optim import optimizer
 from roofline.train.model.shapes import model_config
+from roofline.train.parallel import alike
 from roofline.train.parallel.elastic import check
 from roofline.train.parallel.processes import World, join, leave
 from roofline.train.preference.objective import Facts
@@ -160,6 +161,8 @@ class Run:
         self.source.vocab_limit = self.shape["vocab"]
         for source in self.held_out.values():
             source.vocab_limit = self.shape["vocab"]
+        if world.size > 1:
+            alike.check(world, parts.inputs_of(self), alike.SAME_DATA)
         # What is kept counts against a limit, and of padded batches, each of another width, ever more would be kept.
         if world.device.type == "cpu" and config.memory_limit is None and (not self.tunes or self.packs):
             keep_freed_memory()

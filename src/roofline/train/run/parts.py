@@ -1,14 +1,21 @@
 """What a run is made of, from its configuration: its part of each batch, its model, and what computes gradients."""
 
+import hashlib
+import json
 import re
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from roofline.common.errors import ConfigError
+from roofline.common.json_types import JsonObject
 from roofline.train.config.duration import DurationUnits, batches, parse
 from roofline.train.config.flatten import flatten
 from roofline.train.config.schema import TrainConfig
 from roofline.train.data.loader import Share, Source
 from roofline.train.data.order import Order
+from roofline.train.data.row_arrays import RowArrays
+from roofline.train.data.row_digest import row_digest, row_sums
 from roofline.train.data.synthetic import Synthetic
 from roofline.train.model import adaptation, build
 from roofline.train.model.modules import Model
@@ -21,6 +28,7 @@ from roofline.weights.checkpoint import open_checkpoint
 if TYPE_CHECKING:
     from roofline.train.run.loop import Run
 
+COMPARED_ROWS, COMPARED_BYTES = 8, 4096  # of a data set, and of each tensor of a model's files
 _MOST_ADDED = 200_000  # steps whose tokens are added up; of longer runs the mean tells as much
 _IN_TOKENS = re.compile(r"[0-9][0-9.eE]*tok")
 
@@ -52,6 +60,39 @@ def steps_of(config: TrainConfig, units: DurationUnits, source: Source | Synthet
         missing -= int(source.lengths[numbers[numbers >= 0]].sum())
         step += 1
     return step
+
+
+def inputs_of(run: "Run") -> JsonObject:
+    """What the run reads, in few words, for the comparison among its ranks: other rows, files or steps have others."""
+    inputs: JsonObject = {f"the model's {key}": value for key, value in run.shape.items()}
+    first = run.order.batch(0)[:COMPARED_ROWS]
+    inputs["the data set of train_loader"] = _described(run.source, run.order, first)
+    for label, source in run.held_out.items():
+        # Rows of an evaluation that lie elsewhere are not fetched before they are needed.
+        first = np.arange(0 if source.remote else min(len(source), COMPARED_ROWS))
+        order = source.order(1, 0) if len(source) else None
+        inputs[f"the data set of eval_loader ({label})"] = _described(source, order, first)
+    if run.config.model.loads_weights:
+        inputs["a hash of the model's files"] = _files_digest(run.config)
+    return inputs | {"the number of steps": run.total}
+
+
+def _described(source: Source | Synthetic, order: Order | None, first: np.ndarray) -> str:
+    """A data set in words. order: None if it is empty. first: numbers of samples that are read."""
+    index = hashlib.sha256(json.dumps(order and order.record()).encode()).hexdigest()
+    rows = source.rows(first)
+    rows_hash = row_digest(row_sums(RowArrays(rows.tokens, trained=rows.trained), first).tolist()).hex()
+    return f"{len(source):,} samples (index {index[:8]}, first rows {rows_hash[:8]})"
+
+
+def _files_digest(config: TrainConfig) -> str:
+    """A hash of the names, forms and first bytes of the tensors of a model's files."""
+    checkpoint, digest = open_checkpoint(files(config.model)), hashlib.sha256()
+    for name, info in sorted(checkpoint.tensors.items()):
+        digest.update(
+            f"{name} {info.format} {info.shape}\n".encode() + checkpoint.read(name)[:COMPARED_BYTES].tobytes()
+        )
+    return digest.hexdigest()[:8]
 
 
 def base_digest(config: TrainConfig) -> str:
@@ -96,6 +137,7 @@ def gradients_of(run: "Run", available: int | None) -> Gradients:
     trims = config.train_loader.dataset.allow_pad_trimming
     gradients.keeps_padding = config.compile_config is not None or not trims
     if size == "auto":  # what does not fit is not tried: libraries fail in many ways
+        # Rank 0 decides, and all take part: hosts may have limits of their own, or none.
         memory = run.report.memory
         fitting = memory.rows_for(available) if available is not None and world.rank == 0 else None
         gradients.size = world.share(fitting) or memory.rows
