@@ -3,6 +3,7 @@
 import re
 from typing import TYPE_CHECKING
 
+from roofline.common import log
 from roofline.common.errors import ConfigError
 from roofline.train.config.duration import DurationUnits, batches, parse
 from roofline.train.config.flatten import flatten
@@ -21,6 +22,7 @@ from roofline.weights.checkpoint import open_checkpoint
 if TYPE_CHECKING:
     from roofline.train.run.loop import Run
 
+_log = log.get("train")
 _MOST_ADDED = 200_000  # steps whose tokens are added up; of longer runs the mean tells as much
 _IN_TOKENS = re.compile(r"[0-9][0-9.eE]*tok")
 
@@ -52,6 +54,14 @@ def steps_of(config: TrainConfig, units: DurationUnits, source: Source | Synthet
         missing -= int(source.lengths[numbers[numbers >= 0]].sum())
         step += 1
     return step
+
+
+def warn_of_missing_hashes(run: "Run") -> None:
+    """Log once what an index of shards without hashes means, for each such data set."""
+    sources = [source for source in (run.source, *run.held_out.values()) if isinstance(source, Source)]
+    for text in dict.fromkeys(text for source in sources for text in source.unhashed):
+        if run.world.rank == 0:
+            _log.warning("%s", text)
 
 
 def base_digest(config: TrainConfig) -> str:
