@@ -188,7 +188,8 @@ class ShardWriter:
     Args:
         folder: a new or empty one.
         columns: the encoding of each, by name.
-        compression: "zstd", "gz" or "bz2", with a level ("zstd:7") or without; only compressed files are written then.
+        compression: "zstd", "gz", "bz2" or "br", with a level ("zstd:7") or without, or "snappy"; only compressed files
+            are written then.
         hashes: algorithms for raw and compressed files: hashlib's, or xxh32, xxh64, xxh128, xxh3_64, xxh3_128.
         size_limit: bytes of a shard; a larger sample gets a shard of its own.
 

@@ -140,7 +140,7 @@ class ShardFiles:
         data, where = b"".join(self._pieces(packed, stop)), self._where(packed)
         packed.check(data, where)
         try:
-            raw = codec(shard.compression or "")[1](data)
+            raw = codec(shard.compression or "")[1](data, shard.raw.size)
         except (OSError, EOFError, ValueError) as error:
             raise ConfigError(f"{where} cannot be unpacked: {error}") from error
         shard.raw.check(raw, where)
