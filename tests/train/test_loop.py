@@ -275,7 +275,7 @@ def test_a_data_set_that_was_swapped_is_refused_when_a_run_goes_on(
         receipt = advance(receipt, read(tmp_path / "a").order.batch(step))
     saved["facts"]["receipt"] = receipt
     manifest.write_bytes(encode(2, saved["facts"], saved["tensors"]))
-    assert not caplog.records
+    assert "recorded no rows" not in caplog.text
     assert train(config(data, tmp_path / "d", load_path=str(place), max_duration="4ba")).steps == 4
     assert "recorded no rows" in caplog.text
     assert [bool(each) for each in read(tmp_path / "d").digests] == [False, False, True, True]

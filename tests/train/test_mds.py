@@ -115,7 +115,7 @@ def equal(a: Any, b: Any) -> bool:
 @settings(deadline=None, max_examples=40)
 @given(
     st.lists(samples, min_size=1, max_size=12),
-    st.sampled_from([None, "zstd", "zstd:9", "gz:1", "bz2"]),
+    st.sampled_from([None, "zstd", "zstd:9", "gz:1", "bz2", "br:1", "snappy"]),
     st.sampled_from([(), ("sha256", "xxh64")]),
     st.sampled_from([1, 700, 1 << 20]),
 )
@@ -144,6 +144,8 @@ def test_decimals_and_named_numbers() -> None:
     [
         ("pkl", UnsupportedError, "unpickling runs"),
         ("jpeg:90", UnsupportedError, "pictures"),
+        ("jpegarray", UnsupportedError, "pictures are not read"),
+        ("list[pil]", UnsupportedError, "pictures are not read"),
         ("strr", ConfigError, "did you mean 'str'"),
         ("int:4", ConfigError, "no MDS encoding"),
         ("ndarray:int31", ConfigError, "no dtype of it"),
@@ -227,11 +229,35 @@ def test_damage_is_named(tmp_path: Path) -> None:
         Shards(tmp_path / "nowhere")
 
 
-def test_damaged_compressed_shards(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path / "s", {"n": "int"}, compression="zstd") as writer:
+# By the libraries that mosaicml-streaming packs with: brotli 1.2.1 (quality 11 and 1), python-snappy 0.7.3.
+PACKED = [
+    ("br", "1bdf01f88dd44ef9c34ed56b6e6f741a84a56c4e12220f6539c00900f523e75a169400"),
+    (
+        "br:1",
+        "8bef000080aaaaaaeaff7465b8cbf52200c227016106101170c86d052ec78362c0101c8c195bcc7753875461bc440be13ddf1b",
+    ),
+    (
+        "snappy",
+        "e0033c746f6b656e7320616e64206d6f7265200910002c0d08fe1800fe1800fe1800fe1800fe1800fe1800ee18000918",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "packed"), PACKED)
+def test_what_streamings_libraries_packed_is_unpacked(name: str, packed: str) -> None:
+    data, unpack = b"tokens and more tokens, " * 20, codec(name)[1]
+    assert unpack(bytes.fromhex(packed), len(data)) == data
+    for damaged in (packed[:-6], "00" + packed, ""):
+        with pytest.raises((OSError, ValueError)):
+            unpack(bytes.fromhex(damaged), len(data))
+
+
+@pytest.mark.parametrize("compression", ["zstd", "br", "snappy"])
+def test_damaged_compressed_shards(tmp_path: Path, compression: str) -> None:
+    with ShardWriter(tmp_path / "s", {"n": "int"}, compression=compression) as writer:
         for n in range(100):
             writer.write({"n": n})
-    path = tmp_path / "s" / "shard.00000.mds.zstd"
+    path = tmp_path / "s" / f"shard.00000.mds.{compression}"
     whole = path.read_bytes()
     path.write_bytes(whole[:20] + bytes(len(whole) - 20))
     with pytest.raises(ConfigError, match="cannot be unpacked"):
@@ -242,10 +268,12 @@ def test_damaged_compressed_shards(tmp_path: Path) -> None:
     assert list((tmp_path / "cache").glob("*/shard.00000.mds")), "in a folder of its source alone"
 
 
-@pytest.mark.parametrize(("name", "level"), [("zstd", 3), ("gz", 9), ("bz2", 9)])
+@pytest.mark.parametrize(("name", "level"), [("zstd", 3), ("gz", 9), ("bz2", 9), ("br", 11)])
 def test_a_compression_without_a_level_has_the_one_of_its_library(name: str, level: int) -> None:
     data = b"".join(b"%d %d;" % (n * n % 977, n) for n in range(20_000))
-    packed = {at: codec(f"{name}:{at}")[0](data) for at in (level - 1, level, level + 1) if at < 10}
+    packed = {
+        at: codec(f"{name}:{at}")[0](data) for at in (level - 1, level, level + 1) if at < (12 if name == "br" else 10)
+    }
     assert codec(name)[0](data) == packed[level]
     assert len(set(packed.values())) == len(packed), "the levels can be told apart"
 
@@ -276,6 +304,8 @@ def test_writers_refuse_and_lose_nothing(tmp_path: Path) -> None:
     for options, error in (
         ({"compression": "lz4"}, UnsupportedError),
         ({"compression": "zstd:x"}, ConfigError),
+        ({"compression": "br:12"}, ConfigError),
+        ({"compression": "snappy:1"}, ConfigError),
         ({"hashes": ["crc1"]}, UnsupportedError),
     ):
         with pytest.raises(error):
@@ -407,7 +437,7 @@ def test_a_folder_below_folders_that_are_not_there_is_made(tmp_path: Path) -> No
 def test_shards_are_packed_as_tightly_as_can_be_and_without_the_time(name: str, level: int) -> None:
     data = bytes(range(256)) * 4000
     pack, unpack = codec(name)
-    assert unpack(pack(data)) == data
+    assert unpack(pack(data), len(data)) == data
     assert pack(data) == codec(f"{name}:{level}")[0](data)
     assert pack(data) != codec(f"{name}:{level - 8}")[0](data)
     if name == "gz":

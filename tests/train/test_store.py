@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.train.storage.local import atomic_file
 from roofline.train.storage.open import open_store
-from roofline.train.storage.store import MissingError, Patience, Store, StoreError, UnreachableError
+from roofline.train.storage.store import ChangedError, MissingError, Patience, Store, StoreError, UnreachableError
 from tests.train.seaweed import Proxy, Seaweed
 
 QUICK = Patience(retries=3, wait=0.02, seconds=60, stall=20)  # few tries, but no hurry: machines are busy
@@ -106,6 +106,22 @@ def test_versions_change_with_the_content(store: Store) -> None:
     assert store.version("a") == first
     store.put("a", b"2")
     assert store.version("a") != first
+
+
+def test_tags_are_those_of_listings_and_answers(store: Store) -> None:
+    store.put("a", b"1")
+    store.put("b", b"2" * 3_000_000)
+    store.put("below/c", b"3")
+    tags = store.tags()
+    assert tags == {name: store.tag(name) for name in ("a", "b")}
+    assert b"".join(store.chunks("b", tags["b"])) == b"2" * 3_000_000
+    pieces = store.chunks("b", tags["b"])
+    store.put("b", b"4" * 3_000_000)
+    for call in (lambda: list(pieces), lambda: list(store.chunks("b", tags["b"]))):
+        with pytest.raises(ChangedError, match=r"/b has been replaced"):
+            call()
+    with pytest.raises(MissingError):
+        store.tag("c")
 
 
 @pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", "../a", "a/../b", ".", "a\0b", "a\nb"])

@@ -40,7 +40,7 @@ def write_random(lengths: Sequence[int], longest: int, vocab: int, seed: int, pa
 
     random = np.random.default_rng(seed)
     rows = pack(lengths, longest) if packed else [[number] for number in range(len(lengths))]
-    with ShardWriter(folder, COLUMNS) as writer:
+    with ShardWriter(folder, COLUMNS, hashes=("sha256",)) as writer:
         for numbers in rows:
             documents = np.array([lengths[number] for number in numbers], np.uint32)
             ids = random.integers(0, vocab, int(documents.sum())).astype(np.uint32)

@@ -35,7 +35,7 @@ def tokenize(
     tokenizer: Annotated[str, Option("The model whose tokenizer it is: a name or a path.")] = DEFAULT_MODEL,
     length: Annotated[int, Option("Tokens of a row: the context a model is trained with.", minimum=2)] = 2048,
     column: Column = "text",
-    compression: Annotated[str | None, Option("zstd, gz or bz2, with a level (zstd:7) or without.")] = None,
+    compression: Annotated[str | None, Option("zstd, gz, bz2 or br, also with a level (zstd:7), or snappy.")] = None,
 ) -> None:
     """Write texts as shards of token rows (MosaicML's MDS format), documents packed, their boundaries kept."""
     from collections import Counter

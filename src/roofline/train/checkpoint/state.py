@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from roofline.common import log
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonMapping, JsonObject
-from roofline.train.data.loader import read_batch
+from roofline.train.data.loader import Source, read_batch
 from roofline.train.data.order import Order
 from roofline.train.data.row_arrays import RowArrays
 from roofline.train.data.row_digest import BYTES, row_digest, row_sums
@@ -86,6 +86,7 @@ def facts(run: "Run") -> JsonObject:
         "rows": base64.b64encode(run.progress.digests).decode(),
         "order": run.order.record(),
         "evaluations": _evaluations(run),
+        "shards": _versions(run),
         "loss_scale": [scaler.scale, scaler.good] if scaler else None,
         "microbatch": run.gradients.size,
         "fingerprint": f"{fingerprint(run):016x}",
@@ -105,6 +106,7 @@ def restore(run: "Run", saved: JsonMapping, tensors: Mapping[str, TensorPieces])
     difference = Order.from_record(saved["order"]).difference(run.order)
     if difference is not None:
         raise ConfigError(f"the checkpoint's run reads another order of samples: {difference}. {_REMEDY}")
+    run.world.first(lambda: _check_versions(run, saved))
     progress = run.progress
     progress.step, progress.tokens, progress.receipt = saved["step"], saved["tokens"], saved["receipt"]
     progress.digests = bytearray(base64.b64decode(saved.get("rows", "")))
@@ -140,6 +142,22 @@ def check_base(run: "Run", saved: JsonMapping) -> None:
             f"{run.config.model.pretrained_model_name_or_path} is not the model that the checkpoint's adapter belongs "
             "to: put its files back, or begin a new run"
         )
+
+
+def _versions(run: "Run") -> dict[str, str]:
+    """By URL, the versions of the training data's shards that no hash tells of."""
+    return run.source.versions if isinstance(run.source, Source) else {}
+
+
+def _check_versions(run: "Run", saved: JsonMapping) -> None:
+    """Raise ConfigError if shards without hashes were replaced in their store since the checkpoint's run read them."""
+    before = saved.get("shards") or {}
+    for url, digest in _versions(run).items():
+        if before.get(url, digest) != digest:
+            raise ConfigError(
+                f"shards of {url} were replaced since the checkpoint's run began, and their index has no hashes, by "
+                f"which equal content would be known. {_REMEDY}"
+            )
 
 
 def _check_rows(run: "Run") -> None:

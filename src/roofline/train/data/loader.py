@@ -77,6 +77,20 @@ class Source:
         return any(stream.remote for stream in (self.section, *self.section.streams.values()))
 
     @property
+    def unhashed(self) -> list[str]:
+        """What holds for each data set whose index has no hashes, in words."""
+        return [text for shards in self.shards if (text := shards.versions.notice()) is not None]
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """By URL, what tells of the versions of shards in object stores whose index has no hashes.
+
+        Shards of folders are left out: other machines have equal files of other times.
+        """
+        elsewhere = [shards for shards in self.shards if "://" in shards.source]
+        return {shards.source: shards.versions.digest for shards in elsewhere if shards.versions.digest}
+
+    @property
     def vocab(self) -> int | None:
         """The vocabulary size of the rows' tokenizer, if `roofline data tokenize` recorded it."""
         from roofline.train.data.tokenize import ABOUT, read_about

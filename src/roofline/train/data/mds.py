@@ -24,6 +24,7 @@ from roofline.common.json_types import JsonObject
 from roofline.train.data.mds_encodings import Encoding, encoding
 from roofline.train.data.mds_index import INDEX, Shard, codec, digest
 from roofline.train.data.shard_files import ShardFiles
+from roofline.train.data.shard_versions import ShardVersions
 from roofline.train.storage.open import open_store
 from roofline.train.storage.store import MissingError, Store
 
@@ -56,7 +57,10 @@ class Shards:
         store = open_store(source)
         self.source = store.url
         self.shards, key = _index(store)
-        self._files = ShardFiles(store, self.shards, key, cache, limit)
+        self.versions = ShardVersions(store, self.shards)
+        if self.versions.digest:  # the cache's shards are of other versions otherwise
+            key = hashlib.sha256(f"{key}{self.versions.digest}".encode()).hexdigest()[:32]
+        self._files = ShardFiles(store, self.shards, self.versions, key, cache, limit)
         self._close = weakref.finalize(self, self._files.close)
 
     def __reduce__(self) -> tuple[type["Shards"], tuple[str | Path, Path | None, int | None]]:
@@ -111,8 +115,10 @@ class Shards:
 
     def _mapped(self, at: int) -> "_MappedShard":
         if at in self._open:
-            self._open.move_to_end(at)
-            return self._open[at]
+            if self._files.is_current(at):
+                self._open.move_to_end(at)
+                return self._open[at]
+            self._open.pop(at).close()
         if self._limit is not None:
             # Close others before opening: the cache cannot remove mapped files to make room.
             room = self._limit // OPEN_SHARE - self.shards[at].raw.size
@@ -182,7 +188,8 @@ class ShardWriter:
     Args:
         folder: a new or empty one.
         columns: the encoding of each, by name.
-        compression: "zstd", "gz" or "bz2", with a level ("zstd:7") or without; only compressed files are written then.
+        compression: "zstd", "gz", "bz2" or "br", with a level ("zstd:7") or without, or "snappy"; only compressed files
+            are written then.
         hashes: algorithms for raw and compressed files: hashlib's, or xxh32, xxh64, xxh128, xxh3_64, xxh3_128.
         size_limit: bytes of a shard; a larger sample gets a shard of its own.
 

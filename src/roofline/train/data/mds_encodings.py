@@ -22,7 +22,8 @@ _KINDS = ("uint", "int", "float")
 _VALUES = {bits + i: f"{_KINDS[i]}{bits}" for bits in (8, 16, 32, 64) for i in range(3) if bits + i != 10}
 _CODES = {name: code for code, name in _VALUES.items()}
 _MOST_AXES = 63
-_REFUSED = dict.fromkeys(("pil", "jpeg", "jpeg_array", "png", "list[jpeg]", "list[png]"), "pictures are not read")
+_PICTURES = ("pil", "jpeg", "jpeg_array", "jpegarray", "png", "list[pil]", "list[jpeg]", "list[png]")
+_REFUSED = dict.fromkeys(_PICTURES, "pictures are not read")
 _REFUSED["pkl"] = "unpickling runs whatever code the file holds"
 
 

@@ -12,6 +12,15 @@ from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.json_types import JsonMapping
 
 INDEX = "index.json"
+Pack = Callable[[bytes], bytes]
+Unpack = Callable[[bytes, int], bytes]  # from packed bytes and the size of the raw ones
+_LEVELS = {
+    "gz": (0, 9),
+    "bz2": (1, 9),
+    "zstd": (1, 22),
+    "br": (0, 11),
+    "snappy": None,
+}  # least, most; None: it has none
 
 
 @dataclass(frozen=True)
@@ -76,28 +85,48 @@ def digest(algorithm: str, data: bytes | mmap.mmap) -> str:
     raise UnsupportedError(f"hash {algorithm!r}", "neither hashlib nor xxhash has it", ["sha256", "xxh64"])
 
 
-def codec(compression: str) -> tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]:
-    """The functions that pack and unpack with "zstd:7", "gz" or "bz2:9"."""
+def codec(compression: str) -> tuple[Pack, Unpack]:
+    """The functions that pack and unpack with "zstd:7", "gz", "bz2:9", "br:11" or "snappy".
+
+    Unpacking raises OSError, EOFError or ValueError for bytes that were not packed so.
+    """
     name, _, level = compression.partition(":")
-    if level and not level.isdigit():
-        raise ConfigError(f"compression {compression!r}: {level!r} is no level")
+    if name not in _LEVELS:
+        raise UnsupportedError(f"compression {compression!r}", "shards are not packed that way here", list(_LEVELS))
+    levels = _LEVELS[name]
+    if level and (levels is None or not level.isdigit() or not levels[0] <= int(level) <= levels[1]):
+        has = "has no levels" if levels is None else f"has levels from {levels[0]} to {levels[1]}"
+        raise ConfigError(f"compression {compression!r}: {level!r} is no level: {name} {has}")
     if name == "gz":
-        return lambda data: gzip.compress(data, int(level or 9), mtime=0), gzip.decompress
+        return lambda data: gzip.compress(data, int(level or 9), mtime=0), lambda data, size: gzip.decompress(data)
     if name == "bz2":
-        return lambda data: bz2.compress(data, int(level or 9)), bz2.decompress
-    if name != "zstd":
-        raise UnsupportedError(
-            f"compression {compression!r}", "shards are not packed that way here", ["zstd", "gz", "bz2"]
-        )
+        return lambda data: bz2.compress(data, int(level or 9)), lambda data, size: bz2.decompress(data)
+    return _zstd(int(level or 3)) if name == "zstd" else _arrow(name, int(level or 11))
+
+
+def _arrow(name: str, level: int) -> tuple[Pack, Unpack]:
+    """Brotli and Snappy's bare format, as mosaicml-streaming writes them."""
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise UnsupportedError(name, "pyarrow is not installed", ["roofline[train]"]) from error
+    arrow = pyarrow.Codec("brotli", compression_level=level) if name == "br" else pyarrow.Codec(name)
+    return (
+        lambda data: bytes(arrow.compress(data, asbytes=True)),
+        lambda data, size: bytes(arrow.decompress(data, size, asbytes=True)),
+    )
+
+
+def _zstd(level: int) -> tuple[Pack, Unpack]:
     try:
         from backports import zstd  # Python 3.14 has it as compression.zstd
     except ImportError as error:
         raise UnsupportedError("zstd", "backports.zstd is not installed", ["roofline[train]"]) from error
 
-    def unpack(data: bytes) -> bytes:
+    def unpack(data: bytes, size: int) -> bytes:
         try:
             return bytes(zstd.decompress(data))
         except zstd.ZstdError as error:
             raise ValueError(str(error)) from error
 
-    return lambda data: bytes(zstd.compress(data, int(level or 3))), unpack
+    return lambda data: bytes(zstd.compress(data, level)), unpack

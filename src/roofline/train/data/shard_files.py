@@ -12,8 +12,9 @@ from typing import BinaryIO
 from roofline.common import log
 from roofline.common.errors import ConfigError
 from roofline.train.data.mds_index import INDEX, File, Shard, codec
+from roofline.train.data.shard_versions import ShardVersions
 from roofline.train.storage.file_cache import FileCache
-from roofline.train.storage.local import store_errors
+from roofline.train.storage.local import file_tag, store_errors
 from roofline.train.storage.store import MissingError, Store
 
 THREADS = 4  # that prefetch
@@ -30,15 +31,25 @@ class ShardFiles:
 
     Args:
         store: holds index and shards.
+        versions: what the shards' files have to be where the index has no hashes.
         key: 32 hexadecimal digits that identify the source: the shards' folder in the cache.
         folder, limit: of the cache (see `file_cache.Cache`).
     """
 
-    def __init__(self, store: Store, shards: Sequence[Shard], key: str, folder: Path | None, limit: int | None) -> None:
-        self._store, self._shards, self._key = store, shards, key
+    def __init__(
+        self,
+        store: Store,
+        shards: Sequence[Shard],
+        versions: ShardVersions,
+        key: str,
+        folder: Path | None,
+        limit: int | None,
+    ) -> None:
+        self._store, self._shards, self._versions, self._key = store, shards, versions, key
         needed = store.path(INDEX) is None or any(shard.packed is not None for shard in shards)
         self._cache = FileCache(folder, limit) if needed else None
-        self._checked: set[int] = set()  # shards whose hashes have been checked
+        self._checked: set[int] = set()  # shards in the cache whose hashes have been checked
+        self._in_place: dict[int, tuple[str, str]] = {}  # path and tag of shards as they were when they were mapped
         self._prefetcher = _Prefetcher(self._fetch, [shard.raw.size for shard in shards], limit)
 
     def map(self, at: int) -> tuple[mmap.mmap, str]:
@@ -49,13 +60,19 @@ class ShardFiles:
             if self._cache is None:
                 raise ConfigError(f"{self._where(shard.raw)} is missing")
             data, where = self._cached(self._cache, at)
+            self._checked.add(at)
         else:
-            with store_errors(path), path.open("rb") as file:
-                data, where = _map(file, path), str(path)
-            shard.raw.check(data, where, at not in self._checked)
-        self._checked.add(at)
+            data, where = self._mapped(at, path)
         self._prefetcher.mark_read(at)
         return data, where
+
+    def is_current(self, at: int) -> bool:
+        """Whether a mapped shard's file is still the one that was mapped; one in the cache is."""
+        if at not in self._in_place:
+            return True
+        path, tag = self._in_place[at]
+        with store_errors(Path(path)):
+            return file_tag(os.stat(path)) == tag
 
     def prefetch(self, shards: Sequence[int]) -> None:
         """Begin to fetch these shards, instead of those of earlier calls."""
@@ -66,6 +83,19 @@ class ShardFiles:
         self._prefetcher.close()
         if self._cache is not None:
             self._cache.close()
+
+    def _mapped(self, at: int, path: Path) -> tuple[mmap.mmap, str]:
+        """The map of a shard's own file, which is checked as often as it changes."""
+        shard, where = self._shards[at].raw, str(path)
+        expected = self._versions.tag(shard)
+        with store_errors(path), path.open("rb") as file:
+            tag = file_tag(os.fstat(file.fileno()))
+            if expected not in (None, tag):
+                raise self._versions.refusal(shard)
+            data = _map(file, path)
+        shard.check(data, where, self._in_place.get(at) != (where, tag))
+        self._in_place[at] = where, tag
+        return data, where
 
     def _cached(self, cache: FileCache, at: int) -> tuple[mmap.mmap, str]:
         shard, name = self._shards[at].raw, f"{self._key}/{self._shards[at].raw.basename}"
@@ -110,7 +140,7 @@ class ShardFiles:
         data, where = b"".join(self._pieces(packed, stop)), self._where(packed)
         packed.check(data, where)
         try:
-            raw = codec(shard.compression or "")[1](data)
+            raw = codec(shard.compression or "")[1](data, shard.raw.size)
         except (OSError, EOFError, ValueError) as error:
             raise ConfigError(f"{where} cannot be unpacked: {error}") from error
         shard.raw.check(raw, where)
@@ -119,7 +149,7 @@ class ShardFiles:
     def _pieces(self, file: File, stop: threading.Event | None) -> Iterator[bytes]:
         """The chunks of a file in the store. Raises ConfigError if its size is not that of the index."""
         count = 0
-        for data in self._store.chunks(file.basename):
+        for data in self._versions.chunks(file):
             if stop is not None and stop.is_set():
                 raise _Stopped
             count += len(data)

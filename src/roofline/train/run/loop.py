@@ -155,6 +155,7 @@ class Run:
         length, apart = config.max_seq_len, config.model.attn_config.attn_uses_sequence_id
         self.source = open_source(config.train_loader, length, apart)
         self.held_out = {label: open_source(loader, length, apart) for label, loader in config.evaluations.items()}
+        parts.warn_of_missing_hashes(self)
         self.order = self.source.order(config.global_train_batch_size, config.seed)
         self._durations()
         self.shape = model_config(config.model, length)

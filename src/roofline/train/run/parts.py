@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from roofline.common import log
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonObject
 from roofline.train.config.duration import DurationUnits, batches, parse
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from roofline.train.run.loop import Run
 
 COMPARED_ROWS, COMPARED_BYTES = 8, 4096  # of a data set, and of each tensor of a model's files
+_log = log.get("train")
 _MOST_ADDED = 200_000  # steps whose tokens are added up; of longer runs the mean tells as much
 _IN_TOKENS = re.compile(r"[0-9][0-9.eE]*tok")
 
@@ -93,6 +95,14 @@ def _files_digest(config: TrainConfig) -> str:
             f"{name} {info.format} {info.shape}\n".encode() + checkpoint.read(name)[:COMPARED_BYTES].tobytes()
         )
     return digest.hexdigest()[:8]
+
+
+def warn_of_missing_hashes(run: "Run") -> None:
+    """Log once what an index of shards without hashes means, for each such data set."""
+    sources = [source for source in (run.source, *run.held_out.values()) if isinstance(source, Source)]
+    for text in dict.fromkeys(text for source in sources for text in source.unhashed):
+        if run.world.rank == 0:
+            _log.warning("%s", text)
 
 
 def base_digest(config: TrainConfig) -> str:

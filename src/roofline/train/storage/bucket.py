@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
@@ -15,9 +15,19 @@ from typing import TYPE_CHECKING, TypeVar
 
 from roofline.common import env
 from roofline.common.errors import ConfigError, UnsupportedError
-from roofline.train.storage.store import Data, Entry, MissingError, Patience, StoreError, UnreachableError, checked_name
+from roofline.train.storage.store import (
+    ChangedError,
+    Data,
+    Entry,
+    MissingError,
+    Patience,
+    StoreError,
+    UnreachableError,
+    checked_name,
+)
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta
     from obstore.store import ObjectStore as Client
 
 BLOCK = 1 << 20  # bytes of a chunk
@@ -121,8 +131,12 @@ class ObjectStore:
             raise StoreError(f"{self._location(name)} ends before byte {start + length:,}: it is cut or another object")
         return data
 
-    def chunks(self, name: str) -> Iterator[bytes]:
-        stream = self._call(checked_name(name), lambda client: client.get(name).stream(BLOCK))
+    def chunks(self, name: str, tag: str | None = None) -> Iterator[bytes]:
+        answer = self._call(checked_name(name), lambda client: client.get(name))
+        # The answer's own head says which object its bytes are of, whether or not the server knows If-Match.
+        if tag is not None and tag not in (_tag(answer.meta), _time_tag(answer.meta)):
+            raise ChangedError(f"{self._location(name)} has been replaced")
+        stream = answer.stream(BLOCK)
         while (data := self._result(name, lambda: next(stream, None))) is not None:
             yield bytes(data)
 
@@ -161,6 +175,13 @@ class ObjectStore:
     def version(self, name: str) -> str:
         head = self._call(checked_name(name), lambda client: client.head(name))
         return f"{head['e_tag']}-{head['version']}-{head['last_modified'].isoformat()}"
+
+    def tag(self, name: str) -> str:
+        return _tag(self._call(checked_name(name), lambda client: client.head(name)))
+
+    def tags(self) -> Mapping[str, str]:
+        listing = self._call("", lambda client: client.list_with_delimiter())
+        return {fact["path"]: _tag(fact) for fact in listing["objects"]}
 
     def delete(self, name: str) -> None:
         with contextlib.suppress(MissingError):
@@ -242,6 +263,17 @@ class ObjectStore:
         if status >= 500 or status in (408, 429):
             return UnreachableError(f"{where}: its server answers {status}: try later, or ask who runs it")
         return StoreError(f"{where}: {' '.join(text.partition('Debug source')[0].split())[:300]}: look at its server")
+
+
+def _tag(about: "ObjectMeta") -> str:
+    """An object's entity tag, which listings of Azure give without its quotes, or else what tells of its age."""
+    entity = about["e_tag"]
+    return f"{entity.removeprefix('W/').strip(chr(34))}-{about['size']}" if entity else _time_tag(about)
+
+
+def _time_tag(about: "ObjectMeta") -> str:
+    """An object's time, in whole seconds as heads of answers have it, and its size."""
+    return f"{int(about['last_modified'].timestamp())}-{about['size']}"
 
 
 def _cause(text: str) -> _Cause | None:

@@ -7,12 +7,12 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from roofline.common.errors import ConfigError
-from roofline.train.storage.store import Data, Entry, MissingError, StoreError, checked_name
+from roofline.train.storage.store import ChangedError, Data, Entry, MissingError, StoreError, checked_name
 
 BLOCK = 1 << 20
 # A file that is being written. Its writer holds a lock on it, so an unlocked one was left by a killed process.
@@ -45,9 +45,15 @@ class LocalStore:
             raise StoreError(f"{self._folder / name} ends before byte {start + length:,}: it is cut or another file")
         return data
 
-    def chunks(self, name: str) -> Iterator[bytes]:
+    def chunks(self, name: str, tag: str | None = None) -> Iterator[bytes]:
         with self._errors(name), self._at(name).open("rb") as file:
-            while data := file.read(BLOCK):
+            while True:
+                data = file.read(BLOCK)
+                # Behind each read: a file that is written over is found out before its new bytes are handed on.
+                if tag is not None and file_tag(os.fstat(file.fileno())) != tag:
+                    raise ChangedError(f"{self._folder / name} has been replaced")
+                if not data:
+                    return
                 yield data
 
     def put(self, name: str, data: Data) -> None:
@@ -70,8 +76,14 @@ class LocalStore:
 
     def version(self, name: str) -> str:
         with self._errors(name):
-            about = self._at(name).stat()
-        return f"{about.st_ino}-{about.st_size}-{about.st_mtime_ns}"
+            return file_tag(self._at(name).stat())
+
+    def tag(self, name: str) -> str:
+        return self.version(name)
+
+    def tags(self) -> Mapping[str, str]:
+        with self._errors("."), os.scandir(self._folder) as files:
+            return {file.name: file_tag(file.stat()) for file in files if file.is_file()}
 
     def delete(self, name: str) -> None:
         path = self._at(name)
@@ -99,6 +111,11 @@ class LocalStore:
 
     def _errors(self, name: str) -> contextlib.AbstractContextManager[None]:
         return store_errors(self._folder / name)
+
+
+def file_tag(about: os.stat_result) -> str:
+    """A text that changes when another file takes a file's name, or when it is written to."""
+    return f"{about.st_ino}-{about.st_size}-{about.st_mtime_ns}"
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """The interface of a store, which keeps objects under names: in a local folder or in a bucket of an object store."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -16,6 +16,10 @@ class StoreError(ConfigError):
 
 class MissingError(StoreError):
     """There is no object of that name."""
+
+
+class ChangedError(StoreError):
+    """The object is not the one that was asked for: it has been replaced."""
 
 
 class UnreachableError(StoreError):
@@ -65,8 +69,8 @@ class Store(Protocol):
     def get_range(self, name: str, start: int, length: int) -> bytes:
         """Exactly `length` bytes. Raises StoreError where the object ends before."""
 
-    def chunks(self, name: str) -> Iterator[bytes]:
-        """The object's bytes in pieces of about a MiB."""
+    def chunks(self, name: str, tag: str | None = None) -> Iterator[bytes]:
+        """The object's bytes in pieces of about a MiB. Raises ChangedError unless its tag is the one that is named."""
 
     def put(self, name: str, data: Data) -> None:
         """Write an object, or replace the one of that name; a large one is sent in parts."""
@@ -78,6 +82,12 @@ class Store(Protocol):
 
     def version(self, name: str) -> str:
         """A text that changes whenever the object is rewritten."""
+
+    def tag(self, name: str) -> str:
+        """A text that tells the object from one with other content that takes its name."""
+
+    def tags(self) -> Mapping[str, str]:
+        """The tags of the objects directly in the store's folder, by name, with few requests."""
 
     def delete(self, name: str) -> None:
         """Delete the object; it is no error if there is none."""
