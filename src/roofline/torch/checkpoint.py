@@ -63,6 +63,12 @@ def checkpoint_of(model: PretrainedModel) -> Checkpoint:
     return checkpoint
 
 
+def with_copies(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the same checkpoint on copies of its tensors, which stay as they are when the model is trained."""
+    copies = {name: checkpoint.read(name).copy() for name in checkpoint.tensors}
+    return replace(checkpoint, bytes_of=copies.__getitem__)
+
+
 class _State:
     """Tensors of a model in memory. See `weights.quantised.method.TensorSource`."""
 

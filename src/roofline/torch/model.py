@@ -1,12 +1,14 @@
 """from_model: a Hugging Face model in memory, run by our engine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from roofline.backends import table
+from roofline.backends.backend import CopiesWeights
 from roofline.backends.base import Retraceable
 from roofline.backends.options import LoadOptions
 from roofline.bundle import LoadedModel, load
@@ -22,9 +24,9 @@ from roofline.ops.batch import PAGE_TOKENS, BatchLimits
 from roofline.program import target
 from roofline.program.compile import compile_program
 from roofline.program.ir import Program
-from roofline.torch.checkpoint import PretrainedModel, PretrainedTokenizer, checkpoint_of, name_of, text_of
+from roofline.torch.checkpoint import PretrainedModel, PretrainedTokenizer, checkpoint_of, name_of, text_of, with_copies
 from roofline.torch.per_token import CHUNK, PerToken
-from roofline.weights.checkpoint import Checkpoint
+from roofline.weights.files.mapped import TensorInfo
 
 SPARE_TOKENS = 4096  # of a sequence whose logits and hidden states a GPU is left room for
 
@@ -34,7 +36,7 @@ def from_model(
 ) -> "TorchModel":
     """Take a causal language model of transformers as it is: its tensors in their own dtype, without a file.
 
-    The weights are those of now: after training, call this again.
+    The weights are those of now, whatever becomes of the model: after training, call this again.
 
     Args:
         model: LlamaForCausalLM, or Mistral's, Qwen2's, Qwen3's, MPT's.
@@ -54,6 +56,10 @@ def from_model(
     if load_options.weights is not None:
         raise ConfigError(f"weights={load_options.weights!r}: the model has its own")
     checkpoint = checkpoint_of(model)
+    chosen = table.get(backend)
+    # Adapters with lengths of rows (DoRA) have these computed from the checkpoint when they are loaded.
+    if load_options.max_adapters or not (isinstance(chosen, CopiesWeights) and chosen.copies_weights):
+        checkpoint = with_copies(checkpoint)
     ends = _ends(model)
     words = text_of(tokenizer, ends) if tokenizer is not None else (None, None)
     traces = None
@@ -62,7 +68,7 @@ def from_model(
         traces = BatchLimits(CHUNK, 1, CHUNK, -(-longest // PAGE_TOKENS))
     loaded = load(checkpoint, text=False, traces=traces, **config.prepare_load(load_options).changes())
     loaded = replace(loaded, name=name_of(model), tokenizer=words[0], chat_template=words[1])
-    return TorchModel(loaded, checkpoint, config, ends)
+    return TorchModel(loaded, checkpoint.tensors, config, ends)
 
 
 def _ends(model: PretrainedModel) -> tuple[int, ...]:
@@ -84,9 +90,9 @@ class TorchModel:
     """
 
     def __init__(
-        self, loaded: LoadedModel, checkpoint: Checkpoint, config: EngineConfig, eos_ids: tuple[int, ...]
+        self, loaded: LoadedModel, tensors: Mapping[str, TensorInfo], config: EngineConfig, eos_ids: tuple[int, ...]
     ) -> None:
-        self.loaded, self._checkpoint, self.eos_ids = loaded, checkpoint, eos_ids
+        self.loaded, self._tensors, self.eos_ids = loaded, tensors, eos_ids
         self.llm = LLM(loaded, **vars(config)) if loaded.tokenizer is not None else None
         self.engine = self.llm.engine if self.llm is not None else LocalEngine(loaded.executable, config)
         self._answers = self.llm.answers if self.llm is not None else LocalAnswers(self.engine, None, eos_ids)
@@ -177,4 +183,4 @@ class TorchModel:
             chosen = target.get(served.target)
             if group.format in target.CACHE_ORDERS:
                 chosen = target.with_cache(chosen, group.format)
-        return compile_program(get(config.family), config, self._checkpoint.tensors, chosen, hidden=True)
+        return compile_program(get(config.family), config, self._tensors, chosen, hidden=True)
