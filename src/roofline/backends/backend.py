@@ -92,8 +92,8 @@ class Backend(Protocol):
 
 @runtime_checkable
 class CopiesWeights(Protocol):
-    """A backend whose executables compute with copies of the tensors that were made within `make`: a model in memory may
-    be trained or freed afterwards. For any other, `roofline.torch.from_model` copies the tensors before."""
+    """A backend whose executables compute with copies of the tensors, made within `make`: a model in memory may be
+    trained or freed afterwards. For any other, `roofline.torch.from_model` copies the tensors before."""
 
     copies_weights: bool
 

@@ -18,13 +18,14 @@ from roofline.engine.answers import LocalAnswers
 from roofline.engine.config import EngineConfig
 from roofline.engine.llm import LLM, Output, Prompt
 from roofline.engine.local import LocalEngine
-from roofline.engine.params import SamplingParams
+from roofline.engine.params import SamplingParams, invalid
 from roofline.models.registry import get
 from roofline.ops.batch import PAGE_TOKENS, BatchLimits
 from roofline.program import target
 from roofline.program.compile import compile_program
 from roofline.program.ir import Program
 from roofline.torch.checkpoint import PretrainedModel, PretrainedTokenizer, checkpoint_of, name_of, text_of, with_copies
+from roofline.torch.encodings import Encoding, IdRows, encoding_rows, id_rows, is_encoding, prompts_of
 from roofline.torch.per_token import CHUNK, PerToken
 from roofline.weights.files.mapped import TensorInfo
 
@@ -117,38 +118,51 @@ class TorchModel:
         Raises:
             RequestError: ids that are none, or of another shape.
             CapacityError: a sequence longer than max_model_len.
+            RooflineError: the model is closed.
         """
+        self._answers.check_open()
         return self._logits(input_ids)
 
     def hidden_states(self, input_ids: Tensor) -> Tensor:
         """Return what the head reads, the final norm's result, at every position: float32 [tokens, width] or
         [batch, tokens, width]; else as `logits`."""
+        self._answers.check_open()
         return self._hidden(input_ids)
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt] | Tensor, params: SamplingParams | None = None
+        self, prompts: Prompt | Sequence[Prompt] | Tensor | Encoding, params: SamplingParams | None = None
     ) -> list[Output]:
-        """Complete prompts as `roofline.LLM.generate` does: strings, lists of ids, or tensors of ids [tokens] or
-        [batch, tokens]. Raises ConfigError without a tokenizer; else as there."""
+        """Complete prompts as `roofline.LLM.generate` does, and what a tokenizer of transformers returns for texts,
+        without the padding that its attention_mask names. Raises ConfigError without a tokenizer; else as there."""
         if self.llm is None:
             raise ConfigError("an answer's text needs a tokenizer: from_model(model, tokenizer), or use generate_ids")
-        listed: Any = prompts.tolist() if isinstance(prompts, Tensor) else prompts
-        if not isinstance(listed, str):
-            listed = [prompt.tolist() if isinstance(prompt, Tensor) else prompt for prompt in listed]
+        listed: Any = prompts_of(prompts)
         return self.llm.generate(listed, params)
 
-    def generate_ids(self, input_ids: Tensor, params: SamplingParams | None = None) -> list[Tensor]:
+    def generate_ids(
+        self,
+        input_ids: IdRows | Encoding,
+        params: SamplingParams | None = None,
+        *,
+        attention_mask: IdRows | None = None,
+    ) -> list[Tensor]:
         """The new ids after each prompt, int64 [tokens] each (with n > 1 a prompt's answers in order).
 
         Args:
-            input_ids: integers [tokens] or [batch, tokens], without padding.
+            input_ids: integers [tokens] or [batch, tokens], a list of them or of rows, or what a tokenizer returned.
+            attention_mask: of the same shape, 0 where there is padding, which is left out; None: there is none.
 
         Raises:
             RequestError, CapacityError: a prompt that cannot be computed; none is then.
             RooflineError: the engine failed on an answer.
         """
         params = params or SamplingParams()
-        prompts = input_ids.tolist() if input_ids.dim() > 1 else [input_ids.tolist()]
+        if is_encoding(input_ids):
+            if attention_mask is not None:
+                raise invalid("attention_mask", "give the tokenizer's encoding, which has one, or ids beside a mask")
+            prompts = encoding_rows(input_ids)
+        else:
+            prompts = id_rows(input_ids, attention_mask)
         answers = self._answers.run(prompts, [params] * len(prompts), at_start=False)
         return [torch.tensor(answer.ids, dtype=torch.int64) for group in answers for answer in group]
 
