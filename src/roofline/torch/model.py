@@ -116,11 +116,14 @@ class TorchModel:
             float32 [tokens, vocab] or [batch, tokens, vocab] on the ids' device, without gradients.
 
         Raises:
+            UnsupportedError: of an encoder model.
             RequestError: ids that are none, or of another shape.
             CapacityError: a sequence longer than max_model_len.
             RooflineError: the model is closed.
         """
         self._answers.check_open()
+        if self.loaded.config.encoder:
+            raise UnsupportedError("logits of an encoder model", "it gives vectors alone", ("hidden_states",))
         return self._logits(input_ids)
 
     def hidden_states(self, input_ids: Tensor) -> Tensor:
