@@ -334,6 +334,22 @@ def test_numbers_that_are_none_are_not_rounded(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_numbers_that_a_formats_scales_do_not_hold_are_refused(tmp_path: Path) -> None:
+    """A float16 scale of such a block would be infinite, and with it all of its weights."""
+    folder = write_model(tmp_path / "model")
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    place, *_ = (t for n, t in json.loads(data[8 : 8 + size]).items() if "down_proj" in n)
+    assert place["dtype"] == "BF16"
+    start = 8 + size + place["data_offsets"][0]
+    data[start : start + 2] = b"\xbe\x4c"  # about 1e8
+    (folder / "model.safetensors").write_bytes(data)
+    checkpoint = open_checkpoint(folder)
+    with pytest.raises(ConfigError, match=r"mlp\.down\.weight' holds values beyond the range of Q4_0"):
+        write_gguf(checkpoint, tmp_path / "new.gguf", "Q4_0", RewriteWork())
+    write_gguf(checkpoint, tmp_path / "new.gguf", "BF16", RewriteWork())
+
+
 @pytest.mark.parametrize("to", ["", "F16", "F32", "BF16"])
 @pytest.mark.parametrize("bits", [b"\xc0\x7f", b"\x80\xff"], ids=["NaN", "-infinity"])
 def test_numbers_that_are_none_are_not_copied_either(bits: bytes, to: str, tmp_path: Path) -> None:

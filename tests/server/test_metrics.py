@@ -7,6 +7,7 @@ import pytest
 from roofline.engine.events import Event, Usage
 from roofline.engine.stats import EngineStats
 from roofline.server import admission, answers
+from roofline.server.limits import Limits
 from roofline.server.metrics import Metrics
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -208,6 +209,40 @@ def test_answers_are_counted_by_how_they_ended(call, engine, make_context):
     engine.error = "out of luck"  # at the third step, so after two tokens; the other choice ends with it
     call("POST", "/v1/chat/completions", json={**CHAT, "n": 2}, context=context)
     assert reasons() == [1, 2, 1, 1, 24]
+
+
+@pytest.mark.parametrize(
+    ("first", "counted"),
+    [([72], 8), ([], 0)],
+    ids=[
+        "after its first token",
+        "before it",
+    ],
+)
+def test_the_prompt_of_a_request_that_ends_early_counts_once_it_was_computed(
+    call, engine, make_context, first, counted
+):
+    """In the figures of the model and of the key alike: 8 tokens of a prompt whose answer passes its deadline."""
+
+    async def events(ids, params, request_id):
+        yield Event(request_id, 0, first, None, None, None, None, None)
+        await asyncio.Event().wait()
+
+    engine._events, context = events, make_context(limits=Limits(total_seconds=0.1))
+    assert call("POST", "/v1/chat/completions", json=CHAT, context=context).status_code == 504
+    engine._events = None
+    figures = figures_of(context.metrics.exposition({}, up=True).decode())
+    assert figures["vllm:prompt_tokens_total"] == counted
+    assert figures["vllm:request_prompt_tokens_count"] == 0
+    keys = figures_of(context.key_metrics.exposition().decode(), "roofline:key_prompt_tokens_total")
+    assert sum(keys.values()) == counted
+
+
+def test_each_prompt_of_a_request_counts_once(call, make_context):
+    context = make_context()
+    body = {"model": "tiny", "prompt": [[1, 2, 3], [4, 5]], "n": 2, "max_tokens": 3}
+    call("POST", "/v1/completions", json=body, context=context)
+    assert figures_of(context.metrics.exposition({}, up=True).decode())["vllm:prompt_tokens_total"] == 5
 
 
 def test_gauges_are_what_the_engine_says():

@@ -2,7 +2,7 @@
 
 `Backend` is what every one of them does. What only some can do is a protocol of its own: run one rank's share of a
 model (`ServesRanks`), run a bundle as it lies on disk (`RunsBundles`), compile for chips that are not here
-(`CompilesAhead`). `bundle.load` asks with isinstance.
+(`CompilesAhead`), read nothing of a checkpoint later (`CopiesWeights`). Callers ask with isinstance.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -88,6 +88,14 @@ class Backend(Protocol):
 
     def make(self, request: LoadRequest) -> "tuple[Executable, Notes]":
         """The whole model, ready to run. Raises UnsupportedError, CapacityError, ConfigError."""
+
+
+@runtime_checkable
+class CopiesWeights(Protocol):
+    """A backend whose executables compute with copies of the tensors, made within `make`: a model in memory may be
+    trained or freed afterwards. For any other, `roofline.torch.from_model` copies the tensors before."""
+
+    copies_weights: bool
 
 
 @runtime_checkable

@@ -229,13 +229,13 @@ class LocalAnswers:
     def load_adapter(self, path: str) -> str:
         """Load a folder of PEFT's files, or a GGUF file, unless it is loaded; its digest. Raises as `Adapters.load`."""
         with self._lock:
-            self._check_open()
+            self.check_open()
             return self._engine.adapters.load(path).digest
 
     def unload_adapter(self, digest: str) -> None:
         """Forget an adapter once the answers that are computed with it have ended."""
         with self._lock:
-            self._check_open()
+            self.check_open()
             self._engine.adapters.unload(digest)
 
     def close(self) -> None:
@@ -254,10 +254,10 @@ class LocalAnswers:
             where = f"was loaded in process {self._process}, and this is its fork {os.getpid()}, without its threads"
             raise RooflineError(f"this model {where}: load it in the process that uses it, or start that by spawn")
         if params.constraint is not None:
-            self._check_open()
+            self.check_open()
             self._engine.compile(params.constraint).result()  # other threads go on meanwhile
         with self._lock:
-            self._check_open()
+            self.check_open()
             request_id = self._engine.submit(ids, params, eos_ids=self._eos_ids, adapter=adapter)
             builders: Builders = {}
             for index in range(params.n):
@@ -272,14 +272,15 @@ class LocalAnswers:
             self._open |= builders
             return builders
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise RooflineError once this was closed."""
         if self._closed:
             raise RooflineError("this model is closed: load it again")
 
     def _step(self) -> None:
         """One step of everything that is open; a Ctrl-C that falls into it comes after."""
         with self._lock, deferred():
-            self._check_open()
+            self.check_open()
             self._stepping = True
             try:
                 for event in self._engine.step():

@@ -3,7 +3,7 @@
 import operator
 import os
 from collections.abc import Container, Iterable, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from roofline.common.errors import CapacityError, RequestError
 from roofline.engine.params import SamplingParams, invalid
@@ -31,11 +31,11 @@ def request_parts(
     """The arguments of `submit` with their defaults: prompt, parameters, end ids, the request's id, salt, adapter and
     priority.
 
-    Raises RequestError on ids that are not integers (numpy's are).
+    Raises RequestError as `token_ids`.
     """
     # A name that nobody else has; `uuid` and `secrets` would take a tenth of a process's start to import.
     name = request_id if request_id is not None else os.urandom(16).hex()
-    prompt, ends = _token_ids("prompt", ids), _token_ids("eos_ids", eos_ids)
+    prompt, ends = token_ids("prompt", ids), token_ids("eos_ids", eos_ids)
     return prompt, params or SamplingParams(), ends, name, salt, adapter, priority
 
 
@@ -45,9 +45,14 @@ def check_unused(request_id: str, names: Container[str]) -> None:
         raise RequestError(400, "duplicate_request", f"request_id {request_id!r} is in use", param="request_id")
 
 
-def _token_ids(field: str, ids: Iterable[int]) -> list[int]:
+def token_ids(field: str, ids: Iterable[object]) -> list[int]:
+    """Ids as Python's integers, of numpy's and torch's too. Raises RequestError on what is no list of them."""
     try:
-        return [operator.index(i) for i in ids]
+        plain: list[Any] = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+        kinds = set(map(type, plain))
+        if bool in kinds:
+            raise TypeError("True and False are no ids")
+        return plain if kinds <= {int} else [operator.index(i) for i in plain]
     except TypeError as error:
         raise invalid(field, f"is not a list of token ids: {error}") from error
 

@@ -11,7 +11,7 @@ from roofline.common.options import declared, split_keywords
 from roofline.engine import keywords
 from roofline.engine.answers import Answer, AnswerBuilder, LocalAnswers, numbered
 from roofline.engine.beams import BeamSearch, BeamSearchParams
-from roofline.engine.checks import check_request
+from roofline.engine.checks import check_request, token_ids
 from roofline.engine.config import EngineConfig
 from roofline.engine.conversation import plain_messages
 from roofline.engine.local import LocalEngine
@@ -60,7 +60,8 @@ def _prompt_list(prompts: "Prompt | Iterable[Prompt]") -> list[Prompt]:
     """The prompts as a list, of which a single one is the only element. Raises RequestError for what is no prompt."""
     if isinstance(prompts, str | bytes | bytearray | Mapping) or not isinstance(prompts, Iterable):
         return [prompts]  # type: ignore[list-item]  # `encode` refuses what is no prompt
-    listed: list[Any] = list(prompts)
+    plain = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    listed: list[Any] = [prompt.tolist() if hasattr(prompt, "tolist") else prompt for prompt in plain]
     return [listed] if listed and isinstance(listed[0], Integral) else listed
 
 
@@ -150,7 +151,7 @@ class LLM:
         """Complete texts, all in one batch, each as it stands (no chat template).
 
         Args:
-            prompts: one or several strings or lists of ids, or mappings {"prompt": ...} or {"prompt_token_ids": ...}.
+            prompts: one or several texts, lists or arrays of ids, or {"prompt": ...} or {"prompt_token_ids": ...}.
             params: for all prompts, or one each.
             adapter: what `load_adapter` returned, for all prompts; None: the model alone.
             parse_special: read special tokens inside strings as such.
@@ -368,10 +369,11 @@ class LLM:
             return self.tokenizer.encode(plain, add_special=True, parse_special=parse_special)
         if isinstance(plain, bytes | bytearray) or not isinstance(plain, Iterable):
             raise invalid("prompt", f"{type(plain).__name__} is neither a string nor a list of token ids")
-        return list(plain)
+        return token_ids("prompt", plain)
 
     def stats(self) -> EngineStats:
-        """The engine's counters since it was loaded."""
+        """The engine's counters since it was loaded. Raises RooflineError once the model is closed."""
+        self.answers.check_open()
         return self.engine.stats()
 
     def close(self) -> None:

@@ -65,6 +65,7 @@ class Answers:
             )
             for number in range(len(generation.prompts) * params.n)
         ]
+        self._uncounted = set(range(len(generation.prompts)))  # prompts of which nothing has come
         self._token_times: dict[AnswerBuilder, float] = {}  # when the latest token of a choice came
         self._ticket: Ticket | None = None
         self._sending = False  # whether a piece is being sent
@@ -229,7 +230,7 @@ class Answers:
         except Overloaded:
             counts.refused(key)
             raise
-        counts.admitted(key, tokens)
+        counts.admitted(key)
         return ticket
 
     def _priority(self) -> int:
@@ -284,6 +285,8 @@ class Answers:
             LOG.error("%s: prompt %d failed in the engine: %s", self._label(), prompt, event.error)
             self.context.metrics.answer_ended("error", len(choice.ids))
             raise RequestError(503, "engine_failed", ENGINE_FAILED)
+        if event.ids or event.finish_reason not in (None, "abort"):
+            self._count_prompt(prompt)
         if unfinished and event.usage is not None and event.index == 0:
             self.cached_tokens += event.usage.cached_tokens
             self._charge(-event.usage.cached_tokens)
@@ -299,6 +302,14 @@ class Answers:
                 self.context.engine.abort(self._request_id(prompt), event.index)
             self.context.metrics.answer_ended(piece.finish_reason, len(choice.ids))
         return piece
+
+    def _count_prompt(self, prompt: int) -> None:
+        """What comes of a prompt says that it was computed: it counts, also where its client leaves later."""
+        if prompt in self._uncounted:
+            self._uncounted.remove(prompt)
+            tokens = len(self.generation.prompts[prompt])
+            self.context.metrics.prompt_computed(tokens)
+            self.context.key_metrics.prompt_computed(self.principal.name, tokens)
 
     def _count(self, choice: AnswerBuilder, tokens: int) -> None:
         now, metrics, before = time.monotonic(), self.context.metrics, self._token_times.get(choice)

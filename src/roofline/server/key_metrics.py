@@ -18,11 +18,13 @@ class KeyMetrics:
 
         self._requests = counter("requests", "Requests of a key that were admitted.")
         self._refused = counter("refused", "Requests of a key that were answered with 429.")
-        self._prompt = counter("prompt_tokens", "Prompt tokens of its admitted requests.")
+        self._prompt = counter("prompt_tokens", "Prompt tokens that were computed for it.")
         self._generated = counter("generation_tokens", "Tokens that were generated for it.")
 
-    def admitted(self, key: str, prompt_tokens: int) -> None:
+    def admitted(self, key: str) -> None:
         self._requests.labels(self._label(key)).inc()
+
+    def prompt_computed(self, key: str, prompt_tokens: int) -> None:
         self._prompt.labels(self._label(key)).inc(prompt_tokens)
 
     def refused(self, key: str) -> None:

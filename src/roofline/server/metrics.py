@@ -123,7 +123,7 @@ class Metrics:
         self._share = gauge("roofline:share_of_roof", "Time of all steps at the measured roofs / measured time.")
         self._up = gauge("roofline:engine_up", "1 while an engine answers.")
         self._golden = {name: gauge(name, meaning) for name, (meaning, _) in GOLDEN.items()}
-        self._prompt = counter("vllm:prompt_tokens", "Prompt tokens of finished requests.")
+        self._prompt = counter("vllm:prompt_tokens", "Prompt tokens that were computed, of cancelled requests too.")
         self._generated = counter("vllm:generation_tokens", "Generated tokens that were sent.")
         self._success = counter("vllm:request_success", "Finished answers.", "finished_reason")
         self._failed = counter("roofline:request_failure", "Answers that ended in an error.")
@@ -142,7 +142,7 @@ class Metrics:
         )
         self._steps = _StepSizes()
         self.registry.register(self._steps)
-        self._prompt_size = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
+        self._prompt_size = histogram("vllm:request_prompt_tokens", "Prompt tokens of a finished request.", TOKENS)
         self._answer_size = histogram("vllm:request_generation_tokens", "Generated tokens of an answer.", TOKENS)
 
     def of_model(self, model: str) -> "Metrics":
@@ -175,6 +175,10 @@ class Metrics:
         if max_tokens is not None:
             self._max_tokens.labels(self._model).observe(max_tokens)
 
+    def prompt_computed(self, tokens: int) -> None:
+        """The first token, or the vector, of a prompt's answers has come."""
+        self._prompt.labels(self._model).inc(tokens)
+
     def first_token(self, seconds: float) -> None:
         self._first.labels(self._model).observe(seconds)
 
@@ -204,7 +208,6 @@ class Metrics:
 
     def request_ended(self, prompt_tokens: int, seconds: float) -> None:
         """All answers of a request ended."""
-        self._prompt.labels(self._model).inc(prompt_tokens)
         self._prompt_size.labels(self._model).observe(prompt_tokens)
         self._latency.labels(self._model).observe(seconds)
 

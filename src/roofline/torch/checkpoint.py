@@ -16,6 +16,7 @@ from roofline.common.fields import shorten
 from roofline.text.templates.template import ChatTemplate
 from roofline.text.tokenizers.from_json import from_json
 from roofline.text.tokenizers.tokenizer import Tokenizer
+from roofline.torch.model_checks import check_norms, check_plain
 from roofline.weights import names
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.config.hf import from_hf
@@ -39,10 +40,13 @@ def checkpoint_of(model: PretrainedModel) -> Checkpoint:
 
     Raises:
         UnsupportedError: an architecture, a dtype or a kind of tensor (sharded, quantised) that we do not read.
-        ConfigError: tensors and configuration do not fit each other.
+        ConfigError: tensors and configuration do not fit each other; a model in a wrapper, with an adapter beside its
+            weights or with packed layers.
     """
+    check_plain(model)
     name = Path(name_of(model))
     config = from_hf(name, model.config.to_dict())
+    check_norms(name, model, config)
     state: dict[str, Tensor] = model.state_dict()
     for key, tensor in state.items():
         _check(name, key, tensor)
@@ -56,11 +60,20 @@ def checkpoint_of(model: PretrainedModel) -> Checkpoint:
     stored = stored_names(name, dtypes, config, strict=True).parameters
     if config["tied"]:
         stored.pop(HEAD, None)
+    elif HEAD not in stored and "head" in files_of(config["family"]).NAMES.top:
+        cause = f"{name}: tensor 'head.weight' is missing: a {type(model).__name__} is a model below its head"
+        raise ConfigError(f"{cause}; hand over the whole one, such as LlamaForCausalLM")
     tensors = {ours: replace(source.tensors[key], name=ours) for ours, key in stored.items()}
     infos, read = as_ours(config, tensors, lambda ours: source.read(stored[ours]))
     checkpoint = Checkpoint(path=name, kind="memory", tensors=infos, metadata={}, config=config, bytes_of=read)
     checkpoint.check_names(names.parameter_shapes(config, infos))
     return checkpoint
+
+
+def with_copies(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the same checkpoint on copies of its tensors, which stay as they are when the model is trained."""
+    copies = {name: checkpoint.read(name).copy() for name in checkpoint.tensors}
+    return replace(checkpoint, bytes_of=copies.__getitem__)
 
 
 class _State:

@@ -1,8 +1,7 @@
 """PackedLinear: a linear layer on quantised weights, in the formats of weight files."""
 
-from collections.abc import Sequence
-from dataclasses import fields
-from typing import Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -13,11 +12,12 @@ from roofline.common.errors import ConfigError
 from roofline.ops import formats
 from roofline.torch import ops
 
-_ARRAYS = tuple(field.name for field in fields(Packed) if field.name not in ("layout", "rows", "columns"))
-
 
 class PackedLinear(nn.Module):
     """y = x @ w.T + bias with w in a block format ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"); no gradients.
+
+    The arrays of the matrix go with the module to another device and keep their dtypes, whatever the module is cast to:
+    a scale in bfloat16 would be another scale. The bias is cast as a float layer's is.
 
     Args:
         packed: the matrix, laid out for the kernels.
@@ -25,10 +25,12 @@ class PackedLinear(nn.Module):
         bias: [rows] or None.
     """
 
+    bias: Tensor | None
+
     def __init__(self, packed: Packed, format: str, bias: Tensor | None = None) -> None:
         super().__init__()
         self.format, self.in_features, self.out_features = format, packed.columns, packed.rows
-        for name in _ARRAYS:
+        for name in ops.ARRAYS:
             array = getattr(packed, name)
             self.register_buffer(name, None if array is None else torch.from_numpy(array))
         self.register_buffer("bias", None if bias is None else bias.detach().clone())
@@ -42,20 +44,47 @@ class PackedLinear(nn.Module):
     def from_linear(cls, linear: nn.Linear, format: str = "Q4_0") -> Self:
         """Make the layer of a float layer, rounded to the format, on its device.
 
-        Raises ConfigError where rows are not whole blocks, UnsupportedError for a format without a kernel.
+        Raises ConfigError where rows are not whole blocks, where weights are no numbers or too large for the format's
+        scales, and for a layer that is not torch's own; UnsupportedError for a format without a kernel.
         """
+        _check_plain(linear)
         values = linear.weight.detach().float().cpu().numpy()
         row = formats.get(format)
         row.nbytes(values.shape)  # refuses rows that are not whole blocks
-        raw = row.quantize(values)
-        layer = cls.from_bytes(raw, format, linear.out_features, linear.in_features, linear.bias)
-        return layer.to(linear.weight.device)
+        if not np.isfinite(values).all():
+            raise ConfigError("the layer's weight holds NaN or infinity")
+        with np.errstate(all="ignore"):  # what does not fit is refused below
+            raw = row.quantize(values)
+        packed = pack(raw, format, linear.out_features, linear.in_features)
+        if not all(array is None or np.isfinite(array).all() for array in packed.arrays):
+            largest = f"weights as large as {np.abs(values).max():g} need scales that float16, to 65,504, does not hold"
+            raise ConfigError(f"{largest} in {format}: keep this layer in float, or scale it down")
+        return cls(packed, format, linear.bias).to(linear.weight.device)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] -> [..., out_features], in x's dtype."""
-        arrays: list[Tensor] = [getattr(self, name) for name in _ARRAYS]
+        arrays: list[Tensor] = [getattr(self, name) for name in ops.ARRAYS]
         result: Tensor = ops.linear_quant(x, *arrays, self.bias, self.format)
         return result
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What torch moves and casts modules by: the matrix is moved alone."""
+        bias = self.bias
+
+        def change(array: Tensor) -> Tensor:
+            changed = fn(array)
+            return changed if array is bias or changed.dtype == array.dtype else array.to(changed.device)
+
+        return super()._apply(change, recurse)
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+        """Raises ConfigError where the arrays have been cast, which torch would take as they are."""
+        for name in ops.ARRAYS:
+            array, ours = state_dict.get(prefix + name), getattr(self, name)
+            if isinstance(array, Tensor) and ours is not None and array.dtype != ours.dtype:
+                cause = f"{prefix}{name} was cast to {array.dtype}, and the format has it in {ours.dtype}"
+                raise ConfigError(f"{cause}: quantise the model again")
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def get_extra_state(self) -> Tensor:
         """The version of the arrays' layout, which the formats of files do not change but ours may."""
@@ -71,22 +100,57 @@ class PackedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, format={self.format}"
 
 
-def quantize_linears(model: nn.Module, format: str = "Q4_0", keep: Sequence[str] = ("lm_head",)) -> int:
-    """Replace a model's linear layers by PackedLinear in place; how many were.
+def _check_plain(linear: nn.Linear) -> None:
+    """Raise ConfigError for a layer that computes anything else than x @ w.T + bias, and for one without values."""
+    kind, weight = type(linear).__name__, linear.weight
+    if type(linear).forward is not nn.Linear.forward or "forward" in vars(linear):
+        raise ConfigError(f"a {kind} with a forward of its own computes more than its weight and bias say")
+    if linear._forward_hooks or linear._forward_pre_hooks:
+        raise ConfigError("the layer has hooks, which would be lost: remove them, or keep the layer")
+    if not weight.is_floating_point() or weight.shape != (linear.out_features, linear.in_features):
+        raise ConfigError(f"the layer's weight is {weight.dtype} {list(weight.shape)}: somebody else has quantised it")
+    if weight.is_meta:
+        raise ConfigError("the layer's weight is on the meta device: load the weights first")
+
+
+# Modules that read the weights of layers inside them themselves, whatever is in their place.
+_READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+
+
+def quantize_linears(model: nn.Module, format: str = "Q4_0", keep: str | Sequence[str] = ("lm_head",)) -> int:
+    """Replace a model's linear layers by PackedLinear in place; how many were. One that is in several places is one.
 
     Args:
-        keep: layers whose name ends so stay as they are.
+        keep: layers whose name ends so stay as they are: one ending, or several.
 
-    Raises ConfigError, naming the layer, where rows are not whole blocks of the format; nothing is replaced then.
+    Raises ConfigError, naming the layer, where one cannot be replaced; nothing is replaced then.
     """
-    replacements: dict[str, PackedLinear] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and not name.endswith(tuple(keep)):
+    if isinstance(model, nn.Linear):
+        remedy = "use PackedLinear.from_linear(layer, format), and put the result in the layer's place"
+        raise ConfigError(f"the model is a linear layer itself, which cannot be replaced in place: {remedy}")
+    endings = (keep,) if isinstance(keep, str) else tuple(keep)
+    named = list(model.named_modules(remove_duplicate=False))  # with all names of a layer that is in several places
+    float_ids = {id(module) for name, module in named if name.endswith(endings)}
+    places = {name: m for name, m in named if isinstance(m, nn.Linear) and id(m) not in float_ids}
+    _check_owners(model, places, endings)
+    replacements: dict[int, PackedLinear] = {}
+    for name, linear in places.items():
+        if id(linear) not in replacements:
             try:
-                replacements[name] = PackedLinear.from_linear(module, format)
+                replacements[id(linear)] = PackedLinear.from_linear(linear, format)
             except ConfigError as error:
                 raise ConfigError(f"{name}: {error}") from error
-    for name, packed in replacements.items():
+    for name, linear in places.items():
         parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, packed)
+        setattr(model.get_submodule(parent), child, replacements[id(linear)])
     return len(replacements)
+
+
+def _check_owners(model: nn.Module, names: Iterable[str], keep: Sequence[str]) -> None:
+    """Raise ConfigError where a layer's owner reads its weight itself, naming all layers that must be kept for that."""
+    owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}
+    read = {name: owner for name, owner in owners.items() if isinstance(owner, _READERS)}
+    for name, owner in read.items():
+        endings = list(dict.fromkeys((*keep, *sorted(each.rpartition(".")[2] for each in read))))
+        cause = f"{name}: nn.{type(owner).__name__} reads its weight without calling it"
+        raise ConfigError(f"{cause}; leave such layers as they are: keep={endings}")

@@ -1,12 +1,14 @@
 """from_model: a Hugging Face model in memory, run by our engine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from roofline.backends import table
+from roofline.backends.backend import CopiesWeights
 from roofline.backends.base import Retraceable
 from roofline.backends.options import LoadOptions
 from roofline.bundle import LoadedModel, load
@@ -16,15 +18,16 @@ from roofline.engine.answers import LocalAnswers
 from roofline.engine.config import EngineConfig
 from roofline.engine.llm import LLM, Output, Prompt
 from roofline.engine.local import LocalEngine
-from roofline.engine.params import SamplingParams
+from roofline.engine.params import SamplingParams, invalid
 from roofline.models.registry import get
 from roofline.ops.batch import PAGE_TOKENS, BatchLimits
 from roofline.program import target
 from roofline.program.compile import compile_program
 from roofline.program.ir import Program
-from roofline.torch.checkpoint import PretrainedModel, PretrainedTokenizer, checkpoint_of, name_of, text_of
+from roofline.torch.checkpoint import PretrainedModel, PretrainedTokenizer, checkpoint_of, name_of, text_of, with_copies
+from roofline.torch.encodings import Encoding, IdRows, encoding_rows, id_rows, is_encoding, prompts_of
 from roofline.torch.per_token import CHUNK, PerToken
-from roofline.weights.checkpoint import Checkpoint
+from roofline.weights.files.mapped import TensorInfo
 
 SPARE_TOKENS = 4096  # of a sequence whose logits and hidden states a GPU is left room for
 
@@ -34,7 +37,7 @@ def from_model(
 ) -> "TorchModel":
     """Take a causal language model of transformers as it is: its tensors in their own dtype, without a file.
 
-    The weights are those of now: after training, call this again.
+    The weights are those of now, whatever becomes of the model: after training, call this again.
 
     Args:
         model: LlamaForCausalLM, or Mistral's, Qwen2's, Qwen3's, MPT's.
@@ -54,6 +57,10 @@ def from_model(
     if load_options.weights is not None:
         raise ConfigError(f"weights={load_options.weights!r}: the model has its own")
     checkpoint = checkpoint_of(model)
+    chosen = table.get(backend)
+    # Adapters with lengths of rows (DoRA) have these computed from the checkpoint when they are loaded.
+    if load_options.max_adapters or not (isinstance(chosen, CopiesWeights) and chosen.copies_weights):
+        checkpoint = with_copies(checkpoint)
     ends = _ends(model)
     words = text_of(tokenizer, ends) if tokenizer is not None else (None, None)
     traces = None
@@ -62,7 +69,7 @@ def from_model(
         traces = BatchLimits(CHUNK, 1, CHUNK, -(-longest // PAGE_TOKENS))
     loaded = load(checkpoint, text=False, traces=traces, **config.prepare_load(load_options).changes())
     loaded = replace(loaded, name=name_of(model), tokenizer=words[0], chat_template=words[1])
-    return TorchModel(loaded, checkpoint, config, ends)
+    return TorchModel(loaded, checkpoint.tensors, config, ends)
 
 
 def _ends(model: PretrainedModel) -> tuple[int, ...]:
@@ -84,9 +91,9 @@ class TorchModel:
     """
 
     def __init__(
-        self, loaded: LoadedModel, checkpoint: Checkpoint, config: EngineConfig, eos_ids: tuple[int, ...]
+        self, loaded: LoadedModel, tensors: Mapping[str, TensorInfo], config: EngineConfig, eos_ids: tuple[int, ...]
     ) -> None:
-        self.loaded, self._checkpoint, self.eos_ids = loaded, checkpoint, eos_ids
+        self.loaded, self._tensors, self.eos_ids = loaded, tensors, eos_ids
         self.llm = LLM(loaded, **vars(config)) if loaded.tokenizer is not None else None
         self.engine = self.llm.engine if self.llm is not None else LocalEngine(loaded.executable, config)
         self._answers = self.llm.answers if self.llm is not None else LocalAnswers(self.engine, None, eos_ids)
@@ -109,40 +116,56 @@ class TorchModel:
             float32 [tokens, vocab] or [batch, tokens, vocab] on the ids' device, without gradients.
 
         Raises:
+            UnsupportedError: of an encoder model.
             RequestError: ids that are none, or of another shape.
             CapacityError: a sequence longer than max_model_len.
+            RooflineError: the model is closed.
         """
+        self._answers.check_open()
+        if self.loaded.config.encoder:
+            raise UnsupportedError("logits of an encoder model", "it gives vectors alone", ("hidden_states",))
         return self._logits(input_ids)
 
     def hidden_states(self, input_ids: Tensor) -> Tensor:
         """Return what the head reads, the final norm's result, at every position: float32 [tokens, width] or
         [batch, tokens, width]; else as `logits`."""
+        self._answers.check_open()
         return self._hidden(input_ids)
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt] | Tensor, params: SamplingParams | None = None
+        self, prompts: Prompt | Sequence[Prompt] | Tensor | Encoding, params: SamplingParams | None = None
     ) -> list[Output]:
-        """Complete prompts as `roofline.LLM.generate` does: strings, lists of ids, or tensors of ids [tokens] or
-        [batch, tokens]. Raises ConfigError without a tokenizer; else as there."""
+        """Complete prompts as `roofline.LLM.generate` does, and what a tokenizer of transformers returns for texts,
+        without the padding that its attention_mask names. Raises ConfigError without a tokenizer; else as there."""
         if self.llm is None:
             raise ConfigError("an answer's text needs a tokenizer: from_model(model, tokenizer), or use generate_ids")
-        listed: Any = prompts.tolist() if isinstance(prompts, Tensor) else prompts
-        if not isinstance(listed, str):
-            listed = [prompt.tolist() if isinstance(prompt, Tensor) else prompt for prompt in listed]
+        listed: Any = prompts_of(prompts)
         return self.llm.generate(listed, params)
 
-    def generate_ids(self, input_ids: Tensor, params: SamplingParams | None = None) -> list[Tensor]:
+    def generate_ids(
+        self,
+        input_ids: IdRows | Encoding,
+        params: SamplingParams | None = None,
+        *,
+        attention_mask: IdRows | None = None,
+    ) -> list[Tensor]:
         """The new ids after each prompt, int64 [tokens] each (with n > 1 a prompt's answers in order).
 
         Args:
-            input_ids: integers [tokens] or [batch, tokens], without padding.
+            input_ids: integers [tokens] or [batch, tokens], a list of them or of rows, or what a tokenizer returned.
+            attention_mask: of the same shape, 0 where there is padding, which is left out; None: there is none.
 
         Raises:
             RequestError, CapacityError: a prompt that cannot be computed; none is then.
             RooflineError: the engine failed on an answer.
         """
         params = params or SamplingParams()
-        prompts = input_ids.tolist() if input_ids.dim() > 1 else [input_ids.tolist()]
+        if is_encoding(input_ids):
+            if attention_mask is not None:
+                raise invalid("attention_mask", "give the tokenizer's encoding, which has one, or ids beside a mask")
+            prompts = encoding_rows(input_ids)
+        else:
+            prompts = id_rows(input_ids, attention_mask)
         answers = self._answers.run(prompts, [params] * len(prompts), at_start=False)
         return [torch.tensor(answer.ids, dtype=torch.int64) for group in answers for answer in group]
 
@@ -177,4 +200,4 @@ class TorchModel:
             chosen = target.get(served.target)
             if group.format in target.CACHE_ORDERS:
                 chosen = target.with_cache(chosen, group.format)
-        return compile_program(get(config.family), config, self._checkpoint.tensors, chosen, hidden=True)
+        return compile_program(get(config.family), config, self._tensors, chosen, hidden=True)

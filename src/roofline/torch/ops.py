@@ -6,22 +6,26 @@ Inputs may have any leading dimensions; none is changed, and no result shares me
 """
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from roofline.backends.gpu.pack import CHUNK, LAYOUTS, Packed
+from roofline.backends.gpu.pack import LAYOUTS, Packed
 from roofline.backends.gpu.runtime import dense
 from roofline.hardware.chips.chips import Chip
 from roofline.torch import plain
+from roofline.torch.operand_checks import check_attend, check_norm, check_quant, check_same
+
+ARRAYS = tuple(field.name for field in fields(Packed) if field.name not in ("layout", "rows", "columns"))
 
 
 @custom_op("roofline::norm", mutates_args=(), device_types="cpu")
 def norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5, layer: bool = False) -> Tensor:
     """RMS norm of x [..., width], with `layer` layer norm, times weight [width], plus bias [width]; in x's dtype."""
-    _check_norm(x, weight, bias)
+    check_norm(x, weight, bias, eps)
     return plain.norm(x, weight, bias, eps, layer).to(x.dtype)
 
 
@@ -33,7 +37,7 @@ def add_norm(
 
     The residual stream is meant to be float32: then it is rounded nowhere between the embedding and the head.
     """
-    _check_add_norm(residual, delta, weight, bias)
+    _check_add_norm(residual, delta, weight, bias, eps)
     summed = residual.float().contiguous() + delta.float().contiguous()
     return summed, plain.norm(summed, weight, bias, eps, layer).to(delta.dtype)
 
@@ -41,7 +45,7 @@ def add_norm(
 @custom_op("roofline::silu_mul", mutates_args=(), device_types="cpu")
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up, all [..., ffn]; in gate's dtype."""
-    _check_same(gate, up)
+    check_same("silu_mul", gate, up)
     return plain.silu_mul(gate, up).to(gate.dtype)
 
 
@@ -55,7 +59,7 @@ def attend(
     scale None: dim ** -0.5; window > 0: a query sees itself and the window - 1 keys before it; soft_cap > 0: scores
     become soft_cap * tanh(score / soft_cap).
     """
-    _check_attend(q, k, v)
+    check_attend(q, k, v, window, soft_cap)
     return plain.attend(q, k, v, _scale(q, scale), window, soft_cap).to(q.dtype)
 
 
@@ -76,7 +80,8 @@ def linear_quant(
     words ... super_minimum: the arrays of `backends.gpu.pack.Packed` for a format of its LAYOUTS ("Q4_0", "Q4_K", ...);
     `roofline.torch.PackedLinear` holds them.
     """
-    _check_quant(x, words, format)
+    arrays = _arrays(words, high, scale, minimum, super_scale, super_minimum)
+    check_quant(x, arrays, bias, format)
     values = plain.dequantized(words, high, scale, minimum, super_scale, super_minimum, format)
     return torch.nn.functional.linear(x.float(), values, None if bias is None else bias.float()).to(x.dtype)
 
@@ -121,59 +126,42 @@ def _scale(q: Tensor, scale: float | None) -> float:
     return float(q.shape[-1]) ** -0.5 if scale is None else scale
 
 
-def _check_norm(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    for part in (weight, bias):
-        if part is not None:
-            torch._check(part.dim() == 1, lambda: "norm: weight and bias have one dimension")
-            torch._check(part.shape[0] == x.shape[-1], lambda: "norm: weight and bias are as wide as x")
+def _arrays(words: Tensor, *rest: Tensor | None) -> dict[str, Tensor | None]:
+    return dict(zip(ARRAYS, (words, *rest), strict=True))
 
 
-def _check_add_norm(residual: Tensor, delta: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    _check_same(residual, delta)
-    _check_norm(delta, weight, bias)
-
-
-def _check_same(first: Tensor, second: Tensor) -> None:
-    torch._check(first.dim() == second.dim(), lambda: "the two operands have the same shape")
-    for a, b in zip(first.shape, second.shape, strict=True):
-        torch._check(a == b, lambda: "the two operands have the same shape")
-
-
-def _check_attend(q: Tensor, k: Tensor, v: Tensor) -> None:
-    torch._check(q.dim() == k.dim() == 4, lambda: "attend: q, k, v are [batch, heads, tokens, dim]")
-    _check_same(k, v)
-    torch._check(q.dtype == k.dtype == v.dtype, lambda: "attend: q, k, v have one dtype")
-    torch._check(q.shape[0] == k.shape[0], lambda: "attend: q and k have as many sequences")
-    torch._check(q.shape[3] == k.shape[3], lambda: "attend: heads of q and k have as many dimensions")
-    torch._check(q.shape[1] % k.shape[1] == 0, lambda: "attend: heads are a multiple of kv heads")
-    torch._check(q.shape[2] <= k.shape[2], lambda: "attend: the queries are the last of the keys' positions")
-
-
-def _check_quant(x: Tensor, words: Tensor, format: str) -> None:
-    torch._check(format in LAYOUTS, lambda: f"linear_quant: {format} is none of {', '.join(LAYOUTS)}")
-    columns = words.shape[0] * CHUNK
-    torch._check(x.shape[-1] == columns, lambda: f"linear_quant: the matrix has {columns} columns")
+def _check_add_norm(residual: Tensor, delta: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+    check_same("add_norm", residual, delta)
+    check_norm(delta, weight, bias, eps)
 
 
 _norm = _register(
-    "norm", lambda x, weight, bias, *_: _check_norm(x, weight, bias), dense.norm, lambda x, *_: x.new_empty(x.shape)
+    "norm",
+    lambda x, weight, bias, eps, _layer: check_norm(x, weight, bias, eps),
+    dense.norm,
+    lambda x, *_: x.new_empty(x.shape),
 )
 _add_norm = _register(
     "add_norm",
-    lambda residual, delta, weight, bias, *_: _check_add_norm(residual, delta, weight, bias),
+    lambda residual, delta, weight, bias, eps, _layer: _check_add_norm(residual, delta, weight, bias, eps),
     dense.add_norm,
     lambda residual, delta, *_: (residual.new_empty(residual.shape, dtype=torch.float32), delta.new_empty(delta.shape)),
 )
-_silu_mul = _register("silu_mul", _check_same, dense.silu_mul, lambda gate, up: gate.new_empty(gate.shape))
+_silu_mul = _register(
+    "silu_mul",
+    lambda gate, up: check_same("silu_mul", gate, up),
+    dense.silu_mul,
+    lambda gate, up: gate.new_empty(gate.shape),
+)
 _attend = _register(
     "attend",
-    lambda q, k, v, *_: _check_attend(q, k, v),
+    lambda q, k, v, _scale, window, soft_cap: check_attend(q, k, v, window, soft_cap),
     lambda chip, q, k, v, scale, *rest: dense.attend(chip, q, k, v, _scale(q, scale), *rest),
     lambda q, *_: q.new_empty(q.shape),
 )
 _linear_quant = _register(
     "linear_quant",
-    lambda x, words, *rest: _check_quant(x, words, rest[-1]),
+    lambda x, *rest: check_quant(x, _arrays(*rest[:-2]), *rest[-2:]),
     _launch_quant,
     lambda x, words, *_: x.new_empty((*x.shape[:-1], words.shape[1])),
 )

@@ -46,6 +46,8 @@ class PerToken:
 
     def _checked(self, input_ids: Tensor) -> Tensor:
         """int64 [batch, tokens] on the CPU."""
+        if not isinstance(input_ids, Tensor):
+            raise invalid("input_ids", f"{type(input_ids).__name__} is no tensor: give torch.tensor(ids)")
         if input_ids.dim() not in (1, 2) or input_ids.numel() == 0:
             raise invalid("input_ids", f"has shape {list(input_ids.shape)}, not [tokens] or [batch, tokens]")
         if input_ids.dtype.is_floating_point or input_ids.dtype.is_complex or input_ids.dtype == torch.bool:

@@ -42,6 +42,17 @@ def test_norms(dtype):
     assert close(normed, torch.rms_norm(residual.double() + wide, (40,), weight.double(), 1e-6))
 
 
+def test_weights_of_norms_and_biases_may_lie_apart():
+    from roofline.backends.gpu.runtime import dense
+
+    x, both = random(3, 40), random(40, 2, seed=1)
+    weight, bias = both.unbind(1)
+    assert not weight.is_contiguous()
+    wanted = torch.layer_norm(x.double(), (40,), weight.double(), bias.double(), 1e-6)
+    assert close(dense.norm(chip(), x, weight, bias, 1e-6, True), wanted)
+    assert close(dense.add_norm(chip(), torch.zeros_like(x), x, weight, bias, 1e-6, True)[1], wanted)
+
+
 def test_silu_mul():
     from roofline.backends.gpu.runtime import dense
 

@@ -56,6 +56,8 @@ class CompiledModel(Protocol):
 class CpuBackend:
     """See `backends.backend`."""
 
+    copies_weights = True
+
     def resolve(self, options: LoadOptions, neighbours: Neighbours) -> LoadOptions:
         return replace(options, kv_cache_dtype=host_kv_dtype(options.kv_cache_dtype))
 

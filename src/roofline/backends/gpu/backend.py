@@ -34,6 +34,8 @@ MAX_CACHE_TOKENS = 1 << 20  # of a cache whose size nobody asked for
 class GpuBackend:
     """See `backends.backend`."""
 
+    copies_weights = True
+
     def resolve(self, options: LoadOptions, neighbours: Neighbours) -> LoadOptions:
         if neighbours.replicas == 1:
             return options

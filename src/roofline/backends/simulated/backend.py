@@ -28,6 +28,8 @@ MAX_CACHE_TOKENS = 1 << 20  # of a simulated device whose cache nobody sizes: li
 class SimulatedBackend:
     """See `backends.backend`."""
 
+    copies_weights = True
+
     def resolve(self, options: LoadOptions, neighbours: Neighbours) -> LoadOptions:
         from roofline.hardware.chips.products import titled
 

@@ -18,6 +18,7 @@ from roofline.weights.rope_rows import heads_of, reorder
 
 _PIECE = 1 << 22  # values that are rounded at once
 _AHEAD = 16  # pieces that are begun before the first of them is written
+_LARGE = 1e3  # a weight beyond which a float16 of the format may overflow
 _EXACT = ("F32", "F16", "BF16")
 Progress = Callable[[int, int], None]  # how much is done, and of how much
 
@@ -129,9 +130,13 @@ def _converted(
     form: str,
     rounded: Callable[[np.ndarray], np.ndarray],
 ) -> np.ndarray:
-    out = rounded(_finite(checkpoint, name, part, shape))
-    if form == "F16" and not np.isfinite(formats.get("F16").dequantize(out, shape)).all():
-        raise ConfigError(f"{checkpoint.path}: tensor {name!r} holds values beyond the range of F16; use bf16 or f32")
+    values = _finite(checkpoint, name, part, shape)
+    with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is refused below
+        out = rounded(values)
+        large = float(np.abs(values).max(initial=0)) > _LARGE
+        if large and not np.isfinite(formats.get(form).dequantize(out, shape)).all():
+            what = f"{checkpoint.path}: tensor {name!r} holds values beyond the range of {form}"
+            raise ConfigError(f"{what}, whose largest float16 is 65,504; use f32")
     return out
 
 

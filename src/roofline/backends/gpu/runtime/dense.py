@@ -32,7 +32,7 @@ def norm(chip: Chip, x: "Tensor", weight: "Tensor", bias: "Tensor | None", eps: 
 
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     out = torch.empty_like(rows)
-    launch(chip, rows, None, weight, bias, eps, layer=layer, summed=None, out=out)
+    launch(chip, rows, None, weight.contiguous(), _in_order(bias), eps, layer=layer, summed=None, out=out)
     return out.view(x.shape)
 
 
@@ -46,7 +46,7 @@ def add_norm(
 
     first, second = (t.reshape(-1, t.shape[-1]).contiguous() for t in (residual, delta))
     summed, out = torch.empty_like(first, dtype=torch.float32), torch.empty_like(second)
-    launch(chip, first, second, weight, bias, eps, layer=layer, summed=summed, out=out)
+    launch(chip, first, second, weight.contiguous(), _in_order(bias), eps, layer=layer, summed=summed, out=out)
     return summed.view(residual.shape), out.view(delta.shape)
 
 
@@ -110,5 +110,10 @@ def linear_quant(chip: Chip, x: "Tensor", weight: "Packed[Tensor]", bias: "Tenso
     rows = x.reshape(-1, weight.columns)
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     out = rows.new_empty(len(rows), weight.rows)
-    launch(chip, rows, weight, bias, out)
+    launch(chip, rows, weight, _in_order(bias), out)
     return out.view(*x.shape[:-1], weight.rows)
+
+
+def _in_order(bias: "Tensor | None") -> "Tensor | None":
+    """A bias whose numbers lie side by side, as kernels read them."""
+    return None if bias is None else bias.contiguous()

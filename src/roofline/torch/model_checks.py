@@ -1,0 +1,54 @@
+"""Models that are more, or less, than a plain model of transformers: refused with what to hand over in their place."""
+
+from pathlib import Path
+
+from torch import nn
+
+from roofline.common import log
+from roofline.common.errors import ConfigError
+from roofline.common.fields import shorten
+from roofline.torch.linear import PackedLinear
+from roofline.weights.files.mapped import JsonObject
+
+_COMPILED = "_orig_mod"  # the submodule that torch.compile puts a module into
+_ADAPTED = "base_layer"  # the one that PEFT puts the layer into that an adapter changes
+_MERGE = "merge it into the weights: model = model.merge_and_unload()"
+
+
+def check_plain(model: object) -> None:
+    """Raise ConfigError for a model in a wrapper, with an adapter or with packed layers. Hooks are told in the log."""
+    kind = type(model).__name__
+    if isinstance(model, str | Path):
+        raise ConfigError(f"from_model takes a model in memory, not {str(model)!r}: roofline.LLM takes names and paths")
+    if not isinstance(model, nn.Module) or not hasattr(getattr(model, "config", None), "to_dict"):
+        inner = next((name for name in ("module", "model") if hasattr(getattr(model, name, None), "config")), None)
+        remedy = f"hand over its .{inner}" if inner else "hand over a model such as LlamaForCausalLM"
+        raise ConfigError(f"a {kind} is not a model of transformers with its configuration: {remedy}")
+    if type(model).__module__.partition(".")[0] == "peft":
+        raise ConfigError(f"a {kind} has an adapter beside its weights; {_MERGE}")
+    hooked = ""
+    for name, module in model.named_modules():
+        where = f"{kind}: {shorten(name)!r}" if name else kind
+        if _COMPILED in module._modules:
+            remedy = f"hand over the module inside, its .{_COMPILED}"
+            raise ConfigError(f"{where} is wrapped by torch.compile: {remedy}; or compile by module.compile()")
+        if _ADAPTED in module._modules:
+            raise ConfigError(f"{where} has an adapter beside its weight, merged or not; {_MERGE}")
+        if isinstance(module, PackedLinear):
+            remedy = "hand the model over before quantize_linears, or save it and use `roofline quantize`"
+            raise ConfigError(f"{where} is a PackedLinear, whose weights are quantised for torch's kernels: {remedy}")
+        if not hooked and (module._forward_hooks or module._forward_pre_hooks):
+            hooked = name or kind
+    if hooked:
+        log.get("torch").warning("%s: hooks of modules (the first is %r) are not called here", kind, hooked)
+
+
+def check_norms(path: Path, model: nn.Module, config: JsonObject) -> None:
+    """Raise ConfigError where no norm of a model has the eps of its configuration, which was changed alone then."""
+    norms = [module for module in model.modules() if "Norm" in type(module).__name__]
+    stated = (getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) for norm in norms)
+    eps = sorted({float(value) for value in stated if value is not None})
+    if eps and config["norm_eps"] not in eps:
+        values = ", ".join(f"{value:g}" for value in eps)
+        cause = f"{path}: the configuration has norms with eps {config['norm_eps']:g}, its modules {values}"
+        raise ConfigError(f"{cause}; set the one as the other")

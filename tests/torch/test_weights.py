@@ -1,0 +1,168 @@
+"""Weights of models from memory: those of the moment, of every family, and none of a model that is no plain one."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers", reason="the models are transformers'")
+
+import torch_models as models  # noqa: E402
+
+from roofline.common.errors import ConfigError, UnsupportedError  # noqa: E402
+from roofline.engine.params import SamplingParams  # noqa: E402
+from roofline.torch import from_model, quantize_linears  # noqa: E402
+from roofline.weights.families.table import MODEL_TYPES  # noqa: E402
+from tests.adapter_files import matrices, shapes, write_adapter  # noqa: E402
+from tests.models import parity_cases  # noqa: E402
+
+PLAIN = {"backend": "reference", "arithmetic": "plain"}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
+
+
+def trained(model) -> None:
+    """A step of training in place, as optimizers take it."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("options", [{"threads": 1}, PLAIN, {"backend": "reference"}], ids=str)
+def test_the_weights_are_those_of_the_moment_whatever_becomes_of_the_model(options):
+    model, input_ids = models.build("llama3_tied"), models.ids(9)
+    with from_model(model, **options) as first, from_model(model, **options) as second:
+        logits, hidden = first.logits(input_ids), first.hidden_states(input_ids)
+        answers = first.generate_ids(input_ids, GREEDY)
+        trained(model)
+        for ours in (first, second):  # the second has computed nothing before
+            assert torch.equal(ours.generate_ids(input_ids, GREEDY)[0], answers[0])
+            assert torch.equal(ours.hidden_states(input_ids), hidden)
+            assert torch.equal(ours.logits(input_ids), logits)
+    with from_model(model, **options) as again:
+        assert not torch.allclose(again.logits(input_ids), logits, atol=0.1)
+
+
+def test_lengths_of_rows_for_adapters_are_those_of_the_moment(tmp_path):
+    """DoRA's sums read the model's own weights when an adapter is loaded."""
+    config = models.BASE
+    tensors = matrices(config, 5)
+    for name, (outputs, _) in shapes(config).items():
+        tensors[f"base_model.model.{name}.lora_magnitude_vector"] = np.full(outputs, 0.5, np.float32)
+    folder = write_adapter(tmp_path / "adapter", tensors, use_dora=True)
+    model, options = models.build("llama"), {"threads": 1, "max_adapters": 1, "max_adapter_rank": 4}
+    prompt, told = models.ids(9).tolist(), SamplingParams(temperature=0.0, max_tokens=1, logprobs=5)
+
+    def logprobs(ours):
+        (output,) = ours.llm.generate(prompt, told, adapter=ours.llm.load_adapter(folder))
+        return output.logprobs
+
+    with (
+        from_model(model, models.tokenizer(), **options) as first,
+        from_model(model, models.tokenizer(), **options) as second,
+    ):
+        before = logprobs(first)
+        trained(model)
+        assert logprobs(second) == before
+
+
+MIXTURE = parity_cases.BASE | {"experts": 6, "experts_per_token": 2, "tied": False}
+QWEN_MOE = MIXTURE | {"family": "qwen_moe", "renormalise": False}
+OTHERS = {
+    "mpt": parity_cases.PLAIN | {"family": "mpt", "positions": "alibi", "bias": False, "ffn": 256},
+    "mixtral": MIXTURE | {"family": "mixtral"},
+    "qwen2_moe": QWEN_MOE | {"attention_bias": True, "shared_ffn": 80},
+    "qwen3_moe": QWEN_MOE | {"qk_norm": True},
+}
+CASES = {case.kind: case.config for case in (*parity_cases.CASES.values(), *parity_cases.ENCODERS.values())} | OTHERS
+
+
+APART = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "gpt_oss", "gpt2", "gpt_neox", "mpt")  # stored otherwise
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind in APART else pytest.mark.slow) for kind in MODEL_TYPES]
+)
+def test_every_family_is_taken_from_memory(kind):
+    """As transformers holds it there, which may be otherwise than in files: experts stacked, weights by columns."""
+    config = CASES.get(kind, CASES["roberta"])  # xlm-roberta is RoBERTa under another name
+    encoder = config["family"] == "bert"
+    model = parity_cases.encoder_of(config, kind) if encoder else parity_cases.theirs(config)
+    assert model.config.model_type == kind
+    input_ids = models.ids(2, 11, vocab=90) + 3  # RoBERTa does not count padding
+    with torch.no_grad():
+        out = model(input_ids)
+    with from_model(model, **PLAIN) as ours:
+        values, wanted = (
+            (ours.hidden_states(input_ids), out.last_hidden_state) if encoder else (ours.logits(input_ids), out.logits)
+        )
+        if encoder:
+            with pytest.raises(UnsupportedError, match="logits of an encoder"):
+                ours.logits(input_ids)
+    assert (values - wanted).abs().max() < 1e-4
+    assert wanted.std() > 0.1
+
+
+def adapted(merged):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(models.build("llama"), config)
+    if merged:
+        model.merge_adapter()
+    return model
+
+
+def compiled_layer():
+    model = models.build("llama")
+    model.model.layers[1] = torch.compile(model.model.layers[1])
+    return model
+
+
+def packed():
+    model = models.build("llama", hidden_size=64, intermediate_size=64)
+    quantize_linears(model)
+    return model
+
+
+WRAPPED = {
+    "peft": (lambda: adapted(False), r"model\.merge_and_unload\(\)"),
+    "merged": (lambda: adapted(True), r"model\.merge_and_unload\(\)"),
+    "below_peft": (lambda: adapted(True).get_base_model(), r"q_proj' has an adapter .* model\.merge_and_unload\(\)"),
+    "compiled": (lambda: torch.compile(models.build("llama")), r"torch\.compile: hand over .*\._orig_mod"),
+    "compiled_layer": (compiled_layer, r"layers\.1' is wrapped by torch\.compile: hand over .*\._orig_mod"),
+    "packed": (packed, r"q_proj' is a PackedLinear, .* before quantize_linears"),
+    "below_the_head": (
+        lambda: models.build("llama").model,
+        r"LlamaModel is a model below its head; .* LlamaForCausalLM",
+    ),
+    "parallel": (lambda: torch.nn.DataParallel(models.build("llama")), r"DataParallel .* hand over its \.module"),
+    "path": (lambda: "smollm2-135m", r"roofline\.LLM takes names and paths"),
+    "no_model": (lambda: torch.nn.Linear(3, 3), "a Linear is not a model of transformers"),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_what_is_no_plain_model_is_refused_with_what_to_hand_over(name):
+    build, match = WRAPPED[name]
+    with pytest.raises(ConfigError, match=match):
+        from_model(build(), **PLAIN)
+
+
+def test_what_the_refusals_advise_is_taken():
+    adapter, compiled, input_ids = adapted(False), torch.compile(models.build("llama")), models.ids(9)
+    for model in (adapter.merge_and_unload(), compiled._orig_mod):
+        with from_model(model, **PLAIN) as ours, torch.no_grad():
+            assert (ours.logits(input_ids) - model(input_ids[None]).logits[0]).abs().max() < 1e-4
+
+
+def test_norms_that_differ_from_their_configuration_are_refused():
+    model = models.build("llama")
+    model.config.rms_norm_eps = 0.5
+    with pytest.raises(ConfigError, match=r"norms with eps 0\.5, its modules 1e-06"):
+        from_model(model, **PLAIN)
+
+
+def test_hooks_that_are_not_called_are_told(caplog):
+    model = models.build("llama")
+    model.model.layers[1].register_forward_hook(lambda module, args, out: out)
+    with caplog.at_level("WARNING", "roofline.torch"):
+        from_model(model, **PLAIN).close()
+    assert "(the first is 'model.layers.1') are not called here" in caplog.text
