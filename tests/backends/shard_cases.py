@@ -27,8 +27,37 @@ MODELS = {
     | {"family": "opt", "activation": "relu", "embed_width": 32, "norm_first": False, "last_norm": False},
     "alibi": builders.MPT_ALIBI | {"heads": 6, "kv_heads": 6, "ffn": 320},
 }
+_MIXTURE = builders.BASE | {"ffn": 96, "experts": 5, "experts_per_token": 2, "tied": False}
+_SMALL_MIXTURE = {"family": "mixtral", "layers": 1}
+# A case or more of every family; those of MODELS are computed by other tests too.
+FAMILIES = {
+    "phi3": builders.BASE | {"family": "phi3", "sliding_window": 9},
+    "phi3 uneven": builders.BASE | {"family": "phi3", "ffn": 96, "kv_heads": 1, "layers": 1},
+    "glm4": builders.BASE | {"family": "glm4", "rope_style": "interleaved", "rotary_dim": 8, "attention_bias": True},
+    "gemma": builders.BASE
+    | {"family": "gemma", "query_scalar": 24.0, "attention_cap": 5.0, "logit_cap": 3.0, "layer_windows": [9, 0]},
+    "gemma, one kv head": builders.BASE
+    | {"family": "gemma", "query_scalar": 24.0, "qk_norm": True, "local_theta": 1e4, "kv_heads": 1}
+    | {"layer_windows": [9, 0]},
+    "qwen3, one kv head": builders.QWEN3 | {"kv_heads": 1, "layers": 1},
+    "smollm3": builders.BASE | {"family": "smollm3", "turning": [True, False]},
+    "granite": builders.BASE | {"family": "granite", "residual_multiplier": 0.3, "logits_scaling": 1.7, "layers": 1},
+    "gpt2": builders.MPT | {"family": "gpt2", "activation": "gelu_tanh", "layers": 1},
+    "bert": builders.MPT | {"family": "bert", "token_types": 2, "layers": 1},
+    "mixtral": _MIXTURE | _SMALL_MIXTURE,
+    "qwen_moe": _MIXTURE | {"family": "qwen_moe", "attention_bias": True, "renormalise": False, "shared_ffn": 160},
+    "gpt_oss": _MIXTURE
+    | {"family": "gpt_oss", "layer_windows": [9, 0], "attention_bias": True, "output_bias": True, "swiglu_limit": 0.7},
+}
+# Families that no pass divides, by their names in docs/how-to/parallel.md.
+REFUSED = {
+    "OLMo 2": builders.BASE | {"family": "olmo2", "tied": False},
+    "DeepSeek-V2": _MIXTURE
+    | {"family": "deepseek", "kv_heads": 4, "head_dim": 32, "rotary_dim": 16, "rope_style": "interleaved"}
+    | {"kv_rank": 32, "value_dim": 24, "shared_ffn": 96, "renormalise": False, "routed_scale": 2.5},
+}
 
 
 def build(name: str, form: str) -> builders.Model:
     """A model of that name with all matrices in one format."""
-    return builders.build(MODELS[name], form)
+    return builders.build((MODELS | FAMILIES)[name], form)

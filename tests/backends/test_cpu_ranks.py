@@ -73,6 +73,7 @@ def together(kind: str, model: str, form: str, ranks: int, chunks: Any = CHUNKS)
         ("qwen3", "BF16", 3),
         ("mpt-alibi", "F16", 3),
         ("gpt-oss", "Q8_0", 2),
+        ("glm4", "Q4_1", 2),
         *(
             pytest.param(*c, marks=pytest.mark.slow)
             for c in (

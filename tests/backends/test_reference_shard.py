@@ -13,13 +13,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "program"))  # program_builde
 sys.path.insert(0, str(Path(__file__).parent))  # shard_cases
 
 import program_builders as builders
-from shard_cases import CHUNKS, LIMITS, MODELS, WHOLE, build
+from shard_cases import CHUNKS, FAMILIES, LIMITS, MODELS, REFUSED, WHOLE, build
 from thread_ranks import Member, Threads
 
 from roofline import ops
 from roofline.backends.reference.executable import ReferenceExecutable
 from roofline.backends.reference.interpreter import Interpreter
 from roofline.common.errors import UnsupportedError
+from roofline.models import registry
 from roofline.ops.batch import Segment
 from roofline.program.compile import stages
 from roofline.program.ir import Program, Share
@@ -60,6 +61,40 @@ def test_float32_logits_are_those_of_one_rank_within_rounding(name: str, ranks: 
     found = together(model, "shard", ranks)
     assert np.abs(found[0] - alone).max() < ROUNDING * np.abs(alone).max()
     assert all(np.array_equal(other, found[0]) for other in found)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_have_the_logits_of_one_rank_within_rounding(name: str) -> None:
+    model = build(name, "F32")
+    alone = run(part(model, "narrow", Share()), model, WHOLE)
+    for ranks in (2, 3):
+        rows = together(model, "shard", ranks)
+        assert np.abs(rows[0] - alone).max() < ROUNDING * np.abs(alone).max()
+        assert all(np.array_equal(other, rows[0]) for other in rows)
+
+
+def test_every_family_is_divided_or_stands_among_those_that_are_not() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "parallel.md").read_text()
+    listed = page[page.index("**What is refused") :].split("\n\n")[0]
+    for name, config in REFUSED.items():
+        assert name in listed
+        model = builders.build(config, "F32")
+        for ranks in (2, 3):
+            with pytest.raises(UnsupportedError, match="under tensor_parallel"):
+                part(model, "shard", Share(0, ranks))
+    tried = {registry.get(str(config["family"])) for config in (*MODELS.values(), *FAMILIES.values())}
+    refused = {registry.get(str(config["family"])) for config in REFUSED.values()}
+    assert {registry.get(name) for name in registry._FAMILIES} == tried | refused
+    assert not tried & refused
+
+
+@pytest.mark.parametrize(("family", "form", "ranks"), [("phi3", "Q4_K", 3), ("glm4", "Q8_0", 2)])
+def test_gate_and_up_in_one_quantised_matrix_are_the_file_s(family: str, form: str, ranks: int) -> None:
+    """Rows of both halves go to a rank, and columns of the matrix behind them in whole blocks."""
+    config = builders.WIDE | {"heads": 12, "kv_heads": 3, "ffn": 768, "layers": 1, "family": family}
+    model = builders.build(config, form)
+    alone = run(part(model, "narrow", Share()), model, WHOLE)
+    assert np.abs(together(model, "shard", ranks)[0] - alone).max() < ROUNDING * np.abs(alone).max()
 
 
 @pytest.mark.parametrize(("form", "ranks"), [("Q4_K", 4), ("Q8_0", 3)])

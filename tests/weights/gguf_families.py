@@ -138,8 +138,8 @@ _COMMON = {"context_length": "max_position", "embedding_length": "width", "block
 _COMMON |= {"feed_forward_length": "ffn", "attention.head_count": "heads"}
 
 
-def write(path: Path, model: Any, case: GgufCase) -> Path:
-    """The weights of a model of transformers in float32."""
+def write(path: Path, model: Any, case: GgufCase, form: Any = None) -> Path:
+    """The weights of a model of transformers in float32. form: the GGMLQuantizationType of matrices, if another."""
     import gguf
 
     writer = gguf.GGUFWriter(str(path), case.architecture)
@@ -153,7 +153,10 @@ def write(path: Path, model: Any, case: GgufCase) -> Path:
     for key in {"short_factor", "long_factor"} & scaling.keys():
         writer.add_tensor(f"rope_factors_{key.removesuffix('_factor')}.weight", np.array(scaling[key], np.float32))
     for name, values in tensors(model, case):
-        writer.add_tensor(name, values)
+        if form is not None and values.ndim == 2:
+            writer.add_tensor(name, gguf.quants.quantize(values, form), raw_dtype=form)
+        else:
+            writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -102,9 +102,12 @@ class _Cuts:
         elif instr.op == "split" and cut is not None:
             self._join(instr, cut)
             return
-        elif cut is not None and not _part_by_part(instr):
+        elif cut is not None and not _part_by_part(instr, cut):
             reason = "its result is read by a matrix split by row, and depends on columns that other ranks have"
             raise UnsupportedError(f"{instr.op} under tensor_parallel", reason, ["tensor_parallel=1"])
+        elif cut is not None and instr.has(Trait.GATED) and len(instr.inputs) == 1:
+            width = instr.output.type.width  # gate is that wide, and up lies beside it
+            cut = (*cut, *((start + width, stop + width) for start, stop in cut))
         for name in instr.inputs:
             self._take(name, None if self._types[name].dtype in ("i32", "cache") else cut)
 
@@ -278,10 +281,10 @@ def _attended(program: Program) -> set[str]:
     return names
 
 
-def _part_by_part(instr: Instr) -> bool:
+def _part_by_part(instr: Instr, cut: Cut) -> bool:
     """Whether the columns that a rank has of the result need these of the operands alone."""
-    if instr.op == "rms_norm" and instr.attr("heads") == 1:  # over the full row
-        return False
+    if instr.op == "rms_norm" and instr.attr("heads") == 1:  # over the full row, which every rank may have
+        return cut == ((0, instr.output.type.width),)
     return instr.has(Trait.BY_COLUMN, Trait.BY_HEAD)
 
 
