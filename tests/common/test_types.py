@@ -15,7 +15,9 @@ PACKAGE = Path(roofline.__file__).parent
 def test_the_package_says_that_it_is_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()
     settings = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text())["tool"]
-    assert settings["scikit-build"]["wheel"]["packages"] == ["src/roofline"], "all files of the package are in the wheel"
+    assert settings["scikit-build"]["wheel"]["packages"] == ["src/roofline"], (
+        "all files of the package are in the wheel"
+    )
     assert settings["mypy"]["disallow_untyped_defs"]
 
 

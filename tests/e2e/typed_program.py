@@ -12,6 +12,7 @@ import torch
 import roofline.torch
 from roofline import LLM, BeamSearchParams, ChatModule, Constraint, SamplingParams
 from roofline.bundle import LoadedModel, load
+from roofline.callback import StreamToStdout
 from roofline.common.errors import CapacityError, ConfigError, RequestError, RooflineError, UnsupportedError
 from roofline.engine.llm import Answer, BeamAnswer, BeamSearchOutput, Output
 from roofline.engine.stats import EngineStats
@@ -70,6 +71,8 @@ async def streaming(llm: LLM) -> None:
 def talking(llm: LLM) -> str:
     talk = ChatModule(model=llm)
     talk.reset_chat()
+    talk.generate("hi", progress_callback=StreamToStdout(callback_interval=2))
+    assert_type(talk.stats(verbose=True), str)
     return talk.generate("hi", SamplingParams(max_tokens=2)) + talk.benchmark_generate("hi", 8) + talk.stats()
 
 
