@@ -5,11 +5,24 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("roofline._native", reason="the cpu backend is not built")
+
+from roofline.backends import table
+from roofline.common import extensions
+from roofline.models import registry as families
+from roofline.ops import formats
+from roofline.ops import registry as op_registry
+from roofline.program import compile as passes
+from roofline.program.compile import stage_names
+from roofline.program.restate import format_named
+from roofline.weights.checkpoint import read_config
+from tests.bundle.bundle_models import CONFIG as HF_CONFIG
+from tests.command_line import call_roofline
 
 MODULE = """
 import numpy as np
@@ -111,6 +124,78 @@ while engine.has_work:
     ids += [token for event in engine.step() for token in event.ids]
 print(ids)
 """
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package on this process's path that registers one name in each registry, and nothing is loaded yet."""
+    site, info = tmp_path / "site", tmp_path / "site" / "outside_package-1.2.dist-info"
+    info.mkdir(parents=True)
+    (site / "outside_names.py").write_text(NAMES)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside-package\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[roofline.extensions]\nnames = outside_names:register\n")
+    op_registry.names()
+    for module, name in (
+        (op_registry, "_OPS"), (passes, "_REGISTERED"), (families, "_FAMILIES"), (families, "_FILE_KINDS"),
+        (families, "_LIKE"), (formats, "FORMATS"), (table, "_BACKENDS"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, dict(getattr(module, name)))
+    monkeypatch.setattr(extensions, "_loaded", {})
+    monkeypatch.setattr(extensions, "_registered", [])
+    monkeypatch.setattr(sys, "path", [str(site), *sys.path])
+    yield
+    sys.modules.pop("outside_names", None)
+
+
+NAMES = """
+from roofline.extend import Format, op, register_backend, register_family, register_format, register_pass
+from roofline.ops import formats
+
+
+def register():
+    eight = formats.get("Q8_0")
+    register_pass("outside_pass", lambda program: program)
+    register_format(Format("outside_format", 32, 34, 300, eight.unpack, eight.pack, packed_as="F32"))
+    register_family("outside_family", "roofline.models.llama", hf="outside_type")
+    register_backend("outside_backend", "outside_names:BACKEND")
+
+    def outside_op(x):
+        return x
+
+    op(values=("x",), infer=lambda call: call.x)(outside_op)
+"""
+
+
+def _config_of_its_type(folder: Path) -> str:
+    fields = {**HF_CONFIG, "model_type": "outside_type"}
+    (folder / "config.json").write_text(json.dumps(fields))
+    return str(read_config(folder)["family"])
+
+
+ASKED = {
+    "pass": lambda folder: stage_names().index("outside_pass"),
+    "format": lambda folder: formats.get("outside_format"),
+    "format in any spelling": lambda folder: format_named("OUTSIDE_FORMAT"),
+    "family": lambda folder: families.get("outside_family"),
+    "family of files": _config_of_its_type,
+    "op": lambda folder: op_registry.get("outside_op"),
+    "backend": lambda folder: table.require("outside_backend"),
+}
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("name", ASKED)
+def test_a_name_of_a_package_is_known_to_whoever_asks_first(name: str, tmp_path: Path) -> None:
+    ASKED[name](tmp_path)
+
+
+@pytest.mark.usefixtures("installed")
+def test_show_prints_the_program_after_a_pass_of_a_package() -> None:
+    shown = call_roofline(["show", "preset:smollm2-135m", "--pass", "outside_pass"])
+    assert shown.exit_code == 0, shown.stderr
+    assert shown.stdout.startswith("program ")
+    refused = call_roofline(["show", "preset:smollm2-135m", "--pass", "outside"])
+    assert (refused.exit_code, "trace, outside_pass, narrow" in refused.stderr) == (1, True)
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ class FakeLLM:
         self.interrupt = self.fail = False
         self.tokenizer, self.chat_template = None, FakeTemplate()
 
-    def stream(self, asked, params):
+    def stream(self, asked, params, adapter=None):
         self.asked.append((json.loads(json.dumps(asked)), params))
         if self.fail:
             raise CapacityError("A prompt", 9, 8, "tokens", "Shorten it.")
@@ -63,11 +63,11 @@ class FakeLLM:
             raise KeyboardInterrupt
         yield asked if isinstance(asked, str) else asked[-1]["content"]
 
-    def chat(self, messages, params):
+    def chat(self, messages, params, adapter=None):
         text = "".join(self.stream(messages, params))
         return SimpleNamespace(text=text, ids=[1, 2], prompt_ids=[5], finish_reason="stop", usage=Usage(1, 2, 0, 7))
 
-    def generate(self, prompt, params):
+    def generate(self, prompt, params, adapter=None):
         return [self.chat(prompt, params)]
 
     def stats(self):

@@ -137,13 +137,14 @@ def test_tune_and_train_run_where_no_command_of_theirs_is_named(monkeypatch: pyt
 
 
 def test_errors_and_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("figures", "figures_line", "confirm_roofs", "sampling")
+    names = ("figures", "figures_line", "confirm_roofs", "sampling", "load_beside")
 
     def fail(error: BaseException) -> SimpleNamespace:
         def load(*_: Any, **__: Any) -> Any:
             raise error
 
-        return SimpleNamespace(load_llm=load, **dict.fromkeys(names), system_message=lambda text: [])
+        keeps = {"with_place_for": lambda *options: options, "system_message": lambda text: []}
+        return SimpleNamespace(load_llm=load, **dict.fromkeys(names), **keeps)
 
     for error, code, text in ((ConfigError("no"), 1, "roofline: no\n"), (KeyboardInterrupt(), 130, "Aborted!\n")):
         monkeypatch.setitem(sys.modules, "roofline.cli.run.prepare", fail(error))
@@ -175,7 +176,7 @@ def test_reading_a_call_imports_nothing_large(run_python: Callable[..., str]) ->
     assert run_python(code).strip() == ""
 
 
-@pytest.mark.parametrize("words", [["generate", "x"], ["chat"], ["serve"]])
+@pytest.mark.parametrize("words", [["generate", "x"], ["chat", "--adapter", "x"], ["serve"]])
 def test_numpy_is_told_to_start_no_threads_before_it_is_imported(run_python, words: list[str]) -> None:  # type: ignore[no-untyped-def]
     """Its BLAS would start threads that spin beside ours: a tenth of the start's processor time."""
     code = (

@@ -14,6 +14,7 @@ import pytest
 from engine_fakes import FakeTokenizer, check_pages, loaded_text
 
 from roofline import LLM, BeamSearchParams, ChatModule, SamplingParams
+from roofline.callback import StreamToStdout
 from roofline.common.errors import CapacityError, RequestError, RooflineError
 from roofline.engine.answers import deferred
 from roofline.engine.config import EngineConfig
@@ -241,6 +242,48 @@ def test_the_chat_module_benchmarks_a_fixed_length(llm):
     chat.benchmark_generate("Hi", generate_length=8)
     assert chat.figures().decode_tokens == 7, "each run is measured by itself"
     assert re.fullmatch(r"prefill: \d+\.\d tok/s, decode: \d+\.\d tok/s", chat.stats())
+
+
+def test_the_chat_module_answers_as_mlc_s_sample_calls_it(llm, capsys):
+    """The sample of `mlc_chat.ChatModule` with its two names imported from here, and the calls that it gets."""
+    cm = ChatModule(model=llm)
+    output = cm.generate(prompt="hi", params=GREEDY, progress_callback=StreamToStdout(callback_interval=2))
+    assert capsys.readouterr().out == f"{output}\n"
+    assert output == llm.chat([{"role": "user", "content": "hi"}], GREEDY).text
+    print(f"Statistics: {cm.stats()}\n")
+    again = cm.generate("more", GREEDY, StreamToStdout())
+    assert [message["content"] for message in cm.messages] == ["hi", output, "more", again]
+    assert capsys.readouterr().out.endswith(f"\n{again}\n")
+
+    calls = []
+
+    class Calls:
+        callback_interval = 3
+
+        def __call__(self, message="", stopped=False):
+            calls.append("end" if stopped else message)
+
+    pieces = list(llm.stream([{"role": "user", "content": "hi"}], GREEDY))
+    cm.reset_chat()
+    assert cm.generate("hi", GREEDY, progress_callback=Calls()) == output
+    told = sorted({*range(0, len(pieces), 3), len(pieces) - 1})
+    assert calls == [*("".join(pieces[: last + 1]) for last in told), "end"], "the answer so far, as MLC tells it"
+    with pytest.raises(RequestError, match="callback_interval is None"):
+        cm.generate("hi", GREEDY, progress_callback=print)
+    interrupt_at(llm, llm.model.executable.forwards + 3)
+    with pytest.raises(KeyboardInterrupt):
+        cm.generate("again", GREEDY, progress_callback=Calls())
+    assert calls[-1] == "end", "the next answer begins anew"
+    assert len(cm.messages) == 2
+
+
+def test_verbose_figures_have_tokens_and_seconds(llm):
+    chat = ChatModule(llm)
+    chat.benchmark_generate("Hi", generate_length=8)
+    lines = chat.stats(verbose=True).splitlines()
+    assert [line.strip("- ") for line in lines[::4]] == ["prefill", "decode"]
+    assert [line.partition(": ")[0] for line in lines[1:4]] == ["throughput", "total tokens", "total time"]
+    assert (lines[2], lines[6]) == ("total tokens: 3 tok", "total tokens: 7 tok")
 
 
 def test_parameters_as_people_of_other_engines_write_them():

@@ -62,6 +62,16 @@ def test_what_cannot_be_honoured_is_refused_in_ollamas_form(call, path, body, na
     assert name in response.json()["error"]
 
 
+def test_ollamas_package_is_told_where_there_are_no_vectors(live, engine):
+    engine.description = msgspec.structs.replace(engine.description, gives_hidden=False)
+    client = ollama.Client(host=live())
+    for ask in (lambda: client.embed("tiny", "Say"), lambda: client.embeddings("tiny", "Say")):
+        with pytest.raises(ollama.ResponseError, match="backend=cpu") as refused:
+            ask()
+        assert refused.value.status_code == 400
+    assert engine.submitted == []
+
+
 def test_ollamas_package_reads_them(live, engine):
     known(engine)
     client = ollama.Client(host=live())

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -45,23 +46,31 @@ def test_a_run_asks_before_and_after(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert started == [(sys.executable, [sys.executable, "-m", *command, "--port", "8123"])]
 
 
-OTHER = "--adapter 'x-tuned=a b/x/adapter' --max-adapter-rank 128"
+SYSTEM = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2"}]
+RANKS = " --max-adapter-rank 128"
+CASES = {
+    "adapter": (ServedModels("x", Path("runs/o/adapter")), ("x", "o"), "--adapter o=", "x --adapter "),
+    "large": (
+        ServedModels("x", Path("a b/x/adapter"), rank=128), ("x", "x-tuned"), "--adapter x-tuned=", "x --adapter ",
+    ),
+    "model": (ServedModels("x", Path("runs/o p/model"), rank=128), ("x", "o-p"), "--extra-model o-p=", ""),
+    "experts": (
+        ServedModels("x", Path("runs/o/adapter"), rank=128, of_experts=True), ("x", "o"), "--extra-model o=", "",
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("served", "names", "words"),
-    [
-        (ServedModels("x", Path("runs/o/adapter")), ("x", "o"), "--adapter o=runs/o/adapter"),
-        (ServedModels("x", Path("a b/x/adapter"), rank=128), ("x", "x-tuned"), OTHER),
-        (ServedModels("x", Path("runs/o p/model"), rank=128), ("x", "o-p"), "--extra-model 'o-p=runs/o p/model'"),
-    ],
-)
-def test_names_and_the_command_that_serves_both(
-    served: ServedModels, names: tuple[str, str], words: str, tmp_path: Path
-) -> None:
-    around = BeforeAfter(served, [], tmp_path)
+@pytest.mark.parametrize("case", CASES)
+def test_names_and_the_commands_that_serve_both_and_chat(case: str, tmp_path: Path) -> None:
+    served, names, words, chat = CASES[case]
+    around = BeforeAfter(served, [{"messages": SYSTEM, "answer": "4"}], tmp_path)
+    place = served.outcome.with_name("merged") if served.of_experts else served.outcome
+    room = RANKS if case == "large" else ""
     assert (around.answers.before, around.answers.after) == names
-    assert around.answers.command == f"roofline serve {served.model} {words}"
+    flag, name = words.split()
+    assert around.answers.command.endswith(f"roofline serve x {flag} {shlex.quote(f'{name}{place}')}{room}")
+    (line,) = [line for line in around.summary() if line.startswith("chat with it here: ")]
+    assert line == f"chat with it here: roofline chat {chat}{shlex.quote(str(place))}{room} --system 'Be brief.'"
 
 
 @pytest.mark.slow
@@ -148,6 +157,7 @@ def test_nothing_is_asked_where_nothing_was_kept_apart(tmp_path: Path) -> None:
     assert [line.partition(":")[0] for line in around.summary()] == [
         "page of the run",
         "serve it",
+        "chat with it here",
         "then chat with m",
         f"then chat with {before_after._NAME.sub('-', tmp_path.name)}",
     ]

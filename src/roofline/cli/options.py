@@ -30,6 +30,18 @@ class ModelOptions(Options):
     )
 
 
+@dataclass(frozen=True)
+class AdaptedModelOptions(ModelOptions):
+    """The models that a command runs, and the adapter that it answers with."""
+
+    adapter: str | None = option(
+        None,
+        "A LoRA adapter that the model computes with, as PATH or, as `roofline serve` has it, NAME=PATH: a folder of "
+        "PEFT's files, or a GGUF file.",
+    )
+
+
 Stop = Annotated[list[str] | None, Option(STOP_HELP)]
 System = Annotated[str | None, Option(SYSTEM_HELP)]
 Draft = Annotated[str | None, declared(ModelOptions)["draft"]]
+AdapterPlace = Annotated[str | None, declared(AdaptedModelOptions)["adapter"]]

@@ -1,7 +1,8 @@
 """Extensions: packages of others that register ops, passes, model families, callbacks (docs/how-to/extending.md).
 
 A package names a function in the entry-point group ``roofline.extensions``; it is called once in a process, before the
-first model is read. What was registered, here or by hand, is part of what a compiled bundle is kept under.
+first model is read or compiled, and before a name is refused that none of ours has: the registries see to it, so that
+no command has to. What was registered, here or by hand, is part of what a compiled bundle is kept under.
 """
 
 import hashlib
@@ -9,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from roofline.common.errors import ConfigError, RooflineError
@@ -43,7 +45,7 @@ def load() -> tuple[Extension, ...]:
 
     Raises ConfigError naming the package whose extension does not load.
     """
-    if not _any_installed():
+    if not _any_installed(tuple(sys.path)):
         return tuple(_loaded.values())
     from importlib.metadata import entry_points  # takes 10 ms, so only where there is something to find
 
@@ -106,10 +108,11 @@ def _sources(module: str) -> Iterator[Path]:
     yield from sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
 
 
-def _any_installed() -> bool:
-    """Whether an installed package mentions the group: some 2 ms, at every start."""
+@cache
+def _any_installed(folders: tuple[str, ...]) -> bool:
+    """Whether a package that is installed in one of the folders mentions the group: some 2 ms, at every start."""
     mark = f"[{GROUP}]".encode()
-    for folder in dict.fromkeys(sys.path):
+    for folder in dict.fromkeys(folders):
         try:
             with os.scandir(folder or ".") as entries:
                 infos = [entry.path for entry in entries if entry.name.endswith((".dist-info", ".egg-info"))]

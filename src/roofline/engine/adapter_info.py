@@ -15,6 +15,12 @@ class AdapterInfo(msgspec.Struct, frozen=True, array_like=True):
     nbytes: int
 
 
+def adapted_fingerprint(base: str, digest: str | None) -> str:
+    """What answers with an adapter of that digest were computed from. base: the model's fingerprint without adapters;
+    digest: None without one."""
+    return base if digest is None else f"{base}.{digest[:16]}"
+
+
 def unknown_adapter() -> RequestError:
     """A request for an adapter that is not there, or not any more."""
     return RequestError(404, "model_not_found", "The adapter has been unloaded.", param="model")

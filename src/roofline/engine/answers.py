@@ -265,7 +265,7 @@ class LocalAnswers:
                 if self._tokenizer is not None:
                     # Of a form every byte counts, also a space at the beginning.
                     starts = at_start and params.constraint is None
-                    text = TextStream(self._tokenizer, params.stop, at_start=starts, min_tokens=params.min_tokens)
+                    text = TextStream(self._tokenizer, params.stop or (), at_start=starts, min_tokens=params.min_tokens)
                 builders[request_id, index] = AnswerBuilder(
                     text, params.logprobs is not None, params.prompt_logprobs is not None and index == 0
                 )

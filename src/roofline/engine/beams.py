@@ -52,7 +52,7 @@ class BeamSearchParams:
     n: int | None = None
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: Sequence[int] = ()  # kept as a tuple
     ignore_eos: bool = False
     logprobs: int | None = None
     temperature: float = 0.0

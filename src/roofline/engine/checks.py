@@ -74,7 +74,7 @@ def check_request(
         ("prompt", prompt),
         ("eos_ids", eos_ids),
         ("stop_token_ids", params.stop_token_ids),
-        ("logit_bias", [i for i, _ in params.logit_bias]),
+        ("logit_bias", list(dict(params.logit_bias))),
         ("pooling", params.pooling.ids if params.pooling is not None else ()),
     )
     for field, ids in fields:

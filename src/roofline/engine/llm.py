@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from roofline.text.templates.template import ChatTemplate
     from roofline.text.tokenizers.tokenizer import Tokenizer
 
+__all__ = ["LLM", "Answer", "BeamAnswer", "BeamSearchOutput", "Message", "Output", "Prompt"]
 Message = Mapping[str, object]
 Prompt = str | Sequence[int] | Mapping[str, object]  # a mapping: of "prompt" or "prompt_token_ids", as vLLM has it
 

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -71,7 +71,7 @@ class SamplingParams(Options):
     frequency_penalty: float = option(
         0.0, "Subtracted for each occurrence of a token in the answer.", minimum=-2, maximum=2, topic=SAMPLING
     )
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()  # kept as a tuple of pairs
     seed: int | None = option(
         None, "The same seed, any 64-bit integer, gives the same answer. Default: a fresh one.", topic=SAMPLING
     )
@@ -86,8 +86,8 @@ class SamplingParams(Options):
     )
     prompt_progress: bool = False
     digests: bool = False
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: Sequence[str] | None = ()  # kept as a tuple, as is the next
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = option(False, "Do not end at the model's own end-of-generation ids.", topic=SAMPLING)
     constraint: Constraint | None = None
     pooling: Pooling | None = None

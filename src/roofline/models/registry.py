@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import cast
 
+from roofline.common import extensions
 from roofline.common.errors import ConfigError
 from roofline.common.names import unknown
 from roofline.models.config import ModelConfig
@@ -78,6 +79,8 @@ def file_kind(file: str, kind: str) -> tuple[str, str] | None:
 
 def get(name: str) -> Family:
     """The family of that name. Raises ConfigError with the nearest known name."""
+    if name not in _FAMILIES:
+        extensions.load()
     if name not in _FAMILIES:
         raise ConfigError(unknown("model family", name, _FAMILIES))
     family = _FAMILIES[name]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from roofline.common import extensions
 from roofline.common.errors import ConfigError
 from roofline.common.names import unknown
 from roofline.ops.cost import Affine, InstructionCost
@@ -100,6 +101,8 @@ def get(name: str) -> Op:
     """The op of that name. Raises ConfigError with the nearest known name."""
     if name not in _OPS:
         _load()
+    if name not in _OPS:
+        extensions.load()
     if name not in _OPS:
         raise ConfigError(unknown("op", name, _OPS))
     return _OPS[name]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+from roofline.common import extensions
 from roofline.common.errors import ConfigError, RooflineError, UnsupportedError
 from roofline.models.config import ModelConfig
 from roofline.models.family import Family
@@ -40,7 +41,8 @@ def register_pass(name: str, run: Pass, *, after: str = "trace") -> None:
 
 
 def stage_names() -> tuple[str, ...]:
-    """The names of all passes, in the order they run."""
+    """The names of all passes, in the order they run, those of installed packages too."""
+    extensions.load()
     extra = {stage: [name for name, (after, _) in _REGISTERED.items() if after == stage] for stage in STAGES}
     return tuple(name for stage in STAGES for name in (stage, *extra[stage]))
 

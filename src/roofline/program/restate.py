@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from roofline.common import extensions
 from roofline.common.errors import ConfigError
 from roofline.common.names import unknown
 from roofline.models.mixes import formats_of
@@ -26,6 +27,7 @@ def format_named(name: str) -> str:
 
     Raises ConfigError with the nearest name for an unknown one.
     """
+    extensions.load()
     names = {known.upper(): known for known in (*formats.FORMATS, MIXTURE)}
     upper = name.upper()
     if ALIASES.get(upper, upper) not in names:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from roofline.common import log
 from roofline.common.errors import CapacityError, ConfigError, RequestError, UnsupportedError
-from roofline.engine.adapter_info import AdapterInfo
+from roofline.engine.adapter_info import AdapterInfo, adapted_fingerprint
 from roofline.engine.facade import AsyncEngine
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,127}")
@@ -117,7 +117,7 @@ class ServedAdapters:
     def fingerprint(self, base: str, name: str) -> str:
         """What answers of that name were computed from; base: the fingerprint of the model without adapters."""
         served = self._named.get(name)
-        return base if served is None else f"{base}.{served.info.digest[:16]}"
+        return adapted_fingerprint(base, None if served is None else served.info.digest)
 
     def _forget_idle(self, served: ServedAdapter) -> None:
         if served.leaving and not served.uses and served in self._leaving:

@@ -53,7 +53,7 @@ class Answers:
         self.choices = [
             AnswerBuilder(
                 context.text.stream(
-                    params.stop,
+                    params.stop or (),
                     at_start=generation.at_start and params.constraint is None,  # of a form every byte counts
                     shown=generation.shown,
                     include_stop=generation.include_stop,

@@ -138,7 +138,7 @@ def check_prompts(
         answer = 0
     for prompt in prompts:
         _check_prompt(field, prompt, answer, loaded, longest)
-    for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", [i for i, _ in params.logit_bias])):
+    for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", list(dict(params.logit_bias)))):
         if any(i >= loaded.vocab_size for i in ids):
             raise invalid(name, f"has an id outside the vocabulary of {loaded.vocab_size}")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from roofline.backends.options import DEFAULT_MODEL, LoadOptions
 from roofline.common.errors import ConfigError
 from roofline.common.options import Options, option
-from roofline.engine.config import EngineConfig
+from roofline.engine.config import EngineConfig, with_places_for_adapters
 from roofline.server.limits import Limits
 
 if TYPE_CHECKING:
@@ -215,14 +215,8 @@ class ServeOptions(Options):
         )
 
     def with_room_for_adapters(self) -> "ServeOptions":
-        """The options with places for the adapters that are named, where max_adapters does not say how many there are.
-        Raises ConfigError where it says fewer."""
-        named, most = len(self.adapter or ()), self.load.max_adapters
-        if named <= (most or 0):
-            return self
-        if most is not None:
-            raise ConfigError(f"max_adapters={most} has no room for the {named} of adapter (--adapter); raise it")
-        load, engine = replace(self.load, max_adapters=named), replace(self.engine, max_adapters=named)
+        """The options with places for the adapters that are named. Raises as `with_places_for_adapters`."""
+        load, engine = with_places_for_adapters(self.load, self.engine, len(self.adapter or ()))
         return replace(self, load=load, engine=engine)
 
     @property

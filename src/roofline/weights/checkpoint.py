@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from roofline.common import log
+from roofline.common import extensions, log
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.fields import naming, refuse, shorten
 from roofline.common.files import check_readable, readable
@@ -112,6 +112,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
     Raises ConfigError naming file and field, UnsupportedError for what we do not read.
     """
+    extensions.load()  # whose families and formats files may have
     path = Path(path)
     if not os.path.lexists(path):
         raise ConfigError(f"{path}: there is no such file or folder")
@@ -148,6 +149,7 @@ def read_config(path: str | Path) -> Config:
 
     For models without weights (`weights.random_weights`). Raises ConfigError, UnsupportedError.
     """
+    extensions.load()
     path = Path(path)
     _refuse_adapter(path)
     file = path / "config.json" if path.is_dir() else path

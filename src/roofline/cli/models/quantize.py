@@ -127,7 +127,7 @@ def opened(model: str, output: Path) -> "Checkpoint":
     """The checkpoint of a model, pulled first. Raises ConfigError where the output is the model itself."""
     from roofline.bundle.reader import is_bundle
     from roofline.cli.run.prepare import pull
-    from roofline.common import env, extensions
+    from roofline.common import env
     from roofline.weights import sources
     from roofline.weights.checkpoint import open_checkpoint
 
@@ -136,7 +136,6 @@ def opened(model: str, output: Path) -> "Checkpoint":
         raise ConfigError(
             f"{model} is a bundle, whose weights are packed for one chip: name the model it was made from"
         )
-    extensions.load()
     pull(model)
     path = sources.resolve(model)
     if output.exists() and output.samefile(path):

@@ -70,14 +70,12 @@ def compile_stages(
     from pathlib import Path
 
     from roofline.bundle.reader import is_bundle, open_bundle
-    from roofline.common import extensions
     from roofline.models.registry import configure
     from roofline.program.compile import stages
     from roofline.weights import sources
     from roofline.weights.checkpoint import open_checkpoint
     from roofline.weights.random_weights import PRESET, preset_checkpoint
 
-    extensions.load()
     if is_bundle(Path(model)):
         manifest = open_bundle(Path(model)).manifest
         family, config = configure(manifest.config)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from roofline.backends.options import DEFAULT_MODEL, LoadOptions
-from roofline.cli.options import ModelArgument, ModelOptions, Stop, System
+from roofline.cli.options import AdaptedModelOptions, ModelArgument, Stop, System
 from roofline.cli.parser import NamedOptions
 from roofline.cli.streams import checked, read_line
 from roofline.common.errors import ConfigError, RooflineError
@@ -19,7 +19,7 @@ HELP = """\
 /help            this list
 /stats           speeds and the share of the roof, since the last /reset
 /reset           forget the conversation
-/reload [MODEL]  load the model again, or another one; forgets the conversation
+/reload [MODEL]  load the model again, or another one, without the adapter; forgets the conversation
 /set K=V[;K=V]   change a sampling parameter, e.g. /set temperature=0.2;max_tokens=100;stop=["\\n"]
 /exit            leave (so does Ctrl-D); Ctrl-C stops an answer"""
 
@@ -27,7 +27,7 @@ HELP = """\
 def command(
     load: LoadOptions,
     engine: EngineConfig,
-    models: ModelOptions,
+    models: AdaptedModelOptions,
     params: SamplingParams,
     model: ModelArgument = DEFAULT_MODEL,
     system: System = None,
@@ -38,9 +38,12 @@ def command(
 
     What is not said of sampling is what the model's files recommend, or else temperature 0.7 and top-p 0.9.
     """
-    from roofline.cli.run.prepare import load_llm, sampling, system_message
+    from roofline.cli.run.prepare import load_llm, sampling, system_message, with_place_for
 
-    session = Session(lambda name: load_llm(name, load, engine, models.draft), models.model, system_message(system))
+    adapter, load, engine = with_place_for(models.adapter, load, engine)
+    session = Session(
+        lambda name: load_llm(name, load, engine, models.draft), models.model, system_message(system), adapter
+    )
     session.params = sampling(session.llm, params, named, stop)
     try:
         return session.run()
@@ -52,15 +55,24 @@ class Session:
     """One conversation: its model, parameters and messages.
 
     Args:
-        load: makes an LLM from a model's name.
+        load: makes an LLM from a model's name, with a place for an adapter where there is one.
         start: the messages that it begins with.
+        adapter: the path of the adapter that the model answers with.
     Raises:
         RequestError: the model has no chat template.
+        ConfigError, UnsupportedError, CapacityError: the adapter does not fit beside the model.
     """
 
-    def __init__(self, load: "Callable[[str], LLM]", model: str, start: Sequence[Mapping[str, str]] = ()) -> None:
+    def __init__(
+        self,
+        load: "Callable[[str], LLM]",
+        model: str,
+        start: Sequence[Mapping[str, str]] = (),
+        adapter: str | None = None,
+    ) -> None:
         self.load, self.model, self.params, self.start = load, model, SamplingParams(), start
-        self.llm = self._loaded(model)
+        self.adapter = adapter
+        self.llm, self._digest = self._loaded(model, adapter)
         self._commands = {
             "help": lambda _: print(HELP), "stats": self._stats, "reset": self._reset, "reload": self._reload,
             "set": self._set,
@@ -74,7 +86,7 @@ class Session:
         if interactive:
             import readline  # noqa: F401  line editing for input()
 
-            print(f"{self.llm.name}: type /help for commands, /exit to leave.")
+            print(f"{self._title}: type /help for commands, /exit to leave.")
         while True:
             try:
                 line = (input("> ") if interactive else read_line()).strip()
@@ -106,7 +118,7 @@ class Session:
             return
         self.messages.append({"role": "user", "content": line})
         answer: list[str] = []
-        pieces = self.llm.stream(self.messages, self.params)
+        pieces = self.llm.stream(self.messages, self.params, adapter=self._digest)
         try:
             for piece in pieces:
                 answer.append(piece)
@@ -121,15 +133,22 @@ class Session:
         print()
         self.messages.append({"role": "assistant", "content": "".join(answer)})
 
-    def _loaded(self, name: str) -> "LLM":
-        """A model that can chat. Raises RequestError for one that has no chat template."""
+    @property
+    def _title(self) -> str:
+        return self.llm.name if self.adapter is None else f"{self.llm.name} with the adapter {self.adapter}"
+
+    def _loaded(self, name: str, adapter: str | None) -> "tuple[LLM, str | None]":
+        """A model that can chat, and what its adapter is called there. Raises RequestError for one that has no chat
+        template, and for an adapter that does not fit as `LLM.load_adapter` does."""
+        from roofline.cli.run.prepare import load_beside
+
         llm = self.load(name)
         try:
             llm.chat_template.check_fits(llm.tokenizer)
         except RooflineError:
             llm.close()
             raise
-        return llm
+        return llm, load_beside(llm, adapter)
 
     def _stats(self, _: str) -> None:
         from roofline.cli.run.prepare import confirm_roofs, figures_line
@@ -143,16 +162,16 @@ class Session:
     def _reload(self, name: str) -> None:
         # The old model is freed first: two may not fit.
         self.llm.close()
-        new_model = name or self.model
+        model, adapter = (name, None) if name else (self.model, self.adapter)
         try:
-            self.llm = self._loaded(new_model)
+            self.llm, self._digest = self._loaded(model, adapter)
         except RooflineError:
-            self.llm = self.load(self.model)
+            self.llm, self._digest = self._loaded(self.model, self.adapter)
             raise
         finally:
             self._reset("")
-        self.model = new_model
-        print(f"{self.llm.name} is loaded")
+        self.model, self.adapter = model, adapter
+        print(f"{self._title} is loaded")
 
     def _set(self, text: str) -> None:
         """Apply K=V pairs, all or none. Values are JSON, or else plain text."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from roofline.backends.options import LoadOptions
-from roofline.cli.options import STOP_HELP, SYSTEM_HELP, AsJson, ModelOptions
+from roofline.cli.options import STOP_HELP, SYSTEM_HELP, AdaptedModelOptions, AsJson
 from roofline.cli.output import print_json
 from roofline.cli.parser import Argument, NamedOptions
 from roofline.cli.streams import checked, read_text
@@ -55,7 +55,7 @@ def command(
     prompt: Annotated[str, Argument("The prompt; - reads it from stdin.")],
     load: LoadOptions,
     engine: EngineConfig,
-    models: ModelOptions,
+    models: AdaptedModelOptions,
     params: SamplingParams = SamplingParams(max_tokens=256),
     text: TextOptions = TextOptions(),
     named: Annotated[frozenset[str], NamedOptions()] = frozenset(),
@@ -67,24 +67,37 @@ def command(
 
     What is not said of sampling is what the model's files recommend, or else temperature 0.7 and top-p 0.9.
     """
-    from roofline.cli.run.prepare import confirm_roofs, figures_line, load_llm, sampling, system_message
+    from roofline.cli.run.prepare import (
+        confirm_roofs,
+        figures_line,
+        load_beside,
+        load_llm,
+        sampling,
+        system_message,
+        with_place_for,
+    )
 
     if text.raw and text.system is not None:
         raise ConfigError("--raw continues a text as it is, which has no system message: leave one of the two out")
     constraint = text.constraint()
     words = read_text() if prompt == "-" else checked(prompt, "the prompt")
     messages = [*system_message(text.system), {"role": "user", "content": words}]
+    adapter, load, engine = with_place_for(models.adapter, load, engine)
     with load_llm(models.model, load, engine, models.draft) as llm:
+        digest = load_beside(llm, adapter)
         params = replace(sampling(llm, params, named, text.stop), constraint=constraint)
         raw = text.raw or _continues(llm, text)
         if as_json or not text.stream:
-            output = llm.generate(words, params)[0] if raw else llm.chat(messages, params)
+            if raw:
+                output = llm.generate(words, params, adapter=digest)[0]
+            else:
+                output = llm.chat(messages, params, adapter=digest)
             if as_json:
-                _print_json(llm, output)
+                _print_json(llm, output, digest)
                 return
             print(output.text)
         else:
-            for piece in llm.stream(words if raw else messages, params):
+            for piece in llm.stream(words if raw else messages, params, adapter=digest):
                 print(piece, end="", flush=True)
             print()
         print(figures_line(confirm_roofs(llm, llm.stats())), file=sys.stderr)
@@ -109,12 +122,13 @@ def _text_of(path: Path) -> str:
         raise ConfigError(f"{path} is not UTF-8: {error.reason} after {error.start} bytes") from error
 
 
-def _print_json(llm: "LLM", output: "Output") -> None:
+def _print_json(llm: "LLM", output: "Output", adapter: str | None) -> None:
     from roofline.cli.run.prepare import confirm_roofs, figures
+    from roofline.engine.adapter_info import adapted_fingerprint
 
     record = {
         "model": llm.name,
-        "fingerprint": llm.model.executable.fingerprint,
+        "fingerprint": adapted_fingerprint(llm.model.executable.fingerprint, adapter),
         "prompt_ids": output.prompt_ids,
         "text": output.text,
         "ids": output.ids,

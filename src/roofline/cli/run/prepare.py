@@ -61,6 +61,40 @@ def load_llm(model: str, load: "LoadOptions", engine: "EngineConfig", draft: str
     return LLM(model, draft=draft, **{**engine.changes(), **load.changes()})
 
 
+def with_place_for(
+    adapter: str | None, load: "LoadOptions", engine: "EngineConfig"
+) -> "tuple[str | None, LoadOptions, EngineConfig]":
+    """The path of an adapter that is given as PATH or NAME=PATH, and the options of loading a model that it can be
+    loaded beside; all as it is for None. The adapter's files are read first: a wrong one should cost no waiting.
+
+    Raises ConfigError, UnsupportedError, CapacityError, as a server does at its start.
+    """
+    if adapter is None:
+        return None, load, engine
+    env.quiet_numpy()  # before the adapter's files are read with it
+    import os
+
+    from roofline.engine.config import with_places_for_adapters
+    from roofline.weights.adapters import check_adapter
+
+    place = adapter.partition("=")[2]
+    path = place if place and os.path.lexists(place) and not os.path.lexists(adapter) else adapter
+    check_adapter(path, engine.adapter_bytes)
+    return path, *with_places_for_adapters(load, engine, 1)
+
+
+def load_beside(llm: "LLM", adapter: str | None) -> str | None:
+    """Load an adapter of `with_place_for` into a model, which is freed where that fails; what calls take as `adapter`.
+
+    Raises as `LLM.load_adapter` does.
+    """
+    try:
+        return None if adapter is None else llm.load_adapter(adapter)
+    except BaseException:
+        llm.close()
+        raise
+
+
 def system_message(text: str | None) -> list[dict[str, str]]:
     """The beginning of a conversation. Raises ConfigError where the text is none."""
     return [] if text is None else [{"role": "system", "content": checked(text, "the system message")}]

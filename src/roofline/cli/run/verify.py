@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from roofline.backends.options import LoadOptions
-from roofline.cli.options import AsJson, ModelOptions
+from roofline.cli.options import AdaptedModelOptions, AsJson
 from roofline.cli.output import print_json
 from roofline.cli.parser import Argument
 from roofline.common.errors import ConfigError
@@ -43,24 +43,21 @@ def command(
     receipt: Annotated[Path, Argument("A receipt, or an answer that has one, as JSON.")],
     load: LoadOptions,
     engine: EngineConfig,
-    models: ModelOptions,
+    models: AdaptedModelOptions,
     request: Annotated[
         Path | None, Option("The body that was sent; needed where the receipt has no prompt, which it mostly has not.")
-    ] = None,
-    adapter: Annotated[
-        Path | None,
-        Option("Folder of the LoRA adapter that the answers were computed with, where the receipt has one."),
     ] = None,
     public_key: Annotated[Path | None, Option("The key (Ed25519, PEM) that the receipt must be signed with.")] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Compute the answers of a receipt again with the model at hand: the same bits, or the first step that differs.
+    """Compute the answers of a receipt again with the model at hand, and with --adapter where it names one: the same
+    bits, or the first step that differs.
 
     Ends with status 0 where every bit is the same, 3 where a step differs, 4 where the receipt is damaged, it or a text
     beside it was changed, or it is of another key, prompt, request or adapter, 5 where the bits are the same and
     something beside them was not compared, 1 where it is none or cannot be computed.
     """
-    from roofline.cli.run.prepare import load_llm
+    from roofline.cli.run.prepare import load_beside, load_llm, with_place_for
     from roofline.engine.receipts.receipt import read_answer
     from roofline.engine.receipts.signing import broken_seal, damage_of, read_public_key
 
@@ -74,13 +71,13 @@ def command(
     if request is None and any(prompt.ids is None for prompt in content.prompts):
         reason = "it has the hash of its prompt alone"
         raise ConfigError(f"{receipt}: {reason}: give the body that was sent with --request, as a file")
-    _check_adapter(receipt, content, adapter)
-    if adapter is not None:
-        load = replace(load, max_adapters=load.max_adapters or 1)
+    _check_adapter(receipt, content, models.adapter)
+    adapter, load, engine = with_place_for(models.adapter, load, engine)
     with load_llm(models.model, load, engine, models.draft) as llm:
         if not llm.model.executable.exact:
             raise ConfigError("answers depend here on what else is computed with them: add --exact")
-        if adapter is not None and (digest := llm.load_adapter(adapter)) != content.adapter:
+        if (digest := load_beside(llm, adapter)) != content.adapter:
+            assert digest is not None, "a receipt with an adapter was asked for one"
             problem = (
                 f"{adapter} is another adapter ({digest[:16]}) than the receipt's ({(content.adapter or '')[:16]})."
             )
@@ -91,7 +88,7 @@ def command(
     return _tell(as_json, verdict)
 
 
-def _check_adapter(path: Path, receipt: "Receipt", adapter: Path | None) -> None:
+def _check_adapter(path: Path, receipt: "Receipt", adapter: str | None) -> None:
     """Raises ConfigError where an adapter is missing, or is not needed."""
     if receipt.adapter is not None and adapter is None:
         reason = f"its answers were computed with the adapter of digest {receipt.adapter[:16]}"

@@ -66,11 +66,27 @@ class ServedModels:
         """Serves both."""
         words = ["roofline", "serve", self.model]
         words += ["--served-model-name", self.before] if self.before != self.model else []
-        beside = self.is_adapter and not self.of_experts
-        place = self._merged if self.of_experts else self.outcome
-        words += ["--adapter" if beside else "--extra-model", f"{self.after}={place}"]
-        words += ["--max-adapter-rank", str(self.rank)] if beside and self.rank > RANK else []
+        words += ["--adapter" if self._beside else "--extra-model", f"{self.after}={self._place}", *self._room]
         return words + (["--port", str(self.port)] if self.port != PORT else [])
+
+    @property
+    def chat(self) -> list[str]:
+        """Asks it as it became, in a terminal."""
+        adapter = ["--adapter", str(self._place), *self._room]
+        return ["roofline", "chat", *([self.model, *adapter] if self._beside else [str(self._place)])]
+
+    @property
+    def _beside(self) -> bool:
+        """Whether the outcome is loaded beside the model, and is none itself."""
+        return self.is_adapter and not self.of_experts
+
+    @property
+    def _place(self) -> Path:
+        return self._merged if self.of_experts else self.outcome
+
+    @property
+    def _room(self) -> list[str]:
+        return ["--max-adapter-rank", str(self.rank)] if self._beside and self.rank > RANK else []
 
     def start(self) -> None:
         """Become that server, in place of this process."""
@@ -132,6 +148,8 @@ class BeforeAfter:
         if self.served.of_experts:
             lines.append(f"merge it: {shlex.join(self.served.merge)}")
         lines.append(f"serve it: {shlex.join(self.served.command)}")
+        system = ["--system", self.answers.system] if self.answers.system else []
+        lines.append(f"chat with it here: {shlex.join([*self.served.chat, *system])}")
         names = (self.served.before, self.served.after)
         return [*lines, *(f"then chat with {name}: {link(self.answers, name)}" for name in names)]
 

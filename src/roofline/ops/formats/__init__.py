@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from roofline.common import extensions
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops.formats import blocks32, blocks256, blocks256_low, codebooks, float8, nf4, plain, scaled, tables
 from roofline.ops.formats.base import CHUNK_VALUES, Format
@@ -14,6 +15,8 @@ FORMATS: dict[str, Format] = {form.name: form for family in _FAMILIES for form i
 
 def get(name: str) -> Format:
     """The format of that name, e.g. ``get("Q4_1")``. Raises UnsupportedError listing the known ones."""
+    if name not in FORMATS:
+        extensions.load()
     if name not in FORMATS:
         raise UnsupportedError(f"weight format {name!r}", "it is not one of the formats we read", readable())
     return FORMATS[name]
