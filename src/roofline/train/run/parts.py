@@ -94,7 +94,8 @@ def gradients_of(run: "Run", available: int | None) -> Gradients:
         tree=elastic,
     )
     trims = config.train_loader.dataset.allow_pad_trimming
-    gradients.keeps_padding = config.compile_config is not None or not trims
+    gradients.is_compiled = config.compile_config is not None
+    gradients.keeps_padding = gradients.is_compiled or not trims
     if size == "auto" and available is not None:  # what does not fit is not tried: libraries fail in many ways
         rows = run.report.memory.rows_for(available) if world.rank == 0 else None
         gradients.size = world.share(rows)
