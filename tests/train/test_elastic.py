@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.common.errors import UnsupportedError  # noqa: E402
+from roofline.train.model.lockstep import Lockstep  # noqa: E402
 from roofline.train.parallel import elastic, processes  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
 from tests.train import small  # noqa: E402
@@ -28,7 +29,7 @@ def test_a_reduced_shard_is_the_tree_over_its_ranks_bit_by_bit(ranks: int, monke
     monkeypatch.setattr(elastic.dist, "get_world_size", lambda of: ranks if of is group else -1)
     monkeypatch.setattr(elastic.dist, "all_to_all_single", exchange)
     out = torch.empty(2, 3)
-    work = elastic.TreeReduceScatter()(out, inputs[1 % ranks].clone(), group, None)
+    work = elastic.TreeReduceScatter(Lockstep())(out, inputs[1 % ranks].clone(), group, None)
     parts = [each.view(ranks, -1)[1 % ranks] for each in inputs]
     while len(parts) > 1:
         parts = [parts[i] + parts[i + 1] for i in range(0, len(parts), 2)]
@@ -103,7 +104,7 @@ def test_ranks_ask_for_each_others_failures_only_while_they_watch(monkeypatch: p
     monkeypatch.setattr(World, "most", lambda self, values: asked.append(values[0]) or [1.0])
     World(watching=False).agree(True)
     assert not asked
-    with pytest.raises(processes.OutOfMemory, match="on another rank"):
+    with pytest.raises(processes.OutOfMemory):
         World(watching=True).agree()
     assert asked == [False]
 
@@ -113,9 +114,9 @@ def test_ranks_ask_for_each_others_failures_only_while_they_watch(monkeypatch: p
     ("changes", "gather", "scatter"),
     [
         ({"fsdp_config": {}, "device_train_microbatch_size": 2}, None, None),
-        ({"fsdp_config": {}}, ["_Agreed"], ["_Agreed", "DefaultReduceScatter"]),
+        ({"fsdp_config": {}}, ["_Counted"], ["_Counted", "DefaultReduceScatter"]),
         ({"elastic": {"virtual_shards": 2}, "device_train_microbatch_size": 2}, None, ["TreeReduceScatter"]),
-        ({"elastic": {"virtual_shards": 2}}, ["_Agreed"], ["_Agreed", "TreeReduceScatter"]),
+        ({"elastic": {"virtual_shards": 2}}, ["_Counted"], ["TreeReduceScatter"]),
     ],
 )
 def test_how_the_ranks_of_a_run_exchange(
@@ -125,14 +126,14 @@ def test_how_the_ranks_of_a_run_exchange(
     gather: list[str] | None,
     scatter: list[str] | None,
 ) -> None:
-    """Where the microbatch is found by trying, ranks ask for each other's failures before each exchange."""
+    """Where the microbatch is found by trying, the exchanges are counted, which a tree does by itself."""
     from roofline.train.run.loop import Run
 
     gathers: list[list[str]] = []
     scatters: list[list[str]] = []
 
     def names(each: Any) -> list[str]:
-        inner = [type(each.collective).__name__] if isinstance(each, processes._Agreed) else []
+        inner = [type(each.collective).__name__] if isinstance(each, processes._Counted) else []
         return [type(each).__name__, *inner]
 
     module = processes.FSDPModule
@@ -170,31 +171,3 @@ def test_an_evaluation_leaves_no_parameter_gathered(tmp_path: Path) -> None:
     finally:
         processes.leave(world)
     assert not whole
-
-
-def test_a_halved_microbatch_leaves_nothing_of_the_failed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sharded modules forget in which order their parameters were gathered; gradients are none."""
-    from roofline.common.errors import CapacityError
-    from roofline.train.run.loop import Run
-
-    data = small.write_rows(tmp_path / "data", 20)
-    config = small.config(data, tmp_path / "run", fsdp_config={}, device_train_microbatch_size="auto")
-    world = processes.join(config)
-    try:
-        run = Run(config, world)
-        forgotten: list[int] = []
-        monkeypatch.setattr(type(run.model), "reset_iter_state", lambda self: forgotten.append(1), raising=False)
-        for size, half in ((12, 6), (3, 2), (2, 1)):
-            for parameter in run.model.parameters():
-                parameter.grad = torch.zeros_like(parameter)
-            run.gradients.size = size
-            run.gradients._halve("no memory")
-            assert run.gradients.size == half
-            assert all(parameter.grad is None for parameter in run.model.parameters())
-        assert (len(forgotten), run.gradients.halved) == (3, 3)
-        with pytest.raises(CapacityError, match="a microbatch of one row"):
-            run.gradients._halve("no memory")
-        run.close()
-        del run, parameter
-    finally:
-        processes.leave(world)

@@ -31,10 +31,11 @@ def test_errors_of_memory_are_told_from_others(error: BaseException, expected: b
 @pytest.mark.parametrize(
     ("message", "predicted", "needed"),
     [
-        ("it ended", None, 1001),
-        ("you tried to allocate 500 bytes", None, 1500),
-        ("you tried to allocate 500 bytes", 1499, 1500),
-        ("you tried to allocate 500 bytes", 1501, 1501),
+        ("it ended", None, 4001),
+        ("you tried to allocate 2500 bytes", None, 4001),
+        ("you tried to allocate 3500 bytes", None, 4500),
+        ("you tried to allocate 3500 bytes", 4499, 4500),
+        ("you tried to allocate 3500 bytes", 4501, 4501),
     ],
 )
 @pytest.mark.parametrize("accelerated", [False, True])

@@ -131,7 +131,7 @@ def test_memory_of_a_device_is_freed_before_a_smaller_microbatch(model: Any, mon
     for device in ("cpu", "cuda"):
         computed = Gradients(model, World(device=torch.device(device)), "fp32", None)
         computed.size = 4
-        computed._halve("no memory")
+        computed._halve()
         assert computed.size == 2
     assert freed == ["host", "device"]
 

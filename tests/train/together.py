@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,17 @@ def start_once(world: World, *rest: Any) -> None:
     world.grouped = world.owner = True
 
 
-def work(rank: int, count: int, port: int, runs: list[dict[str, Any]]) -> None:
+def train(given: dict[str, Any]) -> None:
+    """Train as a mapping configures it."""
+    try:
+        loop.train(parse_config(given))
+    except RooflineError as error:
+        folder = Path(given["run_folder"])
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "refused.txt").write_text(str(error))
+
+
+def work(rank: int, count: int, port: int, runs: list[dict[str, Any]], act: Callable[[dict[str, Any]], None]) -> None:
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
     if count > 1:
         os.environ.update({name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"})
@@ -44,12 +55,7 @@ def work(rank: int, count: int, port: int, runs: list[dict[str, Any]]) -> None:
     loop.leave = lambda world: None
     estimate.dry_run = remembering(estimate.dry_run)
     for given in runs:
-        try:
-            loop.train(parse_config(given))
-        except RooflineError as error:
-            folder = Path(given["run_folder"])
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "refused.txt").write_text(str(error))
+        act(given)
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -69,12 +75,12 @@ def forked(*given: Any) -> int:
     return pid
 
 
-def group(count: int, runs: list[dict[str, Any]]) -> bool:
-    """Whether all its processes ended well; when one does not, the others are ended."""
+def group(count: int, runs: list[dict[str, Any]], act: Callable[[dict[str, Any]], None] = train) -> bool:
+    """Whether all its processes ended well; when one does not, the others are ended. act: what is done with a run."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    left = {forked(rank, count, port, runs) for rank in range(count)}
+    left = {forked(rank, count, port, runs, act) for rank in range(count)}
     fine = True
     while left:
         pid, status = os.wait()

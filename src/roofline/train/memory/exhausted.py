@@ -32,7 +32,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 def out_of_memory(what: str, message: str, predicted: int | None = None) -> CapacityError:
     """The error for a user. message: what was raised; predicted: bytes of the run, beside what the process began with.
 
-    What is needed is the prediction, and at the least what this process has and the piece that it did not get.
+    What is needed is the prediction, and at the least what this process has and the piece that it did not get. Where it
+    is not known how large that was, it is more than there is.
     """
     tried = _TRIED.search(message)
     if torch.accelerator.is_available():
@@ -40,7 +41,7 @@ def out_of_memory(what: str, message: str, predicted: int | None = None) -> Capa
         used = available - free
     else:
         available, used = _host_memory(), data_bytes()
-    needed = max(predicted or 0, used + (int(tried[1]) if tried else 1))
+    needed = max(predicted or 0, used + (int(tried[1]) if tried else 0), available + 1)
     remedy = "Lower device_train_microbatch_size, max_seq_len or device_eval_batch_size, or share the model among more "
     remedy += f"processes: {' '.join(message.split())}"
     return CapacityError(what, needed, available, "bytes", remedy)

@@ -5,7 +5,7 @@ ranks' products are summed (Shoeybi et al. 2019). Embedding, head and the last n
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -20,15 +20,31 @@ from roofline.models.config import ModelConfig
 from roofline.models.spec import Param
 from roofline.ops.own_weight import OwnWeight
 from roofline.train.model.autograd import AutogradContext
+from roofline.train.model.lockstep import Lockstep
 
 
 @dataclass(frozen=True)
 class TensorRanks:
-    """This rank among those that share a model's matrices; by default it is alone, without a group."""
+    """This rank among those that share a model's matrices; by default it is alone, without a group.
+
+    lockstep: counts the sums over the group.
+    """
 
     rank: int = 0
     size: int = 1
     group: dist.ProcessGroup | None = None
+    lockstep: Lockstep = field(default_factory=Lockstep, compare=False)
+
+    def sum(self, x: Tensor, per_token: bool = True) -> Tensor:
+        """The sum of x over the ranks. per_token: its rows are those of tokens."""
+        if torch.compiler.is_compiling():
+            return _sum(x, self.group)
+        tokens = self.lockstep.tokens
+        if tokens is None:
+            return self.lockstep.call(lambda: _sum(x, self.group), lambda: x)
+        shape = (tokens, *x.shape[1:]) if per_token else x.shape
+        self.lockstep.call(lambda: collectives.wait_tensor(_sum(x.new_zeros(shape), self.group)), lambda: x)
+        return x
 
 
 @dataclass(frozen=True)
@@ -95,32 +111,36 @@ def family_form(param: Param, tensor: Tensor, ranks: TensorRanks) -> Tensor | Ow
     if ranks.size == 1 or param.split in ("replicate", "expert_column", "expert_row"):
         return tensor
     if param.split == "shared":
-        shared: Tensor = _Enter.apply(tensor, ranks.group)
+        shared: Tensor = _Enter.apply(tensor, ranks, False)
         return shared
     if len(param.shape) == 1:
         return tensor
     return (Column if param.split == "column" else RowSplitWeight)(tensor, ranks)
 
 
+def _sum(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    return collectives.all_reduce(x.contiguous(), "sum", group)
+
+
 class _Enter(torch.autograd.Function):
     """Identity whose backward pass sums the gradients of all ranks."""
 
     @staticmethod
-    def forward(ctx: AutogradContext, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
+    def forward(ctx: AutogradContext, x: Tensor, ranks: TensorRanks, per_token: bool) -> Tensor:
+        ctx.ranks, ctx.per_token = ranks, per_token
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor, None]:
-        return collectives.all_reduce(grads[0].contiguous(), "sum", ctx.group), None
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.ranks.sum(grads[0], ctx.per_token), None, None
 
 
 class _Leave(torch.autograd.Function):
     """The sum over all ranks; each rank gets its gradient unchanged."""
 
     @staticmethod
-    def forward(ctx: AutogradContext, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        return collectives.all_reduce(x.contiguous(), "sum", group)
+    def forward(ctx: AutogradContext, x: Tensor, ranks: TensorRanks) -> Tensor:
+        return ranks.sum(x)
 
     @staticmethod
     def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor, None]:
@@ -139,14 +159,14 @@ class Column(_SplitWeight):
     """Some rows of a weight: computes this rank's outputs from x [tokens, in]."""
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return functional.linear(_Enter.apply(x, self.ranks.group), self.tensor, bias)
+        return functional.linear(_Enter.apply(x, self.ranks, True), self.tensor, bias)
 
 
 class RowSplitWeight(_SplitWeight):
     """Some columns of a weight: computes all outputs from this rank's inputs; the bias is added once."""
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        summed = _Leave.apply(functional.linear(x, self.tensor), self.ranks.group)
+        summed = _Leave.apply(functional.linear(x, self.tensor), self.ranks)
         return summed if bias is None else summed + bias
 
 

@@ -12,6 +12,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMi
 
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.train.config.schema import TrainConfig
+from roofline.train.model.lockstep import Lockstep
 
 Gradients = list[Tensor | None]  # of a model's parameters
 
@@ -60,12 +61,22 @@ class TreeSum:
 class TreeReduceScatter(DefaultAllocMixin, ReduceScatter):
     """A reduce-scatter for FSDP2 that adds the ranks in a binary tree; gloo and NCCL add in orders of their own."""
 
+    def __init__(self, lockstep: Lockstep) -> None:
+        self.lockstep = lockstep
+
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: object, async_op: bool = False
     ) -> dist.Work | None:
         world = dist.get_world_size(group)
         received = torch.empty_like(input_tensor)
-        dist.all_to_all_single(received, input_tensor, group=group)
+
+        def exchange() -> None:
+            dist.all_to_all_single(received, input_tensor, group=group)
+
+        def substitute() -> None:
+            received.zero_()
+
+        self.lockstep.call(exchange, substitute)
         parts = list(received.view(world, -1).unbind())
         while len(parts) > 1:
             parts = [a + b for a, b in zip(parts[0::2], parts[1::2], strict=True)]

@@ -1,9 +1,11 @@
 """The processes of a run: their ranks, the collectives between them, and the sharding of a model over them."""
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -21,6 +23,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
 from roofline.common import env
 from roofline.common.errors import ConfigError, RooflineError, SaidElsewhere
 from roofline.train.config.schema import FsdpSection, TrainConfig
+from roofline.train.model.lockstep import Lockstep
 from roofline.train.model.modules import Model
 from roofline.train.model.tensor_parallel import TensorRanks
 from roofline.train.parallel import alike
@@ -32,7 +35,7 @@ _PLACE = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))  # environment vari
 
 
 class OutOfMemory(Exception):
-    """Memory ran out on some rank during a microbatch; it is raised on all ranks."""
+    """Memory ran out on some rank during a step; it is raised on all ranks."""
 
 
 @dataclass
@@ -41,8 +44,8 @@ class World:
 
     tensor: the neighbouring ranks that share its matrices and its rows.
     grouped: there is a process group. owner: this run has created it. mesh: of all ranks, if grouped.
-    watching: before each collective of FSDP the ranks tell each other whether one has failed; otherwise the others
-        would wait in it for ever.
+    watching: the ranks tell each other after each microbatch whether one has failed, not only after each step.
+    lockstep: counts the collectives of a microbatch.
     """
 
     rank: int = 0
@@ -53,11 +56,12 @@ class World:
     tensor: TensorRanks = field(default_factory=TensorRanks)
     mesh: DeviceMesh | None = None
     watching: bool = False
+    lockstep: Lockstep = field(default_factory=Lockstep)
 
     def agree(self, failed: bool = False) -> None:
         """Raise OutOfMemory on every rank if one has failed."""
         if self.watching and self.most([failed])[0]:
-            raise OutOfMemory("on another rank")
+            raise OutOfMemory
 
     @property
     def data_rank(self) -> int:
@@ -79,12 +83,16 @@ class World:
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         """The values of every share of a batch, in float64; each rank gives equally many."""
+        return self.gather_ranks(values)[:: self.tensor.size]
+
+    def gather_ranks(self, values: Sequence[float]) -> list[list[float]]:
+        """The values of every rank, in float64; each rank gives equally many."""
         if not self.grouped:
             return [list(values)]
         mine = torch.tensor(list(values), dtype=torch.float64, device=self.device)
         every = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(every, mine)
-        return [each.tolist() for each in every[:: self.tensor.size]]
+        return [each.tolist() for each in every]
 
     def wrapped_sum(self, value: int) -> int:
         """The sum over all ranks, modulo 2^64."""
@@ -220,23 +228,53 @@ def shard(model: Model, world: World, config: TrainConfig) -> None:
         module.set_gradient_divide_factor(1.0)  # losses are weighted already, so gradients are summed
         if kind == "cpu":
             module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums
-        scatter = DefaultReduceScatter() if config.elastic is None else TreeReduceScatter()
-        if config.device_train_microbatch_size == "auto":
-            module.set_custom_all_gather(_Agreed(world, DefaultAllGather()))
-            module.set_custom_reduce_scatter(_Agreed(world, scatter))
-        elif config.elastic is not None:
-            module.set_custom_reduce_scatter(scatter)
+        auto = config.device_train_microbatch_size == "auto"
+        if config.elastic is not None:
+            module.set_custom_reduce_scatter(TreeReduceScatter(world.lockstep))
+        elif auto:
+            module.set_custom_reduce_scatter(_Counted(world.lockstep, DefaultReduceScatter()))
+        if auto:
+            module.set_custom_all_gather(_Counted(world.lockstep, DefaultAllGather()))
+        if auto and hybrid:
+            module.set_all_reduce_hook(partial(_count_sum, world.lockstep, id(module)))
 
 
-class _Agreed(DefaultAllocMixin, AllGather, ReduceScatter):
-    """A collective of FSDP before which the ranks check whether one of them has run out of memory."""
+class _Counted(DefaultAllocMixin, AllGather, ReduceScatter):
+    """A collective of FSDP that is counted. Where this rank has been in it already, its result is zeros."""
 
-    def __init__(self, world: World, collective: Callable[..., dist.Work | None]) -> None:
-        self.world, self.collective = world, collective
+    def __init__(self, lockstep: Lockstep, collective: Callable[..., dist.Work | None]) -> None:
+        self.lockstep, self.collective = lockstep, collective
 
-    def __call__(self, *tensors: object, **options: object) -> dist.Work | None:
-        self.world.agree()
-        return self.collective(*tensors, **options)
+    def __call__(self, output_tensor: torch.Tensor, *tensors: object, **options: object) -> dist.Work | None:
+        def substitute() -> None:
+            output_tensor.zero_()
+
+        return self.lockstep.call(lambda: self.collective(output_tensor, *tensors, **options), substitute)
+
+
+def _count_sum(lockstep: Lockstep, module: int, _: torch.Tensor) -> None:
+    """Note that a module's gradients have been summed over the copies of the model."""
+    lockstep.summed.add(module)
+
+
+@contextmanager
+def follow(model: Model, world: World, tokens: int, joins: bool) -> Iterator[None]:
+    """A context in which a rank without memory computes a short row in place of a microbatch, in step with the others.
+
+    tokens: of the microbatch. joins: this rank has been in some of the microbatch's collectives, which are left out.
+    """
+    lockstep = world.lockstep
+    summed = set(lockstep.summed) if joins else set[int]()
+    lockstep.begin(lockstep.count if joins else 0, tokens)
+    modules = _fsdp_modules(model)
+    for module in modules:
+        module.set_requires_all_reduce(id(module) not in summed, recurse=False)
+    try:
+        yield
+    finally:
+        lockstep.begin()
+        for module in modules:
+            module.set_requires_all_reduce(True, recurse=False)
 
 
 def fsdp(model: Model) -> FSDPModule:
@@ -254,7 +292,8 @@ def forget_step(model: Model) -> None:
     FSDP2's `reset_iter_state` leaves what was accumulated while gradients were not synchronised, which the step that is
     begun again would count a second time.
     """
-    fsdp(model).reset_iter_state()  # type: ignore[attr-defined]
+    if fsdp(model)._get_fsdp_state()._is_root is not None:  # else no forward pass has begun yet
+        fsdp(model).reset_iter_state()  # type: ignore[attr-defined]
     for module in _fsdp_modules(model):
         for group in module._get_fsdp_state()._fsdp_param_groups:  # type: ignore[attr-defined]
             for parameter in group.fsdp_params:
@@ -288,7 +327,8 @@ def _lay_out(world: World, config: TrainConfig) -> None:
         raise ConfigError("elastic runs share no matrices: sums over their parts would depend on their number")
     world.mesh = init_device_mesh(world.device.type, tuple(sizes), mesh_dim_names=tuple(names))
     if tensor > 1:
-        world.tensor = TensorRanks(world.rank % tensor, tensor, world.mesh["tensor"].get_group())
+        world.lockstep.is_complete = config.compile_config is None
+        world.tensor = TensorRanks(world.rank % tensor, tensor, world.mesh["tensor"].get_group(), world.lockstep)
 
 
 def _start_group(world: World, store: Path | None, timeout: timedelta) -> None:

@@ -8,19 +8,25 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from roofline.common import log
+from roofline.common.errors import CapacityError
 from roofline.common.processes import return_freed_memory
 from roofline.train.data.loader import Rows
 from roofline.train.data.row_arrays import Counted, RowArrays
 from roofline.train.data.row_digest import row_digest
 from roofline.train.memory.exhausted import OneDnn, is_out_of_memory, out_of_memory
+from roofline.train.model.lockstep import is_in_collective
 from roofline.train.model.modules import IGNORED, Model
 from roofline.train.model.objective import TrainingObjective
 from roofline.train.parallel.elastic import TreeSum
-from roofline.train.parallel.processes import COMPUTE, OutOfMemory, World, forget_step, fsdp
+from roofline.train.parallel.processes import COMPUTE, OutOfMemory, World, follow, forget_step, fsdp
 from roofline.train.preference.objective import Facts, RowObjective, some_rows
 
 LARGEST_SCALE, GROWTH = 2.0**24, 2000
-SETTLED = 2  # steps that must fit before ranks stop checking on each other before each collective
+SETTLED = 2  # steps that must fit before ranks stop asking each other after each microbatch whether one has failed
+SHORT = 8  # tokens of the row that a rank without memory computes in place of a microbatch
+
+_log = log.get("train")
 
 
 @dataclass
@@ -46,7 +52,7 @@ class Gradients:
     """Computes the gradients of batches into a model's parameters.
 
     Args:
-        size: rows of a microbatch; None: all of this rank's rows, halved until they fit during the first SETTLED steps.
+        size: rows of a microbatch; None: all of this rank's rows, halved where memory ends.
         sync_last: reduce gradients once a step, not with each microbatch.
         tree: add this rank's parts, and the ranks, in a fixed tree (parallel.elastic).
 
@@ -54,7 +60,7 @@ class Gradients:
         size: rows of a microbatch now, None before the first step. halved: how often it was halved.
         scaler: for fp16, else None. row_digest, counted: of the rows of the last global batch. keeps_padding: compute
             the padding at the end of rows as well, so that all microbatches have one shape.
-        predicted: bytes that the run is predicted to take, for an error's text.
+        is_compiled: the model is. predicted: bytes that the run is predicted to take, for an error's text.
         objective: replaces the sum of cross entropies. figures: its own, means over the last global batch.
     """
 
@@ -67,7 +73,9 @@ class Gradients:
         self.scaler = Scaler() if precision == "amp_fp16" else None
         self.row_digest = b""
         self.counted = Counted()
-        self.keeps_padding = False
+        self.keeps_padding = self.is_compiled = False
+        self._failure: CapacityError | None = None  # of this rank, in this step
+        self._reported: CapacityError | None = None  # of any rank, on rank 0: why the last step was begun again
         self.predicted: int | None = None
         self.objective: RowObjective | None = None
         self.figures: dict[str, float] = {}
@@ -91,20 +99,24 @@ class Gradients:
         self.row_digest = row_digest(row_sums)
         while True:
             self.world.watching = self.auto and self.world.grouped and self._fitted < SETTLED
-            self._computed, self._noted = 0, None
+            self._computed, self._noted, self._failure = 0, None, None
             try:
                 losses = self._parts(rows, -(-most // self.size), units, facts)
-            except OutOfMemory as error:
-                message = str(error)
+                every = self.world.gather_ranks([*losses, self._computed, self._failure is not None])
+                if any(failed for *_, failed in every):
+                    raise OutOfMemory
+            except OutOfMemory:
+                pass
             else:
                 self._fitted += 1
-                every = self.world.gather([*losses, self._computed])
-                self.counted = Counted(all_real, int(sum(computed for *_, computed in every)), tokens)
+                self._report()
+                every = every[:: self.world.tensor.size]
+                self.counted = Counted(all_real, int(sum(computed for *_, computed, _ in every)), tokens)
                 over_tokens = self.objective is not None and self.objective.over_tokens
                 self.figures = self.means(tokens if over_tokens else units)
-                return math.fsum(loss for *each, _ in every for loss in each), units
+                return math.fsum(loss for *of_parts, _, _ in every for loss in of_parts), units
             # Outside of `except` the error is gone, and with its frames the tensors of the failed microbatch.
-            self._halve(message)
+            self._halve()
 
     def autocast(self) -> AbstractContextManager[None]:
         """The context in which the run computes."""
@@ -127,9 +139,8 @@ class Gradients:
             facts = {name: np.zeros((1, *array.shape[1:]), array.dtype) for name, array in (facts or {}).items()}
         else:
             goals = targets(tokens, documents, trained)
-            if not self.keeps_padding:
-                tokens, documents, _ = RowArrays(tokens, documents, trained).without_padding()
-                goals = goals[:, : tokens.shape[1]]
+            tokens, documents, _ = self._without_padding(RowArrays(tokens, documents, trained))
+            goals = goals[:, : tokens.shape[1]]
         self._computed += goals.size
         self.model.skips = trained is not None and not self.keeps_padding
         ids, of_targets, of_documents = [
@@ -202,35 +213,91 @@ class Gradients:
                 break  # nobody waits for a process that is alone
             if self.world.grouped:
                 fsdp(self.model).set_requires_gradient_sync(index == count - 1 or not self.sync_last)
-            failed: str | None = None  # the error itself would keep this frame and its tensors alive
+            failure: CapacityError | None = None  # the error itself would keep this frame and its tensors alive
             try:
-                loss = self.loss(*rows, some_rows(facts, some))
-                (loss * scale).backward()  # type: ignore[no-untyped-call]
-                loss_sum += loss.detach()
-                if self.model.watch is not None:
-                    self.model.watch()
+                if self._failure is not None:
+                    self._follow(rows, facts, scale)  # of a step that is given up in any case
+                else:
+                    loss_sum += self._microbatch(rows, some_rows(facts, some), scale)
             except (RuntimeError, MemoryError) as error:
-                if not self.auto or not is_out_of_memory(error) or (self.world.grouped and not self.world.watching):
+                if not self._can_halve(error):
                     raise
-                failed = str(error) or type(error).__name__
-            self.world.agree(failed is not None)
-            if failed is not None:
-                raise OutOfMemory(failed)
+                failure = self._exhausted(str(error) or type(error).__name__)
+            if failure is not None:
+                self._failure = failure
+                self._give_up()
+                if not self.world.grouped:
+                    raise OutOfMemory
+                self._follow(rows, facts, scale, joins=True)
+            self.world.agree(self._failure is not None)
         return float(loss_sum)
 
-    def _halve(self, message: str) -> None:
+    def _microbatch(self, rows: RowArrays, facts: Facts, scale: float) -> torch.Tensor:
+        """Add the gradients of rows; their sum of losses."""
+        self.world.lockstep.begin()
+        loss = self.loss(*rows, facts)
+        (loss * scale).backward()  # type: ignore[no-untyped-call]
+        if self.model.watch is not None:
+            self.model.watch()
+        return loss.detach()
+
+    def _can_halve(self, error: BaseException) -> bool:
+        """Whether the step can be begun again with smaller microbatches, on all ranks."""
+        if not self.auto or self._failure is not None or not is_out_of_memory(error):
+            return False
+        return not self.world.grouped or (self.world.lockstep.is_complete and not is_in_collective(error))
+
+    def _exhausted(self, message: str) -> CapacityError:
+        """What this rank's memory had no room for."""
         assert self.size is not None
+        rows = "one row" if self.size == 1 else f"{self.size} rows"
+        place = f" on rank {self.world.rank}" if self.world.grouped else ""
+        return out_of_memory(f"a microbatch of {rows}{place}", message, None if self.halved else self.predicted)
+
+    def _follow(self, rows: RowArrays, facts: Facts, scale: float, joins: bool = False) -> None:
+        """Take part in the collectives of a microbatch without computing it; joins: in those that are left of it."""
+        short = RowArrays(*(None if array is None else array[:0, :SHORT] for array in rows))  # type: ignore[arg-type]
+        tokens = rows.tokens[:1].size if not len(rows.tokens) else self._without_padding(rows).tokens.size
+        eager = torch.compiler.set_stance("force_eager") if self.is_compiled else nullcontext()
+        with follow(self.model, self.world, tokens, joins), eager:
+            (self.loss(*short, facts) * scale).backward()  # type: ignore[no-untyped-call]
+
+    def _without_padding(self, rows: RowArrays) -> RowArrays:
+        """What is computed of rows."""
+        return rows if self.keeps_padding else rows.without_padding()
+
+    def _give_up(self) -> None:
+        """Forget the step, and give back what it has taken."""
         self.model.zero_grad(set_to_none=True)  # also of parameters that are gathered when a step fails
         if self.world.grouped:
             forget_step(self.model)
-        if self.size == 1:
-            raise out_of_memory("a microbatch of one row", message, self.predicted)
-        self.size = (self.size + 1) // 2
-        self.halved += 1
         if self.world.device.type == "cpu":
             return_freed_memory()
         else:
             torch.accelerator.empty_cache()
+
+    def _halve(self) -> None:
+        """Begin the step again with half of the rows, on all ranks. Raises the error of a rank that had one row."""
+        assert self.size is not None
+        self._give_up()
+        failures = [failure for failure in self.world.collect(self._failure) if failure is not None]
+        if self.size == 1:
+            self.world.raise_together(failures[0] if failures else None)
+        self._reported = failures[0] if failures else None
+        self.size = (self.size + 1) // 2
+        self.halved += 1
+
+    def _report(self) -> None:
+        """Say once, on rank 0, why a step was begun again."""
+        failure, self._reported = self._reported, None
+        if failure is not None:
+            _log.warning(
+                "%s needs %s bytes, %s are available: microbatches have %d rows from now on",
+                failure.what,
+                f"{failure.needed:,}",
+                f"{failure.available:,}",
+                self.size,
+            )
 
 
 def targets(tokens: np.ndarray, documents: np.ndarray | None = None, trained: np.ndarray | None = None) -> np.ndarray:

@@ -145,7 +145,8 @@ def gradients_of(run: "Run", available: int | None) -> Gradients:
         tree=elastic,
     )
     trims = config.train_loader.dataset.allow_pad_trimming
-    gradients.keeps_padding = config.compile_config is not None or not trims
+    gradients.is_compiled = config.compile_config is not None
+    gradients.keeps_padding = gradients.is_compiled or not trims
     if size == "auto":  # what does not fit is not tried: libraries fail in many ways
         # Rank 0 decides, and all take part: hosts may have limits of their own, or none.
         memory = run.report.memory
