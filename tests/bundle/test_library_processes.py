@@ -141,7 +141,9 @@ def test_a_limit_of_threads_is_told_as_such(files: "LibraryFiles", bundle: Path)
         Path(folder).chmod(0o755)
         done = run(LIMITED, files, shutil.copytree(bundle, Path(folder) / "bundle"), "threads")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{lb.MEMORY} threads cannot be started: lower the option threads, or raise the limit of threads")
+    assert done.stdout.startswith(
+        f"{lb.MEMORY} threads cannot be started: lower the option threads, or raise the limit of threads"
+    )
 
 
 def test_a_limit_of_open_files_is_told_as_such(files: "LibraryFiles", bundle: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,7 +23,8 @@ class BundleOrigin:
 def remember(bundle_id: str, origin: BundleOrigin) -> None:
     """Keep an origin of the bundle with this `id`. Where ROOFLINE_HOME cannot be written, a warning says so."""
     with files.where_possible("what bundles were compiled from is", _folder()), _locked(bundle_id):
-        _write(bundle_id, [origin, *(other for other in origins(bundle_id) if other != origin)][:MOST])
+        older = [other for other in origins(bundle_id) if other != origin and os.path.exists(other.path)]
+        _write(bundle_id, [origin, *older][:MOST])
 
 
 def forget(bundle_id: str, origin: BundleOrigin) -> None:
@@ -59,7 +61,7 @@ def _write(bundle_id: str, remaining: list[BundleOrigin]) -> None:
         file.unlink(missing_ok=True)
 
 
-def _locked(bundle_id: str) -> "files.AbstractContextManager[None]":
+def _locked(bundle_id: str) -> AbstractContextManager[None]:
     return files.locked(_folder() / f".{bundle_id[:16]}.lock")
 
 

@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roofline.common.files import text_of
+from roofline.common.errors import ConfigError
+from roofline.common.files import read_regular
 
 if TYPE_CHECKING:
     from roofline.weights.checkpoint import Checkpoint
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 _FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.MULTILINE | re.DOTALL)
 _FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "LICENCE.txt", "LICENCE.md")
 MAX_CHARACTERS = 200  # of a licence's name
+MAX_FILE = 1 << 20  # bytes of a card or a licence
 
 
 def licence_of(checkpoint: "Checkpoint") -> str:
@@ -30,7 +32,7 @@ def licence_of(checkpoint: "Checkpoint") -> str:
 def _of_card(folder: Path) -> str:
     import yaml
 
-    matter = _FRONT_MATTER.match(text_of(folder / "README.md") or "")
+    matter = _FRONT_MATTER.match(_text(folder / "README.md"))
     try:
         values = yaml.safe_load(matter[1]) if matter else None
     except yaml.YAMLError:
@@ -40,10 +42,18 @@ def _of_card(folder: Path) -> str:
 
 def _of_text(folder: Path) -> str:
     for name in _FILES:
-        for line in (text_of(folder / name) or "").splitlines():
+        for line in _text(folder / name).splitlines():
             if words := line.strip().lstrip("#").strip():
                 return _named(words, None)
     return ""
+
+
+def _text(path: Path) -> str:
+    """A file's text; empty where there is none, or one of another size than such files have."""
+    try:
+        return read_regular(path, MAX_FILE).decode("utf-8", "replace") if path.is_file() else ""
+    except (ConfigError, OSError):
+        return ""
 
 
 def _named(licence: object, other: object) -> str:
