@@ -7,7 +7,8 @@
  * the cause and what to do. A result is written only on RL_OK. Nothing is printed, and no error ends the process.
  *
  * Threads: every function may be called from any thread. Calls of rl_step on one engine take turns; rl_submit and
- * rl_abort do not wait for a step. A child made by fork() must not use its parent's engines.
+ * rl_abort do not wait for a step. A child made by fork() has its parent's engines without their threads: rl_close frees
+ * what the child holds of them, every other function refuses them (RL_ERROR_INVALID). It opens engines of its own.
  */
 #ifndef ROOFLINE_H
 #define ROOFLINE_H
@@ -37,7 +38,7 @@ typedef enum rl_status {
     RL_ERROR_BUNDLE = -2,      /* no bundle, damaged, or of another version */
     RL_ERROR_UNSUPPORTED = -3, /* this chip or this build cannot do it */
     RL_ERROR_CAPACITY = -4,    /* it can never fit */
-    RL_ERROR_MEMORY = -5,      /* memory or threads are used up */
+    RL_ERROR_MEMORY = -5,      /* memory, threads or open files are used up */
     RL_ERROR_INTERNAL = -6     /* a bug of ours */
 } rl_status;
 

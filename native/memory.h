@@ -14,7 +14,8 @@
 #include <stdexcept>
 #include <string>
 #include <system_error>
-#include <thread>
+
+#include "threads.h"
 
 namespace roofline {
 
@@ -40,14 +41,20 @@ class Memory {
     uint8_t *base_ = nullptr, *data_ = nullptr;
 };
 
+// Why the system does not give a file, as distinct from a thread.
+struct FileError : std::system_error {
+    FileError(int error, const std::string& path) : std::system_error(error, std::generic_category(), path) {}
+};
+
 // A file mapped read-only. Its pages are read, and mapped where they are in memory already, by a thread of its own while
 // the caller goes on. The advice must come before the first read of a page: one read without it stays small until dropped.
 class Mapping {
    public:
-    // Throws std::system_error when the file cannot be mapped, std::invalid_argument when it has another size.
+    // Throws FileError when the file cannot be mapped, std::invalid_argument when it has another size, and
+    // std::system_error when there is no thread to read it.
     Mapping(const std::string& path, size_t bytes) : bytes_(bytes), mapped_((bytes + kHuge - 1) / kHuge * kHuge + kHuge) {
         const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-        if (file < 0) throw std::system_error(errno, std::generic_category(), path);
+        if (file < 0) throw FileError(errno, path);
         struct stat status;
         if (fstat(file, &status) != 0 || (size_t)status.st_size != bytes || bytes == 0) {
             close(file);
@@ -64,10 +71,15 @@ class Mapping {
         close(file);
         if (at == MAP_FAILED) {
             if (base_ != MAP_FAILED) munmap(base_, mapped_);
-            throw std::system_error(error, std::generic_category(), path);
+            throw FileError(error, path);
         }
         madvise(data_, bytes, MADV_HUGEPAGE);
-        reader_ = std::thread([this] { populate(); });
+        try {
+            reader_.start([this] { populate(); });
+        } catch (...) {
+            munmap(base_, mapped_);
+            throw;
+        }
     }
     ~Mapping() {
         settle();
@@ -78,7 +90,7 @@ class Mapping {
     size_t bytes() const { return bytes_; }
     // Waits until every page is in memory; the bytes of them that lie on huge pages.
     size_t settle() {
-        if (reader_.joinable()) reader_.join();
+        reader_.join();
         return huge_;
     }
 
@@ -104,7 +116,7 @@ class Mapping {
     }
     size_t bytes_, mapped_, huge_ = 0;
     uint8_t *base_ = nullptr, *data_ = nullptr;
-    std::thread reader_;
+    Threads reader_;
 };
 
 }  // namespace roofline

@@ -7,6 +7,8 @@
 
 #include <chrono>
 #include <climits>
+#include <stdexcept>
+#include <string>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -84,7 +86,7 @@ Pool::Pool(int threads) : threads_(threads), ids_(threads), barrier_(threads) {
         for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
             if (CPU_ISSET(cpu, &allowed)) cpus_.push_back(cpu);
     try {
-        for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { work(i); });
+        for (int i = 1; i < threads; i++) workers_.start([this, i] { work(i); });
     } catch (...) {
         stop();  // threads left joinable would end the process
         throw;
@@ -97,7 +99,7 @@ void Pool::stop() {
     stop_.store(true);
     epoch_.fetch_add(1, std::memory_order_release);
     wake_all(epoch_);
-    for (auto& t : workers_) t.join();
+    workers_.join();
 }
 
 // Where every core has a thread, the workers keep off the caller's core. Left alone, the kernel may wake a worker on the
@@ -120,6 +122,9 @@ void Pool::place() {
 }
 
 void Pool::run(const std::function<void(int)>& job) {
+    if (threads_ > 1 && !workers_.here())  // it would wait for them for ever
+        throw std::runtime_error("the threads of this model are in process " + std::to_string(workers_.process()) + ", and this is its fork " +
+                                 std::to_string(getpid()));
     place();
     job_ = &job;
     running_.store(threads_ - 1, std::memory_order_relaxed);

@@ -5,8 +5,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <thread>
 #include <vector>
+
+#include "threads.h"
 
 namespace roofline {
 
@@ -39,7 +40,8 @@ class Pool {
     Pool(const Pool&) = delete;
     int threads() const { return threads_; }
     Barrier& barrier() { return barrier_; }
-    // Runs job(worker) on every thread, the caller being worker 0, and returns when all are done.
+    // Runs job(worker) on every thread, the caller being worker 0, and returns when all are done. Throws
+    // std::runtime_error in a child made by fork(), where the threads are not.
     void run(const std::function<void(int)>& job);
 
    private:
@@ -56,7 +58,7 @@ class Pool {
     alignas(64) std::atomic<int32_t> running_{0};
     std::atomic<int32_t> sleepers_{0};
     std::atomic<bool> stop_{false};
-    std::vector<std::thread> workers_;
+    Threads workers_;
 };
 
 }  // namespace roofline

@@ -1,8 +1,12 @@
 #include "bundle.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <sstream>
 
 #include "failure.h"
@@ -120,7 +124,9 @@ std::unique_ptr<BundleCode> read_code(const std::string& data) {
 void read_manifest(Bundle& bundle) {
     Json manifest;
     try {
-        manifest = Json::parse(read_file(bundle.path, "manifest.json"));
+        const std::string text = read_file(bundle.path, "manifest.json");
+        if (text.empty()) throw Reason("manifest.json is empty");
+        manifest = Json::parse(text);
         const long long format = manifest["format"].integer();
         if (format != kManifestFormat)
             throw Reason("it has format " + std::to_string(format) + ", this library reads format " +
@@ -134,7 +140,7 @@ void read_manifest(Bundle& bundle) {
                 throw Reason("manifest.json names a file outside the bundle");
             struct stat status;
             const std::string file = bundle.path + "/" + name;
-            if (stat(file.c_str(), &status) != 0) throw Reason(name + " is missing (" + std::strerror(errno) + ")");
+            if (stat(file.c_str(), &status) != 0) throw file_failure(bundle.path, name, "found", errno);
             const long long bytes = entry["bytes"].integer();
             if (status.st_size != bytes)
                 throw Reason(name + " has " + std::to_string(status.st_size) + " bytes instead of " +
@@ -206,19 +212,70 @@ Failure bundle_failure(const std::string& path, const std::string& reason) {
                                         ". Compile it again: roofline compile MODEL -o " + path);
 }
 
+Failure file_failure(const std::string& folder, const std::string& name, const char* done, int error) {
+    const std::string file = folder + "/" + name + " cannot be " + done, reason = std::string(" (") + std::strerror(error) + ")";
+    switch (error) {
+        case EMFILE:
+        case ENFILE:
+            return Failure(RL_ERROR_MEMORY, file + ": too many files are open" + reason + ". Close some, or raise the limit (ulimit -n).");
+        case ENOMEM:
+        case EAGAIN:
+            return Failure(RL_ERROR_MEMORY, file + ": memory is used up" + reason + ". Free some, or raise the limit (ulimit -v, -l).");
+        case EACCES:
+        case EPERM:
+            return Failure(RL_ERROR_BUNDLE, file + reason + ". Give this user the right to read it.");
+        default:
+            return bundle_failure(folder, name + " cannot be " + done + reason);
+    }
+}
+
+namespace {
+
+// A file of a bundle, read from its start to its end.
+class File {
+  public:
+    File(const std::string& folder, const std::string& name) : folder_(folder), name_(name) {
+        // A pipe that nobody writes would be waited for: it is refused below.
+        number_ = open((folder + "/" + name).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+        if (number_ < 0) throw file_failure(folder, name, "opened", errno);
+        struct stat status;
+        if (fstat(number_, &status) == 0 && S_ISREG(status.st_mode)) return;
+        close(number_);
+        throw bundle_failure(folder, name + " is no file, but a folder, a pipe or a device");
+    }
+    ~File() { close(number_); }
+    File(const File&) = delete;
+    // The bytes that were put at `out`: 0 at the end.
+    size_t read(char* out, size_t bytes) {
+        for (;;) {
+            const ssize_t count = ::read(number_, out, bytes);
+            if (count >= 0) return (size_t)count;
+            if (errno != EINTR) throw file_failure(folder_, name_, "read", errno);
+        }
+    }
+
+  private:
+    const std::string &folder_, &name_;
+    int number_;
+};
+
+}  // namespace
+
 std::string read_file(const std::string& folder, const std::string& name) {
-    std::ifstream file(folder + "/" + name, std::ios::binary);
-    std::ostringstream data;
-    if (!file || !(data << file.rdbuf()))
-        throw bundle_failure(folder, name + " cannot be read (" + std::strerror(errno) + ")");
-    return data.str();
+    File file(folder, name);
+    std::string data;
+    std::vector<char> slice(1 << 16);
+    while (const size_t count = file.read(slice.data(), slice.size())) data.append(slice.data(), count);
+    return data;
 }
 
 Bundle open_bundle(const std::string& path) {
     struct stat status;
-    if (stat((path + "/code.bin").c_str(), &status) != 0 && stat((path + "/weights.bin").c_str(), &status) != 0)
+    if (stat((path + "/code.bin").c_str(), &status) != 0 && stat((path + "/weights.bin").c_str(), &status) != 0) {
+        if (errno != ENOENT && errno != ENOTDIR) throw file_failure(path, "code.bin", "found", errno);
         throw Failure(RL_ERROR_BUNDLE, path + " is no bundle: there is no code.bin (" + std::strerror(errno) +
                                            "). Make one: roofline compile MODEL -o " + path);
+    }
     Bundle bundle;
     bundle.path = path;
     try {
@@ -235,13 +292,11 @@ Bundle open_bundle(const std::string& path) {
 
 void verify_bundle(const std::string& path) {
     const Bundle bundle = open_bundle(path);
-    std::vector<uint8_t> slice(1 << 20);
+    std::vector<char> slice(1 << 20);
     for (const auto& [name, wanted] : bundle.hashes) {
-        std::ifstream file(path + "/" + name, std::ios::binary);
+        File file(path, name);
         Sha256 hash;
-        while (file.read((char*)slice.data(), (std::streamsize)slice.size()), file.gcount() > 0)
-            hash.add(slice.data(), (size_t)file.gcount());
-        if (!file.eof()) throw bundle_failure(path, name + " cannot be read (" + std::strerror(errno) + ")");
+        while (const size_t count = file.read(slice.data(), slice.size())) hash.add((const uint8_t*)slice.data(), count);
         if (hash.hex() != wanted) throw bundle_failure(path, name + " is not as it was written: its hash is wrong");
     }
 }
@@ -249,10 +304,10 @@ void verify_bundle(const std::string& path) {
 Image::Image(const std::string& path, size_t bytes) {
     try {
         file_ = std::make_unique<Mapping>(path + "/weights.bin", bytes);
-    } catch (const std::bad_alloc&) {
-        throw;
-    } catch (const std::exception& error) {
-        throw bundle_failure(path, std::string("weights.bin cannot be mapped (") + error.what() + ")");
+    } catch (const FileError& error) {
+        throw file_failure(path, "weights.bin", "mapped", error.code().value());
+    } catch (const std::invalid_argument&) {
+        throw bundle_failure(path, "weights.bin has another size than code.bin says");
     }
 }
 

@@ -45,6 +45,10 @@ void verify_bundle(const std::string& path);
 // A whole file of a bundle. Throws Failure.
 std::string read_file(const std::string& folder, const std::string& name);
 
+// A file of a bundle that the system does not give, for the reason `error`, an errno: what is used up, or forbidden, is
+// no fault of the bundle. done: what was tried, as in "cannot be read".
+struct Failure file_failure(const std::string& folder, const std::string& name, const char* done, int error);
+
 // "PATH is a bundle that cannot be used: REASON. Compile it again ...", as a Failure to throw.
 struct Failure bundle_failure(const std::string& path, const std::string& reason);
 

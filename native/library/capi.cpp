@@ -1,4 +1,7 @@
 // The border: handles and pointers are checked, exceptions become statuses.
+#include <pthread.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -32,7 +35,9 @@ rl_status guarded(Call&& call) noexcept {
     } catch (const std::system_error& error) {
         return failed(
             RL_ERROR_MEMORY,
-            (std::string("threads cannot be started: lower the option threads (") + error.what() + ")").c_str());
+            (std::string("threads cannot be started: lower the option threads, or raise the limit of threads, ulimit -u (") +
+             error.what() + ")")
+                .c_str());
     } catch (const std::exception& error) {
         return failed(RL_ERROR_INTERNAL, error.what());
     } catch (...) {
@@ -44,24 +49,39 @@ rl_status guarded(Call&& call) noexcept {
 // closed is refused, and an engine lives until the last call on it returns. Never freed: threads may still call while
 // the process ends.
 struct Open {
-    std::mutex lock;
+    struct Opened {
+        std::shared_ptr<Engine> engine;
+        pid_t process;  // whose threads it has: not those of a child made by fork()
+    };
     uintptr_t last = 0;
-    std::map<const rl_engine*, std::shared_ptr<Engine>> engines;
+    std::map<const rl_engine*, Opened> engines;
 };
 
-Open& open_engines() {
-    static Open* open = new Open;
-    return *open;
+std::mutex open_lock;
+Open* open_engines = nullptr;  // made by the first rl_open
+
+// A fork waits for the lock, so that the child never has it held by a thread which is not there.
+[[maybe_unused]] const int watched = pthread_atfork([] { open_lock.lock(); }, [] { open_lock.unlock(); }, [] { open_lock.unlock(); });
+
+// The caller holds the lock.
+Open::Opened& look_up(const rl_engine* handle) {
+    if (!handle) throw Failure(RL_ERROR_INVALID, "the engine is NULL: it was never opened, or is closed");
+    if (!open_engines || (uintptr_t)handle > open_engines->last)
+        throw Failure(RL_ERROR_INVALID, "the engine is none that rl_open gave");
+    const auto entry = open_engines->engines.find(handle);
+    if (entry == open_engines->engines.end())
+        throw Failure(RL_ERROR_INVALID, "the engine is closed: open its bundle again with rl_open");
+    return entry->second;
 }
 
 std::shared_ptr<Engine> engine_of(const rl_engine* handle) {
-    Open& open = open_engines();
-    const std::lock_guard<std::mutex> hold(open.lock);
-    const auto found = open.engines.find(handle);
-    if (found == open.engines.end())
-        throw Failure(RL_ERROR_INVALID,
-                      handle ? "the engine is not open: it was closed, or this is no engine" : "the engine is NULL");
-    return found->second;
+    const std::lock_guard<std::mutex> hold(open_lock);
+    const Open::Opened& opened = look_up(handle);
+    if (opened.process != getpid())
+        throw Failure(RL_ERROR_INVALID, "the engine was opened in process " + std::to_string(opened.process) +
+                                            ", and this is its fork " + std::to_string(getpid()) +
+                                            ", without its threads: open the bundle in the process that uses it");
+    return opened.engine;
 }
 
 void demand(const void* pointer, const char* name) {
@@ -103,10 +123,11 @@ rl_status rl_open(const char* path, const rl_options* options, rl_engine** engin
         demand(path, "path");
         demand(engine, "engine");
         auto opened = std::make_shared<Engine>(path, read_struct(options, rl_options RL_OPTIONS, "options"));
-        Open& open = open_engines();
-        const std::lock_guard<std::mutex> hold(open.lock);
-        rl_engine* handle = (rl_engine*)++open.last;
-        open.engines.emplace(handle, std::move(opened));
+        const std::lock_guard<std::mutex> hold(open_lock);
+        if (!open_engines) open_engines = new Open;
+        rl_engine* handle = (rl_engine*)(open_engines->last + 1);
+        open_engines->engines.emplace(handle, Open::Opened{std::move(opened), getpid()});
+        open_engines->last++;
         *engine = handle;
         return RL_OK;
     });
@@ -115,11 +136,11 @@ rl_status rl_open(const char* path, const rl_options* options, rl_engine** engin
 rl_status rl_close(rl_engine** engine) {
     return guarded([&] {
         if (!engine || !*engine) return RL_OK;
-        std::shared_ptr<Engine> last = engine_of(*engine);
+        std::shared_ptr<Engine> last;
         {
-            Open& open = open_engines();
-            const std::lock_guard<std::mutex> hold(open.lock);
-            open.engines.erase(*engine);
+            const std::lock_guard<std::mutex> hold(open_lock);
+            last = std::move(look_up(*engine).engine);
+            open_engines->engines.erase(*engine);
         }
         *engine = nullptr;
         return RL_OK;  // the engine is freed here, or where another thread's call on it returns

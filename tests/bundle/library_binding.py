@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 INT, FLOAT, SIZE = c.c_int32, c.c_float, c.c_size_t
-OK, IDLE, INVALID, BUNDLE, UNSUPPORTED, CAPACITY = 0, 1, -1, -2, -3, -4
+OK, IDLE, INVALID, BUNDLE, UNSUPPORTED, CAPACITY, MEMORY = 0, 1, -1, -2, -3, -4, -5
 RUNNING, STOP, LENGTH, ABORT, FAILED = range(5)
 
 

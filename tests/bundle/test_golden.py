@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,12 +66,15 @@ def test_few_are_kept(task: GoldenTask, runs: list[GoldenTask], home: Path, monk
     assert len(list((home / "golden").iterdir())) == 2
 
 
-def test_the_original_of_a_bundle_is_what_it_was_compiled_from(model: Path, bundle: Path) -> None:
+def test_the_original_of_a_bundle_is_what_it_was_compiled_from(home: Path, model: Path, bundle: Path) -> None:
     assert original(str(model)) == str(model)
     assert original(str(bundle)) == str(model)
     assert original("preset:tiny") == "preset:tiny"
     model.rename(model.with_name("elsewhere"))
     with pytest.raises(UnsupportedError, match=r"what it was compiled from, .*model, is not here"):
+        original(str(bundle))
+    shutil.rmtree(home)
+    with pytest.raises(UnsupportedError, match="it was compiled elsewhere"):
         original(str(bundle))
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from bundle_models import tokenizer_json
 from library_binding import Library, sampling
+from library_programs import documented, greedy
 
 import roofline
 import roofline._native as native
@@ -31,24 +32,6 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 FINISH = {None: lb.RUNNING, "stop": lb.STOP, "length": lb.LENGTH, "error": lb.FAILED}
 Answer = list[tuple[int, int, str]]  # id, finish, log-probability
-
-
-def documented() -> str:
-    (program,) = re.findall(
-        r"^```c\n(.*?)^```", (ROOT / "docs/how-to/library.md").read_text(), re.MULTILINE | re.DOTALL
-    )
-    return str(program)
-
-
-def greedy(path: Path, ids: list[int], count: int) -> tuple[list[int], str]:
-    model = load(str(path), cache_tokens=1024, max_model_len=512)
-    assert model.tokenizer is not None
-    engine = LocalEngine(model.executable)
-    engine.submit(ids, SamplingParams(temperature=0, max_tokens=count), eos_ids=model.tokenizer.eos_ids)
-    answer = []
-    while engine.has_work:
-        answer += [i for event in engine.step() for i in event.ids]
-    return answer, model.tokenizer.decode(answer)
 
 
 def test_the_documented_program(compiled: Any, bundle: Path) -> None:
@@ -234,7 +217,8 @@ def test_versions_symbols_and_languages(files: Any, library: Library, tmp_path: 
     declared = set(re.findall(r"^RL_API .*?\b(rl_\w+)\(", (files.include / "roofline.h").read_text(), re.MULTILINE))
     assert len(declared) == 10
     listed = subprocess.run(["nm", "-D", "--defined-only", files.library], capture_output=True, text=True, check=True)
-    assert {words.split()[-1] for words in listed.stdout.splitlines()} == declared
+    functions = {f"{name}@@ROOFLINE_{major}" for name in declared}
+    assert {words.split()[-1] for words in listed.stdout.splitlines()} == functions | {f"ROOFLINE_{major}"}
     needed = subprocess.run(["readelf", "-d", files.library], capture_output=True, text=True, check=True)
     assert "python" not in needed.stdout.lower()
     (tmp_path / "cpp.cpp").write_text(
@@ -379,36 +363,3 @@ def test_a_bundle_without_a_tokenizer(library: Library, tmp_path: Path) -> None:
     assert "has no tokenizer: " in library.error()
     assert "tokenizer.json" in library.error()
     library.close(handle)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(shutil.which("cmake") is None, reason="there is no cmake")
-@pytest.mark.parametrize("optimised", [False, pytest.param(True, marks=pytest.mark.soak)])
-def test_it_is_built_and_installed_without_python(bundle: Path, tmp_path: Path, optimised: bool) -> None:
-    """Most of a build is to optimise it, which changes no bit of a result."""
-    build, prefix, options = tmp_path / "build", tmp_path / "prefix", []
-    if not optimised:
-        hasty = tmp_path / "hasty"
-        hasty.write_text('#!/bin/sh\nexec "$@" -O0\n')
-        hasty.chmod(0o755)
-        options = [f"-DCMAKE_CXX_COMPILER_LAUNCHER={hasty}"]
-    for command in (
-        ["cmake", "-S", ROOT, "-B", build, "-DROOFLINE_PYTHON=OFF", f"-DCMAKE_INSTALL_PREFIX={prefix}", *options],
-        ["cmake", "--build", build],
-        ["cmake", "--install", build],
-    ):
-        subprocess.run([str(word) for word in command], check=True, capture_output=True, timeout=900)
-    (library,) = prefix.glob("lib*/libroofline.so")
-    (tmp_path / "answer.c").write_text(documented())
-    options = [
-        f"-I{prefix}/include",
-        f"-L{library.parent}",
-        "-lroofline",
-        f"-Wl,-rpath,{library.parent}",
-        "-o",
-        "answer",
-    ]
-    subprocess.run(["gcc", "-std=c99", "-Wall", "-Werror", "answer.c", *options], cwd=tmp_path, check=True)
-    done = subprocess.run([tmp_path / "answer", bundle, "5", "1", "2"], capture_output=True, check=True, text=True)
-    assert list(map(int, done.stdout.split("\n")[0].split())) == greedy(bundle, [1, 2], 5)[0]

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from bundle_models import write_model
 
 import roofline._native as native
 from roofline.bundle import compile_model, load
+from roofline.bundle.origins import source_of
 from roofline.bundle.reader import is_bundle, verify
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 
@@ -83,7 +85,7 @@ def test_a_bundle_is_replaced_and_nothing_else_is(model: Path, bundle: Path, tmp
     held = load(str(bundle), text=False)
     other = write_model(tmp_path / "other", seed=1)
     compile_model(str(other), bundle)
-    assert verify(bundle).manifest.source["path"] == str(other)
+    assert source_of(verify(bundle).manifest.id) == str(other)
     assert left(tmp_path) == ["bundle", "model", "other"]
     held.executable.forward()  # what was open stays usable
     folder, file, empty = tmp_path / "folder", tmp_path / "file", tmp_path / "empty"
@@ -103,7 +105,7 @@ def test_a_bundle_is_replaced_and_nothing_else_is(model: Path, bundle: Path, tmp
     link.symlink_to(empty)
     compile_model(str(other), link)
     assert link.is_symlink()
-    assert verify(empty).manifest.source["path"] == str(other)
+    assert source_of(verify(empty).manifest.id) == str(other)
 
 
 def test_failures_leave_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,3 +206,34 @@ def test_the_commands(model: Path, bundle: Path, tmp_path: Path) -> None:
     assert f"weights.bin is not as it was written: its hash is wrong. Compile it again: roofline compile {model}" in (
         done.stderr
     )
+
+
+def test_a_bundle_is_equal_whatever_its_source_is_called(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (model / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    elsewhere = Path(shutil.copytree(model, tmp_path / "elsewhere" / "of another name"))
+    (tmp_path / "link").symlink_to(model)
+    monkeypatch.chdir(model)
+    bundles = [
+        compile_model(str(source), tmp_path / f"bundle{i}").path
+        for i, source in enumerate((model, "../model", ".", "../link", elsewhere))
+    ]
+    contents = [{file.name: file.read_bytes() for file in bundle.iterdir()} for bundle in bundles]
+    for other in contents[1:]:
+        assert other == contents[0]
+    assert not any(str(tmp_path).encode() in data for data in contents[0].values())
+    manifest = verify(bundles[0]).manifest
+    assert manifest.source == {"kind": "safetensors", "licence": "apache-2.0"}
+    assert manifest.name.startswith("llama ")
+
+
+def test_a_bundle_without_a_tokenizer_does_not_say_where_its_source_was(tmp_path: Path) -> None:
+    sources = [write_model(tmp_path / name, tokenizer=False) for name in ("one", "another")]
+    texts = [
+        (compile_model(str(source), tmp_path / f"{source.name}.bundle").path / "manifest.json").read_text()
+        for source in sources
+    ]
+    assert texts[0] == texts[1]
+    assert str(tmp_path) not in texts[0]
+    assert "tokenizer.json" in texts[0]

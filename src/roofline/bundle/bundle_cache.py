@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roofline.bundle import manifest as names
+from roofline.bundle import origins
 from roofline.bundle.manifest import BundleError, PlaceError
+from roofline.bundle.origins import BundleOrigin
 from roofline.bundle.reader import Bundle, changed_reason, open_bundle
 from roofline.bundle.weights_checks import last_problem
 from roofline.common import env, extensions, files
@@ -108,22 +110,32 @@ def entries() -> Iterator[Cached]:
     for path in files.entries(_folder()):
         if not path.is_dir() or path.name.startswith("."):
             continue
-        try:
-            source = Path(names.read(path).source["path"])
-        except BundleError:
-            source = None
-        yield Cached(path, source, folder_bytes(path))
+        _, origin = _origin(path)
+        yield Cached(path, Path(origin.path) if origin else None, folder_bytes(path))
 
 
 def remove(entry: Cached) -> int:
     """Delete a cached bundle; the bytes freed. Who has it open keeps what is mapped."""
+    bundle_id, origin = _origin(entry.path)
     trash = entry.path.with_name(f".{entry.path.name}.part-gone-{os.getpid()}")
     try:
         entry.path.rename(trash)  # at once, so that nobody opens half of it
     except OSError:
         return 0  # another process was quicker, or may and we may not
+    if origin is not None:
+        origins.forget(bundle_id, origin)
     shutil.rmtree(trash, ignore_errors=True)
     return entry.nbytes
+
+
+def _origin(path: Path) -> tuple[str, BundleOrigin | None]:
+    """The id of a cached bundle, and what it was compiled from; None where that is not known."""
+    try:
+        bundle_id = names.read(path).id
+    except BundleError:
+        return "", None
+    known = origins.origins(bundle_id)
+    return bundle_id, next((origin for origin in known if path.name.endswith(f"-{origin.key[:16]}")), None)
 
 
 def key_of(source: Path) -> str:
@@ -182,7 +194,7 @@ def _usable(path: Path, key: str) -> tuple[Bundle | None, str]:
 
 def _checked(path: Path, key: str) -> Bundle:
     bundle = open_bundle(path)
-    if bundle.manifest.source["key"] != key:
+    if all(origin.key != key for origin in origins.origins(bundle.manifest.id)):
         raise BundleError(path, "it was compiled from something else")
     if last_problem(path) is not None:
         raise BundleError(path, changed_reason(names.WEIGHTS))

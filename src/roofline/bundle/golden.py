@@ -46,7 +46,7 @@ class GoldenTask:
 def original(source: str) -> str:
     """Where the original weights of a model are, by name or path: of a bundle, what it was compiled from. Raises
     ConfigError, and UnsupportedError where a bundle's source is gone."""
-    from roofline.bundle import manifest
+    from roofline.bundle import manifest, origins
     from roofline.bundle.reader import is_bundle
     from roofline.weights import sources
 
@@ -57,10 +57,12 @@ def original(source: str) -> str:
         path = sources.resolve(source)
         if not is_bundle(path):
             return str(path)
-    file = str(manifest.read(path).source["path"])
-    if not os.path.exists(file):
-        raise UnsupportedError("golden prompts for this bundle", f"what it was compiled from, {file}, is not here")
-    return file
+    bundle_id = manifest.read(path).id
+    if (file := origins.source_of(bundle_id)) is not None:
+        return file
+    gone = [origin.path for origin in origins.origins(bundle_id)]
+    where = f"what it was compiled from, {gone[0]}, is not here" if gone else "it was compiled elsewhere"
+    raise UnsupportedError("golden prompts for this bundle", where, ["the name or path of the model's files"])
 
 
 async def reference_logits(task: GoldenTask) -> np.ndarray:

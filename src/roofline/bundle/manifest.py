@@ -26,7 +26,7 @@ _SHAPE: dict[str, Any] = {
     **dict.fromkeys(("name", "made_by", "target", "weights_hash", "id"), str),
     **dict.fromkeys(("format", "layout", "code"), int),
     "files": {str: {"bytes": int, "sha256": str}},
-    "source": {"path": str, "kind": str, "key": str},
+    "source": {"kind": str},
     "config": {**dict.fromkeys(_SIZES, int), "family": str},
     "tensors": {str: (str, [int])},
     "prices": {
@@ -70,7 +70,9 @@ class Manifest:
     Attributes:
         layout, code: versions of the packed layout and the operations.
         files: name -> {"bytes", "sha256"}.
-        source: {"path", "kind", "key"}: what it was made from; `key` identifies path, size, time and first bytes.
+        name: the model's, of its files (`model_name`), whatever the files are called.
+        source: {"kind", "licence"} of what it was made from; licence: as the files say (`weights.licence`), or empty.
+            Where the files were is remembered apart from the bundle (`bundle.origins`).
         config: the model's configuration.
         tensors: name -> [format, shape] of the source.
         prices: fields of `backends.prices.PriceTable`.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roofline.bundle import manifest as names
+from roofline.bundle import origins
 from roofline.bundle.manifest import BundleError, Manifest
 from roofline.common.errors import ConfigError, RooflineError
 from roofline.common.fields import naming
@@ -188,5 +189,4 @@ def verify(path: Path) -> Bundle:
 
 
 def _source(manifest: Manifest) -> str | None:
-    path = manifest.source["path"]
-    return path if os.path.exists(path) else None
+    return origins.source_of(manifest.id)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from roofline.backends import table
 from roofline.backends.backend import RunsBundles
 from roofline.backends.options import LoadOptions
-from roofline.bundle import bundle_cache
+from roofline.bundle import bundle_cache, origins
 from roofline.bundle.manifest import PlaceError
+from roofline.bundle.origins import BundleOrigin
 from roofline.bundle.reader import Bundle, is_bundle, open_bundle
 from roofline.common import extensions, files, log
 from roofline.common.errors import CapacityError, ConfigError
@@ -137,12 +138,11 @@ def compile_model(
         raise ConfigError(f"{path} is a bundle already; compile the model it was made from")
     with files.readable(path):
         key = bundle_cache.key_of(path)
-    return _compile(path, source, out, key, threads)
+    return _compile(path, out, key, threads)
 
 
 def _compile(
     path: Path,
-    name: str,
     out: Path,
     key: str,
     threads: int | None = None,
@@ -155,18 +155,16 @@ def _compile(
 
     count = int(choose_threads(threads).value)
     opened = checkpoint.open_checkpoint(path)
-    return write_bundle(
-        opened, out, name=name, source=path, key=key, threads=count, needs_text=needs_text, report=report
-    )
+    written = write_bundle(opened, out, threads=count, needs_text=needs_text, report=report)
+    origins.remember(written.bundle_id, BundleOrigin(str(path.resolve()), key))
+    return written
 
 
 def _cached_bundle(path: Path, name: str, needs_text: bool, warns: bool) -> Bundle | None:
     """The cached bundle, compiled first; None where the cache cannot be written."""
     say = partial(print, file=sys.stderr, flush=True)
     try:
-        return bundle_cache.get(
-            path, lambda out, key, report: _compile(path, name, out, key, None, needs_text, report), say
-        )
+        return bundle_cache.get(path, lambda out, key, report: _compile(path, out, key, None, needs_text, report), say)
     except (PlaceError, CapacityError) as error:
         if warns:
             log.get("bundle").warning("%s is loaded without a bundle: %s", name, error)

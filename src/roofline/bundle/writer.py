@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import secrets
 import shutil
@@ -39,9 +40,10 @@ WriteReport = Callable[[int, int], None]  # (bytes that are written, bytes that 
 
 @dataclass(frozen=True)
 class WrittenBundle:
-    """A new bundle: where, its bytes on disk, and the seconds it took."""
+    """A new bundle: where, its manifest's id, its bytes on disk, and the seconds it took."""
 
     path: Path
+    bundle_id: str
     nbytes: int
     seconds: float
 
@@ -50,9 +52,6 @@ def write_bundle(
     checkpoint: "Checkpoint",
     out: Path,
     *,
-    name: str,
-    source: Path,
-    key: str,
     threads: int,
     needs_text: bool = False,
     report: WriteReport | None = None,
@@ -60,7 +59,6 @@ def write_bundle(
     """Compile a checkpoint for the cpu backend into the directory `out`, replacing a bundle that is there.
 
     Args:
-        name, source, key: for the manifest: what the model is called, where it is, and the identity of its files.
         threads: for packing.
         needs_text: a tokenizer that cannot be read is an error, which is raised before the weights are read.
         report: called with the bytes of weights that are written and those that will be, part by part.
@@ -78,6 +76,7 @@ def write_bundle(
     from roofline.models import registry
     from roofline.program import target
     from roofline.program.compile import compile_program
+    from roofline.weights.licence import licence_of
 
     config = registry.config_of(checkpoint.config)
     with naming(checkpoint.path):
@@ -97,15 +96,29 @@ def write_bundle(
         files |= {file: _write(part / file, data) for file, data in contents.items()}
         manifest = Manifest(
             **_origin(checkpoint, files, identity.result()),
-            name=name,
-            source={"path": str(source.resolve()), "kind": checkpoint.kind, "key": key},
+            name=model_name(checkpoint),
+            source={"kind": checkpoint.kind, "licence": licence_of(checkpoint)},
             prices=PriceTable.of(planned).as_json(),
             truth=[[s.format, s.tensor, s.rows, s.columns, s.address, len(s.raw)] for s in checks],
             checked=checked,
             generation=generation | recommended,
         )
-        _write(part / names.MANIFEST, manifest.to_json().encode())
-    return WrittenBundle(out, sum(f.stat().st_size for f in out.iterdir()), time.perf_counter() - start)
+        text = manifest.to_json()
+        _write(part / names.MANIFEST, text.encode())
+    nbytes = sum(f.stat().st_size for f in out.iterdir())
+    return WrittenBundle(out, json.loads(text)["id"], nbytes, time.perf_counter() - start)
+
+
+def model_name(checkpoint: "Checkpoint") -> str:
+    """What a model's files call it: ``general.name`` of a GGUF file, or its family and size, as in ``llama 135M``."""
+    from roofline.common.units import human_count
+    from roofline.weights.facts import facts_of
+
+    name = checkpoint.metadata.get("general.name") if checkpoint.kind == "gguf" else None
+    if isinstance(name, str) and name.strip():
+        return " ".join(name.split())
+    facts = facts_of(checkpoint.tensors, 0, checkpoint.config["family"], checkpoint.kind)
+    return f"{facts.family} {human_count(facts.parameters)}"
 
 
 def _recommended(checkpoint: "Checkpoint") -> JsonObject:
@@ -152,7 +165,7 @@ def _text_files(source: "Checkpoint", needs_text: bool) -> tuple[dict[str, bytes
     except RooflineError as error:
         if needs_text:
             raise
-        return {}, {"missing": str(error)}
+        return {}, {"missing": _without_place(str(error), source.path)}
     files = {names.TOKENIZER: tokenizer.to_bytes()}
     if not template.is_default:
         files[names.TEMPLATE] = template.source.encode()
@@ -166,6 +179,16 @@ def _text_files(source: "Checkpoint", needs_text: bool) -> tuple[dict[str, bytes
         "bos_token": template.bos_token,
         "eos_token": template.eos_token,
     }
+
+
+def _without_place(message: str, path: Path) -> str:
+    """A message about a model's files without where they lie: in a bundle that says nothing to others."""
+    return (
+        message.replace(f"{path}: ", "")
+        .replace(f"{path}/", "")
+        .replace(f"{path.parent}/", "")
+        .replace(str(path), "the model")
+    )
 
 
 def _check(path: Path, layout: "ImageLayout", checks: "list[Sample]") -> JsonObject:
