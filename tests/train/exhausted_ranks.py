@@ -76,7 +76,7 @@ def main(groups: Path) -> int:
     from tests.train.together import group
 
     for processes_count, configs in json.loads(groups.read_text()):
-        if not group(processes_count, configs, lambda given: print(compare(given), flush=True)):
+        if not group(processes_count, configs, lambda given: print(f"{compare(given)} places", flush=True)):
             return 1
     return 0
 

@@ -11,7 +11,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.train.parallel import processes  # noqa: E402
+from roofline.train.run_folder import LOG, read_lines  # noqa: E402
 from tests.train import exhausted_ranks, small  # noqa: E402
+from tests.train.test_parallel import launch, losses  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -51,25 +53,80 @@ def test_a_step_that_is_begun_again_has_the_gradients_of_one_without_a_failure(k
     assert tried >= 3
 
 
+def places(count: int, kind: str, *fails: list[int], slow: bool = False) -> Any:
+    """A case of the test below; slow: it runs with the slow tests."""
+    return pytest.param(count, kind, fails, marks=pytest.mark.slow if slow else [pytest.mark.slow, pytest.mark.soak])
+
+
+@pytest.mark.parametrize(
+    ("count", "kind", "fails"),
+    [
+        *(places(2, kind, [1], slow=kind != "elastic") for kind in KINDS),
+        places(2, "plain", [0], [0, 1], slow=True),
+        *(places(4, kind, [0], [3], [0, 1, 2, 3]) for kind in KINDS),
+        *(places(1, kind, [0]) for kind in KINDS if "tensor" not in kind and "two" not in kind),
+    ],
+)
+def test_ranks_begin_a_step_again_together(count: int, kind: str, fails: list[list[int]], tmp_path: Path) -> None:
+    """At each place of a step, in the forward and in the backward pass."""
+    rows = 24 if kind == "elastic" else 6 * count
+    path = tmp_path / "groups.json"
+    path.write_text(json.dumps([[count, [setting(tmp_path, kind, ranks, rows) for ranks in fails]]]))
+    command = [sys.executable, "-m", "tests.train.exhausted_ranks", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("places") == count * len(fails)
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from roofline.train.config.read import read_config
+from roofline.train.memory.meter import data_bytes
+from roofline.train.run.loop import Run, train
+
+plain, more, at = Run.step, int(sys.argv[2]), int(sys.argv[3])
+
+def step(self):
+    if self.world.rank == self.world.size - 1 and self.progress.step == at:
+        resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + (more << 20), resource.RLIM_INFINITY))
+    return plain(self)
+
+Run.step = step
+train(read_config(Path(sys.argv[1])))
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_ranks_begin_a_step_again_together(count: int, tmp_path: Path) -> None:
-    """At each place of a step, in the forward and in the backward pass, on the first, the last, and all ranks."""
-    kinds = [kind for kind in KINDS if count % (2 if "tensor" in kind or "two" in kind else 1) == 0]
-    runs = [
-        setting(tmp_path, kind, fails, 6 * count if kind != "elastic" else 24)
-        for kind in kinds
-        for fails in ([0], [count - 1], list(range(count)))[: 1 if count == 1 else 3]
-    ]
-    for tensor in (1, 2):  # a process group is used for several runs, but the mesh of all is laid out by each
-        chosen = [run for run in runs if run.get("tensor_parallel", 1) == tensor]
-        if not chosen:
-            continue
-        path = tmp_path / f"groups{tensor}.json"
-        path.write_text(json.dumps([[count, chosen]]))
-        command = [sys.executable, "-m", "tests.train.exhausted_ranks", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-        assert done.returncode == 0, done.stderr[-4000:]
-        tried = list(map(int, done.stdout.split()))
-        assert len(tried) == count * len(chosen)
-        assert min(tried) > 20
+@pytest.mark.parametrize(
+    ("kind", "more", "at"), [("full", 20, 3), ("tensor", 40, 0), ("copies", 30, 1), ("elastic", 30, 1)]
+)
+def test_a_real_limit_of_one_ranks_memory_halves_the_rows_of_all(kind: str, more: int, at: int, tmp_path: Path) -> None:
+    """`more` MiB beside what the last rank has at a step; its losses are those of runs that have enough."""
+    model = {"name": "mpt_causal_lm", "d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 96}
+    common = {"max_seq_len": 256, "train_loader": {"name": "synthetic"}, "model": model, "max_duration": "5ba"}
+    common |= {"global_train_batch_size": 48, "memory_limit": "8gb", "dist_timeout": 60, **KINDS[kind]}
+    (tmp_path / "limited.py").write_text(LIMITED)
+    auto = small.mapping(tmp_path, tmp_path / "auto", **common, device_train_microbatch_size="auto")
+    launch(2, auto, str(tmp_path / "limited.py"), str(more), str(at))
+    launch(2, small.mapping(tmp_path, tmp_path / "fixed", **common, device_train_microbatch_size=6))
+    lines = [line for line in read_lines(tmp_path / "auto" / LOG) if "lr" in line]
+    assert lines[at]["microbatch"] < (24 if kind != "tensor" else 48) // (2 if kind == "elastic" else 1)
+    for (loss, norm), (right_loss, right_norm) in zip(
+        losses(tmp_path / "auto"), losses(tmp_path / "fixed"), strict=True
+    ):
+        assert loss == pytest.approx(right_loss, rel=1e-5)
+        assert norm == pytest.approx(right_norm, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [20, 60, 100, 160])
+def test_more_memory_trains_where_less_does(more: int, tmp_path: Path) -> None:
+    """What a microbatch that did not fit had taken is given back, so that one of half the rows fits."""
+    model = {"name": "mpt_causal_lm", "d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 96}
+    common = {"max_seq_len": 256, "train_loader": {"name": "synthetic"}, "model": model, "max_duration": "2ba"}
+    common |= {"global_train_batch_size": 64, "memory_limit": "8gb"}
+    (tmp_path / "limited.py").write_text(LIMITED)
+    auto = small.mapping(tmp_path, tmp_path / "run", **common, device_train_microbatch_size="auto")
+    launch(1, auto, str(tmp_path / "limited.py"), str(more), "0")
+    assert len(losses(tmp_path / "run")) == 2

@@ -520,3 +520,17 @@ def test_an_empty_share_keeps_the_accelerators_cache(monkeypatch: pytest.MonkeyP
     Limited(computed, 5, ERRORS["cpu"])
     computed.backward(batch())
     assert computed.size == 5
+
+
+def test_a_step_that_was_begun_again_is_told_once(model: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """With the last size that did not fit, and the rank that had too little memory."""
+    computed = gradients(model, None)
+    Limited(computed, 2, ERRORS["hip"])
+    computed.backward(batch())
+    computed.backward(batch())
+    (said,) = caplog.messages
+    assert said.startswith("a microbatch of 3 rows needs ")
+    assert said.endswith("are available: microbatches have 2 rows from now on")
+    of_ranks = Gradients(model, World(rank=1, size=2, grouped=True), "fp32", None)
+    of_ranks.size = 1
+    assert of_ranks._exhausted("HIP out of memory").what == "a microbatch of one row on rank 1"

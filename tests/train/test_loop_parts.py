@@ -190,14 +190,18 @@ def test_rows_that_do_not_fit_are_not_tried(
         assert run.gradients.size == 5
 
 
-@pytest.mark.parametrize(("limit", "is_kept"), [(None, True), ("4gb", False)])
+@pytest.mark.parametrize(
+    ("limit", "inherited", "is_kept"), [(None, False, True), ("4gb", False, False), (None, True, False)]
+)
 def test_freed_memory_is_kept_unless_it_counts(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str | None, is_kept: bool
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str | None, inherited: bool, is_kept: bool
 ) -> None:
-    kept: list[None] = []
-    monkeypatch.setattr(loop, "keep_freed_memory", lambda: kept.append(None))
+    done: list[str] = []
+    monkeypatch.setattr(loop, "keep_freed_memory", lambda: done.append("kept"))
+    monkeypatch.setattr(loop, "give_back_freed_memory", lambda: done.append("given back"))
+    monkeypatch.setattr(loop, "room", lambda: 1 << 32 if inherited else None)
     with running(data, tmp_path, memory_limit=limit):
-        assert bool(kept) == is_kept
+        assert done == ["kept" if is_kept else "given back"]
 
 
 @pytest.mark.parametrize("packed", [True, False])

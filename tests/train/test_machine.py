@@ -101,6 +101,9 @@ def test_freed_memory_is_kept_or_given_back_by_the_c_library(
     meter.keep_freed_memory()
     processes.return_freed_memory()
     assert calls == ([(-4, 0), (-1, (1 << 31) - 1), (0,)] if has_mallopt else [])
+    calls.clear()
+    meter.give_back_freed_memory()
+    assert calls == ([(-4, 65536), (-3, 65536), (-1, 131072)] if has_mallopt else [])
 
 
 @pytest.mark.parametrize(("kind", "settings"), [(CPU, []), (GPU, ["expandable_segments:True"])])

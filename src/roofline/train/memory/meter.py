@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import torch
 from roofline.common.files import text_of
 from roofline.common.processes import return_freed_memory
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # malloc.h
+_DEFAULT_MMAP_MAX, _DEFAULT_TRIM_THRESHOLD = 65536, 128 << 10  # of glibc
+_LARGE = 64 << 10  # bytes of a block that the system gets back when it is freed
 
 
 class MemoryMeter:
@@ -58,10 +61,24 @@ def keep_freed_memory() -> None:
     Otherwise the C library gives large blocks back to the system at once and requests them anew, zeroed page by page,
     in each step: a tenth to a fifth of a step's time. Does nothing without mallopt.
     """
+    _tune({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: 2**31 - 1})
+
+
+def give_back_freed_memory() -> None:
+    """From now on this process gives large blocks of a CPU's memory back to the system as they are freed.
+
+    glibc raises the size from which on it does so with each block that is freed, up to 32 MiB. What it keeps instead
+    counts against a limit of data, and smaller blocks that are still used split it up: after a microbatch that did not
+    fit, none of half the size does. Does nothing without mallopt.
+    """
+    _tune({_M_MMAP_MAX: _DEFAULT_MMAP_MAX, _M_MMAP_THRESHOLD: _LARGE, _M_TRIM_THRESHOLD: _DEFAULT_TRIM_THRESHOLD})
+
+
+def _tune(values: Mapping[int, int]) -> None:
+    """Set parameters of the C library's allocator, if it has them."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    for parameter, value in values.items() if mallopt is not None else ():
+        mallopt(parameter, value)
 
 
 def grow_segments(device: torch.device) -> None:

@@ -15,6 +15,7 @@ from roofline.train.data.loader import Rows
 from roofline.train.data.row_arrays import Counted, RowArrays
 from roofline.train.data.row_digest import row_digest
 from roofline.train.memory.exhausted import OneDnn, is_out_of_memory, out_of_memory
+from roofline.train.memory.meter import give_back_freed_memory
 from roofline.train.model.lockstep import is_in_collective
 from roofline.train.model.modules import IGNORED, Model
 from roofline.train.model.objective import TrainingObjective
@@ -225,6 +226,8 @@ class Gradients:
                 failure = self._exhausted(str(error) or type(error).__name__)
             if failure is not None:
                 self._failure = failure
+                if self.world.device.type == "cpu":
+                    give_back_freed_memory()
                 self._give_up()
                 if not self.world.grouped:
                     raise OutOfMemory

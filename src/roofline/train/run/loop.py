@@ -27,8 +27,8 @@ from roofline.train.config.schema import TrainConfig
 from roofline.train.data.loader import Loader, Rows, open_source
 from roofline.train.data.receipts import START, ReceiptLog
 from roofline.train.finetune import loaders
-from roofline.train.memory.exhausted import affordable, limit_memory
-from roofline.train.memory.meter import grow_segments, keep_freed_memory
+from roofline.train.memory.exhausted import affordable, limit_memory, room
+from roofline.train.memory.meter import give_back_freed_memory, grow_segments, keep_freed_memory
 from roofline.train.model import adaptation
 from roofline.train.model.optim import optimizer
 from roofline.train.model.shapes import model_config
@@ -165,8 +165,11 @@ class Run:
         if world.size > 1:
             alike.check(world, parts.inputs_of(self), alike.SAME_DATA)
         # What is kept counts against a limit, and of padded batches, each of another width, ever more would be kept.
-        if world.device.type == "cpu" and config.memory_limit is None and (not self.tunes or self.packs):
-            keep_freed_memory()
+        if world.device.type == "cpu":
+            if config.memory_limit is not None or room() is not None:
+                give_back_freed_memory()
+            elif not self.tunes or self.packs:
+                keep_freed_memory()
         available = affordable(world.device, int(foreign("LOCAL_WORLD_SIZE") or world.size))
         self.forms = adaptation.forms(config, self.shape)
         self.base = world.share(world.first(lambda: parts.base_digest(config))) if self.forms else None
