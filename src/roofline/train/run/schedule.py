@@ -48,13 +48,13 @@ def schedule(section: SchedulerSection, run: DurationUnits) -> Callable[[int], f
                 return fall("linear", (step - warmup) / (end - warmup))
             case "inv_sqrt_with_warmup":
                 start = max(warmup, end - cooldown)
-                root = math.sqrt(scale / (min(step, start) - warmup + scale))
+                root = math.sqrt(scale / (min(Fraction(step), start) - warmup + scale))
                 rate = max(last, section.alpha_f_decay + root * (1 - section.alpha_f_decay))
                 cooled = min(1.0, float((step - start) / cooldown)) if cooldown and step > start else 0.0
                 return rate + cooled * (section.alpha_f_cooldown - rate)
             case "warmup_stable_decay":
                 start = max(warmup, end - decay)
-                return 1.0 if step < start else fall(section.decay, (step - start) / max(1, end - start))
+                return 1.0 if step < start else fall(section.decay, (step - start) / max(Fraction(1), end - start))
         return 1.0
 
     return factor
