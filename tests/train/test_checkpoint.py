@@ -22,7 +22,7 @@ from roofline.train.checkpoint.manifest import MANIFEST, facts, folder, open_pla
 from roofline.train.data.receipts import RECEIPTS, read, verify  # noqa: E402
 from roofline.train.run.loop import train  # noqa: E402
 from roofline.train.storage.local import LocalStore  # noqa: E402
-from roofline.train.storage.store import StoreError  # noqa: E402
+from roofline.train.storage.store import Entry, StoreError  # noqa: E402
 from tests.train import killed, small  # noqa: E402
 from tests.train.small import config, digest, log_of, mapping, steps_of, stored, write_rows  # noqa: E402
 
@@ -255,6 +255,31 @@ def test_the_manifest_waits_for_every_ranks_pieces(store: LocalStore, monkeypatc
     for wanted in ({"x-00001.bin": 6}, {"x-00002.bin": 5}):
         with pytest.raises(ConfigError, match=r"x-0000.\.bin of another process never came"):
             saver._until_stored("step-00000003", wanted)
+    saver.close()
+
+
+class Unlisted(LocalStore):
+    """Takes objects and lists none, as SeaweedFS does in a bucket whose name has two letters."""
+
+    def list(self, prefix: str = "") -> list[Entry]:
+        return []
+
+    def tags(self) -> dict[str, str]:
+        return {}
+
+
+def test_a_store_that_lists_nothing_is_named_while_the_save_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "LISTING_SECONDS", 0.2)
+    saver = Saver(Unlisted(tmp_path))
+    with pytest.raises(StoreError, match=r"takes objects and does not list them: step-0000.*name another bucket"):
+        small.save(saver.store, 3, some(), SAID)
+    late = threading.Timer(0.5, lambda: saver.store.put("step-00000003/x-00001.bin", b"12345"))
+    late.start()  # what is not there yet is waited for as ever
+    with pytest.raises(StoreError, match=r"does not list them: step-00000003/x-00001\.bin"):
+        saver._until_stored("step-00000003", {"x-00001.bin": 5})
+    assert not late.is_alive()
     saver.close()
 
 

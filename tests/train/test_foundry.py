@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from roofline.common.errors import ConfigError
+from roofline.train.config.data_sets import EvalLoaderSection
 from roofline.train.config.read import parse_config, read_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -80,6 +81,74 @@ def test_keys_beside_it_are_honoured_harmless_or_refused_with_the_reason(data: P
     assert "unknown key tokenizer.kwargs.padding_side" in refusal(
         tokenizer={"name": "gpt2", "kwargs": {"padding_side": "left"}}
     )
+
+
+SHARED = """
+max_seq_len: 32
+tokenizer: {name: EleutherAI/gpt-neo-20b}
+model: {name: mpt_causal_lm, d_model: 32, n_heads: 4, n_layers: 2, vocab_size: 96}
+shared: &samples
+  hf_name: json
+  hf_kwargs: {data_dir: /nowhere}
+others:
+  betas: &betas [0.8, 0.9]
+train_loader: &loader
+  name: finetuning
+  dataset: {<<: *samples, split: train, max_seq_len: "${max_seq_len}", shuffle: true}
+  num_workers: 3
+eval_loader:
+  <<: *loader
+  dataset: {<<: *samples, split: validation}
+optimizer: {name: adamw, lr: 1.0e-3, betas: *betas}
+max_duration: 2ba
+global_train_batch_size: 8
+"""
+
+
+def test_anchors_and_merged_keys_are_read(tmp_path: Path) -> None:
+    """As in LLM Foundry's 1b_local_data_sft.yaml: what other places name by its anchor is a variable."""
+    file = tmp_path / "run.yaml"
+    file.write_text(SHARED)
+    config = read_config(file)
+    assert isinstance(config.eval_loader, EvalLoaderSection)
+    for loader, split in ((config.train_loader, "train"), (config.eval_loader, "validation")):
+        assert (loader.name, loader.num_workers) == ("finetuning", 3)
+        assert (loader.dataset.hf_name, loader.dataset.hf_kwargs.data_dir) == ("json", "/nowhere")
+        assert (loader.dataset.split, loader.dataset.shuffle) == (split, split == "train")
+    assert config.optimizer.betas == (0.8, 0.9)
+    for text, key in (
+        (SHARED.replace("*betas", "[0.8, 0.9]"), "others"),  # an anchor that nothing names
+        (SHARED + "typed: *betas\n", "typed"),  # it names one, and has none
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=f"unknown key {key}"):
+            read_config(file)
+    file.write_text(SHARED.replace("others:", "eval_gauntlet:"))
+    with pytest.raises(ConfigError, match="eval_gauntlet is no key here: no in-context task"):
+        read_config(file)
+
+
+def test_keys_of_its_other_files_are_taken_or_refused_with_the_reason(data: Path) -> None:
+    found = yaml.safe_load(FILE.read_text())
+    found["variables"]["data_local"] = str(data)
+
+    def refusal(section: str, **keys: object) -> str:
+        node = found if not section else {**found, section: {**found[section], **keys}}
+        with pytest.raises(ConfigError) as caught:
+            parse_config({**node, **({} if section else keys)})
+        return str(caught.value)
+
+    gated = {"name": "hf_causal_lm", "pretrained_model_name_or_path": "x", "use_auth_token": True}
+    assert parse_config({**found, "model": gated}).model.use_auth_token
+    assert parse_config({**found, "spin_dataloaders": True}).spin_dataloaders
+    assert refusal("", spin_dataloaders=False).endswith("should be True: a run that goes on computes where its data "
+                                                        "stands, and reads nothing twice")  # fmt: skip
+    assert "icl_seq_len is no key here: no in-context task is evaluated" in refusal("", icl_seq_len=1024)
+    assert "model.trust_remote_code is no key here: code that comes" in refusal("model", trust_remote_code=True)
+    code = refusal("tokenizer", kwargs={"trust_remote_code": True})
+    assert "tokenizer.kwargs.trust_remote_code = True: input should be False: code that comes with a model" in code
+    assert "such as T5, are not trained" in refusal("train_loader", dataset={"decoder_only_format": False})
+    assert "moe_num_experts is no key here: models with experts" in refusal("model", ffn_config={"moe_num_experts": 4})
 
 
 def test_segments_grow_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:

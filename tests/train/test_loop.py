@@ -234,7 +234,14 @@ def test_weights_alone_start_a_new_run(data: Path, held_out: Path, tmp_path: Pat
         pytest.param({"data": 1}, "its data sets are others", marks=pytest.mark.slow),
         ({"model__n_layers": 3}, r"has no model\.transformer\.blocks\.2\..*: it is of another model or optimizer"),
         ({"model__d_model": 48}, r"model\.transformer\..* has shape \[.*\], here it is \[.*\]"),
-        ({"optimizer": {"name": "muon", "lr": 1e-3}}, r"has no optimizer\..*momentum.*: it is of another model or opt"),
+        (
+            {"optimizer": {"name": "muon", "lr": 1e-3}},
+            r"trained by optimizer\.name=adamw, whose state muon does not go",
+        ),
+        (
+            {"optimizer": {"name": "decoupled_lionw", "lr": 1e-3}},
+            r"trained by optimizer\.name=adamw, whose state decoupled_lionw does not go on from: set it back",
+        ),
     ],
 )
 def test_going_on_from_another_runs_checkpoint_is_refused(

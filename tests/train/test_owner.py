@@ -225,6 +225,9 @@ class Bucket:
     def delete(self, name: str) -> None:
         self.objects.pop(name, None)
 
+    def tags(self) -> dict[str, str]:
+        return dict.fromkeys(self.objects, "")
+
 
 def lease(bucket: Bucket, **changes: Any) -> owner.Lease:
     return owner.Lease(bucket, {**owner._this_process(), **changes})  # type: ignore[arg-type]
@@ -238,6 +241,15 @@ def test_a_lease_refuses_a_second_run_until_it_is_given_back() -> None:
             lease(bucket)
     assert not bucket.objects
     lease(bucket).close()
+
+
+def test_a_bucket_that_lists_nothing_is_refused_before_anything_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, "LISTING_SECONDS", 0.1)
+    bucket = Bucket()
+    monkeypatch.setattr(bucket, "tags", dict)
+    with pytest.raises(ConfigError, match=r"s3://bucket/run takes objects and does not list them.*name another bucket"):
+        lease(bucket)
+    assert not bucket.objects
 
 
 def test_a_lease_of_a_dead_process_of_this_machine_is_taken_at_once() -> None:

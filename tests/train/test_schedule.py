@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from roofline.common.errors import ConfigError
-from roofline.train.config.duration import DurationUnits
-from roofline.train.config.schema import SchedulerSection
+from roofline.train.config.duration import DurationUnits, batches
+from roofline.train.config.schema import OptimizerSection, SchedulerSection
 from roofline.train.run.schedule import schedule
 
 RUN = DurationUnits(samples=8, tokens=16, epoch=400, total=100)  # 50 batches an epoch
@@ -55,7 +56,7 @@ def test_linear() -> None:
 
 
 def test_inverse_square_root() -> None:
-    at = factor("inv_sqrt_with_warmup", t_warmup="10ba", t_scale="30ba", alpha_f=0.25)
+    at = factor("inv_sqrt_with_warmup", t_warmup="10ba", t_scale="30ba", t_max="20000ba", alpha_f=0.25)
     assert [at(step) for step in (10, 100, 280)] == [close(v) for v in (1.0, 0.5, math.sqrt(0.1))]
     assert at(459) > 0.25
     assert at(460) == close(0.25)
@@ -113,3 +114,72 @@ def test_wrong_lengths_are_named() -> None:
     for key in ("t_warmup", "t_max", "t_decay", "t_scale"):
         with pytest.raises(ValueError, match=rf"{key}\n.*'soon' is no duration"):
             factor("cosine_with_warmup", **{key: "soon"})
+
+
+# name, options, max_duration; the factors at batches 1, 4, 5, 12, 30 and 39 of 12 rows of 16 tokens, 10 an epoch, by
+# the classes of Composer 0.32.1 and LLM Foundry 0.22.0.
+THEIRS: list[tuple[str, dict[str, Any], str, list[float]]] = [
+    ("cosine_with_warmup", {"t_warmup": "0.11dur"}, "40ba",
+     [0.25, 1.0, 0.998097349046, 0.883022221559, 0.178606195157, 0.001902650954]),
+    ("cosine_with_warmup", {"t_warmup": "0.29dur", "alpha_f": 0.1}, "100ba",
+     [0.035714285714, 0.142857142857, 0.178571428571, 0.428571428571, 0.998287614141, 0.94915487493]),
+    ("cosine_with_warmup", {"t_warmup": "0.29dur", "alpha_f": 0.1}, "10ep",
+     [0.034482758621, 0.137931034483, 0.172413793103, 0.413793103448, 0.999559551934, 0.956662064937]),
+    ("linear_decay_with_warmup", {"t_warmup": "1000tok", "alpha_f": 0.02}, "10000tok",
+     [0.192, 0.768, 0.96, 0.858008888889, 0.481688888889, 0.293528888889]),
+    ("linear_decay_with_warmup", {"t_warmup": "0.123dur"}, "10000tok",
+     [0.156097560976, 0.624390243902, 0.780487804878, 0.877537058153, 0.4834663626, 0.286431014823]),
+    ("linear_decay_with_warmup", {"t_warmup": "100sp", "t_max": "700sp"}, "490sp",
+     [0.12, 0.48, 0.6, 0.926666666667, 0.566666666667, 0.386666666667]),
+    ("linear_decay_with_warmup", {"t_warmup": "0.07dur", "t_max": "1dur", "alpha_f": 0.02}, "605sp",
+     [0.285714285714, 0.989555950266, 0.968667850799, 0.822451154529, 0.446465364121, 0.258472468917]),
+    ("cosine_with_warmup", {"t_warmup": "1ep", "t_max": "5ep"}, "5ep",
+     [0.1, 0.4, 0.5, 0.993844170298, 0.5, 0.175275975835]),
+    ("constant_with_warmup", {"t_warmup": "1000tok"}, "7680tok",
+     [0.192, 0.768, 0.96, 1.0, 1.0, 1.0]),
+    ("inv_sqrt_with_warmup", {"t_warmup": "4ba", "t_scale": "3ba", "t_cooldown": "0ba", "alpha_f_decay": 0.3}, "40ba",
+     [0.25, 1.0, 0.906217782649, 0.665563077507, 0.525143632316, 0.496683020432]),
+    ("inv_sqrt_with_warmup", {"t_warmup": "4ba", "t_scale": "3ba", "t_cooldown": "10ba",
+      "alpha_f_decay": 0.3, "alpha_f_cooldown": 0.1}, "40ba",
+     [0.25, 1.0, 0.906217782649, 0.665563077507, 0.525143632316, 0.142514363232]),
+    ("inv_sqrt_with_warmup", {"t_warmup": "500tok", "t_scale": "100tok", "t_cooldown": "2500tok",
+      "t_max": "6000tok"}, "7680tok",
+     [0.384, 0.521286035143, 0.422577127364, 0.229174624257, 0.017242108995, 0.0]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options", "end", "expected"), THEIRS)
+def test_rates_are_those_of_composer_and_llm_foundry(
+    name: str, options: dict[str, Any], end: str, expected: list[float]
+) -> None:
+    units = DurationUnits(samples=12, tokens=16, epoch=120)
+    units = replace(units, total=batches("max_duration", end, units), end=end)
+    at = schedule(SchedulerSection(name=name, **options), units)  # type: ignore[arg-type]
+    assert [at(step) for step in (1, 4, 5, 12, 30, 39)] == pytest.approx(expected, abs=1e-11)
+
+
+def test_an_epoch_between_batches_is_as_long_as_it_is() -> None:
+    units = DurationUnits(samples=12, tokens=16, epoch=102, total=17, end="2ep")  # 8.5 batches an epoch
+    at = schedule(SchedulerSection(name="linear_decay_with_warmup", t_warmup="1ep", t_max="2ep"), units)
+    assert [at(step) for step in (8, 9, 16, 17)] == [close(v) for v in (8 / 8.5, 1 - 0.5 / 8.5, 1 / 8.5, 0.0)]
+
+
+def test_keys_of_inverse_roots_belong_to_them() -> None:
+    with pytest.raises(ValueError, match="t_cooldown belongs to inv_sqrt_with_warmup, not to cosine_with_warmup"):
+        SchedulerSection(name="cosine_with_warmup", t_cooldown="3ba")
+    with pytest.raises(ValueError, match="give one of them"):
+        SchedulerSection(name="inv_sqrt_with_warmup", alpha_f=0.1, alpha_f_decay=0.1)
+    with pytest.raises(ValueError, match="the rate must not rise again"):
+        SchedulerSection(name="inv_sqrt_with_warmup", alpha_f_cooldown=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("decoupled_adamw", ((0.9, 0.95), 1e-8, 1e-5)), ("decoupled_lionw", ((0.9, 0.99), 1e-8, 0.0))],
+)
+def test_defaults_of_optimizers_are_those_of_their_classes(name: str, expected: tuple[Any, ...]) -> None:
+    """Of Composer 0.32.1's DecoupledAdamW and LLM Foundry 0.22.0's DecoupledLionW, which has no eps."""
+    for more in ({}, {"betas": None, "weight_decay": None}):
+        section = OptimizerSection.model_validate({"name": name, "lr": 1e-3, **more})
+        assert (section.betas, section.eps, section.weight_decay) == expected
+    assert OptimizerSection.model_validate({"name": name, "lr": 1e-3, "weight_decay": 0}).weight_decay == 0

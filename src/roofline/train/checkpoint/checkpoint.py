@@ -23,7 +23,7 @@ from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.train.checkpoint.manifest import MANIFEST, encode, folder, read, step_of, steps
 from roofline.train.model.tensor_parallel import TensorPieces
-from roofline.train.storage.store import Store
+from roofline.train.storage.store import LISTING_SECONDS, Store, unlisted
 
 State = Mapping[str, torch.Tensor | TensorPieces]  # full tensors, or what this rank has of them
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -107,13 +107,19 @@ class Saver:
 
     def _until_stored(self, place: str, sizes: Mapping[str, int]) -> None:
         """Wait for the files of all ranks, which are written atomically: the manifest must be last."""
-        deadline, wait = time.monotonic() + PATIENCE, 0.05
+        begun, wait = time.monotonic(), 0.05
+        unlisted_since: float | None = None
         while True:
             stored_sizes = {entry.name: entry.size for entry in self.store.list(place)}
             missing = [name for name, size in sizes.items() if stored_sizes.get(f"{place}/{name}") != size]
             if not missing:
                 return
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if f"{place}/{missing[0]}" in stored_sizes or not self.store.exists(f"{place}/{missing[0]}"):
+                unlisted_since = None
+            elif now - (unlisted_since := unlisted_since or now) > LISTING_SECONDS:
+                raise unlisted(self.store, f"{place}/{missing[0]}")
+            if now - begun > PATIENCE:
                 raise ConfigError(f"{self.store.url}/{place}: {missing[0]} of another process never came")
             time.sleep(wait)
             wait = min(2.0, 1.5 * wait)  # listing an object store costs money

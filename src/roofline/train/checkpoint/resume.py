@@ -90,6 +90,7 @@ def _load(run: "Run", place: Store, step: int, remedy: str) -> None:
     with _previous_named(run, place, step, remedy):
         facts = run.world.share(manifest.facts(place, step))
     state.check_base(run, facts)
+    state.check_optimizer(run, facts)
     with _previous_named(run, place, step, remedy):
         checkpoint.load(place, step, tensors, run.world.grouped)
     state.restore(run, facts, tensors)

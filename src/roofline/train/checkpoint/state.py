@@ -144,6 +144,16 @@ def check_base(run: "Run", saved: JsonMapping) -> None:
         )
 
 
+def check_optimizer(run: "Run", saved: JsonMapping) -> None:
+    """Raise ConfigError unless the optimizer keeps the state that the checkpoint's had. Both kinds of AdamW do."""
+    before, now = saved["config"]["optimizer"]["name"], run.config.optimizer.name
+    if before.removeprefix("decoupled_") != now.removeprefix("decoupled_"):
+        raise ConfigError(
+            f"the checkpoint's run trained by optimizer.name={before}, whose state {now} does not go on from: set it "
+            "back, or begin a new run with load_path and load_weights_only=true"
+        )
+
+
 def _versions(run: "Run") -> dict[str, str]:
     """By URL, the versions of the training data's shards that no hash tells of."""
     return run.source.versions if isinstance(run.source, Source) else {}

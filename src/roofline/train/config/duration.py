@@ -18,6 +18,17 @@ class DurationUnits:
     tokens: int | Fraction  # of a sample, without padding
     epoch: int  # samples of an epoch
     total: int | None = None  # batches of the run, once they are known
+    end: str | None = None  # max_duration, by which parts of a run are counted; None: total batches
+
+    @property
+    def per_batch(self) -> dict[str, int | Fraction]:
+        """How much of each unit a batch has."""
+        return {
+            "sp": self.samples,
+            "ep": Fraction(self.samples, self.epoch),
+            "tok": self.samples * self.tokens,
+            "ba": 1,
+        }
 
 
 def parse(text: str) -> tuple[Fraction, str]:
@@ -33,16 +44,36 @@ def parse(text: str) -> tuple[Fraction, str]:
 
 def batches(key: str, text: str, run: DurationUnits) -> int:
     """A duration in batches, rounded up, so a run of one epoch sees all of it. Raises ConfigError naming the key."""
+    count, unit = _parsed(key, text, run)
+    return math.ceil(count * (run.total or 0) if unit == "dur" else count / run.per_batch[unit])
+
+
+def position(key: str, text: str, run: DurationUnits) -> Fraction:
+    """A point of a schedule, in batches, as Composer's schedules compute it. Raises ConfigError naming the key.
+
+    A part of the run is cut to whole units of max_duration, batches where that counts epochs; samples and tokens lie
+    between batches. An epoch that is no whole number of batches, as Composer's always is, is taken as it is.
+    """
+    count, unit = _parsed(key, text, run)
+    epoch = 1 / Fraction(run.per_batch["ep"])
+    if unit == "ep":
+        return Fraction(int(float(count) * int(epoch))) if epoch.denominator == 1 else count * epoch
+    if unit != "dur":
+        return Fraction(int(count)) / run.per_batch[unit]
+    length, unit = _parsed(key, run.end, run) if run.end is not None else (Fraction(run.total or 0), "ba")
+    # In floats, in the order of there: 0.29 of 100 batches are 28, of 10 epochs of 10 batches 29.
+    if unit == "ep" and epoch.denominator == 1:
+        return Fraction(int(float(count) * int(epoch) * float(length)))
+    if unit == "ep":
+        length, unit = Fraction(run.total or 0), "ba"
+    return Fraction(int(float(count) * float(length))) / run.per_batch[unit]
+
+
+def _parsed(key: str, text: str, run: DurationUnits) -> tuple[Fraction, str]:
     try:
         count, unit = parse(text)
     except ValueError as error:
         raise ConfigError(f"{key}: {error}") from error
     if unit == "dur" and run.total is None:
         raise ConfigError(f"{key}: {text!r} is a part of the run, and not its whole length")
-    per_batch: dict[str, int | Fraction] = {
-        "sp": run.samples,
-        "ep": Fraction(run.samples, run.epoch),
-        "tok": run.samples * run.tokens,
-        "ba": 1,
-    }
-    return math.ceil(count * (run.total or 0) if unit == "dur" else count / per_batch[unit])
+    return count, unit

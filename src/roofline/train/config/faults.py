@@ -78,8 +78,8 @@ def without(values: JsonMapping, faults: Iterable[Fault], stand_ins: JsonMapping
 def _text(path: Sequence[str], faults: Sequence[ErrorDetails], root: type[BaseModel]) -> str:
     """The faults of one key: a value of a union type has one for each of its types."""
     key, first = ".".join(path), faults[0]
+    reason = REASONS.get(key) or REASONS.get(".".join(path[-2:]))
     if first["type"] == "extra_forbidden":
-        reason = REASONS.get(key) or REASONS.get(".".join(path[-2:]))
         if reason is not None:
             return f"{key} is no key here: {reason}"
         return f"unknown key {key}{did_you_mean(path[-1], _section_keys(path[:-1], root))}"
@@ -90,7 +90,7 @@ def _text(path: Sequence[str], faults: Sequence[ErrorDetails], root: type[BaseMo
     if first["type"] == "value_error" and isinstance(first["input"], Mapping):  # a section's keys against each other
         return f"{key}: {', or '.join(texts)}"
     value = "" if first["input"] is None else f" = {str(first['input'])[:80]}"
-    return f"{key}{value}: {', or '.join(texts)}"
+    return f"{key}{value}: {', or '.join(texts)}{f': {reason}' if reason else ''}"
 
 
 def _path(fault: ErrorDetails, values: JsonMapping) -> list[str]:

@@ -3,7 +3,7 @@
 import copy
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -14,6 +14,7 @@ from roofline.common.files import cause_of
 from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.train.config.conflicts import conflicts
 from roofline.train.config.faults import Fault, error_of, faults_of, names_key, new_faults, without
+from roofline.train.config.refused import REASONS
 from roofline.train.config.schema import TrainConfig
 
 Check = Callable[[TrainConfig], Iterable[Fault]]
@@ -37,7 +38,8 @@ def read_config(path: Path, changes: Sequence[str] = (), further: Check | None =
     import yaml
 
     try:
-        mapping = yaml.safe_load(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        mapping, anchors = yaml.safe_load(text), _anchored(text)
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: there is no such file") from error
     except OSError as error:
@@ -46,16 +48,21 @@ def read_config(path: Path, changes: Sequence[str] = (), further: Check | None =
         raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(mapping, dict):
         raise ConfigError(f"{path} holds no keys")
-    return parse_config(mapping, str(path), changes, further)
+    return parse_config(mapping, str(path), changes, further, anchors)
 
 
 def parse_config(
-    mapping: JsonMapping, where: str = "configuration", changes: Sequence[str] = (), further: Check | None = None
+    mapping: JsonMapping,
+    where: str = "configuration",
+    changes: Sequence[str] = (),
+    further: Check | None = None,
+    anchors: Collection[str] = (),
 ) -> TrainConfig:
     """The configuration in a parsed file, after changes.
 
     `${name}` is replaced by that key's value; top-level keys that only such references use are variables and are taken
-    out. where: the file's name, for messages; "" where there is none. further: as for `read_config`.
+    out. where: the file's name, for messages; "" where there is none. further: as for `read_config`. anchors: top-level
+    keys that YAML's own references use, which are variables, too.
 
     Raises ConfigError.
     """
@@ -67,6 +74,7 @@ def parse_config(
     if changed.get("run_name") is None:
         changed["run_name"] = name
     filled, variables, faults = _interpolate(changed)
+    variables |= set(anchors).difference(REASONS)
     values = {key: value for key, value in filled.items() if key in TrainConfig.model_fields or key not in variables}
     values.pop("variables", None)
     if values.get("run_name") is None:
@@ -78,6 +86,23 @@ def parse_config(
     if faults or config is None:
         raise error_of(faults, lambda fault: _origin(fault, changed, changes) or where)
     return config
+
+
+def _anchored(text: str) -> set[str]:
+    """The top-level keys of a YAML file whose value has an anchor that another place of it names."""
+    import yaml
+
+    root = yaml.compose(text, yaml.SafeLoader)
+    tokens = list(yaml.scan(text, yaml.SafeLoader))
+    aliases = {token.value for token in tokens if isinstance(token, yaml.AliasToken)}
+    anchors = [token for token in tokens if isinstance(token, yaml.AnchorToken) and token.value in aliases]
+    if not isinstance(root, yaml.MappingNode):
+        return set()
+    return {
+        str(key.value)
+        for key, value in root.value
+        if any(key.end_mark.index < anchor.start_mark.index < value.end_mark.index for anchor in anchors)
+    }
 
 
 def _checked(values: JsonMapping, faults: list[Fault]) -> tuple[TrainConfig | None, list[Fault]]:

@@ -93,6 +93,7 @@ class ModelSection(Section):
         pretrained_model_name_or_path), or one of our presets ("mpt-125m", "llama-3.2-1b").
     config_overrides: canonical fields (models.config.ModelConfig) that replace those of a preset, or of hf_causal_lm
         with pretrained=false.
+    use_auth_token: of a model that is fetched; those of runs are here already.
     loss_fn: fused_crossentropy computes logits chunk by chunk, torch_crossentropy all at once.
     """
 
@@ -116,7 +117,7 @@ class ModelSection(Section):
     init_device: Literal["meta", "cpu", "mixed"] = "meta"
     pretrained_model_name_or_path: str | None = None
     pretrained: bool = True
-    use_auth_token: Literal[False] = False
+    use_auth_token: bool = False
     use_flash_attention_2: bool = False
     config_overrides: JsonObject = Field(default_factory=dict)
 
@@ -133,13 +134,17 @@ class TokenizerSection(Section):
     class Kwargs(Section):
         model_max_length: Annotated[int, Field(ge=1)] | None = None
         use_fast: Literal[True] = True
+        trust_remote_code: Literal[False] = False
 
     name: str
     kwargs: Kwargs = Kwargs()
 
 
 class SchedulerSection(Section):
-    """A learning rate schedule; run.schedule explains the names."""
+    """A learning rate schedule; run.schedule explains the names.
+
+    t_cooldown, alpha_f_decay, alpha_f_cooldown: LLM Foundry's, of inv_sqrt_with_warmup alone.
+    """
 
     name: Literal[
         "constant_with_warmup",
@@ -154,12 +159,28 @@ class SchedulerSection(Section):
     t_scale: Duration = "100ba"
     decay: Literal["cosine", "linear", "1-sqrt"] = "1-sqrt"
     alpha_f: Annotated[float, Field(ge=0, le=1)] = 0.0
+    t_cooldown: Duration = "0ba"
+    alpha_f_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
+    alpha_f_cooldown: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+    @model_validator(mode="after")
+    def _of_inverse_roots(self) -> "SchedulerSection":
+        keys = ("t_cooldown", "alpha_f_decay", "alpha_f_cooldown")
+        changed = [key for key in keys if getattr(self, key) != type(self).model_fields[key].default]
+        if changed and self.name != "inv_sqrt_with_warmup":
+            raise ValueError(f"{changed[0]} belongs to inv_sqrt_with_warmup, not to {self.name}")
+        if self.alpha_f and (self.alpha_f_decay or self.alpha_f_cooldown):
+            raise ValueError("alpha_f is the least that is left, alpha_f_decay what is neared: give one of them")
+        elif self.alpha_f_decay < self.alpha_f_cooldown:
+            raise ValueError("alpha_f_cooldown is above alpha_f_decay: the rate must not rise again")
+        return self
 
 
 class OptimizerSection(Section):
     """decoupled_adamw: weight decay follows the schedule but not the learning rate, as in Composer; adamw: torch's;
     muon: Muon for hidden matrices (Jordan et al. 2024), adamw with adamw_lr (default lr) for the rest; decoupled_lionw:
-    Lion with such a decay, and betas of 0.9 and 0.99 by default."""
+    Lion with such a decay. Defaults are those of Composer's and LLM Foundry's classes: betas of 0.9 and 0.99 of
+    decoupled_lionw, a weight_decay of 1e-5 of decoupled_adamw; what neither of them has, has what stands below."""
 
     name: Literal["decoupled_adamw", "adamw", "muon", "decoupled_lionw"]
     lr: Annotated[float, Field(gt=0)]
@@ -171,7 +192,10 @@ class OptimizerSection(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_lion(cls, values: object) -> object:
+    def _of_their_classes(cls, values: object) -> object:
+        if isinstance(values, Mapping) and values.get("name") == "decoupled_adamw":
+            decay = values.get("weight_decay")
+            return {**values, "weight_decay": 1e-5 if decay is None else decay}
         if not isinstance(values, Mapping) or values.get("name") != "decoupled_lionw":
             return values
         if values.get("eps") is not None:
@@ -294,6 +318,8 @@ class TrainConfig(Section):
     save_num_checkpoints_to_keep: Annotated[int, Field(ge=-1), AfterValidator(_not_zero)] = -1
     save_overwrite: bool = False
     save_weights_only: Literal[False] = False
+    accumulate_train_batch_on_tokens: Literal[True] = True
+    spin_dataloaders: Literal[True] = True
     load_path: str | None = None
     load_weights_only: bool = False
     load_strict_model_weights: Literal[True] = True

@@ -394,7 +394,7 @@ class Run:
         config = self.config
         units = parts.units_of(config, self.source)
         self.total = parts.steps_of(config, units, self.source, self.order)
-        self.units = replace(units, total=self.total)
+        self.units = replace(units, total=self.total, end=config.max_duration)
         self.eval_every = batches("eval_interval", config.eval_interval, self.units)
         self.save_every = batches("save_interval", config.save_interval, self.units)
         self.show_every = batches("console_log_interval", config.console_log_interval, self.units)

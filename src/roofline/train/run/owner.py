@@ -26,7 +26,7 @@ from roofline.train.parallel.processes import World
 from roofline.train.run_folder import COMMAND, OWNER, checkpoints_of, folder_of
 from roofline.train.storage.bucket import ObjectStore
 from roofline.train.storage.open import open_store
-from roofline.train.storage.store import MissingError, StoreError
+from roofline.train.storage.store import LISTING_SECONDS, MissingError, StoreError, unlisted
 
 BEAT, STALE = 15.0, 60.0  # seconds
 _POLL = 2.0  # seconds between two looks at an owner that may be gone
@@ -142,9 +142,20 @@ class Lease:
         self._owner = {**owner, "token": self._token}
         while not (store.create(OWNER, self._text()) and self._holder().get("token") == self._token):
             self._wait_until_forsaken()
+        self._check_listing()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="roofline-lease", daemon=True)
         self._thread.start()
+
+    def _check_listing(self) -> None:
+        """Raise StoreError if the store lists nothing of what it takes: only listings lead to checkpoints."""
+        until = time.monotonic() + LISTING_SECONDS
+        while OWNER not in self._store.tags():
+            if time.monotonic() > until:
+                with suppress(StoreError):
+                    self._store.delete(OWNER)
+                raise unlisted(self._store, OWNER)
+            time.sleep(0.5)
 
     def check(self) -> None:
         """Raise ConfigError if another run has taken the place since, which is so after a pause of STALE seconds."""

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 from roofline.common.errors import ConfigError
 
 Data = bytes | bytearray | memoryview
+LISTING_SECONDS = 30.0  # that an object may be missing from listings after it was written
 
 
 class StoreError(ConfigError):
@@ -94,6 +95,14 @@ class Store(Protocol):
 
     def delete_prefix(self, prefix: str) -> None:
         """Delete all that `list(prefix)` names. Raises ConfigError on an empty prefix, which would mean everything."""
+
+
+def unlisted(store: Store, name: str) -> StoreError:
+    """The error for an object that can be read but is in no listing, by which checkpoints are found again."""
+    return StoreError(
+        f"{store.url} takes objects and does not list them: {name} is there, and in no listing for "
+        f"{LISTING_SECONDS:g} s, so no checkpoint would be found again: name another bucket, or ask who runs the server"
+    )
 
 
 def checked_name(name: str, what: str = "name") -> str:
