@@ -14,9 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 CHECK = Path(__file__).parent / "native"
 CACHE = ROOT / "build" / "check"  # objects by the hash of what they are made of: a second run compiles nothing
-INSTALLED = (
-    "build/cp*/CMakeFiles/roofline_core.dir"  # below ROOT: objects of the core that a development installation left
-)
+# Below ROOT: objects of the core that a development installation left.
+INSTALLED = "build/cp*/CMakeFiles/roofline_core.dir"
 # The portable kernels take gcc 12 91 s with -O3 and 19 s with -O2. No option here lets the level change a bit, and the
 # installed module, which has them with -O3, is compared with the other instruction sets by test_cpu_variants.py.
 FAST_BUILD = "-O2"
