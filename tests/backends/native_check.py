@@ -6,7 +6,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 CHECK = Path(__file__).parent / "native"
 CACHE = ROOT / "build" / "check"  # objects by the hash of what they are made of: a second run compiles nothing
-INSTALLED = (
-    "build/cp*/CMakeFiles/roofline_core.dir"  # below ROOT: objects of the core that a development installation left
-)
+# Below ROOT: objects of the core that a development installation left.
+INSTALLED = "build/cp*/CMakeFiles/roofline_core.dir"
 # The portable kernels take gcc 12 91 s with -O3 and 19 s with -O2. No option here lets the level change a bit, and the
 # installed module, which has them with -O3, is compared with the other instruction sets by test_cpu_variants.py.
 FAST_BUILD = "-O2"
@@ -73,21 +72,60 @@ def build(compiler: str, arch: str, extra: Sequence[str] = (), only_portable: bo
     The program for this machine without `extra` options has the objects of the development installation if it can.
     Raises subprocess.CalledProcessError with the compiler's words.
     """
-    CACHE.mkdir(parents=True, exist_ok=True)
     made = recipe(arch)
     plain = arch == platform.machine() and not extra and not only_portable
     installed = installed_objects(made.sources) if plain else {}
+    missing = {name: options for name, options in made.sources.items() if name not in installed}
+    common = [word for word in made.common if not (only_portable and word.startswith("-DROOFLINE_HAS"))]
+    work = [
+        (ROOT / name, [*options, *_level(name), *extra])
+        for name, options in missing.items()
+        if not (only_portable and options)
+    ]
+    work += [(path, list(extra)) for path in sorted(CHECK.glob("*.cpp"))]
+    objects = [*installed.values(), *compile_all(compiler, common, work)]
+    return link(compiler, objects, extra, f"check-{arch}")
+
+
+def build_sanitised(
+    compiler: str, options: Sequence[str], variant: str, programs: Mapping[str, Sequence[Path]]
+) -> dict[str, Path]:
+    """Programs for this machine, each linked with the core, in which all but the kernels of other instruction sets
+    than `variant` is compiled with `options`; these are as the check program has them.
+
+    Args:
+        variant: of the kernels, such as ``avx2``.
+        programs: name -> its sources, of which those of `CHECK` are compiled without the options.
+    """
+    made = recipe(platform.machine())
+    installed = installed_objects(made.sources)
+    others = [name for name in made.sources if "kernels_" in name and not name.endswith(f"_{variant}.cpp")]
+    core = [(ROOT / name, [*flags, *options]) for name, flags in made.sources.items() if name not in others]
+    core += [(ROOT / name, [*made.sources[name], *_level(name)]) for name in others if name not in installed]
+    shared = [*(installed[name] for name in others if name in installed), *compile_all(compiler, made.common, core)]
+    linked = {}
+    for name, sources in programs.items():
+        work = [(path, [] if path.parent == CHECK else list(options)) for path in sources]
+        linked[name] = link(compiler, [*shared, *compile_all(compiler, made.common, work)], options, name)
+    return linked
+
+
+def _level(name: str) -> list[str]:
+    return [FAST_BUILD] if name.endswith("kernels_portable.cpp") else []
+
+
+def compile_all(compiler: str, common: Sequence[str], work: Sequence[tuple[Path, list[str]]]) -> list[Path]:
+    """Objects of sources, each with options of its own behind the common ones. What is there is not made again."""
+    CACHE.mkdir(parents=True, exist_ok=True)
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    headers = sorted([*(ROOT / "native").glob("*.h"), *(ROOT / "native/isa").glob("*.h"), *CHECK.glob("*.h")])
+    folders = [ROOT / "native", ROOT / "native/isa", ROOT / "native/library", ROOT / "include", CHECK]
+    headers = sorted(header for folder in folders for header in folder.glob("*.h"))
     state = hashlib.sha256(version.encode() + b"".join(path.read_bytes() for path in headers))
+    places = [f"-I{folder}" for folder in folders]
 
     def compiled(item: tuple[Path, list[str]]) -> Path:
         source, options = item
-        if source.stem == "kernels_portable":
-            options = [*options, FAST_BUILD]
-        command = [compiler, *made.common, *options, f"-I{ROOT / 'native'}", f"-I{CHECK}", *extra, "-c", str(source)]
-        if only_portable:
-            command = [word for word in command if not word.startswith("-DROOFLINE_HAS")]
+        command = [compiler, *common, *places, *options, "-c", str(source)]
         digest = state.copy()
         digest.update(repr(command).encode() + source.read_bytes())
         target = CACHE / f"{source.stem}-{digest.hexdigest()[:16]}.o"
@@ -97,17 +135,17 @@ def build(compiler: str, arch: str, extra: Sequence[str] = (), only_portable: bo
             partial.rename(target)
         return target
 
-    missing = {name: options for name, options in made.sources.items() if name not in installed}
-    work = [(ROOT / name, options) for name, options in missing.items() if not (only_portable and options)]
-    work += [(path, []) for path in sorted(CHECK.glob("*.cpp"))]
     with ThreadPoolExecutor(os.cpu_count()) as workers:
-        objects = [*installed.values(), *workers.map(compiled, work)]
-    state.update(repr([(path, path.stat().st_mtime_ns) for path in objects]).encode())
-    name = state.hexdigest()[:16]
-    program = CACHE / f"check-{arch}-{name}"
+        return list(workers.map(compiled, work))
+
+
+def link(compiler: str, objects: Sequence[Path], options: Sequence[str], name: str) -> Path:
+    """A program of these objects."""
+    state = hashlib.sha256(repr([(path, path.stat().st_mtime_ns) for path in objects]).encode())
+    program = CACHE / f"{name}-{state.hexdigest()[:16]}"
     if not program.exists():
         partial = program.with_suffix(f".{os.getpid()}")
-        subprocess.run([compiler, *extra, *map(str, objects), "-pthread", "-o", str(partial)], check=True)
+        subprocess.run([compiler, *options, *map(str, objects), "-pthread", "-o", str(partial)], check=True)
         partial.rename(program)
     return program
 

@@ -189,3 +189,30 @@ def test_every_function_says_that_the_engine_is_closed(library: Library, bundle:
         if engine is not handle:  # a second call with what the first has set to NULL does nothing
             assert library.c.rl_close(c.byref(c.c_void_p(engine.value))) == lb.INVALID
             assert library.error() == reason
+
+
+MODEL_WITHOUT_FILES = """
+import os, resource, sys
+from roofline.bundle.reader import open_bundle
+from roofline.common.errors import ConfigError
+from pathlib import Path
+open_bundle(Path(sys.argv[2]))
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+used = []
+try:
+    while True:
+        used.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+try:
+    open_bundle(Path(sys.argv[2]))
+except ConfigError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_python_tells_a_limit_of_open_files_as_such(files: "LibraryFiles", bundle: Path) -> None:
+    done = run(MODEL_WITHOUT_FILES, files, bundle)
+    assert done.returncode == 0, done.stderr
+    cause = "cannot be read: too many files are open; close some, or raise the limit (ulimit -n)"
+    assert done.stdout == f"ConfigError {bundle}/manifest.json: {cause}\n"

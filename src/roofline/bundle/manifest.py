@@ -1,5 +1,6 @@
 """manifest.json: what a bundle is, what it was made from, and what its files must be (docs/reference/bundle.md)."""
 
+import errno
 import hashlib
 import json
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import Any
 from roofline.bundle.recommended import FIELDS, is_possible
 from roofline.common.errors import ConfigError
 from roofline.common.fields import has_type
-from roofline.common.files import read_regular
+from roofline.common.files import cause_of, read_regular
 from roofline.common.json_types import JsonMapping
 from roofline.program.passes.price import ADMITTED, NAMES
 from roofline.weights.vectors import KINDS
@@ -39,6 +40,7 @@ _SHAPE: dict[str, Any] = {
     "checked": {"build": str, "chip": str, "isas": [str]},
     "generation": {},
 }
+_USED_UP = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN))
 _WORDS = {"bos_token": str, "eos_token": str}  # of `generation`, where there is a tokenizer
 
 
@@ -49,6 +51,13 @@ class BundleError(ConfigError):
         self.path, self.reason = path, reason
         remedy = f"Compile it again: roofline compile {source or 'MODEL'} -o {path}"
         super().__init__(f"{path} is a bundle that cannot be used: {reason}. {remedy}")
+
+
+def unreadable(path: Path, name: str, error: OSError, source: str | None = None) -> ConfigError:
+    """The error for a file of a bundle that cannot be read; what this process has used up is no fault of the bundle."""
+    if error.errno in _USED_UP:
+        return ConfigError(f"{path / name}: cannot be read: {cause_of(error)}")
+    return BundleError(path, f"{name} cannot be read ({error.strerror})", source)
 
 
 class PlaceError(ConfigError):
@@ -144,6 +153,8 @@ def read(path: Path) -> Manifest:
         RecursionError,
         OverflowError,
     ) as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in _USED_UP:
+            raise unreadable(path, MANIFEST, error.__cause__) from error
         raise BundleError(path, f"{MANIFEST} cannot be read ({error})") from error
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from roofline.bundle import manifest as names
 from roofline.bundle import origins
-from roofline.bundle.manifest import BundleError, Manifest
+from roofline.bundle.manifest import BundleError, Manifest, unreadable
 from roofline.common.errors import ConfigError, RooflineError
 from roofline.common.fields import naming
 
@@ -139,7 +139,9 @@ def open_bundle(path: Path) -> Bundle:
     try:
         lowered, identity = from_bytes((path / names.CODE).read_bytes(), _native.versions())
         _ = lowered.checked  # refused here, where the bundle can be named
-    except (ConfigError, OSError) as error:
+    except OSError as error:
+        raise unreadable(path, names.CODE, error, source) from error
+    except ConfigError as error:
         raise BundleError(path, f"{names.CODE}: {error}", source) from error
     if lowered.nbytes != manifest.files[names.WEIGHTS]["bytes"]:
         raise BundleError(path, f"{names.CODE} belongs to another {names.WEIGHTS}", source)
@@ -156,7 +158,7 @@ def _read(path: Path, name: str, manifest: Manifest) -> bytes:
     try:
         data = (path / name).read_bytes()
     except OSError as error:
-        raise BundleError(path, f"{name} cannot be read ({error.strerror})", _source(manifest)) from error
+        raise unreadable(path, name, error, _source(manifest)) from error
     if hashlib.sha256(data).hexdigest() != manifest.files[name]["sha256"]:
         raise _changed(path, name, manifest)
     return data
