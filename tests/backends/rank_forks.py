@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from roofline.backends.parallel.launch import store_of
+from roofline.backends.parallel.launch import new_file, store_of
 
 Work = Callable[[str, int, Any, Path], None]  # (case, rank, store, folder for results)
 
@@ -28,28 +28,21 @@ def run_cases(sizes: Mapping[str, int], work: Work, folder: Path) -> bool:
 
 
 def _case(name: str, size: int, work: Work, folder: Path) -> bool:
-    pipes = [os.pipe() for _ in range(size - 1)]
-    pids = [_forked(name, rank, work, pipes, folder) for rank in range(size)]
-    for pipe in pipes:
-        for end in pipe:
-            os.close(end)
+    file = new_file()
+    pids = [_forked(name, rank, work, file, folder) for rank in range(size)]
     ends = [os.waitpid(pid, 0)[1] for pid in pids]
+    os.close(file)  # this process has no store in it
     return not any(ends)
 
 
-def _forked(name: str, rank: int, work: Work, pipes: list[tuple[int, int]], folder: Path) -> int:
-    """Its process id. Rank 0 makes the store and tells the others its port."""
+def _forked(name: str, rank: int, work: Work, file: int, folder: Path) -> int:
+    """Its process id. file: where the ranks meet."""
     pid = os.fork()
     if pid:
         return pid
     status = 1
     try:
-        if rank == 0:
-            store = store_of()
-            for _, write in pipes:
-                os.write(write, str(store.port).encode())  # type: ignore[attr-defined]
-        else:
-            store = store_of(int(os.read(pipes[rank - 1][0], 16)))
+        store = store_of(file)
         work(name, rank, store, folder)
         status = 0
     except BaseException:

@@ -20,6 +20,7 @@ from shard_cases import CHUNKS, LIMITS, build
 from thread_ranks import Member, Threads
 
 from roofline.backends.parallel.executable import STOP, ParallelExecutable
+from roofline.backends.parallel.launch import Launched
 from roofline.backends.parallel.ranks import RankError, RankGrid, Ranks
 from roofline.backends.reference.executable import ReferenceExecutable
 from roofline.common.errors import ConfigError
@@ -27,6 +28,7 @@ from roofline.ops.batch import Batch
 from roofline.program.compile import compile_program
 from roofline.program.ir import Share
 from roofline.program.target import CPU, PLAIN, Target
+from tests.open_sockets import open_sockets, outward_interface
 
 torch = pytest.importorskip("torch", reason="the reference is written in torch")
 
@@ -226,6 +228,23 @@ def test_a_rank_that_leaves_ends_the_threads_of_its_groups() -> None:
     finally:
         ranks.close()
     eventually(lambda: communicating() == before)  # one that was joined is listed for a moment more
+
+
+@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="there is no /proc here")
+def test_ranks_are_reached_from_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever interface the environment names: the ranks of a model are on one machine."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface := outward_interface())
+    before = set(open_sockets(os.getpid()))
+    launched = Launched(1, "unused", {})
+    ranks = Ranks(0, RankGrid(), launched.store)
+    try:
+        opened = set(open_sockets(os.getpid())) - before
+    finally:
+        ranks.close()
+        launched.close(0.0)
+    assert opened, "gloo listens, or this test sees nothing"
+    assert all(each.local for each in opened), opened
+    assert os.environ["GLOO_SOCKET_IFNAME"] == interface
 
 
 class PendingWork:

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ torch = pytest.importorskip("torch", reason="the reference is written in torch")
 from roofline.backends.backend import LoadRequest  # noqa: E402
 from roofline.backends.capacity import Capacity  # noqa: E402
 from roofline.backends.options import LoadOptions  # noqa: E402
+from roofline.backends.parallel import launch  # noqa: E402
 from roofline.backends.parallel.ranks import RankError  # noqa: E402
 from roofline.bundle import load  # noqa: E402
 from roofline.bundle.ranks import start_ranks  # noqa: E402
@@ -157,6 +160,48 @@ def test_a_rank_that_is_stuck_is_not_waited_for(folder: str) -> None:
         step(executable)
     assert time.monotonic() - start < 30
     assert not alive(other)
+
+
+LOADED_ELSEWHERE = """
+import json, sys, threading, time
+from roofline.bundle import load
+
+loaded = []
+thread = threading.Thread(target=lambda: loaded.append(load(sys.argv[1], **json.loads(sys.argv[2]))))
+thread.start()
+thread.join()
+(rank,) = loaded[0].executable._watch._processes.values()
+time.sleep(1)
+print(rank.pid, rank.poll(), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_ends_with_the_process_that_loaded_the_model(folder: str) -> None:
+    """That process only: not with the thread that loaded it."""
+    options = json.dumps(LOADING | {"tensor_parallel": 2})
+    command = [sys.executable, "-c", LOADED_ELSEWHERE, folder, options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            pid, status = process.stdout.readline().split()
+            assert status == "None"
+            os.kill(int(pid), signal.SIGSTOP)
+        finally:
+            process.kill()
+    end = time.monotonic() + 60
+    while alive(int(pid)):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_rank_asks_to_end_with_the_process_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(launch, "die_with_parent", calls.append)
+    monkeypatch.setattr(launch, "store_of", lambda file: torch.distributed.HashStore())
+    assert launch.run_rank(1, 5, 4711, lambda store, tell: calls.append(tell("here"))) == 0
+    assert calls == [4711, None]
 
 
 def test_a_rank_that_cannot_load_says_why(folder: str, tmp_path: Path) -> None:

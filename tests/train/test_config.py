@@ -382,7 +382,7 @@ def test_keys_that_only_say_what_is_done_anyway_are_taken() -> None:
     section = {"backward_prefetch": "BACKWARD_PRE"}
     config = made(model__use_flash_attention_2=True, model__use_auth_token=False, fsdp_config=section, dist_timeout=600)
     assert config.dist_timeout == 600
-    assert made().dist_timeout == 1800  # as in docs/reference/training.md
+    assert (made().dist_timeout, made().stop_timeout) == (1800, 15)  # as in docs/reference/training.md
     assert "fsdp_config.backward_prefetch = NONE" in refusal(fsdp_config={"backward_prefetch": "NONE"})
 
 

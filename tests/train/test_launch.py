@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from roofline.train.run import launch as launcher
+from roofline.train.run import stopping
 from roofline.train.run.launch import launch
 
 Start = Callable[..., int]
@@ -139,6 +140,62 @@ def test_the_second_signal_ends_them_at_once(start: Start, tmp_path: Path) -> No
     sender = send(signal.SIGTERM, tmp_path, 2, "ready.*", "got.*")
     assert start(2, script) == 128 + signal.SIGTERM
     sender.join()
+
+
+@pytest.mark.parametrize(
+    ("stuck", "cause"),
+    [
+        ("kill -STOP $$", "process 1 of 2 was stopped and not continued"),
+        (":", "a step takes longer (raise stop_timeout), or a process hangs"),
+    ],
+)
+def test_processes_that_do_not_stop_are_ended_and_said(
+    start: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    stuck: str,
+    cause: str,
+) -> None:
+    monkeypatch.setattr(stopping, "SECONDS", 0.3)
+    script = (
+        f"trap 'touch got.$RANK' TERM; echo $$ > pid.$RANK; touch ready.$RANK; [ $RANK = 1 ] && {stuck}\n"
+        "while true; do sleep 0.02; done"
+    )
+    sender = send(signal.SIGTERM, tmp_path, 2, "ready.*")
+    assert start(2, script) == 128 + signal.SIGTERM
+    sender.join()
+    assert capsys.readouterr().err == f"roofline: the run has not stopped 0.3 s after SIGTERM, and is ended: {cause}\n"
+    for rank in range(2):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / f"pid.{rank}").read_text()), 0)
+
+
+@pytest.mark.parametrize(("number", "begins"), [(signal.SIGTERM, True), (signal.SIGINT, False)])
+def test_processes_that_have_begun_to_stop_may_save_as_long_as_it_takes(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, begins: bool
+) -> None:
+    """After Ctrl-C also before: whoever pressed it can do so again."""
+    monkeypatch.setattr(stopping, "SECONDS", 0.2)
+    begin = 'while [ "$1" != --store ]; do shift; done; touch "$(dirname "$2")/stopping"' if begins else ":"
+    script = (
+        f"trap 'got=1' TERM INT; touch ready.$RANK\nwhile [ ! $got ]; do sleep 0.02; done\n{begin}\n"
+        f"sleep 0.8; touch saved.$RANK; exit {128 + number}"
+    )
+    sender = send(number, tmp_path, 2, "ready.*")
+    assert start(2, script) == 128 + number
+    sender.join()
+    assert files(tmp_path, "saved.*") == ["saved.0", "saved.1"]
+
+
+def test_one_that_was_stopped_is_not_waited_for_when_another_has_failed(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "GRACE", 100.0)
+    script = "[ $RANK = 0 ] && { touch stops; kill -STOP $$; }\nwhile [ ! -e stops ]; do sleep 0.01; done; exit 3"
+    started = time.monotonic()
+    assert start(2, script) == 3
+    assert time.monotonic() - started < launcher.GRACE
 
 
 def test_a_signal_before_the_last_process_has_started_starts_no_more(

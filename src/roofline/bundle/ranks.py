@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class RankPlace:
+    """Which rank a process is, the file of the store where ranks meet, and the process of rank 0; see `run_rank`."""
+
+    rank: int
+    file: int
+    parent: int
+
+
+@dataclass(frozen=True)
 class RankTask:
     """What ranks other than 0 are told; it crosses to their processes as JSON. patience: longest wait for a stuck rank,
     in seconds."""
@@ -39,13 +48,14 @@ class RankTask:
         return asdict(self) | {"options": self.options.changes()}
 
     @classmethod
-    def from_json(cls, text: str) -> "tuple[RankTask, int, int]":
-        """(task, rank, port of rank 0's store) of what `launch.Launched` made of the values."""
+    def from_json(cls, text: str) -> "tuple[RankTask, RankPlace]":
+        """(task, place) of what `launch.Launched` made of the values."""
         values = json.loads(text)
         sizes = values["capacity"]
         capacity = Capacity(**{**sizes, "limits": BatchLimits(**sizes["limits"])})
         options = LoadOptions(**values["options"])
-        return cls(values["source"], options, capacity, values["patience"]), values["rank"], values["port"]
+        place = RankPlace(values["rank"], values["file"], values["parent"])
+        return cls(values["source"], options, capacity, values["patience"]), place
 
 
 def require_ranks(backend: object, options: LoadOptions) -> ServesRanks:
@@ -100,8 +110,8 @@ def main(argument: str) -> int:
     """One of the other ranks, from start to end; its exit status."""
     from roofline.backends.parallel.launch import run_rank
 
-    task, rank, port = RankTask.from_json(argument)
-    return run_rank(rank, port, lambda store, tell: _follow(task, rank, store, tell))
+    task, place = RankTask.from_json(argument)
+    return run_rank(place.rank, place.file, place.parent, lambda store, tell: _follow(task, place.rank, store, tell))
 
 
 def _follow(task: RankTask, rank: int, store: "Store", tell: Callable[[str], None]) -> None:

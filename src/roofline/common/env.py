@@ -2,7 +2,8 @@
 
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,20 @@ def read(name: str) -> str | None:
 def foreign(name: str) -> str | None:
     """A variable that other programs share with us and define, such as AWS_ENDPOINT_URL: None when unset or empty."""
     return os.environ.get(name) or None
+
+
+@contextmanager
+def foreign_set(name: str, value: str) -> Iterator[None]:
+    """Set a variable of another program inside the block, and put back what it was."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
 
 
 def suggest(name: str, value: str) -> None:

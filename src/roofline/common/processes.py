@@ -25,6 +25,16 @@ def describe_end(status: int | None) -> str:
     return f"{number.name}: {_MEANINGS[number]}" if number in _MEANINGS else number.name
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal (SIGSTOP, Ctrl-Z), or by a debugger, and not continued (Linux)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state = file.read().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):  # it has ended
+        return False
+    return state in (b"T", b"t")
+
+
 def return_freed_memory() -> None:
     """Return memory of the host that was freed in this process to the system, if the C library can (glibc's can)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

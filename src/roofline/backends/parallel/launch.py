@@ -2,43 +2,56 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from roofline.backends.parallel.ranks import RankError
 from roofline.common import log
-from roofline.common.processes import describe_end
+from roofline.common.processes import describe_end, die_with_parent
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-HOST = "127.0.0.1"
 JOIN_SECONDS = 120.0  # for a process to start and import torch
 LOST = 3  # exit status of a rank that ended because it lost another
 _POLL = 0.02  # seconds
 
 
-def store_of(port: int | None = None) -> "Store":
-    """The store where ranks find each other: rank 0's own at a free port, or that at `port`."""
-    from torch.distributed import TCPStore
+def store_of(file: int) -> "Store":
+    """The store where ranks find each other, in a file without a name (`new_file`) that this process has open as
+    `file`. No socket leads to it, so nobody but the ranks can read what they say there, or write."""
+    from torch.distributed import FileStore
 
-    wait = timedelta(seconds=JOIN_SECONDS)
-    if port is None:
-        return TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=wait)
-    return TCPStore(HOST, port, is_master=False, timeout=wait)
+    store = FileStore(f"/proc/self/fd/{file}")
+    store.set_timeout(timedelta(seconds=JOIN_SECONDS))
+    return store
 
 
-def run_rank(rank: int, port: int, work: Callable[["Store", Callable[[str], None]], None]) -> int:
+def new_file() -> int:
+    """Open a file in memory for `store_of`; processes that inherit the number share it.
+
+    It stays open until the process ends: torch writes to it when the last of its objects lets go of the store, and
+    another file would have the number by then.
+    """
+    return os.memfd_create("roofline-ranks")
+
+
+def run_rank(rank: int, file: int, parent: int, work: Callable[["Store", Callable[[str], None]], None]) -> int:
     """What a launched process does; its exit status.
 
+    file: of the store. parent: rank 0's process, with which this one ends, even if it is stopped.
     work: called with the store and a function that tells rank 0 how far this one is ("here", "ready"). What it raises
     is told too, unless it is the loss of another rank.
     """
-    store = store_of(port)
+    die_with_parent(parent)
+    store = store_of(file)
     try:
         work(store, lambda word: store.set(f"{word}/{rank}", ""))
     except RankError as error:
@@ -53,19 +66,41 @@ def run_rank(rank: int, port: int, work: Callable[["Store", Callable[[str], None
 
 
 class Launched:
-    """Processes of ranks 1 to size - 1: `python -m MODULE JSON`, the JSON being `options` with rank and port.
+    """Processes of ranks 1 to size - 1: `python -m MODULE JSON`, the JSON being `options` with what `run_rank` takes.
 
-    They leave their terminal's session, so that Ctrl-C there is rank 0's business alone.
+    They leave their terminal's session, so that Ctrl-C there is rank 0's business alone, and die with this process.
     """
 
     def __init__(self, size: int, module: str, options: Mapping[str, object]) -> None:
-        self.store, self.size = store_of(), size
+        self.size = size
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        for rank in range(1, size):
-            argument = json.dumps({**options, "rank": rank, "port": self.store.port})  # type: ignore[attr-defined]
-            self._processes[rank] = subprocess.Popen(
-                [sys.executable, "-m", module, argument], stdin=subprocess.DEVNULL, stdout=2, start_new_session=True
-            )
+        self._file, self._closed = new_file(), threading.Event()
+        try:
+            self.store = store_of(self._file)
+            self._start(module, {**options, "file": self._file, "parent": os.getpid()})
+        except BaseException:
+            self.close(0.0)
+            raise
+
+    def _start(self, module: str, options: Mapping[str, object]) -> None:
+        """Start the processes from a thread that lives until `close`: the kernel ends them with the thread that started
+        them, and whoever loads a model may do so in one that ends before."""
+        started: Future[None] = Future()
+
+        def start() -> None:
+            try:
+                for rank in range(1, self.size):
+                    command = [sys.executable, "-m", module, json.dumps({**options, "rank": rank})]
+                    self._processes[rank] = subprocess.Popen(
+                        command, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True, pass_fds=[self._file]
+                    )
+                started.set_result(None)
+            except BaseException as error:
+                started.set_exception(error)
+            self._closed.wait()
+
+        threading.Thread(target=start, name="ranks", daemon=True).start()
+        started.result()
 
     def wait(self, word: str, seconds: float | None = None) -> None:
         """Until all ranks have told `word`. Raises RankError when one ends or fails before, or after `seconds`."""
@@ -93,6 +128,7 @@ class Launched:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        self._closed.set()
 
     def lost(self) -> str | None:
         """The rank that failed or ended; those that ended because they lost it do not count."""

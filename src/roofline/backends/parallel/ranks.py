@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from roofline.backends.base import LostError
 from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.loopback import gloo_on_loopback, suggest_nccl_loopback
 from roofline.ops.collectives import RANK_ORDER
 from roofline.program.ir import Share
 
@@ -87,8 +88,9 @@ class Ranks:
         wait = timedelta(seconds=patience)
         backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"  # what ROCm's torch calls nccl is RCCL
         if device != "cpu":
+            suggest_nccl_loopback()
             torch.cuda.set_device(device)
-        with self._lost():
+        with self._lost(), gloo_on_loopback():
             dist.init_process_group(backend, store=store, rank=rank, world_size=grid.size, timeout=_FOREVER)
             self._stages: ProcessGroup = dist.new_group(timeout=wait)
             # Everybody takes part in making every group.

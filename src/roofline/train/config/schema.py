@@ -269,7 +269,8 @@ class TrainConfig(Section):
     computes in 16 bits with float32 parameters. run_folder: for logs, receipts and, without save_folder, checkpoints.
     memory_limit: bytes ("8gb") that a process may use on a CPU. tensor_parallel: ranks that share each matrix. probes:
     record, at the start and at each checkpoint, the figures by which `roofline parity` finds a diverging layer.
-    dist_timeout: seconds that a process waits for the others in an exchange. expandable_segments: a GPU's memory is
+    dist_timeout: seconds that a process waits for the others in an exchange. stop_timeout: seconds in which the
+    processes of --nproc must have begun to stop after SIGTERM. expandable_segments: a GPU's memory is
     taken in segments that grow, so that less of it is lost between tensors. dpo, grpo: minimise that objective.
     """
 
@@ -305,6 +306,7 @@ class TrainConfig(Section):
     memory_limit: Bytes | None = None
     expandable_segments: bool = False
     dist_timeout: Annotated[float, Field(gt=0)] = 1800
+    stop_timeout: Annotated[float, Field(gt=0)] = 15
     device: Literal["auto", "cpu", "gpu"] = "auto"
     progress_bar: bool = True
     log_to_console: bool = False

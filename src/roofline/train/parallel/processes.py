@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -22,12 +22,14 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
 
 from roofline.common import env
 from roofline.common.errors import ConfigError, RooflineError, SaidElsewhere
+from roofline.common.loopback import LOOPBACK, gloo_on_loopback
 from roofline.train.config.schema import FsdpSection, TrainConfig
 from roofline.train.model.lockstep import Lockstep
 from roofline.train.model.modules import Model
 from roofline.train.model.tensor_parallel import TensorRanks
 from roofline.train.parallel import alike
 from roofline.train.parallel.elastic import TreeReduceScatter
+from roofline.train.parallel.meeting import Meeting
 
 T = TypeVar("T")
 COMPUTE = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
@@ -55,6 +57,7 @@ class World:
     owner: bool = False
     tensor: TensorRanks = field(default_factory=TensorRanks)
     mesh: DeviceMesh | None = None
+    meeting: Meeting | None = None  # where the ranks of a group of ours came together
     watching: bool = False
     lockstep: Lockstep = field(default_factory=Lockstep)
 
@@ -325,7 +328,8 @@ def _lay_out(world: World, config: TrainConfig) -> None:
         names, sizes = ["replicate", *names], [shards // group, group, tensor]
     if config.elastic is not None and tensor > 1:
         raise ConfigError("elastic runs share no matrices: sums over their parts would depend on their number")
-    world.mesh = init_device_mesh(world.device.type, tuple(sizes), mesh_dim_names=tuple(names))
+    with _sockets(world):
+        world.mesh = init_device_mesh(world.device.type, tuple(sizes), mesh_dim_names=tuple(names))
     if tensor > 1:
         world.lockstep.is_complete = config.compile_config is None
         world.tensor = TensorRanks(world.rank % tensor, tensor, world.mesh["tensor"].get_group(), world.lockstep)
@@ -334,16 +338,20 @@ def _lay_out(world: World, config: TrainConfig) -> None:
 def _start_group(world: World, store: Path | None, timeout: timedelta) -> None:
     kind = world.device.type
     backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:nccl"
-    if store is not None:
+    meeting = Meeting(world.rank, world.size, timeout.total_seconds(), store)
+    meeting.join()
+    with _sockets(world):
         dist.init_process_group(
             backend,
             timeout=timeout,
-            store=dist.FileStore(str(store), world.size),
+            store=dist.PrefixStore("default_pg", meeting.store),
             rank=world.rank,
             world_size=world.size,
         )
-    elif env.foreign("MASTER_ADDR"):
-        dist.init_process_group(backend, timeout=timeout, rank=world.rank, world_size=world.size)
-    else:
-        dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)
-    world.grouped = world.owner = True
+    world.grouped, world.owner, world.meeting = True, True, meeting
+
+
+def _sockets(world: World) -> AbstractContextManager[None]:
+    """A context in which groups listen on the loopback interface alone, where all ranks are on this machine."""
+    here = int(env.foreign("LOCAL_WORLD_SIZE") or 1) >= world.size
+    return gloo_on_loopback() if here or env.foreign("MASTER_ADDR") in LOOPBACK else nullcontext()

@@ -1,6 +1,7 @@
 """Starts the processes of one run on this machine, and ends them with this one."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -10,9 +11,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
-from roofline.common.processes import describe_end
+from roofline.common.processes import describe_end, is_stopped
 from roofline.hardware.detect import cores_allowed, cpu_quota, usable_cores
 from roofline.train.run.signals import receiving
+from roofline.train.run.stopping import StopNotes
 
 GRACE = 10.0  # seconds that the others have to end by themselves after one has failed: some wait for it for ever
 _POLL = 0.05  # seconds
@@ -21,14 +23,18 @@ _POLL = 0.05  # seconds
 def launch(count: int, config: Path, changes: Sequence[str], out: int | None = None) -> int:
     """Start `count` processes and wait; returns the exit status, 128 + the signal if one ended the run.
 
-    SIGTERM and Ctrl-C go to all of them, which then save a checkpoint; the second one ends them at once. They die with
-    this process, whatever ends it. If one fails, the others are ended.
+    SIGTERM and Ctrl-C go to all of them, which then save a checkpoint; the second one ends them at once. So does the
+    end of the time that the run allows (`stop_timeout`), if they have not begun to stop by then, or if one was stopped
+    and not continued. They die with this process, whatever ends it. If one fails, the others are ended.
 
     out: the file descriptor for their standard output; None: that of this process.
     """
     options = [f"--set={change}" for change in changes]
     threads = str(threads_of(count))
-    with tempfile.TemporaryDirectory(prefix="roofline-train-") as folder, _Workers() as workers:
+    with (
+        tempfile.TemporaryDirectory(prefix="roofline-train-") as folder,
+        _Workers(StopNotes(Path(folder))) as workers,
+    ):
         words = ["--parent", str(os.getpid()), "--store", str(Path(folder, "store")), *options]
         for rank in range(count):
             if workers.signal:
@@ -48,8 +54,10 @@ def threads_of(count: int) -> int:
 class _Workers:
     """The processes of a run. signal: the first one that this process got, which went on to them."""
 
-    def __init__(self) -> None:
+    def __init__(self, notes: StopNotes) -> None:
         self.signal = 0
+        self._signalled = 0.0  # when it came
+        self._notes = notes
         self._processes: list[subprocess.Popen[bytes]] = []
         self._stack = ExitStack()
 
@@ -74,12 +82,36 @@ class _Workers:
         while None in (statuses := [process.poll() for process in self._processes]):
             if deadline is None and any(self._is_failure(status) for status in statuses):
                 deadline = time.monotonic() + GRACE
-            if deadline is not None and time.monotonic() > deadline:
+            stopped = self._stopped()
+            if deadline is not None and (time.monotonic() > deadline or len(stopped) == statuses.count(None)):
+                break
+            if self.signal and self._waits_in_vain(stopped):
                 break
             time.sleep(_POLL)
         if any(self._is_failure(status) for status in statuses) and not self.signal:
             return self._failure()
         return 128 + self.signal if self.signal else 0
+
+    def _stopped(self) -> list[int]:
+        """The numbers of the processes that a signal has stopped: they end by SIGKILL alone."""
+        return [rank for rank, process in enumerate(self._processes) if is_stopped(process.pid)]
+
+    def _waits_in_vain(self, stopped: list[int]) -> bool:
+        """Whether the run will not stop by itself, which is then said: its time is over, and a process is stopped, or
+        all of them have not agreed to stop. Behind Ctrl-C is a person, who can press it again."""
+        seconds = self._notes.allowed
+        if time.monotonic() < self._signalled + seconds:
+            return False
+        if stopped:
+            numbers = ", ".join(map(str, stopped))
+            cause = f"process {numbers} of {len(self._processes)} was stopped and not continued"
+        elif self.signal == signal.SIGTERM and not self._notes.begun:
+            cause = "a step takes longer (raise stop_timeout), or a process hangs"
+        else:
+            return False
+        name = signal.Signals(self.signal).name
+        print(f"roofline: the run has not stopped {seconds:g} s after {name}, and is ended: {cause}", file=sys.stderr)
+        return True
 
     def _is_failure(self, status: int | None) -> bool:
         """Whether a process has neither done its work nor saved a checkpoint because of the signal."""
@@ -99,7 +131,7 @@ class _Workers:
         if self.signal:
             self._kill()
             return
-        self.signal = number
+        self.signal, self._signalled = number, time.monotonic()
         for process in self._processes:
             process.send_signal(number)  # does nothing if it has ended
 

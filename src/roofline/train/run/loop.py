@@ -51,6 +51,7 @@ from roofline.train.run.probe import RunProbe
 from roofline.train.run.recurring import recurring
 from roofline.train.run.schedule import schedule
 from roofline.train.run.signals import Signals
+from roofline.train.run.stopping import notes_of
 from roofline.train.run_folder import CONFIG, checkpoints_of, folder_of
 from roofline.train.storage.open import open_store
 
@@ -112,6 +113,7 @@ def train(
         check(config)
         torch.set_num_threads(config.elastic.threads)
     world = join(config, store)
+    notes_of(world).allow(config.stop_timeout)
     if config.expandable_segments:
         grow_segments(world.device)
     if config.memory_limit is not None:
@@ -219,6 +221,7 @@ class Run:
                     self.report.write(self)
                 self.report.show_live(self)
             stopped = signals.number if self.progress.step < self.stop else 0
+            notes_of(self.world).begin()
             saved = self._save_early() if stopped else None
         self.saver.wait()
         written = "" if stopped or math.isnan(loss) else self._evaluate_written()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roofline.common.errors import RooflineError
+from roofline.common.loopback import gloo_on_loopback, suggest_nccl_loopback
 
 if TYPE_CHECKING:
     import torch
@@ -172,4 +173,6 @@ def _times(
 
 
 if __name__ == "__main__":
-    _work(Path(sys.argv[1]), int(sys.argv[2]))
+    suggest_nccl_loopback()
+    with gloo_on_loopback():
+        _work(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,58 @@
+"""What the processes of a run tell their launcher of how they stop, by files beside that of their store."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from roofline.train.parallel.processes import World
+
+SECONDS = 15.0  # that they have where nothing was said: schedulers end what is there 30 s after SIGTERM
+_ALLOWED, _BEGUN = "stop-timeout", "stopping"
+
+
+class StopNotes:
+    """Notes in a folder, which is that of the launcher; without one nothing is noted.
+
+    A process that hangs never agrees to stop, so its launcher ends it; one that has begun to stop may be writing a
+    large checkpoint.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+
+    def allow(self, seconds: float) -> None:
+        """Note in how many seconds after SIGTERM the processes are to have begun to stop."""
+        self._write(_ALLOWED, f"{seconds}")
+
+    def begin(self) -> None:
+        """Note that all processes have left the loop over steps, and save what is to be saved."""
+        self._write(_BEGUN, "")
+
+    @property
+    def allowed(self) -> float:
+        """Seconds from SIGTERM to `begin`."""
+        text = self._read(_ALLOWED)
+        return float(text) if text else SECONDS
+
+    @property
+    def begun(self) -> bool:
+        """Whether the processes have left the loop."""
+        return self._read(_BEGUN) is not None
+
+    def _write(self, name: str, text: str) -> None:
+        if self.folder is not None:
+            part = self.folder / f"{name}.part"
+            part.write_text(text)
+            part.replace(self.folder / name)
+
+    def _read(self, name: str) -> str | None:
+        try:
+            return (self.folder / name).read_text() if self.folder is not None else None
+        except FileNotFoundError:
+            return None
+
+
+def notes_of(world: "World") -> StopNotes:
+    """The notes of a run that our launcher has started, written by one of its processes."""
+    file = world.meeting.file if world.meeting is not None and world.rank == 0 else None
+    return StopNotes(file.parent if file is not None else None)
