@@ -161,6 +161,31 @@ def keep(verdict: tunings.TuningVerdict) -> Path:
     return tunings.save(tunings.Tunings("cpu", machine.fingerprint, machine.chip, {}, {verdict.key: verdict}))
 
 
+def test_a_load_says_which_choices_of_another_build_it_leaves(caplog):
+    run = model()
+    setting = tuning.setting_of(run.isa, run.threads)
+    builds = {"build": replace(setting, build="0" * 16), "compiler": replace(setting, compiler="other 1")}
+    for name, other in builds.items():
+        path = keep(verdict_of(run, setting=other))
+        choose_variants(run)
+        assert (
+            f"what was tuned is not used: measured with {'kernels' if name == 'build' else 'compiler'}" in caplog.text
+        )
+        assert "roofline tune llama measures it again" in caplog.text
+        caplog.clear()
+        path.unlink()
+    lost_nothing = (
+        {"setting": builds["build"], "kept": False},
+        {"setting": replace(setting, run="avx2, 7 threads")},
+        {},
+    )
+    for changes in lost_nothing:
+        path = keep(verdict_of(run, **changes))
+        choose_variants(run)
+        assert not caplog.text, changes
+        path.unlink()
+
+
 def test_a_load_takes_only_what_was_measured_for_it(monkeypatch):
     run = model()
     assert choose_variants(run).reason == "never tuned"

@@ -229,6 +229,33 @@ def test_rungs_open_or_are_missing_and_share_one_model(shape, monkeypatch):
     opened.close()
 
 
+@pytest.mark.parametrize(
+    ("variants", "threads", "remedy"),
+    [
+        ("default (never tuned)", None, "roofline tune preset:p --weights random:3, then this again"),
+        ("default (measured with avx2, 4 threads, this is avx2, 2 threads)", 2, "--weights random:3 --threads 2, then"),
+        ("default (ROOFLINE_TUNED=off)", None, "without that variable"),
+        ("default (tuned: no choice made this model faster)", None, ""),
+    ],
+)
+def test_a_remedy_is_never_what_was_just_done(variants, threads, remedy):
+    subject = runners.Subject("preset:p", {}, seed=3)
+    error = runners._without_tuned(variants, subject, "cpu", threads)
+    assert (f"Use instead: {remedy}" if remedy.startswith("roofline") else remedy) in str(error)
+    assert bool(error.alternatives) == bool(remedy)
+    if not remedy:
+        assert "every default stayed" in error.reason
+
+
+def test_the_reasons_are_those_of_loads(monkeypatch):
+    from roofline.backends.cpu import select
+    from roofline.hardware.tuning.location import NOTHING_WON, SWITCHED_OFF
+
+    assert (select.NOTHING_WON, select.SWITCHED_OFF) == (NOTHING_WON, SWITCHED_OFF)
+    monkeypatch.setenv("ROOFLINE_TUNED", "off")
+    assert select.choose_variants(None).reason == SWITCHED_OFF
+
+
 def test_closing_closes_all():
     class Closing:
         def close(self):

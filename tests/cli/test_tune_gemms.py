@@ -245,13 +245,15 @@ def test_without_a_gpu_nothing_is_tuned(run):
     assert "--untuned" in run("gemms", "preset:smollm2-135m", *GRID, code=1)
 
 
-def test_a_load_follows_what_is_stored_for_these_versions(run, tmp_path, tunable):
+def test_a_load_follows_what_is_stored_for_these_versions(run, tmp_path, tunable, caplog):
     from roofline.backends.gpu.runtime import libraries
 
     chip = chips.get("gfx942")
     run("import", file(tmp_path / "other.csv", (1, "Gemm_Rocblas_7", 0.5), PT_VERSION="2.14.0"))
     assert libraries.follow_store(chip) == ""
+    assert "what TunableOp has chosen is not used: PT_VERSION" in caplog.text
     assert tunable.on == []
+    caplog.clear()
     run("import", file(tmp_path / "one.csv", (1, "Gemm_Rocblas_7", 0.5), (8, "Default", 0.2)))
     followed = libraries.follow_store(chip)
     assert re.fullmatch(r"2 products by TunableOp \([0-9a-f]{8}\)", followed)
@@ -261,3 +263,4 @@ def test_a_load_follows_what_is_stored_for_these_versions(run, tmp_path, tunable
         assert tunable.on[-1] is False
     assert tunable.on[-1] is True
     assert libraries.follow_store(chips.get("sm_90")) == ""
+    assert not caplog.text

@@ -1,6 +1,7 @@
 """The lesson of docs/tutorials/finetune.md from its data to an answer through the openai client, in fewer steps."""
 
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from tests.browser import CHROMIUM, Browser
 
 PAGE = (Path(__file__).parents[2] / "docs/tutorials/finetune.md").read_text()
 DATA, CLIENT = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-MAKE, SHOW, TRAIN, SERVE = re.findall(r"^(?:python3|roofline) .*$", PAGE, re.MULTILINE)
+MAKE, SHOW, TRAIN, CHAT, SERVE = re.findall(r"^(?:python3|roofline) .*$", PAGE, re.MULTILINE)
 # Of the page's command: fewer and smaller steps, after each of which fewer held-out samples are evaluated, and asked.
 STEPS, ASKED = 8, 16
 CHANGES = {
@@ -78,6 +79,7 @@ def test_it_learns_the_task_and_is_served(shell: Any, port: int, trained: str, t
     assert before == 0
     assert after >= ASKED // 2, trained
     assert f"serve it: {SERVE} --port {port}" in trained.splitlines()
+    assert f"chat with it here: {shlex.join(shlex.split(CHAT))}" in trained.splitlines()
     with serving(shell, port):
         code = CLIENT.replace("127.0.0.1:8000", f"127.0.0.1:{port}")
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from roofline.cli import main
 from roofline.common.errors import ConfigError, RooflineError
+from roofline.engine.adapter_info import AdapterInfo
 from roofline.server import answer_file as module
 from roofline.server.answer_file import Job, answer_file
 from roofline.server.batches import lines as lines_module
@@ -52,7 +53,9 @@ def run(tmp_path, engine):
     def answer(content: bytes, **changes):
         (tmp_path / "in.jsonl").write_bytes(content)
         job = {"requests": tmp_path / "in.jsonl", "answers": tmp_path / "out.jsonl", "errors": None, "at_once": 4}
-        options = ServeOptions(model="tiny", pooling=changes.pop("pooling", "last"))
+        options = ServeOptions(
+            model="tiny", pooling=changes.pop("pooling", "last"), adapter=changes.pop("adapter", None)
+        )
         return answer_file(options, Job(**{**job, **changes}), lambda progress: None)
 
     return answer
@@ -128,6 +131,30 @@ def test_the_pooling_of_embeddings_is_chosen_and_another_one_does_not_go_on(run,
     assert run(content, pooling="mean").before == 1
     with pytest.raises(ConfigError, match="with these settings"):
         run(content)
+
+
+def test_lines_may_name_adapters(run, engine, tmp_path, monkeypatch):
+    digests = {"/a": "first", "/b": "second"}
+
+    async def load(path, max_bytes=None):
+        return AdapterInfo(digests[path], path, 8, 14, 100)
+
+    plain, used = engine.submit, []
+
+    async def submit(ids, params, *, adapter="", **options):
+        used.append(adapter)
+        return await plain(ids, params, **options)
+
+    monkeypatch.setattr(engine, "load_adapter", load)
+    monkeypatch.setattr(engine, "submit", submit)
+    both = request("a", model="own") + request("b")
+    assert run(both, adapter=["own=/a"]).errors == 0
+    assert sorted(used) == ["", "first"]
+    assert run(both, adapter=["own=/a"]).before == 2, "it goes on"
+    with pytest.raises(ConfigError, match="name another"):
+        run(both, adapter=["own=/b"])
+    (tmp_path / "out.jsonl").unlink()
+    assert run(both).errors == 1, "a name that nothing has"
 
 
 def test_a_setting_that_the_lines_do_not_depend_on_may_change(run, monkeypatch):

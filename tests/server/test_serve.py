@@ -281,11 +281,11 @@ def test_listening_is_said_of_a_server_whose_adapters_the_model_takes(run, capsy
 def test_adapters_stand_beside_the_name_that_the_model_is_served_by(given, name):
     limits = EngineConfig(adapter_bytes=7)
     options = ServeOptions("m", served_model_name=given, adapter=["a=x"], engine=limits)
-    served = module._adapters(options, "engine")
+    served = module.adapters_of(options, "engine")
     assert (served._engine, served._model, served._max_bytes, served._first) == ("engine", name, 7, (("a", "x"),))
     assert served.loading
     with pytest.raises(ConfigError):
-        module._adapters(ServeOptions("m", served_model_name=given, adapter=[f"{name}=x"]), "engine")
+        module.adapters_of(ServeOptions("m", served_model_name=given, adapter=[f"{name}=x"]), "engine")
 
 
 def test_an_engine_that_is_given_up_ends_the_server_with_the_reason(run):

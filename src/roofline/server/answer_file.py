@@ -18,7 +18,7 @@ from roofline.server.context import Context
 from roofline.server.keys import LOCAL
 from roofline.server.limits import Limits
 from roofline.server.options import ServeOptions
-from roofline.server.serve import make_engine
+from roofline.server.serve import adapters_of, make_engine
 from roofline.server.text_side import TextSide, load_text
 
 NO_DEADLINES = Limits(first_token_seconds=0, total_seconds=0)
@@ -81,16 +81,25 @@ async def _answer_all(
     engine: AsyncEngine,
     text: TextSide,
 ) -> JobProgress:
-    name = options.served_model_name or options.model
+    name, adapters = options.served_model_name or options.model, adapters_of(options, engine)
     try:
         loaded = await engine.start()
         await asyncio.to_thread(text.complete)
-        pooling = options.embedding_pooling
-        context = Context(engine, text, name, int(time.time()), limits=NO_DEADLINES, page=False, pooling=pooling)
+        await adapters.load_first()
+        context = Context(
+            engine,
+            text,
+            name,
+            int(time.time()),
+            limits=NO_DEADLINES,
+            page=False,
+            pooling=options.embedding_pooling,
+            adapters=adapters,
+        )
+        named = (f"{adapter.name}={adapter.info.digest}" for adapter in adapters.all)
+        fingerprint = " ".join((loaded.fingerprint, *named))
         with _writing(job.answers):
-            answers = AnswerFiles(
-                requests, job.answers, job.errors, salt_of(context, loaded.fingerprint, requests.urls)
-            )
+            answers = AnswerFiles(requests, job.answers, job.errors, salt_of(context, fingerprint, requests.urls))
         try:
             return await _answer_rest(context, requests, answers, job, report)
         finally:

@@ -118,7 +118,7 @@ async def _serve(
     read_text: "Callable[[], TextSide]",
     settle: Callable[[], None],
 ) -> None:
-    adapters = _adapters(options, engine)
+    adapters = adapters_of(options, engine)
     loading, failing = asyncio.create_task(_start(engine, adapters)), asyncio.create_task(engine.failed())
     spans: Tracing | None = None
     checking: asyncio.Task[None] | None = None
@@ -177,7 +177,7 @@ async def _check_golden(
         await check.run(text)
 
 
-def _adapters(options: ServeOptions, engine: "AsyncEngine") -> "ServedAdapters":
+def adapters_of(options: ServeOptions, engine: "AsyncEngine") -> "ServedAdapters":
     """What will be served beside the model. Raises ConfigError for an adapter that is not given as NAME=PATH."""
     from roofline.server.adapters import ServedAdapters, named_path
 

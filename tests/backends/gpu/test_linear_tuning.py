@@ -162,7 +162,7 @@ def test_where_there_is_a_choice():
     assert not worth(Gemm(1, 24, 96, "Q4_0", False))
 
 
-def test_what_was_chosen_is_what_runs(tmp_path, monkeypatch):
+def test_what_was_chosen_is_what_runs(tmp_path, monkeypatch, caplog):
     from roofline.backends.gpu.kernels import linear_float as module
     from roofline.backends.gpu.runtime import matmul as products
 
@@ -199,8 +199,15 @@ def test_what_was_chosen_is_what_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("ROOFLINE_TUNED", "off")
     assert linear_tuning.stored_choices(CHIP, 0, "bf16") == ({}, "ROOFLINE_TUNED=off")
     monkeypatch.setenv("ROOFLINE_TUNED", "on")
+    assert "not used" not in caplog.text
+    with monkeypatch.context() as patch:
+        patch.setattr(linear_tuning.tuned_tiles, "_sources", lambda: "newer")
+        assert linear_tuning.stored_choices(CHIP, 0, "bf16")[0] == {}
+    assert "what was tuned is not used: measured with kernels" in caplog.text
+    caplog.clear()
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "NVIDIA H100")
     assert linear_tuning.stored_choices(CHIP, 0, "bf16")[1] == "never tuned on this device with these kernels"
+    assert not caplog.text, "another device's"
 
 
 def test_libraries_are_told_to_add_up_in_float32():

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from roofline.common import env, log
 from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.hardware.tuning.location import NOTHING_WON, SWITCHED_OFF
 
 if TYPE_CHECKING:
     from roofline.backends.cpu.executable import CpuExecutable
@@ -85,7 +86,7 @@ def choose_variants(executable: "CpuExecutable") -> ReasonedChoice[str]:
     from roofline.hardware.tuning import location
 
     if env.read("ROOFLINE_TUNED") == "off":
-        return ReasonedChoice("default", "ROOFLINE_TUNED=off")
+        return ReasonedChoice("default", SWITCHED_OFF)
     chip = detect.detect().fingerprint
     if not location.path("cpu", chip).exists():
         elsewhere = location.elsewhere("cpu", chip)
@@ -99,7 +100,11 @@ def _resolve(executable: "CpuExecutable", stored: "Tunings") -> ReasonedChoice[s
     verdicts = [v for v in stored.verdicts.values() if v.program == executable.program_hash]
     if not verdicts:
         return ReasonedChoice("default", "this model was never tuned here")
+    from roofline.hardware.tuning.store import tell_outdated
+
     setting = setting_of(executable.isa, executable.threads)
+    winning = [v for v in verdicts if v.kept and v.setting.run == setting.run]
+    tell_outdated((v.setting for v in winning), setting, f"roofline tune {verdicts[0].model}")
     usable = [v for v in verdicts if not v.setting.differs(setting)]
     if not usable:
         return ReasonedChoice("default", verdicts[0].setting.differs(setting))
@@ -112,7 +117,7 @@ def _resolve(executable: "CpuExecutable", stored: "Tunings") -> ReasonedChoice[s
         log.get("backends").warning("the tuning store names what cannot be run, so it is ignored: %s", error)
         return ReasonedChoice("default", "the tuning store names a variant that is not there")
     if not winners:
-        return ReasonedChoice("default", "tuned: no choice made this model faster")
+        return ReasonedChoice("default", NOTHING_WON)
     gains = ", ".join(f"{v.regime} {1 - v.figures['ratio']:.1%}" for v in winners if "ratio" in v.figures)
     return ReasonedChoice(f"{count} tuned", f"measured gain: {gains}" if gains else "tuned")
 

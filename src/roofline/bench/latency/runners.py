@@ -15,6 +15,7 @@ from roofline.bench.peers.available import Here
 from roofline.bundle import LoadedModel
 from roofline.common.errors import UnsupportedError, describe_error
 from roofline.common.json_types import JsonMapping, JsonObject
+from roofline.hardware.tuning.location import NOTHING_WON, SWITCHED_OFF
 from roofline.weights.random_weights import pooled_checkpoint
 from roofline.weights.to_hf import hf_config
 
@@ -113,10 +114,7 @@ class EngineRunner:
         variants = loaded.notes.get("variants", "")
         if self._tuned and variants.startswith("default"):
             loaded.executable.close()
-            command = "tune" if self._backend == "cpu" else "tune gemms"
-            first = f"roofline {command} {subject.source} --weights random:{subject.seed}"
-            then = "then this again" + (" with all layers" if subject.cut else "")
-            raise UnsupportedError("our engine with tuned kernels", variants, (f"{first}, {then}",))
+            raise _without_tuned(variants, subject, self._backend, threads)
         return loaded
 
     def serves(self, tuned: bool) -> bool:
@@ -159,6 +157,21 @@ class EngineRunner:
         except Exception:
             self._bench = Bench(self.loaded.executable, self._tokens)
             raise
+
+
+def _without_tuned(variants: str, subject: Subject, backend: str, threads: int | None) -> UnsupportedError:
+    """Why the model has no tuned kernels, with what would give it some: nothing where it is tuned and no choice won."""
+    what = "our engine with tuned kernels"
+    if NOTHING_WON in variants:
+        reason = "every default stayed when this model was tuned, so this rung is the one without tuned kernels"
+        return UnsupportedError(what, reason)
+    if SWITCHED_OFF in variants:
+        return UnsupportedError(what, variants, ("without that variable",))
+    command = "tune" if backend == "cpu" else "tune gemms"
+    count = "" if threads is None or backend != "cpu" else f" --threads {threads}"
+    first = f"roofline {command} {subject.source} --weights random:{subject.seed}{count}"
+    then = "then this again" + (" with all layers" if subject.cut else "")
+    return UnsupportedError(what, variants, (f"{first}, {then}",))
 
 
 @dataclass

@@ -41,6 +41,7 @@ class BatchOptions(Options):
     reasoning_parser: str = same_option(ServeOptions, "reasoning_parser")
     pooling: str = same_option(ServeOptions, "pooling")
     data_parallel: int = same_option(ServeOptions, "data_parallel")
+    adapter: list[str] | None = same_option(ServeOptions, "adapter", topic="")
 
 
 def command(
@@ -73,7 +74,8 @@ def command(
         reasoning_parser=options.reasoning_parser,
         pooling=options.pooling,
         data_parallel=options.data_parallel,
-    )
+        adapter=options.adapter,
+    ).with_room_for_adapters()
     check_places(serve)
     for name in filter(None, (models.model, models.draft)):
         prepare(name, load.threads, load.isa, load.backend)

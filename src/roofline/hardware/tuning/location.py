@@ -4,6 +4,10 @@ from pathlib import Path
 
 from roofline.common import env
 
+# Why a load has default kernels although it was to have tuned ones, where tuning again would change nothing.
+SWITCHED_OFF = "ROOFLINE_TUNED=off"
+NOTHING_WON = "tuned: no choice made this model faster"
+
 
 def path(backend: str, chip: str) -> Path:
     """Where the tunings of a machine (`Machine.fingerprint`) are kept."""

@@ -9,7 +9,7 @@ verdicts alone.
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,16 @@ class Setting:
         if self.compiler != other.compiler:
             return f"measured with compiler {self.compiler}, this one is {other.compiler}"
         return f"measured with {self.run}, this is {other.run}" if self.run != other.run else ""
+
+
+def tell_outdated(settings: Iterable[Setting], current: Setting, remedy: str) -> None:
+    """Warn where choices that would be used were measured with other kernels or another compiler than the current
+    ones, by which they are ignored; nothing is said of other threads or devices, whose choices are for another day."""
+    for setting in settings:
+        if (setting.build, setting.compiler) != (current.build, current.compiler):
+            why = setting.differs(current)
+            log.get("hardware").warning("what was tuned is not used: %s; %s measures it again", why, remedy)
+            return
 
 
 @dataclass(frozen=True)

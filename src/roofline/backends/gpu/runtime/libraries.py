@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from roofline.common import log
 from roofline.hardware.chips.chips import Chip
 from roofline.hardware.tuning import gemms as tuned_gemms
 from roofline.hardware.tuning import tunableop
@@ -56,6 +57,11 @@ def follow_store(chip: Chip) -> str:
     stored = tuned_gemms.results_from(tuned_gemms.load(chip.name))
     same = [results for results in stored if not tunableop.differences(results.validators, current)]
     if not same:
+        if stored:
+            why = "; ".join(tunableop.differences(stored[0].validators, current))
+            log.get("backends").warning(
+                "what TunableOp has chosen is not used: %s; roofline tune gemms MODEL measures it again", why
+            )
         return ""
     with tempfile.TemporaryDirectory(prefix="roofline-tunableop-") as folder:
         follow(tunableop.write(same[0], Path(folder) / "results.csv"))

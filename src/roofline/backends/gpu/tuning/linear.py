@@ -19,6 +19,7 @@ from roofline.common import env, log
 from roofline.common.errors import ConfigError
 from roofline.hardware.chips.chips import Chip
 from roofline.hardware.tuning import store as tunings
+from roofline.hardware.tuning.location import SWITCHED_OFF
 from roofline.hardware.tuning.store import Setting, TuningRecord, Tunings
 from roofline.program.gemms import Gemm
 
@@ -166,15 +167,20 @@ def stored_choices(chip: Chip, device: int, activations: str) -> tuple[Choices, 
     """(what was chosen for a device, why that is empty). device: its number in torch.cuda; activations: "bf16" or
     "f16", which weights share."""
     if env.read("ROOFLINE_TUNED") == "off":
-        return {}, "ROOFLINE_TUNED=off"
+        return {}, SWITCHED_OFF
     if not tunings.path(BACKEND, chip.name).exists():
         return {}, "never tuned"
     import torch
 
-    setting = tuned_tiles.setting(torch.cuda.get_device_name(device))
+    name = torch.cuda.get_device_name(device)
+    setting = tuned_tiles.setting(name)
     choices: dict[tuple[int, int, int, bool], Tile | None] = {}
-    for record in tunings.load(BACKEND, chip.name).records.values():
-        if record.setting.run != setting.run or record.kind not in KINDS.values():
+    records = [r for r in tunings.load(BACKEND, chip.name).records.values() if r.kind in KINDS.values()]
+    if all(record.setting.run != setting.run for record in records):
+        ours = (r.setting for r in records if r.setting.run.startswith(f"{name}, "))
+        tunings.tell_outdated(ours, setting, "roofline tune gemms MODEL")
+    for record in records:
+        if record.setting.run != setting.run:
             continue
         try:
             size, form = record.shape.split(" ")
