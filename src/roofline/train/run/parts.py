@@ -151,7 +151,7 @@ def gradients_of(run: "Run", available: int | None) -> Gradients:
         # Rank 0 decides, and all take part: hosts may have limits of their own, or none.
         memory = run.report.memory
         fitting = memory.rows_for(available) if available is not None and world.rank == 0 else None
-        gradients.size = world.share(fitting) or memory.rows
+        gradients.size = world.share(fitting) or (memory.rows if world.device.type == "cpu" else None)
     predicted = run.report.memory.predicted
     gradients.predicted = predicted.total if predicted is not None else None
     return gradients
