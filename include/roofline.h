@@ -75,7 +75,7 @@ typedef struct rl_sampling {
     float presence_penalty;   /* -2 to 2; 0: off */
     float frequency_penalty;  /* -2 to 2; 0: off */
     int32_t top_k;            /* 0: off */
-    uint64_t seed;            /* the same seed gives the same answer */
+    uint64_t seed;            /* the same seed gives the same answer to the same prompt */
     int32_t sample_index;     /* which of several answers to one prompt and seed: another index, another answer */
     int32_t max_tokens;       /* 0: up to the longest context */
     int32_t min_tokens;       /* stop ids are banned until then */

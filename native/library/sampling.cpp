@@ -7,6 +7,7 @@
 #include <map>
 
 #include "failure.h"
+#include "sha256.h"
 
 namespace roofline {
 namespace {
@@ -78,6 +79,18 @@ void keep_history(Sequence& sequence, const rl_sampling& s) {
     sequence.history_counts.assign(sequence.history_ids.size(), 0);
 }
 
+// What the noise of a prompt's answers is drawn by, so that one seed is another noise for another prompt: the first 8
+// bytes of SHA-256 over seed and ids, all little-endian (engine/params.py has the same).
+uint64_t noise_seed(uint64_t seed, const int32_t* ids, size_t count) {
+    Sha256 hash;
+    hash.add(reinterpret_cast<const uint8_t*>(&seed), sizeof seed);
+    hash.add(reinterpret_cast<const uint8_t*>(ids), count * sizeof *ids);
+    const std::string digits = hash.hex();
+    uint64_t noise = 0;
+    for (int i = 7; i >= 0; i--) noise = noise << 8 | std::stoul(digits.substr(2 * (size_t)i, 2), nullptr, 16);
+    return noise;
+}
+
 }  // namespace
 
 std::shared_ptr<Sequence> make_sequence(const int32_t* ids, size_t count, const rl_sampling& s,
@@ -98,6 +111,7 @@ std::shared_ptr<Sequence> make_sequence(const int32_t* ids, size_t count, const 
     sequence->prompt = (int64_t)count;
     sequence->end = s.max_tokens > 0 ? (int64_t)count + s.max_tokens : limits.max_length;
     sequence->sampling = s;
+    sequence->noise = noise_seed(s.seed, ids, count);
     std::vector<int32_t>& stops = sequence->stops;
     if (s.stop_count > 0) stops.assign(s.stop_ids, s.stop_ids + s.stop_count);
     if (!s.ignore_eos) stops.insert(stops.end(), limits.eos_ids.begin(), limits.eos_ids.end());
@@ -116,7 +130,7 @@ SampleRow sample_row(const Sequence& q, const float* logits, int vocab) {
     row.vocab = vocab;
     row.temperature = s.temperature, row.top_p = s.top_p, row.min_p = s.min_p, row.top_k = s.top_k;
     row.repetition = s.repetition_penalty, row.presence = s.presence_penalty, row.frequency = s.frequency_penalty;
-    row.seed = s.seed, row.sample_index = s.sample_index, row.position = (int32_t)q.length();
+    row.seed = q.noise, row.sample_index = s.sample_index, row.position = (int32_t)q.length();
     row.hist_ids = q.history_ids.data(), row.hist_counts = q.history_counts.data(),
     row.hist = (int)q.history_ids.size();
     row.bias_ids = biased.data(), row.bias_values = (banned ? q.banned_values : q.bias_values).data(),

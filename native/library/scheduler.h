@@ -24,6 +24,7 @@ struct Sequence {
     std::vector<int32_t> ids;     // prompt, then answer
     int64_t prompt = 0, end = 0;  // lengths: of the prompt, of the longest allowed
     rl_sampling sampling{};       // its pointers are not used
+    uint64_t noise = 0;           // what its ids are sampled with: of seed and prompt
     std::vector<int32_t> stops;   // sorted
     // Sorted by id; `banned` is for the first min_tokens.
     std::vector<int32_t> bias_ids, banned_ids;

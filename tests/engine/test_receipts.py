@@ -19,7 +19,9 @@ from roofline.common.errors import ConfigError
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
 from roofline.engine.receipts.receipt import (
+    COMMON_NOISE,
     DIGEST,
+    VERSION,
     Prompt,
     Receipt,
     ReceiptChoice,
@@ -36,11 +38,11 @@ PARAMS = SamplingParams(seed=3, n=2, max_tokens=12, stop_token_ids=(7, 8), logit
 PEM = Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
 
 
-def receipt_of(executable) -> Receipt:
-    """As a server makes it."""
+def receipt_of(executable, version: int = VERSION) -> Receipt:
+    """As a server makes it, or made it in that version."""
     engine = LocalEngine(executable)
     for number, prompt in enumerate(PROMPTS):
-        engine.submit(prompt, PARAMS, request_id=str(number))
+        engine.submit(prompt, PARAMS, request_id=str(number), common_noise=version == COMMON_NOISE)
     answers = {}
     while engine.has_work:
         for event in engine.step():
@@ -61,7 +63,7 @@ def receipt_of(executable) -> Receipt:
     ]
     assert {choice.finish_reason for choice in choices} == {"stop", "length"}
     return Receipt(
-        version=2, id="a", created=5, model="toy", fingerprint="fake", weights="w", adapter=None, digest=DIGEST,
+        version=version, id="a", created=5, model="toy", fingerprint="fake", weights="w", adapter=None, digest=DIGEST,
         sampling=ReceiptSampling.of(PARAMS), end_ids=[], choices=choices,
         prompts=[prompt_of(ids, True) for ids in PROMPTS],
     )  # fmt: skip
@@ -166,7 +168,7 @@ def test_what_is_no_receipt_is_refused_in_a_sentence(tmp_path_factory, data):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 1}, "of version 1, and this program reads version 2"),
+        ({"version": 1}, "of version 1, and this program reads versions 2 and 3"),
         ({"digest": "md5"}, "'md5'"),
         ({"choices": []}, "no answer"),
         ({"surprise": 1}, "surprise"),
@@ -274,6 +276,19 @@ class OneBitLater(FakeExecutable):
             least = int(np.argmin(logits))
             logits[least] = np.nextafter(logits[least], np.float32(-np.inf))
         return logits, first
+
+
+def test_a_receipt_of_version_2_is_computed_with_the_noise_of_its_time(tmp_path):
+    """By the seed alone; in version 3 by seed and prompt, so neither passes for the other."""
+    for version, other in ((2, 3), (3, 2)):
+        receipt = seal(receipt_of(FakeExecutable(), version), None)
+        (tmp_path / "r.json").write_text(json.dumps(receipt.as_json()))
+        read = read_receipt(tmp_path / "r.json")
+        assert recompute(LocalEngine(FakeExecutable()), read, PROMPTS) is None
+        renamed = msgspec.structs.replace(read, version=other)
+        told = recompute(LocalEngine(FakeExecutable()), renamed, PROMPTS)
+        assert told is not None
+        assert told.what == "id"
 
 
 def test_the_first_step_that_differs_is_told(receipt):

@@ -14,6 +14,7 @@ from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
 from roofline.engine.schedule.continuous import FAILED
 from roofline.engine.schedule.rows import History
+from roofline.engine.schedule.sequence import noise_seed
 from roofline.engine.stats import COMPARED_SECONDS, STEP_EDGES, EngineStats, StatsMeter, total
 
 
@@ -73,6 +74,35 @@ def test_a_fresh_seed_is_exact_in_any_reader_of_json():
         engine.submit([1], SamplingParams(max_tokens=1))
     seeds = [request.seed for request in engine._requests.values()]
     assert 2**52 <= max(seeds) < 2**53
+
+
+def test_prompts_that_share_a_seed_do_not_share_their_noise():
+    """One prompt has the same noise alone and in a list; by the seed alone all prompts have the same."""
+    prompts = [[n, 2, 3] for n in range(1, 9)]
+
+    def answers(asked, **options):
+        engine, ids = LocalEngine(FakeExecutable()), {}
+        for number, prompt in enumerate(asked):
+            params = SamplingParams(temperature=1e6, seed=42, max_tokens=3)
+            engine.submit(prompt, params, request_id=str(number), **options)
+        while engine.has_work:
+            for event in engine.step():
+                ids.setdefault(event.request_id, []).extend(event.ids)
+        return [ids[str(number)] for number in range(len(asked))]
+
+    together = answers(prompts)
+    assert len({tuple(ids) for ids in together}) == len(prompts)
+    assert [answers([prompt])[0] for prompt in prompts] == together
+    assert len({tuple(ids) for ids in answers(prompts, common_noise=True)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("seed", "prompt", "noise"),
+    [(0, [5], 0x9A4032D243E48E1C), (-1, [5, 6, 7], 0xB6B4117B49D1F177), (2**64 - 1, [5, 6, 7], 0xB6B4117B49D1F177)],
+)
+def test_the_number_that_noise_is_drawn_by_is_written_down(seed, prompt, noise):
+    """It stands in receipts and in a library of another language, so it must not change unnoticed."""
+    assert noise_seed(seed, prompt) == noise
 
 
 def test_negative_seeds_are_64_bit_patterns():

@@ -115,6 +115,7 @@ class LocalEngine:
         params: SamplingParams | None = None,
         answers: Mapping[int, list[int]] | None = None,
         scored: int = 0,
+        common_noise: bool = False,
         **options: Unpack[RequestOptions],
     ) -> str:
         """Queue a prompt and return the request's id. Raises RequestError for a field that cannot be used, and
@@ -123,6 +124,7 @@ class LocalEngine:
         answers: of a request that another engine began, with this seed: the ids so far of each answer that has not
         ended, by its index. Events bring what follows them. None: all answers, from their beginning.
         scored: how many of its prompt's log-probabilities were told.
+        common_noise: the noise of sampling is the seed's alone, the same for every prompt, as older receipts have it.
         """
         prompt, params, eos, name, salt, adapter, priority = request_parts(ids, params, **options)
         check_unused(name, self._requests)
@@ -148,6 +150,7 @@ class LocalEngine:
             submitted_at=now,
             slot=slot,
             priority=priority,
+            common_noise=common_noise,
         )
         if answers is not None:
             request.resume(answers, scored)

@@ -25,7 +25,8 @@ class SamplingParams(Options):
     """How to choose the next ids of a request.
 
     Order of effects: logit bias, constraint, penalties, temperature, top-k, top-p, min-p, then Gumbel-max with noise
-    that depends on (seed, index of n, position, id) alone, so the same request gives the same ids in any batch.
+    that depends on (seed, prompt, index of n, position, id) alone, so the same request gives the same ids in any batch,
+    and prompts that share a seed do not share their noise.
 
     Args:
         top_k: -1 is another way to say 0.
@@ -73,7 +74,9 @@ class SamplingParams(Options):
     )
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()  # kept as a tuple of pairs
     seed: int | None = option(
-        None, "The same seed, any 64-bit integer, gives the same answer. Default: a fresh one.", topic=SAMPLING
+        None,
+        "The same seed, any 64-bit integer, gives the same answer to the same prompt. Default: a fresh one.",
+        topic=SAMPLING,
     )
     logprobs: int | None = None
     prompt_logprobs: int | None = None

@@ -17,7 +17,7 @@ FIRST_ID = 5  # ids below are control tokens of most vocabularies
 
 
 class SimulatedExecutable:
-    """See `backends.base.Executable`. Its ids count on from the position they stand at and the request's seed.
+    """See `backends.base.Executable`. Its ids count on from the position they stand at and the request's noise.
 
     Args:
         page_bytes: of a page of the cache, on the device that has the most.

@@ -22,7 +22,8 @@ from roofline.engine.constraint import Constraint, Kind
 from roofline.engine.digests import DIGEST_BYTES
 from roofline.engine.params import SamplingParams
 
-VERSION = 2
+VERSION = 3
+COMMON_NOISE = 2  # the version before: the noise of sampling was the seed's alone, the same for every prompt
 DIGEST = "sha256/16 of float32"  # of each step: the first 16 bytes of SHA-256 of its logits
 MAX_RECEIPT = 256 << 20  # bytes of a file
 SEAL = b"roofline receipt\n"  # what is signed begins with it, so that no signature of something else fits
@@ -166,12 +167,12 @@ def read_answer(path: Path) -> tuple[Receipt, JsonObject | None]:
     if content is None or (isinstance(content, dict) and "object" in content and "digest" not in content):
         _refuse(path, 'the answer has none: ask for one with "receipt": true in the request')
     version = content.get("version") if isinstance(content, dict) else None
-    if isinstance(version, int) and version != VERSION:
-        _refuse(path, f"it is of version {version}, and this program reads version {VERSION}")
+    if isinstance(version, int) and version not in (COMMON_NOISE, VERSION):
+        _refuse(path, f"it is of version {version}, and this program reads versions {COMMON_NOISE} and {VERSION}")
     try:
         receipt = msgspec.convert(content, Receipt)
     except (msgspec.MsgspecError, RecursionError) as error:
-        if version == VERSION and "missing required field" in str(error):
+        if version in (COMMON_NOISE, VERSION) and "missing required field" in str(error):
             _refuse_damaged(path, str(error))
         _refuse(path, str(error))
     _check(path, receipt)

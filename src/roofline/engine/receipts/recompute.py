@@ -6,7 +6,7 @@ from typing import Literal
 
 from roofline.common.errors import RooflineError
 from roofline.engine.local import LocalEngine
-from roofline.engine.receipts.receipt import Receipt, ReceiptChoice
+from roofline.engine.receipts.receipt import COMMON_NOISE, Receipt, ReceiptChoice
 
 TextEnd = Callable[
     [ReceiptChoice], bool
@@ -66,7 +66,9 @@ def _run(engine: LocalEngine, receipt: Receipt, prompt: Sequence[int], number: i
     if not lengths:
         return again
     params = receipt.sampling.params(max(lengths.values()))
-    name = engine.submit(prompt, params, eos_ids=receipt.end_ids, adapter=receipt.adapter or "")
+    common = receipt.version == COMMON_NOISE
+    adapter = receipt.adapter or ""
+    name = engine.submit(prompt, params, common_noise=common, eos_ids=receipt.end_ids, adapter=adapter)
     for sample in again.keys() - lengths.keys():
         engine.abort(name, sample)
     while engine.has_work:

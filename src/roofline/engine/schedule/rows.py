@@ -10,7 +10,6 @@ from collections.abc import Sequence as Items
 import numpy as np
 
 from roofline.backends.sampling import SampleRows
-from roofline.engine.params import SEED_RANGE
 from roofline.engine.schedule.sequence import Sequence
 
 NO_IDS = np.zeros(0, np.int32)
@@ -160,7 +159,7 @@ def _static_rows(sequences: list[Sequence], shape: tuple[int, ...], drafting: bo
     rows.top_k[:] = [p.top_k for p in params]
     rows.top_p[:] = [p.top_p for p in params]
     rows.min_p[:] = [p.min_p for p in params]
-    rows.seed[:] = [s.request.seed % SEED_RANGE for s in repeated]
+    rows.seed[:] = [s.request.noise for s in repeated]
     rows.sample_index[:] = [s.index for s in repeated]
     rows.repetition[:] = [p.repetition_penalty for p in params]
     rows.presence[:] = [p.presence_penalty for p in params]

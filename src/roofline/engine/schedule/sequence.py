@@ -1,15 +1,25 @@
 """A request and its sequences: integers that the scheduler and the cache work on."""
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from roofline.engine.cache.paged import PageKeys
 from roofline.engine.events import FinishReason, Usage
-from roofline.engine.params import SamplingParams
+from roofline.engine.params import SEED_RANGE, SamplingParams
 
 if TYPE_CHECKING:
     from roofline.engine.constraints.matcher import Matcher
+
+
+def noise_seed(seed: int, prompt: list[int]) -> int:
+    """What the noise of a prompt's answers is drawn by, 64 bits, so that one seed is another noise for another prompt:
+    the first 8 bytes of SHA-256 over seed and ids, all little-endian. native/library/sampling.cpp has the same."""
+    digest = sha256((seed % SEED_RANGE).to_bytes(8, "little"))
+    digest.update(array("i", prompt))
+    return int.from_bytes(digest.digest()[:8], "little")
 
 
 @dataclass(slots=True, eq=False)
@@ -30,10 +40,13 @@ class Request:
     submitted_at: float = 0.0
     slot: int = 0  # of its adapter; 0: none
     priority: int = 0
+    common_noise: bool = False  # the noise is the seed's, the same for every prompt, as of receipts of version 2
     arrival: int = field(init=False, default=0)
+    noise: int = field(init=False)  # what its ids are sampled with
     sequences: "list[Sequence]" = field(init=False)  # those that have not ended at the start
 
     def __post_init__(self) -> None:
+        self.noise = self.seed % SEED_RANGE if self.common_noise else noise_seed(self.seed, self.prompt)
         self.sequences = [Sequence(self, index) for index in range(self.params.n)]
 
     @property
