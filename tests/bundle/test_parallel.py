@@ -19,10 +19,7 @@ from roofline.backends.capacity import Capacity  # noqa: E402
 from roofline.backends.options import LoadOptions  # noqa: E402
 from roofline.backends.parallel import launch  # noqa: E402
 from roofline.backends.parallel.ranks import RankError  # noqa: E402
-from roofline.bundle import (
-    load,
-    ranks,
-)
+from roofline.bundle import load, ranks  # noqa: E402
 from roofline.bundle.ranks import RankTask, start_ranks  # noqa: E402
 from roofline.common import processes  # noqa: E402
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError  # noqa: E402
