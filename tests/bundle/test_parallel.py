@@ -19,8 +19,9 @@ from roofline.backends.capacity import Capacity  # noqa: E402
 from roofline.backends.options import LoadOptions  # noqa: E402
 from roofline.backends.parallel import launch  # noqa: E402
 from roofline.backends.parallel.ranks import RankError  # noqa: E402
-from roofline.bundle import load  # noqa: E402
-from roofline.bundle.ranks import start_ranks  # noqa: E402
+from roofline.bundle import load, ranks  # noqa: E402
+from roofline.bundle.ranks import RankTask, start_ranks  # noqa: E402
+from roofline.common import processes  # noqa: E402
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError  # noqa: E402
 from roofline.engine.local import LocalEngine  # noqa: E402
 from roofline.engine.params import SamplingParams  # noqa: E402
@@ -36,7 +37,7 @@ LOADING: dict[str, Any] = {
     "max_running": 2,
     "max_batch_tokens": 8,
     "text": False,
-    "threads": 1,
+    "threads": 4,
 }
 PROMPT = [5, 17, 42, 3, 9, 60, 61, 2, 8, 1]  # more than one step
 
@@ -69,7 +70,7 @@ def answer(engine: LocalEngine) -> tuple[list[int], str | None]:
 def request(folder: str) -> LoadRequest:
     """A model for two ranks."""
     checkpoint = random_checkpoint(read_config(Path(folder)), 7)
-    options = LoadOptions(backend="reference", weights="random:7", arithmetic="plain", threads=1, tensor_parallel=2)
+    options = LoadOptions(backend="reference", weights="random:7", arithmetic="plain", threads=2, tensor_parallel=2)
     capacity = Capacity(BatchLimits(8, 2, 8, 8), max_context=64, num_pages=4)
     return LoadRequest(checkpoint, ModelConfig.of(checkpoint.config), options, capacity)
 
@@ -204,6 +205,18 @@ def test_a_rank_asks_to_end_with_the_process_of_rank_0(monkeypatch: pytest.Monke
     assert calls == [4711, None]
 
 
+@pytest.mark.parametrize("status", [0, launch.LOST])
+def test_a_rank_that_lost_another_ends_without_a_report_of_what_it_still_holds(
+    monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    ends: list[int] = []
+    monkeypatch.setattr(launch, "run_rank", lambda *place: status)
+    monkeypatch.setattr(processes, "end_now", ends.append)
+    task = RankTask("model", LoadOptions(), Capacity(BatchLimits(8, 2, 8, 8), max_context=64, num_pages=4))
+    assert ranks.main(json.dumps({**task.to_values(), "rank": 1, "file": 5, "parent": 7})) == status
+    assert ends == ([status] if status else [])
+
+
 def test_a_rank_that_cannot_load_says_why(folder: str, tmp_path: Path) -> None:
     with pytest.raises(RankError, match=r"rank 1 of 2 failed: ConfigError: .*gone"):
         start_ranks(str(tmp_path / "gone"), request(folder), patience=3.0)
@@ -215,6 +228,9 @@ def test_what_cannot_be_divided_is_refused_before_anything_starts(folder: str) -
         load(folder, **LOADING, tensor_parallel=8)
     with pytest.raises(CapacityError, match=r"pipeline_parallel=3 needs 3 layers, 2 are available"):
         load(folder, **LOADING, pipeline_parallel=3)
+    for backend in ("cpu", "reference"):
+        with pytest.raises(CapacityError, match=r"a model on 2 ranks needs 2 threads, 1 are available. Lower"):
+            load(folder, **LOADING | {"backend": backend, "threads": 1}, tensor_parallel=2)
     with pytest.raises(ConfigError, match="tensor_parallel=0"):
         load(folder, **LOADING, tensor_parallel=0)
     with pytest.raises(UnsupportedError, match="isa='avx2' with backend 'reference'"):

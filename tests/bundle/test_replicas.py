@@ -5,6 +5,7 @@ import os
 import pytest
 
 from roofline.backends.capacity import host_capacity
+from roofline.backends.cpu.select import threads_of_rank
 from roofline.backends.gpu import devices
 from roofline.backends.options import LoadOptions
 from roofline.bundle import load, replicas
@@ -35,11 +36,23 @@ def test_cores_and_threads_are_divided_in_equal_parts():
 def test_asked_threads_are_those_of_all_and_ranks_share_theirs(monkeypatch):
     assert [place.options["threads"] for place in replicas.divided(LoadOptions(threads=6), 3)] == [2, 2, 2]
     ranks = replicas.divided(LoadOptions(backend="reference", tensor_parallel=2), 2)
-    assert [place.options["threads"] for place in ranks] == [2, 2]
+    assert [place.options["threads"] for place in ranks] == [4, 4]
+    assert [place.draft_options["threads"] for place in ranks] == [2, 2]
+    assert threads_of_rank(4, 2) == 2
     monkeypatch.setenv("ROOFLINE_THREADS", "2")
     assert [place.options["threads"] for place in replicas.divided(LoadOptions(), 2)] == [1, 1]
-    with pytest.raises(CapacityError, match="data_parallel=3 needs 3 threads, 2 are available"):
+    with pytest.raises(
+        CapacityError, match=r"data_parallel=3 needs 3 threads, 2 are available. Lower it to 2, as each "
+    ):
         replicas.divided(LoadOptions(), 3)
+    with pytest.raises(
+        CapacityError, match=r"data_parallel=2 of 2 ranks needs 4 threads, 2 are .* Lower it to 1, as each"
+    ):
+        replicas.divided(LoadOptions(tensor_parallel=2), 2)
+    with pytest.raises(
+        CapacityError, match=r"a model on 3 ranks needs 3 threads, 2 are available. Lower tensor_parallel"
+    ):
+        threads_of_rank(None, 3)
 
 
 def test_devices_need_no_threads():

@@ -1,5 +1,6 @@
 """How the end of a process is told."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roofline.common.processes import describe_end
+from roofline.common.processes import describe_end, is_stopped
 
 
 def test_a_file_that_is_truncated_while_it_is_mapped_is_named_as_the_cause(tmp_path: Path) -> None:
@@ -43,3 +44,25 @@ def test_the_limit_of_files_is_raised_up_to_a_number(soft: int, at_most: int | N
 )
 def test_other_ends(status: int | None, text: str) -> None:
     assert describe_end(status) == text
+
+
+def test_an_end_without_order_flushes_and_runs_nothing_more() -> None:
+    code = (
+        "import atexit, sys\n"
+        "from roofline.common.processes import end_now\n"
+        "atexit.register(print, 'teardown')\n"
+        "print('last words')\n"
+        "end_now(3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "last words\n", "")
+
+
+def test_a_process_that_was_stopped_is_told_from_one_that_runs_and_one_that_has_ended() -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        assert not is_stopped(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        assert is_stopped(process.pid)
+        process.kill()
+    assert not is_stopped(process.pid)

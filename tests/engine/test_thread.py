@@ -68,7 +68,7 @@ def test_a_request_that_is_left_is_aborted_and_closing_aborts_the_rest():
     assert not local.has_work
 
 
-def test_a_lost_device_ends_all_requests_with_what_is_known():
+def test_a_lost_device_ends_all_requests_with_what_is_known(caplog):
     async def test(engine, _):
         events = [event async for event in await engine.submit([1], replace(GREEDY, n=2))]
         for index in range(2):
@@ -78,6 +78,7 @@ def test_a_lost_device_ends_all_requests_with_what_is_known():
     executable = FakeExecutable()
     executable.lose_at = {4}
     run(test, LocalEngine(executable))
+    assert not [record for record in caplog.records if record.exc_info], "the line of the loss is enough"
 
 
 def test_a_thread_that_dies_takes_its_requests_with_it_and_is_not_started_again(monkeypatch):

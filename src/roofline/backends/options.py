@@ -32,7 +32,7 @@ class LoadOptions(Options):
         backends=("gpu", "simulated"),
     )
     threads: int | None = option(
-        None, "Compute threads. Default: the usable cores.",
+        None, "Compute threads, of all ranks and replicas together. Default: the usable cores.",
         minimum=1, unit="threads", topic=COMPUTE, backends=("cpu", "reference"),
     )  # fmt: skip
     isa: str | None = option(

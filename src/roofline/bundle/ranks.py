@@ -109,9 +109,13 @@ def _grid(options: LoadOptions) -> RankGrid:
 def main(argument: str) -> int:
     """One of the other ranks, from start to end; its exit status."""
     from roofline.backends.parallel.launch import run_rank
+    from roofline.common.processes import end_now
 
     task, place = RankTask.from_json(argument)
-    return run_rank(place.rank, place.file, place.parent, lambda store, tell: _follow(task, place.rank, store, tell))
+    status = run_rank(place.rank, place.file, place.parent, lambda store, tell: _follow(task, place.rank, store, tell))
+    if status:
+        end_now(status)
+    return status
 
 
 def _follow(task: RankTask, rank: int, store: "Store", tell: Callable[[str], None]) -> None:

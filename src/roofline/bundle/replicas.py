@@ -20,11 +20,11 @@ class ReplicaPlace:
 def divided(load: LoadOptions, copies: int) -> list[ReplicaPlace]:
     """The places of so many copies of what `load` would load with these options.
 
-    On a host's cores each copy has an equal part of the threads, in equal parts for its ranks, and cores of its own
-    where one copy would have all that this process may use. `threads`, of `load` or the environment, is what all have
-    together. Devices are found by who loads, as only that process has torch.
+    On a host's cores each copy has an equal part of the threads, which its ranks divide, and cores of its own where one
+    copy would have all that this process may use. `threads`, of `load` or the environment, is what all have together.
+    Devices are found by who loads, as only that process has torch.
 
-    Raises CapacityError for more copies than threads.
+    Raises CapacityError for more copies, or ranks of them, than threads.
     """
     replicas = [(number, copies) for number in range(copies)]
     ranks = load.ranks
@@ -35,11 +35,12 @@ def divided(load: LoadOptions, copies: int) -> list[ReplicaPlace]:
     from roofline.hardware.cores import split_cores
 
     threads = int(choose_threads(load.threads).value)
-    if copies > threads:
-        remedy = f"Lower it to {threads}, as each needs one."
-        raise CapacityError(f"data_parallel={copies}", copies, threads, "threads", remedy)
-    share = max(1, threads // copies // ranks)
+    if copies * ranks > threads:
+        remedy = f"Lower it to {threads // ranks}, as each {'rank ' if ranks > 1 else ''}needs one, or raise threads."
+        of_ranks = f" of {ranks} ranks" if ranks > 1 else ""
+        raise CapacityError(f"data_parallel={copies}{of_ranks}", copies * ranks, threads, "threads", remedy)
+    share = threads // copies  # of a copy, whose ranks divide it; the draft model is on one of them
     return [
-        ReplicaPlace({"replica": own, "threads": share}, {"replica": draft, "threads": share}, cores)
+        ReplicaPlace({"replica": own, "threads": share}, {"replica": draft, "threads": share // ranks}, cores)
         for own, draft, cores in zip(replicas, drafts, split_cores(copies), strict=True)
     ]

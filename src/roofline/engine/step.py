@@ -291,7 +291,8 @@ class Stepper:
             self.lost = error
         plan = flight.plan
         sequences = [sequence for sequence in plan.sequences if sequence.finished is None]
-        log.get("engine").error("a step of %d sequences failed", len(plan.sequences), exc_info=error)
+        if self.lost is None:  # else whoever ends this engine says it, in one line
+            log.get("engine").error("a step of %d sequences failed", len(plan.sequences), exc_info=error)
         if self.lost is not None or flight.pending is not None or len(plan.sequences) == 1:
             return self.end(sequences, "error", f"{type(error).__name__}: {error}")
         events: list[Event] = []

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from roofline.common import env, log
-from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.hardware.tuning.location import NOTHING_WON, SWITCHED_OFF
 
 if TYPE_CHECKING:
@@ -68,8 +68,15 @@ def choose_threads(preferred: int | None = None) -> ReasonedChoice[int]:
 
 
 def threads_of_rank(threads: int | None, ranks: int) -> int:
-    """Threads of each rank: as asked for, or an equal part of the usable cores."""
-    return threads or max(1, choose_threads().value // ranks)
+    """An equal part of the threads that all ranks have together: those that were asked for, or the usable cores.
+
+    Raises CapacityError for more ranks than threads.
+    """
+    total = choose_threads(threads).value
+    if ranks > total:
+        remedy = f"Lower tensor_parallel or pipeline_parallel to {total} ranks in all, or raise threads."
+        raise CapacityError(f"a model on {ranks} ranks", ranks, total, "threads", remedy)
+    return total // ranks
 
 
 def setting_of(isa: str, threads: int) -> "Setting":

@@ -20,7 +20,7 @@ import msgspec
 from roofline.backends.base import BackgroundCheck, ChecksWeights, IdentifiesWeights
 from roofline.common import log
 from roofline.common.errors import RequestError, RooflineError
-from roofline.common.processes import die_with_parent
+from roofline.common.processes import die_with_parent, end_now
 from roofline.engine.checks import RequestOptions
 from roofline.engine.events import Event
 from roofline.engine.local import LocalEngine
@@ -157,7 +157,9 @@ def main(arguments: list[str]) -> int:
     work(channel, engine, rest)
     engine.close()
     gc.unfreeze()  # what is part of a cycle is released at the end, or the native module reports it as leaked
-    return 0 if engine.lost is None else 1
+    if engine.lost is not None:
+        end_now(1)
+    return 0
 
 
 def ready(name: str, engine: LocalEngine, load_seconds: float) -> Ready:
