@@ -44,7 +44,8 @@ def test_the_others_get_tensors_of_the_shape_that_they_wait_for(monkeypatch: pyt
 
     monkeypatch.setattr(tensor_parallel.collectives, "all_reduce", reduced)
     monkeypatch.setattr(tensor_parallel.collectives, "wait_tensor", lambda tensor: tensor)
-    ranks = TensorRanks(0, 2)
+    group: Any = object()
+    ranks = TensorRanks(0, 2, group)
     x, parameter = torch.ones(2, 3), torch.ones(4)
     assert torch.equal(ranks.sum(x), 2 * x)
     ranks.lockstep.begin(behind=1, tokens=7)

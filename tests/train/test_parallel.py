@@ -159,7 +159,7 @@ class Ends(torch.autograd.Function):
         raise torch.OutOfMemoryError("HIP out of memory. Tried to allocate 2 GiB")
 
 def forward(self, x, rows, *rest):
-    calls[0] += 1
+    calls[0] += rows[1] > 8  # not of the short rows with which a rank follows the others
     if env.foreign("RANK") == "1" and rows[0] > 2 and calls[0] in map(int, sys.argv[3].split(",")):
         if sys.argv[2] == "forward":
             raise RuntimeError("HIP out of memory. Tried to allocate 2 GiB")

@@ -77,8 +77,9 @@ def give_back_freed_memory() -> None:
 def _tune(values: Mapping[int, int]) -> None:
     """Set parameters of the C library's allocator, if it has them."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    for parameter, value in values.items() if mallopt is not None else ():
-        mallopt(parameter, value)
+    if mallopt is not None:
+        for parameter, value in values.items():
+            mallopt(parameter, value)
 
 
 def grow_segments(device: torch.device) -> None:

@@ -119,6 +119,7 @@ def family_form(param: Param, tensor: Tensor, ranks: TensorRanks) -> Tensor | Ow
 
 
 def _sum(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    assert group is not None
     return collectives.all_reduce(x.contiguous(), "sum", group)
 
 
