@@ -245,7 +245,7 @@ def test_a_watched_pass_leaves_nothing_behind() -> None:
 def test_a_pass_that_is_not_compiled_stays_so_in_a_compiled_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], stances: list[str]
 ) -> None:
-    """Its shape is not that of a microbatch, so it would be compiled for itself. On a GPU `auto` has none before a step."""
+    """Its shape is not that of a microbatch, so it would be compiled for itself; `auto` may have none yet."""
     from roofline.train.run.loop import Run
     from tests.train import small
 
