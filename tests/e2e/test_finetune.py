@@ -75,7 +75,7 @@ def serving(shell: Any, port: int) -> Iterator[None]:
 @pytest.mark.timeout(1500)
 def test_it_learns_the_task_and_is_served(shell: Any, port: int, trained: str, tmp_path: Path) -> None:
     pytest.importorskip("openai", reason="the package openai is not here")
-    before, after = map(int, re.findall(rf"(\d+) of {ASKED}", trained.splitlines()[-5]))
+    before, after = map(int, re.findall(rf"(\d+) of {ASKED}", trained.splitlines()[-6]))
     assert before == 0
     assert after >= ASKED // 2, trained
     assert f"serve it: {SERVE} --port {port}" in trained.splitlines()
