@@ -88,13 +88,13 @@ def build(compiler: str, arch: str, extra: Sequence[str] = (), only_portable: bo
 
 
 def build_sanitised(
-    compiler: str, options: Sequence[str], variant: str | None, programs: Mapping[str, Sequence[Path]]
+    compiler: str, options: Sequence[str], variant: str, programs: Mapping[str, Sequence[Path]]
 ) -> dict[str, Path]:
     """Programs for this machine, each linked with the core, in which all but the kernels of other instruction sets
     than `variant` is compiled with `options`; these are as the check program has them.
 
     Args:
-        variant: of the kernels, such as ``avx2``; None: those of none.
+        variant: of the kernels, such as ``avx2``.
         programs: name -> its sources, of which those of `CHECK` are compiled without the options.
     """
     made = recipe(platform.machine())
