@@ -84,4 +84,6 @@ def test_the_first_question_is_the_same_everywhere_and_answered_sensibly(model):
     with LLM(model) as llm:
         for params in (SamplingParams(temperature=0, max_tokens=48), *sampled):
             text = llm.chat([{"role": "user", "content": question}], params).text
-            assert text.startswith("Gravity is a fundamental concept in physics"), text
+            assert text.startswith(("Gravity is a fundamental concept in physics", "Gravity is a fundamental force")), (
+                text
+            )

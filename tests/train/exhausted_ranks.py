@@ -1,7 +1,7 @@
 """Ranks whose memory ends at each place of a step in turn: GROUPS.json holds [processes, configurations] pairs.
 
-A configuration's "fails" are the ranks whose memory ends. Each rank ends with an error unless its gradients are, bit
-for bit, those of the step without a failure.
+A configuration's "fails" are the ranks whose memory ends, its "every" is that of `compare`. Each rank ends with an
+error unless its gradients are, bit for bit, those of the step without a failure.
 """
 
 import json
@@ -51,7 +51,7 @@ def gradients_of(run: Run, rows: Any, size: int, at: tuple[int, ...], fitted: in
 
 def compare(given: dict[str, Any], every: int = 1) -> int:
     """How many places of a step were tried. given: a configuration; every: of so many places the last one."""
-    fails = given.pop("fails")
+    fails, every = given.pop("fails"), given.pop("every", every)
     config = parse_config(given)
     world = processes.join(config)
     run = Run(config, world)

@@ -54,24 +54,29 @@ def test_a_step_that_is_begun_again_has_the_gradients_of_one_without_a_failure(k
 
 
 def places(count: int, kind: str, *fails: list[int], slow: bool = False) -> Any:
-    """A case of the test below; slow: it runs with the slow tests."""
-    return pytest.param(count, kind, fails, marks=pytest.mark.slow if slow else [pytest.mark.slow, pytest.mark.soak])
+    """A case of the test below. slow: it runs with the slow tests, at every third place of a step."""
+    marks = [pytest.mark.slow] if slow else [pytest.mark.slow, pytest.mark.soak]
+    return pytest.param(count, kind, fails, 3 if slow else 1, marks=marks, id=f"{count}-{kind}-{len(fails)}")
 
 
 @pytest.mark.parametrize(
-    ("count", "kind", "fails"),
+    ("count", "kind", "fails", "every"),
     [
-        *(places(2, kind, [1], slow=kind != "elastic") for kind in KINDS),
+        *(places(2, kind, [1], slow=True) for kind in KINDS),
         places(2, "plain", [0], [0, 1], slow=True),
+        *(places(2, kind, [0], [1], [0, 1]) for kind in KINDS),
         *(places(4, kind, [0], [3], [0, 1, 2, 3]) for kind in KINDS),
         *(places(1, kind, [0]) for kind in KINDS if "tensor" not in kind and "two" not in kind),
     ],
 )
-def test_ranks_begin_a_step_again_together(count: int, kind: str, fails: list[list[int]], tmp_path: Path) -> None:
+def test_ranks_begin_a_step_again_together(
+    count: int, kind: str, fails: list[list[int]], every: int, tmp_path: Path
+) -> None:
     """At each place of a step, in the forward and in the backward pass."""
     rows = 24 if kind == "elastic" else 6 * count
     path = tmp_path / "groups.json"
-    path.write_text(json.dumps([[count, [setting(tmp_path, kind, ranks, rows) for ranks in fails]]]))
+    settings = [setting(tmp_path, kind, ranks, rows) | {"every": every} for ranks in fails]
+    path.write_text(json.dumps([[count, settings]]))
     command = [sys.executable, "-m", "tests.train.exhausted_ranks", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -99,7 +104,13 @@ train(read_config(Path(sys.argv[1])))
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "more", "at"), [("full", 20, 3), ("tensor", 40, 0), ("copies", 30, 1), ("elastic", 30, 1)]
+    ("kind", "more", "at"),
+    [
+        ("full", 20, 3),
+        ("tensor", 40, 0),
+        pytest.param("copies", 30, 1, marks=pytest.mark.soak),
+        pytest.param("elastic", 30, 1, marks=pytest.mark.soak),
+    ],
 )
 def test_a_real_limit_of_one_ranks_memory_halves_the_rows_of_all(kind: str, more: int, at: int, tmp_path: Path) -> None:
     """`more` MiB beside what the last rank has at a step; its losses are those of runs that have enough."""
@@ -120,7 +131,7 @@ def test_a_real_limit_of_one_ranks_memory_halves_the_rows_of_all(kind: str, more
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [20, 60, 100, 160])
+@pytest.mark.parametrize("more", [20, *(pytest.param(more, marks=pytest.mark.soak) for more in (60, 160)), 100])
 def test_more_memory_trains_where_less_does(more: int, tmp_path: Path) -> None:
     """What a microbatch that did not fit had taken is given back, so that one of half the rows fits."""
     model = {"name": "mpt_causal_lm", "d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 96}
