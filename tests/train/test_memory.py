@@ -360,11 +360,20 @@ def test_a_microbatch_has_at_most_the_rows_of_a_process(batch: int, size: Any, p
 
 
 @pytest.mark.parametrize(
-    ("kind", "length", "rows"), [("cpu", 256, 8), ("cpu", 300, 7), ("cpu", 4096, 1), ("cuda", 256, 16)]
+    ("kind", "parameters", "length", "rows"),
+    [
+        ("cpu", 10**8, 256, 8),
+        ("cpu", 10**8, 300, 7),
+        ("cpu", 10**8, 4096, 1),
+        ("cpu", 10**6, 2048, 9),
+        ("cpu", 10**6, 256, 16),
+        ("cuda", 10**8, 256, 16),
+    ],
 )
 def test_a_cpu_computes_no_more_rows_at_a_time_than_its_speed_needs(
-    monkeypatch: pytest.MonkeyPatch, kind: str, length: int, rows: int
+    monkeypatch: pytest.MonkeyPatch, kind: str, parameters: int, length: int, rows: int
 ) -> None:
+    monkeypatch.setattr(estimate.presets, "parameter_count", lambda shape: parameters)
     usage = DryRunUsage({ACTIVATIONS: 1}, {ACTIVATIONS: 1})
     monkeypatch.setattr(estimate, "dry_run", lambda *arguments: usage)
     monkeypatch.setattr(estimate, "free_memory", lambda device: 7)

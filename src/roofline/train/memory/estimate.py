@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from roofline.common import log
 from roofline.common.json_types import JsonMapping
+from roofline.models import presets
 from roofline.models.registry import configure
 from roofline.models.spec import expand
 from roofline.train.config.schema import FsdpSection, TrainConfig
@@ -31,8 +32,9 @@ from roofline.train.parallel.processes import COMPUTE, World
 # hole that one of its size has left. From runs of MPT and Llama shapes with glibc 2.36: 1.4 to 1.65, where logits are
 # the most up to 2.3, and 1.0 to 1.4.
 HEAP, COMPILED_HEAP = 1.55, 1.3  # compiled blocks allocate fewer pieces
-# Tokens of a microbatch on a CPU, where `auto` says so: from there on larger ones are no faster (docs/log.md).
-CPU_TOKENS = 2048
+# What `auto` computes at a time on a CPU: from both on, larger microbatches are no faster (docs/log.md). In small models
+# the cost of each op beside its products decides.
+CPU_TOKENS, CPU_FLOPS = 2048, 1e11
 LIBRARIES = 35 << 20  # what the first steps of torch and oneDNN leave in a process on a CPU
 COMPILER = 170 << 20  # and Inductor, with what it compiled
 
@@ -88,7 +90,7 @@ class Memory:
         self.predicted: Prediction | None = None
         self.free = free_memory(world.device)
         if size == "auto":
-            size = -(-CPU_TOKENS // config.max_seq_len) if world.device.type == "cpu" else self._most_rows
+            size = _cpu_rows(shape, config.max_seq_len) if world.device.type == "cpu" else self._most_rows
         self.rows = min(self._most_rows, size)
         if world.rank == 0 or config.compile_config is not None:
             self.predict(self.rows)
@@ -165,6 +167,12 @@ class Memory:
     def restart(self) -> None:
         """Forget the peak so far."""
         self._meter.restart()
+
+
+def _cpu_rows(shape: JsonMapping, length: int) -> int:
+    """Return the fewest rows that a CPU computes at its full speed; six FLOPs a parameter and token."""
+    tokens = max(CPU_TOKENS, CPU_FLOPS / (6 * presets.parameter_count(shape)))
+    return math.ceil(tokens / length)
 
 
 @dataclass
