@@ -29,6 +29,14 @@ class Clock(transformers.TrainerCallback):
         control.should_training_stop = control.should_training_stop or self.seconds >= self.limit
 
 
+def tokenizer_of(model: str) -> "transformers.PreTrainedTokenizerBase":
+    """The tokenizer of a folder, which pads with its end token where it names no other."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
 def encoded(tokenizer: "transformers.PreTrainedTokenizerBase", messages: list[dict[str, str]]) -> tuple[list[int], int]:
     """Ids of a chat up to the end of its answer, and how many of them are the prompt."""
     prompt = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
@@ -45,7 +53,7 @@ def peft(model: str, data: str, out: str, clock: Clock) -> dict[str, float]:
     """transformers' Trainer with peft's LoraConfig: the defaults of both; answers alone are targets."""
     from peft import LoraConfig, get_peft_model
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    tokenizer = tokenizer_of(model)
     base = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
     tuned = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM"))
     samples = [encoded(tokenizer, messages) for messages in read(data)]
@@ -65,7 +73,8 @@ def trl(model: str, data: str, out: str, clock: Clock) -> dict[str, float]:
 
     rows = Dataset.from_list([{"prompt": m[:-1], "completion": m[-1:]} for m in read(data)])
     arguments = SFTConfig(output_dir=out, use_cpu=True, report_to=[], save_strategy="no")
-    trainer = SFTTrainer(model, arguments, train_dataset=rows, peft_config=LoraConfig(), callbacks=[clock])
+    given = {"train_dataset": rows, "peft_config": LoraConfig(), "processing_class": tokenizer_of(model)}
+    trainer = SFTTrainer(model, arguments, callbacks=[clock], **given)
     trainer.train()
     trainer.model.save_pretrained(out)
     return {"batch": arguments.per_device_train_batch_size, "lr": arguments.learning_rate}
@@ -73,7 +82,7 @@ def trl(model: str, data: str, out: str, clock: Clock) -> dict[str, float]:
 
 def judge(model: str, questions: str, adapter: str) -> float:
     """The mean loss of answers, in float32."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    tokenizer = tokenizer_of(model)
     network: torch.nn.Module = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     if adapter:
         from peft import PeftModel
@@ -97,7 +106,7 @@ def main() -> None:
     model, data, out, seconds = words
     clock = Clock(float(seconds))
     settings = {"peft": peft, "trl": trl}[name](model, data, out, clock)
-    tokens = sum(len(encoded(transformers.AutoTokenizer.from_pretrained(model), m)[0]) for m in read(data))
+    tokens = sum(len(encoded(tokenizer_of(model), messages)[0]) for messages in read(data))
     batches = -(-len(read(data)) // int(settings["batch"]))
     record = settings | {"steps": clock.steps, "training_s": round(clock.seconds, 1)}
     record["tokens_per_s"] = round(tokens / batches * clock.steps / clock.seconds, 1)

@@ -32,8 +32,8 @@ from roofline.train.parallel.processes import COMPUTE, World
 # hole that one of its size has left. From runs of MPT and Llama shapes with glibc 2.36: 1.4 to 1.65, where logits are
 # the most up to 2.3, and 1.0 to 1.4.
 HEAP, COMPILED_HEAP = 1.55, 1.3  # compiled blocks allocate fewer pieces
-# What `auto` computes at a time on a CPU: from both on, larger microbatches are no faster (docs/log.md). In small models
-# the cost of each op beside its products decides.
+# What `auto` computes at a time on a CPU: from both on, larger microbatches are no faster (docs/log.md). In small
+# models the cost of each op beside its products decides.
 CPU_TOKENS, CPU_FLOPS = 2048, 1e11
 LIBRARIES = 35 << 20  # what the first steps of torch and oneDNN leave in a process on a CPU
 COMPILER = 170 << 20  # and Inductor, with what it compiled
