@@ -1,12 +1,23 @@
 """libroofline through ctypes: what tests call with arguments that a C compiler would not let through."""
 
 import ctypes as c
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 INT, FLOAT, SIZE = c.c_int32, c.c_float, c.c_size_t
 OK, IDLE, INVALID, BUNDLE, UNSUPPORTED, CAPACITY, MEMORY = 0, 1, -1, -2, -3, -4, -5
 RUNNING, STOP, LENGTH, ABORT, FAILED = range(5)
+
+
+def open_files_to_the_limit() -> list[int]:
+    """The descriptors of as many files as this process may still open."""
+    descriptors = list[int]()
+    with suppress(OSError):
+        while True:
+            descriptors.append(os.open(os.devnull, os.O_RDONLY))
+    return descriptors
 
 
 class Options(c.Structure):

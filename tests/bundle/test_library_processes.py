@@ -123,12 +123,7 @@ if sys.argv[3] == "threads":
     print(*library.refused(sys.argv[2], **options))
     sys.exit()
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-used = []
-try:
-    while True:
-        used.append(os.open("/dev/null", os.O_RDONLY))
-except OSError:
-    pass
+used = lb.open_files_to_the_limit()
 print(*library.refused(sys.argv[2], **options))
 print(library.c.rl_verify(sys.argv[2].encode()), library.error())
 os.close(used.pop())
@@ -192,18 +187,14 @@ def test_every_function_says_that_the_engine_is_closed(library: Library, bundle:
 
 
 MODEL_WITHOUT_FILES = """
-import os, resource, sys
+import resource, sys
+import library_binding as lb
 from roofline.bundle.reader import open_bundle
 from roofline.common.errors import ConfigError
 from pathlib import Path
 open_bundle(Path(sys.argv[2]))
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-used = []
-try:
-    while True:
-        used.append(os.open("/dev/null", os.O_RDONLY))
-except OSError:
-    pass
+used = lb.open_files_to_the_limit()
 try:
     open_bundle(Path(sys.argv[2]))
 except ConfigError as error:

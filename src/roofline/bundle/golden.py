@@ -60,8 +60,8 @@ def original(source: str) -> str:
     bundle_id = manifest.read(path).id
     if (file := origins.source_of(bundle_id)) is not None:
         return file
-    gone = [origin.path for origin in origins.origins(bundle_id)]
-    where = f"what it was compiled from, {gone[0]}, is not here" if gone else "it was compiled elsewhere"
+    missing = [origin.path for origin in origins.origins(bundle_id)]
+    where = f"what it was compiled from, {missing[0]}, is not here" if missing else "it was compiled elsewhere"
     raise UnsupportedError("golden prompts for this bundle", where, ["the name or path of the model's files"])
 
 

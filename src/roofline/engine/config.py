@@ -106,11 +106,11 @@ class EngineConfig(Options):
 def with_places_for_adapters(load: LoadOptions, engine: EngineConfig, count: int) -> tuple[LoadOptions, EngineConfig]:
     """Both with places for so many adapters that are named, where max_adapters does not say how many there are. Raises
     ConfigError where it says fewer, UnsupportedError on several ranks."""
-    most = load.max_adapters
-    if count <= (most or 0):
+    places = load.max_adapters
+    if count <= (places or 0):
         return load, engine
-    if most is not None:
-        raise ConfigError(f"max_adapters={most} has no room for the {count} of adapter (--adapter); raise it")
+    if places is not None:
+        raise ConfigError(f"max_adapters={places} has no room for the {count} of adapter (--adapter); raise it")
     return replace(load, max_adapters=count), replace(engine, max_adapters=count)
 
 

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from roofline.common import log
 from roofline.common.errors import RequestError
+from roofline.common.loopback import LOOPBACK
 from roofline.server.context import Context
 from roofline.server.cors import AllowedOrigins
 from roofline.server.errors import ErrorForms, error_form, from_exception
@@ -22,7 +23,6 @@ from roofline.server.options import is_loopback
 from roofline.server.scopes import OPEN, ScopeTable, unknown_route
 
 LOG = log.get("server")
-LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 HOST = re.compile(rb"([A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{0,5})?")
 SINGLE_HEADERS = {b"host": "Host", b"authorization": "Authorization", b"x-api-key": "X-Api-Key", b"origin": "Origin"}
 
@@ -107,7 +107,7 @@ class Gate:
         keys, needed = self.context.keys, self.scopes.needed(scope["path"])
         if not keys.required and is_loopback(self.context.host):
             named = b"host" in headers or scope["http_version"] != "1.0"  # no browser sends HTTP/1.0, or no Host
-            if named and _host_name(headers) not in LOCAL_NAMES | {self.context.host}:
+            if named and _host_name(headers) not in (*LOOPBACK, self.context.host):
                 # A name that resolves to this machine from a foreign page (DNS rebinding).
                 raise RequestError(403, "host_not_allowed", "Without an API key only local host names are served.")
             return LOCAL

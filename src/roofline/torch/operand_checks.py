@@ -57,7 +57,7 @@ def check_quant(x: Tensor, arrays: dict[str, Tensor | None], bias: Tensor | None
     low_bits = 8 if layout.bits == 8 else 4
     groups, scales = columns // layout.group, _BYTE if layout.two_level else _HALF
     upper = (columns // SUPER, rows)
-    wanted: dict[str, tuple[torch.dtype, tuple[int, ...]] | None] = {
+    forms: dict[str, tuple[torch.dtype, tuple[int, ...]] | None] = {
         "words": (_CODES, (columns // CHUNK, rows, low_bits)),
         "high": (_CODES, (groups, rows)) if layout.bits > low_bits else None,
         "scale": (scales, (groups, rows)),
@@ -65,7 +65,7 @@ def check_quant(x: Tensor, arrays: dict[str, Tensor | None], bias: Tensor | None
         "super_scale": (_HALF, upper) if layout.two_level else None,
         "super_minimum": (_HALF, upper) if layout.two_level and layout.has_minimum else None,
     }
-    for name, form in wanted.items():
+    for name, form in forms.items():
         _check_array(f"linear_quant: {name} of {format}", arrays[name], form, x.device)
     if bias is not None:
         torch._check(bias.dim() == 1, lambda: "linear_quant: bias has one dimension")

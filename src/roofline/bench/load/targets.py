@@ -23,6 +23,7 @@ from roofline.common.addresses import why_unreachable
 from roofline.common.errors import ConfigError
 from roofline.common.files import cause_of
 from roofline.common.json_types import JsonObject
+from roofline.common.loopback import LOOPBACK
 from roofline.common.processes import describe_end
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ KEY_VARIABLE = "ROOFLINE_API_KEY"  # that servers of ours read their key from
 START_SECONDS = 600.0  # in which a server must be ready
 END_SECONDS = 20.0  # in which a server that is told to end must have ended
 ASK_SECONDS = 10.0
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)

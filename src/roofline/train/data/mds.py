@@ -60,7 +60,9 @@ class Shards:
         self.versions = ShardVersions(store, self.shards)
         if self.versions.digest:  # the cache's shards are of other versions otherwise
             key = hashlib.sha256(f"{key}{self.versions.digest}".encode()).hexdigest()[:32]
-        self._files = ShardFiles(store, self.shards, self.versions, key, cache, limit)
+        self._files = ShardFiles(
+            store=store, shards=self.shards, versions=self.versions, key=key, folder=cache, limit=limit
+        )
         self._close = weakref.finalize(self, self._files.close)
 
     def __reduce__(self) -> tuple[type["Shards"], tuple[str | Path, Path | None, int | None]]:

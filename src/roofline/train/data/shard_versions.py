@@ -39,8 +39,8 @@ class ShardVersions:
                 absent = [shard for shard in shards if not self._is_known(shard)]
                 if absent:
                     self.unlisted = f"{absent[0].raw.basename} is not in the listing of {store.url}"
-        known = sorted(self._tags.items())
-        self.digest = hashlib.sha256(repr(known).encode()).hexdigest()[:32] if known else ""
+        tags = sorted(self._tags.items())
+        self.digest = hashlib.sha256(repr(tags).encode()).hexdigest()[:32] if tags else ""
 
     def tag(self, file: File) -> str | None:
         """The version that a file must have; None: its hashes are checked. Raises StoreError."""

@@ -24,12 +24,11 @@ PLAIN = ("F32", "F16", "BF16")
 
 def data_of(place: Path, options: FinetuneOptions, longest: int) -> Data:
     """What of a file or folder is prepared. longest: the context of the model."""
-    epochs = EPOCHS if options.epochs is None else options.epochs
     is_free = options.pack and options.batch is None and options.steps is None
     return Data(
         (place,),
         min(options.max_seq_len, longest),
-        least_rows=math.ceil(LEAST_STEPS / epochs) if is_free else 0,
+        least_rows=math.ceil(LEAST_STEPS / epochs_of(options)) if is_free else 0,
         split=options.split,
         form=options.format,
         pack=options.pack,
@@ -59,18 +58,21 @@ def stand_in(length: int) -> Prepared:
     )
 
 
+def epochs_of(options: FinetuneOptions) -> float:
+    """Return how often each sample is seen, where no steps are named."""
+    return EPOCHS if options.epochs is None else options.epochs
+
+
 def batch_of(options: FinetuneOptions, prepared: Prepared) -> int:
     """Return the rows of a step: those of the option, else ROWS or as many fewer as LEAST_STEPS steps ask for."""
     if options.batch is not None:
         return options.batch
-    epochs = EPOCHS if options.epochs is None else options.epochs
-    return min(ROWS, max(1, int(epochs * prepared.train.rows // LEAST_STEPS)))
+    return min(ROWS, max(1, int(epochs_of(options) * prepared.train.rows // LEAST_STEPS)))
 
 
 def steps_of(options: FinetuneOptions, prepared: Prepared) -> int:
     """The steps of the run."""
-    epochs = EPOCHS if options.epochs is None else options.epochs
-    return options.steps or max(1, math.ceil(epochs * prepared.train.rows / batch_of(options, prepared)))
+    return options.steps or max(1, math.ceil(epochs_of(options) * prepared.train.rows / batch_of(options, prepared)))
 
 
 def configuration(model: str, options: FinetuneOptions, prepared: Prepared, folder: Path, precision: str) -> JsonObject:
