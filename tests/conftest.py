@@ -41,7 +41,7 @@ LONGEST = (
 )
 # Of the examples that a test asks hypothesis for, a quick run draws one in so many, and not fewer than so many; others
 # in each run. The slow run draws all.
-ONE_EXAMPLE_IN, FEWEST_EXAMPLES = 3, 10
+ONE_EXAMPLE_IN, FEWEST_EXAMPLES = 5, 10
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")  # variables by which httpx reads others than this machine's
 
 

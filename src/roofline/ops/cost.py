@@ -22,7 +22,15 @@ class Affine:
     row_experts: int = 0
 
     def __add__(self, other: "Affine") -> "Affine":
-        return Affine(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        return Affine(
+            self.const + other.const,
+            self.tokens + other.tokens,
+            self.rows + other.rows,
+            self.context + other.context,
+            self.pairs + other.pairs,
+            self.experts + other.experts,
+            self.row_experts + other.row_experts,
+        )
 
     def __mul__(self, factor: int) -> "Affine":
         return Affine(*(getattr(self, f.name) * factor for f in fields(self)))
