@@ -123,7 +123,7 @@ def _any_overlap(boxes: list[_Box]) -> bool:
     """Whether two of them share an element. Those of one tensor may be many, as experts' are: each is compared with
     the next ones, as far as its rows reach."""
     boxes = sorted(boxes, key=lambda box: box[0].start)
-    if all([one[0].stop <= other[0].start for one, other in itertools.pairwise(boxes)]):
+    if all(one[0].stop <= other[0].start for one, other in itertools.pairwise(boxes)):
         return False  # no two of them have a row in common
     for at, box in enumerate(boxes):
         for other in itertools.takewhile(lambda o, stop=box[0].stop: o[0].start < stop, boxes[at + 1 :]):  # type: ignore[misc]
