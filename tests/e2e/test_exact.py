@@ -85,7 +85,8 @@ def collect(engine: LocalEngine, ids: dict[str, list[int]]) -> None:
 
 @pytest.fixture(scope="module")
 def model(smollm2_path: Path) -> LoadedModel:
-    return load(str(smollm2_path), text=False, cache_tokens=24000, max_model_len=1024, threads=2)
+    """With one thread, which the soak run compares with two (`test_forced_preemption`)."""
+    return load(str(smollm2_path), text=False, cache_tokens=24000, max_model_len=1024, threads=1)
 
 
 # By default the first 8 requests, which have all prefixes and settings, and at most 9 tokens of their answers: some end

@@ -23,13 +23,13 @@ class Affine:
 
     def __add__(self, other: "Affine") -> "Affine":
         return Affine(
-            self.const + other.const,
-            self.tokens + other.tokens,
-            self.rows + other.rows,
-            self.context + other.context,
-            self.pairs + other.pairs,
-            self.experts + other.experts,
-            self.row_experts + other.row_experts,
+            const=self.const + other.const,
+            tokens=self.tokens + other.tokens,
+            rows=self.rows + other.rows,
+            context=self.context + other.context,
+            pairs=self.pairs + other.pairs,
+            experts=self.experts + other.experts,
+            row_experts=self.row_experts + other.row_experts,
         )
 
     def __mul__(self, factor: int) -> "Affine":
