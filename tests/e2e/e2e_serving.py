@@ -36,7 +36,7 @@ class Served:
                 if check():
                     return
             assert time.monotonic() < end, "it did not happen in time"
-            time.sleep(0.02)
+            time.sleep(0.05)
 
 
 @contextlib.contextmanager
