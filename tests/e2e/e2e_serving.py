@@ -29,6 +29,16 @@ class Served:
     def stats(self) -> dict:
         return self.get("/stats").json()["engine"]
 
+    def idle(self) -> bool:
+        """Whether all requests so far have ended, are counted and have no pages.
+
+        Gauges of the engine alone do not tell: they are of its last report, and there may be requests and aborts that
+        it has not read. `outstanding_tokens` is above 0 until it has reported their ends.
+        """
+        reading = self.get("/stats").json()
+        engine, gauges = reading["engine"], ("outstanding_tokens", "running", "waiting", "pages_used")
+        return reading["queued"] == 0 and all(engine[name] == 0 for name in gauges)
+
     def eventually(self, check, seconds: float = 30.0) -> None:
         end = time.monotonic() + seconds
         while True:

@@ -32,7 +32,7 @@ class Engine(FakeEngine):
 
     def __init__(self, answer: bytes) -> None:
         super().__init__(answer)
-        self.outstanding, self.pid = 0, None
+        self.pid = None
         self.gone = asyncio.Event()
 
     async def failed(self) -> str:
