@@ -2,13 +2,15 @@
 
 import contextlib
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -84,6 +86,25 @@ def serving(
         except subprocess.TimeoutExpired:
             process.kill()
             raise
+
+
+def kill_until_one_loads(
+    served: Served, present: Callable[[], int | None], loading: Callable[[], bool]
+) -> tuple[list[int], int]:
+    """Kill an engine's process, and those in its place until one was stopped before it had its model. Return the ids of
+    those that were killed, and of the one that is stopped.
+
+    present: the id of the engine's process, None while there is none; loading: whether it has no model yet.
+    """
+    killed, process = list[int](), present()
+    while True:
+        os.kill(process, signal.SIGKILL)
+        killed.append(process)
+        served.eventually(lambda: present() not in (*killed, None), 60)
+        process = present()
+        os.kill(process, signal.SIGSTOP)
+        if loading() and loading():  # what it had sent before is read between the two
+            return killed, process
 
 
 def _ready(address: str, options: tuple[str, ...]) -> bool:

@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from e2e_serving import ASK, ROOFLINE, Served, serving, streaming_request
+from e2e_serving import ASK, ROOFLINE, Served, kill_until_one_loads, serving, streaming_request
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -166,14 +166,13 @@ def test_a_log_that_nobody_reads_stops_nobody(environment, model):
 
 @pytest.mark.slow
 def test_an_engine_killed_while_it_loads_is_started_again(served):
-    answer, first = greedy(served), served.stats()["pid"]
-    os.kill(first, signal.SIGKILL)
-    served.eventually(lambda: served.stats()["pid"] not in (first, None), 60)
-    second = served.stats()["pid"]
-    assert served.get("/ready").status_code == 503
-    os.kill(second, signal.SIGKILL)
+    answer = greedy(served)
+    killed, stopped = kill_until_one_loads(
+        served, lambda: served.stats()["pid"], lambda: served.get("/ready").status_code == 503
+    )
+    os.kill(stopped, signal.SIGKILL)
     served.eventually(lambda: served.get("/ready").status_code == 200, 60)
-    assert served.stats()["pid"] not in (first, second)
+    assert served.stats()["pid"] not in (*killed, stopped)
     assert greedy(served) == answer
 
 
