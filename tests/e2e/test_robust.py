@@ -18,6 +18,7 @@ from e2e_serving import ASK, ROOFLINE, Served, kill_until_one_loads, serving, st
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
+FILLING = pytest.mark.timeout(900)  # of tests that may be the first with a full cache, beside other tests
 CLIENTS = 200  # killed one after the other, each in mid-stream
 MARGIN = 4e6  # bytes by which the two processes together may differ from before
 # Bare sockets: two hundred processes that import an HTTP library would take minutes.
@@ -36,7 +37,7 @@ def full(environment, model) -> Iterator[Served]:
     """A server whose cache of 16,000 tokens (369 MB in 16 bit) has been filled to the last page."""
     with serving(environment, model, "--cache-tokens", "16000", "--golden-check", "off") as running:
         body = {"model": "small", "prompt": [[100 + i] * 980 for i in range(17)], "max_tokens": 16, "ignore_eos": True}
-        answer = httpx.post(f"{running.address}/v1/completions", json=body, timeout=240)
+        answer = httpx.post(f"{running.address}/v1/completions", json=body, timeout=600)
         assert answer.status_code == 200
         stats = running.stats()
         assert stats["pages_total"] == 1000
@@ -55,6 +56,7 @@ def resident_bytes(served: Served) -> float:
 
 
 @pytest.mark.slow
+@FILLING
 def test_both_processes_stay_under_650_mb_with_a_full_cache(full):
     used = resident_bytes(full)
     print(f"both processes: {used / 1e6:.1f} MB")
@@ -91,6 +93,7 @@ def kill_a_streaming_client(served: Served) -> None:
 
 
 @pytest.mark.slow
+@FILLING
 def test_killed_clients_leave_no_page_and_no_memory(full):
     for _ in range(5):
         kill_a_streaming_client(full)
