@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -118,12 +119,31 @@ def test_a_long_prompt_tells_how_far_it_is(client):
     assert told[-1]["time_ms"] > 0
 
 
-def test_disconnects_free_every_page(served):
-    for _ in range(20):
+def leave_in_mid_answer(served, clients):
+    for _ in range(clients):
         connection = open_stream(served)
         assert connection.recv(10)
         connection.close()
-    served.eventually(lambda: served.stats()["running"] == served.stats()["pages_used"] == 0)
+
+
+def test_disconnects_free_every_page_and_are_counted(served):
+    served.eventually(served.idle)
+    before = served.stats()["finished"].get("abort", 0)
+    leave_in_mid_answer(served, 20)
+    served.eventually(served.idle)
+    assert served.stats()["finished"]["abort"] == before + 20
+
+
+def test_a_server_whose_engine_has_not_read_of_a_request_and_its_end_is_not_idle(served):
+    served.eventually(served.idle)
+    before = served.stats()
+    os.kill(before["pid"], signal.SIGSTOP)
+    leave_in_mid_answer(served, 2)
+    idle = served.idle()
+    os.kill(before["pid"], signal.SIGCONT)
+    assert not idle
+    served.eventually(served.idle)
+    assert served.stats()["finished"]["abort"] == before["finished"].get("abort", 0) + 2
 
 
 def test_metrics(served):
