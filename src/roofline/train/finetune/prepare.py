@@ -166,7 +166,7 @@ def samples(data: Data, unused: Counter[str] | None = None) -> Iterator[tuple[st
                 unused.update(fields.unused)
             yield where, form, sample
     if form is None:
-        raise ConfigError(f"{data.name} holds no record")
+        raise ConfigError(f"{data.name} holds no record: name a file or folder of samples")
 
 
 def _preprocessed(preprocess: Preprocess | None, record: Record, where: str) -> Record:
