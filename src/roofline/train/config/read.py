@@ -12,6 +12,7 @@ from roofline.common import env
 from roofline.common.errors import ConfigError
 from roofline.common.files import cause_of
 from roofline.common.json_types import JsonMapping, JsonObject
+from roofline.common.mistaken_files import unreadable
 from roofline.train.config.conflicts import conflicts
 from roofline.train.config.faults import Fault, error_of, faults_of, names_key, new_faults, without
 from roofline.train.config.refused import REASONS
@@ -45,9 +46,11 @@ def read_config(path: Path, changes: Sequence[str] = (), further: Check | None =
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {cause_of(error)}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+        raise unreadable(path, f"{path} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(mapping, dict):
-        raise ConfigError(f"{path} holds no keys")
+        raise unreadable(
+            path, f"{path} holds no keys: name the YAML file of a run; docs/reference/training.md lists them"
+        )
     return parse_config(mapping, str(path), changes, further, anchors)
 
 
