@@ -1,18 +1,23 @@
 """Ranks whose memory ends at each place of a step in turn: GROUPS.json holds [processes, configurations] pairs.
 
 A configuration's "fails" are the ranks whose memory ends, its "every" is that of `compare`; with "answers", the
-settings of GRPO, each row is an answer. Each rank ends with an error unless its gradients, losses and figures are, bit
+settings of GRPO, each row is an answer; with "inside" it also ends before and behind the collectives of gradients,
+within FSDP. Each rank ends with an error unless its gradients, losses and figures are, bit
 for bit, those of the step without a failure.
 """
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 from torch.distributed.tensor import DTensor
 
 from roofline.train.config.objectives import GrpoSection
@@ -24,6 +29,8 @@ from roofline.train.preference.objective import Facts
 from roofline.train.run.loop import Run
 
 FIRST, HALF, QUARTER = 4, 2, 1  # rows of a microbatch
+# What FSDP calls before a reduce-scatter, and behind the sum over the copies of a model that follows it.
+AROUND = ("foreach_reduce_scatter_copy_in", "_div_if_needed", "_to_dtype_if_needed")
 
 
 class Failing:
@@ -94,14 +101,26 @@ def computed(
     return Computed(local, (losses, gradients.figures, apart), failing.calls)
 
 
-def compare(given: dict[str, Any], every: int = 1) -> int:
-    """How many places of a step were tried. given: a configuration; every: of so many places the last one."""
-    fails, every, answers = given.pop("fails"), given.pop("every", every), given.pop("answers", None)
-    config = parse_config(given)
-    world = processes.join(config)
-    run = Run(config, world)
-    rows, facts = prepared(run, next(Loader(run.source, run.order, config.train_loader, run.shares, 0)), answers)
-    failing = world.rank in fails
+@contextmanager
+def watched_reductions(run: Run) -> Iterator[None]:
+    """A context in which `watch` is called around the collectives of gradients, too."""
+
+    def watched(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*tensors: Any) -> Any:
+            if run.model.watch is not None:
+                run.model.watch()
+            return plain(*tensors)
+
+        return call
+
+    watched_calls = {name: watched(getattr(_fsdp_collectives, name)) for name in AROUND}
+    with patch.multiple(_fsdp_collectives, **watched_calls):
+        yield
+
+
+def compare_places(run: Run, rows: Rows, facts: list[Facts], is_failing: bool, every: int) -> int:
+    """How many places of a step were tried. is_failing: memory ends on this rank."""
+    world = run.world
     wanted = {size: computed(run, rows, facts, size) for size in (HALF, QUARTER)}
     assert all(any(map(torch.any, step.grads)) for step in wanted.values())
     calls = int(world.most([computed(run, rows, facts, FIRST).calls])[0])
@@ -109,11 +128,24 @@ def compare(given: dict[str, Any], every: int = 1) -> int:
     places = [((at,), HALF) for at in range(calls)] + [((at, 2 * at + 1), QUARTER) for at in range(calls)]
     places = places[every - 1 :: every]
     for number, (at, size) in enumerate(places):
-        step = computed(run, rows, facts, FIRST, at if failing else (), 5 * (number % 2))
+        step = computed(run, rows, facts, FIRST, at if is_failing else (), 5 * (number % 2))
         assert run.gradients.size == size, (world.rank, at, run.gradients.size)
         assert step.is_like(wanted[size]), (world.rank, at)
-    run.close()
     return len(places)
+
+
+def compare(given: dict[str, Any], every: int = 1) -> int:
+    """How many places of a step were tried. given: a configuration; every: of so many places the last one."""
+    fails, every, answers = given.pop("fails"), given.pop("every", every), given.pop("answers", None)
+    inside = given.pop("inside", False)
+    config = parse_config(given)
+    world = processes.join(config)
+    run = Run(config, world)
+    rows, facts = prepared(run, next(Loader(run.source, run.order, config.train_loader, run.shares, 0)), answers)
+    with watched_reductions(run) if inside else nullcontext():
+        tried = compare_places(run, rows, facts, world.rank in fails, every)
+    run.close()
+    return tried
 
 
 def main(groups: Path) -> int:

@@ -29,6 +29,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "tensor": {"tensor_parallel": 2},
     "tensor_grad_op": {"tensor_parallel": 2, "fsdp_config": {"sharding_strategy": "SHARD_GRAD_OP"}},
     "tensor_checkpointed": {"tensor_parallel": 2, "fsdp_config": {"activation_checkpointing": True}},
+    "hybrid_inside": {"fsdp_config": {"sharding_strategy": "HYBRID_SHARD"}, "inside": True},
+    "copies_inside": {"fsdp_config": {"sharding_strategy": "HYBRID_SHARD", "hybrid_group": 1}, "inside": True},
+    "copies_of_two_inside": {
+        "precision": "amp_bf16",
+        "fsdp_config": {"sharding_strategy": "HYBRID_SHARD", "hybrid_group": 2, "mixed_precision": "PURE"},
+        "inside": True,
+    },
+    "grad_op_inside": {"fsdp_config": {"sharding_strategy": "SHARD_GRAD_OP"}, "inside": True},
     "bf16": {"precision": "amp_bf16", "fsdp_config": {"sharding_strategy": "SHARD_GRAD_OP"}},
 }
 SHARDED = {"fsdp_config": {"sharding_strategy": "SHARD_GRAD_OP"}}
@@ -77,6 +85,7 @@ def places(count: int, kind: str, *fails: list[int], slow: bool = False) -> Any:
     return pytest.param(count, kind, fails, 3 if slow else 1, marks=marks, id=f"{count}-{kind}-{len(fails)}")
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("count", "kind", "fails", "every"),
     [
@@ -99,7 +108,7 @@ def test_ranks_begin_a_step_again_together(
     settings = [setting(tmp_path, kind, ranks, rows) | {"every": every} for ranks in fails]
     path.write_text(json.dumps([[count, settings]]))
     command = [sys.executable, "-m", "tests.train.exhausted_ranks", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1160, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.count("places") == count * len(fails)
 
