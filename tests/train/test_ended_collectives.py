@@ -33,7 +33,7 @@ OTHERS: list[Place] = [
     (2, "full", 1, "reduce_scatter_single", 0, True),
     (2, "full", 0, "all_gather_single", 3, False),
     (2, "elastic", 1, "all_to_all_single", 1, False),
-    (4, "elastic", 2, "all_to_all_single", 4, True),
+    (4, "elastic", 2, "all_to_all_single", 2, True),
 ]
 
 
