@@ -1,8 +1,6 @@
 """Every optimizer and every clipping under every way to divide a model: losses and weights are those of one process."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ pytestmark = pytest.mark.e2e
 pytest.importorskip("torch", reason="training is torch")
 
 from tests.train import small  # noqa: E402
+from tests.train.forks import run_forked  # noqa: E402
 
 STEPS = 4
 NORM = {"gradient_clipping": {"clipping_type": "norm", "clipping_threshold": 0.5}}
@@ -75,8 +74,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             runs += [small.mapping(data, root / run, **common, **changes) for run, changes in chosen.items()]
         groups.append((count, runs))
     (root / "groups.json").write_text(json.dumps(groups))
-    command = [sys.executable, "-m", "tests.train.together", str(root / "groups.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=580)
+    done = run_forked(["-m", "tests.train.together", root / "groups.json"], timeout=580)
     assert done.returncode == 0, done.stderr
     return root
 
