@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from e2e_serving import ROOFLINE, serving
 
+from roofline.bench.traffic.presets import singles
+from roofline.bench.traffic.traffic import write_traffic
 from tests.open_sockets import OpenSocket, open_sockets, outward_interface
 from tests.train.small import mapping, write_rows
 
@@ -36,7 +38,7 @@ def of_all_time(process: "subprocess.Popen[Any]", seconds: float = 240) -> set[O
     while process.poll() is None and time.monotonic() < end:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a process has ended meanwhile
             sockets |= set(open_sockets(process.pid))
-        time.sleep(0.02)
+        time.sleep(0.05)  # what listens does so for as long as its command runs, and looking takes the processor too
     return sockets
 
 
@@ -105,7 +107,8 @@ def test_processes_that_torchrun_or_another_launcher_starts(outward: dict[str, s
 
 def test_a_measurement_and_the_server_that_it_starts(outward: dict[str, str], model: Path, tmp_path: Path) -> None:
     command = [*ROOFLINE, "bench", "load", f"roofline:{model} --threads 1 --cache-tokens 2048", "--no-certificate"]
-    command += ["--arrivals", "closed", "--requests", "2", "--preset", "chat"]
+    write_traffic(singles((16,), 8, 2), tmp_path / "traffic.jsonl")
+    command += ["--arrivals", "closed", "--requests", "2", "--traffic", str(tmp_path / "traffic.jsonl")]
     with running(command, outward, tmp_path) as process:
         sockets = of_all_time(process)
     assert process.returncode == 0, (tmp_path / "output").read_text()
