@@ -17,6 +17,8 @@ import pytest
 from e2e_serving import ROOFLINE, serving
 
 from roofline.bench import peers
+from roofline.bench.traffic.presets import singles
+from roofline.bench.traffic.traffic import write_traffic
 from tests.open_sockets import OpenSocket, open_sockets, outward_interface
 from tests.train import sft
 from tests.train.small import mapping, write_rows
@@ -38,7 +40,7 @@ def of_all_time(process: "subprocess.Popen[Any]", seconds: float = 240) -> set[O
     while process.poll() is None and time.monotonic() < end:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a process has ended meanwhile
             sockets |= set(open_sockets(process.pid))
-        time.sleep(0.02)
+        time.sleep(0.05)  # what listens does so for as long as its command runs, and looking takes the processor too
     return sockets
 
 
@@ -135,7 +137,8 @@ def test_the_server_that_puts_openvino_under_load(outward: dict[str, str], tmp_p
 
 def test_a_measurement_and_the_server_that_it_starts(outward: dict[str, str], model: Path, tmp_path: Path) -> None:
     command = [*ROOFLINE, "bench", "load", f"roofline:{model} --threads 1 --cache-tokens 2048", "--no-certificate"]
-    command += ["--arrivals", "closed", "--requests", "2", "--preset", "chat"]
+    write_traffic(singles((16,), 8, 2), tmp_path / "traffic.jsonl")
+    command += ["--arrivals", "closed", "--requests", "2", "--traffic", str(tmp_path / "traffic.jsonl")]
     with running(command, outward, tmp_path) as process:
         sockets = of_all_time(process)
     assert process.returncode == 0, (tmp_path / "output").read_text()

@@ -1,8 +1,6 @@
 """Memory that ends anywhere in a step, on any rank: all begin the step again, with nothing of the first try."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ torch = pytest.importorskip("torch", reason="training is torch")
 from roofline.train.parallel import processes  # noqa: E402
 from roofline.train.run_folder import LOG, read_lines  # noqa: E402
 from tests.train import exhausted_ranks, small  # noqa: E402
+from tests.train.forks import run_forked  # noqa: E402
 from tests.train.test_pairs import write_pairs  # noqa: E402
 from tests.train.test_parallel import launch, losses  # noqa: E402
 
@@ -107,8 +106,7 @@ def test_ranks_begin_a_step_again_together(
     path = tmp_path / "groups.json"
     settings = [setting(tmp_path, kind, ranks, rows) | {"every": every} for ranks in fails]
     path.write_text(json.dumps([[count, settings]]))
-    command = [sys.executable, "-m", "tests.train.exhausted_ranks", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1160, check=False)
+    done = run_forked(["-m", "tests.train.exhausted_ranks", path], timeout=1160)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.count("places") == count * len(fails)
 
@@ -149,7 +147,7 @@ def test_a_real_limit_of_one_ranks_memory_halves_the_rows_of_all(kind: str, more
     common |= {"global_train_batch_size": 48, "memory_limit": "8gb", "dist_timeout": 60, **KINDS[kind]}
     (tmp_path / "limited.py").write_text(LIMITED)
     auto = small.mapping(tmp_path, tmp_path / "auto", **common, device_train_microbatch_size="auto")
-    launch(2, auto, str(tmp_path / "limited.py"), str(more), str(at))
+    launch(2, auto, str(tmp_path / "limited.py"), str(more), str(at), from_fork=False)
     launch(2, small.mapping(tmp_path, tmp_path / "fixed", **common, device_train_microbatch_size=6))
     lines = [line for line in read_lines(tmp_path / "auto" / LOG) if "lr" in line]
     assert lines[at]["microbatch"] < (24 if kind != "tensor" else 48) // (2 if kind == "elastic" else 1)
@@ -169,5 +167,5 @@ def test_more_memory_trains_where_less_does(more: int, tmp_path: Path) -> None:
     common |= {"global_train_batch_size": 64, "memory_limit": "8gb"}
     (tmp_path / "limited.py").write_text(LIMITED)
     auto = small.mapping(tmp_path, tmp_path / "run", **common, device_train_microbatch_size="auto")
-    launch(1, auto, str(tmp_path / "limited.py"), str(more), "0")
+    launch(1, auto, str(tmp_path / "limited.py"), str(more), "0", from_fork=False)
     assert len(losses(tmp_path / "run")) == 2
