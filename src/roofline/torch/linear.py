@@ -47,7 +47,7 @@ class PackedLinear(nn.Module):
     def from_linear(cls, linear: nn.Linear, format: str = "Q4_0") -> Self:
         """Make the layer of a float layer, rounded to the format, on its device.
 
-        Raises ConfigError where rows are not whole blocks, where weights are no numbers, or too large or too small for the
+        Raises ConfigError where rows are not whole blocks, where weights are no numbers, too large or too small for the
         format's scales, and for a layer that is not torch's own; UnsupportedError for a format without a kernel.
         """
         _check_plain(linear)

@@ -74,8 +74,7 @@ def pieces(
         each = info.nbytes // info.shape[0]
         raw = raw[only.start * each : only.stop * each]
     rows, cols = (count, int(np.prod(info.shape[1:]))) if len(info.shape) > 1 else (1, count)
-    row_bytes = len(raw) // rows
-    step = max(1, _PIECE // cols)
+    row_bytes, step = len(raw) // rows, max(1, _PIECE // cols)
     waiting: deque[Future[np.ndarray]] = deque()
     sizes: list[_SmallPiece | None] = []  # of pieces that are rounded, in any order
     importance, factor, scale = _calibrated(name, target, form)
@@ -94,8 +93,7 @@ def pieces(
                 _finite(checkpoint, name, part, shape)
             out = part.copy()
         else:
-            out, small = _converted(checkpoint, name, part, shape, form, rounded)
-            sizes.append(small)
+            out = _converted(checkpoint, name, part, shape, form, rounded, sizes)
         forget(part)
         told(len(part) // row_bytes * cols)
         return out
@@ -133,7 +131,9 @@ def _converted(
     shape: tuple[int, int],
     form: str,
     rounded: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
-) -> tuple[np.ndarray, "_SmallPiece | None"]:
+    sizes: list["_SmallPiece | None"],
+) -> np.ndarray:
+    """The bytes of a piece; sizes: where it says how small its weights are, None where some are not."""
     values = _finite(checkpoint, name, part, shape)
     with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is refused below
         values, out = rounded(values)
@@ -145,7 +145,8 @@ def _converted(
     if top < SMALL:
         lost, total = formats.get(form).small_squares(values, out)
         small = _SmallPiece(top, lost, total)
-    return out, small
+    sizes.append(small)
+    return out
 
 
 @dataclass(frozen=True)
