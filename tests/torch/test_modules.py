@@ -78,6 +78,22 @@ def test_a_module_that_computes_otherwise_is_refused_by_name(name):
         checkpoint_of(model)
 
 
+def test_attention_that_was_registered_by_name_is_refused(monkeypatch):
+    functions = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
+    sdpa = functions["sdpa"]
+
+    def sharper(module, query, *args, **kwargs):
+        return sdpa(module, 3 * query, *args, **kwargs)
+
+    monkeypatch.setitem(functions, "sharper", sharper)
+    model = models.build("llama")
+    model.set_attn_implementation("sharper")
+    with pytest.raises(ConfigError, match=r"attention is computed by .*sharper, .*set_attn_implementation\(\"sdpa\"\)"):
+        checkpoint_of(model)
+    model.set_attn_implementation("sdpa")
+    assert checkpoint_of(model).tensors
+
+
 def own_name(model):
     class Mine(type(model)):
         """Another name, and nothing else."""

@@ -6,6 +6,7 @@ configuration, so it has to be what transformers itself makes of that.
 
 import copy
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
@@ -38,6 +39,7 @@ def check_modules(path: Path, model: nn.Module) -> None:
     and tensors that are computed from the configuration. Weights of the fresh model are on the meta device: it costs
     some milliseconds a layer.
     """
+    _check_attention(path, model)
     fresh = dict(_fresh(path, model).named_modules())
     for name, module in model.named_modules():
         if name not in fresh:
@@ -47,6 +49,18 @@ def check_modules(path: Path, model: nn.Module) -> None:
             plain = _made_by_transformers(model).__name__
             remedy = f"set the one as the other, or load the state_dict into a fresh {plain} of the right configuration"
             raise ConfigError(f"{where} {difference}; {remedy}")
+
+
+def _check_attention(path: Path, model: nn.Module) -> None:
+    """Raise ConfigError where attention is computed by a function that somebody registered with transformers."""
+    functions = getattr(sys.modules.get("transformers.modeling_utils"), "ALL_ATTENTION_FUNCTIONS", {})
+    name = str(getattr(model.config, "_attn_implementation", ""))
+    if name not in functions or "/" in name:  # computed by the modules, or by a kernel of transformers' hub
+        return
+    function = functions[name]
+    if isinstance(function, FunctionType) and function.__module__.partition(".")[0] != "transformers":
+        cause = f"{path}: attention is computed by {function.__module__}.{function.__qualname__}, which we do not know"
+        raise ConfigError(f'{cause}; use one of transformers\' own: model.set_attn_implementation("sdpa")')
 
 
 class _EmptyOnMeta(TorchFunctionMode):
@@ -91,8 +105,10 @@ def _differences(module: nn.Module, fresh: nn.Module) -> Iterator[str]:
             continue
         if not any(part in name for part in _NO_MATTER_PARTS) and not _same_value(attributes[name], value):
             yield f"has {name} {_shown(attributes[name])}, and its configuration gives {_shown(value)}"
-    for name in fresh._non_persistent_buffers_set & module._buffers.keys():
-        theirs, ours = module._buffers[name], fresh._buffers[name]
+    for name, ours in fresh._buffers.items():
+        if name not in fresh._non_persistent_buffers_set or name not in module._buffers:
+            continue  # one that is stored is read as weights are
+        theirs = module._buffers[name]
         turning = name.endswith("inv_freq") and "original" not in name
         if turning and any(kind in str(getattr(fresh, "rope_type", "")) for kind in _TURNING_ANEW):
             continue
