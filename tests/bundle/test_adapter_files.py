@@ -37,7 +37,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "dora": {"use_dora": True},
     "patterns": {
         "rank_pattern": {"q_proj": 3, "layers.1.mlp.up_proj": 5},
-        "alpha_pattern": {f"^{LAYER}mlp.up_proj": 7, "v_proj": 2.5},
+        "alpha_pattern": {f"^{LAYER}mlp.up_proj": 7, "v_proj": 2.5, "self_attn.k.proj": 9},
     },
     "dora_patterns": {"use_dora": True, "rank_pattern": {"o_proj": 2}, "use_rslora": True},
     "one_layer": {"layers_to_transform": [1], "target_modules": ["q_proj", "up_proj"]},

@@ -350,6 +350,30 @@ def test_numbers_that_a_formats_scales_do_not_hold_are_refused(tmp_path: Path) -
     write_gguf(checkpoint, tmp_path / "new.gguf", "BF16", RewriteWork())
 
 
+@pytest.mark.parametrize(("form", "exponent"), [("Q4_0", -22), ("Q8_0", -18), ("F16", -24)])
+def test_weights_below_what_a_formats_scales_hold_are_refused(form: str, exponent: int, tmp_path: Path) -> None:
+    """Zeros would be left of a matrix. A few such rows beside larger weights stay what they become."""
+    folder = write_model(tmp_path / "model")
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    place, *_ = (t for n, t in json.loads(data[8 : 8 + size]).items() if "down_proj" in n)
+    start, end = (8 + size + offset for offset in place["data_offsets"])
+    weights = np.frombuffer(data, "<u2", (end - start) // 2, start)
+    exponents = (weights >> 7) & 255
+    weights[:] = np.where(exponents > 40, weights + np.uint16((exponent << 7) % 65536), 0)
+    (folder / "model.safetensors").write_bytes(data)
+    checkpoint = open_checkpoint(folder)
+    with pytest.raises(
+        ConfigError, match=rf"mlp\.down\.weight' holds weights of at most .*e-\d+, too small for {form}"
+    ):
+        write_gguf(checkpoint, tmp_path / "new.gguf", form, RewriteWork())
+    assert not (tmp_path / "new.gguf").exists()
+    write_gguf(checkpoint, tmp_path / "wide.gguf", "BF16", RewriteWork())
+    weights[:256] = 0x3C00  # a row of larger ones
+    (folder / "model.safetensors").write_bytes(data)
+    write_gguf(open_checkpoint(folder), tmp_path / "beside.gguf", form, RewriteWork())
+
+
 @pytest.mark.parametrize("to", ["", "F16", "F32", "BF16"])
 @pytest.mark.parametrize("bits", [b"\xc0\x7f", b"\x80\xff"], ids=["NaN", "-infinity"])
 def test_numbers_that_are_none_are_not_copied_either(bits: bytes, to: str, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from torch.library import opcheck  # noqa: E402
 
-from roofline.backends.gpu.pack import LAYOUTS  # noqa: E402
+from roofline.backends.gpu.pack import LAYOUTS, ORDER  # noqa: E402
 from roofline.common.errors import ConfigError, UnsupportedError  # noqa: E402
 from roofline.ops import formats  # noqa: E402
 from roofline.torch import PackedLinear, ops  # noqa: E402
@@ -260,6 +260,38 @@ def test_a_cast_layer_moves_is_saved_and_has_a_cast_bias():
         other.load_state_dict(cast)
 
 
+PAIRS = [("Q4_0", "Q4_1"), ("Q4_1", "Q4_0"), ("Q4_K", "Q5_K"), ("Q5_K", "Q4_K"), ("Q8_0", "Q6_K")]
+
+
+@pytest.mark.parametrize(("name", "other"), PAIRS)
+def test_a_state_of_another_format_is_refused_before_anything_is_loaded(name, other):
+    layer, state, x = layer_of(name)[0], layer_of(other)[0].state_dict(), random(2, 256)
+    before = layer(x)
+    with pytest.raises(ConfigError, match=f"saved in {other}, and this one is in {name}: make the model with that"):
+        layer.load_state_dict(state, strict=False)
+    for older in (torch.tensor([ORDER]), None):  # states that do not say their format
+        state["_extra_state"] = older
+        if older is None:
+            del state["_extra_state"]
+        with pytest.raises(ConfigError, match=f"is an array of a layer in another format than {name}"):
+            layer.load_state_dict(state, strict=False)
+    assert torch.equal(layer(x), before)
+
+
+def test_a_state_that_does_not_say_its_format_and_a_part_of_a_model_are_loaded():
+    layer, other = layer_of("Q4_K")[0], layer_of("Q4_K")[0]
+    state = layer.state_dict() | {"_extra_state": torch.tensor([ORDER])}
+    other.scale.zero_()
+    other.load_state_dict(state)
+    assert torch.equal(other.scale, layer.scale)
+    assert torch.nn.Sequential(other).load_state_dict({}, strict=False).missing_keys
+
+
+def test_a_layer_is_exported_by_itself():
+    layer, x = layer_of("Q8_0")[0], random(2, 256)
+    assert torch.equal(torch.export.export(layer, (x,)).module()(x), layer(x))
+
+
 def linear_with(value, width=64):
     linear = torch.nn.Linear(width, 8)
     with torch.no_grad():
@@ -276,6 +308,24 @@ def test_weights_beyond_the_scales_of_a_format_are_refused(name, value):
             PackedLinear.from_linear(linear_with(damage, 256), name)
     kept = PackedLinear.from_linear(linear_with(5e4, 256), name)
     assert torch.isfinite(kept(random(2, 256))).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "top"), [("Q4_0", 1e-7), ("Q4_1", 1e-7), ("Q8_0", 5e-7), ("Q4_K", 5e-6), ("Q5_K", 5e-6), ("Q6_K", 5e-5)]
+)
+def test_weights_below_the_scales_of_a_format_are_refused(name, top):
+    linear = torch.nn.Linear(256, 8, bias=False)
+    with torch.no_grad():
+        linear.weight.copy_(random(8, 256))
+        linear.weight *= top / linear.weight.abs().max()
+    with pytest.raises(ConfigError, match=rf"at most {top:g} need scales that float16, from 6e-8, .* {name}: keep"):
+        PackedLinear.from_linear(linear, name)
+    with torch.no_grad():
+        linear.weight *= 2000
+    x = random(2, 256)
+    assert (PackedLinear.from_linear(linear, name)(x) - linear(x)).norm() < 0.2 * linear(x).norm()
+    torch.nn.init.zeros_(linear.weight)
+    assert not PackedLinear.from_linear(linear, name)(x).any()
 
 
 class Block(torch.nn.Module):

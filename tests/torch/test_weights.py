@@ -156,7 +156,7 @@ def test_what_the_refusals_advise_is_taken():
 def test_norms_that_differ_from_their_configuration_are_refused():
     model = models.build("llama")
     model.config.rms_norm_eps = 0.5
-    with pytest.raises(ConfigError, match=r"norms with eps 0\.5, its modules 1e-06"):
+    with pytest.raises(ConfigError, match=r"has variance_epsilon 1e-06, and its configuration gives 0\.5"):
         from_model(model, **PLAIN)
 
 

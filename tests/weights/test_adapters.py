@@ -1,6 +1,7 @@
 """PEFT's files: what is read, and what is refused by name."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from roofline.common.errors import CapacityError, ConfigError, RooflineError, UnsupportedError
+from roofline.weights.adapter_patterns import ModulePatterns
 from roofline.weights.adapters import read_adapter
 from tests.adapter_files import matrices, write_adapter
 
@@ -45,6 +47,11 @@ def test_matrices_scale_and_identity(tmp_path, tiny_llama, tensors):
         ({"rank_pattern": {"q_proj": 0}}, "rank_pattern 'q_proj': is the number 0"),
         ({"rank_pattern": {r"model\.layers\.(0|1)\..*": 4}}, "rank_pattern .* is a regular expression"),
         ({"rank_pattern": [4]}, "rank_pattern: is a list"),
+        (
+            {"alpha_pattern": {"proj": 99}},
+            "alpha_pattern: 'proj' fits none of the modules that are adapted, such as model",
+        ),
+        ({"rank_pattern": {r"self_attn\.q\.proj": 4}}, "rank_pattern: .* fits none of the modules"),
         ({"alpha_pattern": {"q_proj": "8"}}, "alpha_pattern 'q_proj': is the string '8'"),
         ({"target_parameters": "mlp.experts"}, "target_parameters: is the string"),
         ({"lora_bias": True}, "lora_bias"),
@@ -68,7 +75,7 @@ def test_configurations_that_are_not_honoured(tmp_path, tensors, changes, proble
 def test_patterns_give_matrices_ranks_and_scales_of_their_own(tmp_path, tensors):
     """The first that names a module, or the end of its name, counts, as in PEFT."""
     ranks = {"model.layers.1.self_attn.q_proj": 2, "q_proj": 4, "layers.1.mlp.up_proj": 1}
-    alphas = {"^model.layers.1.self_attn.q_proj": 5, r"layers\.0\.self_attn\.q_proj": 2.5, "proj": 99}
+    alphas = {"^model.layers.1.self_attn.q_proj": 5, r"layers\.0\.self_attn\.q_proj": 2.5, "self_attn.k.proj": 9}
     for module, rank in (("self_attn.q_proj", 2), ("mlp.up_proj", 1)):
         for part in "AB":
             name = f"base_model.model.model.layers.1.{module}.lora_{part}.weight"
@@ -78,7 +85,27 @@ def test_patterns_give_matrices_ranks_and_scales_of_their_own(tmp_path, tensors)
     assert scales["layers.1.attn.q.weight"] == (2, 2.5)
     assert scales["layers.0.attn.q.weight"] == (4, 0.625)
     assert scales["layers.1.mlp.up.weight"] == (1, 6.0)
+    assert scales["layers.1.attn.k.weight"] == (4, 2.25)
     assert scales["layers.1.attn.v.weight"] == (4, 1.5)
+
+
+def test_keys_fit_what_they_fit_as_expressions():
+    """PEFT's rule, and the first key that fits."""
+    get_pattern_key = pytest.importorskip("peft.utils.other", reason="it is what is compared with").get_pattern_key
+    modules = [
+        f"model.layers.{layer}.{part}"
+        for layer in (0, 1, 10, 11)
+        for part in ("self_attn.q_proj", "mlp.up_proj", "mlp.experts.gate_up_proj", "q_proj")
+    ]
+    names = ("q_proj", "q.proj", r"q\.proj", "layers.1.mlp.up_proj", r"layers\.1.mlp.up.proj", "1.self_attn.q_proj")
+    names = (*names, "proj", *modules[:3], r"model\.layers\.0\.self_attn.q_proj", "layers.1.q_proj", "0.q_proj")
+    keys = [start + name for name in names for start in ("", "^")]
+    both = ModulePatterns({key: number for number, key in enumerate(keys)})
+    for module in modules:
+        expected = [key for key in keys if re.match(rf"(.*\.)?({key})$", module)]
+        assert both.keys_of(module) == expected
+        assert both.value_of(module, -1) == both.values.get(get_pattern_key(keys, module), -1)
+    assert both.without_module(modules[:1]) == [key for key in keys if not re.match(rf"(.*\.)?({key})$", modules[0])]
 
 
 @pytest.mark.parametrize(

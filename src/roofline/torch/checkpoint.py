@@ -16,7 +16,8 @@ from roofline.common.fields import shorten
 from roofline.text.templates.template import ChatTemplate
 from roofline.text.tokenizers.from_json import from_json
 from roofline.text.tokenizers.tokenizer import Tokenizer
-from roofline.torch.model_checks import check_norms, check_plain
+from roofline.torch.model_checks import check_plain
+from roofline.torch.module_checks import check_modules
 from roofline.weights import names
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.config.hf import from_hf
@@ -40,13 +41,12 @@ def checkpoint_of(model: PretrainedModel) -> Checkpoint:
 
     Raises:
         UnsupportedError: an architecture, a dtype or a kind of tensor (sharded, quantised) that we do not read.
-        ConfigError: tensors and configuration do not fit each other; a model in a wrapper, with an adapter beside its
-            weights or with packed layers.
+        ConfigError: tensors or modules and configuration do not fit each other; a model in a wrapper, with an adapter
+            beside its weights or with packed layers.
     """
     check_plain(model)
     name = Path(name_of(model))
     config = from_hf(name, model.config.to_dict())
-    check_norms(name, model, config)
     state: dict[str, Tensor] = model.state_dict()
     for key, tensor in state.items():
         _check(name, key, tensor)
@@ -67,6 +67,7 @@ def checkpoint_of(model: PretrainedModel) -> Checkpoint:
     infos, read = as_ours(config, tensors, lambda ours: source.read(stored[ours]))
     checkpoint = Checkpoint(path=name, kind="memory", tensors=infos, metadata={}, config=config, bytes_of=read)
     checkpoint.check_names(names.parameter_shapes(config, infos))
+    check_modules(name, model)
     return checkpoint
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from roofline.backends.gpu.pack import ORDER, Packed, pack
 from roofline.common.errors import ConfigError
 from roofline.ops import formats
+from roofline.ops.formats.base import SMALL, is_too_small
 from roofline.torch import ops
 
 
@@ -30,10 +31,12 @@ class PackedLinear(nn.Module):
     def __init__(self, packed: Packed, format: str, bias: Tensor | None = None) -> None:
         super().__init__()
         self.format, self.in_features, self.out_features = format, packed.columns, packed.rows
-        for name in ops.ARRAYS:
-            array = getattr(packed, name)
-            self.register_buffer(name, None if array is None else torch.from_numpy(array))
-        self.register_buffer("bias", None if bias is None else bias.detach().clone())
+        arrays = {name: getattr(packed, name) for name in ops.ARRAYS}
+        buffers = {name: None if array is None else torch.from_numpy(array) for name, array in arrays.items()}
+        buffers["bias"] = None if bias is None else bias.detach().clone()
+        # torch.export (2.13) counts buffers that are None, and inputs without them: behind the others they do no harm.
+        for name in sorted(buffers, key=lambda name: buffers[name] is None):
+            self.register_buffer(name, buffers[name])
 
     @classmethod
     def from_bytes(cls, raw: np.ndarray, format: str, rows: int, columns: int, bias: Tensor | None = None) -> Self:
@@ -44,8 +47,8 @@ class PackedLinear(nn.Module):
     def from_linear(cls, linear: nn.Linear, format: str = "Q4_0") -> Self:
         """Make the layer of a float layer, rounded to the format, on its device.
 
-        Raises ConfigError where rows are not whole blocks, where weights are no numbers or too large for the format's
-        scales, and for a layer that is not torch's own; UnsupportedError for a format without a kernel.
+        Raises ConfigError where rows are not whole blocks, where weights are no numbers, too large or too small for the
+        format's scales, and for a layer that is not torch's own; UnsupportedError for a format without a kernel.
         """
         _check_plain(linear)
         values = linear.weight.detach().float().cpu().numpy()
@@ -55,9 +58,13 @@ class PackedLinear(nn.Module):
             raise ConfigError("the layer's weight holds NaN or infinity")
         with np.errstate(all="ignore"):  # what does not fit is refused below
             raw = row.quantize(values)
+        top = float(np.abs(values).max(initial=0))
+        if top < SMALL and is_too_small(*row.small_squares(values, raw)):
+            cause = f"weights of at most {top:g} need scales that float16, from 6e-8, does not hold in {format}"
+            raise ConfigError(f"{cause}: keep this layer in float, or scale it up")
         packed = pack(raw, format, linear.out_features, linear.in_features)
         if not all(array is None or np.isfinite(array).all() for array in packed.arrays):
-            largest = f"weights as large as {np.abs(values).max():g} need scales that float16, to 65,504, does not hold"
+            largest = f"weights as large as {top:g} need scales that float16, to 65,504, does not hold"
             raise ConfigError(f"{largest} in {format}: keep this layer in float, or scale it down")
         return cls(packed, format, linear.bias).to(linear.weight.device)
 
@@ -78,23 +85,42 @@ class PackedLinear(nn.Module):
         return super()._apply(change, recurse)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
-        """Raises ConfigError where the arrays have been cast, which torch would take as they are."""
-        for name in ops.ARRAYS:
-            array, ours = state_dict.get(prefix + name), getattr(self, name)
-            if isinstance(array, Tensor) and ours is not None and array.dtype != ours.dtype:
+        """Raises ConfigError for arrays of another format or layout, and for arrays that have been cast, which torch
+        would take as they are; before anything is loaded."""
+        if prefix + "_extra_state" in state_dict:
+            self._check_state(state_dict[prefix + "_extra_state"])
+        expected = [name for name in ops.ARRAYS if getattr(self, name) is not None]
+        present = [name for name in ops.ARRAYS if prefix + name in state_dict]
+        if present and present != expected:  # of a version that did not say the format
+            cause = (
+                f"{prefix}{min({*present} ^ {*expected})} is an array of a layer in another format than {self.format}"
+            )
+            raise ConfigError(f"{cause}: make the model with the format that was saved, or quantise it again")
+        for name in present:
+            array, ours = state_dict[prefix + name], getattr(self, name)
+            if isinstance(array, Tensor) and array.dtype != ours.dtype:
                 cause = f"{prefix}{name} was cast to {array.dtype}, and the format has it in {ours.dtype}"
                 raise ConfigError(f"{cause}: quantise the model again")
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def get_extra_state(self) -> Tensor:
-        """The version of the arrays' layout, which the formats of files do not change but ours may."""
-        return torch.tensor([ORDER])
+        """The version of the arrays' layout, which the formats of files do not change but ours may, and the format's
+        name in ASCII."""
+        return torch.tensor([ORDER, *self.format.encode()])
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Raises ConfigError where the arrays that come with it are laid out otherwise."""
-        if int(state[0]) != ORDER:
-            cause = f"a PackedLinear was saved in layout {int(state[0])} of its weights, and this version reads {ORDER}"
+        """Raises ConfigError where the arrays that come with it are of another format or laid out otherwise."""
+        self._check_state(state)
+
+    def _check_state(self, state: Tensor) -> None:
+        order, *name = state.tolist()
+        if order != ORDER:
+            cause = f"a PackedLinear was saved in layout {order} of its weights, and this version reads {ORDER}"
             raise ConfigError(f"{cause}: quantise the model again")
+        format = bytes(name).decode() or self.format  # older versions did not say it
+        if format != self.format:
+            cause = f"a PackedLinear was saved in {format}, and this one is in {self.format}"
+            raise ConfigError(f"{cause}: make the model with that format, or quantise it again")
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, format={self.format}"

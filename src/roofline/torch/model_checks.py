@@ -8,7 +8,6 @@ from roofline.common import log
 from roofline.common.errors import ConfigError
 from roofline.common.fields import shorten
 from roofline.torch.linear import PackedLinear
-from roofline.weights.files.mapped import JsonObject
 
 _COMPILED = "_orig_mod"  # the submodule that torch.compile puts a module into
 _ADAPTED = "base_layer"  # the one that PEFT puts the layer into that an adapter changes
@@ -41,14 +40,3 @@ def check_plain(model: object) -> None:
             hooked = name or kind
     if hooked:
         log.get("torch").warning("%s: hooks of modules (the first is %r) are not called here", kind, hooked)
-
-
-def check_norms(path: Path, model: nn.Module, config: JsonObject) -> None:
-    """Raise ConfigError where no norm of a model has the eps of its configuration, which was changed alone then."""
-    norms = [module for module in model.modules() if "Norm" in type(module).__name__]
-    stated = (getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) for norm in norms)
-    eps = sorted({float(value) for value in stated if value is not None})
-    if eps and config["norm_eps"] not in eps:
-        values = ", ".join(f"{value:g}" for value in eps)
-        cause = f"{path}: the configuration has norms with eps {config['norm_eps']:g}, its modules {values}"
-        raise ConfigError(f"{cause}; set the one as the other")

@@ -1,14 +1,14 @@
 """What PEFT's adapter_config.json (0.21.2) says of a LoRA adapter: the rank and the scale of each of its matrices."""
 
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import describe, refuse, shorten
 from roofline.common.json_types import JsonObject
+from roofline.weights.adapter_patterns import NAME, ModulePatterns
 
 CONFIG = "adapter_config.json"
 MAX_RANK = 512
@@ -29,8 +29,6 @@ _HONOURED = (
 # Beginnings that leave the model's own weights as they are; others are differences from a model that was changed.
 _INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 _TASKS = (None, "CAUSAL_LM")
-# PEFT takes regular expressions for modules; what it writes, and people use, are dotted names, perhaps from the start.
-_MODULE = re.compile(r"\^?(?:\w+\\?\.)*\w+")
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,8 @@ class LoraSettings:
     alpha: float
     rslora: bool = False
     dora: bool = False
-    rank_pattern: Mapping[str, int] = field(default_factory=dict)
-    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    rank_pattern: ModulePatterns[int] = field(default_factory=lambda: ModulePatterns[int]({}))
+    alpha_pattern: ModulePatterns[float] = field(default_factory=lambda: ModulePatterns[float]({}))
     parameters: tuple[str, ...] = ()
     targets: frozenset[str] | None = None
     excluded: frozenset[str] | None = None
@@ -68,15 +66,20 @@ class LoraSettings:
         is_out = self.layers is not None and module not in self.targets and number not in self.layers
         return "layers_to_transform" if is_out else ""
 
+    def check_patterns(self, path: Path, modules: Collection[str]) -> None:
+        """Raise ConfigError where a key of a pattern fits none of the modules that are adapted; path: what it names."""
+        for name, pattern in (("rank_pattern", self.rank_pattern), ("alpha_pattern", self.alpha_pattern)):
+            if keys := pattern.without_module(modules):
+                reason = f"{shorten(keys[0])!r} fits none of the modules that are adapted, such as"
+                refuse(path, name, f"{reason} {shorten(min(modules))}: name one of them, or take it out")
+
     def rank_of(self, module: str) -> int:
         """The rank of a module's matrices; module: its full name in the model."""
-        name = _pattern_of(self.rank_pattern, module)
-        return self.rank if name is None else self.rank_pattern[name]
+        return self.rank_pattern.value_of(module, self.rank)
 
     def scale_of(self, module: str) -> float:
         """Return the factor that the product of an adapter's matrices is multiplied by."""
-        name, rank = _pattern_of(self.alpha_pattern, module), self.rank_of(module)
-        alpha = self.alpha if name is None else self.alpha_pattern[name]
+        alpha, rank = self.alpha_pattern.value_of(module, self.alpha), self.rank_of(module)
         return alpha / (math.sqrt(rank) if self.rslora else rank)
 
 
@@ -100,8 +103,10 @@ def read_settings(path: Path, config: JsonObject) -> LoraSettings:
         alpha=_alpha(path, "lora_alpha", config.get("lora_alpha")),
         rslora=rslora,
         dora=dora,
-        rank_pattern={name: _rank(path, f"rank_pattern {shorten(name)!r}", value) for name, value in ranks.items()},
-        alpha_pattern={name: _alpha(path, f"alpha_pattern {shorten(name)!r}", value) for name, value in alphas.items()},
+        rank_pattern=ModulePatterns({key: _rank(path, f"rank_pattern {shorten(key)!r}", ranks[key]) for key in ranks}),
+        alpha_pattern=ModulePatterns(
+            {key: _alpha(path, f"alpha_pattern {shorten(key)!r}", alphas[key]) for key in alphas}
+        ),
         parameters=tuple(parameters),
         targets=_modules(config, "target_modules"),
         excluded=_modules(config, "exclude_modules"),
@@ -137,19 +142,10 @@ def _pattern(path: Path, config: JsonObject, name: str) -> JsonObject:
     if not isinstance(pattern, dict):
         refuse(path, name, f"is {describe(pattern)}, not an object")
     for module in pattern:
-        if not _MODULE.fullmatch(module):
+        if not NAME.fullmatch(module):
             reason = f"{shorten(module)!r} is a regular expression; names of modules, or ends of them, are read"
             raise UnsupportedError(f"{path}: {name}", reason, ("a name such as q_proj or layers.3.self_attn.q_proj",))
-    return {module.replace("\\", ""): value for module, value in pattern.items()}
-
-
-def _pattern_of(pattern: Mapping[str, object], module: str) -> str | None:
-    """The first entry that names the module, or an end of its name that begins behind a dot."""
-    if not pattern:
-        return None
-    parts = module.split(".")
-    suffixes = {".".join(parts[start:]) for start in range(len(parts))} | {f"^{module}"}
-    return next((name for name in pattern if name in suffixes), None) if suffixes & pattern.keys() else None
+    return pattern
 
 
 def _rank(path: Path, name: str, value: object) -> int:

@@ -92,6 +92,8 @@ class PeftFolder:
         for (module, depth), group in groups.items():
             if group.part:
                 self._name_part(group, depth, (module, 1) in groups)
+        self._settings.check_patterns(self._file.path.with_name(CONFIG), [group.module for group in groups.values()])
+        for group in groups.values():
             self._check(group)
         return sorted(groups.values(), key=lambda group: (group.tensor, group.part))
 

@@ -10,6 +10,9 @@ from roofline.common.errors import ConfigError, UnsupportedError
 
 # Blocks handled at once, so that temporaries stay in the cache and small beside the result.
 CHUNK_VALUES = 1 << 18
+# Where no weight is larger, float16 scales may have few bits left, or none.
+SMALL = 1e-3
+_TOO_MUCH = 0.25  # a part of small weights, by their root mean square: no format loses so much of larger ones
 # Of blocks: q, 8-bit integers [blocks, block]; scale, float32 [blocks, groups of a block]; minimum: the same, None: 0.
 Integers = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
@@ -81,6 +84,17 @@ class Format:
             out[start : start + step] = self.pack(blocks[start : start + step])
         assert out.size == total
         return out.reshape(-1)
+
+    def small_squares(self, values: np.ndarray, raw: np.ndarray) -> tuple[float, float]:
+        """The sums of squares of what `raw`, made of values, has otherwise than these, and of the values."""
+        exact = values.astype(np.float64)
+        errors = exact - self.dequantize(raw, values.shape)
+        return float(np.square(errors).sum()), float(np.square(exact).sum())
+
+
+def is_too_small(lost: float, total: float) -> bool:
+    """Whether a format's scales do not hold weights of at most `SMALL`, by the sums that `small_squares` gives."""
+    return lost > _TOO_MUCH**2 * total
 
 
 def integer_format(

@@ -2,7 +2,7 @@
 one whose rows are reordered."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from roofline.common.errors import ConfigError
 from roofline.ops import formats
+from roofline.ops.formats.base import SMALL, is_too_small
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.files.mapped import TensorInfo, forget
 from roofline.weights.quantise.calibration import ParameterScale, WeightCalibration
@@ -61,7 +62,7 @@ def pieces(
     told: called with the number of values of each piece that is done; only: these rows of a matrix, or elements of a
     vector, in the tensor's own order of them; None: all.
 
-    Raises ConfigError where a weight is not a number, or infinite.
+    Raises ConfigError where a weight is not a number, or infinite, or where a format does not hold a tensor's weights.
     """
     info, form = checkpoint.tensors[name], target.formats[name]
     raw = checkpoint.read(name)
@@ -73,9 +74,9 @@ def pieces(
         each = info.nbytes // info.shape[0]
         raw = raw[only.start * each : only.stop * each]
     rows, cols = (count, int(np.prod(info.shape[1:]))) if len(info.shape) > 1 else (1, count)
-    row_bytes = len(raw) // rows
-    step = max(1, _PIECE // cols)
+    row_bytes, step = len(raw) // rows, max(1, _PIECE // cols)
     waiting: deque[Future[np.ndarray]] = deque()
+    sizes: list[_SmallPiece | None] = []  # of pieces that are rounded, in any order
     importance, factor, scale = _calibrated(name, target, form)
     assert scale is None or only is None, "files whose tensors are parts of ours are not calibrated"
 
@@ -83,16 +84,16 @@ def pieces(
         part = raw[start * row_bytes : min(rows, start + step) * row_bytes]
         shape = (len(part) // row_bytes, cols)
 
-        def rounded(values: np.ndarray) -> np.ndarray:
+        def rounded(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             scaled = values if scale is None else scale.apply(values, start)
-            return round_to(form, scaled, importance, factor)
+            return scaled, round_to(form, scaled, importance, factor)
 
         if scale is None and info.format == form:
             if not is_quantised(form):
                 _finite(checkpoint, name, part, shape)
             out = part.copy()
         else:
-            out = _converted(checkpoint, name, part, shape, form, rounded)
+            out = _converted(checkpoint, name, part, shape, form, rounded, sizes)
         forget(part)
         told(len(part) // row_bytes * cols)
         return out
@@ -104,6 +105,7 @@ def pieces(
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+        _check_small(checkpoint, name, form, sizes)
     finally:
         for future in waiting:
             future.cancel()
@@ -128,16 +130,45 @@ def _converted(
     part: np.ndarray,
     shape: tuple[int, int],
     form: str,
-    rounded: Callable[[np.ndarray], np.ndarray],
+    rounded: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+    sizes: list["_SmallPiece | None"],
 ) -> np.ndarray:
+    """The bytes of a piece; sizes: where it says how small its weights are, None where some are not."""
     values = _finite(checkpoint, name, part, shape)
     with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is refused below
-        out = rounded(values)
-        large = float(np.abs(values).max(initial=0)) > _LARGE
-        if large and not np.isfinite(formats.get(form).dequantize(out, shape)).all():
+        values, out = rounded(values)
+        top = float(np.abs(values).max(initial=0))
+        if top > _LARGE and not np.isfinite(formats.get(form).dequantize(out, shape)).all():
             what = f"{checkpoint.path}: tensor {name!r} holds values beyond the range of {form}"
             raise ConfigError(f"{what}, whose largest float16 is 65,504; use f32")
+    small = None
+    if top < SMALL:
+        lost, total = formats.get(form).small_squares(values, out)
+        small = _SmallPiece(top, lost, total)
+    sizes.append(small)
     return out
+
+
+@dataclass(frozen=True)
+class _SmallPiece:
+    """A piece of small weights: the largest, and the sums of squares of their errors and of themselves."""
+
+    top: float
+    lost: float
+    total: float
+
+
+def _check_small(checkpoint: Checkpoint, name: str, form: str, sizes: Sequence[_SmallPiece | None]) -> None:
+    """Raise ConfigError where all pieces of a tensor are small, and rounding took most of them.
+
+    Beside larger weights, small rows such as those of words that no training text had may become zeros.
+    """
+    small = [piece for piece in sizes if piece is not None]
+    if len(small) < len(sizes) or not is_too_small(sum(p.lost for p in small), sum(p.total for p in small)):
+        return
+    top = max(piece.top for piece in small)
+    cause = f"{checkpoint.path}: tensor {name!r} holds weights of at most {top:g}, too small for {form}"
+    raise ConfigError(f"{cause}, which would leave zeros or other numbers; use bf16 or f32")
 
 
 def _finite(checkpoint: Checkpoint, name: str, part: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
