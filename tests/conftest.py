@@ -48,9 +48,12 @@ LONGEST = (
     "train/test_adapter_runs.py",
     "train/test_finetune.py",
     "train/test_loop.py",
+    "train/test_remote.py",
     "bench/plan/test_plan.py",
     "bench/plan/test_fleet.py",
 )
+# Files whose tests use one S3 server: a process that runs them all starts it once, which takes it four seconds.
+WITH_S3 = ("remote", "shard_versions", "store")
 # Of the examples that a test asks hypothesis for, a quick run draws one in so many, and not fewer than so many; others
 # in each run. The slow run draws all.
 ONE_EXAMPLE_IN, FEWEST_EXAMPLES = 5, 10
@@ -72,6 +75,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take longest begin first: the last ones of a run then end together on all its processes."""
     places = {TESTS / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile` the files that share a server go to one process; else None, for xdist's own scheduler."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class FilesTogether(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            scope: str = super()._split_scope(nodeid)
+            return "S3" if scope in {f"tests/train/test_{name}.py" for name in WITH_S3} else scope
+
+    return FilesTogether(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

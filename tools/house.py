@@ -193,6 +193,13 @@ def uses_of_any(files: Files, root: Path = SOURCE) -> dict[str, list[Place]]:
     return dict(places)
 
 
+def is_type_checking(test: ast.expr) -> bool:
+    """Whether a condition holds for type checkers only: TYPE_CHECKING, of `typing` or imported from there."""
+    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (
+        isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING"
+    )
+
+
 def imports(files: Files, root: Path = SOURCE) -> dict[str, set[str]]:
     """Module -> the modules of the package that it imports, also inside functions, but not for type checking."""
     names = {path: _module(path, root) for path in files}
@@ -202,7 +209,7 @@ def imports(files: Files, root: Path = SOURCE) -> dict[str, set[str]]:
         typing_only = {
             node
             for block in nodes
-            if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+            if isinstance(block, ast.If) and is_type_checking(block.test)
             for node in ast.walk(block)
         }
         for node in nodes:

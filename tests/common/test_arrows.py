@@ -1,12 +1,15 @@
-"""The house's arrows: a room imports rooms below it, never above; the serving rooms work without torch."""
+"""The house's arrows: a room imports rooms below it, never above; the serving rooms work without torch.
+
+What else is looked for in the syntax of the whole package is here too, as parsing it takes longer than the tests do.
+"""
 
 import ast
-import functools
 from pathlib import Path
 
 import pytest
 
 import roofline
+from tools import house
 
 PACKAGE = Path(roofline.__file__).parent
 # room: what it may import. `hardware` and above all see `common`.
@@ -66,14 +69,13 @@ def sources():
     return sorted(path for path in PACKAGE.rglob("*.py"))
 
 
-@functools.cache
-def parsed(path):
-    """A file's syntax tree, which several tests look through."""
-    return ast.parse(path.read_text())
+@pytest.fixture(scope="module")
+def syntax():
+    """Path -> the nodes of the file's syntax tree, the tree first."""
+    return house.syntax(PACKAGE)
 
 
-@functools.cache
-def imports(path):
+def imports(path, tree):
     """(module, at the top level of the file, only for type checking) of every import in a file."""
     collected = []
 
@@ -86,19 +88,19 @@ def imports(path):
                 collected.extend((f"{child.module}.{name.name}", top, typing_only) for name in child.names)
             elif isinstance(child, ast.stmt):
                 function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
-                checking = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+                checking = isinstance(child, ast.If) and house.is_type_checking(child.test)
                 visit(child, top and not function, typing_only or checking)
             elif not isinstance(child, ast.expr):  # handlers of exceptions and cases of a match have statements too
                 visit(child, top, typing_only)
 
-    visit(parsed(path), True, False)
-    return tuple(collected)
+    visit(tree, True, False)
+    return collected
 
 
-def arrow_faults(path):
+def arrow_faults(path, tree):
     """What each import of a file breaks, in a sentence."""
     parts = path.relative_to(PACKAGE).parts
-    for module, top, typing_only in imports(path):
+    for module, top, typing_only in imports(path, tree):
         root, *rest = module.split(".")
         if root in HEAVY and not typing_only:
             if parts[0] not in TORCH_ROOMS and path.relative_to(PACKAGE) not in TORCH_FILES:
@@ -112,10 +114,42 @@ def arrow_faults(path):
 
 
 @pytest.mark.parametrize("room", ["", *BELOW])
-def test_arrows(room):
+def test_arrows(room, syntax):
     files = [path for path in sources() if path.relative_to(PACKAGE).parts[:-1][:1] == ((room,) if room else ())]
     assert files
-    assert not [fault for path in files for fault in arrow_faults(path)]
+    assert not [fault for path in files for fault in arrow_faults(path, syntax[path][0])]
+
+
+def test_the_package_keeps_the_rules_of_the_house(syntax):
+    rows, _ = house.report(syntax, PACKAGE)
+    assert not [f"{figure}: {value}" for figure, value, is_kept in rows if not is_kept], "python -m tools.house --list"
+
+
+def test_names_that_classes_may_share_are_still_shared(syntax):
+    places = house.classes(syntax, PACKAGE)
+    assert {name for name in house.SHARED_CLASS_NAMES if len(places.get(name, ())) < 2} == set()
+
+
+def test_no_module_outside_ops_lists_op_names(syntax):
+    """A dispatch table (a mapping from op to what computes it) is an implementation; a set of names is a property."""
+    # What a backend has kernels for is the target's to say, and which activations a file may name the configuration's.
+    # What `info` says of a family that there is none of is a guess from the keys of its configuration.
+    declared = {"program/target.py", "models/config.py", "weights/config/unfamiliar.py"}
+    pytest.importorskip("torch", reason="ops' references are written in torch")
+    from roofline.ops import registry
+
+    ours = [name for name in registry.names() if registry.get(name).reference.__module__.startswith("roofline.")]
+    lists = []
+    for path, nodes in syntax.items():
+        where = path.relative_to(PACKAGE).as_posix()
+        if where.startswith("ops/") or where in declared:
+            continue
+        for node in nodes:
+            if isinstance(node, ast.Tuple | ast.Set | ast.List):
+                named = [e.value for e in node.elts if isinstance(e, ast.Constant) and e.value in ours]
+                if len(named) > 1:
+                    lists.append(f"{where}:{node.lineno}: {named}")
+    assert lists == []
 
 
 def test_every_room_has_its_row():
@@ -123,12 +157,12 @@ def test_every_room_has_its_row():
     assert rooms == set(BELOW)
 
 
-def test_class_a_and_h_nothing_runs_code_that_data_holds():
+def test_class_a_and_h_nothing_runs_code_that_data_holds(syntax):
     """No pickle, marshal, eval, exec; literals are read as Python's only from programs, which we write ourselves."""
-    for path in sources():
-        for module, _, _ in imports(path):
+    for path, nodes in syntax.items():
+        for module, _, _ in imports(path, nodes[0]):
             assert module.split(".")[0] not in ("pickle", "dill", "marshal", "shelve", "cloudpickle"), path
-        for node in ast.walk(parsed(path)):
+        for node in nodes:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in ("eval", "exec"), f"{path}:{node.lineno}"
             if isinstance(node, ast.Attribute) and node.attr == "literal_eval":

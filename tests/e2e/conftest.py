@@ -37,7 +37,10 @@ def served(environment, model) -> Iterator[Served]:
 
 
 class Shell:
-    """A folder with `roofline` on PATH, and the model smollm2-135m in a ROOFLINE_HOME of its own."""
+    """A folder with `roofline` on PATH, and the model smollm2-135m in a ROOFLINE_HOME of its own.
+
+    Its commands have one thread, as `served` does.
+    """
 
     def __init__(self, environment: dict[str, str], folder: Path) -> None:
         self.folder = folder
@@ -46,7 +49,7 @@ class Shell:
         script.write_text(f'#!/bin/sh\nexec {ROOFLINE[0]} -c "{ROOFLINE[2]}" "$@"\n')
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
         path = f"{script.parent}{os.pathsep}{environment['PATH']}"
-        self.variables = {**environment, "PATH": path, "ROOFLINE_HOME": str(folder)}
+        self.variables = {**environment, "PATH": path, "ROOFLINE_HOME": str(folder), "ROOFLINE_THREADS": "1"}
 
     def __call__(self, line: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
         """Run a command line to its end."""

@@ -1,5 +1,6 @@
 """Dry runs of one model and one form of step are counted once: tests train the same few models hundreds of times, and
-what a dry run takes is a third of such a run.
+what a dry run takes is a third of such a run. Where only the number of rows differs, what was counted is scaled: what
+is exact of it, tests/train/test_memory.py looks at with the plain dry run.
 """
 
 import copy
@@ -16,8 +17,11 @@ OF_CONFIG: Any = {
 
 
 def remembering(dry_run: Callable[..., Any]) -> Callable[..., Any]:
-    """`dry_run` that answers calls with equal arguments from memory. What it raises is not remembered."""
-    usages: dict[tuple[object, ...], Any] = {}
+    """`dry_run` that answers calls whose arguments are equal, but for their rows, from memory.
+
+    What it raises is not remembered.
+    """
+    usages: dict[tuple[object, ...], tuple[int, Any]] = {}
 
     def remembered(
         config: Any,
@@ -30,9 +34,19 @@ def remembering(dry_run: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         place = (world.device.type, world.grouped, world.tensor.rank, world.tensor.size)
         sections = config.model_dump_json(include=OF_CONFIG)
-        key = (sections, json.dumps(shape, sort_keys=True), *place, dtype, rows, several, repr(sorted(forms.items())))
+        key = (sections, json.dumps(shape, sort_keys=True), *place, dtype, several, repr(sorted(forms.items())))
         if key not in usages:
-            usages[key] = dry_run(config, shape, world, dtype, rows, several, forms)
-        return copy.deepcopy(usages[key])
+            usages[key] = rows, dry_run(config, shape, world, dtype, rows, several, forms)
+        return for_rows(rows, *usages[key])
 
     return remembered
+
+
+def for_rows(rows: int, counted_rows: int, usage: Any) -> Any:
+    """A copy of the usage of so many counted rows as it is, but for rounding, for `rows`. Gradients do not grow."""
+    scaled = copy.deepcopy(usage)
+    for parts in (scaled.parts, scaled.most):
+        for part in parts.keys() - {"gradients"}:
+            parts[part] = parts[part] * rows // counted_rows
+    scaled.first = usage.first * rows // counted_rows
+    return scaled

@@ -18,7 +18,7 @@ from roofline.program.text import program_hash
 from roofline.weights.random_weights import random_checkpoint
 
 torch = pytest.importorskip("torch")
-LLAMA = {**gpu_models.LLAMA, "tied": False}
+LLAMA = {**gpu_models.LLAMA, "layers": 1, "tied": False}
 FP8 = LoadOptions(backend="gpu", activations="fp8")
 SHAPE = {"num_pages": 16, "max_context": 192, "weights_hash": "7e57"}
 
@@ -61,7 +61,7 @@ def test_activations_of_fp8_equal_the_reference(chip):
     step = [Segment(ids[:4], 0, [1]), Segment(ids[4:], 0, [3, 7])]
     assert distance(logits(gpu, step), logits(reference, step)) < 0.2
     found = list(linears(gpu, reference))
-    assert len(found) == 9
+    assert len(found) == 5
     assert max(ours for ours, _ in found) < 0.005  # results are rounded to 16 bits
     assert min(lost for _, lost in found[1:]) > 0.01  # the first reads embeddings, which 8 bits hold
 
