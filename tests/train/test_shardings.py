@@ -13,6 +13,8 @@ import pytest
 pytestmark = pytest.mark.e2e
 pytest.importorskip("torch", reason="training is torch")
 
+from roofline.train.parity.layers import obstacle  # noqa: E402
+from roofline.train.run_folder import PROBES  # noqa: E402
 from tests.train import small  # noqa: E402
 
 STEPS = 4
@@ -50,6 +52,7 @@ SHARDINGS: dict[tuple[int, str], dict[str, Any]] = {
     (4, "tensor and copies"): {"tensor_parallel": 2} | fsdp("HYBRID_SHARD", hybrid_group=1),
     (4, "elastic"): ELASTIC,
 }
+PROBED = "adamw"  # its runs have probes
 REFUSED = {("muon", "elastic"): "elastic with optimizer.name=muon"}
 
 
@@ -67,6 +70,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "algorithms": clipping,
                 "max_duration": f"{STEPS}ba",
                 "save_interval": "1ba",
+                "probes": name == PROBED,
                 "device_train_microbatch_size": 2,
                 "model__attn_config": {"attn_uses_sequence_id": True},
             }
@@ -113,3 +117,20 @@ def test_losses_and_weights_are_those_of_one_process(root: Path, name: str, coun
         assert b["loss"] == pytest.approx(a["loss"], abs=of_losses), a["step"]
         assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=of_losses), a["step"]
     assert distance(alone, divided) < of_weights * distance(alone, alone, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "sharding"), SHARDINGS)
+def test_probes_are_those_of_one_process(root: Path, count: int, sharding: str) -> None:
+    alone, divided = (
+        [json.loads(line) for line in (root / run / PROBES).read_text().splitlines()]
+        for run in (f"{PROBED} alone", f"{PROBED} {count} {sharding}")
+    )
+    assert [line["step"] for line in divided] == [line["step"] for line in alone] == list(range(STEPS + 1))
+    one, other = alone[0], divided[0]
+    assert obstacle(one, other) is None
+    assert other["loss"] == pytest.approx(one["loss"], rel=1e-6)
+    for kind, length in (("activations", "rms"), ("gradients", "norm")):
+        for a, b in zip(one[kind], other[kind], strict=True):
+            assert b[length] == pytest.approx(a[length], rel=1e-5), a["name"]
+            assert np.linalg.norm(np.subtract(b["sketch"], a["sketch"])) < 1e-5 * a[length], a["name"]
