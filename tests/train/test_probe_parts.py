@@ -14,8 +14,9 @@ torch = pytest.importorskip("torch", reason="training is torch")
 from roofline.models.spec import Param  # noqa: E402
 from roofline.train.data.order import Order, Stream  # noqa: E402
 from roofline.train.data.row_arrays import RowArrays  # noqa: E402
+from roofline.train.model import tensor_parallel  # noqa: E402
 from roofline.train.model.modules import IGNORED  # noqa: E402
-from roofline.train.model.tensor_parallel import TensorRanks, part  # noqa: E402
+from roofline.train.model.tensor_parallel import TensorRanks  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
 from roofline.train.run import probe  # noqa: E402
 from roofline.train.run.probe import RunProbe  # noqa: E402
@@ -70,10 +71,10 @@ def test_ranks_share_the_first_four_rows(tmp_path: Path, world: int, batch: int,
 
 def test_ranks_that_share_matrices_have_the_same_rows(tmp_path: Path) -> None:
     """Of four ranks in two pairs the first two have one half of the rows, and the passes of two ranks."""
-    for rank, part in enumerate([[0, 1], [0, 1], [2, 3], [2, 3]]):
+    for rank, expected in enumerate([[0, 1], [0, 1], [2, 3], [2, 3]]):
         each = made(tmp_path, World(rank, 4, tensor=TensorRanks(rank % 2, 2)), size=1)
-        assert each.places.tolist() == part
-        assert [place for place, *_ in chunks(each)] == part
+        assert each.places.tolist() == expected
+        assert [place for place, *_ in chunks(each)] == expected
         assert made(tmp_path, World(rank, 4, tensor=TensorRanks(rank % 2, 2)), size=9)._pass() == (2, False)
 
 
@@ -89,7 +90,8 @@ def test_gradients_of_divided_matrices_add_up_to_those_of_full_ones() -> None:
     full = [torch.randn(param.shape, generator=generator) for param in params]
 
     def gradients(ranks: TensorRanks) -> dict[str, probe.Sums]:
-        tensors = [SimpleNamespace(grad=part(*pair).cut(grad)) for *pair, grad in zip(params, [ranks] * 4, full)]
+        pairs = zip(params, full, strict=True)
+        tensors = [SimpleNamespace(grad=tensor_parallel.part(param, ranks).cut(grad)) for param, grad in pairs]
         rows = [(None, *pair) for pair in zip(params, tensors, strict=True)]
         model = SimpleNamespace(canonical=lambda: rows, blocks=[None], ranks=ranks)
         run: Any = SimpleNamespace(model=model, world=World(ranks.rank, ranks.size, tensor=ranks))
