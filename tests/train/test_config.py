@@ -492,11 +492,15 @@ def test_changes_from_the_command_line(foundry: Path) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "list.yaml").write_text("- 1\n")
+    (tmp_path / "text.yaml").write_text("train\n")
+    (tmp_path / "empty.yaml").write_text("# nothing yet\n")
     (tmp_path / "broken.yaml").write_text("a: [1\n")
     (tmp_path / "code.yaml").write_text("a: !!python/object/apply:os.getcwd []\n")
     (tmp_path / "latin.yaml").write_bytes(b"a: \xe9\n")
     for name, message in (
-        ("list.yaml", "holds no keys"),
+        ("list.yaml", "list.yaml is a list, and a configuration has keys on top, such as model"),
+        ("text.yaml", "text.yaml is one value, 'train', and a configuration has keys on top"),
+        ("empty.yaml", "empty.yaml is empty: a configuration has keys, such as model"),
         ("broken.yaml", "is no YAML"),
         ("code.yaml", "is no YAML"),
         ("latin.yaml", "is no YAML"),
@@ -506,6 +510,25 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=message) as caught:
             read_config(tmp_path / name)
         assert "\n" not in str(caught.value)
+        with pytest.raises(ConfigError, match=message):
+            read_config(str(tmp_path / name))
+
+
+def test_keys_that_are_there_twice_are_among_the_faults(foundry: Path) -> None:
+    lines = len(foundry.read_text().splitlines())
+    foundry.write_text(foundry.read_text() + "precision: bf17\nsede: 1\nmax_seq_len: 64\n")
+    first = {
+        key: next(i for i, line in enumerate(foundry.read_text().splitlines(), 1) if line.startswith(f"{key}:"))
+        for key in ("precision", "max_seq_len")
+    }
+    with pytest.raises(ConfigError) as caught:
+        read_config(foundry, ["max_seq_len=128"])
+    for key, line in (("precision", lines + 1), ("max_seq_len", lines + 3)):
+        twice = f"{foundry}: {key} is there twice, on lines {first[key]} and {line}: keep one of the two"
+        assert twice in str(caught.value).split("\n  ")
+    assert "unknown key sede" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"--set model=\{a: 1, a: 2\}: a is there twice, on line 1"):
+        read_config(foundry, ["model={a: 1, a: 2}"])
 
 
 RUN = DurationUnits(samples=12, tokens=16, epoch=103, total=100)
