@@ -223,6 +223,12 @@ def test_alibi_is_the_released_form() -> None:
         ({"fsdp_config": {"sharding": "FULL_SHARD"}}, "unknown key fsdp_config.sharding; did you mean"),
         ({"elastic": {"virtual_shards": 4, "thread": 2}}, "unknown key elastic.thread; did you mean 'threads'?"),
         ({"unused_name": "${seed}"}, "unknown key unused_name"),
+        *(
+            ({key: value}, f"{key} is no key here: it is a key of MosaicML's platform, whose `parameters` are")
+            for key, value in {"name": "a", "image": "b", "command": "c", "compute": {"gpus": 8}}.items()
+        ),
+        ({"integrations": [{"integration_type": "git_repo"}]}, "integrations is no key here: it is a key of MosaicML"),
+        ({"parameters": {"seed": 1}}, "parameters is no key here: it is a key of MosaicML's platform"),
     ],
 )
 def test_unknown_keys_are_refused_by_name_at_any_depth(changes: dict[str, Any], message: str) -> None:
@@ -245,6 +251,14 @@ def test_unknown_keys_are_refused_by_name_at_any_depth(changes: dict[str, Any], 
         ({"global_train_batch_size": 0}, "global_train_batch_size = 0"),
         ({"precision": "bf16"}, "precision = bf16: input should be 'fp32', 'amp_bf16' or 'amp_fp16'"),
         ({"model__attn_config": {"attn_pdrop": 0.1}}, "model.attn_config.attn_pdrop = 0.1: input should be 0"),
+        (
+            {"model__attn_config": {"qk_ln": True}},
+            "model.attn_config.qk_ln = True: input should be False: of the models",
+        ),
+        (
+            {"model__attn_config": {"prefix_lm": True}},
+            "model.attn_config.prefix_lm = True: input should be False: every",
+        ),
         ({"train_loader": []}, "train_loader = []"),
         ({"loggers": {"wandbb": {}}}, "unknown key loggers.wandbb; did you mean 'wandb'?"),
         ({"max_duration": True}, "max_duration = True"),
