@@ -67,8 +67,8 @@ def faults(config: TrainConfig) -> Iterator[Fault]:
     several = isinstance(config.eval_loader, tuple)
     for number, loader in enumerate(config.evaluations.values()):
         yield from _data(f"eval_loader.{number}" if several else "eval_loader", loader)
-    for error in loggers.missing(config.loggers):
-        yield Fault(error.what, str(error))
+    for absent in loggers.missing(config.loggers):
+        yield Fault(absent.what, str(absent))
     if config.load_path is not None and not config.autoresume and "://" not in config.load_path:
         store, step = manifest.open_place(config.load_path)
         complete = manifest.steps(store)
