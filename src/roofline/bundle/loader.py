@@ -1,5 +1,6 @@
 """load(source): a model by name or path becomes something that runs, with its tokenizer and chat template."""
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -260,10 +261,10 @@ def load_text_of(source: str, backend: str = "cpu") -> "tuple[Tokenizer, ChatTem
 
 def _has_text_alone(folder: Path) -> bool:
     """Whether the text of a model is read from a folder without a look at weights, which need not be there."""
-    if any(folder.glob("*.safetensors")) or is_bundle(folder):
+    has_tokenizer, has_configuration = (os.path.isfile(folder / name) for name in ("tokenizer.json", "config.json"))
+    if not (has_tokenizer or has_configuration) or any(folder.glob("*.safetensors")):
         return False
-    has_weights = any(folder.glob("*.gguf")) or any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
-    return (folder / "tokenizer.json").is_file() or (not has_weights and (folder / "config.json").is_file())
+    return has_tokenizer or not any(any(folder.glob(pattern)) for pattern in ("*.gguf", "*.bin", "*.pt*"))
 
 
 def _text_beside(path: Path, checkpoint: "Checkpoint") -> "tuple[Tokenizer, ChatTemplate]":
