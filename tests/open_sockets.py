@@ -41,17 +41,15 @@ def family_of(pid: int) -> list[int]:
 
 def open_sockets(pid: int) -> list[OpenSocket]:
     """The sockets on which a process and those below it take connections, or datagrams of whoever sends some."""
+    family = family_of(pid)
+    names = {each: _inodes(each) for each in family}
+    waiting = _waiting(pid)  # of all processes: those of a command share the network of its first
     sockets = []
-    for each in family_of(pid):
-        inodes = _inodes(each)
+    for each, inodes in names.items():
         command = Path(f"/proc/{each}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:120]
-        for protocol in ("tcp", "tcp6", "udp", "udp6"):
-            for line in Path(f"/proc/{each}/net/{protocol}").read_text().splitlines()[1:]:
-                words = line.split()
-                state, waits = words[3], LISTENS if protocol.startswith("tcp") else ""
-                if f"socket:[{words[9]}]" in inodes and (state == waits or (not waits and state != CONNECTED)):
-                    address, port = words[1].split(":")
-                    sockets.append(OpenSocket(protocol, _address(address), int(port, 16), command))
+        for inode in inodes & waiting.keys():
+            protocol, address, port = waiting[inode]
+            sockets.append(OpenSocket(protocol, _address(address), int(port, 16), command))
     return sockets
 
 
@@ -66,6 +64,19 @@ def outward_interface() -> str:
             if name != "lo":
                 return name
     return "lo"
+
+
+def _waiting(pid: int) -> dict[str, tuple[str, str, str]]:
+    """The protocol, address and port of each socket of a process's network that waits for others, by its inode."""
+    found = {}
+    for protocol in ("tcp", "tcp6", "udp", "udp6"):
+        waits = LISTENS if protocol.startswith("tcp") else ""
+        for line in Path(f"/proc/{pid}/net/{protocol}").read_text().splitlines()[1:]:
+            words = line.split(maxsplit=10)
+            if words[3] == waits or (not waits and words[3] != CONNECTED):
+                address, port = words[1].split(":")
+                found[f"socket:[{words[9]}]"] = (protocol, address, port)
+    return found
 
 
 def _inodes(pid: int) -> set[str]:

@@ -47,7 +47,10 @@ def executable(kind: str, model: str, form: str, share: Share = WHOLE, group: Me
     identity.set_result("7e57")
     capacity = Capacity(LIMITS, max_context=256, num_pages=16)
     isa = native.isas()[0]
-    return CpuExecutable.from_program(program, source, capacity, weights_hash=identity, isa=isa, threads=2, group=group)
+    threads = 1 if share.ranks > 2 else 2  # more of them would only wait for each other on few cores
+    return CpuExecutable.from_program(
+        program, source, capacity, weights_hash=identity, isa=isa, threads=threads, group=group
+    )
 
 
 def steps(made: Any, chunks: Any = CHUNKS) -> np.ndarray:

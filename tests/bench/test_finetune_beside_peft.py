@@ -1,13 +1,15 @@
 """benchmarks.finetune: ours and peft with transformers' Trainer, from one adapter, over the same samples."""
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="training is torch")
-pytest.importorskip("peft", reason="the package peft is not here")
-pytest.importorskip("accelerate", reason="the package accelerate is not here")
+for package in ("peft", "accelerate"):  # not imported here: that would take each test process a second
+    if find_spec(package) is None:
+        pytest.skip(f"the package {package} is not here", allow_module_level=True)
 
 from benchmarks import finetune  # noqa: E402
 from tests.bundle.bundle_models import write_model  # noqa: E402

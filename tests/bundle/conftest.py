@@ -26,10 +26,32 @@ def written_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def compiled_bundle(written_model: Path) -> Path:
+def home_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ROOFLINE_HOME with the models of the user's and what was measured, which is not measured again."""
+    from roofline.common import env
+
+    folder = tmp_path_factory.mktemp("home")
+    for name in ("models", "kernels"):
+        if (env.home() / name).is_dir():
+            (folder / name).symlink_to(env.home() / name)
+    if (env.home() / "roofs").is_dir():
+        shutil.copytree(env.home() / "roofs", folder / "roofs")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_kept_in_the_home_of_the_user(home_of_tests: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where bundles were compiled from is remembered in ROOFLINE_HOME, whatever folder they are written to."""
+    monkeypatch.setenv("ROOFLINE_HOME", str(home_of_tests))
+
+
+@pytest.fixture(scope="session")
+def compiled_bundle(written_model: Path, home_of_tests: Path) -> Path:
     from roofline.bundle import compile_model
 
-    return compile_model(str(written_model), written_model.with_name("bundle")).path
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROOFLINE_HOME", str(home_of_tests))
+        return compile_model(str(written_model), written_model.with_name("bundle")).path
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Adapters between PEFT and us: its files in ours, ours in it, and what both compute."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PEFT computes in torch")
 transformers = pytest.importorskip("transformers", reason="PEFT adapts its models")
-peft = pytest.importorskip("peft", reason="what is compared with: pip install --no-deps peft accelerate")
+if find_spec("peft") is None:
+    pytest.skip("what is compared with: pip install --no-deps peft accelerate", allow_module_level=True)
 
 from moe_models import transformers_model  # noqa: E402
 
@@ -44,6 +46,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def adapted(model: Any, folder: Path, **config: Any) -> np.ndarray:
     """float32 [IDS, vocab]: of the model with a random adapter of PEFT's, which is stored in the folder."""
+    import peft  # here: a second, which each test process would take to collect this file
+
     model = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=6, task_type="CAUSAL_LM", **config)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -65,7 +69,9 @@ def loaded_again(folder: Path, adapter: Path) -> np.ndarray:
     """The logits that PEFT has of an adapter's folder."""
     fields = {"dtype": torch.float32, "attn_implementation": "eager"}
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, **fields)
-    return of_theirs(peft.PeftModel.from_pretrained(model, adapter).eval())
+    from peft import PeftModel
+
+    return of_theirs(PeftModel.from_pretrained(model, adapter).eval())
 
 
 def of_ours(checkpoint: Checkpoint, adapter: Any = None) -> np.ndarray:

@@ -20,9 +20,9 @@ THREADS = [*LIBRARY, Path(__file__).with_name("library_threads.cpp")]
 # Checks of each pointer for what AddressSanitizer or the hardware tells anyway multiply the time of compiling; so do
 # checks of addresses that are no calls, and of the stack, whose arrays the bounds of UndefinedBehaviorSanitizer cover.
 UNDEFINED = ["-fsanitize=undefined", "-fno-sanitize=null,alignment,object-size,pointer-overflow,vptr"]
-ADDRESS = ["-fsanitize=address", *UNDEFINED, "-fno-sanitize-recover=all"]
+ADDRESS = ["-O1", "-fsanitize=address", *UNDEFINED, "-fno-sanitize-recover=all"]
 ADDRESS += ["--param", "asan-instrumentation-with-call-threshold=0", "--param", "asan-stack=0"]
-COMMON = ["-O1", "-g1", '-DROOFLINE_BUILD_ID="0"', '-DROOFLINE_COMPILER="0"']
+COMMON = ["-g1", '-DROOFLINE_BUILD_ID="0"', '-DROOFLINE_COMPILER="0"']
 
 
 def sanitised(options: list[str], variant: str, programs: dict[str, list[Path]]) -> dict[str, Path]:
@@ -61,5 +61,5 @@ def test_no_kernel_leaves_its_memory(compiled_bundle: Path, variant: str) -> Non
 
 @pytest.mark.parametrize("variant", [*ISAS[-1:], *SOAK[:-1]])
 def test_threads_of_a_program_race_nowhere(compiled_bundle: Path, variant: str) -> None:
-    made = sanitised(["-fsanitize=thread"], variant, {"raced": THREADS})
+    made = sanitised(["-O0", "-fsanitize=thread"], variant, {"raced": THREADS})
     assert reported(made["raced"], compiled_bundle, variant) == "done\n"

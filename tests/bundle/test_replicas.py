@@ -5,7 +5,7 @@ import os
 import pytest
 
 from roofline.backends.capacity import host_capacity
-from roofline.backends.cpu.select import threads_of_rank
+from roofline.backends.cpu.select import check_threads_of_ranks, threads_of_rank
 from roofline.backends.gpu import devices
 from roofline.backends.options import LoadOptions
 from roofline.bundle import load, replicas
@@ -53,6 +53,19 @@ def test_asked_threads_are_those_of_all_and_ranks_share_theirs(monkeypatch):
         CapacityError, match=r"a model on 3 ranks needs 3 threads, 2 are available. Lower tensor_parallel"
     ):
         threads_of_rank(None, 3)
+
+
+def test_ranks_share_a_core_with_a_warning_where_no_threads_are_asked_for(monkeypatch, caplog):
+    check_threads_of_ranks(None, 9)
+    assert not caplog.text
+    monkeypatch.setattr(detect, "cores_allowed", lambda: 1)
+    assert threads_of_rank(None, 2) == threads_of_rank(None, 4) == 1
+    check_threads_of_ranks(None, 2)
+    assert "2 ranks share 1 core, so each waits for the others" in caplog.text
+    with pytest.raises(CapacityError, match=r"5 ranks needs 5 threads, 1 are available. Lower .* to 4 ranks in all"):
+        check_threads_of_ranks(None, 5)
+    with pytest.raises(CapacityError, match=r"2 ranks needs 2 threads, 1 are available. .* or raise threads"):
+        check_threads_of_ranks(1, 2)
 
 
 def test_devices_need_no_threads():

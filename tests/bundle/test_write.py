@@ -15,7 +15,7 @@ import pytest
 from bundle_models import write_model
 
 import roofline._native as native
-from roofline.bundle import compile_model, load
+from roofline.bundle import compile_model, load, manifest
 from roofline.bundle.origins import source_of
 from roofline.bundle.reader import is_bundle, verify
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
@@ -237,3 +237,7 @@ def test_a_bundle_without_a_tokenizer_does_not_say_where_its_source_was(tmp_path
     assert texts[0] == texts[1]
     assert str(tmp_path) not in texts[0]
     assert "tokenizer.json" in texts[0]
+
+
+def test_what_the_tests_compile_is_remembered_in_a_home_of_theirs(compiled_bundle: Path, home_of_tests: Path) -> None:
+    assert (home_of_tests / "origins" / f"{manifest.read(compiled_bundle).id}.json").is_file()

@@ -31,7 +31,8 @@ def environment(tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def served(environment, model) -> Iterator[Served]:
-    with serving(environment, model, "--cache-tokens", "8192") as running:
+    """With one thread: beside other test processes two spend as much time again in waiting for each other."""
+    with serving(environment, model, "--cache-tokens", "8192", "--threads", "1") as running:
         yield running
 
 

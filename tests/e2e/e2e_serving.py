@@ -2,13 +2,15 @@
 
 import contextlib
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -29,6 +31,16 @@ class Served:
     def stats(self) -> dict:
         return self.get("/stats").json()["engine"]
 
+    def idle(self) -> bool:
+        """Whether all requests so far have ended, are counted and have no pages.
+
+        Gauges of the engine alone do not tell: they are of its last report, and there may be requests and aborts that
+        it has not read. `outstanding_tokens` is above 0 until it has reported their ends.
+        """
+        reading = self.get("/stats").json()
+        engine, gauges = reading["engine"], ("outstanding_tokens", "running", "waiting", "pages_used")
+        return reading["queued"] == 0 and all(engine[name] == 0 for name in gauges)
+
     def eventually(self, check, seconds: float = 30.0) -> None:
         end = time.monotonic() + seconds
         while True:
@@ -36,7 +48,7 @@ class Served:
                 if check():
                     return
             assert time.monotonic() < end, "it did not happen in time"
-            time.sleep(0.02)
+            time.sleep(0.05)
 
 
 @contextlib.contextmanager
@@ -74,6 +86,25 @@ def serving(
         except subprocess.TimeoutExpired:
             process.kill()
             raise
+
+
+def kill_until_one_loads(
+    served: Served, present: Callable[[], int | None], loading: Callable[[], bool]
+) -> tuple[list[int], int]:
+    """Kill an engine's process, and those in its place until one was stopped before it had its model. Return the ids of
+    those that were killed, and of the one that is stopped.
+
+    present: the id of the engine's process, None while there is none; loading: whether it has no model yet.
+    """
+    killed, process = list[int](), present()
+    while True:
+        os.kill(process, signal.SIGKILL)
+        killed.append(process)
+        served.eventually(lambda: present() not in (*killed, None), 60)
+        process = present()
+        os.kill(process, signal.SIGSTOP)
+        if loading() and loading():  # what it had sent before is read between the two
+            return killed, process
 
 
 def _ready(address: str, options: tuple[str, ...]) -> bool:

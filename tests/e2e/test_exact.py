@@ -1,7 +1,7 @@
 """The real model: ids and logits do not depend on company, chunks, cached prefixes, pre-emption or threads."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,16 +85,22 @@ def collect(engine: LocalEngine, ids: dict[str, list[int]]) -> None:
 
 @pytest.fixture(scope="module")
 def model(smollm2_path: Path) -> LoadedModel:
-    return load(str(smollm2_path), text=False, cache_tokens=24000, max_model_len=1024, threads=2)
+    """With one thread, which the soak run compares with two (`test_forced_preemption`)."""
+    return load(str(smollm2_path), text=False, cache_tokens=24000, max_model_len=1024, threads=1)
 
 
-# By default the first 8 requests: they have all prefixes and settings. The soak run has all.
+# By default the first 8 requests, which have all prefixes and settings, and at most 9 tokens of their answers: some end
+# within a page, some in a next one. The soak run has all.
 @pytest.fixture(
     scope="module",
     params=[8, pytest.param(64, marks=[pytest.mark.slow, pytest.mark.soak])],
 )
 def asked(request: pytest.FixtureRequest) -> list[Asked]:
-    return requests()[: request.param]
+    some = requests()[: request.param]
+    if request.param == 8:
+        for each in some:
+            each.params = replace(each.params, max_tokens=min(each.params.max_tokens, 9))
+    return some
 
 
 @pytest.fixture(scope="module")

@@ -50,8 +50,7 @@ def _fuzz(environment, model, count, seed):
             before = memory(served) if sum(statuses.values()) <= warm_up else before
         assert served.stats()["restarts"] == 0
         assert memory(served) - before < MOST_GROWTH
-        served.eventually(lambda: served.stats()["running"] == served.stats()["waiting"] == 0)
-        assert served.stats()["pages_used"] == 0
+        served.eventually(served.idle)
     assert sum(statuses.values()) == count
     assert not [status for status in statuses if status >= 500], statuses
     assert statuses[200] >= 0.3 * count, statuses

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -23,15 +24,15 @@ def client(served) -> openai.OpenAI:
 
 
 def test_chat(client):
-    answer = client.chat.completions.create(model="small", messages=ASK, temperature=0, max_tokens=32)
+    answer = client.chat.completions.create(model="small", messages=ASK, temperature=0, max_tokens=16)
     assert answer.choices[0].message.content.strip()
     assert answer.choices[0].finish_reason in ("stop", "length")
-    assert answer.usage.completion_tokens <= 32
+    assert answer.usage.completion_tokens <= 16
     assert len(answer.system_fingerprint) >= 16
 
 
 def test_stream_equals_whole(client):
-    fields = {"model": "small", "messages": ASK, "temperature": 0.8, "seed": 11, "max_tokens": 40}
+    fields = {"model": "small", "messages": ASK, "temperature": 0.8, "seed": 11, "max_tokens": 20}
     whole = client.chat.completions.create(**fields)
     chunks = list(client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
@@ -51,7 +52,7 @@ def test_completions_and_models(client):
 
 def test_the_same_seed_gives_the_same_answer_in_company(client):
     def ask(out):
-        fields = {"model": "small", "messages": ASK, "seed": 5, "temperature": 1.0, "max_tokens": 24}
+        fields = {"model": "small", "messages": ASK, "seed": 5, "temperature": 1.0, "max_tokens": 12}
         out.append(client.chat.completions.create(**fields).choices[0].message.content)
 
     alone: list[str] = []
@@ -66,7 +67,7 @@ def test_the_same_seed_gives_the_same_answer_in_company(client):
 
 
 def test_stop_string_never_leaks(client):
-    fields = {"model": "small", "prompt": "one two three four five six", "temperature": 0, "max_tokens": 40}
+    fields = {"model": "small", "prompt": "one two three four five six", "temperature": 0, "max_tokens": 20}
     whole = client.completions.create(**fields).choices[0].text
     stop = whole[len(whole) // 2 : len(whole) // 2 + 5]
     cut = client.completions.create(**fields, stop=[stop]).choices[0]
@@ -118,12 +119,31 @@ def test_a_long_prompt_tells_how_far_it_is(client):
     assert told[-1]["time_ms"] > 0
 
 
-def test_disconnects_free_every_page(served):
-    for _ in range(20):
+def leave_in_mid_answer(served, clients):
+    for _ in range(clients):
         connection = open_stream(served)
         assert connection.recv(10)
         connection.close()
-    served.eventually(lambda: served.stats()["running"] == served.stats()["pages_used"] == 0)
+
+
+def test_disconnects_free_every_page_and_are_counted(served):
+    served.eventually(served.idle)
+    before = served.stats()["finished"].get("abort", 0)
+    leave_in_mid_answer(served, 20)
+    served.eventually(served.idle)
+    assert served.stats()["finished"]["abort"] == before + 20
+
+
+def test_a_server_whose_engine_has_not_read_of_a_request_and_its_end_is_not_idle(served):
+    served.eventually(served.idle)
+    before = served.stats()
+    os.kill(before["pid"], signal.SIGSTOP)
+    leave_in_mid_answer(served, 2)
+    idle = served.idle()
+    os.kill(before["pid"], signal.SIGCONT)
+    assert not idle
+    served.eventually(served.idle)
+    assert served.stats()["finished"]["abort"] == before["finished"].get("abort", 0) + 2
 
 
 def test_metrics(served):

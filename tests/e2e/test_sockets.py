@@ -16,7 +16,11 @@ from typing import Any
 import pytest
 from e2e_serving import ROOFLINE, serving
 
+from roofline.bench import peers
+from roofline.bench.traffic.presets import singles
+from roofline.bench.traffic.traffic import write_traffic
 from tests.open_sockets import OpenSocket, open_sockets, outward_interface
+from tests.train import sft
 from tests.train.small import mapping, write_rows
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -36,7 +40,7 @@ def of_all_time(process: "subprocess.Popen[Any]", seconds: float = 240) -> set[O
     while process.poll() is None and time.monotonic() < end:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a process has ended meanwhile
             sockets |= set(open_sockets(process.pid))
-        time.sleep(0.02)
+        time.sleep(0.05)  # what listens does so for as long as its command runs, and looking takes the processor too
     return sockets
 
 
@@ -103,9 +107,38 @@ def test_processes_that_torchrun_or_another_launcher_starts(outward: dict[str, s
     assert all(each.local for each in sockets), sockets
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_processes_of_fine_tuning(outward: dict[str, str], tmp_path: Path, count: int) -> None:
+    data = sft.write_lines(tmp_path / "data.jsonl", [sft.question(number) for number in range(12)])
+    command = [*ROOFLINE, "finetune", str(sft.write_model(tmp_path / "tiny")), str(data), "--out", "run", "--ask", "0"]
+    command += ["--max-seq-len", "64", "--batch", "2", "--steps", "2", "--precision", "fp32", "--nproc", str(count)]
+    with running(command, outward, tmp_path) as process:
+        sockets = of_all_time(process)
+    assert process.returncode == 0, (tmp_path / "output").read_text()
+    assert bool(sockets) == (count > 1), "gloo listens where there is a group"
+    assert all(each.local for each in sockets), sockets
+
+
+def test_the_server_that_puts_openvino_under_load(outward: dict[str, str], tmp_path: Path) -> None:
+    fake = Path(__file__).parents[1] / "bench" / "load" / "fake_openvino"
+    server = Path(peers.__file__).parent / "openvino_server.py"
+    (info := tmp_path / "openvino_genai-2026.9.dist-info").mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: openvino-genai\nVersion: 2026.9\n")
+    (tmp_path / "model").mkdir()
+    command = [sys.executable, str(server), "model", "--port", "0"]
+    with running(command, {**outward, "PYTHONPATH": f"{fake}:{tmp_path}"}, tmp_path) as process:
+        sockets, end = list[OpenSocket](), time.monotonic() + 60
+        while not sockets and process.poll() is None and time.monotonic() < end:
+            sockets = list(open_sockets(process.pid))
+            time.sleep(0.02)
+    assert sockets, (tmp_path / "output").read_text()
+    assert all(each.local for each in sockets), sockets
+
+
 def test_a_measurement_and_the_server_that_it_starts(outward: dict[str, str], model: Path, tmp_path: Path) -> None:
     command = [*ROOFLINE, "bench", "load", f"roofline:{model} --threads 1 --cache-tokens 2048", "--no-certificate"]
-    command += ["--arrivals", "closed", "--requests", "2", "--preset", "chat"]
+    write_traffic(singles((16,), 8, 2), tmp_path / "traffic.jsonl")
+    command += ["--arrivals", "closed", "--requests", "2", "--traffic", str(tmp_path / "traffic.jsonl")]
     with running(command, outward, tmp_path) as process:
         sockets = of_all_time(process)
     assert process.returncode == 0, (tmp_path / "output").read_text()

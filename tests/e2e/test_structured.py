@@ -36,7 +36,7 @@ PROMPTS = ["A person as JSON:", "Rivers are", "Today is", "Is it so?", "A tag:"]
 
 @pytest.fixture(scope="module")
 def llm(smollm2_path: Path):
-    with LLM(str(smollm2_path), threads=2, cache_tokens=8192) as llm:
+    with LLM(str(smollm2_path), threads=1, cache_tokens=8192) as llm:
         yield llm
 
 

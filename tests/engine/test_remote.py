@@ -226,6 +226,24 @@ def test_what_was_aborted_stays_so_and_what_has_ended_is_not_computed_again():
     run(test, spec(step_seconds=0.005))
 
 
+def test_what_an_engine_has_not_read_is_outstanding_until_a_report_counts_its_end():
+    async def test(engine):
+        await collect(await engine.submit([1], GREEDY))
+        assert engine.outstanding == 0
+        reported = engine.stats()
+        os.kill(engine.pid, signal.SIGSTOP)  # it takes no message any more
+        for prompt in range(3):
+            await (await engine.submit([prompt], GREEDY)).aclose()
+        assert engine.stats() == reported
+        assert engine.outstanding > 0
+        os.kill(engine.pid, signal.SIGCONT)
+        await until(lambda: not engine.outstanding)
+        assert engine.stats().finished == {"length": 1, "abort": 3}
+        assert engine.stats().requests == 4
+
+    run(test)
+
+
 @pytest.mark.slow
 def test_one_request_that_kills_processes_ends_with_an_error_and_all_others_with_their_ids():
     requests = [([i, 2, 3] * (1 + i % 4), SamplingParams(seed=i, max_tokens=12, n=1 + i % 2)) for i in range(12)]

@@ -1,5 +1,7 @@
 """Whatever the schedule, chunking, page count, sharing, pre-emption or aborts: the same ids, and nothing leaks."""
 
+from collections import Counter
+
 import pytest
 from engine_fakes import FakeExecutable, QueueingFake, check_pages
 from hypothesis import given, settings
@@ -118,6 +120,9 @@ class Watched:
         check_pages(state.cache, [])
         assert state.cache.used == 0
         assert not self.engine._requests
+        counted = self.engine.stats()
+        assert counted.requests == len(self.arrivals)
+        assert counted.finished == Counter(last.finish_reason for last in self.ended.values()), "each answer once"
         return self.outputs
 
 

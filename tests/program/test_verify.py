@@ -70,6 +70,21 @@ BROKEN: dict[str, tuple[Callable[[], Program], str]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (doubled_piece, "used twice"),
+        (lambda program: weights(program, pieces=()), "do not add up"),
+    ],
+)
+def test_what_a_pass_changed_of_weights_is_looked_at(changed: Callable[[Program], Program], message: str) -> None:
+    """What it left alone is not, even where it has another layout."""
+    with pytest.raises(ConfigError, match=message):
+        verify(changed(GOOD), MODEL.tensors, before=GOOD)
+    broken = doubled_piece(GOOD)
+    assert verify(weights(broken, layout="f32"), before=broken).weights != broken.weights
+
+
 @pytest.mark.parametrize("case", BROKEN)
 def test_broken_programs_are_refused(case: str) -> None:
     make, message = BROKEN[case]

@@ -97,6 +97,7 @@ class FakeEngine:
         self.description = Ready("tiny", VOCAB, 1000, "feedc0de", 12, 1024, 0.1, 7, exact=False, gives_hidden=True)
         self.problem = None
         self.engines, self.restarts, self.pid, self.checked = (), 0, 7, None
+        self.outstanding = 0
         self.open: set[str] = set()
         self.aborted: list[tuple[str, int | None]] = []
         self.submitted: list = []

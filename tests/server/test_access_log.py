@@ -172,7 +172,7 @@ def test_what_is_refused_before_any_route_has_a_line_and_an_id(live, lines, name
     assert [each for each, _ in answers.list] == ([200] if pipelined else []) + [status]
     identity = answers.heads[-1]["x-request-id"]
     assert (identity == "mine") == named
-    entries = until(lambda: [entry for entry in lines() if entry["id"] == identity], 5.0)
+    entries = until(lambda: [entry for entry in lines() if entry["id"] == identity])
     assert [(entry["status"], json.loads(entry["path"])) for entry in entries] == [(str(status), path)]
     assert "complete" not in entries[0]
 

@@ -278,6 +278,9 @@ def test_the_command_says_what_it_did_by_its_exit_status(engine, tmp_path, capsy
     path.write_bytes(request("a") + b"{\n" + request("a"))
     assert main.main(words) == 1
     assert "line 2: it is not JSON" in capsys.readouterr().err
+    path.write_bytes(request("a") + request("b") + request("a"))
+    assert main.main(words) == 1
+    assert "line 3: custom_id is that of line 1 too" in capsys.readouterr().err
     assert not out.exists()
     assert main.main(words[:2]) == 1
     assert "-o is missing" in capsys.readouterr().err

@@ -468,9 +468,7 @@ def two_models(live) -> str:
     """The address of a server of the models "tiny" and "other"."""
 
     async def start():
-        other = FakeEngine(b"I am the other.")
-        other.outstanding = 0
-        return other, BytesText()
+        return FakeEngine(b"I am the other."), BytesText()
 
     return live(models_of=lambda context: Models(context, [ExtraModel("other", start, 1)], 1))
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -32,7 +33,7 @@ class Engine(FakeEngine):
 
     def __init__(self, answer: bytes) -> None:
         super().__init__(answer)
-        self.outstanding, self.pid = 0, None
+        self.pid = None
         self.gone = asyncio.Event()
 
     async def failed(self) -> str:
@@ -318,16 +319,26 @@ async def streamed(client: httpx.AsyncClient, path: str, body: dict) -> list[str
         return [line async for line in answer.aiter_lines() if line]
 
 
-def test_a_stream_tells_how_far_its_model_is_and_goes_on_as_ever(models_of, shop, monkeypatch):
+def opened_by_a_comment(shop, monkeypatch) -> None:
+    """The second model is loaded once a stream has told how far it is."""
+    shop.gates["second"], comment = asyncio.Event(), model_choice.EarlyStream.comment
+
+    async def told(stream: model_choice.EarlyStream, text: str) -> None:
+        await comment(stream, text)
+        shop.gates["second"].set()
+
     monkeypatch.setattr(model_choice, "PROGRESS_SECONDS", 0.01)
-    shop.gates["second"] = asyncio.Event()
+    monkeypatch.setattr(model_choice.EarlyStream, "comment", told)
+
+
+def test_a_stream_tells_how_far_its_model_is_and_goes_on_as_ever(models_of, shop, monkeypatch):
+    opened_by_a_comment(shop, monkeypatch)
     models = models_of("second")
 
     async def work(client: httpx.AsyncClient) -> None:
-        asyncio.get_running_loop().call_later(0.1, shop.gates["second"].set)
         lines = await streamed(client, "/v1/completions", body_for("second"))
         comments = [line for line in lines if line.startswith(": ")]
-        assert comments[0].startswith(": second: loading, 0 s")
+        assert re.match(": second: loading, [0-9]+ s", comments[0])
         assert lines[-1] == "data: [DONE]"
         deltas = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
         assert "".join(each["choices"][0]["text"] for each in deltas) == "second"
@@ -341,13 +352,11 @@ def test_a_stream_tells_how_far_its_model_is_and_goes_on_as_ever(models_of, shop
 )
 @pytest.mark.parametrize("fails", ["load", "request"])
 def test_a_stream_that_has_begun_ends_with_its_error(models_of, shop, monkeypatch, path, event, fails):
-    monkeypatch.setattr(model_choice, "PROGRESS_SECONDS", 0.01)
-    shop.gates["second"] = asyncio.Event()
+    opened_by_a_comment(shop, monkeypatch)
     if fails == "load":
         shop.problems["second"] = ConfigError("the file is gone")
 
     async def work(client: httpx.AsyncClient) -> None:
-        asyncio.get_running_loop().call_later(0.1, shop.gates["second"].set)
         lines = await streamed(client, path, {"model": "second", "temperature": -1})
         assert lines[-1].startswith("data: {")
         assert ("the file is gone" in lines[-1]) == (fails == "load")

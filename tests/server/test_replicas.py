@@ -60,12 +60,14 @@ def test_ready_tells_which_are_up(call, make_context, replicas):
 
 def test_one_engine_tells_of_no_replicas(call):
     assert "replicas" not in call("GET", "/ready").json()
+    assert "replicas" not in call("GET", "/stats").json()["engine"]
     assert "replica=" not in call("GET", "/metrics").text
 
 
 def test_stats_have_all_and_each(call, make_context, replicas):
     engine = call("GET", "/stats", context=make_context(engine=replicas)).json()["engine"]
     assert (engine["running"], engine["prefix_queries"], engine["restarts"], engine["pid"]) == (3, 15, 2, None)
+    assert engine["outstanding_tokens"] == 64
     assert [(each["ready"], each["running"], each["outstanding_tokens"]) for each in engine["replicas"]] == [
         (True, 2, 64),
         (False, 1, 0),

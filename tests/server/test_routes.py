@@ -241,7 +241,7 @@ def test_bodies_beyond_a_mebibyte_are_read_one_at_a_time(make_context, size, tog
 
     def read(raw, served):
         try:
-            return both.wait(0.2) >= 0
+            return both.wait(20.0 if together else 0.2) >= 0
         except threading.BrokenBarrierError:
             return False
 

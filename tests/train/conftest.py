@@ -1,36 +1,16 @@
-"""Fixtures of the training tests: an S3 server, started once, and a proxy that fails on demand in front of it; and each
-dry run of a model once.
-"""
+"""Fixtures of the training tests: an S3 server, started once, and a proxy that fails on demand in front of it."""
 
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.train import seaweed as helper
-from tests.train.dry_runs import remembering
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "program"))  # program_builders
-
-
-@pytest.fixture(scope="session")
-def remembered_dry_run() -> Callable[..., Any]:
-    pytest.importorskip("torch", reason="training is torch")
-    from roofline.train.memory.dry_run import dry_run
-
-    return remembering(dry_run)
-
-
-@pytest.fixture(autouse=True)
-def dry_runs_are_remembered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Except where the memory of runs is what is tested, and where no module has brought torch."""
-    if "roofline.train.memory.estimate" in sys.modules and request.path.name != "test_memory.py":
-        remembered = request.getfixturevalue("remembered_dry_run")
-        monkeypatch.setattr("roofline.train.memory.estimate.dry_run", remembered)
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,6 @@
 """Runs that train an adapter: on one process and on two, in parts, beside bases of all kinds, and what they refuse."""
 
 import json
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from roofline.train.run.loop import Run, train  # noqa: E402
 from roofline.weights.adapters import read_adapter  # noqa: E402
 from roofline.weights.checkpoint import open_checkpoint  # noqa: E402
 from tests.train import small  # noqa: E402
+from tests.train.forks import run_forked  # noqa: E402
 from tests.train.test_adapted import folder_of  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -70,7 +69,7 @@ def test_two_processes_lose_what_one_does(model: Path, rows: Path, tmp_path: Pat
             runs.append((processes, [given]))
     path = tmp_path / "runs.json"
     path.write_text(json.dumps(runs))
-    subprocess.run([sys.executable, "-m", "tests.train.together", str(path)], check=True, timeout=240)
+    run_forked(["-m", "tests.train.together", path]).check_returncode()
     assert losses(tmp_path / "f32-1") == pytest.approx(losses(tmp_path / "f32-2"), rel=1e-5)
     assert losses(tmp_path / "nf4-1") == losses(tmp_path / "nf4-2")
     first, second = (small.stored(tmp_path / f"nf4-{count}/checkpoints") for count in (1, 2))

@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,8 @@ from roofline.train.data.receipts import RECEIPTS, read, verify  # noqa: E402
 from roofline.train.run.loop import train  # noqa: E402
 from roofline.train.storage.local import LocalStore  # noqa: E402
 from roofline.train.storage.store import Entry, StoreError  # noqa: E402
-from tests.train import killed, small  # noqa: E402
+from tests.train import small  # noqa: E402
+from tests.train.forks import run_forked  # noqa: E402
 from tests.train.small import config, digest, log_of, mapping, steps_of, stored, write_rows  # noqa: E402
 
 SAID = {"step": 3, "receipt": "00", "nested": [1, {"a": 0.1}], "none": None}
@@ -371,8 +370,7 @@ def kill(tmp_path: Path, kills: int, seed: int, **changes: Any) -> tuple[Path, l
         paths[name] = tmp_path / f"{name}.json"
         paths[name].write_text(json.dumps(mapping(data, tmp_path / name, **common)))
 
-    command = [sys.executable, killed.__file__, str(paths["whole"]), str(paths["killed"]), str(kills), str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    done = run_forked(["-m", "tests.train.killed", paths["whole"], paths["killed"], str(kills), str(seed)])
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found[-1]["status"] == 0

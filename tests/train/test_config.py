@@ -512,9 +512,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "code.yaml").write_text("a: !!python/object/apply:os.getcwd []\n")
     (tmp_path / "latin.yaml").write_bytes(b"a: \xe9\n")
     for name, message in (
-        ("list.yaml", "list.yaml is a list, and a configuration has keys on top, such as model"),
-        ("text.yaml", "text.yaml is one value, 'train', and a configuration has keys on top"),
-        ("empty.yaml", "empty.yaml is empty: a configuration has keys, such as model"),
+        ("list.yaml", "list.yaml is a list, and a configuration has keys on top: name the YAML file of a run"),
+        ("text.yaml", "text.yaml is one value, and a configuration has keys on top"),
+        ("empty.yaml", "empty.yaml is empty, and a configuration has keys on top"),
         ("broken.yaml", "is no YAML"),
         ("code.yaml", "is no YAML"),
         ("latin.yaml", "is no YAML"),

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch", reason="training is torch")
 
 from roofline.train.report.console import Console
-from roofline.train.run.loop import Finished
+from roofline.train.run.progress import Finished
 from tests.train import small
 
 ABOUT = {

@@ -1,8 +1,6 @@
 """Memory that ends anywhere in a step, on any rank: all begin the step again, with nothing of the first try."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,8 @@ torch = pytest.importorskip("torch", reason="training is torch")
 from roofline.train.parallel import processes  # noqa: E402
 from roofline.train.run_folder import LOG, read_lines  # noqa: E402
 from tests.train import exhausted_ranks, small  # noqa: E402
+from tests.train.forks import run_forked  # noqa: E402
+from tests.train.test_pairs import write_pairs  # noqa: E402
 from tests.train.test_parallel import launch, losses  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -28,21 +28,46 @@ KINDS: dict[str, dict[str, Any]] = {
     "tensor": {"tensor_parallel": 2},
     "tensor_grad_op": {"tensor_parallel": 2, "fsdp_config": {"sharding_strategy": "SHARD_GRAD_OP"}},
     "tensor_checkpointed": {"tensor_parallel": 2, "fsdp_config": {"activation_checkpointing": True}},
+    "hybrid_inside": {"fsdp_config": {"sharding_strategy": "HYBRID_SHARD"}, "inside": True},
+    "copies_inside": {"fsdp_config": {"sharding_strategy": "HYBRID_SHARD", "hybrid_group": 1}, "inside": True},
+    "copies_of_two_inside": {
+        "precision": "amp_bf16",
+        "fsdp_config": {"sharding_strategy": "HYBRID_SHARD", "hybrid_group": 2, "mixed_precision": "PURE"},
+        "inside": True,
+    },
+    "grad_op_inside": {"fsdp_config": {"sharding_strategy": "SHARD_GRAD_OP"}, "inside": True},
     "bf16": {"precision": "amp_bf16", "fsdp_config": {"sharding_strategy": "SHARD_GRAD_OP"}},
+}
+SHARDED = {"fsdp_config": {"sharding_strategy": "SHARD_GRAD_OP"}}
+ANSWERS = {"reward": "exact_match", "kl": 0.1}
+PREFERENCES: dict[str, dict[str, Any]] = {
+    "pairs": {"dpo": {"beta": 0.5}},
+    "pairs_grad_op": {"dpo": {"beta": 0.5, "loss": "ipo"}, **SHARDED},
+    "pairs_elastic": {"dpo": {"beta": 0.5}, "elastic": {"virtual_shards": 4}},
+    "answers": {"answers": ANSWERS},
+    "answers_grad_op": {"answers": ANSWERS | {"loss": "grpo"}, **SHARDED},
 }
 
 
 def setting(folder: Path, kind: str, fails: list[int], rows: int) -> dict[str, Any]:
     """A configuration of which the ranks `fails` fail, with so many rows of a batch."""
-    data = folder / "data"
+    data, changes = folder / "data", KINDS.get(kind, {})
+    if kind in PREFERENCES:
+        loader = {"name": "finetuning", "dataset": {"local": str(data), "shuffle": True}}
+        changes = PREFERENCES[kind] | {"train_loader": loader}
     if not data.exists():
-        small.write_rows(data, 60)
-    given = small.mapping(data, folder / "run", device_train_microbatch_size="auto", **KINDS[kind])
+        (write_pairs if kind in PREFERENCES else small.write_rows)(data, 60)
+    given = small.mapping(data, folder / "run", device_train_microbatch_size="auto", **changes)
     return given | {"fails": fails, "global_train_batch_size": rows}
 
 
 @pytest.mark.parametrize(
-    "kind", ["grad_op", "hybrid", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("plain", "elastic"))]
+    "kind",
+    [
+        "grad_op",
+        "hybrid",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("plain", "elastic", "pairs", "answers")),
+    ],
 )
 def test_a_step_that_is_begun_again_has_the_gradients_of_one_without_a_failure(kind: str, tmp_path: Path) -> None:
     """On one process, with and without a group: at some places of a step."""
@@ -59,11 +84,15 @@ def places(count: int, kind: str, *fails: list[int], slow: bool = False) -> Any:
     return pytest.param(count, kind, fails, 3 if slow else 1, marks=marks, id=f"{count}-{kind}-{len(fails)}")
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("count", "kind", "fails", "every"),
     [
         *(places(2, kind, [1], slow=True) for kind in KINDS),
         places(2, "plain", [0], [0, 1], slow=True),
+        *(places(2, kind, [1], slow=True) for kind in ("pairs", "answers_grad_op")),
+        *(places(2, kind, [0], [1], [0, 1]) for kind in PREFERENCES),
+        *(places(1, kind, [0]) for kind in PREFERENCES),
         *(places(2, kind, [0], [1], [0, 1]) for kind in KINDS),
         *(places(4, kind, [0], [3], [0, 1, 2, 3]) for kind in KINDS),
         *(places(1, kind, [0]) for kind in KINDS if "tensor" not in kind and "two" not in kind),
@@ -73,12 +102,11 @@ def test_ranks_begin_a_step_again_together(
     count: int, kind: str, fails: list[list[int]], every: int, tmp_path: Path
 ) -> None:
     """At each place of a step, in the forward and in the backward pass."""
-    rows = 24 if kind == "elastic" else 6 * count
+    rows = 24 if "elastic" in kind else 6 * count
     path = tmp_path / "groups.json"
     settings = [setting(tmp_path, kind, ranks, rows) | {"every": every} for ranks in fails]
     path.write_text(json.dumps([[count, settings]]))
-    command = [sys.executable, "-m", "tests.train.exhausted_ranks", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = run_forked(["-m", "tests.train.exhausted_ranks", path], timeout=1160)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.count("places") == count * len(fails)
 
@@ -119,7 +147,7 @@ def test_a_real_limit_of_one_ranks_memory_halves_the_rows_of_all(kind: str, more
     common |= {"global_train_batch_size": 48, "memory_limit": "8gb", "dist_timeout": 60, **KINDS[kind]}
     (tmp_path / "limited.py").write_text(LIMITED)
     auto = small.mapping(tmp_path, tmp_path / "auto", **common, device_train_microbatch_size="auto")
-    launch(2, auto, str(tmp_path / "limited.py"), str(more), str(at))
+    launch(2, auto, str(tmp_path / "limited.py"), str(more), str(at), from_fork=False)
     launch(2, small.mapping(tmp_path, tmp_path / "fixed", **common, device_train_microbatch_size=6))
     lines = [line for line in read_lines(tmp_path / "auto" / LOG) if "lr" in line]
     assert lines[at]["microbatch"] < (24 if kind != "tensor" else 48) // (2 if kind == "elastic" else 1)
@@ -139,5 +167,5 @@ def test_more_memory_trains_where_less_does(more: int, tmp_path: Path) -> None:
     common |= {"global_train_batch_size": 64, "memory_limit": "8gb"}
     (tmp_path / "limited.py").write_text(LIMITED)
     auto = small.mapping(tmp_path, tmp_path / "run", **common, device_train_microbatch_size="auto")
-    launch(1, auto, str(tmp_path / "limited.py"), str(more), "0")
+    launch(1, auto, str(tmp_path / "limited.py"), str(more), "0", from_fork=False)
     assert len(losses(tmp_path / "run")) == 2

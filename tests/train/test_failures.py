@@ -25,6 +25,8 @@ def test_memory_that_ends_is_said(tmp_path: Path, error: Exception) -> None:
     assert said is not None
     assert said.startswith(CapacityError.__name__)
     assert (str(error) or "MemoryError") in said
+    assert "training needs " in said
+    assert "training on rank 0 needs " in str(explain(error, tmp_path, grouped=True))
 
 
 @pytest.mark.parametrize("text", ["Connection closed by peer [127.0.0.1]:4", "connection reset by peer", "Broken pipe"])

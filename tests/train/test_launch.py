@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from roofline.train.parallel import stopping
 from roofline.train.run import launch as launcher
-from roofline.train.run import stopping
 from roofline.train.run.launch import launch
 
 Start = Callable[..., int]
@@ -88,8 +88,30 @@ def test_the_output_goes_where_it_is_to(start: Start, tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == "words\n"
 
 
+# Tells the launcher that all processes have come together.
+MEET = 'for word in "$@"; do [ "$before" = --store ] && touch "$(dirname "$word")/met"; before=$word; done\n'
+
+
+def test_those_that_wait_for_one_that_failed_are_ended_at_once(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launcher, "GRACE", 1000.0)
+    script = (
+        'echo $$ > pid.$RANK; [ "$RANK" = 1 ] || exec sleep 300\n'
+        "while [ ! -s pid.0 ] || [ ! -s pid.2 ]; do sleep 0.01; done; exit 3"
+    )
+    started = time.monotonic()
+    assert start(3, script) == 3
+    assert time.monotonic() - started < 200
+    for rank in (0, 2):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / f"pid.{rank}").read_text()), 0)
+    assert not capsys.readouterr().err, "it has spoken for itself"
+
+
 def test_when_a_process_fails_the_others_may_end_by_themselves_for_a_while(start: Start, tmp_path: Path) -> None:
-    assert start(2, '[ "$RANK" = 1 ] && exit 3; sleep 0.5; touch ended; exit 4') == 4, "the first of those that failed"
+    script = MEET + '[ "$RANK" = 1 ] && exit 3; sleep 0.5; touch ended; exit 4'
+    assert start(2, script) == 4, "the first of those that failed"
     assert (tmp_path / "ended").exists()
 
 
@@ -97,7 +119,9 @@ def test_those_that_go_on_are_ended(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(launcher, "GRACE", 0.2)
-    script = 'echo $$ > pid.$RANK; [ "$RANK" = 0 ] && exec sleep 300; while [ ! -s pid.0 ]; do sleep 0.01; done; exit 3'
+    script = MEET + (
+        'echo $$ > pid.$RANK; [ "$RANK" = 0 ] && exec sleep 300; while [ ! -s pid.0 ]; do sleep 0.01; done; exit 3'
+    )
     assert start(2, script) == 3
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid.0").read_text()), 0)
@@ -194,7 +218,7 @@ def test_one_that_was_stopped_is_not_waited_for_when_another_has_failed(
     monkeypatch.setattr(launcher, "GRACE", 100.0)
     script = "[ $RANK = 0 ] && { touch stops; kill -STOP $$; }\nwhile [ ! -e stops ]; do sleep 0.01; done; exit 3"
     started = time.monotonic()
-    assert start(2, script) == 3
+    assert start(2, MEET + script) == 3
     assert time.monotonic() - started < launcher.GRACE
 
 

@@ -18,7 +18,8 @@ from roofline.train.memory.estimate import Memory  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
 from roofline.train.report.summary import RunReport  # noqa: E402
 from roofline.train.run import evaluation, loop  # noqa: E402
-from roofline.train.run.loop import Finished, Run, train  # noqa: E402
+from roofline.train.run.loop import Run, train  # noqa: E402
+from roofline.train.run.progress import Finished  # noqa: E402
 from tests.train.small import LENGTH, VOCAB, config, write_rows  # noqa: E402
 
 

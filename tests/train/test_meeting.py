@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,10 @@ from roofline.common.errors import ConfigError, RooflineError, SaidElsewhere  # 
 from roofline.train.parallel import meeting  # noqa: E402
 from roofline.train.parallel.meeting import Meeting  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
+from roofline.train.parallel.stopping import StopNotes  # noqa: E402
 from roofline.train.run import loop  # noqa: E402
 from roofline.train.run.failures import explained  # noqa: E402
 from roofline.train.run.loop import train  # noqa: E402
-from roofline.train.run.stopping import StopNotes  # noqa: E402
 from tests.open_sockets import open_sockets  # noqa: E402
 from tests.train import small  # noqa: E402
 
@@ -41,6 +42,28 @@ def test_processes_that_do_not_come_are_named(tmp_path: Path) -> None:
     third.store.set("here/2", "")
     with pytest.raises(RooflineError, match=r"processes 1, 3 of 4 did not join within 0.2 s \(dist_timeout\): start"):
         first.join()
+
+
+def test_who_has_not_come_is_said_by_one_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(meeting, "PATIENCE", 0.1)
+    places = [Meeting(rank, 4, 20, tmp_path / "store") for rank in range(4)]
+    threads = [threading.Thread(target=place.join) for place in places[1:3]]
+    with caplog.at_level("WARNING"):
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + 20
+        while not caplog.messages and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)  # in which the other one would say it, too
+    assert caplog.messages == ["still waiting for processes 0, 3 of 4 to join"]
+    assert not StopNotes(tmp_path).met
+    places[0].store.set("here/0", "")
+    places[3].join()
+    for thread in threads:
+        thread.join()
+    assert StopNotes(tmp_path).met
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,14 @@ from roofline.train.parallel.processes import World  # noqa: E402
 from roofline.weights.names import parameter_shapes  # noqa: E402
 
 LENGTH = 32
+
+
+@pytest.fixture(autouse=True)
+def each_dry_run_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others share them (tests/conftest.py)."""
+    monkeypatch.setattr(estimate, "dry_run", dry_run)
+
+
 SHAPES = {
     "mpt": presets.preset("mpt-125m") | {"width": 64, "layers": 3, "heads": 4, "kv_heads": 4, "head_dim": 16},
     "llama": presets.preset("smollm2-135m") | {"width": 64, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 16},

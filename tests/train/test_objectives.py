@@ -11,6 +11,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 torch = pytest.importorskip("torch", reason="training is torch")
 
 from roofline.train.config.objectives import DpoSection, GrpoSection  # noqa: E402
+from roofline.train.data.loader import Rows  # noqa: E402
 from roofline.train.data.row_arrays import RowArrays  # noqa: E402
 from roofline.train.model.cross_entropy import IGNORED  # noqa: E402
 from roofline.train.model.objective import TrainingObjective  # noqa: E402
@@ -129,3 +130,23 @@ def test_a_rank_without_rows_computes_a_loss_of_zero() -> None:
     with torch.no_grad():
         assert computed.held_out(RowArrays(none, documents, np.empty((0, 8), bool)), facts) == (0.0, 0)
     assert computed.means(0) == {"reward_chosen": 0.0, "reward_rejected": 0.0, "accuracy": 0.0}
+
+
+def test_answers_of_a_batch_that_is_begun_again_are_counted_once() -> None:
+    """Memory ends in the first two of three rows; a second update with the same answers counts none of them."""
+    model, objective = made(CONFIGS["llama"]), AnswerLoss(GrpoSection(reward="exact_match"))
+    computed = Gradients(model, World(), "fp32", None)
+    computed.objective, computed.size = objective, 2
+
+    def watch() -> None:
+        if computed.size == 2 and objective.apart.count:
+            raise MemoryError
+
+    model.watch = watch
+    tokens = np.arange(24).reshape(3, 8)
+    part = RowArrays(tokens, np.zeros_like(tokens), np.arange(8) > np.arange(2, 5)[:, None])
+    facts = {"old": np.full((3, 8), -3, np.float32), "advantage": np.ones(3, np.float32)}
+    objective.fresh = 3
+    for _ in range(2):
+        computed.backward(Rows(0, np.arange(3), (part,)), [facts])
+        assert (computed.size, objective.apart.count) == (1, 5 + 4 + 3)

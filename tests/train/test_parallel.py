@@ -20,20 +20,26 @@ from roofline.train.model.tensor_parallel import ParameterPart, TensorRanks, par
 from roofline.train.parallel import processes  # noqa: E402
 from roofline.train.run_folder import LOG, read_lines  # noqa: E402
 from tests.train import small  # noqa: E402
+from tests.train.forks import run_forked  # noqa: E402
 
 LLAMA = {"width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8, "ffn": 64, "vocab": small.VOCAB}
 
 
-def launch(count: int, config: dict[str, Any], script: str | None = None, *arguments: str) -> None:
-    """Run a configuration on `count` processes."""
+def launch(
+    count: int, config: dict[str, Any], script: str | None = None, *arguments: str, from_fork: bool = True
+) -> None:
+    """Run a configuration on `count` processes. from_fork: False has torchrun start them, each with new memory."""
     folder = Path(config["run_folder"])
     folder.mkdir(parents=True)
     path = folder / "given.yaml"
     path.write_text(json.dumps(config))
     program = [script, str(path), *arguments] if script else ["-m", "roofline.train", str(path)]
-    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", *program]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=180)
+    if from_fork:
+        done = run_forked(program, count, timeout=180)
+    else:
+        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", *program]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -203,7 +209,7 @@ def test_a_limit_of_memory_halves_the_rows(tmp_path: Path) -> None:
     model = {"name": "mpt_causal_lm", "d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 50_000}
     changes = {"model": model, "global_train_batch_size": 512, "max_duration": "1ba", "memory_limit": "0.8gb"}
     given = small.mapping(data, tmp_path / "run", **changes, device_train_microbatch_size="auto")
-    launch(1, given)
+    launch(1, given, from_fork=False)
     (line,) = (line for line in read_lines(tmp_path / "run" / LOG) if "loss" in line)
     assert 1 <= line["microbatch"] < 512
 

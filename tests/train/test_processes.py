@@ -23,6 +23,7 @@ from roofline.train.data.receipts import compare, read, verify  # noqa: E402
 from roofline.train.run.loop import train  # noqa: E402
 from roofline.weights.checkpoint import open_checkpoint  # noqa: E402
 from roofline.weights.names import to_hf  # noqa: E402
+from tests.train.forks import run_forked  # noqa: E402
 from tests.train.small import config, digest, log_of, mapping, steps_of, stored, write_rows  # noqa: E402
 
 WORLDS = (2, 4, 1)  # in this order: later ones go on from checkpoints of earlier ones
@@ -77,8 +78,7 @@ def finish(process: "subprocess.Popen[str]", seconds: float = 280) -> tuple[int,
 
 
 def in_groups(root: Path, groups: list[tuple[int, list[dict[str, Any]]]]) -> None:
-    command = [sys.executable, "-m", "tests.train.together", str(write_config(root / "groups.json", groups))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    done = run_forked(["-m", "tests.train.together", write_config(root / "groups.json", groups)])
     assert done.returncode == 0, done.stderr
     refused = list(root.glob("*/refused.txt"))
     assert not refused, [path.read_text() for path in refused]

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from roofline.train.data.record_fields import RecordFields, unused_words
 from roofline.train.data.record_files import records, skipped_files
 from roofline.train.data.tokenize import documents
 from roofline.train.finetune.forms import read, recognise
-from roofline.train.finetune.prepare import Data, Preprocess, prepare, read_prepared, samples
+from roofline.train.finetune.prepare import ABOUT, Data, Preprocess, prepare, read_prepared, samples
 from roofline.train.finetune.samples import Chat, Continuation
 from roofline.train.preference.pair_files import pair
 from roofline.train.preference.prepare import PAIRS, write_pairs
@@ -193,6 +194,33 @@ def test_files_of_all_kinds_are_counted(tmp_path: Path, kind: str) -> None:
     unused = Counter[str]()
     assert len(list(samples(Data((path,), 64), unused))) == 3
     assert unused == {"url": 3, "note": 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "version"),
+    [
+        (lambda about: about.pop("row_length"), "an earlier version"),
+        (lambda about: about.update(more=1), "a later version"),
+    ],
+)
+def test_rows_of_another_version_are_prepared_anew_unless_a_run_has_them(
+    change: Callable[[dict[str, Any]], Any], version: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = load_text_of(str(sft.write_tokenizer(tmp_path / "tokenizer")))
+    data = Data((sft.write_lines(tmp_path / "d.jsonl", [sft.question(number) for number in range(4)]),), 64)
+    out = tmp_path / "out"
+    done = prepare(data, out, *words)
+    about = json.loads((out / ABOUT).read_text())
+    change(about)
+    (out / ABOUT).write_text(json.dumps(about))
+    with pytest.raises(ConfigError, match=f"{out} was prepared by {version} of Roofline.* or remove it to have"):
+        prepare(data, out, *words)
+    assert prepare(data, out, *words, may_replace=True) == done == read_prepared(out)
+    assert f"was prepared by {version} of Roofline and is prepared anew" in caplog.text
+    for text in ("{", "[]", '{"key": "k", "held_out": null}'):
+        (out / ABOUT).write_text(text)
+        with pytest.raises(ConfigError, match=f"is missing or damaged: .*: remove {out} to have it prepared anew"):
+            read_prepared(out)
 
 
 def test_rows_know_what_was_not_used_and_what_stands_on_both_sides(tmp_path: Path) -> None:

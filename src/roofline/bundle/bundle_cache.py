@@ -17,6 +17,7 @@ from roofline.bundle.origins import BundleOrigin
 from roofline.bundle.reader import Bundle, changed_reason, open_bundle
 from roofline.bundle.weights_checks import last_problem
 from roofline.common import env, extensions, files
+from roofline.common.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from roofline.bundle.writer import WriteReport, WrittenBundle
@@ -28,6 +29,7 @@ FIRST_LINE_SECONDS, LINE_SECONDS = 1.0, 5.0  # of a compilation, until a line sa
 WHOLE = 1 << 22  # bytes of a file up to which all of it goes into its identity: configurations, templates
 HEAD = 1 << 16  # of a larger one its beginning, and
 SAMPLE, SAMPLES = 1 << 12, 16  # so many bytes at so many places
+COMPILER = ("models", "ops", "program", "backends/cpu", "bundle", "text", "weights")  # rooms whose code makes bundles
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ def key_of(source: Path) -> str:
     """
     from roofline import _native
 
-    facts = names.FORMAT, _native.versions(), _native.build_id(), extensions.key()
+    facts = names.FORMAT, _native.versions(), _native.build_id(), fingerprint(*COMPILER), extensions.key()
     digest = hashlib.sha256(repr(facts).encode())
     source = source.resolve()
     parts = sorted(f for f in _files_of(source) if f.is_file())
@@ -158,9 +160,6 @@ def key_of(source: Path) -> str:
             for part in range(SAMPLES if status.st_size > WHOLE else 0):
                 stream.seek((part + 1) * (status.st_size - SAMPLE) // SAMPLES)
                 digest.update(stream.read(SAMPLE))
-    for file in _compiler_files():
-        status = file.stat()
-        digest.update(f"{file.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
     return digest.hexdigest()
 
 
@@ -173,13 +172,6 @@ def _files_of(source: Path) -> list[Path]:
     if source.is_dir():
         return list(source.iterdir())
     return [*part_names(source), *find_tokenizer_files(source).values()]
-
-
-def _compiler_files() -> list[Path]:
-    """The sources that decide what a bundle holds; compared by size and time, as reading them all takes longer."""
-    package = Path(__file__).parent.parent
-    rooms = ("models", "ops", "program", "backends/cpu", "bundle", "text", "weights")
-    return sorted(file for room in rooms for file in (package / room).rglob("*.py"))
 
 
 def _usable(path: Path, key: str) -> tuple[Bundle | None, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar, cast, overload
 
 from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.mistaken_files import unreadable
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -24,8 +25,8 @@ _NOUNS: dict[type, str] = {
 
 
 def refuse(path: Path | str, field: str, reason: str) -> NoReturn:
-    """Raise the ConfigError that names file and field."""
-    raise ConfigError(f"{path}: {field}: {reason}")
+    """Raise the ConfigError that names file and field, or what stands in place of the file by mistake."""
+    raise unreadable(path, f"{path}: {field}: {reason}")
 
 
 @contextmanager

@@ -33,7 +33,7 @@ def parse_json(path: Path | str, field: str, text: bytes) -> object:
     except RecursionError:
         refuse(path, field, "is nested too deeply")
     except ValueError as error:  # not JSON, not UTF-8, or a number of absurd length
-        refuse(path, field, f"is not JSON: {shorten(str(error))}")
+        refuse(path, field, f"is not JSON: {shorten(str(error))}; mend it, or get the file again")
 
 
 def parse_object(path: Path | str, text: bytes) -> JsonObject:

@@ -38,7 +38,7 @@ class AsyncEngine(Protocol):
 
     @property
     def outstanding(self) -> int:
-        """Tokens still to be computed, as far as is known here."""
+        """Tokens still to be computed, as far as is known here; above 0 until each request's last event has come."""
 
     @property
     def problem(self) -> str | None:
@@ -86,7 +86,8 @@ class AsyncEngine(Protocol):
         is seen in `trouble`. Of several engines each does so."""
 
     def stats(self) -> EngineStats:
-        """The counters after the last step of the present process or processes."""
+        """The counters after the last step of the present process or processes. What was sent to them since is not
+        counted; `outstanding` tells whether there is anything."""
 
     async def failed(self) -> str:
         """Wait until there is no engine any more and will be none; why."""

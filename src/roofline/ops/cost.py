@@ -22,7 +22,15 @@ class Affine:
     row_experts: int = 0
 
     def __add__(self, other: "Affine") -> "Affine":
-        return Affine(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        return Affine(
+            const=self.const + other.const,
+            tokens=self.tokens + other.tokens,
+            rows=self.rows + other.rows,
+            context=self.context + other.context,
+            pairs=self.pairs + other.pairs,
+            experts=self.experts + other.experts,
+            row_experts=self.row_experts + other.row_experts,
+        )
 
     def __mul__(self, factor: int) -> "Affine":
         return Affine(*(getattr(self, f.name) * factor for f in fields(self)))

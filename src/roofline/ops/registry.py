@@ -4,7 +4,7 @@ the traits that passes and backends ask for."""
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -72,7 +72,7 @@ class Op:
         types = result if isinstance(result, tuple) else (result,)
         if call.out:
             at = max(i for i, kind in enumerate(types) if kind.dtype != "cache")
-            types = (*types[:at], replace(types[at], dtype=call.out), *types[at + 1 :])
+            types = (*types[:at], Type(call.out, types[at].leading, types[at].trailing), *types[at + 1 :])
         return types
 
     def price(self, call: Call) -> InstructionCost:

@@ -3,6 +3,7 @@
 Everything here is immutable; passes make new Programs. The text form is in text.py, the rules in verify.py.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -78,12 +79,17 @@ class Recipe:
         return self.shape[1] if len(self.shape) == 2 else 1
 
     @cached_property
+    def _kinds(self) -> Counter[tuple[str, int]]:
+        """How many pieces there are of each format and number of rows: hundreds of experts' are of one kind."""
+        return Counter([(piece.format, piece.stop - piece.start) for piece in self.pieces])
+
+    @cached_property
     def nbytes(self) -> int:
         """Bytes the pieces take in the format they are packed as: the file's own, for the formats we have."""
         total = 0
-        for piece in self.pieces:
-            row = formats.packed(piece.format)
-            total += (piece.stop - piece.start) * self.columns // row.block * row.block_bytes
+        for (name, rows), count in self._kinds.items():
+            form = formats.packed(name)
+            total += count * (rows * self.columns // form.block * form.block_bytes)
         return total
 
     @cached_property
@@ -91,16 +97,18 @@ class Recipe:
         """Bytes that kernels read of it: its layout may hold some formats in others (`target.STAND_INS`)."""
         stand_ins = STAND_INS.get(self.layout, {})
         total = 0
-        for piece in self.pieces:
-            ours = formats.packed(piece.format).name
-            form = formats.get(stand_ins.get(ours, ours)) if len(self.shape) == 2 else formats.packed(piece.format)
-            total += (piece.stop - piece.start) * self.columns // form.block * form.block_bytes
+        for (name, rows), count in self._kinds.items():
+            form = formats.packed(name)
+            if len(self.shape) == 2 and form.name in stand_ins:
+                form = formats.get(stand_ins[form.name])
+            total += count * (rows * self.columns // form.block * form.block_bytes)
         return total
 
     @cached_property
     def type(self) -> WeightType:
         """What ops see of it."""
-        return WeightType(self.shape, tuple(formats.packed(p.format).name for p in self.pieces), self.resident_bytes)
+        names = {name: formats.packed(name).name for name, _ in self._kinds}
+        return WeightType(self.shape, tuple([names[piece.format] for piece in self.pieces]), self.resident_bytes)
 
 
 @dataclass(frozen=True)

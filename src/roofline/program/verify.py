@@ -26,8 +26,11 @@ def verify(program: Program, tensors: Tensors | None = None, before: Program | N
     for name in program.outputs:
         if name not in types:
             raise ConfigError(f"output {name} is never assigned")
-    _verify_weights(program)
-    if before is None or program.weights is not before.weights or program.share != before.share:
+    used = {name for instr in program.body for name in instr.weights}
+    if unused := sorted(set(program.weights) - used):
+        raise ConfigError(f"weights no instruction uses: {', '.join(unused)}")
+    if before is None or program.share != before.share or not _same_pieces(program, before):
+        _verify_weights(program)
         _verify_pieces(program, tensors)
     for name in (program.name, *types, *program.weights):
         if not re.fullmatch(NAME, name):
@@ -70,21 +73,26 @@ def _assign(types: dict[str, Type], name: str, kind: Type, by: str) -> None:
     types[name] = kind
 
 
+def _same_pieces(program: Program, before: Program) -> bool:
+    """Whether all weights are made of the very pieces that they were made of; their layouts may be others."""
+    if program.weights is before.weights:
+        return True
+    return program.weights.keys() == before.weights.keys() and all(
+        recipe.pieces is before.weights[name].pieces and recipe.shape == before.weights[name].shape
+        for name, recipe in program.weights.items()
+    )
+
+
 def _verify_weights(program: Program) -> None:
-    used = {name for instr in program.body for name in instr.weights}
-    if unused := sorted(set(program.weights) - used):
-        raise ConfigError(f"weights no instruction uses: {', '.join(unused)}")
     for name, recipe in program.weights.items():
-        if sum(piece.stop - piece.start for piece in recipe.pieces) != recipe.shape[0]:
+        if sum([piece.stop - piece.start for piece in recipe.pieces]) != recipe.shape[0]:
             raise ConfigError(f"the pieces of {name} do not add up to its {recipe.shape[0]} rows")
         for piece in recipe.pieces:
-            _verify_columns(name, piece, recipe)
+            if piece.columns is not None:
+                _verify_columns(name, piece, piece.columns, recipe)
 
 
-def _verify_columns(name: str, piece: WeightPiece, recipe: Recipe) -> None:
-    cut = piece.columns
-    if cut is None:
-        return
+def _verify_columns(name: str, piece: WeightPiece, cut: Columns, recipe: Recipe) -> None:
     block, where = formats.get(piece.format).block, f"{name}: columns {cut.start}:{cut.stop} of {cut.of}"
     if len(recipe.shape) != 2 or cut.stop - cut.start != recipe.columns or not 0 <= cut.start < cut.stop <= cut.of:
         raise ConfigError(f"{where} cannot be columns of a weight of shape {list(recipe.shape)}")
@@ -115,6 +123,8 @@ def _any_overlap(boxes: list[_Box]) -> bool:
     """Whether two of them share an element. Those of one tensor may be many, as experts' are: each is compared with
     the next ones, as far as its rows reach."""
     boxes = sorted(boxes, key=lambda box: box[0].start)
+    if all(one[0].stop <= other[0].start for one, other in itertools.pairwise(boxes)):
+        return False  # no two of them have a row in common
     for at, box in enumerate(boxes):
         for other in itertools.takewhile(lambda o, stop=box[0].stop: o[0].start < stop, boxes[at + 1 :]):  # type: ignore[misc]
             if _overlap(box, other):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from roofline.common.errors import ConfigError, RooflineError
 from roofline.common.files import cause_of
+from roofline.common.mistaken_files import mistaken_for
 from roofline.engine.facade import AsyncEngine
 from roofline.server.app import create_app
 from roofline.server.batches.endpoints import PATHS, RouteReply
@@ -60,6 +61,8 @@ def answer_file(options: ServeOptions, job: Job, report: Callable[[JobProgress],
     rules = Rules(PATHS, NO_DEADLINES)
     if not job.requests.is_file():
         raise ConfigError(f"{job.requests}: there is no such file; requests are read from a file, twice")
+    if mistake := mistaken_for(job.requests):
+        raise ConfigError(f"{job.requests}: {mistake}")
     requests = RequestFile.scan(job.requests, rules)
     if requests.problems:
         listed = "\n".join(f"  line {problem.line}: {problem.message}" for problem in requests.problems if problem.line)

@@ -5,6 +5,7 @@ import math
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from roofline.common import log
@@ -95,10 +96,11 @@ class Answers:
         """
         with self.context.adapters.used(self.generation.adapter) as digest:
             self.adapter_digest = digest or None
-            async for piece in self._pieces():
-                self._sending = True
-                yield piece
-                self._sending = False
+            async with aclosing(self._pieces()) as pieces:  # who leaves in the middle of a piece has ended what runs
+                async for piece in pieces:
+                    self._sending = True
+                    yield piece
+                    self._sending = False
 
     async def _pieces(self) -> AsyncGenerator[tuple[int, AnswerPiece | PromptProgress], None]:
         context, n = self.context, self.generation.params.n

@@ -80,17 +80,19 @@ REPLICA_GAUGES = {
 
 
 def engine_figures(engine: AsyncEngine) -> JsonObject:
-    """An engine's counters with what follows from them, and under `replicas` those of each of several engines."""
+    """An engine's counters with what follows from them, and under `replicas` those of each of several engines.
+
+    The counters are those of the engine's last report; `outstanding_tokens` counts requests from when they are sent to
+    it, until a report has told of their end. Where it is 0, no answer is missing in `finished`.
+    """
     stats = engine.stats()
     rates = ("generated_tokens", "prefill_tokens_per_second", "decode_tokens_per_second", "share_of_roof", "acceptance")
     figures = asdict(stats) | {name: getattr(stats, name) for name in (*rates, "experts_per_layer")}
     loaded = engine.description
     cache = {"pages": loaded.num_pages, "page_bytes": loaded.page_bytes} if loaded is not None else None
     figures |= {"restarts": engine.restarts, "pid": engine.pid, "cache": cache}
-    replicas = [
-        {**engine_figures(each), "ready": each.ready, "failure": each.failure, "outstanding_tokens": each.outstanding}
-        for each in engine.engines
-    ]
+    figures["outstanding_tokens"] = engine.outstanding
+    replicas = [{**engine_figures(each), "ready": each.ready, "failure": each.failure} for each in engine.engines]
     return figures | ({"replicas": replicas} if replicas else {})
 
 

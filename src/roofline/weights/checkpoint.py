@@ -12,6 +12,7 @@ from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.fields import naming, refuse, shorten
 from roofline.common.files import check_readable, readable
 from roofline.common.json_files import read_json_file
+from roofline.common.mistaken_files import mistaken_for, unreadable
 from roofline.models.spec import Param
 from roofline.ops import formats
 from roofline.weights import names
@@ -136,9 +137,11 @@ def _open(path: Path) -> Checkpoint:
         folder = path.parent if path.parent.name else path.parent.absolute()
         raise ConfigError(f"{path} lies beside a model's weights and holds none: name the model's folder, {folder}")
     if path.is_file() and not is_gguf and path.suffix != ".safetensors":
-        raise ConfigError(f"{path} is neither a GGUF file, a .safetensors file nor a folder of them")
+        kinds = "a GGUF file, a .safetensors file nor a folder of them"
+        raise unreadable(path, f"{path} is neither {kinds}: name one of these, or a model of `roofline list`")
     if is_gguf:
         return _open_gguf(path)
+    _check_config_beside(path)
     if path.is_dir() and PickledModel.is_in(path) and not _has_safetensors(path):
         return _open_hf(path, PickledModel(path), "torch")
     return _open_hf(path, SafetensorsModel(path), "safetensors")
@@ -152,10 +155,22 @@ def read_config(path: str | Path) -> Config:
     extensions.load()
     path = Path(path)
     _refuse_adapter(path)
+    if path.is_dir():
+        _check_config_beside(path)
     file = path / "config.json" if path.is_dir() else path
     if file.suffix == ".json":
         return from_hf(file, read_json_file(file))
     return dict(open_checkpoint(path).config)
+
+
+def _check_config_beside(path: Path) -> None:
+    """Raises ConfigError for a file of weights, or a folder, without the configuration that says what they are."""
+    config = (path if path.is_dir() else path.parent) / "config.json"
+    if path.is_file() and (mistake := mistaken_for(path)):
+        raise ConfigError(f"{path}: {mistake}")
+    if not os.path.lexists(config):
+        remedy = "get it from where the weights are from, or name a GGUF file, which needs none"
+        raise ConfigError(f"{config}: there is no such file beside the weights; {remedy}")
 
 
 def _file_of_folder(folder: Path) -> Path:
@@ -177,7 +192,7 @@ def _file_of_folder(folder: Path) -> Path:
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
         reason = "pickled weights are read from pytorch_model.bin and its index alone, as transformers writes them"
         raise UnsupportedError(f"{folder}: a pickled checkpoint", reason, alternatives)
-    refuse(folder, "folder", "holds neither *.safetensors nor *.gguf")
+    refuse(folder, "folder", "holds neither *.safetensors nor *.gguf; name the folder or the file of a model")
 
 
 def _refuse_adapter(folder: Path) -> None:

@@ -59,13 +59,13 @@ MODELS = {
 }
 
 
-def models(name, exact=False):
-    """(gpu executable, reference executable) of one Program."""
+def models(name, exact=False, **changes):
+    """(gpu executable, reference executable) of one Program. changes: of the model's shape."""
     from roofline.backends.gpu.runtime.executable import GpuExecutable, Runtime
     from roofline.backends.reference.executable import ReferenceExecutable
 
     config, form = MODELS[name]
-    source = random_checkpoint(config, seed=3, form=form)
+    source = random_checkpoint(config | changes, seed=3, form=form)
     cfg = registry.config_of(source.config)
     activations = "f16" if form == "F16" else "bf16"
     program = compile_program(registry.get(cfg.family), cfg, source.tensors, target.gpu(activations, exact))
@@ -200,7 +200,7 @@ def test_padded_verification_is_that_of_the_step_alone():
     """Two drafts of other lengths, in a bucket with segments, queries and tokens of nobody."""
     from roofline.backends.gpu.runtime.graphs import padded
 
-    gpu, _ = models("llama")
+    gpu, _ = models("llama", layers=1)
     logits(gpu, steps()[0])
     step = [Segment([5, 6, 7], 21, [3, 7]), Segment([9, 8], 0, [1])]
     gpu.batch.fill(step, list(range(5)))
@@ -217,7 +217,7 @@ def test_padding_writes_to_the_scratch_page_only():
     from roofline.backends.gpu.runtime.graphs import padded
     from roofline.backends.gpu.runtime.step import StepSizes
 
-    gpu, _ = models("llama")
+    gpu, _ = models("llama", layers=1)
     first, second = steps()[0], [Segment([5], 21, [3, 7]), Segment([9], 0, [1])]
     logits(gpu, first)
     before = [pages.clone() for pages in gpu._caches["kv0"]]
@@ -237,7 +237,7 @@ def test_a_padded_step_of_prompts_equals_the_step_without_padding():
     """Tokens, segments and rows of padding change no bit of exact logits, and touch no page but the scratch page."""
     from roofline.backends.gpu.runtime.graphs import padded
 
-    gpu, _ = models("llama", exact=True)
+    gpu, _ = models("llama", exact=True, layers=1)
     ids = list(range(3, 40))
     step = [Segment(ids[:19], 0, [3, 7]), Segment(ids[:21], 0, [1, 4]), Segment(ids[5:10], 0, [2])]
     empty = [pages.clone() for pages in gpu._caches["kv0"]]

@@ -9,6 +9,7 @@ from roofline.ops import formats
 
 torch = pytest.importorskip("torch")
 CHIP = chips.get("sm_90")
+NARROW = 4096
 
 
 def poisoned(*shape, dtype=torch.float32):
@@ -40,8 +41,23 @@ def test_gated():
 
 def test_exact_rows_do_not_depend_on_the_batch():
     x, w = torch.randn(70, 200).bfloat16(), torch.randn(40, 200).bfloat16()
-    alone = torch.cat([product(x[i : i + 1], w, 40, exact=True) for i in (0, 1, 63, 64, 69)])
-    assert torch.equal(product(x, w, 40, exact=True)[[0, 1, 63, 64, 69]], alone)
+    # In one tile: the interpreter rounds once for all of a tile's width, a GPU's matrix units after each 16 of it.
+    alone = torch.cat([product(x[i : i + 1], w, 40, exact=True, one_tile=True) for i in (0, 1, 63, 64, 69)])
+    assert torch.equal(product(x, w, 40, exact=True, one_tile=True)[[0, 1, 63, 64, 69]], alone)
+
+
+@pytest.mark.parametrize("columns", [NARROW, NARROW + 1])
+def test_every_tile_for_a_number_of_rows(columns):
+    from roofline.backends.gpu.kernels.linear_float import ROW_BUCKETS, table_tile
+
+    x, w = torch.randn(20, 100).bfloat16(), torch.randn(40, 100).bfloat16()
+    want = x.double() @ w.double().T
+    for rows in ROW_BUCKETS:
+        assert (product(x, w, 40, tile=table_tile(CHIP, rows, columns)) - want).norm() < 1e-6 * want.norm()
+    few, many = (table_tile(CHIP, rows, columns, exact=True) for rows in (1, 5000))
+    assert few.sizes["BLOCK_M"] < many.sizes["BLOCK_M"]
+    few, many = (table_tile(CHIP, rows, columns, exact=True, one_tile=True) for rows in (1, 5000))
+    assert few == many
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

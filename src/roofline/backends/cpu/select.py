@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from roofline.common import env, log
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
+from roofline.common.units import counted
 from roofline.hardware.tuning.location import NOTHING_WON, SWITCHED_OFF
 
 if TYPE_CHECKING:
@@ -70,13 +71,28 @@ def choose_threads(preferred: int | None = None) -> ReasonedChoice[int]:
 def threads_of_rank(threads: int | None, ranks: int) -> int:
     """An equal part of the threads that all ranks have together: those that were asked for, or the usable cores.
 
-    Raises CapacityError for more ranks than threads.
+    Where nobody asked for a number, up to MOST_A_CORE ranks have a thread each on a core that they share. Raises
+    CapacityError for more ranks.
     """
     total = choose_threads(threads).value
-    if ranks > total:
-        remedy = f"Lower tensor_parallel or pipeline_parallel to {total} ranks in all, or raise threads."
+    if ranks <= total:
+        return total // ranks
+    most = total if threads or env.threads() else total * MOST_A_CORE
+    if ranks > most:
+        remedy = f"Lower tensor_parallel or pipeline_parallel to {most} ranks in all, or raise threads."
         raise CapacityError(f"a model on {ranks} ranks", ranks, total, "threads", remedy)
-    return total // ranks
+    return 1
+
+
+def check_threads_of_ranks(threads: int | None, ranks: int) -> None:
+    """Warn where ranks share a core, which is slow. Raises CapacityError, as `threads_of_rank`."""
+    threads_of_rank(threads, ranks)
+    total = choose_threads(threads).value
+    if ranks > total:
+        cores = counted(total, "core")
+        log.get("backends").warning(
+            "%d ranks share %s, so each waits for the others: fewer ranks, or more cores, are faster", ranks, cores
+        )
 
 
 def setting_of(isa: str, threads: int) -> "Setting":

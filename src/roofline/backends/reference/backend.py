@@ -34,10 +34,10 @@ class ReferenceBackend:
         return _make(request, request.options.threads, None)
 
     def check_share(self, request: LoadRequest, share: "Share") -> None:
-        from roofline.backends.cpu.select import threads_of_rank
+        from roofline.backends.cpu.select import check_threads_of_ranks
 
         request.compile(_target(request.options), share)
-        threads_of_rank(request.options.threads, request.options.ranks)
+        check_threads_of_ranks(request.options.threads, request.options.ranks)
 
     def rank_device(self, options: LoadOptions, rank: int) -> str:
         return "cpu"

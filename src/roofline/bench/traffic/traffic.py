@@ -12,6 +12,7 @@ import msgspec
 
 from roofline.common.errors import ConfigError
 from roofline.common.files import cause_of, write_atomically
+from roofline.common.mistaken_files import unreadable
 
 SCHEMA = "bench.traffic/1"
 Row = TypeVar("Row")
@@ -106,4 +107,5 @@ def _decode(path: Path, number: int, line: bytes, kind: type[Row]) -> Row:
     try:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise ConfigError(f"{path}, line {number} is no traffic: {error}") from error
+        remedy = "`roofline bench traffic` writes such files"
+        raise unreadable(path, f"{path}, line {number} is no traffic: {error}; {remedy}") from error

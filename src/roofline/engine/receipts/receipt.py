@@ -18,6 +18,7 @@ from roofline.common.errors import ConfigError, RequestError
 from roofline.common.files import read_regular
 from roofline.common.json_names import repeated_name
 from roofline.common.json_types import JsonObject
+from roofline.common.mistaken_files import unreadable
 from roofline.engine.constraint import Constraint, Kind
 from roofline.engine.digests import DIGEST_BYTES
 from roofline.engine.params import SamplingParams
@@ -158,7 +159,8 @@ def read_answer(path: Path) -> tuple[Receipt, JsonObject | None]:
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         if data.lstrip()[:1] == b"{" and "truncated" in str(error):  # msgspec's word
             _refuse_damaged(path, f"the file is cut off behind {len(data):,} bytes, in the middle of its JSON")
-        raise ConfigError(f"{path} is no receipt: it is not JSON: {error}{_hint(data)}") from error
+        message = f"{path} is no receipt: it is not JSON: {error}{_hint(data)}"
+        raise unreadable(path, message) from error
     if twin is not None:
         _refuse(path, f"an object in it has two fields {twin[:100]!r}, of which any reader may take either")
     answer = content if isinstance(content, dict) and "receipt" in content else None
@@ -185,7 +187,7 @@ def _hint(data: bytes) -> str:
         return "; it begins with a byte order mark: save it without"
     if data.lstrip().startswith((b"data:", b"event:", b": ping")):
         return "; it is a stream of events: save the JSON behind `data:` of the event that has a receipt"
-    return ""
+    return "; name the file of an answer with a receipt, as the server sent it"
 
 
 def _check(path: Path, receipt: Receipt) -> None:

@@ -3,6 +3,7 @@
 Pieces keep their own formats. Gated activations then take gate and up side by side, without a copy.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -14,14 +15,14 @@ from roofline.program.passes.rewrite import makers, without_dead
 
 def merge(program: Program) -> Program:
     """The Program with fewer, larger linears."""
-    shared = [name for instr in program.body for name in instr.weights]
+    readers = Counter(name for instr in program.body for name in instr.weights)
     alone = {name for instr in program.body if instr.has(Trait.WHOLE_VALUES) for name in instr.inputs}
     groups: dict[tuple[tuple[str, ...], str, int], list[Instr]] = {}
     for instr in program.body:
         # A weight with another reader (the head that embed gathers from) stays as it is.
         if instr.op != "linear" or instr.output.name in alone:
             continue
-        if all(shared.count(name) == 1 for name in instr.weights):
+        if all(readers[name] == 1 for name in instr.weights):
             groups.setdefault((instr.inputs, str(instr.attrs), len(instr.weights)), []).append(instr)
     weights = dict(program.weights)
     first: dict[str, list[Instr]] = {}  # result of a group's first linear -> what stands in its place

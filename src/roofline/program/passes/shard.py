@@ -315,5 +315,6 @@ def _rows_of(recipe: Recipe, rows: Cut) -> Recipe:
             piece, at = recipe.pieces[n], firsts[n]
             first, last = max(start, at), min(stop, firsts[n + 1])
             if first < last:
-                pieces.append(replace(piece, start=piece.start + first - at, stop=piece.start + last - at))
+                begin, end = piece.start + first - at, piece.start + last - at
+                pieces.append(WeightPiece(piece.tensor, begin, end, piece.format, piece.columns))
     return replace(recipe, shape=(sum(b - a for a, b in rows), *recipe.shape[1:]), pieces=tuple(pieces))

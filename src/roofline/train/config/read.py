@@ -10,16 +10,15 @@ from pydantic import ValidationError
 
 from roofline.common import env
 from roofline.common.errors import ConfigError
-from roofline.common.fields import shorten
 from roofline.common.files import cause_of
 from roofline.common.json_types import JsonMapping, JsonObject
+from roofline.common.mistaken_files import unreadable
 from roofline.common.yaml_text import read_yaml
 from roofline.train.config.conflicts import conflicts
 from roofline.train.config.faults import Fault, error_of, faults_of, names_key, new_faults, without
 from roofline.train.config.refused import REASONS
 from roofline.train.config.schema import TrainConfig
 
-_KEYS = "model, optimizer and train_loader"
 Check = Callable[[TrainConfig], Iterable[Fault]]
 # In place of keys that every configuration has, while the others are checked.
 _STAND_INS: JsonObject = {
@@ -49,12 +48,11 @@ def read_config(path: Path | str, changes: Sequence[str] = (), further: Check | 
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {cause_of(error)}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
-    if read.value is None:
-        raise ConfigError(f"{path} is empty: a configuration has keys, such as {_KEYS}")
+        raise unreadable(path, f"{path} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(read.value, dict):
-        kind = "a list" if isinstance(read.value, list) else f"one value, {shorten(repr(read.value))}"
-        raise ConfigError(f"{path} is {kind}, and a configuration has keys on top, such as {_KEYS}")
+        kind = "empty" if read.value is None else "a list" if isinstance(read.value, list) else "one value"
+        advice = "name the YAML file of a run; docs/reference/training.md lists its keys"
+        raise unreadable(path, f"{path} is {kind}, and a configuration has keys on top: {advice}")
     repeated = [Fault(key.path, str(key)) for key in read.repeated]
     return parse_config(read.value, str(path), changes, further, anchors, repeated)
 

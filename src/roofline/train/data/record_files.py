@@ -12,6 +12,7 @@ from typing import Any
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.json_files import RepeatedKeyError, unique_keys
 from roofline.common.json_types import JsonMapping
+from roofline.common.mistaken_files import mistaken_for
 from roofline.train.data.record_fields import RecordFields
 
 Record = JsonMapping | str  # a text file is one record, a string
@@ -100,6 +101,7 @@ def _read(path: Path) -> Iterator[tuple[str, Record]]:
             f"{path}: data is read from {', '.join(READERS)} files; name a plain text {path.stem or path.name}.txt"
         )
     try:
+        _check_kind(path)
         if path.suffix not in _BINARY:
             _check_encoding(path)
         yield from reader(path)
@@ -110,6 +112,14 @@ def _read(path: Path) -> Iterator[tuple[str, Record]]:
         ) from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _check_kind(path: Path) -> None:
+    """Raises ConfigError for what stands in place of the data by mistake: none is told of a file that is empty, which
+    may lie beside others, and of a text that is a page of a web site."""
+    mistake = mistaken_for(path, may_be_page=READERS[path.suffix] is _text)
+    if mistake and path.stat().st_size:
+        raise ConfigError(f"{path}: {mistake}")
 
 
 def _check_encoding(path: Path) -> None:
@@ -144,7 +154,8 @@ def _lines(path: Path) -> Iterator[tuple[str, Record]]:
                 try:
                     yield where, _object(where, _parsed(line, where))
                 except json.JSONDecodeError as error:
-                    raise ConfigError(f"{where} is no JSON: {error.msg} at character {error.pos + 1}") from error
+                    place = f"{error.msg} at character {error.pos + 1}"
+                    raise ConfigError(f"{where} is no JSON: {place}; mend the line, or get the file again") from error
 
 
 def _object(where: str, value: object) -> Record:
@@ -247,7 +258,7 @@ def _batches(path: Path) -> Iterator[tuple[str, Record]]:
                 number += 1
                 yield f"{path}: row {number}", record
     except pyarrow.ArrowException as error:
-        raise ConfigError(f"{path} is no {path.suffix} file: {error}") from error
+        raise ConfigError(f"{path} is no {path.suffix} file: {error}; get it again") from error
 
 
 def _of_file(reader: Any) -> Iterator[Any]:

@@ -5,7 +5,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from roofline.common import log
 from roofline.common.errors import ConfigError
 from roofline.common.files import write_atomically
 from roofline.common.json_types import JsonObject
@@ -165,7 +166,7 @@ def samples(data: Data, unused: Counter[str] | None = None) -> Iterator[tuple[st
                 unused.update(fields.unused)
             yield where, form, sample
     if form is None:
-        raise ConfigError(f"{data.name} holds no record")
+        raise ConfigError(f"{data.name} holds no record: name a file or folder of samples")
 
 
 def _preprocessed(preprocess: Preprocess | None, record: Record, where: str) -> Record:
@@ -194,14 +195,15 @@ def prepare(
     """Write the shards of `data` into a folder, or return what is there of the same data and settings.
 
     write: of other data than samples; progress: called with the number of samples so far; may_replace: what was
-    prepared otherwise. Raises ConfigError, also where the folder holds something else.
+    prepared otherwise, or by another version. Raises ConfigError, also where the folder holds something else.
     """
     key = _key(data, tokenizer, template)
     if (folder / ABOUT).is_file():
-        earlier = read_prepared(folder)
-        if earlier.key == key:
+        if may_replace and (version := _other_version(_record(folder))):
+            log.get("train").warning("%s was prepared by %s of Roofline and is prepared anew", folder, version)
+        elif (earlier := read_prepared(folder)).key == key:
             return earlier
-        if not may_replace:
+        elif not may_replace:
             raise ConfigError(
                 f"{folder} was prepared from other data, with other settings or for another tokenizer: name another "
                 "folder with --out, or remove it"
@@ -224,14 +226,43 @@ def prepare(
 
 def read_prepared(folder: Path) -> Prepared:
     """Read what `prepare` wrote about a folder. Raises ConfigError."""
+    about = _record(folder)
+    if version := _other_version(about):
+        raise ConfigError(
+            f"{folder} was prepared by {version} of Roofline, with which a run that has begun goes on: use that one, "
+            "name another folder with --out, or remove it to have the data prepared anew"
+        )
+    try:
+        parts = {name: None if about[name] is None else Rows(**about[name]) for name in ("train", "held_out")}
+        return Prepared(**about | parts)
+    except (TypeError, KeyError) as error:
+        raise _damaged(folder, error) from error
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    """The record that `prepare` left in a folder, unchecked. Raises ConfigError."""
     try:
         about = json.loads((folder / ABOUT).read_text())
-        held_out = about.pop("held_out")
-        return Prepared(
-            **about | {"train": Rows(**about["train"])}, held_out=None if held_out is None else Rows(**held_out)
-        )
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"{folder / ABOUT} is missing or damaged: {error}") from error
+    except (OSError, ValueError) as error:
+        raise _damaged(folder, error) from error
+    if not isinstance(about, dict):
+        raise _damaged(folder, "it is no object")
+    return about
+
+
+def _other_version(about: Mapping[str, object]) -> str:
+    """Which version left a record whose fields are not those of this one, in words; "" where they are."""
+    known = fields(Prepared)
+    needed = {each.name for each in known if each.default is MISSING and each.default_factory is MISSING}
+    if not {"key", "train"} <= about.keys():  # which every version has
+        return ""
+    if about.keys() - {each.name for each in known}:
+        return "a later version"
+    return "an earlier version" if needed - about.keys() else ""
+
+
+def _damaged(folder: Path, cause: object) -> ConfigError:
+    return ConfigError(f"{folder / ABOUT} is missing or damaged: {cause}: remove {folder} to have it prepared anew")
 
 
 def _write(data: Data, folder: Path, encoder: Encoder, key: str, progress: Callable[[int], None]) -> Prepared:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +10,7 @@ import torch
 import roofline
 from roofline.common import env
 from roofline.common.errors import ConfigError, SaidElsewhere
+from roofline.common.fingerprint import fingerprint
 from roofline.common.json_types import JsonObject
 from roofline.train.config.schema import FsdpSection, TrainConfig
 from roofline.train.run_folder import checkpoints_of
@@ -52,12 +52,9 @@ _SHOWN, _OTHERS = 60, 3  # characters of a value, and further keys, that a messa
 
 def of_code() -> JsonObject:
     """The versions that a run depends on, of Roofline with a hash of its Python files."""
-    digest, folder = hashlib.sha256(), Path(roofline.__file__).parent
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(f"{path.relative_to(folder).as_posix()}\n".encode() + path.read_bytes())
     # Builds of torch for other devices are another matter: a host without an accelerator joins as a CPU or not at all.
     return {
-        "Roofline": f"{roofline.__version__} (source {digest.hexdigest()[:8]})",
+        "Roofline": f"{roofline.__version__} (source {fingerprint()[:8]})",
         "torch": torch.__version__.partition("+")[0],
     }
 

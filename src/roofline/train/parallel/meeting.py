@@ -15,11 +15,15 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from roofline.common import env
+from roofline.common import env, log
 from roofline.common.errors import ConfigError, RooflineError
+from roofline.train.parallel.stopping import StopNotes
 
 ANSWER_SECONDS = 3.0  # that ranks which have waited in vain have to say so
+PATIENCE = 20.0  # seconds that ranks are waited for before it is said who has not come
 _POLL = 0.05  # seconds
+
+_log = log.get("train")
 
 
 class Meeting:
@@ -38,12 +42,18 @@ class Meeting:
     def join(self) -> None:
         """Wait until all ranks are here. Raises RooflineError with the numbers of those that did not come."""
         self.store.set(f"here/{self.rank}", "")
-        absent = self._without("here", self.seconds)
+        absent = self._without("here", min(PATIENCE, self.seconds))
+        if absent and self.seconds > PATIENCE:
+            if self.rank == min(rank for rank in range(self.size) if rank not in absent):
+                _log.warning("still waiting for %s to join", _named(absent, self.size))
+            absent = self._without("here", self.seconds - PATIENCE)
         if absent:
             raise RooflineError(
                 f"{_named(absent, self.size)} did not join within {self.seconds:g} s (dist_timeout): start all of "
                 "them with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT, each with a RANK of its own"
             )
+        if self.file is not None:
+            StopNotes(self.file.parent).meet()
 
     def silent(self) -> list[int]:
         """The ranks that do not answer, asked by one that has waited in vain: all that are well ask it too.

@@ -53,6 +53,9 @@ class PairLoss:
     def __init__(self, section: DpoSection) -> None:
         self.section = section
 
+    def begin(self, again: bool) -> None:
+        """Nothing is kept of the rows of a batch."""
+
     def units(self, counts: np.ndarray, facts: Facts) -> int:
         """How many pairs rows have."""
         return int(facts["pairs"].sum())

@@ -1,7 +1,7 @@
 """The loss of sampled answers by their advantages (GRPO), from the log-probabilities of their tokens."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -69,6 +69,15 @@ class AnswerLoss:
 
     def __init__(self, section: GrpoSection) -> None:
         self.section, self.temperature, self.apart, self.fresh = section, section.temperature, Apart(), 0
+        self._before = Apart(), 0  # apart and fresh as the batch began
+
+    def begin(self, again: bool) -> None:
+        """Keep what is known of the answers so far, or go back to it."""
+        if again:
+            apart, self.fresh = self._before
+            self.apart = replace(apart)
+        else:
+            self._before = replace(self.apart), self.fresh
 
     def units(self, counts: np.ndarray, facts: Facts) -> int:
         """What the loss is the mean over."""

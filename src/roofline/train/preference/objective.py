@@ -19,6 +19,9 @@ class RowObjective(Protocol):
     figures: tuple[str, ...]
     over_tokens: bool
 
+    def begin(self, again: bool) -> None:
+        """Begin a batch. again: memory ended in it, so what was noted of its rows is to be forgotten."""
+
     def units(self, counts: np.ndarray, facts: Facts) -> int:
         """How many units rows have; counts: bool [rows, length], which targets count."""
 

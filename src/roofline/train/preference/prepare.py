@@ -135,7 +135,7 @@ def preview(data: Data, encoder: Encoder, count: int, colour: bool, item_of: Ite
     lines = ((where, record) for place in data.places for where, record in records(place, data.split))
     first = list(islice(lines, count))
     if not first:
-        raise ConfigError(f"{data.name} holds no record")
+        raise ConfigError(f"{data.name} holds no record: name a file or folder of samples")
     unused = Counter[str]()
     for where, record in first:
         item = item_of(data, encoder, record, where)
@@ -179,7 +179,7 @@ def _write(data: Data, folder: Path, encoder: Encoder, key: str, item_of: ItemOf
     lines = ((where, record) for place in data.places for where, record in records(place, data.split))
     read = [item_of(data, encoder, record, where) for where, record in lines]
     if not read:
-        raise ConfigError(f"{data.name} holds no record")
+        raise ConfigError(f"{data.name} holds no record: name a file or folder of samples")
     fitting = [item for item in read if item.fits(data.length)]
     usable = [item for item in fitting if not item.alike]
     if not fitting:

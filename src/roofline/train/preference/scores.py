@@ -24,6 +24,9 @@ class Scores:
         self.temperature = temperature
         self.last = torch.zeros(0, 0)
 
+    def begin(self, again: bool) -> None:
+        """Nothing is kept of the rows of a batch."""
+
     def units(self, counts: np.ndarray, facts: Facts) -> int:
         """Nothing is a mean."""
         return 0

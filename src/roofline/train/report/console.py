@@ -18,7 +18,7 @@ from roofline.train.report import cards
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from roofline.train.run.loop import Finished
+    from roofline.train.run.progress import Finished
 
 
 FIGURES = ("perplexity", "accuracy", "reward")  # that are shown beside a loss

@@ -20,7 +20,8 @@ _LATE = re.compile(r"timed out (waiting|after)|timeout", re.IGNORECASE)
 def explained(error: Exception, config: TrainConfig, world: World) -> RooflineError | None:
     """Our error with the remedy in place of a library's; None for one that is not known."""
     if is_out_of_memory(error):
-        return out_of_memory("training", str(error) or type(error).__name__)
+        place = f" on rank {world.rank}" if world.grouped else ""
+        return out_of_memory(f"training{place}", str(error) or type(error).__name__)
     if world.grouped and _LATE.search(str(error)):
         return _waited_in_vain(config, world)
     if world.grouped and _LOST.search(str(error)):

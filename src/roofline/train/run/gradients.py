@@ -98,7 +98,10 @@ class Gradients:
         count, own = sum(int(count.sum()) for count in counts), self._units(counts, facts)
         tokens, units, all_real, *row_sums = map(int, self.world.sum([count, own, real, *rows.sums.tolist()]))
         self.row_digest = row_digest(row_sums)
+        again = False
         while True:
+            if self.objective is not None:
+                self.objective.begin(again)
             self.world.watching = self.auto and self.world.grouped and self._fitted < SETTLED
             self._computed, self._noted, self._failure = 0, None, None
             try:
@@ -118,6 +121,7 @@ class Gradients:
                 return math.fsum(loss for *of_parts, _, _ in every for loss in of_parts), units
             # Outside of `except` the error is gone, and with its frames the tensors of the failed microbatch.
             self._halve()
+            again = True
 
     def autocast(self) -> AbstractContextManager[None]:
         """The context in which the run computes."""

@@ -13,10 +13,10 @@ from types import FrameType
 
 from roofline.common.processes import describe_end, is_stopped
 from roofline.hardware.detect import cores_allowed, cpu_quota, usable_cores
+from roofline.train.parallel.stopping import StopNotes
 from roofline.train.run.signals import receiving
-from roofline.train.run.stopping import StopNotes
 
-GRACE = 10.0  # seconds that the others have to end by themselves after one has failed: some wait for it for ever
+GRACE = 10.0  # seconds that the others have to end by themselves after one has failed that they had met
 _POLL = 0.05  # seconds
 
 
@@ -25,7 +25,8 @@ def launch(count: int, config: Path, changes: Sequence[str], out: int | None = N
 
     SIGTERM and Ctrl-C go to all of them, which then save a checkpoint; the second one ends them at once. So does the
     end of the time that the run allows (`stop_timeout`), if they have not begun to stop by then, or if one was stopped
-    and not continued. They die with this process, whatever ends it. If one fails, the others are ended.
+    and not continued. They die with this process, whatever ends it. If one fails, the others are ended: at once where
+    they wait for it still, and have nothing to say.
 
     out: the file descriptor for their standard output; None: that of this process.
     """
@@ -81,8 +82,8 @@ class _Workers:
         deadline = None
         while None in (statuses := [process.poll() for process in self._processes]):
             if deadline is None and any(self._is_failure(status) for status in statuses):
-                deadline = time.monotonic() + GRACE
-            stopped = self._stopped()
+                deadline = time.monotonic() + (GRACE if self._notes.met else 0)
+            stopped = self._stopped() if self.signal or deadline is not None else []
             if deadline is not None and (time.monotonic() > deadline or len(stopped) == statuses.count(None)):
                 break
             if self.signal and self._waits_in_vain(stopped):

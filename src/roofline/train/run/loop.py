@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from roofline.train.checkpoint.resume import resume
 from roofline.train.config.duration import batches
 from roofline.train.config.schema import TrainConfig
 from roofline.train.data.loader import Loader, Rows, open_source
-from roofline.train.data.receipts import START, ReceiptLog
+from roofline.train.data.receipts import ReceiptLog
 from roofline.train.finetune import loaders
 from roofline.train.memory.exhausted import affordable, limit_memory, room
 from roofline.train.memory.meter import give_back_freed_memory, grow_segments, keep_freed_memory
@@ -35,6 +35,7 @@ from roofline.train.model.shapes import model_config
 from roofline.train.parallel import alike
 from roofline.train.parallel.elastic import check
 from roofline.train.parallel.processes import World, join, leave
+from roofline.train.parallel.stopping import notes_of
 from roofline.train.preference.objective import Facts
 from roofline.train.preference.sampler import MakeSampler
 from roofline.train.preference.start import preference_of
@@ -48,47 +49,14 @@ from roofline.train.run.determinism import deterministic
 from roofline.train.run.failures import explained
 from roofline.train.run.owner import Ownership
 from roofline.train.run.probe import RunProbe
+from roofline.train.run.progress import Finished, RunProgress
 from roofline.train.run.recurring import recurring
 from roofline.train.run.schedule import schedule
 from roofline.train.run.signals import Signals
-from roofline.train.run.stopping import notes_of
 from roofline.train.run_folder import CONFIG, checkpoints_of, folder_of
 from roofline.train.storage.open import open_store
 
 PACKED_ROWS = 16  # rows that are looked at
-
-
-@dataclass
-class RunProgress:
-    """How far a run is: the steps and tokens it has done, its order receipt, and the digests of its rows so far."""
-
-    step: int = 0
-    tokens: int = 0
-    receipt: str = START
-    digests: bytearray = field(default_factory=bytearray)
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The result of a run. loss: of the last step; evaluations: the last held-out losses that were computed, by label.
-
-    signal: SIGTERM or SIGINT (Ctrl-C), if that stopped it; saved: then the place of the checkpoint, if it was saved.
-    reason: why a callback ended it, if one did. written: what rounding did to the model that was written, in words.
-    """
-
-    steps: int
-    loss: float
-    evaluations: dict[str, float]
-    folder: Path
-    signal: int = 0
-    saved: str | None = None
-    reason: str | None = None
-    written: str = ""
-
-    @property
-    def status(self) -> int:
-        """The exit status, as a shell gives it."""
-        return 128 + self.signal if self.signal else 0
 
 
 Watch = Callable[[JsonObject], None]

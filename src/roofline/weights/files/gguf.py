@@ -28,6 +28,7 @@ MAX_DIMS = 4
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 # Value type number -> layout of the scalar, as struct and numpy spell it.
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", _BOOL: "<B", 10: "<Q", 11: "<q", 12: "<d"}
+_TOO_MANY = "cannot fit in a file of {} bytes (it is truncated or damaged; get it again)"
 _MIN_KEY_VALUE = 8 + 1 + 4 + 1
 _MIN_TENSOR = 8 + 1 + 4 + 8 + 4 + 8
 
@@ -96,7 +97,9 @@ class _Cursor:
         """Move past `count` bytes; returns the position where they begin."""
         if count > self.remaining:
             refuse(
-                self.path, field, f"needs {count} bytes, {self.remaining} are left (the file is truncated or damaged)"
+                self.path,
+                field,
+                f"needs {count} bytes, {self.remaining} are left (the file is truncated or damaged; get it again)",
             )
         start = self.position
         self.position = start + count
@@ -119,7 +122,9 @@ class _Cursor:
 def _read_head(cursor: _Cursor) -> tuple[int, int, int]:
     """(version, tensor count, key-value count)."""
     if bytes(cursor.buffer[:4]) != b"GGUF":
-        refuse(cursor.path, "magic", "this is not a GGUF file")
+        refuse(
+            cursor.path, "magic", "this is not a GGUF file; name one, whose first four bytes are GGUF, or get it again"
+        )
     cursor.take(4, "magic")
     version = cursor.number("<I", "version")
     if version not in (2, 3):
@@ -128,9 +133,9 @@ def _read_head(cursor: _Cursor) -> tuple[int, int, int]:
     tensor_count = cursor.number("<Q", "tensor_count")
     value_count = cursor.number("<Q", "metadata_kv_count")
     if value_count > cursor.remaining // _MIN_KEY_VALUE:
-        refuse(cursor.path, "metadata_kv_count", f"{value_count} entries cannot fit in a file of {cursor.size} bytes")
+        refuse(cursor.path, "metadata_kv_count", f"{value_count} entries {_TOO_MANY.format(cursor.size)}")
     if tensor_count > cursor.remaining // _MIN_TENSOR:
-        refuse(cursor.path, "tensor_count", f"{tensor_count} tensors cannot fit in a file of {cursor.size} bytes")
+        refuse(cursor.path, "tensor_count", f"{tensor_count} tensors {_TOO_MANY.format(cursor.size)}")
     return version, tensor_count, value_count
 
 

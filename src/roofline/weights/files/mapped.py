@@ -39,7 +39,7 @@ def map_file(path: Path) -> mmap.mmap:
         try:
             return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError:
-            refuse(path, "file", "it is empty")
+            refuse(path, "file", "it is empty; get the file again")
         except OSError as error:
             raise ConfigError(f"{path}: cannot be mapped: {error.strerror or error}") from error
 

@@ -21,6 +21,7 @@ MAX_HEADER_BYTES = 100_000_000  # the reference implementation's cap
 MAX_DIMS = 8
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_NONE = "this is not a safetensors file; get it again"
 _NAMED = "transformers_weights"  # key of config.json: the file or index that is read instead of these
 
 # Every dtype of the specification -> bits an element takes.
@@ -62,15 +63,18 @@ class SafetensorsFile:
 
     def _header(self) -> tuple[JsonObject, int]:
         if len(self._data) < 8:
-            refuse(self.path, "header length", f"the file has only {len(self._data)} bytes")
+            refuse(self.path, "header length", f"the file has only {len(self._data)} bytes (truncated; get it again)")
         length = struct.unpack("<Q", self._data[:8].tobytes())[0]
         if length > MAX_HEADER_BYTES:
-            refuse(self.path, "header length", f"{length} bytes are more than the {MAX_HEADER_BYTES} allowed")
+            refuse(self.path, "header length", f"{length} bytes are more than the {MAX_HEADER_BYTES} allowed: {_NONE}")
         if length > len(self._data) - 8:
-            refuse(self.path, "header length", f"{length} bytes, {len(self._data) - 8} are left (truncated or damaged)")
+            remaining = len(self._data) - 8
+            refuse(
+                self.path, "header length", f"{length} bytes, {remaining} are left (truncated or damaged; get it again)"
+            )
         text = self._data[8 : 8 + length].tobytes()
         if not text.startswith(b"{"):
-            refuse(self.path, "header", "does not begin with '{'; this is not a safetensors file")
+            refuse(self.path, "header", f"does not begin with '{{': {_NONE}")
         header = parse_json(self.path, "header", text)
         assert isinstance(header, dict), "it begins with a brace"
         return header, 8 + length
@@ -85,7 +89,11 @@ class SafetensorsFile:
             end = begin + self.tensors[name].nbytes
         available = len(self._data) - self._data_start
         if end != available:
-            refuse(self.path, "data_offsets", f"cover {end} bytes, the file holds {available} (truncated or damaged)")
+            refuse(
+                self.path,
+                "data_offsets",
+                f"cover {end} bytes, the file holds {available} (truncated or damaged; get it again)",
+            )
 
 
 def _entry(path: Path, name: str, entry: object) -> tuple[TensorInfo, int]:

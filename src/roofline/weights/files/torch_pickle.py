@@ -15,6 +15,7 @@ from roofline.common.extras import named_packages
 from roofline.common.fields import refuse, shorten
 from roofline.common.files import open_regular
 from roofline.common.json_files import read_json_file
+from roofline.common.mistaken_files import unreadable
 from roofline.weights.files.mapped import JsonObject, TensorInfo
 
 if TYPE_CHECKING:
@@ -85,8 +86,17 @@ def _files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
+def _check_begin(path: Path) -> None:
+    """Raises ConfigError for what begins neither as a zip archive nor as a pickle, which torch would call unsafe."""
+    with open_regular(path) as stream:
+        begin = stream.read(4)
+    if begin != b"PK\3\4" and begin[:1] != b"\x80":
+        raise unreadable(path, f"{path}: torch has not written this file; take another copy of the model")
+
+
 def _load(path: Path) -> "Mapping[str, Tensor]":
     open_regular(path).close()  # its errors name the file
+    _check_begin(path)
     with named_packages():
         import torch
     try:

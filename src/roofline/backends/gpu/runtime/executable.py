@@ -117,7 +117,7 @@ class GpuExecutable:
         import torch
 
         program, runtime, limits = self.program, self.runtime, self.limits
-        products = Products(runtime.chip, activations(program), runtime.exact, runtime.choices)
+        self.products = _products(runtime, activations(program))
         tables = {name: _turns(table, self.max_context, runtime.device) for name, table in program.tables.items()}
         self.adapters = AdapterSlots(program, self._set_adapter)
         self._adapters = None
@@ -127,7 +127,7 @@ class GpuExecutable:
             program=program,
             chip=runtime.chip,
             weights=self.weights,
-            products=products,
+            products=self.products,
             tables=tables,
             device=runtime.device,
             exact=runtime.exact,
@@ -143,7 +143,7 @@ class GpuExecutable:
         self._places = program.plan.places
         size = program.plan.arena.at(tokens=limits.tokens, rows=limits.rows)
         self._arena = torch.empty(size, dtype=torch.uint8, device=runtime.device)
-        scratch = _scratch_bytes(program, self.weights, products, limits.tokens)
+        scratch = _scratch_bytes(program, self.weights, self.products, limits.tokens)
         self._scratch = torch.empty(scratch, dtype=torch.uint8, device=runtime.device)
         self._slots = torch.empty(limits.tokens, dtype=torch.int64, device=runtime.device)  # [tokens]
         self._sampled = torch.zeros(limits.rows, dtype=torch.int32, device=runtime.device)  # [rows]
@@ -336,6 +336,23 @@ class GpuExecutable:
         if not exact:  # exact products follow neither
             parts += [text for text in (choices_text(self.runtime.choices), self.runtime.libraries) if text]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _products(runtime: Runtime, dtype: "torch.dtype") -> Products:
+    """Return which kernels multiply on a device; exact ones have a tile for each number of rows where these agree."""
+    import torch
+
+    from roofline.backends.gpu.kernels.linear_unpacked import ARRIVED
+    from roofline.backends.gpu.runtime.agreement import tiles_agree
+
+    return Products(
+        chip=runtime.chip,
+        dtype=dtype,
+        exact=runtime.exact,
+        arrived=torch.zeros(ARRIVED, dtype=torch.int32, device=runtime.device),
+        choices=runtime.choices,
+        one_tile=runtime.exact and not tiles_agree(runtime.chip, dtype, runtime.device),
+    )
 
 
 def activations(program: Program) -> "torch.dtype":

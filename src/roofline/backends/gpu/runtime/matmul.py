@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-FEW = 16  # rows up to which our product for few rows serves
+# Rows up to which products of quantised weights are scaled once a group (kernels/linear_whole.py) where
+# linear_unpacked.py could serve; with scales of two levels it has more to compute. Of an H200 measured.
+FEW_ONE_LEVEL, FEW_TWO_LEVELS = 8, 16
 WIDEN = 128  # rows from which a quantised matrix is widened
+WIDEN_UNPACKED = 192  # where linear_unpacked.py could serve: 128 rows take 0.6 of the time so, 512 take 1.3 to 1.5
 # (rows, out, width, with a bias) of a product with 16-bit weights -> our kernel's tile, None: the library's product.
 Choices = Mapping[tuple[int, int, int, bool], Tile | None]
 
@@ -32,15 +35,21 @@ def choices_text(choices: Choices) -> str:
 @dataclass(frozen=True)
 class Products:
     """dtype: of activations, torch's; exact: one order for every number of rows, so no library; choices: what was
-    measured to be fastest (see tuning/linear.py), followed where results need not be exact."""
+    measured to be fastest (see tuning/linear.py), followed where results need not be exact; one_tile: tiles of this
+    device were found to differ (see tuning/agreement.py), so exact products have one; arrived: of
+    kernels/linear_unpacked.py."""
 
     chip: Chip
     dtype: "torch.dtype"
     exact: bool
+    arrived: "Tensor"
     choices: Choices = field(default_factory=dict)
+    one_tile: bool = False
 
     def scratch_bytes(self, parts: tuple[RowPart, ...], tokens: int) -> int:
         """Scratch that products of up to so many rows with this matrix need."""
+        from roofline.backends.gpu.kernels.linear_unpacked import sums_bytes
+
         needed = 0
         for part in parts:
             if not part.quantised:
@@ -49,6 +58,8 @@ class Products:
             columns = part.weight.columns
             joined = 2 * tokens * part.rows if tokens >= WIDEN or self._takes_unpacked(part) else 0  # gate and up
             wide = joined + (2 * part.rows * columns if tokens >= WIDEN else 0)
+            if self._takes_unpacked(part):
+                wide = max(wide, joined + sums_bytes(tokens, part.rows, columns))
             eight = _scales_bytes(tokens) + tokens * columns if part.float8 else 0
             needed = max(needed, wide, eight)
         return needed
@@ -71,27 +82,31 @@ class Products:
     def gated(self, step: GpuStep, x: "Tensor", part: RowPart, out: "Tensor", rows8: bool = False) -> None:
         """out [rows, ffn] = silu(gate) * up of x @ w.T, w [2 * ffn, in]; rows8: as in `linear`."""
         from roofline.backends.gpu.kernels.gated import gated
-        from roofline.backends.gpu.kernels.linear_float import linear_float
+        from roofline.backends.gpu.kernels.linear_float import FEW_ROWS, fuses_gated, linear_float
+        from roofline.backends.gpu.kernels.linear_unpacked import sums_bytes
 
         if rows8:
             self._in_eight(step, x, part, None, out, gated=True)
             return
-        widened, unpacked = part.quantised and self._widened(x), self._unpacked(x, part)
+        rows, offset = x.shape[0], 0  # offset: of gate and up, behind the scratch that `_part` uses
         if part.quantised:
-            if not widened and not unpacked:
+            if self._widened(x, part):
+                offset = 2 * part.rows * x.shape[1]
+            elif self._unpacked(x, part):
+                offset = sums_bytes(rows, part.rows, x.shape[1])
+            else:
                 self._quantised(x, part, None, out, gated=True)
                 return
-        elif self.exact or x.shape[0] <= FEW:
+        elif fuses_gated(self.chip) and (self.exact or rows <= FEW_ROWS):
             linear_float(self.chip, x, part.weight, None, out, gated=True, exact=self.exact)
             return
-        offset = 2 * part.rows * x.shape[1] if widened else 0
-        size = x.shape[0] * part.rows * self.dtype.itemsize  # of gate and up, behind the scratch that `_part` uses
-        gate_up = step.scratch[offset : offset + size].view(self.dtype).view(x.shape[0], part.rows)
+        size = rows * part.rows * self.dtype.itemsize
+        gate_up = step.scratch[offset : offset + size].view(self.dtype).view(rows, part.rows)
         self._part(step, x, part, None, gate_up)
         gated(self.chip, "silu", gate_up, out=out)
 
-    def _widened(self, x: "Tensor") -> bool:
-        return x.shape[0] >= WIDEN and not self.exact
+    def _widened(self, x: "Tensor", part: RowPart) -> bool:
+        return not self.exact and x.shape[0] >= (WIDEN_UNPACKED if self._takes_unpacked(part) else WIDEN)
 
     def _takes_unpacked(self, part: RowPart) -> bool:
         """Whether a part has the product of linear_unpacked.py."""
@@ -102,21 +117,27 @@ class Products:
         return takes_unpacked(self.chip, part.weight.layout, self.dtype, part.rows, part.weight.columns)
 
     def _unpacked(self, x: "Tensor", part: RowPart) -> bool:
-        return FEW < x.shape[0] < WIDEN and not self.exact and self._takes_unpacked(part)
+        if not self._takes_unpacked(part):
+            return False
+        few = FEW_TWO_LEVELS if part.weight.layout.two_level else FEW_ONE_LEVEL
+        return not self.one_tile if self.exact else few < x.shape[0] < WIDEN_UNPACKED
 
     def _part(self, step: GpuStep, x: "Tensor", part: RowPart, bias: "Tensor | None", out: "Tensor") -> None:
         from roofline.backends.gpu.kernels.dequantize import dequantize
 
         if not part.quantised:
             self._float(x, part.weight, bias, out)
-        elif self._widened(x):
+        elif self._widened(x, part):
             wide = step.space(self.dtype, part.rows, x.shape[1])
             dequantize(self.chip, part.weight, out=wide)
             library_product(x, wide, bias, out)
         elif self._unpacked(x, part):
-            from roofline.backends.gpu.kernels.linear_unpacked import linear_unpacked
+            import torch
 
-            linear_unpacked(self.chip, x, part.weight, bias, out)
+            from roofline.backends.gpu.kernels.linear_unpacked import linear_unpacked, sums_bytes
+
+            sums = step.space(torch.float32, sums_bytes(x.shape[0], part.rows, x.shape[1]) // 4)
+            linear_unpacked(self.chip, x, part.weight, bias, out, sums=sums, arrived=self.arrived)
         else:
             self._quantised(x, part, bias, out)
 
@@ -137,13 +158,13 @@ class Products:
         linear_fp8(self.chip, eight, part.weight, bias, out, x_scale=scale, gated=gated, exact=self.exact)
 
     def _float(self, x: "Tensor", w: "Tensor", bias: "Tensor | None", out: "Tensor") -> None:
-        from roofline.backends.gpu.kernels.linear_float import linear_float
+        from roofline.backends.gpu.kernels.linear_float import FEW_ROWS, linear_float
 
         rows, key = x.shape[0], (x.shape[0], *w.shape, bias is not None)
         measured = not self.exact and key in self.choices
         tile = self.choices[key] if measured else None
-        if tile is not None or (not measured and (self.exact or rows <= FEW)):
-            linear_float(self.chip, x, w, bias, out, exact=self.exact, tile=tile)
+        if tile is not None or (not measured and (self.exact or rows <= FEW_ROWS)):
+            linear_float(self.chip, x, w, bias, out, exact=self.exact, one_tile=self.one_tile, tile=tile)
         else:
             library_product(x, w, bias, out)
 

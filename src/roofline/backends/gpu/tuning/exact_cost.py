@@ -1,9 +1,9 @@
 """What exact results cost: a layer's products timed in one order and in the fastest one."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from roofline.backends.gpu.runtime.matmul import Products
 from roofline.backends.gpu.runtime.step import StepSizes
 from roofline.ops.traits import Trait
 
@@ -27,7 +27,7 @@ def _products(executable: "GpuExecutable", rows: int, exact: bool) -> Callable[[
     from roofline.backends.gpu.runtime.executable import activations
 
     dtype, device = activations(executable.program), executable.runtime.device
-    products = Products(executable.runtime.chip, dtype, exact)
+    products = replace(executable.products, exact=exact, choices={})
     step = executable.step_of(StepSizes(rows, rows, 1, rows, rows))
     work = []
     for instr in executable.program.body:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from roofline.backends.cpu.tuning.contest import Contest, Rounds
 from roofline.backends.cpu.tuning.variants import OpGroup
-from roofline.backends.gpu import tiles
 from roofline.backends.gpu.runtime import matmul as products
 from roofline.backends.gpu.runtime.matmul import Choices
 from roofline.backends.gpu.tiles import Tile
@@ -53,6 +52,8 @@ class Trial:
     def __init__(self, gemm: Gemm, chip: Chip, device: str = "cuda", cold_bytes: int = COLD_BYTES) -> None:
         import torch
 
+        from roofline.backends.gpu.kernels.linear_float import FEW_ROWS
+
         self.gemm, self.chip, self.device = gemm, chip, torch.device(device)
         random = partial(torch.randn, dtype=getattr(torch, FORMATS[gemm.format]), device=self.device)
         self._x = random(gemm.rows, gemm.width)
@@ -66,7 +67,7 @@ class Trial:
         self.dropped: dict[str, str] = {}
         admitted = [TORCH, *filter(self._admit, self._tiles)]
         ours = tuned_tiles.text(table)
-        self.default = ours if gemm.rows <= products.FEW and ours in admitted else TORCH
+        self.default = ours if gemm.rows <= FEW_ROWS and ours in admitted else TORCH
         self.candidates = [name for name in admitted if name != self.default]
 
     def run(self, contestant: str) -> None:
@@ -103,9 +104,9 @@ class Trial:
         return graph
 
     def _default_tile(self) -> Tile:
-        from roofline.backends.gpu.kernels.linear_float import NAME, regime
+        from roofline.backends.gpu.kernels.linear_float import table_tile
 
-        return tiles.choose(NAME, self.chip, regime=regime(self.gemm.rows, exact=False))
+        return table_tile(self.chip, self.gemm.rows, self.gemm.out)
 
     def _launch(self, contestant: str, weight: "Tensor") -> None:
         from roofline.backends.gpu.kernels.linear_float import linear_float

@@ -31,7 +31,9 @@ def parse(words: str) -> Tile:
         raise ConfigError(f"{words!r} is no tile such as 'BLOCK_M=16 warps=4 stages=2'") from error
     sizes = {name: value for name, value in words_by_name.items() if name.isupper()}
     options = {name: value for name, value in words_by_name.items() if name not in sizes}
-    if not all(type(value) is int and value > 0 for value in (warps, stages, *sizes.values())):
+    if not all(type(value) is bool or (type(value) is int and value > 0) for value in sizes.values()) or not all(
+        type(value) is int and value > 0 for value in (warps, stages)
+    ):
         raise ConfigError(f"{words!r}: warps, stages and sizes are whole numbers of at least 1")
     return Tile(warps, stages, sizes, options)
 
@@ -47,7 +49,7 @@ def setting(device: str) -> Setting:
 
 
 def near(tile: Tile, chip: Chip, element_bytes: int) -> Iterator[Tile]:
-    """The tile, and those that differ from it in one thing: a size doubled or halved, warps, stages.
+    """The tile, and those that differ from it in one thing: a size doubled or halved, a switch, warps, stages.
 
     element_bytes: of what lies in local memory; tiles whose blocks of BLOCK_M and BLOCK_N by BLOCK_K do not fit the
     chip's are left out, `tile` itself never.
@@ -56,8 +58,8 @@ def near(tile: Tile, chip: Chip, element_bytes: int) -> Iterator[Tile]:
     changed = [
         replace(tile, sizes={**tile.sizes, name: new})
         for name, size in tile.sizes.items()
-        for new in (size // 2, size * 2)
-        if new >= SMALLEST
+        for new in ((not size,) if isinstance(size, bool) else (size // 2, size * 2))
+        if isinstance(new, bool) or new >= SMALLEST
     ]
     changed += [replace(tile, warps=n) for n in (tile.warps // 2, tile.warps * 2) if 1 <= n <= MOST_WARPS]
     changed += [replace(tile, stages=n) for n in (tile.stages - 1, tile.stages + 1) if 1 <= n <= MOST_STAGES]

@@ -8,6 +8,7 @@ import msgspec
 
 from roofline.common.errors import ConfigError
 from roofline.common.files import cause_of
+from roofline.common.mistaken_files import unreadable
 
 Routing = Literal["round-robin", "least-loaded", "power-of-two", "prefix"]
 Scaling = Literal["fixed", "utilisation", "queue"]
@@ -121,9 +122,9 @@ def read_spec(path: Path) -> FleetSpec:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {cause_of(error)}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+        raise unreadable(path, f"{path} is not TOML: {error}; docs/how-to/plan.md shows such a file") from error
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path} describes no fleet: {error}; docs/how-to/plan.md lists the keys") from error
+        raise unreadable(path, f"{path} describes no fleet: {error}; docs/how-to/plan.md lists the keys") from error
     for fits, key, remedy in _rules(spec):
         if not fits:
             raise ConfigError(f"{path}: {key} cannot be used: {remedy}")

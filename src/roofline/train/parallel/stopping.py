@@ -1,4 +1,5 @@
-"""What the processes of a run tell their launcher of how they stop, by files beside that of their store."""
+"""What the processes of a run tell their launcher, by files beside that of their store: that all have met, and how they
+stop."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,7 +8,7 @@ if TYPE_CHECKING:
     from roofline.train.parallel.processes import World
 
 SECONDS = 15.0  # that they have where nothing was said: schedulers end what is there 30 s after SIGTERM
-_ALLOWED, _BEGUN = "stop-timeout", "stopping"
+_MET, _ALLOWED, _BEGUN = "met", "stop-timeout", "stopping"
 
 
 class StopNotes:
@@ -20,6 +21,10 @@ class StopNotes:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
 
+    def meet(self) -> None:
+        """Note that all processes have come together: from now on one that fails is noticed by the others."""
+        self._write(_MET, "")
+
     def allow(self, seconds: float) -> None:
         """Note in how many seconds after SIGTERM the processes are to have begun to stop."""
         self._write(_ALLOWED, f"{seconds}")
@@ -27,6 +32,11 @@ class StopNotes:
     def begin(self) -> None:
         """Note that all processes have left the loop over steps, and save what is to be saved."""
         self._write(_BEGUN, "")
+
+    @property
+    def met(self) -> bool:
+        """Whether the processes have come together."""
+        return self._read(_MET) is not None
 
     @property
     def allowed(self) -> float:
