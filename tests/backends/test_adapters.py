@@ -72,6 +72,7 @@ def test_rows_with_and_without_adapters(folder, form, isa):
 
     plain, core = executable(isa=isa, threads=1), executable(isa=isa, threads=2, max_adapters=2, max_adapter_rank=6)
     reference = executable(backend="reference", max_adapters=2, max_adapter_rank=6)
+    assert core.fingerprint == plain.fingerprint  # the bits of rows without an adapter, below
     alone = logits(plain, (0, 0, 0))
     place(core)
     place(reference)

@@ -65,6 +65,7 @@ def device(monkeypatch):
     monkeypatch.setattr(partials, "workspace_limit", lambda *_: 1 << 10)  # else it is most of this little memory
     monkeypatch.setattr(roofs, "ensure_op_roofs", lambda *_: None)
     monkeypatch.setattr(loader, "load_text", lambda _: (None, None))
+    monkeypatch.setattr(loader, "_text_beside", lambda *_: (None, None))
     monkeypatch.setattr("roofline.bundle.draft_pair.check_draft", lambda *_: None)
     return make
 

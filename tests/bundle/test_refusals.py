@@ -166,3 +166,22 @@ def test_errors_of_families_templates_and_stored_tokenizers_name_the_file(model:
     (model / "config.json").write_text(json.dumps(config | {"attention_multiplier": 2.0}))
     with pytest.raises(UnsupportedError, match=str(model)):
         load(str(model), text=False)
+
+
+@pytest.mark.usefixtures("home")
+def test_random_weights_need_a_configuration_and_for_texts_a_tokenizer(model: Path, tmp_path: Path) -> None:
+    folder, options = tmp_path / "shape", {"weights": "random:7", "cache_tokens": 64, "threads": 1}
+    folder.mkdir()
+    shutil.copy(model / "config.json", folder)
+    assert load(str(folder), text=False, **options).tokenizer is None
+    for refused in (lambda: load(str(folder), **options), lambda: load_text_of(str(folder))):
+        with pytest.raises(ConfigError, match=rf"^{folder}: there is no tokenizer\.json .* with random weights, too"):
+            refused()
+    with pytest.raises(ConfigError, match="preset:smollm2-135m is a shape without a tokenizer"):
+        load("preset:smollm2-135m", **options)
+    shutil.copy(model / "tokenizer.json", folder)
+    words = load_text_of(str(model))[0]
+    for source in (folder, folder / "config.json", model):
+        tokenizer = load(str(source), **options).tokenizer
+        assert tokenizer is not None
+        assert tokenizer.encode("ab", add_special=False) == words.encode("ab", add_special=False)

@@ -157,6 +157,8 @@ def test_an_answer_with_an_adapter_is_computed_again_with_it(
     assert (missing.exit_code, "name its folder with --adapter" in missing.output) == (1, True)
     other = verify(answer, "--adapter", adapters[1], body=own)
     assert (other.exit_code, "is another adapter" in other.stdout) == (4, True)
+    for fits in (same, verify(plain)):  # of one fingerprint, whatever places for adapters there are
+        assert (fits.exit_code, "fingerprint" in fits.stdout) == (0, False), fits.stdout
     useless = verify(plain, "--adapter", adapters[0])
     assert (useless.exit_code, "leave --adapter out" in useless.output) == (1, True)
 

@@ -111,8 +111,9 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_error(run):
 
 
 def test_a_loaded_model_is_announced_and_the_rest_built(run, capsys):
-    ready, began = SimpleNamespace(name="tiny", max_model_len=1000, encoder=False), time.perf_counter()
-    steps = run(ready, lambda server, engine: engine.loaded.set())
+    """By the name that requests give."""
+    ready, began = SimpleNamespace(name="tiny+random:7", max_model_len=1000, encoder=False), time.perf_counter()
+    steps = run(ready, lambda server, engine: engine.loaded.set(), options=ServeOptions("tiny"))
     assert steps == ["settle", "serve", "complete", "close"]
     told = re.fullmatch(
         r"Listening on http://127.0.0.1:8000\nReady: tiny, 1,000 tokens of context, after (\d+\.\d\d) s\n",

@@ -152,3 +152,18 @@ def test_a_closed_model_says_so():
     for call in calls:
         with pytest.raises(RooflineError, match="this model is closed: load it again"):
             call(torch.tensor([5]))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"max_new_tokens": 3}, r"generate\w*, as SamplingParams, has no option 'max_new_tokens': give max_tokens=N"),
+        ({"do_sample": False}, r"generate\w*, as SamplingParams, has no option 'do_sample': temperature=0 takes"),
+        ({"max_tokens": 3}, r"generate\w* has no option 'max_tokens': give SamplingParams\(max_tokens=\.\.\.\)"),
+        ({"attention_masks": [[1]]}, r"generate\w*, as SamplingParams, has no option 'attention_masks'"),
+    ],
+)
+def test_options_of_transformers_are_refused_with_what_to_give(model, options, match):
+    for generate in (model.generate, model.generate_ids):
+        with pytest.raises(TypeError, match=f"^{match}"):
+            generate([[5, 6]], **options)

@@ -139,8 +139,19 @@ def test_packed_linear_is_a_module_like_others():
     assert "format=Q8_0" in repr(layer)
     with pytest.raises(ConfigError, match="multiples of 32"):
         PackedLinear.from_linear(torch.nn.Linear(40, 10))
-    with pytest.raises(UnsupportedError, match="Q4_K"):
-        PackedLinear.from_bytes(np.zeros(640, np.uint8), "F32", 10, 16)
+    with pytest.raises(ConfigError, match=r"Q8_0 of 10 rows and 64 columns is uint8 \[680\], got uint8 \[640\]"):
+        PackedLinear.from_bytes(np.zeros(640, np.uint8), "Q8_0", 10, 64)
+
+
+@pytest.mark.parametrize("form", ["F32", "NF4", "q8_0", "bogus"])
+def test_formats_without_a_kernel_are_refused_with_those_that_have_one(form):
+    match = rf"^a PackedLinear in '{form}' is not .* Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K\.$"
+    with pytest.raises(UnsupportedError, match=match):
+        PackedLinear.from_linear(torch.nn.Linear(256, 10), form)
+    with pytest.raises(UnsupportedError, match=match):
+        PackedLinear.from_bytes(np.zeros(640, np.uint8), form, 10, 16)
+    for name in LAYOUTS:
+        PackedLinear.from_linear(torch.nn.Linear(256, 2), name)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,21 @@ def test_a_model_of_transformers_with_packed_layers():
         quantize_linears(models.build("llama", hidden_size=36, num_attention_heads=2, intermediate_size=64))
 
 
+@pytest.mark.parametrize("rank", [4, 32])
+@pytest.mark.parametrize("options", [{"target_modules": ["q_proj"]}, {"modules_to_save": ["o_proj"]}])
+def test_a_model_with_an_adapter_is_refused_as_it_is_and_taken_when_it_is_merged(rank, options):
+    peft = pytest.importorskip("peft")
+    import torch_models as models
+
+    options = {"target_modules": ["v_proj"]} | options
+    adapted = peft.get_peft_model(models.build("llama", intermediate_size=64), peft.LoraConfig(r=rank, **options))
+    for model in (adapted, adapted.base_model.model):
+        with pytest.raises(ConfigError, match=r"_proj has an adapter .* peft_model\.merge_and_unload\(\)"):
+            quantize_linears(model, keep=["lora_A.default", "lora_B.default", "v_proj", "lm_head"])
+        assert not any(isinstance(module, PackedLinear) for module in model.modules())
+    assert quantize_linears(adapted.merge_and_unload()) == 14
+
+
 class Shared(nn.Module):
     """One layer in two places, and the same block twice."""
 

@@ -125,7 +125,10 @@ def packed():
 WRAPPED = {
     "peft": (lambda: adapted(False), r"model\.merge_and_unload\(\)"),
     "merged": (lambda: adapted(True), r"model\.merge_and_unload\(\)"),
-    "below_peft": (lambda: adapted(True).get_base_model(), r"q_proj' has an adapter .* model\.merge_and_unload\(\)"),
+    "below_peft": (
+        lambda: adapted(True).get_base_model(),
+        r"q_proj' has an adapter .* peft_model\.merge_and_unload\(\)",
+    ),
     "compiled": (lambda: torch.compile(models.build("llama")), r"torch\.compile: hand over .*\._orig_mod"),
     "compiled_layer": (compiled_layer, r"layers\.1' is wrapped by torch\.compile: hand over .*\._orig_mod"),
     "packed": (packed, r"q_proj' is a PackedLinear, .* before quantize_linears"),

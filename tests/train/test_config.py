@@ -223,6 +223,12 @@ def test_alibi_is_the_released_form() -> None:
         ({"fsdp_config": {"sharding": "FULL_SHARD"}}, "unknown key fsdp_config.sharding; did you mean"),
         ({"elastic": {"virtual_shards": 4, "thread": 2}}, "unknown key elastic.thread; did you mean 'threads'?"),
         ({"unused_name": "${seed}"}, "unknown key unused_name"),
+        *(
+            ({key: value}, f"{key} is no key here: it is a key of MosaicML's platform, whose `parameters` are")
+            for key, value in {"name": "a", "image": "b", "command": "c", "compute": {"gpus": 8}}.items()
+        ),
+        ({"integrations": [{"integration_type": "git_repo"}]}, "integrations is no key here: it is a key of MosaicML"),
+        ({"parameters": {"seed": 1}}, "parameters is no key here: it is a key of MosaicML's platform"),
     ],
 )
 def test_unknown_keys_are_refused_by_name_at_any_depth(changes: dict[str, Any], message: str) -> None:
@@ -245,6 +251,14 @@ def test_unknown_keys_are_refused_by_name_at_any_depth(changes: dict[str, Any], 
         ({"global_train_batch_size": 0}, "global_train_batch_size = 0"),
         ({"precision": "bf16"}, "precision = bf16: input should be 'fp32', 'amp_bf16' or 'amp_fp16'"),
         ({"model__attn_config": {"attn_pdrop": 0.1}}, "model.attn_config.attn_pdrop = 0.1: input should be 0"),
+        (
+            {"model__attn_config": {"qk_ln": True}},
+            "model.attn_config.qk_ln = True: input should be False: of the models",
+        ),
+        (
+            {"model__attn_config": {"prefix_lm": True}},
+            "model.attn_config.prefix_lm = True: input should be False: every",
+        ),
         ({"train_loader": []}, "train_loader = []"),
         ({"loggers": {"wandbb": {}}}, "unknown key loggers.wandbb; did you mean 'wandb'?"),
         ({"max_duration": True}, "max_duration = True"),
@@ -492,11 +506,15 @@ def test_changes_from_the_command_line(foundry: Path) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "list.yaml").write_text("- 1\n")
+    (tmp_path / "text.yaml").write_text("train\n")
+    (tmp_path / "empty.yaml").write_text("# nothing yet\n")
     (tmp_path / "broken.yaml").write_text("a: [1\n")
     (tmp_path / "code.yaml").write_text("a: !!python/object/apply:os.getcwd []\n")
     (tmp_path / "latin.yaml").write_bytes(b"a: \xe9\n")
     for name, message in (
-        ("list.yaml", "holds no keys"),
+        ("list.yaml", "list.yaml is a list, and a configuration has keys on top: name the YAML file of a run"),
+        ("text.yaml", "text.yaml is one value, and a configuration has keys on top"),
+        ("empty.yaml", "empty.yaml is empty, and a configuration has keys on top"),
         ("broken.yaml", "is no YAML"),
         ("code.yaml", "is no YAML"),
         ("latin.yaml", "is no YAML"),
@@ -506,6 +524,25 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=message) as caught:
             read_config(tmp_path / name)
         assert "\n" not in str(caught.value)
+        with pytest.raises(ConfigError, match=message):
+            read_config(str(tmp_path / name))
+
+
+def test_keys_that_are_there_twice_are_among_the_faults(foundry: Path) -> None:
+    lines = len(foundry.read_text().splitlines())
+    foundry.write_text(foundry.read_text() + "precision: bf17\nsede: 1\nmax_seq_len: 64\n")
+    first = {
+        key: next(i for i, line in enumerate(foundry.read_text().splitlines(), 1) if line.startswith(f"{key}:"))
+        for key in ("precision", "max_seq_len")
+    }
+    with pytest.raises(ConfigError) as caught:
+        read_config(foundry, ["max_seq_len=128"])
+    for key, line in (("precision", lines + 1), ("max_seq_len", lines + 3)):
+        twice = f"{foundry}: {key} is there twice, on lines {first[key]} and {line}: keep one of the two"
+        assert twice in str(caught.value).split("\n  ")
+    assert "unknown key sede" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"--set model=\{a: 1, a: 2\}: a is there twice, on line 1"):
+        read_config(foundry, ["model={a: 1, a: 2}"])
 
 
 RUN = DurationUnits(samples=12, tokens=16, epoch=103, total=100)

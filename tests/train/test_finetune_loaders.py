@@ -17,6 +17,7 @@ from roofline.train.config.data_sets import DatasetSection  # noqa: E402
 from roofline.train.config.read import parse_config  # noqa: E402
 from roofline.train.data.loader import Source  # noqa: E402
 from roofline.train.data.mds import Shards  # noqa: E402
+from roofline.train.finetune import plan  # noqa: E402
 from roofline.train.finetune.loaders import data_of, prepare_all, prepared  # noqa: E402
 from roofline.train.finetune.prepare import Data, prepare, read_prepared  # noqa: E402
 from roofline.train.preference.prepare import PAIRS, write_pairs  # noqa: E402
@@ -266,3 +267,11 @@ def test_of_a_chat_the_last_answer_is_trained_on_as_in_llm_foundry(place: Path, 
     assert data_of(config.train_loader, 64).last_only
     config = parse_config(mapping(place, tmp_path / "run", files | {"target_responses": "all"}), "")
     assert not data_of(config.train_loader, 64).last_only
+
+
+def test_settings_that_were_changed_into_no_yaml_are_written_anew(tmp_path: Path) -> None:
+    """Or into some with a key twice, of a run that never began."""
+    written = plan.write({"seed": 1, "max_duration": "1ba"}, tmp_path).read_text()
+    for text in (written + "seed: 1\n", "a: [1\n", "- 1\n", ""):
+        (tmp_path / plan.FILE).write_text(text)
+        assert plan.write({"seed": 1, "max_duration": "1ba"}, tmp_path).read_text() == written

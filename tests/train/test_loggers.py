@@ -13,11 +13,13 @@ import pytest
 pytestmark = pytest.mark.usefixtures("one_thread")
 torch = pytest.importorskip("torch", reason="training is torch")
 
-from roofline.common.errors import ConfigError, UnsupportedError  # noqa: E402
+from roofline.common.errors import ConfigError  # noqa: E402
+from roofline.train.config.read import parse_config  # noqa: E402
 from roofline.train.report import loggers  # noqa: E402
 from roofline.train.run.loop import train  # noqa: E402
+from roofline.train.run.preflight import faults  # noqa: E402
 from tests.judges import require  # noqa: E402
-from tests.train.small import config, write_rows  # noqa: E402
+from tests.train.small import config, mapping, write_rows  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -139,10 +141,10 @@ def test_mlflow_is_told_what_works(data: Path, tmp_path: Path, monkeypatch: pyte
         train(config(data, tmp_path / "b", loggers=far))
     monkeypatch.setattr(loggers, "find_spec", lambda name: None)
     for section, package in ((near, "mlflow"), (far, "mlflow-skinny")):
-        with pytest.raises(UnsupportedError, match=rf"pip install {package}\.$"):
+        with pytest.raises(ConfigError, match=rf"pip install {package}\.$"):
             train(config(data, tmp_path / "c", loggers=section))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://somewhere")
-    with pytest.raises(UnsupportedError, match=r"pip install mlflow-skinny\.$"):
+    with pytest.raises(ConfigError, match=r"pip install mlflow-skinny\.$"):
         train(config(data, tmp_path / "c", loggers=near))
 
 
@@ -152,9 +154,7 @@ def test_a_missing_package_is_said_first(
 ) -> None:
     monkeypatch.setattr(loggers, "find_spec", lambda asked: None)
     package = loggers.PACKAGES[name]
-    with pytest.raises(
-        UnsupportedError, match=rf"loggers\.{name} .* {package} is not installed.*pip install {package}"
-    ):
+    with pytest.raises(ConfigError, match=rf"loggers\.{name} .* {package} is not installed.*pip install {package}"):
         train(config(data, tmp_path / "run", loggers={name: {}}))
     assert not (tmp_path / "run").exists()
 
@@ -348,3 +348,14 @@ def test_mlflow_s_numbers_travel_together(
     opened.close()
     assert [len(call) - 2 for call in mlflow if call[0] == "batch"] == [1000, 1000, 1]
     assert mlflow[-1] == ("end", "r1")
+
+
+def test_a_missing_package_is_among_the_faults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(loggers, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as caught:
+        parse_config(mapping(tmp_path, tmp_path / "run", loggers={"tensorboard": {}, "mlflow": {}}), further=faults)
+    lines = str(caught.value).split("\n  ")
+    for name in ("tensorboard", "mlflow"):
+        expected = f"configuration: loggers.{name} is not supported: the package {name} is not installed. Use instead: "
+        assert f"{expected}pip install {name}." in lines
+    assert any(line.startswith("configuration: train_loader.dataset") for line in lines)

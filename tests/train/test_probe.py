@@ -124,6 +124,30 @@ def test_it_says_what_the_model_computes(data: Path, tmp_path: Path) -> None:
         assert np.linalg.norm(part["sketch"]) == pytest.approx(part["norm"], rel=0.6)
 
 
+def test_ranks_that_share_matrices_count_their_rows_once(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ranks of a pair compute the same rows; what they give is summed over both and divided by two."""
+    from roofline.train.config.read import parse_config
+    from roofline.train.model.tensor_parallel import TensorRanks
+    from roofline.train.parallel.processes import World
+    from roofline.train.run.loop import Run
+    from roofline.train.run.probe import RunProbe
+    from tests.train.probe_runs import mapping
+
+    (tmp_path / PROBES).touch()
+    run = Run(parse_config(mapping(data, tmp_path, model__n_layers=1, device_train_microbatch_size=6)), World())
+    alone = RunProbe(run)._measure(1.0)
+    monkeypatch.setattr(World, "_reduce", lambda world, values, op: [world.size * value for value in values])
+    for rank in range(2):
+        run.model.zero_grad(set_to_none=True)
+        run.world = World(rank, 2, tensor=TensorRanks(rank, 2))
+        totals = RunProbe(run)._measure(1.0)
+        for key, expected in alone.items():
+            np.testing.assert_array_equal(totals[key], expected)
+    run.close()
+
+
 @pytest.mark.slow
 def test_it_is_the_same_for_all_microbatches_shards_and_compilers(data: Path, tmp_path: Path) -> None:
     changes: dict[str, dict[str, Any]] = {

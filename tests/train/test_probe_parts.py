@@ -11,9 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="training is torch")
 
+from roofline.models.spec import Param  # noqa: E402
 from roofline.train.data.order import Order, Stream  # noqa: E402
 from roofline.train.data.row_arrays import RowArrays  # noqa: E402
+from roofline.train.model import tensor_parallel  # noqa: E402
 from roofline.train.model.modules import IGNORED  # noqa: E402
+from roofline.train.model.tensor_parallel import TensorRanks  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
 from roofline.train.run import probe  # noqa: E402
 from roofline.train.run.probe import RunProbe  # noqa: E402
@@ -64,6 +67,39 @@ def test_ranks_share_the_first_four_rows(tmp_path: Path, world: int, batch: int,
         each = made(tmp_path, World(rank, world), batch)
         assert (each.rows.tolist(), each.places.tolist()) == (list(range(min(4, batch))), part)
         assert each.tokens[:, 0].tolist() == part
+
+
+def test_ranks_that_share_matrices_have_the_same_rows(tmp_path: Path) -> None:
+    """Of four ranks in two pairs the first two have one half of the rows, and the passes of two ranks."""
+    for rank, expected in enumerate([[0, 1], [0, 1], [2, 3], [2, 3]]):
+        each = made(tmp_path, World(rank, 4, tensor=TensorRanks(rank % 2, 2)), size=1)
+        assert each.places.tolist() == expected
+        assert [place for place, *_ in chunks(each)] == expected
+        assert made(tmp_path, World(rank, 4, tensor=TensorRanks(rank % 2, 2)), size=9)._pass() == (2, False)
+
+
+def test_gradients_of_divided_matrices_add_up_to_those_of_full_ones() -> None:
+    """Two ranks have halves of three parameters, and all of a fourth; their sums are divided by two (`World.sum`)."""
+    params = [
+        Param("embed", (6, 4), "replicate"),
+        Param("layers.0.a", (8, 4), "column", parts=(4, 2, 2)),
+        Param("layers.0.b", (3, 8), "row"),
+        Param("layers.0.c", (8,), "column"),
+    ]
+    generator = torch.Generator().manual_seed(2)
+    full = [torch.randn(param.shape, generator=generator) for param in params]
+
+    def gradients(ranks: TensorRanks) -> dict[str, probe.Sums]:
+        pairs = zip(params, full, strict=True)
+        tensors = [SimpleNamespace(grad=tensor_parallel.part(param, ranks).cut(grad)) for param, grad in pairs]
+        rows = [(None, *pair) for pair in zip(params, tensors, strict=True)]
+        model = SimpleNamespace(canonical=lambda: rows, blocks=[None], ranks=ranks)
+        run: Any = SimpleNamespace(model=model, world=World(ranks.rank, ranks.size, tensor=ranks))
+        return probe._gradients(run)
+
+    alone, halves = gradients(TensorRanks()), [gradients(TensorRanks(rank, 2)) for rank in range(2)]
+    for name, expected in alone.items():
+        assert (halves[0][name] + halves[1][name]) / 2 == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
 def test_later_lines_of_an_earlier_attempt_are_dropped_by_rank_0(tmp_path: Path) -> None:

@@ -151,11 +151,15 @@ def test_a_run_says_once_that_an_index_has_no_hashes(tmp_path: Path, caplog: pyt
     from roofline.train.config.data_sets import DatasetSection
     from roofline.train.run.parts import warn_of_missing_hashes
 
-    for name, hashes in (("without", ()), ("with", ("sha1",))):
-        write(tmp_path / name, None, hashes)
+    for name, compression, hashes in (("without", None, ()), ("with", None, ("sha1",)), ("packed", "zstd", ())):
+        write(tmp_path / name, compression, hashes)
         section = DatasetSection(local=str(tmp_path / name))
         with closing(Source(section, 250, documents=False)) as source, caplog.at_level(logging.WARNING):
             warn_of_missing_hashes(run_of(source))
-    (record,) = caplog.records
-    assert f"the index of {tmp_path / 'without'} has no hashes" in record.message
+    record, packed = caplog.records
+    assert (
+        f"the index of {tmp_path / 'without'} has no hashes: damage within its shards is not noticed" in record.message
+    )
+    packed_text = f"the index of {tmp_path / 'packed'} has no hashes: damage within its shards is noticed only where"
+    assert f"{packed_text} unpacking fails, and of each shard" in packed.message
     assert "the version that was there when its index was read counts as the right one" in record.message

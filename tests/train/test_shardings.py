@@ -11,6 +11,8 @@ import pytest
 pytestmark = pytest.mark.e2e
 pytest.importorskip("torch", reason="training is torch")
 
+from roofline.train.parity.layers import obstacle  # noqa: E402
+from roofline.train.run_folder import PROBES  # noqa: E402
 from tests.train import small  # noqa: E402
 from tests.train.forks import run_forked  # noqa: E402
 
@@ -76,6 +78,7 @@ def root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 "algorithms": clipping,
                 "max_duration": f"{STEPS}ba",
                 "save_interval": "1ba",
+                "probes": True,
                 "device_train_microbatch_size": 2,
                 "model__attn_config": {"attn_uses_sequence_id": True},
             }
@@ -105,6 +108,19 @@ def distance(one: Path, other: Path, first: int = STEPS) -> float:
     return float(np.sqrt(sum(np.square(a.astype(np.float64) - b).sum() for a, b in pairs)))
 
 
+def assert_same_probes(alone: Path, divided: Path) -> None:
+    """Probes are those of one process: of the same rows, parameters and lengths where the weights are the same."""
+    lines = [[json.loads(line) for line in (run / PROBES).read_text().splitlines()] for run in (alone, divided)]
+    assert [[line["step"] for line in of_run] for of_run in lines] == [list(range(STEPS + 1))] * 2
+    one, other = lines[0][0], lines[1][0]
+    assert obstacle(one, other) is None
+    assert other["loss"] == pytest.approx(one["loss"], rel=1e-6)
+    for kind, length in (("activations", "rms"), ("gradients", "norm")):
+        for a, b in zip(one[kind], other[kind], strict=True):
+            assert b[length] == pytest.approx(a[length], rel=1e-5), a["name"]
+            assert np.linalg.norm(np.subtract(b["sketch"], a["sketch"])) < 1e-5 * a[length], a["name"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "count", "sharding"), CASES)
 def test_losses_and_weights_are_those_of_one_process(root: Path, name: str, count: int, sharding: str) -> None:
@@ -121,3 +137,4 @@ def test_losses_and_weights_are_those_of_one_process(root: Path, name: str, coun
         assert b["loss"] == pytest.approx(a["loss"], abs=of_losses), a["step"]
         assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=of_losses), a["step"]
     assert distance(alone, divided) < of_weights * distance(alone, alone, 1)
+    assert_same_probes(alone, divided)

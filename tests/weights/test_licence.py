@@ -34,6 +34,8 @@ def test_of_a_gguf_file(tmp_path: Path, metadata: dict[str, object], licence: st
         ("---\r\nlicense:\r\n- mit\r\n- apache-2.0\r\n---\r\n", "mit, apache-2.0"),
         ("---\nlicense: other\nlicense_name: qwen-research\n---\n", "qwen-research"),
         ("---\nlicense: other\n---\n", "other"),
+        ("---\ntags: [a]\nlicense: mit\ntags: [b]\n---\n", "mit"),
+        ("---\nlicense: mit\nlicense: apache-2.0\n---\n", "bsd"),  # which of the two?
         ("---\nlicense: [unclosed\n---\n", "bsd"),  # config.json names one
         ("---\n- a list\n---\n", "bsd"),
         ("# A model\n---\nlicense: mit\n---\n", "bsd"),  # no front matter

@@ -129,7 +129,8 @@ class LoadOptions(Options):
     )  # fmt: skip
     weights: str | None = option(
         None,
-        "random:SEED[:FORMAT] runs the model's configuration on random weights; a folder with a config.json is enough.",
+        "random:SEED[:FORMAT] runs the model's configuration on random weights; a folder with a config.json is enough, "
+        "with a tokenizer.json for texts.",
         topic=MODEL,
         for_draft=False,
     )

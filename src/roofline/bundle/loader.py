@@ -19,7 +19,7 @@ from roofline.bundle.sources import Progress, open_checkpoint, open_source
 from roofline.bundle.text_side import load_text, text_of_folder
 from roofline.bundle.weights_checks import check_weights
 from roofline.common import log
-from roofline.common.errors import UnsupportedError
+from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.extras import named_packages
 from roofline.common.json_types import JsonMapping
 from roofline.weights.facts import ModelFacts, facts_of
@@ -114,7 +114,7 @@ def load(
     if isinstance(model, Bundle):
         words, executable, notes = _load_bundle(model, backend, options, neighbours, text)
     else:
-        words, executable, notes = _load_checkpoint(str(source), model, backend, options, neighbours, text)
+        words, executable, notes = _load_checkpoint(source, path, model, backend, options, neighbours, text)
     _tell_row_scaling(executable, options, path, model)
     name = (source if isinstance(source, str) else str(path)) + (f"+{options.weights}" if options.weights else "")
     seconds, notes_text = time.perf_counter() - start, "; ".join(f"{key}: {value}" for key, value in notes.items())
@@ -179,14 +179,23 @@ def _load_bundle(
 
 
 def _load_checkpoint(
-    source: str, checkpoint: "Checkpoint", backend: "Backend", options: LoadOptions, neighbours: Neighbours, text: bool
+    source: "str | Checkpoint",
+    path: Path,
+    checkpoint: "Checkpoint",
+    backend: "Backend",
+    options: LoadOptions,
+    neighbours: Neighbours,
+    text: bool,
 ) -> "Loaded":
     from roofline.models.registry import config_of
 
     warn_of_unused(checkpoint)
     settings = checkpoint.config
     capacity = backend.capacity(options, settings, neighbours.replicas)
-    words: TextSide = load_text(checkpoint) if text else (None, None)  # before what takes longer: it may be refused
+    words: TextSide = (None, None)
+    if text:  # before what takes longer: it may be refused
+        has_files = isinstance(source, str) and checkpoint.kind == "random"
+        words = _text_beside(path, checkpoint) if has_files else load_text(checkpoint)
     request = LoadRequest(checkpoint, config_of(settings), options, capacity, neighbours)
     if request.config.encoder and options.ranks > 1:
         reason = "several ranks give no hidden states, which are all that it has"
@@ -196,7 +205,7 @@ def _load_checkpoint(
     else:
         from roofline.bundle.ranks import start_ranks
 
-        executable, notes = start_ranks(source, request)
+        executable, notes = start_ranks(str(source), request)
     return words, executable, notes
 
 
@@ -243,11 +252,31 @@ def load_text_of(source: str, backend: str = "cpu") -> "tuple[Tokenizer, ChatTem
 
     A folder may hold the tokenizer alone.
     """
-    if os.path.isfile(Path(source) / "tokenizer.json") and not any(Path(source).glob("*.safetensors")):
+    if _has_text_alone(Path(source)):
         return text_of_folder(Path(source))
     # What is not kept matters to who loads the weights, which beside a server are other processes.
     _, model = open_source(source, LoadOptions(backend=backend), needs_text=True, warns=False)
     return model.text() if isinstance(model, Bundle) else load_text(model)
+
+
+def _has_text_alone(folder: Path) -> bool:
+    """Whether the text of a model is read from a folder without a look at weights, which need not be there."""
+    has_tokenizer, has_configuration = (os.path.isfile(folder / name) for name in ("tokenizer.json", "config.json"))
+    if not (has_tokenizer or has_configuration) or any(folder.glob("*.safetensors")):
+        return False
+    return has_tokenizer or not any(any(folder.glob(pattern)) for pattern in ("*.gguf", "*.bin", "*.pt*"))
+
+
+def _text_beside(path: Path, checkpoint: "Checkpoint") -> "tuple[Tokenizer, ChatTemplate]":
+    """The text of the files whose configuration has random weights: those of a file or a folder, none of a preset."""
+    from roofline.weights import checkpoint as files
+
+    if str(path).startswith("preset:"):
+        raise ConfigError(f"{path} is a shape without a tokenizer: for texts, name a folder that has one")
+    folder = path.parent if path.suffix == ".json" else path
+    tokenizer, template = text_of_folder(folder) if _has_text_alone(folder) else load_text(files.open_checkpoint(path))
+    tokenizer.limit_ends(checkpoint.config["vocab"])
+    return tokenizer, template
 
 
 def compile_ahead(

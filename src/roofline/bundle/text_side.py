@@ -22,7 +22,8 @@ def text_of_folder(path: Path) -> "tuple[Tokenizer, ChatTemplate]":
 
     files = find_tokenizer_files(path)
     if "tokenizer.json" not in files and from_older.older_file(files) is None:
-        raise ConfigError(f"{path}: there is no tokenizer.json beside the weights; save the tokenizer there")
+        remedy = "save the tokenizer there, which texts need with random weights, too"
+        raise ConfigError(f"{path}: there is no tokenizer.json beside the weights or the configuration; {remedy}")
     settings = folder_settings.read_settings(files)
     source = _template(Fields(files.get("tokenizer_config.json", path), settings))
     if "chat_template.jinja" in files:

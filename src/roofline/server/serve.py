@@ -138,7 +138,7 @@ async def _serve(
         if models is not None:
             pinning = asyncio.create_task(models.load_pinned())
             pinning.add_done_callback(lambda task: _stop_if_failed(task, server))
-        announce = partial(_announce, _address(options, listening), loading, started, text)
+        announce = partial(_announce, options, _address(options, listening), loading, started, text)
         # An adapter may still be refused by the model, and the server then ends.
         server.when_listening = partial(_once_loaded, loading, announce) if adapters.loading else announce
         failing.add_done_callback(lambda _: setattr(server, "should_exit", True))
@@ -299,22 +299,26 @@ def _stop_if_failed(task: "asyncio.Task", server: "DrainingServer") -> None:
         server.should_exit = True
 
 
-def _announce(address: str, loading: "asyncio.Task[Ready]", started: float, text: "TextSide") -> None:
+def _announce(
+    options: ServeOptions, address: str, loading: "asyncio.Task[Ready]", started: float, text: "TextSide"
+) -> None:
     """Say that connections are taken, and later, or at once, that the model is loaded."""
     log.say(f"Listening on {address}")
-    loading.add_done_callback(lambda task: _loaded(task, started, text))
+    loading.add_done_callback(lambda task: _loaded(options, task, started, text))
 
 
 def _once_loaded(loading: "asyncio.Task[Ready]", then: Callable[[], None]) -> None:
     loading.add_done_callback(lambda task: None if task.cancelled() or task.exception() is not None else then())
 
 
-def _loaded(task: "asyncio.Task[Ready]", started: float, text: "TextSide") -> None:
+def _loaded(options: ServeOptions, task: "asyncio.Task[Ready]", started: float, text: "TextSide") -> None:
     if task.cancelled() or task.exception() is not None:
         return
     ready = task.result()
     seconds = time.perf_counter() - started
-    log.say(f"Ready: {ready.name}, {ready.max_model_len:,} tokens of context, after {seconds:.2f} s")
+    name = options.served_model_name or options.model
+    weights = f" (weights {options.load.weights})" if options.load.weights else ""
+    log.say(f"Ready: {name}{weights}, {ready.max_model_len:,} tokens of context, after {seconds:.2f} s")
     asyncio.get_running_loop().run_in_executor(None, complete_text, text, ready.encoder)
 
 

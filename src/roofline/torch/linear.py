@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from roofline.backends.gpu.pack import ORDER, Packed, pack
-from roofline.common.errors import ConfigError
+from roofline.backends.gpu.pack import LAYOUTS, ORDER, Packed, pack
+from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops import formats
 from roofline.ops.formats.base import SMALL, is_too_small
 from roofline.torch import ops
@@ -40,7 +40,15 @@ class PackedLinear(nn.Module):
 
     @classmethod
     def from_bytes(cls, raw: np.ndarray, format: str, rows: int, columns: int, bias: Tensor | None = None) -> Self:
-        """Of a matrix's bytes as its file has them (uint8). Raises UnsupportedError for a format without a kernel."""
+        """Of a matrix's bytes as its file has them (uint8).
+
+        Raises UnsupportedError for a format without a kernel, ConfigError where the bytes are not as many as it takes.
+        """
+        _check_format(format)
+        size = formats.get(format).nbytes((rows, columns))
+        if raw.dtype != np.uint8 or raw.size != size:
+            cause = f"{format} of {rows} rows and {columns} columns is uint8 [{size}]"
+            raise ConfigError(f"{cause}, got {raw.dtype} {list(raw.shape)}")
         return cls(pack(raw, format, rows, columns), format, bias)
 
     @classmethod
@@ -50,6 +58,7 @@ class PackedLinear(nn.Module):
         Raises ConfigError where rows are not whole blocks, where weights are no numbers, too large or too small for the
         format's scales, and for a layer that is not torch's own; UnsupportedError for a format without a kernel.
         """
+        _check_format(format)
         _check_plain(linear)
         values = linear.weight.detach().float().cpu().numpy()
         row = formats.get(format)
@@ -126,6 +135,14 @@ class PackedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, format={self.format}"
 
 
+def _check_format(format: str) -> None:
+    """Raise UnsupportedError, with the formats that there are, for one that no kernel reads."""
+    if format not in LAYOUTS:
+        raise UnsupportedError(
+            f"a PackedLinear in {format!r}", "no kernel of its product reads that format", [*LAYOUTS]
+        )
+
+
 def _check_plain(linear: nn.Linear) -> None:
     """Raise ConfigError for a layer that computes anything else than x @ w.T + bias, and for one without values."""
     kind, weight = type(linear).__name__, linear.weight
@@ -137,6 +154,16 @@ def _check_plain(linear: nn.Linear) -> None:
         raise ConfigError(f"the layer's weight is {weight.dtype} {list(weight.shape)}: somebody else has quantised it")
     if weight.is_meta:
         raise ConfigError("the layer's weight is on the meta device: load the weights first")
+
+
+# The submodules into which PEFT puts a layer that an adapter changes, and one that it trains a copy of.
+_ADAPTED = ("base_layer", "original_module")
+MERGE = "merge it into the weights by the PeftModel: model = peft_model.merge_and_unload()"
+
+
+def is_adapted(module: nn.Module) -> bool:
+    """Whether a module has an adapter of PEFT's beside its weights, merged or not."""
+    return any(name in module._modules for name in _ADAPTED)
 
 
 # Modules that read the weights of layers inside them themselves, whatever is in their place.
@@ -158,6 +185,9 @@ def quantize_linears(model: nn.Module, format: str = "Q4_0", keep: str | Sequenc
     named = list(model.named_modules(remove_duplicate=False))  # with all names of a layer that is in several places
     float_ids = {id(module) for name, module in named if name.endswith(endings)}
     places = {name: m for name, m in named if isinstance(m, nn.Linear) and id(m) not in float_ids}
+    adapted = next((name for name, module in named if is_adapted(module)), None)
+    if adapted is not None:
+        raise ConfigError(f"{adapted} has an adapter beside its weight, merged or not; {MERGE}")
     _check_owners(model, places, endings)
     replacements: dict[int, PackedLinear] = {}
     for name, linear in places.items():

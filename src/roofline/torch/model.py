@@ -133,10 +133,15 @@ class TorchModel:
         return self._hidden(input_ids)
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt] | Tensor | Encoding, params: SamplingParams | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt] | Tensor | Encoding,
+        params: SamplingParams | None = None,
+        **options: object,
     ) -> list[Output]:
         """Complete prompts as `roofline.LLM.generate` does, and what a tokenizer of transformers returns for texts,
-        without the padding that its attention_mask names. Raises ConfigError without a tokenizer; else as there."""
+        without the padding that its attention_mask names. options: none, those of transformers are refused with what
+        to give. Raises ConfigError without a tokenizer; else as there."""
+        _refuse(options, "generate")
         if self.llm is None:
             raise ConfigError("an answer's text needs a tokenizer: from_model(model, tokenizer), or use generate_ids")
         listed: Any = prompts_of(prompts)
@@ -148,17 +153,21 @@ class TorchModel:
         params: SamplingParams | None = None,
         *,
         attention_mask: IdRows | None = None,
+        **options: object,
     ) -> list[Tensor]:
         """The new ids after each prompt, int64 [tokens] each (with n > 1 a prompt's answers in order).
 
         Args:
             input_ids: integers [tokens] or [batch, tokens], a list of them or of rows, or what a tokenizer returned.
             attention_mask: of the same shape, 0 where there is padding, which is left out; None: there is none.
+            options: none; those of transformers are refused with what to give.
 
         Raises:
+            TypeError: an option, which SamplingParams has if anything does.
             RequestError, CapacityError: a prompt that cannot be computed; none is then.
             RooflineError: the engine failed on an answer.
         """
+        _refuse(options, "generate_ids")
         params = params or SamplingParams()
         if is_encoding(input_ids):
             if attention_mask is not None:
@@ -201,3 +210,11 @@ class TorchModel:
             if group.format in target.CACHE_ORDERS:
                 chosen = target.with_cache(chosen, group.format)
         return compile_program(get(config.family), config, self._tensors, chosen, hidden=True)
+
+
+def _refuse(options: Mapping[str, object], owner: str) -> None:
+    """Raise TypeError for an option, with the field of SamplingParams that is to be given."""
+    for name in options:
+        if name in SamplingParams.__dataclass_fields__:
+            raise TypeError(f"{owner} has no option {name!r}: give SamplingParams({name}=...)")
+        SamplingParams.from_keywords({name: None}, f"{owner}, as SamplingParams,")

@@ -7,11 +7,9 @@ from torch import nn
 from roofline.common import log
 from roofline.common.errors import ConfigError
 from roofline.common.fields import shorten
-from roofline.torch.linear import PackedLinear
+from roofline.torch.linear import MERGE, PackedLinear, is_adapted
 
 _COMPILED = "_orig_mod"  # the submodule that torch.compile puts a module into
-_ADAPTED = "base_layer"  # the one that PEFT puts the layer into that an adapter changes
-_MERGE = "merge it into the weights: model = model.merge_and_unload()"
 
 
 def check_plain(model: object) -> None:
@@ -24,15 +22,17 @@ def check_plain(model: object) -> None:
         remedy = f"hand over its .{inner}" if inner else "hand over a model such as LlamaForCausalLM"
         raise ConfigError(f"a {kind} is not a model of transformers with its configuration: {remedy}")
     if type(model).__module__.partition(".")[0] == "peft":
-        raise ConfigError(f"a {kind} has an adapter beside its weights; {_MERGE}")
+        raise ConfigError(
+            f"a {kind} has an adapter beside its weights; merge it into them: model = model.merge_and_unload()"
+        )
     hooked = ""
     for name, module in model.named_modules():
         where = f"{kind}: {shorten(name)!r}" if name else kind
         if _COMPILED in module._modules:
             remedy = f"hand over the module inside, its .{_COMPILED}"
             raise ConfigError(f"{where} is wrapped by torch.compile: {remedy}; or compile by module.compile()")
-        if _ADAPTED in module._modules:
-            raise ConfigError(f"{where} has an adapter beside its weight, merged or not; {_MERGE}")
+        if is_adapted(module):
+            raise ConfigError(f"{where} has an adapter beside its weight, merged or not; {MERGE}")
         if isinstance(module, PackedLinear):
             remedy = "hand the model over before quantize_linears, or save it and use `roofline quantize`"
             raise ConfigError(f"{where} is a PackedLinear, whose weights are quantised for torch's kernels: {remedy}")

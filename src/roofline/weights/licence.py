@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
 from roofline.common.files import read_regular
+from roofline.common.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from roofline.weights.checkpoint import Checkpoint
@@ -34,10 +35,14 @@ def _of_card(folder: Path) -> str:
 
     matter = _FRONT_MATTER.match(_text(folder / "README.md"))
     try:
-        values = yaml.safe_load(matter[1]) if matter else None
+        card = read_yaml(matter[1]) if matter else None
     except yaml.YAMLError:
         return ""
-    return _named(values.get("license"), values.get("license_name")) if isinstance(values, dict) else ""
+    if card is None or not isinstance(card.value, dict):
+        return ""
+    if any(key.path in ("license", "license_name") for key in card.repeated):
+        return ""  # two licences, or none
+    return _named(card.value.get("license"), card.value.get("license_name"))
 
 
 def _of_text(folder: Path) -> str:

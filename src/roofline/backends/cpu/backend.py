@@ -88,7 +88,7 @@ class CpuBackend:
             from roofline.program.text import program_hash
 
             identity, prices = replace(identity, program_hash=program_hash(program())), PriceTable.of(program())
-        lowered = bundle.lowered
+        lowered, plain_hash = bundle.lowered, identity.program_hash
         if options.max_adapters:
             lowered, identity, prices, planned = _with_adapters(bundle, program(), identity, options.max_adapter_rank)
         image = settle(mapping)
@@ -100,6 +100,7 @@ class CpuBackend:
         executable = CpuExecutable(
             model, image, capacity, isa=isa.value, threads=threads.value, roofs=_roofs(isa, threads)
         )
+        executable.take_fingerprint_of(plain_hash)
         return executable, {**_notes(executable, isa, threads, options), "weights": f"bundle {bundle.path}"}
 
     def check_share(self, request: LoadRequest, share: "Share") -> None:
@@ -128,13 +129,17 @@ class CpuBackend:
         from roofline.backends.checkpoint import weights_hash
         from roofline.backends.cpu.executable import CpuExecutable
         from roofline.backends.cpu.truth import check_kernels
+        from roofline.program.passes.adapt import adapt
+        from roofline.program.text import program_hash
 
         checkpoint, options = request.checkpoint, request.options
         isa, threads = _choose(options)
+        without_places = replace(request, options=replace(options, max_adapters=0))
+        plain = self._compile(without_places, ranks.share if ranks is not None else None)
         with ThreadPoolExecutor(1) as pool:
             identity = pool.submit(weights_hash, checkpoint)
             executable = CpuExecutable.from_program(
-                self._compile(request, ranks.share if ranks is not None else None),
+                adapt(plain, options.max_adapter_rank) if options.max_adapters else plain,
                 checkpoint,
                 request.capacity,
                 weights_hash=identity,
@@ -143,6 +148,8 @@ class CpuBackend:
                 roofs=_roofs(isa, threads),
                 group=ranks,
             )
+            if options.max_adapters:
+                executable.take_fingerprint_of(program_hash(plain))
             if options.verify:
                 check_kernels(executable, checkpoint)
         return executable, _notes(executable, isa, threads, options)

@@ -107,7 +107,7 @@ class CpuExecutable:
             [self.batch.offsets[name] for name in FIELDS],
             [limits.tokens, limits.segments, limits.rows, limits.pages, num_pages, self.max_context],
         )
-        self.fingerprint = _fingerprint(model, isa)
+        self.fingerprint = _fingerprint(model.identity.weights_hash, model.identity.program_hash, isa, model.kv_dtype)
         self.program_hash = model.identity.program_hash
         self._prices = StepPrices(model.prices, roofs, lowered.matrix_bytes)
         self._results = Sampled(
@@ -152,6 +152,13 @@ class CpuExecutable:
         model = _model(planned, lowered, Identity(weights_hash.result(), program_hash(program)))
         exchange = partial(exchanges, planned, group=group)
         return cls(model, image, capacity, isa=isa, threads=threads, roofs=roofs, exchange=exchange)
+
+    def take_fingerprint_of(self, program_hash: str) -> None:
+        """Take the fingerprint of a Program that gives the same bits: of this one before it had places for adapters,
+        whose rows without an adapter keep their bits. Those with one are told apart by the adapter's digest.
+        """
+        model = self._model
+        self.fingerprint = _fingerprint(model.identity.weights_hash, program_hash, self.isa, model.kv_dtype)
 
     def variant(self, program: "Program", limits: BatchLimits, num_pages: int) -> "CpuExecutable":
         """Another trace of the same model on the same packed weights, with a cache and a batch of its own.
@@ -353,8 +360,7 @@ def _model(planned: "Program", lowered: Lowered, identity: Identity) -> CpuModel
     return CpuModel(lowered, identity, PriceTable.of(planned), lambda: planned, cache.format)
 
 
-def _fingerprint(model: CpuModel, isa: str) -> str:
+def _fingerprint(weights_hash: str, program_hash: str, isa: str, kv_dtype: str) -> str:
     """Same fingerprint: same logit bits. Weights, program with its orders, core, compiler and chip go in."""
-    hashes = model.identity.weights_hash, model.identity.program_hash
-    parts = (*hashes, "cpu", os.uname().machine, isa, _native.build_id(), f"kv:{model.kv_dtype}", "tp:1")
+    parts = (weights_hash, program_hash, "cpu", os.uname().machine, isa, _native.build_id(), f"kv:{kv_dtype}", "tp:1")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

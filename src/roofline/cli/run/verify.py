@@ -223,8 +223,9 @@ def _reason(receipt: "Receipt", llm: "LLM") -> str:
     if fingerprint != receipt.fingerprint:
         fingerprints = f"{receipt.fingerprint[:12]} there, {fingerprint[:12]} here"
         return (
-            "The weights are the same, but program, build, instruction set, chip, cache format or number of ranks are "
-            f"not ({fingerprints}), and bits are promised under one fingerprint alone."
+            "The weights are the same, but program (on GPUs also by its places for adapters), build, instruction set, "
+            f"chip, cache format or number of ranks are not ({fingerprints}), and bits are promised under one "
+            "fingerprint alone."
         )
     return (
         "Weights, program and chip are said to be the same: one of the two computed wrongly (damaged memory, a changed "

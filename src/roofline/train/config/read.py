@@ -13,6 +13,7 @@ from roofline.common.errors import ConfigError
 from roofline.common.files import cause_of
 from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.common.mistaken_files import unreadable
+from roofline.common.yaml_text import read_yaml
 from roofline.train.config.conflicts import conflicts
 from roofline.train.config.faults import Fault, error_of, faults_of, names_key, new_faults, without
 from roofline.train.config.refused import REASONS
@@ -30,7 +31,7 @@ _STAND_INS: JsonObject = {
 }
 
 
-def read_config(path: Path, changes: Sequence[str] = (), further: Check | None = None) -> TrainConfig:
+def read_config(path: Path | str, changes: Sequence[str] = (), further: Check | None = None) -> TrainConfig:
     """The configuration in a YAML file, with changes such as "optimizer.lr=1e-3".
 
     further: what else must hold, such as `run.preflight.faults`. Raises ConfigError that names every fault with its
@@ -38,20 +39,22 @@ def read_config(path: Path, changes: Sequence[str] = (), further: Check | None =
     """
     import yaml
 
+    path = Path(path)
     try:
         text = path.read_text("utf-8")
-        mapping, anchors = yaml.safe_load(text), _anchored(text)
+        read, anchors = read_yaml(text), _anchored(text)
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: there is no such file") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {cause_of(error)}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise unreadable(path, f"{path} is no YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(mapping, dict):
-        raise unreadable(
-            path, f"{path} holds no keys: name the YAML file of a run; docs/reference/training.md lists them"
-        )
-    return parse_config(mapping, str(path), changes, further, anchors)
+    if not isinstance(read.value, dict):
+        kind = "empty" if read.value is None else "a list" if isinstance(read.value, list) else "one value"
+        advice = "name the YAML file of a run; docs/reference/training.md lists its keys"
+        raise unreadable(path, f"{path} is {kind}, and a configuration has keys on top: {advice}")
+    repeated = [Fault(key.path, str(key)) for key in read.repeated]
+    return parse_config(read.value, str(path), changes, further, anchors, repeated)
 
 
 def parse_config(
@@ -60,12 +63,13 @@ def parse_config(
     changes: Sequence[str] = (),
     further: Check | None = None,
     anchors: Collection[str] = (),
+    earlier: Sequence[Fault] = (),
 ) -> TrainConfig:
     """The configuration in a parsed file, after changes.
 
     `${name}` is replaced by that key's value; top-level keys that only such references use are variables and are taken
     out. where: the file's name, for messages; "" where there is none. further: as for `read_config`. anchors: top-level
-    keys that YAML's own references use, which are variables, too.
+    keys that YAML's own references use, which are variables, too. earlier: faults that reading the file has come upon.
 
     Raises ConfigError.
     """
@@ -76,7 +80,8 @@ def parse_config(
     name = env.foreign("RUN_NAME") or os.path.splitext(os.path.basename(where))[0]
     if changed.get("run_name") is None:
         changed["run_name"] = name
-    filled, variables, faults = _interpolate(changed)
+    filled, variables, unfilled = _interpolate(changed)
+    faults = [*earlier, *unfilled]
     variables |= set(anchors).difference(REASONS)
     values = {key: value for key, value in filled.items() if key in TrainConfig.model_fields or key not in variables}
     values.pop("variables", None)
@@ -87,7 +92,7 @@ def parse_config(
         if check is not None and config is not None:
             faults += new_faults(check(config), [*faults, *absent])
     if faults or config is None:
-        raise error_of(faults, lambda fault: _origin(fault, changed, changes) or where)
+        raise error_of(faults, lambda fault: _origin(fault, changed, [] if fault in earlier else changes) or where)
     return config
 
 
@@ -171,9 +176,12 @@ def _change(mapping: JsonObject, change: str) -> None:
         if not isinstance(node, dict):
             raise ConfigError(f"--set {change}: {step} holds no keys")
     try:
-        node[last] = yaml.safe_load(text)
+        read = read_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {change}: the value is no YAML") from error
+    if read.repeated:
+        raise ConfigError(f"--set {change}: {read.repeated[0]}")
+    node[last] = read.value
 
 
 def _interpolate(mapping: JsonMapping) -> tuple[JsonObject, set[str], list[Fault]]:

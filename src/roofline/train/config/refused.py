@@ -20,8 +20,19 @@ _OF_EXPERTS = (
     *("moe_world_size", "uniform_expert_assignment"),
 )
 
+_NORMS = (
+    "of the models here those read from their files have it, such as qwen3 (hf_causal_lm), and mpt_causal_lm has not"
+)
+_PLATFORM = "it is a key of MosaicML's platform, whose `parameters` are the configuration: write those keys on top"
+
 REASONS = {
     "accumulate_train_batch_on_tokens": "every token of a batch has the same weight, in whatever microbatch it is",
+    **dict.fromkeys(("cluster", "command", "compute", "entrypoint", "env_variables", "image"), _PLATFORM),
+    **dict.fromkeys(("integrations", "name", "parameters", "scheduling", "secrets", "submission"), _PLATFORM),
+    **dict.fromkeys(("gpu_num", "gpu_type", "platform"), _PLATFORM),
+    "attn_config.attn_pdrop": "no layer drops anything out",
+    **dict.fromkeys(("attn_config.qk_gn", "attn_config.qk_ln"), _NORMS),
+    "attn_config.prefix_lm": "every token attends to those before it alone",
     "algorithms.alibi": f"{_IN_THE_MODEL}model.attn_config.alibi",
     "algorithms.fused_layernorm": f"{_IN_THE_MODEL}compile_config, which fuses norms",
     "algorithms.gated_linear_units": f"{_IN_THE_MODEL}a model that has them, such as llama-3-8b",

@@ -23,6 +23,7 @@ class ShardVersions:
 
     def __init__(self, store: Store, shards: Sequence[Shard]) -> None:
         self._store, self._lock = store, threading.Lock()
+        self._packed = all(shard.packed is not None for shard in shards)
         names = [file.basename for shard in shards for file in (shard.raw, shard.packed) if file and not file.hashes]
         self.unhashed = bool(names)
         self.unlisted: str | None = None
@@ -68,9 +69,10 @@ class ShardVersions:
         since = "the version that was there when its index was read"
         if self.unlisted is not None:
             since = f"the version of its first use here, or what the cache had ({self.unlisted})"
+        damage = "noticed only where unpacking fails" if self._packed else "not noticed"
         return (
-            f"the index of {self._store.url} has no hashes: damage within its shards is not noticed, and of each shard "
-            f"{since} counts as the right one (mosaicml-streaming writes hashes with hashes=['xxh64'])"
+            f"the index of {self._store.url} has no hashes: damage within its shards is {damage}, and of each "
+            f"shard {since} counts as the right one (mosaicml-streaming writes hashes with hashes=['xxh64'])"
         )
 
     def refusal(self, file: File) -> ConfigError:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonMapping, JsonObject
+from roofline.common.yaml_text import read_yaml
 from roofline.train.config.flatten import flatten
 from roofline.train.finetune.options import PRESETS, SCHEDULES, FinetuneOptions
 from roofline.train.finetune.prepare import HELD_OUT, TRAIN, Data, Prepared, Rows
@@ -160,8 +161,8 @@ def write(settings: JsonMapping, folder: Path) -> Path:
 
     path = folder / FILE
     if path.exists():
-        earlier = yaml.safe_load(path.read_text())
-        difference = _difference(earlier, settings) if isinstance(earlier, dict) else "it is damaged"
+        earlier = _earlier(path)
+        difference = _difference(earlier, settings) if earlier is not None else "it is damaged"
         if not difference:
             return path
         if has_begun(folder):
@@ -173,6 +174,17 @@ def write(settings: JsonMapping, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(json.loads(json.dumps(settings)), sort_keys=False, allow_unicode=True))
     return path
+
+
+def _earlier(path: Path) -> JsonMapping | None:
+    """The settings in a file that an earlier run wrote; None if it was changed into something else."""
+    import yaml
+
+    try:
+        read = read_yaml(path.read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        return None
+    return read.value if isinstance(read.value, dict) and not read.repeated else None
 
 
 def has_begun(folder: Path) -> bool:

@@ -7,7 +7,7 @@ cannot start ends the run before its first step.
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,12 +42,18 @@ class Sink(Protocol):
 
 def check(section: LoggersSection) -> None:
     """Raise UnsupportedError for a configured logger whose package is not installed."""
+    for error in missing(section):
+        raise error
+
+
+def missing(section: LoggersSection) -> Iterator[UnsupportedError]:
+    """The error of each configured logger whose package is not installed; `what` is its key."""
     for name, package in PACKAGES.items():
         if getattr(section, name) is not None and find_spec(name) is None:
             if section.mlflow is not None and name == "mlflow" and _is_server(section.mlflow.tracking_uri):
                 package = "mlflow-skinny"
             what = f"loggers.{name}"
-            raise UnsupportedError(what, f"the package {package} is not installed", [f"pip install {package}"])
+            yield UnsupportedError(what, f"the package {package} is not installed", [f"pip install {package}"])
 
 
 class Loggers:

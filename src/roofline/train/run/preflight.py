@@ -15,6 +15,7 @@ from roofline.train.data.mds import Shards
 from roofline.train.data.mds_index import INDEX
 from roofline.train.data.record_fields import unused_words
 from roofline.train.model.shapes import model_config
+from roofline.train.report import loggers
 
 _log = log.get("train")
 
@@ -66,6 +67,8 @@ def faults(config: TrainConfig) -> Iterator[Fault]:
     several = isinstance(config.eval_loader, tuple)
     for number, loader in enumerate(config.evaluations.values()):
         yield from _data(f"eval_loader.{number}" if several else "eval_loader", loader)
+    for absent in loggers.missing(config.loggers):
+        yield Fault(absent.what, str(absent))
     if config.load_path is not None and not config.autoresume and "://" not in config.load_path:
         store, step = manifest.open_place(config.load_path)
         complete = manifest.steps(store)

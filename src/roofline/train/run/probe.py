@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Shard
 from roofline.common.json_types import JsonObject
 from roofline.train.data.order import share
 from roofline.train.model.modules import IGNORED, Model
+from roofline.train.model.tensor_parallel import part
 from roofline.train.parallel.processes import fsdp
 from roofline.train.run.gradients import targets
 from roofline.train.run.projection import SIZE, sums
@@ -47,7 +48,7 @@ class RunProbe:
     def __init__(self, run: "Run") -> None:
         self.run = run
         self.rows = run.order.batch(0)[:ROWS]
-        self.places = share(np.arange(len(self.rows)), run.world.rank, run.world.size)
+        self.places = share(np.arange(len(self.rows)), run.world.data_rank, run.world.data_size)
         self.arrays = run.source.rows(self.rows[self.places])
         self.tokens, self.documents, _ = self.arrays
         self.path = run.folder / PROBES
@@ -101,7 +102,7 @@ class RunProbe:
                 (loss * (scale / max(1, tokens))).backward()  # type: ignore[no-untyped-call]
                 loss_sum += float(loss.detach())
         loss_sums = np.zeros(2 + SIZE)
-        loss_sums[:2] = tokens if run.world.rank == 0 else 0, loss_sum
+        loss_sums[:2] = tokens if run.world.data_rank == 0 else 0, loss_sum
         parts = {("loss", ""): loss_sums} | {("activations", name): each for name, each in watch.sums.items()}
         parts |= {("gradients", name): each for name, each in _gradients(run).items()}
         values = run.world.sum(np.concatenate(list(parts.values())).tolist())
@@ -119,7 +120,7 @@ class RunProbe:
             return size, True
         if run.config.device_train_microbatch_size == "auto":
             return 1, False  # if training fits into memory, so does this
-        return min(size, -(-len(self.rows) // run.world.size)), False
+        return min(size, -(-len(self.rows) // run.world.data_size)), False
 
     def _chunks(self, goals: NDArray[np.int64]) -> Iterator[tuple[int, int, list[NDArray[np.int64]]]]:
         """The rows of each pass of this rank; every rank has equally many passes.
@@ -128,14 +129,14 @@ class RunProbe:
         targets and perhaps documents, padded with rows that do not count.
         """
         size, compiled = self._pass()
-        for start in range(0, -(-len(self.rows) // self.run.world.size), size):
-            part = slice(start, start + size)
+        for start in range(0, -(-len(self.rows) // self.run.world.data_size), size):
+            some = slice(start, start + size)
             place = int(self.places[start]) if start < len(self.places) else 0
-            real = len(self.tokens[part])
+            real = len(self.tokens[some])
             spare = ((0, max(0, (size if compiled else 1) - real)), (0, 0))
-            arrays = [np.pad(self.tokens[part], spare), np.pad(goals[part], spare, constant_values=IGNORED)]
+            arrays = [np.pad(self.tokens[some], spare), np.pad(goals[some], spare, constant_values=IGNORED)]
             if self.documents is not None:
-                arrays.append(np.pad(self.documents[part], spare))
+                arrays.append(np.pad(self.documents[some], spare))
             yield place, real, arrays
 
 
@@ -185,7 +186,11 @@ class _Watch:
 
 
 def _gradients(run: "Run") -> dict[str, Sums]:
-    """This rank's part of the sums over the gradients of each block, and of what is before and behind the blocks."""
+    """This rank's part of the sums over the gradients of each block, and of what is before and behind the blocks.
+
+    `World.sum` adds them up as those of the shares of a batch: it divides by the ranks that share matrices, as is right
+    for a gradient that each of these has. Of a divided one each has a part, which counts as often as it is divided by.
+    """
     layers = [f"layer {i}" for i in range(len(run.model.blocks))]
     totals = {name: np.zeros(2 + SIZE) for name in ("embed", *layers, "head")}
     rest = "embed"
@@ -194,13 +199,19 @@ def _gradients(run: "Run") -> dict[str, Sums]:
         group = f"layer {param.name.split('.')[1]}" if layer else rest
         rest = "head" if layer else rest
         if tensor.grad is not None:
-            local, first = _local(tensor.grad, run.world.rank)
-            totals[group] += np.concatenate([[local.numel()], sums(f"gradient/{param.name}", local, first)])
+            local, first = _local(tensor.grad, run.world.data_rank)
+            piece = part(param, run.model.ranks)
+            count = 1 if piece.dim is None else run.model.ranks.size
+            for offsets, here, rows in piece.places(first, len(local)):
+                view = local[here - first : here - first + rows]
+                column = offsets[1] if piece.dim == 1 else 0
+                projected = sums(f"gradient/{param.name}", view, offsets[0], column)
+                totals[group] += count * np.concatenate([[view.numel()], projected])
     return totals
 
 
 def _local(grad: torch.Tensor, rank: int) -> tuple[torch.Tensor, int]:
-    """The rows of a gradient that this rank sums up, and the number of the first."""
+    """The rows of a gradient that this rank sums up, and the number of the first; rank: among those that shard it."""
     if not isinstance(grad, DTensor):
         return grad, 0
     mesh, places = grad.device_mesh, grad.placements
@@ -225,8 +236,8 @@ def _figures(totals: Totals, scale: float) -> JsonObject:
             if of != kind:
                 continue
             unit = math.sqrt(max(1.0, size)) if length == "rms" else scale
-            part = {"name": name, "size": int(size), length: math.sqrt(squares) / unit}
-            figures[kind].append({**part, "sketch": [_short(value / unit) for value in sketch]})
+            entry = {"name": name, "size": int(size), length: math.sqrt(squares) / unit}
+            figures[kind].append({**entry, "sketch": [_short(value / unit) for value in sketch]})
     return figures
 
 

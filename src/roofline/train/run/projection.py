@@ -34,16 +34,16 @@ def signs(key: str, start: int, count: int) -> NDArray[np.float32]:
     return np.unpackbits(rows, axis=1, bitorder="little").astype(np.float32) * 2 - 1
 
 
-def sums(key: str, x: "torch.Tensor", first: int = 0) -> NDArray[np.float64]:
+def sums(key: str, x: "torch.Tensor", first: int = 0, first_column: int = 0) -> NDArray[np.float64]:
     """The sum of squares of a tensor [rows, ...], then its projections: float64 [1 + SIZE].
 
-    first: the number of x's first row in the full tensor; the sums of its parts add up to those of the full tensor.
-    Projections are divided by sqrt(SIZE), so that their squares sum to about the sum of squares.
+    first, first_column: where x begins in the full tensor, as a matrix; the sums of its parts add up to those of the
+    full tensor. Projections are divided by sqrt(SIZE), so that their squares sum to about the sum of squares.
     """
     import torch
 
     matrix = x.detach().reshape(x.shape[0], -1) if x.numel() else x.new_zeros(0, 1)
-    columns = torch.from_numpy(signs(f"{key}/columns", 0, matrix.shape[1])).to(matrix.device)
+    columns = torch.from_numpy(signs(f"{key}/columns", first_column, matrix.shape[1])).to(matrix.device)
     total = np.zeros(1 + SIZE)
     step = max(1, ELEMENTS // matrix.shape[1])
     for start in range(0, matrix.shape[0], step):
