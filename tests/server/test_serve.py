@@ -396,9 +396,9 @@ def outcome_of_visit(monkeypatch):
 
     def visiting(visit):
         try:
-            address = re.fullmatch(r"Listening on (\S+)", lines.get(timeout=10))[1]
-            assert lines.get(timeout=10).startswith("Ready: ")
-            with httpx.Client(base_url=address, transport=httpx.HTTPTransport(retries=5)) as client:
+            address = re.fullmatch(r"Listening on (\S+)", lines.get(timeout=60))[1]
+            assert lines.get(timeout=60).startswith("Ready: ")
+            with httpx.Client(base_url=address, transport=httpx.HTTPTransport(retries=5), timeout=60) as client:
                 outcome.append(visit(client))
         except BaseException:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -408,7 +408,7 @@ def outcome_of_visit(monkeypatch):
         visitor = threading.Thread(target=visiting, args=(visit,))
         visitor.start()
         start()
-        visitor.join(10)
+        visitor.join(60)
         assert {number: signal.getsignal(number) for number in handlers} == handlers, "handlers of the caller"
         return outcome[0]
 

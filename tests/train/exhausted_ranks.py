@@ -134,17 +134,23 @@ def compare_places(run: Run, rows: Rows, facts: list[Facts], is_failing: bool, e
     return len(places)
 
 
-def compare(given: dict[str, Any], every: int = 1) -> int:
-    """How many places of a step were tried. given: a configuration; every: of so many places the last one."""
+def compare(given: dict[str, Any], every: int = 1, leaves: bool = False) -> int:
+    """How many places of a step were tried. given: a configuration; every: of so many places the last one; leaves:
+    whether this process goes on without the group."""
     fails, every, answers = given.pop("fails"), given.pop("every", every), given.pop("answers", None)
     inside = given.pop("inside", False)
     config = parse_config(given)
     world = processes.join(config)
-    run = Run(config, world)
-    rows, facts = prepared(run, next(Loader(run.source, run.order, config.train_loader, run.shares, 0)), answers)
-    with watched_reductions(run) if inside else nullcontext():
-        tried = compare_places(run, rows, facts, world.rank in fails, every)
-    run.close()
+    try:
+        run = Run(config, world)
+        rows, facts = prepared(run, next(Loader(run.source, run.order, config.train_loader, run.shares, 0)), answers)
+        with watched_reductions(run) if inside else nullcontext():
+            tried = compare_places(run, rows, facts, world.rank in fails, every)
+        run.close()
+        del run
+    finally:
+        if leaves:
+            processes.leave(world)
     return tried
 
 

@@ -8,7 +8,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="training is torch")
 
-from roofline.train.parallel import processes  # noqa: E402
 from roofline.train.run_folder import LOG, read_lines  # noqa: E402
 from tests.train import exhausted_ranks, small  # noqa: E402
 from tests.train.forks import run_forked  # noqa: E402
@@ -71,11 +70,7 @@ def setting(folder: Path, kind: str, fails: list[int], rows: int) -> dict[str, A
 )
 def test_a_step_that_is_begun_again_has_the_gradients_of_one_without_a_failure(kind: str, tmp_path: Path) -> None:
     """On one process, with and without a group: at some places of a step."""
-    try:
-        tried = exhausted_ranks.compare(setting(tmp_path, kind, [0], 6 if kind != "elastic" else 12), every=5)
-    finally:
-        processes.leave(processes.World(grouped=True, owner=torch.distributed.is_initialized()))
-    assert tried >= 3
+    assert exhausted_ranks.compare(setting(tmp_path, kind, [0], 6 if kind != "elastic" else 12), 5, leaves=True) >= 3
 
 
 def places(count: int, kind: str, *fails: list[int], slow: bool = False) -> Any:
