@@ -194,6 +194,10 @@ def test_looks_at_stopped_ranks_count_in_a_row_alone(monkeypatch: pytest.MonkeyP
                     launched._end_stopped()
             assert process.poll() is None
             launched._end_stopped()
+            monkeypatch.setattr(launch, "is_stopped", lambda pid: False)  # as of a process that ends
+            with monkeypatch.context() as unreaped:
+                unreaped.setattr(process, "poll", lambda: None)
+                launched._end_stopped()
             process.wait()
             assert launched.lost() == "rank 1 of 1 ended (it was stopped by a signal and not continued)"
         finally:

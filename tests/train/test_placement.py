@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from roofline.common.errors import ConfigError
-from roofline.train.parallel.placement import Placement
+from roofline.train.parallel.placement import ProcessPlacement
 from roofline.train.run.loop import train
 from tests.train import small
 
@@ -38,7 +38,7 @@ def test_what_launchers_say(
 ) -> None:
     for name, value in values.items():
         place.setenv(name, value)
-    assert Placement.from_environment() == Placement(*expected)
+    assert ProcessPlacement.from_environment() == ProcessPlacement(*expected)
 
 
 @pytest.mark.parametrize(
@@ -64,14 +64,14 @@ def test_what_cannot_be_is_refused(values: dict[str, str], message: str, place: 
     for name, value in values.items():
         place.setenv(name, value)
     with pytest.raises(ConfigError, match=message):
-        Placement.from_environment()
+        ProcessPlacement.from_environment()
 
 
 def test_a_process_group_that_is_there_says_rank_and_size(place: pytest.MonkeyPatch) -> None:
     place.setenv("LOCAL_RANK", "1")
-    assert Placement.from_environment((1, 2)) == Placement(1, 2, 1, None)
+    assert ProcessPlacement.from_environment((1, 2)) == ProcessPlacement(1, 2, 1, None)
     with pytest.raises(ConfigError, match=r"LOCAL_RANK='1' .* is not 0, as it is where WORLD_SIZE is 1"):
-        Placement.from_environment((0, 1))
+        ProcessPlacement.from_environment((0, 1))
 
 
 @pytest.mark.parametrize("values", [{"RANK": "1"}, {"WORLD_SIZE": "-1"}, {"LOCAL_WORLD_SIZE": "abc"}])

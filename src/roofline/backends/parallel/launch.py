@@ -79,6 +79,7 @@ class Launched:
         self.size = size
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._stopped: dict[int, int] = {}  # looks in a row at which each rank was stopped
+        self._ended = set[int]()  # ranks that were ended for it
         self._file, self._closed = new_file(), threading.Event()
         try:
             self.store = store_of(self._file)
@@ -142,6 +143,7 @@ class Launched:
             if process.poll() is None:
                 self._stopped[rank] = self._stopped.get(rank, 0) + 1 if is_stopped(process.pid) else 0
                 if self._stopped[rank] == STOPPED_LOOKS:
+                    self._ended.add(rank)
                     process.kill()
 
     def lost(self) -> str | None:
@@ -151,7 +153,7 @@ class Launched:
                 return f"rank {rank} of {self.size} failed: {self.store.get(f'failed/{rank}').decode()}"
             status = process.poll()
             if status not in (None, LOST):
-                was_stopped = self._stopped.get(rank, 0) >= STOPPED_LOOKS
-                cause = "it was stopped by a signal and not continued" if was_stopped else describe_end(status)
+                stopped = rank in self._ended
+                cause = "it was stopped by a signal and not continued" if stopped else describe_end(status)
                 return f"rank {rank} of {self.size} ended ({cause})"
         return None

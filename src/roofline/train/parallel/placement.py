@@ -13,7 +13,7 @@ _REMEDY = (
 
 
 @dataclass(frozen=True)
-class Placement:
+class ProcessPlacement:
     """The number of this process among those of its run.
 
     local_rank: among those of its machine. local_size: how many those are; None: no launcher says so.
@@ -25,7 +25,7 @@ class Placement:
     local_size: int | None
 
     @classmethod
-    def from_environment(cls, group: tuple[int, int] | None = None) -> "Placement":
+    def from_environment(cls, group: tuple[int, int] | None = None) -> "ProcessPlacement":
         """The placement that the environment's variables say; group: rank and size, where a process group has them.
 
         Raises ConfigError with the variable that cannot be so.

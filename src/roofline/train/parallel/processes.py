@@ -30,7 +30,7 @@ from roofline.train.model.tensor_parallel import TensorRanks
 from roofline.train.parallel import alike
 from roofline.train.parallel.elastic import TreeReduceScatter
 from roofline.train.parallel.meeting import Meeting
-from roofline.train.parallel.placement import Placement
+from roofline.train.parallel.placement import ProcessPlacement
 
 T = TypeVar("T")
 COMPUTE = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
@@ -169,7 +169,8 @@ def join(config: TrainConfig, store: Path | None = None) -> World:
     each other, instead of MASTER_ADDR. Raises ConfigError where a variable says what cannot be, and, on all of them,
     where their configurations differ.
     """
-    place = Placement.from_environment((dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else None)
+    group = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else None
+    place = ProcessPlacement.from_environment(group)
     accelerated = torch.accelerator.is_available() and config.device != "cpu"
     if config.device == "gpu" and not accelerated:
         raise ConfigError("device=gpu: torch finds no accelerator here")
