@@ -163,6 +163,47 @@ def test_a_rank_that_is_stuck_is_not_waited_for(folder: str) -> None:
     assert not alive(other)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", [{"tensor_parallel": 2}, {"pipeline_parallel": 2}])
+def test_a_rank_that_is_stopped_and_not_continued_is_ended(
+    folder: str, grid: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_LOOK", 0.1)
+    loaded = load(folder, **LOADING, **grid)
+    engine, (other,) = LocalEngine(loaded.executable), pids(loaded.executable).values()
+    assert answer(engine)[1] is None
+    os.kill(other, signal.SIGSTOP)
+    start = time.monotonic()
+    reason = r"RankError: rank 1 of 2 ended (it was stopped by a signal and not continued); load the model again"
+    assert answer(engine) == ([], reason)
+    assert time.monotonic() - start < 100, "a rank that is only slow has three times as long"
+    assert not alive(other)
+    engine.close()
+
+
+def test_looks_at_stopped_ranks_count_in_a_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "STOPPED_LOOKS", 3)
+    monkeypatch.setattr(launch, "_LOOK", 1000.0)  # of the thread that looks by itself
+    launched = launch.Launched(1, "unused", {})
+    with subprocess.Popen(["sleep", "60"]) as process:
+        launched._processes[1] = process
+        try:
+            for states in ([True, True, False, True, True], [False], [True, True]):
+                for is_stopped in states:
+                    monkeypatch.setattr(launch, "is_stopped", lambda pid, now=is_stopped: now)
+                    launched._end_stopped()
+            assert process.poll() is None
+            launched._end_stopped()
+            monkeypatch.setattr(launch, "is_stopped", lambda pid: False)  # as of a process that ends
+            with monkeypatch.context() as unreaped:
+                unreaped.setattr(process, "poll", lambda: None)
+                launched._end_stopped()
+            process.wait()
+            assert launched.lost() == "rank 1 of 1 ended (it was stopped by a signal and not continued)"
+        finally:
+            launched.close(0.0)
+
+
 LOADED_ELSEWHERE = """
 import json, sys, threading, time
 from roofline.bundle import load

@@ -161,7 +161,7 @@ def test_a_forged_checksum_does_not_help_without_the_key(receipt, signer, tmp_pa
 def test_what_is_no_receipt_is_refused_in_a_sentence(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("receipt") / "r.json"
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
-    with pytest.raises(ConfigError, match="is no receipt|it is empty; get the file again"):
+    with pytest.raises(ConfigError, match=r"is no receipt|it is empty; get the file again"):
         read_receipt(path)
 
 

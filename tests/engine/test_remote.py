@@ -595,3 +595,11 @@ def test_a_constraint_is_compiled_there_and_one_that_cannot_be_refuses_its_reque
         assert (await collect(await engine.submit([1], GREEDY)))[1][0].finish_reason == "length"
 
     run(test, spec(vocab_size=300, num_pages=400, max_context=3000))
+
+
+def test_an_engine_that_is_stopped_is_idle_whatever_its_ranks_use():
+    times, stopped = iter(range(100)), iter([True] * (IDLE_TICKS - 1) + [False] + [True] * IDLE_TICKS)
+    watchdog = Watchdog(5.0, lambda: next(times), lambda: next(stopped))
+    told = [watchdog.tick() for _ in range(2 * IDLE_TICKS)]
+    assert [reason is not None for reason in told] == [False] * (2 * IDLE_TICKS - 1) + [True]
+    assert "computed nothing, so it was ended" in told[-1]

@@ -4,15 +4,17 @@ import json
 import sys
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from roofline.common.errors import ConfigError
+from roofline.common.errors import CapacityError, ConfigError
 from roofline.text.templates.template import CHATML, ChatTemplate
 from roofline.text.tokenizers.from_json import from_json
 from roofline.text.tokenizers.tokenizer import Tokenizer
+from roofline.train.finetune import encode
 from roofline.train.finetune.encode import Encoded, Encoder
 from roofline.train.finetune.packing import pack
 from roofline.train.finetune.samples import Chat, Continuation, Message, Text, chat
@@ -372,3 +374,18 @@ def test_the_mask_is_that_of_transformers_where_a_template_marks_answers_itself(
     (part,) = encoder(sft.words(folder), MARKED).encode(chat(turns, None, "x"), "x")
     assert part.ids.tolist() == expected["input_ids"]
     assert part.trained.tolist() == [bool(each) for each in expected["assistant_masks"]]
+
+
+@pytest.mark.parametrize(
+    "sample", [Text("one two " * 8), Continuation("one " * 8, "two " * 8), chat(CHATS["turns"], None, "x")]
+)
+def test_a_sample_whose_tokens_do_not_fit_into_memory_is_refused(
+    words: Tokenizer, sample: Text | Continuation | Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encode, "LARGE", 32)
+    monkeypatch.setattr(encode, "detect", lambda: SimpleNamespace(memory_available=1000))
+    message = r"^f: line 3: a text of \d+ characters needs [\d,]+ bytes, 1,000 are available\. Divide it"
+    with pytest.raises(CapacityError, match=message):
+        encoder(words).encode(sample, "f: line 3")
+    monkeypatch.setattr(encode, "detect", lambda: SimpleNamespace(memory_available=1 << 20))
+    assert encoder(words).encode(sample, "f: line 3")

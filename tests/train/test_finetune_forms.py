@@ -221,6 +221,16 @@ def test_a_form_that_is_named(tmp_path: Path) -> None:
         ({"messages": [user("q"), assistant("a")], "tools": [{"parameters": {}}]}, "messages", "a tool has no name"),
         ({"instruction": "x", "output": 3}, "alpaca", "output is the number 3, not a text"),
         ({"prompt": "x", "completion": " "}, "completion", "completion is empty"),
+        ({"prompt": "x", "completion": None}, None, "^f: line 1: completion is null, not a text$"),
+        ({"prompt": "x", "response": None}, None, "^f: line 1: response is null, not a text$"),
+        ({"prompt": "x"}, "completion", "^f: line 1: there is no completion: "),
+        ({"prompt": "x", "response": None}, "instruct", "^f: line 1: response is null, not a text$"),
+        ({"instruction": "x", "output": None}, None, "^f: line 1: output is null, not a text$"),
+        ({"question": "x", "response": None}, "question", "^f: line 1: response is null, not a text$"),
+        ({"context": "x", "continuation": None}, "icl", "^f: line 1: continuation is null, not a text$"),
+        ({"conversation": None}, "sharegpt", "^f: line 1: conversation is null, not a list$"),
+        ({"messages": None}, "messages", "^f: line 1: messages is null, not a list$"),
+        ({"text": "x"}, "messages", "^f: line 1: there is no messages: give the record one"),
         ({"query": "x", "choices": ["a"], "gold": 1}, "icl", "^f: line 1: gold is the number 1, .* from 0 to 0$"),
         *(
             (

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import struct
+import tracemalloc
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
@@ -17,7 +18,7 @@ from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.train.data import mds
 from roofline.train.data.mds import Shards, ShardWriter
 from roofline.train.data.mds_encodings import encoding
-from roofline.train.data.mds_index import codec
+from roofline.train.data.shard_codecs import codec
 
 
 def by_hand(folder: Path) -> None:
@@ -212,6 +213,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
     for change, message in (
         ({"basename": "../shard.00000.mds"}, "no file of its folder"),
         ({"basename": "/etc/passwd"}, "no file of its folder"),
+        *(({"bytes": size}, "is not a whole number from 0 to below") for size in (-1, 10**10, 10**20, 1.5, "9", None)),
     ):
         bad = json.loads(index)
         bad["shards"][0]["raw_data"] |= change
@@ -246,13 +248,52 @@ PACKED = [
 @pytest.mark.parametrize(("name", "packed"), PACKED)
 def test_what_streamings_libraries_packed_is_unpacked(name: str, packed: str) -> None:
     data, unpack = b"tokens and more tokens, " * 20, codec(name)[1]
-    assert unpack(bytes.fromhex(packed), len(data)) == data
+    assert b"".join(unpack(bytes.fromhex(packed), len(data))) == data
     for damaged in (packed[:-6], "00" + packed, ""):
         with pytest.raises((OSError, ValueError)):
-            unpack(bytes.fromhex(damaged), len(data))
+            b"".join(unpack(bytes.fromhex(damaged), len(data)))
 
 
-@pytest.mark.parametrize("compression", ["zstd", "br", "snappy"])
+CODECS = ["zstd", "gz", "bz2", "br", "snappy"]
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_packed_bytes_hold_what_the_index_says_and_nothing_else(name: str) -> None:
+    data, (pack, unpack) = bytes(range(256)) * 4, codec(name)
+    packed = pack(data)
+    assert b"".join(unpack(packed, len(data))) == data
+    cut = [packed[:end] for end in range(0, len(packed), 7)]
+    for changed in (*cut, packed + b"abc", packed + b"B", packed * 2):
+        with pytest.raises((OSError, EOFError, ValueError)):
+            b"".join(unpack(changed, len(data)))
+    for size in (0, 1, len(data) - 1, len(data) + 1, 10**7, 2**32 - 1):
+        with pytest.raises(ValueError, match="of the index"):
+            b"".join(unpack(packed, size))
+    for at in range(len(packed)):  # a flipped bit is noticed, or where the format has no checksum gives as many bytes
+        flipped = packed[:at] + bytes([packed[at] ^ 8]) + packed[at + 1 :]
+        with suppress(OSError, EOFError, ValueError):
+            assert len(b"".join(unpack(flipped, len(data)))) == len(data)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_no_more_is_unpacked_than_the_index_says(name: str) -> None:
+    pack, unpack = codec(name)
+    packed = pack(bytes(1 << 24))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="of the index"):
+            b"".join(unpack(packed, 600))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()
+
+
+def test_bytes_that_begin_with_the_size_of_gigabytes_are_no_snappy() -> None:
+    with pytest.raises(ValueError, match="cannot hold the 4,294,967,295"):
+        b"".join(codec("snappy")[1](bytes.fromhex("ffffffff0f0000"), 2**32 - 1))
+
+
+@pytest.mark.parametrize("compression", CODECS)
 def test_damaged_compressed_shards(tmp_path: Path, compression: str) -> None:
     with ShardWriter(tmp_path / "s", {"n": "int"}, compression=compression) as writer:
         for n in range(100):
@@ -415,7 +456,10 @@ def test_an_index_of_nothing_is_empty(tmp_path: Path) -> None:
     [
         ({"column_names": ["n", "text"]}, "no index of shards"),
         ({"column_sizes": [8, None, None, None]}, "no index of shards"),
-        ({"samples": -1}, "a shard of -1 samples"),
+        ({"samples": -1}, r"index\.json: the number of samples of 'shard\.00000\.mds': the number -1 is not"),
+        ({"samples": True}, "true is not a whole number from 0"),
+        ({"column_sizes": [8, None, -4]}, "the size of column '[a-z]+': the number -4"),
+        ({"compression": 5}, "are strings"),
         ({"version": 3}, "shard format mds 3"),
         ({"format": "json"}, "shard format json 2"),
     ],
@@ -437,7 +481,7 @@ def test_a_folder_below_folders_that_are_not_there_is_made(tmp_path: Path) -> No
 def test_shards_are_packed_as_tightly_as_can_be_and_without_the_time(name: str, level: int) -> None:
     data = bytes(range(256)) * 4000
     pack, unpack = codec(name)
-    assert unpack(pack(data), len(data)) == data
+    assert b"".join(unpack(pack(data), len(data))) == data
     assert pack(data) == codec(f"{name}:{level}")[0](data)
     assert pack(data) != codec(f"{name}:{level - 8}")[0](data)
     if name == "gz":

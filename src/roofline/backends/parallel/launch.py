@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING
 
 from roofline.backends.parallel.ranks import RankError
 from roofline.common import log
-from roofline.common.processes import describe_end, die_with_parent
+from roofline.common.processes import describe_end, die_with_parent, is_stopped
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
 JOIN_SECONDS = 120.0  # for a process to start and import torch
 LOST = 3  # exit status of a rank that ended because it lost another
+STOPPED_LOOKS = 15  # in a row at a rank that a signal has stopped, behind which it is ended
+_LOOK = 1.0  # seconds between two of them
 _POLL = 0.02  # seconds
 
 
@@ -69,11 +71,15 @@ class Launched:
     """Processes of ranks 1 to size - 1: `python -m MODULE JSON`, the JSON being `options` with what `run_rank` takes.
 
     They leave their terminal's session, so that Ctrl-C there is rank 0's business alone, and die with this process.
+    One that a signal has stopped is ended if nobody continues it: the others would wait for it as long as for a slow
+    one. Looks are counted, not seconds: while this process itself was stopped there were none.
     """
 
     def __init__(self, size: int, module: str, options: Mapping[str, object]) -> None:
         self.size = size
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._stopped: dict[int, int] = {}  # looks in a row at which each rank was stopped
+        self._ended = set[int]()  # ranks that were ended for it
         self._file, self._closed = new_file(), threading.Event()
         try:
             self.store = store_of(self._file)
@@ -97,7 +103,8 @@ class Launched:
                 started.set_result(None)
             except BaseException as error:
                 started.set_exception(error)
-            self._closed.wait()
+            while not self._closed.wait(_LOOK):
+                self._end_stopped()
 
         threading.Thread(target=start, name="ranks", daemon=True).start()
         started.result()
@@ -130,6 +137,15 @@ class Launched:
                 process.wait()
         self._closed.set()
 
+    def _end_stopped(self) -> None:
+        """End the ranks that were stopped at enough looks in a row, this one included."""
+        for rank, process in self._processes.items():
+            if process.poll() is None:
+                self._stopped[rank] = self._stopped.get(rank, 0) + 1 if is_stopped(process.pid) else 0
+                if self._stopped[rank] == STOPPED_LOOKS:
+                    self._ended.add(rank)
+                    process.kill()
+
     def lost(self) -> str | None:
         """The rank that failed or ended; those that ended because they lost it do not count."""
         for rank, process in self._processes.items():
@@ -137,5 +153,7 @@ class Launched:
                 return f"rank {rank} of {self.size} failed: {self.store.get(f'failed/{rank}').decode()}"
             status = process.poll()
             if status not in (None, LOST):
-                return f"rank {rank} of {self.size} ended ({describe_end(status)})"
+                stopped = rank in self._ended
+                cause = "it was stopped by a signal and not continued" if stopped else describe_end(status)
+                return f"rank {rank} of {self.size} ended ({cause})"
         return None

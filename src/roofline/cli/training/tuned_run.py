@@ -69,12 +69,15 @@ class TunedRun:
         from roofline.train.finetune import plan
         from roofline.train.finetune.encode import Encoder
         from roofline.train.finetune.prepare import prepare, read_prompts
+        from roofline.train.parallel.placement import ProcessPlacement, meeting_place
 
         options, task, folder = self.task.options, self.task, self.folder
         pull(self.model)
         data = self._data()
         precision, notes = options.precision, list[str]()
         if not options.show:  # which needs no torch
+            if nproc == 1:
+                meeting_place(ProcessPlacement.from_environment().size)
             precision, notes = plan.precision_of(options, plan.computes_on_cpu())
         # What is wrong with the options is said before minutes of preparation.
         stand_in = task.configure(self.model, plan.stand_in(data.length), folder, precision)

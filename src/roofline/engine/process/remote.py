@@ -24,7 +24,7 @@ import msgspec
 
 from roofline.common import log
 from roofline.common.errors import RequestError, RooflineError, UnsupportedError
-from roofline.common.processes import describe_end
+from roofline.common.processes import describe_end, is_stopped
 from roofline.engine.adapter_info import AdapterInfo
 from roofline.engine.checks import RequestOptions, check_request, check_unused, request_parts
 from roofline.engine.params import SamplingParams, fresh_seed
@@ -94,7 +94,9 @@ class RemoteEngine:
         self.heir: Callable[[], RemoteEngine | None] | None = None  # chooses who goes on when this one is given up
         self._worker = worker or ProcessWorker(spec)
         self._stall, self._canary = Stall(), Canary()
-        self._watchdog = Watchdog(ping_seconds, lambda: tree_time(self.pid))
+        self._watchdog = Watchdog(
+            ping_seconds, lambda: tree_time(self.pid), lambda: self.pid is not None and is_stopped(self.pid)
+        )
         self._stats = EngineStats()
         self._recovery = Recovery()
         self._adapters = RemoteAdapters(self._tell, self._used_adapters)

@@ -18,11 +18,17 @@ class Watchdog:
     It counts ticks, not seconds: while this process itself was stopped there were none.
 
     processor_time: what the engine's processes used so far, in any unit; None where that is not known.
+    is_stopped: whether a signal has stopped the engine's own process: its ranks, which wait for it, use some.
     """
 
-    def __init__(self, tick_seconds: float, processor_time: Callable[[], int | None]) -> None:
+    def __init__(
+        self,
+        tick_seconds: float,
+        processor_time: Callable[[], int | None],
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.tick_seconds = tick_seconds
-        self._processor_time = processor_time
+        self._processor_time, self._is_stopped = processor_time, is_stopped
         self.heard()
 
     def heard(self) -> None:
@@ -34,7 +40,8 @@ class Watchdog:
         """Why the process should be ended, None: it should not. The first silent tick is the time to send a Ping."""
         self.silent += 1
         used = self._processor_time()
-        self._idle = self._idle + 1 if used is not None and used == self._used else 0
+        computed = (used is None or used != self._used) and not self._is_stopped()
+        self._idle = 0 if computed else self._idle + 1
         self._used = used
         if self._idle >= IDLE_TICKS:
             return f"the engine process answered nothing for {self._seconds:g} s and computed nothing, so it was ended"

@@ -19,17 +19,18 @@ from types import TracebackType
 import numpy as np
 
 from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.fields import naming
 from roofline.common.files import write_atomically
 from roofline.common.json_types import JsonObject
 from roofline.train.data.mds_encodings import Encoding, encoding
-from roofline.train.data.mds_index import INDEX, Shard, codec, digest
+from roofline.train.data.mds_index import INDEX, OFFSETS, Shard, digest
+from roofline.train.data.shard_codecs import codec
 from roofline.train.data.shard_files import ShardFiles
 from roofline.train.data.shard_versions import ShardVersions
 from roofline.train.storage.open import open_store
 from roofline.train.storage.store import MissingError, Store
 
 SIZE_LIMIT = 1 << 26  # default bytes of a shard
-OFFSETS = 1 << 32  # bytes that the offsets of a shard reach: it is smaller
 OPEN_SHARDS = 64  # most shards that are mapped at a time
 OPEN_SHARE = 16  # mapped shards take at most 1/16 of a limited cache: each process keeps its own from removal
 
@@ -141,7 +142,8 @@ def _index(store: Store) -> tuple[tuple[Shard, ...], str]:
         index = json.loads(text)
         if index["version"] != 2:
             raise UnsupportedError(f"{path} of version {index['version']}", "only MDS version 2 is read")
-        shards = tuple(Shard.from_index(entry) for entry in index["shards"])
+        with naming(path):
+            shards = tuple(Shard.from_index(entry) for entry in index["shards"])
     except MissingError as error:
         raise ConfigError(f"{store.url} is no folder of shards: {INDEX} is missing") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -11,7 +11,8 @@ from typing import BinaryIO
 
 from roofline.common import log
 from roofline.common.errors import ConfigError
-from roofline.train.data.mds_index import INDEX, File, Shard, codec
+from roofline.train.data.mds_index import INDEX, File, Shard
+from roofline.train.data.shard_codecs import codec
 from roofline.train.data.shard_versions import ShardVersions
 from roofline.train.storage.file_cache import FileCache
 from roofline.train.storage.local import file_tag, store_errors
@@ -122,29 +123,33 @@ class ShardFiles:
     def _make(self, at: int, stop: threading.Event | None, file: BinaryIO) -> None:
         """Fetch or unpack a shard into a new file of the cache, and check it."""
         shard = self._shards[at]
-        if shard.packed is not None:
-            try:
-                file.write(self._unpacked(shard, shard.packed, stop))
-                return
-            except MissingError:
-                if not self._store.exists(shard.raw.basename):
-                    raise
-        for data in self._pieces(shard.raw, stop):
+        for data in self._raw_pieces(shard, stop):
             file.write(data)
         file.flush()
         if shard.raw.hashes:
             with _map(file, self._where(shard.raw)) as mapped:
                 shard.raw.check(mapped, self._where(shard.raw))
 
-    def _unpacked(self, shard: Shard, packed: File, stop: threading.Event | None) -> bytes:
-        data, where = b"".join(self._pieces(packed, stop)), self._where(packed)
+    def _raw_pieces(self, shard: Shard, stop: threading.Event | None) -> Iterator[bytes]:
+        """The bytes of a shard, unpacked from its compressed file where the store has that one."""
+        if shard.packed is not None:
+            try:
+                packed = b"".join(self._pieces(shard.packed, stop))
+            except MissingError:
+                if not self._store.exists(shard.raw.basename):
+                    raise
+            else:
+                yield from self._unpacked(shard, shard.packed, packed)
+                return
+        yield from self._pieces(shard.raw, stop)
+
+    def _unpacked(self, shard: Shard, packed: File, data: bytes) -> Iterator[bytes]:
+        where = self._where(packed)
         packed.check(data, where)
         try:
-            raw = codec(shard.compression or "")[1](data, shard.raw.size)
+            yield from codec(shard.compression or "")[1](data, shard.raw.size)
         except (OSError, EOFError, ValueError) as error:
             raise ConfigError(f"{where} cannot be unpacked: {error}") from error
-        shard.raw.check(raw, where)
-        return raw
 
     def _pieces(self, file: File, stop: threading.Event | None) -> Iterator[bytes]:
         """The chunks of a file in the store. Raises ConfigError if its size is not that of the index."""

@@ -11,9 +11,10 @@ _INSTRUCTION = "instruction"  # Alpaca's key, whose input goes below it
 
 
 def first_key(record: RecordFields, *keys: str) -> str:
-    """The first of several keys under which a record has something, else the first that it has, or the last."""
-    fallback = next((key for key in keys if record.peek(key) is not None), keys[-1])
-    return next((key for key in keys if record.peek(key)), fallback)
+    """The first of several keys under which a record has something, else the first that it has, be it null, or the
+    first of all."""
+    ways = (lambda key: record.peek(key), lambda key: record.peek(key) is not None, lambda key: key in record)
+    return next((key for fits in ways for key in keys if fits(key)), keys[0])
 
 
 def tools_in(record: RecordFields) -> object:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from roofline.common.errors import ConfigError, RequestError
+from roofline.common.errors import CapacityError, ConfigError, RequestError
+from roofline.hardware.detect import detect
 from roofline.text.replies.reasoning import CLOSE, OPEN
 from roofline.text.replies.reply_format import reply_format
 from roofline.text.templates.tools import with_tools_as_text
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from roofline.text.templates.template import ChatTemplate
     from roofline.text.tokenizers.tokenizer import Tokenizer
 
+LARGE = 1 << 22  # characters of a sample, whose tokens take a good part of a GB while it is encoded
+_BYTES_A_CHARACTER = 100  # at four characters a token: the library has some 430 bytes for each
 NO_BEGINNING = (
     "the chat template does not write a chat up to its answer as it writes the beginning of the chat with the answer, "
     "so where that answer begins cannot be told: name another model, or write the data as prompt and completion"
@@ -94,7 +97,9 @@ class Encoder:
         self._adds_space = self.tokenizer.token_bytes(first[0]).startswith(b" ")
 
     def encode(self, sample: Sample, where: str) -> list[Encoded]:
-        """The sample, or the several that are made of it; none if no target is left. Raises ConfigError."""
+        """The sample, or the several that are made of it; none if no target is left. Raises ConfigError, and
+        CapacityError for one that is too long for this machine's memory."""
+        _check_room(sample, where)
         try:
             parts = list(self._parts(sample))
         except (RequestError, ConfigError) as error:
@@ -312,6 +317,22 @@ class _RenderedChat:
         space = content[len(content.rstrip()) :]  # which the text itself ends with
         end += len(space) if self.text.startswith(space, end) else 0
         return replace(self, text=self.text[:end], mask=self.mask[:end], spans=[*self.spans[:-1], (start, end)])
+
+
+def _check_room(sample: Sample, where: str) -> None:
+    """Raise CapacityError for a sample whose tokens would take more memory than is free: the system ends a process
+    that takes it."""
+    match sample:
+        case Chat():
+            count = sum(len(str(message["content"])) for message in sample.messages)
+        case Continuation():
+            count = len(sample.prompt) + len(sample.completion)
+        case _:
+            count = len(sample.text)
+    available = detect().memory_available if count > LARGE else None
+    if available is not None and count * _BYTES_A_CHARACTER > available:
+        what = f"{where}: a text of {count:,} characters"
+        raise CapacityError(what, count * _BYTES_A_CHARACTER, available, "bytes", "Divide it into several records.")
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

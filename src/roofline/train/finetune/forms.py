@@ -33,11 +33,21 @@ NO_MEDIA = "images and audio are not trained on"
 
 
 def _messages(record: RecordFields, where: str) -> Chat:
-    return _conversation(record.get("messages"), record, where)
+    return _conversation(_turns(record, "messages", where), record, where)
 
 
 def _sharegpt(record: RecordFields, where: str) -> Chat:
-    return _conversation(record.get(first_key(record, "conversations", "conversation")), record, where)
+    return _conversation(_turns(record, first_key(record, "conversations", "conversation"), where), record, where)
+
+
+def _turns(record: RecordFields, key: str, where: str) -> list[object]:
+    """The messages under a key. Raises ConfigError where there are none."""
+    turns = record.get(key)
+    if key not in record:
+        raise ConfigError(f"{where}: there is no {key}: give the record one, or remove it")
+    if not isinstance(turns, list):
+        raise ConfigError(f"{where}: {key} is {describe(turns)}, not a list")
+    return turns
 
 
 def _conversation(turns: object, record: RecordFields, where: str, last_only: bool = False) -> Chat:
@@ -74,8 +84,7 @@ def _instruct(record: RecordFields, where: str) -> Chat:
 
 
 def _question(record: RecordFields, where: str) -> Chat:
-    answers = record.get("answer") is not None or record.get("response") is None
-    return _question_chat(record, "question", "answer" if answers else "response", where)
+    return _question_chat(record, "question", first_key(record, "answer", "response"), where)
 
 
 PUBMEDQA_TASK = "Answer with yes, no or maybe, then explain."

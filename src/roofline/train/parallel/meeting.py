@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from roofline.common import env, log
 from roofline.common.errors import ConfigError, RooflineError
+from roofline.train.parallel.placement import meeting_place
 from roofline.train.parallel.stopping import StopNotes
 
 ANSWER_SECONDS = 3.0  # that ranks which have waited in vain have to say so
@@ -97,24 +98,14 @@ class Meeting:
     def _open(self) -> dist.Store:
         if self.file is not None:
             return dist.FileStore(str(self.file), self.size)
-        address = env.foreign("MASTER_ADDR")
-        if address is None and self.size == 1:
+        place = meeting_place(self.size)
+        if place is None:
             return dist.HashStore()
-        if address is None:
-            raise ConfigError(
-                f"WORLD_SIZE={self.size} in the environment says that this is one of {self.size} processes, but "
-                "MASTER_ADDR does not say where they meet: unset RANK and WORLD_SIZE for a run of one process, or "
-                "start several with --nproc or torchrun"
-            )
-        port = env.foreign("MASTER_PORT") or ""
-        if not port.isdigit() or not 0 < int(port) < 1 << 16:
-            raise ConfigError(f"MASTER_PORT={port!r} beside MASTER_ADDR={address} is no port: set it for all processes")
-        if not 0 <= self.rank < self.size:
-            raise ConfigError(f"RANK={self.rank} is not below WORLD_SIZE={self.size}")
+        address, port = place
         if self.rank == 0 and env.foreign("TORCHELASTIC_USE_AGENT_STORE") != "True":
-            return self._listen(address, int(port))
-        self._reach(address, int(port))
-        return dist.TCPStore(address, int(port), is_master=False, timeout=timedelta(seconds=self.seconds))
+            return self._listen(address, port)
+        self._reach(address, port)
+        return dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=self.seconds))
 
     def _listen(self, address: str, port: int) -> dist.Store:
         """Rank 0's store on the address that was asked for; torch by itself would listen on all."""

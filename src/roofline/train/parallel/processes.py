@@ -30,10 +30,10 @@ from roofline.train.model.tensor_parallel import TensorRanks
 from roofline.train.parallel import alike
 from roofline.train.parallel.elastic import TreeReduceScatter
 from roofline.train.parallel.meeting import Meeting
+from roofline.train.parallel.placement import ProcessPlacement
 
 T = TypeVar("T")
 COMPUTE = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
-_PLACE = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))  # environment variables and their defaults
 
 
 class OutOfMemory(Exception):
@@ -48,6 +48,7 @@ class World:
     grouped: there is a process group. owner: this run has created it. mesh: of all ranks, if grouped.
     watching: the ranks tell each other after each microbatch whether one has failed, not only after each step.
     lockstep: counts the collectives of a microbatch.
+    local_size: how many ranks this machine has, where a launcher says so.
     """
 
     rank: int = 0
@@ -60,6 +61,7 @@ class World:
     meeting: Meeting | None = None  # where the ranks of a group of ours came together
     watching: bool = False
     lockstep: Lockstep = field(default_factory=Lockstep)
+    local_size: int | None = None
 
     def agree(self, failed: bool = False) -> None:
         """Raise OutOfMemory on every rank if one has failed."""
@@ -164,26 +166,26 @@ def join(config: TrainConfig, store: Path | None = None) -> World:
     """This process's World from torchrun's environment variables, with a process group if one is needed.
 
     An existing group, such as Ray Train's, is used and not destroyed. store: a file through which the processes find
-    each other, instead of MASTER_ADDR. Raises ConfigError, on all of them, where their configurations differ.
+    each other, instead of MASTER_ADDR. Raises ConfigError where a variable says what cannot be, and, on all of them,
+    where their configurations differ.
     """
-    rank, size, local = (int(env.foreign(name) or fallback) for name, fallback in _PLACE)
-    if dist.is_initialized():
-        rank, size = dist.get_rank(), dist.get_world_size()
+    group = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else None
+    place = ProcessPlacement.from_environment(group)
     accelerated = torch.accelerator.is_available() and config.device != "cpu"
     if config.device == "gpu" and not accelerated:
         raise ConfigError("device=gpu: torch finds no accelerator here")
     chip = torch.accelerator.current_accelerator() if accelerated else None
-    device = torch.device(chip.type, local) if chip is not None else torch.device("cpu")
+    device = torch.device(chip.type, place.local_rank) if chip is not None else torch.device("cpu")
     if chip is not None:
-        torch.accelerator.set_device_index(local)
-    world = World(rank, size, device)
-    if size > 1 or config.elastic is not None or config.fsdp_config is not None:
+        torch.accelerator.set_device_index(place.local_rank)
+    world = World(place.rank, place.size, device, local_size=place.local_size)
+    if world.size > 1 or config.elastic is not None or config.fsdp_config is not None:
         if dist.is_initialized():
             world.grouped = True
         else:
             _start_group(world, store, timedelta(seconds=config.dist_timeout))
         try:
-            if size > 1:
+            if world.size > 1:
                 alike.check(world, alike.of_code(), alike.SAME_CODE)
                 alike.check(world, alike.of_config(config, device), alike.SAME_FILE)
             _lay_out(world, config)
@@ -322,7 +324,7 @@ def _lay_out(world: World, config: TrainConfig) -> None:
     if section.sharding_strategy == "HYBRID_SHARD":
         if config.elastic is not None:
             raise ConfigError("elastic runs shard fully: fsdp_config.sharding_strategy must not be HYBRID_SHARD")
-        group = section.hybrid_group or int(env.foreign("LOCAL_WORLD_SIZE") or world.size) // tensor
+        group = section.hybrid_group or (world.local_size or world.size) // tensor
         if group < 1 or shards % group:
             raise ConfigError(f"fsdp_config.hybrid_group: {group} does not divide {shards} ranks")
         names, sizes = ["replicate", *names], [shards // group, group, tensor]
@@ -353,5 +355,5 @@ def _start_group(world: World, store: Path | None, timeout: timedelta) -> None:
 
 def _sockets(world: World) -> AbstractContextManager[None]:
     """A context in which groups listen on the loopback interface alone, where all ranks are on this machine."""
-    here = int(env.foreign("LOCAL_WORLD_SIZE") or 1) >= world.size
+    here = (world.local_size or 1) >= world.size
     return gloo_on_loopback() if here or env.foreign("MASTER_ADDR") in LOOPBACK else nullcontext()

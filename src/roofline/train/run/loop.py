@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from roofline.common.env import foreign
 from roofline.common.errors import ConfigError
 from roofline.common.files import write_atomically
 from roofline.common.json_types import JsonObject
@@ -140,7 +139,7 @@ class Run:
                 give_back_freed_memory()
             elif not self.tunes or self.packs:
                 keep_freed_memory()
-        available = affordable(world.device, int(foreign("LOCAL_WORLD_SIZE") or world.size))
+        available = affordable(world.device, world.local_size or world.size)
         self.forms = adaptation.forms(config, self.shape)
         self.base = world.share(world.first(lambda: parts.base_digest(config))) if self.forms else None
         self.report = RunReport(config, self.shape, world, self.forms)
