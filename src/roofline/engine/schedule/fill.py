@@ -43,8 +43,13 @@ class BatchFiller:
         starts = list(accumulate(counts, initial=0))
         page_starts = list(accumulate((len(s.pages) for s in sequences), initial=0))
         pairs = list(zip(sequences, counts, strict=True))
-        batch.ids[: plan.tokens] = list(chain.from_iterable(step_ids(s, k) for s, k in pairs))
-        batch.positions[: plan.tokens] = list(chain.from_iterable(range(s.computed, s.computed + k) for s, k in pairs))
+        single = 0 if plan.drafted else plan.decodes  # leading sequences with one token each
+        behind = pairs[single:]
+        known = [s.ids[s.computed] for s in sequences[:single]]
+        batch.ids[: plan.tokens] = known + list(chain.from_iterable(step_ids(s, k) for s, k in behind))
+        positions = [s.computed for s in sequences[:single]]
+        ranges = (range(s.computed, s.computed + k) for s, k in behind)
+        batch.positions[: plan.tokens] = positions + list(chain.from_iterable(ranges))
         slots = [s.request.slot for s in sequences]
         batch.adapters[: plan.tokens] = np.repeat(slots, counts) if any(slots) else 0
         batch.seg_start[: n + 1] = starts
@@ -89,8 +94,11 @@ def logit_rows(plan: StepPlan) -> list[int]:
     """Token rows of the step whose logits are wanted: of each sequence those before prompt tokens that are scored, and
     if it samples, that of its last known id and those of its draft."""
     scores = {score.sequence: score for score in plan.scores}
-    rows: list[int] = []
-    for end, s, count in zip(accumulate(plan.counts), plan.sequences, plan.counts, strict=True):
+    single = 0 if plan.drafted or scores else plan.decodes  # leading sequences with one token each, and its row
+    rows = list(range(single))
+    ends = accumulate(plan.counts[single:], initial=single)
+    next(ends)
+    for end, s, count in zip(ends, plan.sequences[single:], plan.counts[single:], strict=True):
         if scores and (of := scores.get(s)) is not None:
             first = end - count + of.first - s.computed
             rows += range(first, first + len(of.ids))
