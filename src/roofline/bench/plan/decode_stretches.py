@@ -73,7 +73,6 @@ class DecodeStretches:
             executable.forward()
             cost = executable.step_cost() if engine.config.measure else None
             engine.meter.step(plan, [0] * n, plan.counts, clock.now() - before, 0.0, cost)
-        batch.positions[:n] = context - 1  # the next step of the same sequences goes on from here
         ids = [FIRST_ID] * count
         for sequence in running:
             engine.state.cache.grow(sequence.pages, len(sequence.ids) + count - 1)

@@ -14,10 +14,14 @@ from roofline.ops.batch import Batch, Header
 
 
 class BatchFiller:
-    """Writes plans into one batch and remembers the last, if it was all decodes without drafts."""
+    """Writes plans into one batch and remembers the last, if it was all decodes without drafts.
 
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
+    Args:
+        sizes_only: leave out ids, places and page tables, which nobody reads where nothing is computed.
+    """
+
+    def __init__(self, batch: Batch, sizes_only: bool = False) -> None:
+        self.batch, self._sizes_only = batch, sizes_only
         self._sequences: list[Sequence] = []
         self._page_counts: list[int] = []
 
@@ -28,6 +32,9 @@ class BatchFiller:
         assert len(plan.sequences) <= limits.segments, "more segments than the batch holds"
         assert plan.rows <= limits.rows, "more logit rows than the batch holds"
         assert plan.table_pages <= limits.pages, "more pages than the batch holds"
+        if self._sizes_only:
+            self._write_sizes(plan)
+            return
         plain = plan.decode_only and not plan.drafted
         if plain and plan.sequences == self._sequences:
             self._advance(plan)
@@ -37,10 +44,16 @@ class BatchFiller:
         if plain:
             self._page_counts = [len(s.pages) for s in plan.sequences]
 
+    def _write_sizes(self, plan: StepPlan) -> None:
+        batch, n = self.batch, len(plan.sequences)
+        batch.seg_start[: n + 1] = list(accumulate(plan.counts, initial=0))
+        batch.context_len[:n] = [s.computed + k for s, k in zip(plan.sequences, plan.counts, strict=True)]
+        batch.header[: len(Header)] = (plan.tokens, n, plan.rows, plan.table_pages)
+
     def _rebuild(self, plan: StepPlan) -> None:
+        self._write_sizes(plan)
         batch, sequences, counts = self.batch, plan.sequences, plan.counts
         n = len(sequences)
-        starts = list(accumulate(counts, initial=0))
         page_starts = list(accumulate((len(s.pages) for s in sequences), initial=0))
         pairs = list(zip(sequences, counts, strict=True))
         single = 0 if plan.drafted else plan.decodes  # leading sequences with one token each
@@ -52,13 +65,11 @@ class BatchFiller:
         batch.positions[: plan.tokens] = positions + list(chain.from_iterable(ranges))
         slots = [s.request.slot for s in sequences]
         batch.adapters[: plan.tokens] = np.repeat(slots, counts) if any(slots) else 0
-        batch.seg_start[: n + 1] = starts
-        batch.context_len[:n] = [s.computed + k for s, k in pairs]
         batch.page_start[: n + 1] = page_starts
         batch.pages[: page_starts[-1]] = list(chain.from_iterable(s.pages for s in sequences))
         rows = logit_rows(plan)
         batch.logit_rows[: len(rows)] = rows
-        batch.header[: len(Header)] = (plan.tokens, n, len(rows), page_starts[-1])
+        assert (len(rows), page_starts[-1]) == (plan.rows, plan.table_pages), "a plan that counts its rows and pages"
 
     def _advance(self, plan: StepPlan) -> None:
         """Every sequence is one token further; a few have a new page at the end of their table."""
