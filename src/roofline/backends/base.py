@@ -160,7 +160,10 @@ class GivesHidden(Protocol):
 
 @runtime_checkable
 class ComputesNothing(Protocol):
-    """An Executable without logits: its ids are made up, and nothing can be told of them or held to a form."""
+    """An Executable without logits: its ids are made up, and nothing can be told of them or held to a form.
+
+    Its batch has the sizes of a step alone: header, starts of segments and lengths of contexts.
+    """
 
     computes_nothing: bool
 

@@ -63,11 +63,11 @@ class LocalEngine:
         cache = NaiveCache(pages) if simple else PagedCache(pages, shared)
         self._page_file = _page_file(self.config, executable, cache)
         self.state = State(cache, self.limits)
-        self._meter = StatsMeter(pages, executable.page_bytes)
+        self.meter = StatsMeter(pages, executable.page_bytes)
         self._speculator = _speculator(self.config, executable, draft)
         overlap = self.config.overlap and self.config.scheduler == "continuous"
         scheduler, measure = SCHEDULERS[self.config.scheduler], self.config.measure
-        self._stepper = Stepper(executable, self.state, scheduler, self._meter, measure, self._speculator, overlap)
+        self._stepper = Stepper(executable, self.state, scheduler, self.meter, measure, self._speculator, overlap)
         self._requests: dict[str, Request] = {}
         self.pooling: VectorKind = "last"  # of vectors where nobody says: whoever loads the model knows better
         self.facts: ModelFacts | None = None  # as that one knows them
@@ -165,7 +165,7 @@ class LocalEngine:
         self._requests[name] = request
         if self._recorder is not None:
             self._recorder.arrived(request)
-        self._meter.totals.requests += 1
+        self.meter.totals.requests += 1
         return name
 
     def compile(self, constraint: Constraint) -> "Future[Grammar]":
@@ -249,7 +249,7 @@ class LocalEngine:
 
     def stats(self) -> EngineStats:
         """A reading of the counters."""
-        reading = self._meter.reading(self.state, self._speculator)
+        reading = self.meter.reading(self.state, self._speculator)
         if isinstance(self.executable, CountsExperts):
             counts = self.executable.expert_counts()
             reading.expert_rows, reading.experts_read, reading.expert_layers = counts.rows, counts.read, counts.layers

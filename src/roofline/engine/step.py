@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from roofline.backends.base import Executable, FindsDamage, LostError, Queueing, StepCost
+from roofline.backends.base import ComputesNothing, Executable, FindsDamage, LostError, Queueing, StepCost
 from roofline.backends.sampling import Sampled
 from roofline.common import log
 from roofline.engine.constraints.forms import Forms
@@ -71,7 +71,8 @@ class Stepper:
         self.meter, self.measure, self.speculator = meter, measure, speculator
         self.lost: LostError | None = None  # why no step can succeed any more
         self.recorder: StepRecorder | None = None  # whoever writes the steps down
-        self._filler, self._rows = BatchFiller(executable.batch), RowBuilder()
+        self._filler = BatchFiller(executable.batch, sizes_only=isinstance(executable, ComputesNothing))
+        self._rows = RowBuilder()
         self._forms = Forms(executable)
         self.pooler = Pooler(executable)
         self._queueing = executable if overlap and isinstance(executable, Queueing) else None

@@ -6,6 +6,7 @@ The engine may be real, then this measures, or simulated, then its clock says wh
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from roofline.bench.plan.decode_stretches import DecodeStretches
 from roofline.bench.workloads import token_ids
 from roofline.common.errors import CapacityError, ConfigError, RooflineError
 from roofline.engine.local import LocalEngine
@@ -80,13 +81,25 @@ class Run:
 
 class ClosedLoop:
     """Keeps `concurrency` requests in an engine, taking their lengths in turn. Counts after the first `concurrency`
-    have ended, and until `waves` times as many more have."""
+    have ended, and until `waves` times as many more have.
 
-    def __init__(self, engine: LocalEngine, lengths: Sequence[Lengths], concurrency: int, waves: int = WAVES) -> None:
+    skips: whether simulated steps that only decode are taken without the scheduler (`decode_stretches.py`), which
+    changes no figure.
+    """
+
+    def __init__(
+        self,
+        engine: LocalEngine,
+        lengths: Sequence[Lengths],
+        concurrency: int,
+        waves: int = WAVES,
+        skips: bool = True,
+    ) -> None:
         if concurrency < 1:
             raise ConfigError(f"concurrency {concurrency}: give at least 1")
         self._engine, self._lengths, self.concurrency = engine, lengths, concurrency
         self._most = concurrency * waves
+        self._stretches = DecodeStretches(engine) if skips else None
         self._open: dict[str, Served] = {}
         self._begun = self._warmed = 0
         self._prompts: dict[int, list[int]] = {}
@@ -100,6 +113,7 @@ class ClosedLoop:
         for _ in range(self.concurrency):
             self._submit()
         while len(done) < self._most:
+            self._skip()
             events = engine.step()
             now = clock.now()
             ended = 0
@@ -130,6 +144,15 @@ class ClosedLoop:
             ended=self._ended,
             stats=stats,
         )
+
+    def _skip(self) -> None:
+        """Take the decode steps before the next end at once, where the engine is simulated."""
+        count = self._stretches.skip() if self._stretches is not None else 0
+        if count:
+            running = self._engine.state.running
+            self._ids += count * len(running)
+            for sequence in running:
+                self._open[sequence.request.id].ids += count
 
     def _replace(self, now: float) -> None:
         """Another request in place of one that has ended."""

@@ -58,8 +58,7 @@ def _plan_decodes(state: State, plan: StepPlan) -> list[Sequence]:
                 if victim is sequence:
                     return chunks
         if plan.table_pages + len(sequence.pages) <= room:
-            plan.add(sequence, 1)
-            plan.decodes += 1
+            plan.add_decode(sequence)
     return chunks
 
 
@@ -111,9 +110,13 @@ def commit(state: State, plan: StepPlan, ids: list[int]) -> list[list[int]]:
     fresh: list[list[int]] = []
     at = 0
     for sequence in plan.sampled:
-        rows = len(sequence.draft) + 1
-        fresh.append(_accept(sequence, ids[at : at + rows]))
-        at += rows
+        if sequence.draft:
+            rows = len(sequence.draft) + 1
+            fresh.append(_accept(sequence, ids[at : at + rows]))
+            at += rows
+        else:
+            fresh.append(_accept_one(sequence, ids[at]))
+            at += 1
     assert at == len(ids), "an id for each logit row"
     _count_scored(plan)
     for sequence, count in zip(plan.sequences, plan.counts, strict=True):
@@ -121,7 +124,8 @@ def commit(state: State, plan: StepPlan, ids: list[int]) -> list[list[int]]:
         sequence.computed = min(sequence.computed + count, len(sequence.ids) - (not sequence.hidden))
         if sequence.hidden and sequence.computed == len(sequence.ids):
             _end_pooled(sequence)
-        _publish(state, sequence, sequence.computed)
+        if sequence.computed // PAGE_TOKENS > sequence.published:
+            _publish(state, sequence, sequence.computed)
         if sequence.draft:
             sequence.draft = []
             _give_back(state.cache, sequence)
@@ -161,7 +165,7 @@ def settle(state: State, plan: StepPlan, pending: PendingCommit, ids: list[int])
             continue
         following = sequence.ids[place + 1 :]
         del sequence.ids[place:]
-        fresh.append(_accept(sequence, [token]))
+        fresh.append(_accept_one(sequence, token))
         if sequence.finished is None:
             sequence.ids += following
         else:
@@ -190,6 +194,16 @@ def _publish(state: State, sequence: Sequence, computed: int) -> None:
     if full > sequence.published and sequence.finished != "error":
         state.cache.publish(sequence.keys, sequence.ids, sequence.pages, sequence.published, full)
         sequence.published = full
+
+
+def _accept_one(sequence: Sequence, token: int) -> list[int]:
+    """Do what `_accept` does with the one id of a sequence without a draft, in fewer steps where nothing is special."""
+    ids = sequence.ids
+    special = sequence.matcher is not None or sequence.pools or token in sequence.stop_ids or token == FAILED
+    if special or len(ids) + 1 >= sequence.end:
+        return _accept(sequence, [token])
+    ids.append(token)
+    return [token]
 
 
 def _accept(sequence: Sequence, ids: list[int]) -> list[int]:

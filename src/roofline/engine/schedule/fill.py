@@ -14,10 +14,14 @@ from roofline.ops.batch import Batch, Header
 
 
 class BatchFiller:
-    """Writes plans into one batch and remembers the last, if it was all decodes without drafts."""
+    """Writes plans into one batch and remembers the last, if it was all decodes without drafts.
 
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
+    Args:
+        sizes_only: leave out ids, places and page tables, which nobody reads where nothing is computed.
+    """
+
+    def __init__(self, batch: Batch, sizes_only: bool = False) -> None:
+        self.batch, self._sizes_only = batch, sizes_only
         self._sequences: list[Sequence] = []
         self._page_counts: list[int] = []
 
@@ -28,6 +32,9 @@ class BatchFiller:
         assert len(plan.sequences) <= limits.segments, "more segments than the batch holds"
         assert plan.rows <= limits.rows, "more logit rows than the batch holds"
         assert plan.table_pages <= limits.pages, "more pages than the batch holds"
+        if self._sizes_only:
+            self._write_sizes(plan)
+            return
         plain = plan.decode_only and not plan.drafted
         if plain and plan.sequences == self._sequences:
             self._advance(plan)
@@ -37,23 +44,32 @@ class BatchFiller:
         if plain:
             self._page_counts = [len(s.pages) for s in plan.sequences]
 
+    def _write_sizes(self, plan: StepPlan) -> None:
+        batch, n = self.batch, len(plan.sequences)
+        batch.seg_start[: n + 1] = list(accumulate(plan.counts, initial=0))
+        batch.context_len[:n] = [s.computed + k for s, k in zip(plan.sequences, plan.counts, strict=True)]
+        batch.header[: len(Header)] = (plan.tokens, n, plan.rows, plan.table_pages)
+
     def _rebuild(self, plan: StepPlan) -> None:
+        self._write_sizes(plan)
         batch, sequences, counts = self.batch, plan.sequences, plan.counts
         n = len(sequences)
-        starts = list(accumulate(counts, initial=0))
         page_starts = list(accumulate((len(s.pages) for s in sequences), initial=0))
         pairs = list(zip(sequences, counts, strict=True))
-        batch.ids[: plan.tokens] = list(chain.from_iterable(step_ids(s, k) for s, k in pairs))
-        batch.positions[: plan.tokens] = list(chain.from_iterable(range(s.computed, s.computed + k) for s, k in pairs))
+        single = 0 if plan.drafted else plan.decodes  # leading sequences with one token each
+        behind = pairs[single:]
+        known = [s.ids[s.computed] for s in sequences[:single]]
+        batch.ids[: plan.tokens] = known + list(chain.from_iterable(step_ids(s, k) for s, k in behind))
+        positions = [s.computed for s in sequences[:single]]
+        ranges = (range(s.computed, s.computed + k) for s, k in behind)
+        batch.positions[: plan.tokens] = positions + list(chain.from_iterable(ranges))
         slots = [s.request.slot for s in sequences]
         batch.adapters[: plan.tokens] = np.repeat(slots, counts) if any(slots) else 0
-        batch.seg_start[: n + 1] = starts
-        batch.context_len[:n] = [s.computed + k for s, k in pairs]
         batch.page_start[: n + 1] = page_starts
         batch.pages[: page_starts[-1]] = list(chain.from_iterable(s.pages for s in sequences))
         rows = logit_rows(plan)
         batch.logit_rows[: len(rows)] = rows
-        batch.header[: len(Header)] = (plan.tokens, n, len(rows), page_starts[-1])
+        assert (len(rows), page_starts[-1]) == (plan.rows, plan.table_pages), "a plan that counts its rows and pages"
 
     def _advance(self, plan: StepPlan) -> None:
         """Every sequence is one token further; a few have a new page at the end of their table."""
@@ -89,8 +105,11 @@ def logit_rows(plan: StepPlan) -> list[int]:
     """Token rows of the step whose logits are wanted: of each sequence those before prompt tokens that are scored, and
     if it samples, that of its last known id and those of its draft."""
     scores = {score.sequence: score for score in plan.scores}
-    rows: list[int] = []
-    for end, s, count in zip(accumulate(plan.counts), plan.sequences, plan.counts, strict=True):
+    single = 0 if plan.drafted or scores else plan.decodes  # leading sequences with one token each, and its row
+    rows = list(range(single))
+    ends = accumulate(plan.counts[single:], initial=single)
+    next(ends)
+    for end, s, count in zip(ends, plan.sequences[single:], plan.counts[single:], strict=True):
         if scores and (of := scores.get(s)) is not None:
             first = end - count + of.first - s.computed
             rows += range(first, first + len(of.ids))

@@ -106,6 +106,18 @@ class StepPlan:
         self.vectors += bool(sequence.pools)
         self._add_rows(sequence, count)
 
+    def add_decode(self, sequence: Sequence) -> None:
+        """Add the one token that a running sequence waits for; those that decode stand before all others."""
+        self.decodes += 1
+        if sequence.pools or sequence.to_score:
+            self.add(sequence, 1)
+            return
+        self.sequences.append(sequence)
+        self.counts.append(1)
+        self.sampled.append(sequence)
+        self.tokens += 1
+        self.table_pages += len(sequence.pages)
+
     def _add_rows(self, sequence: Sequence, count: int) -> None:
         """The logit rows of the next `count` ids of a sequence, behind those of the sequences before."""
         end = sequence.computed + count

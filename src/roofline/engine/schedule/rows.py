@@ -67,7 +67,8 @@ class History:
 
 
 class RowState:
-    """What sampling keeps for one sequence: its history, if a penalty needs it, and its biases."""
+    """What sampling keeps for one sequence: its history, if a penalty needs it, its biases and its other
+    controls."""
 
     def __init__(self, sequence: Sequence) -> None:
         params = sequence.request.params
@@ -84,6 +85,16 @@ class RowState:
         banned = bias | dict.fromkeys(sequence.stop_ids, -np.inf) if bans else bias
         self.banned = _pairs(banned)
         self.min_tokens = params.min_tokens
+        self.controls = (  # in the order of the fields that `_static_rows` writes
+            params.temperature,
+            params.top_k,
+            params.top_p,
+            params.min_p,
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
+            -1 if params.logprobs is None else params.logprobs,
+        )
 
     def bias_now(self, generated: int) -> tuple[np.ndarray, np.ndarray]:
         """(ids, values) for the next id, `generated` ids into the answer."""
@@ -110,8 +121,11 @@ class RowBuilder:
         """A row for the id at position len(ids) of each sequence, and one for each position after a drafted token."""
         if sequences != self._sequences:
             self._prepare(sequences)
-        offsets = [[len(s.draft)] if self._drafting else range(len(s.draft) + 1) for s in sequences]
-        shape = tuple([len(offset) for offset in offsets])
+        if any(s.draft for s in sequences):
+            offsets = [[len(s.draft)] if self._drafting else range(len(s.draft) + 1) for s in sequences]
+            shape = tuple([len(offset) for offset in offsets])
+        else:
+            offsets, shape = [range(1)] * len(sequences), (1,) * len(sequences)
         rows = self._rows_by_shape.get(shape)
         if rows is None:
             if len(self._rows_by_shape) == MOST_SHAPES:
@@ -154,18 +168,18 @@ def _static_rows(sequences: list[Sequence], shape: tuple[int, ...], drafting: bo
     """Everything that stays the same as long as the shape does; histories and biases empty."""
     rows = SampleRows.greedy(sum(shape))
     repeated = [s for s, count in zip(sequences, shape, strict=True) for _ in range(count)]
-    params = [s.request.params for s in repeated]
-    rows.temperature[:] = [p.temperature for p in params]
-    rows.top_k[:] = [p.top_k for p in params]
-    rows.top_p[:] = [p.top_p for p in params]
-    rows.min_p[:] = [p.min_p for p in params]
     rows.seed[:] = [s.request.noise for s in repeated]
     rows.sample_index[:] = [s.index for s in repeated]
-    rows.repetition[:] = [p.repetition_penalty for p in params]
-    rows.presence[:] = [p.presence_penalty for p in params]
-    rows.frequency[:] = [p.frequency_penalty for p in params]
-    if not drafting:
-        rows.logprobs[:] = [-1 if p.logprobs is None else p.logprobs for p in params]
+    if not repeated:
+        return rows
+    controls = [s.sampling.controls for s in repeated]
+    distinct = set(controls)
+    columns = distinct.pop() if len(distinct) == 1 else zip(*controls, strict=True)  # one value, or one for each row
+    fields = rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.repetition, rows.presence, rows.frequency
+    for field, values in zip((*fields, rows.logprobs), columns, strict=True):
+        field[:] = values
+    if drafting:
+        rows.logprobs[:] = -1
     return rows
 
 
