@@ -163,3 +163,20 @@ def test_a_run_notes_for_its_launcher_how_long_it_may_take_and_that_it_stops(tmp
     given = small.config(data, tmp_path / "run", max_duration="1ba", fsdp_config={}, stop_timeout=7)
     train(given, store=tmp_path / "launcher" / "store")
     assert (notes.allowed, notes.begun) == (7.0, True)
+
+
+def test_two_processes_may_note_at_a_time_that_all_have_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes, replace, others = StopNotes(tmp_path), os.replace, [os.getpid() + 1]
+
+    def replace_after_another_process(source: str, target: str) -> None:
+        if others:
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "getpid", lambda pid=others.pop(): pid)
+                notes.meet()
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replace_after_another_process)
+    notes.meet()
+    assert not others
+    assert notes.met
+    assert [path.name for path in tmp_path.iterdir()] == ["met"]

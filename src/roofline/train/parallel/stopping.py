@@ -4,6 +4,8 @@ stop."""
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from roofline.common.files import write_atomically
+
 if TYPE_CHECKING:
     from roofline.train.parallel.processes import World
 
@@ -51,9 +53,7 @@ class StopNotes:
 
     def _write(self, name: str, text: str) -> None:
         if self.folder is not None:
-            part = self.folder / f"{name}.part"
-            part.write_text(text)
-            part.replace(self.folder / name)
+            write_atomically(self.folder / name, text)  # several processes may note the same at a time
 
     def _read(self, name: str) -> str | None:
         try:
