@@ -4,13 +4,10 @@ As torchrun would start them, but forked from a process that has everything impo
 that is refused leaves `refused.txt` in its folder, with the message.
 """
 
-import atexit
 import json
 import os
-import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +23,7 @@ from roofline.train.parallel import processes as parallel
 from roofline.train.parallel.processes import World
 from roofline.train.run import loop
 from tests.train.dry_runs import remembering
+from tests.train.forks import fork, wait_for
 
 start = parallel._start_group
 
@@ -60,36 +58,12 @@ def work(rank: int, count: int, port: int, runs: list[dict[str, Any]], act: Call
         dist.destroy_process_group()
 
 
-def forked(*given: Any) -> int:
-    """Its process id."""
-    pid = os.fork()
-    if not pid:
-        try:
-            work(*given)
-            atexit._run_exitfuncs()  # what `python -m tools.mutants` has registered: the lines that ran here
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(1)
-    return pid
-
-
 def group(count: int, runs: list[dict[str, Any]], act: Callable[[dict[str, Any]], None] = train) -> bool:
     """Whether all its processes ended well; when one does not, the others are ended. act: what is done with a run."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    left = {forked(rank, count, port, runs, act) for rank in range(count)}
-    fine = True
-    while left:
-        pid, status = os.wait()
-        left.discard(pid)
-        if status and fine:
-            fine = False
-            for other in left:
-                os.kill(other, signal.SIGKILL)
-    return fine
+    return wait_for({fork(work, rank, count, port, runs, act) for rank in range(count)})
 
 
 if __name__ == "__main__":

@@ -66,8 +66,15 @@ class LocalEngine:
         self.meter = StatsMeter(pages, executable.page_bytes)
         self._speculator = _speculator(self.config, executable, draft)
         overlap = self.config.overlap and self.config.scheduler == "continuous"
-        scheduler, measure = SCHEDULERS[self.config.scheduler], self.config.measure
-        self._stepper = Stepper(executable, self.state, scheduler, self.meter, measure, self._speculator, overlap)
+        self._stepper = Stepper(
+            executable,
+            self.state,
+            schedule=SCHEDULERS[self.config.scheduler],
+            meter=self.meter,
+            measure=self.config.measure,
+            speculator=self._speculator,
+            overlap=overlap,
+        )
         self._requests: dict[str, Request] = {}
         self.pooling: VectorKind = "last"  # of vectors where nobody says: whoever loads the model knows better
         self.facts: ModelFacts | None = None  # as that one knows them

@@ -100,9 +100,15 @@ def fuses_gated(chip: Chip) -> bool:
     return not _agrees(chip)
 
 
-def exact_tiles(chip: Chip) -> dict[int, Tile]:
-    """Return number of rows -> the tile of exact products with so many; one entry where all rows have the same."""
-    return {rows: table_tile(chip, rows, NARROW, exact=True) for rows in (ROW_BUCKETS if _agrees(chip) else (1,))}
+def exact_tiles(chip: Chip) -> list[Tile]:
+    """Return the tiles that exact products have, whatever their rows and columns; one where all have the same."""
+    return list(_tiles_by_case(chip).values()) if _agrees(chip) else [table_tile(chip, 1, NARROW, exact=True)]
+
+
+def _tiles_by_case(chip: Chip) -> dict[str, Tile]:
+    """Return the tiles of a chip that has one for each number of rows, by that and whether the matrix is narrow."""
+    sides = {"wide": NARROW + 1, "narrow": NARROW}
+    return {f"{rows} {side}": table_tile(chip, rows, n) for rows in ROW_BUCKETS for side, n in sides.items()}
 
 
 def table_tile(chip: Chip, rows: int, columns: int, *, exact: bool = False, one_tile: bool = False) -> Tile:
@@ -130,11 +136,10 @@ def cost(rows: int, columns: int, width: int, itemsize: int = 2) -> tuple[int, i
 
 
 def compilations(chip: Chip) -> Iterator[Compilation]:
-    """Every tile, plain in both dtypes, and gated where that is fused."""
+    """Every tile, also the one where tiles differ, plain in both dtypes, and gated where that is fused."""
     named = {rows: tiles.choose(NAME, chip, regime=rows) for rows in ("decode", "many", "exact")}
     if _agrees(chip):
-        sides = {"wide": NARROW + 1, "narrow": NARROW}
-        named = {f"{rows} {side}": table_tile(chip, rows, n) for rows in ROW_BUCKETS for side, n in sides.items()}
+        named = {**_tiles_by_case(chip), "exact": named["exact"]}
     cases = [("bf16", "bf16", False), ("bf16", "f32", False), ("f16", "f16", False)]
     if fuses_gated(chip):
         cases.append(("bf16", "bf16", True))

@@ -58,6 +58,19 @@ def _scale_words(
 
 
 @triton.jit
+def _all_words(
+    scale, super_scale, minimum, super_minimum, first, start, columns,
+    C: tl.constexpr, N: tl.constexpr, EACH: tl.constexpr, TWO_LEVEL: tl.constexpr, HAS_MINIMUM: tl.constexpr,
+):  # fmt: skip
+    """Return `_scale_words` of the scales and of the minima; where there are no minima, those of the scales again."""
+    s, s_up = _scale_words(scale, super_scale, first, start, columns, C, N, EACH, TWO_LEVEL)
+    m, m_up = s, s_up
+    if HAS_MINIMUM:
+        m, m_up = _scale_words(minimum, super_minimum, first, start, columns, C, N, EACH, TWO_LEVEL)
+    return s, s_up, m, m_up
+
+
+@triton.jit
 def _scales(packed, upper, C: tl.constexpr, N: tl.constexpr, EACH: tl.constexpr, TWO_LEVEL: tl.constexpr):
     """Return what `_scale_words` has as float32 [C, N, 1, EACH, 1]; C divides the 8 chunks of a block."""
     if TWO_LEVEL:
@@ -86,12 +99,9 @@ def _part_product(
     if TWO_LEVEL:
         # Words of two levels are loaded an iteration ahead into registers: Triton 3.6 copies them to shared memory
         # once for every lane that reads them, 384 copies in the code instead of 48.
-        s_next, s_up_next = _scale_words(scale, super_scale, begin, start, columns, CHUNKS, BLOCK_N, EACH, True)
-        m_next, m_up_next = s_next, s_up_next
-        if HAS_MINIMUM:
-            m_next, m_up_next = _scale_words(
-                minimum, super_minimum, begin, start, columns, CHUNKS, BLOCK_N, EACH, True
-            )  # fmt: skip
+        s_next, s_up_next, m_next, m_up_next = _all_words(
+            scale, super_scale, minimum, super_minimum, begin, start, columns, CHUNKS, BLOCK_N, EACH, True, HAS_MINIMUM
+        )  # fmt: skip
     for first in tl.range(begin, end, CHUNKS, num_stages=STAGES):
         first = tl.cast(first, tl.int32)
         packed = tl.reshape(tl.load(w_at + first.to(tl.int64) * columns * 4), (CHUNKS, BLOCK_N, 4))
@@ -104,18 +114,15 @@ def _part_product(
         if TWO_LEVEL:
             s_words, s_up, m_words, m_up = s_next, s_up_next, m_next, m_up_next
             ahead = tl.minimum(first + CHUNKS, end - CHUNKS)
-            s_next, s_up_next = _scale_words(scale, super_scale, ahead, start, columns, CHUNKS, BLOCK_N, EACH, True)
-            if HAS_MINIMUM:
-                m_next, m_up_next = _scale_words(
-                    minimum, super_minimum, ahead, start, columns, CHUNKS, BLOCK_N, EACH, True
-                )  # fmt: skip
+            s_next, s_up_next, m_next, m_up_next = _all_words(
+                scale, super_scale, minimum, super_minimum, ahead, start, columns,
+                CHUNKS, BLOCK_N, EACH, True, HAS_MINIMUM,
+            )  # fmt: skip
         else:
-            s_words, s_up = _scale_words(scale, super_scale, first, start, columns, CHUNKS, BLOCK_N, EACH, False)
-            m_words, m_up = s_words, s_up
-            if HAS_MINIMUM:
-                m_words, m_up = _scale_words(
-                    minimum, super_minimum, first, start, columns, CHUNKS, BLOCK_N, EACH, False
-                )  # fmt: skip
+            s_words, s_up, m_words, m_up = _all_words(
+                scale, super_scale, minimum, super_minimum, first, start, columns,
+                CHUNKS, BLOCK_N, EACH, False, HAS_MINIMUM,
+            )  # fmt: skip
         s = _scales(s_words, s_up, CHUNKS, BLOCK_N, EACH, TWO_LEVEL)
         offset = s * -(128.0 + ZERO)
         if HAS_MINIMUM:

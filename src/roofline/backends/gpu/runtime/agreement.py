@@ -30,12 +30,12 @@ def tiles_agree(chip: Chip, dtype: "torch.dtype", device: str) -> bool:
     from roofline.backends.gpu.kernels.linear_unpacked import takes_unpacked
     from roofline.backends.gpu.pack import LAYOUTS
 
-    random = torch.Generator(device=device).manual_seed(0)
-    x, w = (torch.randn(n, WIDTH, generator=random, device=device).to(dtype) for n in (ROWS, COLUMNS))
     tiles, results = exact_tiles(chip), []
     if len(tiles) == 1:
         return True
-    for tile in tiles.values():
+    random = torch.Generator(device=device).manual_seed(0)
+    x, w = (torch.randn(n, WIDTH, generator=random, device=device).to(dtype) for n in (ROWS, COLUMNS))
+    for tile in tiles:
         results.append(torch.empty(ROWS, COLUMNS, device=device))
         linear_float(chip, x, w, None, results[-1], tile=tile)
     agree = all(torch.equal(result, results[0]) for result in results)

@@ -36,7 +36,7 @@ def choices_text(choices: Choices) -> str:
 class Products:
     """dtype: of activations, torch's; exact: one order for every number of rows, so no library; choices: what was
     measured to be fastest (see tuning/linear.py), followed where results need not be exact; one_tile: tiles of this
-    device were found to differ (see tuning/agreement.py), so exact products have one; arrived: of
+    device were found to differ (see runtime/agreement.py), so exact products have one; arrived: of
     kernels/linear_unpacked.py."""
 
     chip: Chip
@@ -119,8 +119,8 @@ class Products:
     def _unpacked(self, x: "Tensor", part: RowPart) -> bool:
         if not self._takes_unpacked(part):
             return False
-        few = FEW_TWO_LEVELS if part.weight.layout.two_level else FEW_ONE_LEVEL
-        return not self.one_tile if self.exact else few < x.shape[0] < WIDEN_UNPACKED
+        scaled_by_group = FEW_TWO_LEVELS if part.weight.layout.two_level else FEW_ONE_LEVEL
+        return not self.one_tile if self.exact else scaled_by_group < x.shape[0] < WIDEN_UNPACKED
 
     def _part(self, step: GpuStep, x: "Tensor", part: RowPart, bias: "Tensor | None", out: "Tensor") -> None:
         from roofline.backends.gpu.kernels.dequantize import dequantize
