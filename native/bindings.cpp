@@ -73,7 +73,7 @@ class PyExecutable {
         if (fields.size() != kFieldCount || sizes.size() != 6) throw std::invalid_argument("the batch layout does not match this build");
         const StepSizes step{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5]};
         const int64_t lengths[kFieldCount] = {16, step.tokens, step.tokens, step.segments + 1, step.segments, step.segments + 1, step.pages, step.rows,
-                                              step.tokens};
+                                              step.tokens, step.segments, step.segments, step.segments, step.segments};
         for (int i = 0; i < kFieldCount; i++)
             if (fields[i] < 0 || lengths[i] < 0 || fields[i] + lengths[i] > (int64_t)batch.size())
                 throw std::invalid_argument("the batch is smaller than the largest step");

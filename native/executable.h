@@ -14,7 +14,7 @@
 namespace roofline {
 
 // Positions of the fields of the batch buffer (ops/batch.py), in its order.
-enum BatchField : int { kHeader = 0, kIds, kPositions, kSegStart, kContextLen, kPageStart, kPages, kLogitRows, kAdapters, kFieldCount };
+enum BatchField : int { kHeader = 0, kIds, kPositions, kSegStart, kContextLen, kPageStart, kPages, kLogitRows, kAdapters, kStateIn, kStateOut, kSaveAt, kSaveTo, kFieldCount };
 
 struct Segment {
     Format format;

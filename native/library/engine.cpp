@@ -91,7 +91,8 @@ void Engine::size_step(const rl_options& options) {
                   table = std::min(sequences * ((max_length_ + kPageTokens - 1) / kPageTokens), limits_.pages);
     int64_t at = 0;
     for (const int64_t size : {(int64_t)kHeaderSize, limits_.tokens, limits_.tokens, sequences + 1, sequences,
-                               sequences + 1, table, sequences, limits_.tokens}) {
+                               sequences + 1, table, sequences, limits_.tokens, sequences, sequences, sequences,
+                               sequences}) {
         fields_.push_back(at);
         at += (size + 15) / 16 * 16;
     }

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from roofline.ops.batch import FIELDS, Batch, BatchLimits, Header, Segment
+from roofline.ops.batch import FIELDS, NO_SLOT, Batch, BatchLimits, Header, Segment, StateMove
 
 
 def test_fields_lie_where_backends_look_for_them() -> None:
@@ -20,13 +20,17 @@ def test_fields_lie_where_backends_look_for_them() -> None:
         "pages": 160,
         "logit_rows": 208,
         "adapters": 224,
+        "state_in": 256,
+        "state_out": 272,
+        "save_at": 288,
+        "save_to": 304,
     }
-    sizes = [16, 17, 17, 17, 16, 17, 33, 5, 17]
+    sizes = [16, 17, 17, 17, 16, 17, 33, 5, 17, 16, 16, 16, 16]
     for name, size in zip(FIELDS, sizes, strict=True):
         view = getattr(batch, name)
         assert view.size == size, name
         assert view.ctypes.data == batch.buffer.ctypes.data + 4 * batch.offsets[name], name
-    assert batch.buffer.size == 256
+    assert batch.buffer.size == 320
     assert batch.buffer.dtype == np.int32
 
 
@@ -60,3 +64,15 @@ def test_a_page_holds_sixteen_tokens() -> None:
     batch.fill([Segment(range(16), 0, [0])], [15])
     with pytest.raises(AssertionError, match="without pages"):
         batch.fill([Segment(range(17), 0, [0])], [16])
+
+
+def test_a_step_names_the_slots_of_recurrent_state() -> None:
+    batch = Batch(BatchLimits(tokens=200, segments=4, rows=4, pages=40, state_slots=9))
+    moved = StateMove(source=5, target=7, save_at=64, save_to=8)
+    pages = range(9)
+    batch.fill([Segment(range(70), 10, pages, state=moved), Segment([1], 0, pages), Segment([1], 3, pages)], [])
+    assert batch.state_in[:3].tolist() == [5, NO_SLOT, 2]
+    assert batch.state_out[:3].tolist() == [7, 1, 2]
+    assert (batch.save_at[0], batch.save_to[:3].tolist()) == (64, [8, NO_SLOT, NO_SLOT])
+    with pytest.raises(AssertionError, match="a slot of state that there is not"):
+        batch.fill([Segment([1], 0, pages, state=StateMove(target=9))], [])

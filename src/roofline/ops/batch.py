@@ -23,34 +23,69 @@ class Header(IntEnum):
 
 
 HEADER_SIZE = 16
-FIELDS = ("header", "ids", "positions", "seg_start", "context_len", "page_start", "pages", "logit_rows", "adapters")
+FIELDS: tuple[str, ...] = (
+    *("header", "ids", "positions", "seg_start", "context_len", "page_start", "pages", "logit_rows", "adapters"),
+    *("state_in", "state_out", "save_at", "save_to"),
+)
+NO_SLOT = -1
 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """The largest step: query tokens, segments, logit rows, and page-table entries over all segments."""
+    """The largest step: query tokens, segments, logit rows, and page-table entries over all segments.
+
+    state_slots: how many slots of recurrent state there are beside the pages; 0: the model has no such state.
+    """
 
     tokens: int
     segments: int
     rows: int
     pages: int
+    state_slots: int = 0
+
+
+@dataclass(frozen=True)
+class StateMove:
+    """Which slots of recurrent state a segment reads and writes.
+
+    A slot holds what all layers with state have of one sequence behind its first tokens, however many. source: the slot
+    that holds the state behind the tokens before the segment, NO_SLOT: there are none, the state is zeros, and no
+    memory is read. target: the slot that gets the state behind the segment's last token, NO_SLOT: nobody needs it. It
+    may be the source. save_to: a further slot that gets the state as it is behind the first `save_at` tokens of the
+    sequence, where save_at lies above the segment's first position and not above its end; NO_SLOT: none.
+    """
+
+    source: int = NO_SLOT
+    target: int = NO_SLOT
+    save_at: int = 0
+    save_to: int = NO_SLOT
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A sequence's part of a step: `ids` at positions first_position.., its whole page table, adapter 0 = none."""
+    """A sequence's part of a step: `ids` at positions first_position.., its whole page table, adapter 0 = none.
+
+    state: of a model with recurrent state; None: the slot with the segment's number holds that of its sequence, from
+    zeros on where first_position is 0, as whoever computes the same sequences in every step would have it.
+    """
 
     ids: Sequence[int]
     first_position: int
     pages: Sequence[int]
     adapter: int = 0
+    state: StateMove | None = None
+
+    def state_move(self, number: int) -> StateMove:
+        """The slots of this segment, which is that number of its step."""
+        return self.state or StateMove(number if self.first_position else NO_SLOT, number)
 
 
 class Batch:
     """The buffer and a numpy view per field. Fields start on 64-byte boundaries.
 
     Views (int32): header [16], ids, positions, adapters [limits.tokens], seg_start, page_start [limits.segments + 1],
-    context_len [limits.segments] (length after this step), pages [limits.pages], logit_rows [limits.rows].
+    context_len [limits.segments] (length after this step), pages [limits.pages], logit_rows [limits.rows]; state_in,
+    state_out, save_at, save_to [limits.segments] are those of `StateMove`, and written of models with state alone.
     """
 
     def __init__(self, limits: BatchLimits) -> None:
@@ -65,6 +100,7 @@ class Batch:
             "pages": limits.pages,
             "logit_rows": limits.rows,
             "adapters": limits.tokens,
+            **dict.fromkeys(("state_in", "state_out", "save_at", "save_to"), limits.segments),
         }
         self.offsets: dict[str, int] = {}
         at = 0
@@ -76,7 +112,8 @@ class Batch:
         self.buffer = raw[skip : skip + at]
         views = [self.buffer[self.offsets[name] : self.offsets[name] + sizes[name]] for name in FIELDS]
         self.header, self.ids, self.positions, self.seg_start, self.context_len, *rest = views
-        self.page_start, self.pages, self.logit_rows, self.adapters = rest
+        self.page_start, self.pages, self.logit_rows, self.adapters, *moves = rest
+        self.state_in, self.state_out, self.save_at, self.save_to = moves
 
     @property
     def tokens(self) -> int:
@@ -111,7 +148,16 @@ class Batch:
             self.adapters[token : token + n] = segment.adapter
             self.pages[page : page + count] = segment.pages
             self.context_len[i] = first + n
+            if self.limits.state_slots:
+                self.write_move(i, segment.state_move(i))
             token, page = token + n, page + count
             self.seg_start[i + 1], self.page_start[i + 1] = token, page
         self.logit_rows[: len(logit_rows)] = logit_rows
         self.header[: len(Header)] = (token, len(segments), len(logit_rows), page)
+
+    def write_move(self, segment: int, move: StateMove) -> None:
+        """Write the slots of one segment of the step."""
+        for slot in (move.source, move.target, move.save_to):
+            assert NO_SLOT <= slot < self.limits.state_slots, "a slot of state that there is not"
+        self.state_in[segment], self.state_out[segment] = move.source, move.target
+        self.save_at[segment], self.save_to[segment] = move.save_at, move.save_to
