@@ -123,7 +123,7 @@ def test_operands_of_fused_ops_fit_each_other() -> None:
     norm = registry.get("add_norm")
     assert norm.results([X, X], [matrix(64)], {"eps": 1e-5, "out": "bf16"}) == (X, Type("bf16", "tokens", (64,)))
     assert norm.results([X, Type("bf16", "tokens", (64,))], [matrix(64)], {"eps": 1e-5}) == (X, X)
-    with pytest.raises(ConfigError, match=r"add: .* differ"):
+    with pytest.raises(ConfigError, match=r"add, mul: .* differ"):
         norm.results([X, narrow], [matrix(64)], {"eps": 1e-5})
     gated = registry.get("linear_silu_mul")
     assert gated.results([X], [matrix(64, 64)], {}) == (narrow,)

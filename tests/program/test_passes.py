@@ -316,7 +316,7 @@ def test_what_a_program_says_of_its_parts() -> None:
     assert program.matrix(head) == program.weights["head.weight"]
     assert program.matrix(attend) is None
     assert program.carried == ()
-    assert (embed.layer, attend.layer, head.layer) == (None, 0, None)
+    assert (embed.layer, attend.layer, head.layer) == (None, None, None)  # its weights say the layer; attend has none
     assert {i.layer for i in program.body if i.op == "linear_add"} == {0, 1}
     assert [i.makes_integers for i in program.body[:3]] == [False, True, False]
     assert [i.op for i in program.body if i.writes_cache] == ["rope_kv_write"] * 2

@@ -60,7 +60,7 @@ BROKEN: dict[str, tuple[Callable[[], Program], str]] = {
         lambda: replace(GOOD, weights=dict(GOOD.weights) | {"spare": GOOD.weights["final_norm.weight"]}),
         "no instruction uses",
     ),
-    "cache of no group": (lambda: replace(GOOD, kv_groups={}), "kv0.1 belongs to no kv group"),
+    "cache of no group": (lambda: replace(GOOD, kv_groups={}), "kv0.1 belongs to no group"),
     "no name": (lambda: replace(GOOD, name="a b"), "'a b' cannot stand in a Program's text"),
     "input twice": (
         lambda: replace(GOOD, inputs=(*GOOD.inputs, GOOD.inputs[0])),

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 from roofline.common.errors import ConfigError
 from roofline.common.names import did_you_mean
 from roofline.ops.rope_tables import RopeTable
+from roofline.ops.state import StateParts
 
 POSITIONS = ("rope", "learned", "alibi")
 ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")
@@ -116,6 +117,27 @@ class ModelConfig:
     def window(self, layer: int) -> int:
         """How many keys a token of that layer sees, with its own; 0: all."""
         return self.layer_windows[layer] if self.layer_windows else self.sliding_window or 0
+
+    @property
+    def state_parts(self) -> StateParts:
+        """What each layer with recurrent state keeps of a sequence; (): there are no such layers."""
+        return ()
+
+    def attends(self, layer: int) -> bool:
+        """Whether a layer writes keys and values."""
+        return True
+
+    def keeps_state(self, layer: int) -> bool:
+        """Whether a layer keeps recurrent state."""
+        return False
+
+    def cache_index(self, layer: int) -> int:
+        """The number of a layer among those that write keys and values."""
+        return sum(map(self.attends, range(layer)))
+
+    def state_index(self, layer: int) -> int:
+        """The number of a layer among those that keep recurrent state."""
+        return sum(map(self.keeps_state, range(layer)))
 
     def alike(self, layer: int) -> int:
         """The first layer that computes what this one does, with weights of its own."""

@@ -10,6 +10,7 @@ from roofline.ops.symbol import Symbol, Value
 if TYPE_CHECKING:
     from roofline.ops.attention import KvCache
     from roofline.ops.rows import Rows, TurnedPositions
+    from roofline.ops.state import StateStore
 
 
 @dataclass
@@ -17,13 +18,15 @@ class ForwardBatch:
     """One step as the families read it: torch tensors, or Symbols while tracing; None where a part of the model that is
     run by itself does not need it.
 
-    ids, positions: int [tokens]; logit_rows: int [rows], or a slice of the tokens; cache: replaced at every write.
+    ids, positions: int [tokens]; logit_rows: int [rows], or a slice of the tokens; cache: replaced at every write;
+    state: likewise, of models whose layers keep recurrent state.
     """
 
     ids: "Value | None"
     positions: "Value | TurnedPositions | None"
     logit_rows: "Value | slice"
     cache: "KvCache | Rows | Symbol | None"
+    state: "StateStore | Symbol | None" = None
 
 
 class Family(Protocol):

@@ -86,6 +86,15 @@ def gelu_mul(gate: "Tensor", up: "Tensor | None" = None, tanh: bool = True) -> "
     return functional.gelu(gate_part, approximate="tanh" if tanh else "none") * up_part
 
 
+@op(values=("gate", "up"), infer=gated_type, traits=_GATED, flops=gated_flops(9))
+def sigmoid_mul(gate: "Tensor", up: "Tensor | None" = None) -> "Tensor":
+    """sigmoid(gate) * up with the operands of silu_mul: the gate of an attention's result, such as Qwen3-Next's."""
+    import torch
+
+    gate_part, up_part = halves(gate, up)
+    return torch.sigmoid(gate_part) * up_part
+
+
 SWIGLU_SLOPE = 1.702  # with which x * sigmoid(slope * x) comes near to gelu
 
 

@@ -27,7 +27,7 @@ def per_element(count: int) -> CostRule:
 
 def same_pair(call: Call) -> Type:
     if replace(call.x, dtype=call.y.dtype) != call.y:
-        raise ConfigError(f"add: {call.x} and {call.y} differ")
+        raise ConfigError(f"add, mul: {call.x} and {call.y} differ")
     return same_as_x(call)
 
 
@@ -39,6 +39,12 @@ ELEMENTWISE = (Trait.ROW_WISE, Trait.BY_COLUMN)
 def add(x: "Tensor", y: "Tensor") -> "Tensor":
     """x + y, both [rows, width], in x's dtype."""
     return x + y.to(x.dtype)
+
+
+@op(values=("x", "y"), infer=same_pair, traits=ELEMENTWISE, flops=per_element(1), inplace="x")
+def mul(x: "Tensor", y: "Tensor") -> "Tensor":
+    """x * y, both [rows, width], element by element, in x's dtype."""
+    return x * y.to(x.dtype)
 
 
 @op(values=("x",), infer=same_as_x, traits=ELEMENTWISE, flops=per_element(1), inplace="x")

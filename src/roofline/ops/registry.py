@@ -71,7 +71,7 @@ class Op:
         result = self.infer(call)
         types = result if isinstance(result, tuple) else (result,)
         if call.out:
-            at = max(i for i, kind in enumerate(types) if kind.dtype != "cache")
+            at = max(i for i, kind in enumerate(types) if not kind.stored)
             types = (*types[:at], Type(call.out, types[at].leading, types[at].trailing), *types[at + 1 :])
         return types
 

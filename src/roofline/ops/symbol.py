@@ -18,6 +18,7 @@ Value: TypeAlias = "Tensor | Symbol"
 # Bytes an element takes. q8g32 is not here: its rows carry scales and sums beside the integers (see `row_bytes`).
 ELEMENT_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "i32": 4, "i8": 1}
 FLOAT8 = ("e4m3fn", "e4m3fnuz")  # of a cache: 8 bits, no scale; the second is MI300's
+STORES = ("cache", "state")  # what outlives a step: pages of keys and values, slots of recurrent state
 Q8_GROUP = 32
 Q_BYTES = {"q8g32": 1, "q15g32": 2}  # rows of integers: bytes an element
 
@@ -31,10 +32,11 @@ def kv_head_bytes(dtype: str, head_dim: int) -> int:
 
 @dataclass(frozen=True)
 class Type:
-    """dtype, the symbol that counts the rows ("tokens", "rows", or None for the cache) and the shape of one row.
+    """dtype, the symbol that counts the rows ("tokens", "rows", or None for a store) and the shape of one row.
 
     dtypes: those of ELEMENT_BYTES; "q8g32" and "q15g32" (rows of one or two int8 digits an element; for each 32 inputs
-    an f32 scale, an f32 scaled sum and two int32 half sums); "cache".
+    an f32 scale, an f32 scaled sum and two int32 half sums); "cache", of (kv heads, head_dim); "state", of the float32
+    values that a layer keeps of a sequence.
     """
 
     dtype: str
@@ -47,9 +49,14 @@ class Type:
         return math.prod(self.trailing)
 
     @property
+    def stored(self) -> bool:
+        """Whether it outlives a step."""
+        return self.dtype in STORES
+
+    @property
     def row_bytes(self) -> int:
-        """Bytes one row takes; 0 for the cache, which lies outside the arena."""
-        if self.dtype == "cache":
+        """Bytes one row takes; 0 for a store, which lies outside the arena."""
+        if self.stored:
             return 0
         if self.dtype in Q_BYTES:
             return Q_BYTES[self.dtype] * self.width + self.width // Q8_GROUP * 16

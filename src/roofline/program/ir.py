@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from roofline.ops import formats, registry
 from roofline.ops.cost import Affine, InstructionCost
 from roofline.ops.rope_tables import RopeTable
+from roofline.ops.state import StateParts, state_values
 from roofline.ops.symbol import Q_BYTES, Type, WeightType, kv_head_bytes
 from roofline.ops.traits import Trait
 from roofline.program.target import STAND_INS
@@ -126,7 +127,7 @@ class Instr:
 
     @property
     def output(self) -> Value:
-        """The first result: the only one, or the one that is not a cache."""
+        """The first result: the only one, or the one that is not a store."""
         return self.outputs[0]
 
     def has(self, *traits: Trait) -> bool:
@@ -135,8 +136,8 @@ class Instr:
 
     @property
     def writes_cache(self) -> bool:
-        """Whether one of its results is a cache."""
-        return any(value.type.dtype == "cache" for value in self.outputs)
+        """Whether one of its results is a store: a cache, or recurrent state."""
+        return any(value.type.stored for value in self.outputs)
 
     @property
     def exchanges(self) -> bool:
@@ -150,9 +151,8 @@ class Instr:
 
     @property
     def layer(self) -> int | None:
-        """The layer it belongs to, by its attribute or its weights' names; None where neither says."""
-        if "layer" in registry.get(self.op).attributes:
-            return int(self.attr("layer"))
+        """The layer of the model that it belongs to, by its weights' names; None where they do not say. The attribute
+        `layer` of some ops is another number: that of the layer among those of its store."""
         return max((int(name.split(".")[1]) for name in self.weights if name.startswith("layers.")), default=None)
 
     def attr(self, name: str) -> Any:
@@ -175,6 +175,28 @@ class KvGroup:
     def token_bytes(self) -> int:
         """Bytes K and V of one token take over all layers."""
         return 2 * self.layers * self.kv_heads * kv_head_bytes(self.format, self.head_dim)
+
+
+@dataclass(frozen=True)
+class StateGroup:
+    """The layers that keep recurrent state of each sequence, all of the same parts.
+
+    parts: name and shape of each tensor of float32 that such a layer keeps; they lie one behind the other, row-major,
+    layer after layer, in a slot.
+    """
+
+    layers: int
+    parts: StateParts
+
+    @property
+    def layer_values(self) -> int:
+        """How many float32 values a layer keeps of a sequence."""
+        return state_values(self.parts)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes that the state of one sequence takes over all layers."""
+        return 4 * self.layers * self.layer_values
 
 
 @dataclass(frozen=True)
@@ -214,9 +236,10 @@ WHOLE = Share()
 class Program:
     """A model lowered to instructions.
 
-    target: "" until legalised. inputs: batch fields and the caches ("kv0.0"); a cache value "kv0.N" belongs to kv group
-    "kv0". outputs: the logits, then the last value of each cache. share: see passes/shard.py and passes/stage.py; the
-    first output of a stage that is not the last is what the next one goes on from, and an input there.
+    target: "" until legalised. inputs: batch fields and the stores: caches ("kv0.0") and state ("state0.0"); a value
+    "kv0.N" belongs to kv group "kv0". outputs: the logits, then the last value of each store. share: see
+    passes/shard.py and passes/stage.py; the first output of a stage that is not the last is what the next one goes on
+    from, and an input there.
     """
 
     name: str
@@ -229,6 +252,12 @@ class Program:
     target: str = ""
     plan: ArenaPlan | None = None
     share: Share = WHOLE
+    state_groups: Mapping[str, StateGroup] = field(default_factory=dict)
+
+    @property
+    def layers(self) -> int:
+        """How many layers of the model it computes."""
+        return len({name.split(".")[1] for name in self.weights if name.startswith("layers.")})
 
     @property
     def logits(self) -> str:
@@ -274,5 +303,5 @@ class Program:
 
 
 def kv_group_of(cache: str) -> str:
-    """ "kv0.3" -> "kv0": the group a cache value belongs to."""
+    """ "kv0.3" -> "kv0": the group that a store's value belongs to."""
     return cache.rpartition(".")[0]

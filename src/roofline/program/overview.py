@@ -55,7 +55,7 @@ def overview(program: Program, work: Work, roofs: Roofs | None) -> Overview:
     priced = price(program)
     total = priced.amount(work)
     working_set = priced.weight_bytes + total.kv_bytes
-    layers = sum(group.layers for group in program.kv_groups.values())
+    layers = program.layers
     priced_here = [
         (label, cost, (_like(instr), cost, window_of(instr)))
         for (instr, cost), label in zip(priced.instrs, labels(program), strict=True)
@@ -126,7 +126,7 @@ def _shape(instr: Instr, program: Program, types: dict[str, Type]) -> str:
     if cache is not None and "heads" in get(instr.op).attributes:
         window = f", window {window_of(instr):,}" if window_of(instr) else ""
         return f"{instr.attr('heads')}/{cache.trailing[0]} × {cache.trailing[1]}{window}"
-    return str(instr.output.type.width) if instr.output.type.dtype != "cache" else str(types[instr.inputs[1]].width)
+    return str(instr.output.type.width) if not instr.output.type.stored else str(types[instr.inputs[1]].width)
 
 
 def _format(instr: Instr, program: Program) -> str:

@@ -67,7 +67,7 @@ def summarize(program: Program, tensors: Tensors) -> Summary:
     idle = 0 if experts is None else sum(sizes[n] // experts.experts for n in routed) * (experts.experts - experts.top)
     cost = price(program).total.flops
     return Summary(
-        layers=sum(group.layers for group in program.kv_groups.values()),
+        layers=program.layers,
         parameters=total,
         active=total - idle,
         embedding=sum(sizes[name] for name in looked_up),

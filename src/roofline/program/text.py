@@ -14,9 +14,9 @@ from typing import Any
 from roofline.common.errors import ConfigError
 from roofline.ops.cost import Affine
 from roofline.ops.rope_tables import RopeTable
-from roofline.ops.symbol import ELEMENT_BYTES, Q_BYTES, Type
+from roofline.ops.symbol import ELEMENT_BYTES, Q_BYTES, STORES, Type
 from roofline.program import ir
-from roofline.program.ir import WHOLE, ArenaPlace, Instr, KvGroup, Program, Recipe, Value, WeightPiece
+from roofline.program.ir import WHOLE, ArenaPlace, Instr, KvGroup, Program, Recipe, StateGroup, Value, WeightPiece
 
 # Names of values, weights and file tensors: anything that the separators of this form do not need.
 NAME = r"[^\s,;:()\[\]=@]+"
@@ -30,6 +30,7 @@ def print_program(program: Program) -> str:
     lines += [f"output {name}" for name in program.outputs]
     lines += [f"table {name} = {_keywords(vars(table))}" for name, table in program.tables.items()]
     lines += [f"cache {name} = {_keywords(vars(group))}" for name, group in program.kv_groups.items()]
+    lines += [f"state {name} = {_keywords(vars(group))}" for name, group in program.state_groups.items()]
     lines += ["", *(_weight(name, recipe) for name, recipe in program.weights.items())]
     lines += ["", *(print_instr(instr) for instr in program.body)]
     if program.plan:
@@ -91,6 +92,7 @@ class _Parser:
         self.outputs: list[str] = []
         self.tables: dict[str, RopeTable] = {}
         self.groups: dict[str, KvGroup] = {}
+        self.state_groups: dict[str, StateGroup] = {}
         self.weights: dict[str, Recipe] = {}
         self.body: list[Instr] = []
         self.arena: Affine | None = None
@@ -113,6 +115,9 @@ class _Parser:
         elif word == "cache":
             name, keywords = arguments.split(" = ", 1)
             self.groups[name] = KvGroup(**_parse_keywords(keywords))
+        elif word == "state":
+            name, keywords = arguments.split(" = ", 1)
+            self.state_groups[name] = StateGroup(**_parse_keywords(keywords))
         elif word == "weight":
             name, recipe = _parse_weight(arguments)
             self.weights[name] = recipe
@@ -133,6 +138,7 @@ class _Parser:
             weights=self.weights,
             body=tuple(self.body),
             kv_groups=self.groups,
+            state_groups=self.state_groups,
             tables=self.tables,
             target=self.target,
             plan=plan,
@@ -151,7 +157,7 @@ def _parse_values(text: str) -> list[Value]:
     values = []
     for name, dtype, shape in re.findall(rf"({NAME}): (\w+)\[([^\]]*)\]", text):
         dims = [d.strip() for d in shape.split(",") if d.strip()]
-        if dtype not in (*ELEMENT_BYTES, *Q_BYTES, "cache"):
+        if dtype not in (*ELEMENT_BYTES, *Q_BYTES, *STORES):
             raise ValueError(f"{dtype} is no type of values")
         leading = dims.pop(0) if dims and dims[0] in ir.SYMBOLS else None
         values.append(Value(name, Type(dtype, leading, tuple(int(d) for d in dims))))

@@ -12,11 +12,12 @@ from roofline.models.forward import forward
 from roofline.models.spec import Param, check, expand
 from roofline.ops.registry import Op
 from roofline.ops.rope_tables import RopeTable
+from roofline.ops.state import state_values
 from roofline.ops.symbol import Symbol, TracedParameter, Type
 from roofline.ops.symbol import Value as Operand
-from roofline.program.ir import Instr, KvGroup, Program, Recipe, Value, WeightPiece, kv_group_of
+from roofline.program.ir import Instr, KvGroup, Program, Recipe, StateGroup, Value, WeightPiece, kv_group_of
 
-CACHE = "kv0"
+CACHE, STATE = "kv0", "state0"
 
 
 class DescribesTensor(Protocol):
@@ -47,19 +48,24 @@ def trace(family: Family, cfg: ModelConfig, tensors: Tensors) -> Program:
     fields = {"ids": "tokens", "positions": "tokens", "logit_rows": "rows"}
     inputs = {name: recorder.input(name, Type("i32", leading)) for name, leading in fields.items()}
     cache = recorder.input(f"{CACHE}.0", Type("cache", None, (cfg.kv_heads, cfg.head_dim)))
-    batch = ForwardBatch(**inputs, cache=cache)
+    parts = cfg.state_parts
+    state = recorder.input(f"{STATE}.0", Type("state", None, (state_values(parts),))) if parts else None
+    batch = ForwardBatch(**inputs, cache=cache, state=state)
     parameters = {name: TracedParameter(name, recipe.type) for name, recipe in weights.items()}
     logits = forward(family, cfg, parameters, batch)
     assert isinstance(logits, Symbol)
     assert isinstance(batch.cache, Symbol)
-    group = KvGroup(cfg.layers, cfg.kv_heads, cfg.head_dim, _window(cfg), "f32")
+    assert batch.state is None or isinstance(batch.state, Symbol)
+    layers = range(cfg.layers)
+    group = KvGroup(sum(map(cfg.attends, layers)), cfg.kv_heads, cfg.head_dim, _window(cfg), "f32")
     return Program(
         name=cfg.family,
         inputs=tuple(recorder.inputs),
-        outputs=(logits.name, batch.cache.name),
+        outputs=(logits.name, batch.cache.name, *([] if batch.state is None else [batch.state.name])),
         weights=weights,
         body=tuple(recorder.body),
         kv_groups={CACHE: group},
+        state_groups={STATE: StateGroup(sum(map(cfg.keeps_state, layers)), parts)} if parts else {},
         tables={name: table for table, name in recorder.tables.items()},
     )
 
@@ -115,8 +121,8 @@ class NamingRecorder:
             if key in op.attributes and value != op.attributes[key]
         }
         types = op.results((v.type for v in values), (w.type for w in weights), attrs)
-        source = next((v.name for v in values if v.type.dtype == "cache"), "")
-        results = [Symbol(self.name(kind, source), kind, self) for kind in types]
+        sources = {v.type.dtype: v.name for v in values if v.type.stored}
+        results = [Symbol(self.name(kind, sources.get(kind.dtype, "")), kind, self) for kind in types]
         outputs = tuple(Value(r.name, r.type) for r in results)
         self.body.append(Instr(op.name, tuple(v.name for v in values), tuple(w.name for w in weights), attrs, outputs))
         return results[0] if len(results) == 1 else tuple(results)
@@ -125,8 +131,8 @@ class NamingRecorder:
         return self.tables.setdefault(table, f"rope{len(self.tables)}")
 
     def name(self, kind: Type, source: str) -> str:
-        """A new name for a result; source: the cache it was written from, if it is one."""
-        if kind.dtype == "cache":
+        """A new name for a result; source: the store it was written from, if it is one."""
+        if kind.stored:
             group = kv_group_of(source)
             self.writes[group] = self.writes.get(group, 0) + 1
             return f"{group}.{self.writes[group]}"

@@ -60,10 +60,10 @@ def _verify_body(program: Program) -> dict[str, Type]:
             raise ConfigError(f"{instr.op}: results {instr.outputs} should be of types {inferred}")
         for value in instr.outputs:
             _assign(types, value.name, value.type, instr.op)
-            if value.type.dtype == "cache":
-                if kv_group_of(value.name) not in program.kv_groups:
-                    raise ConfigError(f"{value.name} belongs to no kv group")
-                spent |= {name for name in instr.inputs if types[name].dtype == "cache"}
+            if value.type.stored:
+                if kv_group_of(value.name) not in {**program.kv_groups, **program.state_groups}:
+                    raise ConfigError(f"{value.name} belongs to no group")
+                spent |= {name for name in instr.inputs if types[name].dtype == value.type.dtype}
     return types
 
 

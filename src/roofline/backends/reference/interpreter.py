@@ -55,7 +55,7 @@ class Interpreter:
         result = self._compute(instr, operands)
         results = list(result) if isinstance(result, tuple) else [result]
         if out := instr.attr("out"):
-            at = max(i for i, value in enumerate(instr.outputs) if value.type.dtype != "cache")
+            at = max(i for i, value in enumerate(instr.outputs) if not value.type.stored)
             results[at] = round_to(results[at], out)
         return tuple(results)
 

@@ -27,7 +27,7 @@ def expand(program: Program, op: str, rule: Rule) -> Program:
     declared, types = registry.get(op), program.types()
     body: list[Instr] = []
     for instr in program.body:
-        if instr.op != op or any(value.type.dtype == "cache" for value in instr.outputs):
+        if instr.op != op or any(value.type.stored for value in instr.outputs):
             body.append(instr)
             continue
         recorder = _Expansion(instr.output.name)

@@ -25,7 +25,7 @@ def plan(program: Program) -> Program:
         reused = _taken_over(instr, slot, last, at, viewed)
         for value in instr.outputs:
             kind = value.type
-            if kind.dtype == "cache":
+            if kind.stored:
                 continue
             if instr.has(Trait.VIEW):
                 base, column = slot[instr.inputs[0]]

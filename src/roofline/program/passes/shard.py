@@ -19,7 +19,7 @@ from dataclasses import replace
 from roofline.common.errors import UnsupportedError
 from roofline.models.spec import Param
 from roofline.ops import formats, registry
-from roofline.ops.symbol import Type
+from roofline.ops.symbol import STORES, Type
 from roofline.ops.traits import Trait
 from roofline.program.ir import Columns, Instr, KvGroup, Program, Recipe, Value, WeightPiece
 from roofline.program.passes.divide import Heads, Range, divide_columns, divide_heads, divide_rows
@@ -109,7 +109,7 @@ class _Cuts:
             width = instr.output.type.width  # gate is that wide, and up lies beside it
             cut = (*cut, *((start + width, stop + width) for start, stop in cut))
         for name in instr.inputs:
-            self._take(name, None if self._types[name].dtype in ("i32", "cache") else cut)
+            self._take(name, None if self._types[name].dtype in ("i32", *STORES) else cut)
 
     def _inputs(self, instr: Instr) -> Range:
         """The columns that the rank has of a row split."""

@@ -23,7 +23,7 @@ def stage(program: Program, number: int, stages: int) -> Program:
     """
     if stages == 1:
         return program
-    layers = sum(group.layers for group in program.kv_groups.values())
+    layers = program.layers
     if stages > layers:
         what = f"pipeline_parallel={stages}"
         raise CapacityError(what, stages, layers, "layers", f"Lower it to at most {layers}.")
@@ -31,24 +31,27 @@ def stage(program: Program, number: int, stages: int) -> Program:
     numbers = _layers(program)
     edges = [0, *(numbers.index(first) for first, _ in parts[1:]), len(numbers)]
     body = program.body[edges[number] : edges[number + 1]]
-    first, last = parts[number]
-    names = _cache_names(program, body)
+    names = _store_names(program, body)
     carried = _crossing(program, edges[number]) if number else []
     results = _crossing(program, edges[number + 1]) if number + 1 < stages else [program.logits]
-    body = tuple(_renumbered(instr, first, names) for instr in body)
+    numbered = {group: _store_layers(program, body, group) for group in (*program.kv_groups, *program.state_groups)}
+    body = tuple(_renumbered(instr, numbered, names) for instr in body)
     read, types = {name for instr in body for name in instr.inputs}, program.types()
     used = {name for instr in body for name in instr.weights}
-    inputs = tuple(v for v in program.inputs if v.name in read or v.type.dtype == "cache")
-    groups = {name: replace(group, layers=last - first) for name, group in program.kv_groups.items()}
-    last_cache = {kv_group_of(v.name): v.name for instr in body for v in instr.outputs if v.type.dtype == "cache"}
+    inputs = tuple(v for v in program.inputs if v.name in read or v.type.stored)
+    groups = {name: replace(group, layers=len(numbered[name])) for name, group in program.kv_groups.items()}
+    states = {name: replace(group, layers=len(numbered[name])) for name, group in program.state_groups.items()}
+    last = {group: f"{group}.0" for group in numbered}
+    last |= {kv_group_of(v.name): v.name for instr in body for v in instr.outputs if v.type.stored}
     tables = {instr.attrs["table"] for instr in body if "table" in instr.attrs}
     return replace(
         program,
         inputs=(*inputs, *(Value(name, types[name]) for name in carried)),
-        outputs=(*results, *(last_cache[group] for group in groups)),
+        outputs=(*results, *last.values()),
         weights={name: recipe for name, recipe in program.weights.items() if name in used},
         body=body,
         kv_groups=groups,
+        state_groups=states,
         tables={name: table for name, table in program.tables.items() if name in tables},
         share=replace(program.share, stage=number, stages=stages),
     )
@@ -61,7 +64,7 @@ def _layers(program: Program) -> list[int]:
 
 def _crossing(program: Program, edge: int) -> list[str]:
     """The value made before an edge of the body and read after it."""
-    written = {v.name for instr in program.body[:edge] for v in instr.outputs if v.type.dtype != "cache"}
+    written = {v.name for instr in program.body[:edge] for v in instr.outputs if not v.type.stored}
     read = {name for instr in program.body[edge:] for name in instr.inputs}
     crossing = sorted(written & read)
     if len(crossing) != 1:
@@ -70,20 +73,30 @@ def _crossing(program: Program, edge: int) -> list[str]:
     return crossing
 
 
-def _cache_names(program: Program, body: Iterable[Instr]) -> dict[str, str]:
-    """The caches that instructions read and write, counted from 0 in each group."""
-    types, names, counts = program.types(), {}, dict.fromkeys(program.kv_groups, 0)
+def _store_names(program: Program, body: Iterable[Instr]) -> dict[str, str]:
+    """The stores that instructions read and write, counted from 0 in each group."""
+    types, names = program.types(), {}
+    counts = dict.fromkeys((*program.kv_groups, *program.state_groups), 0)
     for instr in body:
         for name in (*instr.inputs, *(v.name for v in instr.outputs)):
-            if types[name].dtype == "cache" and name not in names:
+            if types[name].stored and name not in names:
                 group = kv_group_of(name)
                 names[name] = f"{group}.{counts[group]}"
                 counts[group] += 1
     return names
 
 
-def _renumbered(instr: Instr, first: int, names: dict[str, str]) -> Instr:
-    attrs = {**instr.attrs, "layer": instr.attr("layer") - first} if "layer" in instr.attrs else instr.attrs
+def _store_layers(program: Program, body: Iterable[Instr], group: str) -> dict[int, int]:
+    """The layers of a group's store that instructions write, and their numbers counted from 0."""
+    layers = {instr.attr("layer") for instr in body if any(kv_group_of(v.name) == group for v in instr.outputs)}
+    return {layer: number for number, layer in enumerate(sorted(layers))}
+
+
+def _renumbered(instr: Instr, numbered: dict[str, dict[int, int]], names: dict[str, str]) -> Instr:
+    attrs = instr.attrs
+    if "layer" in attrs:
+        group = next(kv_group_of(name) for name in instr.inputs if name in names)
+        attrs = {**attrs, "layer": numbered[group][instr.attr("layer")]}
     inputs = tuple(names.get(name, name) for name in instr.inputs)
     outputs = tuple(Value(names.get(v.name, v.name), v.type) for v in instr.outputs)
     return replace(instr, inputs=inputs, outputs=outputs, attrs=attrs)
