@@ -1,4 +1,5 @@
-"""Eager use of a family: a cache of two torch tensors for each (layer, sequence), grown by concatenation."""
+"""Eager use of a family: a cache of two torch tensors for each (layer, sequence), grown by concatenation, and the last
+recurrent state of each."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,12 +49,45 @@ class ContiguousCache:
         return self.tensors[layer, self.sequences[index]]
 
 
-def eager_batch(batch: Batch, cache: ContiguousCache, sequences: Sequence[Hashable] | None = None) -> ForwardBatch:
-    """A filled batch buffer as torch tensors over `cache`; sequences: one key a segment (default: its index)."""
+@dataclass(frozen=True)
+class LastStates:
+    """A StateStore that is a value, as ContiguousCache is one. parts: name -> shape; sequences: that of each stretch."""
+
+    parts: "Mapping[str, tuple[int, ...]]"
+    stretches: tuple[tuple[int, int], ...] = ()
+    sequences: tuple[Hashable, ...] = ()
+    tensors: "Mapping[tuple[int, str, Hashable], Tensor]" = field(default_factory=dict)
+
+    def step(self, stretches: Sequence[tuple[int, int]], sequences: Sequence[Hashable]) -> "LastStates":
+        """The same contents, ready for another step."""
+        return replace(self, stretches=tuple(stretches), sequences=tuple(sequences))
+
+    def read(self, layer: int, part: str, start: int) -> "Tensor":
+        import torch
+
+        sequence = self.sequences[[first for first, _ in self.stretches].index(start)]
+        old = self.tensors.get((layer, part, sequence))
+        return torch.zeros(self.parts[part]) if old is None else old
+
+    def write(self, layer: int, part: str, stop: int, value: "Tensor") -> "LastStates":
+        sequence = self.sequences[[last for _, last in self.stretches].index(stop)]
+        return replace(self, tensors={**self.tensors, (layer, part, sequence): value})
+
+
+def eager_batch(
+    batch: Batch,
+    cache: ContiguousCache,
+    sequences: Sequence[Hashable] | None = None,
+    state: LastStates | None = None,
+) -> ForwardBatch:
+    """A filled batch buffer as torch tensors over `cache` and `state`; sequences: one key a segment (default: its
+    index)."""
     import torch
 
     segments = segments_of(batch)
     keys = tuple(sequences) if sequences is not None else tuple(range(len(segments)))
     views = (batch.ids[: batch.tokens], batch.positions[: batch.tokens], batch.logit_rows[: batch.rows])
     ids, positions, rows = (torch.from_numpy(view.astype("int64")) for view in views)
-    return ForwardBatch(ids, positions, rows, cache.step(segments, keys))
+    stretches = [(start, stop) for start, stop, _ in segments]
+    states = None if state is None else state.step(stretches, keys)
+    return ForwardBatch(ids, positions, rows, cache.step(segments, keys), states)

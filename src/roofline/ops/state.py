@@ -62,6 +62,20 @@ def through(
     return torch.cat(rows), store
 
 
+def sigmoid(x: "Tensor") -> "Tensor":
+    """1 / (1 + exp(-x)), whose bits of an element do not depend on where it lies in its tensor, as torch's own do."""
+    import torch
+
+    return 1 / (1 + torch.exp(-x.clamp(min=-80.0)))
+
+
+def softplus(x: "Tensor") -> "Tensor":
+    """log(1 + exp(x)), likewise; x itself above 20."""
+    import torch
+
+    return torch.where(x > 20.0, x, torch.log1p(torch.exp(x.clamp(max=20.0))))
+
+
 def _conv_type(call: Call) -> tuple[Type, Type]:
     if len(call.w.shape) != 2 or call.w.shape[0] != call.x.width or call.w.shape[1] < 2:
         raise ConfigError(f"causal_conv: weight of shape {call.w.shape} for {call.x.width} channels")
@@ -102,7 +116,6 @@ def causal_conv(
     last taps - 1 rows of x, the oldest first.
     """
     import torch
-    from torch.nn import functional
 
     taps, wide = w.shape[1], x.float()
 
@@ -114,7 +127,7 @@ def causal_conv(
         return total, rows[len(rows) - taps + 1 :]
 
     out, store = through(state, layer, COLUMNS, step)
-    return functional.silu(out) if silu else out, store
+    return out * sigmoid(out) if silu else out, store
 
 
 def _delta_type(call: Call) -> tuple[Type, Type]:
@@ -174,7 +187,6 @@ def delta_rule(
     layer: among those with state. The state keeps S of each value head.
     """
     import torch
-    from torch.nn import functional
 
     group, width = value_heads // key_heads, key_heads * key_dim
     wide = qkv.float()
@@ -182,8 +194,8 @@ def delta_rule(
     q, k = (t * torch.rsqrt(t.square().sum(-1, keepdim=True) + eps) for t in (q, k))
     q, k = (t.repeat_interleave(group, 1) for t in (q * key_dim**-0.5, k))  # [tokens, value_heads, key_dim]
     v = wide[:, 2 * width :].unflatten(1, (value_heads, -1))  # [tokens, value_heads, value_dim]
-    decay = torch.exp(-a_log.float().exp() * functional.softplus(a.float() + dt_bias.float()))  # [tokens, value_heads]
-    beta = torch.sigmoid(b.float())
+    decay = torch.exp(-a_log.float().exp() * softplus(a.float() + dt_bias.float()))  # [tokens, value_heads]
+    beta = sigmoid(b.float())
 
     def step(start: int, stop: int, matrix: "Tensor") -> "tuple[Tensor, Tensor]":
         rows = []

@@ -14,6 +14,7 @@ from roofline.backends.prices import PriceTable, StepPrices
 from roofline.backends.reference.cache import ReferencePages
 from roofline.backends.reference.interpreter import Interpreter, Observer
 from roofline.backends.reference.sampling import sample
+from roofline.backends.reference.slots import ReferenceSlots
 from roofline.backends.reference.weights import Read
 from roofline.backends.sampling import Sampled, SampleRows
 from roofline.common.errors import UnsupportedError
@@ -36,7 +37,8 @@ class ReferenceExecutable:
 
     read: file tensor name -> its bytes; num_pages: pages of 16 tokens the cache holds; weights_hash: of the
     tensors' bytes; it goes into the fingerprint with the Program; group: who shares the matrices, where the Program is
-    one rank's; caches: pages of another executable of the same model, shared with it, None: its own.
+    one rank's; caches, states: pages and slots of state of another executable of the same model, shared with it, None:
+    its own.
     """
 
     program: Program
@@ -48,17 +50,22 @@ class ReferenceExecutable:
     clock: Clock = field(default_factory=MonotonicClock)
     group: RankGroup | None = None
     caches: "dict[str, ReferencePages] | None" = None
+    states: "dict[str, ReferenceSlots] | None" = None
 
     def __post_init__(self) -> None:
         facts = f"reference {program_hash(self.program)} {self.weights_hash}"
         self.fingerprint = hashlib.sha256(facts.encode()).hexdigest()
         self.vocab_size = self.program.types()[self.program.logits].width
         self.page_bytes = sum(PAGE_TOKENS * group.token_bytes for group in self.program.kv_groups.values())
+        self.slot_bytes = sum(group.slot_bytes for group in self.program.state_groups.values())
+        assert not self.slot_bytes or self.limits.state_slots, "a model with recurrent state and no slots for it"
         self.batch = Batch(self.limits)
         self.exact = all(map(_ordered, self.program.body))
         self._interpreter = Interpreter(self.program, self.read, self.group)
         groups = self.program.kv_groups.items()
         self._caches = self.caches or {name: ReferencePages(group, self.num_pages) for name, group in groups}
+        states = self.program.state_groups.items()
+        self._states = self.states or {name: ReferenceSlots(group, self.limits.state_slots) for name, group in states}
         self._prices = StepPrices(PriceTable.of(self.program), roofs=None, working_set=0)
         self.adapters = AdapterSlots(self.program)
         self._logits = np.zeros((0, self.vocab_size), np.float32)
@@ -81,7 +88,7 @@ class ReferenceExecutable:
         if self.group is not None:
             raise UnsupportedError("hidden states of a share of a model", "its ranks compute logits alone")
         program, limits = plan(headless(self.program)), replace(self.limits, rows=self.limits.tokens)
-        return replace(self, program=program, limits=limits, caches=self._caches)
+        return replace(self, program=program, limits=limits, caches=self._caches, states=self._states)
 
     @property
     def causal(self) -> bool:
@@ -94,8 +101,9 @@ class ReferenceExecutable:
         import torch
 
         batch = self.batch
-        for cache in self._caches.values():
-            cache.begin(batch)
+        stores = {**self._caches, **self._states}
+        for store in stores.values():
+            store.begin(batch)
         fields = {
             "ids": batch.ids[: batch.tokens],
             "positions": batch.positions[: batch.tokens],
@@ -105,8 +113,8 @@ class ReferenceExecutable:
         tensors = {name: torch.from_numpy(view.astype(np.int64)) for name, view in fields.items()}
         slots = batch.adapters[: batch.tokens].copy()
         rows = AdaptedRows(slots, fields["logit_rows"], self.adapters.placed)
-        caches = {f"{name}.0": cache for name, cache in self._caches.items()}
-        values = self._interpreter.run({**tensors, **carried, **caches, ADAPTERS: rows})
+        named = {f"{name}.0": store for name, store in stores.items()}
+        values = self._interpreter.run({**tensors, **carried, **named, ADAPTERS: rows})
         result: Tensor = values[self.program.logits]
         return result
 
@@ -134,7 +142,7 @@ class ReferenceExecutable:
         return self._prices.of(self.batch)
 
     def close(self) -> None:
-        self._caches = {}
+        self._caches, self._states = {}, {}
 
 
 def _ordered(instr: Instr) -> bool:
