@@ -51,7 +51,10 @@ class ContiguousCache:
 
 @dataclass(frozen=True)
 class LastStates:
-    """A StateStore that is a value, as ContiguousCache is one. parts: name -> shape; sequences: that of each stretch."""
+    """A StateStore that is a value, as ContiguousCache is one.
+
+    parts: name -> shape; sequences: that of each stretch.
+    """
 
     parts: "Mapping[str, tuple[int, ...]]"
     stretches: tuple[tuple[int, int], ...] = ()

@@ -35,9 +35,9 @@ def states_of(value_heads):
     return LastStates({COLUMNS: (TAPS - 1, CHANNELS), MATRIX: (value_heads, KEY_DIM, VALUE_DIM)})
 
 
-def delta(values, state, value_heads):
+def delta(values, state, value_heads, **changes):
     *rows, a_log, dt_bias = values
-    return ops.delta_rule(*rows, state, a_log, dt_bias, layer=0, **shape_of(value_heads))
+    return ops.delta_rule(*rows, state, a_log, dt_bias, layer=0, **shape_of(value_heads), **changes)
 
 
 def of_transformers(values, value_heads, recurrent):
@@ -64,6 +64,16 @@ def test_the_delta_rule_is_that_of_transformers(value_heads, recurrent):
     assert expected.std() > 0.05
     assert (out - expected).abs().max() < 2e-6
     assert (state.tensors[0, MATRIX, "s"] - matrix).abs().max() < 2e-6
+
+
+def test_tiled_value_heads_are_the_same_in_another_order():
+    values, order = inputs_of(6, 20), [0, 2, 4, 1, 3, 5]  # of key heads 0, 1, 2, and again
+    expected, _ = delta(values, states_of(6).step([(0, 20)], ["s"]), 6)
+    qkv, *heads = values
+    v = qkv[:, 2 * KEY_HEADS * KEY_DIM :].unflatten(1, (6, VALUE_DIM))[:, order].flatten(1)
+    moved = [torch.cat([qkv[:, : 2 * KEY_HEADS * KEY_DIM], v], 1), *(value[..., order] for value in heads)]
+    out, _ = delta(moved, states_of(6).step([(0, 20)], ["s"]), 6, tiled=True)
+    assert torch.equal(out.unflatten(1, (6, VALUE_DIM)), expected.unflatten(1, (6, VALUE_DIM))[:, order])
 
 
 @pytest.mark.parametrize("silu", [False, True])

@@ -130,6 +130,11 @@ def causal_conv(
     return out * sigmoid(out) if silu else out, store
 
 
+def of_value_heads(x: "Tensor", group: int, tiled: bool) -> "Tensor":
+    """x [tokens, key heads, key_dim] as each value head has it: [tokens, group * key heads, key_dim]."""
+    return x.repeat(1, group, 1) if tiled else x.repeat_interleave(group, 1)
+
+
 def _delta_type(call: Call) -> tuple[Type, Type]:
     values = call.qkv.width - 2 * call.key_heads * call.key_dim
     if values <= 0 or values % call.value_heads or call.value_heads % call.key_heads:
@@ -175,11 +180,13 @@ def delta_rule(
     value_heads: int,
     key_dim: int,
     eps: float = 1e-6,
+    tiled: bool = False,
 ) -> "tuple[Tensor, StateStore]":
     """The gated delta rule: (o, store), o float32 [tokens, value_heads * value_dim]. Source: Yang et al. 2024.
 
     qkv [tokens, 2 * key_heads * key_dim + value_heads * value_dim]: q, then k, of all key heads, then v of all value
-    heads; value_heads / key_heads consecutive ones share a key head. Each head of q and k is divided by its length
+    heads; value_heads / key_heads consecutive ones share a key head; tiled: value head i has key head i % key_heads
+    instead, as files of llama.cpp order them. Each head of q and k is divided by its length
     sqrt(sum of squares + eps), then q by sqrt(key_dim). a, b [tokens, value_heads]; a_log, dt_bias [value_heads].
     Of each value head, with its matrix S [key_dim, value_dim], token after token:
         e = exp(-exp(a_log) * softplus(a + dt_bias)),  beta = sigmoid(b)
@@ -192,7 +199,7 @@ def delta_rule(
     wide = qkv.float()
     q, k = (wide[:, i * width : (i + 1) * width].unflatten(1, (key_heads, key_dim)) for i in range(2))
     q, k = (t * torch.rsqrt(t.square().sum(-1, keepdim=True) + eps) for t in (q, k))
-    q, k = (t.repeat_interleave(group, 1) for t in (q * key_dim**-0.5, k))  # [tokens, value_heads, key_dim]
+    q, k = (of_value_heads(t, group, tiled) for t in (q * key_dim**-0.5, k))  # [tokens, value_heads, key_dim]
     v = wide[:, 2 * width :].unflatten(1, (value_heads, -1))  # [tokens, value_heads, value_dim]
     decay = torch.exp(-a_log.float().exp() * softplus(a.float() + dt_bias.float()))  # [tokens, value_heads]
     beta = sigmoid(b.float())
