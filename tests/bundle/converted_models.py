@@ -112,9 +112,6 @@ def save(folder: Path, model: Any, published: Mapping[str, Any]) -> Path:
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)  # with ids of a larger vocabulary
     fields = json.loads((folder / "config.json").read_text()) | published
-    rope, original = fields.get("rope_parameters") or {}, "original_max_position_embeddings"
-    if original in rope:
-        rope[original] = int(rope[original])
     (folder / "config.json").write_text(json.dumps(fields))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}

@@ -324,6 +324,12 @@ def test_what_llama_cpp_computes_otherwise_is_said(tmp_path):
         result = call_roofline(["convert", folder, "-o", out])
         assert result.exit_code == 0, result.output
         assert ("llama without the window of 128 tokens" in result.stdout) == said
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    for name, ramp in (("usual", {"beta_fast": 32, "beta_slow": 1}), ("others", {"beta_slow": 2})):
+        (folder / "config.json").write_text(json.dumps(config | {"rope_scaling": yarn | ramp}))
+        result = call_roofline(["convert", folder, "-o", tmp_path / f"{name}.gguf"])
+        assert result.exit_code == 0, result.output
+        assert ("YaRN of the architecture llama with the usual ends" in result.stdout) == (name == "others")
 
 
 def test_numbers_that_are_none_are_not_rounded(tmp_path):

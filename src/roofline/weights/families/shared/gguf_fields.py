@@ -251,16 +251,20 @@ def _ramp(turns: np.ndarray, divisors: np.ndarray, largest: float) -> tuple[floa
     """The ends of the ramp, in turns within the original context: inside it 1 / divisor is linear in the frequency.
 
     Where one frequency of few is inside, or none, many ramps give the same divisors, and this is the longest of them.
+    Without a frequency on either side of it they are Llama 3.1's own.
     """
+    scaled, unscaled = divisors > largest * 0.9999, divisors < 1.0001
+    inside = ~scaled & ~unscaled
+    if not scaled.any() or not unscaled.any() or largest <= 1:
+        return 1.0, 4.0
     smooth = (1 / divisors - 1 / largest) / (1 - 1 / largest)
-    inside = (smooth > 1e-5) & (smooth < 1 - 1e-5)
+    low, high = float(turns[scaled].max()), float(turns[unscaled].min())
     if inside.sum() >= 2:
         slope, offset = np.polyfit(turns[inside], smooth[inside], 1)
-    else:
-        low, high = (turns[smooth <= 1e-5].max(initial=0.0), turns[smooth >= 1 - 1e-5].min(initial=turns[0] * 2))
-        at, part = (float(turns[inside][0]), float(smooth[inside][0])) if inside.any() else (float(low), 0.0)
-        slope = max((1 - part) / (high - at), part / (at - low) if at > low else 0.0)
+    elif inside.any():
+        at, part = float(turns[inside][0]), float(smooth[inside][0])
+        slope = max((1 - part) / (high - at), part / (at - low))
         offset = part - slope * at
-    if not slope > 0 > offset:
-        return 1.0, 4.0
-    return float(-offset / slope), float((1 - offset) / slope)
+    else:
+        return low, high
+    return (float(-offset / slope), float((1 - offset) / slope)) if slope > 0 > offset else (1.0, 4.0)
