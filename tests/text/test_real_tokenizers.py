@@ -15,9 +15,11 @@ from roofline.text.tokenizers.from_gguf import from_gguf
 from roofline.text.tokenizers.to_gguf import to_gguf
 from roofline.text.tokenizers.tokenizer import Tokenizer
 from roofline.weights.files.gguf import GGUFFile
+from tools import llama_cpp_source
 from tools.real_tokenizers import FOLDER, NPM
 
 pytestmark = pytest.mark.slow
+GGUF = llama_cpp_source.FOLDER / "models"
 SPACES = ["", " ", "  ", "   ", "    ", "\n", "\n\n\n", "\t", "\t\t", " \n", "\n ", "a\n\nb", "a\r\nb", "x" + " " * 31]
 SPACES += [" hello", "  hello", "hello  ", " " * 17 + "x", "\n" * 9 + "x", "\t" * 5 + "x", "if x:\n        y\n    z\n"]
 SCRIPTS = [
@@ -130,7 +132,7 @@ VOCABULARIES += ("llama-spm", "mpt", "phi-3", "qwen2", "qwen35", "refact", "star
 
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_ids_of_a_vocabulary_are_those_of_llama_cpp(name: str) -> None:
-    path = FOLDER / "gguf" / f"ggml-vocab-{name}.gguf"
+    path = GGUF / f"ggml-vocab-{name}.gguf"
     if not path.is_file():
         pytest.skip(f"{path} is not here: python -m tools.real_tokenizers")
     tokenizer = from_gguf(GGUFFile(path).metadata, path)
@@ -145,7 +147,7 @@ def test_ids_of_a_vocabulary_are_those_of_llama_cpp(name: str) -> None:
 
 
 def test_white_space_behind_phi_3s_tokens() -> None:
-    path = FOLDER / "gguf" / "ggml-vocab-phi-3.gguf"
+    path = GGUF / "ggml-vocab-phi-3.gguf"
     if not path.is_file():
         pytest.skip(f"{path} is not here: python -m tools.real_tokenizers")
     metadata: dict[str, Any] = dict(GGUFFile(path).metadata)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.models.parity_cases import BASE, CASES, ENCODERS, GEMMA2, GEMMA3, LEARNED, NEOX
+from tests.models.parity_cases import BASE, CASES, ENCODERS, GEMMA2, GEMMA3, LEARNED, NEOX, PLAIN
 
 Values = Callable[[str, np.ndarray, Mapping[str, Any]], np.ndarray]
 
@@ -59,6 +59,7 @@ def without_padding(name: str, values: np.ndarray, config: Mapping[str, Any]) ->
     return values[config["first_position"] :] if "position_embeddings" in name else values
 
 
+MPT = PLAIN | {"family": "mpt", "ffn": 256, "positions": "alibi", "bias": False}
 RMS, LAYER = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 HEADS = {"attention.key_length": 32, "attention.value_length": 32}
 GGUF_CASES = {
@@ -128,6 +129,7 @@ GGUF_CASES = {
         in_pairs,
     ),
     "gpt2": GgufCase("gpt2", LEARNED | {"family": "gpt2", "activation": "gelu_tanh"}, {LAYER: 1e-5}, by_columns),
+    "mpt": GgufCase("mpt", MPT, {LAYER: 1e-5, "attention.max_alibi_bias": 8.0}, as_it_is),
 }
 NEITHER = {LAYER: 1e-5, "attention.causal": False}
 GGUF_ENCODERS = {

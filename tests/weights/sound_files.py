@@ -35,7 +35,7 @@ def _as_gguf(path: Path, config: dict[str, Any], form: str, tokenizer: dict[str,
     config = config | {"rope_style": form_of(config).rope_style}
     made = random_weights.random_checkpoint(config, 0, form)
     metadata, factors = to_gguf(config, {name: info.shape for name, info in made.tensors.items()})
-    assert factors is None
+    assert not factors
     tensors = gguf_tensors(config, list(made.tensors.values()))
     infos = [tensor.info for tensor in tensors]
     parts = {tensor.info.name: tensor.parts for tensor in tensors}

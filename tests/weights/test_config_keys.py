@@ -13,7 +13,7 @@ from weights_builders import CONFIG
 from roofline.common.errors import ConfigError, RooflineError, UnsupportedError
 from roofline.common.fields import Fields
 from roofline.models.config import ModelConfig
-from roofline.ops.rope_tables import frequencies
+from roofline.ops.rope_tables import RopeTable, frequencies
 from roofline.weights.config.gguf import from_gguf
 from roofline.weights.config.hf import from_hf
 from roofline.weights.families.shared.canonical import checked
@@ -575,19 +575,21 @@ def test_divisors_of_rope_are_compared_to_a_hundred_thousandth() -> None:
         from_gguf(Path("m"), METADATA | {"llama.rope.scaling.factor": 2.0}, {"embed.weight": (50, 64)}, np.ones(8))
 
 
-@pytest.mark.parametrize(("low", "high", "inside"), [(1.0, 4.0, 1), (3.0, 100.0, 3), (3.0, 30.0, 2), (3.0, 9.0, 1)])
+@pytest.mark.parametrize(
+    ("low", "high", "inside"), [(1.0, 4.0, 1), (3.0, 100.0, 3), (3.0, 30.0, 2), (3.0, 9.0, 1), (5.0, 12.0, 0)]
+)
 @pytest.mark.filterwarnings("error")
-def test_a_ramp_is_found_from_two_of_its_divisors(low: float, high: float, inside: int) -> None:
-    """Of 8 frequencies few lie on the ramp; Llama 3.1's own ramp is tried without any."""
+def test_a_ramp_is_found_from_its_divisors(low: float, high: float, inside: int) -> None:
+    """Of 8 frequencies few lie on the ramp; where there are fewer than two, another may have the same divisors."""
     turns = 8192 / (2 * math.pi) * 1e4 ** (-np.arange(8) / 8)  # 4.12 and 1.30 of them are around low_freq_factor
     smooth = np.clip((turns - low) / (high - low), 0, 1)
     assert np.sum((smooth > 0) & (smooth < 1)) == inside
-    factors = (1 / ((1 - smooth) / 8 + smooth)).astype(np.float32)
-    if inside < 2 and low > 1:
-        with pytest.raises(UnsupportedError, match="not those of Llama 3"):
-            from_gguf(Path("m"), METADATA, {"embed.weight": (50, 64)}, factors)
-        return
-    scaling = from_gguf(Path("m"), METADATA, {"embed.weight": (50, 64)}, factors)["rope_scaling"]
-    assert scaling["low_freq_factor"] == pytest.approx(low, rel=1e-4)
-    assert scaling["high_freq_factor"] == pytest.approx(high, rel=1e-4)
+    divisors = 1 / ((1 - smooth) / 8 + smooth)
+    config = from_gguf(Path("m"), METADATA, {"embed.weight": (50, 64)}, divisors.astype(np.float32))
+    scaling = config["rope_scaling"]
+    rope = RopeTable.of(config["head_dim"], 1e4, "half", scaling)
+    assert frequencies(rope)[0] == pytest.approx(1e4 ** (-np.arange(8) / 8) / divisors, rel=1e-5)
+    if inside >= 2 or low == 1:
+        assert scaling["low_freq_factor"] == pytest.approx(low, rel=1e-4)
+        assert scaling["high_freq_factor"] == pytest.approx(high, rel=1e-4)
     assert scaling["factor"] == 8

@@ -83,6 +83,17 @@ def test_positions_that_turn_are_refused_where_they_are_learned(tmp_path: Path) 
         open_checkpoint(write(tmp_path / "model.gguf", theirs(case.config), case))
 
 
+@pytest.mark.parametrize(("bias", "learned"), [(0.0, False), (4.0, False), (8.0, True)])
+def test_positions_of_mpt_that_we_do_not_have_are_refused(bias: float, learned: bool, tmp_path: Path) -> None:
+    case = replace(GGUF_CASES["mpt"], keys={**GGUF_CASES["mpt"].keys, "attention.max_alibi_bias": bias})
+    model = theirs(case.config)
+    if learned:
+        model.transformer.wpe = torch.nn.Embedding(case.config["max_position"], case.config["width"])
+    file = write(tmp_path / "model.gguf", model, case)
+    with pytest.raises(UnsupportedError, match=rf"mpt\.attention\.max_alibi_bias = {bias}"):
+        open_checkpoint(file)
+
+
 def without(case: GgufCase, *keys: str) -> GgufCase:
     return replace(case, keys={key: value for key, value in case.keys.items() if key not in keys})
 

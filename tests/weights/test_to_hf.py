@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,3 +156,14 @@ def test_what_others_need_to_know_is_in_the_configuration() -> None:
     interleaved = presets.preset("mpt-125m") | {"positions": "rope", "rope_style": "interleaved"}
     with pytest.raises(ConfigError, match="rope_style 'interleaved'"):
         hf_config(interleaved)
+
+
+def test_the_original_context_is_written_as_an_integer() -> None:
+    """As in published files: llama.cpp's converter takes no other, and transformers warns of one."""
+    original = "original_max_position_embeddings"
+    scaling = {"rope_type": "yarn", "factor": 4.0, original: 4096.0}
+    written: dict[str, Any] = hf_config(presets.preset("llama-2-7b") | {"rope_scaling": scaling})
+    for key in ("rope_scaling", "rope_parameters"):
+        value = written[key][original]
+        assert isinstance(value, int)
+        assert value == 4096

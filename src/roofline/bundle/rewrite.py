@@ -113,17 +113,15 @@ def write_gguf(
         metadata["general.quantization_version"] = _QUANTIZATION_VERSION
     tensors = gguf_tensors(checkpoint.config, target.infos(checkpoint))
     infos, parts = [tensor.info for tensor in tensors], {tensor.info.name: tensor.parts for tensor in tensors}
-    if factors is not None:
-        infos.append(TensorInfo(names.GGUF_ROPE_FACTORS, "F32", factors.shape, factors.nbytes))
+    infos += [TensorInfo(name, "F32", values.shape, values.nbytes) for name, values in factors.items()]
     head = header(metadata, infos)
     size = file_bytes(head, infos)
 
     with _rounding(checkpoint, target, work) as of_tensor:
 
         def tensor_pieces(info: TensorInfo) -> Iterator[np.ndarray]:
-            if info.name == names.GGUF_ROPE_FACTORS:
-                assert factors is not None, "it is in the list with them"
-                yield factors.astype("<f4").view(np.uint8)
+            if info.name in factors:
+                yield factors[info.name].astype("<f4").view(np.uint8)
             else:
                 for name in parts[info.name]:
                     yield from of_tensor(name)
@@ -207,19 +205,17 @@ def _rewritten(path: Path, size: int, infos: list[TensorInfo], notes: Sequence[s
     return Rewritten(path, size, values, Counter(info.format for info in infos), notes)
 
 
-def _from_gguf(checkpoint: Checkpoint) -> tuple[dict[str, object], np.ndarray | None]:
+def _from_gguf(checkpoint: Checkpoint) -> tuple[dict[str, object], dict[str, np.ndarray]]:
     """The metadata of a GGUF file as it is, and its divisors of the rope frequencies."""
     metadata = {key: value for key, value in checkpoint.metadata.items() if not key.startswith(_DROPPED)}
     file = GGUFModel(checkpoint.path)
-    if names.GGUF_ROPE_FACTORS not in file.tensors:
-        return metadata, None
-    info = file.tensors[names.GGUF_ROPE_FACTORS]
-    return metadata, formats.get(info.format).dequantize(file.read(info.name), info.shape)
+    there = (file.tensors[name] for name in (names.GGUF_ROPE_FACTORS, *names.GGUF_LONGROPE) if name in file.tensors)
+    return metadata, {i.name: formats.get(i.format).dequantize(file.read(i.name), i.shape) for i in there}
 
 
 def _from_others(
     checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]
-) -> tuple[dict[str, object], np.ndarray | None]:
+) -> tuple[dict[str, object], dict[str, np.ndarray]]:
     from roofline.text.tokenizers.to_gguf import to_gguf as tokenizer_to_gguf
 
     metadata, factors = to_gguf(checkpoint.config, shapes)

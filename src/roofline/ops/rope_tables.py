@@ -23,6 +23,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
 }
+YARN_BETA_FAST, YARN_BETA_SLOW = 32.0, 1.0
 OPTIONAL = {"yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")}
 LONGROPE = "longrope"
 LONGROPE_KEYS = ("short_factor", "long_factor", "original_max_position_embeddings", "attention_factor")
@@ -126,7 +127,7 @@ def _yarn(inverse: np.ndarray, table: RopeTable, options: Mapping[str, float]) -
         """The (fractional) dimension that turns so often over the original context."""
         return table.dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(table.theta))
 
-    low, high = dimension(options.get("beta_fast", 32.0)), dimension(options.get("beta_slow", 1.0))
+    low, high = dimension(options.get("beta_fast", YARN_BETA_FAST)), dimension(options.get("beta_slow", YARN_BETA_SLOW))
     if options.get("truncate", 1.0):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, table.dim - 1)

@@ -8,11 +8,12 @@ import numpy as np
 
 from roofline.common.errors import UnsupportedError
 from roofline.models.registry import configure
-from roofline.ops.rope_tables import RopeTable, frequencies
+from roofline.ops.rope_tables import LONGROPE, YARN_BETA_FAST, YARN_BETA_SLOW, RopeTable, frequencies
 from roofline.weights.config.gguf import from_gguf
 from roofline.weights.families.shared.gguf_fields import GgufForm
 from roofline.weights.families.table import WritesGguf, files_of
 from roofline.weights.files.mapped import JsonObject
+from roofline.weights.names import GGUF_LONGROPE, GGUF_ROPE_FACTORS
 
 _KEYS = {
     "block_count": "layers",
@@ -33,6 +34,7 @@ _ROPE_KEYS = {
     "beta_slow": "rope.scaling.yarn_beta_slow",
 }
 _WINDOWED = ("gemma2", "gemma3", "gpt-oss")  # architectures whose windows llama.cpp computes
+_RAMPED = ("mistral3",)  # architectures of which it reads where YaRN's ramp ends
 _SAME = 1e-6  # relative difference that float32 numbers in the file bring
 
 
@@ -53,14 +55,22 @@ def read_otherwise(config: JsonObject) -> list[str]:
     if window and form.architecture not in _WINDOWED:
         what = f"llama.cpp computes the architecture {form.architecture} without the window of {window:,} tokens"
         notes.append(f"{what} that the file says: in longer texts its answers are others")
-    if (config["rope_scaling"] or {}).get("truncate") is False:
+    scaling = config["rope_scaling"] or {}
+    ramp = (scaling.get("beta_fast", YARN_BETA_FAST), scaling.get("beta_slow", YARN_BETA_SLOW))
+    if ramp != (YARN_BETA_FAST, YARN_BETA_SLOW) and form.architecture not in _RAMPED:
+        what = f"llama.cpp computes YaRN of the architecture {form.architecture} with the usual ends of its ramp"
+        notes.append(f"{what}, {YARN_BETA_FAST:g} and {YARN_BETA_SLOW:g}, and not with those that the file says")
+    if scaling.get("truncate") is False:
         what = "llama.cpp rounds the ends of YaRN's ramp to whole dimensions"
         notes.append(f"{what}, which transformers and we do not for this model: its answers are others")
     return notes
 
 
-def to_gguf(config: JsonObject, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, object], np.ndarray | None]:
-    """The metadata of the architecture, and the tensor rope_freqs.weight (float32 [head_dim / 2]) where there is one.
+def to_gguf(
+    config: JsonObject, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, object], dict[str, np.ndarray]]:
+    """The metadata of the architecture, and the tensors that say what the frequencies of rope are divided by, float32
+    [head_dim / 2], by their names in a file.
 
     shapes: canonical name -> shape of the parameters.
 
@@ -76,7 +86,7 @@ def to_gguf(config: JsonObject, shapes: Mapping[str, tuple[int, ...]]) -> tuple[
     factors = None
     if kind == "llama3":
         factors = _llama3_factors(config)
-    elif kind is not None:
+    elif kind is not None and kind != LONGROPE:
         values["rope.scaling.type"] = kind
         values |= {_ROPE_KEYS[key]: _rope_value(key, value) for key, value in scaling.items() if key in _ROPE_KEYS}
     values |= form.keys
@@ -84,8 +94,9 @@ def to_gguf(config: JsonObject, shapes: Mapping[str, tuple[int, ...]]) -> tuple[
     for key, value in values.items():
         if value is not None:
             metadata[f"{form.architecture}.{key}"] = _float32(value) if isinstance(value, float) else value
-    _check(config, from_gguf(Path("the GGUF file"), metadata, shapes, factors), form.rope_style)
-    return metadata, factors
+    _check(config, from_gguf(Path("the GGUF file"), metadata, shapes, factors, form.longrope), form.rope_style)
+    tensors = {name: form.longrope[key] for name, key in GGUF_LONGROPE.items() if key in form.longrope}
+    return metadata, tensors | ({} if factors is None else {GGUF_ROPE_FACTORS: factors})
 
 
 def _is_same(read: object, value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Files of MPT: config.json with its own names, LLM Foundry's and transformers', and names of tensors.
+"""Files of MPT: config.json with its own names, LLM Foundry's and transformers', and GGUF files.
 
 Of what LLM Foundry can switch on, honoured is what has the same mathematics here; the rest is refused by name.
 """
@@ -8,6 +8,8 @@ from fractions import Fraction
 
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.fields import Fields, describe, shorten
+from roofline.weights.families.llama import biased
+from roofline.weights.families.shared import gguf_fields
 from roofline.weights.families.shared.canonical import Config, checked, checked_rope_scaling, refuse_unless_neutral
 from roofline.weights.families.shared.gguf_fields import GgufModel
 from roofline.weights.families.shared.hf_fields import refuse_features
@@ -15,24 +17,26 @@ from roofline.weights.families.shared.tensor_names import TensorNames
 
 NAMES = TensorNames(
     layer={
-        "attn_norm": ("", "norm_1"),
-        "attn.qkv": ("", "attn.Wqkv"),
-        "attn.o": ("", "attn.out_proj"),
-        "mlp_norm": ("", "norm_2"),
+        "attn_norm": ("attn_norm", "norm_1"),
+        "attn.qkv": ("attn_qkv", "attn.Wqkv"),
+        "attn.o": ("attn_output", "attn.out_proj"),
+        "mlp_norm": ("ffn_norm", "norm_2"),
         "mlp.gate": ("", "ffn.gate"),
-        "mlp.up": ("", "ffn.up_proj"),
-        "mlp.down": ("", "ffn.down_proj"),
+        "mlp.up": ("ffn_up", "ffn.up_proj"),
+        "mlp.down": ("ffn_down", "ffn.down_proj"),
     },
     top={
-        "embed": ("", "transformer.wte"),
-        "positions": ("", "transformer.wpe"),
-        "final_norm": ("", "transformer.norm_f"),
-        "head": ("", "lm_head"),
+        "embed": ("token_embd", "transformer.wte"),
+        "positions": ("position_embd", "transformer.wpe"),
+        "final_norm": ("output_norm", "transformer.norm_f"),
+        "head": ("output", "lm_head"),
     },
     hf_layers="transformer.blocks",
     hf_prefix="transformer.",
 )
 
+ALIBI_BIAS_MAX = 8  # of the slope of the last head, as a power of 1/2
+_ALIBI = "attention.max_alibi_bias"  # of GGUF files
 REQUIRED = {"d_model": "width", "n_layers": "layers", "n_heads": "heads", "vocab_size": "vocab"}
 _SPELLED = {ours: theirs for theirs, ours in REQUIRED.items()} | {
     "max_position": "max_seq_len",
@@ -56,7 +60,7 @@ _NEUTRAL_ATTENTION: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("prefix_lm", "qk_ln", "qk_gn", "attn_uses_sequence_id"), (False,)),
     "fused_qkv": (True,),
     "sliding_window_size": (-1,),
-    "alibi_bias_max": (8,),
+    "alibi_bias_max": (ALIBI_BIAS_MAX,),
 }
 _ROPE_IMPLS = ("dail", "hf")
 _NEUTRAL_DAIL: dict[str, tuple[object, ...]] = {"type": ("original",), "pos_idx_in_fp32": (True,)}
@@ -72,8 +76,25 @@ ACTIVATIONS: dict[str, dict[str, object]] = {
 
 
 def from_gguf(model: GgufModel, architecture: str) -> Config:
-    """Refuses: we read MPT from config.json alone."""
-    raise UnsupportedError(f"{model.fields.path}: architecture {architecture!r}", "we have no names for its tensors")
+    """The canonical configuration: ALiBi where the files name its largest slope's exponent, else learned positions."""
+    fields, learned = model.fields, "positions.weight" in model.shapes
+    gguf_fields.refuse_rope(fields)
+    gguf_fields.refuse_window(fields)
+    config = gguf_fields.read(model, "mpt", "half", (_ALIBI,), gguf_fields.EPSILON)
+    bias = fields.get(_ALIBI, float, 0.0)
+    if bias != (0.0 if learned else ALIBI_BIAS_MAX):
+        what = f"{fields.path}: {fields.within}{_ALIBI} = {bias}{' beside learned positions' if learned else ''}"
+        raise UnsupportedError(what, f"there are learned positions, or it is {ALIBI_BIAS_MAX}")
+    return config | {"positions": "learned" if learned else "alibi", "bias": biased(model, "attn.qkv")}
+
+
+def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
+    """How a file says a configuration: the kind of the norm and the activation are no keys, but of the architecture."""
+    if config["positions"] == "rope" or config.get("rms") or config.get("gated"):
+        return None
+    keys = dict.fromkeys(("rope.dimension_count", "rope.freq_base"))
+    alibi = ALIBI_BIAS_MAX if config["positions"] == "alibi" else 0
+    return gguf_fields.GgufForm("mpt", "half", {**keys, _ALIBI: float(alibi)}, gguf_fields.EPSILON)
 
 
 def from_hf(fields: Fields, model_type: str = "mpt") -> Config:

@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import Fields, shorten
 from roofline.ops.rope_tables import LONGROPE
@@ -96,8 +98,12 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return config | {"rope_scaling": scaling | {key: _factors(table, key, config) for key in _FACTORS}}
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
-    """None of a model with longrope, whose factors would be tensors."""
-    if (config["rope_scaling"] or {}).get("rope_type") == LONGROPE:
-        return None
-    return gguf_fields.GgufForm("phi3", "half", gguf_fields.turned_part(config))
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """How a file says a configuration: the factors of longrope are tensors, and its kind is no key."""
+    keys, scaling = gguf_fields.turned_part(config), config["rope_scaling"] or {}
+    if scaling.get("rope_type") != LONGROPE:
+        return gguf_fields.GgufForm("phi3", "half", keys)
+    keys |= {f"rope.scaling.{_GGUF_ORIGINAL}": int(scaling[_ORIGINAL])}
+    keys |= {"rope.scaling.attn_factor": scaling["attention_factor"]}
+    factors = {key: np.array(scaling[key], np.float32) for key in _FACTORS}
+    return gguf_fields.GgufForm("phi3", "half", keys, longrope=factors)

@@ -55,6 +55,7 @@ ARCHITECTURES = {
     "olmo2": "olmo2",
     "gptneox": "gpt_neox",
     "gpt2": "gpt2",
+    "mpt": "mpt",
     "bert": "bert",
 }
 

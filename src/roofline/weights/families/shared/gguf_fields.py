@@ -79,13 +79,14 @@ class GgufForm:
 
     architecture: `general.architecture`; rope_style: which rows of q and k rope turns together in such files; keys:
     metadata of the architecture beside what all have, None for a key of those that it has not; epsilon: the key of that
-    of its norms.
+    of its norms; longrope: what each frequency is divided by, by Hugging Face's keys.
     """
 
     architecture: str
     rope_style: str
     keys: Mapping[str, object] = field(default_factory=dict)
     epsilon: str = RMS_EPSILON
+    longrope: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 def read(
@@ -222,9 +223,9 @@ def _rope_scaling(fields: Fields) -> Config | None:
 def _llama3_of(path: Path | str, factors: np.ndarray, config: JsonObject) -> Config | None:
     """The Llama 3.1 scaling whose frequency divisors a file carries.
 
-    Converters evaluate the ramp and drop its parameters. In the ramp, 1 / divisor is linear in the frequency, so both
-    ends can be solved for; scaling them and the original context together changes nothing, so 8192 (Llama 3.1's own) is
-    taken for the context. The result is used only if it gives back every divisor.
+    Converters evaluate the ramp and drop its parameters. Scaling both of its ends and the original context together
+    changes nothing, so 8192 (Llama 3.1's own) is taken for the context. The result is used only if it gives back every
+    divisor.
     """
     half = config["head_dim"] // 2
     if factors.shape != (half,) or not np.isfinite(factors).all() or (factors <= 0).any():
@@ -235,13 +236,7 @@ def _llama3_of(path: Path | str, factors: np.ndarray, config: JsonObject) -> Con
     original = 8192.0
     turns = original / (2 * math.pi) * config["rope_theta"] ** (-np.arange(half) / half)
     largest = float(divisors.max())
-    candidates = [(1.0, 4.0)]
-    inside = (divisors > 1.0001) & (divisors < largest * 0.9999)
-    if inside.sum() >= 2:
-        smooth = (1 / divisors[inside] - 1 / largest) / (1 - 1 / largest)
-        slope, offset = np.polyfit(turns[inside], smooth, 1)
-        if slope > 0 > offset:
-            candidates.append((-offset / slope, (1 - offset) / slope))
+    candidates = [(1.0, 4.0), _ramp(turns, divisors, largest)]
     for low, high in candidates:
         smooth = np.clip((turns - low) / (high - low), 0, 1)
         if np.allclose(1 / ((1 - smooth) / largest + smooth), divisors, rtol=1e-5, atol=0):
@@ -250,3 +245,26 @@ def _llama3_of(path: Path | str, factors: np.ndarray, config: JsonObject) -> Con
             return checked_rope_scaling(Fields(path, values, "rope_freqs.weight: "), "llama3")
     reason = "its divisors are not those of Llama 3.1's scaling"
     raise UnsupportedError(f"{path}: rope_freqs.weight", reason, ("a file with rope.scaling.* metadata",))
+
+
+def _ramp(turns: np.ndarray, divisors: np.ndarray, largest: float) -> tuple[float, float]:
+    """The ends of the ramp, in turns within the original context: inside it 1 / divisor is linear in the frequency.
+
+    Where one frequency of few is inside, or none, many ramps give the same divisors, and this is the longest of them.
+    Without a frequency on either side of it they are Llama 3.1's own.
+    """
+    scaled, unscaled = divisors > largest * 0.9999, divisors < 1.0001
+    inside = ~scaled & ~unscaled
+    if not scaled.any() or not unscaled.any() or largest <= 1:
+        return 1.0, 4.0
+    smooth = (1 / divisors - 1 / largest) / (1 - 1 / largest)
+    low, high = float(turns[scaled].max()), float(turns[unscaled].min())
+    if inside.sum() >= 2:
+        slope, offset = np.polyfit(turns[inside], smooth[inside], 1)
+    elif inside.any():
+        at, part = float(turns[inside][0]), float(smooth[inside][0])
+        slope = max((1 - part) / (high - at), part / (at - low))
+        offset = part - slope * at
+    else:
+        return low, high
+    return (float(-offset / slope), float((1 - offset) / slope)) if slope > 0 > offset else (1.0, 4.0)

@@ -231,6 +231,9 @@ def rope(fields: Fields, default: float = 1e4, partial: bool = False) -> tuple[o
 def to_hf(config: Config, kind: str, name: str) -> Config:
     """The fields that most model types share, of a canonical configuration. name: of transformers' classes."""
     scaling = config["rope_scaling"] and dict(config["rope_scaling"])  # transformers writes into it
+    original = float((scaling or {}).get("original_max_position_embeddings", 0.5))
+    if scaling and original.is_integer():  # llama.cpp's converter takes no other, transformers warns
+        scaling["original_max_position_embeddings"] = int(original)
     fields: Config = {
         "architectures": [f"{name}ForCausalLM"],
         "model_type": kind,

@@ -1,0 +1,140 @@
+"""Models that llama.cpp's converter makes GGUF files of, and what of them its files, and llama.cpp, do not have.
+
+A model is a row of CONVERTED: a canonical configuration of which transformers makes the model.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bundle_models import byte_alphabet
+
+from roofline.models.registry import configure
+from roofline.ops.rope_tables import frequencies
+from tests.models.parity_cases import BASE, CASES, FACTORS, GEMMA3, LEARNED, LINEAR, NEOX
+from tests.weights.gguf_families import GGUF_CASES, MPT
+
+VOCAB = 320
+GELU = 5e-3  # llama.cpp takes gelu from a table in float16, and by tanh
+
+
+@dataclass(frozen=True)
+class ConvertedRow:
+    """config: canonical; unsaid: fields of it that the converter's files do not say, and what they are read as;
+    uncomputed: fields that they do say, and what llama.cpp computes instead; published: keys of config.json that
+    transformers 5 does not write; most: difference of llama.cpp's logits, as a part of their standard deviation."""
+
+    config: Mapping[str, Any]
+    unsaid: Mapping[str, Any] = field(default_factory=dict)
+    uncomputed: Mapping[str, Any] = field(default_factory=dict)
+    published: Mapping[str, Any] = field(default_factory=dict)
+    most: float = 1e-5
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 64.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64.0}
+YARN_RAMP = YARN | {"beta_fast": 24.0, "beta_slow": 2.0}
+WINDOWLESS = {"sliding_window": None}
+PHI3_LONG = FACTORS | {"rope_type": "longrope", "original_max_position_embeddings": 64.0}
+PHI3_LONG |= {"attention_factor": float(np.sqrt(1 + np.log(16) / np.log(64)))}  # as transformers derives it
+MIXTURE = BASE | {"experts": 8, "experts_per_token": 2, "tied": False}
+QWEN = BASE | {"family": "qwen"}
+CUT = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64.0}  # to whole dimensions
+WIDE_GPT2 = LEARNED | {"family": "gpt2", "activation": "gelu_tanh", "ffn": 256}  # the converter knows no other width
+GEMMA3_BY_SIX = GEMMA3 | {"query_scalar": 32.0, "layers": 6, "layer_windows": [9, 9, 9, 9, 9, 0]}
+
+CONVERTED = {
+    "llama": ConvertedRow(BASE),
+    "llama_heads_of_20": ConvertedRow(CASES["llama_heads_of_20"].config),
+    "llama_bias": ConvertedRow(CASES["llama_bias"].config),
+    "llama_linear": ConvertedRow(BASE | {"rope_scaling": LINEAR}),
+    "llama_llama3": ConvertedRow(BASE | {"rope_scaling": LLAMA3, "rope_theta": 5e5}),
+    "llama_yarn": ConvertedRow(BASE | {"rope_scaling": YARN}),
+    "mistral": ConvertedRow(CASES["mistral"].config, unsaid=WINDOWLESS),
+    "mixtral": ConvertedRow(MIXTURE | {"family": "mixtral", "rope_theta": 1e6}),
+    "qwen2": ConvertedRow(CASES["qwen2"].config),
+    "qwen2_yarn": ConvertedRow(
+        QWEN | {"attention_bias": True, "tied": False, "rope_scaling": YARN_RAMP},
+        uncomputed={"rope_scaling": YARN},
+    ),
+    "qwen3": ConvertedRow(CASES["qwen3"].config),
+    "qwen3_yarn": ConvertedRow(QWEN | {"qk_norm": True, "rope_theta": 1e6, "rope_scaling": YARN}),
+    "qwen2_moe": ConvertedRow(
+        MIXTURE | {"family": "qwen_moe", "attention_bias": True, "renormalise": False, "shared_ffn": 96, "ffn": 32}
+    ),
+    "qwen3_moe": ConvertedRow(MIXTURE | {"family": "qwen_moe", "qk_norm": True, "renormalise": True, "ffn": 64}),
+    "gemma2": ConvertedRow(GGUF_CASES["gemma2"].config, most=GELU),
+    "gemma3": ConvertedRow(GEMMA3_BY_SIX, most=GELU),
+    "gemma3_scaled": ConvertedRow(GEMMA3_BY_SIX | {"rope_scaling": LINEAR}, most=GELU),
+    "phi3": ConvertedRow(CASES["phi3"].config, uncomputed=WINDOWLESS),
+    "phi3_long": ConvertedRow(BASE | {"family": "phi3", "rope_scaling": PHI3_LONG}),
+    "phi4_mini": ConvertedRow(CASES["phi4_mini"].config),
+    "smollm3": ConvertedRow(GGUF_CASES["smollm3"].config),
+    "granite": ConvertedRow(CASES["granite"].config),
+    "glm4": ConvertedRow(CASES["glm4"].config),
+    "olmo2": ConvertedRow(CASES["olmo2"].config),
+    "gpt_oss": ConvertedRow(CASES["gpt_oss"].config | {"swiglu_limit": 7.0}, uncomputed={"rope_scaling": CUT}),
+    "gpt_neox": ConvertedRow(NEOX | {"activation": "gelu"}, published={"rotary_pct": 0.25}, most=GELU),
+    "gpt_neox_serial": ConvertedRow(
+        NEOX | {"parallel": False, "rotary_dim": 8}, published={"rotary_pct": 0.5}, most=GELU
+    ),
+    "gpt2": ConvertedRow(WIDE_GPT2, published={"n_ctx": 1024}, most=GELU),
+    "mpt": ConvertedRow(MPT, published={"architectures": ["MPTForCausalLM"]}, most=GELU),
+}
+
+
+def tokenizer_json() -> dict[str, Any]:
+    """Every byte a token and a merge, and special tokens for all other rows, among them those of glm4."""
+    special = ["<s>", "</s>", "<|endoftext|>", "<|user|>", *(f"<|{at}|>" for at in range(261, VOCAB))]
+    flags = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    bytes_of = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": 257 + at, "content": text, **flags} for at, text in enumerate(special)],
+        "normalizer": None,
+        "pre_tokenizer": bytes_of,
+        "post_processor": None,
+        "decoder": bytes_of,
+        "model": {
+            "type": "BPE",
+            "vocab": {token: at for at, token in enumerate([*byte_alphabet(), "hi"])},
+            "merges": [["h", "i"]],
+        },
+    }
+
+
+def save(folder: Path, model: Any, published: Mapping[str, Any]) -> Path:
+    """Write a model of transformers and its tokenizer into a folder, as published ones are; return the folder."""
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)  # with ids of a larger vocabulary
+    fields = json.loads((folder / "config.json").read_text()) | published
+    (folder / "config.json").write_text(json.dumps(fields))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def different(read: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+    """What two canonical configurations have otherwise, but for numbers that a file rounds to float32, the order of
+    rows, and how a scaling that gives the same frequencies is written."""
+    (_, one), (_, other) = configure(read), configure(expected)
+    (ours, our_factor), (theirs, their_factor) = frequencies(one.rope), frequencies(other.rope)
+    same_rope = ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=1e-6, atol=0)
+    same_rope = same_rope and bool(np.isclose(our_factor, their_factor, rtol=1e-6))
+    skipped = {"rope_style", *(("rope_scaling",) if same_rope else ())}
+    return [
+        f"{name}: {getattr(one, name)!r}, not {value!r}"
+        for name, value in vars(other).items()
+        if name not in skipped and not _alike(getattr(one, name), value)
+    ]
+
+
+def _alike(read: object, value: object) -> bool:
+    if isinstance(read, float) and isinstance(value, float):
+        return bool(np.isclose(read, value, rtol=1e-6, atol=0))
+    return read == value

@@ -1,0 +1,182 @@
+"""GGUF files of llama.cpp's own converter are read as the folders that they are of, and ours are like them.
+
+The converter is that of `tests/llama_cpp_converter.py`, llama.cpp the one of `tests/llama_cpp.py`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="what llama.cpp is compared with runs in torch")
+pytest.importorskip("transformers", reason="it is what llama.cpp is compared with")
+
+from converted_models import CONVERTED, VOCAB, ConvertedRow, different, save  # noqa: E402
+
+from roofline.models.registry import configure  # noqa: E402
+from roofline.models.spec import expand  # noqa: E402
+from roofline.weights.checkpoint import Checkpoint, open_checkpoint  # noqa: E402
+from roofline.weights.files.gguf_parts import GGUFModel  # noqa: E402
+from roofline.weights.rope_rows import heads_of, reorder  # noqa: E402
+from tests.command_line import call_roofline  # noqa: E402
+from tests.llama_cpp import LlamaCpp  # noqa: E402
+from tests.llama_cpp_converter import Converter, Settings  # noqa: E402
+from tests.models.parity_cases import Eager, theirs  # noqa: E402
+
+ROPE_FACTORS = "rope_freqs.weight"
+IDS = np.random.default_rng(1).integers(0, 256, 90).tolist()
+
+
+@pytest.fixture(scope="module")
+def llama_cpp() -> LlamaCpp:
+    return LlamaCpp()
+
+
+@pytest.fixture(scope="module")
+def converter() -> Iterator[Converter]:
+    program = Converter()
+    yield program
+    program.close()
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A row's folder, and the file that llama.cpp's converter made of it."""
+
+    row: ConvertedRow
+    folder: Path
+    file: Path
+
+
+@pytest.fixture(scope="module", params=CONVERTED)
+def converted(
+    request: pytest.FixtureRequest, converter: Converter, tmp_path_factory: pytest.TempPathFactory
+) -> Converted:
+    row, path = CONVERTED[request.param], tmp_path_factory.mktemp(request.param)
+    folder = save(path / "model", theirs(row.config | {"vocab": VOCAB}), row.published)
+    return Converted(row, folder, converter.convert(folder, path / "theirs.gguf"))
+
+
+def expected(row: ConvertedRow, changes: Mapping[str, Any]) -> np.ndarray:
+    """transformers' logits of the row's weights in a changed configuration."""
+    model = theirs({**row.config, "vocab": VOCAB, **changes})
+    with torch.no_grad():
+        return model(torch.tensor([IDS])).logits[0].float().numpy()  # type: ignore[no-any-return]
+
+
+def assert_near(logits: np.ndarray, right: np.ndarray, most: float) -> None:
+    difference = np.abs(logits - right).max() / right.std()
+    print(f"{difference:.1e}")
+    assert difference < most
+
+
+def parameters(source: Checkpoint, like: Checkpoint, rope_style: str) -> Iterator[tuple[str, np.ndarray]]:
+    """The parameters that the configuration of `like` has, the rows of q and k in the order of `rope_style`."""
+    family, cfg = configure(like.config)
+    for param in expand(family.spec(cfg), cfg.layers):
+        if param.tied_to is None:
+            values = source.parameter(param)
+            heads = heads_of(param.name, like.config)
+            if heads and source.config["rope_style"] != rope_style:
+                raw = reorder(values.view(np.uint8).reshape(-1), len(values), heads, rope_style)
+                values = raw.view(np.float32).reshape(values.shape)
+            yield param.name, values
+
+
+def test_its_file_is_read_as_the_folder(converted: Converted) -> None:
+    """The same configuration but for what such files do not say, the same bits, transformers' logits."""
+    read, folder, row = open_checkpoint(converted.file), open_checkpoint(converted.folder), converted.row
+    assert different(read.config, {**folder.config, **row.unsaid}) == []
+    style = read.config["rope_style"]
+    for (name, ours), (_, right) in zip(
+        parameters(read, folder, style), parameters(folder, folder, style), strict=True
+    ):
+        assert np.array_equal(ours, right), name
+    read.check_names(name for name, _ in parameters(read, folder, style))
+    assert_near(Eager(read).step(IDS), expected(row, row.unsaid), 1e-5)
+
+
+def test_llama_cpp_computes_its_file_as_we_do(converted: Converted, llama_cpp: LlamaCpp) -> None:
+    row = converted.row
+    right = expected(row, {**row.unsaid, **row.uncomputed})
+    assert_near(llama_cpp.logits(converted.file, IDS), right, row.most)
+
+
+# What our files say besides, as others of the converter's do: what llama.cpp takes where it is not said.
+MORE = {"vocab_size", "rope.dimension_count", "rope.freq_base", "attention.head_count_kv"}
+MORE |= {"attention.key_length", "attention.value_length"}
+# What they do not say, as it says nothing: no window, and the original context without a scaling.
+LESS = {"attention.sliding_window": 0, "rope.scaling.original_context_length": 4096}
+
+
+def assert_same_files(ours: Path, right: Path, unsaid: set[str]) -> None:
+    """The same keys of the architecture and the same tensors with the same bytes; unsaid: keys that `right` lacks."""
+    one, other = GGUFModel(ours), GGUFModel(right)
+    kind = "general.architecture"
+    assert one.metadata[kind] == other.metadata[kind]
+    mine, keys = (_keys(model.metadata, f"{model.metadata[kind]}.") for model in (one, other))
+    assert mine.keys() - keys.keys() <= MORE | unsaid
+    for key, value in keys.items():
+        assert mine.get(key, LESS.get(key)) == value, key
+    assert one.tensors.keys() == other.tensors.keys()
+    for name, info in other.tensors.items():
+        mine_info = one.tensors[name]
+        assert mine_info.format == info.format, name
+        assert [size for size in mine_info.shape if size > 1] == [size for size in info.shape if size > 1], name
+        if name == ROPE_FACTORS:  # which llama.cpp computes in float32
+            assert np.allclose(one.read(name).view(np.float32), other.read(name).view(np.float32), rtol=1e-6)
+        else:
+            assert np.array_equal(one.read(name), other.read(name)), name
+
+
+def _keys(metadata: Mapping[str, Any], within: str) -> dict[str, Any]:
+    return {key.removeprefix(within): value for key, value in metadata.items() if key.startswith(within)}
+
+
+def test_our_file_is_as_its(converted: Converted, llama_cpp: LlamaCpp, tmp_path: Path) -> None:
+    row, out = converted.row, tmp_path / "ours.gguf"
+    result = call_roofline(["convert", converted.folder, "-o", out])
+    assert result.exit_code == 0, result.output
+    assert_same_files(out, converted.file, {"attention.sliding_window"} if row.unsaid else set())
+    assert_near(llama_cpp.logits(out, IDS), expected(row, {**row.unsaid, **row.uncomputed}), row.most)
+
+
+# Of Gemma's norms in float16 the converter rounds the sums with 1 to float16, and we do not.
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, "bf16") for name in ("llama", "gemma2", "gpt_oss", "gpt2", "phi3_long", "qwen2_moe", "mpt")),
+        *((name, "f16") for name in ("llama", "gpt_oss", "gpt_neox", "mixtral")),
+    ],
+)
+def test_a_file_of_16_bits_is_as_its(name: str, dtype: str, converter: Converter, tmp_path: Path) -> None:
+    """The same tensors stay in float32 in both."""
+    row = CONVERTED[name]
+    model = theirs(row.config | {"vocab": VOCAB}).to({"bf16": torch.bfloat16, "f16": torch.float16}[dtype])
+    folder = save(tmp_path / "model", model, row.published)
+    right = converter.convert(folder, tmp_path / "theirs.gguf", Settings(dtype))
+    result = call_roofline(["convert", folder, "-o", tmp_path / "ours.gguf"])
+    assert result.exit_code == 0, result.output
+    assert_same_files(tmp_path / "ours.gguf", right, set())
+    read, before = open_checkpoint(right), open_checkpoint(folder)
+    for (name, ours), (_, values) in zip(
+        parameters(read, before, read.config["rope_style"]),
+        parameters(before, before, read.config["rope_style"]),
+        strict=True,
+    ):
+        assert np.array_equal(ours, values), name
+
+
+def test_a_split_file_is_read_as_one(converter: Converter, tmp_path: Path) -> None:
+    folder = save(tmp_path / "model", theirs(CONVERTED["llama"].config | {"vocab": VOCAB}), {})
+    converter.convert(folder, tmp_path / "part.gguf", Settings(split=5))
+    parts = sorted(tmp_path.glob("*.gguf"))
+    assert len(parts) > 2
+    read, before = open_checkpoint(parts[0]), open_checkpoint(folder)
+    for (name, ours), (_, values) in zip(
+        parameters(read, before, "interleaved"), parameters(before, before, "interleaved"), strict=True
+    ):
+        assert np.array_equal(ours, values), name
