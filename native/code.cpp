@@ -150,6 +150,15 @@ class RecordCheck {
                 return between(value, 1, kMostRanks, kNumber);
             case uses::ranks_of_router:
                 return between(value, 1, std::min<int64_t>(r_.width, kMostRanks), kNumber);
+            case uses::router_groups:
+                between(value, 1, r_.width, kNumber);
+                return demand(r_.width % value == 0, "do not divide the experts");
+            case uses::kept_groups:
+                return between(value, 1, kMostExperts, kNumber);
+            case uses::ranks_of_groups:
+                between(value, 1, std::min<int64_t>(r_.width, kMostRanks), kNumber);
+                demand(r_.digits <= r_.stride, "are more groups than there are");
+                return demand(value <= r_.digits * (r_.width / r_.stride), "are more than the kept groups have");
             case uses::no_matrix:
                 return demand(value == 0, "are a matrix too many");
             case uses::table:

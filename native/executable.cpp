@@ -241,6 +241,13 @@ void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_ro
         case Base::SoftCap: kernels_->soft_cap(x, op.eps, op.width, y); return;
         case Base::Add: kernels_->add(x, (const float*)at(op.residual) + row * op.width, op.width, y); return;
         case Base::Route:
+            if (op.flags & kByScores) {
+                const Routing how{op.width,  op.stride, op.digits, op.ranks(), (op.flags & kSigmoid) != 0,
+                                  (op.flags & kOfAll) != 0, (op.flags & kByBest) != 0, op.weight, op.eps};
+                kernels_->route_scores((const float*)at(op.x) + row * op.width, how, (float*)at(op.y) + row * op.ranks(),
+                                       (int32_t*)at(op.residual) + row * op.ranks());
+                return;
+            }
             kernels_->route((const float*)at(op.x) + row * op.width, op.width, op.ranks(), op.flags & kOfAll,
                             (float*)at(op.y) + row * op.ranks(), (int32_t*)at(op.residual) + row * op.ranks());
             return;

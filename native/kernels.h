@@ -127,6 +127,14 @@ enum class Activation { Silu, Gelu, GeluTanh, Relu };  // Gelu: exact
 
 constexpr int kMostExperts = 4096, kMostRanks = 256;  // of a router; that a row goes to
 
+struct Routing {  // groups: equal parts of the experts, of which the best `kept` count; bias: may be null
+    int64_t experts, groups, kept;
+    int top;
+    bool sigmoid, over_all, by_best;  // weights are not divided by their sum; a group is scored by its best one
+    const float* bias;
+    float scale;
+};
+
 struct Kernels {
     const char* isa;
     void (*linear)(const Linear&, int64_t tile_begin, int64_t tile_end);
@@ -161,6 +169,8 @@ struct Kernels {
     // Of a row's router logits x [experts] the `top` largest, equal ones by number, and their softmax: over these, or
     // over all. Ids are distinct and within the experts whatever x holds.
     void (*route)(const float* x, int64_t experts, int top, bool over_all, float* weights, int32_t* ids);
+    // The same of scores, the softmax over all or the sigmoid of each, that are chosen by themselves and a bias.
+    void (*route_scores)(const float* x, const Routing& how, float* weights, int32_t* ids);
     // out [n] = the sum over ranks of weight * row, in their order; x [top][n].
     void (*combine)(const float* x, const float* weights, int top, int64_t n, float* out);
     void (*sigmoid_scale)(const float* x, float gate, int64_t n, float* out);  // x times the sigmoid of `gate`; out may be x

@@ -42,6 +42,9 @@ enum Flags : unsigned {
     kOneHead = 1024,   // of JoinHeads: the first value has one head, which stands before each of the other's
     kBothWays = 2048,  // of Attend: a token sees all of its sequence, not only what precedes it
     kOneRow = 4096,    // of Embed: every token has the table's first row
+    kByScores = 8192,  // of Route: experts are chosen by scores and a bias, within groups
+    kSigmoid = 16384,  // of Route: scores are sigmoids instead of the softmax over all
+    kByBest = 32768,   // of Route: a group's score is its best one instead of the sum of its best two
 };
 
 // What an operation does with each field of its record. `Code` (code.h) checks a record by these before it may run, so
@@ -70,6 +73,9 @@ enum Number {  // of a plain number
     router_columns,  // one for each expert
     ranks,           // experts of a row
     ranks_of_router,  // the same, no more than there are
+    router_groups,    // equal parts of a router's columns
+    kept_groups,      // how many of them may be chosen from
+    ranks_of_groups,  // experts of a row, no more than the kept groups have
     real,
     no_matrix,
     table,          // one piece, whose rows are looked up
@@ -119,15 +125,15 @@ struct Ref {
 #define ROOFLINE_RECORD(FIELD)                                                                                          \
     FIELD(int64_t, operation, Number) /* index in kOperations */                                                        \
     FIELD(int64_t, over_rows, Number) /* leading symbol: logit rows instead of tokens */                                \
-    FIELD(int64_t, digits, Number)    /* bytes of an integer that the operation makes or reads; of CutHeads the first column */ \
+    FIELD(int64_t, digits, Number)    /* bytes of an integer that the operation makes or reads; of CutHeads the first column; of Route the kept groups */ \
     FIELD(Ref, x, Value)                                                                                                \
     FIELD(Ref, y, Value)                                                                                                \
     FIELD(Ref, residual, Value)      /* what a linear layer or Add adds; ids or weights of experts; the sigmoid's operand; ClampedSwiglu's up; JoinHeads' second value */ \
     FIELD(int64_t, width, Number)    /* inputs of a row; of Attend its window, of RopeWrite its rope table */           \
-    FIELD(int64_t, stride, Number)   /* columns of y, or of q|k|v; of ExpertBias how many experts there are; of CutHeads and JoinHeads columns of x */ \
-    FIELD(int64_t, weight, Vector)   /* of a norm, of experts; or the slopes of attention's heads in units of log2 */   \
+    FIELD(int64_t, stride, Number)   /* columns of y, or of q|k|v; of ExpertBias how many experts there are; of Route how many groups; of CutHeads and JoinHeads columns of x */ \
+    FIELD(int64_t, weight, Vector)   /* of a norm, of experts; Route's bias; or the slopes of attention's heads in units of log2 */   \
     FIELD(int64_t, bias, Vector)     /* or the sinks of attention's heads */                                             \
-    FIELD(double, eps, Number)       /* of a norm; what Scale multiplies by; the cap of SoftCap and, 0: none, Attend; ClampedSwiglu's limit */ \
+    FIELD(double, eps, Number)       /* of a norm; what Scale and Route multiply by; the cap of SoftCap and, 0: none, Attend; ClampedSwiglu's limit */ \
     FIELD(int64_t, layer, Number)    /* of Embed the first id of its rows, others give zeros; of adapters the group; of experts how many a row goes to; of CutHeads and JoinHeads how many heads */  \
     FIELD(int64_t, q_norm, Vector)                                                                                      \
     FIELD(int64_t, k_norm, Vector)                                                                                      \
@@ -190,6 +196,7 @@ inline constexpr Uses kRanked{  number, tokens_or_rows, digits, ranked_operand, 
 inline constexpr Uses kExpertsGated{number, tokens_or_rows, digits, operand,   columns,  of_ranks,      count,  count,        no_place,       no_place,        unread, ranks,    no_place,      no_place,      expert_gates_and_ups};
 inline constexpr Uses kCombine{ number, tokens_or_rows, unread, ranked_rows,   row,      of_ranks,      count,  unread,       no_place,       no_place,        unread, ranks,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kSigmoid{ number, tokens_or_rows, unread, row,           row,      one_number,    count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kScored{  number, tokens_or_rows, kept_groups, row,      of_ranks, of_ranks,      router_columns, router_groups, maybe_of_width, no_place, real,  ranks_of_groups, no_place, no_place,   no_matrix};
 inline constexpr Uses kExpertBias{number, tokens_or_rows, unread, ranked_rows, ranked_rows, of_ranks,   count,  router_columns, of_experts,   no_place,        unread, ranks,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kClamped{ number, tokens_or_rows, unread, row,           row,      row,           count,  unread,       no_place,       no_place,        not_negative, unread, no_place,    no_place,      no_matrix};
 inline constexpr Uses kCutHeads{number, tokens_or_rows, first_column, columns, row,      no_value,      count,  count,        no_place,       no_place,        unread, heads_cut, no_place,     no_place,      no_matrix};
@@ -248,6 +255,12 @@ inline constexpr Operation kOperations[] = {  // by number
     {"join_heads_sharing", Base::JoinHeads, kOneHead, uses::kShareHead},
     {"attend_both_ways", Base::Attend, kBothWays, uses::kAttendBothWays},
     {"embed_one_row", Base::Embed, kOneRow, uses::kLookUp},
+    {"route_scores", Base::Route, kByScores, uses::kScored},
+    {"route_scores_all", Base::Route, kByScores | kOfAll, uses::kScored},
+    {"route_scores_best", Base::Route, kByScores | kByBest, uses::kScored},
+    {"route_scores_best_all", Base::Route, kByScores | kByBest | kOfAll, uses::kScored},
+    {"route_sigmoid", Base::Route, kByScores | kSigmoid, uses::kScored},
+    {"route_sigmoid_all", Base::Route, kByScores | kSigmoid | kOfAll, uses::kScored},
 };
 constexpr bool all_uses_said() {
     for (const Operation& each : kOperations) {

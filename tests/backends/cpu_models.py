@@ -64,6 +64,21 @@ MODELS: dict[str, dict[str, Any]] = {
         **{"kv_rank": 96, "q_rank": 64, "value_dim": 48, "dense_layers": 1, "dense_ffn": 160, "renormalise": False},
         **{"shared_ffn": 160, "routed_scale": 2.5, "tied": False},
     },
+    "routed-sigmoid": {
+        **{**MIXTRAL, "family": "routed", "layers": 3, "dense": [1], "dense_ffn": 160, "score": "sigmoid"},
+        **{"choice_bias": True, "groups": 4, "kept_groups": 2, "experts": 20, "experts_per_token": 5},
+        **{
+            "routed_scale": 2.5,
+            "shared_ffn": 160,
+            "qk_norm": True,
+            "wide_qk_norm": True,
+            "turning": [True, False, True],
+        },
+    },
+    "routed-softmax": {
+        **{**MIXTRAL, "family": "routed", "choice_bias": True, "renormalise": False, "experts": 6},
+        **{"attention_bias": True, "output_bias": True, "rotary_dim": 32},
+    },
     "olmo2": {**LLAMA, "family": "olmo2"},
     "smollm3": {**LLAMA, "family": "smollm3", "turning": [True, False]},
     "glm4": {**LLAMA, "family": "glm4", "rope_style": "interleaved", "rotary_dim": 32},

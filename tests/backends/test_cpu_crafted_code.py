@@ -192,6 +192,8 @@ IGNORED = {
     "take_rows": "digits residual stride weight bias eps layer q_norm k_norm",
     "route": "digits stride weight bias eps q_norm k_norm",
     "route_all": "digits stride weight bias eps q_norm k_norm",
+    "route_scores_all": "bias q_norm k_norm",
+    "route_sigmoid": "bias q_norm k_norm",
     "expert_linear": "weight bias eps q_norm k_norm",
     "expert_linear_ranked": "weight bias eps q_norm k_norm",
     "expert_linear_gated": "weight bias eps q_norm k_norm",

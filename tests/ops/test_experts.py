@@ -22,6 +22,82 @@ def test_route_takes_the_largest_and_of_equals_the_lowest():
     assert torch.allclose(shares, torch.softmax(torch.tensor([[1.0, 3.0, 3.0, 2.0]]), 1)[:, [1, 2, 3]])
 
 
+def _theirs(kind: str, bias: "torch.Tensor | None", logits: "torch.Tensor", **fields: object):
+    """Weights and ids of transformers' router of a model type, of logits; its matrix is the identity."""
+    import transformers
+    from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
+    from transformers.models.ernie4_5_moe import modeling_ernie4_5_moe as ernie
+
+    experts = logits.shape[1]
+    if kind == "ernie4_5_moe":
+        config = transformers.AutoConfig.for_model(kind, hidden_size=experts, moe_num_experts=experts, **fields)
+        router = ernie.Ernie4_5_MoeTopKRouter(config)
+        router.moe_statics.e_score_correction_bias.data = bias[None]
+    else:
+        fields = {"n_routed_experts": experts, "hidden_size": experts, **fields}
+        router = deepseek.DeepseekV3TopkRouter(transformers.AutoConfig.for_model("deepseek_v3", **fields))
+        router.e_score_correction_bias.data = bias
+    router.weight.data = torch.eye(experts)
+    results = router(logits)
+    weights, ids = (next(t for t in results if t.shape[-1] != experts and t.dtype.is_floating_point == real)
+                    for real in (True, False))  # fmt: skip
+    return weights, ids
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "ours"),
+    [
+        ("deepseek_v3", {"n_group": 4, "topk_group": 2, "norm_topk_prob": True, "routed_scaling_factor": 2.5},
+         {"score": "sigmoid", "groups": 4, "kept_groups": 2, "scale": 2.5}),
+        ("deepseek_v3", {"n_group": 1, "topk_group": 1, "norm_topk_prob": False, "routed_scaling_factor": 1.0},
+         {"score": "sigmoid", "renormalise": False}),
+        ("ernie4_5_moe", {}, {}),
+    ],
+)  # fmt: skip
+def test_scores_choose_what_transformers_chooses(kind, fields, ours):
+    pytest.importorskip("transformers")
+    generator = torch.Generator().manual_seed(5)
+    logits, bias = torch.randn(50, 16, generator=generator), torch.randn(16, generator=generator) * 0.2
+    chosen = {"moe_k": 3} if kind == "ernie4_5_moe" else {"num_experts_per_tok": 3}
+    weights, ids = ops.route(logits, 3, bias=bias, **ours)
+    want_weights, want_ids = _theirs(kind, bias, logits, **fields, **chosen)
+    order = ids.long().argsort(1)
+    want_order = want_ids.argsort(1)
+    assert torch.equal(ids.long().gather(1, order), want_ids.gather(1, want_order))
+    assert torch.allclose(weights.gather(1, order), want_weights.float().gather(1, want_order), atol=1e-6)
+
+
+def test_groups_are_scored_by_their_best_or_their_best_two_and_ties_go_to_the_lowest():
+    logits = torch.tensor([[2.0, -9.0, 1.0, 1.0, 0.0, 0.0]]).log_softmax(1)
+    two = {"groups": 3, "scale": 2.0, "renormalise": False}
+    scores = torch.softmax(logits, 1)
+    for group_score, ids in (("best_two", [0, 1]), ("best", [0, 1])):
+        weights, chosen = ops.route(logits, 2, group_score=group_score, **two)
+        assert chosen.tolist() == [ids]
+        assert torch.allclose(weights, 2.0 * scores[:, ids])
+    middle = torch.tensor([[1.0, -9.0, 0.9, 0.9, 0.0, 0.0]])
+    assert ops.route(middle, 2, group_score="best", **two)[1].tolist() == [[0, 1]]
+    assert ops.route(middle, 2, **two)[1].tolist() == [[2, 3]]
+    assert ops.route(torch.zeros(1, 6), 3, kept_groups=2, **two)[1].tolist() == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"top": 2, "groups": 3}, "1 of 3 groups of 8 experts"),
+        ({"top": 2, "groups": 2, "kept_groups": 3}, "3 of 2 groups"),
+        ({"top": 5, "groups": 2}, "5 experts of 1 groups of 4"),
+        ({"top": 1, "groups": 8}, "groups of 1 have no best two"),
+        ({"top": 1, "score": "tanh"}, "no score 'tanh' of experts"),
+    ],
+)
+def test_routes_that_cannot_be_are_refused(attributes, message):
+    with pytest.raises(ConfigError, match=message):
+        registry.get("route").results([Type("f32", "tokens", (8,))], [], attributes)
+    with pytest.raises(ConfigError, match="bias of shape"):
+        registry.get("route").results([Type("f32", "tokens", (8,))], [WeightType((7,), ("F32",), 28)], {"top": 2})
+
+
 @pytest.mark.parametrize(("tokens", "experts", "top"), [(1, 1, 1), (6, 4, 2), (5, 3, 3)])
 def test_a_layer_of_experts_equals_a_loop(tokens, experts, top):
     width, ffn = 12, 10

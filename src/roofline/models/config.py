@@ -119,6 +119,11 @@ class ModelConfig:
         return self.layer_windows[layer] if self.layer_windows else self.sliding_window or 0
 
     @property
+    def wide_qk_norm(self) -> bool:
+        """Whether qk_norm is over all heads of q, and of k, together."""
+        return False
+
+    @property
     def state_parts(self) -> StateParts:
         """What each layer with recurrent state keeps of a sequence; (): there are no such layers."""
         return ()

@@ -97,8 +97,9 @@ def attended(
     k = ops.linear(x, w.k.weight, w.k.bias)  # [tokens, kv_heads * head_dim]
     v = ops.linear(x, w.v.weight, w.v.bias)
     if cfg.qk_norm:
-        q = ops.rms_norm(q, w.q_norm.weight, cfg.norm_eps, cfg.heads)
-        k = ops.rms_norm(k, w.k_norm.weight, cfg.norm_eps, cfg.kv_heads)
+        wide = cfg.wide_qk_norm
+        q = ops.rms_norm(q, w.q_norm.weight, cfg.norm_eps, 1 if wide else cfg.heads)
+        k = ops.rms_norm(k, w.k_norm.weight, cfg.norm_eps, 1 if wide else cfg.kv_heads)
     if table is not None:
         q = ops.rope(q, batch.positions, table, cfg.heads)
         k = ops.rope(k, batch.positions, table, cfg.kv_heads)

@@ -3,8 +3,9 @@
 Sources: Jiang et al. 2024, Yang et al. 2024, 2025.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from roofline import ops
 from roofline.common.errors import ConfigError, UnsupportedError
@@ -83,11 +84,23 @@ def block(cfg: Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) ->
     return x + mlp(cfg, w.mlp, ops.rms_norm(x, w.mlp_norm.weight, cfg.norm_eps))
 
 
-def mlp(cfg: Config, w: Weights, x: Value, routed_scale: float = 1.0) -> Value:
+def choose(cfg: Config, w: Weights, x: Value) -> tuple[Value, Value]:
+    """Weights and numbers of the experts that each token goes to."""
+    chances, ids = ops.route(ops.linear(x, w.router.weight), cfg.experts_per_token, cfg.renormalise)
+    return chances, ids
+
+
+def mlp(
+    cfg: Config,
+    w: Weights,
+    x: Value,
+    routed_scale: float = 1.0,
+    choose: Callable[[Any, Weights, Value], tuple[Value, Value]] = choose,
+) -> Value:
     """SwiGLU of the experts that the router chooses, times a factor, and of the shared one. All products of x stand
     before those of what they give: backends keep the integers that they make of a value until the next one's are made.
     """
-    chances, ids = ops.route(ops.linear(x, w.router.weight), cfg.experts_per_token, cfg.renormalise)
+    chances, ids = choose(cfg, w, x)
     gates = ops.expert_linear(x, ids, w.experts.gate.weight, cfg.experts)  # [tokens, top * ffn]
     ups = ops.expert_linear(x, ids, w.experts.up.weight, cfg.experts)
     mid = ops.silu_mul(gates, ups)

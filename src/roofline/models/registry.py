@@ -22,6 +22,7 @@ _FAMILIES: dict[str, str | Family] = {
     "olmo2": "roofline.models.olmo2",
     "opt": "roofline.models.opt",
     "phi3": "roofline.models.phi3",
+    "routed": "roofline.models.routed",
     "smollm3": "roofline.models.smollm3",
     "llama": "roofline.models.llama",
     "mistral": "roofline.models.llama",

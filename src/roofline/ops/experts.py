@@ -20,27 +20,81 @@ if TYPE_CHECKING:
 
 
 def _route_type(call: Call) -> tuple[Type, Type]:
-    if not 1 <= call.top <= call.x.width:
-        raise ConfigError(f"route: {call.top} of {call.x.width} experts")
+    experts, groups = call.x.width, call.groups
+    if not 1 <= call.top <= experts:
+        raise ConfigError(f"route: {call.top} of {experts} experts")
+    if call.score not in SCORES or call.group_score not in GROUP_SCORES:
+        raise ConfigError(f"route: no score {call.score!r} of experts or {call.group_score!r} of groups")
+    if groups < 1 or experts % groups or not 1 <= call.kept_groups <= groups:
+        raise ConfigError(f"route: {call.kept_groups} of {groups} groups of {experts} experts")
+    if call.kept_groups * (experts // groups) < call.top:
+        raise ConfigError(f"route: {call.top} experts of {call.kept_groups} groups of {experts // groups}")
+    if groups > 1 and call.group_score == "best_two" and experts // groups < 2:
+        raise ConfigError(f"route: groups of {experts // groups} have no best two")
+    if call.bias is not None and call.bias.shape != (experts,):
+        raise ConfigError(f"route: bias of shape {call.bias.shape} for {experts} experts")
     return Type("f32", call.x.leading, (call.top,)), Type("i32", call.x.leading, (call.top,))
 
 
 _ROUTE = (Trait.ROW_WISE, Trait.WHOLE_VALUES, Trait.READS_WIDE)
+SCORES = ("softmax", "sigmoid")
+GROUP_SCORES = ("best_two", "best")
+LEAST_TOTAL = 1e-20  # is added to the sum that weights are divided by
 
 
-@op(values=("x",), infer=_route_type, traits=_ROUTE, flops=per_element(4))
-def route(x: "Tensor", top: int, renormalise: bool = True) -> "tuple[Tensor, Tensor]":
+def routes_by_logits(score: str, groups: int, scale: float, has_bias: bool) -> bool:
+    """Whether experts are those of the largest logits and weights a plain softmax, as Mixtral has it."""
+    return score == "softmax" and groups == 1 and scale == 1.0 and not has_bias
+
+
+@op(values=("x",), weights=("bias",), infer=_route_type, traits=_ROUTE, flops=per_element(4))
+def route(
+    x: "Tensor",
+    top: int,
+    renormalise: bool = True,
+    bias: "Tensor | None" = None,
+    score: str = "softmax",
+    groups: int = 1,
+    kept_groups: int = 1,
+    group_score: str = "best_two",
+    scale: float = 1.0,
+) -> "tuple[Tensor, Tensor]":
     """(weights float32, ids int32), both [tokens, top], of router logits x [tokens, experts].
 
-    Ids are those of the largest logits. Weights are the softmax over the chosen logits (Mixtral), or over all with
-    renormalise False.
+    The scores of a token's experts are the softmax of its logits, or the sigmoid of each. Ids are those of the largest
+    scores + bias [experts], in falling order, equal ones by number. groups: so many equal parts of the experts, one
+    behind the other, of which only the `kept_groups` best count; a group's score is the sum of its best two, or its
+    best alone. Weights are the scores of the chosen, without bias, divided by their sum with renormalise, times scale.
+    Source: DeepSeek-AI 2024 (DeepSeek-V3).
     """
     import torch
 
-    logits, ids = torch.sort(x.float(), dim=1, descending=True, stable=True)
-    logits, ids = logits[:, :top], ids[:, :top].int()
-    weights = torch.softmax(logits, dim=1) if renormalise else torch.exp(logits - x.float().logsumexp(1, keepdim=True))
-    return weights, ids
+    logits = x.float()
+    if routes_by_logits(score, groups, scale, bias is not None):
+        ranked, ids = torch.sort(logits, dim=1, descending=True, stable=True)
+        ranked, ids = ranked[:, :top], ids[:, :top].int()
+        weights = torch.softmax(ranked, dim=1) if renormalise else torch.exp(ranked - logits.logsumexp(1, keepdim=True))
+        return weights, ids
+    scores = torch.softmax(logits, dim=1) if score == "softmax" else torch.sigmoid(logits)
+    ids = chosen_experts(scores if bias is None else scores + bias.float(), top, groups, kept_groups, group_score)
+    weights = scores.gather(1, ids)
+    weights = weights / (weights.sum(dim=1, keepdim=True) + LEAST_TOTAL) if renormalise else weights
+    return weights if scale == 1.0 else weights * scale, ids.int()
+
+
+def chosen_experts(scores: "Tensor", top: int, groups: int, kept_groups: int, group_score: str) -> "Tensor":
+    """int64 [tokens, top]: the experts of the largest scores [tokens, experts] within the best groups, falling, equal
+    ones by number."""
+    import torch
+
+    if groups > 1:
+        parts = scores.unflatten(1, (groups, -1))  # [tokens, groups, experts of a group]
+        best = torch.sort(parts, dim=2, descending=True).values
+        of_group = best[..., 0] + best[..., 1] if group_score == "best_two" else best[..., 0]
+        kept = torch.sort(of_group, dim=1, descending=True, stable=True).indices[:, :kept_groups]
+        dropped = torch.ones_like(of_group, dtype=torch.bool).scatter(1, kept, False)
+        scores = parts.masked_fill(dropped[..., None], -torch.inf).flatten(1)
+    return torch.sort(scores, dim=1, descending=True, stable=True).indices[:, :top]
 
 
 def expert_linear_type(call: Call) -> Type:

@@ -25,6 +25,30 @@ def test_route(experts, top, renormalise, ties, seed):
     assert (weights - want_weights).abs().max() < 1e-6
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from([(1, 1), (2, 1), (4, 2), (4, 4)]), st.integers(2, 5), st.tuples(*[st.booleans()] * 5),
+       st.integers(0, 1000))  # fmt: skip
+def test_route_by_scores(groups, size, switches, seed):
+    from roofline.backends.gpu.kernels.route import Scores, route_scores
+
+    sigmoid, by_best, renormalise, has_bias, ties = switches
+    (count, kept), random = groups, torch.Generator().manual_seed(seed)
+    experts, top = count * size, min(3, kept * size)
+    logits, bias = (torch.randn(n, experts, generator=random) for n in (5, 1))
+    logits, bias = (logits.round(), 0 * bias) if ties else (logits, bias * 0.3)
+    weights, ids = torch.full((5, top), float("nan")), torch.full((5, top), -1, dtype=torch.int32)
+    scores = Scores(sigmoid=sigmoid, groups=count, kept_groups=kept, by_best=by_best, scale=2.5)
+    choice_bias = bias[0] if has_bias else None
+    chip = chips.get("sm_90")
+    route_scores(chip, logits, choice_bias, scores, renormalise=renormalise, weights=weights, ids=ids)
+    want_weights, want_ids = ops.route(
+        logits, top, renormalise, choice_bias, score="sigmoid" if sigmoid else "softmax", groups=count,
+        kept_groups=kept, group_score="best" if by_best else "best_two", scale=2.5,
+    )  # fmt: skip
+    assert torch.equal(ids, want_ids)
+    assert (weights - want_weights).abs().max() < 1e-5
+
+
 def test_a_token_with_nan_is_routed_somewhere_with_weights_of_nan():
     from roofline.backends.gpu.kernels.route import route
 

@@ -15,6 +15,7 @@ import roofline._native as _native
 from roofline.backends.cpu.layout import ImageLayout
 from roofline.backends.cpu.lowered import Attention, Lowered
 from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.ops.experts import routes_by_logits
 from roofline.ops.symbol import Q_BYTES, Type
 from roofline.ops.traits import Trait
 from roofline.program.ir import Instr, Program
@@ -180,11 +181,23 @@ def _operation(instr: Instr, types: Mapping[str, Type], columns: int) -> str:
     name = _OPERATIONS[instr.op]
     if instr.op == "join_heads" and instr.attr("shared"):
         return "join_heads_sharing"
-    if instr.op == "route" and not instr.attr("renormalise"):
-        return "route_all"
+    if instr.op == "route":
+        return _routing(instr)
     if instr.op == "expert_linear" and types[instr.inputs[0]].width != columns:
         return "expert_linear_ranked"
     return _TANH[name] if name in _TANH and instr.attr("tanh") else name
+
+
+def _routing(instr: Instr) -> str:
+    """The operation of a route."""
+    over_all = "" if instr.attr("renormalise") else "_all"
+    if routes_by_logits(*map(instr.attr, ("score", "groups", "scale")), bool(instr.weights)):
+        return f"route{over_all}"
+    if instr.attr("score") == "sigmoid" and instr.attr("groups") > 1 and instr.attr("group_score") == "best":
+        reason = "groups of sigmoids are scored by their best two"
+        raise UnsupportedError("groups of experts scored by their best sigmoid", reason, ["backend=reference"])
+    by_best = instr.attr("groups") > 1 and instr.attr("group_score") == "best"
+    return f"route_{'sigmoid' if instr.attr('score') == 'sigmoid' else 'scores'}{'_best' * by_best}{over_all}"
 
 
 def _attention(program: Program) -> Attention:
@@ -278,7 +291,9 @@ def _record(
         fields |= dict(zip(("q_norm", "k_norm"), (layout.vectors[name] for name in instr.weights), strict=False))
     elif instr.weights:
         if not pieces:
-            fields |= {"weight": layout.vectors[first], "eps": instr.attr("eps")}
+            fields["weight"] = layout.vectors[first]
+        if not pieces and instr.op != "route":
+            fields["eps"] = instr.attr("eps")
         if len(instr.weights) > 1:
             fields["bias"] = layout.vectors[instr.weights[1]]
     record = empty.copy()
@@ -292,7 +307,11 @@ def _expert_fields(instr: Instr, types: Mapping[str, Type], columns: int, refs: 
     """What operations of experts have in fields of other names, how many a row goes to and which; others have none."""
     if instr.op == "route":
         top = types[instr.outputs[0].name].width
-        return {"width": types[instr.inputs[0]].width, "layer": top, "residual": refs[instr.outputs[1].name]}
+        fields: dict[str, object] = {"width": types[instr.inputs[0]].width, "layer": top}
+        fields["residual"] = refs[instr.outputs[1].name]
+        if _routing(instr) not in ("route", "route_all"):
+            fields |= {"digits": instr.attr("kept_groups"), "stride": instr.attr("groups"), "eps": instr.attr("scale")}
+        return fields
     if instr.op == "combine":
         return {"layer": types[instr.inputs[1]].width}
     if instr.op == "expert_bias":

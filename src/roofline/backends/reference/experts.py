@@ -1,10 +1,12 @@
 """Experts in the orders of the CPU: which ones a row goes to, and the products with their matrices."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from roofline.backends.reference import orders
 from roofline.backends.reference.weights import ReferenceWeights
 from roofline.ops.exp2 import LOG2E, exp2_falling, exp2_signed
+from roofline.ops.experts import LEAST_TOTAL, chosen_experts
 from roofline.ops.matmul import Q8Rows
 
 if TYPE_CHECKING:
@@ -24,11 +26,41 @@ def route_exp2(x: "Tensor", top: int, renormalise: bool) -> "tuple[Tensor, Tenso
             total = total + chosen[:, rank]
     else:
         powers = exp2_falling((x - ranked[:, :1]) * LOG2E)
-        lanes = torch.zeros(x.shape[0], orders.LANES)
-        for part in torch.nn.functional.pad(powers, (0, -x.shape[1] % orders.LANES)).split(orders.LANES, dim=1):
-            lanes = lanes + part
-        total = orders.tree16(lanes)
+        total = _total16(powers)
     return chosen / total[:, None], ids[:, :top].int()
+
+
+def route_scores_exp2(x: "Tensor", bias: "Tensor | None", attributes: "Mapping[str, Any]") -> "tuple[Tensor, Tensor]":
+    """The same where experts are chosen by scores (see ops.experts.route, whose attributes these are): a sigmoid is
+    1 / (1 + 2^(-x * log2 e)), a softmax p / total with the total over all experts; the total of the chosen scores
+    ascends by rank, then LEAST_TOTAL is added."""
+    import torch
+
+    if attributes["score"] == "sigmoid":
+        scores = 1.0 / (1.0 + exp2_signed(-x * LOG2E))
+    else:
+        powers = exp2_falling((x - x.amax(dim=1, keepdim=True)) * LOG2E)
+        scores = powers / _total16(powers)[:, None]
+    biased = scores if bias is None else scores + bias
+    groups = (attributes[name] for name in ("top", "groups", "kept_groups", "group_score"))
+    ids = chosen_experts(biased, *groups)
+    weights = scores.gather(1, ids)
+    if attributes["renormalise"]:
+        total = weights[:, 0]
+        for rank in range(1, weights.shape[1]):
+            total = total + weights[:, rank]
+        weights = weights / (total + torch.tensor(LEAST_TOTAL))[:, None]
+    return weights if attributes["scale"] == 1.0 else weights * attributes["scale"], ids.int()
+
+
+def _total16(powers: "Tensor") -> "Tensor":
+    """The sum of each row, added in 16 lanes (index mod 16), and these as a tree."""
+    import torch
+
+    lanes = torch.zeros(powers.shape[0], orders.LANES)
+    for part in torch.nn.functional.pad(powers, (0, -powers.shape[1] % orders.LANES)).split(orders.LANES, dim=1):
+        lanes = lanes + part
+    return orders.tree16(lanes)
 
 
 def sigmoid_scale_exp2(x: "Tensor", gate: "Tensor") -> "Tensor":

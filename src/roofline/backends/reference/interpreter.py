@@ -17,6 +17,7 @@ from roofline.ops import adapters, registry
 from roofline.ops.activations import halves
 from roofline.ops.attention import KvCache, kv_write, log2_slopes, rotate, round_to, split_heads
 from roofline.ops.collectives import RankGroup, require_ranks
+from roofline.ops.experts import routes_by_logits
 from roofline.ops.matmul import Q8Rows, quantize_rows
 from roofline.ops.rope_tables import cos_sin
 from roofline.program.ir import Instr, Program
@@ -119,7 +120,11 @@ class Interpreter:
         if instr.attr("order") != "exp2":
             weights, ids = self._by_reference(instr, [x])
             return weights, ids
-        return experts.route_exp2(x, instr.attr("top"), instr.attr("renormalise"))
+        if routes_by_logits(*map(instr.attr, ("score", "groups", "scale")), bool(instr.weights)):
+            return experts.route_exp2(x, instr.attr("top"), instr.attr("renormalise"))
+        bias = self.weights.tensor(instr.weights[0]) if instr.weights else None
+        attributes = {name: instr.attr(name) for name in registry.get("route").attributes}
+        return experts.route_scores_exp2(x, bias, attributes)
 
     def _op_expert_linear(self, instr: Instr, x: "Tensor | Q8Rows", ids: "Tensor") -> "Tensor":
         order, name = instr.attr("order"), instr.weights[0]

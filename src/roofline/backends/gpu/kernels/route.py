@@ -1,6 +1,7 @@
 """Which experts a token goes to, their biases, and what they made of it put together. Source: Shazeer et al. 2017."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import triton
 import triton.language as tl
@@ -37,6 +38,59 @@ def _route(
             shared = share if place == 0 else shared + share
         chosen, weight = tl.where(rank == place, id, chosen), tl.where(rank == place, share, weight)
     weight = tl.where(total == total, weight / shared, total)
+    tl.store(weights + token * TOP + rank, weight, mask=rank < TOP)
+    tl.store(ids + token * TOP + rank, chosen, mask=rank < TOP)
+
+
+@triton.jit(do_not_specialize=["experts", "logits_stride"])
+def _route_scores(
+    logits, bias, weights, ids, experts, logits_stride, scale,
+    TOP: tl.constexpr, RENORMALISE: tl.constexpr, SIGMOID: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr,
+    KEPT: tl.constexpr, BY_BEST: tl.constexpr, TOP_BLOCK: tl.constexpr, GROUP_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    expert, rank, group = tl.arange(0, BLOCK), tl.arange(0, TOP_BLOCK), tl.arange(0, GROUP_BLOCK)
+    remaining = expert < experts
+    x = tl.load(logits + token * logits_stride + expert, mask=remaining, other=float("-inf")).to(tl.float32)
+    peak = tl.max(x, axis=0)
+    total = tl.sum(tl.exp(x - peak), axis=0)  # NaN where a logit is
+    if SIGMOID:
+        score = 1.0 / (1.0 + tl.exp(-x))
+    else:
+        score = tl.exp(x - peak) / total
+    score = tl.where(score == score, score, 0.0)  # so that a broken token has experts all the same
+    biased = score
+    if BIAS:
+        biased = score + tl.load(bias + expert, mask=remaining, other=0.0)
+    if GROUPS > 1:
+        mine = expert // (experts // GROUPS)
+        of_group = tl.full((GROUP_BLOCK,), float("-inf"), tl.float32)
+        for number in tl.static_range(GROUPS):
+            part = tl.where(remaining & (mine == number), biased, float("-inf"))
+            best = tl.max(part, axis=0)
+            if not BY_BEST:
+                first = tl.min(tl.where(part == best, expert, BLOCK), axis=0)
+                best += tl.max(tl.where(expert == first, float("-inf"), part), axis=0)
+            of_group = tl.where(group == number, best, of_group)
+        kept, left = expert < 0, group < GROUPS
+        for _ in tl.static_range(KEPT):
+            best = tl.max(tl.where(left, of_group, float("-inf")), axis=0)
+            number = tl.min(tl.where(left & (of_group == best), group, GROUP_BLOCK), axis=0)  # ties to the lowest
+            left = left & (group != number)
+            kept = kept | (mine == number)
+        remaining = remaining & kept
+    chosen, weight = tl.zeros((TOP_BLOCK,), tl.int32), tl.zeros((TOP_BLOCK,), tl.float32)
+    shared = 0.0
+    for place in tl.static_range(TOP):
+        top = tl.max(tl.where(remaining, biased, float("-inf")), axis=0)
+        id = tl.min(tl.where(remaining & (biased == top), expert, BLOCK), axis=0)
+        remaining = remaining & (expert != id)
+        share = tl.sum(tl.where(expert == id, score, 0.0), axis=0)
+        shared += share
+        chosen, weight = tl.where(rank == place, id, chosen), tl.where(rank == place, share, weight)
+    if RENORMALISE:
+        weight = weight / (shared + 1e-20)
+    weight = tl.where(total == total, weight * scale, total)
     tl.store(weights + token * TOP + rank, weight, mask=rank < TOP)
     tl.store(ids + token * TOP + rank, chosen, mask=rank < TOP)
 
@@ -80,6 +134,43 @@ def route(chip: Chip, logits: Tensor, *, renormalise: bool, weights: Tensor, ids
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Scores:
+    """How experts are chosen by scores; see ops.experts.route, whose attributes these are."""
+
+    sigmoid: bool = False
+    groups: int = 1
+    kept_groups: int = 1
+    by_best: bool = False
+    scale: float = 1.0
+
+
+def route_scores(
+    chip: Chip,
+    logits: Tensor,
+    bias: "Tensor | None",
+    scores: Scores,
+    *,
+    renormalise: bool,
+    weights: Tensor,
+    ids: Tensor,
+) -> None:
+    """As `route`, of experts that are chosen by scores, a bias float32 [experts] and within groups.
+
+    A token whose logits hold a NaN gets weights of NaN.
+    """
+    (tokens, experts), top = logits.shape, ids.shape[1]
+    assert top <= experts // scores.groups * scores.kept_groups, f"{top} of {experts} experts"
+    tile = tiles.choose(NAME, chip)
+    read = logits if bias is None else bias  # a pointer that nobody reads where there is no bias
+    _route_scores[(tokens,)](
+        logits, read, weights, ids, experts, logits.stride(0), float(scores.scale), TOP=top, RENORMALISE=renormalise,
+        SIGMOID=scores.sigmoid, BIAS=bias is not None, GROUPS=scores.groups, KEPT=scores.kept_groups,
+        BY_BEST=scores.by_best, TOP_BLOCK=next_power_of_2(top), GROUP_BLOCK=next_power_of_2(scores.groups),
+        BLOCK=next_power_of_2(experts), **tile.compiler(),
+    )  # fmt: skip
+
+
 def expert_bias(chip: Chip, x: Tensor, ids: Tensor, bias: Tensor, *, out: Tensor) -> None:
     """out[slot] = x[slot] + bias[ids[slot]], added in float32 and rounded once.
 
@@ -116,7 +207,7 @@ def combine_cost(tokens: int, top: int, width: int, in_bytes: int = 2, out_bytes
 
 
 def compilations(chip: Chip) -> Iterator[Compilation]:
-    """8 experts of which 2, 128 of which 8, and their combinations; biases of 16-bit products."""
+    """8 experts of which 2, 128 of which 8, and their combinations; 256 in 8 groups; biases of 16-bit products."""
     routing, combining = tiles.choose(NAME, chip), tiles.choose("combine", chip)
     for experts, top, renormalise in ((8, 2, True), (128, 8, True), (60, 4, False)):
         blocks = {"TOP_BLOCK": next_power_of_2(top), "BLOCK": next_power_of_2(experts)}
@@ -139,6 +230,17 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
             constants={"TOP": top},
             tile=combining,
             aligned=aligned,
+        )
+    for experts, top, groups, kept in ((256, 8, 8, 4), (128, 8, 1, 1)):
+        sizes = {"TOP": top, "GROUPS": groups, "KEPT": kept, "TOP_BLOCK": next_power_of_2(top)}
+        forms = {"RENORMALISE": True, "SIGMOID": True, "BIAS": True, "BY_BEST": False}
+        yield Compilation(
+            kernel=NAME,
+            case=f"sigmoid experts={experts} top={top} groups={groups}",
+            function=_route_scores,
+            signature=pointers(logits="f32", bias="f32", weights="f32", ids="i32") | {"scale": "fp32"},
+            constants=sizes | forms | {"GROUP_BLOCK": next_power_of_2(groups), "BLOCK": next_power_of_2(experts)},
+            tile=routing,
         )
     biases = tiles.choose("expert_bias", chip)
     types, aligned = pointers(x="bf16", ids="i32", bias="f32", out="bf16"), ("width", "x_stride", "out_stride")

@@ -7,6 +7,7 @@ from roofline.backends.gpu.memory.weights import DeviceWeights
 from roofline.backends.gpu.runtime.step import GpuStep
 from roofline.common.errors import UnsupportedError
 from roofline.hardware.chips.chips import Chip
+from roofline.ops.experts import routes_by_logits
 from roofline.program.ir import Instr
 
 if TYPE_CHECKING:
@@ -32,14 +33,27 @@ class ExpertLowering(Protocol):
 
 
 def route(low: ExpertLowering, instr: Instr) -> Launch:
-    from roofline.backends.gpu.kernels.route import route
+    from roofline.backends.gpu.kernels.route import Scores, route, route_scores
 
     weights, ids = (value.name for value in instr.outputs)
+    renormalise, has_bias = instr.attr("renormalise"), bool(instr.weights)
+    plain = routes_by_logits(*map(instr.attr, ("score", "groups", "scale")), has_bias)
+    scores = Scores(
+        sigmoid=instr.attr("score") == "sigmoid",
+        groups=instr.attr("groups"),
+        kept_groups=instr.attr("kept_groups"),
+        by_best=instr.attr("group_score") == "best",
+        scale=instr.attr("scale"),
+    )
 
     def launch(step: GpuStep) -> None:
-        logits = step.value(instr.inputs[0])
+        logits, places = step.value(instr.inputs[0]), {"weights": step.value(weights), "ids": step.value(ids)}
         step.schedules.pop(ids, None)  # of an earlier step of these sizes
-        route(low.chip, logits, renormalise=instr.attr("renormalise"), weights=step.value(weights), ids=step.value(ids))
+        if plain:
+            route(low.chip, logits, renormalise=renormalise, **places)
+            return
+        bias = low.weights.vectors[instr.weights[0]] if has_bias else None
+        route_scores(low.chip, logits, bias, scores, renormalise=renormalise, **places)
 
     return launch
 
