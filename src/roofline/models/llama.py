@@ -84,7 +84,7 @@ def attention(
     causal: bool = True,
 ) -> Value:
     """Grouped-query attention with rotary positions; with qk_norm each head of q and k is normed first."""
-    table, window = cfg.rope_of(layer), cfg.window(layer)
+    table, window, factors = cfg.rope_of(layer), cfg.window(layer), cfg.query_factors(layer)
     q = ops.linear(x, w.q.weight, w.q.bias)  # [tokens, heads * head_dim]
     k = ops.linear(x, w.k.weight, w.k.bias)  # [tokens, kv_heads * head_dim]
     v = ops.linear(x, w.v.weight, w.v.bias)
@@ -94,6 +94,8 @@ def attention(
     if table is not None:
         q = ops.rope(q, batch.positions, table, cfg.heads)
         k = ops.rope(k, batch.positions, table, cfg.kv_heads)
+    if factors is not None:
+        q = ops.scale_by_position(q, batch.positions, factors.beta, factors.context, factors.offset)
     batch.cache = ops.kv_write(batch.cache, k, v, layer)
     bends = {"window": window, "soft_cap": soft_cap, "causal": causal}
     out = ops.attend(q, batch.cache, layer, cfg.heads, cfg.attention_scale, **bends, sinks=sinks)
