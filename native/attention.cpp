@@ -139,8 +139,9 @@ void Executable::fetch_first(const Op& op, int worker) const {
     }
 }
 
-Rope Executable::rope_of(const Op& op) const {
-    return {op.rope, op.q_norm, op.k_norm, attention_.eps, attention_.interleaved, attention_.head_dim, attention_.rotated, attention_.q_scale};
+Rope Executable::rope_of(const Op& op, int32_t position) const {
+    const float factor = op.flags & kByPosition ? op.weight[position] : 1.0f;
+    return {op.rope, op.q_norm, op.k_norm, attention_.eps, attention_.interleaved, attention_.head_dim, attention_.rotated, attention_.q_scale, factor};
 }
 
 // `next`: the item this thread takes afterwards, or null.
@@ -177,7 +178,7 @@ void Executable::write_cache(const Op& op, int segment, int row, int kv_head, E*
     const int slot = position % kPageTokens;
     uint8_t* page = page_of(op, segment, position);
     uint8_t *k = page + kv_head * head_bytes(), *v = page + (kv_heads + kv_head) * head_bytes();
-    const float k_scale = Written<E>::key(kernels_, rope_of(op), qkv + (attention_.heads + kv_head) * dim, position, head);
+    const float k_scale = Written<E>::key(kernels_, rope_of(op, position), qkv + (attention_.heads + kv_head) * dim, position, head);
     for (int i = 0; i < stored / 2; i++) std::memcpy((Two*)k + i * kPageTokens + slot, head + 2 * i, sizeof(Two));
     const float v_scale = Written<E>::value(kernels_, qkv + (attention_.heads + kv_heads + kv_head) * dim, dim, head);
     E* pair = (E*)v + (slot / 2) * stored * 2 + slot % 2;
@@ -190,7 +191,6 @@ void Executable::write_cache(const Op& op, int segment, int row, int kv_head, E*
 bool Executable::rope_write(const Op& op, int index, int worker) {
     if (!has_prefill_) return false;
     const int dim = attention_.head_dim, stored = attention_.stored();
-    const Rope rope = rope_of(op);
     std::vector<uint16_t> halves((size_t)kPageTokens * stored + 32);
     Claims claim = claims(index, worker, (int64_t)prefill_rows_.size(), kRopeRows);
     for (int64_t begin, end; claim.next(begin, end);) {
@@ -198,7 +198,9 @@ bool Executable::rope_write(const Op& op, int index, int worker) {
             const int row = prefill_rows_[i];
             const float* qkv = (const float*)at(op.x) + (int64_t)row * op.stride;
             uint16_t* q = (uint16_t*)at(op.y) + (int64_t)row * attention_.heads * stored;
-            for (int h = 0; h < attention_.heads; h++) kernels_->rope_query(rope, qkv + h * dim, field(kPositions)[row], q + h * stored);
+            const int32_t position = field(kPositions)[row];
+            const Rope rope = rope_of(op, position);
+            for (int h = 0; h < attention_.heads; h++) kernels_->rope_query(rope, qkv + h * dim, position, q + h * stored);
         }
         if (attention_.int8) write_rows(op, (int)begin, (int)end, (uint8_t*)halves.data());
         else write_rows(op, (int)begin, (int)end, halves.data());
@@ -222,7 +224,7 @@ void Executable::write_rows(const Op& op, int begin, int end, E* heads) const {
             uint8_t *k = page + h * head_bytes(), *v = page + (kv_heads + h) * head_bytes();
             for (int t = 0; t < count; t++) {
                 const float* qkv = (const float*)at(op.x) + (int64_t)(row + t) * op.stride;
-                const float scale = Written<E>::key(kernels_, rope_of(op), qkv + (attention_.heads + h) * dim, positions[row + t], heads + t * stored);
+                const float scale = Written<E>::key(kernels_, rope_of(op, positions[row + t]), qkv + (attention_.heads + h) * dim, positions[row + t], heads + t * stored);
                 if (attention_.int8) scales_at(k, stored)[slot + t] = scale;
             }
             const Two* pairs = (const Two*)heads;  // [count][stored / 2] of two dimensions
@@ -277,7 +279,8 @@ void Executable::attend_few(const Op& op, const Item& item, const Item* next, Wo
             else write_cache(rope_op, item.segment, item.row, item.kv_head, q);
         }
         const int32_t position = field(kPositions)[item.row];
-        for (int h = 0; h < group; h++) kernels_->rope_query(rope_of(rope_op), qkv + (item.kv_head * group + h) * dim, position, q + h * stored);
+        const Rope rope = rope_of(rope_op, position);
+        for (int h = 0; h < group; h++) kernels_->rope_query(rope, qkv + (item.kv_head * group + h) * dim, position, q + h * stored);
         std::fill(w.positions.begin(), w.positions.begin() + group, last_seen(op, item, 0));
     } else {
         gather_queries(op, item, 0, queries, w);

@@ -67,8 +67,9 @@ template <> constexpr const char* kNumpyFormat<Ref> = "(4,)<i8";
 
 class PyExecutable {
    public:
-    // table: the rope tables of more positions than the image's, or None; sizes: the fields of StepSizes.
-    PyExecutable(const std::string& isa, int threads, const PyCode& code, Array<uint8_t> image, nb::object table, const Memory& arena,
+    // table, factors: the rope tables, and what rows are multiplied by, of more positions than the image's, or None; sizes:
+    // the fields of StepSizes.
+    PyExecutable(const std::string& isa, int threads, const PyCode& code, Array<uint8_t> image, nb::object table, nb::object factors, const Memory& arena,
                  const Memory& cache, bool int8, Array<int32_t> batch, std::vector<int64_t> fields, std::vector<int64_t> sizes) {
         if (fields.size() != kFieldCount || sizes.size() != 6) throw std::invalid_argument("the batch layout does not match this build");
         const StepSizes step{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5]};
@@ -89,9 +90,11 @@ class PyExecutable {
             rope = table_.data(), positions = (int64_t)table_.size() / (shape.rotated * shape.tables);
         }
         if (rope && step.positions > positions) throw std::invalid_argument("the rope table has fewer positions than are served");
+        if (!factors.is_none()) factors_ = nb::cast<Array<float>>(factors);
+        if (!factors.is_none() && step.positions > (int64_t)factors_.size()) throw std::invalid_argument("there are factors of fewer positions than are served");
         core_ = std::make_unique<Executable>(
             kernels_named(isa), threads, code.code,
-            Places{image.data(), rope, positions, arena.data(), cache.data(), int8, batch.data(), std::move(fields)}, step);
+            Places{image.data(), rope, positions, factors.is_none() ? nullptr : factors_.data(), arena.data(), cache.data(), int8, batch.data(), std::move(fields)}, step);
     }
 
     size_t forward(size_t from) {
@@ -203,7 +206,7 @@ class PyExecutable {
         if (!fits) throw std::invalid_argument("sample is given ids that are not in the vocabulary, or lists that do not fit the rows");
     }
 
-    Array<float> table_;
+    Array<float> table_, factors_;
     std::map<size_t, Array<float>> adapters_;  // their memory, by slot
     std::unique_ptr<Executable> core_;
 };
@@ -249,10 +252,10 @@ NB_MODULE(_native, m) {
         .def(nb::init<Array<int64_t>, nb::dict, bool>(), "numbers"_a, "shape"_a, "exchanges"_a = false)
         .def_prop_ro("both_ways", [](const PyCode& self) { return self.code.both_ways(); });
     nb::class_<PyExecutable>(m, "Executable")
-        .def(nb::init<const std::string&, int, const PyCode&, Array<uint8_t>, nb::object, const Memory&, const Memory&, bool, Array<int32_t>,
-                      std::vector<int64_t>, std::vector<int64_t>>(),
-             nb::keep_alive<1, 5>(), nb::keep_alive<1, 7>(), nb::keep_alive<1, 8>(), nb::keep_alive<1, 10>(), "isa"_a, "threads"_a, "code"_a,
-             "image"_a, "table"_a.none(), "arena"_a, "cache"_a, "int8"_a, "batch"_a, "fields"_a, "sizes"_a)
+        .def(nb::init<const std::string&, int, const PyCode&, Array<uint8_t>, nb::object, nb::object, const Memory&, const Memory&, bool,
+                      Array<int32_t>, std::vector<int64_t>, std::vector<int64_t>>(),
+             nb::keep_alive<1, 5>(), nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>(), nb::keep_alive<1, 11>(), "isa"_a, "threads"_a, "code"_a,
+             "image"_a, "table"_a.none(), "factors"_a.none(), "arena"_a, "cache"_a, "int8"_a, "batch"_a, "fields"_a, "sizes"_a)
         .def("forward", &PyExecutable::forward, "start"_a = 0)
         .def("logits", &PyExecutable::logits)
         .def("sample", &PyExecutable::sample, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "sample_index"_a, "position"_a,

@@ -282,6 +282,8 @@ class RecordCheck {
                 return inside_image(shape_, place, 4 * shape_.heads * shape_.head_dim);
             case uses::of_keys:
                 return inside_image(shape_, place, 4 * shape_.kv_heads * shape_.head_dim);
+            case uses::of_positions:
+                return inside_image(shape_, place, 4 * shape_.positions);
             default:
                 throw std::invalid_argument("is used in a way that nobody checks");
         }

@@ -1,4 +1,4 @@
-// exp2, log, silu, gelu and relu, the only elementary functions of the kernels.
+// exp2, log, silu, gelu, relu and its square, the only elementary functions of the kernels.
 // Compiled with -ffp-contract=off, over the Vec16 of the instruction set whose header was included first: each FMA is meant.
 #pragma once
 #include <algorithm>
@@ -87,6 +87,11 @@ static inline F32 gelu_tanh(F32 x) {
 // The second operand is what comes of a NaN.
 // The sum turns a subnormal into zero where threads flush them: a comparison alone does so on x86 and not on aarch64.
 static inline F32 relu(F32 x) { return max(zero(), add(x, zero())); }
+
+static inline F32 relu_squared(F32 x) {
+    const F32 r = relu(x);
+    return mul(r, r);
+}
 
 // cap * tanh(x / cap), with tanh(u) = 1 - 2 / (e^(2u) + 1).
 static inline F32 capped(F32 x, F32 cap) {

@@ -49,6 +49,10 @@ void Executable::resolve(const Code& code, const Places& places) {
         Op op{known.base, known.flags, r.over_rows != 0, r.x, r.y, r.residual, (int)r.digits, r.width, r.stride,
               vector(r.weight), vector(r.bias), (float)r.eps, (int)r.layer, 0, 0, nullptr, vector(r.q_norm), vector(r.k_norm), {}, {}};
         if (op.base == Base::Attend) op.plan = op.flags & kBothWays ? plan_of(0, true) : plan_of((int)r.width, false), op.cap = (float)(r.eps * 1.4426950408889634);
+        if (known.uses.weight == uses::of_positions) {
+            if (places.factors) op.weight = places.factors;
+            else if (sizes_.positions > code.shape().positions) throw std::invalid_argument("there are factors of fewer positions than are served");
+        }
         if (op.base == Base::RopeWrite && r.width >= 0)
             op.rope = places.table + r.width * places.table_positions * attention_.rotated;
         for (const Piece& p : entry.pieces) op.segments.push_back({(Format)p.format, image + p.address, p.rows, p.columns, p.start});
@@ -192,7 +196,7 @@ bool Executable::run(const Op& op, int index, int worker) {
 // ---- rows ------------------------------------------------------------------------------------------------------------
 
 static Activation activation(const Op& op) {
-    if (op.flags & kRelu) return Activation::Relu;
+    if (op.flags & kRelu) return op.flags & kSquared ? Activation::ReluSquared : Activation::Relu;
     if (!(op.flags & kGelu)) return Activation::Silu;
     return op.flags & kTanh ? Activation::GeluTanh : Activation::Gelu;
 }
@@ -238,6 +242,7 @@ void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_ro
             return;
         }
         case Base::Scale: kernels_->scale(x, op.eps, op.width, y); return;
+        case Base::ScaleByPosition: kernels_->scale(x, op.weight[field(kPositions)[row]], op.width, y); return;
         case Base::SoftCap: kernels_->soft_cap(x, op.eps, op.width, y); return;
         case Base::Add: kernels_->add(x, (const float*)at(op.residual) + row * op.width, op.width, y); return;
         case Base::Route:

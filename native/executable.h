@@ -75,6 +75,7 @@ struct Places {
     const uint8_t* image = nullptr;
     const float* table = nullptr;  // the image's or the caller's, one behind the other; null where nothing is rotated
     int64_t table_positions = 0;   // rows of each of these tables
+    const float* factors = nullptr;  // the caller's by position, one for each that is served; null: the image's
     uint8_t *arena = nullptr, *cache = nullptr;
     bool int8 = false;               // format of the cache; otherwise bf16
     const int32_t* batch = nullptr;  // the step's buffer
@@ -226,7 +227,7 @@ class Executable {
     int64_t head_bytes() const { return page_head_bytes(attention_.head_dim, attention_.int8); }
     template <class E> void write_cache(const Op& op, int segment, int row, int kv_head, E* head) const;
     template <class E> void write_rows(const Op& op, int begin, int end, E* heads) const;
-    Rope rope_of(const Op& op) const;
+    Rope rope_of(const Op& op, int32_t position) const;
     Attend attend_of(const Op& op, const Item& item, const Item* next, Worker& w) const;
     void join_heads(const Op& op, int64_t row, float* y) const;
     void one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_rows, int64_t out_row, float* scratch) const;

@@ -72,6 +72,7 @@ struct Rope {              // what turns a row of q|k|v into a query and cache e
     int head_dim;
     int rotated;           // the first dimensions of a head, which are turned; the others pass through
     float q_scale;         // softmax scale * log2(e)
+    float q_factor = 1;    // of a query's position: it is multiplied by this first
 };
 
 constexpr int kPageTokens = 16, kMostHeadDim = 512;
@@ -123,7 +124,7 @@ struct SampleRow {
     float* top_logprobs;
 };
 
-enum class Activation { Silu, Gelu, GeluTanh, Relu };  // Gelu: exact
+enum class Activation { Silu, Gelu, GeluTanh, Relu, ReluSquared };  // Gelu: exact
 
 constexpr int kMostExperts = 4096, kMostRanks = 256;  // of a router; that a row goes to
 

@@ -26,6 +26,7 @@ enum class Base {
     ClampedSwiglu,
     CutHeads,   // some columns of each head of a row, zeros behind its end
     JoinHeads,  // each head of one value, and the same head of another behind it
+    ScaleByPosition,  // a factor for each position, by which the row of a token there is multiplied
 };
 enum Flags : unsigned {
     kPlain = 0,
@@ -45,6 +46,8 @@ enum Flags : unsigned {
     kByScores = 8192,  // of Route: experts are chosen by scores and a bias, within groups
     kSigmoid = 16384,  // of Route: scores are sigmoids instead of the softmax over all
     kByBest = 32768,   // of Route: a group's score is its best one instead of the sum of its best two
+    kByPosition = 65536,  // of RopeWrite: queries are then multiplied by the factor of their position
+    kSquared = 131072,  // of Activate: relu's square
 };
 
 // What an operation does with each field of its record. `Code` (code.h) checks a record by these before it may run, so
@@ -112,6 +115,7 @@ enum Vector {  // of a place of floats in the image
     of_experts,      // `width` for each of `stride` experts
     of_queries,      // one for each column of q
     of_keys,         // one for each column of k
+    of_positions,    // one for each position that can be served
 };
 }  // namespace uses
 
@@ -131,7 +135,7 @@ struct Ref {
     FIELD(Ref, residual, Value)      /* what a linear layer or Add adds; ids or weights of experts; the sigmoid's operand; ClampedSwiglu's up; JoinHeads' second value */ \
     FIELD(int64_t, width, Number)    /* inputs of a row; of Attend its window, of RopeWrite its rope table */           \
     FIELD(int64_t, stride, Number)   /* columns of y, or of q|k|v; of ExpertBias how many experts there are; of Route how many groups; of CutHeads and JoinHeads columns of x */ \
-    FIELD(int64_t, weight, Vector)   /* of a norm, of experts; Route's bias; or the slopes of attention's heads in units of log2 */   \
+    FIELD(int64_t, weight, Vector)   /* of a norm, of experts; Route's bias; the slopes of attention's heads in units of log2; factors by position */ \
     FIELD(int64_t, bias, Vector)     /* or the sinks of attention's heads */                                             \
     FIELD(double, eps, Number)       /* of a norm; what Scale and Route multiply by; the cap of SoftCap and, 0: none, Attend; ClampedSwiglu's limit */ \
     FIELD(int64_t, layer, Number)    /* of Embed the first id of its rows, others give zeros; of adapters the group; of experts how many a row goes to; of CutHeads and JoinHeads how many heads */  \
@@ -185,6 +189,8 @@ inline constexpr Uses kTaken{   number, rows,           unread, row_of_tokens, r
 inline constexpr Uses kProduct{ number, tokens_or_rows, digits, operand,       columns,  maybe_columns, count,  count,        no_place,       maybe_of_stride, unread, unread,   no_place,      no_place,      matrix};
 inline constexpr Uses kProducts{number, tokens_or_rows, digits, operand,       columns,  maybe_columns, count,  count,        no_place,       maybe_of_stride, unread, unread,   no_place,      no_place,      gate_and_up};
 inline constexpr Uses kWrite{   number, tokens,         unread, columns,       queries,  no_value,      rope_table, qkv_columns, no_place,    no_place,        unread, layer,    maybe_of_head, maybe_of_head, no_matrix};
+inline constexpr Uses kWriteScaled{number, tokens,      unread, columns,       queries,  no_value,      rope_table, qkv_columns, of_positions, no_place,       unread, layer,    maybe_of_head, maybe_of_head, no_matrix};
+inline constexpr Uses kFactors{ number, tokens,         unread, row,           row,      no_value,      count,  unread,       of_positions,   no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kAttend{  number, tokens,         unread, queries,       columns,  no_value,      window, head_columns, maybe_of_heads, no_place,        not_negative, layer,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kAttendBothWays{number, tokens,   unread, queries,       columns,  no_value,      unread, head_columns, no_place,     no_place,        not_negative, layer,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kAttendSinks{number, tokens,      unread, queries,       columns,  no_value,      window, head_columns, maybe_of_heads, of_heads,        not_negative, layer,    no_place,      no_place,      no_matrix};
@@ -261,6 +267,10 @@ inline constexpr Operation kOperations[] = {  // by number
     {"route_scores_best_all", Base::Route, kByScores | kByBest | kOfAll, uses::kScored},
     {"route_sigmoid", Base::Route, kByScores | kSigmoid, uses::kScored},
     {"route_sigmoid_all", Base::Route, kByScores | kSigmoid | kOfAll, uses::kScored},
+    {"scale_by_position", Base::ScaleByPosition, kPlain, uses::kFactors},
+    {"rope_write_scaled", Base::RopeWrite, kByPosition, uses::kWriteScaled},
+    {"relu_squared", Base::Activate, kRelu | kSquared, uses::kPlainRow},
+    {"relu_squared_quantise", Base::Activate, kRelu | kSquared | kQuantises, uses::kRowQ},
 };
 constexpr bool all_uses_said() {
     for (const Operation& each : kOperations) {

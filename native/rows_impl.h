@@ -107,6 +107,7 @@ static void activate(Activation kind, const float* x, const float* up, int64_t n
         case Activation::Gelu: return activate<gelu_exact>(x, up, n, out);
         case Activation::GeluTanh: return activate<gelu_tanh>(x, up, n, out);
         case Activation::Relu: return activate<relu>(x, up, n, out);
+        case Activation::ReluSquared: return activate<relu_squared>(x, up, n, out);
     }
 }
 
@@ -170,10 +171,10 @@ static inline F32 load_tail(const float* x, int64_t i, int64_t n) { return load_
 static void rope_query(const Rope& r, const float* head, int32_t position, uint16_t* out) {
     float made[kMostHeadDim];
     head = turned(r, r.q_norm, head, position, made);
-    const F32 scale = set1(r.q_scale);
+    const F32 factor = set1(r.q_factor), scale = set1(r.q_scale);
     int i = 0;
-    for (; i + 16 <= r.head_dim; i += 16) store_bf16(out + i, mul(load(head + i), scale));
-    if (i < r.head_dim) store_bf16(out + i, mul(load_tail(head, i, r.head_dim), scale));
+    for (; i + 16 <= r.head_dim; i += 16) store_bf16(out + i, mul(mul(load(head + i), factor), scale));
+    if (i < r.head_dim) store_bf16(out + i, mul(mul(load_tail(head, i, r.head_dim), factor), scale));
 }
 
 static void to_bf16(const float* x, int64_t n, uint16_t* out) {

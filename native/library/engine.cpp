@@ -111,7 +111,7 @@ void Engine::bind(const std::string& isa, int threads, const uint8_t* image) {
     const int64_t table = code.shape().table;
     core_ = std::make_unique<Executable>(kernels_named(isa), threads, code,
                                          Places{image, table < 0 ? nullptr : (const float*)(image + table),
-                                                code.shape().positions, arena_->data(), cache_->data(), false, batch_.data(), fields_},
+                                                code.shape().positions, nullptr, arena_->data(), cache_->data(), false, batch_.data(), fields_},
                                          sizes_);
 }
 

@@ -37,6 +37,7 @@ class Executable:
         code: Code,
         image: np.ndarray,
         table: np.ndarray | None,
+        factors: np.ndarray | None,
         arena: Memory,
         cache: Memory,
         int8: bool,

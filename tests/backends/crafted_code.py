@@ -40,6 +40,8 @@ MODELS = (  # and the format of their weights and of their cache
     ("qwen3", "Q4_K", "int8"),
     ("mpt", "BF16", "bf16"),
     ("opt", "Q4_0", "bf16"),
+    ("ministral3", "Q4_0", "bf16"),
+    ("arcee", "Q4_0", "bf16"),
     ("mpt-alibi", "Q4_0", "int8"),
     ("mixtral", "Q4_0", "bf16"),
     ("qwen2-moe", "F32", "bf16"),

@@ -41,6 +41,8 @@ FAMILIES = {
     | {"layer_windows": [9, 0]},
     "qwen3, one kv head": builders.QWEN3 | {"kv_heads": 1, "layers": 1},
     "smollm3": builders.BASE | {"family": "smollm3", "turning": [True, False]},
+    "ministral3": builders.BASE | {"family": "ministral3", "query_beta": 0.4, "query_context": 8, "kv_heads": 1},
+    "arcee": builders.BASE | {"family": "arcee", "activation": "relu_squared", "layers": 1},
     "granite": builders.BASE | {"family": "granite", "residual_multiplier": 0.3, "logits_scaling": 1.7, "layers": 1},
     "gpt2": builders.MPT | {"family": "gpt2", "activation": "gelu_tanh", "layers": 1},
     "bert": builders.MPT | {"family": "bert", "token_types": 2, "layers": 1},

@@ -181,6 +181,8 @@ IGNORED = {
     "scale": "digits residual stride weight bias layer q_norm k_norm",
     "soft_cap": "digits residual stride weight bias layer q_norm k_norm",
     "quantise": "residual stride weight bias eps layer q_norm k_norm",
+    "relu_squared_quantise": "residual stride weight bias eps layer q_norm k_norm",
+    "rope_write_scaled": "digits residual bias eps",
     "relu": "digits residual stride weight bias eps layer q_norm k_norm",
     "relu_quantise": "residual stride weight bias eps layer q_norm k_norm",
     "gelu": "digits residual stride weight bias eps layer q_norm k_norm",

@@ -135,6 +135,26 @@ CASES |= {
         DEEPSEEK | {"q_rank": 48, "dense_layers": 0, "dense_ffn": 0, "rope_scaling": None},
     ),
 }
+SHARP = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 32.0, "mscale": 1.0}
+MINISTRAL3 = BASE | {"family": "ministral3", "tied": False, "query_beta": 0.4, "query_context": 32}
+MINISTRAL3 |= {"rope_scaling": SHARP | {"mscale_all_dim": 1.0}}
+ARCEE = BASE | {"family": "arcee", "activation": "relu_squared", "tied": False}
+CASES |= {
+    "ministral3": Case("ministral3", "queries that grow with the position, YaRN", MINISTRAL3),
+    "ministral3_plain": Case(
+        "ministral3",
+        "queries that grow with the position, without YaRN, in a window, tied",
+        MINISTRAL3 | {"rope_scaling": None, "query_context": 24, "sliding_window": 40, "tied": True},
+    ),
+    "arcee": Case("arcee", "an MLP without a gate, relu squared", ARCEE),
+    "arcee_bias": Case(
+        "arcee",
+        "biases of attention and MLP, another activation, YaRN",
+        ARCEE
+        | {"attention_bias": True, "output_bias": True, "mlp_bias": True, "activation": "gelu_tanh"}
+        | {"rope_scaling": YARN_BOTH, "tied": True},
+    ),
+}
 FACTORS = {
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.2],
     "long_factor": [1.0, 1.2, 2.0, 3.0, 5.0, 8.0, 9.0, 9.5],

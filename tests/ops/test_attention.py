@@ -45,7 +45,9 @@ def test_angles_are_those_of_the_table_or_computed_before() -> None:
     x, positions = torch.randn(2, 16), np.array([7, 40])
     cos, sin = (torch.from_numpy(part) for part in cos_sin(table, positions))
     want = ops.rope(x, torch.from_numpy(positions), table, 1)
-    assert torch.allclose(ops.rope(x, TurnedPositions(cos, sin), table, 1), want, atol=1e-6)
+    assert torch.allclose(
+        ops.rope(x, TurnedPositions(torch.from_numpy(positions), cos, sin), table, 1), want, atol=1e-6
+    )
     assert want.norm() > 1.1 * x.norm()  # yarn makes what it turns longer
 
 

@@ -13,6 +13,7 @@ ROWS, WIDTH = 5, 64
 OURS = [name for name in registry.names() if registry.get(name).reference.__module__.startswith("roofline.")]
 ATTRIBUTES = {
     "scale": {"factor": 3.0},
+    "scale_by_position": {"beta": 0.5, "context": 2},
     "soft_cap": {"cap": 2.0},
     "clamped_swiglu": {"limit": 2.0},
     "cast": {"dtype": "bf16"},

@@ -10,7 +10,8 @@ from roofline.program.compile import stages
 from roofline.program.ir import Program
 from roofline.program.passes.fuse import fuse
 from roofline.program.target import CPU, GPU
-from roofline.program.text import parse_program
+from roofline.program.text import parse_program, print_program
+from roofline.program.verify import verify
 
 GOLDEN = Path(__file__).parent / "golden"
 OLMO2 = builders.build(builders.BASE | {"family": "olmo2"})
@@ -18,6 +19,7 @@ Edits = Sequence[tuple[str, str]]
 OUTPUT = "output kv0.2\n"
 TABLE = "table rope0 = dim=16, theta=10000.0, style='half', kind='none', scaling=()\n"
 INPUT = "input positions: i32[tokens]\n"
+INPUT_IDS = "input ids: i32[tokens]\n"
 
 
 def program(model: str, *edits: tuple[str, str]) -> Program:
@@ -93,6 +95,61 @@ def test_rope_kv_write_needs_all_its_conditions(case: str) -> None:
 def test_a_turned_q_may_have_other_readers() -> None:
     """It keeps its name."""
     assert count(program("llama", *also_read("x5")), "rope_kv_write") == 2
+
+
+MINISTRAL3 = builders.build(builders.BASE | {"family": "ministral3", "query_beta": 0.4, "query_context": 16})
+SCALED = {"beta": 0.4, "context": 16}
+
+
+def scaled(*edits: tuple[str, str]) -> Program:
+    """A model whose queries are multiplied by position, after merge, edited; what is first there is layer 0."""
+    text = print_program(dict(stages(MINISTRAL3.family, MINISTRAL3.cfg, MINISTRAL3.tensors, CPU))["merge"])
+    for old, new in edits:
+        assert old in text, old
+        text = text.replace(old, new, 1)
+    return parse_program(text)
+
+
+@pytest.mark.parametrize("fusions", [CPU.fusions, GPU.fusions])
+def test_a_scale_behind_the_rope_of_q_goes_into_the_write(fusions: Sequence[str]) -> None:
+    fused = fuse(scaled(), fusions)
+    writes = [instr for instr in fused.body if instr.op == "rope_kv_write"]
+    assert [{name: instr.attrs[name] for name in SCALED} for instr in writes] == [SCALED] * 2
+    assert [instr.outputs[0].name for instr in writes] == [i.inputs[0] for i in fused.body if i.op == "attend"]
+    assert not any(instr.op in ("rope", "scale_by_position", "split") for instr in fused.body)
+    assert all("beta" not in instr.attrs for instr in fuse(program("llama"), fusions).body)
+    verify(fused)
+
+
+# Nothing of the first layer's write is fused then: its q would be what the scale reads, and not what attention reads.
+SCALE_APART: dict[str, Edits] = {
+    "other positions": [SECOND_POSITIONS, ("scale_by_position(x5, positions", "scale_by_position(x5, others")],
+    "what is turned is read elsewhere": also_read("x5"),
+}
+
+
+@pytest.mark.parametrize("case", SCALE_APART)
+def test_a_scale_that_cannot_go_into_the_write_leaves_it_in_parts(case: str) -> None:
+    edited = scaled(*SCALE_APART[case])
+    assert count(edited, "rope_kv_write", ROPE_ALONE) == 1
+    assert count(edited, "scale_by_position", ROPE_ALONE) == 1
+    verify(fuse(edited, ROPE_ALONE))
+
+
+def test_a_scale_of_a_q_that_is_not_turned_goes_into_the_write() -> None:
+    text = "x5: f32[tokens, 64] = split(x2; ; start=0, stop=64)"
+    factor = "x5s: f32[tokens, 64] = scale_by_position(x5, positions; ; beta=0.5, context=8, offset=1)"
+    edited = program(
+        "mpt_alibi_bf16", (INPUT_IDS, INPUT_IDS + INPUT), (text, f"{text}\n{factor}"), ("attend(x5", "attend(x5s")
+    )
+    (first, second) = (instr for instr in fuse(edited, QKV_ALONE).body if instr.op == "qkv_write")
+    assert (first.inputs[1:], first.outputs[0].name) == (("kv0.0", "positions"), "x5s")
+    assert {name: first.attrs[name] for name in ("beta", "context", "offset")} == {
+        "beta": 0.5,
+        "context": 8,
+        "offset": 1,
+    }
+    assert (len(second.inputs), "beta" in second.attrs) == (2, False)
 
 
 QKV_WRITE: dict[str, Edits] = {

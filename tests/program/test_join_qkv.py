@@ -51,6 +51,16 @@ def test_attention_reads_the_same_q_and_cache() -> None:
     assert attended(joined) == attended(TRACED)
 
 
+def test_a_scale_by_position_stays_behind_the_rope_of_q() -> None:
+    model = builders.build(builders.BASE | {"family": "ministral3", "query_beta": 0.4, "query_context": 16})
+    traced = dict(stages(model.family, model.cfg, model.tensors, CPU))["legalize"]
+    joined = join_qkv(traced)
+    assert attended(joined) == attended(traced)
+    names = [instr.op for instr in joined.body]
+    at = names.index("scale_by_position")
+    assert names[at - 4 : at + 4] == [*["split"] * 3, "rope", "scale_by_position", "rope", "kv_write", "attend"]
+
+
 def test_a_q_that_goes_straight_to_attention_is_read_as_columns() -> None:
     model = builders.build(builders.MPT | {"family": "opt", "activation": "relu"})
     traced = dict(stages(model.family, model.cfg, model.tensors, CPU))["legalize"]

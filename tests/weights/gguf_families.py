@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.models.parity_cases import BASE, CASES, ENCODERS, GEMMA2, GEMMA3, LEARNED, NEOX, PLAIN
+from tests.models.parity_cases import BASE, CASES, ENCODERS, GEMMA2, GEMMA3, LEARNED, NEOX, PLAIN, SHARP
 
 Values = Callable[[str, np.ndarray, Mapping[str, Any]], np.ndarray]
 
@@ -18,7 +18,7 @@ class GgufCase:
 
     architecture: str
     config: Mapping[str, Any]
-    keys: Mapping[str, int | float | bool]
+    keys: Mapping[str, int | float | bool | str]
     values: Values
 
 
@@ -108,6 +108,14 @@ GGUF_CASES = {
         | {"attention.scale": 0.11, "logit_scale": 1.7},
         in_pairs,
     ),
+    "ministral3": GgufCase(
+        "mistral3",
+        CASES["ministral3"].config | {"rope_scaling": SHARP | {"mscale_all_dim": 0.5}},
+        {"rope.dimension_count": 16, "attention.temperature_scale": 0.4, "rope.scaling.yarn_log_multiplier": 0.5}
+        | {"rope.scaling.type": "yarn", "rope.scaling.factor": 16.0, "rope.scaling.original_context_length": 32},
+        in_pairs,
+    ),
+    "arcee": GgufCase("arcee", CASES["arcee"].config, {"rope.dimension_count": 16}, in_pairs),
     "glm4": GgufCase("glm4", CASES["glm4"].config, {"rope.dimension_count": 8}, as_it_is),
     "olmo2": GgufCase("olmo2", CASES["olmo2"].config, {}, as_it_is),
     "gpt_neox": GgufCase(
@@ -145,11 +153,11 @@ def write(path: Path, model: Any, case: GgufCase, form: Any = None) -> Path:
     import gguf
 
     writer = gguf.GGUFWriter(str(path), case.architecture)
-    keys: dict[str, int | float | bool] = {key: case.config[ours] for key, ours in _COMMON.items()}
+    keys: dict[str, int | float | bool | str] = {key: case.config[ours] for key, ours in _COMMON.items()}
     if LAYER not in case.keys:
         keys |= {"attention.head_count_kv": case.config["kv_heads"], RMS: BASE["norm_eps"], "rope.freq_base": 1e4}
     for key, value in (keys | case.keys).items():
-        kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+        kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         kinds[type(value)](f"{case.architecture}.{key}", value)
     scaling = case.config["rope_scaling"] or {}
     for key in {"short_factor", "long_factor"} & scaling.keys():

@@ -33,7 +33,7 @@ def test_a_gguf_file_has_the_logits_of_transformers(name: str, tmp_path: Path) -
     assert np.abs(OnCpu(source).step(IDS) - expected).max() < 0.05
 
 
-@pytest.mark.parametrize("name", ["gemma2", "smollm3", "granite", "gpt_neox"])
+@pytest.mark.parametrize("name", ["gemma2", "smollm3", "granite", "arcee", "gpt_neox"])
 def test_values_that_a_converter_would_have_changed_give_other_logits(name: str, tmp_path: Path) -> None:
     """So that the comparison above would notice a reader that changes them too, or not at all."""
     case = replace(GGUF_CASES[name], values=as_it_is)

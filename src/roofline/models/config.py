@@ -6,11 +6,12 @@ from typing import Any, ClassVar, Self
 
 from roofline.common.errors import ConfigError
 from roofline.common.names import did_you_mean
+from roofline.ops.position_factors import PositionFactors
 from roofline.ops.rope_tables import RopeTable
 from roofline.ops.state import StateParts
 
 POSITIONS = ("rope", "learned", "alibi")
-ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")
+ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu", "relu_squared")
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,12 @@ class ModelConfig:
     rotary_dim: the first dimensions of a head that rope turns, None: all; layer_windows: the window of each layer, 0:
     full attention; empty: sliding_window is that of all.
 
-    Of mpt, gpt2, gpt_neox and opt, as the other families have RMS norms and SwiGLU: activation: of the MLP or of its
-    gate, "gelu" (exact), "gelu_tanh", "silu" or, without a gate, "relu". Of mpt alone: rms: its norms are RMS norms,
-    which have no bias; gated: its MLP has a gate.
+    Of mpt, gpt2, gpt_neox, opt and arcee, as the other families have SwiGLU: activation: of the MLP or of its gate,
+    "gelu" (exact), "gelu_tanh", "silu" or, without a gate, "relu", "relu_squared". Of mpt alone: rms: its norms are RMS
+    norms, which have no bias; gated: its MLP has a gate.
 
     A family with more to say has a subclass named `Config` in its module, which `registry.configure` makes instead.
-    What differs between layers is asked for by layer: `window`, `rope_of`, `alike`.
+    What differs between layers is asked for by layer: `window`, `rope_of`, `query_factors`, `alike`.
     """
 
     encoder: ClassVar[bool] = False  # of a family whose tokens see the whole text, and which gives vectors alone
@@ -144,11 +145,16 @@ class ModelConfig:
         """The number of a layer among those that keep recurrent state."""
         return sum(map(self.keeps_state, range(layer)))
 
+    def query_factors(self, layer: int) -> PositionFactors | None:
+        """What the queries of a layer are multiplied by at each position; None: nothing."""
+        return None
+
     def alike(self, layer: int) -> int:
         """The first layer that computes what this one does, with weights of its own."""
 
         def facts(number: int) -> tuple[object, ...]:
-            return self.window(number), self.rope_of(number), self.attends(number), self.keeps_state(number)
+            stores = self.attends(number), self.keeps_state(number)
+            return self.window(number), self.rope_of(number), self.query_factors(number), *stores
 
         return next(first for first in range(layer + 1) if facts(first) == facts(layer))
 

@@ -93,7 +93,8 @@ def attended(
     cfg: ModelConfig, w: Weights, x: Value, q: Value, layer: int, batch: ForwardBatch, **bends: "Value | float | None"
 ) -> Value:
     """What queries q [tokens, heads * head_dim] see, before the last matrix; bends: attributes of `attend`."""
-    table, window, place = cfg.rope_of(layer), cfg.window(layer), cfg.cache_index(layer)
+    table, window, factors = cfg.rope_of(layer), cfg.window(layer), cfg.query_factors(layer)
+    place = cfg.cache_index(layer)
     k = ops.linear(x, w.k.weight, w.k.bias)  # [tokens, kv_heads * head_dim]
     v = ops.linear(x, w.v.weight, w.v.bias)
     if cfg.qk_norm:
@@ -103,6 +104,8 @@ def attended(
     if table is not None:
         q = ops.rope(q, batch.positions, table, cfg.heads)
         k = ops.rope(k, batch.positions, table, cfg.kv_heads)
+    if factors is not None:
+        q = ops.scale_by_position(q, batch.positions, factors.beta, factors.context, factors.offset)
     batch.cache = ops.kv_write(batch.cache, k, v, place)
     return ops.attend(q, batch.cache, place, cfg.heads, cfg.attention_scale, window=window, **bends)
 

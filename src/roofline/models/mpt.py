@@ -18,6 +18,8 @@ def check(cfg: ModelConfig) -> None:
     if cfg.qk_norm or cfg.sliding_window is not None or cfg.attention_bias:
         what = "qk_norm, sliding_window or attention_bias in an mpt model"
         raise UnsupportedError(what, "its attention is plain, and its biases are everywhere or nowhere", ["bias"])
+    if cfg.activation == "relu_squared" and cfg.family == "mpt":
+        raise UnsupportedError("relu_squared in an mpt model", "LLM Foundry does not have it", ["family arcee"])
     if cfg.gated and cfg.activation == "relu":
         raise UnsupportedError("a gate with relu", "gates are of gelu or silu")
 
@@ -93,8 +95,8 @@ def mlp(cfg: ModelConfig, w: Weights, x: Value) -> Value:
     if cfg.gated:
         up = ops.linear(x, w.up.weight, w.up.bias)
         inner = ops.silu_mul(inner, up) if silu else ops.gelu_mul(inner, up, tanh=tanh)
-    elif cfg.activation == "relu":
-        inner = ops.relu(inner)
+    elif cfg.activation in ("relu", "relu_squared"):
+        inner = ops.relu(inner, squared=cfg.activation == "relu_squared")
     else:
         inner = ops.silu(inner) if silu else ops.gelu(inner, tanh=tanh)
     return ops.linear(inner, w.down.weight, w.down.bias)

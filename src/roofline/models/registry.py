@@ -11,6 +11,7 @@ from roofline.models.config import ModelConfig
 from roofline.models.family import Family
 
 _FAMILIES: dict[str, str | Family] = {
+    "arcee": "roofline.models.arcee",
     "bert": "roofline.models.bert",
     "deepseek": "roofline.models.deepseek",
     "gemma": "roofline.models.gemma",
@@ -27,6 +28,7 @@ _FAMILIES: dict[str, str | Family] = {
     "llama": "roofline.models.llama",
     "mistral": "roofline.models.llama",
     "mixtral": "roofline.models.moe",
+    "ministral3": "roofline.models.ministral3",
     "mpt": "roofline.models.mpt",
     "qwen": "roofline.models.qwen",
     "qwen2": "roofline.models.qwen",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from roofline.ops.adapters import adapter_down, adapter_up
     from roofline.ops.attention import attend, kv_write, rope
     from roofline.ops.collectives import all_gather, all_reduce
-    from roofline.ops.elementwise import add, cast, embed, mul, scale, soft_cap, split, take_rows
+    from roofline.ops.elementwise import add, cast, embed, mul, scale, scale_by_position, soft_cap, split, take_rows
     from roofline.ops.experts import combine, expert_bias, expert_linear, route, sigmoid_scale
     from roofline.ops.fused import (
         add_norm,
@@ -39,7 +39,7 @@ __all__ = ["clamped_swiglu", "gelu", "gelu_mul", "relu", "relu_quantize", "sigmo
 __all__ += ["adapter_down", "adapter_up"]
 __all__ += ["attend", "kv_write", "rope"]
 __all__ += ["all_gather", "all_reduce"]
-__all__ += ["add", "cast", "embed", "mul", "scale", "soft_cap", "split", "take_rows"]
+__all__ += ["add", "cast", "embed", "mul", "scale", "scale_by_position", "soft_cap", "split", "take_rows"]
 __all__ += ["combine", "expert_bias", "expert_linear", "route", "sigmoid_scale"]
 __all__ += ["add_norm", "gelu_mul_quantize", "gelu_quantize", "layer_norm_quantize", "linear_add", "norm_quantize"]
 __all__ += ["expert_linear_silu_mul", "qk_norm"]

@@ -1,4 +1,4 @@
-"""silu and gelu, plain and gated, and relu."""
+"""silu and gelu, plain and gated, relu and its square."""
 
 from typing import TYPE_CHECKING
 
@@ -33,11 +33,12 @@ def gelu(x: "Tensor", tanh: bool = True) -> "Tensor":
 
 
 @op(values=("x",), infer=same_as_x, traits=_ACTIVATION, flops=per_element(1), inplace="x")
-def relu(x: "Tensor") -> "Tensor":
-    """max(x, 0). Source: Nair and Hinton 2010."""
+def relu(x: "Tensor", squared: bool = False) -> "Tensor":
+    """max(x, 0), or the square of that. Sources: Nair and Hinton 2010; So et al. 2021."""
     from torch.nn import functional
 
-    return functional.relu(x)
+    y = functional.relu(x)
+    return y * y if squared else y
 
 
 def gated_type(call: Call) -> Type:

@@ -1,4 +1,4 @@
-"""Ops that move or scale rows: add, scale, soft_cap, cast, split, take_rows, embed."""
+"""Ops that move or scale rows: add, scale, scale_by_position, soft_cap, cast, split, take_rows, embed."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 from roofline.common.errors import ConfigError
 from roofline.ops.cost import Affine
 from roofline.ops.own_weight import OwnWeight
+from roofline.ops.position_factors import PositionFactors
 from roofline.ops.registry import Call, CostRule, op
+from roofline.ops.rows import TurnedPositions
 from roofline.ops.symbol import ELEMENT_BYTES, Type
 from roofline.ops.traits import Trait
 
@@ -51,6 +53,29 @@ def mul(x: "Tensor", y: "Tensor") -> "Tensor":
 def scale(x: "Tensor", factor: float) -> "Tensor":
     """x * factor."""
     return x * factor
+
+
+def _scaled_type(call: Call) -> Type:
+    PositionFactors(call.beta, call.context, call.offset)  # refuses the impossible
+    return same_as_x(call)
+
+
+# As rope: on its way to attention a row is rounded once.
+_SCALED = (*ELEMENTWISE, Trait.ROUNDED, Trait.READS_WIDE)
+
+
+@op(values=("x", "positions"), infer=_scaled_type, traits=_SCALED, flops=per_element(1), inplace="x")
+def scale_by_position(x: "Tensor", positions: "Tensor", beta: float, context: int, offset: int = 0) -> "Tensor":
+    """x [tokens, width], each row times 1 + beta * ln(1 + floor((position + offset) / context)).
+
+    positions int [tokens] (TurnedPositions have theirs).
+    """
+    import torch
+
+    at = positions.at if isinstance(positions, TurnedPositions) else positions
+    times = torch.div(at + offset, context, rounding_mode="floor")
+    factors = (1.0 + beta * torch.log1p(times.double())).float()
+    return (x.float() * factors[:, None]).to(x.dtype)  # in 8 bits neighbouring factors would be one
 
 
 @op(values=("x",), infer=same_as_x, traits=ELEMENTWISE, flops=per_element(10), inplace="x")

@@ -144,20 +144,36 @@ def _qkv_write_type(call: Call) -> tuple[Type, Type]:
     return Type(call.qkv.dtype, call.qkv.leading, (call.heads * head_dim,)), call.cache
 
 
+def _qkv_write_flops(call: Call) -> Affine:
+    return Affine.per(call.qkv.leading, call.heads * call.cache.trailing[1] if call.beta else 0)
+
+
 @op(
-    values=("qkv", "cache"),
+    values=("qkv", "cache", "positions"),
     infer=_qkv_write_type,
+    flops=_qkv_write_flops,
     kv_bytes=attention.kv_write_bytes,
     fuses=("split", "split", "split", "kv_write"),
 )
 def qkv_write(
-    qkv: "Tensor", cache: attention.KvCache, heads: int, layer: int, kv_dtype: str = "f32"
+    qkv: "Tensor",
+    cache: attention.KvCache,
+    heads: int,
+    layer: int,
+    kv_dtype: str = "f32",
+    beta: float = 0.0,
+    context: int = 1,
+    offset: int = 0,
+    positions: "Tensor | None" = None,
 ) -> "tuple[Tensor, attention.KvCache]":
-    """q, and the cache with k and v in it, where positions are not in q and k: learned ones, or ALiBi.
+    """q, and the cache with k and v in it, where nothing is turned: positions are learned, ALiBi's, or none.
 
-    qkv [tokens, (heads + 2 * kv_heads) * head_dim]: q, k, v side by side.
+    qkv [tokens, (heads + 2 * kv_heads) * head_dim]: q, k, v side by side. beta: not 0: q is then multiplied as
+    scale_by_position says with it, context and offset; only then there are positions.
     """
     q, k, v = attention.split_heads(qkv, heads, cache.kv_heads)
+    if positions is not None:
+        q = elementwise.scale_by_position(q, positions, beta, context, offset)
     return q, attention.kv_write(cache, k, v, layer, kv_dtype)
 
 
@@ -194,7 +210,7 @@ def _rope_kv_write_type(call: Call) -> tuple[Type, Type]:
 
 def _rope_kv_write_flops(call: Call) -> Affine:
     each = 7 if call.q_norm is not None else 3
-    return Affine.per(call.qkv.leading, each * (call.qkv.width - call.cache.width))
+    return Affine.per(call.qkv.leading, each * (call.qkv.width - call.cache.width)) + _qkv_write_flops(call)
 
 
 @op(
@@ -217,11 +233,15 @@ def rope_kv_write(
     layer: int,
     eps: float = 0.0,
     kv_dtype: str = "f32",
+    beta: float = 0.0,
+    context: int = 1,
+    offset: int = 0,
 ) -> "tuple[Tensor, attention.KvCache]":
     """q after rope, and the cache with k after rope and v in it.
 
     qkv [tokens, (heads + 2 * kv_heads) * head_dim]: q, k, v side by side. q_norm, k_norm [head_dim]: an RMS norm of
-    each head before rope (Qwen3), with eps.
+    each head before rope (Qwen3), with eps. beta: not 0: q is then multiplied as scale_by_position says with it,
+    context and offset.
     """
     kv_heads = cache.kv_heads
     q, k, v = attention.split_heads(qkv, heads, kv_heads)
@@ -229,4 +249,5 @@ def rope_kv_write(
         q, k = norms.rms_norm(q, q_norm, eps, heads), norms.rms_norm(k, k_norm, eps, kv_heads)
     q = attention.rope(q, positions, table, heads)
     k = attention.rope(k, positions, table, kv_heads)
+    q = elementwise.scale_by_position(q, positions, beta, context, offset) if beta else q
     return q, attention.kv_write(cache, k, v, layer, kv_dtype)

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TurnedPositions:
-    """Positions whose rope angles are computed already, once for all layers: cos, sin float32 [tokens, dim / 2]."""
+    """Positions int [tokens] whose rope angles are computed already, once for all layers: cos, sin float32 [tokens,
+    dim / 2]."""
 
+    at: "Tensor"
     cos: "Tensor"
     sin: "Tensor"
 

@@ -55,6 +55,8 @@ MODELS = {
         {**LLAMA, "family": "opt", "kv_heads": 4, "bias": True, "positions": "learned", "activation": "relu"},
         "BF16",
     ),
+    "ministral3": ({**LLAMA, "family": "ministral3", "query_beta": 0.4, "query_context": 8}, "BF16"),
+    "arcee": ({**LLAMA, "family": "arcee", "activation": "relu_squared"}, "BF16"),
     "mpt-silu": ({**LLAMA, "family": "mpt", "rms": True, "activation": "silu"}, "BF16"),
 }
 

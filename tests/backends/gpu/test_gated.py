@@ -12,6 +12,7 @@ REFERENCE = {
     "gelu_tanh": (ops.gelu_mul, ops.gelu),
     "gelu_erf": (lambda gate, up: ops.gelu_mul(gate, up, tanh=False), lambda x: ops.gelu(x, tanh=False)),
     "relu": (None, ops.relu),
+    "relu_squared": (None, lambda x: ops.relu(x, squared=True)),
 }
 # rows, ffn, dtype in, dtype out
 SHAPES = [
@@ -78,7 +79,8 @@ def test_large_values_have_their_limits(kind):
 
     x = torch.tensor([[-1e4, -200.0, -0.0, 0.0, 200.0, 1e4, float("inf"), float("nan")]])
     activated(chips.get("sm_90"), kind, x, out=x)
-    assert x[0, :7].tolist() == [0, 0, 0, 0, 200, 1e4, float("inf")]
+    large = [4e4, 1e8] if kind == "relu_squared" else [200, 1e4]
+    assert x[0, :7].tolist() == [0, 0, 0, 0, *large, float("inf")]
     assert x[0, 7].isnan()
 
 

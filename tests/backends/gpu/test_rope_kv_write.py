@@ -11,6 +11,7 @@ from roofline import ops
 from roofline.common.errors import UnsupportedError
 from roofline.hardware.chips import chips
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits, Segment
+from roofline.ops.position_factors import PositionFactors
 from roofline.ops.rope_tables import RopeTable, cos_sin
 from tests.models.eager import ContiguousCache
 
@@ -73,7 +74,7 @@ def test_slots_of_more_segments_than_a_tile_has():
     assert out[0] == 2**31 + 3
 
 
-# heads, kv_heads, head_dim, rotary dim, style, norms, dtype of qkv, of q, of the cache, chip
+# heads, kv_heads, head_dim, rotary dim, style, norms or factors by position, dtype of qkv, of q, of the cache, chip
 CASES = [
     (4, 2, 64, 64, "half", False, "bfloat16", "bfloat16", "bfloat16", "sm_90"),
     (3, 1, 32, 32, "interleaved", False, "float16", "float16", "float16", "gfx1100"),
@@ -85,6 +86,9 @@ CASES = [
     (2, 2, 9, 0, "half", False, "bfloat16", "float32", "float16", "gfx942"),
     (4, 4, 48, 0, "half", False, "bfloat16", "float32", "float16", "sm_90"),
     (4, 1, 16, 0, "half", True, "float32", "float32", "float32", "sm_90"),
+    (4, 2, 64, 64, "half", "scaled", "bfloat16", "bfloat16", "bfloat16", "sm_90"),
+    (3, 1, 32, 24, "interleaved", "scaled", "float32", "float32", "bfloat16", "gfx942"),
+    (4, 2, 48, 0, "half", "scaled", "float32", "bfloat16", "float16", "gfx1100"),
     (4, 2, 64, 64, "half", False, "float32", "float32", "float8_e4m3fn", "sm_90"),
     (4, 2, 64, 64, "half", False, "float32", "float32", "float8_e4m3fnuz", "gfx942"),
 ]
@@ -98,7 +102,7 @@ def half_step(x, dtype):
     return x.abs() * 2**-4 + 2**-9
 
 
-def reference(qkv, batch, table, norms, heads, kv_heads):
+def reference(qkv, batch, table, norms, heads, kv_heads, factors):
     """q, and k and v [tokens, kv_heads, head_dim], by the ops in float32."""
     bounds = [int(i) for i in batch.seg_start[: batch.segments + 1]]
     segments = [(a, b, 0) for a, b in itertools.pairwise(bounds)]
@@ -106,7 +110,7 @@ def reference(qkv, batch, table, norms, heads, kv_heads):
     positions = torch.from_numpy(batch.positions[: batch.tokens].astype("int64"))
     if table is not None:
         q, cache = ops.rope_kv_write(
-            qkv, positions, cache, *(norms or (None, None)), table=table, heads=heads, layer=0, eps=1e-5
+            qkv, positions, cache, *(norms or (None, None)), table=table, heads=heads, layer=0, eps=1e-5, **factors
         )
     else:
         if norms:
@@ -114,7 +118,7 @@ def reference(qkv, batch, table, norms, heads, kv_heads):
             q, k, v = qkv.split([heads * head_dim, kv_heads * head_dim, kv_heads * head_dim], dim=1)
             q, k = ops.rms_norm(q, norms[0], 1e-5, heads), ops.rms_norm(k, norms[1], 1e-5, kv_heads)
             qkv = torch.cat([q, k, v], dim=1)
-        q, cache = ops.qkv_write(qkv, cache, heads, 0)
+        q, cache = ops.qkv_write(qkv, cache, heads, 0, positions=positions if factors else None, **factors)
     held = [cache.read(0, index) for index in range(len(segments))]
     return q, torch.cat([k for k, _ in held]), torch.cat([v for _, v in held])
 
@@ -123,13 +127,14 @@ def reference(qkv, batch, table, norms, heads, kv_heads):
 def test_rope_kv_write(case):
     from roofline.backends.gpu.kernels.rope_kv_write import rope_kv_write
 
-    heads, kv_heads, head_dim, dim, style, with_norms, *dtypes, chip = case
+    heads, kv_heads, head_dim, dim, style, form, *dtypes, chip = case
     qkv_dtype, q_dtype, cache_dtype = (getattr(torch, name) for name in dtypes)
     batch, slots, _ = step([5, 1, 2], [0, 20, 9], capacity=11)
     width = (heads + 2 * kv_heads) * head_dim
     qkv = (3 * torch.randn(11, width + 16)).to(qkv_dtype)[:, :width]  # rows that lie apart
     qkv[1] *= 1e-3  # so small that a norm's eps counts
-    norms = (torch.randn(head_dim), torch.randn(head_dim)) if with_norms else None
+    norms = (torch.randn(head_dim), torch.randn(head_dim)) if form is True else None
+    factors = {"beta": 0.5, "context": 8} if form == "scaled" else {}  # positions are up to 20
     table = RopeTable(dim, 1e4, style) if dim else None
     turns = tuple(map(torch.from_numpy, cos_sin(table, np.arange(32)))) if table else None
     q = torch.full((11, heads * head_dim), float("nan"), dtype=q_dtype)
@@ -138,8 +143,9 @@ def test_rope_kv_write(case):
     rope_kv_write(
         chips.get(chip), qkv, positions, slots, turns, norms, 1e-5,
         interleaved=style == "interleaved", q=q, k=pool[:, 0], v=pool[:, 1],
+        factors=torch.from_numpy(PositionFactors(**factors).at(np.arange(32))) if factors else None,
     )  # fmt: skip
-    want_q, *want_kv = reference(qkv[:8].float(), batch, table, norms, heads, kv_heads)
+    want_q, *want_kv = reference(qkv[:8].float(), batch, table, norms, heads, kv_heads, factors)
     assert ((q[:8].float() - want_q).abs() <= half_step(want_q, q_dtype)).all()
     for layer, want in zip(pool.float().unbind(1), want_kv, strict=True):
         got = layer[slots[:8] // PAGE_TOKENS, :, slots[:8] % PAGE_TOKENS]

@@ -98,7 +98,8 @@ void activations(Checker& check) {
         {Activation::Silu, "silu "},
         {Activation::Gelu, "gelu "},
         {Activation::GeluTanh, "gelu tanh "},
-        {Activation::Relu, "relu "}};
+        {Activation::Relu, "relu "},
+        {Activation::ReluSquared, "relu squared "}};
     for (int64_t n : {1, 16, 31, 3000})
         for (const auto& [kind, name] : kinds) {
             std::vector<float> x = random.reals(n, kind == Activation::Silu ? 50.0f : 7.0f);
@@ -149,7 +150,8 @@ void ropes(Checker& check) {
                                       (form & 2) != 0,
                                       dim,
                                       dim,
-                                      0.180336880f};
+                                      0.180336880f,
+                                      form & 1 ? 1.138629436f : 1.0f};
             check("rope " + std::to_string(dim) + " form " + std::to_string(form),
                   [&](const Kernels& kernels, Output& out) {
                       for (int32_t position = 0; position < 5; position++) {

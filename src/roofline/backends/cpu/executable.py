@@ -100,6 +100,7 @@ class CpuExecutable:
             code,
             image.view(),
             self._rope_table(),
+            self._factors(),
             self._arena,
             self._cache,
             model.kv_dtype == "int8",
@@ -341,6 +342,15 @@ class CpuExecutable:
         from roofline.backends.cpu.memory import rope_array
 
         return np.concatenate([rope_array(table, self.max_context) for table in self.program.tables.values()])
+
+    def _factors(self) -> np.ndarray | None:
+        """Factors by position of our own where more positions are served than the image's have."""
+        if self.max_context <= self._model.lowered.positions:
+            return None
+        from roofline.backends.cpu.layout import position_factors
+
+        factors = position_factors(self.program)
+        return None if factors is None else factors.at(np.arange(self.max_context))
 
 
 def _arena_bytes(lowered: Lowered, limits: BatchLimits) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from roofline.common.errors import UnsupportedError
 from roofline.ops import formats
+from roofline.ops.position_factors import PositionFactors
 from roofline.program.ir import Program, WeightPiece
 
 TILE_ROWS = 16
@@ -34,13 +35,15 @@ class ImageLayout:
     """Places in the image, in bytes.
 
     matrices: weight -> pieces; vectors: weight -> place of its float32; slopes: place of ALiBi's, float32 [heads], -1:
-    none; table: place of the rope tables, float32 [tables, positions, 2, turned / 2], -1: none; positions: that can be
-    served; matrix_bytes: of the packed matrices; nbytes: of the whole image.
+    none; factors: place of what rows are multiplied by, float32 [positions], -1: nothing; table: place of the rope
+    tables, float32 [tables, positions, 2, turned / 2], -1: none; positions: that can be served; matrix_bytes: of the
+    packed matrices; nbytes: of the whole image.
     """
 
     matrices: Mapping[str, tuple[PackedPiece, ...]]
     vectors: Mapping[str, int]
     slopes: int
+    factors: int
     table: int
     positions: int
     matrix_bytes: int
@@ -68,13 +71,16 @@ def lay_out(program: Program, positions: int) -> ImageLayout:
             start += rows
         matrices[name] = tuple(pieces)
     matrix_bytes, at, end = at, _up(at, SECTION), at
-    vectors, slopes, place = {}, -1, -1
+    vectors, slopes, factors, place = {}, -1, -1, -1
     for name, recipe in program.weights.items():
         if len(recipe.shape) == 1:
             vectors[name], end = at, at + 4 * recipe.shape[0]
             at = _up(end, ALIGN)
     if heads := alibi_heads(program)[0]:
         slopes, end = at, at + 4 * heads
+        at = _up(end, ALIGN)
+    if position_factors(program) is not None:
+        factors, end = at, at + 4 * positions
         at = _up(end, ALIGN)
     if program.tables:
         place = _up(at, SECTION)
@@ -83,6 +89,7 @@ def lay_out(program: Program, positions: int) -> ImageLayout:
         matrices=matrices,
         vectors=vectors,
         slopes=slopes,
+        factors=factors,
         table=place,
         positions=positions,
         matrix_bytes=matrix_bytes,
@@ -98,6 +105,14 @@ def alibi_heads(program: Program) -> tuple[int, int, int]:
     attrs = next(leaning, {})
     heads, first, total = (int(attrs.get(name, 0)) for name in names)
     return heads, first, total
+
+
+def position_factors(program: Program) -> PositionFactors | None:
+    """What rows are multiplied by at each position; None: nothing. Raises UnsupportedError where that differs."""
+    every = {PositionFactors.of(instr.attrs) for instr in program.body} - {None}
+    if len(every) > 1:
+        raise UnsupportedError("layers with different factors by position", "the cpu backend has one table of them")
+    return every.pop() if every else None
 
 
 def piece_bytes(piece: WeightPiece, number: int, columns: int) -> int:

@@ -49,6 +49,7 @@ _OPERATIONS = {
     "relu_quantize": "relu_quantise",
     "add": "add",
     "scale": "scale",
+    "scale_by_position": "scale_by_position",
     "soft_cap": "soft_cap",
     "take_rows": "take_rows",
     "route": "route",
@@ -64,11 +65,15 @@ _OPERATIONS = {
     "all_reduce": "exchange",
     "all_gather": "exchange",
 }
-_TANH = {
-    "gelu": "gelu_tanh",
-    "gelu_quantise": "gelu_tanh_quantise",
-    "gelu_gated": "gelu_tanh_gated",
-    "gelu_gated_quantise": "gelu_tanh_gated_quantise",
+# Operation -> an attribute, and the operation where that is set.
+_FORMS = {
+    "gelu": ("tanh", "gelu_tanh"),
+    "gelu_quantise": ("tanh", "gelu_tanh_quantise"),
+    "gelu_gated": ("tanh", "gelu_tanh_gated"),
+    "gelu_gated_quantise": ("tanh", "gelu_tanh_gated_quantise"),
+    "relu": ("squared", "relu_squared"),
+    "relu_quantise": ("squared", "relu_squared_quantise"),
+    "rope_write": ("beta", "rope_write_scaled"),
 }
 # Op -> the attribute that its number is.
 _FACTORS = {"scale": "factor", "soft_cap": "cap", "attend": "soft_cap", "clamped_swiglu": "limit"}
@@ -185,7 +190,8 @@ def _operation(instr: Instr, types: Mapping[str, Type], columns: int) -> str:
         return _routing(instr)
     if instr.op == "expert_linear" and types[instr.inputs[0]].width != columns:
         return "expert_linear_ranked"
-    return _TANH[name] if name in _TANH and instr.attr("tanh") else name
+    attribute, form = _FORMS.get(name, ("", ""))
+    return form if attribute and instr.attr(attribute) else name
 
 
 def _routing(instr: Instr) -> str:
@@ -268,13 +274,17 @@ def _record(
         "residual": next((refs[name] for name in instr.inputs[1:] if name in refs), NONE),
         "width": inputs,
         "stride": inputs if writes else out.width,
-        "weight": layout.slopes if instr.op == "attend" and instr.attr("alibi") else -1,
+        "weight": -1,
         "bias": -1,
         "layer": instr.attrs.get("first" if instr.op == "embed" else "group" if adapts else "layer") or 0,
         "q_norm": -1,
         "k_norm": -1,
         "pieces": len(pieces),
     }
+    if instr.op == "attend" and instr.attr("alibi"):
+        fields["weight"] = layout.slopes
+    if instr.attrs.get("beta"):
+        fields["weight"] = layout.factors
     fields |= _expert_fields(instr, types, columns, refs) | _head_fields(instr, types)
     if operation == "exchange":  # the core needs no scratch for such rows
         fields |= {"width": 0, "stride": 0}

@@ -41,7 +41,7 @@ def image_parts(
     write(address, view) puts the part into the uint8 `view`, which is zero and lies at `address`.
     """
     from roofline import _native
-    from roofline.backends.cpu.layout import alibi_heads, piece_bytes
+    from roofline.backends.cpu.layout import alibi_heads, piece_bytes, position_factors
     from roofline.ops import formats
     from roofline.ops.attention import log2_slopes
 
@@ -73,6 +73,13 @@ def image_parts(
             view.view(np.float32)[:] = log2_slopes(heads, *among)
 
         yield layout.slopes, 4 * heads, slopes
+    factors = position_factors(program)
+    if factors is not None:
+
+        def by_position(address: int, view: np.ndarray) -> None:
+            view.view(np.float32)[:] = factors.at(np.arange(layout.positions))
+
+        yield layout.factors, 4 * layout.positions, by_position
     place = layout.table
     for table in program.tables.values():
 

@@ -19,6 +19,7 @@ from roofline.ops.attention import KvCache, kv_write, log2_slopes, rotate, round
 from roofline.ops.collectives import RankGroup, require_ranks
 from roofline.ops.experts import routes_by_logits
 from roofline.ops.matmul import Q8Rows, quantize_rows
+from roofline.ops.position_factors import PositionFactors
 from roofline.ops.rope_tables import cos_sin
 from roofline.program.ir import Instr, Program
 from roofline.program.target import CACHE_ORDERS, GPU_ORDERS
@@ -206,6 +207,13 @@ class Interpreter:
         cos, sin = (torch.from_numpy(part) for part in cos_sin(table, positions.numpy()))
         return rotate(x.contiguous(), cos, sin, heads or instr.attr("heads"), table.style)
 
+    def _op_scale_by_position(self, instr: Instr, x: "Tensor", positions: "Tensor") -> "Tensor":
+        import torch
+
+        factors = PositionFactors.of(instr.attrs)
+        assert factors is not None, "the op has factors"
+        return x * torch.from_numpy(factors.at(positions.numpy()))[:, None]
+
     def _op_rope_kv_write(
         self, instr: Instr, qkv: "Tensor", positions: "Tensor", cache: ReferencePages
     ) -> tuple[object, ...]:
@@ -214,10 +222,14 @@ class Interpreter:
         if instr.weights:
             q, k = self._op_rms_norm(instr, q, heads, 0), self._op_rms_norm(instr, k, kv_heads, 1)
         q, k = self._op_rope(instr, q, positions, heads), self._op_rope(instr, k, positions, kv_heads)
+        q = self._op_scale_by_position(instr, q, positions) if instr.attr("beta") else q
         return q, self._op_kv_write(instr, cache, k, v)
 
-    def _op_qkv_write(self, instr: Instr, qkv: "Tensor", cache: ReferencePages) -> tuple[object, ...]:
+    def _op_qkv_write(
+        self, instr: Instr, qkv: "Tensor", cache: ReferencePages, positions: "Tensor | None" = None
+    ) -> tuple[object, ...]:
         q, k, v = split_heads(qkv, instr.attr("heads"), cache.kv_heads)
+        q = q if positions is None else self._op_scale_by_position(instr, q, positions)
         return q, self._op_kv_write(instr, cache, k, v)
 
     def _op_kv_write(self, instr: Instr, cache: ReferencePages, k: "Tensor", v: "Tensor") -> KvCache:

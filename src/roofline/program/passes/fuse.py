@@ -21,6 +21,7 @@ Makers = Mapping[str, Instr]
 Read = Mapping[str, int]
 # Op -> what add_norm is told where it stands for that norm.
 _ADD_NORM = {"rms_norm": {}, "layer_norm": {"layer": True}}
+_SCALED = "scale_by_position"  # of q, behind its rope
 
 
 def fuse(program: Program, fusions: Collection[str] = CPU.fusions) -> Program:
@@ -115,7 +116,7 @@ def _cut_heads(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
 
 
 def _rope_kv_write(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
-    """split x 3, [rms_norm x 2,] rope x 2, kv_write -> rope_kv_write; q's result keeps its name.
+    """split x 3, [rms_norm x 2,] rope x 2, [scale_by_position,] kv_write -> rope_kv_write; q's result keeps its name.
 
     Anchored at the kv_write: its k leads to the qkv linear, and from there the rope of q is found.
     """
@@ -125,17 +126,21 @@ def _rope_kv_write(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
     k, v = _head_part(k_name, maker_of, read), _only(v_name, "split", maker_of, read)
     if k is None or v is None:
         return None
-    for q_name, maker in maker_of.items():
-        if maker.op != "rope" or q_name == k_name or maker.inputs[1:] != maker_of[k_name].inputs[1:]:
+    scaled = {maker.inputs[0] for maker in maker_of.values() if maker.op == _SCALED}
+    for name, maker in maker_of.items():
+        rope = _only(maker.inputs[0], "rope", maker_of, read) if maker.op == _SCALED else maker
+        positions = maker_of[k_name].inputs[1:]
+        if rope is None or name == k_name or name in scaled or not positions == maker.inputs[1:] == rope.inputs[1:]:
             continue
-        q = _head_part(q_name, maker_of, read, anywhere=True)
+        q = _head_part(rope.output.name, maker_of, read, anywhere=True)
         if q is not None and _adjacent(q, k, v, maker_of):
-            return _fused_write(instr, maker_of[q_name], q, k)
+            return _fused_write(instr, maker, q, k)
     return None
 
 
 def _qkv_write(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
-    """split x 3, kv_write -> qkv_write, where q goes straight to attend; its split may stand behind the write."""
+    """split x 3, [scale_by_position,] kv_write -> qkv_write, where q goes straight to attend; what makes it may stand
+    behind the write."""
     if instr.op != "kv_write":
         return None
     cache, k_name, v_name = instr.inputs
@@ -143,13 +148,15 @@ def _qkv_write(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
     if k is None or v is None:
         return None
     straight = {instr.inputs[0] for instr in maker_of.values() if instr.op == "attend"}
-    for q in maker_of.values():
-        if q.op != "split" or q.output.name not in straight or read[q.output.name] != 1:
+    for maker in maker_of.values():
+        q = _only(maker.inputs[0], "split", maker_of, read) if maker.op == _SCALED else maker
+        if q is None or q.op != "split" or maker.output.name not in straight or read[maker.output.name] != 1:
             continue
         if q.inputs == k.inputs == v.inputs and _side_by_side(q, k, v, maker_of):
             head_dim = instr.output.type.trailing[1]
-            attrs = {"heads": q.output.type.width // head_dim, **instr.attrs}
-            return Instr("qkv_write", (*q.inputs, cache), (), attrs, (q.output, *instr.outputs))
+            attrs = {"heads": q.output.type.width // head_dim, **instr.attrs, **_factors(maker)}
+            inputs = (*q.inputs, cache, *(maker.inputs[1:] if maker.op == _SCALED else ()))
+            return Instr("qkv_write", inputs, (), attrs, (maker.output, *instr.outputs))
     return None
 
 
@@ -190,11 +197,18 @@ def _side_by_side(q: Instr, k: Instr, v: Instr, maker_of: Makers) -> bool:
     return [*starts, maker_of[v.inputs[0]].output.type.width] == [0, *stops]
 
 
-def _fused_write(write: Instr, rope: Instr, q: _Part, k: _Part) -> Instr:
-    attrs: dict[str, object] = {"table": rope.attr("table"), "heads": rope.attr("heads"), **write.attrs}
+def _factors(maker: Instr) -> dict[str, object]:
+    """The factors by position of what makes q last, where that is a scale."""
+    return {name: maker.attrs[name] for name in ("beta", "context", "offset") if name in maker.attrs}
+
+
+def _fused_write(write: Instr, last: Instr, q: _Part, k: _Part) -> Instr:
+    """last: the rope of q, or the scale behind it."""
+    attrs: dict[str, object] = {"table": q.rope.attr("table"), "heads": q.rope.attr("heads"), **write.attrs}
+    attrs |= _factors(last)
     weights: tuple[str, ...] = ()
     if q.norm and k.norm:
         attrs |= {"eps": q.norm.attr("eps")} | ({"order": q.norm.attrs["order"]} if "order" in q.norm.attrs else {})
         weights = (*q.norm.weights, *k.norm.weights)
-    inputs = (*q.split.inputs, rope.inputs[1], write.inputs[0])
-    return Instr("rope_kv_write", inputs, weights, attrs, (rope.output, *write.outputs))
+    inputs = (*q.split.inputs, q.rope.inputs[1], write.inputs[0])
+    return Instr("rope_kv_write", inputs, weights, attrs, (last.output, *write.outputs))

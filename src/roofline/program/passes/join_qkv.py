@@ -55,7 +55,7 @@ def join_qkv(program: Program) -> Program:
 
 @dataclass(frozen=True)
 class _Path:
-    """The norm and the rope that a value goes through on its way to attention, first to last."""
+    """The norm, the rope and the scale that a value goes through on its way to attention, first to last."""
 
     source: str
     steps: tuple[Instr, ...]
@@ -78,7 +78,7 @@ def _path(name: str, maker_of: Mapping[str, Instr], read: Mapping[str, int], by_
     """The steps before a value; by_head: the results of the norms that are among them."""
     steps: list[Instr] = []
     maker = maker_of[name]
-    while read[name] == 1 and (maker.op == "rope" or name in by_head):
+    while read[name] == 1 and (maker.op in ("rope", "scale_by_position") or name in by_head):
         steps.insert(0, maker)
         name = maker.inputs[0]
         maker = maker_of[name]

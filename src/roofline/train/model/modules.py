@@ -320,7 +320,7 @@ def _block(
     """A layer of the family on x [tokens, width]; rows: how many, of which length, and the first layer like this one;
     fused: with torch's own attention, and no product written over."""
     count, length, layer = rows
-    at = positions if cos is None or sin is None else TurnedPositions(cos, sin)
+    at = positions if cos is None or sin is None else TurnedPositions(positions, cos, sin)
     # Selective checkpointing can keep the result of an attention only if it is one op.
     batch = ForwardBatch(
         None, at, slice(None), Rows(count, length, spec.cfg.kv_heads, bias, attend=None if fused else attend)

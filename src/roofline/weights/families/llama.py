@@ -1,5 +1,7 @@
 """Files of Llama and Mistral, whose layers all have the same window."""
 
+from collections.abc import Collection
+
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import Fields
 from roofline.weights.families.shared import gguf_fields, hf_fields
@@ -21,23 +23,23 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     ours |= {"attention_bias": False, "qk_norm": False}
     if biases:
         hf_fields.biases(fields, ours)
-    ours["sliding_window"] = _window(fields, model_type)
+    ours["sliding_window"] = window(fields, 4096) if model_type == "mistral" else _no_window(fields)
     ours["rope_theta"], ours["rope_scaling"] = hf_fields.rope(fields)
     return checked(fields, ours, hf_fields.SPELLED)
 
 
-def _window(fields: Fields, model_type: str) -> int | None:
-    """The window that all layers share, None for full attention."""
-    types = set(fields.elements("layer_types", str) or ())
-    if model_type != "mistral":
-        if types - {"full_attention"}:
-            raise UnsupportedError(f"{fields.path}: layer_types", "all layers of this type attend to everything")
-        return None
-    window = fields.get("sliding_window", int, None if "sliding_window" in fields.values else 4096)  # null means none
-    if types - {"full_attention" if window is None else "sliding_attention"}:
+def _no_window(fields: Fields) -> None:
+    if set(fields.elements("layer_types", str) or ()) - {"full_attention"}:
+        raise UnsupportedError(f"{fields.path}: layer_types", "all layers of this type attend to everything")
+
+
+def window(fields: Fields, absent: int | None) -> int | None:
+    """The window that all layers share, None for full attention. absent: that of a file that says nothing."""
+    size = fields.get("sliding_window", int, None if "sliding_window" in fields.values else absent)  # null means none
+    if set(fields.elements("layer_types", str) or ()) - {"full_attention" if size is None else "sliding_attention"}:
         reason = "all layers of this type attend as sliding_window says"
         raise UnsupportedError(f"{fields.path}: layer_types", reason)
-    return window
+    return size
 
 
 def to_hf(config: Config) -> Config:
@@ -49,12 +51,20 @@ def to_hf(config: Config) -> Config:
 
 
 def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
-    """The canonical configuration; converters permute the rows of q and k, and write biases as tensors alone."""
-    config = gguf_fields.read(model, "llama", "interleaved")
+    """The canonical configuration."""
+    return read_gguf(model, "llama")
+
+
+def read_gguf(model: gguf_fields.GgufModel, family: str, honoured: Collection[str] = ()) -> Config:
+    """The same of a family like Llama; converters permute the rows of q and k, and write biases as tensors alone.
+
+    honoured: as `gguf_fields.read` has it.
+    """
+    config = gguf_fields.read(model, family, "interleaved", honoured)
     config["attention_bias"] = biased(model, "attn.q", "attn.k", "attn.v")
     if biased(model, "attn.o"):
         config["output_bias"] = True
-    if biased(model, "mlp.gate", "mlp.up", "mlp.down"):
+    if biased(model, "mlp.up", "mlp.down"):
         config["mlp_bias"] = True
     return config
 

@@ -1,5 +1,5 @@
-"""silu and gelu, plain or times a second operand, relu, and the clamped SwiGLU of gpt-oss; float32 between one rounding
-in and one out."""
+"""silu and gelu, plain or times a second operand, relu and its square, and the clamped SwiGLU of gpt-oss; float32
+between one rounding in and one out."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ from roofline.hardware.chips.chips import Chip
 
 NAME = "gated"
 GATES = ("silu", "gelu_tanh", "gelu_erf")  # times a second operand, or alone
-RELU = "relu"  # alone: no op multiplies it
+RELUS = ("relu", "relu_squared")  # alone: no op multiplies them
 CLAMPED = "clamped_swiglu"
 
 
@@ -33,6 +33,9 @@ def _gated(
         y = x / (1.0 + tl.exp(-x))
     elif KIND == "relu":
         y = tl.where(x < 0, 0.0, x)  # a NaN stays one
+    elif KIND == "relu_squared":
+        y = tl.where(x < 0, 0.0, x)
+        y = y * y
     elif KIND == "clamped_swiglu":
         x = tl.where(x > limit, limit, x)
         y = x / (1.0 + tl.exp(-1.702 * x))
@@ -61,7 +64,7 @@ def gated(chip: Chip, kind: str, gate: Tensor, up: Tensor | None = None, *, out:
 
 def activated(chip: Chip, kind: str, x: Tensor, *, out: Tensor) -> None:
     """out = act(x), both [rows, width] of any float dtype, rows may lie apart. The ops silu, gelu and relu."""
-    assert kind in (*GATES, RELU), kind
+    assert kind in (*GATES, *RELUS), kind
     _launch(chip, kind, x, None, out)
 
 
@@ -87,10 +90,11 @@ def cost(rows: int, width: int, with_up: bool, in_bytes: int = 2, out_bytes: int
 
 
 def compilations(chip: Chip) -> Iterator[Compilation]:
-    """Each gate times a second operand, and alone, relu and the clamped SwiGLU in bf16; silu_mul of float32 too."""
+    """Each gate times a second operand, and alone, relu, its square and the clamped SwiGLU in bf16; silu_mul of float32
+    too."""
     tile = tiles.choose(NAME, chip)
     cases = [(kind, with_up, "bf16") for kind in GATES for with_up in (True, False)]
-    cases += [(RELU, False, "bf16"), (CLAMPED, True, "bf16")]
+    cases += [*((kind, False, "bf16") for kind in RELUS), (CLAMPED, True, "bf16")]
     aligned = ("width", "gate_stride", "up_stride", "out_stride")
     for kind, with_up, dtype in [*cases, ("silu", True, "f32")]:
         types = {**pointers(gate=dtype, up=dtype, out="bf16"), "limit": "fp32"}

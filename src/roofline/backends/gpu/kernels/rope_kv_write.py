@@ -40,10 +40,10 @@ def _norm_weight(q_norm, k_norm, column, mask, is_q, is_v):
 
 @triton.jit(do_not_specialize=["first_head", "heads", "kv_heads"])
 def _rope_kv_write(
-    qkv, positions, slots, cos, sin, q_norm, k_norm, q, k, v,
+    qkv, positions, slots, cos, sin, q_norm, k_norm, factors, q, k, v,
     qkv_stride, q_stride, page_stride, first_head, heads, kv_heads, eps,
-    HEAD_DIM: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, FP8_MAX: tl.constexpr,
-    PAGE: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, SCALED: tl.constexpr,
+    FP8_MAX: tl.constexpr, PAGE: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = (first_head + tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]  # q's, then k's, then v's
@@ -79,6 +79,8 @@ def _rope_kv_write(
 
     if NORM:
         scale = tl.where(is_v, 1.0, tl.math.rsqrt(squares / HEAD_DIM + eps))
+    if SCALED:
+        factor = tl.where(is_q, tl.load(factors + tl.load(positions + token)), 1.0)
     if HALF > 0:
         if NORM:
             a *= scale * _norm_weight(q_norm, k_norm, a_at, paired, is_q, is_v)
@@ -87,6 +89,8 @@ def _rope_kv_write(
         c = tl.where(is_v, 1.0, tl.load(cos + angle, mask=paired, other=1.0))
         s = tl.where(is_v, 0.0, tl.load(sin + angle, mask=paired, other=0.0))
         turned_a, turned_b = tl.where(is_v, a, a * c - b * s), tl.where(is_v, b, b * c + a * s)
+        if SCALED:
+            turned_a, turned_b = turned_a * factor, turned_b * factor
         if INTERLEAVED:
             out, mask = tl.reshape(tl.join(turned_a, turned_b), (HEADS, 2 * HALF_BLOCK)), columns < 2 * HALF
             _write(q, k, v, q_at, k_at, v_at, out, columns, is_q & mask, is_k & mask, is_v & mask, FP8_MAX)
@@ -96,12 +100,15 @@ def _rope_kv_write(
     if 2 * HALF < HEAD_DIM:
         if NORM:
             rest_values *= scale * _norm_weight(q_norm, k_norm, rest, resting, is_q, is_v)
+        if SCALED:
+            rest_values *= factor
         _write(q, k, v, q_at, k_at, v_at, rest_values, rest, is_q & resting, is_k & resting, is_v & resting, FP8_MAX)
 
 
 def rope_kv_write(
     chip: Chip, qkv: Tensor, positions: Tensor, slots: Tensor, turns: tuple[Tensor, Tensor] | None,
     norms: tuple[Tensor, Tensor] | None, eps: float, *, interleaved: bool, q: Tensor | None, k: Tensor, v: Tensor,
+    factors: Tensor | None = None,
 ) -> None:  # fmt: skip
     """q [tokens, heads * head_dim] and this layer's pages k, v [pages, kv_heads, 16, head_dim] from qkv.
 
@@ -123,23 +130,27 @@ def rope_kv_write(
     half = turns[0].shape[1] if turns else 0
     cos, sin = turns or (slots, slots)
     q_norm, k_norm = norms or (slots, slots)
-    constants = _constants(head_dim, half, interleaved, norms is not None, k.dtype)
+    constants = _constants(head_dim, half, interleaved, norms is not None, factors is not None, k.dtype)
     tile = tiles.choose(NAME, chip, head_dim=head_dim)
     first = heads if q is None else 0
     groups = cdiv(heads + 2 * kv_heads - first, tile.sizes["HEADS"])
     _rope_kv_write[(tokens, groups)](
-        qkv, positions, slots, cos, sin, q_norm, k_norm, qkv if q is None else q, k, v,
+        qkv, positions, slots, cos, sin, q_norm, k_norm, slots if factors is None else factors,
+        qkv if q is None else q, k, v,
         qkv.stride(0), 0 if q is None else q.stride(0), k.stride(0), first, heads, kv_heads, eps,
         **constants, **tile.launch(),
     )  # fmt: skip
 
 
-def _constants(head_dim: int, half: int, interleaved: bool, norm: bool, cache: torch.dtype) -> dict[str, object]:
+def _constants(
+    head_dim: int, half: int, interleaved: bool, norm: bool, scaled: bool, cache: torch.dtype
+) -> dict[str, object]:
     return {
         "HEAD_DIM": head_dim,
         "HALF": half,
         "INTERLEAVED": interleaved,
         "NORM": norm,
+        "SCALED": scaled,
         "FP8_MAX": torch.finfo(cache).max if cache in FP8 else 0.0,
         "PAGE": PAGE_TOKENS,
         "HALF_BLOCK": next_power_of_2(max(half, 1)),
@@ -155,27 +166,32 @@ def cost(tokens: int, heads: int, kv_heads: int, head_dim: int, cache_bytes: int
 
 
 def compilations(chip: Chip) -> Iterator[Compilation]:
-    """Both styles, the heads of models we know, with norms, partial and no rope, and the chip's 8-bit cache."""
+    """Both styles, the heads of models we know, with norms, partial and no rope, factors by position, and the chip's
+    8-bit cache."""
     bf16, dtypes = torch.bfloat16, {name: dtype for dtype, name in FP8.items()}
-    cases = [(64, 32, False, False, bf16), (128, 64, False, False, bf16), (128, 64, False, True, bf16)]
-    cases += [(128, 64, True, False, bf16), (80, 16, False, False, bf16), (128, 0, False, False, bf16)]
+    cases = [(64, 32, False, "", bf16), (128, 64, False, "", bf16), (128, 64, False, "norm", bf16)]
+    cases += [(128, 64, True, "", bf16), (80, 16, False, "", bf16), (128, 0, False, "", bf16)]
+    cases += [(128, 64, False, "scaled", bf16)]
     if chip.fp8:
-        cases.append((128, 64, False, False, dtypes[chip.fp8]))
-    for head_dim, half, interleaved, norm, cache in cases:
+        cases.append((128, 64, False, "", dtypes[chip.fp8]))
+    for head_dim, half, interleaved, form, cache in cases:
+        norm, scaled = form == "norm", form == "scaled"
         tile = tiles.choose(NAME, chip, head_dim=head_dim)
         stored = FP8.get(cache, "bf16")
         types = pointers(
             qkv="bf16", positions="i32", slots="i64", **dict.fromkeys(("cos", "sin"), "f32" if half else "i64"),
             **dict.fromkeys(("q_norm", "k_norm"), "f32" if norm else "i64"),  # slots stand for what is not there
+            factors="f32" if scaled else "i64",
             q="bf16", k=stored, v=stored,
         )  # fmt: skip
         case = f"head_dim={head_dim} dim={2 * half} interleaved={interleaved} norm={norm} cache={stored}"
+        case += " scaled" if scaled else ""
         yield Compilation(
             kernel=NAME,
             case=case,
             function=_rope_kv_write,
             signature=types | {"eps": "fp32"},
-            constants=_constants(head_dim, half, interleaved, norm, cache),
+            constants=_constants(head_dim, half, interleaved, norm, scaled, cache),
             tile=tile,
             aligned=("qkv_stride", "q_stride", "page_stride"),
             large=("k", "v"),

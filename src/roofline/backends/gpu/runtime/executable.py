@@ -29,6 +29,7 @@ from roofline.hardware.roofs import Roofs
 from roofline.ops.adapters import PlacedMatrix
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
 from roofline.ops.collectives import RankGroup
+from roofline.ops.position_factors import PositionFactors
 from roofline.ops.rope_tables import RopeTable, cos_sin
 from roofline.program.ir import KvGroup, Program
 from roofline.program.text import program_hash
@@ -119,6 +120,7 @@ class GpuExecutable:
         program, runtime, limits = self.program, self.runtime, self.limits
         self.products = _products(runtime, activations(program))
         tables = {name: _turns(table, self.max_context, runtime.device) for name, table in program.tables.items()}
+        factors = {PositionFactors.of(instr.attrs) for instr in program.body}
         self.adapters = AdapterSlots(program, self._set_adapter)
         self._adapters = None
         if self.adapters.sites:
@@ -129,6 +131,7 @@ class GpuExecutable:
             weights=self.weights,
             products=self.products,
             tables=tables,
+            factors={f: torch.from_numpy(f.at(np.arange(self.max_context))).to(runtime.device) for f in factors if f},
             device=runtime.device,
             exact=runtime.exact,
             group=self._group,

@@ -13,6 +13,7 @@ from roofline.backends.gpu.runtime.step import GpuStep, dtypes
 from roofline.common.errors import UnsupportedError
 from roofline.hardware.chips.chips import Chip
 from roofline.ops.collectives import RankGroup, exchange, require_ranks
+from roofline.ops.position_factors import PositionFactors
 from roofline.ops.traits import Trait
 from roofline.program.ir import Instr, Program, kv_group_of
 
@@ -24,7 +25,8 @@ Launch = Callable[[GpuStep], None]
 
 @dataclass(frozen=True)
 class Lowering:
-    """What lowering knows. tables: name of a rope table -> cos and sin, float32 [positions, dim / 2]; group: who shares
+    """What lowering knows. tables: name of a rope table -> cos and sin, float32 [positions, dim / 2]; factors: by
+    position, float32 [positions]; group: who shares
     the matrices of a Program that is one rank's; adapters: of a Program with places for them."""
 
     program: Program
@@ -32,6 +34,7 @@ class Lowering:
     weights: DeviceWeights
     products: Products
     tables: "dict[str, tuple[Tensor, Tensor]]"
+    factors: "dict[PositionFactors, Tensor]"
     device: str
     exact: bool
     group: RankGroup | None = None
@@ -165,7 +168,7 @@ def _rope_kv_write(low: Lowering, instr: Instr) -> Launch:
     if instr.op == "rope_kv_write":
         turns = low.tables[instr.attr("table")]
         interleaved = low.program.tables[instr.attr("table")].style == "interleaved"
-    eps = instr.attrs.get("eps", 0.0)
+    eps, factors = instr.attrs.get("eps", 0.0), _factors(low, instr)
 
     def launch(step: GpuStep) -> None:
         norms = None
@@ -175,8 +178,23 @@ def _rope_kv_write(low: Lowering, instr: Instr) -> Launch:
         k, v = (pages[layer] for pages in step.caches[kv_group_of(cache)])
         rope_kv_write(
             low.chip, step.value(instr.inputs[0]), step.fields["positions"], step.slots, turns, norms, eps,
-            interleaved=bool(interleaved), q=step.value(instr.output.name), k=k, v=v,
+            interleaved=bool(interleaved), q=step.value(instr.output.name), k=k, v=v, factors=factors,
         )  # fmt: skip
+
+    return launch
+
+
+def _factors(low: Lowering, instr: Instr) -> "Tensor | None":
+    factors = PositionFactors.of(instr.attrs)
+    return None if factors is None else low.factors[factors]
+
+
+def _scale_by_position(low: Lowering, instr: Instr) -> Launch:
+    (x, positions), out, factors = instr.inputs, instr.output.name, _factors(low, instr)
+    assert factors is not None, "the op has factors"
+
+    def launch(step: GpuStep) -> None:
+        step.value(out).copy_(step.value(x).float() * factors[step.value(positions).long()][:, None])
 
     return launch
 
@@ -218,7 +236,10 @@ def _activated(low: Lowering, instr: Instr) -> Launch:
     from roofline.backends.gpu.kernels.gated import activated, gated
 
     plain, out = instr.op.removesuffix("_mul"), instr.output.name
-    kind = plain if plain != "gelu" else "gelu_tanh" if instr.attr("tanh") else "gelu_erf"
+    if plain == "gelu":
+        kind = "gelu_tanh" if instr.attr("tanh") else "gelu_erf"
+    else:
+        kind = "relu_squared" if plain == "relu" and instr.attr("squared") else plain
 
     def launch(step: GpuStep) -> None:
         operands = [step.value(name) for name in instr.inputs]
@@ -310,6 +331,7 @@ _LOWER: dict[str, Callable[[Lowering, Instr], Launch]] = {
     "adapter_up": _adapter_up,
     "rope_kv_write": _rope_kv_write,
     "qkv_write": _rope_kv_write,
+    "scale_by_position": _scale_by_position,
     "attend": _attend,
     "silu": _activated,
     "gelu": _activated,

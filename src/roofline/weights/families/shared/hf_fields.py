@@ -46,7 +46,8 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 # What transformers calls activations -> ours, to rounding.
 ACTIVATIONS = {
     **{"gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh"},
-    **{"gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"},
+    **{"gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "relu2": "relu_squared"},
+    **{"silu": "silu", "swish": "silu"},
 }
 _ROPE_KEYS = {
     *("rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "partial_rotary_factor"),
@@ -201,14 +202,17 @@ def biases(fields: Fields, ours: Config, attention: bool = False) -> None:
         ours["mlp_bias"] = True
 
 
-def rope(fields: Fields, default: float = 1e4, partial: bool = False) -> tuple[object, Config | None]:
+def rope(
+    fields: Fields, default: float = 1e4, partial: bool = False, honoured: Collection[str] = ()
+) -> tuple[object, Config | None]:
     """(theta, scaling) as transformers takes them from rope_parameters (its own version 5) and from what came before:
     rope_scaling, where it says anything, stands for all of rope_parameters; rope_theta beside them is a default of the
-    one inside; original_max_position_embeddings beside them is read before the one inside.
+    one inside; original_max_position_embeddings beside them is read before the one inside. honoured: keys inside that
+    the caller reads.
     """
     name = "rope_scaling" if fields.get("rope_scaling", dict) else "rope_parameters"
     table = fields.inside(name)
-    unknown = sorted(set(table.values) - _ROPE_KEYS)
+    unknown = sorted(set(table.values) - _ROPE_KEYS - set(honoured))
     if any(isinstance(table.values[key], Mapping) for key in unknown):
         raise UnsupportedError(f"{fields.path}: {name} per kind of layer", "our layers are all alike")
     if unknown:
