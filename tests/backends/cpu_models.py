@@ -67,6 +67,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "olmo2": {**LLAMA, "family": "olmo2"},
     "smollm3": {**LLAMA, "family": "smollm3", "turning": [True, False]},
     "glm4": {**LLAMA, "family": "glm4", "rope_style": "interleaved", "rotary_dim": 32},
+    "ernie4_5": {
+        **{**LLAMA, "family": "ernie4_5", "rope_style": "interleaved", "attention_bias": True, "output_bias": True},
+        "mlp_bias": True,
+    },
     "granite": {**LLAMA, "family": "granite", "residual_multiplier": 0.3, "logits_scaling": 2.0},
     "gpt_neox": {**MPT, "family": "gpt_neox", "positions": "rope", "rotary_dim": 16, "attention_bias": True},
     "opt": {**MPT, "family": "opt", "activation": "relu"},

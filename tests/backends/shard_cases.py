@@ -42,6 +42,9 @@ FAMILIES = {
     "qwen3, one kv head": builders.QWEN3 | {"kv_heads": 1, "layers": 1},
     "smollm3": builders.BASE | {"family": "smollm3", "turning": [True, False]},
     "granite": builders.BASE | {"family": "granite", "residual_multiplier": 0.3, "logits_scaling": 1.7, "layers": 1},
+    "seed_oss": builders.BASE
+    | {"family": "seed_oss", "attention_bias": True, "output_bias": True, "mlp_bias": True, "layers": 1},
+    "ernie4_5": builders.BASE | {"family": "ernie4_5", "rope_style": "interleaved", "layers": 1},
     "gpt2": builders.MPT | {"family": "gpt2", "activation": "gelu_tanh", "layers": 1},
     "bert": builders.MPT | {"family": "bert", "token_types": 2, "layers": 1},
     "mixtral": _MIXTURE | _SMALL_MIXTURE,

@@ -29,6 +29,8 @@ QUICK = (
     "granite",
     "glm4",
     "olmo2",
+    "seed_oss",
+    "ernie4_5_biases",
     "gpt_neox",
     "gpt2",
     "llama_heads_of_20",
