@@ -1,13 +1,16 @@
 """Writes docs/models.md, the table of model families, from the cases that the tests run.
 
 python -m tools.models_table            # measure every case beside transformers, and write it
+python -m tools.models_table NAME ...   # measure cases of that name alone; the rows of the others stay as they are
 """
 
 import math
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.models.parity_cases import CASES, ENCODERS, GREEDY, LENGTHS, Parity, measure, measure_encoder
+from tests.models.parity_cases import CASES, ENCODERS, GREEDY, LENGTHS, Case, Parity, measure, measure_encoder
+from tools.model_count import with_count
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 HEAD = f"""\
@@ -16,6 +19,9 @@ HEAD = f"""\
 What runs, and how near it comes to transformers. Each row is a small model with random weights that exercises what it
 names, read from a configuration as transformers saves it; `python -m tools.models_table` measures the rows and writes
 this page, and `tests/models/test_families.py` measures them again.
+
+<!-- count: python -m tools.model_count -->
+<!-- end of count -->
 
 Each is computed twice. In float32 torch, as training computes and the reference checks: its largest difference of a
 logit is rounding. On the cpu backend, where attention rounds queries, keys, values and weights to 16 bits: that is the
@@ -64,29 +70,38 @@ standard deviation is about 1, over texts of {_LENGTHS} and {LENGTHS[-1]} tokens
 """
 
 
-def render(measured: dict[str, Parity], encoders: dict[str, tuple[float, float]]) -> str:
-    """The page's text."""
-    lines = []
-    for name, found in measured.items():
-        case = CASES[name]
-        figures = (_rounded_up(found.eager), f"{found.eager_tokens} of {GREEDY}")
-        figures += ("–", "–") if found.cpu is None else (_rounded_up(found.cpu), f"{found.cpu_tokens} of {GREEDY}")
-        lines.append(f"| `{case.kind}` | {case.switches} | {' | '.join(figures)} |\n")
-    return HEAD + "".join(lines) + render_encoders(encoders)
+def row(case: Case, found: Parity) -> str:
+    """The line of a case."""
+    figures = (_rounded_up(found.eager), f"{found.eager_tokens} of {GREEDY}")
+    figures += ("–", "–") if found.cpu is None else (_rounded_up(found.cpu), f"{found.cpu_tokens} of {GREEDY}")
+    return f"{_start(case)}{' | '.join(figures)} |"
 
 
-def render_encoders(measured: dict[str, tuple[float, float]]) -> str:
-    """The part of the page about encoders."""
-    lines = []
-    for name, differences in measured.items():
-        case = ENCODERS[name]
-        lines.append(f"| `{case.kind}` | {case.switches} | {' | '.join(map(_rounded_up, differences))} |\n")
-    return ENCODERS_HEAD + "".join(lines)
+def encoder_row(case: Case, differences: tuple[float, float]) -> str:
+    """The line of an encoder's case."""
+    return f"{_start(case)}{' | '.join(map(_rounded_up, differences))} |"
+
+
+def render(lines: Mapping[str, str]) -> str:
+    """The page's text. lines: of each case by its name."""
+    decoders, encoders = ("".join(f"{lines[name]}\n" for name in cases) for cases in (CASES, ENCODERS))
+    return with_count(HEAD + decoders + ENCODERS_HEAD + encoders)
+
+
+def kept_rows(page: str) -> dict[str, str]:
+    """The lines of the cases that a page has, by their names."""
+    lines = rows(page)
+    starts = {name: _start(case) for name, case in (CASES | ENCODERS).items()}
+    return {name: line for name, start in starts.items() for line in lines if line.startswith(start)}
 
 
 def rows(page: str) -> list[str]:
     """The rows of both tables."""
     return [line for line in page.splitlines() if line.startswith("| `") and not line.startswith("| `model_type`")]
+
+
+def _start(case: Case) -> str:
+    return f"| `{case.kind}` | {case.switches} | "
 
 
 def _rounded_up(difference: float) -> str:
@@ -97,14 +112,17 @@ def _rounded_up(difference: float) -> str:
     return f"{math.ceil(difference / unit) * unit:.0e}"
 
 
-def main() -> None:
-    measured = {}
-    for name, case in CASES.items():
-        measured[name] = measure(case.config)
-        print(name, measured[name], file=sys.stderr, flush=True)
-    encoders = {name: measure_encoder(case.config) for name, case in ENCODERS.items()}
-    PAGE.write_text(render(measured, encoders), "utf-8")
+def main(names: Sequence[str]) -> None:
+    """Write the page. names: of the cases to measure, all where there are none."""
+    lines = kept_rows(PAGE.read_text("utf-8")) if names else {}
+    for name in names or (*CASES, *ENCODERS):
+        if name in CASES:
+            lines[name] = row(CASES[name], measure(CASES[name].config))
+        else:
+            lines[name] = encoder_row(ENCODERS[name], measure_encoder(ENCODERS[name].config))
+        print(lines[name], file=sys.stderr, flush=True)
+    PAGE.write_text(render(lines), "utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

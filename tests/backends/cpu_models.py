@@ -84,6 +84,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "glm4": {**LLAMA, "family": "glm4", "rope_style": "interleaved", "rotary_dim": 32},
     "ministral3": {**LLAMA, "family": "ministral3", "query_beta": 0.4, "query_context": 24},
     "arcee": {**LLAMA, "family": "arcee", "activation": "relu_squared"},
+    "ernie4_5": {
+        **{**LLAMA, "family": "ernie4_5", "rope_style": "interleaved", "attention_bias": True, "output_bias": True},
+        "mlp_bias": True,
+    },
     "granite": {**LLAMA, "family": "granite", "residual_multiplier": 0.3, "logits_scaling": 2.0},
     "gpt_neox": {**MPT, "family": "gpt_neox", "positions": "rope", "rotary_dim": 16, "attention_bias": True},
     "opt": {**MPT, "family": "opt", "activation": "relu"},

@@ -108,6 +108,22 @@ CASES |= {
         "post-norms, half of each head turned in neighbouring pairs, biases on q, k, v",
         BASE | {"family": "glm4", "rope_style": "interleaved", "rotary_dim": 8, "attention_bias": True, "tied": False},
     ),
+    "seed_oss": Case("seed_oss", "biases on q, k, v", BASE | {"family": "seed_oss", "attention_bias": True}),
+    "seed_oss_biases": Case(
+        "seed_oss",
+        "biases on o and in the MLP, none on q, k, v",
+        BASE | {"family": "seed_oss", "output_bias": True, "mlp_bias": True, "tied": False},
+    ),
+    "ernie4_5": Case(
+        "ernie4_5", "neighbouring pairs turned", BASE | {"family": "ernie4_5", "rope_style": "interleaved"}
+    ),
+    "ernie4_5_biases": Case(
+        "ernie4_5",
+        "use_bias, heads of 32",
+        BASE
+        | {"family": "ernie4_5", "rope_style": "interleaved", "head_dim": 32, "tied": False}
+        | {"attention_bias": True, "output_bias": True, "mlp_bias": True},
+    ),
     "gpt_oss": Case(
         "gpt_oss",
         "sinks, windows by layer, experts with biases and a clamped SwiGLU, YaRN between whole dimensions",

@@ -31,6 +31,8 @@ QUICK = (
     "olmo2",
     "ministral3",
     "arcee",
+    "seed_oss",
+    "ernie4_5_biases",
     "gpt_neox",
     "gpt2",
     "llama_heads_of_20",

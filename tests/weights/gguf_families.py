@@ -118,6 +118,8 @@ GGUF_CASES = {
     "arcee": GgufCase("arcee", CASES["arcee"].config, {"rope.dimension_count": 16}, in_pairs),
     "glm4": GgufCase("glm4", CASES["glm4"].config, {"rope.dimension_count": 8}, as_it_is),
     "olmo2": GgufCase("olmo2", CASES["olmo2"].config, {}, as_it_is),
+    "seed_oss": GgufCase("seed_oss", CASES["seed_oss"].config, {"rope.dimension_count": 16}, as_it_is),
+    "ernie4_5": GgufCase("ernie4_5", CASES["ernie4_5"].config, {"rope.dimension_count": 16}, as_it_is),
     "gpt_neox": GgufCase(
         "gptneox",
         NEOX | {"activation": "gelu"},

@@ -54,7 +54,20 @@ def byte_tokenizer(rows: int) -> dict[str, object]:
     return to_gguf(from_json(json.dumps(tokenizer_json()).encode(), settings), rows, "{{ messages[0]['content'] }}")
 
 
-WRITTEN = ("llama", "qwen3", "gemma3", "phi3", "granite", "gpt_neox", "gpt2", "smollm3", "olmo2", "glm4")
+WRITTEN = (
+    "llama",
+    "qwen3",
+    "gemma3",
+    "phi3",
+    "granite",
+    "gpt_neox",
+    "gpt2",
+    "smollm3",
+    "olmo2",
+    "glm4",
+    "seed_oss",
+    "ernie4_5",
+)
 
 
 def ggufs(folder: Path) -> Iterator[Path]:

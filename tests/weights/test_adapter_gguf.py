@@ -107,7 +107,7 @@ def test_a_scale_of_alpha_0_is_1(tmp_path: Path) -> None:
 
 
 def test_rows_are_permuted_where_converters_do() -> None:
-    """As the families say of the files of their models; GLM-4 turns neighbours in Hugging Face's too."""
+    """As the families say of the files of their models; some turn neighbours in Hugging Face's too."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from tests.models.parity_cases import CASES
@@ -117,7 +117,9 @@ def test_rows_are_permuted_where_converters_do() -> None:
     configs |= {name: CASES[name].config for name in ("llama", "qwen2", "qwen3")} | {"mixtral": MIXTURE}
     for config in configs.values():
         form = form_of(config)
-        assert (form.rope_style == "interleaved") == (form.architecture in (*PAIRED, "glm4")), form.architecture
+        assert (form.rope_style == "interleaved") == (form.architecture in (*PAIRED, "glm4", "ernie4_5")), (
+            form.architecture
+        )
 
 
 Change = Callable[[dict[str, np.ndarray], dict[str, Any]], object]

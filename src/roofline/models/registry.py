@@ -27,6 +27,8 @@ _FAMILIES: dict[str, str | Family] = {
     "smollm3": "roofline.models.smollm3",
     "llama": "roofline.models.llama",
     "mistral": "roofline.models.llama",
+    "seed_oss": "roofline.models.llama",
+    "ernie4_5": "roofline.models.llama",
     "mixtral": "roofline.models.moe",
     "ministral3": "roofline.models.ministral3",
     "mpt": "roofline.models.mpt",

@@ -56,6 +56,8 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
     "gemma3_text": (*_GEMMA, "rope_local_base_freq", "layer_types", "_sliding_window_pattern"),
     "phi3": (*_GATED, "sliding_window", "original_max_position_embeddings", "partial_rotary_factor", "resid_pdrop"),
     "olmo2": (*_GATED, "attention_bias"),
+    "seed_oss": (*_GATED, "attention_bias", "attention_out_bias", "mlp_bias", "head_dim"),
+    "ernie4_5": (*_GATED, "use_bias", "head_dim"),
     "smollm3": (*_GATED, "no_rope_layers", "no_rope_layer_interval", "use_sliding_window", "layer_types"),
     "ministral3": (*_GATED, "head_dim", "sliding_window"),
     "arcee": (*_GATED, "attention_bias", "mlp_bias", "head_dim"),

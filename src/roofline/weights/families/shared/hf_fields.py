@@ -71,6 +71,11 @@ def refuse_features(fields: Fields, honoured: Collection[str] = ()) -> None:
     method_of(Path(fields.path), fields.values)
 
 
+def with_defaults(fields: Fields, defaults: Mapping[str, object]) -> Fields:
+    """The fields with those that a type has where a file leaves them out; null is a value of its own."""
+    return fields.changed({key: value for key, value in defaults.items() if key not in fields.values})
+
+
 def new_fields(fields: Fields) -> str:
     """The fields that none of our readers knows, for an error; empty where there are none."""
     known = {*REQUIRED, *SPELLED.values(), *NEUTRAL, *SHARED}
