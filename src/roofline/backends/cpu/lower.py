@@ -197,7 +197,7 @@ def _operation(instr: Instr, types: Mapping[str, Type], columns: int) -> str:
 def _routing(instr: Instr) -> str:
     """The operation of a route."""
     over_all = "" if instr.attr("renormalise") else "_all"
-    if routes_by_logits(*map(instr.attr, ("score", "groups", "scale")), bool(instr.weights)):
+    if routes_by_logits(instr.attr("score"), instr.attr("groups"), instr.attr("scale"), bool(instr.weights)):
         return f"route{over_all}"
     if instr.attr("score") == "sigmoid" and instr.attr("groups") > 1 and instr.attr("group_score") == "best":
         reason = "groups of sigmoids are scored by their best two"

@@ -121,7 +121,7 @@ class Interpreter:
         if instr.attr("order") != "exp2":
             weights, ids = self._by_reference(instr, [x])
             return weights, ids
-        if routes_by_logits(*map(instr.attr, ("score", "groups", "scale")), bool(instr.weights)):
+        if routes_by_logits(instr.attr("score"), instr.attr("groups"), instr.attr("scale"), bool(instr.weights)):
             return experts.route_exp2(x, instr.attr("top"), instr.attr("renormalise"))
         bias = self.weights.tensor(instr.weights[0]) if instr.weights else None
         attributes = {name: instr.attr(name) for name in registry.get("route").attributes}

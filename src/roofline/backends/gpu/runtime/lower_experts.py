@@ -37,7 +37,7 @@ def route(low: ExpertLowering, instr: Instr) -> Launch:
 
     weights, ids = (value.name for value in instr.outputs)
     renormalise, has_bias = instr.attr("renormalise"), bool(instr.weights)
-    plain = routes_by_logits(*map(instr.attr, ("score", "groups", "scale")), has_bias)
+    plain = routes_by_logits(instr.attr("score"), instr.attr("groups"), instr.attr("scale"), has_bias)
     scores = Scores(
         sigmoid=instr.attr("score") == "sigmoid",
         groups=instr.attr("groups"),
