@@ -18,7 +18,7 @@ class GgufCase:
 
     architecture: str
     config: Mapping[str, Any]
-    keys: Mapping[str, int | float | bool | str]
+    keys: Mapping[str, int | float | bool | str | list[int]]
     values: Values
 
 
@@ -132,6 +132,12 @@ GGUF_CASES = {
         {"rope.dimension_count": 8, "use_parallel_residual": False, LAYER: 1e-5},
         one_below_the_other,
     ),
+    "qwen3_vl": GgufCase(
+        "qwen3vl",
+        CASES["qwen3"].config,
+        HEADS | {"n_deepstack_layers": 3, "rope.dimension_sections": [6, 5, 5, 0]},
+        as_it_is,
+    ),
     "llama_heads_of_20": GgufCase(
         "llama",
         CASES["llama_heads_of_20"].config,
@@ -155,11 +161,12 @@ def write(path: Path, model: Any, case: GgufCase, form: Any = None) -> Path:
     import gguf
 
     writer = gguf.GGUFWriter(str(path), case.architecture)
-    keys: dict[str, int | float | bool | str] = {key: case.config[ours] for key, ours in _COMMON.items()}
+    keys: dict[str, int | float | bool | str | list[int]] = {key: case.config[ours] for key, ours in _COMMON.items()}
     if LAYER not in case.keys:
         keys |= {"attention.head_count_kv": case.config["kv_heads"], RMS: BASE["norm_eps"], "rope.freq_base": 1e4}
     for key, value in (keys | case.keys).items():
-        kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+        kinds |= {str: writer.add_string, list: writer.add_array}
         kinds[type(value)](f"{case.architecture}.{key}", value)
     scaling = case.config["rope_scaling"] or {}
     for key in {"short_factor", "long_factor"} & scaling.keys():

@@ -18,6 +18,8 @@ from roofline.models.presets import presets
 from roofline.weights import names, sources
 from roofline.weights.checkpoint import open_checkpoint, read_config
 from roofline.weights.config.unread_keys import unread_keys
+from roofline.weights.config.wrapped import text_fields
+from roofline.weights.parts_beside import PartsBeside
 from roofline.weights.quantised.methods import KEYS
 from roofline.weights.quantised.stated import stated_formats
 from roofline.weights.random_weights import PRESET
@@ -73,7 +75,9 @@ def open_shape(model: str) -> ModelShape:
     path = Path(model)
     if is_bundle(path):
         manifest = open_bundle(path).manifest
-        return ModelShape(model, "bundle", manifest.config, manifest.tensor_infos)
+        other_parts = manifest.generation.get("other_parts")
+        notes = () if other_parts is None else (str(PartsBeside.of(other_parts)),)
+        return ModelShape(model, "bundle", manifest.config, manifest.tensor_infos, notes=notes)
     name = model.removeprefix(PRESET)
     if name != model or (name in presets() and not path.exists() and sources.stored_path(name) is None):
         if name not in presets():
@@ -88,6 +92,8 @@ def open_shape(model: str) -> ModelShape:
         return ModelShape(model, "configuration", config, tensors, notes=(*note, *_unread(path)))
     checkpoint = open_checkpoint(path)
     notes = _unread(path) if checkpoint.kind == "safetensors" else ()
+    if checkpoint.other_parts is not None:
+        notes = (str(checkpoint.other_parts), *notes)
     return ModelShape(model, checkpoint.kind, checkpoint.config, checkpoint.tensors, notes=notes)
 
 
@@ -160,8 +166,10 @@ def _configuration_file(path: Path) -> Path | None:
 def _quantization(path: Path) -> Mapping[str, object]:
     """What a config.json says of the weights' formats, empty where it says nothing; `read_config` has checked it."""
     file = _configuration_file(path)
-    config = {} if file is None else read_json_file(file)
-    stated: object = next((config[key] for key in KEYS if config.get(key) is not None), {})
+    if file is None:
+        return {}
+    config = text_fields(file, read_json_file(file)).values
+    stated = next((config[key] for key in KEYS if config.get(key) is not None), {})
     return stated if isinstance(stated, Mapping) else {}
 
 

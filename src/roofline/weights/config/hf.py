@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from roofline.common.errors import UnsupportedError
-from roofline.common.fields import Fields, shorten
+from roofline.common.fields import shorten
 from roofline.models.registry import file_kind, known_like
+from roofline.weights.config.wrapped import text_fields
 from roofline.weights.families import table
 from roofline.weights.families.shared.canonical import Config
 from roofline.weights.families.shared.hf_fields import new_fields
@@ -12,11 +13,11 @@ from roofline.weights.files.mapped import JsonObject
 
 
 def from_hf(path: Path, config: JsonObject) -> Config:
-    """The canonical configuration of a parsed config.json.
+    """The canonical configuration of a parsed config.json, of a model that reads more than text that of its text part.
 
     Raises ConfigError for missing and bad fields, UnsupportedError for model types and features we do not have.
     """
-    fields = Fields(path, config)
+    fields = text_fields(path, config)
     kind = fields.need("model_type", str)
     registered = file_kind("hf", kind)
     if registered is not None:

@@ -31,7 +31,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("hidden_act", "hidden_activation"), ("silu", "swish")),  # two names of one
     **dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias", "rope_interleaved", "use_qk_norm"), (False,)),
     **dict.fromkeys(("attn_temperature_tuning", "is_encoder_decoder", "add_cross_attention"), (False,)),
-    "use_bidirectional_attention": (False,),
+    "use_bidirectional_attention": (False, "vision"),  # the second: where there are pictures
     "is_causal": (True,),
     **dict.fromkeys(("auto_map", "text_config", "vision_config", "audio_config", "query_pre_attn_scalar"), ()),
     **dict.fromkeys(("clip_qkv", "no_rope_layer_interval", "attention_multiplier"), ()),
@@ -213,7 +213,7 @@ def rope(
     """(theta, scaling) as transformers takes them from rope_parameters (its own version 5) and from what came before:
     rope_scaling, where it says anything, stands for all of rope_parameters; rope_theta beside them is a default of the
     one inside; original_max_position_embeddings beside them is read before the one inside. honoured: keys inside that
-    the caller reads.
+    the caller reads, or that change nothing.
     """
     name = "rope_scaling" if fields.get("rope_scaling", dict) else "rope_parameters"
     table = fields.inside(name)
