@@ -38,7 +38,7 @@ class Watched:
             passed_over = {s: s.passed_over for s in state.running}
             plan = schedule(state)
             if config.scheduler == "continuous":
-                check_shares(state, plan, [s for s in before if s.pages], pending, passed_over)
+                self.check_shares(state, plan, [s for s in before if s.pages], pending, passed_over)
             return plan
 
         stepper.schedule = watched_schedule
@@ -54,6 +54,9 @@ class Watched:
 
         stepper._filler.fill, stepper._rows.build = recording_fill, recording_build
 
+    def check_shares(self, *facts):
+        check_shares(*facts)
+
     def note_checks(self, executable):
         try:
             self.check_step(executable)
@@ -63,14 +66,16 @@ class Watched:
     def check_step(self, executable):
         plan, batch, state = self.plan, executable.batch, self.engine.state
         expected = Batch(batch.limits)
+        moves = [planned.move for planned in plan.moves] or [None] * len(plan.sequences)
         segments = [
-            Segment(step_ids(s, count), s.computed, s.pages)
-            for s, count in zip(plan.sequences, plan.counts, strict=True)
+            Segment(step_ids(s, count), s.computed, s.pages, state=move)
+            for s, count, move in zip(plan.sequences, plan.counts, moves, strict=True)
         ]
         expected.fill(segments, logit_rows(plan))
         tokens, n, rows, pages = expected.header[:4].tolist()
         sizes = {"header": 16, "ids": tokens, "positions": tokens, "adapters": tokens, "seg_start": n + 1}
         sizes |= {"page_start": n + 1, "context_len": n, "pages": pages, "logit_rows": rows}
+        sizes |= dict.fromkeys(("state_in", "state_out", "save_at", "save_to"), n if plan.moves else 0)
         for name, size in sizes.items():
             assert getattr(batch, name)[:size].tolist() == getattr(expected, name)[:size].tolist(), name
         fresh = RowBuilder().build(plan.sampled)

@@ -205,9 +205,10 @@ def test_a_price_below_that_is_a_matter_of_the_sequence(speculator):
     assert counts(speculator, sequence(0.98)) == [0]
 
 
-def learn(speculator, *records, drafted=0, seconds=1.0, decode_only=True):
+def learn(speculator, *records, drafted=0, seconds=1.0, decode_only=True, repeated=0):
     able = [SimpleNamespace(speculation=record) for record in records]
-    plan = SimpleNamespace(decode_only=decode_only, sequences=able, sampled=able, drafted=drafted)
+    rows = {"drafted": drafted, "repeated": repeated}
+    plan = SimpleNamespace(decode_only=decode_only, sequences=able, sampled=able, **rows)
     speculator.learn(plan, [drafted] * len(able), [[7]] * len(able), seconds)
 
 
@@ -225,12 +226,12 @@ def test_sixty_four_verified_drafts_in_a_row_make_a_sequence_trusted_again(specu
     learn(speculator, None)  # a sequence that came with this step
 
 
-@pytest.mark.parametrize(("decode_only", "settled"), [(False, True), (True, False)])
-def test_a_step_with_other_work_is_not_timed_and_leaves_the_caches_cold(decode_only, settled):
+@pytest.mark.parametrize(("decode_only", "settled", "repeated"), [(False, True, 0), (True, False, 0), (True, True, 3)])
+def test_a_step_with_other_work_is_not_timed_and_leaves_the_caches_cold(decode_only, settled, repeated):
     speculator = Speculator(SimpleNamespace(free=True, settled=True), 4, SimpleNamespace(now=lambda: 0.0))
     learn(speculator, SequenceRecord())
     speculator.drafter.settled = settled
-    learn(speculator, SequenceRecord(), decode_only=decode_only)
+    learn(speculator, SequenceRecord(), decode_only=decode_only, repeated=repeated)
     speculator.drafter.settled = True
     learn(speculator, SequenceRecord())
     assert speculator._times.price(1) is None
@@ -248,9 +249,11 @@ def test_the_time_of_drafting_is_a_part_of_the_price():
             each.draft = [7] * count
 
     speculator = Speculator(SimpleNamespace(free=True, settled=True, draft=draft), 4, clock, adaptive=False)
-    running = SimpleNamespace(ids=[1, 2], computed=1, end=7, draft=[], speculation=None, matcher=None)
+    running = SimpleNamespace(ids=[1, 2], computed=1, again=0, end=7, draft=[], speculation=None, matcher=None)
     state = SimpleNamespace(running=[running], waiting=[])
-    speculator.draft(SimpleNamespace(running=[SimpleNamespace(ids=[1, 2], computed=0, speculation=None)], waiting=[]))
+    speculator.draft(
+        SimpleNamespace(running=[SimpleNamespace(ids=[1, 2], computed=0, again=0, speculation=None)], waiting=[])
+    )
     for _ in range(2):
         learn(speculator, None)  # behind a prompt, for which nothing is drafted
     speculator.draft(state)

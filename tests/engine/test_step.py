@@ -405,10 +405,11 @@ def test_what_several_engines_count_adds_up_and_what_is_between_two_readings_is_
         EngineStats(**numbers | {"finished": {"stop": 1, "abort": 4}, "expert_rows": [7, 2, 3]}),
     )
     twice = {name: 2 * value for name, value in numbers.items() if name not in lists}
-    of_one_model = {name: numbers[name] for name in ("page_bytes", "correction")}
+    of_one_model = {name: numbers[name] for name in ("page_bytes", "state_slot_bytes", "correction")}
     sums = {"finished": {"stop": 3, "length": 1, "abort": 4}, "step_sizes": [6, *empty[1:]]}
     assert asdict(total([first, second])) == twice | of_one_model | sums | {"expert_rows": [12, 3, 3]}
     now = {"running", "waiting", "pages_used", "pages_total", "page_bytes", "finished", "correction"}
+    now |= {"state_slots", "state_slots_used", "state_slot_bytes"}
     assert asdict(second.since(first)) == fresh | {name: getattr(second, name) for name in now} | {
         "expert_rows": [2, 1, 3]
     }
@@ -433,12 +434,12 @@ def test_a_meter_counts_each_kind_of_step():
     assert (totals.pages_total, totals.page_bytes, totals.steps) == (8, 1024, 1)
     assert (totals.drafts, totals.draft_tokens, totals.accepted_tokens) == (2, 6, 2)
     assert (totals.decode_tokens, totals.decode_seconds, totals.decode_python_seconds) == (5, 0.5, 0.1)
-    mixed = SimpleNamespace(drafted=0, decode_only=False, tokens=40, decodes=3)
+    mixed = SimpleNamespace(drafted=0, decode_only=False, tokens=42, decodes=3, repeated=2)
     meter.step(mixed, [0] * 4, [1] * 4, 2.0, 0.25, StepCost(1.0, 2.0, 3.0, None))
     assert (totals.steps, totals.prefill_tokens, totals.prefill_seconds, totals.mixed_tokens) == (2, 37, 2.0, 4)
     assert (totals.python_seconds, totals.decode_python_seconds, totals.decode_tokens) == (0.35, 0.1, 5)
     assert (totals.flops, totals.weight_bytes, totals.kv_bytes, totals.priced_seconds) == (1.0, 2.0, 3.0, 0.0)
-    assert (totals.step_tokens, sum(totals.step_sizes)) == (49, 2)
+    assert (totals.step_tokens, sum(totals.step_sizes)) == (51, 2)
     meter.step(decode, [2], [0], 0.5, 0.0, None)  # the sequence failed: none of its draft counts
     assert totals.accepted_tokens == 2
     for reason in ("stop", "stop", "abort"):

@@ -258,6 +258,15 @@ class KeepsPages(Protocol):
         written into them is what later steps read. None of them may be kept beyond `close`."""
 
 
+@runtime_checkable
+class KeepsState(Protocol):
+    """Has layers with recurrent state, in `limits.state_slots` slots beside the pages of its cache."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot: what all such layers have of one sequence."""
+
+
 class BackgroundCheck(Protocol):
     """A comparison of weights with their hash that goes on beside the steps."""
 

@@ -163,7 +163,10 @@ def resolve(config: EngineConfig, executable: "Executable") -> StepLimits:
     return StepLimits(
         tokens=tokens,
         # Every running sequence may decode in the same step, so the step must hold them all.
-        sequences=min(config.max_running or limits.segments, limits.segments, limits.rows, tokens),
+        sequences=min(
+            *(config.max_running or limits.segments, limits.segments, limits.rows, tokens),
+            limits.state_slots or limits.segments,
+        ),
         rows=limits.rows,
         table_pages=limits.pages,
         max_model_len=min(max_model_len or longest, longest),

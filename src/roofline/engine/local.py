@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from roofline.backends.base import ComputesNothing, CountsExperts, Executable, GivesHidden, is_encoder
+from roofline.backends.base import ComputesNothing, CountsExperts, Executable, GivesHidden, KeepsState, is_encoder
 from roofline.common.errors import ConfigError, RequestError, UnsupportedError, describe_error
 from roofline.engine.adapters import Adapters
 from roofline.engine.cache.naive import NaiveCache
 from roofline.engine.cache.paged import Cache, PagedCache, root_key
+from roofline.engine.cache.state_slots import StateSlots
 from roofline.engine.checks import RequestOptions, check_request, check_unused, request_parts
 from roofline.engine.config import EngineConfig, StepLimits, resolve
 from roofline.engine.constraint import Constraint
@@ -62,8 +63,10 @@ class LocalEngine:
         shared = self.config.prefix_cache and not self.limits.undivided
         cache = NaiveCache(pages) if simple else PagedCache(pages, shared)
         self._page_file = _page_file(self.config, executable, cache)
-        self.state = State(cache, self.limits)
-        self.meter = StatsMeter(pages, executable.page_bytes)
+        slots = executable.limits.state_slots
+        self.state = State(cache, self.limits, slots=StateSlots(slots, cache.prefix) if slots else None)
+        slot_bytes = executable.slot_bytes if isinstance(executable, KeepsState) else 0
+        self.meter = StatsMeter(pages, executable.page_bytes, slots, slot_bytes)
         self._speculator = _speculator(self.config, executable, draft)
         overlap = self.config.overlap and self.config.scheduler == "continuous"
         self._stepper = Stepper(
@@ -285,6 +288,9 @@ def _page_file(config: EngineConfig, executable: Executable, cache: Cache) -> "P
         return None
     from roofline.engine.cache.page_file import PageFile
 
+    if executable.limits.state_slots:
+        reason = "its file has pages, and no snapshots of recurrent state"
+        raise UnsupportedError("cache_file with this model", reason, ("leave it out",))
     assert isinstance(cache, PagedCache), "EngineConfig refuses others"
     file = PageFile(Path(config.cache_file), executable)
     file.restore(cache)
@@ -307,6 +313,9 @@ def _speculator(config: EngineConfig, executable: Executable, draft: Executable 
     drafter: Drafter
     if draft is not None and is_encoder(draft):
         raise UnsupportedError("an encoder model as a draft", "it generates nothing", ("speculate='ngram'",))
+    if draft is not None and draft.limits.state_slots:
+        reason = "its state cannot be taken back behind guesses that were wrong"
+        raise UnsupportedError("a draft model with recurrent state", reason, ("speculate='ngram'", "another draft"))
     if draft is None:
         from roofline.engine.speculation.ngram import NgramDrafter
 

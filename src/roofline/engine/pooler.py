@@ -42,8 +42,9 @@ class Pooler:
         executable = self._headless
         assert executable is not None, "`prepare` comes before"
         segments, result_rows, parts, at = [], list[int](), list[tuple[Sequence, int, bool]](), 0
-        for sequence, count in zip(plan.sequences, plan.counts, strict=True):
-            segments.append(Segment(step_ids(sequence, count), sequence.computed, sequence.pages))
+        for number, (sequence, count) in enumerate(zip(plan.sequences, plan.counts, strict=True)):
+            state = plan.moves[number].move if plan.moves else None
+            segments.append(Segment(step_ids(sequence, count), sequence.computed, sequence.pages, state=state))
             ends = sequence.computed + count == len(sequence.ids)
             needed, first = _needed(sequence, count)
             result_rows += range(at + first, at + first + needed)

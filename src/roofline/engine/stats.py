@@ -28,9 +28,11 @@ class EngineStats:
     `draft_seconds`, a part of `python_seconds`, went into making them; `drafts_held` were left aside because they would
     have lost time. `correction`: the factor by which the roofs are too low, as far as steps have shown; 1: none has.
     `step_sizes`: how many steps computed at most as many tokens as each of STEP_EDGES, and more than the edge before;
-    the last counts those beyond all edges. Of models with experts, where the backend counts them: `expert_rows`, how
-    many rows went to each, all layers together; and `experts_read` distinct ones, added up over `expert_layers` layers
-    of steps.
+    the last counts those beyond all edges. Of models with recurrent state: `state_slots`, each of `state_slot_bytes`,
+    of which sequences use some; `snapshot_hits`, answers that began with a snapshot found in one, and
+    `snapshot_lost`, prompt tokens whose pages were found in vain, because no snapshot was. Of models with experts, if
+    the backend counts them: `expert_rows`, how many rows went to each, all layers together; and `experts_read` distinct
+    ones, added up over `expert_layers` layers of steps.
     """
 
     running: int = 0
@@ -55,6 +57,11 @@ class EngineStats:
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
+    state_slots: int = 0
+    state_slots_used: int = 0
+    state_slot_bytes: int = 0
+    snapshot_hits: int = 0
+    snapshot_lost: int = 0
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
@@ -109,6 +116,7 @@ class EngineStats:
     def since(self, earlier: "EngineStats") -> "EngineStats":
         """The figures of the time between two readings; gauges and per-reason counts as they are now."""
         gauges = {"running", "waiting", "pages_used", "pages_total", "page_bytes", "finished", "correction"}
+        gauges |= {"state_slots", "state_slots_used", "state_slot_bytes"}
         numbers = [f.name for f in fields(self) if f.name not in gauges | {"step_sizes", "expert_rows"}]
         sizes = [now - then for now, then in zip(self.step_sizes, earlier.step_sizes, strict=True)]
         changes = {name: getattr(self, name) - getattr(earlier, name) for name in numbers}
@@ -121,7 +129,7 @@ def total(readings: Iterable[EngineStats]) -> EngineStats:
     result = EngineStats()
     for reading in readings:
         for f in fields(EngineStats):
-            if f.name not in ("finished", "page_bytes", "correction", "step_sizes", "expert_rows"):
+            if f.name not in ("finished", "page_bytes", "state_slot_bytes", "correction", "step_sizes", "expert_rows"):
                 setattr(result, f.name, getattr(result, f.name) + getattr(reading, f.name))
         for reason, count in reading.finished.items():
             result.finished[reason] = result.finished.get(reason, 0) + count
@@ -130,14 +138,17 @@ def total(readings: Iterable[EngineStats]) -> EngineStats:
         result.expert_rows = [a + b for a, b in pairs]
         result.correction = max(result.correction, reading.correction)
         result.page_bytes = max(result.page_bytes, reading.page_bytes)  # of one model, so of one size
+        result.state_slot_bytes = max(result.state_slot_bytes, reading.state_slot_bytes)
     return result
 
 
 class StatsMeter:
     """Adds steps up to an EngineStats."""
 
-    def __init__(self, pages_total: int, page_bytes: int) -> None:
-        self.totals = EngineStats(pages_total=pages_total, page_bytes=page_bytes)
+    def __init__(self, pages_total: int, page_bytes: int, state_slots: int = 0, state_slot_bytes: int = 0) -> None:
+        self.totals = EngineStats(
+            pages_total=pages_total, page_bytes=page_bytes, state_slots=state_slots, state_slot_bytes=state_slot_bytes
+        )
         self._limit = self._priced = 0.0  # seconds of the steps that are compared with the roofs together
 
     def step(
@@ -167,7 +178,7 @@ class StatsMeter:
             totals.decode_seconds += seconds
             totals.decode_python_seconds += host_seconds
         else:
-            totals.prefill_tokens += plan.tokens - plan.decodes  # nothing is drafted beside a prompt
+            totals.prefill_tokens += plan.tokens - plan.decodes - plan.repeated  # nothing is drafted beside a prompt
             totals.prefill_seconds += seconds
             totals.mixed_tokens += new
         if cost is not None:
@@ -201,6 +212,9 @@ class StatsMeter:
             prefix_queries=state.prefix_queries,
             prefix_hits=state.prefix_hits,
             preemptions=state.preemptions,
+            state_slots_used=state.slots.used if state.slots is not None else 0,
+            snapshot_hits=state.snapshot_hits,
+            snapshot_lost=state.snapshot_lost,
             draft_seconds=speculator.seconds if speculator else 0.0,
             drafts_held=speculator.drafts_held if speculator else 0,
             step_sizes=list(self.totals.step_sizes),

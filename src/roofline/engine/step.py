@@ -13,6 +13,7 @@ from roofline.engine.constraints.forms import Forms
 from roofline.engine.digests import digests_of
 from roofline.engine.events import Event, FinishReason, PromptProgress, token_logprob
 from roofline.engine.pooler import HiddenRows, Pooler, logits_of, take_rows
+from roofline.engine.restoring import restore_states
 from roofline.engine.schedule import continuous as scheduler
 from roofline.engine.schedule.continuous import PendingCommit
 from roofline.engine.schedule.fill import BatchFiller
@@ -158,7 +159,7 @@ class Stepper:
             return
         if queueing is not None:
             flight.counted = self._rows.histories or masked or flight.digests or plan.vectors > len(pooled)
-            flight.pending = scheduler.advance(plan)
+            flight.pending = scheduler.advance(self.state, plan)
         flight.host_seconds = clock.now() - flight.started - (returned - called)
 
     def _cost(self, answers: bool, pooled: bool) -> StepCost:
@@ -301,10 +302,19 @@ class Stepper:
         for part in (plan.part(sequences[:middle]), plan.part(sequences[middle:])):
             now = self.executable.clock.now()
             again = Flight(part, [len(s.draft) for s in part.sampled], now, now)
-            if part.sequences:
+            if part.moves and (problem := self._restore(part)) is not None:
+                events += self._compute_in_parts(again, problem)
+            elif part.sequences:
                 self._launch(again, None)
                 events += self._land(again)
         return events
+
+    def _restore(self, plan: StepPlan) -> Exception | None:
+        """Compute anew what a failed step may have done to the state of these sequences; why it cannot be."""
+        self._filler.forget()
+        if self.recorder is not None:
+            self.recorder.forget(plan)
+        return restore_states(self.executable, self.state, plan)
 
     def close(self) -> None:
         """End the thread that makes masks, and free the model without its head."""

@@ -96,6 +96,11 @@ class StepRecorder:
         parts = [self._part(s, count, entries) for s, count in zip(plan.sequences, plan.counts, strict=True)]
         self._write([*entries, Step(self._steps, time.monotonic() - self._began, parts, logit_rows(plan))])
 
+    def forget(self, plan: StepPlan) -> None:
+        """What a plan's sequences have was computed again: the next step says anew what lies there."""
+        for sequence in plan.sequences:
+            self._places.pop(sequence, None)
+
     def landed(self, logits: np.ndarray | None, error: Exception | None = None) -> None:
         """The last step's logits, float32 [rows, vocab], or why there are none."""
         digests = digests_of(logits) if logits is not None else []

@@ -14,6 +14,14 @@ from roofline.engine.events import FinishReason
 from roofline.engine.schedule.plan import State, StepPlan
 from roofline.engine.schedule.prompts import plan_prompts
 from roofline.engine.schedule.sequence import Sequence
+from roofline.engine.schedule.state_moves import (
+    advance_moves,
+    land_moves,
+    leave_slots,
+    plan_moves,
+    reserve_for_draft,
+    settle_moves,
+)
 from roofline.ops.batch import PAGE_TOKENS
 
 FAILED = -1  # in place of a sampled id: the sequence ends with an error
@@ -34,6 +42,8 @@ def schedule(state: State) -> StepPlan:
     chunks = _plan_decodes(state, plan)
     plan_prompts(state, plan, chunks, admits=state.preemptions == preemptions)
     plan_drafts(state, plan)
+    if state.slots is not None:
+        plan_moves(state, plan)
     return plan
 
 
@@ -48,7 +58,8 @@ def _plan_decodes(state: State, plan: StepPlan) -> list[Sequence]:
         length = len(sequence.ids)
         if length >= sequence.end or sequence.computed == length:  # its last step is still under way: see `advance`
             continue
-        if length - sequence.computed > 1:
+        count = length - sequence.computed
+        if count > 1 and (count > 1 + sequence.again or plan.tokens + count + len(running) - i > state.limits.tokens):
             chunks.append(sequence)
             continue
         if length > len(sequence.pages) * PAGE_TOKENS:
@@ -58,7 +69,7 @@ def _plan_decodes(state: State, plan: StepPlan) -> list[Sequence]:
                 if victim is sequence:
                     return chunks
         if plan.table_pages + len(sequence.pages) <= room:
-            plan.add_decode(sequence)
+            plan.add_decode(sequence, count)
     return chunks
 
 
@@ -72,7 +83,7 @@ def plan_drafts(state: State, plan: StepPlan) -> None:
     for i, sequence in enumerate(plan.sequences[: plan.decodes]):
         if not sequence.draft:
             continue
-        if not plan.decode_only:
+        if not plan.decode_only or (state.slots is not None and not reserve_for_draft(state, sequence)):
             sequence.draft = []
             continue
         length, pages = len(sequence.ids), sequence.pages
@@ -95,6 +106,8 @@ def preempt(state: State, sequence: Sequence) -> None:
     assert state.running[-1] is sequence, "only the last one is pre-empted"
     state.running.pop()
     state.cache.release(sequence.pages)
+    if state.slots is not None:
+        leave_slots(state, sequence)
     sequence.computed = sequence.published = 0
     sequence.draft = []
     state.waiting.appendleft(sequence)
@@ -119,7 +132,8 @@ def commit(state: State, plan: StepPlan, ids: list[int]) -> list[list[int]]:
             at += 1
     assert at == len(ids), "an id for each logit row"
     _count_scored(plan)
-    for sequence, count in zip(plan.sequences, plan.counts, strict=True):
+    counts = land_moves(state, plan) if plan.moves else plan.counts
+    for sequence, count in zip(plan.sequences, counts, strict=True):
         # The last id is never in the pages yet, unless none will follow; neither is what was drafted in vain.
         sequence.computed = min(sequence.computed + count, len(sequence.ids) - (not sequence.hidden))
         if sequence.hidden and sequence.computed == len(sequence.ids):
@@ -135,7 +149,7 @@ def commit(state: State, plan: StepPlan, ids: list[int]) -> list[list[int]]:
     return fresh
 
 
-def advance(plan: StepPlan) -> PendingCommit:
+def advance(state: State, plan: StepPlan) -> PendingCommit:
     """Count a step as computed whose ids are not known yet, so that the next can be scheduled meanwhile.
 
     In place of an id stands -1 - r, r being its logit row, until `settle`. No sequence of the plan has a draft.
@@ -147,6 +161,8 @@ def advance(plan: StepPlan) -> PendingCommit:
     for row, sequence in zip(rows, plan.sampled, strict=True):
         sequence.ids.append(-1 - row)
     _count_scored(plan)
+    if plan.moves:
+        advance_moves(state, plan)
     return PendingCommit(places, [sequence.computed for sequence in plan.sequences])
 
 
@@ -170,6 +186,8 @@ def settle(state: State, plan: StepPlan, pending: PendingCommit, ids: list[int])
             sequence.ids += following
         else:
             ended.append(sequence)
+    if plan.moves:
+        settle_moves(state, plan)
     for sequence, computed in zip(plan.sequences, pending.computed, strict=True):
         if sequence.hidden and sequence.finished is None and computed == len(sequence.ids):
             _end_pooled(sequence)
@@ -269,4 +287,6 @@ def finish(state: State, sequences: list[Sequence], reason: FinishReason) -> lis
 def _leave(state: State, ended: list[Sequence]) -> None:
     for sequence in ended:
         state.cache.release(sequence.pages)
+        if state.slots is not None:
+            leave_slots(state, sequence)
     state.running = [sequence for sequence in state.running if sequence.finished is None]

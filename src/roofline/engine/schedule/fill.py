@@ -35,7 +35,7 @@ class BatchFiller:
         if self._sizes_only:
             self._write_sizes(plan)
             return
-        plain = plan.decode_only and not plan.drafted
+        plain = plan.decode_only and not plan.drafted and not plan.repeated
         if plain and plan.sequences == self._sequences:
             self._advance(plan)
         else:
@@ -43,6 +43,19 @@ class BatchFiller:
         self._sequences = plan.sequences if plain else []
         if plain:
             self._page_counts = [len(s.pages) for s in plan.sequences]
+        if plan.moves:
+            self._write_moves(plan)
+
+    def forget(self) -> None:
+        """The batch has been written by somebody else."""
+        self._sequences = []
+
+    def _write_moves(self, plan: StepPlan) -> None:
+        batch, moves, n = self.batch, [planned.move for planned in plan.moves], len(plan.moves)
+        batch.state_in[:n] = [move.source for move in moves]
+        batch.state_out[:n] = [move.target for move in moves]
+        batch.save_at[:n] = [move.save_at for move in moves]
+        batch.save_to[:n] = [move.save_to for move in moves]
 
     def _write_sizes(self, plan: StepPlan) -> None:
         batch, n = self.batch, len(plan.sequences)
@@ -56,7 +69,7 @@ class BatchFiller:
         n = len(sequences)
         page_starts = list(accumulate((len(s.pages) for s in sequences), initial=0))
         pairs = list(zip(sequences, counts, strict=True))
-        single = 0 if plan.drafted else plan.decodes  # leading sequences with one token each
+        single = 0 if plan.drafted or plan.repeated else plan.decodes  # leading sequences with one token each
         behind = pairs[single:]
         known = [s.ids[s.computed] for s in sequences[:single]]
         batch.ids[: plan.tokens] = known + list(chain.from_iterable(step_ids(s, k) for s, k in behind))
@@ -105,7 +118,9 @@ def logit_rows(plan: StepPlan) -> list[int]:
     """Token rows of the step whose logits are wanted: of each sequence those before prompt tokens that are scored, and
     if it samples, that of its last known id and those of its draft."""
     scores = {score.sequence: score for score in plan.scores}
-    single = 0 if plan.drafted or scores else plan.decodes  # leading sequences with one token each, and its row
+    single = (
+        0 if plan.drafted or plan.repeated or scores else plan.decodes
+    )  # leading sequences with one token each, and its row
     rows = list(range(single))
     ends = accumulate(plan.counts[single:], initial=single)
     next(ends)

@@ -3,6 +3,7 @@
 from roofline.engine.schedule.continuous import plan_drafts
 from roofline.engine.schedule.plan import State, StepPlan
 from roofline.engine.schedule.prompts import chunk_size, place
+from roofline.engine.schedule.state_moves import cut_at_snapshot, plan_moves
 
 
 def schedule(state: State) -> StepPlan:
@@ -12,10 +13,12 @@ def schedule(state: State) -> StepPlan:
         return plan
     sequence = state.running[0]
     pending = len(sequence.ids) - sequence.computed
-    if pending == 1:
+    if pending <= 1 + sequence.again and pending <= state.limits.tokens:
         grown = state.cache.grow(sequence.pages, len(sequence.ids))
         assert grown, "a sequence alone in the cache must fit"
-        plan.decodes = 1
-    plan.add(sequence, chunk_size(state.limits, plan, sequence))
+        plan.decodes, plan.repeated = 1, pending - 1
+    plan.add(sequence, cut_at_snapshot(state, sequence, chunk_size(state.limits, plan, sequence)))
     plan_drafts(state, plan)
+    if state.slots is not None:
+        plan_moves(state, plan)
     return plan

@@ -3,16 +3,20 @@
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from roofline.engine.cache.paged import Cache
+from roofline.engine.cache.state_slots import SequenceSlots, StateSlots
 from roofline.engine.config import StepLimits
 from roofline.engine.schedule.sequence import Request, Sequence
+from roofline.ops.batch import StateMove
 
 
 @dataclass
 class State:
     """All that scheduling knows. `running` holds pages, in the order in which they were given; `waiting` holds none,
-    and is in order of arrival, but that pre-empted sequences stand before the others."""
+    and is in order of arrival, but that pre-empted sequences stand before the others. slots: of a model with recurrent
+    state."""
 
     cache: Cache
     limits: StepLimits
@@ -22,6 +26,9 @@ class State:
     prefix_queries: int = 0  # tokens looked up in the prefix cache
     prefix_hits: int = 0  # tokens found there
     arrivals: int = 0  # requests so far
+    slots: StateSlots | None = None
+    snapshot_hits: int = 0  # sequences that began with a snapshot
+    snapshot_lost: int = 0  # tokens whose pages were found, for want of a snapshot in vain
 
     def enqueue(self, request: Request) -> None:
         """Let a request wait for its first step."""
@@ -45,13 +52,25 @@ class PromptScores:
         return self.sequence.request.params.prompt_logprobs or 0
 
 
+@dataclass(frozen=True)
+class PlannedMove:
+    """What a step does with the slots of one sequence. save: what becomes of the slot that is saved to: a "snapshot" of
+    the prompt, the sequence's "spare", or its slot from now on, behind all ids that are "certain"; "": nothing is
+    saved."""
+
+    slots: SequenceSlots
+    move: StateMove
+    save: Literal["", "snapshot", "spare", "certain"] = ""
+
+
 @dataclass
 class StepPlan:
     """A step: `counts[i]` tokens of `sequences[i]` from its `computed` on, the last of them its `draft`, if it has one.
 
     `sampled` get new ids, in this order: each has one logit row, and one more for each token of its draft. `scores`
     have logit rows too, one for each of their ids, among those of `sampled`: rows are in the order of `sequences`.
-    Sequences that give hidden rows (`Sequence.hidden`) have none of these rows.
+    Sequences that give hidden rows (`Sequence.hidden`) have none of these rows. `moves`: of each of `sequences`, where
+    the model has recurrent state.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
@@ -61,9 +80,11 @@ class StepPlan:
     table_pages: int = 0
     decodes: int = 0  # leading sequences that only decode
     drafted: int = 0  # tokens of drafts
+    repeated: int = 0  # tokens that decodes compute again for their state
     vectors: int = 0  # sequences that give vectors instead of answers
     scores: list[PromptScores] = field(default_factory=list)
     scored: int = 0  # rows of `scores`
+    moves: list[PlannedMove] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
@@ -85,6 +106,7 @@ class StepPlan:
         chosen = set(sequences)
         rows = [(i, s, count) for i, (s, count) in enumerate(zip(self.sequences, self.counts, strict=True))]
         rows = [row for row in rows if row[1] in chosen]
+        repeated = [count - 1 - len(s.draft) for i, s, count in rows if i < self.decodes and self.repeated]
         plan = StepPlan(
             sequences=[s for _, s, _ in rows],
             counts=[count for _, _, count in rows],
@@ -93,6 +115,8 @@ class StepPlan:
             decodes=sum(i < self.decodes for i, _, _ in rows),
             drafted=sum(len(s.draft) for s in chosen),
             vectors=sum(bool(s.pools) for s in chosen),
+            repeated=sum(repeated),
+            moves=[self.moves[i] for i, _, _ in rows] if self.moves else [],
         )
         for sequence, count in zip(plan.sequences, plan.counts, strict=True):
             plan._add_rows(sequence, count)
@@ -106,16 +130,20 @@ class StepPlan:
         self.vectors += bool(sequence.pools)
         self._add_rows(sequence, count)
 
-    def add_decode(self, sequence: Sequence) -> None:
-        """Add the one token that a running sequence waits for; those that decode stand before all others."""
+    def add_decode(self, sequence: Sequence, count: int = 1) -> None:
+        """Add the one token that a running sequence waits for; those that decode stand before all others.
+
+        count: with those before it that are computed again for the state.
+        """
         self.decodes += 1
+        self.repeated += count - 1
         if sequence.pools or sequence.to_score:
-            self.add(sequence, 1)
+            self.add(sequence, count)
             return
         self.sequences.append(sequence)
-        self.counts.append(1)
+        self.counts.append(count)
         self.sampled.append(sequence)
-        self.tokens += 1
+        self.tokens += count
         self.table_pages += len(sequence.pages)
 
     def _add_rows(self, sequence: Sequence, count: int) -> None:

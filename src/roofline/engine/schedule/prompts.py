@@ -18,9 +18,11 @@ Four rules keep that fair:
 from collections.abc import Iterable
 from itertools import islice
 
+from roofline.engine.cache.state_slots import SNAPSHOT_PAGES, SNAPSHOT_TOKENS
 from roofline.engine.config import StepLimits
 from roofline.engine.schedule.plan import State, StepPlan
 from roofline.engine.schedule.sequence import Sequence
+from roofline.engine.schedule.state_moves import begin_slots, cut_at_snapshot, trim_to_snapshot
 from roofline.ops.batch import PAGE_TOKENS
 
 OLDEST_SHARE = 4  # the oldest prompt has at least one part in so many of the tokens that a step has for prompts
@@ -62,10 +64,16 @@ def place(state: State, sequence: Sequence, headroom: int, table_room: int) -> b
         surplus = pages[sequence.scored // PAGE_TOKENS :]
         del pages[sequence.scored // PAGE_TOKENS :]
         cache.release(surplus)
-    if len(pages) < shareable:
+    matched = len(pages)
+    if state.slots is not None:
+        trim_to_snapshot(state, sequence, pages)
+    elif len(pages) < shareable:
         pages += cache.share(leader.pages[len(pages) : shareable])
     total = -(-len(sequence.ids) // PAGE_TOKENS)
     if total - len(pages) + headroom > cache.available or total > table_room:
+        cache.release(pages)
+        return False
+    if state.slots is not None and not begin_slots(state, sequence, len(pages), matched):
         cache.release(pages)
         return False
     sequence.computed, sequence.published = len(pages) * PAGE_TOKENS, len(pages)
@@ -74,6 +82,9 @@ def place(state: State, sequence: Sequence, headroom: int, table_room: int) -> b
         sequence.cached_tokens = min(sequence.computed, sequence.prompt_length)  # a resumed one has its answer too
         state.prefix_queries += sequence.prompt_length
         state.prefix_hits += sequence.cached_tokens
+        if state.slots is not None:
+            state.snapshot_hits += bool(pages)
+            state.snapshot_lost += (matched - len(pages)) * PAGE_TOKENS
     grown = cache.grow(pages, len(sequence.ids))
     assert grown, "pages counted as available were not"
     sequence.pages = pages
@@ -149,8 +160,8 @@ class _PromptPlanner:
                 continue
             if waiting and not self._place(sequence):
                 continue
-            pending = len(sequence.ids) - sequence.computed
-            count = self._add(sequence, limit)
+            pending = cut_at_snapshot(self.state, sequence, len(sequence.ids) - sequence.computed)
+            count = self._add(sequence, min(limit, pending))
             if count:
                 latest, sequence.passed_over = max(latest, arrival), 0
             if very_long and count:
@@ -195,7 +206,7 @@ class _PromptPlanner:
     def _add(self, sequence: Sequence, limit: int) -> int:
         """Plan so many tokens of a prompt, as far as the step has rows and places in the page table for them."""
         plan = self.plan
-        count = chunk_size(self.state.limits, plan, sequence, limit)
+        count = cut_at_snapshot(self.state, sequence, chunk_size(self.state.limits, plan, sequence, limit))
         if plan.table_pages + len(sequence.pages) + self.page_reserve > self.state.limits.table_pages:
             return 0
         if count:
@@ -208,15 +219,24 @@ class _PromptPlanner:
         cache = self.state.cache
         if not cache.prefix or not _may_match(sequence):
             return False
-        page = cache.known(sequence.keys, sequence.ids)
+        page = _usable(self.state, sequence)
         if page >= (len(sequence.ids) - 1) // PAGE_TOKENS:
             return False
-        for other in behind:
-            if other.pages and _arrival(other) < _arrival(sequence) and page < len(other.ids) // PAGE_TOKENS:
-                key = other.keys.upto(other.ids, page + 1)[page]
-                if key == sequence.keys.upto(sequence.ids, page + 1)[page]:
-                    return True
+        older = (other for other in behind if other.pages and _arrival(other) < _arrival(sequence))
+        return any(_will_share(sequence, other, page) for other in older)
+
+
+def _will_share(sequence: Sequence, other: Sequence, page: int) -> bool:
+    """Whether a sequence has this page in common with another that is being computed; with recurrent state, all up
+    to the other's last snapshot, which is still to come."""
+    if other.recurrent is not None:
+        last = (other.prompt_length - 1) // SNAPSHOT_TOKENS * SNAPSHOT_PAGES
+        if last <= page or last > (len(sequence.ids) - 1) // PAGE_TOKENS or last <= other.published:
+            return False
+        page = last - 1
+    if page >= len(other.ids) // PAGE_TOKENS:
         return False
+    return other.keys.upto(other.ids, page + 1)[page] == sequence.keys.upto(sequence.ids, page + 1)[page]
 
 
 def _arrival(sequence: Sequence) -> tuple[int, int]:
@@ -251,7 +271,13 @@ def _pending(state: State, sequence: Sequence) -> int:
         return pending
     if sequence.scored < sequence.to_score:  # all of it is computed
         return pending
-    return pending - state.cache.known(sequence.keys, sequence.ids) * PAGE_TOKENS
+    return pending - _usable(state, sequence) * PAGE_TOKENS
+
+
+def _usable(state: State, sequence: Sequence) -> int:
+    """How many pages the cache has of a sequence that waits, as far as they can be used."""
+    pages = state.cache.known(sequence.keys, sequence.ids)
+    return pages if state.slots is None else state.slots.usable_pages(sequence.keys.keys, pages)
 
 
 def _may_match(sequence: Sequence) -> bool:
@@ -261,9 +287,13 @@ def _may_match(sequence: Sequence) -> bool:
 
 
 def _shareable_pages(sequence: Sequence) -> int:
-    """Full pages of its prompt that the first sequence of its request has, or will have."""
+    """Full pages of its prompt that the first sequence of its request has, or will have; with recurrent state, those
+    up to the prompt's last snapshot."""
     leader = sequence.request.sequences[0]
-    return (sequence.prompt_length - 1) // PAGE_TOKENS if leader is not sequence and leader.pages else 0
+    if leader is sequence or not leader.pages:
+        return 0
+    pages = (sequence.prompt_length - 1) // PAGE_TOKENS
+    return pages if leader.recurrent is None else pages - pages % SNAPSHOT_PAGES
 
 
 def _waits_for_leader(sequence: Sequence) -> bool:
@@ -271,6 +301,8 @@ def _waits_for_leader(sequence: Sequence) -> bool:
     leader = sequence.request.sequences[0]
     if leader is sequence:
         return False
-    if leader.computed < _shareable_pages(sequence) * PAGE_TOKENS:
+    # A snapshot is found when its step has landed, as pages are published; pages are shared before.
+    full = leader.computed // PAGE_TOKENS if leader.recurrent is None else leader.published
+    if full < _shareable_pages(sequence):
         return True
     return leader.scored < leader.to_score and leader.finished is None

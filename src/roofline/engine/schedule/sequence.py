@@ -7,6 +7,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from roofline.engine.cache.paged import PageKeys
+from roofline.engine.cache.state_slots import SequenceSlots
 from roofline.engine.events import FinishReason, Usage
 from roofline.engine.params import SEED_RANGE, SamplingParams
 
@@ -77,7 +78,8 @@ class Sequence:
     end: int = field(init=False)  # the length at which it ends
     stop_ids: frozenset[int] = field(init=False)
     keys: PageKeys = field(init=False)
-    computed: int = 0  # how many ids lie in pages
+    computed: int = 0  # how many ids lie in pages, and in the state of a model that has one
+    again: int = 0  # ids before the last that lie in pages, and have to be computed again for the state
     published: int = 0  # leading pages that were offered to the prefix cache
     cached_tokens: int = 0  # prompt tokens found there
     to_score: int = 0  # prompt tokens whose log-probability is told: all but the first, of the first answer's sequence
@@ -90,6 +92,7 @@ class Sequence:
     scheduled_at: float | None = None  # when the first step that computes it was; these are set by the stepper
     first_at: float | None = None  # when its first id came
     last_at: float = 0.0  # when its latest id came, where there is one
+    recurrent: SequenceSlots | None = None  # while it is running, of a model with recurrent state
     draft: list[int] = field(default_factory=list)  # ids guessed to follow `ids`, to be verified by the next step
     matcher: "Matcher | None" = None  # of the form that the answer must have
     sampling: Any = None  # what the row builder keeps for it

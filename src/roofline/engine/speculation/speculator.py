@@ -138,7 +138,7 @@ class Speculator:
                 sequence.speculation = SequenceRecord()
             sequence.speculation.guess = []
         self._drafting, self.drafter.settled = 0.0, True
-        if self._broken or any(len(s.ids) - s.computed > 1 for s in running):
+        if self._broken or any(len(s.ids) - s.computed > 1 + s.again for s in running):
             return
         if state.waiting and not self.drafter.free:  # a prompt may join the step, and the drafts would be in vain
             return
@@ -157,7 +157,7 @@ class Speculator:
 
     def learn(self, plan: StepPlan, drafted: list[int], fresh: list[list[int]], seconds: float) -> None:
         """Take in a step: drafted tokens and new ids of each of `plan.sampled`, and its time without drafting."""
-        if plan.decode_only and self.drafter.settled:
+        if plan.decode_only and self.drafter.settled and (plan.drafted or not plan.repeated):
             self._times.add(len(plan.sequences), plan.drafted, seconds + self._drafting)
         else:
             self._times.other()
