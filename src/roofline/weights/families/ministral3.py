@@ -69,5 +69,6 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
 def to_gguf(config: Config) -> gguf_fields.GgufForm:
     """The scale has a key of its own, the length that it goes by is the original context."""
     keys = {_GGUF[0]: config["query_beta"], "rope.scaling.original_context_length": config["query_context"]}
-    weight = (config["rope_scaling"] or {}).get("mscale_all_dim")
+    scaling = config["rope_scaling"] or {}
+    weight = scaling.get("mscale") and scaling.get("mscale_all_dim")  # llama.cpp takes 1 for the first
     return gguf_fields.GgufForm("mistral3", "interleaved", keys | ({_GGUF[1]: weight} if weight else {}))
