@@ -15,6 +15,7 @@ import roofline._native as _native
 from roofline.backends.cpu.layout import ImageLayout
 from roofline.backends.cpu.lowered import Attention, Lowered
 from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.ops import registry
 from roofline.ops.state import COLUMNS, MATRIX
 from roofline.ops.symbol import Q_BYTES, Type
 from roofline.ops.traits import Trait
@@ -84,6 +85,8 @@ _BY_HEAD = {"norm": "norm_heads", "norm_quantise": "norm_heads_quantise"}
 _TILED = {"delta_rule": "delta_rule_tiled"}
 # Op -> the attribute that its number is.
 _FACTORS = {"scale": "factor", "soft_cap": "cap", "attend": "soft_cap", "clamped_swiglu": "limit"}
+# Op -> the part of its layer's state that it reads and writes.
+_PARTS = {"causal_conv": COLUMNS, "delta_rule": MATRIX}
 # Queries are stored in 16 bits, filled up to a multiple of 16, where their float32 have a place.
 _LEAST_HEAD, _MOST_HEAD = 8, 512
 _MOST_TAPS, _MOST_STATE_HEADS = 16, 1 << 14
@@ -326,7 +329,7 @@ def _weight_fields(instr: Instr, layout: ImageLayout, tables: Sequence[str]) -> 
         norms = dict(zip(("q_norm", "k_norm"), places, strict=False))
         return {"width": -1 if table is None else tables.index(table), **norms}
     fields: dict[str, object] = dict(zip(("weight", "bias"), places, strict=False))
-    if instr.weights and instr.weights[0] not in layout.matrices and instr.op not in ("expert_bias", "causal_conv"):
+    if instr.weights and instr.weights[0] not in layout.matrices and "eps" in registry.get(instr.op).attributes:
         fields["eps"] = instr.attr("eps")
     return fields
 
@@ -358,10 +361,9 @@ def _state_fields(
     program: Program, instr: Instr, types: Mapping[str, Type], refs: Mapping[str, Ref]
 ) -> dict[str, object]:
     """What operations with recurrent state have in fields of other names; others have none."""
-    if instr.op not in ("causal_conv", "delta_rule"):
+    if instr.op not in _PARTS:
         return {}
-    part = COLUMNS if instr.op == "causal_conv" else MATRIX
-    place = _place_of(program, instr, part)
+    place = _place_of(program, instr, _PARTS[instr.op])
     if instr.op == "causal_conv":
         return {"layer": place, "stride": program.weights[instr.weights[0]].shape[1]}
     _, base, per_token, per_row = refs[instr.inputs[2]]
