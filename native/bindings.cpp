@@ -70,9 +70,9 @@ class PyExecutable {
     // table, factors: the rope tables, and what rows are multiplied by, of more positions than the image's, or None; sizes:
     // the fields of StepSizes.
     PyExecutable(const std::string& isa, int threads, const PyCode& code, Array<uint8_t> image, nb::object table, nb::object factors, const Memory& arena,
-                 const Memory& cache, bool int8, Array<int32_t> batch, std::vector<int64_t> fields, std::vector<int64_t> sizes) {
-        if (fields.size() != kFieldCount || sizes.size() != 6) throw std::invalid_argument("the batch layout does not match this build");
-        const StepSizes step{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5]};
+                 const Memory& cache, const Memory* state, bool int8, Array<int32_t> batch, std::vector<int64_t> fields, std::vector<int64_t> sizes) {
+        if (fields.size() != kFieldCount || sizes.size() != 7) throw std::invalid_argument("the batch layout does not match this build");
+        const StepSizes step{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6]};
         const int64_t lengths[kFieldCount] = {16, step.tokens, step.tokens, step.segments + 1, step.segments, step.segments + 1, step.pages, step.rows,
                                               step.tokens, step.segments, step.segments, step.segments, step.segments};
         for (int i = 0; i < kFieldCount; i++)
@@ -82,6 +82,9 @@ class PyExecutable {
         if (code.code.arena_bytes(step.tokens, step.rows) > (int64_t)arena.bytes() || step.cache_pages < 0 ||
             code.code.page_bytes(int8) * shape.layers * step.cache_pages > (int64_t)cache.bytes())
             throw std::invalid_argument("the arena or the cache is smaller than the largest step");
+        const int64_t slot_bytes = 4 * code.code.state_values();
+        if (slot_bytes > 0 && (step.state_slots < 1 || !state || step.state_slots > (int64_t)state->bytes() / slot_bytes))
+            throw std::invalid_argument("there is no memory for the slots of recurrent state");
         if (shape.image_bytes > (int64_t)image.size()) throw std::invalid_argument("the image is smaller than the code says");
         const float* rope = shape.table < 0 ? nullptr : (const float*)(image.data() + shape.table);
         int64_t positions = shape.positions;
@@ -94,7 +97,8 @@ class PyExecutable {
         if (!factors.is_none() && step.positions > (int64_t)factors_.size()) throw std::invalid_argument("there are factors of fewer positions than are served");
         core_ = std::make_unique<Executable>(
             kernels_named(isa), threads, code.code,
-            Places{image.data(), rope, positions, factors.is_none() ? nullptr : factors_.data(), arena.data(), cache.data(), int8, batch.data(), std::move(fields)}, step);
+            Places{image.data(), rope, positions, factors.is_none() ? nullptr : factors_.data(), arena.data(), cache.data(),
+                   state ? (float*)state->data() : nullptr, int8, batch.data(), std::move(fields)}, step);
     }
 
     size_t forward(size_t from) {
@@ -250,12 +254,14 @@ NB_MODULE(_native, m) {
         .def("settle", &Mapping::settle, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<PyCode>(m, "Code")
         .def(nb::init<Array<int64_t>, nb::dict, bool>(), "numbers"_a, "shape"_a, "exchanges"_a = false)
-        .def_prop_ro("both_ways", [](const PyCode& self) { return self.code.both_ways(); });
+        .def_prop_ro("both_ways", [](const PyCode& self) { return self.code.both_ways(); })
+        .def_prop_ro("slot_bytes", [](const PyCode& self) { return 4 * self.code.state_values(); });
     nb::class_<PyExecutable>(m, "Executable")
-        .def(nb::init<const std::string&, int, const PyCode&, Array<uint8_t>, nb::object, nb::object, const Memory&, const Memory&, bool,
+        .def(nb::init<const std::string&, int, const PyCode&, Array<uint8_t>, nb::object, nb::object, const Memory&, const Memory&, const Memory*, bool,
                       Array<int32_t>, std::vector<int64_t>, std::vector<int64_t>>(),
-             nb::keep_alive<1, 5>(), nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>(), nb::keep_alive<1, 11>(), "isa"_a, "threads"_a, "code"_a,
-             "image"_a, "table"_a.none(), "factors"_a.none(), "arena"_a, "cache"_a, "int8"_a, "batch"_a, "fields"_a, "sizes"_a)
+             nb::keep_alive<1, 5>(), nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>(), nb::keep_alive<1, 10>(), nb::keep_alive<1, 12>(), "isa"_a,
+             "threads"_a, "code"_a, "image"_a, "table"_a.none(), "factors"_a.none(), "arena"_a, "cache"_a, "state"_a.none(), "int8"_a, "batch"_a,
+             "fields"_a, "sizes"_a)
         .def("forward", &PyExecutable::forward, "start"_a = 0)
         .def("logits", &PyExecutable::logits)
         .def("sample", &PyExecutable::sample, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "sample_index"_a, "position"_a,

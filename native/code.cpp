@@ -13,7 +13,7 @@ namespace {
 
 // So large that no model comes near, so small that sums of a few products of them stay in 64 bits.
 constexpr int64_t kMostImage = (int64_t)1 << 46, kMostArena = (int64_t)1 << 40, kMostColumns = 1 << 24,
-                  kMostRows = 1 << 28;
+                  kMostRows = 1 << 28, kMostStateHeads = 1 << 14, kMostState = 1 << 30;
 constexpr int64_t kAlign = 64;  // bytes: of every value in the arena and everything in the image
 
 void demand(bool holds, const char* reason) {
@@ -159,6 +159,24 @@ class RecordCheck {
                 between(value, 1, std::min<int64_t>(r_.width, kMostRanks), kNumber);
                 demand(r_.digits <= r_.stride, "are more groups than there are");
                 return demand(value <= r_.digits * (r_.width / r_.stride), "are more than the kept groups have");
+            case uses::heads_of_row:
+                between(value, 1, r_.width, kNumber);
+                return demand(r_.width % value == 0, "do not divide the columns");
+            case uses::taps:
+                return between(value, 2, kMostTaps, kNumber);
+            case uses::state_heads:
+                between(value >> 16, 1, kMostStateHeads, kNumber);
+                between(value & 0xffff, 1, kMostStateHeads, kNumber);
+                demand((value & 0xffff) % (value >> 16) == 0 && r_.width % (value & 0xffff) == 0,
+                       "cannot be shared out among the heads");
+                return;
+            case uses::state_columns: {
+                between(value, 1, kMostColumns, kNumber);
+                const int64_t keys = value - r_.width, heads = r_.digits >> 16;
+                return demand(heads > 0 && keys > 0 && keys % (2 * heads) == 0, "are not those of q, k and v");
+            }
+            case uses::state_place:
+                return between(value, 0, kMostState, kNumber);
             case uses::no_matrix:
                 return demand(value == 0, "are a matrix too many");
             case uses::table:
@@ -224,6 +242,9 @@ class RecordCheck {
             case uses::one_number:
                 bytes = 4;
                 break;
+            case uses::of_value_heads:
+                bytes = 4 * (r_.digits & 0xffff);
+                break;
             case uses::operand:
             case uses::ranked_operand:
                 if (!takes_integers()) {
@@ -284,6 +305,16 @@ class RecordCheck {
                 return inside_image(shape_, place, 4 * shape_.kv_heads * shape_.head_dim);
             case uses::of_positions:
                 return inside_image(shape_, place, 4 * shape_.positions);
+            case uses::of_one_head:
+                return inside_image(shape_, place, 4 * (r_.width / r_.layer));
+            case uses::of_taps:
+                return inside_image(shape_, place, 4 * r_.width * r_.stride);
+            case uses::of_state_heads:
+                return inside_image(shape_, place, 4 * (r_.digits & 0xffff));
+            case uses::second_base:
+                return;  // checked with the bytes a token
+            case uses::second_step:
+                return inside_arena(shape_, Ref{0, r_.q_norm, place, 0}, 4 * (r_.digits & 0xffff), false);
             default:
                 throw std::invalid_argument("is used in a way that nobody checks");
         }
@@ -383,6 +414,17 @@ Code::Code(const std::vector<int64_t>& numbers, const ModelShape& shape, bool ex
                                         entry.operation->name + "): " + field + " " + error.what());
         }
     order.end();
+}
+
+int64_t Code::state_values() const {
+    int64_t end = 0;
+    for (const Entry& entry : entries_) {
+        const Record& r = entry.record;
+        if (entry.operation->base == Base::CausalConv) end = std::max(end, r.layer + r.width * (r.stride - 1));
+        if (entry.operation->base == Base::DeltaRule)
+            end = std::max(end, r.layer + r.width * ((r.stride - r.width) / 2 / (r.digits >> 16)));
+    }
+    return end;
 }
 
 int64_t Code::page_bytes(bool int8) const { return 2 * shape_.kv_heads * page_head_bytes((int)shape_.head_dim, int8); }

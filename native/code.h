@@ -47,6 +47,8 @@ class Code {
             if (entry.operation->flags & kBothWays) return true;
         return false;
     }
+    // Floats of a slot of recurrent state: what the layers keep of one sequence; 0: none of them keeps any.
+    int64_t state_values() const;
     // Bytes of K and V of all heads in a page of one layer.
     int64_t page_bytes(bool int8) const;
 

@@ -1,4 +1,4 @@
-// exp2, log, silu, gelu, relu and its square, the only elementary functions of the kernels.
+// exp2, log, silu, sigmoid, softplus, gelu, relu and its square, the only elementary functions of the kernels.
 // Compiled with -ffp-contract=off, over the Vec16 of the instruction set whose header was included first: each FMA is meant.
 #pragma once
 #include <algorithm>
@@ -46,6 +46,20 @@ static inline F32 log(F32 x) {
     y = fma(e, set1(-2.12194440e-4f), y);
     y = fma(z, set1(-0.5f), y);
     return fma(e, set1(0.693359375f), add(m, y));
+}
+
+// Where exp2 is right on both sides; in this order a NaN stays one.
+static inline F32 within_exp2(F32 t) { return min(set1(126.0f), max(set1(-126.0f), t)); }
+
+static inline F32 sigmoid(F32 x) {
+    const F32 t = within_exp2(mul(sub(zero(), x), set1(0x1.715476p+0f)));
+    return div(set1(1.0f), add(set1(1.0f), exp2(t)));
+}
+
+// log(1 + e^x) = max(x, 0) + log(1 + t) with t = e^-|x|; what 1 + t rounds away is put back: log(w) + (t - (w - 1)) / w.
+static inline F32 softplus(F32 x) {
+    const F32 one = set1(1.0f), t = exp2(mul(sub(zero(), abs(x)), set1(0x1.715476p+0f))), w = add(one, t);
+    return add(max(x, zero()), add(log(w), div(sub(t, sub(w, one)), w)));
 }
 
 static inline F32 silu(F32 x) {

@@ -20,7 +20,7 @@ Attention attention_of(const Code& code, const Places& places, int64_t cache_pag
 
 Executable::Executable(const Kernels* kernels, int threads, const Code& code, const Places& places, const StepSizes& sizes)
     : kernels_(kernels), pool_(threads), attention_(attention_of(code, places, sizes.cache_pages)), sizes_(sizes), batch_(places.batch),
-      fields_(places.fields), arena_(places.arena), logits_(code.shape().logits), vocab_((int)code.shape().vocab) {
+      fields_(places.fields), arena_(places.arena), state_(places.state), state_values_(code.state_values()), logits_(code.shape().logits), vocab_((int)code.shape().vocab) {
     resolve(code, places);
     counters_.reset(new Counter[ops_.size() * threads]);
     op_seconds.assign(ops_.size(), 0.0);
@@ -31,6 +31,7 @@ Executable::Executable(const Kernels* kernels, int threads, const Code& code, co
     }
     size_attention_scratch();
     size_expert_scratch();
+    size_state_scratch();
 }
 
 int Executable::plan_of(int window, bool both_ways) {
@@ -53,6 +54,7 @@ void Executable::resolve(const Code& code, const Places& places) {
             if (places.factors) op.weight = places.factors;
             else if (sizes_.positions > code.shape().positions) throw std::invalid_argument("there are factors of fewer positions than are served");
         }
+        if (op.base == Base::DeltaRule) op.q_norm = op.k_norm = nullptr, op.second = Ref{0, r.q_norm, r.k_norm, 0};
         if (op.base == Base::RopeWrite && r.width >= 0)
             op.rope = places.table + r.width * places.table_positions * attention_.rotated;
         for (const Piece& p : entry.pieces) op.segments.push_back({(Format)p.format, image + p.address, p.rows, p.columns, p.start});
@@ -104,6 +106,7 @@ void Executable::choose(size_t index, int regime, const std::string& variant) {
 
 void Executable::begin_step() {
     check_step();
+    check_state();
     check_adapters();
     const int32_t* header = field(kHeader);
     tokens_ = header[0];
@@ -187,6 +190,8 @@ bool Executable::run(const Op& op, int index, int worker) {
         case Base::Experts: experts(op, index, worker); return true;
         case Base::RopeWrite: return rope_write(op, index, worker);
         case Base::Attend: attend(op, index, worker); return true;
+        case Base::CausalConv: causal_conv(op, index, worker); return true;
+        case Base::DeltaRule: delta_rule(op, index, worker); return true;
         case Base::AdapterDown:
         case Base::AdapterUp: return adapter(op, index, worker);
         default: return row_op(op, index, worker);
@@ -231,9 +236,17 @@ void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_ro
             else kernels_->embed(s.format, s.weight, s.k, at, y);
             return;
         }
-        case Base::Norm: kernels_->rms_norm(x, op.weight, op.width, op.eps, y); break;
+        case Base::Norm: {
+            const int64_t heads = op.flags & kByHead ? op.layer : 1, n = op.width / heads;
+            for (int64_t h = 0; h < heads; h++) kernels_->rms_norm(x + h * n, op.weight, n, op.eps, y + h * n);
+            break;
+        }
         case Base::LayerNorm: kernels_->layer_norm(x, op.weight, op.bias, op.width, op.eps, y); break;
-        case Base::Activate: kernels_->activate(activation(op), x, gated ? x + op.width : nullptr, op.width, y); break;
+        case Base::Activate: {
+            const float* const apart = op.flags & kApart ? (const float*)at(op.residual) + row * op.width : nullptr;
+            kernels_->activate(activation(op), x, gated ? x + op.width : apart, op.width, y);
+            break;
+        }
         case Base::QkNorm: {
             const int64_t q = (int64_t)attention_.heads * attention_.head_dim, k = (int64_t)attention_.kv_heads * attention_.head_dim;
             kernels_->rms_norm(x, op.weight, q, op.eps, y);
@@ -245,6 +258,10 @@ void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_ro
         case Base::ScaleByPosition: kernels_->scale(x, op.weight[field(kPositions)[row]], op.width, y); return;
         case Base::SoftCap: kernels_->soft_cap(x, op.eps, op.width, y); return;
         case Base::Add: kernels_->add(x, (const float*)at(op.residual) + row * op.width, op.width, y); return;
+        case Base::Mul: kernels_->mul(x, (const float*)at(op.residual) + row * op.width, op.width, y); break;
+        case Base::SigmoidMul:
+            kernels_->sigmoid_mul(x, gated ? x + op.width : (const float*)at(op.residual) + row * op.width, op.width, y);
+            break;
         case Base::Route:
             if (op.flags & kByScores) {
                 const Routing how{op.width,  op.stride, op.digits, op.ranks(), (op.flags & kSigmoid) != 0,

@@ -38,9 +38,13 @@ struct Op {  // a Record, its places resolved: the fields are described there
     const float *q_norm = nullptr, *k_norm = nullptr;
     std::vector<Segment> segments;
     Variant variants[kRegimes];  // by rows of the step
+    Ref second{-1, 0, 0, 0};     // of DeltaRule: b
 
     bool quantises() const { return flags & kQuantises; }
     int ranks() const { return layer; }                                      // of the operations of experts
+    int key_heads() const { return digits >> 16; }                           // of DeltaRule, as the next two
+    int value_heads() const { return digits & 0xffff; }
+    int64_t key_dim() const { return (stride - width) / 2 / key_heads(); }
     int64_t experts() const { return (int64_t)segments.size() / (flags & kSiluMul ? 2 : 1); }
 };
 
@@ -64,10 +68,10 @@ struct Attention {  // shared by all layers of the KV group
     int stored() const { return stored_dim(head_dim); }
 };
 
-// The largest step: tokens, segments, logit rows, entries of all page tables; the pages of the cache; and the positions
-// that may be served, for which the rope table has its rows.
+// The largest step: tokens, segments, logit rows, entries of all page tables; the pages of the cache; the positions
+// that may be served, for which the rope table has its rows; and the slots of recurrent state.
 struct StepSizes {
-    int64_t tokens = 0, segments = 0, rows = 0, pages = 0, cache_pages = 0, positions = 0;
+    int64_t tokens = 0, segments = 0, rows = 0, pages = 0, cache_pages = 0, positions = 0, state_slots = 0;
 };
 
 // What an Executable works on, in sizes that its code and the step's sizes ask for.
@@ -77,6 +81,7 @@ struct Places {
     int64_t table_positions = 0;   // rows of each of these tables
     const float* factors = nullptr;  // the caller's by position, one for each that is served; null: the image's
     uint8_t *arena = nullptr, *cache = nullptr;
+    float* state = nullptr;          // slots of recurrent state, `Code::state_values` each; null: the model keeps none
     bool int8 = false;               // format of the cache; otherwise bf16
     const int32_t* batch = nullptr;  // the step's buffer
     std::vector<int64_t> fields;     // where each BatchField begins in it
@@ -173,6 +178,7 @@ class Executable {
         std::vector<uint8_t> gathered;    // rows of one expert, as its matrix takes them
         int64_t gathered_id = -1;         // which they are
         std::vector<float> products;      // of several such rows, before each goes to its place
+        std::vector<float> delta;         // scratch of DeltaRule
     };
     struct FirstPages {
         const int32_t* pages;
@@ -187,6 +193,7 @@ class Executable {
     int plan_of(int window, bool both_ways);
     void check_step() const;
     void check_segment(int segment) const;
+    void check_state();
     void plan_items();
     void plan_window(Plan& plan, int& slots, int& merges);
     void begin_step();
@@ -201,6 +208,11 @@ class Executable {
     void add_expert_biases(const Op& op, int64_t row) const;
     uint8_t* gather(const Op& op, const int32_t* slots, int64_t count, int64_t id, Worker& w) const;
     void size_expert_scratch();
+    void causal_conv(const Op& op, int index, int worker);
+    void delta_rule(const Op& op, int index, int worker);
+    void size_state_scratch();
+    // Where an operation's part of a slot begins; null for the slot -1.
+    float* part_of(const Op& op, int32_t slot) const { return slot < 0 ? nullptr : state_ + slot * state_values_ + op.layer; }
     bool rope_write(const Op& op, int index, int worker);
     bool adapter(const Op& op, int index, int worker);
     void adapt_rows(const Op& op, const Adapter& parts, int64_t begin, int64_t end, int64_t from, int64_t to);
@@ -240,6 +252,9 @@ class Executable {
     const int32_t* batch_;
     std::vector<int64_t> fields_;
     uint8_t* arena_;
+    float* state_;
+    int64_t state_values_;                // floats of a slot
+    std::vector<int32_t> slot_writers_;   // by slot: the segment of the step that writes it, -1: none
     Ref logits_;
     int vocab_, tokens_ = 0, rows_ = 0, segments_ = 0;
     bool has_prefill_ = false, adapts_ = false, adapted_ = false;  // it has adapters; the step has rows of one

@@ -128,9 +128,7 @@ static void combine(const float* x, const float* weights, int top, int64_t n, fl
 
 // Order "exp2": x * (1 / (1 + 2^(-gate log2(e)))).
 static void sigmoid_scale(const float* x, float gate, int64_t n, float* out) {
-    F32 t = mul(sub(zero(), set1(gate)), set1(0x1.715476p+0f));
-    t = min(max(t, set1(-126.0f)), set1(126.0f));
-    const F32 factor = div(set1(1.0f), add(set1(1.0f), exp2(t)));
+    const F32 factor = sigmoid(set1(gate));
     for (int64_t i = 0; i < n; i += 16) {
         const Mask mask = mask_of(n - i >= 16 ? 0xffffu : (1u << (n - i)) - 1);
         store_masked(out + i, mask, mul(load_masked(x + i, mask), factor));

@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 
 #include "executable.h"
@@ -104,6 +105,45 @@ void clamped_swiglu(const std::string& isa, Array<float> gate, Array<float> up, 
     kernels_named(isa)->clamped_swiglu(gate.data(), up.data(), limit, (int64_t)gate.size(), out.data());
 }
 
+void mul(const std::string& isa, Array<float> x, Array<float> y, Output<float> out) {
+    FloatMode mode;
+    kernels_named(isa)->mul(x.data(), y.data(), (int64_t)x.size(), out.data());
+}
+
+void sigmoid_mul(const std::string& isa, Array<float> gate, Array<float> up, Output<float> out) {
+    FloatMode mode;
+    kernels_named(isa)->sigmoid_mul(gate.data(), up.data(), (int64_t)gate.size(), out.data());
+}
+
+// x, y [tokens][channels]; weight [taps][channels]; before [taps - 1][channels] or nothing.
+void causal_conv(const std::string& isa, Array<float> x, Array<float> weight, Array<float> bias, Array<float> before, bool silu, Output<float> y,
+                 int64_t channels) {
+    FloatMode mode;
+    for (int64_t at = 0; at < channels; at += kConvChannels)
+        kernels_named(isa)->causal_conv({x.data() + at, weight.data() + at, bias.size() ? bias.data() + at : nullptr,
+                                         before.size() ? before.data() + at : nullptr, y.data() + at, channels, (int64_t)x.size() / channels,
+                                         std::min<int64_t>(kConvChannels, channels - at), (int)(weight.size() / channels), silu});
+}
+
+// One head: q, k [tokens][key_dim], v, y [tokens][columns], a, b [tokens]; source [key_dim][columns] or nothing.
+void delta_rule(const std::string& isa, Array<float> q, Array<float> k, Array<float> v, Array<float> a, Array<float> b, float a_log, float dt_bias,
+                float eps, Array<float> source, Output<float> target, Output<float> save, int64_t save_after, Output<float> y) {
+    const int64_t tokens = (int64_t)a.size(), key_dim = (int64_t)q.size() / tokens, columns = (int64_t)v.size() / tokens;
+    // q, k and v as they lie in a model: side by side
+    const int64_t width = 2 * key_dim + columns;
+    std::vector<float> qkv(tokens * width), scratch(delta_scratch(key_dim, columns));
+    for (int64_t t = 0; t < tokens; t++) {
+        std::copy_n(q.data() + t * key_dim, key_dim, qkv.data() + t * width);
+        std::copy_n(k.data() + t * key_dim, key_dim, qkv.data() + t * width + key_dim);
+        std::copy_n(v.data() + t * columns, columns, qkv.data() + t * width + 2 * key_dim);
+    }
+    DeltaRule r{qkv.data(), qkv.data() + key_dim, qkv.data() + 2 * key_dim, width, a.data(), b.data(), 1, a_log, dt_bias, eps,
+                (float)(1.0 / std::sqrt((double)key_dim)), tokens, key_dim, columns, source.size() ? source.data() : nullptr,
+                target.size() ? target.data() : nullptr, save.size() ? save.data() : nullptr, save_after, columns, y.data(), columns, scratch.data()};
+    FloatMode mode;
+    kernels_named(isa)->delta_rule(r);
+}
+
 void embed(const std::string& isa, int format, uintptr_t weight, int64_t k, Array<int32_t> ids, Output<float> out) {
     const Kernels* kernels = kernels_named(isa);
     FloatMode mode;
@@ -132,6 +172,11 @@ void bind_kernels(nb::module_& m) {
     k.def("activate", &activate, "isa"_a, "kind"_a, "x"_a, "out"_a);
     k.def("gated", &gated, "isa"_a, "kind"_a, "gate"_a, "up"_a, "out"_a);
     k.def("clamped_swiglu", &clamped_swiglu, "isa"_a, "gate"_a, "up"_a, "limit"_a, "out"_a);
+    k.def("mul", &mul, "isa"_a, "x"_a, "y"_a, "out"_a);
+    k.def("sigmoid_mul", &sigmoid_mul, "isa"_a, "gate"_a, "up"_a, "out"_a);
+    k.def("causal_conv", &causal_conv, "isa"_a, "x"_a, "weight"_a, "bias"_a, "before"_a, "silu"_a, "y"_a, "channels"_a);
+    k.def("delta_rule", &delta_rule, "isa"_a, "q"_a, "k"_a, "v"_a, "a"_a, "b"_a, "a_log"_a, "dt_bias"_a, "eps"_a, "source"_a, "target"_a, "save"_a,
+          "save_after"_a, "y"_a);
     k.def("embed", &embed, "isa"_a, "format"_a, "weight"_a, "k"_a, "ids"_a, "out"_a);
     k.def("exp2", &exp2_many, "isa"_a, "x"_a, "out"_a);
 }

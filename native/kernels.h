@@ -126,6 +126,42 @@ struct SampleRow {
 
 enum class Activation { Silu, Gelu, GeluTanh, Relu, ReluSquared };  // Gelu: exact
 
+// A convolution over the last tokens of some channels. Rows of all of these are `stride` floats apart.
+constexpr int kMostTaps = 16, kConvChannels = 128;
+struct CausalConv {
+    const float* x;       // [tokens]
+    const float* weight;  // [taps], the oldest token's first
+    const float* bias;    // or null
+    const float* before;  // [taps - 1]: rows of x before the first, the oldest first; null: zeros
+    float* y;             // [tokens], not x
+    int64_t stride, tokens, channels;  // at most kConvChannels of these
+    int taps;
+    bool silu;
+};
+
+// The gated delta rule for some columns of one value head, over the tokens of one sequence.
+constexpr int64_t kDeltaTokens = 128;  // whose keys are made ready at once
+struct DeltaRule {
+    const float *q, *k, *v;  // rows `ld` floats apart, as of all pointers here that of the first token
+    int64_t ld;
+    const float *a, *b;      // one number a token, `ldg` floats apart
+    int64_t ldg;
+    float a_log, dt_bias, eps, q_factor;  // q_factor: 1 / sqrt(key_dim)
+    int64_t tokens, key_dim, columns;
+    // State, a row of columns a key, `lds` floats apart. source: before the first token, null: zeros; target: gets it
+    // behind the last, save: behind `save_after` tokens; null: nobody wants it. target may be source, save neither.
+    const float* source;
+    float *target, *save;
+    int64_t save_after, lds;
+    float* y;
+    int64_t ldy;
+    float* scratch;  // delta_scratch floats
+};
+constexpr int64_t delta_scratch(int64_t key_dim, int64_t columns) {
+    const int64_t keys = (key_dim + 15) / 16 * 16, padded = (columns + 15) / 16 * 16;
+    return (2 * kDeltaTokens + 1) * keys + 2 * kDeltaTokens + padded + padded * key_dim;
+}
+
 constexpr int kMostExperts = 4096, kMostRanks = 256;  // of a router; that a row goes to
 
 struct Routing {  // groups: equal parts of the experts, of which the best `kept` count; bias: may be null
@@ -177,6 +213,10 @@ struct Kernels {
     void (*sigmoid_scale)(const float* x, float gate, int64_t n, float* out);  // x times the sigmoid of `gate`; out may be x
     // out = g * sigmoid(1.702 g) * (u + 1), g = gate up to `limit`, u = up within +-limit; out may be gate or up.
     void (*clamped_swiglu)(const float* gate, const float* up, float limit, int64_t n, float* out);
+    void (*mul)(const float* x, const float* y, int64_t n, float* out);             // out may be x or y, as of the next
+    void (*sigmoid_mul)(const float* gate, const float* up, int64_t n, float* out);
+    void (*causal_conv)(const CausalConv&);
+    void (*delta_rule)(const DeltaRule&);
     void (*sample)(SampleRow&);
     void (*exp2_many)(const float* x, int64_t n, float* out);  // tests
     int max_queries;

@@ -27,6 +27,10 @@ enum class Base {
     CutHeads,   // some columns of each head of a row, zeros behind its end
     JoinHeads,  // each head of one value, and the same head of another behind it
     ScaleByPosition,  // a factor for each position, by which the row of a token there is multiplied
+    Mul,
+    SigmoidMul,
+    CausalConv,  // over the last tokens of each channel, whose inputs are recurrent state
+    DeltaRule,   // the gated delta rule, whose matrices are recurrent state
 };
 enum Flags : unsigned {
     kPlain = 0,
@@ -48,6 +52,10 @@ enum Flags : unsigned {
     kByBest = 32768,   // of Route: a group's score is its best one instead of the sum of its best two
     kByPosition = 65536,  // of RopeWrite: queries are then multiplied by the factor of their position
     kSquared = 131072,  // of Activate: relu's square
+    kSilu = 262144,      // of CausalConv: silu of the result
+    kTiled = 524288,    // of DeltaRule: value heads go round the key heads, instead of neighbours sharing one
+    kByHead = 1048576,   // of Norm: each head by itself
+    kApart = 2097152,    // of Activate: of the gate, and times up, which is another value
 };
 
 // What an operation does with each field of its record. `Code` (code.h) checks a record by these before it may run, so
@@ -86,6 +94,11 @@ enum Number {  // of a plain number
     gate_and_up,    // two pieces of one shape and format
     expert_matrices,          // a piece for each expert, all of one shape and format
     expert_gates_and_ups,     // two for each, its gate and its up
+    heads_of_row,     // that divide `width`
+    taps,             // tokens that a convolution reads
+    state_heads,      // key heads * 2^16 + value heads
+    state_columns,    // of q, k and v of these heads, where v has `width`
+    state_place,      // floats from the begin of a slot of recurrent state
 };
 enum Value {  // of a reference to a value in the arena: the bytes of one of its rows, and which rows it has
     no_value = 1,
@@ -103,6 +116,7 @@ enum Value {  // of a reference to a value in the arena: the bytes of one of its
     ranked_rows,    // a row for each of them, side by side
     ranked_operand,  // the same, as the matrices take them
     one_number,     // a float
+    of_value_heads,  // a float for each
 };
 enum Vector {  // of a place of floats in the image
     no_place = 1,
@@ -116,6 +130,11 @@ enum Vector {  // of a place of floats in the image
     of_queries,      // one for each column of q
     of_keys,         // one for each column of k
     of_positions,    // one for each position that can be served
+    of_one_head,     // one for each column of a head of the row
+    of_taps,         // `width` for each of `stride` taps
+    of_state_heads,  // one for each value head
+    second_base,     // no place in the image: bytes of the arena before a second value, a float for each value head
+    second_step,     // and more of them for each token
 };
 }  // namespace uses
 
@@ -129,18 +148,18 @@ struct Ref {
 #define ROOFLINE_RECORD(FIELD)                                                                                          \
     FIELD(int64_t, operation, Number) /* index in kOperations */                                                        \
     FIELD(int64_t, over_rows, Number) /* leading symbol: logit rows instead of tokens */                                \
-    FIELD(int64_t, digits, Number)    /* bytes of an integer that the operation makes or reads; of CutHeads the first column; of Route the kept groups */ \
+    FIELD(int64_t, digits, Number)    /* bytes of an integer that the operation makes or reads; of CutHeads the first column; of Route the kept groups; of DeltaRule its heads */ \
     FIELD(Ref, x, Value)                                                                                                \
     FIELD(Ref, y, Value)                                                                                                \
-    FIELD(Ref, residual, Value)      /* what a linear layer or Add adds; ids or weights of experts; the sigmoid's operand; ClampedSwiglu's up; JoinHeads' second value */ \
+    FIELD(Ref, residual, Value)      /* what a linear layer or Add adds; ids or weights of experts; the sigmoid's operand; ClampedSwiglu's up; JoinHeads' and SigmoidMul's second value, Activate's up; DeltaRule's a */ \
     FIELD(int64_t, width, Number)    /* inputs of a row; of Attend its window, of RopeWrite its rope table */           \
-    FIELD(int64_t, stride, Number)   /* columns of y, or of q|k|v; of ExpertBias how many experts there are; of Route how many groups; of CutHeads and JoinHeads columns of x */ \
+    FIELD(int64_t, stride, Number)   /* columns of y, or of q|k|v; of ExpertBias how many experts there are; of Route how many groups; of CutHeads and JoinHeads columns of x; of CausalConv its taps */ \
     FIELD(int64_t, weight, Vector)   /* of a norm, of experts; Route's bias; the slopes of attention's heads in units of log2; factors by position */ \
     FIELD(int64_t, bias, Vector)     /* or the sinks of attention's heads */                                             \
     FIELD(double, eps, Number)       /* of a norm; what Scale and Route multiply by; the cap of SoftCap and, 0: none, Attend; ClampedSwiglu's limit */ \
-    FIELD(int64_t, layer, Number)    /* of Embed the first id of its rows, others give zeros; of adapters the group; of experts how many a row goes to; of CutHeads and JoinHeads how many heads */  \
-    FIELD(int64_t, q_norm, Vector)                                                                                      \
-    FIELD(int64_t, k_norm, Vector)                                                                                      \
+    FIELD(int64_t, layer, Number)    /* of Embed the first id of its rows, others give zeros; of adapters the group; of experts how many a row goes to; of CutHeads and JoinHeads how many heads; of Norm how many that are normed by themselves; of CausalConv and DeltaRule where their part of a slot begins, in floats */  \
+    FIELD(int64_t, q_norm, Vector)   /* of DeltaRule no place: b lies so many bytes behind the arena's begin */          \
+    FIELD(int64_t, k_norm, Vector)   /* of DeltaRule no place: and so many more a token */                              \
     FIELD(int64_t, pieces, Number)   /* of a matrix: so many pieces follow */
 #define ROOFLINE_PIECE(FIELD)                                                                                           \
     FIELD(int64_t, format, Number)  /* number of a Format */                                                            \
@@ -176,6 +195,8 @@ namespace uses {
 inline constexpr Uses kLookUp{  number, tokens,         unread, no_value,      row,      no_value,      count,  unread,       no_place,       no_place,        unread, first_id, no_place,      no_place,      table};
 inline constexpr Uses kNorm{    number, tokens_or_rows, unread, row,           row,      no_value,      count,  unread,       of_width,       no_place,        real,   unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kNormQ{   number, tokens_or_rows, digits, row,           integers, no_value,      count,  unread,       of_width,       no_place,        real,   unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kNormHeads{number, tokens_or_rows, unread, row,          row,      no_value,      count,  unread,       of_one_head,    no_place,        real,   heads_of_row, no_place,  no_place,      no_matrix};
+inline constexpr Uses kNormHeadsQ{number, tokens_or_rows, digits, row,         integers, no_value,      count,  unread,       of_one_head,    no_place,        real,   heads_of_row, no_place,  no_place,      no_matrix};
 inline constexpr Uses kShifted{ number, tokens_or_rows, unread, row,           row,      no_value,      count,  unread,       of_width,       maybe_of_width,  real,   unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kShiftedQ{number, tokens_or_rows, digits, row,           integers, no_value,      count,  unread,       of_width,       maybe_of_width,  real,   unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kPlainRow{number, tokens_or_rows, unread, row,           row,      no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
@@ -208,6 +229,9 @@ inline constexpr Uses kClamped{ number, tokens_or_rows, unread, row,           r
 inline constexpr Uses kCutHeads{number, tokens_or_rows, first_column, columns, row,      no_value,      count,  count,        no_place,       no_place,        unread, heads_cut, no_place,     no_place,      no_matrix};
 inline constexpr Uses kJoinHeads{number, tokens_or_rows, unread, columns,      row,      other_heads,   count,  count,        no_place,       no_place,        unread, heads_joined, no_place,  no_place,      no_matrix};
 inline constexpr Uses kShareHead{number, tokens_or_rows, unread, columns,      row,      heads_of_their_own, count, count,    no_place,       no_place,        unread, heads_sharing, no_place, no_place,      no_matrix};
+inline constexpr Uses kSumQ{    number, tokens_or_rows, digits, row,           integers, row,           count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kConv{    number, tokens,         unread, row,           row,      no_value,      count,  taps,         of_taps,        maybe_of_width,  unread, state_place, no_place,   no_place,      no_matrix};
+inline constexpr Uses kDelta{   number, tokens,         state_heads, columns,  row,      of_value_heads, count, state_columns, of_state_heads, of_state_heads, not_negative, state_place, second_base, second_step, no_matrix};
 inline constexpr Uses kOutside{ number, unread,         unread, no_value,      no_value, no_value,      unread, unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 // clang-format on
 }  // namespace uses
@@ -271,6 +295,20 @@ inline constexpr Operation kOperations[] = {  // by number
     {"rope_write_scaled", Base::RopeWrite, kByPosition, uses::kWriteScaled},
     {"relu_squared", Base::Activate, kRelu | kSquared, uses::kPlainRow},
     {"relu_squared_quantise", Base::Activate, kRelu | kSquared | kQuantises, uses::kRowQ},
+    {"norm_heads", Base::Norm, kByHead, uses::kNormHeads},
+    {"norm_heads_quantise", Base::Norm, kByHead | kQuantises, uses::kNormHeadsQ},
+    {"silu_apart", Base::Activate, kApart, uses::kSum},
+    {"silu_apart_quantise", Base::Activate, kApart | kQuantises, uses::kSumQ},
+    {"mul", Base::Mul, kPlain, uses::kSum},
+    {"mul_quantise", Base::Mul, kQuantises, uses::kSumQ},
+    {"sigmoid_mul", Base::SigmoidMul, kPlain, uses::kSum},
+    {"sigmoid_mul_quantise", Base::SigmoidMul, kQuantises, uses::kSumQ},
+    {"sigmoid_gated", Base::SigmoidMul, kGated, uses::kGated},
+    {"sigmoid_gated_quantise", Base::SigmoidMul, kGated | kQuantises, uses::kGatedQ},
+    {"causal_conv", Base::CausalConv, kPlain, uses::kConv},
+    {"causal_conv_silu", Base::CausalConv, kSilu, uses::kConv},
+    {"delta_rule", Base::DeltaRule, kPlain, uses::kDelta},
+    {"delta_rule_tiled", Base::DeltaRule, kTiled, uses::kDelta},
 };
 constexpr bool all_uses_said() {
     for (const Operation& each : kOperations) {

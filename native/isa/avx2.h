@@ -15,6 +15,7 @@ inline constexpr int kMaxRowTiles = 1;
 inline constexpr int kMaxTokens = 2;
 inline constexpr int kMaxTokensWide = 1;   // the same where activations have two digits
 inline constexpr int kMaxQueries = 4;
+inline constexpr int kStateVectors = 1;  // columns of recurrent state that are kept in registers, by sixteen
 
 struct F32 { __m256 a, b; };
 struct I32 { __m256i a, b; };

@@ -16,6 +16,7 @@ inline constexpr int kMaxRowTiles = 2;   // row tiles a matrix block holds in re
 inline constexpr int kMaxTokens = 5;     // tokens a matrix block holds in registers
 inline constexpr int kMaxTokensWide = 3;   // the same where activations have two digits
 inline constexpr int kMaxQueries = 6;    // queries an attention block holds in registers
+inline constexpr int kStateVectors = 4;  // columns of recurrent state that are kept in registers, by sixteen
 
 using F32 = __m512;
 using I32 = __m512i;

@@ -16,6 +16,7 @@ inline constexpr int kMaxRowTiles = 1;
 inline constexpr int kMaxTokens = 4;
 inline constexpr int kMaxTokensWide = 2;  // the same where activations have two digits
 inline constexpr int kMaxQueries = 2;
+inline constexpr int kStateVectors = 1;  // columns of recurrent state that are kept in registers, by sixteen
 
 template <class V>
 struct Lanes {

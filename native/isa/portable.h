@@ -13,6 +13,7 @@ inline constexpr int kMaxRowTiles = 1;
 inline constexpr int kMaxTokens = 2;  // with more, the portable kernels take twice as long to compile
 inline constexpr int kMaxTokensWide = 1;   // the same where activations have two digits
 inline constexpr int kMaxQueries = 2;
+inline constexpr int kStateVectors = 1;  // columns of recurrent state that are kept in registers, by sixteen
 
 struct F32 { float v[16]; };
 struct I32 { int32_t v[16]; };

@@ -103,7 +103,13 @@ void Engine::size_step(const rl_options& options) {
                                              " are available. Lower max_step_tokens or max_sequences.");
     arena_ = std::make_unique<Memory>((size_t)arena + 64);
     cache_ = std::make_unique<Memory>((size_t)(layer_page * shape.layers * limits_.pages));
-    sizes_ = {limits_.tokens, sequences, sequences, table, limits_.pages, max_length_};
+    const int64_t slots = 4 * code.state_values() * sequences;  // of recurrent state: one for each sequence
+    if (known >= 0 && slots > known)
+        throw Failure(RL_ERROR_CAPACITY, "the recurrent state of " + std::to_string(sequences) + " sequences needs " +
+                                             std::to_string(slots) + " bytes, " + std::to_string(known) +
+                                             " are available. Lower max_sequences.");
+    if (slots > 0) state_ = std::make_unique<Memory>((size_t)slots);
+    sizes_ = {limits_.tokens, sequences, sequences, table, limits_.pages, max_length_, slots > 0 ? sequences : 0};
 }
 
 void Engine::bind(const std::string& isa, int threads, const uint8_t* image) {
@@ -111,7 +117,8 @@ void Engine::bind(const std::string& isa, int threads, const uint8_t* image) {
     const int64_t table = code.shape().table;
     core_ = std::make_unique<Executable>(kernels_named(isa), threads, code,
                                          Places{image, table < 0 ? nullptr : (const float*)(image + table),
-                                                code.shape().positions, nullptr, arena_->data(), cache_->data(), false, batch_.data(), fields_},
+                                                code.shape().positions, nullptr, arena_->data(), cache_->data(),
+                                                state_ ? (float*)state_->data() : nullptr, false, batch_.data(), fields_},
                                          sizes_);
 }
 
@@ -217,6 +224,10 @@ void Engine::fill(const StepPlan& plan) {
         std::copy(s->pages.begin(), s->pages.end(), field[kPages] + page);
         page += (int32_t)s->pages.size();
         if (s->computed + count == s->length()) field[kLogitRows][row++] = token - 1;
+        field[kStateIn][segment] = s->computed > 0 ? s->slot : -1;
+        field[kStateOut][segment] = s->slot;
+        field[kSaveAt][segment] = 0;
+        field[kSaveTo][segment] = -1;
         field[kContextLen][segment++] = (int32_t)(s->computed + count);
         field[kSegStart][segment] = token;
         field[kPageStart][segment] = page;

@@ -43,7 +43,7 @@ class Engine {
     std::vector<int32_t> batch_;   // one buffer, laid out as ops/batch.py says
     std::vector<int64_t> fields_;  // where each field begins in it
     std::vector<float> logprobs_;  // of the last step's samples
-    std::unique_ptr<Memory> arena_, cache_;
+    std::unique_ptr<Memory> arena_, cache_, state_;
     std::unique_ptr<Executable> core_;
 
     std::mutex stepping_;  // guards the scheduler and the events

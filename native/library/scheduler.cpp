@@ -13,6 +13,7 @@ int64_t pages_for(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTok
 
 Scheduler::Scheduler(const StepLimits& limits) : limits_(limits) {
     for (int64_t page = limits.pages; page-- > 0;) free_.push_back((int32_t)page);
+    for (int64_t slot = limits.sequences; slot-- > 0;) free_slots_.push_back((int32_t)slot);
 }
 
 StepPlan Scheduler::schedule() {
@@ -58,6 +59,8 @@ void Scheduler::admit(StepPlan& plan) {
         const std::shared_ptr<Sequence> sequence = waiting_.front();
         if (pages_for(sequence->length()) + (int64_t)running_.size() > (int64_t)free_.size()) return;
         grow(*sequence, sequence->length());
+        sequence->slot = free_slots_.back();  // there are as many as sequences that run
+        free_slots_.pop_back();
         waiting_.pop_front();
         running_.push_back(sequence);
         if (!plan_chunk(plan, sequence)) return;
@@ -77,6 +80,8 @@ bool Scheduler::grow(Sequence& sequence, int64_t length) {
 void Scheduler::release(Sequence& sequence) {
     free_.insert(free_.end(), sequence.pages.begin(), sequence.pages.end());
     sequence.pages.clear();
+    free_slots_.push_back(sequence.slot);
+    sequence.slot = -1;
 }
 
 void Scheduler::preempt_youngest() {

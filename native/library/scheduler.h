@@ -36,6 +36,7 @@ struct Sequence {
 
     int64_t computed = 0;  // ids that lie in pages
     std::vector<int32_t> pages;
+    int32_t slot = -1;     // of recurrent state, while it runs
     rl_finish finish = RL_RUNNING;
 
     int64_t length() const { return (int64_t)ids.size(); }
@@ -74,7 +75,7 @@ class Scheduler {
     void leave();
 
     StepLimits limits_;
-    std::vector<int32_t> free_;
+    std::vector<int32_t> free_, free_slots_;
     std::vector<std::shared_ptr<Sequence>> running_;  // hold pages; in order of arrival, as `waiting_`
     std::deque<std::shared_ptr<Sequence>> waiting_;   // hold none; all arrived after those running
 };

@@ -28,6 +28,8 @@ class Code:
     def __init__(self, numbers: np.ndarray, shape: dict[str, object], exchanges: bool = False) -> None: ...
     @property
     def both_ways(self) -> bool: ...
+    @property
+    def slot_bytes(self) -> int: ...
 
 class Executable:
     def __init__(
@@ -40,6 +42,7 @@ class Executable:
         factors: np.ndarray | None,
         arena: Memory,
         cache: Memory,
+        state: Memory | None,
         int8: bool,
         batch: np.ndarray,
         fields: Sequence[int],

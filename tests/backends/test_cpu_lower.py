@@ -1,5 +1,6 @@
 """Lowering: which operands must outlast their last reader because no barrier follows it."""
 
+import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.program.compile import compile_program
 from roofline.program.ir import Instr, Program, Share
 from roofline.program.target import CPU
+from tests.backends import hybrid_models
 
 
 def extent(program: Program, name: str) -> tuple[int, int, int]:
@@ -35,6 +37,15 @@ def overlap(program: Program, one: str, other: str) -> bool:
     return a < b + size_b and b < a + size_a
 
 
+def test_both_operands_of_rows_quantised_without_a_barrier_outlast_the_next_instruction() -> None:
+    program = keep_operands(hybrid_models.compiled(hybrid_models.checkpoint("plain", "Q8_0")))
+    pairs = list(itertools.pairwise(program.body))
+    checked = [(one, other) for one, other in pairs if one.makes_integers and len(one.inputs) == 2]
+    assert len(checked) == 4  # a gate in each layer
+    for one, other in checked:
+        assert not any(overlap(program, other.output.name, name) for name in one.inputs), (one, other)
+
+
 @pytest.mark.parametrize("config", [builders.BASE, builders.QWEN3, builders.MPT])
 def test_operands_of_rows_quantised_without_a_barrier_are_not_overwritten_by_the_next_instruction(config) -> None:
     model = builders.build(config, embed="Q8_0")
@@ -43,8 +54,9 @@ def test_operands_of_rows_quantised_without_a_barrier_are_not_overwritten_by_the
     checked = 0
     for instr in program.body:
         for quantising in followed:
-            checked += 1
-            assert not overlap(program, instr.output.name, quantising.inputs[0]), (instr, quantising)
+            for name in quantising.inputs:
+                checked += 1
+                assert not overlap(program, instr.output.name, name), (instr, quantising)
         followed = [*followed, instr] if instr.makes_integers else []
     assert checked >= 4 * config["layers"]
 

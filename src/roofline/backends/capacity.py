@@ -15,6 +15,9 @@ HOST_KV_DTYPES = ("auto", "bf16", "int8")
 MAX_DRAFT_ROWS = 64
 HOST_HEAD_UNIT = 16  # elements: of a head in the cache
 HOST_STEP = (512, 64)  # tokens and sequences of the largest step: on a CPU longer ones only make other requests wait
+# Fields of configurations whose layers keep recurrent state: their classes, which say how much, take a part of a tenth
+# of a second to import, so no others are asked.
+RECURRENT = ("recurrent",)
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,9 @@ class Capacity:
     num_pages: int
 
 
-def batch_limits(options: LoadOptions, max_context: int, default_step: tuple[int, int]) -> BatchLimits:
+def batch_limits(
+    options: LoadOptions, max_context: int, default_step: tuple[int, int], state_slots: int = 0
+) -> BatchLimits:
     """The largest step. default_step: (tokens, sequences) that keep the backend busy, where the options say nothing."""
     tokens, running = options.max_batch_tokens or default_step[0], options.max_running or default_step[1]
     return BatchLimits(
@@ -35,6 +40,7 @@ def batch_limits(options: LoadOptions, max_context: int, default_step: tuple[int
         segments=running,
         rows=running + min(running * options.draft_tokens, MAX_DRAFT_ROWS),
         pages=running * -(-max_context // PAGE_TOKENS),
+        state_slots=state_slots,
     )
 
 
@@ -53,20 +59,54 @@ def host_capacity(options: LoadOptions, config: JsonMapping, kv_dtype: str, repl
     memory allows. Raises ConfigError or CapacityError where they do not fit the model, the machine or each other.
     """
     longest = max_context(options, config["max_position"])
-    pages = _host_pages(options.cache_tokens, config, kv_dtype, replicas)
+    attending, slot_bytes = stores_of(config)
+    token_bytes = attending * host_token_bytes(kv_dtype, config["kv_heads"], config["head_dim"])
+    pages = _host_pages(options.cache_tokens, token_bytes, replicas)
     if options.max_model_len is None:
         longest = min(longest, pages * PAGE_TOKENS)
     if pages * PAGE_TOKENS < longest:
         remedy = "Raise cache_tokens or lower max_model_len."
         raise CapacityError(f"a context of {longest:,} tokens", longest, pages * PAGE_TOKENS, "cache tokens", remedy)
-    return Capacity(batch_limits(options, longest, HOST_STEP), longest, pages)
+    slots = _host_slots(options, slot_bytes, pages * PAGE_TOKENS * token_bytes) if slot_bytes else 0
+    return Capacity(batch_limits(options, longest, HOST_STEP, slots), longest, pages)
 
 
-def _host_pages(tokens: int | None, config: JsonMapping, kv_dtype: str, replicas: int) -> int:
+def stores_of(config: JsonMapping) -> tuple[int, int]:
+    """How many layers of a model write keys and values, and bytes of a slot: the recurrent state of one sequence.
+
+    config: fields of its ModelConfig.
+    """
+    if not any(name in config for name in RECURRENT):
+        return config["layers"], 0
+    from roofline.models import registry
+    from roofline.program.ir import StateGroup
+
+    model = registry.config_of(config)
+    layers = range(model.layers)
+    group = StateGroup(sum(map(model.keeps_state, layers)), model.state_parts)
+    return sum(map(model.attends, layers)), group.slot_bytes
+
+
+def _host_slots(options: LoadOptions, slot_bytes: int, cache_bytes: int) -> int:
+    """Slots of recurrent state. Raises ConfigError or CapacityError where they are too few or too many."""
+    from roofline.hardware.detect import detect
+
+    running = options.max_running or HOST_STEP[1]
+    slots = options.state_slots or max(cache_bytes // slot_bytes, running + 2)
+    if slots < running:
+        remedy = f"lower max_running, which is {running}, or raise state_slots"
+        raise ConfigError(f"state_slots={slots} is not enough: each answer in the making has a slot; {remedy}")
+    free = detect().memory_available or 1 << 62
+    if slots * slot_bytes > free:
+        remedy = f"Lower max_running or state_slots: a slot takes {human_bytes(slot_bytes)}."
+        raise CapacityError("recurrent state", slots * slot_bytes, free, "bytes", remedy)
+    return slots
+
+
+def _host_pages(tokens: int | None, token_bytes: int, replicas: int) -> int:
     """KV pages for so many tokens; None: DEFAULT_CACHE_TOKENS within a quarter of the free memory for all replicas."""
     from roofline.hardware.detect import detect
 
-    token_bytes = config["layers"] * host_token_bytes(kv_dtype, config["kv_heads"], config["head_dim"])
     free = detect().memory_available or 1 << 62
     if tokens is None:
         return min(DEFAULT_CACHE_TOKENS, max(free // 4 // replicas // token_bytes, PAGE_TOKENS)) // PAGE_TOKENS

@@ -123,6 +123,7 @@ class Bundle:
 def open_bundle(path: Path) -> Bundle:
     """Open a bundle after checking versions, sizes and the hash of its head. Raises BundleError, with a remedy."""
     from roofline import _native
+    from roofline.backends.capacity import stores_of
     from roofline.backends.cpu.lowered import from_bytes
 
     manifest = names.read(path)
@@ -138,7 +139,8 @@ def open_bundle(path: Path) -> Bundle:
             raise BundleError(path, f"{name} has {size:,} bytes instead of {entry['bytes']:,}", source)
     try:
         lowered, identity = from_bytes((path / names.CODE).read_bytes(), _native.versions())
-        _ = lowered.checked  # refused here, where the bundle can be named
+        slot_bytes = lowered.checked.slot_bytes  # refused here, where the bundle can be named
+        stores = stores_of(manifest.config)
     except OSError as error:
         raise unreadable(path, names.CODE, error, source) from error
     except ConfigError as error:
@@ -146,7 +148,8 @@ def open_bundle(path: Path) -> Bundle:
     if lowered.nbytes != manifest.files[names.WEIGHTS]["bytes"]:
         raise BundleError(path, f"{names.CODE} belongs to another {names.WEIGHTS}", source)
     shape = lowered.attention
-    if any(manifest.config[name] != getattr(shape, name) for name in ("layers", "kv_heads", "head_dim")):
+    sizes = (*stores, manifest.config["kv_heads"], manifest.config["head_dim"])
+    if sizes != (shape.layers, slot_bytes, shape.kv_heads, shape.head_dim):
         raise BundleError(path, f"{names.MANIFEST} and {names.CODE} are of two models", source)
     # The small files, whoever reads them later; the tokenizer's, of megabytes, is hashed where it is read.
     for name in manifest.files.keys() - {names.WEIGHTS, names.TOKENIZER}:

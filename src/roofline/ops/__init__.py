@@ -22,11 +22,13 @@ if TYPE_CHECKING:
         gelu_quantize,
         layer_norm_quantize,
         linear_add,
+        mul_quantize,
         norm_quantize,
         qk_norm,
         qkv_write,
         relu_quantize,
         rope_kv_write,
+        sigmoid_mul_quantize,
         silu_mul_quantize,
         silu_quantize,
     )
@@ -42,7 +44,7 @@ __all__ += ["all_gather", "all_reduce"]
 __all__ += ["add", "cast", "embed", "mul", "scale", "scale_by_position", "soft_cap", "split", "take_rows"]
 __all__ += ["combine", "expert_bias", "expert_linear", "route", "sigmoid_scale"]
 __all__ += ["add_norm", "gelu_mul_quantize", "gelu_quantize", "layer_norm_quantize", "linear_add", "norm_quantize"]
-__all__ += ["expert_linear_silu_mul", "qk_norm"]
+__all__ += ["expert_linear_silu_mul", "mul_quantize", "qk_norm", "sigmoid_mul_quantize"]
 __all__ += ["qkv_write", "rope_kv_write", "silu_mul_quantize", "silu_quantize"]
 __all__ += ["cut_heads", "join_heads"]
 __all__ += ["Q8Rows", "linear", "quantize_rows"]

@@ -87,7 +87,11 @@ def gelu_mul(gate: "Tensor", up: "Tensor | None" = None, tanh: bool = True) -> "
     return functional.gelu(gate_part, approximate="tanh" if tanh else "none") * up_part
 
 
-@op(values=("gate", "up"), infer=gated_type, traits=_GATED, flops=gated_flops(9))
+# A linear that makes its gate stays apart from those of q, k and v, which a write to the cache takes as one value.
+_BESIDE_ATTENTION = (*_GATED, Trait.WHOLE_VALUES)
+
+
+@op(values=("gate", "up"), infer=gated_type, traits=_BESIDE_ATTENTION, flops=gated_flops(9))
 def sigmoid_mul(gate: "Tensor", up: "Tensor | None" = None) -> "Tensor":
     """sigmoid(gate) * up with the operands of silu_mul: the gate of an attention's result, such as Qwen3-Next's."""
     import torch

@@ -44,6 +44,8 @@ gelu_mul_quantize = _quantizing("gelu_mul_quantize", "gelu_mul", activations.gat
 relu_quantize = _quantizing("relu_quantize", "relu", elementwise.per_element(5))
 silu_quantize = _quantizing("silu_quantize", "silu", elementwise.per_element(12))
 silu_mul_quantize = _quantizing("silu_mul_quantize", "silu_mul", activations.gated_flops(13))
+sigmoid_mul_quantize = _quantizing("sigmoid_mul_quantize", "sigmoid_mul", activations.gated_flops(13))
+mul_quantize = _quantizing("mul_quantize", "mul", elementwise.per_element(5))
 _ROWS = (Trait.ROW_WISE,)
 
 

@@ -91,8 +91,8 @@ def _conv_flops(call: Call) -> Affine:
 
 
 def _conv_bytes(call: Call) -> Affine:
-    """The columns of each sequence, read and written once a step; counted for each token, as decoding has it."""
-    return Affine(tokens=2 * 4 * call.x.width * (call.w.shape[1] - 1))
+    """The columns of each sequence, read and written once a step; counted for each logit row, of which one has one."""
+    return Affine(rows=2 * 4 * call.x.width * (call.w.shape[1] - 1))
 
 
 _STATE = (Trait.WHOLE_VALUES, Trait.READS_WIDE)
@@ -156,7 +156,7 @@ def _delta_flops(call: Call) -> Affine:
 
 def _delta_bytes(call: Call) -> Affine:
     values = call.qkv.width - 2 * call.key_heads * call.key_dim
-    return Affine(tokens=2 * 4 * values * call.key_dim)
+    return Affine(rows=2 * 4 * values * call.key_dim)
 
 
 @op(

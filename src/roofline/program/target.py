@@ -42,7 +42,8 @@ class Target:
     )
 
 
-# The orders themselves are written out in docs/explanation/exactness.md and, as code, in backends/reference/orders.py.
+# The orders themselves are written out in docs/explanation/exactness.md and, as code, in backends/reference/orders.py
+# and state_orders.py.
 CPU = Target(
     name="cpu",
     quantised_order="q8g32",
@@ -52,7 +53,9 @@ CPU = Target(
         "rms_norm": "lanes16",
         "layer_norm": "lanes16",
         **dict.fromkeys(("silu", "silu_mul", "gelu", "gelu_mul", "clamped_swiglu", "soft_cap"), "exp2"),
-        **dict.fromkeys(("route", "sigmoid_scale"), "exp2"),
+        **dict.fromkeys(("route", "sigmoid_scale", "sigmoid_mul"), "exp2"),
+        "causal_conv": "taps",
+        "delta_rule": "tokens",
         "attend": "pages64",
         "all_reduce": "rank",
     },

@@ -154,6 +154,7 @@ void rows(Checker&);       // norm, quantisation, gate, rope, conversions, exp2
 void linears(Checker&);    // linear and embed in every format
 void attention(Checker&);  // one query and many
 void sampling(Checker&);
+void states(Checker&);  // ops with recurrent state
 void steps(Checker&, bool brief);  // whole programs on pools of threads; brief: one of each model
 
 }  // namespace check

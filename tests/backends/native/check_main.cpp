@@ -32,6 +32,7 @@ int main(int count, char** words) {
         check::linears(checker);
         check::attention(checker);
         check::sampling(checker);
+        check::states(checker);
     }
     check::steps(checker, brief);
     return checker.failures() ? 1 : 0;

@@ -62,7 +62,7 @@ class CpuExecutable:
         isa, threads: as `choose_isa` and `choose_threads` chose.
         roofs: measured limits, for `step_cost`; None leaves `limit_seconds` out.
         exchange: makes of (arena, batch) what the Program has other ranks do (see exchange.py).
-        cache: pages of another executable of the same model, shared with it; None: its own.
+        cache: pages of another executable of the same model, and its slots of state, shared with it; None: its own.
     """
 
     exact = True
@@ -77,7 +77,7 @@ class CpuExecutable:
         threads: int,
         roofs: Roofs | None = None,
         exchange: "Callable[[np.ndarray, Batch], dict[int, Exchange]] | None" = None,
-        cache: "_native.Memory | None" = None,
+        cache: "tuple[_native.Memory, _native.Memory | None] | None" = None,
     ) -> None:
         lowered, limits, num_pages = model.lowered, capacity.limits, capacity.num_pages
         code = lowered.checked  # before any of its numbers is used
@@ -93,7 +93,12 @@ class CpuExecutable:
         self._exchanges = exchange(self._arena.view(), self.batch) if exchange is not None else {}
         shape = lowered.attention
         self.page_bytes = PAGE_TOKENS * shape.layers * host_token_bytes(model.kv_dtype, shape.kv_heads, shape.head_dim)
-        self._cache = cache if cache is not None else _native.Memory(self.page_bytes * num_pages)
+        self.slot_bytes = code.slot_bytes
+        state_bytes = self.slot_bytes * limits.state_slots
+        if cache is None:
+            state = _native.Memory(state_bytes) if state_bytes else None
+            cache = _native.Memory(self.page_bytes * num_pages), state
+        self._cache, self._state = cache
         self._core = _native.Executable(
             isa,
             threads,
@@ -103,10 +108,14 @@ class CpuExecutable:
             self._factors(),
             self._arena,
             self._cache,
+            self._state,
             model.kv_dtype == "int8",
             self.batch.buffer,
             [self.batch.offsets[name] for name in FIELDS],
-            [limits.tokens, limits.segments, limits.rows, limits.pages, num_pages, self.max_context],
+            [
+                *(limits.tokens, limits.segments, limits.rows, limits.pages),
+                *(num_pages, self.max_context, limits.state_slots),
+            ],
         )
         self.fingerprint = _fingerprint(model.identity.weights_hash, model.identity.program_hash, isa, model.kv_dtype)
         self.program_hash = model.identity.program_hash
@@ -190,7 +199,8 @@ class CpuExecutable:
         identity = Identity(self._model.identity.weights_hash, program_hash(program))
         model = _model(planned, lower(planned, self.layout), identity)
         capacity = Capacity(replace(self.limits, rows=self.limits.tokens), self.max_context, self.num_pages)
-        return CpuExecutable(model, self.image, capacity, isa=self.isa, threads=self.threads, cache=self._cache)
+        stores = self._cache, self._state
+        return CpuExecutable(model, self.image, capacity, isa=self.isa, threads=self.threads, cache=stores)
 
     @property
     def causal(self) -> bool:
@@ -332,7 +342,7 @@ class CpuExecutable:
     def close(self) -> None:
         if self.weights_check is not None:
             self.weights_check.stop()
-        del self._core, self.image, self._arena, self._cache
+        del self._core, self.image, self._arena, self._cache, self._state
 
     def _rope_table(self) -> np.ndarray | None:
         """Rope tables of our own where more positions are served than the image's have."""

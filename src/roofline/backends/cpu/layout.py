@@ -3,13 +3,14 @@
 The image is the same in memory and in a bundle's weights.bin; code names places in it as bytes from its start.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from roofline.common.errors import UnsupportedError
 from roofline.ops import formats
 from roofline.ops.position_factors import PositionFactors
-from roofline.program.ir import Program, WeightPiece
+from roofline.program.ir import Program, Recipe, WeightPiece
 
 TILE_ROWS = 16
 ALIGN = 64  # bytes: of each weight
@@ -34,10 +35,10 @@ class PackedPiece:
 class ImageLayout:
     """Places in the image, in bytes.
 
-    matrices: weight -> pieces; vectors: weight -> place of its float32; slopes: place of ALiBi's, float32 [heads], -1:
-    none; factors: place of what rows are multiplied by, float32 [positions], -1: nothing; table: place of the rope
-    tables, float32 [tables, positions, 2, turned / 2], -1: none; positions: that can be served; matrix_bytes: of the
-    packed matrices; nbytes: of the whole image.
+    matrices: weight -> pieces; vectors: weight -> place of its float32, the columns of one with several one behind the
+    other; slopes: place of ALiBi's, float32 [heads], -1: none; factors: place of what rows are multiplied by, float32
+    [positions], -1: nothing; table: place of the rope tables, float32 [tables, positions, 2, turned / 2], -1: none;
+    positions: that can be served; matrix_bytes: of the packed matrices; nbytes: of the whole image.
     """
 
     matrices: Mapping[str, tuple[PackedPiece, ...]]
@@ -57,7 +58,7 @@ def lay_out(program: Program, positions: int) -> ImageLayout:
     numbers = {name: number for number, name in enumerate(_native.format_names())}
     at, matrices = 0, {}
     for name, recipe in program.weights.items():
-        if len(recipe.shape) != 2:
+        if not _packed(recipe):
             continue
         pieces, start = [], 0
         for piece in recipe.pieces:
@@ -73,8 +74,8 @@ def lay_out(program: Program, positions: int) -> ImageLayout:
     matrix_bytes, at, end = at, _up(at, SECTION), at
     vectors, slopes, factors, place = {}, -1, -1, -1
     for name, recipe in program.weights.items():
-        if len(recipe.shape) == 1:
-            vectors[name], end = at, at + 4 * recipe.shape[0]
+        if not _packed(recipe):
+            vectors[name], end = at, at + 4 * math.prod(recipe.shape)
             at = _up(end, ALIGN)
     if heads := alibi_heads(program)[0]:
         slopes, end = at, at + 4 * heads
@@ -95,6 +96,11 @@ def lay_out(program: Program, positions: int) -> ImageLayout:
         matrix_bytes=matrix_bytes,
         nbytes=end,
     )
+
+
+def _packed(recipe: Recipe) -> bool:
+    """Whether products and look-ups read a weight. The others stay float32, like the taps of a convolution."""
+    return len(recipe.shape) == 2 and recipe.layout != "f32"
 
 
 def alibi_heads(program: Program) -> tuple[int, int, int]:

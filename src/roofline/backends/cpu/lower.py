@@ -15,10 +15,12 @@ import roofline._native as _native
 from roofline.backends.cpu.layout import ImageLayout
 from roofline.backends.cpu.lowered import Attention, Lowered
 from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.ops import registry
 from roofline.ops.experts import routes_by_logits
+from roofline.ops.state import COLUMNS, MATRIX
 from roofline.ops.symbol import Q_BYTES, Type
 from roofline.ops.traits import Trait
-from roofline.program.ir import Instr, Program
+from roofline.program.ir import Instr, Program, kv_group_of
 from roofline.program.passes.plan import plan
 
 # Op -> the core's operation for it; native/records.h has what each computes.
@@ -58,6 +60,12 @@ _OPERATIONS = {
     "expert_linear_silu_mul": "expert_linear_gated",
     "combine": "combine",
     "sigmoid_scale": "sigmoid_scale",
+    "mul": "mul",
+    "mul_quantize": "mul_quantise",
+    "sigmoid_mul": "sigmoid_gated",
+    "sigmoid_mul_quantize": "sigmoid_gated_quantise",
+    "causal_conv": "causal_conv",
+    "delta_rule": "delta_rule",
     "cut_heads": "cut_heads",
     "join_heads": "join_heads",
     "adapter_down": "adapter_down",
@@ -75,10 +83,19 @@ _FORMS = {
     "relu_quantise": ("squared", "relu_squared_quantise"),
     "rope_write": ("beta", "rope_write_scaled"),
 }
+# The same with gate and up as two values, with silu of the result, of heads by themselves or that go round.
+_APART = {"gated": "silu_apart", "gated_quantise": "silu_apart_quantise"}
+_APART |= {"sigmoid_gated": "sigmoid_mul", "sigmoid_gated_quantise": "sigmoid_mul_quantise"}
+_SILU = {"causal_conv": "causal_conv_silu"}
+_BY_HEAD = {"norm": "norm_heads", "norm_quantise": "norm_heads_quantise"}
+_TILED = {"delta_rule": "delta_rule_tiled"}
 # Op -> the attribute that its number is.
 _FACTORS = {"scale": "factor", "soft_cap": "cap", "attend": "soft_cap", "clamped_swiglu": "limit"}
+# Op -> the part of its layer's state that it reads and writes.
+_PARTS = {"causal_conv": COLUMNS, "delta_rule": MATRIX}
 # Queries are stored in 16 bits, filled up to a multiple of 16, where their float32 have a place.
 _LEAST_HEAD, _MOST_HEAD = 8, 512
+_MOST_TAPS, _MOST_STATE_HEADS = 16, 1 << 14
 Ref = tuple[int, int, int, int]
 NONE: Ref = (-1, 0, 0, 0)
 NO_KERNEL = (
@@ -93,15 +110,19 @@ def keep_operands(program: Program) -> Program:
     barrier in between: their q|k|v must not be overwritten by attend's own result. And a few rows are quantised by each
     thread for itself, again without a barrier: what they are made from must outlast the next instruction that has one.
     """
-    source = {i.output.name: i.inputs[0] for i in program.body if i.writes_cache}
+    source = {i.output.name: i.inputs[0] for i in program.body if _writes_pages(i)}
     body = []
     without_barrier: list[str] = []
     for instr in program.body:
         rotated = [source[name] for name in instr.inputs[:1] if instr.op == "attend" and name in source]  # see `check`
         body.append(replace(instr, inputs=(*instr.inputs, *rotated, *without_barrier)))
-        without_barrier = [*without_barrier, instr.inputs[0]] if instr.makes_integers else []
+        without_barrier = [*without_barrier, *instr.inputs] if instr.makes_integers else []
     planned = plan(replace(program, body=tuple(body), plan=None))
     return replace(program, plan=planned.plan)
+
+
+def _writes_pages(instr: Instr) -> bool:
+    return any(value.type.dtype == "cache" for value in instr.outputs)
 
 
 def check(program: Program) -> None:
@@ -117,13 +138,14 @@ def check(program: Program) -> None:
         if instr.op == "attend":
             if instr.attr("soft_cap") and instr.attr("alibi"):
                 raise UnsupportedError("attend with soft_cap and alibi", "the cpu backend has no kernel for both")
-            if previous is None or not previous.writes_cache:
+            if previous is None or not _writes_pages(previous):
                 reason = "the cpu backend runs the two together"
                 raise UnsupportedError("attend without rope_kv_write or qkv_write before it", reason)
         if instr.op == "embed" and instr.inputs[0] not in ("ids", "positions"):
             raise UnsupportedError(f"embed of {instr.inputs[0]}", "the cpu backend looks up ids and positions alone")
-        if instr.has(Trait.GATED) and len(instr.inputs) != 1:
+        if instr.has(Trait.GATED) and len(instr.inputs) != 1 and _OPERATIONS[instr.op] not in _APART:
             raise UnsupportedError(f"{instr.op} on two values", "the cpu backend takes gate and up side by side")
+        _check_state(program, instr)
         if instr.has(Trait.EXPERTS):
             pieces = program.weights[instr.weights[0]].pieces
             if len({(piece.stop - piece.start, piece.format) for piece in pieces}) > 1:
@@ -140,6 +162,18 @@ def check(program: Program) -> None:
         previous = instr
 
 
+def _check_state(program: Program, instr: Instr) -> None:
+    """Raises UnsupportedError on an op with state of a size that has no kernel."""
+    if instr.op == "causal_conv" and program.weights[instr.weights[0]].shape[1] > _MOST_TAPS:
+        taps = program.weights[instr.weights[0]].shape[1]
+        raise UnsupportedError(
+            f"causal_conv over {taps} tokens", f"the cpu backend has kernels for {_MOST_TAPS} at most"
+        )
+    if instr.op == "delta_rule" and instr.attr("value_heads") > _MOST_STATE_HEADS:
+        reason = f"the cpu backend has kernels for {_MOST_STATE_HEADS} at most"
+        raise UnsupportedError(f"delta_rule with {instr.attr('value_heads')} heads", reason)
+
+
 def lower(program: Program, layout: ImageLayout) -> Lowered:
     """A Program planned by `keep_operands`, for an image of that layout. Raises UnsupportedError as `check` does."""
     check(program)
@@ -150,7 +184,7 @@ def lower(program: Program, layout: ImageLayout) -> Lowered:
     refs = {name: (number, at.const, at.tokens, at.rows) for number, (name, at) in enumerate(offsets)}
     arena, record, tables = program.plan.arena, np.zeros(1, _record_type()), list(program.tables)
     return Lowered(
-        code=np.concatenate([_record(instr, record, types, layout, refs, tables) for instr in program.body]),
+        code=np.concatenate([_record(program, instr, record, types, layout, refs, tables) for instr in program.body]),
         logits=refs[program.logits],
         arena=(arena.const, arena.tokens, arena.rows),
         attention=_attention(program),
@@ -190,6 +224,14 @@ def _operation(instr: Instr, types: Mapping[str, Type], columns: int) -> str:
         return _routing(instr)
     if instr.op == "expert_linear" and types[instr.inputs[0]].width != columns:
         return "expert_linear_ranked"
+    if name in _APART and len(instr.inputs) == 2:
+        return _APART[name]
+    if name in _BY_HEAD and instr.attr("heads") != 1:
+        return _BY_HEAD[name]
+    if name in _SILU and instr.attr("silu"):
+        return _SILU[name]
+    if name in _TILED and instr.attr("tiled"):
+        return _TILED[name]
     attribute, form = _FORMS.get(name, ("", ""))
     return form if attribute and instr.attr(attribute) else name
 
@@ -247,6 +289,7 @@ def _record_type() -> np.dtype[np.void]:
 
 
 def _record(
+    program: Program,
     instr: Instr,
     empty: np.ndarray,
     types: Mapping[str, Type],
@@ -262,7 +305,7 @@ def _record(
     pieces = layout.matrices.get(first, ())
     columns = pieces[0].columns if pieces else 0
     operation, out = _operation(instr, types, columns), types[instr.output.name]
-    product, writes = instr.has(Trait.PRODUCT, Trait.EXPERTS), instr.writes_cache
+    product, writes = instr.has(Trait.PRODUCT, Trait.EXPERTS), _writes_pages(instr)
     adapts = "group" in instr.attrs and operation.startswith("adapter")
     inputs = types[instr.inputs[0]].width if product or writes or adapts else out.width
     fields: dict[str, object] = {
@@ -286,31 +329,32 @@ def _record(
     if instr.attrs.get("beta"):
         fields["weight"] = layout.factors
     fields |= _expert_fields(instr, types, columns, refs) | _head_fields(instr, types)
+    fields |= _state_fields(program, instr, types, refs)
     if operation == "exchange":  # the core needs no scratch for such rows
         fields |= {"width": 0, "stride": 0}
     if instr.op in _FACTORS:
         fields["eps"] = instr.attr(_FACTORS[instr.op])
-    if instr.op == "attend":
-        fields["width"] = instr.attr("window")
-        fields["bias"] = layout.vectors[first] if instr.weights else -1
-    elif instr.op == "expert_bias":
-        fields["weight"] = layout.vectors[first]
-    elif writes:
-        table = instr.attrs.get("table")
-        fields["width"] = -1 if table is None else tables.index(table)
-        fields |= dict(zip(("q_norm", "k_norm"), (layout.vectors[name] for name in instr.weights), strict=False))
-    elif instr.weights:
-        if not pieces:
-            fields["weight"] = layout.vectors[first]
-        if not pieces and instr.op != "route":
-            fields["eps"] = instr.attr("eps")
-        if len(instr.weights) > 1:
-            fields["bias"] = layout.vectors[instr.weights[1]]
+    fields |= _weight_fields(instr, layout, tables)
     record = empty.copy()
     for name, value in fields.items():
         record[name] = value
     numbers = [getattr(piece, name) for piece in pieces for name, _ in _native.piece_fields()]
     return np.concatenate([record.view(np.int64), np.array(numbers, np.int64)])
+
+
+def _weight_fields(instr: Instr, layout: ImageLayout, tables: Sequence[str]) -> dict[str, object]:
+    """Where weights that are no matrices lie, and the numbers that belong to them."""
+    places = [layout.vectors.get(name, -1) for name in instr.weights]
+    if instr.op == "attend":
+        return {"width": instr.attr("window"), "bias": places[0] if places else -1}
+    if _writes_pages(instr):
+        table = instr.attrs.get("table")
+        norms = dict(zip(("q_norm", "k_norm"), places, strict=False))
+        return {"width": -1 if table is None else tables.index(table), **norms}
+    fields: dict[str, object] = dict(zip(("weight", "bias"), places, strict=False))
+    if instr.weights and instr.weights[0] not in layout.matrices and "eps" in registry.get(instr.op).attributes:
+        fields["eps"] = instr.attr("eps")
+    return fields
 
 
 def _expert_fields(instr: Instr, types: Mapping[str, Type], columns: int, refs: Mapping[str, Ref]) -> dict[str, object]:
@@ -331,8 +375,37 @@ def _expert_fields(instr: Instr, types: Mapping[str, Type], columns: int, refs: 
 
 
 def _head_fields(instr: Instr, types: Mapping[str, Type]) -> dict[str, object]:
-    """What operations that move columns of heads have in fields of other names; others have none."""
+    """What operations on heads have in fields of other names; others have none."""
+    if _OPERATIONS[instr.op] in _BY_HEAD:
+        return {"layer": instr.attr("heads")}
     moves = {"stride": types[instr.inputs[0]].width, "layer": instr.attrs.get("heads")}
     if instr.op == "cut_heads":
         return {**moves, "digits": instr.attr("start")}
     return moves if instr.op == "join_heads" else {}
+
+
+def _state_fields(
+    program: Program, instr: Instr, types: Mapping[str, Type], refs: Mapping[str, Ref]
+) -> dict[str, object]:
+    """What operations with recurrent state have in fields of other names; others have none."""
+    if instr.op not in _PARTS:
+        return {}
+    place = _place_of(program, instr, _PARTS[instr.op])
+    if instr.op == "causal_conv":
+        return {"layer": place, "stride": program.weights[instr.weights[0]].shape[1]}
+    _, base, per_token, per_row = refs[instr.inputs[2]]
+    assert per_row == 0, "values of tokens lie before those of rows"
+    heads = instr.attr("key_heads") << 16 | instr.attr("value_heads")
+    places = {"q_norm": base, "k_norm": per_token}  # of b
+    return {"layer": place, "digits": heads, "stride": types[instr.inputs[0]].width, **places}
+
+
+def _place_of(program: Program, instr: Instr, name: str) -> int:
+    """Floats before a part of the instruction's layer in a slot of its store."""
+    group = program.state_groups[kv_group_of(next(v.name for v in instr.outputs if v.type.stored))]
+    at = instr.attr("layer") * group.layer_values
+    for part, shape in group.parts:
+        if part == name:
+            return at
+        at += math.prod(shape)
+    raise UnsupportedError(f"{instr.op} without a part {name!r} of its state", "its layers keep other parts")

@@ -1,5 +1,6 @@
 """The image of a model's weights: made from a file's bytes, or a bundle's file mapped as it is."""
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,12 +61,14 @@ def image_parts(
 
         def vector(address: int, view: np.ndarray, recipe: "Recipe" = recipe) -> None:
             parts = [
-                formats.get(p.format).dequantize(p.bytes_of(source.read(p.tensor), 1), (p.stop - p.start,))
+                formats.get(p.format).dequantize(
+                    p.bytes_of(source.read(p.tensor), recipe.columns), (p.stop - p.start, *recipe.shape[1:])
+                )
                 for p in recipe.pieces
             ]
-            view.view(np.float32)[:] = np.concatenate(parts)
+            view.view(np.float32)[:] = np.concatenate(parts).T.reshape(-1)
 
-        yield place, 4 * recipe.shape[0], vector
+        yield place, 4 * math.prod(recipe.shape), vector
     heads, *among = alibi_heads(program)
     if heads:
 

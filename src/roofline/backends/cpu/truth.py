@@ -1,5 +1,6 @@
 """The start-up truth check: chosen kernels and formats against slow arithmetic on the original file's bytes."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -90,7 +91,7 @@ def damaged_tensor(executable: "CpuExecutable") -> str | None:
 
     program, layout, base = executable.program, executable.layout, executable.image.address
     for name, place in layout.vectors.items():
-        size = program.weights[name].shape[0]
+        size = math.prod(program.weights[name].shape)
         if not np.isfinite(np.ctypeslib.as_array((ctypes.c_float * size).from_address(base + place))).all():
             return program.weights[name].pieces[0].tensor
     for name, pieces in layout.matrices.items():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from roofline.backends.reference import experts, orders
+from roofline.backends.reference import experts, orders, state_orders
 from roofline.backends.reference.cache import ReferencePages
 from roofline.backends.reference.weights import Read, ReferenceWeights
 from roofline.common.errors import UnsupportedError
@@ -21,6 +21,7 @@ from roofline.ops.experts import routes_by_logits
 from roofline.ops.matmul import Q8Rows, quantize_rows
 from roofline.ops.position_factors import PositionFactors
 from roofline.ops.rope_tables import cos_sin
+from roofline.ops.state import StateStore
 from roofline.program.ir import Instr, Program
 from roofline.program.target import CACHE_ORDERS, GPU_ORDERS
 
@@ -194,6 +195,30 @@ class Interpreter:
             return self._by_reference(instr, [gate, up])
         gate, up = halves(gate, up)
         return orders.gelu_exp2(gate, instr.attr("tanh")) * up
+
+    def _op_sigmoid_mul(self, instr: Instr, gate: "Tensor", up: "Tensor | None" = None) -> "Tensor":
+        if instr.attr("order") != "exp2":
+            return self._by_reference(instr, [gate, up])
+        return state_orders.sigmoid_mul_exp2(*halves(gate, up))
+
+    def _op_causal_conv(self, instr: Instr, x: "Tensor", state: StateStore) -> "tuple[Tensor, StateStore]":
+        if instr.attr("order") != "taps":
+            out, store = self._by_reference(instr, [x, state])
+            return out, store
+        w, *bias = (self.weights.tensor(name) for name in instr.weights)
+        shift = bias[0] if bias else None
+        return state_orders.causal_conv_taps(x, state, w, shift, instr.attr("layer"), instr.attr("silu"))
+
+    def _op_delta_rule(
+        self, instr: Instr, qkv: "Tensor", a: "Tensor", b: "Tensor", state: StateStore
+    ) -> "tuple[Tensor, StateStore]":
+        if instr.attr("order") != "tokens":
+            out, store = self._by_reference(instr, [qkv, a, b, state])
+            return out, store
+        a_log, dt_bias = (self.weights.tensor(name) for name in instr.weights)
+        layer, *heads, key_dim = map(instr.attr, ("layer", "key_heads", "value_heads", "key_dim"))
+        sizes = layer, (heads[0], heads[1]), key_dim, instr.attr("eps"), instr.attr("tiled")
+        return state_orders.delta_rule_tokens(qkv, (a, b, a_log, dt_bias), state, *sizes)
 
     def _op_clamped_swiglu(self, instr: Instr, gate: "Tensor", up: "Tensor") -> "Tensor":
         if instr.attr("order") != "exp2":

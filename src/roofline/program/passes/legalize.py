@@ -41,8 +41,9 @@ def legalize(program: Program, target: Target) -> Program:
         else:
             rows8 = target.rows8 if instr.op == "linear" and _float8(program, instr) else ""
             body.append(replace(instr, attrs=_choices(instr, target) | ({"x_dtype": rows8} if rows8 else {})))
+    matrices = {instr.weights[0] for instr in program.body if program.matrix(instr) is not None}
     weights = {
-        name: replace(recipe, layout=target.matrix_layout if len(recipe.shape) == 2 else target.vector_layout)
+        name: replace(recipe, layout=target.matrix_layout if name in matrices else target.vector_layout)
         for name, recipe in program.weights.items()
     }
     groups = _groups(program, target)

@@ -1,7 +1,8 @@
 """narrow: rows whose logits nobody wants are left out from where they last matter, not only before the head.
 
 After the last layer's attention every row is on its own, so a prompt's other rows need no output projection and no
-mlp there. Each remaining row is computed as before, to the bit.
+mlp there. Each remaining row is computed as before, to the bit. What works on these rows alone comes behind all that
+works on tokens: where a backend keeps integer rows only until the next are made, each has the readers of its own.
 """
 
 from dataclasses import replace
@@ -27,11 +28,12 @@ def _narrow_above(program: Program, at: int) -> Program:
     types = program.types()
     narrowed: dict[str, str] = {}  # value -> its rows that are wanted
     body: list[Instr] = []
+    behind: list[Instr] = []
 
     def narrow_value(name: str) -> str:
         if name not in narrowed and types[name].leading == "tokens":
             value = Value(f"{name}.rows", replace(types[name], leading="rows"))
-            body.append(Instr("take_rows", (name, rows), (), {}, (value,)))
+            behind.append(Instr("take_rows", (name, rows), (), {}, (value,)))
             narrowed[name] = value.name
         return narrowed.get(name, name)
 
@@ -40,11 +42,11 @@ def _narrow_above(program: Program, at: int) -> Program:
             inputs = tuple(narrow_value(name) for name in instr.inputs)
             outputs = tuple(Value(v.name, replace(v.type, leading="rows")) for v in instr.outputs)
             narrowed |= {v.name: v.name for v in outputs}
-            body.append(replace(instr, inputs=inputs, outputs=outputs))
+            behind.append(replace(instr, inputs=inputs, outputs=outputs))
         elif number != at:
-            body.append(instr)
+            (body if number < at else behind).append(instr)
     renamed = {take.output.name: source}
-    body = [replace(i, inputs=tuple(renamed.get(name, name) for name in i.inputs)) for i in body]
+    body = [replace(i, inputs=tuple(renamed.get(name, name) for name in i.inputs)) for i in (*body, *behind)]
     return replace(program, body=tuple(body), outputs=tuple(renamed.get(name, name) for name in program.outputs))
 
 
