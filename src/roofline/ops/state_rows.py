@@ -33,10 +33,10 @@ def conv_rows(x: "Tensor", rows: StateRows, w: "Tensor", bias: "Tensor | None", 
     taps, wide = w.shape[1], x.float().view(rows.count, rows.length, -1)
     total = wide * w[:, taps - 1].float()
     for back in range(1, min(taps, rows.length)):
-        seen = functional.pad(wide[:, : rows.length - back], (0, 0, back, 0))  # the tokens so far back
+        shifted = functional.pad(wide[:, : rows.length - back], (0, 0, back, 0))  # the tokens so far back
         if rows.places is not None:
-            seen = seen.masked_fill((rows.places < back)[..., None], 0.0)
-        total = total + seen * w[:, taps - 1 - back].float()
+            shifted = shifted.masked_fill((rows.places < back)[..., None], 0.0)
+        total = total + shifted * w[:, taps - 1 - back].float()
     total = total if bias is None else total + bias.float()
     return (functional.silu(total) if silu else total).view(x.shape).to(x.dtype)
 
