@@ -87,8 +87,8 @@ def check(cfg: Config) -> None:
     """Raises UnsupportedError on what this family does not have."""
     llama.check_rope(cfg)
     if not cfg.qk_norm or cfg.mlp_bias or cfg.sliding_window or cfg.layer_windows:
-        what = f"no qk_norm, mlp_bias or a window in a {cfg.family} model"
-        raise UnsupportedError(what, "its attention has norms of q and k and sees everything, its MLP has no biases")
+        feature = f"no qk_norm, mlp_bias or a window in a {cfg.family} model"
+        raise UnsupportedError(feature, "its attention has norms of q and k and sees everything, its MLP has no biases")
     if all(cfg.recurrent):
         raise UnsupportedError(f"a {cfg.family} model without attention", "we serve those with a layer of it")
 

@@ -83,8 +83,8 @@ def _in_rows(config: JsonObject, parameters: Iterable[TensorInfo]) -> dict[str, 
                 raise ConfigError(f"{name}: its parts have several formats, and such files have them in one tensor")
             shape = (sum(info.shape[0] for info in there), *there[0].shape[1:])
             info = replace(there[0], name=name, shape=shape, nbytes=sum(info.nbytes for info in there))
-            parts = tuple((ParameterRows(f"{before}{ours}.weight", each),) for ours, each in rows)
-            places |= dict.fromkeys((each.name for each in there), HfTensor(info, parts))
+            parts = tuple((ParameterRows(f"{before}{ours}.weight", span),) for ours, span in rows)
+            places |= dict.fromkeys((info.name for info in there), HfTensor(info, parts))
     return places
 
 

@@ -1,4 +1,4 @@
-"""Tensors of files in which rows of several parameters of ours lie in turn: taken apart, and where each row goes.
+"""Tensors of files in which rows of several parameters of ours lie in turn: sources apart, and where span row goes.
 
 A family says which rows lie where (`TensorNames.joined`). Rows are moved as bytes, whatever their format.
 """
@@ -28,29 +28,29 @@ def rows_apart(config: JsonObject, tensors: Mapping[str, TensorInfo], read: Read
     """
     joined = joined_of(config)
     infos: dict[str, TensorInfo] = {}
-    taken: dict[str, tuple[str, np.ndarray]] = {}  # ours -> the files' tensor, and which of its rows
+    sources: dict[str, tuple[str, np.ndarray]] = {}  # ours -> the files' tensor, and which of its rows
     for name, info in tensors.items():
         before, part = layer_part(name)
         rows = joined.get(part, ())
-        count = sum(len(each) for _, each in rows)
+        count = sum(len(span) for _, span in rows)
         if not rows or info.shape[0] != count:
             infos[name] = info
             continue
         places: dict[str, list[int]] = {}
         at = 0
-        for ours, each in rows:
+        for ours, span in rows:
             order = places.setdefault(ours, [0] * sum(len(r) for other, r in rows if other == ours))
-            order[each.start : each.stop] = range(at, at + len(each))
-            at += len(each)
+            order[span.start : span.stop] = range(at, at + len(span))
+            at += len(span)
         for ours, order in places.items():
             nbytes = info.nbytes // count * len(order)
             written = replace(info, name=f"{before}{ours}.weight", shape=(len(order), *info.shape[1:]), nbytes=nbytes)
-            infos[written.name], taken[written.name] = written, (name, np.array(order))
+            infos[written.name], sources[written.name] = written, (name, np.array(order))
 
     def read_ours(name: str) -> np.ndarray:
-        if name not in taken:
+        if name not in sources:
             return read(name)
-        stored, order = taken[name]
+        stored, order = sources[name]
         return np.ascontiguousarray(read(stored).reshape(tensors[stored].shape[0], -1)[order]).reshape(-1)
 
     return infos, read_ours
@@ -77,5 +77,5 @@ class RowsTogether:
         if len(waiting) < len({ours for ours, _ in order}):
             return None
         del self._waiting[f"{before}{holder}"]
-        together = np.concatenate([waiting[ours][each.start : each.stop] for ours, each in order])
+        together = np.concatenate([waiting[ours][span.start : span.stop] for ours, span in order])
         return f"{before}{holder}.weight", together

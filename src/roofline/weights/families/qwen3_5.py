@@ -36,13 +36,13 @@ LAYER = (
         "mlp.shared.scale": ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
     }
 )
-WHOLE = {
+BARE = {
     "linear.a_log.weight": ("ssm_a", "linear_attn.A_log"),
     "linear.dt_bias.weight": ("ssm_dt.bias", "linear_attn.dt_bias"),
 }
 NAMES = TensorNames(
     LAYER,
-    whole=WHOLE,
+    bare=BARE,
     norms_less=1.0,
     norms_alike=("linear.norm",),
     parted=("linear.conv",),

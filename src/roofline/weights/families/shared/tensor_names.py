@@ -78,7 +78,7 @@ class TensorNames:
     before a layer's number at Hugging Face; hf_prefix: what some files leave out at the beginning of a name, as those
     of a model without its head do, or have twice, as those of a module around a model; hf_also:
     further names outside of layers -> the one in `top`; hf_before: what some files have before all names; hf_unread: a
-    pattern of the tensors that such files may have and the model does not read; whole: parameters of a layer, with
+    pattern of the tensors that such files may have and the model does not read; bare: parameters of a layer, with
     .weight, whose tensors have names without that -> those names.
 
     Where Hugging Face's tensors hold other values than our parameters, or in another order: norms_less: what weights of
@@ -97,7 +97,7 @@ class TensorNames:
     hf_also: Mapping[str, str] = field(default_factory=dict)
     hf_before: tuple[str, ...] = ()
     hf_unread: str = ""
-    whole: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    bare: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     norms_less: float = 0.0
     norms_alike: Collection[str] = ()
     parted: Collection[str] = ()
@@ -161,8 +161,8 @@ class TensorNames:
         match = _OURS.fullmatch(name)
         if match:
             index, part, kind = match.groups()
-            if f"{part}.{kind}" in self.whole:
-                return f"{layers}.{index}.{self.whole[f'{part}.{kind}'][at]}"
+            if f"{part}.{kind}" in self.bare:
+                return f"{layers}.{index}.{self.bare[f'{part}.{kind}'][at]}"
             part, expert = without_expert(part)
             theirs, before = self.layer.get(part, ("", ""))[at], f"{layers}.{index}."
             theirs = theirs.replace(EXPERT, expert)
@@ -189,7 +189,7 @@ class TensorNames:
     def _canonical(self, name: str, pattern: re.Pattern[str], at: int) -> str | None:
         layer, top = self._ours[at]
         before = "blk" if at == 0 else self.hf_layers
-        for ours, theirs in self.whole.items():
+        for ours, theirs in self.bare.items():
             place = re.fullmatch(rf"{re.escape(before)}\.{_INDEX}\.{re.escape(theirs[at])}", name)
             if place:
                 return f"layers.{place[1]}.{ours}"
