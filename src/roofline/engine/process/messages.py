@@ -107,8 +107,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The model is loaded. Sizes in tokens, pages and bytes; `pid` is the engine process; `exact` as `Executable`'s;
     `weights_identity`: as `IdentifiesWeights` has it, "" where the backend does not; `gives_hidden`: whether requests
     can have vectors of hidden rows; `encoder`: whether they have these alone; `pooling`: what a vector is made of where
-    nobody says; `gives_logits`: whether ids are sampled from logits; `facts`: what the model is, where that is
-    known."""
+    nobody says; `gives_logits`: whether ids are sampled from logits; `facts`: what the model is, where that is known;
+    `state_slots`, each of `slot_bytes`: of recurrent state, 0 where the model has none."""
 
     name: str
     vocab_size: int
@@ -126,6 +126,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pooling: VectorKind = "last"
     gives_logits: bool = True
     facts: ModelFacts | None = None
+    state_slots: int = 0
+    slot_bytes: int = 0
 
 
 class LoadRefused(msgspec.Struct, frozen=True, tag=True, array_like=True):
