@@ -94,7 +94,8 @@ def test_a_failed_guess_is_repeated_without_the_state_computed_anew():
 
 def test_a_spare_slot_that_a_step_under_way_writes_is_not_found():
     """A resumed answer in chunks: when the first has landed, the second has the slot already."""
-    watched = StateWatched(EngineConfig(max_batch_tokens=64), QueueingHybrid, tokens=64, max_context=512)
+    config = EngineConfig(max_batch_tokens=64, long_prompt_tokens=0)
+    watched = StateWatched(config, QueueingHybrid, tokens=64, max_context=512)
     ids = text(300)
     watched.resume("a", ids[:10], SamplingParams(temperature=0, max_tokens=400), {0: ids[10:]})
     for _ in range(3):

@@ -125,7 +125,14 @@ class StepRecorder:
             place = self._name(sequence, first, move[0] if move else NO_SLOT, entries)
         place.computed = first + count
         ids = step_ids(sequence, count) if self._with_ids else None
-        return AnswerPart(place.number, first, count, sequence.pages[first // PAGE_TOKENS :], ids, move)
+        return AnswerPart(
+            answer=place.number,
+            first=first,
+            count=count,
+            pages=sequence.pages[first // PAGE_TOKENS :],
+            ids=ids,
+            state=move,
+        )
 
     def _name(self, sequence: Sequence, first: int, state_slot: int, entries: list[Entry]) -> _Place:
         """Give an answer a number, with its adapter and what lies in its pages, and in a slot, already."""
@@ -153,11 +160,22 @@ class StepRecorder:
         descriptor = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         self._stream = os.fdopen(descriptor, "wb", buffering=0)  # what was written outlives the process
         executable, limits = self._executable, self._executable.limits
-        sizes = limits.tokens, limits.segments, limits.rows, limits.pages, executable.num_pages, executable.vocab_size
         self._began, self._places, self._placed = time.monotonic(), {}, {}
-        adapter_sizes = self._adapters.most, executable.adapters.rank if isinstance(executable, Adapts) else 0
         head = frame(
-            Head(executable.fingerprint, *sizes, self._with_ids, time.time(), *adapter_sizes, limits.state_slots)
+            Head(
+                fingerprint=executable.fingerprint,
+                tokens=limits.tokens,
+                segments=limits.segments,
+                rows=limits.rows,
+                pages=limits.pages,
+                num_pages=executable.num_pages,
+                vocab_size=executable.vocab_size,
+                with_ids=self._with_ids,
+                began=time.time(),
+                max_adapters=self._adapters.most,
+                adapter_rank=executable.adapters.rank if isinstance(executable, Adapts) else 0,
+                state_slots=limits.state_slots,
+            )
         )
         self._stream.write(MAGIC + head)
         self._size, self._entries = len(MAGIC) + len(head), 1
