@@ -5,6 +5,8 @@ ids that its pages hold before it, so a slot that is stale, ahead, behind, anoth
 it is read first.
 """
 
+from dataclasses import replace
+
 import numpy as np
 from engine_fakes import FakeExecutable, QueueingFake, check_pages, mix, uniform
 
@@ -89,7 +91,8 @@ class HybridFake(FakeExecutable):
 
     def headless(self):
         hidden = super().headless()
-        hidden.states = self.states
+        hidden.limits = replace(hidden.limits, state_slots=self.limits.state_slots)
+        hidden.batch, hidden.states = Batch(hidden.limits), self.states
         return hidden
 
 

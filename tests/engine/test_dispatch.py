@@ -19,9 +19,9 @@ PROMPT = list(range(10 * PAGE_TOKENS))
 class Engine(RemoteEngine):
     """One that is never started, with requests that nobody computes."""
 
-    def __init__(self, pid=1, num_pages=1000):
+    def __init__(self, pid=1, num_pages=1000, state_slots=0):
         super().__init__(EngineSpec(source="toy"))
-        self.description = SimpleNamespace(pid=pid, num_pages=num_pages)
+        self.description = SimpleNamespace(pid=pid, num_pages=num_pages, state_slots=state_slots)
 
     def open(self, uncomputed, answers=1):
         stream = EventStream(self.abort, "", answers, uncomputed)
@@ -74,6 +74,19 @@ def test_a_prompt_goes_where_its_pages_are_until_waiting_takes_longer_than_compu
     assert choose([b, a], longer, keys_of(longer, ""))[0] is a
     a.engine.open(2 - ANSWER_TOKENS)
     assert choose([b, a], longer, keys_of(longer, "")) == (b, len(longer)), "one token more there than it saves"
+
+
+def test_with_recurrent_state_pages_count_up_to_the_last_snapshot():
+    a, b = candidates(state_slots=3)
+    first, second, third = (PROMPT[:100] + [tail] * 60 for tail in (1, 2, 3))
+    assert send([a], first) == (a, 160)
+    a.engine.requests.clear()
+    assert choose([b, a], first, keys_of(first, ""))[1] == 160 - 128, "the prompt's last one"
+    assert send([a], second) == (a, 160), "96 tokens of pages, and no snapshot among them"
+    assert send([a], third) == (a, 160 - 64), "which that one has taken"
+    assert a.reusable(keys_of(second, "")) == 8
+    assert a.reusable(keys_of(first, "")) == 4, "of three slots it has had the one used longest ago"
+    assert b.reusable(keys_of(first, "")) == 0
 
 
 def test_tenants_and_fresh_processes_share_nothing_and_the_last_token_is_always_computed():

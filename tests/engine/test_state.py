@@ -89,6 +89,7 @@ class Life:
             max_tokens=draw.choice([1, 2, draw.randint(3, 20), 70, 99]),
             frequency_penalty=draw.choice([0.0, 0.0, 0.5]),
             stop_token_ids=draw.choice([(), (), (3, 4, 5)]),
+            prompt_logprobs=draw.choice([None, None, None, None, 0]),
         )
         return ids, params, draw.choice([0, 0, 0, draw.randint(1, 98)])
 

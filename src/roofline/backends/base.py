@@ -264,7 +264,15 @@ class KeepsState(Protocol):
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of a slot: what all such layers have of one sequence."""
+        """Bytes of a slot: what all such layers have of one sequence; 0 where the model has none."""
+
+
+@runtime_checkable
+class CopiesState(KeepsState, Protocol):
+    """Has its slots of recurrent state in memory of this process, from where they can be copied, and back."""
+
+    def slot_views(self, slot: int) -> Sequence[memoryview]:
+        """The bytes of a slot where they lie, `slot_bytes` in all, as `KeepsPages.page_views` has those of a page."""
 
 
 class BackgroundCheck(Protocol):

@@ -9,7 +9,7 @@ from roofline.backends.base import ComputesNothing, CountsExperts, Executable, G
 from roofline.common.errors import ConfigError, RequestError, UnsupportedError, describe_error
 from roofline.engine.adapters import Adapters
 from roofline.engine.cache.naive import NaiveCache
-from roofline.engine.cache.paged import Cache, PagedCache, root_key
+from roofline.engine.cache.paged import PagedCache, root_key
 from roofline.engine.cache.state_slots import StateSlots
 from roofline.engine.checks import RequestOptions, check_request, check_unused, request_parts
 from roofline.engine.config import EngineConfig, StepLimits, resolve
@@ -62,9 +62,9 @@ class LocalEngine:
         pages, simple = executable.num_pages, self.config.cache == "naive"
         shared = self.config.prefix_cache and not self.limits.undivided
         cache = NaiveCache(pages) if simple else PagedCache(pages, shared)
-        self._page_file = _page_file(self.config, executable, cache)
         slots = executable.limits.state_slots
         self.state = State(cache, self.limits, slots=StateSlots(slots, cache.prefix) if slots else None)
+        self._page_file = _page_file(self.config, executable, self.state)
         slot_bytes = executable.slot_bytes if isinstance(executable, KeepsState) else 0
         self.meter = StatsMeter(pages, executable.page_bytes, slots, slot_bytes)
         self._speculator = _speculator(self.config, executable, draft)
@@ -271,7 +271,7 @@ class LocalEngine:
         self.abort_all()
         if self._page_file is not None and self.lost is None:
             assert isinstance(self.state.cache, PagedCache), "only such a one has a file"
-            self._page_file.save(self.state.cache)
+            self._page_file.save(self.state.cache, self.state.slots)
         self._stepper.close()
         if self._recorder is not None:
             self._recorder.close()
@@ -282,18 +282,15 @@ class LocalEngine:
         self.executable.close()
 
 
-def _page_file(config: EngineConfig, executable: Executable, cache: Cache) -> "PageFile | None":
+def _page_file(config: EngineConfig, executable: Executable, state: State) -> "PageFile | None":
     """The file of a cache, restored from it."""
     if config.cache_file is None:
         return None
     from roofline.engine.cache.page_file import PageFile
 
-    if executable.limits.state_slots:
-        reason = "its file has pages, and no snapshots of recurrent state"
-        raise UnsupportedError("cache_file with this model", reason, ("leave it out",))
-    assert isinstance(cache, PagedCache), "EngineConfig refuses others"
+    assert isinstance(state.cache, PagedCache), "EngineConfig refuses others"
     file = PageFile(Path(config.cache_file), executable)
-    file.restore(cache)
+    file.restore(state.cache, state.slots)
     return file
 
 

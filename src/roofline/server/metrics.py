@@ -34,6 +34,8 @@ TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000)
 GAUGES = {
     "vllm:num_requests_running": ("Answers in the running batch.", "running"),
     "vllm:num_requests_waiting": ("Answers that wait for room.", "waiting"),
+    "roofline:state_slots": ("Slots of recurrent state; 0 where the model has none.", "state_slots"),
+    "roofline:state_slots_used": ("Slots of recurrent state that answers hold.", "state_slots_used"),
 }
 COUNTERS = {
     "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", "prefix_queries"),
@@ -42,6 +44,11 @@ COUNTERS = {
     "vllm:spec_decode_num_draft_tokens": ("Tokens of the drafts that were verified.", "draft_tokens"),
     "vllm:spec_decode_num_accepted_tokens": ("Tokens of drafts that were right.", "accepted_tokens"),
     "roofline:spec_decode_num_held": ("Drafts left aside because they would have lost time.", "drafts_held"),
+    "roofline:snapshot_hits": ("Answers that began with a snapshot of recurrent state.", "snapshot_hits"),
+    "roofline:snapshot_lost_tokens": (
+        "Prompt tokens found in the prefix cache in vain, for want of a snapshot of recurrent state.",
+        "snapshot_lost",
+    ),
     "vllm:num_preemptions": ("Answers that lost their pages and were computed again.", "preemptions"),
 }
 # Of an answer, by the engine's clock; in the order of `Metrics.answer_computed`.

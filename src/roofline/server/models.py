@@ -257,11 +257,14 @@ class Models:
 
 
 def engine_bytes(engine: "AsyncEngine") -> int:
-    """Memory of an engine process as if its cache were full; pages that it shares with others are counted by their
-    share. 0 where the system does not tell."""
+    """Memory of an engine process as if its cache, and its slots of recurrent state, were full; pages that it shares
+    with others are counted by their share. 0 where the system does not tell."""
     total = sum(_resident_bytes(one_engine.pid) for one_engine in (engine.engines or (engine,)))
     loaded = engine.description
-    return total + loaded.num_pages * loaded.page_bytes * max(1, len(engine.engines)) if total and loaded else 0
+    if not total or loaded is None:
+        return 0
+    cache_bytes = loaded.num_pages * loaded.page_bytes + loaded.state_slots * loaded.slot_bytes
+    return total + cache_bytes * max(1, len(engine.engines))
 
 
 def _resident_bytes(pid: int | None) -> int:

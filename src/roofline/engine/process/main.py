@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from roofline.backends.base import BackgroundCheck, ChecksWeights, IdentifiesWeights
+from roofline.backends.base import BackgroundCheck, ChecksWeights, IdentifiesWeights, KeepsState
 from roofline.common import log
 from roofline.common.errors import RequestError, RooflineError
 from roofline.common.processes import die_with_parent, end_now
@@ -183,6 +183,8 @@ def ready(name: str, engine: LocalEngine, load_seconds: float) -> Ready:
         gives_logits=engine.gives_logits,
         facts=engine.facts,
         media_ids=dict(engine.media_ids),
+        state_slots=executable.limits.state_slots,
+        slot_bytes=executable.slot_bytes if isinstance(executable, KeepsState) else 0,
     )
 
 

@@ -108,7 +108,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     `weights_identity`: as `IdentifiesWeights` has it, "" where the backend does not; `gives_hidden`: whether requests
     can have vectors of hidden rows; `encoder`: whether they have these alone; `pooling`: what a vector is made of where
     nobody says; `gives_logits`: whether ids are sampled from logits; `facts`: what the model is, where that is
-    known; `media_ids`: those that prompts may not have (`engine.checks.media_in`)."""
+    known; `media_ids`: those that prompts may not have (`engine.checks.media_in`); `state_slots`, each of `slot_bytes`:
+    of recurrent state, 0 where the model has none."""
 
     name: str
     vocab_size: int
@@ -127,6 +128,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     gives_logits: bool = True
     facts: ModelFacts | None = None
     media_ids: dict[int, str] = {}
+    state_slots: int = 0
+    slot_bytes: int = 0
 
 
 class LoadRefused(msgspec.Struct, frozen=True, tag=True, array_like=True):

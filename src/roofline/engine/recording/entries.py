@@ -17,7 +17,8 @@ import msgspec
 from roofline.common.errors import ConfigError
 from roofline.common.files import read_regular
 
-MAGIC = b"roofline steps 3\n"
+MAGIC = b"roofline steps 4\n"
+OLDER = b"roofline steps 3\n"  # without recurrent state; as long as MAGIC
 PREFIX = struct.Struct("<II")  # of an entry: its length, and the CRC-32 of what follows
 MOST_END = 64  # bytes of the last entry
 SUFFIX = ".steps"
@@ -27,7 +28,7 @@ MAX_FILE = 1 << 30  # bytes
 class Head(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The engine. Sizes of its largest step and of its cache; began: Unix time; with_ids: whether token ids, and so the
     texts of prompts and answers, are in the file; adapter_rank: the largest rank that an adapter may have, 0 where the
-    engine has no places for adapters."""
+    engine has no places for adapters; state_slots: slots of recurrent state."""
 
     fingerprint: str
     tokens: int
@@ -40,6 +41,7 @@ class Head(msgspec.Struct, frozen=True, tag=True, array_like=True):
     began: float
     max_adapters: int
     adapter_rank: int
+    state_slots: int = 0
 
 
 class Arrival(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -63,20 +65,23 @@ class AdapterPlaced(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Lead(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The first `count` positions of an answer were computed before: in these pages, of these ids.
 
-    slot: of the adapter they were computed with, 0 for none.
+    slot: of the adapter they were computed with, 0 for none; state_slot: where the recurrent state behind them lay, -1:
+    the model has none.
     """
 
     count: int
     pages: list[int]
     ids: list[int] | None
     slot: int
+    state_slot: int = -1
 
 
 class AnswerPart(msgspec.Struct, frozen=True, array_like=True):
     """One answer's part of a step: `count` ids from position `first` on.
 
     answer: its number in the file; pages: those of its table from the one of `first` on, the ones before are as they
-    were; ids: those that are computed, drafted ones among them.
+    were; ids: those that are computed, drafted ones among them; state: the slots of recurrent state that it reads and
+    writes, as `StateMove` has them in its order, empty where the model has none.
     """
 
     answer: int
@@ -84,6 +89,7 @@ class AnswerPart(msgspec.Struct, frozen=True, array_like=True):
     count: int
     pages: list[int]
     ids: list[int] | None
+    state: tuple[int, ...] = ()
 
 
 class Named(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -167,7 +173,7 @@ def read_entries(path: Path) -> tuple[Head, Iterator[Entry]]:
     Raises ConfigError for a file that is no recording, in the iterator too.
     """
     data = read_regular(path, MAX_FILE)
-    if not data.startswith(MAGIC):
+    if not data.startswith((MAGIC, OLDER)):
         raise ConfigError(f"{path} is no recording of this version: it does not begin with {MAGIC.decode().strip()!r}")
     entries = _entries(path, data)
     head = next(entries, None)

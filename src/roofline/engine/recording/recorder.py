@@ -6,6 +6,7 @@ with a line in the log, and the engine goes on.
 
 import os
 import time
+from dataclasses import astuple
 from pathlib import Path
 from typing import BinaryIO
 
@@ -35,7 +36,7 @@ from roofline.engine.recording.entries import (
 from roofline.engine.schedule.fill import logit_rows, step_ids
 from roofline.engine.schedule.plan import StepPlan
 from roofline.engine.schedule.sequence import Request, Sequence
-from roofline.ops.batch import PAGE_TOKENS
+from roofline.ops.batch import NO_SLOT, PAGE_TOKENS
 
 PARTS = 8  # files, at least, that the bound on a folder is divided into: the oldest goes when there is no room
 MAX_PART = 256 << 20  # bytes of a file: a replay reads one at a time
@@ -93,7 +94,8 @@ class StepRecorder:
             self._rotate()
         self._steps += 1
         entries: list[Entry] = []
-        parts = [self._part(s, count, entries) for s, count in zip(plan.sequences, plan.counts, strict=True)]
+        moves = [astuple(planned.move) for planned in plan.moves] or [()] * len(plan.sequences)
+        parts = [self._part(*part, entries) for part in zip(plan.sequences, plan.counts, moves, strict=True)]
         self._write([*entries, Step(self._steps, time.monotonic() - self._began, parts, logit_rows(plan))])
 
     def forget(self, plan: StepPlan) -> None:
@@ -116,17 +118,24 @@ class StepRecorder:
             self._stream.close()
             self._stream = None
 
-    def _part(self, sequence: Sequence, count: int, entries: list[Entry]) -> AnswerPart:
+    def _part(self, sequence: Sequence, count: int, move: tuple[int, ...], entries: list[Entry]) -> AnswerPart:
         first, place = sequence.computed, self._places.get(sequence)
         # A pre-empted sequence has other pages when it comes back, in a list of their own.
         if place is None or place.pages is not sequence.pages or first > place.computed:
-            place = self._name(sequence, first, entries)
+            place = self._name(sequence, first, move[0] if move else NO_SLOT, entries)
         place.computed = first + count
         ids = step_ids(sequence, count) if self._with_ids else None
-        return AnswerPart(place.number, first, count, sequence.pages[first // PAGE_TOKENS :], ids)
+        return AnswerPart(
+            answer=place.number,
+            first=first,
+            count=count,
+            pages=sequence.pages[first // PAGE_TOKENS :],
+            ids=ids,
+            state=move,
+        )
 
-    def _name(self, sequence: Sequence, first: int, entries: list[Entry]) -> _Place:
-        """Give an answer a number, with its adapter and what lies in its pages already."""
+    def _name(self, sequence: Sequence, first: int, state_slot: int, entries: list[Entry]) -> _Place:
+        """Give an answer a number, with its adapter and what lies in its pages, and in a slot, already."""
         if len(self._places) >= self._forget_at:
             self._places = {s: place for s, place in self._places.items() if s.finished is None}
             self._forget_at = max(MIN_PLACES, 2 * len(self._places))
@@ -140,7 +149,7 @@ class StepRecorder:
         place = self._places[sequence] = _Place(self._answers, sequence.pages)
         lead = sequence.pages[: -(-first // PAGE_TOKENS)]
         if first:
-            entries.append(Lead(first, lead, sequence.ids[:first] if self._with_ids else None, slot))
+            entries.append(Lead(first, lead, sequence.ids[:first] if self._with_ids else None, slot, state_slot))
         entries.append(Named(self._answers, sequence.request.id, sequence.index, lead, slot))
         return place
 
@@ -151,10 +160,23 @@ class StepRecorder:
         descriptor = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         self._stream = os.fdopen(descriptor, "wb", buffering=0)  # what was written outlives the process
         executable, limits = self._executable, self._executable.limits
-        sizes = limits.tokens, limits.segments, limits.rows, limits.pages, executable.num_pages, executable.vocab_size
         self._began, self._places, self._placed = time.monotonic(), {}, {}
-        adapter_sizes = self._adapters.most, executable.adapters.rank if isinstance(executable, Adapts) else 0
-        head = frame(Head(executable.fingerprint, *sizes, self._with_ids, time.time(), *adapter_sizes))
+        head = frame(
+            Head(
+                fingerprint=executable.fingerprint,
+                tokens=limits.tokens,
+                segments=limits.segments,
+                rows=limits.rows,
+                pages=limits.pages,
+                num_pages=executable.num_pages,
+                vocab_size=executable.vocab_size,
+                with_ids=self._with_ids,
+                began=time.time(),
+                max_adapters=self._adapters.most,
+                adapter_rank=executable.adapters.rank if isinstance(executable, Adapts) else 0,
+                state_slots=limits.state_slots,
+            )
+        )
         self._stream.write(MAGIC + head)
         self._size, self._entries = len(MAGIC) + len(head), 1
 

@@ -1,7 +1,7 @@
 """Running the steps of a recording again, alone: the same ids in the same pages, and the digests compared."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from roofline.engine.recording.entries import (
     Step,
     read_entries,
 )
-from roofline.ops.batch import PAGE_TOKENS, Segment
+from roofline.ops.batch import NO_SLOT, PAGE_TOKENS, Segment, StateMove
 
 if TYPE_CHECKING:
     from roofline.weights.adapters import Adapter
@@ -56,6 +56,7 @@ def check_room(path: Path, head: Head, executable: Executable) -> None:
         ("max_running", head.segments, limits.segments),
         ("logit rows (max_running, draft_tokens)", head.rows, limits.rows),
         ("cache_tokens", head.num_pages * PAGE_TOKENS, executable.num_pages * PAGE_TOKENS),
+        ("slots of recurrent state", head.state_slots, limits.state_slots),
         ("max_adapter_rank", head.adapter_rank, executable.adapters.rank if isinstance(executable, Adapts) else 0),
     )
     for name, needed, available in needs:
@@ -158,7 +159,8 @@ class _Runner:
         for first in range(0, lead.count, max_tokens):
             count = min(max_tokens, lead.count - first)
             ids = lead.ids[first : first + count] if lead.ids is not None else self._made_up(first, count)
-            self._fill([self._segment(ids, first, count, lead.pages, slot)], [])
+            state = (lead.state_slot if first else NO_SLOT, lead.state_slot, 0, NO_SLOT)
+            self._fill([self._segment(ids, first, count, lead.pages, slot, state)], [])
             try:
                 executable.forward()
             except Exception as error:
@@ -202,9 +204,11 @@ class _Runner:
         else:
             table[part.first // PAGE_TOKENS :] = part.pages
         ids = part.ids if part.ids is not None else self._made_up(part.first, part.count)
-        return self._segment(ids, part.first, part.count, table or [], self.slots[part.answer])
+        return self._segment(ids, part.first, part.count, table or [], self.slots[part.answer], part.state)
 
-    def _segment(self, ids: list[int], first: int, count: int, pages: list[int], slot: int) -> Segment:
+    def _segment(
+        self, ids: list[int], first: int, count: int, pages: list[int], slot: int, state: tuple[int, ...]
+    ) -> Segment:
         """A segment whose every number an executable may use. Raises ConfigError for others."""
         executable = self._executable
         if not (count > 0 and len(ids) == count and 0 <= first <= executable.max_context - count):
@@ -213,7 +217,22 @@ class _Runner:
             self._refuse("it has ids outside the vocabulary")
         if len(pages) * PAGE_TOKENS < first + count or not all(0 <= page < executable.num_pages for page in pages):
             self._refuse("it has a page table that does not fit the cache")
-        return Segment(ids, first, pages, slot)
+        return Segment(ids, first, pages, slot, self._move(state, first, first + count))
+
+    def _move(self, state: tuple[int, ...], first: int, end: int) -> StateMove | None:
+        """The slots of a segment from `first` to `end`; None: the model has none."""
+        count = self._executable.limits.state_slots
+        if not count:
+            return None
+        if len(state) != len(fields(StateMove)):
+            self._refuse("it says nothing of recurrent state, which the model has")
+        move = StateMove(*state)
+        slots, saves = (move.source, move.target, move.save_to), move.save_to != NO_SLOT
+        if not all(NO_SLOT <= slot < count for slot in slots) or (saves and not first < move.save_at <= end):
+            self._refuse("it has slots of recurrent state that there are not")
+        if (move.source == NO_SLOT) != (first == 0):
+            self._refuse("it has a part that begins with no state, or with one that nobody reads")
+        return move
 
     def _fill(self, segments: list[Segment], rows: list[int]) -> None:
         limits = self._executable.limits

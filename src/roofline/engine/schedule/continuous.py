@@ -16,6 +16,7 @@ from roofline.engine.schedule.prompts import plan_prompts
 from roofline.engine.schedule.sequence import Sequence
 from roofline.engine.schedule.state_moves import (
     advance_moves,
+    draft_room,
     land_moves,
     leave_slots,
     plan_moves,
@@ -89,6 +90,8 @@ def plan_drafts(state: State, plan: StepPlan) -> None:
         length, pages = len(sequence.ids), sequence.pages
         rows = limits.rows - plan.rows
         count = min(len(sequence.draft), rows, limits.tokens - plan.tokens, sequence.end - length - 1)
+        if state.slots is not None:
+            count = min(count, draft_room(state, sequence))
         room, page_count = len(pages) * PAGE_TOKENS - length, len(pages)
         if count > room:
             more = -(-(length + count) // PAGE_TOKENS) - page_count

@@ -99,6 +99,12 @@ def cut_at_snapshot(state: State, sequence: Sequence, count: int) -> int:
     return places[0] - first if len(places) > 1 else count
 
 
+def draft_room(state: State, sequence: Sequence) -> int:
+    """How many tokens a sequence may draft: where a snapshot will be taken, all ids before it have to be certain."""
+    assert state.slots is not None, "the model has state"
+    return SNAPSHOT_TOKENS - 1 - len(sequence.ids) % SNAPSHOT_TOKENS if state.slots.prefix else len(sequence.draft)
+
+
 def reserve_for_draft(state: State, sequence: Sequence) -> bool:
     """Take the slots in which a draft is verified; False: there is none, and nothing can be drafted."""
     recurrent = sequence.recurrent

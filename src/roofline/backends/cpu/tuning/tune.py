@@ -23,7 +23,7 @@ from roofline.common.errors import ConfigError
 from roofline.common.units import now_utc
 from roofline.hardware.tuning import store
 from roofline.hardware.tuning.store import TuningRecord, Tunings, TuningVerdict, VariantChoice
-from roofline.ops.batch import PAGE_TOKENS, Segment
+from roofline.ops.batch import NO_SLOT, PAGE_TOKENS, Segment, StateMove
 
 CONTEXT = 128  # tokens before those of a decoding step
 PROMPT = 256  # tokens of a prefill step
@@ -202,7 +202,12 @@ class Tuner:
         pages = -(-(point.context + point.tokens) // PAGE_TOKENS)
         ids = np.random.default_rng(7).integers(0, self.executable.vocab_size, point.rows).tolist()
         segments = [
-            Segment(ids[i * point.tokens : (i + 1) * point.tokens], point.context, range(i * pages, (i + 1) * pages))
+            Segment(
+                ids[i * point.tokens : (i + 1) * point.tokens],
+                point.context,
+                range(i * pages, (i + 1) * pages),
+                state=StateMove(source=i if point.context else NO_SLOT),  # nothing is written, so each run has its bits
+            )
             for i in range(point.sequences)
         ]
         self.executable.batch.fill(segments, [(i + 1) * point.tokens - 1 for i in range(point.sequences)])
