@@ -93,7 +93,19 @@ def test_a_family_trains(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma3", "phi3", "olmo2", "gpt_neox", "gpt2", "opt_350m", "gpt_oss", "deepseek_v2_lite"]
+    "name",
+    [
+        "gemma3",
+        "phi3",
+        "olmo2",
+        "ministral3",
+        "arcee_bias",
+        "gpt_neox",
+        "gpt2",
+        "opt_350m",
+        "gpt_oss",
+        "deepseek_v2_lite",
+    ],
 )
 def test_what_training_exports_has_the_values_of_transformers(name: str, tmp_path: Path) -> None:
     """Parameters that Hugging Face stores as other numbers go there and back."""
