@@ -54,11 +54,12 @@ def test_sinks_and_biases_of_experts(compiled: Any, tmp_path: Path) -> None:
     answers_as_python_does(compiled, transformers_model("gpt_oss"), tmp_path)
 
 
-def test_heads_that_are_filled_up(compiled: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["llama_heads_of_20", "ministral3"])
+def test_heads_that_are_filled_up_and_queries_that_grow(name: str, compiled: Any, tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="it makes the model")
     from tests.models.parity_cases import CASES, theirs
 
-    answers_as_python_does(compiled, theirs({**CASES["llama_heads_of_20"].config, "vocab": 300}), tmp_path)
+    answers_as_python_does(compiled, theirs({**CASES[name].config, "vocab": 300}), tmp_path)
 
 
 def answers_as_python_does(compiled: Any, model: Any, tmp_path: Path) -> None:

@@ -91,7 +91,8 @@ def test_a_mixture_has_the_logits_of_transformers(
 
 
 # A window that llama.cpp does not compute says nothing about adapters.
-ADAPTED = {name: CONFIGS[name] for name in ("llama", "qwen2", "gemma2", "phi3", "smollm3", "granite", "glm4", "gpt2")}
+ADAPTED_NAMES = ("llama", "qwen2", "gemma2", "phi3", "smollm3", "granite", "glm4", "ministral3", "arcee", "gpt2")
+ADAPTED = {name: CONFIGS[name] for name in ADAPTED_NAMES}
 
 
 @pytest.mark.parametrize("name", [*ADAPTED, "mixtral", "qwen3_moe"])
