@@ -140,7 +140,7 @@ void Executable::fetch_first(const Op& op, int worker) const {
 }
 
 Rope Executable::rope_of(const Op& op) const {
-    return {op.rope, op.q_norm, op.k_norm, attention_.eps, attention_.interleaved, attention_.head_dim, attention_.rotated, attention_.q_scale};
+    return {op.rope, op.q_norm, op.k_norm, attention_.eps, attention_.interleaved, attention_.head_dim, attention_.rotated, attention_.q_scale, (op.flags & kNormLast) != 0};
 }
 
 // `next`: the item this thread takes afterwards, or null.

@@ -42,6 +42,7 @@ enum Flags : unsigned {
     kOneHead = 1024,   // of JoinHeads: the first value has one head, which stands before each of the other's
     kBothWays = 2048,  // of Attend: a token sees all of its sequence, not only what precedes it
     kOneRow = 4096,    // of Embed: every token has the table's first row
+    kNormLast = 32768,  // of RopeWrite: heads are normed behind their rotation, not before it
 };
 
 // What an operation does with each field of its record. `Code` (code.h) checks a record by these before it may run, so
@@ -248,6 +249,7 @@ inline constexpr Operation kOperations[] = {  // by number
     {"join_heads_sharing", Base::JoinHeads, kOneHead, uses::kShareHead},
     {"attend_both_ways", Base::Attend, kBothWays, uses::kAttendBothWays},
     {"embed_one_row", Base::Embed, kOneRow, uses::kLookUp},
+    {"rope_write_normed", Base::RopeWrite, kNormLast, uses::kWrite},
 };
 constexpr bool all_uses_said() {
     for (const Operation& each : kOperations) {

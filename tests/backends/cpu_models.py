@@ -65,6 +65,9 @@ MODELS: dict[str, dict[str, Any]] = {
         **{"shared_ffn": 160, "routed_scale": 2.5, "tied": False},
     },
     "olmo2": {**LLAMA, "family": "olmo2"},
+    "olmo3": {**LLAMA, "family": "olmo2", "layer_windows": [40, 0], "local_theta": 1e3},
+    "exaone4": {**LLAMA, "family": "exaone4", "qk_norm": True, "turning": [True, False], "layer_windows": [40, 0]},
+    "hunyuan": {**LLAMA, "family": "hunyuan", "qk_norm": True, "head_dim": 32, "heads": 8},
     "smollm3": {**LLAMA, "family": "smollm3", "turning": [True, False]},
     "glm4": {**LLAMA, "family": "glm4", "rope_style": "interleaved", "rotary_dim": 32},
     "ernie4_5": {

@@ -144,20 +144,46 @@ def _qkv_write_type(call: Call) -> tuple[Type, Type]:
     return Type(call.qkv.dtype, call.qkv.leading, (call.heads * head_dim,)), call.cache
 
 
+def _normed_write_type(call: Call) -> tuple[Type, Type]:
+    head_dim = call.cache.trailing[1]
+    if any(w is not None and w.shape != (head_dim,) for w in (call.q_norm, call.k_norm)):
+        raise ConfigError("q_norm and k_norm cover one head")
+    return _qkv_write_type(call)
+
+
+def _write_flops(call: Call, turned: int) -> Affine:
+    """turned: FLOPs of rope for each element of q and k."""
+    each = turned + (4 if call.q_norm is not None else 0)
+    return Affine.per(call.qkv.leading, each * (call.qkv.width - call.cache.width))
+
+
 @op(
     values=("qkv", "cache"),
-    infer=_qkv_write_type,
+    weights=("q_norm", "k_norm"),
+    infer=_normed_write_type,
+    flops=lambda call: _write_flops(call, 0),
     kv_bytes=attention.kv_write_bytes,
     fuses=("split", "split", "split", "kv_write"),
 )
 def qkv_write(
-    qkv: "Tensor", cache: attention.KvCache, heads: int, layer: int, kv_dtype: str = "f32"
+    qkv: "Tensor",
+    cache: attention.KvCache,
+    q_norm: "Tensor | None" = None,
+    k_norm: "Tensor | None" = None,
+    *,
+    heads: int,
+    layer: int,
+    eps: float = 0.0,
+    kv_dtype: str = "f32",
 ) -> "tuple[Tensor, attention.KvCache]":
-    """q, and the cache with k and v in it, where positions are not in q and k: learned ones, or ALiBi.
+    """q, and the cache with k and v in it, where positions are not in q and k: learned ones, ALiBi, or none.
 
-    qkv [tokens, (heads + 2 * kv_heads) * head_dim]: q, k, v side by side.
+    qkv [tokens, (heads + 2 * kv_heads) * head_dim]: q, k, v side by side. q_norm, k_norm [head_dim]: an RMS norm of
+    each head, with eps.
     """
     q, k, v = attention.split_heads(qkv, heads, cache.kv_heads)
+    if q_norm is not None and k_norm is not None:
+        q, k = norms.rms_norm(q, q_norm, eps, heads), norms.rms_norm(k, k_norm, eps, cache.kv_heads)
     return q, attention.kv_write(cache, k, v, layer, kv_dtype)
 
 
@@ -185,23 +211,11 @@ def qk_norm(qkv: "Tensor", q_norm: "Tensor", k_norm: "Tensor", eps: float) -> "T
     return torch.cat([norms.rms_norm(first, q_norm, eps), norms.rms_norm(second, k_norm, eps), values], dim=1)
 
 
-def _rope_kv_write_type(call: Call) -> tuple[Type, Type]:
-    head_dim = call.cache.trailing[1]
-    if any(w is not None and w.shape != (head_dim,) for w in (call.q_norm, call.k_norm)):
-        raise ConfigError("rope_kv_write: q_norm and k_norm cover one head")
-    return _qkv_write_type(call)
-
-
-def _rope_kv_write_flops(call: Call) -> Affine:
-    each = 7 if call.q_norm is not None else 3
-    return Affine.per(call.qkv.leading, each * (call.qkv.width - call.cache.width))
-
-
 @op(
     values=("qkv", "positions", "cache"),
     weights=("q_norm", "k_norm"),
-    infer=_rope_kv_write_type,
-    flops=_rope_kv_write_flops,
+    infer=_normed_write_type,
+    flops=lambda call: _write_flops(call, 3),
     kv_bytes=attention.kv_write_bytes,
     fuses=("split", "split", "split", "rope", "rope", "kv_write"),
 )
@@ -217,16 +231,24 @@ def rope_kv_write(
     layer: int,
     eps: float = 0.0,
     kv_dtype: str = "f32",
+    norm_last: bool = False,
 ) -> "tuple[Tensor, attention.KvCache]":
     """q after rope, and the cache with k after rope and v in it.
 
     qkv [tokens, (heads + 2 * kv_heads) * head_dim]: q, k, v side by side. q_norm, k_norm [head_dim]: an RMS norm of
-    each head before rope (Qwen3), with eps.
+    each head, with eps: before rope (Qwen3) or, norm_last, behind it (Hunyuan).
     """
     kv_heads = cache.kv_heads
     q, k, v = attention.split_heads(qkv, heads, kv_heads)
-    if q_norm is not None and k_norm is not None:
-        q, k = norms.rms_norm(q, q_norm, eps, heads), norms.rms_norm(k, k_norm, eps, kv_heads)
-    q = attention.rope(q, positions, table, heads)
-    k = attention.rope(k, positions, table, kv_heads)
+
+    def normed(q: "Tensor", k: "Tensor") -> "tuple[Tensor, Tensor]":
+        if q_norm is None or k_norm is None:
+            return q, k
+        return norms.rms_norm(q, q_norm, eps, heads), norms.rms_norm(k, k_norm, eps, kv_heads)
+
+    if not norm_last:
+        q, k = normed(q, k)
+    q, k = attention.rope(q, positions, table, heads), attention.rope(k, positions, table, kv_heads)
+    if norm_last:
+        q, k = normed(q, k)
     return q, attention.kv_write(cache, k, v, layer, kv_dtype)

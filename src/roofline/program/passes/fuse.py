@@ -115,7 +115,8 @@ def _cut_heads(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
 
 
 def _rope_kv_write(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
-    """split x 3, [rms_norm x 2,] rope x 2, kv_write -> rope_kv_write; q's result keeps its name.
+    """split x 3, [rms_norm x 2,] rope x 2, kv_write -> rope_kv_write, or with the norms behind rope; q's result keeps
+    its name.
 
     Anchored at the kv_write: its k leads to the qkv linear, and from there the rope of q is found.
     """
@@ -126,58 +127,81 @@ def _rope_kv_write(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
     if k is None or v is None:
         return None
     for q_name, maker in maker_of.items():
-        if maker.op != "rope" or q_name == k_name or maker.inputs[1:] != maker_of[k_name].inputs[1:]:
+        if maker.op != k.last.op or q_name == k_name:
             continue
         q = _head_part(q_name, maker_of, read, anywhere=True)
-        if q is not None and _adjacent(q, k, v, maker_of):
-            return _fused_write(instr, maker_of[q_name], q, k)
+        if q is None or q.rope is None or k.rope is None or q.rope.inputs[1:] != k.rope.inputs[1:]:
+            continue
+        if _adjacent(q, k, v, maker_of):
+            return _fused_write(instr, q, k, q.rope)
     return None
 
 
 def _qkv_write(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
-    """split x 3, kv_write -> qkv_write, where q goes straight to attend; its split may stand behind the write."""
+    """split x 3, [rms_norm x 2,] kv_write -> qkv_write, where q goes straight to attend; its split may stand behind the
+    write."""
     if instr.op != "kv_write":
         return None
-    cache, k_name, v_name = instr.inputs
-    k, v = _only(k_name, "split", maker_of, read), _only(v_name, "split", maker_of, read)
+    (cache, k_name, v_name), head_dim = instr.inputs, instr.output.type.trailing[1]
+    k, v = _straight_part(k_name, head_dim, maker_of, read), _only(v_name, "split", maker_of, read)
     if k is None or v is None:
         return None
-    straight = {instr.inputs[0] for instr in maker_of.values() if instr.op == "attend"}
-    for q in maker_of.values():
-        if q.op != "split" or q.output.name not in straight or read[q.output.name] != 1:
-            continue
-        if q.inputs == k.inputs == v.inputs and _side_by_side(q, k, v, maker_of):
-            head_dim = instr.output.type.trailing[1]
-            attrs = {"heads": q.output.type.width // head_dim, **instr.attrs}
-            return Instr("qkv_write", (*q.inputs, cache), (), attrs, (q.output, *instr.outputs))
+    for attend in maker_of.values():
+        q = _straight_part(attend.inputs[0], head_dim, maker_of, read) if attend.op == "attend" else None
+        if q is not None and _adjacent(q, k, v, maker_of):
+            attrs = {"heads": q.last.output.type.width // head_dim, **instr.attrs}
+            normed, weights = _norms(q, k)
+            inputs, outputs = (*q.split.inputs, cache), (q.last.output, *instr.outputs)
+            return Instr("qkv_write", inputs, weights, attrs | normed, outputs)
     return None
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One of q and k on its way from the qkv linear: its split, its norm if it has one, its rope."""
+    """One of q and k on its way from the qkv linear: its split, its norm and its rope if it has them; norm_last: the
+    norm stands behind rope."""
 
     split: Instr
     norm: Instr | None
-    rope: Instr
+    rope: Instr | None
+    norm_last: bool = False
+
+    @property
+    def last(self) -> Instr:
+        """What attention reads of it."""
+        first, second = (self.rope, self.norm) if self.norm_last else (self.norm, self.rope)
+        return second or first or self.split
 
 
 def _head_part(name: str, maker_of: Makers, read: Read, anywhere: bool = False) -> _Part | None:
-    rope = maker_of.get(name) if anywhere else _only(name, "rope", maker_of, read)
-    if rope is None or rope.op != "rope":
+    last = maker_of.get(name)
+    if last is None or last.op not in ("rope", "rms_norm") or not (anywhere or read[name] == 1):
         return None
-    norm = _only(rope.inputs[0], "rms_norm", maker_of, read)
-    if norm is not None and norm.attr("heads") != rope.attr("heads"):
+    norm_last = last.op == "rms_norm"
+    other = _only(last.inputs[0], "rope" if norm_last else "rms_norm", maker_of, read)
+    rope, norm = (other, last) if norm_last else (last, other)
+    if rope is None or (norm is not None and norm.attr("heads") != rope.attr("heads")):
         return None
-    split = _only((norm or rope).inputs[0], "split", maker_of, read)
-    return _Part(split, norm, rope) if split is not None else None
+    split = _only((other or last).inputs[0], "split", maker_of, read)
+    return _Part(split, norm, rope, norm_last) if split is not None else None
+
+
+def _straight_part(name: str, head_dim: int, maker_of: Makers, read: Read) -> _Part | None:
+    """One that nothing turns, and of which each head may be normed."""
+    norm = _only(name, "rms_norm", maker_of, read)
+    if norm is not None and norm.attr("heads") * head_dim != norm.output.type.width:
+        return None
+    split = _only(norm.inputs[0] if norm is not None else name, "split", maker_of, read)
+    return _Part(split, norm, None) if split is not None else None
 
 
 def _adjacent(q: _Part, k: _Part, v: Instr, maker_of: Makers) -> bool:
     """q, k, v are the three parts of one value, in this order, treated alike."""
     if not q.split.inputs == k.split.inputs == v.inputs or (q.norm is None) != (k.norm is None):
         return False
-    if q.rope.attr("table") != k.rope.attr("table"):
+    if q.norm_last != k.norm_last:
+        return False
+    if q.rope and k.rope and q.rope.attr("table") != k.rope.attr("table"):
         return False
     if q.norm and k.norm and (q.norm.attr("eps"), q.norm.attr("order")) != (k.norm.attr("eps"), k.norm.attr("order")):
         return False
@@ -190,11 +214,16 @@ def _side_by_side(q: Instr, k: Instr, v: Instr, maker_of: Makers) -> bool:
     return [*starts, maker_of[v.inputs[0]].output.type.width] == [0, *stops]
 
 
-def _fused_write(write: Instr, rope: Instr, q: _Part, k: _Part) -> Instr:
-    attrs: dict[str, object] = {"table": rope.attr("table"), "heads": rope.attr("heads"), **write.attrs}
-    weights: tuple[str, ...] = ()
-    if q.norm and k.norm:
-        attrs |= {"eps": q.norm.attr("eps")} | ({"order": q.norm.attrs["order"]} if "order" in q.norm.attrs else {})
-        weights = (*q.norm.weights, *k.norm.weights)
+def _norms(q: _Part, k: _Part) -> tuple[dict[str, object], tuple[str, ...]]:
+    """Attributes and weights of what norms both, none where nothing does."""
+    if not (q.norm and k.norm):
+        return {}, ()
+    attrs = {name: q.norm.attrs[name] for name in ("eps", "order") if name in q.norm.attrs}
+    return attrs | ({"norm_last": True} if q.norm_last else {}), (*q.norm.weights, *k.norm.weights)
+
+
+def _fused_write(write: Instr, q: _Part, k: _Part, rope: Instr) -> Instr:
+    normed, weights = _norms(q, k)
+    attrs = {"table": rope.attr("table"), "heads": rope.attr("heads"), **write.attrs, **normed}
     inputs = (*q.split.inputs, rope.inputs[1], write.inputs[0])
-    return Instr("rope_kv_write", inputs, weights, attrs, (rope.output, *write.outputs))
+    return Instr("rope_kv_write", inputs, weights, attrs, (q.last.output, *write.outputs))

@@ -19,6 +19,7 @@ MODEL_TYPES = {
     "mixtral": "mixtral",
     "qwen2_moe": "qwen_moe",
     "qwen3_moe": "qwen_moe",
+    "gemma": "gemma1",
     "gemma2": "gemma",
     "gemma3_text": "gemma",
     "phi3": "phi3",
@@ -28,8 +29,11 @@ MODEL_TYPES = {
     "granite": "granite",
     "glm4": "glm4",
     "olmo2": "olmo2",
+    "olmo3": "olmo2",
     "seed_oss": "seed_oss",
     "ernie4_5": "ernie4_5",
+    "exaone4": "exaone4",
+    "hunyuan_v1_dense": "hunyuan",
     "gpt_neox": "gpt_neox",
     "gpt2": "gpt2",
     "opt": "opt",
@@ -44,6 +48,7 @@ ARCHITECTURES = {
     "qwen3": "qwen",
     "qwen2moe": "qwen_moe",
     "qwen3moe": "qwen_moe",
+    "gemma": "gemma1",
     "gemma2": "gemma",
     "gemma3": "gemma",
     "phi3": "phi3",
@@ -54,6 +59,8 @@ ARCHITECTURES = {
     "olmo2": "olmo2",
     "seed_oss": "seed_oss",
     "ernie4_5": "ernie4_5",
+    "exaone4": "exaone4",
+    "hunyuan-dense": "hunyuan",
     "gptneox": "gpt_neox",
     "gpt2": "gpt2",
     "bert": "bert",
@@ -94,6 +101,7 @@ def module(name: str) -> FamilyFiles:
 
 def files_of(family: str) -> FamilyFiles:
     """How files of a family are read; one from outside is read like the one of ours that it names."""
-    like = like_of(family) or family
-    names = MODEL_TYPES | ARCHITECTURES | {name: name for name in MODEL_TYPES.values()}
-    return module(names.get(like, "llama"))
+    like, modules = like_of(family), {name: name for name in MODEL_TYPES.values()}
+    if like is not None:  # what files call a family of ours, which ours may call another one
+        return module((modules | ARCHITECTURES | MODEL_TYPES).get(like, "llama"))
+    return module((MODEL_TYPES | ARCHITECTURES | modules).get(family, "llama"))

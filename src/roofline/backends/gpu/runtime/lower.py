@@ -165,7 +165,7 @@ def _rope_kv_write(low: Lowering, instr: Instr) -> Launch:
     if instr.op == "rope_kv_write":
         turns = low.tables[instr.attr("table")]
         interleaved = low.program.tables[instr.attr("table")].style == "interleaved"
-    eps = instr.attrs.get("eps", 0.0)
+    eps, norm_last = instr.attrs.get("eps", 0.0), bool(instr.attrs.get("norm_last"))
 
     def launch(step: GpuStep) -> None:
         norms = None
@@ -176,6 +176,7 @@ def _rope_kv_write(low: Lowering, instr: Instr) -> Launch:
         rope_kv_write(
             low.chip, step.value(instr.inputs[0]), step.fields["positions"], step.slots, turns, norms, eps,
             interleaved=bool(interleaved), q=step.value(instr.output.name), k=k, v=v,
+            norm_last=norm_last,
         )  # fmt: skip
 
     return launch
