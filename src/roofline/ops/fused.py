@@ -241,14 +241,14 @@ def rope_kv_write(
     kv_heads = cache.kv_heads
     q, k, v = attention.split_heads(qkv, heads, kv_heads)
 
-    def normed(q: "Tensor", k: "Tensor") -> "tuple[Tensor, Tensor]":
+    def norm_heads(q: "Tensor", k: "Tensor") -> "tuple[Tensor, Tensor]":
         if q_norm is None or k_norm is None:
             return q, k
         return norms.rms_norm(q, q_norm, eps, heads), norms.rms_norm(k, k_norm, eps, kv_heads)
 
     if not norm_last:
-        q, k = normed(q, k)
+        q, k = norm_heads(q, k)
     q, k = attention.rope(q, positions, table, heads), attention.rope(k, positions, table, kv_heads)
     if norm_last:
-        q, k = normed(q, k)
+        q, k = norm_heads(q, k)
     return q, attention.kv_write(cache, k, v, layer, kv_dtype)

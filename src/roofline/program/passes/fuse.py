@@ -150,9 +150,9 @@ def _qkv_write(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
         q = _straight_part(attend.inputs[0], head_dim, maker_of, read) if attend.op == "attend" else None
         if q is not None and _adjacent(q, k, v, maker_of):
             attrs = {"heads": q.last.output.type.width // head_dim, **instr.attrs}
-            normed, weights = _norms(q, k)
+            norm_attrs, weights = _norms(q, k)
             inputs, outputs = (*q.split.inputs, cache), (q.last.output, *instr.outputs)
-            return Instr("qkv_write", inputs, weights, attrs | normed, outputs)
+            return Instr("qkv_write", inputs, weights, attrs | norm_attrs, outputs)
     return None
 
 
@@ -175,9 +175,9 @@ class _Part:
 
 def _head_part(name: str, maker_of: Makers, read: Read, anywhere: bool = False) -> _Part | None:
     last = maker_of.get(name)
-    if last is None or last.op not in ("rope", "rms_norm") or not (anywhere or read[name] == 1):
+    norm_last = last is not None and last.op == "rms_norm"
+    if last is None or not (norm_last or last.op == "rope") or not (anywhere or read[name] == 1):
         return None
-    norm_last = last.op == "rms_norm"
     other = _only(last.inputs[0], "rope" if norm_last else "rms_norm", maker_of, read)
     rope, norm = (other, last) if norm_last else (last, other)
     if rope is None or (norm is not None and norm.attr("heads") != rope.attr("heads")):
@@ -223,7 +223,7 @@ def _norms(q: _Part, k: _Part) -> tuple[dict[str, object], tuple[str, ...]]:
 
 
 def _fused_write(write: Instr, q: _Part, k: _Part, rope: Instr) -> Instr:
-    normed, weights = _norms(q, k)
-    attrs = {"table": rope.attr("table"), "heads": rope.attr("heads"), **write.attrs, **normed}
+    norm_attrs, weights = _norms(q, k)
+    attrs = {"table": rope.attr("table"), "heads": rope.attr("heads"), **write.attrs, **norm_attrs}
     inputs = (*q.split.inputs, rope.inputs[1], write.inputs[0])
     return Instr("rope_kv_write", inputs, weights, attrs, (q.last.output, *write.outputs))

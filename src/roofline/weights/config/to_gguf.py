@@ -51,8 +51,8 @@ def read_otherwise(config: JsonObject) -> list[str]:
     """What llama.cpp computes otherwise than a file of ours says, as its version of October 2026 was seen to."""
     form, window = form_of(config), max([config["sliding_window"] or 0, *config.get("layer_windows", ())])
     notes = []
-    computed = form.architecture in _WINDOWED or _WINDOWED_IN_LAYERS.get(form.architecture) == config["layers"]
-    if window and not computed:
+    has_windows = form.architecture in _WINDOWED or _WINDOWED_IN_LAYERS.get(form.architecture) == config["layers"]
+    if window and not has_windows:
         what = f"llama.cpp computes the architecture {form.architecture} without the window of {window:,} tokens"
         notes.append(f"{what} that the file says: in longer texts its answers are others")
     if (config["rope_scaling"] or {}).get("truncate") is False:

@@ -256,11 +256,11 @@ def _check_yarn_factor(fields: Fields, factor: float) -> None:
     """Raise UnsupportedError unless a file says of YaRN what follows from the factor of its scaling anyhow, as
     converters write it: llama.cpp computes that, and reads no other."""
     key = "rope.scaling.yarn_attn_factor"
-    computed = 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
-    stated = fields.get(key, float, computed)
-    if stated != 1 and not math.isclose(stated, computed, rel_tol=1e-4):
-        what = f"{fields.path}: {fields.within}{key} = {stated}"
-        raise UnsupportedError(what, f"the scaling multiplies by {computed:g}, and llama.cpp reads no other number")
+    default = 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
+    value = fields.get(key, float, default)
+    if value != 1 and not math.isclose(value, default, rel_tol=1e-4):
+        what = f"{fields.path}: {fields.within}{key} = {value}"
+        raise UnsupportedError(what, f"the scaling multiplies by {default:g}, and llama.cpp reads no other number")
 
 
 def _llama3_of(path: Path | str, factors: np.ndarray, config: JsonObject) -> Config | None:
