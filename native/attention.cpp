@@ -141,7 +141,8 @@ void Executable::fetch_first(const Op& op, int worker) const {
 
 Rope Executable::rope_of(const Op& op, int32_t position) const {
     const float factor = op.flags & kByPosition ? op.weight[position] : 1.0f;
-    return {op.rope, op.q_norm, op.k_norm, attention_.eps, attention_.interleaved, attention_.head_dim, attention_.rotated, attention_.q_scale, factor};
+    return {op.rope, op.q_norm, op.k_norm, attention_.eps, attention_.interleaved, attention_.head_dim, attention_.rotated, attention_.q_scale, factor,
+            (op.flags & kNormLast) != 0};
 }
 
 // `next`: the item this thread takes afterwards, or null.

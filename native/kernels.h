@@ -73,6 +73,7 @@ struct Rope {              // what turns a row of q|k|v into a query and cache e
     int rotated;           // the first dimensions of a head, which are turned; the others pass through
     float q_scale;         // softmax scale * log2(e)
     float q_factor = 1;    // of a query's position: it is multiplied by this first
+    bool norm_last = false;  // heads are normed behind their rotation, not before it
 };
 
 constexpr int kPageTokens = 16, kMostHeadDim = 512;

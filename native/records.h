@@ -56,6 +56,7 @@ enum Flags : unsigned {
     kTiled = 524288,    // of DeltaRule: value heads go round the key heads, instead of neighbours sharing one
     kByHead = 1048576,   // of Norm: each head by itself
     kApart = 2097152,    // of Activate: of the gate, and times up, which is another value
+    kNormLast = 4194304,  // of RopeWrite: heads are normed behind their rotation, not before it
 };
 
 // What an operation does with each field of its record. `Code` (code.h) checks a record by these before it may run, so
@@ -309,6 +310,7 @@ inline constexpr Operation kOperations[] = {  // by number
     {"causal_conv_silu", Base::CausalConv, kSilu, uses::kConv},
     {"delta_rule", Base::DeltaRule, kPlain, uses::kDelta},
     {"delta_rule_tiled", Base::DeltaRule, kTiled, uses::kDelta},
+    {"rope_write_normed", Base::RopeWrite, kNormLast, uses::kWrite},
 };
 constexpr bool all_uses_said() {
     for (const Operation& each : kOperations) {

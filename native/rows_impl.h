@@ -159,6 +159,11 @@ static void rotate(const Rope& r, const float* x, int32_t position, float* out) 
 // A head normed and rotated where that is asked for: it lies in `made`, or is `head` itself.
 static const float* turned(const Rope& r, const float* norm, const float* head, int32_t position, float (&made)[kMostHeadDim]) {
     float normed[kMostHeadDim];
+    if (norm && r.table && r.norm_last) {
+        rotate(r, head, position, normed);
+        rms_norm(normed, norm, r.head_dim, r.eps, made);
+        return made;
+    }
     if (norm) rms_norm(head, norm, r.head_dim, r.eps, r.table ? normed : made), head = r.table ? normed : made;
     if (!r.table) return head;
     rotate(r, head, position, made);

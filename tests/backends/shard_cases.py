@@ -47,6 +47,9 @@ FAMILIES = {
     "seed_oss": builders.BASE
     | {"family": "seed_oss", "attention_bias": True, "output_bias": True, "mlp_bias": True, "layers": 1},
     "ernie4_5": builders.BASE | {"family": "ernie4_5", "rope_style": "interleaved", "layers": 1},
+    "exaone4": builders.BASE
+    | {"family": "exaone4", "qk_norm": True, "turning": [True, False], "layer_windows": [9, 0]},
+    "hunyuan": builders.BASE | {"family": "hunyuan", "qk_norm": True, "kv_heads": 2, "layers": 1},
     "gpt2": builders.MPT | {"family": "gpt2", "activation": "gelu_tanh", "layers": 1},
     "bert": builders.MPT | {"family": "bert", "token_types": 2, "layers": 1},
     "mixtral": _MIXTURE | _SMALL_MIXTURE,
@@ -57,6 +60,7 @@ FAMILIES = {
 # Families that no pass divides, by their names in docs/how-to/parallel.md.
 REFUSED = {
     "OLMo 2": builders.BASE | {"family": "olmo2", "tied": False},
+    "OLMo 3": builders.BASE | {"family": "olmo2", "tied": False, "layer_windows": [9, 0], "local_theta": 1e4},
     "DeepSeek-V2": _MIXTURE
     | {"family": "deepseek", "kv_heads": 4, "head_dim": 32, "rotary_dim": 16, "rope_style": "interleaved"}
     | {"kv_rank": 32, "value_dim": 24, "shared_ffn": 96, "renormalise": False, "routed_scale": 2.5},

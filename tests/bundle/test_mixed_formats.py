@@ -20,8 +20,9 @@ from tests.models.parity_cases import CASES
 
 # Products of floats and of integers read two kinds of rows, so that two of the three may be made together.
 MIXES = [("BF16", "BF16", "Q8_0"), ("Q4_0", "Q8_0", "F16"), ("BF16", "Q8_0", "BF16"), ("F16", "Q4_0", "Q6_K")]
-# The last has one head of k, so that its norm covers all of it; that of olmo2's covers all heads of both.
+# gemma3_scaled has one head of k, so that its norm covers all of it; that of olmo2's covers all heads of both.
 FAMILIES = ("llama", "llama_bias", "qwen3", "olmo2", "glm4", "granite", "gemma3", "gemma3_scaled")
+FAMILIES += ("exaone4_windows", "hunyuan_biases")
 
 
 def logits(source: Checkpoint, **options: Any) -> np.ndarray:

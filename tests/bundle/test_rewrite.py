@@ -102,6 +102,7 @@ def without_text(model, monkeypatch):
 
 FAMILIES = ("gemma2", "gemma3", "phi3", "phi4_mini", "smollm3", "granite", "glm4", "olmo2", "seed_oss", "ernie4_5")
 FAMILIES += ("ministral3", "arcee", "gpt_neox", "gpt_neox_serial", "gpt2")
+FAMILIES += ("olmo3", "exaone4_windows", "hunyuan")
 
 
 @pytest.mark.usefixtures("without_text")

@@ -23,6 +23,7 @@ from roofline.program import target
 from roofline.program.compile import compile_program
 from roofline.torch.checkpoint import checkpoint_of
 from roofline.weights.checkpoint import Checkpoint
+from roofline.weights.families.table import files_of
 from roofline.weights.to_hf import hf_config
 from tests.models.eager import ContiguousCache, LastStates, eager_batch
 
@@ -34,7 +35,10 @@ BASE: dict[str, Any] = {
     **{"tied": True, "attention_bias": False, "qk_norm": False, "sliding_window": None},
 }
 LINEAR = {"rope_type": "linear", "factor": 8.0}
-UNCUT = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64.0, "truncate": False}
+YARN = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64.0}
+UNCUT = YARN | {"truncate": False}
+LLAMA3 = {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 64.0}
 GEMMA2 = BASE | {"family": "gemma", "layers": 4, "head_dim": 32, "layer_windows": [9, 0, 9, 0], "query_scalar": 24.0}
 GEMMA2 |= {"attention_cap": 5.0, "logit_cap": 3.0, "norm_eps": 1e-6}
 GEMMA3 = GEMMA2 | {"qk_norm": True, "attention_cap": 0.0, "logit_cap": 0.0, "local_theta": 1e4, "rope_theta": 1e6}
@@ -108,6 +112,50 @@ CASES |= {
         "post-norms, half of each head turned in neighbouring pairs, biases on q, k, v",
         BASE | {"family": "glm4", "rope_style": "interleaved", "rotary_dim": 8, "attention_bias": True, "tied": False},
     ),
+    "olmo3": Case(
+        "olmo3",
+        "windows by layer, which turn without the YaRN of the others",
+        BASE
+        | {"family": "olmo2", "tied": False, "layers": 4, "layer_windows": [9, 9, 9, 0], "rope_scaling": YARN}
+        | {"local_theta": 1e4},
+    ),
+    "olmo3_thetas": Case(
+        "olmo3",
+        "a window in all layers, another theta than that of layers without one",
+        BASE | {"family": "olmo2", "sliding_window": 40, "local_theta": 3e4},
+    ),
+    "exaone4": Case(
+        "exaone4",
+        "post-norms alone, norms of q and k of each head, no window",
+        BASE | {"family": "exaone4", "qk_norm": True, "turning": [True, True]},
+    ),
+    "exaone4_windows": Case(
+        "exaone4",
+        "windows by layer, no rope where there is none, the scaling of Llama 3.1",
+        BASE
+        | {"family": "exaone4", "qk_norm": True, "layers": 4, "layer_windows": [9, 9, 9, 0], "head_dim": 32}
+        | {"turning": [True, True, True, False], "rope_scaling": LLAMA3, "tied": False},
+    ),
+    "exaone4_unturned": Case(
+        "exaone4",
+        "a window that no layer has, so that none turns",
+        BASE | {"family": "exaone4", "qk_norm": True, "turning": [False, False], "kv_heads": 1},
+    ),
+    "hunyuan": Case(
+        "hunyuan_v1_dense",
+        "norms of q and k behind rope",
+        BASE | {"family": "hunyuan", "qk_norm": True, "head_dim": 32},
+    ),
+    "hunyuan_biases": Case(
+        "hunyuan_v1_dense",
+        "biases of attention, one head of k",
+        BASE
+        | {"family": "hunyuan", "qk_norm": True, "kv_heads": 1, "tied": False}
+        | {"attention_bias": True, "output_bias": True},
+    ),
+    "gemma": Case(
+        "gemma", "GeGLU, embeddings by the root of the width, heads of 32", BASE | {"family": "gemma1", "head_dim": 32}
+    ),
     "seed_oss": Case("seed_oss", "biases on q, k, v", BASE | {"family": "seed_oss", "attention_bias": True}),
     "seed_oss_biases": Case(
         "seed_oss",
@@ -132,8 +180,7 @@ CASES |= {
         | {"experts": 4, "experts_per_token": 2, "swiglu_limit": 0.7, "rope_scaling": UNCUT, "tied": False},
     ),
 }
-YARN_BOTH = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64.0}
-YARN_BOTH |= {"mscale": 0.707, "mscale_all_dim": 1.2}
+YARN_BOTH = YARN | {"mscale": 0.707, "mscale_all_dim": 1.2}
 DEEPSEEK = BASE | {"family": "deepseek", "layers": 3, "kv_heads": 4, "head_dim": 32, "rotary_dim": 16, "tied": False}
 DEEPSEEK |= {"rope_style": "interleaved", "kv_rank": 32, "value_dim": 24, "rope_scaling": YARN_BOTH}
 DEEPSEEK |= {"ffn": 32, "experts": 6, "experts_per_token": 3, "renormalise": False, "shared_ffn": 64}
@@ -286,7 +333,7 @@ def theirs(config: Mapping[str, Any]) -> Any:
     built = transformers.AutoConfig.for_model(str(fields.pop("model_type")), **fields)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(built, attn_implementation="eager").float().eval()
-    less = float(config["family"] in ("gemma", "qwen3_5", "qwen3_next"))
+    less = files_of(config["family"]).NAMES.norms_less
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             norm = "norm" in name or ".ln_" in name

@@ -1,5 +1,6 @@
 """GGUF files of small random models of transformers, named and laid out as converters do."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 
 from tests.models.parity_cases import BASE, CASES, ENCODERS, GEMMA2, GEMMA3, LEARNED, NEOX, PLAIN, SHARP
 
+GgufValue = int | float | bool | str | list[bool] | list[int]
 Values = Callable[[str, np.ndarray, Mapping[str, Any]], np.ndarray]
 
 
@@ -18,7 +20,7 @@ class GgufCase:
 
     architecture: str
     config: Mapping[str, Any]
-    keys: Mapping[str, int | float | bool | str | list[int]]
+    keys: Mapping[str, GgufValue]
     values: Values
 
 
@@ -118,6 +120,30 @@ GGUF_CASES = {
     "arcee": GgufCase("arcee", CASES["arcee"].config, {"rope.dimension_count": 16}, in_pairs),
     "glm4": GgufCase("glm4", CASES["glm4"].config, {"rope.dimension_count": 8}, as_it_is),
     "olmo2": GgufCase("olmo2", CASES["olmo2"].config, {}, as_it_is),
+    "olmo3": GgufCase(
+        "olmo2",
+        CASES["olmo3"].config,
+        {"attention.sliding_window": 9, "attention.sliding_window_pattern": [True, True, True, False]}
+        | {"rope.freq_base_swa": 1e4, "rope.scaling.type": "yarn", "rope.scaling.factor": 16.0}
+        | {"rope.scaling.original_context_length": 64, "rope.scaling.yarn_attn_factor": 1 + 0.1 * math.log(16)},
+        as_it_is,
+    ),
+    "exaone4": GgufCase("exaone4", CASES["exaone4"].config, {"rope.dimension_count": 16, "vocab_size": 96}, as_it_is),
+    "exaone4_windows": GgufCase(
+        "exaone4",
+        CASES["exaone4_windows"].config | {"rope_scaling": None, "head_dim": 16},
+        {"attention.sliding_window": 9, "attention.sliding_window_pattern": [True, True, True, False]},
+        as_it_is,
+    ),
+    "hunyuan": GgufCase(
+        "hunyuan-dense",
+        CASES["hunyuan"].config,
+        HEADS
+        | {"rope.scaling.type": "none", "rope.scaling.factor": 1.0, "rope.dimension_count": 32}
+        | {"rope.scaling.original_context_length": 262144},
+        as_it_is,
+    ),
+    "gemma": GgufCase("gemma", CASES["gemma"].config, HEADS, plus_one),
     "seed_oss": GgufCase("seed_oss", CASES["seed_oss"].config, {"rope.dimension_count": 16}, as_it_is),
     "ernie4_5": GgufCase("ernie4_5", CASES["ernie4_5"].config, {"rope.dimension_count": 16}, as_it_is),
     "gpt_neox": GgufCase(
@@ -161,7 +187,7 @@ def write(path: Path, model: Any, case: GgufCase, form: Any = None) -> Path:
     import gguf
 
     writer = gguf.GGUFWriter(str(path), case.architecture)
-    keys: dict[str, int | float | bool | str | list[int]] = {key: case.config[ours] for key, ours in _COMMON.items()}
+    keys: dict[str, GgufValue] = {key: case.config[ours] for key, ours in _COMMON.items()}
     if LAYER not in case.keys:
         keys |= {"attention.head_count_kv": case.config["kv_heads"], RMS: BASE["norm_eps"], "rope.freq_base": 1e4}
     for key, value in (keys | case.keys).items():

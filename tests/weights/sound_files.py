@@ -67,6 +67,9 @@ WRITTEN = (
     "glm4",
     "seed_oss",
     "ernie4_5",
+    "olmo3",
+    "exaone4_windows",
+    "hunyuan",
 )
 
 

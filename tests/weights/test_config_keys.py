@@ -58,14 +58,14 @@ _HARMLESS = {
         "init_std",
     ),
     *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
-    *("residual_dropout",),
+    *("residual_dropout", "eod_token_id"),
     "reorder_and_upcast_attn",  # the order of the same products
 }
 _CHANGED: dict[str, Any] = {
     **{"vocab_size": 51, "hidden_size": 128, "intermediate_size": 97, "num_hidden_layers": 3, "num_attention_heads": 2},
     **{"num_key_value_heads": 1, "hidden_act": "gelu", "max_position_embeddings": 513, "rms_norm_eps": 1e-4},
     **{"tie_word_embeddings": True, "rope_parameters": YARN, "attention_bias": True, "mlp_bias": True, "head_dim": 32},
-    **{"attention_out_bias": True, "use_bias": True},
+    **{"sliding_window_pattern": 2, "attention_out_bias": True, "use_bias": True},
     **{"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 0, "layer_types": ["sliding_attention"]},
     # of MPT
     **{"d_model": 128, "n_heads": 2, "n_layers": 3, "expansion_ratio": 2, "max_seq_len": 512, "no_bias": False},
@@ -103,7 +103,7 @@ _BESIDE: dict[str, dict[str, Any]] = {
 # Of SmolLM3 a window is where there is no rope, unless layer_types says otherwise.
 _WINDOWED = {"use_sliding_window": True, "sliding_window": 8}
 _BESIDE_OF: dict[str, dict[str, dict[str, Any]]] = {
-    **{kind: {} for kind in ("gemma2", "gemma3_text", "phi3", "gpt_oss")},
+    **{kind: {} for kind in ("gemma2", "gemma3_text", "phi3", "gpt_oss", "olmo3", "exaone4")},
     "smollm3": {
         "sliding_window": {"use_sliding_window": True, "no_rope_layers": [1, 0]},
         "use_sliding_window": {"sliding_window": 8, "no_rope_layers": [1, 0]},
@@ -116,6 +116,9 @@ _CHANGED_OF: dict[str, dict[str, Any]] = {
     "smollm3": {"tie_word_embeddings": False, "layer_types": ["sliding_attention"] * 2},
     "glm4": {"attention_bias": False},
     "seed_oss": {"attention_bias": False},
+    "olmo3": {"layer_types": ["full_attention"] * 2},
+    "exaone4": {"layer_types": ["full_attention"] * 2, "sliding_window_pattern": 2},
+    "gemma": {"tie_word_embeddings": False, "hidden_act": "relu"},
     "ernie4_5": {"tie_word_embeddings": False},
     "gpt_oss": {"attention_bias": False, "layer_types": ["full_attention"] * 2},
     "gpt_neox": {"attention_bias": False},

@@ -114,7 +114,7 @@ def test_the_window_of_gemma2_is_4096_where_a_file_does_not_say_it(tmp_path: Pat
         ("gemma3", "attn_logit_softcapping", 5.0, r"gemma3\.attn_logit_softcapping = 5\.0"),
         *(
             (name, "attention.sliding_window", 9, r"attention\.sliding_window = 9.*attend to everything")
-            for name in ("olmo2", "granite", "glm4", "smollm3", "gpt_neox")
+            for name in ("seed_oss", "ernie4_5", "hunyuan", "granite", "glm4", "smollm3", "gpt_neox")
         ),
         ("granite", "rope.scaling.finetuned", False, r"granite\.rope\.scaling\.finetuned = False"),
     ],

@@ -10,38 +10,29 @@ from roofline.common.errors import ConfigError
 from roofline.models import llama, qwen
 from roofline.models.config import ModelConfig
 from roofline.models.family import ForwardBatch
+from roofline.models.local_rope import LocalRopeConfig
 from roofline.models.spec import Param, Weights
-from roofline.ops.rope_tables import RopeTable
 from roofline.ops.symbol import Value
 
 
 @dataclass(frozen=True)
-class Config(ModelConfig):
+class Config(LocalRopeConfig):
     """query_scalar: queries are multiplied by its inverse root; attention_cap, logit_cap: of scores and of logits, 0:
-    none; local_theta: of layers with a window, which have no rope_scaling; None: all layers turn alike."""
+    none."""
 
     query_scalar: float = 0.0
     attention_cap: float = 0.0
     logit_cap: float = 0.0
-    local_theta: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.query_scalar > 0 or self.attention_cap < 0 or self.logit_cap < 0:
             caps = f"attention_cap={self.attention_cap}, logit_cap={self.logit_cap} must not be below 0"
             raise ConfigError(f"model config: query_scalar={self.query_scalar} must be above 0, {caps}")
-        if self.local_theta is not None and not self.local_theta > 0:
-            raise ConfigError(f"model config: local_theta={self.local_theta} must be above 0")
 
     @property
     def attention_scale(self) -> float:
         return float(self.query_scalar**-0.5)
-
-    def rope_of(self, layer: int) -> RopeTable | None:
-        """Layers with a window have a theta of their own."""
-        if self.local_theta is None or not self.window(layer):
-            return self.rope
-        return RopeTable.of(self.head_dim, self.local_theta, self.rope_style, None)
 
 
 def check(cfg: ModelConfig) -> None:

@@ -14,5 +14,9 @@ def check(cfg: ModelConfig) -> None:
 
 def spec(cfg: ModelConfig) -> tuple[Param, ...]:
     """Llama's table and, with qk_norm, a norm weight for one head of q and one of k."""
-    norms = [Param(f"layers.{{layer}}.attn.{n}_norm.weight", (cfg.head_dim,), "shared") for n in "qk"]
-    return (*llama.spec(cfg), *(norms if cfg.qk_norm else ()))
+    return (*llama.spec(cfg), *(head_norms(cfg) if cfg.qk_norm else ()))
+
+
+def head_norms(cfg: ModelConfig) -> list[Param]:
+    """The norms of each head of q and of k."""
+    return [Param(f"layers.{{layer}}.attn.{n}_norm.weight", (cfg.head_dim,), "shared") for n in "qk"]

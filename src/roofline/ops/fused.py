@@ -146,34 +146,52 @@ def _qkv_write_type(call: Call) -> tuple[Type, Type]:
     return Type(call.qkv.dtype, call.qkv.leading, (call.heads * head_dim,)), call.cache
 
 
-def _qkv_write_flops(call: Call) -> Affine:
-    return Affine.per(call.qkv.leading, call.heads * call.cache.trailing[1] if call.beta else 0)
+def _normed_write_type(call: Call) -> tuple[Type, Type]:
+    head_dim = call.cache.trailing[1]
+    if any(w is not None and w.shape != (head_dim,) for w in (call.q_norm, call.k_norm)):
+        raise ConfigError("q_norm and k_norm cover one head")
+    return _qkv_write_type(call)
+
+
+def _write_flops(call: Call, turned: int) -> Affine:
+    """turned: FLOPs of rope for each element of q and k."""
+    each = turned + (4 if call.q_norm is not None else 0)
+    scaled = call.heads * call.cache.trailing[1] if call.beta else 0
+    return Affine.per(call.qkv.leading, each * (call.qkv.width - call.cache.width) + scaled)
 
 
 @op(
     values=("qkv", "cache", "positions"),
-    infer=_qkv_write_type,
-    flops=_qkv_write_flops,
+    weights=("q_norm", "k_norm"),
+    infer=_normed_write_type,
+    flops=lambda call: _write_flops(call, 0),
     kv_bytes=attention.kv_write_bytes,
     fuses=("split", "split", "split", "kv_write"),
 )
 def qkv_write(
     qkv: "Tensor",
     cache: attention.KvCache,
+    positions: "Tensor | None" = None,
+    q_norm: "Tensor | None" = None,
+    k_norm: "Tensor | None" = None,
+    *,
     heads: int,
     layer: int,
+    eps: float = 0.0,
     kv_dtype: str = "f32",
     beta: float = 0.0,
     context: int = 1,
     offset: int = 0,
-    positions: "Tensor | None" = None,
 ) -> "tuple[Tensor, attention.KvCache]":
     """q, and the cache with k and v in it, where nothing is turned: positions are learned, ALiBi's, or none.
 
-    qkv [tokens, (heads + 2 * kv_heads) * head_dim]: q, k, v side by side. beta: not 0: q is then multiplied as
-    scale_by_position says with it, context and offset; only then there are positions.
+    qkv [tokens, (heads + 2 * kv_heads) * head_dim]: q, k, v side by side. q_norm, k_norm [head_dim]: an RMS norm of
+    each head, with eps. beta: not 0: q is then multiplied as scale_by_position says with it, context and offset; only
+    then there are positions.
     """
     q, k, v = attention.split_heads(qkv, heads, cache.kv_heads)
+    if q_norm is not None and k_norm is not None:
+        q, k = norms.rms_norm(q, q_norm, eps, heads), norms.rms_norm(k, k_norm, eps, cache.kv_heads)
     if positions is not None:
         q = elementwise.scale_by_position(q, positions, beta, context, offset)
     return q, attention.kv_write(cache, k, v, layer, kv_dtype)
@@ -203,23 +221,11 @@ def qk_norm(qkv: "Tensor", q_norm: "Tensor", k_norm: "Tensor", eps: float) -> "T
     return torch.cat([norms.rms_norm(first, q_norm, eps), norms.rms_norm(second, k_norm, eps), values], dim=1)
 
 
-def _rope_kv_write_type(call: Call) -> tuple[Type, Type]:
-    head_dim = call.cache.trailing[1]
-    if any(w is not None and w.shape != (head_dim,) for w in (call.q_norm, call.k_norm)):
-        raise ConfigError("rope_kv_write: q_norm and k_norm cover one head")
-    return _qkv_write_type(call)
-
-
-def _rope_kv_write_flops(call: Call) -> Affine:
-    each = 7 if call.q_norm is not None else 3
-    return Affine.per(call.qkv.leading, each * (call.qkv.width - call.cache.width)) + _qkv_write_flops(call)
-
-
 @op(
     values=("qkv", "positions", "cache"),
     weights=("q_norm", "k_norm"),
-    infer=_rope_kv_write_type,
-    flops=_rope_kv_write_flops,
+    infer=_normed_write_type,
+    flops=lambda call: _write_flops(call, 3),
     kv_bytes=attention.kv_write_bytes,
     fuses=("split", "split", "split", "rope", "rope", "kv_write"),
 )
@@ -235,6 +241,7 @@ def rope_kv_write(
     layer: int,
     eps: float = 0.0,
     kv_dtype: str = "f32",
+    norm_last: bool = False,
     beta: float = 0.0,
     context: int = 1,
     offset: int = 0,
@@ -242,14 +249,21 @@ def rope_kv_write(
     """q after rope, and the cache with k after rope and v in it.
 
     qkv [tokens, (heads + 2 * kv_heads) * head_dim]: q, k, v side by side. q_norm, k_norm [head_dim]: an RMS norm of
-    each head before rope (Qwen3), with eps. beta: not 0: q is then multiplied as scale_by_position says with it,
-    context and offset.
+    each head, with eps: before rope (Qwen3) or, norm_last, behind it (Hunyuan). beta: not 0: q is then multiplied as
+    scale_by_position says with it, context and offset.
     """
     kv_heads = cache.kv_heads
     q, k, v = attention.split_heads(qkv, heads, kv_heads)
-    if q_norm is not None and k_norm is not None:
-        q, k = norms.rms_norm(q, q_norm, eps, heads), norms.rms_norm(k, k_norm, eps, kv_heads)
-    q = attention.rope(q, positions, table, heads)
-    k = attention.rope(k, positions, table, kv_heads)
+
+    def norm_heads(q: "Tensor", k: "Tensor") -> "tuple[Tensor, Tensor]":
+        if q_norm is None or k_norm is None:
+            return q, k
+        return norms.rms_norm(q, q_norm, eps, heads), norms.rms_norm(k, k_norm, eps, kv_heads)
+
+    if not norm_last:
+        q, k = norm_heads(q, k)
+    q, k = attention.rope(q, positions, table, heads), attention.rope(k, positions, table, kv_heads)
+    if norm_last:
+        q, k = norm_heads(q, k)
     q = elementwise.scale_by_position(q, positions, beta, context, offset) if beta else q
     return q, attention.kv_write(cache, k, v, layer, kv_dtype)

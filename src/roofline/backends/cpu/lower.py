@@ -217,6 +217,8 @@ def _operation(instr: Instr, types: Mapping[str, Type], columns: int) -> str:
         return "attend_both_ways"
     if instr.op == "attend" and instr.weights:
         return "attend_sinks"
+    if instr.op == "rope_kv_write" and instr.attr("norm_last"):
+        return "rope_write_normed"
     name = _OPERATIONS[instr.op]
     if instr.op == "join_heads" and instr.attr("shared"):
         return "join_heads_sharing"
@@ -258,7 +260,7 @@ def _attention(program: Program) -> Attention:
         raise UnsupportedError(
             "rope tables of several styles or widths", "the cpu backend has one of each for all layers"
         )
-    writes = [i for i in program.body if i.op == "rope_kv_write"]
+    writes = [i for i in program.body if i.op == "rope_kv_write" or (i.op == "qkv_write" and i.weights)]
     attends = [i for i in program.body if i.op == "attend"]
     return Attention(
         layers=group.layers,

@@ -244,16 +244,22 @@ class Interpreter:
     ) -> tuple[object, ...]:
         heads, kv_heads = instr.attr("heads"), cache.kv_heads
         q, k, v = split_heads(qkv, heads, kv_heads)
-        if instr.weights:
+        is_normed, norm_last = bool(instr.weights), instr.attr("norm_last")
+        if is_normed and not norm_last:
             q, k = self._op_rms_norm(instr, q, heads, 0), self._op_rms_norm(instr, k, kv_heads, 1)
         q, k = self._op_rope(instr, q, positions, heads), self._op_rope(instr, k, positions, kv_heads)
+        if is_normed and norm_last:
+            q, k = self._op_rms_norm(instr, q, heads, 0), self._op_rms_norm(instr, k, kv_heads, 1)
         q = self._op_scale_by_position(instr, q, positions) if instr.attr("beta") else q
         return q, self._op_kv_write(instr, cache, k, v)
 
     def _op_qkv_write(
         self, instr: Instr, qkv: "Tensor", cache: ReferencePages, positions: "Tensor | None" = None
     ) -> tuple[object, ...]:
-        q, k, v = split_heads(qkv, instr.attr("heads"), cache.kv_heads)
+        heads, kv_heads = instr.attr("heads"), cache.kv_heads
+        q, k, v = split_heads(qkv, heads, kv_heads)
+        if instr.weights:
+            q, k = self._op_rms_norm(instr, q, heads, 0), self._op_rms_norm(instr, k, kv_heads, 1)
         q = q if positions is None else self._op_scale_by_position(instr, q, positions)
         return q, self._op_kv_write(instr, cache, k, v)
 

@@ -6,7 +6,7 @@ exactly where its parts round. A target says which of them its backend has.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from roofline.ops.registry import fusions as fusions_into
@@ -116,7 +116,8 @@ def _cut_heads(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
 
 
 def _rope_kv_write(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
-    """split x 3, [rms_norm x 2,] rope x 2, [scale_by_position,] kv_write -> rope_kv_write; q's result keeps its name.
+    """split x 3, [rms_norm x 2,] rope x 2, [scale_by_position,] kv_write -> rope_kv_write, or with the norms behind rope;
+    q's result keeps its name.
 
     Anchored at the kv_write: its k leads to the qkv linear, and from there the rope of q is found.
     """
@@ -127,64 +128,101 @@ def _rope_kv_write(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
     if k is None or v is None:
         return None
     scaled = {maker.inputs[0] for maker in maker_of.values() if maker.op == _SCALED}
-    for name, maker in maker_of.items():
-        rope = _only(maker.inputs[0], "rope", maker_of, read) if maker.op == _SCALED else maker
-        positions = maker_of[k_name].inputs[1:]
-        if rope is None or name == k_name or name in scaled or not positions == maker.inputs[1:] == rope.inputs[1:]:
+    for q_name, maker in maker_of.items():
+        if maker.op not in (k.last.op, _SCALED) or q_name == k_name or q_name in scaled:
             continue
-        q = _head_part(rope.output.name, maker_of, read, anywhere=True)
-        if q is not None and _adjacent(q, k, v, maker_of):
-            return _fused_write(instr, maker, q, k)
+        q = _query_part(maker, partial(_head_part, anywhere=maker.op != _SCALED), maker_of, read)
+        if q is None or q.rope is None or k.rope is None or q.rope.inputs[1:] != k.rope.inputs[1:]:
+            continue
+        if _adjacent(q, k, v, maker_of):
+            return _fused_write(instr, q, k, q.rope)
     return None
 
 
 def _qkv_write(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
-    """split x 3, [scale_by_position,] kv_write -> qkv_write, where q goes straight to attend; what makes it may stand
-    behind the write."""
+    """split x 3, [rms_norm x 2,] [scale_by_position,] kv_write -> qkv_write, where q goes straight to attend; what makes it
+    may stand behind the write."""
     if instr.op != "kv_write":
         return None
-    cache, k_name, v_name = instr.inputs
-    k, v = _only(k_name, "split", maker_of, read), _only(v_name, "split", maker_of, read)
+    (cache, k_name, v_name), head_dim = instr.inputs, instr.output.type.trailing[1]
+    k, v = _straight_part(k_name, maker_of, read, head_dim), _only(v_name, "split", maker_of, read)
     if k is None or v is None:
         return None
-    straight = {instr.inputs[0] for instr in maker_of.values() if instr.op == "attend"}
-    for maker in maker_of.values():
-        q = _only(maker.inputs[0], "split", maker_of, read) if maker.op == _SCALED else maker
-        if q is None or q.op != "split" or maker.output.name not in straight or read[maker.output.name] != 1:
+    for attend in maker_of.values():
+        maker = maker_of.get(attend.inputs[0]) if attend.op == "attend" else None
+        if maker is None or read[attend.inputs[0]] != 1:
             continue
-        if q.inputs == k.inputs == v.inputs and _side_by_side(q, k, v, maker_of):
-            head_dim = instr.output.type.trailing[1]
-            attrs = {"heads": q.output.type.width // head_dim, **instr.attrs, **_factors(maker)}
-            inputs = (*q.inputs, cache, *(maker.inputs[1:] if maker.op == _SCALED else ()))
-            return Instr("qkv_write", inputs, (), attrs, (maker.output, *instr.outputs))
+        q = _query_part(maker, partial(_straight_part, head_dim=head_dim), maker_of, read)
+        if q is not None and _adjacent(q, k, v, maker_of):
+            attrs = {"heads": q.last.output.type.width // head_dim, **instr.attrs}
+            norm_attrs, weights = _norms(q, k)
+            inputs = (*q.split.inputs, cache, *(q.scaled.inputs[1:] if q.scaled else ()))
+            return Instr(
+                "qkv_write", inputs, weights, attrs | norm_attrs | _factors(q), (q.last.output, *instr.outputs)
+            )
     return None
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One of q and k on its way from the qkv linear: its split, its norm if it has one, its rope."""
+    """One of q and k on its way from the qkv linear: its split, its norm and its rope if it has them; norm_last: the
+    norm stands behind rope; scaled: the factors by position that stand behind all of these."""
 
     split: Instr
     norm: Instr | None
-    rope: Instr
+    rope: Instr | None
+    norm_last: bool = False
+    scaled: Instr | None = None
+
+    @property
+    def last(self) -> Instr:
+        """What attention reads of it."""
+        first, second = (self.rope, self.norm) if self.norm_last else (self.norm, self.rope)
+        return self.scaled or second or first or self.split
+
+
+def _query_part(
+    maker: Instr, part_of: Callable[[str, Makers, Read], _Part | None], maker_of: Makers, read: Read
+) -> _Part | None:
+    """The part whose last instruction is `maker`, which may multiply by factors of positions what `part_of` finds."""
+    if maker.op != _SCALED:
+        return part_of(maker.output.name, maker_of, read)
+    source = maker.inputs[0]
+    part = part_of(source, maker_of, read) if read[source] == 1 else None
+    if part is None or (part.rope is not None and part.rope.inputs[1:] != maker.inputs[1:]):
+        return None
+    return replace(part, scaled=maker)
 
 
 def _head_part(name: str, maker_of: Makers, read: Read, anywhere: bool = False) -> _Part | None:
-    rope = maker_of.get(name) if anywhere else _only(name, "rope", maker_of, read)
-    if rope is None or rope.op != "rope":
+    last = maker_of.get(name)
+    norm_last = last is not None and last.op == "rms_norm"
+    if last is None or not (norm_last or last.op == "rope") or not (anywhere or read[name] == 1):
         return None
-    norm = _only(rope.inputs[0], "rms_norm", maker_of, read)
-    if norm is not None and norm.attr("heads") != rope.attr("heads"):
+    other = _only(last.inputs[0], "rope" if norm_last else "rms_norm", maker_of, read)
+    rope, norm = (other, last) if norm_last else (last, other)
+    if rope is None or (norm is not None and norm.attr("heads") != rope.attr("heads")):
         return None
-    split = _only((norm or rope).inputs[0], "split", maker_of, read)
-    return _Part(split, norm, rope) if split is not None else None
+    split = _only((other or last).inputs[0], "split", maker_of, read)
+    return _Part(split, norm, rope, norm_last) if split is not None else None
+
+
+def _straight_part(name: str, maker_of: Makers, read: Read, head_dim: int) -> _Part | None:
+    """One that nothing turns, and of which each head may be normed."""
+    norm = _only(name, "rms_norm", maker_of, read)
+    if norm is not None and norm.attr("heads") * head_dim != norm.output.type.width:
+        return None
+    split = _only(norm.inputs[0] if norm is not None else name, "split", maker_of, read)
+    return _Part(split, norm, None) if split is not None else None
 
 
 def _adjacent(q: _Part, k: _Part, v: Instr, maker_of: Makers) -> bool:
     """q, k, v are the three parts of one value, in this order, treated alike."""
     if not q.split.inputs == k.split.inputs == v.inputs or (q.norm is None) != (k.norm is None):
         return False
-    if q.rope.attr("table") != k.rope.attr("table"):
+    if q.norm_last != k.norm_last:
+        return False
+    if q.rope and k.rope and q.rope.attr("table") != k.rope.attr("table"):
         return False
     if q.norm and k.norm and (q.norm.attr("eps"), q.norm.attr("order")) != (k.norm.attr("eps"), k.norm.attr("order")):
         return False
@@ -197,18 +235,22 @@ def _side_by_side(q: Instr, k: Instr, v: Instr, maker_of: Makers) -> bool:
     return [*starts, maker_of[v.inputs[0]].output.type.width] == [0, *stops]
 
 
-def _factors(maker: Instr) -> dict[str, object]:
-    """The factors by position of what makes q last, where that is a scale."""
-    return {name: maker.attrs[name] for name in ("beta", "context", "offset") if name in maker.attrs}
+def _factors(q: _Part) -> dict[str, object]:
+    """The factors by position of a part that has some."""
+    attrs = q.scaled.attrs if q.scaled else {}
+    return {name: attrs[name] for name in ("beta", "context", "offset") if name in attrs}
 
 
-def _fused_write(write: Instr, last: Instr, q: _Part, k: _Part) -> Instr:
-    """last: the rope of q, or the scale behind it."""
-    attrs: dict[str, object] = {"table": q.rope.attr("table"), "heads": q.rope.attr("heads"), **write.attrs}
-    attrs |= _factors(last)
-    weights: tuple[str, ...] = ()
-    if q.norm and k.norm:
-        attrs |= {"eps": q.norm.attr("eps")} | ({"order": q.norm.attrs["order"]} if "order" in q.norm.attrs else {})
-        weights = (*q.norm.weights, *k.norm.weights)
-    inputs = (*q.split.inputs, q.rope.inputs[1], write.inputs[0])
-    return Instr("rope_kv_write", inputs, weights, attrs, (last.output, *write.outputs))
+def _norms(q: _Part, k: _Part) -> tuple[dict[str, object], tuple[str, ...]]:
+    """Attributes and weights of what norms both, none where nothing does."""
+    if not (q.norm and k.norm):
+        return {}, ()
+    attrs = {name: q.norm.attrs[name] for name in ("eps", "order") if name in q.norm.attrs}
+    return attrs | ({"norm_last": True} if q.norm_last else {}), (*q.norm.weights, *k.norm.weights)
+
+
+def _fused_write(write: Instr, q: _Part, k: _Part, rope: Instr) -> Instr:
+    norm_attrs, weights = _norms(q, k)
+    attrs = {"table": rope.attr("table"), "heads": rope.attr("heads"), **write.attrs, **norm_attrs, **_factors(q)}
+    inputs = (*q.split.inputs, rope.inputs[1], write.inputs[0])
+    return Instr("rope_kv_write", inputs, weights, attrs, (q.last.output, *write.outputs))

@@ -8,6 +8,7 @@ import numpy as np
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import Fields, shorten
 from roofline.models.registry import file_kind, known_like
+from roofline.weights.config.unfamiliar import how_to_add
 from roofline.weights.families import table
 from roofline.weights.families.shared.canonical import Config
 from roofline.weights.families.shared.gguf_fields import GgufModel, new_keys
@@ -47,9 +48,10 @@ def architecture(path: Path, metadata: JsonObject) -> str:
     if registered is not None:
         known_like(registered[1], table.ARCHITECTURES)
     elif arch not in table.ARCHITECTURES:
-        new = new_keys(_fields(path, metadata, arch))
+        fields = _fields(path, metadata, arch)
         what = f"{path}: architecture {shorten(arch)!r}"
-        raise UnsupportedError(what, f"we have no model for it{new}", tuple(table.ARCHITECTURES))
+        reason = f"we have no model for it{new_keys(fields)}{how_to_add(fields.values, is_gguf=True)}"
+        raise UnsupportedError(what, reason, tuple(table.ARCHITECTURES))
     return arch
 
 

@@ -33,7 +33,8 @@ _ROPE_KEYS = {
     "beta_fast": "rope.scaling.yarn_beta_fast",
     "beta_slow": "rope.scaling.yarn_beta_slow",
 }
-_WINDOWED = ("gemma2", "gemma3", "gpt-oss")  # architectures whose windows llama.cpp computes
+_WINDOWED = ("gemma2", "gemma3", "gpt-oss", "olmo2")  # architectures whose windows llama.cpp computes
+_WINDOWED_IN_LAYERS = {"exaone4": 64}  # and those that have windows for it where they have so many layers
 _RAMPED = ("mistral3",)  # architectures of which it reads where YaRN's ramp ends
 _SAME = 1e-6  # relative difference that float32 numbers in the file bring
 
@@ -52,7 +53,8 @@ def read_otherwise(config: JsonObject) -> list[str]:
     """What llama.cpp computes otherwise than a file of ours says, as its version of October 2026 was seen to."""
     form, window = form_of(config), max([config["sliding_window"] or 0, *config.get("layer_windows", ())])
     notes = []
-    if window and form.architecture not in _WINDOWED:
+    has_windows = form.architecture in _WINDOWED or _WINDOWED_IN_LAYERS.get(form.architecture) == config["layers"]
+    if window and not has_windows:
         what = f"llama.cpp computes the architecture {form.architecture} without the window of {window:,} tokens"
         notes.append(f"{what} that the file says: in longer texts its answers are others")
     scaling = config["rope_scaling"] or {}

@@ -52,12 +52,16 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
     "mistral": (*_GATED, "head_dim", "sliding_window"),
     "qwen2": (*_GATED, *_QWEN),
     "qwen3": (*_GATED, *_QWEN, "attention_bias", "head_dim"),
+    "gemma": (*_GATED, "hidden_activation", "head_dim", "attention_bias"),
     "gemma2": (*_GEMMA, "attn_logit_softcapping", "final_logit_softcapping"),
     "gemma3_text": (*_GEMMA, "rope_local_base_freq", "layer_types", "_sliding_window_pattern"),
     "phi3": (*_GATED, "sliding_window", "original_max_position_embeddings", "partial_rotary_factor", "resid_pdrop"),
     "olmo2": (*_GATED, "attention_bias"),
     "seed_oss": (*_GATED, "attention_bias", "attention_out_bias", "mlp_bias", "head_dim"),
     "ernie4_5": (*_GATED, "use_bias", "head_dim"),
+    "olmo3": (*_GATED, "attention_bias", "sliding_window", "layer_types"),
+    "exaone4": (*_GATED, "sliding_window", "sliding_window_pattern", "layer_types", "head_dim"),
+    "hunyuan_v1_dense": (*_GATED, "attention_bias", "head_dim", "use_qk_norm", "use_cla", "eod_token_id"),
     "smollm3": (*_GATED, "no_rope_layers", "no_rope_layer_interval", "use_sliding_window", "layer_types"),
     "ministral3": (*_GATED, "head_dim", "sliding_window"),
     "arcee": (*_GATED, "attention_bias", "mlp_bias", "head_dim"),
@@ -91,6 +95,8 @@ _GGUF_KEYS: dict[str, tuple[str, ...]] = {
     "qwen2moe": (*_GATED_GGUF[:4], *_EXPERTS_GGUF, "expert_shared_feed_forward_length"),
     "qwen3moe": (*_GATED_GGUF[:6], *_EXPERTS_GGUF),
     "gpt-oss": (*_GATED_GGUF[:6], *_EXPERTS_GGUF, "attention.sliding_window"),
+    "olmo2": (*_GATED_GGUF[:4], "attention.sliding_window", "attention.sliding_window_pattern"),
+    "exaone4": (*_GATED_GGUF[:7], "attention.sliding_window", "attention.sliding_window_pattern"),
 }
 # What a key, or a key and its value, says the model computes -> the ops of ours that compute it.
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -167,12 +173,29 @@ def unfamiliar(path: Path) -> Unfamiliar | None:
     return _describe(file, "general.architecture", name, family_values, _GGUF_KEYS)
 
 
+def how_to_add(config: JsonObject, is_gguf: bool = False) -> str:
+    """What an error says behind that there is no model: the nearest of ours, and the page on adding one. config: of a
+    config.json, or the keys of an architecture without its name before them."""
+    nearest = _nearest(_telling(config), _GGUF_KEYS if is_gguf else _HF_KEYS)
+    near = f"its keys are most like those of {nearest}; " if nearest else ""
+    return f"; {near}docs/how-to/add-a-family.md adds one"
+
+
+def _telling(config: JsonObject) -> list[str]:
+    """The keys that tell an architecture from another."""
+    return [key for key, value in config.items() if value is not None and not COMMON.fullmatch(key)]
+
+
+def _nearest(keys: list[str], families: Mapping[str, tuple[str, ...]]) -> str:
+    nearest = max(families, key=lambda family: _likeness(keys, families[family]))
+    return nearest if _likeness(keys, families[nearest]) >= LEAST_LIKENESS else ""
+
+
 def _describe(
     file: Path, key: str, name: str, config: JsonObject, families: Mapping[str, tuple[str, ...]]
 ) -> Unfamiliar:
-    keys = [k for k, value in config.items() if value is not None and not COMMON.fullmatch(k)]
-    nearest = max(families, key=lambda family: _likeness(keys, families[family]))
-    nearest = nearest if _likeness(keys, families[nearest]) >= LEAST_LIKENESS else ""
+    keys = _telling(config)
+    nearest = _nearest(keys, families)
     new = {shorten(k): shorten(str(config[k])) for k in keys if k not in families.get(nearest, ())}
     ops: dict[str, tuple[str, ...]] = {}
     lacking: dict[str, tuple[str, ...]] = {}

@@ -3,9 +3,8 @@
 Hugging Face's norms lack the 1 that their weights are added to; GGUF's converter has added it.
 """
 
-from roofline.common.errors import UnsupportedError
 from roofline.common.fields import Fields, describe
-from roofline.weights.families.shared import gguf_fields, hf_fields
+from roofline.weights.families.shared import gguf_fields, hf_fields, layer_kinds
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
 from roofline.weights.families.shared.tensor_names import ATTENTION, MLP, QK_NORMS, TensorNames
 
@@ -63,7 +62,8 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     if first:
         ours["rope_theta"], ours["rope_scaling"] = hf_fields.rope(fields)
     else:
-        ours |= _ropes(fields)
+        thetas = fields.get("rope_theta", float, 1e6), fields.get("rope_local_base_freq", float, 1e4)
+        ours |= layer_kinds.ropes_by_kind(fields, *thetas)
     return checked(fields, ours, hf_fields.SPELLED)
 
 
@@ -91,71 +91,34 @@ def _windows(fields: Fields, window: int, layers: int, default: int) -> list[int
     return [window if slide else 0 for slide in slides]
 
 
-def _ropes(fields: Fields) -> Config:
-    """Gemma 3's two tables: nested by kind of layer, or rope_theta, rope_scaling and rope_local_base_freq."""
-    nested = fields.inside("rope_parameters")
-    kinds = {key for key, value in nested.values.items() if value is not None}
-    local = fields.get("rope_local_base_freq", float, 1e4)
-    if not kinds & {"full_attention", "sliding_attention"}:
-        theta, scaling = hf_fields.rope(fields, 1e6)
-        return {"rope_theta": theta, "rope_scaling": scaling, "local_theta": local}
-    new = sorted(kinds - {"full_attention", "sliding_attention"})
-    if new:
-        what = f"{fields.path}: rope_parameters.{new[0]} beside those of kinds of layers"
-        raise UnsupportedError(what, "we do not know what it does to the mathematics")
-    inside = {kind: nested.inside(kind).values for kind in ("full_attention", "sliding_attention")}
-    size = {"max_position_embeddings": fields.need("max_position_embeddings", int)}
-    theta, scaling = hf_fields.rope(
-        Fields(
-            fields.path,
-            {**size, "rope_theta": fields.get("rope_theta", float, 1e6), "rope_parameters": inside["full_attention"]},
-        )
-    )
-    local_theta, local_scaling = hf_fields.rope(
-        Fields(fields.path, {**size, "rope_theta": local, "rope_parameters": inside["sliding_attention"]})
-    )
-    if local_scaling is not None:
-        what = f"{fields.path}: rope_parameters.sliding_attention with a scaling"
-        raise UnsupportedError(what, "layers with a window are not scaled")
-    return {"rope_theta": theta, "rope_scaling": scaling, "local_theta": local_theta}
-
-
 def to_hf(config: Config) -> Config:
     """The fields of a config.json."""
     kind, name = ("gemma3_text", "Gemma3") if config["qk_norm"] else ("gemma2", "Gemma2")
     fields, scalar = hf_fields.to_hf(config, kind, name), config["query_scalar"]
     del fields["hidden_act"]
-    windows = config.get("layer_windows") or [config["sliding_window"] or 0] * config["layers"]
+    windows = layer_kinds.window_of_each(config)
     if kind == "gemma3_text":
-        rope_parameters = fields.pop("rope_parameters")
-        for key in ("rope_theta", "rope_scaling"):
-            fields.pop(key, None)
-        local = {"rope_type": "default", "rope_theta": config["local_theta"]}
-        fields["rope_parameters"] = {"full_attention": rope_parameters, "sliding_attention": local}
+        fields = layer_kinds.nested_ropes(fields, config)
     return fields | {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": int(scalar) if scalar == int(scalar) else scalar,  # transformers asks for an int
         "attn_logit_softcapping": config["attention_cap"] or None,
         "final_logit_softcapping": config["logit_cap"] or None,
         "sliding_window": max(windows) or None,
-        "layer_types": ["sliding_attention" if window else "full_attention" for window in windows],
+        "layer_types": layer_kinds.kinds_of_layers(windows),
     }
 
 
 def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     """The canonical configuration; which layers have the window is no key of most files, but of the architecture."""
     caps = ("attn_logit_softcapping", "final_logit_softcapping")
-    window_keys = ("attention.sliding_window_pattern", "rope.freq_base_swa")
-    config = gguf_fields.read(model, "gemma", "half", (*caps, *window_keys))
+    config = gguf_fields.read(model, "gemma", "half", (*caps, *gguf_fields.WINDOW_KEYS))
     fields, first = model.fields, architecture == "gemma2"
     if not first:  # llama.cpp reads it of Gemma 2 alone
         refuse_unless_neutral(fields, {caps[0]: (0.0,)})
     absent = first and "attention.sliding_window" not in fields.values
     window = _GEMMA2_WINDOW if absent else config["sliding_window"] or 0
-    pattern = fields.get("attention.sliding_window_pattern", int, 2 if first else 6)
-    if pattern < 1:
-        fields.refuse("attention.sliding_window_pattern", f"{describe(pattern)} is not at least 1")
-    hf_fields.windows(config, [window if (layer + 1) % pattern else 0 for layer in range(config["layers"])])
+    hf_fields.windows(config, gguf_fields.windows(fields, window, config["layers"], 2 if first else 6))
     config |= {"qk_norm": not first, "attention_cap": _cap(fields, caps[0], 50.0 if first else 0.0)}
     config["logit_cap"] = _cap(fields, caps[1], 30.0 if first else 0.0)
     largest = config["layers"] == _LARGEST[architecture]

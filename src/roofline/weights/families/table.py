@@ -24,6 +24,7 @@ MODEL_TYPES = {
     "qwen3_5_text": "qwen3_5",
     "qwen3_5_moe_text": "qwen3_5",
     "qwen3_vl_moe_text": "qwen_moe",
+    "gemma": "gemma1",
     "gemma2": "gemma",
     "gemma3_text": "gemma",
     "phi3": "phi3",
@@ -35,8 +36,11 @@ MODEL_TYPES = {
     "olmo2": "olmo2",
     "ministral3": "ministral3",
     "arcee": "arcee",
+    "olmo3": "olmo2",
     "seed_oss": "seed_oss",
     "ernie4_5": "ernie4_5",
+    "exaone4": "exaone4",
+    "hunyuan_v1_dense": "hunyuan",
     "gpt_neox": "gpt_neox",
     "gpt2": "gpt2",
     "opt": "opt",
@@ -53,6 +57,7 @@ ARCHITECTURES = {
     "qwen2moe": "qwen_moe",
     "qwen3moe": "qwen_moe",
     "qwen3vlmoe": "qwen_moe",
+    "gemma": "gemma1",
     "gemma2": "gemma",
     "gemma3": "gemma",
     "phi3": "phi3",
@@ -65,6 +70,8 @@ ARCHITECTURES = {
     "arcee": "arcee",
     "seed_oss": "seed_oss",
     "ernie4_5": "ernie4_5",
+    "exaone4": "exaone4",
+    "hunyuan-dense": "hunyuan",
     "gptneox": "gpt_neox",
     "gpt2": "gpt2",
     "mpt": "mpt",
@@ -106,6 +113,7 @@ def module(name: str) -> FamilyFiles:
 
 def files_of(family: str) -> FamilyFiles:
     """How files of a family are read; one from outside is read like the one of ours that it names."""
-    like = like_of(family) or family
-    names = MODEL_TYPES | ARCHITECTURES | {name: name for name in MODEL_TYPES.values()}
-    return module(names.get(like, "llama"))
+    like, modules = like_of(family), {name: name for name in MODEL_TYPES.values()}
+    if like is not None:  # what files call a family of ours, which ours may call another one
+        return module((modules | ARCHITECTURES | MODEL_TYPES).get(like, "llama"))
+    return module((MODEL_TYPES | ARCHITECTURES | modules).get(family, "llama"))

@@ -42,7 +42,8 @@ def _norm_weight(q_norm, k_norm, column, mask, is_q, is_v):
 def _rope_kv_write(
     qkv, positions, slots, cos, sin, q_norm, k_norm, factors, q, k, v,
     qkv_stride, q_stride, page_stride, first_head, heads, kv_heads, eps,
-    HEAD_DIM: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, SCALED: tl.constexpr,
+    HEAD_DIM: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, NORM_LAST: tl.constexpr,
+    SCALED: tl.constexpr,
     FP8_MAX: tl.constexpr, PAGE: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -83,12 +84,17 @@ def _rope_kv_write(
         factor = tl.where(is_q, tl.load(factors + tl.load(positions + token)), 1.0)
     if HALF > 0:
         if NORM:
-            a *= scale * _norm_weight(q_norm, k_norm, a_at, paired, is_q, is_v)
-            b *= scale * _norm_weight(q_norm, k_norm, b_at, paired, is_q, is_v)
+            of_a = _norm_weight(q_norm, k_norm, a_at, paired, is_q, is_v)
+            of_b = _norm_weight(q_norm, k_norm, b_at, paired, is_q, is_v)
+            a *= scale if NORM_LAST else scale * of_a  # a rotation leaves the sum of squares as it is
+            b *= scale if NORM_LAST else scale * of_b
         angle = tl.load(positions + token).to(tl.int64) * HALF + pair
         c = tl.where(is_v, 1.0, tl.load(cos + angle, mask=paired, other=1.0))
         s = tl.where(is_v, 0.0, tl.load(sin + angle, mask=paired, other=0.0))
         turned_a, turned_b = tl.where(is_v, a, a * c - b * s), tl.where(is_v, b, b * c + a * s)
+        if NORM_LAST:
+            turned_a *= of_a
+            turned_b *= of_b
         if SCALED:
             turned_a, turned_b = turned_a * factor, turned_b * factor
         if INTERLEAVED:
@@ -108,17 +114,17 @@ def _rope_kv_write(
 def rope_kv_write(
     chip: Chip, qkv: Tensor, positions: Tensor, slots: Tensor, turns: tuple[Tensor, Tensor] | None,
     norms: tuple[Tensor, Tensor] | None, eps: float, *, interleaved: bool, q: Tensor | None, k: Tensor, v: Tensor,
-    factors: Tensor | None = None,
+    factors: Tensor | None = None, norm_last: bool = False,
 ) -> None:  # fmt: skip
     """q [tokens, heads * head_dim] and this layer's pages k, v [pages, kv_heads, 16, head_dim] from qkv.
 
     qkv [tokens, (heads + 2 * kv_heads) * head_dim], rows may lie apart: q, k, v side by side. positions int32 [tokens];
     those of rows beyond the step must lie in the tables too, as zeros and stale ones do. slots int64 [tokens]: of
     kernels/slots.py. turns: cos and sin, float32 [positions, dim / 2], dim <= head_dim (the other dimensions pass
-    through), or None: no rope. norms: weights [head_dim] of an RMS norm over each head of q and k, before rope.
-    interleaved: pairs are (2i, 2i + 1) instead of (i, i + dim / 2). q None: only k and v are written, q is read in qkv.
-    k and v may be 8-bit floats of the chip's flavour; values beyond their largest become it. Raises UnsupportedError
-    for another flavour.
+    through), or None: no rope. norms: weights [head_dim] of an RMS norm over each head of q and k, before rope or,
+    norm_last, behind it. interleaved: pairs are (2i, 2i + 1) instead of (i, i + dim / 2). q None: only k and v are
+    written, q is read in qkv. k and v may be 8-bit floats of the chip's flavour; values beyond their largest become it.
+    Raises UnsupportedError for another flavour.
     """
     tokens, kv_heads, head_dim = qkv.shape[0], k.shape[1], k.shape[3]
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
@@ -130,7 +136,7 @@ def rope_kv_write(
     half = turns[0].shape[1] if turns else 0
     cos, sin = turns or (slots, slots)
     q_norm, k_norm = norms or (slots, slots)
-    constants = _constants(head_dim, half, interleaved, norms is not None, factors is not None, k.dtype)
+    constants = _constants(head_dim, half, interleaved, norms is not None, factors is not None, k.dtype, norm_last)
     tile = tiles.choose(NAME, chip, head_dim=head_dim)
     first = heads if q is None else 0
     groups = cdiv(heads + 2 * kv_heads - first, tile.sizes["HEADS"])
@@ -143,13 +149,14 @@ def rope_kv_write(
 
 
 def _constants(
-    head_dim: int, half: int, interleaved: bool, norm: bool, scaled: bool, cache: torch.dtype
+    head_dim: int, half: int, interleaved: bool, norm: bool, scaled: bool, cache: torch.dtype, norm_last: bool = False
 ) -> dict[str, object]:
     return {
         "HEAD_DIM": head_dim,
         "HALF": half,
         "INTERLEAVED": interleaved,
         "NORM": norm,
+        "NORM_LAST": norm and norm_last,
         "SCALED": scaled,
         "FP8_MAX": torch.finfo(cache).max if cache in FP8 else 0.0,
         "PAGE": PAGE_TOKENS,

@@ -169,6 +169,7 @@ def _rope_kv_write(low: Lowering, instr: Instr) -> Launch:
         turns = low.tables[instr.attr("table")]
         interleaved = low.program.tables[instr.attr("table")].style == "interleaved"
     eps, factors = instr.attrs.get("eps", 0.0), _factors(low, instr)
+    norm_last = bool(instr.attrs.get("norm_last"))
 
     def launch(step: GpuStep) -> None:
         norms = None
@@ -179,6 +180,7 @@ def _rope_kv_write(low: Lowering, instr: Instr) -> Launch:
         rope_kv_write(
             low.chip, step.value(instr.inputs[0]), step.fields["positions"], step.slots, turns, norms, eps,
             interleaved=bool(interleaved), q=step.value(instr.output.name), k=k, v=v, factors=factors,
+            norm_last=norm_last,
         )  # fmt: skip
 
     return launch

@@ -4,7 +4,7 @@ Keys of an architecture that no reader honours may change the mathematics, and a
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,11 +28,13 @@ _READ = {
     *("attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.sliding_window"),
     *("vocab_size", "rope.freq_base", "rope.dimension_count", "rope.scale_linear", "rope.scaling.type"),
     *("rope.scaling.yarn_ext_factor", "rope.scaling.factor", "rope.scaling.original_context_length"),
-    *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "pooling_type"),  # the last: weights/vectors.py
+    *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "rope.scaling.yarn_attn_factor"),
+    "pooling_type",  # weights/vectors.py
 }
 # Of Qwen3-VL's text part: which frequencies of rope are of which dimension of a position, which of text has the same in
 # all, and how many layers take in what a picture adds.
 VISION = ("rope.dimension_sections", "n_deepstack_layers")
+WINDOW_KEYS = ("attention.sliding_window_pattern", "rope.freq_base_swa")  # of layers that have one, beside its size
 RMS_EPSILON, EPSILON = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 SPELLED = {ours: theirs for theirs, ours in _REQUIRED.items()} | {
     "kv_heads": "attention.head_count_kv",
@@ -50,7 +52,7 @@ _SPELLED_ROPE = {
 # Keys that change nothing at these values (the first is what a converter writes by default).
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "rope.scaling.finetuned": (True, False),
-    **dict.fromkeys(("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"), (1.0,)),
+    "rope.scaling.attn_factor": (1.0,),
     **dict.fromkeys(("expert_count", "expert_used_count"), (0,)),
     "use_parallel_residual": (False,),
     "attention.causal": (True,),
@@ -154,6 +156,36 @@ def refuse_window(fields: Fields) -> None:
         raise UnsupportedError(what, "models of this architecture that we have attend to everything")
 
 
+def windows(fields: Fields, window: int, layers: int, pattern: int) -> list[int]:
+    """The window of each layer, 0 for none: of those that `attention.sliding_window_pattern` has true for, or of all
+    but each of its number. pattern: that number where the file says none."""
+    key = "attention.sliding_window_pattern"
+    if has_type(fields.values.get(key), list):
+        slides = fields.elements(key, bool) or []
+        if len(slides) != layers:
+            fields.refuse(key, f"has {len(slides)} values for {layers} layers")
+    else:
+        pattern = fields.get(key, int, pattern)
+        if pattern < 1:
+            fields.refuse(key, f"{describe(pattern)} is not at least 1")
+        slides = [(layer + 1) % pattern != 0 for layer in range(layers)]
+    return [window if slide else 0 for slide in slides]
+
+
+def window_keys(each: Sequence[int]) -> Config:
+    """The inverse: the keys of the windows of all layers, none where there are no windows."""
+    slides = [bool(window) for window in each]
+    return {"attention.sliding_window": max(each), WINDOW_KEYS[0]: slides} if any(slides) else {}
+
+
+def refuse_other_theta(fields: Fields, config: Config) -> None:
+    """Raise ConfigError where layers with a window would turn by another theta, which llama.cpp does not read of these
+    architectures."""
+    theta = fields.get("rope.freq_base_swa", float, config["rope_theta"])
+    if theta != config["rope_theta"]:
+        fields.refuse("rope.freq_base_swa", f"{theta:g} is not rope.freq_base, by which all layers turn")
+
+
 def refuse_rope(fields: Fields) -> None:
     """Raise UnsupportedError for a key of rope, in files of an architecture that has none."""
     turned = next((key for key in fields.values if key.startswith("rope.")), None)
@@ -214,6 +246,7 @@ def _rope_scaling(fields: Fields) -> Config | None:
     if mixed >= 0 and mixed != (kind == "yarn"):
         what = f"{fields.path}: {fields.within}rope.scaling.yarn_ext_factor = {mixed}"
         raise UnsupportedError(what, f"it changes the mathematics of scaling {shorten(kind)!r} and we do not have it")
+    _check_yarn_factor(fields, factor if kind == "yarn" else 1.0)
     unscaled = factor == 0 and (name in fields.values or "rope.scaling.type" not in fields.values)
     if kind == "linear" and (unscaled or factor == 1):
         return None
@@ -221,6 +254,17 @@ def _rope_scaling(fields: Fields) -> Config | None:
     values = {original: fields.need(context, int), **fields.values}
     values["rope.scaling.factor"] = fields.values.get(name)
     return checked_rope_scaling(Fields(fields.path, values, fields.within), kind, _SPELLED_ROPE)
+
+
+def _check_yarn_factor(fields: Fields, factor: float) -> None:
+    """Raise UnsupportedError unless a file says of YaRN what follows from the factor of its scaling anyhow, as
+    converters write it: llama.cpp computes that, and reads no other."""
+    key = "rope.scaling.yarn_attn_factor"
+    default = 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
+    value = fields.get(key, float, default)
+    if value != 1 and not math.isclose(value, default, rel_tol=1e-4):
+        what = f"{fields.path}: {fields.within}{key} = {value}"
+        raise UnsupportedError(what, f"the scaling multiplies by {default:g}, and llama.cpp reads no other number")
 
 
 def _llama3_of(path: Path | str, factors: np.ndarray, config: JsonObject) -> Config | None:

@@ -23,6 +23,10 @@ ATTENTION = {
     "attn.o": ("attn_output", "self_attn.o_proj"),
 }
 QK_NORMS = {"attn.q_norm": ("attn_q_norm", "self_attn.q_norm"), "attn.k_norm": ("attn_k_norm", "self_attn.k_norm")}
+POST_NORMS = {
+    "attn_post_norm": ("post_attention_norm", "post_attention_layernorm"),
+    "mlp_post_norm": ("post_ffw_norm", "post_feedforward_layernorm"),
+}
 MLP = {
     "mlp.gate": ("ffn_gate", "mlp.gate_proj"),
     "mlp.up": ("ffn_up", "mlp.up_proj"),
