@@ -5,6 +5,7 @@ from pathlib import Path
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import shorten
 from roofline.models.registry import file_kind, known_like
+from roofline.weights.config.unfamiliar import nearest_to
 from roofline.weights.config.wrapped import text_fields
 from roofline.weights.families import table
 from roofline.weights.families.shared.canonical import Config
@@ -26,5 +27,7 @@ def from_hf(path: Path, config: JsonObject) -> Config:
         return ours | {"family": family}
     if kind not in table.MODEL_TYPES:
         what = f"{path}: model_type {shorten(kind)!r}"
-        raise UnsupportedError(what, f"we have no model for it{new_fields(fields)}", tuple(table.MODEL_TYPES))
+        nearest = nearest_to(config)
+        near = f"; by its keys it is most like {nearest}, and `roofline info` tells what it lacks" if nearest else ""
+        raise UnsupportedError(what, f"we have no model for it{new_fields(fields)}{near}", tuple(table.MODEL_TYPES))
     return table.module(table.MODEL_TYPES[kind]).from_hf(fields, kind)
