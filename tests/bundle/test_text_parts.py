@@ -19,7 +19,12 @@ from roofline.bundle import load  # noqa: E402
 from roofline.bundle.rewrite import RewriteWork, write_gguf, write_safetensors  # noqa: E402
 from roofline.common.errors import RequestError  # noqa: E402
 from roofline.engine.params import SamplingParams  # noqa: E402
+from roofline.weights.adapter_files import AdapterDescription, write_adapter  # noqa: E402
+from roofline.weights.adapter_merge import merged  # noqa: E402
+from roofline.weights.adapters import read_adapter  # noqa: E402
 from roofline.weights.checkpoint import open_checkpoint  # noqa: E402
+from roofline.weights.config.wrapped import modules_within  # noqa: E402
+from tests.adapter_files import for_checkpoint  # noqa: E402
 from tests.command_line import call_roofline  # noqa: E402
 from tests.models.parity_cases import Eager  # noqa: E402
 from tests.models.wrapped_models import CONFIGS, logits_of, wrapped  # noqa: E402
@@ -107,3 +112,42 @@ def test_the_text_part_is_written_as_a_model_of_its_own(kind: str, tmp_path: Pat
     assert type(theirs).__name__.endswith("ForCausalLM")
     assert np.abs(logits_of(theirs, ids) - expected).max() < 1e-5
     assert not open_checkpoint(tmp_path / "folder").other_parts
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_vl"])
+def test_an_adapter_of_the_text_part_is_one_of_the_whole_model_for_peft(kind: str, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="it loads the adapter")
+    model = write(tmp_path / "model", kind)
+    source = open_checkpoint(tmp_path / "model")
+    how = AdapterDescription(base=str(tmp_path / "model"), within=modules_within(tmp_path / "model"))
+    folder = write_adapter(tmp_path / "adapter", source.config, for_checkpoint(source.tensors), how)
+    adapter = read_adapter(folder)
+    ids = list(b"what is in it")
+    before, ours = logits_of(model, ids), Eager(merged(source, adapter.matrices).checkpoint).step(ids)
+    after = logits_of(peft.PeftModel.from_pretrained(model, str(folder)), ids)
+    assert np.abs(after - before).max() > 0.1
+    assert np.abs(after - ours).max() < 1e-4
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    assert all(name.startswith("model.language_model.layers.") for name in settings["target_modules"])
+
+
+def test_names_of_adapters_of_before_are_read() -> None:
+    from roofline.weights.names import matrix_from_hf
+
+    for name in ("model.language_model.layers.3.self_attn.q_proj", "language_model.model.layers.3.self_attn.q_proj"):
+        assert matrix_from_hf(f"{name}.weight") == "layers.3.attn.q.weight"
+    assert matrix_from_hf("model.vision_tower.encoder.layers.3.self_attn.q_proj.weight") is None
+
+
+def test_the_text_part_is_tuned_and_its_adapter_named_for_the_whole_model(tmp_path: Path) -> None:
+    from tests.train import sft
+
+    sft.write_tokenizer(tmp_path / "model")
+    wrapped("qwen3_vl", {"eos_token_id": None}, text={"vocab_size": sft.VOCAB}).save_pretrained(tmp_path / "model")
+    data = sft.write_lines(tmp_path / "d.jsonl", [sft.question(n) for n in range(12)])
+    words = ("--max-seq-len", "32", "--batch", "2", "--precision", "fp32", "--steps", "2", "--ask", "0")
+    done = call_roofline(["finetune", tmp_path / "model", data, "--out", tmp_path / "run", *words])
+    assert done.exit_code == 0, done.stderr
+    assert "trained is the text part of a qwen3_vl model" in done.stderr
+    settings = json.loads((tmp_path / "run/adapter/adapter_config.json").read_text())
+    assert settings["target_modules"][0] == "model.language_model.layers.0.mlp.down_proj"

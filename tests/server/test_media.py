@@ -1,4 +1,4 @@
-"""Pictures and sound are refused by name in every API: as parts of messages, and as ids of prompts that stand for them."""
+"""Pictures and sound are refused by name in every API: as parts of messages, and as ids that stand for them."""
 
 from typing import Any
 
