@@ -17,7 +17,8 @@ from bundle_models import tokenizer_json  # noqa: E402
 from roofline import LLM  # noqa: E402
 from roofline.bundle import load  # noqa: E402
 from roofline.bundle.rewrite import RewriteWork, write_gguf, write_safetensors  # noqa: E402
-from roofline.common.errors import RequestError  # noqa: E402
+from roofline.bundle.text_side import text_of_folder  # noqa: E402
+from roofline.common.errors import ConfigError, RequestError  # noqa: E402
 from roofline.engine.params import SamplingParams  # noqa: E402
 from roofline.weights.adapter_files import AdapterDescription, write_adapter  # noqa: E402
 from roofline.weights.adapter_merge import merged  # noqa: E402
@@ -151,3 +152,20 @@ def test_the_text_part_is_tuned_and_its_adapter_named_for_the_whole_model(tmp_pa
     assert "trained is the text part of a qwen3_vl model" in done.stderr
     settings = json.loads((tmp_path / "run/adapter/adapter_config.json").read_text())
     assert settings["target_modules"][0] == "model.language_model.layers.0.mlp.down_proj"
+
+
+def test_the_template_of_a_processor_of_before_is_read(tmp_path: Path) -> None:
+    """chat_template.json, which stands behind the tokenizer's own and chat_template.jinja."""
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "of the processor"}))
+    assert text_of_folder(tmp_path)[1].source == "of the processor"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "of the tokenizer"}))
+    assert text_of_folder(tmp_path)[1].source == "of the tokenizer"
+    (tmp_path / "chat_template.jinja").write_text("of both")
+    assert text_of_folder(tmp_path)[1].source == "of both"
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        (tmp_path / name).unlink()
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": 3}))
+    with pytest.raises(ConfigError, match=r"chat_template\.json: chat_template: is the number 3"):
+        text_of_folder(tmp_path)
