@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.models.parity_cases import CASES, ENCODERS, GREEDY, LENGTHS, Case, Parity, measure, measure_encoder
+from tests.models.parity_cases import CASES, ENCODERS, GREEDY, LENGTHS, WRAPPED, Case, Parity, measure, measure_encoder
 from tools.model_count import with_count
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
@@ -52,6 +52,12 @@ transformers changes between them with the length of each text. Here equal prefi
 for all that is served: the long one, unless `max_model_len` is at most the original context. `max_position_embeddings`
 says which set training has. A compiled bundle has the long one, and refuses to be loaded for less.
 
+Of models that read pictures or sound too (`gemma3`, `mistral3`, `llava`, `qwen3_vl`, `qwen3_vl_moe`) the text part is
+read, from their own folders and from transformers' models in memory; a load and `roofline info` say what is not used.
+Requests with pictures, and prompts with ids that stand for them, are refused. The text part may be of any type that
+the table has, where transformers lets it be (`mistral3`, `llava`). Written as GGUF or safetensors it is a text model of
+its own: that of Qwen3-VL is a Qwen3.
+
 | `model_type` | what the row exercises | float32 | tokens | cpu | tokens |
 |---|---|---|---|---|---|
 """
@@ -84,14 +90,14 @@ def encoder_row(case: Case, differences: tuple[float, float]) -> str:
 
 def render(lines: Mapping[str, str]) -> str:
     """The page's text. lines: of each case by its name."""
-    decoders, encoders = ("".join(f"{lines[name]}\n" for name in cases) for cases in (CASES, ENCODERS))
+    decoders, encoders = ("".join(f"{lines[name]}\n" for name in cases) for cases in (CASES | WRAPPED, ENCODERS))
     return with_count(HEAD + decoders + ENCODERS_HEAD + encoders)
 
 
 def kept_rows(page: str) -> dict[str, str]:
     """The lines of the cases that a page has, by their names."""
     lines = rows(page)
-    starts = {name: _start(case) for name, case in (CASES | ENCODERS).items()}
+    starts = {name: _start(case) for name, case in (CASES | WRAPPED | ENCODERS).items()}
     return {name: line for name, start in starts.items() for line in lines if line.startswith(start)}
 
 
@@ -115,9 +121,11 @@ def _rounded_up(difference: float) -> str:
 def main(names: Sequence[str]) -> None:
     """Write the page. names: of the cases to measure, all where there are none."""
     lines = kept_rows(PAGE.read_text("utf-8")) if names else {}
-    for name in names or (*CASES, *ENCODERS):
+    for name in names or (*CASES, *WRAPPED, *ENCODERS):
         if name in CASES:
             lines[name] = row(CASES[name], measure(CASES[name].config))
+        elif name in WRAPPED:
+            lines[name] = row(WRAPPED[name], measure(WRAPPED[name].config, WRAPPED[name].kind))
         else:
             lines[name] = encoder_row(ENCODERS[name], measure_encoder(ENCODERS[name].config))
         print(lines[name], file=sys.stderr, flush=True)

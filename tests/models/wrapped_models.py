@@ -6,6 +6,8 @@ from typing import Any
 import torch
 import transformers
 
+from roofline.weights.to_hf import hf_config
+
 VOCAB = 96
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 SHAPE |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": VOCAB, "max_position_embeddings": 256}
@@ -66,6 +68,18 @@ def wrapped(kind: str, changes: Mapping[str, Any] | None = None, text: Mapping[s
             norm = "norm" in name and "bias" not in name
             parameter.copy_(torch.randn_like(parameter) * 0.1 + (norm and 1.0) - less * norm)
     return model
+
+
+def around(kind: str, config: Mapping[str, Any]) -> Any:
+    """The same around a text part of a canonical configuration."""
+    fields = hf_config(dict(config))
+    del fields["model_type"], fields["architectures"]
+    if kind.startswith("qwen3_vl"):
+        half = config["head_dim"] // 2
+        sections = {"mrope_section": [half // 2, half // 4, half - half // 2 - half // 4], "mrope_interleaved": True}
+        fields["rope_parameters"] = {**fields["rope_parameters"], **sections}
+    changes = {key: VOCAB + 100 for key in CONFIGS[kind] if "_token_i" in key}  # no id of a prompt here is for pictures
+    return wrapped(kind, changes | {"tie_word_embeddings": config["tied"]}, fields)
 
 
 def older_name(name: str) -> str:

@@ -12,13 +12,15 @@ transformers = pytest.importorskip("transformers", reason="it has the models")
 safetensors_torch = pytest.importorskip("safetensors.torch", reason="it writes the files")
 pytest.importorskip("roofline._native", reason="the C++ core is not built")
 
+import quantised_models  # noqa: E402
+
 from roofline.common.errors import ConfigError, UnsupportedError  # noqa: E402
 from roofline.torch.checkpoint import checkpoint_of  # noqa: E402
 from roofline.weights.checkpoint import open_checkpoint, read_config  # noqa: E402
 from roofline.weights.config.gguf import from_gguf  # noqa: E402
 from roofline.weights.config.hf import from_hf  # noqa: E402
 from roofline.weights.config.unread_keys import unread_keys  # noqa: E402
-from roofline.weights.config.wrapped import WRAPPERS, media_ids  # noqa: E402
+from roofline.weights.config.wrapped import WRAPPERS, media_ids, text_fields  # noqa: E402
 from tests.models.parity_cases import Eager  # noqa: E402
 from tests.models.wrapped_models import CONFIGS, logits_of, older_name, wrapped  # noqa: E402
 
@@ -150,10 +152,36 @@ def test_positions_of_text_turn_alike_whatever_the_sections(tmp_path: Path) -> N
             "rope_parameters": parameters}))  # fmt: skip
 
 
-def test_weights_quantised_by_a_method_that_is_named_outside(tmp_path: Path) -> None:
-    said = {"model_type": "mistral3", **CONFIGS["mistral3"], "quantization_config": {"quant_method": "nothing"}}
+@pytest.mark.parametrize("kind", ["awq 32", "pack-quantized", "gptq sym 64"])
+def test_weights_quantised_by_a_method_that_is_named_outside(kind: str, tmp_path: Path) -> None:
+    plain = open_checkpoint(quantised_models.written(tmp_path / "plain", kind))
+    folder = quantised_models.written(tmp_path / "whole", kind)
+    stored = {f"language_model.{name}": values for name, values in quantised_models.tensors_of(kind)[0].items()}
+    stored["vision_tower.layers.0.self_attn.q_proj.weight"] = torch.ones(2, 2)
+    safetensors_torch.save_file(stored, folder / "model.safetensors")
+    text = json.loads((folder / "config.json").read_text())
+    said = {"model_type": "mistral3", "quantization_config": text.pop("quantization_config"), "text_config": text}
+    (folder / "config.json").write_text(json.dumps(said))
+    whole = open_checkpoint(folder)
+    assert whole.tensors == plain.tensors
+    assert any(info.format not in ("F32", "BF16") for info in whole.tensors.values())
+    for name in plain.tensors:
+        np.testing.assert_array_equal(whole.read(name), plain.read(name), err_msg=name)
+    said["quantization_config"] = {"quant_method": "nothing"}
     with pytest.raises(UnsupportedError, match="quant_method nothing"):
         from_hf(PATH, said)
+
+
+def test_modules_that_stay_as_they_are_are_named_as_in_the_whole_model() -> None:
+    names = ["language_model.model.layers.0.mlp.down_proj", "model.language_model.lm_head", "lm_head", "vision_tower"]
+    said = {"model_type": "mistral3", **CONFIGS["mistral3"], "quantization_config": {"modules_to_not_convert": names}}
+    method: Any = text_fields(PATH, said).values["quantization_config"]
+    assert method["modules_to_not_convert"] == [
+        "model.layers.0.mlp.down_proj",
+        "model.lm_head",
+        "lm_head",
+        "vision_tower",
+    ]
 
 
 def test_a_text_part_that_is_missing_or_unknown_is_refused() -> None:

@@ -32,6 +32,7 @@ from roofline.weights.quantised.method import QuantisedTensors, TensorFiles, Ten
 from roofline.weights.quantised.methods import method_of
 from roofline.weights.stored_names import HEAD, settle_head, some_of, stored_names
 
+_PROJECTOR = "mmproj"  # what files are called that turn pictures into rows for the model beside them
 _ADAPTER = "this is a LoRA adapter: name the model that it belongs to, and the adapter beside it"
 
 
@@ -183,6 +184,7 @@ def _file_of_folder(folder: Path) -> Path:
     if _has_safetensors(folder) or PickledModel.is_in(folder):
         return folder
     ggufs = sorted(folder.glob("*.gguf"))
+    ggufs = [path for path in ggufs if not path.name.startswith(_PROJECTOR)] or ggufs
     if len(ggufs) == 1 or (ggufs and set(ggufs) <= set(part_names(ggufs[0]))):
         return ggufs[0]
     if ggufs:

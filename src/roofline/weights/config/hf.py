@@ -27,6 +27,6 @@ def from_hf(path: Path, config: JsonObject) -> Config:
         return ours | {"family": family}
     if kind not in table.MODEL_TYPES:
         what = f"{path}: model_type {shorten(kind)!r}"
-        reason = f"we have no model for it{new_fields(fields)}{how_to_add(fields.values)}"
+        reason = f"we have no model for it{new_fields(fields)}{how_to_add(config)}"
         raise UnsupportedError(what, reason, tuple(table.MODEL_TYPES))
     return table.module(table.MODEL_TYPES[kind]).from_hf(fields, kind)

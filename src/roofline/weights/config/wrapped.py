@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from roofline.common.fields import Fields, describe, has_type, refuse, shorten
+from roofline.common.json_files import read_json_file
 from roofline.weights.files.mapped import JsonObject, TensorInfo
 from roofline.weights.parts_beside import PartsBeside
 from roofline.weights.quantised.method import TensorSource
@@ -27,6 +28,7 @@ SPELLINGS = (
     ("model.language_model.", "model."),
     ("language_model.", "model."),
 )
+IN_MEMORY = "model.language_model."  # what transformers has before the modules of each model's text part
 # Keys beside the text part that name ids of prompts that stand for pictures and sound, or enclose them.
 _MEDIA_KEY = re.compile(r"(image|video|audio|vision|[be]o[ia])(_\w+)?_token_(id|index)")
 
@@ -106,7 +108,17 @@ def _of_text(method: object, wrapper: Wrapper) -> object:
     lists = {
         key: method[key] for key in ("modules_to_not_convert", "ignored_layers") if has_type(method.get(key), list)
     }
-    return {**method, **{key: [_text_name(str(name), wrapper) for name in names] for key, names in lists.items()}}
+    return {
+        **method,
+        **{key: [text_name(str(name), wrapper.spellings) for name in names] for key, names in lists.items()},
+    }
+
+
+def modules_within(folder: Path) -> str:
+    """What transformers has before the modules of the text part of a folder's model; "" of a text model, and where
+    there is no config.json."""
+    file = folder / "config.json"
+    return IN_MEMORY if file.is_file() and wrapper_of(read_json_file(file)) is not None else ""
 
 
 def media_ids(path: Path, config: JsonObject) -> dict[int, str]:
@@ -144,11 +156,11 @@ class TextTensors:
                 unused.append(info)
                 modules[module] = None
                 continue
-            text_name = _text_name(name, wrapper)
-            if text_name in self.names:
-                twin = shorten(self.names[text_name])
+            plain = text_name(name, wrapper.spellings)
+            if plain in self.names:
+                twin = shorten(self.names[plain])
                 refuse(path, f"tensor {shorten(name)!r}", f"is the tensor of the text part that {twin!r} is too")
-            self.names[text_name] = name
+            self.names[plain] = name
         self.tensors = {name: replace(source.tensors[old], name=name) for name, old in self.names.items()}
         size = sum(info.nbytes for info in unused)
         kind, media = str(config["model_type"]), media_ids(path, config)
@@ -164,9 +176,9 @@ def _module(name: str, wrapper: Wrapper) -> str:
     return first if first in wrapper.other_modules else ""
 
 
-def _text_name(name: str, wrapper: Wrapper) -> str:
-    """What the text model calls a tensor or a module."""
-    for spelling, plain in wrapper.spellings:
+def text_name(name: str, spellings: Sequence[tuple[str, str]] = SPELLINGS) -> str:
+    """What the text model itself calls a tensor or a module of its own in a model around it."""
+    for spelling, plain in spellings:
         if f"{name}.".startswith(spelling):
             return (plain + f"{name}.".removeprefix(spelling)).removesuffix(".")
     return name
