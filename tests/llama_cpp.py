@@ -138,7 +138,7 @@ class LlamaCpp:
 
     def _run(self, *words: object, stdin: str = "") -> None:
         call = [sys.executable, __file__, *map(str, words)]
-        done = subprocess.run(call, capture_output=True, text=True, timeout=100, input=stdin)
+        done = subprocess.run(call, capture_output=True, text=True, errors="replace", timeout=100, input=stdin)
         assert done.returncode == 0, done.stderr[-2000:]
 
     def logits(self, file: Path, ids: list[int], *adapter: Path) -> np.ndarray:
