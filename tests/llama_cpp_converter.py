@@ -37,11 +37,17 @@ def _convert(folder: Path, out: Path, settings: Settings) -> None:
     known = TextModel.get_vocab_base_pre
     if not settings.vocab_only:
         kind = type(kind.__name__, (kind,), {"model_arch": kind.model_arch})
-        kind.set_vocab, TextModel.get_vocab_base_pre = TextModel._set_vocab_gpt2, lambda self, tokenizer: "gpt-2"
+        kind.set_vocab, TextModel.get_vocab_base_pre = _set_vocab, lambda self, tokenizer: "gpt-2"
     try:
         _write(kind, folder, out, settings, fields)
     finally:
         TextModel.get_vocab_base_pre = known
+
+
+def _set_vocab(model: Any) -> None:
+    model._set_vocab_gpt2()
+    if "type_vocab_size" in model.hparams:  # of encoders
+        model.gguf_writer.add_token_type_count(model.hparams["type_vocab_size"])
 
 
 def _write(kind: Any, folder: Path, out: Path, settings: Settings, fields: dict[str, Any]) -> None:

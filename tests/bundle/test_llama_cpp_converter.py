@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="what llama.cpp is compared with runs in torch")
 pytest.importorskip("transformers", reason="it is what llama.cpp is compared with")
 
-from converted_models import CONVERTED, VOCAB, ConvertedRow, different, save  # noqa: E402
+from converted_models import CONVERTED, GELU, VOCAB, ConvertedRow, different, save  # noqa: E402
 
 from roofline.bundle.text_side import text_of_folder  # noqa: E402
 from roofline.models.registry import configure  # noqa: E402
@@ -29,7 +29,7 @@ from roofline.weights.to_hf import hf_config  # noqa: E402
 from tests.command_line import call_roofline  # noqa: E402
 from tests.llama_cpp import LlamaCpp  # noqa: E402
 from tests.llama_cpp_converter import Converter, Settings  # noqa: E402
-from tests.models.parity_cases import Eager, theirs  # noqa: E402
+from tests.models.parity_cases import ENCODERS, Eager, encoder_of, measure_encoder, theirs  # noqa: E402
 from tests.text.test_real_tokenizers import TEXTS  # noqa: E402
 from tools import real_tokenizers  # noqa: E402
 
@@ -149,6 +149,26 @@ def test_our_file_is_as_its(converted: Converted, llama_cpp: LlamaCpp, tmp_path:
     assert result.exit_code == 0, result.output
     assert_same_files(out, converted.file, {"attention.sliding_window"} if row.unsaid else set())
     assert_near(llama_cpp.logits(out, IDS), expected(row, {**row.unsaid, **row.uncomputed}), row.most)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_an_encoder_is_read_as_its_folder(name: str, converter: Converter, llama_cpp: LlamaCpp, tmp_path: Path) -> None:
+    """Of RoBERTa's positions the converter leaves out the rows before the first, and so the padding id."""
+    config = {**ENCODERS[name].config, "vocab": VOCAB}
+    model = encoder_of(config)
+    folder = save(tmp_path / "model", model, {})
+    file = converter.convert(folder, tmp_path / "theirs.gguf")
+    read, before = open_checkpoint(file), open_checkpoint(folder)
+    assert different(read.config, {**before.config, "first_position": 0}) == []
+    for (part, ours), (_, right) in zip(
+        parameters(read, read, "half"), parameters(before, before, "half"), strict=True
+    ):
+        assert np.array_equal(ours, right[len(right) - len(ours) :]), part
+    assert measure_encoder(config, read)[0] < 1e-5
+    ids = [at for at in IDS if at > 2]
+    with torch.no_grad():
+        rows = model(torch.tensor([ids])).last_hidden_state[0].numpy()
+    assert_near(llama_cpp.hidden(file, ids), rows, GELU)
 
 
 # Of Gemma's norms in float16 the converter rounds the sums with 1 to float16, and we do not.
