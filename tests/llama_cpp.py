@@ -2,7 +2,8 @@
 
 The library is the one inside the package xllamacpp, whose wheel exports llama.cpp's C interface; llama-cpp-python would
 have to be compiled for minutes. `make test-judges` installs the pinned version. As a program:
-`python llama_cpp.py logits MODEL.gguf OUT.npy 3,1,4 [ADAPTER.gguf]` writes float32 [tokens, vocab] of these ids, and
+`python llama_cpp.py logits MODEL.gguf OUT.npy 3,1,4 [ADAPTER.gguf]` writes float32 [tokens, vocab] of these ids,
+`python llama_cpp.py hidden MODEL.gguf OUT.npy 3,1,4` writes an encoder's float32 [tokens, width], and
 `python llama_cpp.py tokenize MODEL.gguf OUT.json < TEXTS.json` writes a list of ids for each text.
 """
 
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +59,7 @@ def _library() -> c.CDLL:
     assert spec.origin is not None
     lib = c.CDLL(str(next(Path(spec.origin).parent.glob("xllamacpp*.so"))))
     pointer, text = c.c_void_p, c.c_char_p
-    signatures = {
+    signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "llama_model_default_params": (ModelParams, ()),
         "llama_context_default_params": (ContextParams, ()),
         "llama_model_load_from_file": (pointer, (text, ModelParams)),
@@ -69,6 +71,10 @@ def _library() -> c.CDLL:
         "llama_model_get_vocab": (pointer, (pointer,)),
         "llama_vocab_n_tokens": (c.c_int32, (pointer,)),
         "llama_get_logits": (pointer, (pointer,)),
+        "llama_set_embeddings": (None, (pointer, c.c_bool)),
+        "llama_encode": (c.c_int32, (pointer, Batch)),
+        "llama_get_embeddings": (pointer, (pointer,)),
+        "llama_model_n_embd": (c.c_int32, (pointer,)),
         "llama_tokenize": (c.c_int32, (pointer, text, c.c_int32, pointer, c.c_int32, c.c_bool, c.c_bool)),
     }
     for name, (result, arguments) in signatures.items():
@@ -89,30 +95,52 @@ def _open(lib: c.CDLL, path: str, vocabulary_only: bool = False) -> int:
     return model
 
 
-def _write_logits(path: str, out: str, words: str, adapter: str = "") -> None:
-    ids, lib = [int(word) for word in words.split(",")], _library()
-    model = _open(lib, path)
+def _context(lib: c.CDLL, model: int) -> int:
     options = lib.llama_context_default_params()
     options.n_ctx = options.n_batch = options.n_ubatch = 256
     options.n_threads = options.n_threads_batch = 1
     options.type_k = options.type_v = 0  # float32
-    options.flash_attn_type = 0  # off
+    options.flash_attn_type = options.pooling_type = 0  # off
     context = lib.llama_init_from_model(model, options)
     assert context, "llama.cpp makes no context"
-    if adapter:
-        lora = lib.llama_adapter_lora_init(model, adapter.encode())
-        assert lora, "llama.cpp does not load the adapter"
-        loras, scales = (c.c_void_p * 1)(lora), (c.c_float * 1)(1.0)
-        assert lib.llama_set_adapters_lora(context, loras, 1, scales) == 0, "llama.cpp does not take the adapter"
+    return int(context)
+
+
+def _batch(lib: c.CDLL, ids: list[int]) -> Batch:
     batch = lib.llama_batch_init(len(ids), 0, 1)
     batch.n_tokens = len(ids)
     for at, token in enumerate(ids):
         batch.token[at], batch.pos[at], batch.n_seq_id[at], batch.logits[at] = token, at, 1, True
         batch.seq_id[at][0] = 0
-    assert lib.llama_decode(context, batch) == 0, "llama.cpp does not compute"
+    return batch  # type: ignore[no-any-return]
+
+
+def _save(out: str, values: int, rows: int, width: int) -> None:
+    numbers = c.cast(values, c.POINTER(c.c_float * (rows * width))).contents
+    np.save(out, np.frombuffer(numbers, np.float32).reshape(rows, width))
+
+
+def _write_hidden(path: str, out: str, words: str) -> None:
+    ids, lib = [int(word) for word in words.split(",")], _library()
+    model = _open(lib, path)
+    context = _context(lib, model)
+    lib.llama_set_embeddings(context, True)
+    assert lib.llama_encode(context, _batch(lib, ids)) == 0, "llama.cpp does not compute"
+    _save(out, lib.llama_get_embeddings(context), len(ids), lib.llama_model_n_embd(model))
+
+
+def _write_logits(path: str, out: str, words: str, adapter: str = "") -> None:
+    ids, lib = [int(word) for word in words.split(",")], _library()
+    model = _open(lib, path)
+    context = _context(lib, model)
+    if adapter:
+        lora = lib.llama_adapter_lora_init(model, adapter.encode())
+        assert lora, "llama.cpp does not load the adapter"
+        loras, scales = (c.c_void_p * 1)(lora), (c.c_float * 1)(1.0)
+        assert lib.llama_set_adapters_lora(context, loras, 1, scales) == 0, "llama.cpp does not take the adapter"
+    assert lib.llama_decode(context, _batch(lib, ids)) == 0, "llama.cpp does not compute"
     vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
-    logits = c.cast(lib.llama_get_logits(context), c.POINTER(c.c_float * (len(ids) * vocab))).contents
-    np.save(out, np.frombuffer(logits, np.float32).reshape(len(ids), vocab))
+    _save(out, lib.llama_get_logits(context), len(ids), vocab)
 
 
 def _write_ids(path: str, out: str) -> None:
@@ -138,13 +166,19 @@ class LlamaCpp:
 
     def _run(self, *words: object, stdin: str = "") -> None:
         call = [sys.executable, __file__, *map(str, words)]
-        done = subprocess.run(call, capture_output=True, text=True, timeout=100, input=stdin)
+        done = subprocess.run(call, capture_output=True, text=True, errors="replace", timeout=100, input=stdin)
         assert done.returncode == 0, done.stderr[-2000:]
 
     def logits(self, file: Path, ids: list[int], *adapter: Path) -> np.ndarray:
         """Return the logits of a GGUF file's model, float32 [ids, vocab]."""
         out = file.with_suffix(".npy")
         self._run("logits", file, out, ",".join(map(str, ids)), *adapter)
+        return np.load(out)
+
+    def hidden(self, file: Path, ids: list[int]) -> np.ndarray:
+        """Return the rows of a GGUF file's encoder, float32 [ids, width]."""
+        out = file.with_suffix(".npy")
+        self._run("hidden", file, out, ",".join(map(str, ids)))
         return np.load(out)
 
     def token_ids(
@@ -157,4 +191,4 @@ class LlamaCpp:
 
 
 if __name__ == "__main__":
-    {"logits": _write_logits, "tokenize": _write_ids}[sys.argv[1]](*sys.argv[2:])
+    {"logits": _write_logits, "hidden": _write_hidden, "tokenize": _write_ids}[sys.argv[1]](*sys.argv[2:])

@@ -28,18 +28,33 @@ class Settings:
 
 
 def _convert(folder: Path, out: Path, settings: Settings) -> None:
-    import gguf
-    import torch
     from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
     from conversion.base import TextModel
 
-    kinds = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16"}
     # transformers 5 drops keys of published files that the converter reads; version 4, for which it is, does not.
     fields = json.loads((folder / "config.json").read_text()) | ModelBase.load_hparams(folder, False)
     kind: Any = get_model_class(get_model_architecture(fields, ModelType.TEXT))
+    known = TextModel.get_vocab_base_pre
     if not settings.vocab_only:
         kind = type(kind.__name__, (kind,), {"model_arch": kind.model_arch})
-        kind.set_vocab, kind.get_vocab_base_pre = TextModel._set_vocab_gpt2, lambda self, tokenizer: "gpt-2"
+        kind.set_vocab, TextModel.get_vocab_base_pre = _set_vocab, lambda self, tokenizer: "gpt-2"
+    try:
+        _write(kind, folder, out, settings, fields)
+    finally:
+        TextModel.get_vocab_base_pre = known
+
+
+def _set_vocab(model: Any) -> None:
+    model._set_vocab_gpt2()
+    if "type_vocab_size" in model.hparams:  # of encoders
+        model.gguf_writer.add_token_type_count(model.hparams["type_vocab_size"])
+
+
+def _write(kind: Any, folder: Path, out: Path, settings: Settings, fields: dict[str, Any]) -> None:
+    import gguf
+    import torch
+
+    kinds = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16"}
     with torch.inference_mode():
         form = gguf.LlamaFileType[kinds[settings.dtype]]
         model = kind(folder, form, out, hparams=fields, split_max_tensors=settings.split)

@@ -3,6 +3,8 @@
 The converter is that of `tests/llama_cpp_converter.py`, llama.cpp the one of `tests/llama_cpp.py`.
 """
 
+import json
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,17 +16,22 @@ import pytest
 torch = pytest.importorskip("torch", reason="what llama.cpp is compared with runs in torch")
 pytest.importorskip("transformers", reason="it is what llama.cpp is compared with")
 
-from converted_models import CONVERTED, VOCAB, ConvertedRow, different, save  # noqa: E402
+from converted_models import CONVERTED, GELU, VOCAB, ConvertedRow, different, save  # noqa: E402
 
+from roofline.bundle.text_side import text_of_folder  # noqa: E402
 from roofline.models.registry import configure  # noqa: E402
 from roofline.models.spec import expand  # noqa: E402
+from roofline.text.tokenizers.from_gguf import from_gguf  # noqa: E402
 from roofline.weights.checkpoint import Checkpoint, open_checkpoint  # noqa: E402
 from roofline.weights.files.gguf_parts import GGUFModel  # noqa: E402
 from roofline.weights.rope_rows import heads_of, reorder  # noqa: E402
+from roofline.weights.to_hf import hf_config  # noqa: E402
 from tests.command_line import call_roofline  # noqa: E402
 from tests.llama_cpp import LlamaCpp  # noqa: E402
 from tests.llama_cpp_converter import Converter, Settings  # noqa: E402
-from tests.models.parity_cases import Eager, theirs  # noqa: E402
+from tests.models.parity_cases import ENCODERS, Eager, encoder_of, measure_encoder, theirs  # noqa: E402
+from tests.text.test_real_tokenizers import TEXTS  # noqa: E402
+from tools import real_tokenizers  # noqa: E402
 
 ROPE_FACTORS = "rope_freqs.weight"
 IDS = np.random.default_rng(1).integers(0, 256, 90).tolist()
@@ -144,6 +151,26 @@ def test_our_file_is_as_its(converted: Converted, llama_cpp: LlamaCpp, tmp_path:
     assert_near(llama_cpp.logits(out, IDS), expected(row, {**row.unsaid, **row.uncomputed}), row.most)
 
 
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_an_encoder_is_read_as_its_folder(name: str, converter: Converter, llama_cpp: LlamaCpp, tmp_path: Path) -> None:
+    """Of RoBERTa's positions the converter leaves out the rows before the first, and so the padding id."""
+    config = {**ENCODERS[name].config, "vocab": VOCAB}
+    model = encoder_of(config)
+    folder = save(tmp_path / "model", model, {})
+    file = converter.convert(folder, tmp_path / "theirs.gguf")
+    read, before = open_checkpoint(file), open_checkpoint(folder)
+    assert different(read.config, {**before.config, "first_position": 0}) == []
+    for (part, ours), (_, right) in zip(
+        parameters(read, read, "half"), parameters(before, before, "half"), strict=True
+    ):
+        assert np.array_equal(ours, right[len(right) - len(ours) :]), part
+    assert measure_encoder(config, read)[0] < 1e-5
+    ids = [at for at in IDS if at > 2]
+    with torch.no_grad():
+        rows = model(torch.tensor([ids])).last_hidden_state[0].numpy()
+    assert_near(llama_cpp.hidden(file, ids), rows, GELU)
+
+
 # Of Gemma's norms in float16 the converter rounds the sums with 1 to float16, and we do not.
 @pytest.mark.parametrize(
     ("name", "dtype"),
@@ -180,3 +207,22 @@ def test_a_split_file_is_read_as_one(converter: Converter, tmp_path: Path) -> No
         parameters(read, before, "interleaved"), parameters(before, before, "interleaved"), strict=True
     ):
         assert np.array_equal(ours, values), name
+
+
+# Folders of `tools/real_tokenizers.py`, and a row whose class the converter takes them for; rows of the vocabulary.
+VOCABULARIES = {"llama3_1": ("llama", 128256), "qwen3": ("qwen3", 151936), "gemma3": ("gemma3", 262208)}
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_its_vocabulary_gives_the_ids_of_the_folder(name: str, converter: Converter, tmp_path: Path) -> None:
+    """gemma3's, which has no tokenizer.model here, is converted as a BPE with visible spaces."""
+    published = real_tokenizers.FOLDER / name
+    if not published.is_dir():
+        pytest.skip(f"{published} is not here: python -m tools.real_tokenizers")
+    folder, (row, rows) = shutil.copytree(published, tmp_path / "model"), VOCABULARIES[name]
+    (folder / "config.json").write_text(json.dumps(hf_config({**CONVERTED[row].config, "vocab": rows})))
+    file = converter.convert(folder, tmp_path / "vocabulary.gguf", Settings(vocab_only=True))
+    read, right = from_gguf(GGUFModel(file).metadata, file), text_of_folder(folder)[0]
+    for text in TEXTS:
+        ids = right.encode(text, add_special=True, parse_special=True)
+        assert read.encode(text, add_special=True, parse_special=True) == ids, text

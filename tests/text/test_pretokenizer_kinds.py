@@ -184,3 +184,24 @@ def test_the_bos_that_a_template_writes_is_the_only_one() -> None:
     side = TextSide(*with_template(built, "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"))
     assert side.encode_chat([{"role": "user", "content": "<s>a"}]).count(256) == 1
     assert side.encode("<s>a").count(256) == 1
+
+
+def test_visible_spaces_that_a_file_has_as_spaces_are_merged() -> None:
+    """As converters write a tokenizer.json of SentencePiece's kind with runs of spaces among its added tokens, where
+    bytes are tokens like others."""
+    tokens = ["<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "  ", "    "]
+    kinds = [3, *[1] * 260, 4, 4]
+    tokenizer = from_gguf(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "granite-embed-multi-311m",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": kinds,
+            "tokenizer.ggml.merges": ["▁ ▁", "▁▁ ▁▁", "h i"],
+            "tokenizer.ggml.bos_token_id": 0,
+            "tokenizer.ggml.add_bos_token": False,
+        }
+    )
+    ids = tokenizer.encode("hi      hié", add_special=False)
+    assert [tokens[at] for at in ids] == ["hi", "    ", "  ", "hi", "<0xC3>", "<0xA9>"]
+    assert tokenizer.decode(ids) == "hi      hié"

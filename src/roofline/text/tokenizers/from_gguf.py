@@ -64,6 +64,8 @@ def from_gguf(metadata: JsonObject, path: Path | str = "the GGUF file") -> Token
         raise UnsupportedError(what, reason, sorted(_DEFAULT_IDS))
     tokens = _needed(fields, "tokens", str)
     types = _types(fields, tokens)
+    if kind == "gpt2" and fields.get("pre", str) in VISIBLE_SPACES:
+        tokens, types = _with_visible_spaces(tokens, types)
     ids = {key: _token_id(fields, key, len(tokens)) for key in ("bos", *_ENDS, "unknown", "seperator")}
     for key, token_id in _DEFAULT_IDS[kind].items():
         if f"{key}_token_id" not in values and token_id < len(tokens):
@@ -81,6 +83,15 @@ def from_gguf(metadata: JsonObject, path: Path | str = "the GGUF file") -> Token
             suffix=suffix,
         )
         return Tokenizer.of_file(path, vocabulary)
+
+
+def _with_visible_spaces(tokens: list[str], types: list[int]) -> tuple[list[str], list[int]]:
+    """Tokens and types as SentencePiece has them: converters of tokenizer.json write runs of visible spaces that are
+    added tokens as spaces, and do not say which tokens are bytes. llama.cpp takes both for what they are."""
+    tokens = [token if token.strip(" ") else SPACE * len(token) for token in tokens]
+    named = {f"<0x{byte:02X}>" for byte in range(256)}
+    pairs = zip(tokens, types, strict=True)
+    return tokens, [BYTE if kind == NORMAL and token in named else kind for token, kind in pairs]
 
 
 def takes_spaces_behind(name: str, content: str) -> bool:
