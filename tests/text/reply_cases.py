@@ -1,0 +1,68 @@
+"""Calls of tools as each format writes them, and small chat templates with the signs of each."""
+
+import json
+from collections.abc import Callable
+
+SCHEMAS = {
+    "weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "hot": {"type": "boolean"},
+            "limit": {"type": ["number", "null"]},
+            "places": {"type": "array"},
+            "more": {"type": "object"},
+        },
+    },
+    "now": {"type": "object", "properties": {}},
+}
+
+
+def as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def hermes(name: str, arguments: dict) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"
+
+
+def objects(key: str) -> Callable[[str, dict], str]:
+    return lambda name, arguments: json.dumps({"name": name, key: arguments}, ensure_ascii=False)
+
+
+def mistral(name: str, arguments: dict) -> str:
+    return f"[TOOL_CALLS][{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}]"
+
+
+def mistral_args(name: str, arguments: dict) -> str:
+    return f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments, ensure_ascii=False)}"
+
+
+def xml(name: str, arguments: dict) -> str:
+    lines = "".join(f"<parameter={key}>\n{as_text(value)}\n</parameter>\n" for key, value in arguments.items())
+    return f"<tool_call>\n<function={name}>\n{lines}</function>\n</tool_call>"
+
+
+def seed_xml(name: str, arguments: dict) -> str:
+    lines = "".join(f"<parameter={key}>{as_text(value)}</parameter>\n" for key, value in arguments.items())
+    return f"<seed:tool_call>\n<function={name}>\n{lines}</function>\n</seed:tool_call>"
+
+
+def glm(name: str, arguments: dict) -> str:
+    pairs = "".join(
+        f"<arg_key>{key}</arg_key><arg_value>{as_text(value)}</arg_value>" for key, value in arguments.items()
+    )
+    return f"<tool_call>{name}{pairs}</tool_call>"
+
+
+WRITERS: dict[str, Callable[[str, dict], str]] = {
+    "hermes": hermes,
+    "llama3": objects("parameters"),
+    "json": objects("arguments"),
+    "mistral": mistral,
+    "mistral_args": mistral_args,
+    "xml": xml,
+    "seed_xml": seed_xml,
+    "glm": glm,
+}
