@@ -56,6 +56,21 @@ def glm(name: str, arguments: dict) -> str:
     return f"<tool_call>{name}{pairs}</tool_call>"
 
 
+def invokes(section: str, mark: str = "", *, says_text: bool = False) -> Callable[[str, dict], str]:
+    def write(name: str, arguments: dict) -> str:
+        def attribute(value: object) -> str:
+            return f' string="{str(isinstance(value, str)).lower()}"' if says_text else ""
+
+        lines = "".join(
+            f'<{mark}parameter name="{key}"{attribute(value)}>{as_text(value)}</{mark}parameter>\n'
+            for key, value in arguments.items()
+        )
+        return f'<{section}>\n<{mark}invoke name="{name}">\n{lines}</{mark}invoke>\n</{section}>'
+
+    return write
+
+
+DSML = "\uff5cDSML\uff5c"
 WRITERS: dict[str, Callable[[str, dict], str]] = {
     "hermes": hermes,
     "llama3": objects("parameters"),
@@ -65,4 +80,7 @@ WRITERS: dict[str, Callable[[str, dict], str]] = {
     "xml": xml,
     "seed_xml": seed_xml,
     "glm": glm,
+    "minimax": invokes("minimax:tool_call"),
+    "dsml": invokes(f"{DSML}function_calls", DSML, says_text=True),
+    "dsml_v4": invokes(f"{DSML}tool_calls", DSML, says_text=True),
 }

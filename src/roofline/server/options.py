@@ -12,7 +12,20 @@ from roofline.common.options import Options, option
 from roofline.engine.config import EngineConfig, with_places_for_adapters
 from roofline.server.limits import Limits
 
-CALL_PARSERS = ("auto", "hermes", "llama3", "mistral", "mistral_args", "json", "xml", "seed_xml", "glm")
+CALL_PARSERS = (
+    "auto",
+    "hermes",
+    "llama3",
+    "mistral",
+    "mistral_args",
+    "json",
+    "xml",
+    "seed_xml",
+    "glm",
+    "minimax",
+    "dsml",
+    "dsml_v4",
+)
 
 if TYPE_CHECKING:
     from roofline.engine.pooling import Pooling

@@ -5,11 +5,11 @@ is, or that a Python literal is, if the schema allows that type; else it stays t
 neither reads as JSON nor may be a string is a string all the same, so that nothing is lost and the client sees it.
 """
 
-import ast
 import json
 from collections.abc import Iterator
 
 from roofline.text.replies.json_scanner import MAX_DEPTH
+from roofline.text.replies.literals import LiteralReader
 
 TEXT = frozenset({"string"})
 _WORDS = {"True": "true", "False": "false", "None": "null"}
@@ -72,12 +72,12 @@ def _as_json(text: str) -> tuple[object, str] | None:
         value = json.loads(text, strict=False, parse_constant=_no_number)  # lines break within its strings
     except (ValueError, RecursionError):
         try:
-            value = ast.literal_eval(text)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            value = LiteralReader(text).entire()
+        except ValueError:
             return None
     try:
         return value, json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (ValueError, TypeError, RecursionError):  # a set, a complex number
+    except (ValueError, RecursionError):  # a number that no float holds
         return None
 
 

@@ -5,6 +5,7 @@ from types import MappingProxyType
 from roofline.text.replies.call_format import CallFormat
 from roofline.text.replies.formats.argument_keys import ArgumentKeyCalls
 from roofline.text.replies.formats.hermes import HermesCalls
+from roofline.text.replies.formats.invokes import DsmlCalls, DsmlToolCalls, MinimaxCalls
 from roofline.text.replies.formats.mistral import MistralArgumentsCalls, MistralCalls
 from roofline.text.replies.formats.objects import JsonCalls, ObjectCalls
 from roofline.text.replies.formats.xml_parameters import SeedCalls, XmlParameterCalls
@@ -15,6 +16,9 @@ FORMATS: tuple[type[CallFormat], ...] = (
     XmlParameterCalls,
     SeedCalls,
     ArgumentKeyCalls,
+    MinimaxCalls,
+    DsmlToolCalls,
+    DsmlCalls,
     HermesCalls,
     ObjectCalls,
     JsonCalls,
