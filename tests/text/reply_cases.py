@@ -70,6 +70,17 @@ def invokes(section: str, mark: str = "", *, says_text: bool = False) -> Callabl
     return write
 
 
+def headed(before: str, between: str, after: str) -> Callable[[str, dict], str]:
+    return lambda name, arguments: f"{before}{name}{between}{json.dumps(arguments, ensure_ascii=False)}{after}"
+
+
+KIMI = headed(
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.",
+    ":0<|tool_call_argument_begin|>",
+    "<|tool_call_end|><|tool_calls_section_end|>",
+)
+DEEPSEEK = tuple(f"<\uff5ctool\u2581{word}\uff5c>" for word in ("calls\u2581begin", "call\u2581begin", "sep"))
+DEEPSEEK_END = "<\uff5ctool\u2581call\u2581end\uff5c><\uff5ctool\u2581calls\u2581end\uff5c>"
 DSML = "\uff5cDSML\uff5c"
 WRITERS: dict[str, Callable[[str, dict], str]] = {
     "hermes": hermes,
@@ -83,4 +94,7 @@ WRITERS: dict[str, Callable[[str, dict], str]] = {
     "minimax": invokes("minimax:tool_call"),
     "dsml": invokes(f"{DSML}function_calls", DSML, says_text=True),
     "dsml_v4": invokes(f"{DSML}tool_calls", DSML, says_text=True),
+    "kimi": KIMI,
+    "deepseek_v3": headed(f"{DEEPSEEK[0]}{DEEPSEEK[1]}function{DEEPSEEK[2]}", "\n```json\n", f"\n```{DEEPSEEK_END}"),
+    "deepseek_v31": headed("".join(DEEPSEEK[:2]), DEEPSEEK[2], DEEPSEEK_END),
 }

@@ -24,6 +24,7 @@ FAMILIES = {
     "MiniMax-M2": "minimax",
     "deepseek-ai-DeepSeek-V3.2": "dsml",
     "deepseek-ai-DeepSeek-V4": "dsml_v4",
+    "moonshotai-Kimi-K2": "kimi",
     "mistralai-Ministral-3-14B-Reasoning-2512": "mistral_args",
     "unsloth-mistral-Devstral-Small-2507": "mistral_args",
     "Mistral-Small-3.2-24B-Instruct-2506": "mistral_args",

@@ -25,6 +25,9 @@ CALL_PARSERS = (
     "minimax",
     "dsml",
     "dsml_v4",
+    "kimi",
+    "deepseek_v3",
+    "deepseek_v31",
 )
 
 if TYPE_CHECKING:

@@ -4,8 +4,10 @@ from types import MappingProxyType
 
 from roofline.text.replies.call_format import CallFormat
 from roofline.text.replies.formats.argument_keys import ArgumentKeyCalls
+from roofline.text.replies.formats.deepseek import DeepseekCalls, OlderDeepseekCalls
 from roofline.text.replies.formats.hermes import HermesCalls
 from roofline.text.replies.formats.invokes import DsmlCalls, DsmlToolCalls, MinimaxCalls
+from roofline.text.replies.formats.kimi import KimiCalls
 from roofline.text.replies.formats.mistral import MistralArgumentsCalls, MistralCalls
 from roofline.text.replies.formats.objects import JsonCalls, ObjectCalls
 from roofline.text.replies.formats.xml_parameters import SeedCalls, XmlParameterCalls
@@ -19,6 +21,9 @@ FORMATS: tuple[type[CallFormat], ...] = (
     MinimaxCalls,
     DsmlToolCalls,
     DsmlCalls,
+    KimiCalls,
+    OlderDeepseekCalls,
+    DeepseekCalls,
     HermesCalls,
     ObjectCalls,
     JsonCalls,
