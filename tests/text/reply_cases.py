@@ -82,6 +82,20 @@ KIMI = headed(
 DEEPSEEK = tuple(f"<\uff5ctool\u2581{word}\uff5c>" for word in ("calls\u2581begin", "call\u2581begin", "sep"))
 DEEPSEEK_END = "<\uff5ctool\u2581call\u2581end\uff5c><\uff5ctool\u2581calls\u2581end\uff5c>"
 DSML = "\uff5cDSML\uff5c"
+
+
+def gemma(name: str, arguments: dict) -> str:
+    def written(value: object) -> str:
+        if isinstance(value, str):
+            return f'<|"|>{value}<|"|>'
+        if isinstance(value, dict):
+            return "{" + ",".join(f'<|"|>{key}<|"|>:{written(part)}' for key, part in value.items()) + "}"
+        return "[" + ",".join(map(written, value)) + "]" if isinstance(value, list) else json.dumps(value)
+
+    pairs = ",".join(f"{key}:{written(value)}" for key, value in arguments.items())
+    return f"<|tool_call>call:{name}{{{pairs}}}<tool_call|>"
+
+
 WRITERS: dict[str, Callable[[str, dict], str]] = {
     "hermes": hermes,
     "llama3": objects("parameters"),
@@ -97,4 +111,5 @@ WRITERS: dict[str, Callable[[str, dict], str]] = {
     "kimi": KIMI,
     "deepseek_v3": headed(f"{DEEPSEEK[0]}{DEEPSEEK[1]}function{DEEPSEEK[2]}", "\n```json\n", f"\n```{DEEPSEEK_END}"),
     "deepseek_v31": headed("".join(DEEPSEEK[:2]), DEEPSEEK[2], DEEPSEEK_END),
+    "gemma": gemma,
 }

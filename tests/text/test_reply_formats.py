@@ -88,7 +88,8 @@ def test_every_cut_into_two_and_every_end_that_came_too_early(name):
 
 
 PIECES = sorted(
-    {mark for form in CALL_FORMATS.values() for mark in (*form.marks, *form.openings)}
+    {"call:", "call:weather{", "city:", ",", "<|tool_call>call:weather{"}
+    | {mark for form in CALL_FORMATS.values() for mark in (*form.marks, *form.openings)}
     | {
         "weather",
         "now",

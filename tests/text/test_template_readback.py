@@ -25,6 +25,8 @@ FAMILIES = {
     "deepseek-ai-DeepSeek-V3.2": "dsml",
     "deepseek-ai-DeepSeek-V4": "dsml_v4",
     "moonshotai-Kimi-K2": "kimi",
+    "google-gemma-4-31B-it": "gemma",
+    "google-gemma-4-31B-it-interleaved": "gemma",
     "mistralai-Ministral-3-14B-Reasoning-2512": "mistral_args",
     "unsloth-mistral-Devstral-Small-2507": "mistral_args",
     "Mistral-Small-3.2-24B-Instruct-2506": "mistral_args",
@@ -64,7 +66,7 @@ def calls_of(name: str, calls: list[tuple[str, dict]], content: str) -> Reply:
     before = template.marked([user], TOOLS, True)[0]
     entire = template.marked([user, turn], TOOLS, False)[0]
     start = next(at for at in range(len(entire) + 1) if entire[at : at + 1] != before[at : at + 1])
-    start -= entire[:start].endswith("<")  # of a mark
+    start = len(entire[:start].rstrip("<|"))  # of a mark
     form = reply_format(template.source)
     assert form.calls == FAMILIES[name]
     thoughts = form.thoughts

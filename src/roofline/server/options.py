@@ -28,6 +28,7 @@ CALL_PARSERS = (
     "kimi",
     "deepseek_v3",
     "deepseek_v31",
+    "gemma",
 )
 
 if TYPE_CHECKING:

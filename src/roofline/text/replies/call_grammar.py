@@ -32,6 +32,10 @@ class CallGrammar:
             at = match.end()
         return " ".join(part for part in (*parts, quoted(text[at:])) if part)
 
+    def is_special(self, mark: str) -> bool:
+        """Return whether the tokenizer has a mark as a special token."""
+        return mark in self._special_ids
+
     def until(self, rule: str, mark: str) -> list[str]:
         """Return the rules of anything up to a mark, and of the mark."""
         if mark not in self._special_ids:

@@ -4,9 +4,10 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from roofline.common.json_types import JsonObject
-from roofline.text.replies.call_grammar import ANYTHING, Schema, quoted, without
+from roofline.text.replies.call_grammar import ANYTHING, CallGrammar, Schema, quoted, without
 from roofline.text.replies.values import TEXT, allowed_types, json_value, target_of
 
 _OF_OBJECTS = ("type", "properties", "required", "additionalProperties", "$defs", "definitions")
@@ -31,10 +32,14 @@ _MOST_BRANCHES = 32
 
 @dataclass(frozen=True)
 class ValueEnds:
-    """What stands behind each value, and the marks that no value may have."""
+    """What stands behind each value, and the marks that no text may have.
+
+    quote: what stands around each text besides; "": nothing.
+    """
 
     behind: str
     marks: Sequence[str]
+    quote: str = ""
 
 
 def properties_of(schema: Schema) -> Iterator[tuple[str, JsonObject, bool]]:
@@ -91,29 +96,42 @@ def tagged_arguments(
         argument = f"{rule}_{number}"
         parts.append(argument if required else f"{argument}?")
         rules.append(f"{argument}: {before(name, part)} {argument}_value")
-        rules += value_rules(f"{argument}_value", part, ends)
+        rules += value_rules(f"{argument}_value", part, ends, CallGrammar())
     return " ".join(parts), rules
 
 
-def value_rules(rule: str, schema: JsonObject, ends: ValueEnds) -> list[str]:
+def value_rules(rule: str, schema: JsonObject, ends: ValueEnds, grammar: CallGrammar) -> list[str]:
     """Return the rules of a value and what stands behind it, the first of them named `rule`. Raises ValueError."""
-    types, end, rules = allowed_types(schema), quoted(ends.behind), []
-    options = []
-    for number, option in enumerate(_options(schema, types)):
+    types, end, rules = allowed_types(schema), quoted(ends.behind), list[str]()
+    options, quote = [], grammar.literal(ends.quote)
+    for number, option in enumerate(_options(schema, types, depth=0)):
         name = f"{rule}_{number}"
-        if isinstance(option, str):
-            options.append(f"{quoted(option)} {end}")
+        if isinstance(option, _OneValue):
+            is_text = isinstance(option.value, str)
+            text = str(option.value) if is_text else json.dumps(option.value, ensure_ascii=False)
+            if is_text and quote and not any(mark in text for mark in ends.marks):
+                options.append(f"{quote} {quoted(text)} {quote} {end}")
+            elif (quote and not is_text) or json_value(text, types) == json.dumps(option.value, ensure_ascii=False):
+                options.append(f"{quoted(text)} {end}")
         elif allowed_types(option) in (TEXT, None):
-            options.append(name)
-            rules += _text_rules(name, option, ends, alone=types in (TEXT, None))
+            options.append(f"{quote} {name}")
+            rules += _text_rules(name, option, ends, grammar, alone=bool(quote) or types in (TEXT, None))
         else:
             options.append(f"{name} {end}")
             rules.append(f"{name}: %json {json.dumps(option, ensure_ascii=False)}")
+    if not options:
+        raise ValueError("none of its values can be told from another as text")
     return [f"{rule}: {' | '.join(options)}", *rules]
 
 
-def _options(schema: JsonObject, types: frozenset[str] | None, depth: int = 0) -> list[str | JsonObject]:
-    """What a value may be: a text for itself, or any value of a schema that allows texts alone or none at all.
+class _OneValue(NamedTuple):
+    """A value that stands for itself."""
+
+    value: object
+
+
+def _options(schema: JsonObject, types: frozenset[str] | None, depth: int) -> "list[_OneValue | JsonObject]":
+    """What a value may be: one value, or any of a schema that allows texts alone or none at all.
 
     types: of all values, by which they are read.
     """
@@ -134,28 +152,15 @@ def _options(schema: JsonObject, types: frozenset[str] | None, depth: int = 0) -
         return [schema]
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(values, list):
-        return _texts(values, types)
+        return [_OneValue(value) for value in values]
     if types_here is None and keys:
         raise ValueError(f"{', '.join(sorted(keys))}: its type has to be said")
     other_types = sorted((types_here or frozenset()) - TEXT)
-    texts: list[str | JsonObject] = [{**schema, "type": "string"} if types_here is not None else schema]
+    texts: list[_OneValue | JsonObject] = [{**schema, "type": "string"} if types_here is not None else schema]
     return [*texts, {**schema, "type": other_types}] if other_types else texts
 
 
-def _texts(values: Sequence[object], types: frozenset[str] | None) -> list[str | JsonObject]:
-    """The values that are read as what they are, as they are written."""
-    texts: list[str | JsonObject] = []
-    for value in values:
-        written = json.dumps(value, ensure_ascii=False)
-        text = value if isinstance(value, str) else written
-        if json_value(text, types) == written:
-            texts.append(text)
-    if not texts:
-        raise ValueError("none of its values can be told from another as text")
-    return texts
-
-
-def _text_rules(rule: str, schema: JsonObject, ends: ValueEnds, *, alone: bool) -> list[str]:
+def _text_rules(rule: str, schema: JsonObject, ends: ValueEnds, grammar: CallGrammar, *, alone: bool) -> list[str]:
     """The rules of a string that is written as it stands, with its end. alone: nothing else may stand in its place."""
     shortest, longest = schema.get("minLength", 0), schema.get("maxLength", "")
     parts = [ANYTHING if (shortest, longest) == (0, "") else f"/(.|\\n){{{shortest},{longest}}}/"]
@@ -168,7 +173,10 @@ def _text_rules(rule: str, schema: JsonObject, ends: ValueEnds, *, alone: bool) 
     parts.append(without(*ends.marks).removeprefix(f"{ANYTHING} & "))
     parts += [] if alone else [f"~{_READS_AS_JSON}"]
     body = f"{rule.upper()}_BODY"
-    return [f"{rule}[suffix={quoted(ends.behind)}]: {body}", f"{body}: {' & '.join(parts)}"]
+    bounds = [f"{body}: {' & '.join(parts)}"]
+    if grammar.is_special(ends.quote):
+        return [f"{rule}: {body} {grammar.literal(ends.quote)} {quoted(ends.behind)}", *bounds]
+    return [f"{rule}[suffix={quoted(ends.quote + ends.behind)}]: {body}", *bounds]
 
 
 def _entire(pattern: str) -> str:

@@ -5,6 +5,7 @@ from types import MappingProxyType
 from roofline.text.replies.call_format import CallFormat
 from roofline.text.replies.formats.argument_keys import ArgumentKeyCalls
 from roofline.text.replies.formats.deepseek import DeepseekCalls, OlderDeepseekCalls
+from roofline.text.replies.formats.gemma import GemmaCalls
 from roofline.text.replies.formats.hermes import HermesCalls
 from roofline.text.replies.formats.invokes import DsmlCalls, DsmlToolCalls, MinimaxCalls
 from roofline.text.replies.formats.kimi import KimiCalls
@@ -24,6 +25,7 @@ FORMATS: tuple[type[CallFormat], ...] = (
     KimiCalls,
     OlderDeepseekCalls,
     DeepseekCalls,
+    GemmaCalls,
     HermesCalls,
     ObjectCalls,
     JsonCalls,
