@@ -9,10 +9,11 @@ import pytest
 from roofline import Constraint
 from roofline.common.errors import RequestError
 from roofline.engine.constraints import library
-from roofline.server.call_grammars import FRAMES, MOST_CALLS, forced_calls, optional_calls
+from roofline.server.call_grammars import MOST_CALLS, forced_calls, optional_calls
 from roofline.server.text_side import TextSide
+from roofline.text.replies.formats.table import CALL_FORMATS
 from roofline.text.replies.parser import Reply
-from roofline.text.replies.reply_format import CALL_FORMATS, ReplyFormat, reply_format
+from roofline.text.replies.reply_format import ReplyFormat, reply_format
 from roofline.text.templates.template import ChatTemplate
 from roofline.text.templates.tools import with_tools_as_text
 
@@ -426,8 +427,8 @@ def test_a_strict_tool_holds_its_calls_in_free_text_too(call, engine, choice):
     tools = [CHAT["tools"][0], *strict(CHAT["tools"][1:])]
     assert call("POST", PATH, json={**CHAT, "tools": tools, **choice}).status_code == 200
     rules = dict(line.split(": ", 1) for line in grammar(engine).splitlines())
-    assert rules["arguments_0"] == '%json {"type": "object"}', "the first tool is not strict"
-    assert json.loads(rules["arguments_1"].removeprefix("%json ")) == CHAT["tools"][1]["function"]["parameters"]
+    assert rules["call_0_arguments"] == '%json {"type": "object"}', "the first tool is not strict"
+    assert json.loads(rules["call_1_arguments"].removeprefix("%json ")) == CHAT["tools"][1]["function"]["parameters"]
     assert "strict" not in bytes(engine.submitted[-1][0]).decode()
 
 
@@ -533,7 +534,7 @@ def test_a_forced_call_of_a_function_without_parameters_has_none(form, function)
 def test_a_strict_call_may_begin_with_the_token_that_is_mistrals_mark():
     words = library.Words([*(bytes([i]) for i in range(256)), b"[TOOL_CALLS]", b"</s>"], [256, 257], [257])
     tools = [{"function": {"name": "add", "parameters": SCHEMA}}]
-    rules = optional_calls("mistral", tools, {"add"}, several=False, thinking=False, mark_ids={256})
+    rules = optional_calls("mistral", tools, {"add"}, several=False, thinking=False, special_ids={"[TOOL_CALLS]": 256})
     matcher = library.compiled(library.library_tokenizer(words), library.notation(rules))
     for arguments, fits in ((GOOD, True), (BAD, False)):
         call = (FORMS_OF_CALLS["mistral"] % arguments).removeprefix("[TOOL_CALLS]")
@@ -545,8 +546,8 @@ def test_a_strict_call_may_begin_with_the_token_that_is_mistrals_mark():
 
 @pytest.mark.parametrize("form", FORMS_OF_CALLS)
 def test_an_answer_that_must_be_calls_has_so_many_at_most(form):
-    before, between, after, key = FRAMES[form]
-    made = f'{{"name": "add", "{key}": {{"x": 1}}}}'
+    before, between, after, _ = CALL_FORMATS[form].frame
+    made = FORMS_OF_CALLS[form].removeprefix(before).removesuffix(after) % GOOD
     tools = [{"function": {"name": "add", "parameters": SCHEMA}}]
     for several, most in ((True, MOST_CALLS), (False, 1)):
         grammar = forced_calls(form, tools, several=several, thinking=False).text

@@ -11,7 +11,9 @@ import pytest
 
 from roofline.common.errors import RooflineError
 from roofline.server.routes.openai.read import chat
-from roofline.text.replies.call_formats import HermesCalls, MistralCalls, ObjectCalls
+from roofline.text.replies.formats.hermes import HermesCalls
+from roofline.text.replies.formats.mistral import MistralCalls
+from roofline.text.replies.formats.objects import ObjectCalls
 from roofline.text.replies.parser import CallDelta, TextDelta
 from roofline.text.templates.template import ChatTemplate
 from tests.server.text_sides import END, START, chatml

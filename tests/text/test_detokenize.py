@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_samples import AWKWARD
 
-from roofline.text.replies.call_formats import HermesCalls
+from roofline.text.replies.formats.hermes import HermesCalls
 from roofline.text.replies.parser import Reply
 from roofline.text.replies.reasoning import ThinkingReply
 from roofline.text.streaming.stops import Detokenizer, StopStrings, TextStream
@@ -171,7 +171,7 @@ def test_stop_strings_end_what_is_told_and_not_reasoning_or_calls(
         texts = [*texts[:ends], before]
     ids = [token for letter in ANSWER if (token := byte_bpe.token_id(letter.replace(" ", "Ġ").replace("\n", "Ċ")))]
     assert byte_bpe.decode(ids) == ANSWER
-    reply = ThinkingReply(HermesCalls(["f"]), open=False)
+    reply = ThinkingReply(lambda: HermesCalls(["f"]), open=False)
     stream = TextStream(byte_bpe, [stop], include_stop=include, reply=reply)
     told, text = Reply(), ""
     for part in portions(ids, cuts):

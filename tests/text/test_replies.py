@@ -7,8 +7,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from roofline.text.replies.begun_reply import BegunReply
-from roofline.text.replies.call_formats import HermesCalls, MistralCalls, ObjectCalls
 from roofline.text.replies.escapes import WholeEscapes
+from roofline.text.replies.formats.hermes import HermesCalls
+from roofline.text.replies.formats.mistral import MistralCalls
+from roofline.text.replies.formats.objects import ObjectCalls
 from roofline.text.replies.json_scanner import JsonScanner
 from roofline.text.replies.parser import (
     CallDelta,
@@ -22,14 +24,20 @@ from roofline.text.replies.parser import (
 from roofline.text.replies.reasoning import ThinkingReply
 
 NAMES = {"weather", "add"}
+
+
+def hermes() -> HermesCalls:
+    return HermesCalls(NAMES)
+
+
 FORMATS = {
     "plain": PlainReply,
     "hermes": lambda: HermesCalls(NAMES),
     "whole": lambda: WholeEscapes(HermesCalls(NAMES)),
     "object": lambda: ObjectCalls(NAMES),
     "mistral": lambda: MistralCalls(NAMES),
-    "thinking hermes": lambda: ThinkingReply(HermesCalls(NAMES), open=False),
-    "open thinking object": lambda: ThinkingReply(ObjectCalls(NAMES), open=True),
+    "thinking hermes": lambda: ThinkingReply(hermes, open=False, within=hermes),
+    "open thinking object": lambda: ThinkingReply(lambda: ObjectCalls(NAMES), open=True),
 }
 CALL = '{"name": "weather", "arguments": {"city": "Ulm", "days": [1, 2.5e3]}}'
 LATE_NAME = '{"arguments": {"a": "}"}, "name": "add"}'
@@ -201,7 +209,7 @@ def test_text_that_was_cut_stays_text(name, text):
 
 
 def test_reasoning_that_ended_with_white_space_has_no_more_to_tell():
-    parser = ThinkingReply(PlainReply(), open=True)
+    parser = ThinkingReply(PlainReply, open=True)
     assert (parser.push(" Hm. "), parser.finish()) == ([ReasoningDelta("Hm.")], [])
 
 

@@ -1,43 +1,46 @@
 """Grammars of answers that call tools, in the format that the model writes and its parser reads."""
 
-import json
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from roofline.common.json_types import JsonObject
 from roofline.engine.constraint import MAX_DEPTH, Constraint, refuse
 from roofline.engine.constraints.schemas import check, pointer
-from roofline.text.replies.call_formats import HermesCalls, MistralCalls
-from roofline.text.replies.reasoning import CLOSE
-from roofline.text.replies.reasoning import OPEN as THINK
+from roofline.text.replies.call_format import CallFormat
+from roofline.text.replies.call_grammar import CallGrammar, Schema, without
+from roofline.text.replies.formats.table import CALL_FORMATS
+from roofline.text.replies.reasoning import THINK, ThoughtMarks
 
 Tool = Mapping[str, object]
-OPEN, END = f"{HermesCalls.open}\n", f"\n{HermesCalls.close}"
-# Of each format: what stands before the first call, between two, and after the last, and the key of the arguments.
-FRAMES = {
-    "hermes": (OPEN, f"{END}\n{OPEN}", END, "arguments"),
-    "llama3": ("", "; ", "", "parameters"),
-    "json": ("", "; ", "", "arguments"),
-    "mistral": (f"{MistralCalls.open}[", ", ", "]", "arguments"),
-}
-ANYTHING = "/(.|\\n)*/"
 MOST_CALLS = 16  # of an answer that calls alone: a small model calls again and again, and nothing else would end it
 ANY_OBJECT = {"type": "object"}
+NO_IDS: Mapping[str, int] = MappingProxyType({})
 
 
-def forced_calls(form: str, tools: Sequence[Tool], *, several: bool, thinking: bool) -> Constraint:
+def forced_calls(
+    form: str,
+    tools: Sequence[Tool],
+    *,
+    several: bool,
+    thinking: bool,
+    thoughts: ThoughtMarks = THINK,
+    special_ids: Mapping[str, int] = NO_IDS,
+) -> Constraint:
     """What an answer is that calls one of these tools, and nothing else.
 
     Args:
         form: a name of CALL_FORMATS.
         several: whether it may call more than one.
         thinking: the prompt ends within the reasoning, which comes first then.
+        thoughts: what stands around reasoning.
+        special_ids: of marks that are special tokens.
     """
-    before, _, after, _ = FRAMES[form]
-    rules = [f"start: {'thoughts ' if thinking else ''}{_quoted(before)} {_calls(form, several)} {_quoted(after)}"]
+    calls, grammar = CALL_FORMATS[form], CallGrammar(special_ids)
+    before, after = grammar.literal(calls.frame.before), grammar.literal(calls.frame.after)
+    rules = [f"start: {'thoughts ' if thinking else ''}{before} {_calls(calls, grammar, several)} {after}"]
     if thinking:
-        rules.append(f"thoughts[suffix={_quoted(CLOSE)}]: {ANYTHING}")
-    return Constraint.of_lark("\n".join([*rules, *_call_rules(form, tools, map(schema_of_calls, tools))]) + "\n")
+        rules += grammar.until("thoughts", thoughts.close)
+    return _constraint(rules, calls, grammar, tools, map(schema_of_calls, tools))
 
 
 def optional_calls(
@@ -47,7 +50,8 @@ def optional_calls(
     *,
     several: bool,
     thinking: bool,
-    mark_ids: Collection[int] = (),
+    thoughts: ThoughtMarks = THINK,
+    special_ids: Mapping[str, int] = NO_IDS,
 ) -> Constraint:
     """What an answer is that may call these tools, or none: text is free, and a call that begins is held to the schema
     of its tool, where that is strict, else to an object.
@@ -56,53 +60,50 @@ def optional_calls(
 
     Args:
         strict: names of tools. The others are as for `forced_calls`.
-        mark_ids: special tokens that are Mistral's mark; its text is the mark too.
     """
-    if form == "mistral":
-        mark = MistralCalls.open
-        opened = " | ".join(["opening", *(f"TEXT <[{token}]>" for token in sorted(mark_ids))])
+    calls, grammar = CALL_FORMATS[form], CallGrammar(special_ids)
+    if calls.is_marked:
+        mark = calls.openings[0]
+        behind = grammar.literal(calls.frame.before.removeprefix(mark))
+        after = grammar.literal(calls.frame.after)
+        repeated = "*" if calls.frame.several else "?"
         rules = [
-            f'start: {"thoughts " if thinking else ""}(TEXT | ({opened}) "[" {_calls(form, several)} "]")',
-            f"opening[suffix={_quoted(mark)}]: {ANYTHING}",
-            f"TEXT: {ANYTHING} & ~/(.|\\n)*{re.escape(mark)}(.|\\n)*/",  # the latter alone would take special tokens
+            f"start: {'thoughts ' if thinking else ''}"
+            f"(opening {behind} {_calls(calls, grammar, several)} {after}){repeated} TEXT",
+            *grammar.until("opening", mark),
+            f"TEXT: {without(mark)}",
+            *(grammar.until("thoughts", thoughts.close) if thinking else ()),
         ]
-        if thinking:
-            rules.append(f"thoughts[suffix={_quoted(CLOSE)}]: {ANYTHING}")
-    elif form == "hermes":
-        mark, rest = HermesCalls.open, _quoted("\n")
-        rules = [
-            f"start: {'thoughts ' if thinking else ''}(opening {rest} call {_quoted(END)})* TEXT",
-            f"opening[suffix={_quoted(mark)}]: {ANYTHING}",
-            f"TEXT: ~/(.|\\n)*{mark}(.|\\n)*/",
-        ]
-        if thinking:
-            rules.append(f"thoughts[suffix={_quoted(CLOSE)}]: {ANYTHING}")
     else:
-        thoughts = "thoughts GAP" if thinking else f"({_quoted(THINK)} thoughts GAP)?"
+        thought = "thoughts GAP" if thinking else f"({grammar.literal(thoughts.open)} thoughts GAP)?"
         rules = [
-            f"start: {thoughts} ({_calls(form, several)} | TEXT)",
-            f"thoughts[suffix={_quoted(CLOSE)}]: {ANYTHING}",
+            f"start: {thought} ({_calls(calls, grammar, several)} | TEXT)",
+            *grammar.until("thoughts", thoughts.close),
             "GAP: /[ \\t\\r\\n]*/",
             'TEXT: /[^ \\t\\r\\n{\\[<](.|\\n)*/ | ""',
         ]
     schemas = [schema_of_calls(tool) if _function(tool)["name"] in strict else ANY_OBJECT for tool in tools]
-    return Constraint.of_lark("\n".join([*rules, *_call_rules(form, tools, schemas)]) + "\n")
+    return _constraint(rules, calls, grammar, tools, schemas)
 
 
-def _calls(form: str, several: bool) -> str:
-    return f"call ({_quoted(FRAMES[form][1])} call){{0,{MOST_CALLS - 1}}}" if several else "call"
+def _calls(calls: type[CallFormat], grammar: CallGrammar, several: bool) -> str:
+    if not (several and calls.frame.several):
+        return "call"
+    return f"call ({grammar.literal(calls.frame.between)} call){{0,{MOST_CALLS - 1}}}"
 
 
-def _call_rules(form: str, tools: Sequence[Tool], schemas: Iterable[Mapping[str, object] | None]) -> list[str]:
-    """schemas: of the arguments of each tool; None: it has no parameters."""
-    key = FRAMES[form][3]
-    rules = ["call: " + " | ".join(f"call_{number}" for number in range(len(tools)))]
+def _constraint(
+    rules: list[str], calls: type[CallFormat], grammar: CallGrammar, tools: Sequence[Tool], schemas: Iterable[Schema]
+) -> Constraint:
+    """The grammar with a rule for the calls of each tool. schemas: of their arguments; None: it has no parameters."""
+    rules = [*rules, "call: " + " | ".join(f"call_{number}" for number in range(len(tools)))]
     for number, (tool, schema) in enumerate(zip(tools, schemas, strict=True)):
-        head = f'{{"name": {json.dumps(_function(tool)["name"])}, "{key}": '
-        arguments = '"{}"' if schema is None else f"%json {json.dumps(schema, ensure_ascii=False)}"
-        rules.append(f'call_{number}: {_quoted(head)} arguments_{number} "}}"')
-        rules.append(f"arguments_{number}: {arguments}")
-    return rules
+        name = str(_function(tool)["name"])
+        try:
+            rules += calls.call_rules(f"call_{number}", name, schema, grammar)
+        except ValueError as error:
+            refuse(f"calls of {name!r} cannot be kept to it in the format of this model: {error}")
+    return Constraint.of_lark("\n".join(rules) + "\n")
 
 
 def schema_of_calls(tool: Tool) -> JsonObject | None:
@@ -160,8 +161,3 @@ def _function(tool: Tool) -> Mapping[str, object]:
     function = tool["function"]
     assert isinstance(function, Mapping), "the reader of the API has checked it"
     return function
-
-
-def _quoted(text: str) -> str:
-    """A string of the grammar; the empty one stands for nothing."""
-    return json.dumps(text, ensure_ascii=False) if text else ""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import sha256
 
 from roofline.engine.constraint import Constraint
@@ -12,7 +13,6 @@ from roofline.server.limits import Limits
 from roofline.server.text_side import TextSide
 from roofline.server.unanswered import UnansweredCalls
 from roofline.text.replies.begun_reply import BegunReply
-from roofline.text.replies.call_formats import MistralCalls
 from roofline.text.replies.escapes import WholeEscapes
 from roofline.text.replies.parser import FirstCall, ReplyParser
 
@@ -75,23 +75,22 @@ def prompt_of(
         variables=conversation.variables,
         continues=conversation.continues,
     )
-    names = frozenset(_function(tool)["name"] for tool in tools)
+    schemas = {_function(tool)["name"]: _function(tool).get("parameters") for tool in tools}
     content = str(conversation.messages[-1].get("content") or "") if conversation.continues else None
     form, beginning = text.reply_format, beginning_of(ids, content, text)
-    shown = text.special_ids(form.marks(tools=bool(names)))
+    shown = text.special_ids(form.marks(tools=bool(tools)))
 
     def parser() -> ReplyParser:
-        parser: ReplyParser = form.parser(names, thinking=beginning.thinking)
+        parser: ReplyParser = form.parser(schemas, thinking=beginning.thinking)
         parser = BegunReply(parser, beginning.text) if beginning.text else parser
-        parser = WholeEscapes(parser) if names else parser
+        parser = WholeEscapes(parser) if tools else parser
         return FirstCall(parser) if conversation.one_call else parser
 
     if answer_form is not None:
         return ChatPrompt(ids, parser, shown, beginning.held_to(answer_form))
     _check_schemas(conversation, tools)
     with renamed({"constraint": "tools"}):
-        marks = text.special_ids(frozenset({MistralCalls.open})) if conversation.strict else frozenset()
-        constraint = _call_grammar(conversation, tools, form.calls, beginning, marks)
+        constraint = _call_grammar(conversation, tools, text, beginning)
     return ChatPrompt(ids, parser, shown, constraint)
 
 
@@ -106,27 +105,23 @@ def _check_schemas(conversation: Conversation, tools: Sequence[Message]) -> None
 
 
 def _call_grammar(
-    conversation: Conversation,
-    tools: Sequence[Message],
-    form: str,
-    beginning: Beginning,
-    mark_ids: frozenset[int],
+    conversation: Conversation, tools: Sequence[Message], text: TextSide, beginning: Beginning
 ) -> Constraint | None:
-    """What the answers to a conversation are held to; None: nothing. tools: those that the prompt tells; mark_ids:
-    special tokens that are Mistral's mark."""
-    if not tools:
+    """What the answers to a conversation are held to; None: nothing. tools: those that the prompt tells."""
+    required = conversation.tool_choice == "required" or conversation.named_tool is not None
+    if not tools or not (required or conversation.strict):
         return None
-    several, thinking = conversation.named_tool is None and not conversation.one_call, beginning.spoken is None
-    begun = beginning.text if beginning.spoken is None else beginning.spoken
-    if conversation.tool_choice == "required" or conversation.named_tool is not None:
-        callable_tools = [tool for tool in tools if conversation.named_tool in (None, _function(tool)["name"])]
-        grammar = forced_calls(form, callable_tools, several=several, thinking=thinking)
-    elif conversation.strict:
-        names = conversation.strict
-        grammar = optional_calls(form, tools, names, several=several, thinking=thinking, mark_ids=mark_ids)
+    form, several = text.reply_format, conversation.named_tool is None and not conversation.one_call
+    special_ids = {mark: token for mark in form.marks(tools=True) for token in text.special_ids(frozenset({mark}))}
+    if required:
+        tools = [tool for tool in tools if conversation.named_tool in (None, _function(tool)["name"])]
+        grammar = partial(forced_calls, form.calls, tools)
     else:
-        return None
-    return replace(grammar, begun=begun)
+        grammar = partial(optional_calls, form.calls, tools, conversation.strict)
+    constraint = grammar(
+        several=several, thinking=beginning.spoken is None, thoughts=form.thoughts, special_ids=special_ids
+    )
+    return replace(constraint, begun=beginning.text if beginning.spoken is None else beginning.spoken)
 
 
 def call_id(answer: str, index: int, number: int) -> str:

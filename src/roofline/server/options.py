@@ -12,6 +12,25 @@ from roofline.common.options import Options, option
 from roofline.engine.config import EngineConfig, with_places_for_adapters
 from roofline.server.limits import Limits
 
+CALL_PARSERS = (
+    "auto",
+    "hermes",
+    "llama3",
+    "mistral",
+    "mistral_args",
+    "json",
+    "xml",
+    "seed_xml",
+    "glm",
+    "minimax",
+    "dsml",
+    "dsml_v4",
+    "kimi",
+    "deepseek_v3",
+    "deepseek_v31",
+    "gemma",
+)
+
 if TYPE_CHECKING:
     from roofline.engine.pooling import Pooling
     from roofline.text.replies.reply_format import ReplyFormat
@@ -88,7 +107,7 @@ class ServeOptions(Options):
     )  # fmt: skip
     tool_call_parser: str = option(
         "auto", "How the model writes calls of tools: auto tells it from the chat template.",
-        choices=("auto", "hermes", "llama3", "mistral", "json"), topic=TOPIC,
+        choices=CALL_PARSERS, topic=TOPIC,
     )  # fmt: skip
     reasoning_parser: str = option(
         "auto", "How the model writes reasoning: think, between <think> marks; auto: where its chat template has them.",

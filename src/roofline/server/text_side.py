@@ -7,7 +7,6 @@ from types import MappingProxyType
 from roofline import bundle
 from roofline.common.errors import RequestError
 from roofline.text.replies.parser import ReplyParser
-from roofline.text.replies.reasoning import OPEN
 from roofline.text.replies.reply_format import ReplyFormat, reply_format
 from roofline.text.streaming.stops import TextStream
 from roofline.text.templates.begun_answer import render_begun
@@ -121,7 +120,11 @@ class TextSide:
         """Whether a prompt ends with the mark that opens a model's reasoning."""
         if not self.reply_format.thinks:
             return False
-        return self.tokenizer.decode(ids[-LONGEST_OPENING:], skip_special=False).rstrip().endswith(OPEN)
+        return (
+            self.tokenizer.decode(ids[-LONGEST_OPENING:], skip_special=False)
+            .rstrip()
+            .endswith(self.reply_format.thoughts.open)
+        )
 
     def _check_size(self, field: str, text: str, most: int | None) -> None:
         """Encoding megabytes takes seconds: a text that is too long by its size alone is refused without."""

@@ -81,7 +81,8 @@ def _generations(path: Path, body: JsonObject, receipt: "Receipt", llm: "LLM") -
     from roofline.server.routes.openai import read
     from roofline.server.routes.responses.read import body_of, generation_of
     from roofline.server.text_side import TextSide
-    from roofline.text.replies.reply_format import CALL_FORMATS, reply_format
+    from roofline.text.replies.formats.table import CALL_FORMATS
+    from roofline.text.replies.reply_format import reply_format
 
     # Under the receipt's name; a receipt may be computed here that the server had to refuse.
     raw = msgspec.json.encode({**body, "model": receipt.model, "receipt": None})

@@ -173,15 +173,14 @@ def _passes_stop(
     receipt: "Receipt", done: str, choice: "ReceiptChoice", text: "TextSide", request: "Generation | None"
 ) -> bool:
     """Whether a text has a stop string that should have ended it. done: what was there before the last id."""
-    from roofline.text.replies.reasoning import CLOSE, OPEN
-    from roofline.text.replies.reply_format import CALL_MARKS
+    from roofline.text.replies.reply_format import REPLY_MARKS
 
     sampling = receipt.sampling
     if not sampling.stop:
         return False
     stream = text.stream((), at_start=True, shown=text.special_ids())
     spelling = stream.push(choice.ids).text + stream.finish()
-    if any(mark in spelling for mark in (OPEN, CLOSE, *CALL_MARKS)):
+    if any(mark in spelling for mark in REPLY_MARKS):
         return False
     if request is None:
         calls = spelling.lstrip().startswith(("{", "["))  # in formats without marks
@@ -219,10 +218,9 @@ def _spellings(
 ) -> Iterator[tuple[bool, frozenset[int]]]:
     """Whether a choice's ids begin a text, and which special tokens among them are shown: once for each text."""
     from roofline.text.replies.parser import PlainReply
-    from roofline.text.replies.reasoning import CLOSE, OPEN
-    from roofline.text.replies.reply_format import CALL_MARKS
+    from roofline.text.replies.reply_format import REPLY_MARKS, THOUGHT_MARKS
 
-    marks, thoughts = (text.special_ids(each) for each in ((OPEN, CLOSE, *CALL_MARKS), (OPEN, CLOSE)))
+    marks, thoughts = (text.special_ids(each) for each in (REPLY_MARKS, THOUGHT_MARKS))
     shown_ids = dict.fromkeys((frozenset[int](), marks, thoughts, text.special_ids()))
     starts: tuple[bool, ...] = (True, False)
     if request is not None:
@@ -297,8 +295,9 @@ def _parsers(reply: ToldChoice, request: "Generation | None", beginnings: Sequen
     beginnings: from which the reply may go on.
     """
     from roofline.text.replies.begun_reply import BegunReply
+    from roofline.text.replies.formats.table import CALL_FORMATS
     from roofline.text.replies.parser import FirstCall, PlainReply
-    from roofline.text.replies.reply_format import CALL_FORMATS, ReplyFormat
+    from roofline.text.replies.reply_format import ReplyFormat
 
     yield PlainReply()
     if request is not None:

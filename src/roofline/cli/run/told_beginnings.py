@@ -16,16 +16,15 @@ def possible_beginnings(prompt: Sequence[int] | None, text: "TextSide") -> list[
 
     What stands before such an opening is text in any case, and changes nothing of what a parser makes of the answer.
     """
-    from roofline.text.replies.reasoning import CLOSE, OPEN
-    from roofline.text.replies.reply_format import CALL_MARKS
+    from roofline.text.replies.reply_format import REPLY_MARKS
 
     if not prompt:
         return []
-    turn_marks = text.special_ids() - text.special_ids((OPEN, CLOSE, *CALL_MARKS))
+    turn_marks = text.special_ids() - text.special_ids(REPLY_MARKS)
     ids = prompt[-MOST_IDS:]
     start = next((at + 1 for at in range(len(ids) - 1, -1, -1) if ids[at] in turn_marks), 0)
     tail = text.decode(ids[start:])
-    marked = re.finditer("|".join(map(re.escape, (OPEN, *CALL_MARKS))), tail)
+    marked = re.finditer("|".join(map(re.escape, REPLY_MARKS)), tail)
     objects = re.finditer(r"^[^{\[\n]*([{\[])", tail, re.MULTILINE)  # the first of each line
     places = {match.start() for match in marked} | {match.start(1) for match in objects}
     return [tail[place:] for place in sorted(places)]

@@ -1,26 +1,16 @@
 """Which format a model writes calls of tools and reasoning in, told from its chat template."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from roofline.text.replies.call_formats import HermesCalls, MistralCalls, ObjectCalls
+from roofline.text.replies.formats.hermes import HermesCalls
+from roofline.text.replies.formats.table import CALL_FORMATS, CALL_MARKS, call_format
 from roofline.text.replies.parser import PlainReply, ReplyParser
-from roofline.text.replies.reasoning import CLOSE, OPEN, ThinkingReply
+from roofline.text.replies.reasoning import THINK, THOUGHTS, ThinkingReply, ThoughtMarks
 
-CALL_FORMATS: dict[str, Callable[[Collection[str]], ReplyParser]] = {
-    "hermes": HermesCalls,
-    "llama3": ObjectCalls,
-    "json": ObjectCalls,
-    "mistral": MistralCalls,
-}
-# Where a template writes one of these, its model does; the first that is there decides.
-SIGNS = (
-    ("[TOOL_CALLS]", "mistral"),
-    ("<tool_call>", "hermes"),
-    ("<|python_tag|>", "llama3"),
-    ('"parameters"', "llama3"),
-)
-CALL_MARKS = (HermesCalls.open, HermesCalls.close, MistralCalls.open, MistralCalls.separator, ObjectCalls.prefix)
+# All texts that a parser of replies may look for.
+THOUGHT_MARKS = tuple(mark for thoughts in THOUGHTS for mark in (thoughts.open, thoughts.close))
+REPLY_MARKS = tuple(dict.fromkeys((*THOUGHT_MARKS, *CALL_MARKS)))
 
 
 @dataclass(frozen=True)
@@ -28,27 +18,43 @@ class ReplyFormat:
     """How a model writes.
 
     calls: a name of CALL_FORMATS. thinks: whether a reply may begin with reasoning. takes_tools: whether the chat
-    template writes the tools of a request; where it does not, a system message has to.
+    template writes the tools of a request; where it does not, a system message has to. thoughts: what stands around
+    the reasoning.
     """
 
     calls: str
     thinks: bool
     takes_tools: bool
+    thoughts: ThoughtMarks = THINK
 
     def marks(self, *, tools: bool) -> frozenset[str]:
         """Return the texts that a parser of such replies looks for, which a tokenizer may have as special tokens."""
-        thoughts = (OPEN, CLOSE) if self.thinks else ()
-        return frozenset((*thoughts, *(CALL_MARKS if tools else ())))
+        thoughts = (self.thoughts.open, self.thoughts.close) if self.thinks else ()
+        form = CALL_FORMATS[self.calls]
+        return frozenset((*thoughts, *(form.marks if tools or form.tells_reasoning else ())))
 
-    def parser(self, names: Collection[str], *, thinking: bool) -> ReplyParser:
-        """Of a reply in which these tools may be called; thinking: the prompt ends within the reasoning."""
-        calls_parser = CALL_FORMATS[self.calls](names) if names else PlainReply()
-        return ThinkingReply(calls_parser, open=thinking) if self.thinks else calls_parser
+    def parser(self, tools: Collection[str], *, thinking: bool) -> ReplyParser:
+        """Return a parser of a reply.
+
+        tools: names of those that it may call; a mapping has the schemas of their parameters. thinking: the prompt ends
+        within the reasoning.
+        """
+        form = CALL_FORMATS[self.calls]
+
+        def rest() -> ReplyParser:
+            return form(tools) if tools or form.tells_reasoning else PlainReply()
+
+        if not self.thinks or form.tells_reasoning:
+            return rest()
+        within = rest if form.is_marked else PlainReply
+        return ThinkingReply(rest, open=thinking, marks=self.thoughts, within=within)
 
 
 def reply_format(template: str, calls: str | None = None, thinks: bool | None = None) -> ReplyFormat:
     """The format of a model with this chat template; `calls` and `thinks`, where they are known otherwise."""
     takes_tools = "tools" in template
     if calls is None:
-        calls = next((name for sign, name in SIGNS if takes_tools and sign in template), "hermes")
-    return ReplyFormat(calls, OPEN in template if thinks is None else thinks, takes_tools)
+        calls = call_format(template).name if takes_tools else HermesCalls.name
+    candidates = (CALL_FORMATS[calls].thoughts, *THOUGHTS)
+    thoughts = next((marks for marks in candidates if marks.open in template), None)
+    return ReplyFormat(calls, thoughts is not None if thinks is None else thinks, takes_tools, thoughts or THINK)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from roofline.text.replies.call_formats import HermesCalls
+from roofline.text.replies.formats.hermes import HermesCalls
 
 Message = Mapping[str, object]
 OPEN, CLOSE = HermesCalls.open, HermesCalls.close

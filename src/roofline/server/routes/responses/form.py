@@ -14,7 +14,6 @@ from roofline.server.response import sse
 from roofline.server.routes.responses.output import ResponseItems
 from roofline.server.routes.responses.read import ResponseGeneration
 from roofline.server.routes.responses.store import Kept, ResponseStore
-from roofline.text.replies.reasoning import CLOSE
 
 FINAL = ("completed", "incomplete", "failed", "cancelled")
 
@@ -138,7 +137,8 @@ class ResponseForm:
             return 0
         (choice,) = self.answers.choices
         text, ids = self.answers.context.text, choice.ids
-        return min(len(ids), bisect_left(range(len(ids)), True, key=lambda k: CLOSE in text.decode(ids[: k + 1])) + 1)
+        close = text.reply_format.thoughts.close
+        return min(len(ids), bisect_left(range(len(ids)), True, key=lambda k: close in text.decode(ids[: k + 1])) + 1)
 
     def _sse(self, event: JsonObject) -> bytes:
         numbered = {"type": event["type"], "sequence_number": self._number, **event}

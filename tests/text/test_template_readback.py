@@ -1,0 +1,95 @@
+"""Real chat templates of models, read back: an assistant's calls that a template writes are the calls that are read."""
+
+import json
+
+import pytest
+from reply_cases import SCHEMAS
+
+from roofline.text.replies.formats.table import CALL_FORMATS
+from roofline.text.replies.parser import Reply
+from roofline.text.replies.reply_format import reply_format
+from roofline.text.templates.template import ChatTemplate
+from tools.real_tokenizers import FOLDER
+
+TEMPLATES = FOLDER / "templates"
+# Of each template the format that it is taken for.
+FAMILIES = {
+    "Qwen3.5-4B": "xml",
+    "Qwen3-Coder": "xml",
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "xml",
+    "StepFun3.5-Flash": "xml",
+    "ByteDance-Seed-OSS": "seed_xml",
+    "GLM-4.6": "glm",
+    "GLM-4.7-Flash": "glm",
+    "MiniMax-M2": "minimax",
+    "deepseek-ai-DeepSeek-V3.2": "dsml",
+    "deepseek-ai-DeepSeek-V4": "dsml_v4",
+    "moonshotai-Kimi-K2": "kimi",
+    "google-gemma-4-31B-it": "gemma",
+    "google-gemma-4-31B-it-interleaved": "gemma",
+    "mistralai-Ministral-3-14B-Reasoning-2512": "mistral_args",
+    "unsloth-mistral-Devstral-Small-2507": "mistral_args",
+    "Mistral-Small-3.2-24B-Instruct-2506": "mistral_args",
+    "mistralai-Mistral-Nemo-Instruct-2407": "mistral",
+    "Qwen-Qwen2.5-7B-Instruct": "hermes",
+    "Qwen-Qwen3-0.6B": "hermes",
+    "ibm-granite-granite-4.0": "hermes",
+    "meta-llama-Llama-3.1-8B-Instruct": "llama3",
+}
+ONE_CALL = ("meta-llama-Llama-3.1-8B-Instruct", "openai-gpt-oss-120b")  # a turn of theirs has no more
+NO_TEXT = ("Mistral-Small-3.2-24B-Instruct-2506", "mistralai-Mistral-Nemo-Instruct-2407")  # beside calls
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": "Does it.", "parameters": schema}}
+    for name, schema in SCHEMAS.items()
+]
+ARGUMENTS = {
+    "city": "Köln\n  & \"Bonn\" <b> 'x' 🙂",
+    "days": 3,
+    "hot": True,
+    "limit": None,
+    "places": ["a", 2.5, {"b": False}],
+    "more": {"k": [1, None]},
+}
+
+
+def calls_of(name: str, calls: list[tuple[str, dict]], content: str) -> Reply:
+    path = TEMPLATES / f"{name}.jinja"
+    if not path.is_file():
+        pytest.skip(f"{path} is not here: python -m tools.real_tokenizers")
+    template = ChatTemplate(path.read_text(), bos_token="<s>", eos_token="</s>")
+    user = {"role": "user", "content": "What now?"}
+    functions = [
+        {"id": f"abcdefgh{number}", "type": "function", "function": {"name": tool, "arguments": arguments}}
+        for number, (tool, arguments) in enumerate(calls)
+    ]
+    turn = {"role": "assistant", "content": content, "tool_calls": functions}
+    before = template.marked([user], TOOLS, True)[0]
+    entire = template.marked([user, turn], TOOLS, False)[0]
+    start = next(at for at in range(len(entire) + 1) if entire[at : at + 1] != before[at : at + 1])
+    start = len(entire[:start].rstrip("<|"))  # of a mark
+    form = reply_format(template.source)
+    assert form.calls == FAMILIES[name]
+    thoughts = form.thoughts
+    begun = entire[:start]
+    thinking = begun.rstrip().endswith(thoughts.open) or begun.endswith(thoughts.open + thoughts.label)
+    written = entire[start:].split("<|im_end|>")[0].removesuffix("</s>")
+    reply, parser = Reply(), form.parser(SCHEMAS, thinking=form.thinks and thinking)
+    for character in written:
+        reply.add(parser.push(character))
+    reply.add(parser.finish())
+    return reply
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_calls_that_a_template_writes_are_read_back(name):
+    calls = [("weather", ARGUMENTS), ("now", {})][: 1 if name in ONE_CALL else 2]
+    reply = calls_of(name, calls, "")
+    assert [(call.name, json.loads(call.arguments)) for call in reply.calls] == calls
+    assert not any(mark in reply.text for mark in CALL_FORMATS[FAMILIES[name]].marks)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in (*ONE_CALL, *NO_TEXT)])
+def test_the_text_before_calls_is_read_back(name):
+    reply = calls_of(name, [("now", {})], "I look.")
+    assert [call.name for call in reply.calls] == ["now"]
+    assert reply.text.strip().startswith("I look.")
