@@ -325,7 +325,7 @@ def _block(
     count, length, layer = rows
     shared: Sequence[Tensor | None] = tensors[:SHARED]
     (positions, cos, sin, bias, places), parameters = shared, tensors[SHARED:]
-    at = positions if cos is None or sin is None else TurnedPositions(positions, cos, sin)
+    at = positions if positions is None or cos is None or sin is None else TurnedPositions(positions, cos, sin)
     # Selective checkpointing can keep the result of an attention only if it is one op.
     batch = ForwardBatch(
         *(None, at, slice(None)),
