@@ -8,10 +8,15 @@ import pytest
 native = pytest.importorskip("roofline._native", reason="the C++ core is not built")
 torch = pytest.importorskip("torch", reason="the reference runs on torch")
 
+from roofline.backends.capacity import host_capacity  # noqa: E402
+from roofline.backends.options import LoadOptions  # noqa: E402
+from roofline.common.errors import CapacityError, ConfigError  # noqa: E402
+from roofline.hardware import detect  # noqa: E402
 from roofline.ops.batch import NO_SLOT, Segment, StateMove  # noqa: E402
 from tests.backends.hybrid_models import MODELS, checkpoint, executable, reference  # noqa: E402
 
 ISAS = native.isas()
+EMPTY = dict.fromkeys(detect.Machine.__dataclass_fields__)
 
 
 class Text:
@@ -207,3 +212,27 @@ def test_pages_are_those_of_the_layers_that_attend() -> None:
     model = executable(checkpoint("plain"), ISAS[0])
     assert model.page_bytes == 16 * 1 * 2 * 2 * 2 * 16  # tokens, layers, K and V, heads, bytes, head_dim
     assert sum(len(view) for view in model.page_views(3)) == model.page_bytes
+
+
+CONFIG = MODELS["plain"]
+SLOT = 4 * 3 * (3 * 160 + 4 * 16 * 24)  # bytes: floats of three layers, columns and matrices
+
+
+def test_slots_take_the_bytes_of_the_pages_and_are_two_more_than_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def free(size: int) -> None:
+        monkeypatch.setattr(detect, "detect", lambda: detect.Machine(**{**EMPTY, "memory_available": size}))
+
+    def slots(**options: int) -> int:
+        return host_capacity(LoadOptions(**options), CONFIG, "bf16").limits.state_slots
+
+    free(1 << 30)
+    token = 2 * 2 * 16 * 2  # of the one layer that attends
+    assert slots(cache_tokens=8192) == 66
+    assert slots(cache_tokens=65536, max_running=2) == 65536 * token // SLOT
+    assert slots(max_running=3, state_slots=3) == 3
+    with pytest.raises(ConfigError, match=r"state_slots=63 is not enough: .*lower max_running, which is 64"):
+        slots(state_slots=63)
+    free(66 * SLOT - 1)
+    with pytest.raises(CapacityError, match=r"recurrent state needs .* Lower max_running or state_slots: a slot takes"):
+        slots(cache_tokens=1024)
+    assert slots(cache_tokens=1024, max_running=60) == 62
