@@ -1,5 +1,6 @@
 """Models with recurrent state on the cpu backend: bits of the reference, whatever a step is made of."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,13 @@ native = pytest.importorskip("roofline._native", reason="the C++ core is not bui
 torch = pytest.importorskip("torch", reason="the reference runs on torch")
 
 from roofline.backends.capacity import host_capacity  # noqa: E402
+from roofline.backends.fit import split_on_host  # noqa: E402
+from roofline.backends.gpu.memory.requirements import needs_of  # noqa: E402
 from roofline.backends.options import LoadOptions  # noqa: E402
 from roofline.common.errors import CapacityError, ConfigError  # noqa: E402
 from roofline.hardware import detect  # noqa: E402
-from roofline.ops.batch import NO_SLOT, Segment, StateMove  # noqa: E402
+from roofline.models import registry  # noqa: E402
+from roofline.ops.batch import NO_SLOT, BatchLimits, Segment, StateMove  # noqa: E402
 from tests.backends.hybrid_models import MODELS, checkpoint, executable, reference  # noqa: E402
 
 ISAS = native.isas()
@@ -236,3 +240,10 @@ def test_slots_take_the_bytes_of_the_pages_and_are_two_more_than_answers(monkeyp
     with pytest.raises(CapacityError, match=r"recurrent state needs .* Lower max_running or state_slots: a slot takes"):
         slots(cache_tokens=1024)
     assert slots(cache_tokens=1024, max_running=60) == 62
+
+
+def test_a_fit_counts_a_slot_for_each_sequence() -> None:
+    source = checkpoint("plain")
+    (part,) = split_on_host(source, registry.config_of(source.config), step=(32, 5)).parts
+    without = replace(part.program, state_groups={})
+    assert part.needs.workspace - needs_of(without, BatchLimits(32, 5, 5, 5), extra=0).workspace == 5 * SLOT
