@@ -70,7 +70,7 @@ def render(measured: dict[str, Parity], encoders: dict[str, tuple[float, float]]
     for name, found in measured.items():
         case = CASES[name]
         figures = (_rounded_up(found.eager), f"{found.eager_tokens} of {GREEDY}")
-        figures += (_rounded_up(found.cpu), f"{found.cpu_tokens} of {GREEDY}")
+        figures += ("–", "–") if found.cpu is None else (_rounded_up(found.cpu), f"{found.cpu_tokens} of {GREEDY}")
         lines.append(f"| `{case.kind}` | {case.switches} | {' | '.join(figures)} |\n")
     return HEAD + "".join(lines) + render_encoders(encoders)
 

@@ -1,14 +1,28 @@
 """Slots of recurrent state: what moves read and write, saving in passing, and that unwritten memory is never read."""
 
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "program"))  # program_builders
+
+import program_builders as builders
+
 from roofline import ops
+from roofline.common.errors import UnsupportedError
 from roofline.ops.batch import NO_SLOT, Batch, BatchLimits, Segment, StateMove
-from roofline.program.ir import StateGroup
+from roofline.program.compile import compile_program
+from roofline.program.ir import Share, StateGroup
+from roofline.program.target import CPU, PLAIN
 
 torch = pytest.importorskip("torch", reason="the reference is written in torch")
 
+from roofline.backends.reference.executable import ReferenceExecutable  # noqa: E402
 from roofline.backends.reference.slots import ReferenceSlots  # noqa: E402
+from tests.backends.oracle import oracle_logits  # noqa: E402
 
 GROUP = StateGroup(2, (("columns", (3, 5)), ("matrix", (2, 4, 3))))
 X, TAPS = torch.randn(40, 5), torch.randn(5, 4)
@@ -88,3 +102,82 @@ def test_what_a_segment_says_of_its_slots_by_default():
     out = [step(slots, [None, None], rows) for rows in ([range(3), range(6)], [range(3, 9), range(6, 8)])]
     assert torch.equal(torch.cat([out[0][:3], out[1][:6]]), whole()[:9])
     assert torch.equal(torch.cat([out[0][3:], out[1][6:]]), whole()[:8])
+
+
+LIMITS = BatchLimits(tokens=64, segments=4, rows=64, pages=64, state_slots=5)
+IDS = [int(i) for i in np.random.default_rng(3).integers(0, 96, 40)]
+
+
+@pytest.fixture(scope="module")
+def hybrid():
+    """A model whose first and last layer keep state, and its Program in plain arithmetic and in the CPU's."""
+    model = builders.build(builders.HYBRID, "Q8_0")
+    programs = {t.name: compile_program(model.family, model.cfg, model.tensors, t) for t in (PLAIN, CPU)}
+    return model, programs
+
+
+def executable(hybrid, chosen=CPU):
+    model, programs = hybrid
+    return ReferenceExecutable(programs[chosen.name], model.read, LIMITS, num_pages=16, max_context=256)
+
+
+def logits(made, segments):
+    """Of each token of a step."""
+    made.batch.fill(segments, range(sum(len(segment.ids) for segment in segments)))
+    made.forward()
+    return made.logits().copy()
+
+
+def test_chunks_slots_and_neighbours_change_no_bit(hybrid):
+    made = executable(hybrid)
+    assert made.slot_bytes == 2 * 4 * (3 * 96 + 4 * 16 * 8)
+    expected = logits(made, [Segment(IDS, 0, [0, 1, 2])])
+    other = Segment(IDS[:9], 0, [8], state=StateMove(NO_SLOT, 4))
+    first = logits(made, [Segment(IDS[:17], 0, [4, 11], state=StateMove(NO_SLOT, 2, 12, 0))])
+    second = logits(made, [other, Segment(IDS[17:39], 17, [4, 11, 6], state=StateMove(2, 3))])
+    third = logits(made, [Segment(IDS[39:], 39, [4, 11, 6], state=StateMove(3, 3))])
+    assert np.array_equal(np.concatenate([first, second[9:], third]), expected)
+    assert np.array_equal(second[:9], expected[:9])
+    made.headless().close()  # shares slots, and leaves them
+    resumed = logits(made, [Segment(IDS[12:20], 12, [4, 11], state=StateMove(0, 1))])
+    assert np.array_equal(resumed, expected[12:20])
+
+
+def test_both_arithmetics_are_near_the_family_s_text(hybrid):
+    model, _ = hybrid
+    oracle = oracle_logits(model.family, model.cfg, model, IDS)
+    plain, cpu = (logits(executable(hybrid, chosen), [Segment(IDS, 0, [0, 1, 2])]) for chosen in (PLAIN, CPU))
+    assert np.abs(plain - oracle).max() < 1e-4
+    assert (plain * cpu).sum() / np.linalg.norm(plain) / np.linalg.norm(cpu) > 0.995
+
+
+def test_a_model_with_state_and_no_slots_is_a_bug(hybrid):
+    model, programs = hybrid
+    with pytest.raises(AssertionError, match="no slots"):
+        ReferenceExecutable(
+            programs[CPU.name], model.read, replace(LIMITS, state_slots=0), num_pages=16, max_context=256
+        )
+
+
+def test_stages_have_the_state_of_their_layers(hybrid):
+    """The value that goes from one to the next, and each stage's own slots."""
+    model, _ = hybrid
+    expected = logits(executable(hybrid), [Segment(IDS, 0, [0, 1, 2])])
+    carried = {}
+    for number in range(3):
+        share = Share(stage=number, stages=3)
+        program = compile_program(model.family, model.cfg, model.tensors, CPU, share=share)
+        assert sum(group.layers for group in program.state_groups.values()) == (number != 1)
+        part = ReferenceExecutable(program, model.read, LIMITS, num_pages=16, max_context=256)
+        out = []
+        for start, stop in ((0, 17), (17, 40)):
+            part.batch.fill([Segment(IDS[start:stop], start, [0, 1, 2])], range(stop - start))
+            out.append(part.run({name: rows[start:stop] for name, rows in carried.items()}))
+        carried = {program.outputs[0]: torch.cat(out)}
+    assert np.array_equal(torch.cat(out).numpy(), expected)
+
+
+def test_layers_with_state_are_divided_among_no_ranks(hybrid):
+    model, _ = hybrid
+    with pytest.raises(UnsupportedError, match="under tensor_parallel"):
+        compile_program(model.family, model.cfg, model.tensors, CPU, share=Share(0, 2))

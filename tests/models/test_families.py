@@ -35,6 +35,8 @@ QUICK = (
     "opt_350m",
     "gpt_oss",
     "deepseek_v2_lite",
+    "qwen3_5_groups",
+    "qwen3_next",
 )  # the rest: -m slow
 NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
 
@@ -53,6 +55,8 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(name: str) -> None:
     found = measure(CASES[name].config)
     assert found.eager < 1e-5
     assert found.eager_tokens == GREEDY
+    if found.cpu is None:
+        return
     assert found.cpu < 0.05  # q, k, v and weights are rounded to 16 bits for attention
     assert found.cpu_tokens == GREEDY or found.tie < 0.02
 
@@ -90,7 +94,11 @@ def test_a_family_trains(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma3", "phi3", "olmo2", "gpt_neox", "gpt2", "opt_350m", "gpt_oss", "deepseek_v2_lite"]
+    "name",
+    [
+        *("gemma3", "phi3", "olmo2", "gpt_neox", "gpt2", "opt_350m", "gpt_oss", "deepseek_v2_lite"),
+        *("qwen3_5_moe", "qwen3_next"),
+    ],
 )
 def test_what_training_exports_has_the_values_of_transformers(name: str, tmp_path: Path) -> None:
     """Parameters that Hugging Face stores as other numbers go there and back."""

@@ -1,11 +1,14 @@
 """causal_conv and delta_rule beside transformers' and torch's own; chunks, companions and gradients."""
 
+import itertools
+
 import pytest
 
 from roofline import ops
 from roofline.common.errors import ConfigError
 from roofline.ops import registry
 from roofline.ops.state import COLUMNS, MATRIX, state_values
+from roofline.ops.state_rows import StateRows
 from roofline.ops.symbol import Type, WeightType
 from tests.models.eager import LastStates
 
@@ -127,6 +130,37 @@ def test_gradients_are_those_of_finite_differences():
     options = {"eps": 1e-2, "atol": 2e-2, "rtol": 2e-2, "nondet_tol": 1e-5, "fast_mode": True}
     assert torch.autograd.gradcheck(loss, values, **options)
     assert torch.autograd.gradcheck(conv, (x, w), **options)
+
+
+@pytest.mark.parametrize("length", [1, 50, 64, 150])
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_form_of_training_gives_the_values_and_gradients_of_the_references(length, packed):
+    count, value_heads = 2, 6
+    tokens = count * length
+    values = inputs_of(value_heads, tokens)
+    x, w, bias = torch.randn(tokens, CHANNELS), torch.randn(CHANNELS, TAPS), torch.randn(CHANNELS)
+    scales = torch.randn(tokens, value_heads * VALUE_DIM), torch.randn(tokens, CHANNELS)
+    begins = torch.zeros(count, length, dtype=torch.bool)
+    begins[:, 0] = True
+    if packed:  # documents of one token and of several chunks, beginning within chunks, at their edges and at none
+        begins[0, [at for at in (3, 4, 64, 127) if at < length]] = True
+        begins[1, [at for at in (30, 63, 140) if at < length]] = True
+    at = torch.arange(length).expand(count, length)
+    places = at - torch.where(begins, at, 0).cummax(1).values
+    edges = [*torch.where(begins.flatten())[0].tolist(), tokens]
+    stretches = list(itertools.pairwise(edges))
+    results = []
+    for store in (states_of(value_heads).step(stretches, range(len(stretches))),
+                  StateRows(count, length, places if packed else None)):  # fmt: skip
+        leaves = [value.clone().requires_grad_() for value in (*values, x, w, bias)]
+        out, _ = delta(leaves[:5], store, value_heads)
+        conv, _ = ops.causal_conv(leaves[5], store, *leaves[6:], layer=0, silu=True)
+        ((out * scales[0]).sum() + (conv * scales[1]).sum()).backward()
+        results.append([out, conv, *(leaf.grad for leaf in leaves)])
+    assert results[0][0].std() > 0.02
+    for ours, expected in zip(*results, strict=True):
+        assert torch.isfinite(ours).all()
+        assert (ours - expected).abs().max() < 2e-5 * max(1.0, expected.abs().max())
 
 
 def test_what_does_not_fit_is_refused():

@@ -35,6 +35,9 @@ QWEN2 = BASE | {"family": "qwen", "attention_bias": True}
 MISTRAL = BASE | {"sliding_window": 9, "tied": False}
 MPT = BASE | {"family": "mpt", "kv_heads": 4, "ffn": 256, "positions": "learned", "bias": True}
 MPT_ALIBI = MPT | {"positions": "alibi", "bias": False}
+HYBRID = BASE | {"family": "qwen3_5", "qk_norm": True, "tied": False, "layers": 3, "recurrent": [True, False, True]}
+HYBRID |= {"key_heads": 2, "value_heads": 4, "key_dim": 16, "value_dim": 8, "taps": 4, "rotary_dim": 8}
+HYBRID |= {"norm_eps": 1e-3}  # rows behind the rule may be near 0: a smaller one would show the rounding before it
 # Rows of K-quants are multiples of 256.
 WIDE = BASE | {"width": 256, "ffn": 256, "head_dim": 64}
 
@@ -59,7 +62,8 @@ class Model:
 
 
 def build(config: dict[str, Any], default: str = "Q4_1", seed: int = 0, **by_part: str) -> Model:
-    """Random weights. by_part: format of the parameters whose name contains the key (embed="Q8_0"); vectors are F32."""
+    """Random weights. by_part: format of the parameters whose name contains the key (embed="Q8_0"); vectors, and
+    matrices whose rows are no whole blocks, are F32."""
     family, cfg = configure(config)
     random = np.random.default_rng(seed)
     tensors, raw = {}, {}
@@ -67,7 +71,7 @@ def build(config: dict[str, Any], default: str = "Q4_1", seed: int = 0, **by_par
         if param.tied_to is not None:
             continue
         kind = next((f for part, f in by_part.items() if f".{part}." in f".{param.name}"), default)
-        kind = "F32" if len(param.shape) == 1 else kind
+        kind = "F32" if len(param.shape) == 1 or param.shape[1] % formats.get(kind).block else kind
         scale = 1.0 if "norm" in param.name else 0.1
         values = (random.standard_normal(param.shape) * scale + ("norm" in param.name)).astype(np.float32)
         tensors[param.name] = Info(kind, param.shape)

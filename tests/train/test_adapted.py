@@ -41,6 +41,12 @@ def folder_of(kind: str, path: Path, seed: int = 3) -> Path:
     }
     if kind == "llama":
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, tie_word_embeddings=True))
+    elif kind == "qwen3_5":
+        linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+        linear |= {"linear_key_head_dim": 8, "linear_value_head_dim": 16}
+        layers = ["linear_attention", "full_attention"]
+        made = transformers.Qwen3_5TextConfig(**sizes, **linear, layer_types=layers, head_dim=16, rms_norm_eps=1e-3)
+        model = transformers.Qwen3_5ForCausalLM(made)
     else:
         experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
         model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **experts))
@@ -88,11 +94,11 @@ def batch(seed: int = 0) -> tuple[Any, Any]:
     return ids, goals
 
 
-@pytest.mark.parametrize("dora", [False, True])
-def test_losses_gradients_and_steps_are_pefts(tmp_path: Path, dora: bool) -> None:
+@pytest.mark.parametrize(("kind", "dora"), [("llama", False), ("llama", True), ("qwen3_5", False)])
+def test_losses_gradients_and_steps_are_pefts(tmp_path: Path, kind: str, dora: bool) -> None:
     peft = pytest.importorskip("peft", reason="the oracle is peft")
     transformers = pytest.importorskip("transformers", reason="the models are written by transformers")
-    folder = folder_of("llama", tmp_path / "model")
+    folder = folder_of(kind, tmp_path / "model")
     ours = model_of(folder, method="dora" if dora else "lora", rank=4, alpha=8, base="f32")
     disturb(ours)
     theirs = peft.get_peft_model(

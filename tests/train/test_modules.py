@@ -7,13 +7,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="training is torch")
 
+from roofline.common.errors import UnsupportedError  # noqa: E402
 from roofline.models.forward import forward  # noqa: E402
 from roofline.ops.batch import Batch, BatchLimits, Segment  # noqa: E402
 from roofline.train.config.schema import InitSection  # noqa: E402
 from roofline.train.model.chunked_loss import ChunkedLoss  # noqa: E402
 from roofline.train.model.init import initialize  # noqa: E402
 from roofline.train.model.modules import IGNORED, Model  # noqa: E402
-from tests.models.eager import ContiguousCache, eager_batch  # noqa: E402
+from roofline.train.model.tensor_parallel import TensorRanks  # noqa: E402
+from tests.models.eager import ContiguousCache, LastStates, eager_batch  # noqa: E402
 
 B = builders.BASE
 MPT = B | {"family": "mpt", "kv_heads": 4, "ffn": 256, "max_position": 64}
@@ -26,6 +28,7 @@ CONFIGS = {
     "mixtral": B | {"family": "mixtral", "experts": 5, "experts_per_token": 2},
     "qwen2_moe": builders.QWEN2
     | {"family": "qwen_moe", "experts": 4, "experts_per_token": 3, "renormalise": False, "shared_ffn": 48},
+    "qwen3_5": builders.HYBRID,
     "mpt_learned": MPT | {"positions": "learned", "bias": True},
     "mpt_alibi": MPT | {"positions": "alibi"},
     "mpt_rope": MPT | {"kv_heads": 2, "ffn": 128, "rms": True, "gated": True, "bias": True},
@@ -50,8 +53,8 @@ def reference(model: Model, rows: list[list[int]]) -> Any:
     tokens = sum(map(len, rows))
     batch = Batch(BatchLimits(tokens, len(rows), tokens, 64))
     batch.fill([Segment(row, 0, range(8 * i, 8 * i + 8)) for i, row in enumerate(rows)], range(tokens))
-    cache = ContiguousCache(model.cfg.kv_heads)
-    return forward(model.family, model.cfg, by_spec(model), eager_batch(batch, cache, range(len(rows))))
+    cache, state = ContiguousCache(model.cfg.kv_heads), LastStates(dict(model.cfg.state_parts))
+    return forward(model.family, model.cfg, by_spec(model), eager_batch(batch, cache, range(len(rows)), state))
 
 
 def some_rows(count: int = 3, length: int = 20) -> Any:
@@ -110,12 +113,31 @@ def test_chunks_of_16_bit_weights_are_added_in_float32() -> None:
     assert weight.grad.tolist() == [1024.0] * 4
 
 
+def test_a_document_alone_has_the_logits_that_it_has_among_others() -> None:
+    model, ids = made(builders.HYBRID), some_rows(2, 90)
+    documents = torch.tensor([[0] * 3 + [1] * 70 + [2] * 17, [0] * 66 + [1] * 24])
+    with torch.no_grad():
+        packed = model(ids, documents=documents)
+        for row, start, stop in ((0, 0, 3), (0, 3, 73), (0, 73, 90), (1, 0, 66), (1, 66, 90)):
+            model.restarts = True
+            alone = model(ids[row : row + 1, start:stop])[0]
+            again = model(ids, documents=documents)[row, start:stop]
+            torch.testing.assert_close(again, alone, rtol=1e-4, atol=2e-5)
+        assert (packed[0, 3:73] - model(ids)[0, 3:73]).abs().max() > 1e-3
+
+
+def test_layers_with_state_are_divided_among_no_ranks() -> None:
+    with pytest.raises(UnsupportedError, match="tensor_parallel=2 of a qwen3_5 model"):
+        Model(builders.HYBRID, ranks=TensorRanks(0, 2))
+
+
 @pytest.mark.parametrize("context", [None, "selective"])
-def test_checkpointed_blocks_give_the_same_gradients(context: Any) -> None:
+@pytest.mark.parametrize("config", [B, builders.HYBRID], ids=["llama", "qwen3_5"])
+def test_checkpointed_blocks_give_the_same_gradients(config: Any, context: Any) -> None:
     from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
     ids = some_rows()
-    plain, again = made(B), made(B)
+    plain, again = made(config), made(config)
     kept = [torch.ops.aten.mm.default]
     again.checkpoint_activations((lambda: create_selective_checkpoint_contexts(kept)) if context else None)
     for model in (plain, again):
@@ -127,16 +149,17 @@ def test_checkpointed_blocks_give_the_same_gradients(context: Any) -> None:
             assert torch.equal(a.grad, b.grad), n
 
 
-def test_compiled_blocks_are_compiled_once_and_agree() -> None:
+@pytest.mark.parametrize(("config", "kinds"), [(B | {"layers": 3}, 1), (builders.HYBRID, 2)], ids=["llama", "qwen3_5"])
+def test_compiled_blocks_are_compiled_once_for_each_kind_and_agree(config: Any, kinds: int) -> None:
     from torch._dynamo.testing import CompileCounter
 
     ids = some_rows()
-    plain, compiled = made(B | {"layers": 3}), made(B | {"layers": 3})
+    plain, compiled = made(config), made(config)
     counter = CompileCounter()
     compiled.compile(backend=counter)
     for model in (plain, compiled):
         model(ids, ids).backward()
-    assert counter.frame_count == 2  # one for all blocks, one for the head
+    assert counter.frame_count == kinds + 1  # one for all blocks of a kind, one for the head
     for (n, a), b in zip(plain.named_parameters(), compiled.named_parameters(), strict=True):
         assert n == b[0]
         torch.testing.assert_close(a.grad, b[1].grad)

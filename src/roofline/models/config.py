@@ -141,8 +141,11 @@ class ModelConfig:
 
     def alike(self, layer: int) -> int:
         """The first layer that computes what this one does, with weights of its own."""
-        facts = self.window(layer), self.rope_of(layer)
-        return next(first for first in range(layer + 1) if (self.window(first), self.rope_of(first)) == facts)
+
+        def facts(number: int) -> tuple[object, ...]:
+            return self.window(number), self.rope_of(number), self.attends(number), self.keeps_state(number)
+
+        return next(first for first in range(layer + 1) if facts(first) == facts(layer))
 
     def first(self, layers: int) -> Self:
         """The configuration of a model of which only the first so many layers are left."""

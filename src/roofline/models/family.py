@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from roofline.ops.attention import KvCache
     from roofline.ops.rows import Rows, TurnedPositions
     from roofline.ops.state import StateStore
+    from roofline.ops.state_rows import StateRows
 
 
 @dataclass
@@ -26,7 +27,7 @@ class ForwardBatch:
     positions: "Value | TurnedPositions | None"
     logit_rows: "Value | slice"
     cache: "KvCache | Rows | Symbol | None"
-    state: "StateStore | Symbol | None" = None
+    state: "StateStore | StateRows | Symbol | None" = None
 
 
 class Family(Protocol):

@@ -84,8 +84,16 @@ def attention(
     causal: bool = True,
 ) -> Value:
     """Grouped-query attention with rotary positions; with qk_norm each head of q and k is normed first."""
-    table, window, place = cfg.rope_of(layer), cfg.window(layer), cfg.cache_index(layer)
     q = ops.linear(x, w.q.weight, w.q.bias)  # [tokens, heads * head_dim]
+    out = attended(cfg, w, x, q, layer, batch, soft_cap=soft_cap, sinks=sinks, causal=causal)
+    return ops.linear(out, w.o.weight, w.o.bias)
+
+
+def attended(
+    cfg: ModelConfig, w: Weights, x: Value, q: Value, layer: int, batch: ForwardBatch, **bends: "Value | float | None"
+) -> Value:
+    """What queries q [tokens, heads * head_dim] see, before the last matrix; bends: attributes of `attend`."""
+    table, window, place = cfg.rope_of(layer), cfg.window(layer), cfg.cache_index(layer)
     k = ops.linear(x, w.k.weight, w.k.bias)  # [tokens, kv_heads * head_dim]
     v = ops.linear(x, w.v.weight, w.v.bias)
     if cfg.qk_norm:
@@ -95,9 +103,7 @@ def attention(
         q = ops.rope(q, batch.positions, table, cfg.heads)
         k = ops.rope(k, batch.positions, table, cfg.kv_heads)
     batch.cache = ops.kv_write(batch.cache, k, v, place)
-    bends = {"window": window, "soft_cap": soft_cap, "causal": causal}
-    out = ops.attend(q, batch.cache, place, cfg.heads, cfg.attention_scale, **bends, sinks=sinks)
-    return ops.linear(out, w.o.weight, w.o.bias)
+    return ops.attend(q, batch.cache, place, cfg.heads, cfg.attention_scale, window=window, **bends)
 
 
 def mlp(w: Weights, x: Value) -> Value:

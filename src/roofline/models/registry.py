@@ -31,6 +31,8 @@ _FAMILIES: dict[str, str | Family] = {
     "qwen2": "roofline.models.qwen",
     "qwen3": "roofline.models.qwen",
     "qwen_moe": "roofline.models.moe",
+    "qwen3_next": "roofline.models.qwen3_next",
+    "qwen3_5": "roofline.models.qwen3_next",
 }
 
 

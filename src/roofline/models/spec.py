@@ -1,6 +1,6 @@
 """A family's spec table: what parameters there are, their shapes, and how tensor parallelism splits them."""
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ class Param:
     tied_to: str | None = None
     parts: tuple[int, ...] = ()
     experts: int = 0
-    layers: range | None = None
+    layers: Collection[int] | None = None
 
     def is_of(self, layer: int) -> bool:
         """Whether a layer has it."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from roofline.common.errors import ConfigError
 from roofline.ops.cost import Affine
 from roofline.ops.registry import Call, op
+from roofline.ops.state_rows import StateRows, conv_rows, delta_rows
 from roofline.ops.symbol import Type
 from roofline.ops.traits import Trait
 
@@ -107,8 +108,14 @@ _STATE = (Trait.WHOLE_VALUES, Trait.READS_WIDE)
     kv_bytes=_conv_bytes,
 )
 def causal_conv(
-    x: "Tensor", state: StateStore, w: "Tensor", bias: "Tensor | None" = None, *, layer: int, silu: bool = False
-) -> "tuple[Tensor, StateStore]":
+    x: "Tensor",
+    state: "StateStore | StateRows",
+    w: "Tensor",
+    bias: "Tensor | None" = None,
+    *,
+    layer: int,
+    silu: bool = False,
+) -> "tuple[Tensor, StateStore | StateRows]":
     """A sum over the last tokens of each channel by itself: (y, store), y float32 as x [tokens, channels].
 
     y[t, c] = sum over j of w[c, j] * x[t - taps + 1 + j, c], with w [channels, taps], + bias[c]; silu: y / (1 +
@@ -117,6 +124,8 @@ def causal_conv(
     """
     import torch
 
+    if isinstance(state, StateRows):
+        return conv_rows(x, state, w, bias, silu), state
     taps, wide = w.shape[1], x.float()
 
     def step(start: int, stop: int, columns: "Tensor") -> "tuple[Tensor, Tensor]":
@@ -171,7 +180,7 @@ def delta_rule(
     qkv: "Tensor",
     a: "Tensor",
     b: "Tensor",
-    state: StateStore,
+    state: "StateStore | StateRows",
     a_log: "Tensor",
     dt_bias: "Tensor",
     *,
@@ -181,7 +190,7 @@ def delta_rule(
     key_dim: int,
     eps: float = 1e-6,
     tiled: bool = False,
-) -> "tuple[Tensor, StateStore]":
+) -> "tuple[Tensor, StateStore | StateRows]":
     """The gated delta rule: (o, store), o float32 [tokens, value_heads * value_dim]. Source: Yang et al. 2024.
 
     qkv [tokens, 2 * key_heads * key_dim + value_heads * value_dim]: q, then k, of all key heads, then v of all value
@@ -201,8 +210,11 @@ def delta_rule(
     q, k = (t * torch.rsqrt(t.square().sum(-1, keepdim=True) + eps) for t in (q, k))
     q, k = (of_value_heads(t, group, tiled) for t in (q * key_dim**-0.5, k))  # [tokens, value_heads, key_dim]
     v = wide[:, 2 * width :].unflatten(1, (value_heads, -1))  # [tokens, value_heads, value_dim]
-    decay = torch.exp(-a_log.float().exp() * softplus(a.float() + dt_bias.float()))  # [tokens, value_heads]
+    log_decay = -a_log.float().exp() * softplus(a.float() + dt_bias.float())  # [tokens, value_heads]
     beta = sigmoid(b.float())
+    if isinstance(state, StateRows):
+        return delta_rows(q, k, v, log_decay, beta, state).flatten(1).to(qkv.dtype), state
+    decay = torch.exp(log_decay)
 
     def step(start: int, stop: int, matrix: "Tensor") -> "tuple[Tensor, Tensor]":
         rows = []

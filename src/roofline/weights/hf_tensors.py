@@ -10,10 +10,11 @@ from roofline.common.errors import ConfigError
 from roofline.ops import formats
 from roofline.weights import names
 from roofline.weights.families.shared.joined_experts import in_turn
-from roofline.weights.families.shared.tensor_names import without_expert
+from roofline.weights.families.shared.tensor_names import layer_part, without_expert
 from roofline.weights.families.table import files_of
 from roofline.weights.files.mapped import JsonObject, TensorInfo
 from roofline.weights.hf_values import as_theirs, differs, hf_shape
+from roofline.weights.joined_rows import joined_of
 
 _OF_EXPERTS = ".mlp.experts."
 _WORDS = {2: "<u2", 4: "<u4"}  # bytes of a number -> what it lies in
@@ -47,12 +48,19 @@ def hf_tensors(config: JsonObject, parameters: Sequence[TensorInfo]) -> list[HfT
     """
     tensors: list[HfTensor] = []
     joined: dict[str, list[tuple[int, TensorInfo]]] = {}
+    in_rows = _in_rows(config, parameters)
+    written = set[str]()
     for info in parameters:
-        place = files_of(config["family"]).NAMES.hf_placed(names.to_hf(config["family"], info.name))
-        if place is not None and place.of:
-            joined.setdefault(place.name, []).append((place.at, info))
-        elif place is not None:
-            tensors.append(HfTensor(replace(info, name=place.name), _whole(info)))
+        if (place := in_rows.get(info.name)) is not None:
+            if place.info.name not in written:
+                tensors.append(place)
+            written.add(place.info.name)
+            continue
+        within = files_of(config["family"]).NAMES.hf_placed(names.to_hf(config["family"], info.name))
+        if within is not None and within.of:
+            joined.setdefault(within.name, []).append((within.at, info))
+        elif within is not None:
+            tensors.append(HfTensor(replace(info, name=within.name), _whole(info)))
         elif _OF_EXPERTS in info.name and not without_expert(info.name)[1]:
             tensors += _each_expert(config, info)
         else:
@@ -60,11 +68,36 @@ def hf_tensors(config: JsonObject, parameters: Sequence[TensorInfo]) -> list[HfT
     return tensors + [_joined(name, parts, config["experts"]) for name, parts in joined.items()]
 
 
+def _in_rows(config: JsonObject, parameters: Iterable[TensorInfo]) -> dict[str, HfTensor]:
+    """Of each parameter whose rows lie in turn with others' in a tensor of the files: that tensor."""
+    infos = {info.name: info for info in parameters}
+    places: dict[str, HfTensor] = {}
+    for before in dict.fromkeys(layer_part(name)[0] for name in infos):
+        for part, rows in joined_of(config).items():
+            sources = {ours: infos.get(f"{before}{ours}.weight") for ours, _ in rows}
+            there = [info for info in sources.values() if info is not None]
+            if len(there) < len(sources):
+                continue
+            name = names.to_hf(config["family"], f"{before}{part}.weight")
+            if len({info.format for info in there}) > 1:
+                raise ConfigError(f"{name}: its parts have several formats, and such files have them in one tensor")
+            shape = (sum(info.shape[0] for info in there), *there[0].shape[1:])
+            info = replace(there[0], name=name, shape=shape, nbytes=sum(info.nbytes for info in there))
+            parts = tuple((ParameterRows(f"{before}{ours}.weight", span),) for ours, span in rows)
+            places |= dict.fromkeys((info.name for info in there), HfTensor(info, parts))
+    return places
+
+
 def stored_together(config: JsonObject, parameters: Iterable[str]) -> list[list[str]]:
     """The parameters by the tensor that holds them, so that all of one tensor can get one format."""
     family = config["family"]
     placed: dict[str, list[str]] = {}
+    holders = {ours: part for part, rows in joined_of(config).items() for ours, _ in rows}
     for name in parameters:
+        before, part = layer_part(name)
+        if part in holders:
+            placed.setdefault(f"{before}{holders[part]}", []).append(name)
+            continue
         theirs = names.to_hf(family, name)
         place = files_of(family).NAMES.hf_placed(theirs)
         placed.setdefault(theirs if place is None else place.name, []).append(name)

@@ -7,31 +7,32 @@ from dataclasses import replace
 import numpy as np
 
 from roofline.ops import formats
-from roofline.weights.families.shared.tensor_names import TensorNames
 from roofline.weights.families.table import files_of
 from roofline.weights.files.mapped import JsonObject, TensorInfo
+from roofline.weights.joined_rows import rows_apart
 
 Read = Callable[[str], np.ndarray]
 
 
 def as_ours(config: JsonObject, tensors: Mapping[str, TensorInfo], read: Read) -> tuple[dict[str, TensorInfo], Read]:
     """The tensors of a model of that configuration as our parameters are: norms that lack something in float32, with
-    it; matrices [outputs, inputs]; q, k and v one below the other.
+    it; matrices [outputs, inputs]; q, k and v one below the other; rows that lie in turn with others' by themselves.
 
     tensors: canonical name -> what the files hold; read: uint8 bytes of one of them.
     """
     table = files_of(config["family"]).NAMES
+    tensors, read = rows_apart(config, tensors, read)
     infos = {}
     for name, info in tensors.items():
-        if _lacks(table, name):
+        if table.lacks(name):
             info = replace(info, format="F32", nbytes=4 * info.shape[0])
         infos[name] = replace(info, shape=hf_shape(config, name, info.shape))
 
     def read_ours(name: str) -> np.ndarray:
         raw, info = read(name), tensors[name]
-        if _lacks(table, name):
+        if table.lacks(name):
             values = formats.get(info.format).dequantize(raw, info.shape)
-            return (values + np.float32(table.norms_less)).view(np.uint8)
+            return (values + np.float32(table.lacks(name))).view(np.uint8)
         if table.is_transposed(name):
             return _transposed(raw, info.shape)
         if table.is_by_head(name):
@@ -44,30 +45,29 @@ def as_ours(config: JsonObject, tensors: Mapping[str, TensorInfo], read: Read) -
 def differs(config: JsonObject, name: str) -> bool:
     """Whether a parameter is another sequence of bytes in Hugging Face's files."""
     table = files_of(config["family"]).NAMES
-    return _lacks(table, name) or table.is_transposed(name) or table.is_by_head(name)
+    return bool(table.lacks(name)) or table.is_transposed(name) or table.is_by_head(name)
 
 
 def hf_shape(config: JsonObject, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that Hugging Face's files give a parameter of that shape, and the other way round."""
-    return shape[::-1] if files_of(config["family"]).NAMES.is_transposed(name) else shape
+    table = files_of(config["family"]).NAMES
+    if table.is_parted(name):
+        return (shape[0], 1, shape[1]) if len(shape) == 2 else (shape[0], shape[-1])
+    return shape[::-1] if table.is_transposed(name) else shape
 
 
 def as_theirs(config: JsonObject, name: str, shape: tuple[int, ...], data: bytes, dtype: str) -> bytes:
     """The bytes, in `dtype` ("F32", "BF16", "F16"), that Hugging Face's files have for those of a parameter."""
     table, raw = files_of(config["family"]).NAMES, np.frombuffer(data, np.uint8)
-    if _lacks(table, name):
+    if table.lacks(name):
         form = formats.get(dtype)
         values = form.dequantize(raw, (len(raw) // form.block_bytes,))
-        return form.quantize(values - np.float32(table.norms_less)).tobytes()
+        return form.quantize(values - np.float32(table.lacks(name))).tobytes()
     if table.is_transposed(name):
         return _transposed(raw, shape).tobytes()
     if table.is_by_head(name):
         return _swapped(raw, 3, config["heads"]).tobytes()
     return data
-
-
-def _lacks(table: TensorNames, name: str) -> bool:
-    return bool(table.norms_less) and name.endswith("norm.weight")
 
 
 def _transposed(raw: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -18,6 +18,7 @@ from roofline.weights.families.table import MODEL_TYPES, files_of
 from roofline.weights.files.mapped import JsonObject
 from roofline.weights.files.safetensors import INDEX
 from roofline.weights.hf_values import as_theirs, hf_shape
+from roofline.weights.joined_rows import RowsTogether
 from roofline.weights.names import to_hf
 
 Row = tuple[str, tuple[int, ...], bytes]  # name, shape and little-endian bytes of a tensor that is written
@@ -91,8 +92,15 @@ def _theirs(
     family, experts = config["family"], config.get("experts", 0)
     table = files_of(family).NAMES
     parts: dict[str, dict[int, np.ndarray]] = {}
+    in_rows = RowsTogether(config)
     for name, shape, values in tensors:
         data = values if isinstance(values, bytes) else values.tobytes()
+        if in_rows.has(name):
+            together = in_rows.add(name, np.frombuffer(data, np.uint8).reshape(shape[0], -1))
+            if together is not None:
+                theirs, rows = together
+                yield to_hf(family, theirs), (len(rows), *shape[1:]), rows.tobytes()
+            continue
         place = table.hf_placed(to_hf(family, name))
         if place is None:
             for own, each, part in _by_expert(name, shape, data, experts):

@@ -79,5 +79,7 @@ def _check_moves(moves: Sequence[StateMove]) -> None:
     written = [slot for move in moves for slot in (move.target, move.save_to) if slot != NO_SLOT]
     assert len(set(written)) == len(written), "two segments write one slot of state"
     for at, move in enumerate(moves):
-        others = {slot for i, other in enumerate(moves) if i != at for slot in (other.target, other.save_to)}
-        assert move.source == NO_SLOT or move.source not in others, "a segment reads a slot that another one writes"
+        other_slots = {slot for i, other in enumerate(moves) if i != at for slot in (other.target, other.save_to)}
+        assert move.source == NO_SLOT or move.source not in other_slots, (
+            "a segment reads a slot that another one writes"
+        )

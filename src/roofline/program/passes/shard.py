@@ -44,6 +44,9 @@ def shard(program: Program, params: Iterable[Param], rank: int, ranks: int) -> P
     """
     if ranks == 1:
         return program
+    if program.state_groups:
+        reason = "the state of its layers is not divided among ranks"
+        raise UnsupportedError(f"a {program.name} model under tensor_parallel", reason, ["tensor_parallel=1"])
     return _Writer(_Cuts(program, {param.name: param.split for param in params}, rank, ranks)).program()
 
 

@@ -19,6 +19,7 @@ from roofline.train.config.schema import TrainConfig
 from roofline.train.model.form import ParameterForm
 from roofline.train.model.shapes import files
 from roofline.weights.checkpoint import Checkpoint, open_checkpoint
+from roofline.weights.families.table import files_of
 from roofline.weights.names import matrix_from_hf, to_hf
 
 _WIDE = ("bf16", "f32")
@@ -39,7 +40,7 @@ def forms(config: TrainConfig, shape: JsonMapping) -> Mapping[str, ParameterForm
     table = [param for param in expand(family.spec(cfg), cfg.layers) if param.tied_to is None]
     program = trace_shape(family, cfg, "F32")
     checkpoint = open_checkpoint(files(config.model)) if section.base == "stored" else None
-    targets = _targets(section, table, program, cfg.family)
+    targets = _targets(section, table, program, dict(shape))
     planned = {}
     for param in table:
         opaque = len(param.shape) == 2 and all(_reads(program, param.name, Trait.SPLITS))
@@ -64,16 +65,20 @@ def digest(checkpoint: Checkpoint) -> str:
     return hashed.hexdigest()
 
 
-def _targets(section: AdapterSection, table: list[Param], program: Program, family: str) -> set[str]:
-    """The names of the matrices that are adapted."""
+def _targets(section: AdapterSection, table: list[Param], program: Program, shape: JsonMapping) -> set[str]:
+    """The names of the matrices that are adapted; all of them leave out those that Hugging Face's files have in one
+    tensor with others, row by row, where an adapter would be one of all."""
+    family = str(shape["family"])
     matrices = {
         param.name: to_hf(family, param.name).removesuffix(".weight")
         for param in table
         if len(param.shape) == 2 and param.name.startswith("layers.") and not _chooses(param)
         if all(_reads(program, param.name, Trait.PRODUCT, Trait.EXPERTS))
     }
+    joined = {f".{ours}." for rows in files_of(family).NAMES.joined(shape).values() for ours, _ in rows}
+    in_turn = {name for name in matrices if any(part in name for part in joined)}
     if section.targets == "all-linear":
-        chosen = set(matrices)
+        chosen = set(matrices) - in_turn
     else:
         chosen = set()
         for target in section.targets:
@@ -84,7 +89,7 @@ def _targets(section: AdapterSection, table: list[Param], program: Program, fami
             chosen |= target_names
     _check_experts(section, [param for param in table if param.name in chosen and param.experts])
     for name in sorted(chosen):
-        if ".experts." not in name and matrix_from_hf(f"{matrices[name]}.weight") != name:
+        if name in in_turn or (".experts." not in name and matrix_from_hf(f"{matrices[name]}.weight") != name):
             reason = "Hugging Face's files have its rows in another order, in which an adapter would lie too"
             raise UnsupportedError(f"an adapter of {matrices[name]} of a {family} model", reason, ["other targets"])
     return chosen

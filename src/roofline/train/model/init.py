@@ -52,8 +52,11 @@ def fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 def _values(key: str, param: Param, layers: int, init: InitSection) -> np.ndarray:
     """The initial values of a parameter, float32 [shape]."""
+    part = param.name.removesuffix(".weight").rpartition(".")[2]
+    if part == "a_log":  # of gated DeltaNet, as its authors: decays from slow to fast
+        return np.log(0.01 + 15.99 * _uniform(key, math.prod(param.shape))).astype(np.float32)
     if len(param.shape) == 1:
-        return np.full(param.shape, float(param.name.endswith("norm.weight")), np.float32)
+        return np.full(param.shape, float(part.endswith("norm") or part == "dt_bias"), np.float32)
     std = init.init_std if init.name == "baseline_" else math.sqrt(2 / param.shape[1])
     if param.split == "row" and init.init_div_is_residual:
         divisor = init.init_div_is_residual

@@ -26,6 +26,7 @@ from roofline.models.spec import Param, Weights, expand, nest
 from roofline.ops.attention import rope_angles
 from roofline.ops.own_weight import OwnWeight
 from roofline.ops.rows import Rows, TurnedPositions, score_bias
+from roofline.ops.state_rows import StateRows
 from roofline.train.model.adapted import Casts, weight_of
 from roofline.train.model.blocked_attention import attend
 from roofline.train.model.chunked_loss import ChunkedLoss, chunk_rows
@@ -36,6 +37,7 @@ from roofline.train.model.tensor_parallel import TensorRanks, family_form, local
 from roofline.train.model.widen import PLAIN
 from roofline.weights.names import to_hf
 
+SHARED = 5  # tensors that all blocks like one read
 BUDGET = 0.95  # of what torch.compile would keep for the backward pass; casts and gates are recomputed instead
 
 Device = str | torch.device
@@ -222,17 +224,21 @@ class Model(nn.Module):
         self, rows: int, length: int, device: torch.device, documents: Tensor | None, layer: int = 0
     ) -> tuple[Tensor | None, ...]:
         """What all blocks like that of a layer read: positions [tokens], cos and sin of rope [tokens, turned / 2], a
-        bias of scores."""
+        bias of scores, and the place of each token in its document [rows, length], which layers with state alone read.
+        """
         positions = torch.arange(length, device=device).repeat(rows)
-        if self.restarts and documents is not None:
-            positions = _within_documents(documents).reshape(-1)
+        places = None if documents is None else _within_documents(documents)
+        if self.restarts and places is not None:
+            positions = places.reshape(-1)
         table = self.cfg.rope_of(layer)
         cos, sin = rope_angles(positions, table) if table is not None else (None, None)
+        if self.cfg.keeps_state(layer):
+            return positions, cos, sin, None, places
         alibi_heads = self.cfg.heads if self.cfg.positions == "alibi" else 0
         bias = score_bias(length, device, documents, self.cfg.window(layer), alibi_heads)
         if bias is not None and alibi_heads and self.ranks.size > 1:
             bias = bias.chunk(self.ranks.size, 1)[self.ranks.rank]
-        return positions, cos, sin, bias
+        return positions, cos, sin, bias, None
 
     def compile(self, backend: str, mode: str | None = None) -> None:
         """Compile the block, once for all of them, and the head with its loss."""
@@ -310,20 +316,21 @@ def _block(
     spec: _BlockSpec,
     rows: tuple[int, int, int],
     x: Tensor,
-    positions: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    bias: Tensor | None,
-    *parameters: Tensor,
+    *tensors: Tensor,
     fused: bool = False,
 ) -> Tensor:
     """A layer of the family on x [tokens, width]; rows: how many, of which length, and the first layer like this one;
-    fused: with torch's own attention, and no product written over."""
+    tensors: what `Model.shared` gives, then the layer's parameters; fused: with torch's own attention, and no product
+    written over."""
     count, length, layer = rows
+    shared: Sequence[Tensor | None] = tensors[:SHARED]
+    (positions, cos, sin, bias, places), parameters = shared, tensors[SHARED:]
     at = positions if cos is None or sin is None else TurnedPositions(cos, sin)
     # Selective checkpointing can keep the result of an attention only if it is one op.
     batch = ForwardBatch(
-        None, at, slice(None), Rows(count, length, spec.cfg.kv_heads, bias, attend=None if fused else attend)
+        *(None, at, slice(None)),
+        Rows(count, length, spec.cfg.kv_heads, bias, attend=None if fused else attend),
+        StateRows(count, length, places),
     )
     table = spec.of(layer)
     taken = _taken(spec.forms_of(layer), parameters, fused)

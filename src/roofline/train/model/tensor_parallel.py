@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn import functional
 
-from roofline.common.errors import ConfigError
+from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.models.config import ModelConfig
 from roofline.models.spec import Param
 from roofline.ops.own_weight import OwnWeight
@@ -99,7 +99,11 @@ def part(param: Param, ranks: TensorRanks) -> ParameterPart:
 
 
 def local_config(cfg: ModelConfig, ranks: TensorRanks) -> ModelConfig:
-    """The shape of a rank's share of a block. Raises ConfigError if the ranks do not divide heads or ffn."""
+    """The shape of a rank's share of a block. Raises ConfigError if the ranks do not divide heads or ffn,
+    UnsupportedError for layers with recurrent state."""
+    if ranks.size > 1 and cfg.state_parts:
+        reason = "layers that keep recurrent state are trained whole on each rank"
+        raise UnsupportedError(f"tensor_parallel={ranks.size} of a {cfg.family} model", reason, ("fsdp",))
     for name in ("heads", "kv_heads", "ffn"):
         if getattr(cfg, name) % ranks.size:
             raise ConfigError(f"tensor_parallel={ranks.size} does not divide {name}={getattr(cfg, name)}")

@@ -1,10 +1,11 @@
 """What tensors of a family are called in files: its table of names, and the search in it both ways."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from roofline.weights.quantised.method import TensorSource
 
@@ -44,6 +45,16 @@ def without_expert(part: str) -> tuple[str, str]:
     return (part, "") if match is None else (_NUMBERED.sub(f".experts.{EXPERT}.", part, 1), match[1])
 
 
+# The rows of parameters of ours that lie in one tensor of a file, in its order.
+JoinedRows = Sequence[tuple[str, range]]
+
+
+def layer_part(name: str) -> tuple[str, str]:
+    """``"layers.3.linear.qkv.weight"`` -> ``"layers.3."`` and ``"linear.qkv"``."""
+    match = _LAYER.match(name)
+    return match[0] if match else "", _part(name)
+
+
 def _part(name: str) -> str:
     """``"layers.3.attn.qkv.weight"`` -> ``"attn.qkv"``."""
     return _LAYER.sub("", name, 1).rpartition(".")[0]
@@ -67,13 +78,16 @@ class TensorNames:
     before a layer's number at Hugging Face; hf_prefix: what some files leave out at the beginning of a name, as those
     of a model without its head do, or have twice, as those of a module around a model; hf_also:
     further names outside of layers -> the one in `top`; hf_before: what some files have before all names; hf_unread: a
-    pattern of the tensors that such files may have and the model does not read.
+    pattern of the tensors that such files may have and the model does not read; bare: parameters of a layer, with
+    .weight, whose tensors have names without that -> those names.
 
     Where Hugging Face's tensors hold other values than our parameters, or in another order: norms_less: what weights of
-    norms lack to ours; transposed: matrices that are [inputs, outputs]; by_head: whose rows are q, k and v of one head
+    norms lack to ours, but for those in norms_alike; parted: matrices that have a dimension of 1 between rows and
+    columns; transposed: matrices that are [inputs, outputs]; by_head: whose rows are q, k and v of one head
     after the other, ours those of q, then k, then v of all heads; hf_apart: takes apart the tensors that hold several
-    of ours, in files of that path; None: there are none; hf_placed: the inverse for what `to_hf` calls a parameter,
-    where files are written so.
+    of ours, in files of that path; None: there are none; joined: of a configuration, the tensors in which rows of
+    several of ours lie in turn, which have names in `layer`, too; hf_placed: the inverse for what `to_hf` calls a
+    parameter, where files are written so.
     """
 
     layer: Mapping[str, tuple[str, str]]
@@ -83,10 +97,14 @@ class TensorNames:
     hf_also: Mapping[str, str] = field(default_factory=dict)
     hf_before: tuple[str, ...] = ()
     hf_unread: str = ""
+    bare: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     norms_less: float = 0.0
+    norms_alike: Collection[str] = ()
+    parted: Collection[str] = ()
     transposed: Collection[str] = ()
     by_head: Collection[str] = ()
     hf_apart: Callable[[Path, TensorSource], TensorSource] | None = None
+    joined: Callable[[dict[str, Any]], Mapping[str, JoinedRows]] = lambda config: {}
     hf_placed: Callable[[str], TensorPlace | None] = lambda name: None
 
     def from_gguf(self, name: str) -> str | None:
@@ -115,6 +133,14 @@ class TensorNames:
         """Whether files of Hugging Face have a parameter of ours by columns."""
         return name.endswith(".weight") and _part(name) in self.transposed
 
+    def is_parted(self, name: str) -> bool:
+        """Whether files of Hugging Face have a parameter of ours with a dimension of 1 between rows and columns."""
+        return name.endswith(".weight") and _part(name) in self.parted
+
+    def lacks(self, name: str) -> float:
+        """What the values of a parameter lack to ours in files of Hugging Face."""
+        return self.norms_less if name.endswith("norm.weight") and _part(name) not in self.norms_alike else 0.0
+
     def is_by_head(self, name: str) -> bool:
         """Whether files of Hugging Face have its rows, q, k and v, head by head."""
         return _part(name) in self.by_head
@@ -135,6 +161,8 @@ class TensorNames:
         match = _OURS.fullmatch(name)
         if match:
             index, part, kind = match.groups()
+            if f"{part}.{kind}" in self.bare:
+                return f"{layers}.{index}.{self.bare[f'{part}.{kind}'][at]}"
             part, expert = without_expert(part)
             theirs, before = self.layer.get(part, ("", ""))[at], f"{layers}.{index}."
             theirs = theirs.replace(EXPERT, expert)
@@ -160,6 +188,11 @@ class TensorNames:
 
     def _canonical(self, name: str, pattern: re.Pattern[str], at: int) -> str | None:
         layer, top = self._ours[at]
+        before = "blk" if at == 0 else self.hf_layers
+        for ours, theirs in self.bare.items():
+            place = re.fullmatch(rf"{re.escape(before)}\.{_INDEX}\.{re.escape(theirs[at])}", name)
+            if place:
+                return f"layers.{place[1]}.{ours}"
         match = pattern.fullmatch(name)
         if match:
             index, part, kind = match.groups()

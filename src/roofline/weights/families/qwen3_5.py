@@ -1,0 +1,163 @@
+"""Files of Qwen3.5 (text), with an MLP or with experts.
+
+Hugging Face's norms lack the 1 that their weights are added to, but for the one behind gated DeltaNet; GGUF's converter
+has added it. Layers that guess further tokens (`mtp`) are not read.
+"""
+
+from collections.abc import Mapping
+
+from roofline.common.fields import Fields, describe
+from roofline.weights.families.shared import hf_fields
+from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
+from roofline.weights.families.shared.experts import EACH_EXPERT, EXPERTS, expert_size, hf_experts
+from roofline.weights.families.shared.joined_experts import stacked_experts_apart
+from roofline.weights.families.shared.tensor_names import ATTENTION, MLP, QK_NORMS, TensorNames
+
+LAYER = (
+    ATTENTION
+    | QK_NORMS
+    | MLP
+    | EXPERTS
+    | EACH_EXPERT
+    | {
+        "attn_norm": ("attn_norm", "input_layernorm"),
+        "mlp_norm": ("post_attention_norm", "post_attention_layernorm"),
+        "linear.qkv": ("attn_qkv", "linear_attn.in_proj_qkv"),
+        "linear.z": ("attn_gate", "linear_attn.in_proj_z"),
+        "linear.b": ("ssm_beta", "linear_attn.in_proj_b"),
+        "linear.a": ("ssm_alpha", "linear_attn.in_proj_a"),
+        "linear.conv": ("ssm_conv1d", "linear_attn.conv1d"),
+        "linear.norm": ("ssm_norm", "linear_attn.norm"),
+        "linear.o": ("ssm_out", "linear_attn.out_proj"),
+        "mlp.router": ("ffn_gate_inp", "mlp.gate"),
+        "mlp.shared.gate": ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+        "mlp.shared.up": ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+        "mlp.shared.down": ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
+        "mlp.shared.scale": ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+    }
+)
+BARE = {
+    "linear.a_log.weight": ("ssm_a", "linear_attn.A_log"),
+    "linear.dt_bias.weight": ("ssm_dt.bias", "linear_attn.dt_bias"),
+}
+NAMES = TensorNames(
+    LAYER,
+    bare=BARE,
+    norms_less=1.0,
+    norms_alike=("linear.norm",),
+    parted=("linear.conv",),
+    hf_apart=stacked_experts_apart,
+)
+_MROPE = ("mrope_section", "mrope_interleaved")  # positions of text are the same in all dimensions that these divide
+_LINEAR: dict[str, tuple[str, int]] = {
+    "key_heads": ("linear_num_key_heads", 16),
+    "value_heads": ("linear_num_value_heads", 32),
+    "key_dim": ("linear_key_head_dim", 128),
+    "value_dim": ("linear_value_head_dim", 128),
+    "taps": ("linear_conv_kernel_dim", 4),
+}
+_KINDS = ("full_attention", "linear_attention")
+_INTERVAL = 4  # of so many layers the last one attends
+_FACTOR = 0.25  # of each head, which rope turns
+_HONOURED = ("attention_bias", "num_experts", "partial_rotary_factor")
+_DENSE, _EXPERTS = "qwen3_5_text", "qwen3_5_moe_text"
+_DEFAULTS: dict[str, Mapping[str, object]] = {
+    _DENSE: {
+        **{"vocab_size": 248_320, "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 32},
+        **{"num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 32_768},
+    },
+    _EXPERTS: {
+        **{"vocab_size": 248_320, "hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16},
+        **{"num_key_value_heads": 2, "max_position_embeddings": 32_768, "moe_intermediate_size": 512},
+        **{"shared_expert_intermediate_size": 512, "num_experts_per_tok": 8, "num_experts": 256},
+    },
+}
+
+
+def from_hf(fields: Fields, model_type: str) -> Config:
+    """The canonical configuration. attn_output_gate and mamba_ssm_dtype are of other programs: transformers' model has
+    the gate, and its states are float32."""
+    fields = with_defaults(fields, _DEFAULTS[model_type])
+    # Files of before, or of others; transformers reads neither, and its weights always add up to 1.
+    refuse_unless_neutral(fields, {"attn_output_gate": (True,), "norm_topk_prob": (True,)})
+    fields.get("mamba_ssm_dtype", str)
+    ours = hybrid(fields, "qwen3_5", experts=model_type == _EXPERTS)
+    return checked(fields, ours, hf_fields.SPELLED | ({"ffn": "moe_intermediate_size"} if ours.get("experts") else {}))
+
+
+def with_defaults(fields: Fields, defaults: Mapping[str, object]) -> Fields:
+    """The fields with those that a type has where a file leaves them out, and without what mRoPE says beside rope."""
+    changes = {key: value for key, value in defaults.items() if key not in fields.values}
+    for key in ("rope_parameters", "rope_scaling"):
+        inside = fields.get(key, dict)
+        if inside and inside.keys() & _MROPE:
+            changes[key] = {name: value for name, value in inside.items() if name not in _MROPE} or None
+    return fields.changed(changes)
+
+
+def hybrid(fields: Fields, family: str, experts: bool) -> Config:
+    """The canonical configuration as far as Qwen3-Next and Qwen3.5 have the same fields; experts: the MLPs are those of
+    experts."""
+    hf_fields.refuse_features(fields, _HONOURED)
+    if experts:  # which say nothing of an MLP
+        fields = fields.changed({"intermediate_size": fields.need("moe_intermediate_size", int)})
+    ours = hf_fields.sizes(fields, family)
+    ours |= {"kv_heads": hf_fields.kv_heads(fields), "head_dim": hf_fields.head_dim(fields, 256)}
+    ours["norm_eps"] = fields.get("rms_norm_eps", float, 1e-6)
+    ours["tied"] = fields.get("tie_word_embeddings", bool, False)
+    ours |= {"attention_bias": False, "qk_norm": True, "sliding_window": None}
+    hf_fields.biases(fields, ours)
+    if experts:
+        expert_size(fields, "moe_intermediate_size")
+        ours |= hf_experts(fields, "num_experts") | {"renormalise": True}
+        ours["shared_ffn"] = expert_size(fields, "shared_expert_intermediate_size")
+    ours |= {name: _size(fields, key, default) for name, (key, default) in _LINEAR.items()}
+    if ours["value_heads"] % ours["key_heads"]:
+        fields.refuse("linear_num_value_heads", f"is no multiple of the {ours['key_heads']} heads of keys")
+    ours["recurrent"] = _recurrent(fields, ours["layers"])
+    ours |= hf_fields.turned_part(fields, ours["head_dim"], _FACTOR)
+    ours["rope_theta"], ours["rope_scaling"] = hf_fields.rope(fields, partial=True)
+    return ours
+
+
+def _size(fields: Fields, key: str, default: int) -> int:
+    value = fields.get(key, int, default)
+    if not 1 <= value <= 1 << 14:
+        fields.refuse(key, f"{describe(value)} is not from 1 to {1 << 14}")
+    return value
+
+
+def _recurrent(fields: Fields, layers: int) -> list[bool]:
+    """Of each layer whether it keeps state, as layer_types or full_attention_interval says."""
+    types = hf_fields.layer_types(fields, _KINDS)
+    interval = fields.get("full_attention_interval", int, _INTERVAL)
+    if interval < 1:
+        fields.refuse("full_attention_interval", f"{describe(interval)} is not at least 1")
+    if types is None:
+        return [(layer + 1) % interval != 0 for layer in range(layers)]
+    return [kind == "linear_attention" for kind in types]
+
+
+def to_hf(config: Config) -> Config:
+    """The fields of a config.json."""
+    kind, name = (_EXPERTS, "Qwen3_5Moe") if config.get("experts") else (_DENSE, "Qwen3_5")
+    return hybrid_to_hf(config, kind, name)
+
+
+def hybrid_to_hf(config: Config, kind: str, name: str) -> Config:
+    """The inverse of `hybrid`."""
+    fields = hf_fields.to_hf(config, kind, name)
+    fields |= {"attention_bias": config["attention_bias"]}
+    fields |= {key: config.get(ours, default) for ours, (key, default) in _LINEAR.items()}
+    fields["layer_types"] = [_KINDS[recurrent] for recurrent in config["recurrent"]]
+    fields.setdefault("partial_rotary_factor", 1.0)
+    fields["rope_parameters"].setdefault("partial_rotary_factor", 1.0)
+    if config.get("experts"):
+        del fields["intermediate_size"]
+        fields |= {
+            "moe_intermediate_size": config["ffn"],
+            "shared_expert_intermediate_size": config["shared_ffn"],
+            "num_experts": config["experts"],
+            "num_experts_per_tok": config["experts_per_token"],
+        }
+    return fields
