@@ -17,7 +17,7 @@ from roofline.common.errors import CapacityError, ConfigError  # noqa: E402
 from roofline.hardware import detect  # noqa: E402
 from roofline.models import registry  # noqa: E402
 from roofline.ops.batch import NO_SLOT, BatchLimits, Segment, StateMove  # noqa: E402
-from tests.backends.hybrid_models import MODELS, checkpoint, executable, reference  # noqa: E402
+from tests.backends.hybrid_models import MODELS, PUBLISHED, checkpoint, executable, reference  # noqa: E402
 
 ISAS = native.isas()
 EMPTY = dict.fromkeys(detect.Machine.__dataclass_fields__)
@@ -60,14 +60,20 @@ def soil(model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "form"), [("plain", "F32"), ("shifted", "F32"), ("one-head", "F32"), ("plain", "Q8_0")]
+    ("name", "form"),
+    [
+        *((name, "F32") for name in (*MODELS, *PUBLISHED)),
+        ("plain", "Q8_0"),
+        ("qwen3.5", "Q8_0"),
+        ("qwen3-next", "Q4_0"),
+    ],
 )
 def test_logits_have_the_bits_of_the_reference(name: str, form: str) -> None:
     source = checkpoint(name, form)
     model, slow = executable(source, ISAS[0]), reference(source)
     soil(model)
     texts = Text(1), Text(2)
-    for counts in ((21, 7), (1, 1), (3, 1)):
+    for counts in ((9, 4), (1, 1), (3, 1)):
         segments = [text.take(count) for text, count in zip(texts, counts, strict=True)]
         got, wanted = step(model, *segments), step(slow, *segments)
         assert np.isfinite(got).all()

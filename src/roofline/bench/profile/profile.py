@@ -20,7 +20,7 @@ from roofline.bench.workloads import token_ids
 from roofline.common.errors import CapacityError, UnsupportedError
 from roofline.common.json_types import JsonObject
 from roofline.hardware.roofs import Roofs, highest, reachable
-from roofline.ops.batch import PAGE_TOKENS, Segment
+from roofline.ops.batch import NO_SLOT, PAGE_TOKENS, Segment, StateMove
 from roofline.program.overview import OpLabel, labels
 from roofline.program.passes.price import Work, amount, mixture, price, seconds, step_work, with_experts
 from roofline.program.target import GPU
@@ -249,7 +249,7 @@ def _merged(program: "Program", step: ProfiledStep) -> list[OpLabel]:
     names = list(labels(program))
     if step.tokens == 1 and program.target != GPU.name:
         for at, instr in enumerate(program.body):
-            if instr.writes_cache:
+            if any(value.type.dtype == "cache" for value in instr.outputs):
                 names[at] = names[at + 1]
     return names
 
@@ -272,10 +272,11 @@ def fill(executable: Executable, step: ProfiledStep) -> None:
     vocab = min(30000, executable.vocab_size)
     ids = [token_ids(step.context + step.tokens, seed, vocab) for seed in range(step.batch)]
     pages = [range(i * step.pages, (i + 1) * step.pages) for i in range(step.batch)]
-    for mine, owned in zip(ids, pages, strict=True):
+    for slot, (mine, owned) in enumerate(zip(ids, pages, strict=True)):
         for first in range(0, step.context, executable.limits.tokens):
             chunk = mine[first : min(first + executable.limits.tokens, step.context)]
-            executable.batch.fill([Segment(chunk, first, owned)], [])
+            move = StateMove(slot if first else NO_SLOT, slot)
+            executable.batch.fill([Segment(chunk, first, owned, state=move)], [])
             executable.forward()
     segments = [Segment(mine[step.context :], step.context, owned) for mine, owned in zip(ids, pages, strict=True)]
     executable.batch.fill(segments, [step.tokens * (i + 1) - 1 for i in range(step.batch)])
