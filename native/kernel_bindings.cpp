@@ -125,12 +125,15 @@ void causal_conv(const std::string& isa, Array<float> x, Array<float> weight, Ar
                                          std::min<int64_t>(kConvChannels, channels - at), (int)(weight.size() / channels), silu});
 }
 
-// One head: q, k [tokens][key_dim], v, y [tokens][columns], a, b [tokens]; source [key_dim][columns] or nothing.
+// q, k [tokens][key_dim], v, y [tokens][columns], a, b [tokens]; source [heads][key_dim][columns], or nothing for one head.
+// All heads have the same q, k and v, and y is that of the last: more than one are for timing.
 void delta_rule(const std::string& isa, Array<float> q, Array<float> k, Array<float> v, Array<float> a, Array<float> b, float a_log, float dt_bias,
                 float eps, Array<float> source, Output<float> target, Output<float> save, int64_t save_after, Output<float> y) {
     const int64_t tokens = (int64_t)a.size(), key_dim = (int64_t)q.size() / tokens, columns = (int64_t)v.size() / tokens;
     // q, k and v as they lie in a model: side by side
-    const int64_t width = 2 * key_dim + columns;
+    const int64_t width = 2 * key_dim + columns, size = key_dim * columns, heads = source.size() ? (int64_t)source.size() / size : 1;
+    if (heads < 1 || (target.size() && (int64_t)target.size() != heads * size) || (save.size() && (int64_t)save.size() != heads * size))
+        throw std::invalid_argument("the states do not have the sizes of q, k and v");
     std::vector<float> qkv(tokens * width), scratch(delta_scratch(key_dim, columns));
     for (int64_t t = 0; t < tokens; t++) {
         std::copy_n(q.data() + t * key_dim, key_dim, qkv.data() + t * width);
@@ -138,10 +141,15 @@ void delta_rule(const std::string& isa, Array<float> q, Array<float> k, Array<fl
         std::copy_n(v.data() + t * columns, columns, qkv.data() + t * width + 2 * key_dim);
     }
     DeltaRule r{qkv.data(), qkv.data() + key_dim, qkv.data() + 2 * key_dim, width, a.data(), b.data(), 1, a_log, dt_bias, eps,
-                (float)(1.0 / std::sqrt((double)key_dim)), tokens, key_dim, columns, source.size() ? source.data() : nullptr,
-                target.size() ? target.data() : nullptr, save.size() ? save.data() : nullptr, save_after, columns, y.data(), columns, scratch.data()};
+                (float)(1.0 / std::sqrt((double)key_dim)), tokens, key_dim, columns, nullptr, nullptr, nullptr, save_after, columns, y.data(),
+                columns, scratch.data()};
     FloatMode mode;
-    kernels_named(isa)->delta_rule(r);
+    for (int64_t h = 0; h < heads; h++) {
+        r.source = source.size() ? source.data() + h * size : nullptr;
+        r.target = target.size() ? target.data() + h * size : nullptr;
+        r.save = save.size() ? save.data() + h * size : nullptr;
+        kernels_named(isa)->delta_rule(r);
+    }
 }
 
 void embed(const std::string& isa, int format, uintptr_t weight, int64_t k, Array<int32_t> ids, Output<float> out) {

@@ -18,6 +18,7 @@ from random import Random
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cpu_models import checkpoint
@@ -31,8 +32,9 @@ from roofline.models import registry
 from roofline.ops.batch import BatchLimits, Segment
 from roofline.program import target
 from roofline.program.compile import compile_program
+from tests.backends import hybrid_models
 
-LIMITS = BatchLimits(tokens=48, segments=4, rows=6, pages=32)
+LIMITS = BatchLimits(tokens=48, segments=4, rows=6, pages=32, state_slots=4)
 PAGES = 16
 MODELS = (  # and the format of their weights and of their cache
     ("llama", "Q8_0", "bf16"),
@@ -49,6 +51,7 @@ MODELS = (  # and the format of their weights and of their cache
     ("gpt-oss", "Q4_0", "bf16"),
     ("deepseek", "Q4_0", "bf16"),
     ("bert", "Q4_0", "bf16"),
+    ("shifted", "Q4_0", "bf16"),
 )
 HEAD = 56  # bytes before what the checksum is of
 ENDS = (0, 1, -1, 2, 3, 15, 64, 1 << 31, 1 << 40, (1 << 63) - 1, -(1 << 63))
@@ -66,7 +69,7 @@ class Subject:
 def subject(name: str, form: str, kv_dtype: str) -> Subject:
     from roofline import _native
 
-    source = checkpoint(name, form)
+    source = (hybrid_models.checkpoint if name in hybrid_models.MODELS else checkpoint)(name, form)
     family, config = registry.configure(source.config)
     program = compile_program(family, config, source.tensors, target.with_cache(target.CPU, kv_dtype))
     identity: Future[str] = Future()
@@ -114,8 +117,8 @@ def attempt(of: Subject, code: bytes) -> str:
         made.sample(choosing(len(rows), made.vocab_size))
     constant, per_token, per_row = lowered.arena
     ends = (constant + per_token * LIMITS.tokens + per_row * LIMITS.rows + 64, made.page_bytes * PAGES)
-    for memory, end in zip((made._arena, made._cache), ends, strict=True):
-        assert not memory.view()[end:].any(), "written behind its end"
+    for memory, end in zip((made._arena, made._cache, made._state), (*ends, made.slot_bytes * 4), strict=True):
+        assert memory is None or not memory.view()[end:].any(), "written behind its end"
     made.close()
     return "run"
 

@@ -144,13 +144,24 @@ MODELS: dict[str, dict[str, Any]] = {
     "one-head": {**BASE, "key_heads": 1, "value_heads": 1, "value_dim": 160, "taps": 3, "layers": 2}
     | {"recurrent": [False, True]},
 }
+_QWEN: dict[str, Any] = {
+    **{**BASE, "family": "qwen3_5", "qk_norm": True, "rotary_dim": 8, "recurrent": [True, True, True, False]},
+    **{"key_heads": 2, "value_heads": 4, "key_dim": 16, "value_dim": 24, "taps": 4, "tiled": True},
+}
+PUBLISHED: dict[str, dict[str, Any]] = {  # of families that there are
+    "qwen3.5": _QWEN,
+    "qwen3-next": {
+        **{**_QWEN, "family": "qwen3_next", "tiled": False, "tied": False},
+        **{"experts": 6, "experts_per_token": 2, "shared_ffn": 32},
+    },
+}
 if FAMILY not in registry._FAMILIES:
     registry.register(FAMILY, sys.modules[__name__])
 
 
 def checkpoint(model: str, form: str = "F32") -> Checkpoint:
     """Random weights; matrices whose rows are no whole blocks of the format stay F32."""
-    plain = random_checkpoint(MODELS[model], seed=3, form="F32")
+    plain = random_checkpoint({**MODELS, **PUBLISHED}[model], seed=3, form="F32")
     kind = formats.get(form)
     tensors = {
         name: replace(info, format=form, nbytes=kind.nbytes(info.shape))

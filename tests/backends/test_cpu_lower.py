@@ -46,6 +46,33 @@ def test_both_operands_of_rows_quantised_without_a_barrier_outlast_the_next_inst
         assert not any(overlap(program, other.output.name, name) for name in one.inputs), (one, other)
 
 
+def test_what_works_on_narrowed_rows_comes_behind_what_works_on_tokens() -> None:
+    """The last layer keeps state: its gate works on rows, its other products, of the same input, on tokens."""
+    program = hybrid_models.compiled(hybrid_models.checkpoint("plain", "Q8_0"))
+    leading = [instr.output.type.leading for instr in program.body]
+    assert leading == sorted(leading, key=lambda symbol: symbol == "rows")
+    assert [i.op for i in program.body if i.weights == ("layers.3.linear.z.weight",)] == ["linear"]
+
+
+def test_a_gate_beside_attention_does_not_keep_q_k_and_v_apart() -> None:
+    program = hybrid_models.compiled(hybrid_models.checkpoint("plain"))
+    assert [i.op for i in program.body if "cache" in {v.type.dtype for v in i.outputs}] == ["rope_kv_write"]
+    assert "cut_heads" not in {instr.op for instr in program.body}
+
+
+def test_taps_are_vectors_and_too_many_are_refused() -> None:
+    source = hybrid_models.checkpoint("plain", "BF16")
+    program = keep_operands(hybrid_models.compiled(source))
+    layout, name = lay_out(program, 64), "layers.0.linear.conv.weight"
+    assert program.weights[name].layout == "f32"
+    assert name in layout.vectors
+    assert name not in layout.matrices
+    weight = replace(program.weights[name], shape=(160, 17))
+    many = replace(program, weights={**program.weights, name: weight})
+    with pytest.raises(UnsupportedError, match="causal_conv over 17 tokens"):
+        lower(many, layout)
+
+
 @pytest.mark.parametrize("config", [builders.BASE, builders.QWEN3, builders.MPT])
 def test_operands_of_rows_quantised_without_a_barrier_are_not_overwritten_by_the_next_instruction(config) -> None:
     model = builders.build(config, embed="Q8_0")

@@ -1,5 +1,6 @@
 """Models with recurrent state on the cpu backend: bits of the reference, whatever a step is made of."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,18 @@ import pytest
 native = pytest.importorskip("roofline._native", reason="the C++ core is not built")
 torch = pytest.importorskip("torch", reason="the reference runs on torch")
 
-from roofline.ops.batch import NO_SLOT, Segment, StateMove  # noqa: E402
-from tests.backends.hybrid_models import MODELS, checkpoint, executable, reference  # noqa: E402
+from roofline.backends.capacity import host_capacity  # noqa: E402
+from roofline.backends.fit import split_on_host  # noqa: E402
+from roofline.backends.gpu.memory.requirements import needs_of  # noqa: E402
+from roofline.backends.options import LoadOptions  # noqa: E402
+from roofline.common.errors import CapacityError, ConfigError  # noqa: E402
+from roofline.hardware import detect  # noqa: E402
+from roofline.models import registry  # noqa: E402
+from roofline.ops.batch import NO_SLOT, BatchLimits, Segment, StateMove  # noqa: E402
+from tests.backends.hybrid_models import MODELS, PUBLISHED, checkpoint, executable, reference  # noqa: E402
 
 ISAS = native.isas()
+EMPTY = dict.fromkeys(detect.Machine.__dataclass_fields__)
 
 
 class Text:
@@ -51,14 +60,20 @@ def soil(model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "form"), [("plain", "F32"), ("shifted", "F32"), ("one-head", "F32"), ("plain", "Q8_0")]
+    ("name", "form"),
+    [
+        *((name, "F32") for name in (*MODELS, *PUBLISHED)),
+        ("plain", "Q8_0"),
+        ("qwen3.5", "Q8_0"),
+        ("qwen3-next", "Q4_0"),
+    ],
 )
 def test_logits_have_the_bits_of_the_reference(name: str, form: str) -> None:
     source = checkpoint(name, form)
     model, slow = executable(source, ISAS[0]), reference(source)
     soil(model)
     texts = Text(1), Text(2)
-    for counts in ((21, 7), (1, 1), (3, 1)):
+    for counts in ((9, 4), (1, 1), (3, 1)):
         segments = [text.take(count) for text, count in zip(texts, counts, strict=True)]
         got, wanted = step(model, *segments), step(slow, *segments)
         assert np.isfinite(got).all()
@@ -207,3 +222,34 @@ def test_pages_are_those_of_the_layers_that_attend() -> None:
     model = executable(checkpoint("plain"), ISAS[0])
     assert model.page_bytes == 16 * 1 * 2 * 2 * 2 * 16  # tokens, layers, K and V, heads, bytes, head_dim
     assert sum(len(view) for view in model.page_views(3)) == model.page_bytes
+
+
+CONFIG = MODELS["plain"]
+SLOT = 4 * 3 * (3 * 160 + 4 * 16 * 24)  # bytes: floats of three layers, columns and matrices
+
+
+def test_slots_take_the_bytes_of_the_pages_and_are_two_more_than_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def free(size: int) -> None:
+        monkeypatch.setattr(detect, "detect", lambda: detect.Machine(**{**EMPTY, "memory_available": size}))
+
+    def slots(**options: int) -> int:
+        return host_capacity(LoadOptions(**options), CONFIG, "bf16").limits.state_slots
+
+    free(1 << 30)
+    token = 2 * 2 * 16 * 2  # of the one layer that attends
+    assert slots(cache_tokens=8192) == 66
+    assert slots(cache_tokens=65536, max_running=2) == 65536 * token // SLOT
+    assert slots(max_running=3, state_slots=3) == 3
+    with pytest.raises(ConfigError, match=r"state_slots=63 is not enough: .*lower max_running, which is 64"):
+        slots(state_slots=63)
+    free(66 * SLOT - 1)
+    with pytest.raises(CapacityError, match=r"recurrent state needs .* Lower max_running or state_slots: a slot takes"):
+        slots(cache_tokens=1024)
+    assert slots(cache_tokens=1024, max_running=60) == 62
+
+
+def test_a_fit_counts_a_slot_for_each_sequence() -> None:
+    source = checkpoint("plain")
+    (part,) = split_on_host(source, registry.config_of(source.config), step=(32, 5)).parts
+    without = replace(part.program, state_groups={})
+    assert part.needs.workspace - needs_of(without, BatchLimits(32, 5, 5, 5), extra=0).workspace == 5 * SLOT

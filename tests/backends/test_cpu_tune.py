@@ -23,6 +23,7 @@ from roofline.backends.cpu.tuning.tune import Tuner  # noqa: E402
 from roofline.common.errors import ConfigError  # noqa: E402
 from roofline.hardware import detect  # noqa: E402
 from roofline.hardware.tuning import store as tunings  # noqa: E402
+from tests.backends import hybrid_models  # noqa: E402
 
 ISA = native.isas()[0]
 SLOW = {"linear": "1x1 fetch=off claim=1"}  # one row tile, one token: every weight unpacked again for every token
@@ -252,3 +253,17 @@ def test_wrong_bits_stop_a_run(monkeypatch):
     monkeypatch.setattr(tuner, "_take_references", lambda regime: None)
     with pytest.raises(tuning.TruthError, match="other bits"):
         list(tuner.run(plan))
+
+
+def test_steps_of_a_model_with_recurrent_state_may_run_again():
+    """Every step's logits are compared with those of the first run."""
+    run = hybrid_models.executable(hybrid_models.checkpoint("plain", "Q8_0"), ISA, threads=1)
+    tuner = Tuner(run, "hybrid", stored())
+    points = [point for steps in tuner.points.values() for point in steps]
+    assert any(point.context for point in points)
+    for point in points:
+        tuner._fill(point)
+        run.forward()
+        first = run.logits().copy()
+        run.forward()
+        assert run.logits().tobytes() == first.tobytes()

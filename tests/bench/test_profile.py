@@ -166,3 +166,14 @@ def test_a_step_longer_than_the_model_is_refused(smollm2_path: Path) -> None:
 
     with pytest.raises(CapacityError, match=r"9,001 positions"):
         profile_model(str(smollm2_path), [ProfiledStep(1, 9000)])
+
+
+def test_only_writes_of_pages_are_told_with_what_reads_them() -> None:
+    """What writes recurrent state is computed by itself."""
+    pytest.importorskip("roofline._native", reason="the C++ core is not built")
+    from tests.backends import hybrid_models
+
+    program = hybrid_models.compiled(hybrid_models.checkpoint("plain"))
+    names = {label.op for label in profile._merged(program, DECODE)}
+    assert {"causal_conv", "delta_rule", "attend"} <= names
+    assert "rope_kv_write" not in names

@@ -67,7 +67,7 @@ def host_capacity(options: LoadOptions, config: JsonMapping, kv_dtype: str, repl
     if pages * PAGE_TOKENS < longest:
         remedy = "Raise cache_tokens or lower max_model_len."
         raise CapacityError(f"a context of {longest:,} tokens", longest, pages * PAGE_TOKENS, "cache tokens", remedy)
-    slots = _host_slots(options, slot_bytes, pages * PAGE_TOKENS * token_bytes) if slot_bytes else 0
+    slots = _host_slots(options, slot_bytes, pages * PAGE_TOKENS * token_bytes, replicas) if slot_bytes else 0
     return Capacity(batch_limits(options, longest, HOST_STEP, slots), longest, pages)
 
 
@@ -87,8 +87,9 @@ def stores_of(config: JsonMapping) -> tuple[int, int]:
     return sum(map(model.attends, layers)), group.slot_bytes
 
 
-def _host_slots(options: LoadOptions, slot_bytes: int, cache_bytes: int) -> int:
-    """Slots of recurrent state. Raises ConfigError or CapacityError where they are too few or too many."""
+def _host_slots(options: LoadOptions, slot_bytes: int, cache_bytes: int, replicas: int) -> int:
+    """Slots of recurrent state. Raises ConfigError or CapacityError where they are too few or too many for a replica's
+    share of the memory."""
     from roofline.hardware.detect import detect
 
     running = options.max_running or HOST_STEP[1]
@@ -96,7 +97,7 @@ def _host_slots(options: LoadOptions, slot_bytes: int, cache_bytes: int) -> int:
     if slots < running:
         remedy = f"lower max_running, which is {running}, or raise state_slots"
         raise ConfigError(f"state_slots={slots} is not enough: each answer in the making has a slot; {remedy}")
-    free = detect().memory_available or 1 << 62
+    free = (detect().memory_available or 1 << 62) // replicas
     if slots * slot_bytes > free:
         remedy = f"Lower max_running or state_slots: a slot takes {human_bytes(slot_bytes)}."
         raise CapacityError("recurrent state", slots * slot_bytes, free, "bytes", remedy)

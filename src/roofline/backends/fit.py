@@ -167,7 +167,9 @@ def split_on_host(
     program = compile_program(registry.get(config.family), config, model.tensors, target)
     groups = program.kv_groups.values()
     token = sum(group.layers * host_token_bytes(group.format, group.kv_heads, group.head_dim) for group in groups)
-    needs = replace(_needs(program, _limits(*(step or HOST_STEP)), 0), token=token)
+    tokens, sequences = step or HOST_STEP
+    state = sequences * sum(group.slot_bytes for group in program.state_groups.values())
+    needs = replace(_needs(program, _limits(tokens, sequences), state), token=token)
     return ModelSplit(1, (DevicePart(program, needs),))
 
 

@@ -41,13 +41,18 @@ def legalize(program: Program, target: Target) -> Program:
         else:
             rows8 = target.rows8 if instr.op == "linear" and _float8(program, instr) else ""
             body.append(replace(instr, attrs=_choices(instr, target) | ({"x_dtype": rows8} if rows8 else {})))
-    matrices = {instr.weights[0] for instr in program.body if program.matrix(instr) is not None}
+    matrices = {name for instr in program.body if instr.has(Trait.SPLITS) for name in instr.weights}
     weights = {
-        name: replace(recipe, layout=target.matrix_layout if name in matrices else target.vector_layout)
+        name: replace(recipe, layout=_layout(recipe, target, name in matrices))
         for name, recipe in program.weights.items()
     }
     groups = _groups(program, target)
     return replace(program, body=tuple(body), weights=weights, kv_groups=groups, target=target.name)
+
+
+def _layout(recipe: Recipe, target: Target, is_matrix: bool) -> str:
+    """is_matrix: something multiplies with the weight, or looks rows of it up."""
+    return target.matrix_layout if is_matrix and len(recipe.shape) == 2 else target.vector_layout
 
 
 def _rounded(program: Program, activations: str) -> Program:
