@@ -70,7 +70,9 @@ def test_transformers_reads_the_folder(gguf, tmp_path):
     assert np.allclose(logits, _logits(gguf)[0], atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gpt_neox", "gpt2", "glm4", "smollm3", "granite"])
+@pytest.mark.parametrize(
+    "name", ["gemma2", "gpt_neox", "gpt2", "glm4", "smollm3", "granite", "qwen3_5", "qwen3_5_alike"]
+)
 @pytest.mark.usefixtures("without_text")
 def test_values_that_lie_otherwise_in_folders_are_written_as_these_have_them(name, tmp_path):
     pytest.importorskip("gguf", reason="it writes the file")
@@ -101,7 +103,7 @@ def without_text(model, monkeypatch):
 
 
 FAMILIES = ("gemma2", "gemma3", "phi3", "phi4_mini", "smollm3", "granite", "glm4", "olmo2")
-FAMILIES += ("gpt_neox", "gpt_neox_serial", "gpt2")
+FAMILIES += ("gpt_neox", "gpt_neox_serial", "gpt2", "qwen3_5", "qwen3_5_alike", "qwen3_5_moe", "qwen3_next")
 
 
 @pytest.mark.usefixtures("without_text")
