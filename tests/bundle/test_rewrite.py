@@ -70,7 +70,13 @@ def test_transformers_reads_the_folder(gguf, tmp_path):
     assert np.allclose(logits, _logits(gguf)[0], atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gpt_neox", "gpt2", "glm4", "smollm3", "granite", "ernie4_5", "ministral3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("gemma2", "gpt_neox", "gpt2", "glm4", "smollm3", "granite", "ernie4_5", "ministral3", "qwen3_5"),
+        "qwen3_5_alike",
+    ],
+)
 @pytest.mark.usefixtures("without_text")
 def test_values_that_lie_otherwise_in_folders_are_written_as_these_have_them(name, tmp_path):
     pytest.importorskip("gguf", reason="it writes the file")
@@ -103,6 +109,7 @@ def without_text(model, monkeypatch):
 FAMILIES = ("gemma2", "gemma3", "phi3", "phi4_mini", "smollm3", "granite", "glm4", "olmo2", "seed_oss", "ernie4_5")
 FAMILIES += ("ministral3", "arcee", "gpt_neox", "gpt_neox_serial", "gpt2")
 FAMILIES += ("olmo3", "exaone4_windows", "hunyuan")
+FAMILIES += ("qwen3_5", "qwen3_5_alike", "qwen3_5_moe", "qwen3_next")
 
 
 @pytest.mark.usefixtures("without_text")

@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from tests.models.parity_cases import BASE, CASES, ENCODERS, GEMMA2, GEMMA3, LEARNED, NEOX, PLAIN, SHARP
+from tests.models.parity_cases import BASE, CASES, ENCODERS, GEMMA2, GEMMA3, HYBRID, LEARNED, NEOX, PLAIN, SHARP
 
 GgufValue = int | float | bool | str | list[bool] | list[int]
-Values = Callable[[str, np.ndarray, Mapping[str, Any]], np.ndarray]
+Pairs = list[tuple[str, np.ndarray]]
+Values = Callable[[str, np.ndarray, Mapping[str, Any]], np.ndarray | Pairs]
 
 
 @dataclass(frozen=True)
 class GgufCase:
-    """architecture: of the file; keys: beside those that all have; values: what converters change of a tensor."""
+    """architecture: of the file; keys: beside those that all have; values: what converters change of a tensor, or the
+    several, with names, that they make of it."""
 
     architecture: str
     config: Mapping[str, Any]
@@ -61,9 +63,58 @@ def without_padding(name: str, values: np.ndarray, config: Mapping[str, Any]) ->
     return values[config["first_position"] :] if "position_embeddings" in name else values
 
 
+def delta_net(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+    """Qwen3-Next's and Qwen3.5's: norms with the 1 that they lack, decays, the convolution without its middle; experts
+    and, of the former, what comes head by head, apart."""
+    stem, _, part = name.rpartition(".")
+    if name.endswith("experts.gate_up_proj"):
+        gate, up = np.split(values, 2, axis=1)
+        return [(f"{stem}.gate_proj.weight", gate), (f"{stem}.up_proj.weight", up)]
+    if name.endswith("experts.down_proj"):
+        return [(f"{stem}.down_proj.weight", values)]
+    if name.endswith("shared_expert_gate.weight"):
+        return values[0]
+    if name.endswith("norm.weight") and "linear_attn" not in name:
+        return values + 1
+    keys, dim, group = config["key_heads"], config["key_dim"], config["value_heads"] // config["key_heads"]
+    if "in_proj_qkvz" in name:
+        heads = values.reshape(keys, -1, values.shape[-1])
+        parts = np.split(heads, np.cumsum([dim, dim, group * config["value_dim"]]), axis=1)
+        q, k, v, z = (each.reshape(-1, values.shape[-1]) for each in parts)
+        before = stem.removesuffix(".in_proj_qkvz")
+        return [(f"{before}.in_proj_qkv.weight", np.concatenate([q, k, v])), (f"{before}.in_proj_z.weight", z)]
+    if "linear_attn" not in name or config["family"] == "qwen3_next":
+        heads_first = values
+    else:
+        heads_first = tiled(name, values, keys, 2 * keys * dim)
+    if part == "A_log":
+        return -np.exp(heads_first.astype(np.float64)).astype(np.float32)  # to rounding, as torch gives it
+    if part == "dt_bias":
+        return [(f"{stem}.dt_proj.bias", heads_first)]
+    return heads_first.squeeze(1) if "conv1d" in name else heads_first
+
+
+def tiled(name: str, values: np.ndarray, keys: int, before: int) -> np.ndarray:
+    """Value heads, the first of all key heads before the second of all. before: rows of q and k, where any are."""
+    if "out_proj" in name:
+        return tiled("", values.T, keys, 0).T
+    if "linear_attn.norm" in name:
+        return values
+    first = before if "in_proj_qkv" in name or "conv1d" in name else 0
+    width = {"in_proj_b": 1, "in_proj_a": 1, "A_log": 1, "dt_bias": 1}
+    dim = next((n for part, n in width.items() if part in name), TILED_DIM)
+    behind = values[first:].reshape(keys, -1, dim, *values.shape[1:]).swapaxes(0, 1)
+    return np.concatenate([values[:first], behind.reshape(-1, *values.shape[1:])])
+
+
+TILED_DIM = 16  # of a value head in the cases below
 MPT = PLAIN | {"family": "mpt", "ffn": 256, "positions": "alibi", "bias": False}
 RMS, LAYER = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 HEADS = {"attention.key_length": 32, "attention.value_length": 32}
+HYBRID_KEYS: dict[str, Any] = {"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2, RMS: 1e-4}
+HYBRID_KEYS |= {"ssm.time_step_rank": 4, "ssm.inner_size": 64, "rope.dimension_count": 4}
+EXPERT_KEYS = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 32}
+EXPERT_KEYS |= {"expert_shared_feed_forward_length": 48}
 GGUF_CASES = {
     "gemma2": GgufCase(
         "gemma2",
@@ -170,6 +221,22 @@ GGUF_CASES = {
         {"attention.key_length": 20, "attention.value_length": 20, "rope.dimension_count": 20, "vocab_size": 96},
         in_pairs,
     ),
+    "qwen3_5": GgufCase("qwen35", HYBRID | {"value_heads": 4}, HYBRID_KEYS | {"full_attention_interval": 4}, delta_net),
+    "qwen3_5_alike": GgufCase(
+        "qwen35",
+        HYBRID | {"recurrent": [False, True, True, False], "tied": True},
+        HYBRID_KEYS
+        | {"ssm.time_step_rank": 2, "ssm.inner_size": 32}
+        | {"attention.recurrent_layers": [False, True, True, False]},
+        delta_net,
+    ),
+    "qwen3_5_moe": GgufCase(
+        "qwen35moe",
+        CASES["qwen3_5_moe"].config,
+        HYBRID_KEYS | EXPERT_KEYS | {"rope.dimension_sections": [11, 11, 10, 0]},
+        delta_net,
+    ),
+    "qwen3_next": GgufCase("qwen3next", CASES["qwen3_next"].config, HYBRID_KEYS | EXPERT_KEYS | {RMS: 1e-3}, delta_net),
     "gpt2": GgufCase("gpt2", LEARNED | {"family": "gpt2", "activation": "gelu_tanh"}, {LAYER: 1e-5}, by_columns),
     "mpt": GgufCase("mpt", MPT, {LAYER: 1e-5, "attention.max_alibi_bias": 8.0}, as_it_is),
 }
@@ -218,7 +285,8 @@ def tensors(model: Any, case: GgufCase) -> Iterator[tuple[str, np.ndarray]]:
     for key, tensor in model.state_dict().items():
         if (key == "lm_head.weight" and case.config["tied"]) or key.startswith("pooler."):
             continue
-        name = names.get_name(key, try_suffixes=(".weight", ".bias"))
-        assert name is not None, key
-        values = case.values(key, tensor.numpy().astype(np.float32), case.config)
-        yield name, np.ascontiguousarray(values)
+        made = case.values(key, tensor.numpy().astype(np.float32), case.config)
+        for each, values in [(key, made)] if isinstance(made, np.ndarray) else made:
+            name = each if each.startswith("blk.") else names.get_name(each, try_suffixes=(".weight", ".bias"))
+            assert name is not None, each
+            yield name, np.ascontiguousarray(values)

@@ -1,7 +1,9 @@
 """Every architecture of GGUF files gives the logits of the model of transformers that the file was written from."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from roofline.common.errors import ConfigError, UnsupportedError  # noqa: E402
 from roofline.weights.checkpoint import open_checkpoint  # noqa: E402
 from roofline.weights.families.table import ARCHITECTURES  # noqa: E402
 from roofline.weights.vectors import recommended_kind  # noqa: E402
-from tests.models.parity_cases import Eager, OnCpu, encoder_of, measure_encoder, theirs  # noqa: E402
+from tests.models.parity_cases import Eager, encoder_of, measure_encoder, on_cpu, theirs  # noqa: E402
 
 IDS = np.random.default_rng(1).integers(0, 96, 80).tolist()
 
@@ -30,7 +32,8 @@ def test_a_gguf_file_has_the_logits_of_transformers(name: str, tmp_path: Path) -
     with torch.no_grad():
         expected = model(torch.tensor([IDS])).logits[0].numpy()
     assert np.abs(Eager(source).step(IDS) - expected).max() < 2e-5
-    assert np.abs(OnCpu(source).step(IDS) - expected).max() < 0.05
+    cpu = on_cpu(source, len(IDS))
+    assert cpu is None or np.abs(cpu.step(IDS) - expected).max() < 0.05
 
 
 @pytest.mark.parametrize("name", ["gemma2", "smollm3", "granite", "arcee", "gpt_neox"])
@@ -148,3 +151,55 @@ def test_the_base_of_rope_is_not_guessed(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(ConfigError, match=r"gemma3\.rope\.freq_base: is missing"):
         open_checkpoint(tmp_path / "new.gguf")
+
+
+def test_layers_that_guess_further_tokens_are_not_read(tmp_path: Path) -> None:
+    """A file of llama.cpp counts them among its blocks, and has their tensors behind those of the model."""
+    case = GGUF_CASES["qwen3_5_alike"]
+    model = theirs(case.config)
+    keys = {**case.keys, "block_count": 5, "nextn_predict_layers": 1}
+    keys["attention.recurrent_layers"] = [*case.config["recurrent"], False]
+    further = [f"blk.4.{name}.weight" for name in ("attn_norm", "nextn.eh_proj", "nextn.enorm")]
+
+    def beside(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Any:
+        if name != "model.norm.weight":
+            return case.values(name, values, config)
+        return [(name, values + 1), *((tensor, np.zeros(64, np.float32)) for tensor in further)]
+
+    spread = replace(case, keys=keys, values=beside)
+    source = open_checkpoint(write(tmp_path / "model.gguf", model, spread))
+    assert source.config["layers"] == 4
+    assert sorted(source.unused) == further
+    with torch.no_grad():
+        expected = model(torch.tensor([IDS])).logits[0].numpy()
+    assert np.abs(Eager(source).step(IDS) - expected).max() < 2e-5
+
+
+def test_a_file_of_before_has_q_k_v_and_z_in_one_tensor(tmp_path: Path) -> None:
+    case = GGUF_CASES["qwen3_next"]
+
+    def joined(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Any:
+        return values if "in_proj_qkvz" in name else case.values(name, values, config)
+
+    model = theirs(case.config)
+    source = open_checkpoint(write(tmp_path / "model.gguf", model, replace(case, values=joined)))
+    with torch.no_grad():
+        expected = model(torch.tensor([IDS])).logits[0].numpy()
+    assert np.abs(Eager(source).step(IDS) - expected).max() < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"ssm.time_step_rank": 3}, r"qwen35\.ssm\.time_step_rank"),
+        ({"ssm.group_count": 0}, r"qwen35\.ssm\.group_count"),
+        ({"full_attention_interval": 0}, r"qwen35\.full_attention_interval"),
+        ({"nextn_predict_layers": 4}, r"qwen35\.nextn_predict_layers"),
+    ],
+)
+def test_sizes_of_linear_layers_that_cannot_be_are_refused(
+    keys: Mapping[str, int], message: str, tmp_path: Path
+) -> None:
+    case = GGUF_CASES["qwen3_5"]
+    with pytest.raises(ConfigError, match=message):
+        open_checkpoint(write(tmp_path / "model.gguf", theirs(case.config), replace(case, keys={**case.keys, **keys})))

@@ -24,6 +24,7 @@ from roofline.weights.files.gguf_parts import GGUFModel
 from roofline.weights.files.gguf_writer import file_bytes, header, write_tensors
 from roofline.weights.files.mapped import TensorInfo
 from roofline.weights.files.output import check_new, new_file, new_folder
+from roofline.weights.gguf_form import gguf_form, with_heads
 from roofline.weights.gguf_tensors import gguf_tensors
 from roofline.weights.hf_tensors import HfTensor, hf_tensors, stored_together
 from roofline.weights.quantise.calibration import WeightCalibration
@@ -102,6 +103,7 @@ def write_gguf(
         UnsupportedError: a GGUF file cannot express the model or its tokenizer.
     """
     check_new(out, 0)  # before what takes longer
+    checkpoint = gguf_form(checkpoint)
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
     if kinds is None:
         kinds = formats_of(mix, shapes) if mix else own_formats(checkpoint)
@@ -147,6 +149,7 @@ def write_safetensors(
     from roofline.weights.to_hf import checked_hf_config
 
     check_new(out, 0)
+    checkpoint = with_heads(checkpoint, tiled=False)
     if kinds is None:
         kinds = safetensors_formats(checkpoint, dtype)
     config, rope_style = checked_hf_config(checkpoint.config, _matrix_format(kinds, checkpoint))

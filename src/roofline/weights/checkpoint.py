@@ -15,8 +15,8 @@ from roofline.common.json_files import read_json_file
 from roofline.common.mistaken_files import mistaken_for, unreadable
 from roofline.models.spec import Param
 from roofline.ops import formats
-from roofline.weights import names
-from roofline.weights.config.gguf import family_of, from_gguf
+from roofline.weights import gguf_values, names
+from roofline.weights.config.gguf import family_of, from_gguf, gguf_fields
 from roofline.weights.config.hf import from_hf
 from roofline.weights.config.wrapped import TextTensors, text_fields, wrapper_of
 from roofline.weights.families.shared.canonical import Config
@@ -216,8 +216,13 @@ def _open_gguf(path: Path) -> Checkpoint:
     if file.metadata.get("general.type") == "adapter":
         refuse(path, "general.type", _ADAPTER)
     family = family_of(path, file.metadata)
+    further = gguf_values.further_layers(gguf_fields(path, file.metadata))
     stored: dict[str, str] = {}  # canonical name -> the file's
+    unused: list[str] = []
     for name in file.tensors:
+        if any(name.startswith(f"blk.{layer}.") for layer in further):
+            unused.append(name)
+            continue
         if name == names.GGUF_ROPE_FACTORS or (family == "phi3" and name in names.GGUF_LONGROPE):
             continue
         canonical = names.from_gguf(family, name)
@@ -233,13 +238,15 @@ def _open_gguf(path: Path) -> Checkpoint:
     longrope = {key: factors[name] for name, key in names.GGUF_LONGROPE.items() if name in factors}
     shapes = {name: info.shape for name, info in tensors.items()}
     config = from_gguf(path, file.metadata, shapes, factors.get(names.GGUF_ROPE_FACTORS), longrope)
+    ours, read = gguf_values.as_ours(config, tensors, lambda name: file.read(stored[name]))
     return Checkpoint(
         path=path,
         kind="gguf",
-        tensors=tensors,
+        tensors=ours,
         metadata=file.metadata,
         config=config,
-        bytes_of=lambda name: file.read(stored[name]),
+        bytes_of=read,
+        unused=unused,
     )
 
 

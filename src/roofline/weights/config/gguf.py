@@ -71,6 +71,11 @@ def family_of(path: Path, metadata: JsonObject) -> str:
     return table.ARCHITECTURES[arch if registered is None else registered[1]]
 
 
+def gguf_fields(path: Path, metadata: JsonObject) -> Fields:
+    """The metadata of the architecture. Raises ConfigError, UnsupportedError where we have it not."""
+    return _fields(path, metadata, architecture(path, metadata))
+
+
 def _fields(path: Path, metadata: JsonObject, arch: str) -> Fields:
     within = f"{arch}."
     return Fields(path, {k.removeprefix(within): metadata[k] for k in metadata if k.startswith(within)}, within)

@@ -5,11 +5,20 @@ has added it. Layers that guess further tokens (`mtp`) are not read.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from roofline.common.fields import Fields, describe
-from roofline.weights.families.shared import hf_fields
+from roofline.weights.families.shared import gguf_fields, hf_fields
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
-from roofline.weights.families.shared.experts import EACH_EXPERT, EXPERTS, expert_size, hf_experts
+from roofline.weights.families.shared.experts import (
+    EACH_EXPERT,
+    EXPERTS,
+    HONOURED_GGUF,
+    expert_size,
+    experts_to_gguf,
+    gguf_experts,
+    hf_experts,
+)
 from roofline.weights.families.shared.joined_experts import stacked_experts_apart
 from roofline.weights.families.shared.tensor_names import ATTENTION, MLP, QK_NORMS, TensorNames
 
@@ -47,6 +56,8 @@ NAMES = TensorNames(
     norms_alike=("linear.norm",),
     parted=("linear.conv",),
     hf_apart=stacked_experts_apart,
+    gguf_negated=("linear.a_log",),
+    gguf_tiles=True,
 )
 _MROPE = ("mrope_section", "mrope_interleaved")  # positions of text are the same in all dimensions that these divide
 _LINEAR: dict[str, tuple[str, int]] = {
@@ -161,3 +172,84 @@ def hybrid_to_hf(config: Config, kind: str, name: str) -> Config:
             "num_experts_per_tok": config["experts_per_token"],
         }
     return fields
+
+
+_GGUF_LINEAR = {
+    "ssm.conv_kernel": "taps",
+    "ssm.state_size": "key_dim",
+    "ssm.group_count": "key_heads",
+    "ssm.time_step_rank": "value_heads",
+}
+_SHARED, _EACH = "expert_shared_feed_forward_length", "expert_feed_forward_length"
+_GGUF_HONOURED = {
+    *(*HONOURED_GGUF, *_GGUF_LINEAR, _SHARED, _EACH, "ssm.inner_size", "attention.recurrent_layers"),
+    # The last two: which frequencies are of which dimension of a position, which of text are alike, and layers that
+    # guess further tokens.
+    *("full_attention_interval", "rope.dimension_count", "rope.dimension_sections", "nextn_predict_layers"),
+}
+
+
+def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
+    """The canonical configuration."""
+    return hybrid_from_gguf(model, "qwen3_5", architecture == "qwen35moe")
+
+
+def hybrid_from_gguf(model: gguf_fields.GgufModel, family: str, experts: bool) -> Config:
+    """The canonical configuration as far as the architectures agree. Files do not say that the weights of experts add
+    up to 1: those of all released models do."""
+    fields = model.fields
+    further = fields.get("nextn_predict_layers", int, 0)
+    layers = fields.need("block_count", int) - further
+    changes: Config = {"block_count": layers}
+    if experts and "feed_forward_length" not in fields.values:  # whose models have no other MLP
+        changes["feed_forward_length"] = fields.need(_EACH, int)
+    model = replace(model, fields=fields.changed(changes))
+    config = gguf_fields.read(model, family, "half", _GGUF_HONOURED)
+    biases = {"q", "k", "v", "o"} & {name.split(".")[3] for name in model.shapes if name.endswith(".bias")}
+    config |= {"qk_norm": True, "attention_bias": bool(biases), **({"output_bias": True} if "o" in biases else {})}
+    if experts:
+        config |= gguf_experts(fields) | {"ffn": expert_size(fields, _EACH), "renormalise": True}
+        config["shared_ffn"] = expert_size(fields, _SHARED)
+    config |= {name: _size(fields, key, fields.need(key, int)) for key, name in _GGUF_LINEAR.items()}
+    inner = _size(fields, "ssm.inner_size", fields.need("ssm.inner_size", int))
+    if inner % config["value_heads"] or config["value_heads"] % config["key_heads"]:
+        fields.refuse("ssm.time_step_rank", f"is no multiple of ssm.group_count, or does not divide {inner} values")
+    config["value_dim"] = inner // config["value_heads"]
+    config["tiled"] = NAMES.gguf_tiles and family == "qwen3_5" and config["value_heads"] != config["key_heads"]
+    config["recurrent"] = _gguf_recurrent(fields, layers)
+    return config
+
+
+def _gguf_recurrent(fields: Fields, layers: int) -> list[bool]:
+    kinds = fields.elements("attention.recurrent_layers", bool)
+    if kinds is None:
+        interval = fields.get("full_attention_interval", int, _INTERVAL)
+        if interval < 1:
+            fields.refuse("full_attention_interval", f"{describe(interval)} is not at least 1")
+        return [(layer + 1) % interval != 0 for layer in range(layers)]
+    if len(kinds) < layers:
+        fields.refuse("attention.recurrent_layers", f"has {len(kinds)} values for {layers} layers")
+    return kinds[:layers]
+
+
+def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
+    """What llama.cpp reads besides."""
+    architecture = "qwen35moe" if config.get("experts") else "qwen35"
+    return hybrid_to_gguf(config, architecture, {"rope.dimension_sections": [11, 11, 10, 0]})
+
+
+def hybrid_to_gguf(config: Config, architecture: str, keys: Config) -> gguf_fields.GgufForm | None:
+    """The inverse of `hybrid_from_gguf`; None for models that such files cannot say."""
+    if config["key_dim"] != config["value_dim"] or (config.get("experts") and not config.get("renormalise", True)):
+        return None
+    keys = keys | {key: config[name] for key, name in _GGUF_LINEAR.items()} | gguf_fields.turned_part(config)
+    keys |= {"ssm.inner_size": config["value_heads"] * config["value_dim"]}
+    recurrent = list(config["recurrent"])
+    intervals = (
+        n for n in range(1, len(recurrent) + 2) if recurrent == [(i + 1) % n != 0 for i in range(len(recurrent))]
+    )
+    interval = next(intervals, None)
+    keys |= {"full_attention_interval": interval} if interval else {"attention.recurrent_layers": recurrent}
+    if config.get("experts"):
+        keys |= experts_to_gguf(config) | {_EACH: config["ffn"], _SHARED: config["shared_ffn"]}
+    return gguf_fields.GgufForm(architecture, "half", keys)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from roofline.common.fields import Fields
 from roofline.weights.families import qwen3_5
-from roofline.weights.families.shared import hf_fields
+from roofline.weights.families.shared import gguf_fields, hf_fields
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
 from roofline.weights.families.shared.tensor_names import JoinedRows
 
@@ -42,6 +42,8 @@ NAMES = replace(
     layer=qwen3_5.LAYER
     | {"linear.qkvz": ("ssm_in", "linear_attn.in_proj_qkvz"), "linear.ba": ("ssm_ba", "linear_attn.in_proj_ba")},
     joined=joined,
+    gguf_joined=("linear.ba",),
+    gguf_tiles=False,
 )
 
 
@@ -62,3 +64,13 @@ def to_hf(config: Config) -> Config:
     if not config.get("experts"):
         return fields | {"num_experts": 0}
     return fields | {"norm_topk_prob": config.get("renormalise", True)}
+
+
+def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
+    """The canonical configuration."""
+    return qwen3_5.hybrid_from_gguf(model, _TYPE, experts=True)
+
+
+def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
+    """llama.cpp has the architecture with experts alone."""
+    return qwen3_5.hybrid_to_gguf(config, "qwen3next", {}) if config.get("experts") else None

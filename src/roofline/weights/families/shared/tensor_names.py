@@ -92,6 +92,9 @@ class TensorNames:
     of ours, in files of that path; None: there are none; joined: of a configuration, the tensors in which rows of
     several of ours lie in turn, which have names in `layer`, too; hf_placed: the inverse for what `to_hf` calls a
     parameter, where files are written so.
+
+    Where GGUF's do: gguf_negated: those that hold -exp of ours; gguf_joined: the tensors in `joined` that such files
+    have, too; gguf_tiles: value heads that share a key head lie apart in them (`Config.tiled`).
     """
 
     layer: Mapping[str, tuple[str, str]]
@@ -110,6 +113,9 @@ class TensorNames:
     hf_apart: Callable[[Path, TensorSource], TensorSource] | None = None
     joined: Callable[[dict[str, Any]], Mapping[str, JoinedRows]] = lambda config: {}
     hf_placed: Callable[[str], TensorPlace | None] = lambda name: None
+    gguf_negated: Collection[str] = ()
+    gguf_joined: Collection[str] = ()
+    gguf_tiles: bool = False
 
     def from_gguf(self, name: str) -> str | None:
         """``"blk.3.attn_q.weight"`` -> ``"layers.3.attn.q.weight"``; None for a name that is not in the table."""
