@@ -184,3 +184,17 @@ def test_repeated_tokens_that_do_not_fit_a_step_are_computed_without_guesses(sch
     plan = SCHEDULERS[scheduler](engine.state)
     assert (plan.counts, plan.decodes, plan.rows, sequence.draft) == ([3], 0, 0, [])
     assert plan.moves[0].move.source == plan.moves[0].move.target
+
+
+def test_a_snapshot_of_an_answer_that_was_aborted_while_it_was_written_is_not_found():
+    watched = StateWatched(EngineConfig(), QueueingHybrid, tokens=256, max_context=512)
+    for first, name in enumerate("ab"):
+        watched.submit(text(100, first), SamplingParams(temperature=0, max_tokens=5), request_id=name)
+    watched.step()
+    assert watched.engine.under_way
+    watched.engine.abort("a")
+    watched.run()
+    for first, name in enumerate("cd"):
+        watched.submit(text(100, first), SamplingParams(temperature=0, max_tokens=5), request_id=name)
+    watched.run()
+    assert [watched.ended[name, 0].usage.cached_tokens for name in "cd"] == [0, 64]
