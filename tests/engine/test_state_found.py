@@ -129,6 +129,30 @@ def test_a_sequence_waits_for_a_slot_and_takes_a_spare_one():
     watched.run()
 
 
+def test_a_snapshot_that_somebody_reads_is_nobodys_slot():
+    """Two slots, one with the snapshot that both want: the second waits until the first has its own alone."""
+    watched = StateWatched(EngineConfig(), state_slots=2, **LARGE)
+    expected = ask(watched, prompt_of(100))[0]
+    for name in ("a", "b"):
+        watched.submit(prompt_of(100), GREEDY, request_id=name)
+    watched.run()
+    assert [watched.outputs[name, 0] for name in ("a", "b")] == [expected] * 2
+    assert [watched.ended[name, 0].usage.cached_tokens for name in ("a", "b")] == [64, 64]
+
+
+@pytest.mark.parametrize("steps", range(14, 19))
+def test_a_spare_slot_that_a_step_under_way_writes_is_not_given_away(steps):
+    """At one of these steps the answer's snapshot at 64 is under way while another request wants a slot."""
+    watched = StateWatched(EngineConfig(), QueueingHybrid, state_slots=2, **LARGE)
+    long = SamplingParams(temperature=0, max_tokens=60)
+    watched.submit(prompt_of(50), long, request_id="a")
+    for _ in range(steps):
+        watched.step()
+    watched.submit(prompt_of(50, 1), long, request_id="b")
+    watched.run()
+    assert ask(watched, [*prompt_of(50), *watched.outputs["a", 0]])[1] in (0, 64)
+
+
 def test_a_pre_empted_answer_goes_on_from_its_snapshot():
     repeated = []
     for config in (EngineConfig(prefix_cache=False), EngineConfig()):

@@ -1,6 +1,7 @@
 """Recurrent state under what an engine does beside answers: vectors, scored prompts, turns with guesses, leaks."""
 
 import random
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -9,7 +10,7 @@ from state_fakes import HybridFake, QueueingHybrid, StateWatched
 
 from roofline.bench.profile.profile import fill
 from roofline.engine.config import EngineConfig
-from roofline.engine.local import LocalEngine
+from roofline.engine.local import SCHEDULERS, LocalEngine
 from roofline.engine.params import SamplingParams
 from roofline.engine.pooling import Pooling
 from roofline.engine.schedule.plan import StepPlan
@@ -169,3 +170,31 @@ def test_a_thousand_mixed_requests_leave_nothing_behind():
             watched.engine.abort(str(draw.randrange(number + 1)))
     watched.run(100_000)
     assert watched.engine.stats().snapshot_hits > 200
+
+
+@pytest.mark.parametrize("scheduler", ["continuous", "naive"])
+def test_repeated_tokens_that_do_not_fit_a_step_are_computed_without_guesses(scheduler):
+    engine = LocalEngine(HybridFake(rows=64), EngineConfig(scheduler=scheduler))
+    engine.submit(text(20), SamplingParams(temperature=0, max_tokens=60))
+    for _ in range(6):
+        engine.step()
+    (sequence,) = engine.state.running
+    sequence.computed, sequence.again, sequence.draft = sequence.computed - 3, 3, [7]
+    engine.state.limits = replace(engine.state.limits, tokens=3)
+    plan = SCHEDULERS[scheduler](engine.state)
+    assert (plan.counts, plan.decodes, plan.rows, sequence.draft) == ([3], 0, 0, [])
+    assert plan.moves[0].move.source == plan.moves[0].move.target
+
+
+def test_a_snapshot_of_an_answer_that_was_aborted_while_it_was_written_is_not_found():
+    watched = StateWatched(EngineConfig(), QueueingHybrid, tokens=256, max_context=512)
+    for first, name in enumerate("ab"):
+        watched.submit(text(100, first), SamplingParams(temperature=0, max_tokens=5), request_id=name)
+    watched.step()
+    assert watched.engine.under_way
+    watched.engine.abort("a")
+    watched.run()
+    for first, name in enumerate("cd"):
+        watched.submit(text(100, first), SamplingParams(temperature=0, max_tokens=5), request_id=name)
+    watched.run()
+    assert [watched.ended[name, 0].usage.cached_tokens for name in "cd"] == [0, 64]

@@ -61,6 +61,7 @@ def _plan_decodes(state: State, plan: StepPlan) -> list[Sequence]:
             continue
         count = length - sequence.computed
         if count > 1 and (count > 1 + sequence.again or plan.tokens + count + len(running) - i > state.limits.tokens):
+            sequence.draft = []
             chunks.append(sequence)
             continue
         if length > len(sequence.pages) * PAGE_TOKENS:

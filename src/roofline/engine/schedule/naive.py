@@ -17,6 +17,8 @@ def schedule(state: State) -> StepPlan:
         grown = state.cache.grow(sequence.pages, len(sequence.ids))
         assert grown, "a sequence alone in the cache must fit"
         plan.decodes, plan.repeated = 1, pending - 1
+    else:
+        sequence.draft = []
     plan.add(sequence, cut_at_snapshot(state, sequence, chunk_size(state.limits, plan, sequence)))
     plan_drafts(state, plan)
     if state.slots is not None:

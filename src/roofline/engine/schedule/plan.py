@@ -52,6 +52,9 @@ class PromptScores:
         return self.sequence.request.params.prompt_logprobs or 0
 
 
+SavedState = Literal["", "snapshot", "spare", "certain"]
+
+
 @dataclass(frozen=True)
 class PlannedMove:
     """What a step does with the slots of one sequence. save: what becomes of the slot that is saved to: a "snapshot" of
@@ -60,7 +63,7 @@ class PlannedMove:
 
     slots: SequenceSlots
     move: StateMove
-    save: Literal["", "snapshot", "spare", "certain"] = ""
+    save: SavedState = ""
 
 
 @dataclass

@@ -11,10 +11,8 @@ junction), every 4,096 tokens; and the latest one of an answer, in a spare slot,
 loses its pages. Where no slot is free none is taken, and no bit is another.
 """
 
-from typing import Literal
-
 from roofline.engine.cache.state_slots import SNAPSHOT_TOKENS, SequenceSlots
-from roofline.engine.schedule.plan import PlannedMove, State, StepPlan
+from roofline.engine.schedule.plan import PlannedMove, SavedState, State, StepPlan
 from roofline.engine.schedule.sequence import Sequence
 from roofline.ops.batch import NO_SLOT, PAGE_TOKENS, StateMove
 
@@ -163,9 +161,7 @@ def _planned(state: State, sequence: Sequence, recurrent: SequenceSlots, count: 
     return PlannedMove(recurrent, StateMove(recurrent.source, target, save_at, save_to), save)
 
 
-def _save(
-    state: State, sequence: Sequence, recurrent: SequenceSlots, first: int, end: int
-) -> tuple[int, Literal["", "snapshot", "spare"]]:
+def _save(state: State, sequence: Sequence, recurrent: SequenceSlots, first: int, end: int) -> tuple[int, SavedState]:
     """The position behind `first` and up to `end` at which a step saves the state, and as what; (0, "") if nowhere."""
     last = end // SNAPSHOT_TOKENS * SNAPSHOT_TOKENS
     if last <= first or state.slots is None or not state.slots.prefix:
