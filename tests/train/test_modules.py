@@ -23,6 +23,8 @@ CONFIGS = {
     "mistral": B | {"sliding_window": 9},
     "qwen2": builders.QWEN2,
     "qwen3": builders.QWEN3,
+    "ministral3": B | {"family": "ministral3", "query_beta": 0.4, "query_context": 6},
+    "arcee": B | {"family": "arcee", "activation": "relu_squared"},
     "mixtral": B | {"family": "mixtral", "experts": 5, "experts_per_token": 2},
     "qwen2_moe": builders.QWEN2
     | {"family": "qwen_moe", "experts": 4, "experts_per_token": 3, "renormalise": False, "shared_ffn": 48},
@@ -127,11 +129,12 @@ def test_checkpointed_blocks_give_the_same_gradients(context: Any) -> None:
             assert torch.equal(a.grad, b.grad), n
 
 
-def test_compiled_blocks_are_compiled_once_and_agree() -> None:
+@pytest.mark.parametrize("name", ["llama", "ministral3", "arcee"])
+def test_compiled_blocks_are_compiled_once_and_agree(name: str) -> None:
     from torch._dynamo.testing import CompileCounter
 
     ids = some_rows()
-    plain, compiled = made(B | {"layers": 3}), made(B | {"layers": 3})
+    plain, compiled = made(CONFIGS[name] | {"layers": 3}), made(CONFIGS[name] | {"layers": 3})
     counter = CompileCounter()
     compiled.compile(backend=counter)
     for model in (plain, compiled):
