@@ -25,6 +25,8 @@ CONFIGS = {
     "mistral": B | {"sliding_window": 9},
     "qwen2": builders.QWEN2,
     "qwen3": builders.QWEN3,
+    "ministral3": B | {"family": "ministral3", "query_beta": 0.4, "query_context": 6},
+    "arcee": B | {"family": "arcee", "activation": "relu_squared"},
     "mixtral": B | {"family": "mixtral", "experts": 5, "experts_per_token": 2},
     "qwen2_moe": builders.QWEN2
     | {"family": "qwen_moe", "experts": 4, "experts_per_token": 3, "renormalise": False, "shared_ffn": 48},
@@ -149,7 +151,16 @@ def test_checkpointed_blocks_give_the_same_gradients(config: Any, context: Any) 
             assert torch.equal(a.grad, b.grad), n
 
 
-@pytest.mark.parametrize(("config", "kinds"), [(B | {"layers": 3}, 1), (builders.HYBRID, 2)], ids=["llama", "qwen3_5"])
+@pytest.mark.parametrize(
+    ("config", "kinds"),
+    [
+        (B | {"layers": 3}, 1),
+        (CONFIGS["ministral3"] | {"layers": 3}, 1),
+        (CONFIGS["arcee"] | {"layers": 3}, 1),
+        (builders.HYBRID, 2),
+    ],
+    ids=["llama", "ministral3", "arcee", "qwen3_5"],
+)
 def test_compiled_blocks_are_compiled_once_for_each_kind_and_agree(config: Any, kinds: int) -> None:
     from torch._dynamo.testing import CompileCounter
 
