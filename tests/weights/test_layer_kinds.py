@@ -145,7 +145,7 @@ def test_the_alpha_of_hunyuan_is_read_as_transformers_reads_it() -> None:
     assert ours("hunyuan_v1_dense", {"rope_scaling": {**dynamic, "alpha": 0}}) is None
 
 
-@pytest.mark.parametrize("kind", ["seed_oss", "ernie4_5", "exaone4", "hunyuan_v1_dense", "olmo3"])
+@pytest.mark.parametrize("kind", ["seed_oss", "ernie4_5", "helium", "exaone4", "hunyuan_v1_dense", "olmo3"])
 def test_sizes_that_are_absent_or_null_are_those_of_transformers(kind: str) -> None:
     for key, how in itertools.product(
         ("num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings"), (0, 1)

@@ -1,13 +1,18 @@
 """What is told of files of other architectures."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from weights_builders import GGUFBuilder
 
+from roofline.common.errors import UnsupportedError
 from roofline.models import presets
 from roofline.weights.config import unfamiliar as unfamiliar_keys
+from roofline.weights.config.gguf import from_gguf
+from roofline.weights.config.hf import from_hf
 from roofline.weights.config.unfamiliar import unfamiliar
 from roofline.weights.families import table
 from roofline.weights.to_hf import hf_config
@@ -68,3 +73,16 @@ def test_a_strange_value_cannot_fill_the_screen(tmp_path: Path) -> None:
     assert strange is not None
     assert all(len(text) < 90 and text.isprintable() for item in strange.new_keys.items() for text in item)
     assert len(strange.name) < 90
+
+
+def test_refusals_name_the_nearest_family_and_the_page_on_adding_one() -> None:
+    fields = {"model_type": "newer", "hidden_act": "silu", "rms_norm_eps": 1e-6, "use_bias": True, "head_dim": 64}
+    fields |= {"num_key_value_heads": 2, "rope_theta": 1e4, "rope_scaling": None}
+    for config, nearest in ((fields, "its keys are most like those of ernie4_5; "), ({"model_type": "newer"}, "it; ")):
+        message = f"{nearest}docs/how-to/add-a-family.md adds one"
+        with pytest.raises(UnsupportedError, match=re.escape(message)):
+            from_hf(Path("config.json"), config)
+    keys = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 64, "rope.freq_base": 1e4}
+    metadata = {"general.architecture": "newer"} | {f"newer.{key}": value for key, value in keys.items()}
+    with pytest.raises(UnsupportedError, match=r"most like those of qwen2moe; docs/how-to/add-a-family\.md adds one"):
+        from_gguf(Path("m.gguf"), metadata, {}, None)

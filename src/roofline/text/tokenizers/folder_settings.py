@@ -63,7 +63,7 @@ _CLASS_OF_FAMILY = {
     **dict.fromkeys(("qwen2_moe", "qwen3", "qwen3_moe"), "Qwen2Tokenizer"),
     **dict.fromkeys(("gpt2", "opt"), "GPT2Tokenizer"),
     **dict.fromkeys(("gpt_neox", "mpt"), "GPTNeoXTokenizer"),
-    **dict.fromkeys(("glm4", "granite", "mistral", "mixtral", "olmo2", "phi3", "qwen2"), _GENERIC),
+    **dict.fromkeys(("ernie4_5", "glm4", "granite", "mistral", "mixtral", "olmo2", "olmo3", "phi3", "qwen2"), _GENERIC),
     "bert": "BertTokenizer",
     "roberta": "RobertaTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
