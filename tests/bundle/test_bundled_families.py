@@ -19,7 +19,9 @@ from tests.models.parity_cases import CASES, theirs  # noqa: E402
 PROMPTS = [np.random.default_rng(seed).integers(0, 96, 12 + 9 * seed).tolist() for seed in range(3)]
 
 
-@pytest.mark.parametrize("name", ["gpt_neox", "gpt2", "llama_heads_of_20", "opt_350m", "deepseek_v2_lite"])
+@pytest.mark.parametrize(
+    "name", [*("gpt_neox", "gpt2", "llama_heads_of_20", "opt_350m", "deepseek_v2_lite"), "exaone4_windows", "hunyuan"]
+)
 def test_answers_with_company_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = theirs(CASES[name].config)
     model.save_pretrained(tmp_path / "model")
