@@ -72,7 +72,7 @@ EXAONE = CASES["exaone4_windows"].config
 CONFIGS["exaone4_windows_64"] = EXAONE | {"layers": 64, "layer_windows": EXAONE["layer_windows"] * 16}
 CONFIGS["exaone4_windows_64"] |= {"turning": EXAONE["turning"] * 16, "head_dim": 16}
 # llama.cpp does not compute their windows, which `convert` says -> what it computes instead.
-WINDOWLESS: dict[str, dict[str, Any]] = {key: {"sliding_window": None} for key in ("mistral", "phi3")}
+WINDOWLESS: dict[str, dict[str, Any]] = {name: {"sliding_window": None} for name in ("mistral", "phi3")}
 WINDOWLESS["exaone4_windows"] = {"layer_windows": (), "turning": [True] * 4}
 
 

@@ -157,6 +157,12 @@ CASES |= {
     "gemma": Case(
         "gemma", "GeGLU, embeddings by the root of the width, heads of 32", BASE | {"family": "gemma1", "head_dim": 32}
     ),
+    "helium": Case(
+        "helium",
+        "neighbouring pairs turned, biases on q, k, v and in the MLP",
+        BASE
+        | {"family": "helium", "rope_style": "interleaved", "attention_bias": True, "mlp_bias": True, "tied": False},
+    ),
     "seed_oss": Case("seed_oss", "biases on q, k, v", BASE | {"family": "seed_oss", "attention_bias": True}),
     "seed_oss_biases": Case(
         "seed_oss",

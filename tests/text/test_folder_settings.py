@@ -116,6 +116,10 @@ CASES: dict[str, dict[str, Any]] = {
     "a_name_of_its_own": {"tokenizer_config": {**GENERIC, "image_token": "<img>", "eoi_token": "<tool>"}},
     "defaults_of_a_class": {"tokenizer_config": {"tokenizer_class": "GPT2TokenizerFast"}},
     "no_default_over_null": {"tokenizer_config": {"tokenizer_class": "GPT2Tokenizer", "bos_token": None}},
+    "class_that_a_family_never_has": {
+        "tokenizer_config": {"tokenizer_class": "GPT2Tokenizer"},
+        "config": {"model_type": "ernie4_5"},
+    },
     "class_by_family": {"tokenizer_config": {}, "config": {"model_type": "gpt2"}},
 }
 

@@ -15,6 +15,7 @@ from roofline.models.registry import config_of  # noqa: E402
 from roofline.ops.rope_tables import RopeTable, frequencies  # noqa: E402
 from roofline.weights.config.gguf import from_gguf  # noqa: E402
 from roofline.weights.config.hf import from_hf  # noqa: E402
+from roofline.weights.config.unread_keys import unread_keys  # noqa: E402
 
 KINDS = ("full_attention", "sliding_attention")
 LAYERS = 8  # both kinds are among them, whatever the pattern
@@ -145,7 +146,7 @@ def test_the_alpha_of_hunyuan_is_read_as_transformers_reads_it() -> None:
     assert ours("hunyuan_v1_dense", {"rope_scaling": {**dynamic, "alpha": 0}}) is None
 
 
-@pytest.mark.parametrize("kind", ["seed_oss", "ernie4_5", "exaone4", "hunyuan_v1_dense", "olmo3"])
+@pytest.mark.parametrize("kind", ["seed_oss", "ernie4_5", "helium", "exaone4", "hunyuan_v1_dense", "olmo3"])
 def test_sizes_that_are_absent_or_null_are_those_of_transformers(kind: str) -> None:
     for key, how in itertools.product(
         ("num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings"), (0, 1)
@@ -162,6 +163,66 @@ def test_sizes_that_are_absent_or_null_are_those_of_transformers(kind: str) -> N
         assert mine.tied == config.tie_word_embeddings, (key, how)
         if getattr(config, "head_dim", None) is not None:
             assert mine.head_dim == config.head_dim, (key, how)
+
+
+_LAYERS_32B = [KINDS[(layer + 1) % 4 != 0] for layer in range(64)]
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "seed_oss": {
+        **{"hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64, "num_attention_heads": 80},
+        **{"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 155136, "max_position_embeddings": 524288},
+        **{"attention_bias": True, "attention_out_bias": False, "mlp_bias": False, "residual_dropout": 0.1},
+        **{"rope_scaling": {"rope_type": "default"}, "rope_theta": 1e7, "rms_norm_eps": 1e-6, "hidden_act": "silu"},
+    },
+    "exaone4": {
+        **{"hidden_size": 5120, "intermediate_size": 27392, "num_hidden_layers": 64, "num_attention_heads": 40},
+        **{"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 102400, "max_position_embeddings": 131072},
+        **{"layer_types": _LAYERS_32B, "sliding_window": 4096, "sliding_window_pattern": "LLLG", "rope_theta": 1e6},
+        "rope_scaling": {
+            **{"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+            "original_max_position_embeddings": 8192,
+        },
+    },
+    "olmo3": {
+        **{"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32},
+        **{"num_key_value_heads": 32, "vocab_size": 100278, "max_position_embeddings": 65536, "rope_theta": 500000},
+        **{"layer_types": _LAYERS_32B[:32], "sliding_window": 4096, "attention_bias": False},
+        "rope_scaling": {
+            **{"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.2079441541679836, "beta_fast": 32.0},
+            **{"beta_slow": 1.0, "original_max_position_embeddings": 8192},
+        },
+    },
+    "hunyuan_v1_dense": {
+        **{"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 32, "num_attention_heads": 16},
+        **{"num_key_value_heads": 4, "head_dim": 128, "vocab_size": 120818, "max_position_embeddings": 262144},
+        **{"use_qk_norm": True, "use_cla": False, "num_experts": 1, "attention_bias": False, "mlp_bias": False},
+        "rope_scaling": {
+            **{"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1},
+            **{"mscale": 1.0, "mscale_all_dim": 0.0},
+        },
+    },
+    "ernie4_5": {
+        **{"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 18, "num_attention_heads": 16},
+        **{"num_key_value_heads": 2, "head_dim": 128, "vocab_size": 103424, "max_position_embeddings": 131072},
+        **{"use_bias": False, "rope_scaling": None, "rope_theta": 500000.0, "tie_word_embeddings": True},
+        "auto_map": {"AutoModelForCausalLM": "modeling_ernie4_5.Ernie4_5_ForCausalLM"},
+    },
+}
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_configurations_of_the_form_of_published_ones_are_read_whole(kind: str) -> None:
+    fields = {"model_type": kind, **PUBLISHED[kind]}
+    assert unread_keys(Path("config.json"), fields) == []
+    mine = config_of(from_hf(Path("config.json"), fields))
+    config = transformers.CONFIG_MAPPING[kind](**copy.deepcopy(PUBLISHED[kind]))
+    assert (mine.vocab, mine.norm_eps, mine.tied) == (
+        config.vocab_size,
+        config.rms_norm_eps,
+        config.tie_word_embeddings,
+    )
+    parameters = config.rope_parameters
+    theta = parameters.get(KINDS[0], parameters)["rope_theta"]
+    assert mine.rope_theta == pytest.approx(theta * (1000 ** (128 / 126) if kind == "hunyuan_v1_dense" else 1))
 
 
 # --- GGUF ----------------------------------------------------------------------------------------------------------

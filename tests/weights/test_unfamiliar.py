@@ -1,6 +1,7 @@
 """What is told of files of other architectures."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.models import presets
 from roofline.weights.checkpoint import open_checkpoint, read_config
 from roofline.weights.config import unfamiliar as unfamiliar_keys
+from roofline.weights.config.gguf import from_gguf
+from roofline.weights.config.hf import from_hf
 from roofline.weights.config.unfamiliar import unfamiliar
 from roofline.weights.families import table
 from roofline.weights.to_hf import hf_config
@@ -82,7 +85,9 @@ def test_a_model_that_wraps_an_unknown_text_model_is_near_by_the_keys_of_its_tex
     assert strange is not None
     assert (strange.name, strange.nearest) == ("new_vl", "qwen3_moe")
     assert "images, or sound, beside text" in strange.lacking
-    with pytest.raises(UnsupportedError, match=r"'new_vl'.*by its keys it is most like qwen3_moe, and `roofline info`"):
+    with pytest.raises(
+        UnsupportedError, match=r"'new_vl'.*its keys are most like those of qwen3_moe; docs/how-to/add-a-family"
+    ):
         read_config(tmp_path)
 
 
@@ -109,3 +114,16 @@ def test_what_reads_pictures_alone_is_told_from_a_model(write: Callable[..., Pat
     (tmp_path / "model.gguf").write_bytes(b"GGUF" + b"\0" * 40)
     with pytest.raises(ConfigError, match=r"model\.gguf"):  # which is read, and damaged
         open_checkpoint(tmp_path)
+
+
+def test_refusals_name_the_nearest_family_and_the_page_on_adding_one() -> None:
+    fields = {"model_type": "newer", "hidden_act": "silu", "rms_norm_eps": 1e-6, "use_bias": True, "head_dim": 64}
+    fields |= {"num_key_value_heads": 2, "rope_theta": 1e4, "rope_scaling": None}
+    for config, nearest in ((fields, "its keys are most like those of ernie4_5; "), ({"model_type": "newer"}, "it; ")):
+        message = f"{nearest}docs/how-to/add-a-family.md adds one"
+        with pytest.raises(UnsupportedError, match=re.escape(message)):
+            from_hf(Path("config.json"), config)
+    keys = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 64, "rope.freq_base": 1e4}
+    metadata = {"general.architecture": "newer"} | {f"newer.{key}": value for key, value in keys.items()}
+    with pytest.raises(UnsupportedError, match=r"most like those of qwen2moe; docs/how-to/add-a-family\.md adds one"):
+        from_gguf(Path("m.gguf"), metadata, {}, None)

@@ -30,6 +30,7 @@ _FAMILIES: dict[str, str | Family] = {
     "mistral": "roofline.models.llama",
     "seed_oss": "roofline.models.llama",
     "ernie4_5": "roofline.models.llama",
+    "helium": "roofline.models.llama",
     "exaone4": "roofline.models.exaone4",
     "hunyuan": "roofline.models.hunyuan",
     "mixtral": "roofline.models.moe",

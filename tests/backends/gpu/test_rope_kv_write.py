@@ -74,7 +74,8 @@ def test_slots_of_more_segments_than_a_tile_has():
     assert out[0] == 2**31 + 3
 
 
-# heads, kv_heads, head_dim, rotary dim, style, norms or factors by position, dtype of qkv, of q, of the cache, chip
+# heads, kv_heads, head_dim, rotary dim, style, norms ("last": behind rope) or factors by position ("scaled"), dtype of
+# qkv, of q, of the cache, chip
 CASES = [
     (4, 2, 64, 64, "half", False, "bfloat16", "bfloat16", "bfloat16", "sm_90"),
     (3, 1, 32, 32, "interleaved", False, "float16", "float16", "float16", "gfx1100"),
@@ -83,6 +84,8 @@ CASES = [
     (5, 5, 80, 32, "half", False, "bfloat16", "float32", "bfloat16", "gfx90a"),
     (4, 2, 20, 20, "half", False, "bfloat16", "bfloat16", "bfloat16", "sm_90"),
     (3, 1, 36, 10, "interleaved", True, "float32", "bfloat16", "bfloat16", "sm_80"),
+    (9, 3, 64, 64, "half", "last", "float32", "float32", "bfloat16", "gfx942"),
+    (2, 2, 40, 24, "interleaved", "last", "float32", "bfloat16", "float32", "sm_80"),
     (2, 2, 9, 0, "half", False, "bfloat16", "float32", "float16", "gfx942"),
     (4, 4, 48, 0, "half", False, "bfloat16", "float32", "float16", "sm_90"),
     (4, 1, 16, 0, "half", True, "float32", "float32", "float32", "sm_90"),
@@ -102,23 +105,19 @@ def half_step(x, dtype):
     return x.abs() * 2**-4 + 2**-9
 
 
-def reference(qkv, batch, table, norms, heads, kv_heads, factors):
+def reference(qkv, batch, table, norms, heads, kv_heads, norm_last, factors):
     """q, and k and v [tokens, kv_heads, head_dim], by the ops in float32."""
     bounds = [int(i) for i in batch.seg_start[: batch.segments + 1]]
     segments = [(a, b, 0) for a, b in itertools.pairwise(bounds)]
     cache = ContiguousCache(kv_heads).step(segments, range(len(segments)))
     positions = torch.from_numpy(batch.positions[: batch.tokens].astype("int64"))
+    shared = {"heads": heads, "layer": 0, "eps": 1e-5}
     if table is not None:
-        q, cache = ops.rope_kv_write(
-            qkv, positions, cache, *(norms or (None, None)), table=table, heads=heads, layer=0, eps=1e-5, **factors
-        )
+        turned = {"table": table, "norm_last": norm_last}
+        q, cache = ops.rope_kv_write(qkv, positions, cache, *(norms or (None, None)), **shared, **turned, **factors)
     else:
-        if norms:
-            head_dim = qkv.shape[1] // (heads + 2 * kv_heads)
-            q, k, v = qkv.split([heads * head_dim, kv_heads * head_dim, kv_heads * head_dim], dim=1)
-            q, k = ops.rms_norm(q, norms[0], 1e-5, heads), ops.rms_norm(k, norms[1], 1e-5, kv_heads)
-            qkv = torch.cat([q, k, v], dim=1)
-        q, cache = ops.qkv_write(qkv, cache, heads, 0, positions=positions if factors else None, **factors)
+        at = positions if factors else None
+        q, cache = ops.qkv_write(qkv, cache, at, *(norms or (None, None)), **shared, **factors)
     held = [cache.read(0, index) for index in range(len(segments))]
     return q, torch.cat([k for k, _ in held]), torch.cat([v for _, v in held])
 
@@ -133,7 +132,7 @@ def test_rope_kv_write(case):
     width = (heads + 2 * kv_heads) * head_dim
     qkv = (3 * torch.randn(11, width + 16)).to(qkv_dtype)[:, :width]  # rows that lie apart
     qkv[1] *= 1e-3  # so small that a norm's eps counts
-    norms = (torch.randn(head_dim), torch.randn(head_dim)) if form is True else None
+    norms = (torch.randn(head_dim), torch.randn(head_dim)) if form in (True, "last") else None
     factors = {"beta": 0.5, "context": 8} if form == "scaled" else {}  # positions are up to 20
     table = RopeTable(dim, 1e4, style) if dim else None
     turns = tuple(map(torch.from_numpy, cos_sin(table, np.arange(32)))) if table else None
@@ -142,10 +141,10 @@ def test_rope_kv_write(case):
     positions = torch.from_numpy(batch.positions)
     rope_kv_write(
         chips.get(chip), qkv, positions, slots, turns, norms, 1e-5,
-        interleaved=style == "interleaved", q=q, k=pool[:, 0], v=pool[:, 1],
+        interleaved=style == "interleaved", q=q, k=pool[:, 0], v=pool[:, 1], norm_last=form == "last",
         factors=torch.from_numpy(PositionFactors(**factors).at(np.arange(32))) if factors else None,
     )  # fmt: skip
-    want_q, *want_kv = reference(qkv[:8].float(), batch, table, norms, heads, kv_heads, factors)
+    want_q, *want_kv = reference(qkv[:8].float(), batch, table, norms, heads, kv_heads, form == "last", factors)
     assert ((q[:8].float() - want_q).abs() <= half_step(want_q, q_dtype)).all()
     for layer, want in zip(pool.float().unbind(1), want_kv, strict=True):
         got = layer[slots[:8] // PAGE_TOKENS, :, slots[:8] % PAGE_TOKENS]

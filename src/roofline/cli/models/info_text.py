@@ -266,5 +266,5 @@ def tell(strange: "Unfamiliar") -> None:
     ]
     out.print(_facts(rows))
     out.print(
-        "from its keys alone, which may not say all; how to add a family: docs/how-to/extending.md", highlight=False
+        "from its keys alone, which may not say all; how to add a family: docs/how-to/add-a-family.md", highlight=False
     )

@@ -64,7 +64,7 @@ _CLASS_OF_FAMILY = {
     **dict.fromkeys(("gpt2", "opt"), "GPT2Tokenizer"),
     **dict.fromkeys(("gpt_neox", "mpt"), "GPTNeoXTokenizer"),
     **dict.fromkeys(("glm4", "granite", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "mistral3", "llava"), _GENERIC),
-    "ministral3": _GENERIC,
+    **dict.fromkeys(("ministral3", "ernie4_5", "olmo3"), _GENERIC),
     "bert": "BertTokenizer",
     "roberta": "RobertaTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",

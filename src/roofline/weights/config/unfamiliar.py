@@ -58,6 +58,7 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
     "gemma3_text": (*_GEMMA, "rope_local_base_freq", "layer_types", "_sliding_window_pattern"),
     "phi3": (*_GATED, "sliding_window", "original_max_position_embeddings", "partial_rotary_factor", "resid_pdrop"),
     "olmo2": (*_GATED, "attention_bias"),
+    "helium": (*_GATED, "attention_bias", "mlp_bias", "head_dim"),
     "seed_oss": (*_GATED, "attention_bias", "attention_out_bias", "mlp_bias", "head_dim"),
     "ernie4_5": (*_GATED, "use_bias", "head_dim"),
     "olmo3": (*_GATED, "attention_bias", "sliding_window", "layer_types"),

@@ -9,9 +9,10 @@ NAMES = TensorNames(NORMS | ATTENTION | MLP)
 
 
 def from_hf(fields: Fields, model_type: str) -> Config:
-    """The canonical configuration; use_bias is of all linear layers but the head."""
+    """The canonical configuration; use_bias is of all linear layers but the head. The first files name classes of their
+    own in auto_map, whose mathematics this is."""
     fields = hf_fields.with_defaults(fields, {"num_key_value_heads": 2, "head_dim": 128})
-    ours = hf_fields.decoder(fields, "ernie4_5", eps=1e-5, tied=True, theta=5e5)
+    ours = hf_fields.decoder(fields, "ernie4_5", ("auto_map",), eps=1e-5, tied=True, theta=5e5)
     ours["rope_style"] = "interleaved"
     if fields.get("use_bias", bool, False):
         ours |= {"attention_bias": True, "output_bias": True, "mlp_bias": True}

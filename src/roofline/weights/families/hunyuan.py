@@ -16,7 +16,7 @@ NAMES = TensorNames(
         "attn.k_norm": ("attn_k_norm", "self_attn.key_layernorm"),
     }
 )
-_HONOURED = ("attention_bias", "use_qk_norm", "num_experts")
+_HONOURED = ("attention_bias", "use_qk_norm", "num_experts", "auto_map")  # the last: classes of the same mathematics
 _NEUTRAL: dict[str, tuple[object, ...]] = {"use_qk_norm": (True,), "num_experts": (0, 1), "use_cla": (False,)}
 # What stands beside alpha, which alone says how far theta is moved.
 _BESIDE_ALPHA = {"alpha", "type", "rope_type", "rope_theta", "factor", "beta_fast", "beta_slow"}

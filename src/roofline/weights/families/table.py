@@ -39,6 +39,7 @@ MODEL_TYPES = {
     "olmo3": "olmo2",
     "seed_oss": "seed_oss",
     "ernie4_5": "ernie4_5",
+    "helium": "helium",
     "exaone4": "exaone4",
     "hunyuan_v1_dense": "hunyuan",
     "gpt_neox": "gpt_neox",
