@@ -90,7 +90,8 @@ def test_info_tells_what_is_not_used(tmp_path: Path) -> None:
     facts = json.loads(call_roofline(["info", tmp_path / "model", "--json"]).stdout)
     assert facts["notes"][0].startswith("the text part of a gemma3 model")
     (tmp_path / "model/model.safetensors").unlink()
-    assert "configuration" in call_roofline(["info", tmp_path / "model"]).stdout
+    alone = json.loads(call_roofline(["info", tmp_path / "model", "--json"]).stdout)
+    assert alone["notes"][0] == "the text part of a gemma3 model, which reads text alone here"
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -130,6 +131,22 @@ def test_an_adapter_of_the_text_part_is_one_of_the_whole_model_for_peft(kind: st
     assert np.abs(after - ours).max() < 1e-4
     settings = json.loads((folder / "adapter_config.json").read_text())
     assert all(name.startswith("model.language_model.layers.") for name in settings["target_modules"])
+
+
+def test_what_an_adapter_has_of_the_vision_tower_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """PEFT puts matrices on every module of a name, in the vision tower too, through which no text passes."""
+    peft = pytest.importorskip("peft", reason="it writes the adapter")
+    model = write(tmp_path / "model", "gemma3")
+    source, ids = open_checkpoint(tmp_path / "model"), list(b"what is in it")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(model, config)
+    adapted.save_pretrained(tmp_path / "adapter")
+    with caplog.at_level(logging.WARNING):
+        adapter = read_adapter(tmp_path / "adapter")
+    assert sum("matrices of vision_tower are not used" in record.getMessage() for record in caplog.records) == 1
+    assert len(adapter.matrices) == 4
+    ours = Eager(merged(source, adapter.matrices).checkpoint).step(ids)
+    assert np.abs(logits_of(adapted, ids) - ours).max() < 1e-4
 
 
 def test_names_of_adapters_of_before_are_read() -> None:

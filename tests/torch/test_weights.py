@@ -123,6 +123,17 @@ def test_the_text_part_of_a_model_that_reads_pictures_is_taken_from_memory(kind)
         assert torch.equal(answer, model.generate(input_ids[:1], max_new_tokens=5, do_sample=False)[0, 11:])
         with pytest.raises(RequestError, match="id 90 is the model's image_token_i"):
             ours.generate_ids(torch.tensor([[5, 90, 7]]), greedy)
+    model.model.language_model.layers[1].self_attn.scaling *= 2
+    with pytest.raises(ConfigError, match=r"layers\.1\.self_attn' has scaling"):
+        from_model(model, **PLAIN)
+
+
+def test_what_is_changed_in_the_vision_tower_is_no_matter():
+    model = wrapped_models.wrapped("gemma3")
+    attention = next(module for name, module in model.named_modules() if name.endswith("layers.0.self_attn"))
+    assert "vision" in next(name for name, module in model.named_modules() if module is attention)
+    attention.scale *= 2
+    from_model(model, **PLAIN).close()
 
 
 def adapted(merged):

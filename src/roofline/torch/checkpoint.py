@@ -81,7 +81,7 @@ def checkpoint_of(model: PretrainedModel) -> Checkpoint:
         other_parts=text.other_parts if text is not None else None,
     )
     checkpoint.check_names(names.parameter_shapes(config, infos))
-    check_modules(name, model)
+    check_modules(name, model, wrapper.other_modules if wrapper is not None else ())
     return checkpoint
 
 

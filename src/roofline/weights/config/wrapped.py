@@ -5,7 +5,7 @@ their own, beside those of a vision tower and what joins the two. A further mode
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -68,6 +68,9 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "qwen3_vl": Wrapper(("visual",), "qwen3_vl_text", any_text=False, tied=False, media=_QWEN_MEDIA),
     "qwen3_vl_moe": Wrapper(("visual",), "qwen3_vl_moe_text", any_text=False, tied=False, media=_QWEN_MEDIA),
 }
+
+
+_OTHER_MODULES = frozenset(module for wrapper in WRAPPERS.values() for module in wrapper.other_modules)
 
 
 def wrapper_of(config: JsonObject) -> Wrapper | None:
@@ -151,7 +154,7 @@ class TextTensors:
         unused: list[TensorInfo] = []
         modules: dict[str, None] = {}
         for name, info in source.tensors.items():
-            module = _module(name, wrapper)
+            module = other_module(name, wrapper.other_modules)
             if module:
                 unused.append(info)
                 modules[module] = None
@@ -171,9 +174,10 @@ class TextTensors:
         return self._source.read(self.names[name])
 
 
-def _module(name: str, wrapper: Wrapper) -> str:
+def other_module(name: str, modules: Collection[str] = _OTHER_MODULES) -> str:
+    """The module beside the text part, one of `modules`, that has a tensor or a module of this name; "" for others."""
     first = name.removeprefix("model.").partition(".")[0]
-    return first if first in wrapper.other_modules else ""
+    return first if first in modules else ""
 
 
 def text_name(name: str, spellings: Sequence[tuple[str, str]] = SPELLINGS) -> str:
