@@ -4,6 +4,7 @@ The converter is that of `tests/llama_cpp_converter.py`, llama.cpp the one of `t
 """
 
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="what llama.cpp is compared with runs in torch")
 pytest.importorskip("transformers", reason="it is what llama.cpp is compared with")
 
-from converted_models import CONVERTED, GELU, VOCAB, ConvertedRow, different, save  # noqa: E402
+from converted_models import CONVERTED, GELU, LLAMA3, QWEN, VOCAB, ConvertedRow, different, save  # noqa: E402
 
 from roofline.bundle.text_side import text_of_folder  # noqa: E402
 from roofline.models.registry import configure  # noqa: E402
@@ -150,6 +151,7 @@ def test_our_file_is_as_its(converted: Converted, llama_cpp: LlamaCpp, tmp_path:
     row, out = converted.row, tmp_path / "ours.gguf"
     result = call_roofline(["convert", converted.folder, "-o", out])
     assert result.exit_code == 0, result.output
+    assert "does not load" not in result.stdout
     assert_same_files(out, converted.file, {"attention.sliding_window"} if row.unsaid else set())
     assert_near(llama_cpp.logits(out, IDS), expected(row, {**row.unsaid, **row.uncomputed}), row.most)
 
@@ -172,6 +174,25 @@ def test_an_encoder_is_read_as_its_folder(name: str, converter: Converter, llama
     with torch.no_grad():
         rows = model(torch.tensor([ids])).last_hidden_state[0].numpy()
     assert_near(llama_cpp.hidden(file, ids), rows, GELU)
+
+
+UNLOADED = {
+    "rope_freqs": QWEN | {"qk_norm": True, "rope_scaling": LLAMA3},
+    "olmo2": {**CONVERTED["olmo2"].config, "tied": True},
+    "gptneox": {**CONVERTED["gpt_neox"].config, "tied": True},
+    "gpt-oss": {**CONVERTED["gpt_oss"].config, "tied": True},
+    "qwen2moe": {**CONVERTED["qwen2_moe"].config, "tied": True},
+}
+
+
+@pytest.mark.parametrize("name", UNLOADED)
+def test_that_llama_cpp_does_not_load_a_file_is_said(name: str, llama_cpp: LlamaCpp, tmp_path: Path) -> None:
+    folder, out = save(tmp_path / "model", theirs({**UNLOADED[name], "vocab": VOCAB}), {}), tmp_path / "new.gguf"
+    result = call_roofline(["convert", folder, "-o", out])
+    assert result.exit_code == 0, result.output
+    assert re.search(f"does not load .*{name}", result.stdout)
+    with pytest.raises(AssertionError, match="does not load the file"):
+        llama_cpp.logits(out, IDS)
 
 
 ADAPTED = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "smollm3", "granite", "glm4", "olmo2")
