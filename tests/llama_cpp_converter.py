@@ -7,6 +7,7 @@ each: the error, or "".
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -16,7 +17,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Settings:
-    """dtype: of matrices; vocab_only: tokenizer and no tensors; split: the tensors that a file may hold, 0: all.
+    """dtype: of matrices; vocab_only: tokenizer and no tensors; split: the tensors that a file may hold, 0: all; base:
+    of a LoRA adapter, the folder of its model.
 
     The vocabulary of a model is converted as one of bytes, whatever its family: the converter knows pre-tokenizers by
     hashes of what published ones answer, and no small one is among them. With vocab_only nothing is changed.
@@ -25,6 +27,7 @@ class Settings:
     dtype: str = "f32"
     vocab_only: bool = False
     split: int = 0
+    base: str = ""
 
 
 def _convert(folder: Path, out: Path, settings: Settings) -> None:
@@ -42,6 +45,11 @@ def _convert(folder: Path, out: Path, settings: Settings) -> None:
         _write(kind, folder, out, settings, fields)
     finally:
         TextModel.get_vocab_base_pre = known
+
+
+def _convert_adapter(source: Path, folder: Path, out: Path, settings: Settings) -> None:
+    sys.argv = ["convert", str(folder), "--base", settings.base, "--outfile", str(out), "--outtype", settings.dtype]
+    runpy.run_path(str(source / "convert_lora_to_gguf.py"), run_name="__main__")
 
 
 def _set_vocab(model: Any) -> None:
@@ -68,8 +76,12 @@ def _serve(source: str) -> None:
     for line in sys.stdin:
         call, error = json.loads(line), ""
         try:
-            _convert(Path(call.pop("folder")), Path(call.pop("out")), Settings(**call))
-        except Exception as mistake:  # of any kind: the test shows it
+            folder, out, settings = Path(call.pop("folder")), Path(call.pop("out")), Settings(**call)
+            if settings.base:
+                _convert_adapter(Path(source), folder, out, settings)
+            else:
+                _convert(folder, out, settings)
+        except (Exception, SystemExit) as mistake:  # of any kind: the test shows it
             error = f"{type(mistake).__name__}: {mistake}"
         print(json.dumps(error), file=answers)
 

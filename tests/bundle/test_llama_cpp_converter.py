@@ -4,6 +4,7 @@ The converter is that of `tests/llama_cpp_converter.py`, llama.cpp the one of `t
 """
 
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,16 +17,19 @@ import pytest
 torch = pytest.importorskip("torch", reason="what llama.cpp is compared with runs in torch")
 pytest.importorskip("transformers", reason="it is what llama.cpp is compared with")
 
-from converted_models import CONVERTED, GELU, VOCAB, ConvertedRow, different, save  # noqa: E402
+from converted_models import CONVERTED, GELU, LLAMA3, QWEN, VOCAB, ConvertedRow, different, save  # noqa: E402
 
 from roofline.bundle.text_side import text_of_folder  # noqa: E402
 from roofline.models.registry import configure  # noqa: E402
 from roofline.models.spec import expand  # noqa: E402
 from roofline.text.tokenizers.from_gguf import from_gguf  # noqa: E402
+from roofline.weights.adapter_files import write_adapter  # noqa: E402
+from roofline.weights.adapters import read_adapter  # noqa: E402
 from roofline.weights.checkpoint import Checkpoint, open_checkpoint  # noqa: E402
 from roofline.weights.files.gguf_parts import GGUFModel  # noqa: E402
 from roofline.weights.rope_rows import heads_of, reorder  # noqa: E402
 from roofline.weights.to_hf import hf_config  # noqa: E402
+from tests.adapter_files import for_checkpoint  # noqa: E402
 from tests.command_line import call_roofline  # noqa: E402
 from tests.llama_cpp import LlamaCpp  # noqa: E402
 from tests.llama_cpp_converter import Converter, Settings  # noqa: E402
@@ -147,6 +151,7 @@ def test_our_file_is_as_its(converted: Converted, llama_cpp: LlamaCpp, tmp_path:
     row, out = converted.row, tmp_path / "ours.gguf"
     result = call_roofline(["convert", converted.folder, "-o", out])
     assert result.exit_code == 0, result.output
+    assert "does not load" not in result.stdout
     assert_same_files(out, converted.file, {"attention.sliding_window"} if row.unsaid else set())
     assert_near(llama_cpp.logits(out, IDS), expected(row, {**row.unsaid, **row.uncomputed}), row.most)
 
@@ -169,6 +174,59 @@ def test_an_encoder_is_read_as_its_folder(name: str, converter: Converter, llama
     with torch.no_grad():
         rows = model(torch.tensor([ids])).last_hidden_state[0].numpy()
     assert_near(llama_cpp.hidden(file, ids), rows, GELU)
+
+
+UNLOADED = {
+    "rope_freqs": QWEN | {"qk_norm": True, "rope_scaling": LLAMA3},
+    "olmo2": {**CONVERTED["olmo2"].config, "tied": True},
+    "gptneox": {**CONVERTED["gpt_neox"].config, "tied": True},
+    "gpt-oss": {**CONVERTED["gpt_oss"].config, "tied": True},
+    "qwen2moe": {**CONVERTED["qwen2_moe"].config, "tied": True},
+}
+
+
+@pytest.mark.parametrize("name", UNLOADED)
+def test_that_llama_cpp_does_not_load_a_file_is_said(name: str, llama_cpp: LlamaCpp, tmp_path: Path) -> None:
+    folder, out = save(tmp_path / "model", theirs({**UNLOADED[name], "vocab": VOCAB}), {}), tmp_path / "new.gguf"
+    result = call_roofline(["convert", folder, "-o", out])
+    assert result.exit_code == 0, result.output
+    assert re.search(f"does not load .*{name}", result.stdout)
+    with pytest.raises(AssertionError, match="does not load the file"):
+        llama_cpp.logits(out, IDS)
+
+
+ADAPTED = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "smollm3", "granite", "glm4", "olmo2")
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_the_file_of_an_adapter_is_as_its(name: str, converter: Converter, tmp_path: Path) -> None:
+    """The same matrices with the same bytes in both, the rows of q and k permuted where those of the model are."""
+    folder = save(tmp_path / "model", theirs({**CONVERTED[name].config, "vocab": VOCAB}), {})
+    model = open_checkpoint(folder)
+    write_adapter(tmp_path / "adapter", model.config, for_checkpoint(model.tensors))
+    right = converter.convert(tmp_path / "adapter", tmp_path / "theirs.gguf", Settings(base=str(folder)))
+    result = call_roofline(["convert", tmp_path / "adapter", "-o", tmp_path / "ours.gguf", "--base", folder])
+    assert result.exit_code == 0, result.output
+    ours, its = read_adapter(tmp_path / "ours.gguf"), read_adapter(right)
+    assert [(matrix.name, matrix.scale) for matrix in ours.matrices] == [(m.name, m.scale) for m in its.matrices]
+    one, other = GGUFModel(tmp_path / "ours.gguf"), GGUFModel(right)
+    assert one.tensors.keys() == other.tensors.keys()
+    assert all(np.array_equal(one.read(tensor), other.read(tensor)) for tensor in other.tensors)
+
+
+@pytest.mark.parametrize("mix", ["Q8_0", "Q4_K_M"])
+@pytest.mark.parametrize("name", ["llama_llama3", "gemma3", "gpt2", "mpt", "phi3_long", "qwen2_moe", "mixtral"])
+def test_llama_cpp_computes_what_quantize_writes(name: str, mix: str, llama_cpp: LlamaCpp, tmp_path: Path) -> None:
+    """As we compute the same file, but for its products of weights with activations of 8 bits, by which the tokens of
+    some few choose other experts."""
+    row = CONVERTED[name]
+    folder, out = save(tmp_path / "model", theirs({**row.config, "vocab": VOCAB}), row.published), tmp_path / "new.gguf"
+    result = call_roofline(["quantize", folder, "--to", mix, "-o", out])
+    assert result.exit_code == 0, result.output
+    right = Eager(open_checkpoint(out)).step(IDS)
+    differences = np.abs(llama_cpp.logits(out, IDS) - right).max(-1) / right.std()
+    print(f"{np.median(differences):.1e}")
+    assert np.median(differences) < 0.15
 
 
 # Of Gemma's norms in float16 the converter rounds the sums with 1 to float16, and we do not.

@@ -19,6 +19,8 @@ from roofline.bundle.text_side import load_text
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.models.registry import configure
 from roofline.weights.checkpoint import open_checkpoint
+from roofline.weights.config.hf import from_hf
+from roofline.weights.config.to_gguf import read_otherwise
 from roofline.weights.files.safetensors import SafetensorsFile
 from roofline.weights.random_weights import random_checkpoint
 from tests.command_line import call_roofline
@@ -332,6 +334,11 @@ def test_what_llama_cpp_computes_otherwise_is_said(tmp_path):
         result = call_roofline(["convert", folder, "-o", out])
         assert result.exit_code == 0, result.output
         assert ("llama without the window of 128 tokens" in result.stdout) == said
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    llama3 |= {"original_max_position_embeddings": 256}
+    for kind, said in (("llama", False), ("qwen2", True)):
+        read = from_hf(Path("config.json"), config | {"model_type": kind, "rope_scaling": llama3})
+        assert any("does not load" in note for note in read_otherwise(read)) == said
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
     for name, ramp in (("usual", {"beta_fast": 32, "beta_slow": 1}), ("others", {"beta_slow": 2})):
         (folder / "config.json").write_text(json.dumps(config | {"rope_scaling": yarn | ramp}))

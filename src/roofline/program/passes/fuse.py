@@ -140,8 +140,8 @@ def _rope_kv_write(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
 
 
 def _qkv_write(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
-    """split x 3, [rms_norm x 2,] [scale_by_position,] kv_write -> qkv_write, where q goes straight to attend; what makes
-    it may stand behind the write."""
+    """split x 3, [rms_norm x 2,] [scale_by_position,] kv_write -> qkv_write, where q goes straight to attend; what
+    makes it may stand behind the write."""
     if instr.op != "kv_write":
         return None
     (cache, k_name, v_name), head_dim = instr.inputs, instr.output.type.trailing[1]

@@ -36,6 +36,8 @@ _ROPE_KEYS = {
 _WINDOWED = ("gemma2", "gemma3", "gpt-oss", "olmo2")  # architectures whose windows llama.cpp computes
 _WINDOWED_IN_LAYERS = {"exaone4": 64}  # and those that have windows for it where they have so many layers
 _RAMPED = ("mistral3",)  # architectures of which it reads where YaRN's ramp ends
+_DIVIDED = ("llama", "granite", "arcee", "mistral3", "exaone4")  # that may have divisors of the rope frequencies there
+_WITH_HEAD = ("gptneox", "olmo2", "gpt-oss", "qwen2moe")  # that must have a head there
 _SAME = 1e-6  # relative difference that float32 numbers in the file bring
 
 
@@ -50,7 +52,8 @@ def form_of(config: JsonObject) -> GgufForm:
 
 
 def read_otherwise(config: JsonObject) -> list[str]:
-    """What llama.cpp computes otherwise than a file of ours says, as its version of October 2026 was seen to."""
+    """What llama.cpp computes otherwise than a file of ours says, or does not load, as its version of October 2026 was
+    seen to."""
     form, window = form_of(config), max([config["sliding_window"] or 0, *config.get("layer_windows", ())])
     notes = []
     has_windows = form.architecture in _WINDOWED or _WINDOWED_IN_LAYERS.get(form.architecture) == config["layers"]
@@ -58,6 +61,11 @@ def read_otherwise(config: JsonObject) -> list[str]:
         what = f"llama.cpp computes the architecture {form.architecture} without the window of {window:,} tokens"
         notes.append(f"{what} that the file says: in longer texts its answers are others")
     scaling = config["rope_scaling"] or {}
+    unloaded = f"llama.cpp does not load the architecture {form.architecture}"
+    if scaling.get("rope_type") == "llama3" and form.architecture not in _DIVIDED:
+        notes.append(f"{unloaded} with the tensor {GGUF_ROPE_FACTORS}, in which files have this scaling of rope")
+    if config["tied"] and form.architecture in _WITH_HEAD:
+        notes.append(f"{unloaded} without a head of its own, which this model shares with the embedding")
     ramp = (scaling.get("beta_fast", YARN_BETA_FAST), scaling.get("beta_slow", YARN_BETA_SLOW))
     if ramp != (YARN_BETA_FAST, YARN_BETA_SLOW) and form.architecture not in _RAMPED:
         what = f"llama.cpp computes YaRN of the architecture {form.architecture} with the usual ends of its ramp"
