@@ -27,6 +27,7 @@ FAMILIES = {
     "moonshotai-Kimi-K2": "kimi",
     "google-gemma-4-31B-it": "gemma",
     "google-gemma-4-31B-it-interleaved": "gemma",
+    "openai-gpt-oss-120b": "harmony",
     "mistralai-Ministral-3-14B-Reasoning-2512": "mistral_args",
     "unsloth-mistral-Devstral-Small-2507": "mistral_args",
     "Mistral-Small-3.2-24B-Instruct-2506": "mistral_args",

@@ -29,6 +29,7 @@ CALL_PARSERS = (
     "deepseek_v3",
     "deepseek_v31",
     "gemma",
+    "harmony",
 )
 
 if TYPE_CHECKING:

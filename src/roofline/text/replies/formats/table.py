@@ -6,6 +6,7 @@ from roofline.text.replies.call_format import CallFormat
 from roofline.text.replies.formats.argument_keys import ArgumentKeyCalls
 from roofline.text.replies.formats.deepseek import DeepseekCalls, OlderDeepseekCalls
 from roofline.text.replies.formats.gemma import GemmaCalls
+from roofline.text.replies.formats.harmony import HarmonyCalls
 from roofline.text.replies.formats.hermes import HermesCalls
 from roofline.text.replies.formats.invokes import DsmlCalls, DsmlToolCalls, MinimaxCalls
 from roofline.text.replies.formats.kimi import KimiCalls
@@ -26,6 +27,7 @@ FORMATS: tuple[type[CallFormat], ...] = (
     OlderDeepseekCalls,
     DeepseekCalls,
     GemmaCalls,
+    HarmonyCalls,
     HermesCalls,
     ObjectCalls,
     JsonCalls,
