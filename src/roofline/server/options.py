@@ -30,6 +30,8 @@ CALL_PARSERS = (
     "deepseek_v31",
     "gemma",
     "harmony",
+    "pythonic",
+    "pythonic_list",
 )
 
 if TYPE_CHECKING:

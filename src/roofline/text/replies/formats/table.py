@@ -12,6 +12,7 @@ from roofline.text.replies.formats.invokes import DsmlCalls, DsmlToolCalls, Mini
 from roofline.text.replies.formats.kimi import KimiCalls
 from roofline.text.replies.formats.mistral import MistralArgumentsCalls, MistralCalls
 from roofline.text.replies.formats.objects import JsonCalls, ObjectCalls
+from roofline.text.replies.formats.pythonic import BarePythonicCalls, PythonicCalls
 from roofline.text.replies.formats.xml_parameters import SeedCalls, XmlParameterCalls
 
 FORMATS: tuple[type[CallFormat], ...] = (
@@ -28,6 +29,8 @@ FORMATS: tuple[type[CallFormat], ...] = (
     DeepseekCalls,
     GemmaCalls,
     HarmonyCalls,
+    PythonicCalls,
+    BarePythonicCalls,
     HermesCalls,
     ObjectCalls,
     JsonCalls,
