@@ -61,15 +61,16 @@ def tool(schema: dict, name: str = "f") -> dict:
     return {"type": "function", "function": {"name": name, "parameters": schema}}
 
 
-def written(grammar: str, seed: int, ends: list[bytes]) -> str:
+def written(grammar: str, seed: int, ends: list[bytes], begin: str = "") -> str:
     """A text of the grammar: random bytes that it allows, with a liking for what ends soon.
 
     ends: of values, which random bytes hardly are.
     """
     llguidance = pytest.importorskip("llguidance")
-    random, text = Random(seed), bytearray()
+    random, text = Random(seed), bytearray(begin.encode())
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), library.notation(Constraint.of_lark(grammar)))
     assert not matcher.get_error(), matcher.get_error()
+    assert matcher.consume_tokens(list(text))
     while not matcher.is_stopped():
         assert len(text) < 4_000
         for end in ends if random.random() < 0.3 else ():
@@ -93,7 +94,8 @@ def written(grammar: str, seed: int, ends: list[bytes]) -> str:
 @given(SCHEMAS, st.integers(0, 99))
 def test_a_forced_call_is_read_back_and_its_schema_is_valid_for_it(form, schema, seed):
     ends = [end.encode() for mark in getattr(CALL_FORMATS[form], "value_close", ()) for end in (mark, f"{mark}\n")]
-    text = written(forced_calls(form, [tool(schema)], several=False, thinking=False).text, seed, ends)
+    begin = CALL_FORMATS[form].frame.before if CALL_FORMATS[form].tells_reasoning else ""
+    text = written(forced_calls(form, [tool(schema)], several=False, thinking=False).text, seed, ends, begin)
     reply, parser = Reply(), ReplyFormat(form, False, True).parser({"f": schema}, thinking=False)
     reply.add([*parser.push(text), *parser.finish()])
     assert (reply.text, [call.name for call in reply.calls]) == ("", ["f"]), text

@@ -373,12 +373,17 @@ def test_what_the_grammar_allows_is_what_the_parser_reads(form, thinking):
     """Any text that the grammar takes, written by a matcher that chooses bytes at random, is calls and nothing else."""
     llguidance = pytest.importorskip("llguidance")
     functions = [{"function": {"name": name, "parameters": SCHEMA}} for name in ("weather", "add")]
-    constraint = forced_calls(form, functions, several=True, thinking=thinking)
+    calls = CALL_FORMATS[form]
+    constraint = forced_calls(form, functions, several=True, thinking=thinking, thoughts=calls.thoughts)
+    begin = f"Hm.{calls.thoughts.close}" if thinking else calls.frame.before if calls.tells_reasoning else ""
     words = llguidance.LLTokenizer("byte")
     for seed in range(5):
         matcher = llguidance.LLMatcher(words, llguidance.LLMatcher.grammar_from_lark(constraint.text))
-        text = written(matcher, Random(seed), b"Hm.</think>" if thinking else b"")
-        reply, parser = Reply(), ReplyFormat(form, thinking, True).parser({"weather", "add"}, thinking=thinking)
+        text = written(matcher, Random(seed), begin.encode())
+        reply, parser = (
+            Reply(),
+            ReplyFormat(form, thinking, True, calls.thoughts).parser({"weather", "add"}, thinking=thinking),
+        )
         reply.add([*parser.push(text), *parser.finish()])
         assert reply.text == ""
         assert reply.calls

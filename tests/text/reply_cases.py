@@ -96,6 +96,13 @@ def gemma(name: str, arguments: dict) -> str:
     return f"<|tool_call>call:{name}{{{pairs}}}<tool_call|>"
 
 
+def pythonic(before: str = "", behind: str = "") -> Callable[[str, dict], str]:
+    def write(name: str, arguments: dict) -> str:
+        return f"{before}[{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})]{behind}"
+
+    return write
+
+
 WRITERS: dict[str, Callable[[str, dict], str]] = {
     "hermes": hermes,
     "llama3": objects("parameters"),
@@ -112,4 +119,7 @@ WRITERS: dict[str, Callable[[str, dict], str]] = {
     "deepseek_v3": headed(f"{DEEPSEEK[0]}{DEEPSEEK[1]}function{DEEPSEEK[2]}", "\n```json\n", f"\n```{DEEPSEEK_END}"),
     "deepseek_v31": headed("".join(DEEPSEEK[:2]), DEEPSEEK[2], DEEPSEEK_END),
     "gemma": gemma,
+    "pythonic": pythonic("<|tool_call_start|>", "<|tool_call_end|>"),
+    "pythonic_list": pythonic(),
+    "harmony": headed("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "<|call|>"),
 }

@@ -37,9 +37,8 @@ def forced_calls(
     """
     calls, grammar = CALL_FORMATS[form], CallGrammar(special_ids)
     before, after = grammar.literal(calls.frame.before), grammar.literal(calls.frame.after)
-    rules = [f"start: {'thoughts ' if thinking else ''}{before} {_calls(calls, grammar, several)} {after}"]
-    if thinking:
-        rules += grammar.until("thoughts", thoughts.close)
+    first, rules = _first(calls, grammar, thoughts, thinking=thinking)
+    rules = [f"start: {first} {before} {_calls(calls, grammar, several)} {after}", *rules]
     return _constraint(rules, calls, grammar, tools, map(schema_of_calls, tools))
 
 
@@ -62,17 +61,21 @@ def optional_calls(
         strict: names of tools. The others are as for `forced_calls`.
     """
     calls, grammar = CALL_FORMATS[form], CallGrammar(special_ids)
-    if calls.is_marked:
+    if calls.tells_reasoning:
+        first, rules = calls.prologue(grammar, thinking=thinking)
+        forms = (f"{grammar.literal(calls.frame.before)} call", f"{grammar.literal(calls.text_before)} TEXT")
+        rules = [f"start: {first} ({' | '.join(forms)})", *rules, f"TEXT: {without(*calls.marks)}"]
+    elif calls.is_marked:
         mark = calls.openings[0]
         behind = grammar.literal(calls.frame.before.removeprefix(mark))
         after = grammar.literal(calls.frame.after)
         repeated = "*" if calls.frame.several else "?"
+        first, rules = _first(calls, grammar, thoughts, thinking=thinking)
         rules = [
-            f"start: {'thoughts ' if thinking else ''}"
-            f"(opening {behind} {_calls(calls, grammar, several)} {after}){repeated} TEXT",
+            f"start: {first} (opening {behind} {_calls(calls, grammar, several)} {after}){repeated} TEXT",
             *grammar.until("opening", mark),
             f"TEXT: {without(mark)}",
-            *(grammar.until("thoughts", thoughts.close) if thinking else ()),
+            *rules,
         ]
     else:
         thought = "thoughts GAP" if thinking else f"({grammar.literal(thoughts.open)} thoughts GAP)?"
@@ -84,6 +87,15 @@ def optional_calls(
         ]
     schemas = [schema_of_calls(tool) if _function(tool)["name"] in strict else ANY_OBJECT for tool in tools]
     return _constraint(rules, calls, grammar, tools, schemas)
+
+
+def _first(
+    calls: type[CallFormat], grammar: CallGrammar, thoughts: ThoughtMarks, *, thinking: bool
+) -> tuple[str, list[str]]:
+    """What an answer begins with before it calls, and the rules that this needs."""
+    if calls.tells_reasoning:
+        return calls.prologue(grammar, thinking=thinking)
+    return ("thoughts", grammar.until("thoughts", thoughts.close)) if thinking else ("", [])
 
 
 def _calls(calls: type[CallFormat], grammar: CallGrammar, several: bool) -> str:

@@ -9,6 +9,7 @@ from roofline.engine.constraint import Constraint
 from roofline.server.beginnings import Beginning, beginning_of
 from roofline.server.body import count_within, invalid, renamed
 from roofline.server.call_grammars import describes_object, forced_calls, optional_calls, schema_of_calls
+from roofline.server.efforts import EFFORTS, template_effort, thinking_switch
 from roofline.server.limits import Limits
 from roofline.server.text_side import TextSide
 from roofline.server.unanswered import UnansweredCalls
@@ -17,10 +18,6 @@ from roofline.text.replies.escapes import WholeEscapes
 from roofline.text.replies.parser import FirstCall, ReplyParser
 
 Message = Mapping[str, object]
-# What clients call degrees of thinking, and what chat templates do, of which most know three.
-EFFORTS = {
-    **{"none": "", "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"},
-}
 NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
 
 
@@ -140,11 +137,10 @@ def effort_variables(field: str, effort: str | None, text: TextSide, *, switches
         return {}
     if effort not in EFFORTS:
         raise invalid(field, f"must be one of {', '.join(EFFORTS)}")
-    degree, source = EFFORTS[effort], text.template.source
-    variables: dict[str, object] = {"reasoning_effort": degree} if degree and "reasoning_effort" in source else {}
-    if not switches:
-        return variables
-    return variables | ({"enable_thinking": bool(degree)} if "enable_thinking" in source else {})
+    source = text.template.source
+    degree, switch = template_effort(source, effort), thinking_switch(source) if switches else None
+    variables: dict[str, object] = {} if degree is None else {"reasoning_effort": degree}
+    return variables | ({} if switch is None else {switch: effort != "none"})
 
 
 def check_tools(tools: Sequence[Message], limits: Limits) -> None:

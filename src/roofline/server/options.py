@@ -29,6 +29,9 @@ CALL_PARSERS = (
     "deepseek_v3",
     "deepseek_v31",
     "gemma",
+    "harmony",
+    "pythonic",
+    "pythonic_list",
 )
 
 if TYPE_CHECKING:

@@ -52,6 +52,8 @@ class CallFormat:
     """What stands around the reasoning of models that write so, where their chat template has it."""
     tells_reasoning: ClassVar[bool] = False
     """Whether reasoning and text stand behind marks of the format, which its parser reads with tools and without."""
+    text_before: ClassVar[str] = ""
+    """What stands before text, in a format that tells reasoning itself."""
     is_marked: ClassVar[bool] = True
     """Whether calls stand behind marks; else a reply is calls and nothing else, or text."""
 
@@ -78,6 +80,14 @@ class CallFormat:
             rule: the name of the first of them, and the begin of the others' names.
             tool: its name.
             schema: of its arguments; None: it has no parameters.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def prologue(cls, grammar: CallGrammar, *, thinking: bool) -> tuple[str, list[str]]:
+        """Return what a rule has for the reasoning before a call or text, and the rules that this needs.
+
+        Of formats that tell reasoning themselves. thinking: the prompt ends within it.
         """
         raise NotImplementedError
 

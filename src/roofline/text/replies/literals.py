@@ -8,7 +8,7 @@ _STRING = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,400})(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
 _WORD = re.compile(r"[A-Za-z]+")
 _WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
-_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|\n|.)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|x[0-9a-fA-F]{2}|\n|.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
 
 
@@ -44,7 +44,8 @@ class LiteralReader:
         string = _STRING.match(self._text, self.at)
         if string is not None:
             self.at = string.end()
-            return _ESCAPE.sub(_unescaped, string[1] if string[1] is not None else string[2])
+            text = _ESCAPE.sub(_unescaped, string[1] if string[1] is not None else string[2])
+            return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # pairs of escapes are one
         return self._scalar()
 
     def _scalar(self) -> object:
@@ -94,6 +95,7 @@ class LiteralReader:
 
 def _unescaped(match: re.Match[str]) -> str:
     escape = match[1]
-    if escape[0] in "ux" and len(escape) > 1:
-        return chr(int(escape[1:], 16))
+    if escape[0] in "uUx" and len(escape) > 1:
+        code = int(escape[1:], 16)
+        return chr(code) if code < 0x110000 else "\ufffd"
     return _ESCAPES.get(escape, escape if escape in "\\'\"/" else f"\\{escape}")

@@ -45,7 +45,10 @@ class ReplyFormat:
             return form(tools) if tools or form.tells_reasoning else PlainReply()
 
         if not self.thinks or form.tells_reasoning:
-            return rest()
+            parser = rest()
+            if thinking:
+                parser.push(self.thoughts.open)
+            return parser
         within = rest if form.is_marked else PlainReply
         return ThinkingReply(rest, open=thinking, marks=self.thoughts, within=within)
 

@@ -15,6 +15,7 @@ from roofline.server.conversation import (
     flat_tool_fields,
     prompt_of,
 )
+from roofline.server.efforts import thinking_switch
 from roofline.server.forms import schema
 from roofline.server.generation import Generation, check_model, check_prompts, sampling_params
 from roofline.server.routes.anthropic.conversation import conversation_of, refuse_unreadable
@@ -110,7 +111,10 @@ def _prompt(body: PromptBody, context: Context, form: Constraint | None = None) 
     conversation = conversation_of(body, context.limits)
     effort = body.output_config.effort if body.output_config is not None else None
     degree = effort_variables("output_config.effort", effort, context.text, switches=False)
-    conversation = replace(conversation, variables={**degree, **conversation.variables})
+    switch = thinking_switch(context.text.template.source) or "enable_thinking"
+    thinking = conversation.variables.get("enable_thinking")
+    variables = degree if thinking is None else {**degree, switch: thinking}
+    conversation = replace(conversation, variables=variables)
     fields = flat_tool_fields(len(conversation.tools), "input_schema")
     with renamed({"continue_final_message": "messages"} | fields):
         return conversation, prompt_of(conversation, context.text, loaded.max_model_len, form)

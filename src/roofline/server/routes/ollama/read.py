@@ -9,6 +9,7 @@ from roofline.engine.constraint import Constraint
 from roofline.server.body import count_within, fields_of, invalid, refuse_unsupported, renamed, typed, within
 from roofline.server.context import Context
 from roofline.server.conversation import ChatPrompt, Conversation, check_tools, effort_variables, prompt_of
+from roofline.server.efforts import thinking_switch
 from roofline.server.forms import schema
 from roofline.server.generation import Generation, check_prompts, sampling_params
 from roofline.server.routes.ollama.schema import (
@@ -136,7 +137,8 @@ def _variables(body: Request, context: Context) -> dict[str, object]:
         raise invalid("think", "the model does not think")
     if isinstance(body.think, str):
         return effort_variables("think", body.think, context.text)
-    return {} if body.think is None else {"enable_thinking": body.think}
+    switch = thinking_switch(context.text.template.source) or "enable_thinking"
+    return {} if body.think is None else {switch: body.think}
 
 
 def _described(function: dict[str, object]) -> dict[str, object]:

@@ -6,11 +6,13 @@ from roofline.text.replies.call_format import CallFormat
 from roofline.text.replies.formats.argument_keys import ArgumentKeyCalls
 from roofline.text.replies.formats.deepseek import DeepseekCalls, OlderDeepseekCalls
 from roofline.text.replies.formats.gemma import GemmaCalls
+from roofline.text.replies.formats.harmony import HarmonyCalls
 from roofline.text.replies.formats.hermes import HermesCalls
 from roofline.text.replies.formats.invokes import DsmlCalls, DsmlToolCalls, MinimaxCalls
 from roofline.text.replies.formats.kimi import KimiCalls
 from roofline.text.replies.formats.mistral import MistralArgumentsCalls, MistralCalls
 from roofline.text.replies.formats.objects import JsonCalls, ObjectCalls
+from roofline.text.replies.formats.pythonic import BarePythonicCalls, PythonicCalls
 from roofline.text.replies.formats.xml_parameters import SeedCalls, XmlParameterCalls
 
 FORMATS: tuple[type[CallFormat], ...] = (
@@ -26,6 +28,9 @@ FORMATS: tuple[type[CallFormat], ...] = (
     OlderDeepseekCalls,
     DeepseekCalls,
     GemmaCalls,
+    HarmonyCalls,
+    PythonicCalls,
+    BarePythonicCalls,
     HermesCalls,
     ObjectCalls,
     JsonCalls,
