@@ -285,7 +285,7 @@ class CpuExecutable:
         """See `backends.base.CopiesState`: a slot lies in one piece."""
         assert self._state is not None, "the model has state"
         assert 0 <= slot < self.limits.state_slots
-        return [memoryview(self._state.view()[slot * self.slot_bytes : (slot + 1) * self.slot_bytes])]
+        return [self._state.view()[slot * self.slot_bytes : (slot + 1) * self.slot_bytes].data]
 
     def run(self, carried: "Mapping[str, Tensor]") -> "Tensor":
         """As `forward`, for ranks: the step's logits, a view valid until the next."""
