@@ -51,6 +51,7 @@ MODELS = (  # and the format of their weights and of their cache
     ("gpt-oss", "Q4_0", "bf16"),
     ("deepseek", "Q4_0", "bf16"),
     ("bert", "Q4_0", "bf16"),
+    ("plain", "Q4_0", "bf16"),
     ("shifted", "Q4_0", "bf16"),
 )
 HEAD = 56  # bytes before what the checksum is of

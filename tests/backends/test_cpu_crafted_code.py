@@ -161,6 +161,32 @@ def test_a_record_of_moved_columns_that_lies(operation: str, field: str, at: int
         _ = spoilt(subject("deepseek", "Q4_0", "bf16"), operation, field, value, at).checked
 
 
+@pytest.mark.parametrize(
+    ("operation", "field", "value", "message"),
+    [
+        ("causal_conv_silu", "stride", 1, "stride is a number that cannot be"),
+        ("causal_conv_silu", "stride", 17, "stride is a number that cannot be"),
+        ("causal_conv_silu", "weight", -1, "weight is a place outside weights.bin"),
+        ("causal_conv_silu", "layer", -1, "layer is a number that cannot be"),
+        ("causal_conv_silu", "layer", (1 << 30) + 1, "layer is a number that cannot be"),
+        ("causal_conv_silu", "over_rows", 1, "over_rows is over logit rows"),
+        ("delta_rule", "digits", 4, "digits is a number that cannot be"),
+        ("delta_rule", "digits", 3 << 16 | 4, "digits cannot be shared out among the heads"),
+        ("delta_rule", "digits", 2 << 16 | 64, "digits cannot be shared out among the heads"),
+        ("delta_rule", "stride", 96, "stride are not those of q, k and v"),
+        ("delta_rule", "stride", 98, "stride are not those of q, k and v"),
+        ("delta_rule", "q_norm", -64, "k_norm is a place outside the arena"),
+        ("delta_rule", "k_norm", 1 << 30, "k_norm is a place outside the arena"),
+        ("delta_rule", "k_norm", 4, "k_norm is no multiple of 64 bytes"),
+        ("norm_heads", "layer", 5, "layer do not divide the columns"),
+        ("silu_apart_quantise", "residual", -1, "residual is no value"),
+    ],
+)
+def test_a_record_of_state_that_lies(operation: str, field: str, value: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^operation [0-9]+.*{message}"):
+        _ = spoilt(subject("plain", "Q4_0", "bf16"), operation, field, value).checked
+
+
 # What operations have no use for: their records may hold anything there.
 IGNORED = {
     "embed": "digits x residual stride weight bias eps q_norm k_norm",
@@ -205,6 +231,18 @@ IGNORED = {
     "join_heads": "digits weight bias eps q_norm k_norm",
     "join_heads_sharing": "digits weight bias eps q_norm k_norm",
     "add": "digits stride weight bias eps layer q_norm k_norm",
+    "mul": "digits stride weight bias eps layer q_norm k_norm",
+    "mul_quantise": "stride weight bias eps layer q_norm k_norm",
+    "sigmoid_mul": "digits stride weight bias eps layer q_norm k_norm",
+    "sigmoid_mul_quantise": "stride weight bias eps layer q_norm k_norm",
+    "silu_apart": "digits stride weight bias eps layer q_norm k_norm",
+    "silu_apart_quantise": "stride weight bias eps layer q_norm k_norm",
+    "norm_heads": "digits residual stride bias q_norm k_norm",
+    "norm_heads_quantise": "residual stride bias q_norm k_norm",
+    "causal_conv": "digits residual eps q_norm k_norm",
+    "causal_conv_silu": "digits residual eps q_norm k_norm",
+    "delta_rule": "",
+    "delta_rule_tiled": "",
 }
 
 

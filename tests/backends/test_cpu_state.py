@@ -161,6 +161,22 @@ def test_what_is_stored_is_what_the_reference_stores() -> None:
     assert model.slot_bytes == slow.slot_bytes
 
 
+def test_a_slot_that_was_copied_goes_on_as_it_was() -> None:
+    model = executable(checkpoint("plain", "Q8_0"), ISAS[0])
+    whole = in_chunks(model, Text(0), 96)
+    soil(model)
+    text = Text(0)
+    step(model, text.take(20))
+    (view,) = model.slot_views(0)
+    assert view.nbytes == model.slot_bytes
+    copy = bytes(view)
+    soil(model)
+    (view,) = model.slot_views(5)
+    view[:] = copy
+    text.slot = 5
+    assert step(model, text.take(40)).tobytes() == whole[20:].tobytes()
+
+
 def moved(*moves: tuple[int, int, int, int], firsts: tuple[int, ...]) -> list[Segment]:
     pages = [list(range(8 * n, 8 * n + 8)) for n in range(len(moves))]
     return [

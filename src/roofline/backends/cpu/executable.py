@@ -282,6 +282,12 @@ class CpuExecutable:
         pages = self._cache.view()[: self.page_bytes * self.num_pages].reshape(layers, self.num_pages, -1)
         return [memoryview(layer[page]) for layer in pages]
 
+    def slot_views(self, slot: int) -> list[memoryview]:
+        """See `backends.base.CopiesState`: a slot lies in one piece."""
+        assert self._state is not None, "the model has state"
+        assert 0 <= slot < self.limits.state_slots
+        return [self._state.view()[slot * self.slot_bytes : (slot + 1) * self.slot_bytes].data]
+
     def run(self, carried: "Mapping[str, Tensor]") -> "Tensor":
         """As `forward`, for ranks: the step's logits, a view valid until the next."""
         import torch

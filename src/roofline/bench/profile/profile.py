@@ -275,7 +275,7 @@ def fill(executable: Executable, step: ProfiledStep) -> None:
     for slot, (mine, owned) in enumerate(zip(ids, pages, strict=True)):
         for first in range(0, step.context, executable.limits.tokens):
             chunk = mine[first : min(first + executable.limits.tokens, step.context)]
-            move = StateMove(slot if first else NO_SLOT, slot)
+            move = StateMove(slot if first else NO_SLOT, slot) if executable.limits.state_slots else None
             executable.batch.fill([Segment(chunk, first, owned, state=move)], [])
             executable.forward()
     segments = [Segment(mine[step.context :], step.context, owned) for mine, owned in zip(ids, pages, strict=True)]

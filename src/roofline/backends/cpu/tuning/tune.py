@@ -201,13 +201,14 @@ class Tuner:
     def _fill(self, point: TuningPoint) -> None:
         pages = -(-(point.context + point.tokens) // PAGE_TOKENS)
         ids = np.random.default_rng(7).integers(0, self.executable.vocab_size, point.rows).tolist()
-        parts = [ids[i * point.tokens : (i + 1) * point.tokens] for i in range(point.sequences)]
-        places = [range(i * pages, (i + 1) * pages) for i in range(point.sequences)]
-        # A step is run many times and must give the same bits: it moves no state on.
-        moves = [StateMove(i if point.context else NO_SLOT, NO_SLOT) for i in range(point.sequences)]
         segments = [
-            Segment(part, point.context, place, state=move)
-            for part, place, move in zip(parts, places, moves, strict=True)
+            Segment(
+                ids[i * point.tokens : (i + 1) * point.tokens],
+                point.context,
+                range(i * pages, (i + 1) * pages),
+                state=StateMove(source=i if point.context else NO_SLOT),  # nothing is written, so each run has its bits
+            )
+            for i in range(point.sequences)
         ]
         self.executable.batch.fill(segments, [(i + 1) * point.tokens - 1 for i in range(point.sequences)])
 
