@@ -101,7 +101,7 @@ class ReferenceExecutable:
         import torch
 
         batch = self.batch
-        stores = {**self._caches, **self._states}
+        stores: dict[str, ReferencePages | ReferenceSlots] = {**self._caches, **self._states}
         for store in stores.values():
             store.begin(batch)
         fields = {
