@@ -391,3 +391,14 @@ def test_any_changed_configuration_of_a_family_is_told_or_refused(tmp_path: Path
     assert told > 25
     assert len(refused) > 100
     assert max(map(len, refused)) < 3000
+
+
+def test_state_of_a_sequence_is_told_beside_its_cache(tmp_path: Path) -> None:
+    """Of Qwen3.5 0.8B, whose layers with state keep 16 matrices of 128 x 128 and three columns of 6,144 channels."""
+    config = {"model_type": "qwen3_5_text", "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24}
+    config |= {"num_attention_heads": 8, "num_key_value_heads": 2, "linear_num_value_heads": 16, "vocab_size": 1024}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    told = run(tmp_path / "config.json")
+    state = 18 * 4 * (16 * 128 * 128 + 3 * 6144)
+    assert "beside it 19.3 MiB of recurrent state for each sequence, however long" in told.stdout
+    assert record(tmp_path / "config.json")["state_bytes"] == state

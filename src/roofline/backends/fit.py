@@ -133,7 +133,8 @@ def split_on_product(
 
     def part_of(share: Share) -> DevicePart:
         program = compile_for_gpu(model, config, options, chip, share)
-        return DevicePart(program, _needs(program, limits, scratch_bytes(program, limits) + reserved))
+        state = limits.segments * sum(group.slot_bytes for group in program.state_groups.values())
+        return DevicePart(program, _needs(program, limits, scratch_bytes(program, limits) + reserved + state))
 
     return _least(part_of, memory_of(product), count)
 

@@ -28,9 +28,9 @@ class Summary:
     tables that rows are looked up in, tied: whether the head multiplies with one of them; experts, top: of a layer, and
     how many a token is routed to, 0 without experts.
 
-    stored: by format, the largest first; kv_groups: layers whose caches are alike; token_flops: operations for one
-    token with one row of logits, without attention; pair_flops: for each token it attends to; ops: the vocabulary it is
-    written in, by order of use.
+    stored: by format, the largest first; kv_groups: layers whose caches are alike; state_bytes: of recurrent state of a
+    sequence, however long it is; token_flops: operations for one token with one row of logits, without attention;
+    pair_flops: for each token it attends to; ops: the vocabulary it is written in, by order of use.
     """
 
     layers: int
@@ -42,6 +42,7 @@ class Summary:
     top: int
     stored: tuple[Stored, ...]
     kv_groups: tuple[KvGroup, ...]
+    state_bytes: int
     token_flops: int
     pair_flops: int
     ops: tuple[str, ...]
@@ -76,6 +77,7 @@ def summarize(program: Program, tensors: Tensors) -> Summary:
         top=experts.top if experts else 0,
         stored=stored_formats(tensors),
         kv_groups=tuple(program.kv_groups.values()),
+        state_bytes=sum(group.slot_bytes for group in program.state_groups.values()),
         token_flops=cost.at(tokens=1, rows=1),
         pair_flops=cost.pairs,
         ops=tuple(dict.fromkeys(instr.op for instr in program.body)),

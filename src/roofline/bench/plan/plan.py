@@ -136,7 +136,8 @@ class PlannedPoint:
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer. shape: as asked for, in its format; weight_bytes: of all its tensors; parameters: of them."""
+    """The answer. shape: as asked for, in its format; weight_bytes: of all its tensors; parameters: of them;
+    state_bytes: of recurrent state of one sequence."""
 
     case: Case
     shape: "ModelShape"
@@ -144,6 +145,7 @@ class Plan:
     weight_bytes: int
     parameters: int
     kv_token_bytes: int
+    state_bytes: int
     kv_format: str
     arrangements: list[Arrangement]
     points: list[PlannedPoint]
@@ -183,6 +185,9 @@ def plan(case: Case, place: Place, calibration: Calibration | Calibrate, tell: T
         weight_bytes=nbytes(shape.tensors),
         parameters=sum(prod(info.shape) for info in shape.tensors.values()),
         kv_token_bytes=_token_bytes(fitting[0]),
+        state_bytes=sum(
+            group.slot_bytes for part in chosen[0].split.parts for group in part.program.state_groups.values()
+        ),
         kv_format="+".join(dict.fromkeys(group.format for group in groups)),
         arrangements=chosen,
         points=points,

@@ -28,7 +28,8 @@ def show(plan: "Plan") -> None:
     weights = f"{plan.weight_bytes / 1e9:,.0f} GB" if plan.weight_bytes >= 1e10 else human_bytes(plan.weight_bytes)
     size = f"{weights} of weights ({human_count(plan.parameters)} parameters)"
     cache = f"{human_bytes(plan.kv_token_bytes)} of cache for each token ({plan.kv_format})"
-    out.print(f"{size}, {cache}")
+    state = f", {human_bytes(plan.state_bytes)} of state for each sequence" if plan.state_bytes else ""
+    out.print(f"{size}, {cache}{state}")
     for note in () if case.dtype else plan.shape.notes:
         out.print(note)
     out.print()
@@ -181,6 +182,7 @@ def record(plan: "Plan") -> JsonObject:
         "weight_bytes": plan.weight_bytes,
         "parameters": plan.parameters,
         "kv_token_bytes": plan.kv_token_bytes,
+        "state_bytes": plan.state_bytes,
         "kv_format": plan.kv_format,
         "assumed": asdict(plan.calibration),
         "roofs": {

@@ -54,6 +54,8 @@ def show(report: "InfoReport") -> None:
         out.print("-: its rows are no whole number of the format's blocks", highlight=False)
     out.print()
     print_table(out, _cache_table(report), dispensable=("bytes",))
+    if state := report.summary.state_bytes:
+        out.print(f"beside it {human_bytes(state)} of recurrent state for each sequence, however long", highlight=False)
     if latent := _latent_bytes(report):
         ours = report.summary.kv_bytes("bf16")
         out.print(

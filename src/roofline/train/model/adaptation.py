@@ -40,7 +40,7 @@ def forms(config: TrainConfig, shape: JsonMapping) -> Mapping[str, ParameterForm
     table = [param for param in expand(family.spec(cfg), cfg.layers) if param.tied_to is None]
     program = trace_shape(family, cfg, "F32")
     checkpoint = open_checkpoint(files(config.model)) if section.base == "stored" else None
-    targets = _targets(section, table, program, dict(shape))
+    targets = _targets(section, table, program, shape)
     planned = {}
     for param in table:
         opaque = len(param.shape) == 2 and all(_reads(program, param.name, Trait.SPLITS))
@@ -75,7 +75,7 @@ def _targets(section: AdapterSection, table: list[Param], program: Program, shap
         if len(param.shape) == 2 and param.name.startswith("layers.") and not _chooses(param)
         if all(_reads(program, param.name, Trait.PRODUCT, Trait.EXPERTS))
     }
-    joined = {f".{ours}." for rows in files_of(family).NAMES.joined(shape).values() for ours, _ in rows}
+    joined = {f".{ours}." for rows in files_of(family).NAMES.joined(dict(shape)).values() for ours, _ in rows}
     in_turn = {name for name in matrices if any(part in name for part in joined)}
     if section.targets == "all-linear":
         chosen = set(matrices) - in_turn

@@ -48,6 +48,11 @@ _EXPERTS: tuple[str, ...] = (
 )
 _EXPERTS += ("mlp_only_layers", "router_aux_loss_coef")
 _EXPERTS_GGUF = ("expert_count", "expert_used_count", "expert_feed_forward_length")
+_HYBRID: tuple[str, ...] = ("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim", "head_dim")
+_HYBRID += ("linear_num_key_heads", "linear_num_value_heads", "full_attention_interval", "layer_types", *_GATED)
+_HYBRID += ("partial_rotary_factor", "attention_bias", "attn_output_gate")
+_HYBRID_GGUF = (*_GATED_GGUF[:6], "ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank")
+_HYBRID_GGUF += ("ssm.inner_size", "full_attention_interval")
 _HF_KEYS: dict[str, tuple[str, ...]] = {
     "llama": (*_GATED, "attention_bias", "mlp_bias", "head_dim"),
     "mistral": (*_GATED, "head_dim", "sliding_window"),
@@ -81,6 +86,12 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
         *("routed_scaling_factor", "n_group", "topk_group", "scoring_func", "moe_layer_freq", "seq_aux"),
         *("aux_loss_alpha", "ep_size"),
     ),
+    "qwen3_next": (*_HYBRID, *_EXPERTS, "shared_expert_intermediate_size"),
+    "qwen3_5_text": (*_HYBRID, "mamba_ssm_dtype", "mtp_num_hidden_layers"),
+    "qwen3_5_moe_text": (
+        *(*_HYBRID, *_EXPERTS[:3], "shared_expert_intermediate_size", "router_aux_loss_coef", "mamba_ssm_dtype"),
+        "mtp_num_hidden_layers",
+    ),
     "gpt_neox": (*_NEOX, "layer_norm_eps", "attention_bias", "hidden_act"),
     "gpt2": ("n_embd", "n_head", "n_layer", "n_positions", "n_inner", *_LEARNED, "scale_attn_weights"),
     "opt": ("ffn_dim", "do_layer_norm_before", "word_embed_proj_dim", "enable_bias", "activation_function"),
@@ -99,6 +110,9 @@ _GGUF_KEYS: dict[str, tuple[str, ...]] = {
     "gpt-oss": (*_GATED_GGUF[:6], *_EXPERTS_GGUF, "attention.sliding_window"),
     "olmo2": (*_GATED_GGUF[:4], "attention.sliding_window", "attention.sliding_window_pattern"),
     "exaone4": (*_GATED_GGUF[:7], "attention.sliding_window", "attention.sliding_window_pattern"),
+    "qwen3next": (*_HYBRID_GGUF, *_EXPERTS_GGUF, "expert_shared_feed_forward_length"),
+    "qwen35": (*_HYBRID_GGUF, "rope.dimension_sections"),
+    "qwen35moe": (*_HYBRID_GGUF, *_EXPERTS_GGUF, "expert_shared_feed_forward_length", "rope.dimension_sections"),
 }
 # What a key, or a key and its value, says the model computes -> the ops of ours that compute it.
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -117,6 +131,8 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"type_vocab_size|attention\.causal|attn_logit_softcapping|alibi\w*|attention\.max_alibi_bias", ("attend",)),
     (r"(q|kv)_lora_rank|qk_(rope|nope)_head_dim|attention\.(q|kv)_lora_rank", ("cut_heads", "join_heads")),
     (r"attention\.temperature_\w+|attn_temperature_tuning|floor_scale", ("scale_by_position",)),
+    (r"linear_(num_)?(key|value)_head\w*|linear_conv_kernel_dim", ("causal_conv", "delta_rule")),
+    (r"attn_output_gate", ("sigmoid_mul",)),
     (r"final_logit_softcapping", ("soft_cap",)),
     (r"use_qk_norm|qk_layernorm|qk_norm", ("rms_norm",)),
     (r"\w*(embedding|residual|attention)_multiplier|logits?_scal\w+|embedding_scale|residual_scale", ("scale",)),
@@ -125,7 +141,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
 # What no op of ours computes, whatever its name may be one day.
 _LACKING: tuple[tuple[str, str], ...] = (
     (r"ssm\.\w+|ssm_\w+|mamba_\w+|state_size|d_conv|conv_kernel\w*|time_step_\w+|\w*conv1d\w*", "state-space layers"),
-    (r"linear_(num_)?(key|value)_head\w*|wkv\.\w+|rwkv\w*", "linear attention"),
+    (r"wkv\.\w+|rwkv\w*", "linear attention"),
     (r"is_encoder_decoder|encoder_layers|decoder_layers|num_decoder_layers|relative_attention_\w+", "an encoder"),
     (r"vision_\w+|image_\w+|audio_\w+|mm_\w+|text_config", "images, or sound, beside text"),
 )
