@@ -33,11 +33,18 @@ class HybridFake(FakeExecutable):
         self.limits = BatchLimits(limits.tokens, limits.segments, limits.rows, limits.pages, state_slots)
         self.batch = Batch(self.limits)
         self.states = [NEVER_WRITTEN] * state_slots  # (hash, ids consumed)
+        self.noticed = []  # what was wrong with a step
         self.fail_late = set()  # numbers of forward calls that raise when a part of the slots is written
-        self.saves = self.hits = self.repeated = 0
-        self.most_tokens = 0  # of a segment with a target of its own
+        self.saves = 0  # states saved in passing
 
     def forward(self):
+        try:
+            self._forward()
+        except AssertionError as error:  # which the engine takes for a failure of the step
+            self.noticed.append(error)
+            raise
+
+    def _forward(self):
         super().forward()
         batch, rows = self.batch, {}
         moves = np.stack([batch.state_in, batch.state_out, batch.save_at, batch.save_to])[:, : batch.segments]
@@ -136,6 +143,8 @@ class StateWatched(Watched):
 
     def step(self):
         super().step()
+        if self.executable.noticed:
+            raise self.executable.noticed[0]
         state = self.engine.state
         check_pages(state.slots, [slots_of(s) for s in state.running])
         assert all(s.recurrent is None and s.again == 0 for s in state.waiting)

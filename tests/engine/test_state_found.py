@@ -55,6 +55,17 @@ def test_prompts_with_a_beginning_in_common_find_it_from_the_third_on(toy):
     assert (stats.snapshot_hits, stats.snapshot_lost, stats.prefix_hits) == (2, 1600, 3200)
 
 
+def test_a_chunk_that_would_pass_two_snapshots_ends_at_the_first():
+    watched = StateWatched(EngineConfig(), **LARGE)
+    prompts = [prompt_of(100) + [first] * 200 for first in (1, 2, 3)]
+    before = watched.executable.forwards
+    assert ask(watched, prompts[0])[1] == 0
+    assert watched.executable.forwards - before == 1
+    assert ask(watched, prompts[1])[1] == 0
+    assert watched.executable.forwards - before == 1 + 2
+    assert [ask(watched, ids)[1] for ids in (prompts[2], prompts[1])] == [64, 256]
+
+
 def test_a_snapshot_within_the_beginning_in_common_is_found_and_a_later_one_taken():
     watched = StateWatched(EngineConfig(long_prompt_tokens=0), **LARGE)
     found = [ask(watched, ids)[1] for ids in (prompt_of(1500), prompt_of(2200), prompt_of(2200)[:1800] + [3] * 99)]
@@ -201,6 +212,31 @@ def test_a_step_that_failed_behind_its_writes_is_repeated_from_a_snapshot():
     assert set(watched.engine.stats().finished) == {"length"}
     behind = 100 + 3 - 64  # what the step's state is made of beyond the snapshot; the other has none
     assert tokens == 100 + 20 + 2 * 39 + behind + 20 + 3 + 2
+
+
+def test_a_failed_step_that_began_at_a_snapshot_is_repeated_from_before_it():
+    """A snapshot is no copy that a kernel could make without computing anything."""
+    params = SamplingParams(temperature=0, max_tokens=9)
+    expected = ask(StateWatched(EngineConfig(), **LARGE), prompt_of(100), params)[0]
+    watched = StateWatched(EngineConfig(max_batch_tokens=65, long_prompt_tokens=0), **LARGE)
+    watched.executable.fail_late = {2}
+    watched.submit([3], params, request_id="other")
+    assert ask(watched, prompt_of(100), params, "mine")[0] == expected
+    assert set(watched.engine.stats().finished) == {"length"}
+
+
+def test_an_answer_whose_state_cannot_be_computed_anew_ends_alone():
+    params = SamplingParams(temperature=0, max_tokens=30, logit_bias={13: -100.0})
+    expected = ask(StateWatched(EngineConfig(), **LARGE), [1] * 20, params)[0]
+    watched = StateWatched(EngineConfig(), **LARGE)
+    watched.submit([1] * 20, params, request_id="good")
+    watched.submit([13, 2, 3], params, request_id="bad")
+    for _ in range(4):
+        watched.step()
+    watched.executable.fail_late, watched.executable.fail_on_id = {5}, 13
+    watched.run()
+    assert watched.outputs["good", 0] == expected
+    assert "the toy cannot bear id 13" in watched.ended["bad", 0].error
 
 
 def test_what_a_model_with_state_cannot_have_is_refused_by_name(tmp_path):

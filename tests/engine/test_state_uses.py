@@ -57,8 +57,8 @@ def test_a_prompt_that_is_scored_goes_back_behind_what_it_has_told(toy):
     assert [watched.ended[name, 0].usage.cached_tokens for name in "abc"] == [0, 0, 128]
 
 
-@pytest.mark.parametrize("right", [0.0, 0.3, 0.6, 0.9, 1.0])
-@pytest.mark.parametrize("tokens", [1, 4, 15])
+@pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("tokens", [1, 6])
 def test_turns_with_guesses_that_cross_multiples_of_64(right, tokens):
     """Whatever was guessed where a snapshot is due, the next turn that finds it goes on from the right ids."""
     params = SamplingParams(temperature=0, max_tokens=90)
@@ -120,13 +120,14 @@ def test_what_made_logits_no_numbers_is_not_found(generated):
     good = 64 if generated > 1 else -1  # whose step was one of numbers
     states = watched.executable.states
     states[:] = [state if state is not None and state[1] == good else None for state in states]
+    params = SamplingParams(temperature=0, max_tokens=60)
     for name in "bc":
         watched.submit(text(100), params, request_id=name)
         watched.run()
         watched.submit([*text(100), *watched.outputs[name, 0]], params, request_id=f"{name} goes on")
         watched.run()
     found = [watched.ended[name, 0].usage.cached_tokens for name in ("b", "b goes on", "c", "c goes on")]
-    assert found == [64 if generated > 1 else 0, 192, 64, 192]
+    assert found == [64 if generated > 1 else 0, 128, 64, 128]
 
 
 def test_a_part_of_a_plan_has_the_moves_and_repeated_tokens_of_its_sequences():
