@@ -106,7 +106,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"sliding_window\w*|layer_types|attention\.sliding_window\w*|global_attn_every_n_layers", ("attend",)),
     (r"type_vocab_size|attention\.causal|attn_logit_softcapping|alibi\w*|attention\.max_alibi_bias", ("attend",)),
     (r"(q|kv)_lora_rank|qk_(rope|nope)_head_dim|attention\.(q|kv)_lora_rank", ("cut_heads", "join_heads")),
-    (r"attention\.temperature_\w+|attn_temperature_tuning|floor_scale", ("scale_by_position",)),
+    (r"attention\.temperature_\w+|attn_temperature_tuning|floor_scale|attn_scale", ("scale_by_position",)),
     (r"final_logit_softcapping", ("soft_cap",)),
     (r"use_qk_norm|qk_layernorm|qk_norm", ("rms_norm",)),
     (r"\w*(embedding|residual|attention)_multiplier|logits?_scal\w+|embedding_scale|residual_scale", ("scale",)),
