@@ -50,6 +50,15 @@ def test_gguf_files_are_told_too(write: Callable[..., Path]) -> None:
     assert dict(strange.new_keys) == {"expert_count": "8"}
 
 
+def test_factors_by_position_and_relu_squared_are_computed(tmp_path: Path) -> None:
+    config = {"model_type": "llama9", "attn_temperature_tuning": True, "floor_scale": 8192, "hidden_act": "relu2"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    strange = unfamiliar(tmp_path)
+    assert strange is not None
+    assert strange.ops == {"scale_by_position": ("attn_temperature_tuning", "floor_scale"), "relu": ("hidden_act",)}
+    assert strange.lacking == {}
+
+
 def test_families_that_are_named_as_near_are_ours() -> None:
     assert set(unfamiliar_keys._HF_KEYS) <= set(table.MODEL_TYPES)
     assert set(unfamiliar_keys._GGUF_KEYS) <= set(table.ARCHITECTURES)

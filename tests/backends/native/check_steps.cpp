@@ -108,7 +108,7 @@ class Model {
         const Code code(code_, shape, false);
         std::vector<int32_t> batch(kFieldCount * 128);
         std::vector<uint8_t> arena(code.arena_bytes(kTokens, kTokens) + kLine);
-        Places places{aligned(image_), nullptr, kTablePositions, aligned(arena), cache.data(), nullptr, int8, batch.data(), {}};
+        Places places{aligned(image_), nullptr, kTablePositions, nullptr, aligned(arena), cache.data(), nullptr, int8, batch.data(), {}};
         if (!mpt_) places.table = (const float*)(places.image + table_);
         for (int f = 0; f < kFieldCount; f++) places.fields.push_back(f * 128);
         Executable executable(&kernels, threads, code, places,

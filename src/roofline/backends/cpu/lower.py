@@ -319,17 +319,13 @@ def _record(
         "residual": next((refs[name] for name in instr.inputs[1:] if name in refs), NONE),
         "width": inputs,
         "stride": inputs if writes else out.width,
-        "weight": -1,
+        "weight": _table(instr, layout),
         "bias": -1,
         "layer": instr.attrs.get("first" if instr.op == "embed" else "group" if adapts else "layer") or 0,
         "q_norm": -1,
         "k_norm": -1,
         "pieces": len(pieces),
     }
-    if instr.op == "attend" and instr.attr("alibi"):
-        fields["weight"] = layout.slopes
-    if instr.attrs.get("beta"):
-        fields["weight"] = layout.factors
     fields |= _expert_fields(instr, types, columns, refs) | _head_fields(instr, types)
     fields |= _state_fields(program, instr, types, refs)
     if operation == "exchange":  # the core needs no scratch for such rows
@@ -357,6 +353,13 @@ def _weight_fields(instr: Instr, layout: ImageLayout, tables: Sequence[str]) -> 
     if instr.weights and instr.weights[0] not in layout.matrices and "eps" in registry.get(instr.op).attributes:
         fields["eps"] = instr.attr("eps")
     return fields
+
+
+def _table(instr: Instr, layout: ImageLayout) -> int:
+    """The place of what an instruction reads by head or by position, -1: none."""
+    if instr.op == "attend" and instr.attr("alibi"):
+        return layout.slopes
+    return layout.factors if instr.attrs.get("beta") else -1
 
 
 def _expert_fields(instr: Instr, types: Mapping[str, Type], columns: int, refs: Mapping[str, Ref]) -> dict[str, object]:

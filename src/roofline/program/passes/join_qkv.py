@@ -9,6 +9,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
 from roofline.ops.symbol import Type
+from roofline.ops.traits import Trait
 from roofline.program.ir import Instr, Program, Value
 from roofline.program.passes.rewrite import makers, readers
 
@@ -78,11 +79,16 @@ def _path(name: str, maker_of: Mapping[str, Instr], read: Mapping[str, int], by_
     """The steps before a value; by_head: the results of the norms that are among them."""
     steps: list[Instr] = []
     maker = maker_of[name]
-    while read[name] == 1 and (maker.op in ("rope", "scale_by_position") or name in by_head):
+    while read[name] == 1 and (_by_position(maker) or name in by_head):
         steps.insert(0, maker)
         name = maker.inputs[0]
         maker = maker_of[name]
     return _Path(name, tuple(steps))
+
+
+def _by_position(maker: Instr) -> bool:
+    """Whether an instruction turns or scales rows by their positions, which it reads beside them."""
+    return maker.has(Trait.READS_WIDE) and len(maker.inputs) > 1
 
 
 def _whole(name: str, maker_of: Mapping[str, Instr]) -> str:

@@ -52,7 +52,7 @@ def _narrow_above(program: Program, at: int) -> Program:
 
 def _only_for(program: Program, at: int) -> set[int]:
     """Numbers of the instructions before `at` that work row by row and are read by it, directly or through such; but
-    for those that read a field of the step's batch, which backends have for all tokens alone."""
+    for those that read positions beside their rows, which backends have of all tokens alone."""
     fields = {value.name for value in program.inputs}
     readers: dict[str, set[int]] = {}
     for number, instr in enumerate(program.body):
@@ -61,7 +61,7 @@ def _only_for(program: Program, at: int) -> set[int]:
     inside: set[int] = set()
     for number in range(at - 1, -1, -1):
         instr = program.body[number]
-        if not instr.has(Trait.ROW_WISE) or not fields.isdisjoint(instr.inputs):
+        if not instr.has(Trait.ROW_WISE) or not fields.isdisjoint(instr.inputs[1:]):
             continue
         used = set().union(*(readers.get(v.name, set()) for v in instr.outputs))
         escapes = any(v.name in program.outputs for v in instr.outputs)

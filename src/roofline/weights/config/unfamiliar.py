@@ -130,7 +130,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"sliding_window\w*|layer_types|attention\.sliding_window\w*|global_attn_every_n_layers", ("attend",)),
     (r"type_vocab_size|attention\.causal|attn_logit_softcapping|alibi\w*|attention\.max_alibi_bias", ("attend",)),
     (r"(q|kv)_lora_rank|qk_(rope|nope)_head_dim|attention\.(q|kv)_lora_rank", ("cut_heads", "join_heads")),
-    (r"attention\.temperature_\w+|attn_temperature_tuning|floor_scale", ("scale_by_position",)),
+    (r"attention\.temperature_\w+|attn_temperature_tuning|floor_scale|attn_scale", ("scale_by_position",)),
     (r"linear_(num_)?(key|value)_head\w*|linear_conv_kernel_dim", ("causal_conv", "delta_rule")),
     (r"attn_output_gate", ("sigmoid_mul",)),
     (r"final_logit_softcapping", ("soft_cap",)),
