@@ -153,9 +153,9 @@ def _normed_write_type(call: Call) -> tuple[Type, Type]:
     return _qkv_write_type(call)
 
 
-def _write_flops(call: Call, turned: int) -> Affine:
-    """turned: FLOPs of rope for each element of q and k."""
-    each = turned + (4 if call.q_norm is not None else 0)
+def _write_flops(call: Call, rope_flops: int) -> Affine:
+    """rope_flops: of each element of q and k."""
+    each = rope_flops + (4 if call.q_norm is not None else 0)
     scaled = call.heads * call.cache.trailing[1] if call.beta else 0
     return Affine.per(call.qkv.leading, each * (call.qkv.width - call.cache.width) + scaled)
 

@@ -15,13 +15,14 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     fields = hf_fields.with_defaults(fields, {"num_key_value_heads": 32})
     ours = hf_fields.decoder(fields, "exaone4", eps=1e-5) | {"qk_norm": True}
     window = fields.get("sliding_window", int, None if "sliding_window" in fields.values else _WINDOW)
-    types, pattern = hf_fields.layer_types(fields), fields.values.get("sliding_window_pattern", _PATTERN)
+    types, spelled = hf_fields.layer_types(fields), fields.values.get("sliding_window_pattern", _PATTERN)
     if types is not None:
         slides = [kind == "sliding_attention" for kind in types]
     elif window is None:
         slides = [False] * ours["layers"]
     else:  # beside layer_types it may be letters, which are not read
-        if fields.checked("sliding_window_pattern", pattern, int) < 1:
+        pattern = fields.checked("sliding_window_pattern", spelled, int)
+        if pattern < 1:
             fields.refuse("sliding_window_pattern", f"{describe(pattern)} is not at least 1")
         slides = [(layer + 1) % pattern != 0 for layer in range(ours["layers"])]
     if any(slides) and (window or 0) < 1:

@@ -41,11 +41,11 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     ours = hf_fields.decoder(plain, "hunyuan", _HONOURED, eps=1e-5) | {"qk_norm": True}
     hf_fields.biases(fields, ours)
     if kind == "dynamic" and alpha:
-        ours["rope_theta"] = _moved(fields, ours, alpha)
+        ours["rope_theta"] = _theta_by(fields, ours, alpha)
     return checked(fields, ours, hf_fields.SPELLED)
 
 
-def _moved(fields: Fields, ours: Config, alpha: float) -> float:
+def _theta_by(fields: Fields, ours: Config, alpha: float) -> float:
     """The theta that an alpha makes of the one that stands there."""
     dim = ours["head_dim"]
     if dim <= 2:
@@ -65,7 +65,7 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     refuse_unless_neutral(model.fields, dict.fromkeys(_EXPERTS, (0, 1)))
     alpha = model.fields.get("rope.scaling.alpha", float, 0.0)
     if alpha > 0:
-        config["rope_theta"] = _moved(model.fields, config, alpha)
+        config["rope_theta"] = _theta_by(model.fields, config, alpha)
     return config | {"qk_norm": True, "attention_bias": biased(model, "attn.q", "attn.k", "attn.v")}
 
 

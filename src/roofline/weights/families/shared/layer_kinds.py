@@ -27,12 +27,12 @@ def ropes_by_kind(fields: Fields, theta: float, local_theta: float) -> Config:
 
     Raises UnsupportedError for what stands there for all layers, and for a scaling of those with a window.
     """
-    nested, scaling = fields.inside("rope_parameters"), fields.get("rope_scaling", dict) or {}
-    unread = sorted(key for key, value in nested.values.items() if key not in KINDS and value is not None)
-    if unread:
-        what = f"{fields.path}: rope_parameters.{shorten(unread[0])} of all kinds of layers"
+    by_kind, scaling = fields.inside("rope_parameters"), fields.get("rope_scaling", dict) or {}
+    flat = sorted(key for key, value in by_kind.values.items() if key not in KINDS and value is not None)
+    if flat:
+        what = f"{fields.path}: rope_parameters.{shorten(flat[0])} of all kinds of layers"
         raise UnsupportedError(what, f"this type has a table for each of {', '.join(KINDS)} there")
-    tables = [nested.inside(kind).values or {"rope_type": "default"} for kind in KINDS]
+    tables = [by_kind.inside(kind).values or {"rope_type": "default"} for kind in KINDS]
     if "type" in scaling and "rope_type" not in scaling and "rope_type" in tables[0]:
         fields.refuse("rope_scaling.type", "is not read: call it rope_type")
     size = {"max_position_embeddings": fields.need("max_position_embeddings", int)}
