@@ -314,4 +314,6 @@ def _ramp(turns: np.ndarray, divisors: np.ndarray, largest: float) -> tuple[floa
         offset = part - slope * at
     else:
         return low, high
-    return (float(-offset / slope), float((1 - offset) / slope)) if slope > 0 > offset else (1.0, 4.0)
+    if slope > 0 > offset:
+        return float(-offset / slope), float((1 - offset) / slope)
+    return 1.0, 4.0
