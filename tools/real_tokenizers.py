@@ -1,9 +1,10 @@
-"""Gets tokenizer files of published models, which tests/text/test_real_tokenizers.py reads.
+"""Gets tokenizer files and chat templates of published models, which slow tests and some of tests/text read.
 
 python -m tools.real_tokenizers        # into build/tokenizers; what cannot be had is named, and its tests skip
 
 Folders with tokenizer.json come from packages of npm, GGUF vocabularies with the ids that llama.cpp makes of texts from
-the source archive of llama-cpp-python. 240 MB are downloaded, of which 110 MB stay. What is there already is left.
+the source archive of llama-cpp-python, and so do chat templates. 320 MB are downloaded, of which 110 MB stay. What is
+there already is left.
 """
 
 import shutil
@@ -20,6 +21,11 @@ SECONDS = 300  # for all downloads together
 NPM_VERSION = "3.7.2"
 NPM = ("gemma3", "gemma2", "llama2", "llama3_1", "qwen3", "gptoss", "deepseek_v3")
 LLAMA_CPP = "llama-cpp-python==0.3.36"
+# Of its source archive, by the name of the folder here: where the files lie, and how their names end.
+LLAMA_CPP_FILES = {
+    "gguf": ("/vendor/llama.cpp/models/ggml-vocab-", (".gguf", ".inp", ".out")),
+    "templates": ("/vendor/llama.cpp/models/templates/", (".jinja",)),
+}
 
 
 def main() -> int:
@@ -28,8 +34,9 @@ def main() -> int:
     for name in NPM:
         if not (FOLDER / name).is_dir():
             _get(name, lambda work, name=name: _from_npm(name, work, until))
-    if not (FOLDER / "gguf").is_dir():
-        _get("gguf", lambda work: _from_llama_cpp(work, until))
+    for name, parts in LLAMA_CPP_FILES.items():
+        if not (FOLDER / name).is_dir():
+            _get(name, lambda work, parts=parts: _from_llama_cpp(work, until, *parts))
     return 0
 
 
@@ -52,10 +59,10 @@ def _from_npm(name: str, work: Path, until: float) -> list[Path]:
     return _files_of(work, "package/models/", (".json",))
 
 
-def _from_llama_cpp(work: Path, until: float) -> list[Path]:
+def _from_llama_cpp(work: Path, until: float, place: str, suffixes: tuple[str, ...]) -> list[Path]:
     call = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", LLAMA_CPP]
     _run(call, work, until)
-    return _files_of(work, "/vendor/llama.cpp/models/ggml-vocab-", (".gguf", ".inp", ".out"))
+    return _files_of(work, place, suffixes)
 
 
 def _run(call: list[str], work: Path, until: float) -> None:
