@@ -302,7 +302,7 @@ def _parsers(reply: ToldChoice, request: "Generation | None", beginnings: Sequen
     yield PlainReply()
     if request is not None:
         yield request.parser()
-    offered = {"": None, **_schemas_of(reply.parts)}  # no tool has an empty name: some were offered
+    offered = {"\0": None, **_schemas_of(reply.parts)}  # no tool has that name: some were offered
     tools: tuple[Mapping[str, object], ...] = (offered, {})
     for calls, thinks, thinking, names in product(CALL_FORMATS, (False, True), (False, True), tools):
         form = ReplyFormat(calls, thinks, True, CALL_FORMATS[calls].thoughts)
