@@ -1,4 +1,4 @@
-"""Gets tokenizer files of published models, which tests/text/test_real_tokenizers.py reads.
+"""Gets tokenizer files and chat templates of published models, which slow tests and some of tests/text read.
 
 python -m tools.real_tokenizers        # into build/tokenizers; what cannot be had is named, and its tests skip
 

@@ -1,6 +1,7 @@
 """Grammars of forced calls in every format: what they allow is read back as a call that its schema is valid for."""
 
 import json
+import re
 from random import Random
 
 import jsonschema
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from roofline import Constraint
 from roofline.common.errors import RequestError
 from roofline.engine.constraints import library
-from roofline.server.call_grammars import forced_calls
+from roofline.server.call_grammars import forced_calls, optional_calls
 from roofline.server.options import ServeOptions
 from roofline.text.replies.formats.table import CALL_FORMATS
 from roofline.text.replies.formats.tagged import TaggedCalls
@@ -122,3 +123,58 @@ def test_what_a_format_cannot_hold_calls_to_is_refused_by_name(form, schema, pro
 def test_the_option_names_every_format():
     for name in CALL_FORMATS:
         assert ServeOptions(tool_call_parser=name).reply_format("tools").calls == name
+
+
+def takes(grammar: str, text: str) -> bool:
+    """Whether an answer may be this text."""
+    llguidance = pytest.importorskip("llguidance")
+    matcher = library.compiled(llguidance.LLTokenizer("byte"), library.notation(Constraint.of_lark(grammar)))
+    return matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting()
+
+
+ONE = {
+    **{"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]},
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("form", [name for name, calls in CALL_FORMATS.items() if calls.is_marked])
+def test_where_calls_are_optional_text_is_free_and_a_strict_call_is_held_to_its_schema(form):
+    calls, tools = CALL_FORMATS[form], [tool(ONE, "seek")]
+    rules = optional_calls(form, tools, {"seek"}, several=True, thinking=False, thoughts=calls.thoughts).text
+    before = calls.text_before if calls.tells_reasoning else ""
+    begin = calls.frame.before if calls.tells_reasoning else ""
+    call = written(forced_calls(form, tools, several=False, thinking=False).text, 3, [], begin)
+    for text in ("", "Hello {", "a < b"):
+        assert takes(rules, before + text), text
+        assert calls.tells_reasoning or takes(rules, text + call), text
+    assert takes(rules, call)
+    assert not takes(rules, call.replace("count", "size"))
+    assert not takes(rules, call.replace("seek", "find"))
+    thoughts = f"Hm {{{calls.thoughts.close}" + ("<|start|>assistant" if calls.tells_reasoning else "")
+    thinking = optional_calls(form, tools, {"seek"}, several=True, thinking=True, thoughts=calls.thoughts).text
+    assert takes(thinking, thoughts + call)
+    assert not takes(thinking, "Hm {")
+
+
+@pytest.mark.parametrize("form", sorted(CALL_FORMATS.keys() - {"json", "llama3", "dsml", "dsml_v4"}))
+def test_marks_of_a_forced_call_may_be_special_tokens(form):
+    calls, tools = CALL_FORMATS[form], [tool({"type": "object", "properties": {}})]
+    ids = {mark: 256 + number for number, mark in enumerate(dict.fromkeys((*calls.marks, calls.thoughts.close)))}
+    words = library.Words(
+        [*(bytes([byte]) for byte in range(256)), *(mark.encode() for mark in ids), b"</s>"],
+        [*ids.values(), 256 + len(ids)],
+        [256 + len(ids)],
+    )
+    begin = calls.frame.before if calls.tells_reasoning else ""
+    call = written(forced_calls(form, tools, several=False, thinking=False).text, 1, [], begin)
+    rules = forced_calls(form, tools, several=False, thinking=True, thoughts=calls.thoughts, special_ids=ids)
+    text = f"Hm.{calls.thoughts.close}{'<|start|>assistant' if calls.tells_reasoning else ''}{call}"
+    pattern = "|".join(map(re.escape, sorted(ids, key=len, reverse=True)))
+    tokens = [
+        token for part in re.split(f"({pattern})", text) for token in ([ids[part]] if part in ids else part.encode())
+    ]
+    for spelling in (tokens, list(text.encode())):
+        matcher = library.compiled(library.library_tokenizer(words), library.notation(rules))
+        assert matcher.try_consume_tokens(spelling) == len(spelling)
+        assert matcher.is_accepting()

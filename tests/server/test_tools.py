@@ -663,3 +663,30 @@ def test_a_forced_call_has_an_object_where_its_schema_leaves_that_open(schema):
 
 def test_tools_that_are_left_out_may_be_strict(call):
     assert call("POST", PATH, json={**CHAT, "tools": strict(CHAT["tools"]), "tool_choice": "none"}).status_code == 200
+
+
+TYPED = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+OWN_FORMATS = {
+    "xml": "<tool_call>\n<function=add>\n<parameter=city>\n5\n</parameter>\n<parameter=days>\n5\n</parameter>\n"
+    "</function>\n</tool_call>",
+    "glm": "<tool_call>add<arg_key>city</arg_key><arg_value>5</arg_value><arg_key>days</arg_key><arg_value>5"
+    "</arg_value></tool_call>",
+    "gemma": '<|tool_call>call:add{city:<|"|>5<|"|>,days:5}<tool_call|>',
+    "harmony": '<|start|>assistant<|channel|>commentary to=functions.add json<|message|>{"city": "5", "days": 5}',
+}
+REASONED = {"gemma": "<|channel>thought\nHm.\n<channel|>", "harmony": "<|channel|>analysis<|message|>Hm.<|end|>"}
+
+
+@pytest.mark.parametrize("form", OWN_FORMATS)
+@pytest.mark.parametrize("path", APIS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_api_answers_with_calls_of_any_format(call, engine, make_context, form, path, stream):
+    """Arguments have the types of the request's schema."""
+    engine.answer = (REASONED.get(form, "<think>Hm.</think>") + OWN_FORMATS[form]).encode()
+    context = make_context()
+    context.text.reply_format = ReplyFormat(form, True, True, CALL_FORMATS[form].thoughts)
+    body = json.loads(json.dumps(APIS[path]).replace('{"type": "object"}', json.dumps(TYPED)))
+    response = call("POST", path, json={**body, "stream": stream}, context=context)
+    assert response.status_code == 200, response.text
+    text, reasoning, arguments, _ = told_of(path, response.text, stream)
+    assert (text, reasoning, json.loads(arguments)) == ("", "Hm.", {"city": "5", "days": 5})

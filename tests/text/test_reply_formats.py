@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reply_cases import SCHEMAS, WRITERS
 
+from roofline.text.replies.begun_reply import BegunReply
 from roofline.text.replies.formats.table import CALL_FORMATS
 from roofline.text.replies.formats.tagged import TaggedCalls
 from roofline.text.replies.parser import Reply, ReplyParser
@@ -198,3 +199,18 @@ def test_a_mark_that_is_talked_about_in_reasoning_ends_nothing(name):
     thought = f"I may write {CALL_FORMATS[name].openings[0]} here"
     reply = parsed(name, f"{thought}. {CALL_FORMATS[name].thoughts.close}Yes.", thinking=True)
     assert (reply.reasoning, reply.text, reply.calls) == (f"{thought}.", "Yes.", [])
+
+
+@pytest.mark.parametrize("name", CALL_FORMATS)
+def test_a_reply_goes_on_from_every_beginning_of_it(name):
+    """Nothing of the beginning is told again but the call that it ends in, and nothing behind it is lost."""
+    call = WRITERS[name]("weather", {"city": "Ulm", "days": 12})
+    text = f"Hello. {call}\n{WRITERS[name]('now', {})}" if CALL_FORMATS[name].is_marked else call
+    entire = parsed(name, text)
+    for end in range(len(text)):
+        told = read(BegunReply(form_of(name).parser(SCHEMAS, thinking=False), text[:end]), [text[end:]])
+        count = len(told.calls)
+        assert told.calls == (entire.calls[-count:] if count else [])
+        assert entire.text.endswith(told.text)
+        begun = read(form_of(name).parser(SCHEMAS, thinking=False), [text[:end]], cut=True)
+        assert len(begun.calls) + count >= len(entire.calls)

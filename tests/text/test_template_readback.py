@@ -9,9 +9,9 @@ from roofline.text.replies.formats.table import CALL_FORMATS
 from roofline.text.replies.parser import Reply
 from roofline.text.replies.reply_format import reply_format
 from roofline.text.templates.template import ChatTemplate
-from tools.real_tokenizers import FOLDER
+from tools import llama_cpp_source
 
-TEMPLATES = FOLDER / "templates"
+TEMPLATES = llama_cpp_source.FOLDER / "models" / "templates"
 # Of each template the format that it is taken for.
 FAMILIES = {
     "Qwen3.5-4B": "xml",

@@ -5,7 +5,7 @@ which tools were offered, how reasoning is marked. So the ids are turned into te
 that the request leaves open, and an answer is changed where none gives what it tells.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -302,12 +302,27 @@ def _parsers(reply: ToldChoice, request: "Generation | None", beginnings: Sequen
     yield PlainReply()
     if request is not None:
         yield request.parser()
-    called = frozenset(part[1] for part in reply.parts if part[0] == "call")
-    offered = called | {""}  # no tool has an empty name: some were offered
-    for calls, thinks, thinking, names in product(CALL_FORMATS, (False, True), (False, True), (offered, ())):
-        form = ReplyFormat(calls, thinks, takes_tools=True)
+    offered = {"\0": None, **_schemas_of(reply.parts)}  # no tool has that name: some were offered
+    tools: tuple[Mapping[str, object], ...] = (offered, {})
+    for calls, thinks, thinking, names in product(CALL_FORMATS, (False, True), (False, True), tools):
+        form = ReplyFormat(calls, thinks, True, CALL_FORMATS[calls].thoughts)
         for begun in ("", *beginnings):
             for first_alone in (False, True) if names else (False,):
                 parser: ReplyParser = form.parser(names, thinking=thinking)
                 parser = BegunReply(parser, begun) if begun else parser
                 yield FirstCall(parser) if first_alone else parser
+
+
+def _schemas_of(parts: Parts) -> dict[str, object]:
+    """What tools have parameters that calls with these arguments are valid for, by the types of their values: formats
+    without types read values by those."""
+    from roofline.text.replies.parser import complete_arguments
+
+    kinds = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+    schemas: dict[str, object] = {}
+    for kind, name, *arguments in parts:
+        if kind == "call":
+            values = complete_arguments("".join(arguments))
+            types = {key: {"type": kinds.get(type(value), "null")} for key, value in values.items()}
+            schemas[name] = {"type": "object", "properties": types}
+    return schemas

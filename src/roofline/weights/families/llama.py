@@ -23,14 +23,16 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     ours |= {"attention_bias": False, "qk_norm": False}
     if biases:
         hf_fields.biases(fields, ours)
-    ours["sliding_window"] = window(fields, 4096) if model_type == "mistral" else _no_window(fields)
+    ours["sliding_window"] = window(fields, 4096) if model_type == "mistral" else no_window(fields)
     ours["rope_theta"], ours["rope_scaling"] = hf_fields.rope(fields)
     return checked(fields, ours, hf_fields.SPELLED)
 
 
-def _no_window(fields: Fields) -> None:
+def no_window(fields: Fields) -> int | None:
+    """None: full attention. Raises UnsupportedError where layers have another."""
     if set(fields.elements("layer_types", str) or ()) - {"full_attention"}:
         raise UnsupportedError(f"{fields.path}: layer_types", "all layers of this type attend to everything")
+    return None
 
 
 def window(fields: Fields, absent: int | None) -> int | None:

@@ -36,7 +36,7 @@ class ArgumentKeyCalls(TaggedCalls):
         line = f"{rule}_line"
 
         def before(name: str, part: JsonObject) -> str:
-            return f"{quoted(f'{cls.key_open}{name}{cls.key_close}')} {line} {quoted(cls.value_open)}"
+            return f"{grammar.literal(f'{cls.key_open}{name}{cls.key_close}')} {line} {grammar.literal(cls.value_open)}"
 
         arguments, rules = tagged_arguments(rule, schema, before, ValueEnds(cls.value_close[0], cls.value_ends))
         arguments = "".join(f"{argument} {line} " for argument in arguments.split())
