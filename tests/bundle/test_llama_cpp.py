@@ -36,7 +36,8 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
 }
 CONFIGS |= {kind: BASE | {"rope_scaling": {"rope_type": kind, **values}} for kind, values in SCALINGS.items()}
-CONFIGS |= {name: case.config for name, case in GGUF_CASES.items()}
+# Of phi3_long transformers takes the other factors in a text as short as IDS.
+CONFIGS |= {name: case.config for name, case in GGUF_CASES.items() if name != "phi3_long"}
 
 
 @pytest.fixture(scope="module")
