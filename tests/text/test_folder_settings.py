@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from roofline.bundle.text_side import text_of_folder
 from roofline.common.errors import ConfigError
 from roofline.text.streaming.stops import Detokenizer
+from roofline.text.tokenizers import folder_settings
 from roofline.text.tokenizers.tokenizer import Tokenizer
 
 TEXTS = [
@@ -214,3 +215,13 @@ def test_values_of_wrong_types_are_named(files: dict[str, Any], message: str, tm
     write(bytes_folder(tmp_path), files)
     with pytest.raises(ConfigError, match=message):
         text_of_folder(tmp_path)
+
+
+def test_ends_of_a_model_that_reads_more_than_text_may_stand_in_its_text_part(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    for outside, inside, expected in (([1, 106], 3, [1, 106]), (None, 3, 3), (None, None, None)):
+        path.write_text(json.dumps({"eos_token_id": outside, "text_config": {"eos_token_id": inside}}))
+        assert folder_settings.read_settings({"config.json": path})["eos_token_id"] == expected
+    path.write_text(json.dumps({"text_config": {"eos_token_id": "a"}}))
+    with pytest.raises(ConfigError, match=r"text_config\.eos_token_id"):
+        folder_settings.read_settings({"config.json": path})
