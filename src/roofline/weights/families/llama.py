@@ -23,12 +23,15 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     ours |= {"attention_bias": False, "qk_norm": False}
     if biases:
         hf_fields.biases(fields, ours)
-    ours["sliding_window"] = window(fields, 4096) if model_type == "mistral" else _no_window(fields)
+    if model_type != "mistral":
+        _refuse_windows(fields)
+    ours["sliding_window"] = window(fields, 4096) if model_type == "mistral" else None
     ours["rope_theta"], ours["rope_scaling"] = hf_fields.rope(fields)
     return checked(fields, ours, hf_fields.SPELLED)
 
 
-def _no_window(fields: Fields) -> None:
+def _refuse_windows(fields: Fields) -> None:
+    """Raise UnsupportedError for layers that do not attend to everything."""
     if set(fields.elements("layer_types", str) or ()) - {"full_attention"}:
         raise UnsupportedError(f"{fields.path}: layer_types", "all layers of this type attend to everything")
 
