@@ -20,7 +20,7 @@ from oracle import oracle_logits  # noqa: E402
 from roofline import ops  # noqa: E402
 from roofline.backends.capacity import Capacity  # noqa: E402
 from roofline.backends.cpu.executable import CpuExecutable  # noqa: E402
-from roofline.common.errors import UnsupportedError  # noqa: E402
+from roofline.common.errors import ConfigError, UnsupportedError  # noqa: E402
 from roofline.models import llama  # noqa: E402
 from roofline.models.config import ModelConfig  # noqa: E402
 from roofline.models.spec import expand  # noqa: E402
@@ -114,3 +114,16 @@ def test_two_tables_of_factors_are_refused() -> None:
     capacity = Capacity(BatchLimits(tokens=64, segments=4, rows=64, pages=16), 64, 16)
     with pytest.raises(UnsupportedError, match="layers with different factors by position"):
         CpuExecutable.from_program(program, source, capacity, weights_hash=identity, isa=ISAS[0], threads=1)
+
+
+@pytest.mark.parametrize("operation", ["scale_by_position", "rope_write_scaled"])
+@pytest.mark.parametrize("place", [-1, 1 << 45])
+def test_a_place_of_factors_outside_the_image_is_refused(operation: str, place: int) -> None:
+    lowered = executable(ISAS[0], 1)._model.lowered
+    fields = [name for name, kind in native.record_fields() for _ in range(4 if "(" in kind else 1)]
+    at, numbers = 0, lowered.code.copy()
+    while native.operations()[numbers[at]] != operation:
+        at += len(fields) + int(numbers[at + fields.index("pieces")]) * len(native.piece_fields())
+    numbers[at + fields.index("weight")] = place
+    with pytest.raises(ConfigError, match=rf"\({operation}\).*weight is a place outside weights.bin"):
+        _ = replace(lowered, code=numbers).checked
