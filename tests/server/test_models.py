@@ -21,7 +21,7 @@ from roofline.server.extra_models import check_extra_models, make_models
 from roofline.server.keys import LOCAL
 from roofline.server.limits import Limits
 from roofline.server.model_choice import ModelChoice
-from roofline.server.models import ExtraModel, Models
+from roofline.server.models import ExtraModel, Models, engine_bytes
 from roofline.server.options import ServeOptions
 from tests.server.conftest import BytesText, FakeEngine
 
@@ -697,3 +697,14 @@ def test_what_names_no_model_in_a_body_is_passed_on_unread(scope):
 
     asyncio.run(ModelChoice(inner, None, {}, {"/v1/files"})(scope, never, never))
     assert passed == [(scope, never, never)]
+
+
+def test_slots_of_recurrent_state_count_as_memory(monkeypatch):
+    monkeypatch.setattr("roofline.server.models._resident_bytes", lambda pid: 1000)
+    loaded = SimpleNamespace(num_pages=3, page_bytes=100, state_slots=4, slot_bytes=20)
+    engine = SimpleNamespace(engines=[], pid=7, description=loaded)
+    assert engine_bytes(engine) == 1000 + 300 + 80
+    engine.engines = [engine, engine]
+    assert engine_bytes(engine) == 2 * (1000 + 300 + 80)
+    engine.description = None
+    assert engine_bytes(engine) == 0
