@@ -7,7 +7,7 @@ import math
 import sys
 from pathlib import Path
 
-from tests.models.parity_cases import CASES, ENCODERS, GREEDY, LENGTHS, Parity, measure, measure_encoder
+from tests.models.parity_cases import CASES, ENCODERS, GREEDY, LENGTHS, WRAPPED, Parity, measure, measure_encoder
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 HEAD = f"""\
@@ -46,6 +46,12 @@ transformers changes between them with the length of each text. Here equal prefi
 for all that is served: the long one, unless `max_model_len` is at most the original context. `max_position_embeddings`
 says which set training has. A compiled bundle has the long one, and refuses to be loaded for less.
 
+Of models that read pictures or sound too (`gemma3`, `mistral3`, `llava`, `qwen3_vl`, `qwen3_vl_moe`) the text part is
+read, from their own folders and from transformers' models in memory; a load and `roofline info` say what is not used.
+Requests with pictures, and prompts with ids that stand for them, are refused. The text part may be of any type that
+the table has, where transformers lets it be (`mistral3`, `llava`). Written as GGUF or safetensors it is a text model of
+its own: that of Qwen3-VL is a Qwen3.
+
 | `model_type` | what the row exercises | float32 | tokens | cpu | tokens |
 |---|---|---|---|---|---|
 """
@@ -68,7 +74,7 @@ def render(measured: dict[str, Parity], encoders: dict[str, tuple[float, float]]
     """The page's text."""
     lines = []
     for name, found in measured.items():
-        case = CASES[name]
+        case = (CASES | WRAPPED)[name]
         figures = (_rounded_up(found.eager), f"{found.eager_tokens} of {GREEDY}")
         figures += ("–", "–") if found.cpu is None else (_rounded_up(found.cpu), f"{found.cpu_tokens} of {GREEDY}")
         lines.append(f"| `{case.kind}` | {case.switches} | {' | '.join(figures)} |\n")
@@ -101,6 +107,9 @@ def main() -> None:
     measured = {}
     for name, case in CASES.items():
         measured[name] = measure(case.config)
+        print(name, measured[name], file=sys.stderr, flush=True)
+    for name, case in WRAPPED.items():
+        measured[name] = measure(case.config, case.kind)
         print(name, measured[name], file=sys.stderr, flush=True)
     encoders = {name: measure_encoder(case.config) for name, case in ENCODERS.items()}
     PAGE.write_text(render(measured, encoders), "utf-8")

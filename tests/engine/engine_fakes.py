@@ -266,6 +266,7 @@ class Loaded:
 
     def __init__(self, name, executable):
         self.name, self.executable, self.pooling, self.facts = name, executable, "last", None
+        self.media_ids = {}
 
 
 def load_fake(source, fail_if=None, fail_at=(), die_on_id=(), die_with="SIGKILL", lose_at=(), **options):

@@ -25,6 +25,7 @@ from roofline.torch.checkpoint import checkpoint_of
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.to_hf import hf_config
 from tests.models.eager import ContiguousCache, LastStates, eager_batch
+from tests.models.wrapped_models import around
 
 PROMPT, GREEDY = 90, 64
 STATE_PROMPT = 140  # of models with recurrent state: transformers computes it in chunks of 64 tokens
@@ -214,6 +215,26 @@ CASES |= {
         HYBRID | {"family": "qwen3_next", "recurrent": [False, True, True, False]},
     ),
 }
+IN_QWEN_MOE = BASE | {"family": "qwen_moe", "qk_norm": True, "head_dim": 32, "ffn": 40, "tied": False}
+IN_QWEN_MOE |= {"experts": 6, "experts_per_token": 3, "renormalise": True}
+# Of models that read pictures too: kind is that of the whole, config that of the text part.
+WRAPPED = {
+    "gemma3_with_vision": Case("gemma3", "the text part of a model that reads pictures", GEMMA3),
+    "mistral3": Case("mistral3", "the text part of a model that reads pictures", BASE | {"tied": False}),
+    "llava": Case("llava", "the text part of a model that reads pictures", BASE | {"tied": False}),
+    "qwen3_vl": Case(
+        "qwen3_vl",
+        "the text part: rope of three dimensions, in which positions of text are the same",
+        BASE | {"family": "qwen", "qk_norm": True, "head_dim": 32, "rope_theta": 5e6},
+    ),
+    "qwen3_vl_moe": Case("qwen3_vl_moe", "the same with experts", IN_QWEN_MOE | {"rope_theta": 5e6}),
+    "qwen3_5_with_vision": Case("qwen3_5", "the text part of a model that reads pictures", HYBRID | {"norm_eps": 1e-3}),
+    "qwen3_5_moe_with_vision": Case(
+        "qwen3_5_moe",
+        "the same with experts",
+        HYBRID | SHARED_EXPERT | {"value_heads": 4, "rope_theta": 1e7, "norm_eps": 1e-3},
+    ),
+}
 ENCODER = LEARNED | {"family": "bert", "token_types": 2, "max_position": 200}
 ENCODERS = {
     "bert": Case("bert", "learned positions, norms behind attention and MLP, gelu", ENCODER),
@@ -374,9 +395,10 @@ def on_cpu(source: Checkpoint, tokens: int) -> OnCpu | None:
         raise
 
 
-def measure(config: Mapping[str, Any]) -> Parity:
-    """A configuration's model with random weights, beside transformers'."""
-    model = theirs(config)
+def measure(config: Mapping[str, Any], wrapper: str = "") -> Parity:
+    """A configuration's model with random weights, beside transformers'. wrapper: the model_type of the model whose
+    text part it is, "": it is a model of its own."""
+    model = around(wrapper, config) if wrapper else theirs(config)
     source = checkpoint_of(model)
     prompt = STATE_PROMPT if "recurrent" in config else PROMPT
     ids = torch.randint(0, config["vocab"], (prompt,), generator=torch.Generator().manual_seed(1)).tolist()

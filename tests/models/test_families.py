@@ -18,7 +18,7 @@ from roofline.train.model.modules import Model  # noqa: E402
 from roofline.weights.checkpoint import open_checkpoint  # noqa: E402
 from roofline.weights.config.hf import from_hf  # noqa: E402
 from roofline.weights.to_hf import hf_config, write_folder  # noqa: E402
-from tests.models.parity_cases import CASES, ENCODERS, GREEDY, Eager, measure, theirs  # noqa: E402
+from tests.models.parity_cases import CASES, ENCODERS, GREEDY, WRAPPED, Eager, measure, theirs  # noqa: E402
 from tools.models_table import PAGE, rows  # noqa: E402
 
 QUICK = (
@@ -50,6 +50,20 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "qwen3_vl" else pytest.mark.slow) for name in WRAPPED]
+)
+def test_text_parts_of_models_that_read_pictures_are_those_of_transformers(name: str) -> None:
+    case = WRAPPED[name]
+    parity = measure(case.config, case.kind)
+    assert parity.eager < 1e-5
+    assert parity.eager_tokens == GREEDY
+    if parity.cpu is None:
+        return
+    assert parity.cpu < 0.05
+    assert parity.cpu_tokens == GREEDY or parity.tie < 0.02
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_and_greedy_tokens_are_those_of_transformers(name: str) -> None:
     found = measure(CASES[name].config)
@@ -72,7 +86,7 @@ def test_every_case_stands_in_the_table_of_models() -> None:
     page = PAGE.read_text("utf-8")
     for case in (*CASES.values(), *ENCODERS.values()):
         assert f"| `{case.kind}` | {case.switches} |" in page, "write it: python -m tools.models_table"
-    assert len(rows(page)) == len(CASES) + len(ENCODERS)
+    assert len(rows(page)) == len(CASES) + len(WRAPPED) + len(ENCODERS)
 
 
 @pytest.mark.parametrize("name", NAMES)

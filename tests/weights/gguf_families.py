@@ -172,6 +172,12 @@ GGUF_CASES = {
         {"rope.dimension_count": 8, "use_parallel_residual": False, LAYER: 1e-5},
         one_below_the_other,
     ),
+    "qwen3_vl": GgufCase(
+        "qwen3vl",
+        CASES["qwen3"].config,
+        HEADS | {"n_deepstack_layers": 3, "rope.dimension_sections": [6, 5, 5, 0]},
+        as_it_is,
+    ),
     "llama_heads_of_20": GgufCase(
         "llama",
         CASES["llama_heads_of_20"].config,

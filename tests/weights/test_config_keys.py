@@ -140,7 +140,8 @@ _BASE_OF: dict[str, dict[str, Any]] = {
 _SHARED = {"is_causal": False, "per_layer_config": {"0": {"head_dim": 8}}, "attention_chunk_size": 4}
 
 
-_DENSE = [kind for kind in MODEL_TYPES if kind not in ("mixtral", "qwen2_moe", "qwen3_moe")]  # tests/weights/test_moe_*
+_MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text")  # tests/bundle/test_moe.py, test_wrapped.py
+_DENSE = [kind for kind in MODEL_TYPES if kind not in _MIXTURES]
 
 
 @pytest.mark.parametrize("kind", _DENSE)

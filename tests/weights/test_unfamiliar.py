@@ -4,9 +4,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from weights_builders import GGUFBuilder
 
+from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.models import presets
+from roofline.weights.checkpoint import open_checkpoint, read_config
 from roofline.weights.config import unfamiliar as unfamiliar_keys
 from roofline.weights.config.unfamiliar import unfamiliar
 from roofline.weights.families import table
@@ -68,3 +71,41 @@ def test_a_strange_value_cannot_fill_the_screen(tmp_path: Path) -> None:
     assert strange is not None
     assert all(len(text) < 90 and text.isprintable() for item in strange.new_keys.items() for text in item)
     assert len(strange.name) < 90
+
+
+def test_a_model_that_wraps_an_unknown_text_model_is_near_by_the_keys_of_its_text(tmp_path: Path) -> None:
+    text = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "num_key_value_heads": 2, "hidden_act": "silu", "head_dim": 64}
+    text |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+    config = {"model_type": "new_vl", "text_config": text | {"model_type": "new_text"}, "vision_config": {"depth": 2}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    strange = unfamiliar(tmp_path)
+    assert strange is not None
+    assert (strange.name, strange.nearest) == ("new_vl", "qwen3_moe")
+    assert "images, or sound, beside text" in strange.lacking
+    with pytest.raises(UnsupportedError, match=r"'new_vl'.*by its keys it is most like qwen3_moe, and `roofline info`"):
+        read_config(tmp_path)
+
+
+def test_a_wrapper_that_we_have_is_not_strange_and_its_text_may_be(tmp_path: Path) -> None:
+    config = {"model_type": "mistral3", "text_config": {"model_type": "mistral", "hidden_size": 8}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert unfamiliar(tmp_path) is None
+    config["text_config"] = {"model_type": "newer", "rms_norm_eps": 1e-6}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    strange = unfamiliar(tmp_path)
+    assert strange is not None
+    assert strange.name == "newer"
+
+
+def test_what_reads_pictures_alone_is_told_from_a_model(write: Callable[..., Path], tmp_path: Path) -> None:
+    file = GGUFBuilder()
+    file.pairs = [("general.architecture", 8, "clip"), ("clip.has_vision_encoder", 7, 1)]
+    path = write(file, "mmproj-model-f16.gguf")
+    assert unfamiliar(path) is None
+    with pytest.raises(ConfigError, match=r"is clip: this file .* name that one, and it answers to text"):
+        open_checkpoint(path)
+    with pytest.raises(ConfigError, match="is clip"):
+        open_checkpoint(tmp_path)  # it alone is there
+    (tmp_path / "model.gguf").write_bytes(b"GGUF" + b"\0" * 40)
+    with pytest.raises(ConfigError, match=r"model\.gguf"):  # which is read, and damaged
+        open_checkpoint(tmp_path)

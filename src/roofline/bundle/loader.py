@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -23,6 +23,7 @@ from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.extras import named_packages
 from roofline.common.json_types import JsonMapping
 from roofline.weights.facts import ModelFacts, facts_of
+from roofline.weights.parts_beside import PartsBeside
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +49,7 @@ class LoadedModel:
     settings: the fields of `config`; executable: see backends.base; tokenizer, chat_template: None when loaded with
     text=False; notes: what was chosen automatically, and why; load_seconds: from call to ready; sampling: fields of
     SamplingParams that the model's files recommend; pooling: what a text's vector is made of where nobody says; facts:
-    what lists of models show.
+    what lists of models show; other_parts: what a model that reads more than text has beside its text part.
     """
 
     name: str
@@ -62,6 +63,12 @@ class LoadedModel:
     sampling: JsonMapping = field(default_factory=dict)
     pooling: "VectorKind" = "last"
     facts: ModelFacts | None = None
+    other_parts: PartsBeside | None = None
+
+    @property
+    def media_ids(self) -> Mapping[int, str]:
+        """Ids that stand for pictures and sound, which prompts may not have -> what the configuration calls them."""
+        return self.other_parts.media if self.other_parts is not None else {}
 
     @cached_property
     def config(self) -> "ModelConfig":
@@ -93,8 +100,7 @@ def load(
         text: load tokenizer and chat template too.
         replica: (i, n), where n processes load the model beside each other: this one takes the i-th of the devices, or
             of the groups of them that its ranks need, and an n-th of the memory that caches may have.
-        draft: a model that is loaded next, on the same GPU: room is left for it and for as many tokens in its cache
-            (see `load_with_draft`, which loads both).
+        draft: a model that is loaded next on the same GPU, with as many tokens in its cache (see `load_with_draft`).
         traces: on a GPU, room is left for two other traces of this model, with steps and pages of these limits.
         progress: given, a model that is not here yet is pulled, and this is told how far (see weights.sources.pull).
 
@@ -131,6 +137,7 @@ def load(
         sampling=sampling,
         pooling=pooling,
         facts=_facts(model),
+        other_parts=_other_parts(path, model),
     )
 
 
@@ -154,6 +161,18 @@ def _recommendations(model: "Bundle | Checkpoint") -> "tuple[JsonMapping, JsonMa
     from roofline.weights.vectors import recommended_kind
 
     return model.config, recommended_sampling(model), recommended_kind(model)
+
+
+def _other_parts(path: Path, model: "Bundle | Checkpoint") -> PartsBeside | None:
+    """What a model has beside its text part, which is told in the log."""
+    if isinstance(model, Bundle):
+        values = model.manifest.generation.get("other_parts")
+        parts = PartsBeside.of(values) if values is not None else None
+    else:
+        parts = model.other_parts
+    if parts is not None:
+        log.get("bundle").warning("%s: %s", path, parts)
+    return parts
 
 
 def _facts(model: "Bundle | Checkpoint") -> ModelFacts:

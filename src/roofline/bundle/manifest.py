@@ -41,6 +41,7 @@ _SHAPE: dict[str, Any] = {
     "generation": {},
 }
 _USED_UP = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN))
+_OTHER_PARTS = {"kind": str, "modules": [str], "tensors": int, "nbytes": int, "media": {str: str}}
 _WORDS = {"bos_token": str, "eos_token": str}  # of `generation`, where there is a tokenizer
 
 
@@ -89,7 +90,8 @@ class Manifest:
         checked: {"build", "chip", "isas"} for which the kernels were checked.
         generation: {"bos_id", "eos_ids", "add_bos", "bos_token", "eos_token", "outline"}, or {"missing": why no
             tokenizer}; outline: the chat template as plain data (`text.templates`), null where it is not so simple.
-            With either, "sampling" and "pooling": what the source's files recommend.
+            With either, "sampling" and "pooling": what the source's files recommend; and "other_parts", fields of
+            `weights.parts_beside.PartsBeside`, of the text part of a model that reads more.
         id: of all the above.
     """
 
@@ -182,6 +184,8 @@ def _problem(values: JsonMapping) -> str | None:
     words = TOKENIZER in files
     if not _fits(generation, _WORDS if words else {"missing": str}) or (words and not _fits_outline(generation)):
         return "generation is not what it should be"
+    if "other_parts" in generation and not _fits(generation["other_parts"], _OTHER_PARTS):
+        return "generation has other_parts that are none"
     sampling = generation.get("sampling", {})
     if generation.get("pooling", "last") not in KINDS:
         return "generation has a pooling that is none"

@@ -47,7 +47,7 @@ class OfTensor(Protocol):
 @dataclass(frozen=True)
 class Rewritten:
     """What was written. nbytes: of the file or folder; values: weights in it; tensors: format -> how many have it;
-    notes: what other programs do with it."""
+    notes: what other programs do with it, and what of the model it has not."""
 
     path: Path
     nbytes: int
@@ -133,7 +133,8 @@ def write_gguf(
         with new_file(out, size) as stream:
             stream.write(head)
             write_tensors(stream, infos, tensor_pieces)
-    return _rewritten(out, size, infos, [*read_otherwise(checkpoint.config), *_splits_otherwise(checkpoint)])
+    notes = [*_left_out(checkpoint), *read_otherwise(checkpoint.config), *_splits_otherwise(checkpoint)]
+    return _rewritten(out, size, infos, notes)
 
 
 def write_safetensors(
@@ -166,7 +167,7 @@ def write_safetensors(
         for name, data in files.items():
             (folder / name).write_bytes(data)
         safetensors_writer.write_tensors(folder, infos, lambda info: _made(tensors[info.name], of_tensor))
-    return _rewritten(out, size, infos)
+    return _rewritten(out, size, infos, _left_out(checkpoint))
 
 
 def tokenizer_as_files(checkpoint: Checkpoint) -> dict[str, bytes]:
@@ -231,6 +232,11 @@ def _from_others(
     tokenizer, template = load_text(checkpoint)
     metadata |= tokenizer_to_gguf(tokenizer, checkpoint.config["vocab"], _source(template), name)
     return metadata, factors
+
+
+def _left_out(checkpoint: Checkpoint) -> list[str]:
+    """What of the model is not in the file."""
+    return [f"it is {checkpoint.other_parts}"] if checkpoint.other_parts is not None else []
 
 
 def _splits_otherwise(checkpoint: Checkpoint) -> list[str]:

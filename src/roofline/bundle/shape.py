@@ -18,6 +18,8 @@ from roofline.models.presets import presets
 from roofline.weights import names, sources
 from roofline.weights.checkpoint import open_checkpoint, read_config
 from roofline.weights.config.unread_keys import unread_keys
+from roofline.weights.config.wrapped import text_fields, wrapper_of
+from roofline.weights.parts_beside import PartsBeside
 from roofline.weights.quantised.methods import KEYS
 from roofline.weights.quantised.stated import stated_formats
 from roofline.weights.random_weights import PRESET
@@ -73,7 +75,9 @@ def open_shape(model: str) -> ModelShape:
     path = Path(model)
     if is_bundle(path):
         manifest = open_bundle(path).manifest
-        return ModelShape(model, "bundle", manifest.config, manifest.tensor_infos)
+        values = manifest.generation.get("other_parts")
+        notes = _parts_note(None if values is None else PartsBeside.of(values))
+        return ModelShape(model, "bundle", manifest.config, manifest.tensor_infos, notes=notes)
     name = model.removeprefix(PRESET)
     if name != model or (name in presets() and not path.exists() and sources.stored_path(name) is None):
         if name not in presets():
@@ -85,9 +89,10 @@ def open_shape(model: str) -> ModelShape:
     if path.suffix == ".json" or (path.is_dir() and not _has_weights(path)):
         config = read_config(path)
         tensors, note = _absent(config, _quantization(path))
-        return ModelShape(model, "configuration", config, tensors, notes=(*note, *_unread(path)))
+        return ModelShape(model, "configuration", config, tensors, notes=(*_text_part(path), *note, *_unread(path)))
     checkpoint = open_checkpoint(path)
-    notes = _unread(path) if checkpoint.kind == "safetensors" else ()
+    unread = _unread(path) if checkpoint.kind == "safetensors" else ()
+    notes = (*_parts_note(checkpoint.other_parts), *unread)
     return ModelShape(model, checkpoint.kind, checkpoint.config, checkpoint.tensors, notes=notes)
 
 
@@ -160,9 +165,23 @@ def _configuration_file(path: Path) -> Path | None:
 def _quantization(path: Path) -> Mapping[str, object]:
     """What a config.json says of the weights' formats, empty where it says nothing; `read_config` has checked it."""
     file = _configuration_file(path)
-    config = {} if file is None else read_json_file(file)
-    stated: object = next((config[key] for key in KEYS if config.get(key) is not None), {})
+    if file is None:
+        return {}
+    config = text_fields(file, read_json_file(file)).values
+    stated = next((config[key] for key in KEYS if config.get(key) is not None), {})
     return stated if isinstance(stated, Mapping) else {}
+
+
+def _parts_note(parts: PartsBeside | None) -> tuple[str, ...]:
+    """What of a model is not used, in a note."""
+    return () if parts is None else (str(parts),)
+
+
+def _text_part(path: Path) -> tuple[str, ...]:
+    """That a config.json is read as the model of its text part, in a note."""
+    file = _configuration_file(path)
+    config = {} if file is None else read_json_file(file)
+    return _parts_note(PartsBeside(config["model_type"], (), 0, 0)) if wrapper_of(config) is not None else ()
 
 
 def _unread(path: Path) -> tuple[str, ...]:

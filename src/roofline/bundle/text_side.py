@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from roofline.common.errors import ConfigError
 from roofline.common.fields import Fields, has_type, naming
 from roofline.common.files import read_regular
+from roofline.common.json_files import read_json_file
 
 if TYPE_CHECKING:
     from roofline.text.templates.template import ChatTemplate
@@ -28,6 +29,9 @@ def text_of_folder(path: Path) -> "tuple[Tokenizer, ChatTemplate]":
     source = _template(Fields(files.get("tokenizer_config.json", path), settings))
     if "chat_template.jinja" in files:
         source = _text(files["chat_template.jinja"])
+    elif source is None and "chat_template.json" in files:  # of the processor of a model that reads more than text
+        older = files["chat_template.json"]
+        source = Fields(older, read_json_file(older)).need("chat_template", str)
     if "tokenizer.json" in files:
         defaults = folder_settings.default_tokens(files, settings)
         return with_template(from_json.from_json(files["tokenizer.json"], settings, defaults), source)

@@ -125,7 +125,8 @@ def _recommended(checkpoint: "Checkpoint") -> JsonObject:
     from roofline.weights.vectors import recommended_kind
 
     warn_of_unused(checkpoint)
-    return {"sampling": recommended_sampling(checkpoint), "pooling": recommended_kind(checkpoint)}
+    parts = {} if checkpoint.other_parts is None else {"other_parts": checkpoint.other_parts.as_json()}
+    return {"sampling": recommended_sampling(checkpoint), "pooling": recommended_kind(checkpoint), **parts}
 
 
 def _origin(checkpoint: "Checkpoint", files: JsonMapping, weights: str) -> JsonObject:

@@ -2,11 +2,14 @@
 
 import operator
 import os
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypedDict
 
 from roofline.common.errors import CapacityError, RequestError
 from roofline.engine.params import SamplingParams, invalid
+
+NO_MEDIA: Mapping[int, str] = MappingProxyType({})
 
 
 class RequestOptions(TypedDict, total=False):
@@ -57,6 +60,17 @@ def token_ids(field: str, ids: Iterable[object]) -> list[int]:
         raise invalid(field, f"is not a list of token ids: {error}") from error
 
 
+def media_in(prompt: Sequence[int], media_ids: Mapping[int, str]) -> str:
+    """What is wrong with a prompt that asks for a picture or for sound to be read, "" where it does not.
+
+    media_ids: the ids that stand for these, or enclose them -> what the model's configuration calls them.
+    """
+    if not media_ids or media_ids.keys().isdisjoint(prompt):
+        return ""
+    token = next(i for i in prompt if i in media_ids)
+    return f"id {token} is the model's {media_ids[token]}, which is for pictures or sound, and text alone is read here"
+
+
 def check_request(
     prompt: list[int],
     params: SamplingParams,
@@ -64,10 +78,11 @@ def check_request(
     vocab_size: int,
     max_model_len: int,
     encoder: bool = False,
+    media_ids: Mapping[int, str] = NO_MEDIA,
 ) -> int:
     """The longest answer in tokens; of a request with pooling 1, which is not computed. Raises RequestError for an
-    empty prompt and for an id outside the vocabulary, CapacityError where prompt and answer exceed max_model_len.
-    encoder: whether the model is one."""
+    empty prompt and for an id that is outside the vocabulary or stands for a picture or for sound, CapacityError where
+    prompt and answer exceed max_model_len. encoder: whether the model is one; media_ids: see `media_in`."""
     if not prompt:
         raise invalid("prompt", "has no tokens")
     fields: tuple[tuple[str, Sequence[int]], ...] = (
@@ -81,6 +96,8 @@ def check_request(
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             worst = next(i for i in ids if not 0 <= i < vocab_size)
             raise invalid(field, f"id {worst} is not in the vocabulary of {vocab_size}")
+    if problem := media_in(prompt, media_ids):
+        raise invalid("prompt", problem)
     if params.pooling is not None:
         if len(prompt) > max_model_len:
             remedy = "Shorten it, or serve with a larger max_model_len or cache."

@@ -132,7 +132,7 @@ class LLM:
         draft_executable = draft.executable if draft is not None else None
         tokenizer = model.tokenizer
         self.engine = LocalEngine(model.executable, config, draft_executable, lambda: tokenizer)
-        self.engine.pooling = model.pooling
+        self.engine.pooling, self.engine.media_ids = model.pooling, model.media_ids
         self.answers = LocalAnswers(self.engine, self.tokenizer, self.tokenizer.eos_ids)
 
     @property
@@ -195,7 +195,8 @@ class LLM:
                 room = SamplingParams(max_tokens=params.max_tokens)
                 sizes = self.model.executable.vocab_size, self.engine.limits.max_model_len
                 check_able(None, self.engine.gives_hidden, encoder=self.engine.encoder)
-                searches.append(BeamSearch(params, ends, check_request(prompt, room, [], *sizes)))
+                longest = check_request(prompt, room, [], *sizes, media_ids=self.engine.media_ids)
+                searches.append(BeamSearch(params, ends, longest))
         cached = [0] * len(ids)
         first = True
         while steps := [(at, beam) for at, search in enumerate(searches) if not search.done for beam in search.beams]:

@@ -78,6 +78,7 @@ class LocalEngine:
         self._requests: dict[str, Request] = {}
         self.pooling: VectorKind = "last"  # of vectors where nobody says: whoever loads the model knows better
         self.facts: ModelFacts | None = None  # as that one knows them
+        self.media_ids: Mapping[int, str] = {}  # that prompts may not have, likewise (`checks.media_in`)
         self.adapters = Adapters(executable, self.config, self._needs)
         self._recorder = self._stepper.recorder = _recorder(self.config, executable, self.adapters)
         self._events: list[Event] = []
@@ -138,7 +139,7 @@ class LocalEngine:
         sizes = self.executable.vocab_size, self.limits.max_model_len
         check_able(params.pooling, self.gives_hidden, adapter, self.encoder)
         check_logits(params, self.gives_logits)
-        max_tokens = check_request(prompt, params, eos, *sizes, self.encoder)
+        max_tokens = check_request(prompt, params, eos, *sizes, self.encoder, self.media_ids)
         if params.pooling is not None and params.pooling.hidden:
             self._stepper.pooler.prepare()
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))

@@ -10,6 +10,7 @@ from typing import Literal
 
 from roofline.common.errors import RequestError
 from roofline.engine.beams import BeamSearchParams
+from roofline.engine.checks import media_in
 from roofline.engine.params import SamplingParams, check_logits
 from roofline.engine.pooling import check_able
 from roofline.engine.process.messages import Ready
@@ -149,6 +150,8 @@ def _check_prompt(field: str, prompt: Sequence[int], answer: int, loaded: Ready,
         raise invalid(field, "has no tokens")
     if not 0 <= min(prompt) <= max(prompt) < loaded.vocab_size:
         raise invalid(field, f"has an id outside the vocabulary of {loaded.vocab_size}")
+    if problem := media_in(prompt, loaded.media_ids):
+        raise invalid(field, problem)
     needed, most = len(prompt) + answer, loaded.max_model_len
     if needed > most:
         if answer == 0:

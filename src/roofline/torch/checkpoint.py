@@ -21,6 +21,7 @@ from roofline.torch.module_checks import check_modules
 from roofline.weights import names
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.config.hf import from_hf
+from roofline.weights.config.wrapped import TextTensors, wrapper_of
 from roofline.weights.families.table import files_of
 from roofline.weights.files.mapped import TensorInfo
 from roofline.weights.hf_values import as_ours
@@ -34,7 +35,8 @@ _FORMATS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 def checkpoint_of(model: PretrainedModel) -> Checkpoint:
-    """The Checkpoint of a causal language model of transformers, of a family that docs/models.md names.
+    """The Checkpoint of a causal language model of transformers, of a family that docs/models.md names, or of the
+    language model in one that reads more than text.
 
     Tensors keep their dtype (float32, bfloat16, float16). On the CPU they are read where they are; on another device
     each is copied when it is read.
@@ -46,8 +48,12 @@ def checkpoint_of(model: PretrainedModel) -> Checkpoint:
     """
     check_plain(model)
     name = Path(name_of(model))
-    config = from_hf(name, model.config.to_dict())
+    settings = model.config.to_dict()
+    config, wrapper = from_hf(name, settings), wrapper_of(settings)
     state: dict[str, Tensor] = model.state_dict()
+    text = TextTensors(name, settings, wrapper, _State(state)) if wrapper is not None else None
+    if text is not None:
+        state = {plain: state[key] for plain, key in text.names.items()}
     for key, tensor in state.items():
         _check(name, key, tensor)
     if config["tied"]:
@@ -65,9 +71,17 @@ def checkpoint_of(model: PretrainedModel) -> Checkpoint:
         raise ConfigError(f"{cause}; hand over the whole one, such as LlamaForCausalLM")
     tensors = {ours: replace(source.tensors[key], name=ours) for ours, key in stored.items()}
     infos, read = as_ours(config, tensors, lambda ours: source.read(stored[ours]))
-    checkpoint = Checkpoint(path=name, kind="memory", tensors=infos, metadata={}, config=config, bytes_of=read)
+    checkpoint = Checkpoint(
+        path=name,
+        kind="memory",
+        tensors=infos,
+        metadata={},
+        config=config,
+        bytes_of=read,
+        other_parts=text.other_parts if text is not None else None,
+    )
     checkpoint.check_names(names.parameter_shapes(config, infos))
-    check_modules(name, model)
+    check_modules(name, model, wrapper.other_modules if wrapper is not None else ())
     return checkpoint
 
 

@@ -40,7 +40,8 @@ def from_model(
     The weights are those of now, whatever becomes of the model: after training, call this again.
 
     Args:
-        model: LlamaForCausalLM, or Mistral's, Qwen2's, Qwen3's, MPT's.
+        model: LlamaForCausalLM, or Mistral's, Qwen2's, Qwen3's, MPT's; or one that reads pictures too, such as
+            Gemma3ForConditionalGeneration, of which the language model is run.
         tokenizer: transformers' tokenizer for it, for prompts that are strings; None: ids alone.
         backend: "cpu"; "gpu", which rounds weights in float32 to bfloat16; or "reference", slow, with
             arithmetic="plain" in float32 throughout.
@@ -96,6 +97,7 @@ class TorchModel:
         self.loaded, self._tensors, self.eos_ids = loaded, tensors, eos_ids
         self.llm = LLM(loaded, **vars(config)) if loaded.tokenizer is not None else None
         self.engine = self.llm.engine if self.llm is not None else LocalEngine(loaded.executable, config)
+        self.engine.media_ids = loaded.media_ids
         self._answers = self.llm.answers if self.llm is not None else LocalAnswers(self.engine, None, eos_ids)
         executable = loaded.executable
         if not isinstance(executable, Retraceable):

@@ -7,7 +7,7 @@ configuration, so it has to be what transformers itself makes of that.
 import copy
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 
@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from roofline.common.errors import ConfigError
 from roofline.common.fields import shorten
+from roofline.weights.config.wrapped import other_module
 
 _PLAIN = (bool, int, float, str, type(None))
 # Attributes that change nothing of what a model computes when it serves: of training, of names, of places, of sizes up
@@ -25,6 +26,7 @@ _NO_MATTER = frozenset(
     (
         *("training", "gradient_checkpointing", "layer_idx", "name_or_path", "loss_type", "kernel_config"),
         *("padding_idx", "scale_grad_by_freq", "sparse", "inplace", "p", "layerdrop"),
+        "rope_deltas",  # of the pictures in the last prompt that transformers itself was given
     )
 )
 _NO_MATTER_PARTS = ("dropout", "jitter", "aux_loss", "max_seq_len", "original_max", "max_pos", "max_target")
@@ -32,8 +34,9 @@ _NOT_COMPUTED = ("__init__", "reset_parameters", "extra_repr")  # methods that a
 _TURNING_ANEW = ("dynamic", "longrope")  # rotary embeddings whose frequencies follow the length of the last prompt
 
 
-def check_modules(path: Path, model: nn.Module) -> None:
-    """Raise ConfigError where a module of a model is not as in a fresh model of the same class and configuration.
+def check_modules(path: Path, model: nn.Module, not_run: Collection[str] = ()) -> None:
+    """Raise ConfigError where a module of a model is not as in a fresh model of the same class and configuration, but
+    for those in modules that are not run here, by their names in the model.
 
     Compared are the methods of its class, a forward in its place, numbers, words and functions among its attributes,
     and tensors that are computed from the configuration. Weights of the fresh model are on the meta device: it costs
@@ -42,7 +45,7 @@ def check_modules(path: Path, model: nn.Module) -> None:
     _check_attention(path, model)
     fresh = dict(_fresh(path, model).named_modules())
     for name, module in model.named_modules():
-        if name not in fresh:
+        if name not in fresh or other_module(name, not_run):
             continue  # without tensors, or refused as tensors that no matrix of ours has the names of
         if difference := next(_differences(module, fresh[name]), ""):
             where = f"{path}: {type(module).__name__} {shorten(name)!r}" if name else f"{path}: the model"

@@ -29,12 +29,18 @@ _PEFT_VERSION = "0.21.2"  # whose files these are like
 @dataclass(frozen=True)
 class AdapterDescription:
     """How an adapter is written. base: the model it was trained on, by name or path; rslora: scales are said as alpha /
-    sqrt(r); dtype: "F32", "F16" or "BF16"; dropout: of the training, for the reader."""
+    sqrt(r); dtype: "F32", "F16" or "BF16"; dropout: of the training, for the reader; within: what transformers has
+    before the modules of the model, where that is the text part of one that reads more; "": nothing."""
 
     base: str | None = None
     rslora: bool = False
     dtype: str = "F32"
     dropout: float = 0.0
+    within: str = ""
+
+    def module(self, name: str) -> str:
+        """What a module is called in the model that the adapter is put on."""
+        return name.replace("model.", self.within, 1) if self.within else name
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,8 @@ def write_adapter(
     Raises ConfigError, CapacityError where the place cannot be written, ConfigError for matrices that PEFT's files have
     no form for.
     """
-    modules = _modules(config, [with_rows(matrix, config, paired=False) for matrix in joined(matrices, config)])
+    rows = [with_rows(matrix, config, paired=False) for matrix in joined(matrices, config)]
+    modules = _modules(config, rows, written)
     tensors: dict[str, np.ndarray] = {}
     for module in modules:
         for kind, values in module.tensors.items():
@@ -82,7 +89,7 @@ def write_adapter(
     return folder
 
 
-def _modules(config: JsonObject, matrices: Sequence[AdapterMatrix]) -> list[_Module]:
+def _modules(config: JsonObject, matrices: Sequence[AdapterMatrix], written: AdapterDescription) -> list[_Module]:
     family, names = config["family"], files_of(config["family"]).NAMES
     modules, experts = [], {}  # type: list[_Module], dict[str, dict[int, AdapterMatrix]]
     for matrix in matrices:
@@ -96,15 +103,20 @@ def _modules(config: JsonObject, matrices: Sequence[AdapterMatrix]) -> list[_Mod
                 "Hugging Face has its rows in another order",
             )
             raise UnsupportedError(what, reason)
-        module = to_hf(family, matrix.tensor).removesuffix(".weight")
+        module = written.module(to_hf(family, matrix.tensor).removesuffix(".weight"))
         tensors = {"A": matrix.a, "B": np.ascontiguousarray(matrix.b.T)}
         if matrix.magnitude is not None:
             tensors["magnitude"] = matrix.magnitude
         modules.append(_Module(_PREFIX + module, module, matrix.rank, matrix.scale, tensors))
-    return modules + [_of_experts(name, group, experts) for name, group in sorted(experts.items())]
+    return modules + [_of_experts(name, group, experts, written) for name, group in sorted(experts.items())]
 
 
-def _of_experts(name: str, group: dict[int, AdapterMatrix], experts: dict[str, dict[int, AdapterMatrix]]) -> _Module:
+def _of_experts(
+    name: str,
+    group: dict[int, AdapterMatrix],
+    experts: dict[str, dict[int, AdapterMatrix]],
+    written: AdapterDescription,
+) -> _Module:
     """What PEFT has in one of the matrices of a layer's experts; see `adapter_peft`. name: with EXPERT in it."""
     before, _, part = name.removesuffix(".weight").rpartition(f".{EXPERT}.")
     in_order = [group[number] for number in sorted(group)]
@@ -119,7 +131,7 @@ def _of_experts(name: str, group: dict[int, AdapterMatrix], experts: dict[str, d
     a = np.concatenate([module.a for module in in_order])  # [experts * r, inputs]
     b = np.stack([module.b for module in in_order]).transpose(2, 1, 0)  # [outputs, r, experts]
     tensors = {"A": a, "B": np.ascontiguousarray(b).reshape(len(b), -1)}
-    module = f"model.{before}"
+    module = written.module(f"model.{before}")
     other = name.replace(f".{part}.", ".down.")
     prefix = f"{_PREFIX}{module}" + (".base_layer" if part == "gate_up" and other in experts else "")
     return _Module(
@@ -156,7 +168,7 @@ def _settings(modules: Sequence[_Module], written: AdapterDescription) -> dict[s
         "init_lora_weights": True,
         "rank_pattern": {module.key: module.rank for module in modules if module.rank != rank},
         "alpha_pattern": {module.key: _number(alpha_of(module)) for module in modules if alpha_of(module) != alpha},
-        "target_modules": _targets([module.key for module in modules if not module.parameter]),
+        "target_modules": _targets([module.key for module in modules if not module.parameter], written.within),
         "target_parameters": sorted({f"mlp.experts.{module.parameter}" for module in modules if module.parameter})
         or None,
         "modules_to_save": None,
@@ -167,9 +179,9 @@ def _number(value: float) -> int | float:
     return int(value) if value == int(value) else value
 
 
-def _targets(modules: Sequence[str]) -> list[str]:
-    """The last parts of the modules' names where all layers that have any have the same, else the full names: PEFT puts
-    matrices of its own wherever a name fits."""
+def _targets(modules: Sequence[str], within: str) -> list[str]:
+    """The last parts of the modules' names where all layers that have any have the same, else the full names, and so
+    within a model that has such modules elsewhere too: PEFT puts matrices of its own wherever a name fits."""
     by_layer: dict[str, set[str]] = {}
     for module in modules:
         layer, _, leaf = module.rpartition(".")
@@ -177,5 +189,5 @@ def _targets(modules: Sequence[str]) -> list[str]:
         by_layer.setdefault(number, set()).add(leaf)
     sets = {frozenset(leaves) for leaves in by_layer.values()}
     numbers = {int(number) for number in by_layer if number}
-    alike = len(sets) == 1 and numbers == set(range(len(numbers)))
+    alike = not within and len(sets) == 1 and numbers == set(range(len(numbers)))
     return sorted(set().union(*by_layer.values())) if alike else sorted(modules)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from roofline.common import log
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import refuse, shorten
 from roofline.common.files import read_regular
@@ -21,6 +22,7 @@ from roofline.common.json_files import parse_object
 from roofline.ops.adapters import AdapterMatrix
 from roofline.weights.adapter_config import CONFIG, read_settings
 from roofline.weights.adapter_matrices import finite_values
+from roofline.weights.config.wrapped import other_module
 from roofline.weights.files.safetensors import SafetensorsFile
 from roofline.weights.names import matrix_from_hf
 
@@ -76,8 +78,12 @@ class PeftFolder:
 
     def _grouped(self) -> list[_Group]:
         groups: dict[tuple[str, int], _Group] = {}
+        unused: dict[str, None] = {}
         for name, info in self._file.tensors.items():
             match = _NAME.fullmatch(name)
+            if match is not None and (part := other_module(match["module"])):
+                unused[part] = None
+                continue
             group = None if match is None else self._group(match, groups)
             if match is None or group is None:
                 reason = "is no LoRA matrix of a linear layer in the model's blocks; nothing else is adapted here"
@@ -87,6 +93,9 @@ class PeftFolder:
                     self._file.path, f"tensor {shorten(name)!r}", f"is {info.format}, not one of {', '.join(_FLOATS)}"
                 )
             group.tensors[match["part"] or match["magnitude"].partition("_")[0]] = name
+        if unused:
+            line = "%s: matrices of %s are not used: a text passes through no such part"
+            log.get("weights").warning(line, self._file.path, " and ".join(unused))
         if not groups:
             refuse(self._file.path, "tensors", "there are none")
         for (module, depth), group in groups.items():

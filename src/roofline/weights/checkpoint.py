@@ -18,6 +18,7 @@ from roofline.ops import formats
 from roofline.weights import gguf_values, names
 from roofline.weights.config.gguf import family_of, from_gguf, gguf_fields
 from roofline.weights.config.hf import from_hf
+from roofline.weights.config.wrapped import TextTensors, text_fields, wrapper_of
 from roofline.weights.families.shared.canonical import Config
 from roofline.weights.families.table import files_of
 from roofline.weights.files.gguf_parts import GGUFModel, part_names
@@ -26,10 +27,12 @@ from roofline.weights.files.safetensors import SafetensorsModel
 from roofline.weights.files.torch_pickle import PickledModel
 from roofline.weights.files.unread import tell_unread
 from roofline.weights.hf_values import as_ours
-from roofline.weights.quantised.method import QuantisedTensors, TensorFiles
+from roofline.weights.parts_beside import PartsBeside
+from roofline.weights.quantised.method import QuantisedTensors, TensorFiles, TensorSource
 from roofline.weights.quantised.methods import method_of
 from roofline.weights.stored_names import HEAD, settle_head, some_of, stored_names
 
+_PROJECTOR = "mmproj"  # what files are called that turn pictures into rows for the model beside them
 _ADAPTER = "this is a LoRA adapter: name the model that it belongs to, and the adapter beside it"
 
 
@@ -45,6 +48,7 @@ class Checkpoint:
         config: the canonical configuration with its family (see `weights.config`).
         bytes_of: what `read` gives of a tensor that is there.
         unused: tensors of the files that are no part of the model, under the files' names.
+        other_parts: what a model that reads more than text has beside its text part, which is the model here.
     """
 
     path: Path
@@ -54,6 +58,7 @@ class Checkpoint:
     config: JsonObject
     bytes_of: Callable[[str], np.ndarray]
     unused: list[str] = field(default_factory=list)
+    other_parts: PartsBeside | None = None
 
     def read(self, name: str) -> np.ndarray:
         """uint8 [nbytes] of a tensor, without a copy where a file is mapped. Raises ConfigError for an unknown name."""
@@ -179,6 +184,7 @@ def _file_of_folder(folder: Path) -> Path:
     if _has_safetensors(folder) or PickledModel.is_in(folder):
         return folder
     ggufs = sorted(folder.glob("*.gguf"))
+    ggufs = [path for path in ggufs if not path.name.startswith(_PROJECTOR)] or ggufs
     if len(ggufs) == 1 or (ggufs and set(ggufs) <= set(part_names(ggufs[0]))):
         return ggufs[0]
     if ggufs:
@@ -260,10 +266,12 @@ def _as_matrix(info: TensorInfo) -> TensorInfo:
 def _open_hf(path: Path, model: SafetensorsModel | PickledModel, kind: str) -> Checkpoint:
     if path.is_dir():
         tell_unread(path, model.paths)
-    config = from_hf(model.config_path, model.config)
+    config, wrapper = from_hf(model.config_path, model.config), wrapper_of(model.config)
+    text = TextTensors(path, model.config, wrapper, model) if wrapper is not None else None
+    tensor_source: TensorSource = model if text is None else text
     apart = files_of(config["family"]).NAMES.hf_apart
-    files = TensorFiles(path, apart(path, model) if apart is not None else model)
-    source = QuantisedTensors(files, method_of(model.config_path, model.config))
+    files = TensorFiles(path, apart(path, tensor_source) if apart is not None else tensor_source)
+    source = QuantisedTensors(files, method_of(model.config_path, text_fields(model.config_path, model.config).values))
     tensor_names = stored_names(path, {name: info.format for name, info in source.tensors.items()}, config)
     stored = tensor_names.parameters
     if config["tied"] and source.is_made(stored.get(HEAD, "")):
@@ -287,6 +295,7 @@ def _open_hf(path: Path, model: SafetensorsModel | PickledModel, kind: str) -> C
         config=config,
         bytes_of=read,
         unused=tensor_names.unused,
+        other_parts=text.other_parts if text is not None else None,
     )
 
 

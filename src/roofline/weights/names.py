@@ -9,6 +9,7 @@ from collections.abc import Container
 from roofline.common.errors import ConfigError
 from roofline.models.registry import configure, file_kind
 from roofline.models.spec import expand, file_shapes
+from roofline.weights.config.wrapped import text_name
 from roofline.weights.families.table import ARCHITECTURES, MODEL_TYPES, files_of, module
 from roofline.weights.files.mapped import JsonObject
 
@@ -35,8 +36,10 @@ def from_hf(family: str, name: str) -> str | None:
 
 
 def matrix_from_hf(name: str) -> str | None:
-    """The same for a matrix of a layer of any family of ours, as an adapter names it; None for an unknown name, and for
-    a matrix whose rows Hugging Face has in another order, in which an adapter's would lie too."""
+    """The same for a matrix of a layer of any family of ours, as an adapter names it, of the text part of a model that
+    reads more too; None for an unknown name, and for a matrix whose rows Hugging Face has in another order, in which an
+    adapter's would lie too."""
+    name = text_name(name)
     tables = (module(fromkey).NAMES for fromkey in dict.fromkeys(MODEL_TYPES.values()))
     matches = ((table, ours) for table in tables if (ours := table.from_hf(name)) is not None)
     table, ours = next(matches, (None, None))

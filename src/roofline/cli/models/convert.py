@@ -65,6 +65,7 @@ def _convert_adapter(path: Path, output: Path, base: str | None, as_json: bool) 
     from roofline.weights.adapter_gguf import write_gguf_adapter
     from roofline.weights.adapter_merge import merged
     from roofline.weights.adapters import read_adapter
+    from roofline.weights.config.wrapped import IN_MEMORY
 
     to_gguf = output.suffix == ".gguf"
     if to_gguf == path.is_file():
@@ -76,7 +77,8 @@ def _convert_adapter(path: Path, output: Path, base: str | None, as_json: bool) 
     if to_gguf:
         nbytes = write_gguf_adapter(output, model.config, adapter.matrices)
     else:
-        write_adapter(output, model.config, adapter.matrices, AdapterDescription(base=base))
+        within = IN_MEMORY if model.other_parts is not None else ""
+        write_adapter(output, model.config, adapter.matrices, AdapterDescription(base=base, within=within))
         nbytes = sum(file.stat().st_size for file in output.iterdir())
     if as_json:
         print_json({"path": str(output), "bytes": nbytes, "matrices": len(adapter.matrices), "rank": adapter.rank})

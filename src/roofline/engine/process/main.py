@@ -182,6 +182,7 @@ def ready(name: str, engine: LocalEngine, load_seconds: float) -> Ready:
         pooling=engine.pooling,
         gives_logits=engine.gives_logits,
         facts=engine.facts,
+        media_ids=dict(engine.media_ids),
     )
 
 
@@ -272,7 +273,7 @@ def _load(spec: EngineSpec) -> tuple[str, LocalEngine]:
     else:
         loaded, draft = module.load_with_draft(spec.source, spec.options, spec.draft, spec.draft_options)
     engine = LocalEngine(loaded.executable, spec.config, draft and draft.executable, tokenizer)
-    engine.pooling, engine.facts = loaded.pooling, loaded.facts
+    engine.pooling, engine.facts, engine.media_ids = loaded.pooling, loaded.facts, loaded.media_ids
     return loaded.name, engine
 
 

@@ -108,7 +108,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     `weights_identity`: as `IdentifiesWeights` has it, "" where the backend does not; `gives_hidden`: whether requests
     can have vectors of hidden rows; `encoder`: whether they have these alone; `pooling`: what a vector is made of where
     nobody says; `gives_logits`: whether ids are sampled from logits; `facts`: what the model is, where that is
-    known."""
+    known; `media_ids`: those that prompts may not have (`engine.checks.media_in`)."""
 
     name: str
     vocab_size: int
@@ -126,6 +126,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pooling: VectorKind = "last"
     gives_logits: bool = True
     facts: ModelFacts | None = None
+    media_ids: dict[int, str] = {}
 
 
 class LoadRefused(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -152,7 +152,8 @@ class RemoteEngine:
             raise RequestError(503, "engine_unavailable", self.failure or CLOSED)
         loaded = self.description
         check_able(params.pooling, loaded.gives_hidden, adapter, loaded.encoder)
-        longest = check_request(prompt, params, eos, loaded.vocab_size, loaded.max_model_len, loaded.encoder)
+        sizes = loaded.vocab_size, loaded.max_model_len
+        longest = check_request(prompt, params, eos, *sizes, loaded.encoder, loaded.media_ids)
         check_unused(name, self.requests)
         self._adapters.check(adapter)
         stream = EventStream(self.abort, name, params.n, len(prompt))

@@ -98,7 +98,8 @@ class EngineReplicas:
         description = self.description
         assert description is not None, "all were loaded"
         check_able(params.pooling, description.gives_hidden, adapter, description.encoder)
-        check_request(prompt, params, eos, description.vocab_size, description.max_model_len, description.encoder)
+        sizes = description.vocab_size, description.max_model_len
+        check_request(prompt, params, eos, *sizes, description.encoder, description.media_ids)
         for engine in self.engines:
             check_unused(name, engine.requests)
         keys = keys_of(prompt, salt, adapter) if self._prefixes else []

@@ -152,8 +152,19 @@ class ChatTemplate:
             parts = render(self._outline, messages, self._tokens, add_generation_prompt)
             if parts is not None:
                 return parts
+        if self._reads_parts_alone:
+            from roofline.text.templates.content_parts import as_parts
+
+            messages = as_parts(messages)
         text = self._rendering.render(messages, tools, add_generation_prompt, kwargs)
         return [(str.__str__(text)[start:end], origin) for start, end, origin in _runs(text.mask)]
+
+    @cached_property
+    def _reads_parts_alone(self) -> bool:
+        """Whether texts must be given as lists of parts, or the template would lose them."""
+        from roofline.text.templates.content_parts import reads_parts_alone
+
+        return reads_parts_alone(self.source, lambda messages: self._rendering.render(messages, None, True, {}))
 
     @cached_property
     def _rendering(self) -> "Rendering":

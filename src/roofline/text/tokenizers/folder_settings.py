@@ -60,10 +60,10 @@ _GENERIC = "TokenizersBackend"
 # The class that transformers has for a family (config.json's model_type); others have none of their own, as Llama.
 _CLASS_OF_FAMILY = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), "GemmaTokenizer"),
-    **dict.fromkeys(("qwen2_moe", "qwen3", "qwen3_moe"), "Qwen2Tokenizer"),
+    **dict.fromkeys(("qwen2_moe", "qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe"), "Qwen2Tokenizer"),
     **dict.fromkeys(("gpt2", "opt"), "GPT2Tokenizer"),
     **dict.fromkeys(("gpt_neox", "mpt"), "GPTNeoXTokenizer"),
-    **dict.fromkeys(("glm4", "granite", "mistral", "mixtral", "olmo2", "phi3", "qwen2"), _GENERIC),
+    **dict.fromkeys(("glm4", "granite", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "mistral3", "llava"), _GENERIC),
     "bert": "BertTokenizer",
     "roberta": "RobertaTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
@@ -73,8 +73,9 @@ _CLASS_OF_FAMILY = {
 def read_settings(files: Mapping[str, Path]) -> JsonObject:
     """The keys of the files in one mapping, as `from_json` and `from_older` take it.
 
-    ``eos_token_id`` is generation_config.json's, or config.json's in a folder without one; ``added_tokens`` is what
-    added_tokens.json has, text -> id, where it counts.
+    ``eos_token_id`` is generation_config.json's, or config.json's in a folder without one, where a model that reads
+    more than text may have it in its text part; ``added_tokens`` is what added_tokens.json has, text -> id, where it
+    counts.
 
     Raises ConfigError naming file and key where a value has a wrong type.
     """
@@ -84,8 +85,8 @@ def read_settings(files: Mapping[str, Path]) -> JsonObject:
         check_settings(generation)
         settings = dict(generation.values)
     else:
-        ids_of(config, "eos_token_id")
-        settings = {"eos_token_id": config.values.get("eos_token_id")}
+        ends = _ends_of(config)
+        settings = {"eos_token_id": ends.values.get("eos_token_id")}
     tokenizer_config = _read(files, "tokenizer_config.json")
     check_settings(tokenizer_config)
     settings |= tokenizer_config.values
@@ -102,6 +103,14 @@ def read_settings(files: Mapping[str, Path]) -> JsonObject:
         family = _CLASS_OF_FAMILY.get(config.get("model_type", str, ""))
         settings["tokenizer_class"] = config.get("tokenizer_class", str) or family
     return settings
+
+
+def _ends_of(config: Fields) -> Fields:
+    """The fields of a config.json, or of its text part, that have the ids which end an answer."""
+    has_none = config.values.get("eos_token_id") is None
+    ends = config.inside("text_config") if has_none else config
+    ids_of(ends, "eos_token_id")
+    return ends
 
 
 def default_tokens(files: Mapping[str, Path], settings: JsonObject) -> Mapping[str, str]:

@@ -1,12 +1,14 @@
 """Writes adapters in PEFT's format: of a run while it trains, and of its checkpoints."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonObject
 from roofline.models.registry import configure
 from roofline.models.spec import expand
@@ -16,9 +18,11 @@ from roofline.train.checkpoint.state import WEIGHTS
 from roofline.train.config.schema import TrainConfig
 from roofline.train.model.adaptation import forms as plan
 from roofline.train.model.form import ParameterForm, trained_rows
+from roofline.train.model.shapes import files
 from roofline.train.storage.store import Store
 from roofline.weights.adapter_files import AdapterDescription, write_adapter
 from roofline.weights.adapter_matrices import rows_are_paired
+from roofline.weights.config.wrapped import modules_within
 from roofline.weights.families.shared.joined_experts import experts_apart
 from roofline.weights.families.table import files_of
 
@@ -38,7 +42,10 @@ def export_adapter(store: Store, step: int, facts: JsonObject, folder: Path, dty
 def written(config: TrainConfig) -> AdapterDescription:
     """How the adapter of a run is written."""
     assert config.adapter is not None
-    return AdapterDescription(config.model.pretrained_model_name_or_path, config.adapter.rslora)
+    within = ""
+    with suppress(ConfigError):  # a run can be written where its model is no more
+        within = modules_within(files(config.model))
+    return AdapterDescription(config.model.pretrained_model_name_or_path, config.adapter.rslora, within=within)
 
 
 def write_run_adapter(

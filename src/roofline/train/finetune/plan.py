@@ -143,15 +143,17 @@ def precision_of(options: FinetuneOptions, is_cpu: bool) -> tuple[str, list[str]
 
 
 def notes_of_base(options: FinetuneOptions, checkpoint: Checkpoint) -> list[str]:
-    """What happens to a base that had been quantised before and is quantised again, for people."""
+    """What of a base is not trained, as it is no part of a text model, and what happens to one that had been quantised
+    before and is quantised again, for people."""
+    notes = [] if checkpoint.other_parts is None else [f"trained is {checkpoint.other_parts}"]
     if options.method == "full" or options.base not in QUANTISING:
-        return []
+        return notes
     formats = {info.format for name, info in checkpoint.tensors.items() if name.startswith("layers.") if info.shape[1:]}
     lost = sorted(formats - {*PLAIN, options.base.upper()})
     if not lost:
-        return []
+        return notes
     stored = f"{checkpoint.path.name} has its matrices in {' and '.join(lost)}"
-    return [f"{stored}, which --base {options.base} rounds a second time; --base stored keeps them as they are"]
+    return [*notes, f"{stored}, which --base {options.base} rounds a second time; --base stored keeps them as they are"]
 
 
 def write(settings: JsonMapping, folder: Path) -> Path:

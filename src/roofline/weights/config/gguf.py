@@ -6,12 +6,18 @@ from pathlib import Path
 import numpy as np
 
 from roofline.common.errors import UnsupportedError
-from roofline.common.fields import Fields, shorten
+from roofline.common.fields import Fields, refuse, shorten
 from roofline.models.registry import file_kind, known_like
+from roofline.weights.config.unfamiliar import CLIP
 from roofline.weights.families import table
 from roofline.weights.families.shared.canonical import Config
 from roofline.weights.families.shared.gguf_fields import GgufModel, new_keys
 from roofline.weights.files.mapped import JsonObject
+
+_PROJECTOR = (
+    "is clip: this file (an mmproj) turns pictures or sound into rows for a model that lies in a file of its own; name "
+    "that one, and it answers to text"
+)
 
 
 def from_gguf(
@@ -44,6 +50,8 @@ def architecture(path: Path, metadata: JsonObject) -> str:
     """general.architecture, of which we have the model. Raises ConfigError, UnsupportedError."""
     arch = Fields(path, metadata).need("general.architecture", str)
     registered = file_kind("gguf", arch)
+    if arch == CLIP and registered is None:
+        refuse(path, "general.architecture", _PROJECTOR)
     if registered is not None:
         known_like(registered[1], table.ARCHITECTURES)
     elif arch not in table.ARCHITECTURES:

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 from roofline.common.errors import UnsupportedError
-from roofline.common.fields import Fields, shorten
+from roofline.common.fields import shorten
 from roofline.models.registry import file_kind, known_like
+from roofline.weights.config.unfamiliar import nearest_to
+from roofline.weights.config.wrapped import text_fields
 from roofline.weights.families import table
 from roofline.weights.families.shared.canonical import Config
 from roofline.weights.families.shared.hf_fields import new_fields
@@ -12,11 +14,11 @@ from roofline.weights.files.mapped import JsonObject
 
 
 def from_hf(path: Path, config: JsonObject) -> Config:
-    """The canonical configuration of a parsed config.json.
+    """The canonical configuration of a parsed config.json, of a model that reads more than text that of its text part.
 
     Raises ConfigError for missing and bad fields, UnsupportedError for model types and features we do not have.
     """
-    fields = Fields(path, config)
+    fields = text_fields(path, config)
     kind = fields.need("model_type", str)
     registered = file_kind("hf", kind)
     if registered is not None:
@@ -25,5 +27,7 @@ def from_hf(path: Path, config: JsonObject) -> Config:
         return ours | {"family": family}
     if kind not in table.MODEL_TYPES:
         what = f"{path}: model_type {shorten(kind)!r}"
-        raise UnsupportedError(what, f"we have no model for it{new_fields(fields)}", tuple(table.MODEL_TYPES))
+        nearest = nearest_to(config)
+        near = f"; by its keys it is most like {nearest}, and `roofline info` tells what it lacks" if nearest else ""
+        raise UnsupportedError(what, f"we have no model for it{new_fields(fields)}{near}", tuple(table.MODEL_TYPES))
     return table.module(table.MODEL_TYPES[kind]).from_hf(fields, kind)

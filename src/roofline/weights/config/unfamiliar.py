@@ -12,6 +12,7 @@ from roofline.common.fields import shorten
 from roofline.common.json_files import read_json_file
 from roofline.models.registry import file_kind
 from roofline.ops import registry
+from roofline.weights.config.wrapped import TEXT_CONFIG, text_fields
 from roofline.weights.families.table import ARCHITECTURES, MODEL_TYPES
 from roofline.weights.files.gguf import GGUFFile
 from roofline.weights.files.mapped import JsonObject, map_file
@@ -133,6 +134,7 @@ _LACKING: tuple[tuple[str, str], ...] = (
     (r"vision_\w+|image_\w+|audio_\w+|mm_\w+|text_config", "images, or sound, beside text"),
 )
 
+CLIP = "clip"  # the architecture of a file that has what turns pictures into rows for a text model: no model of its own
 LEAST_LIKENESS = 0.2  # share of all keys of two that both have, below which they are not near
 
 
@@ -161,16 +163,16 @@ def unfamiliar(path: Path) -> Unfamiliar | None:
     if not file.is_file():
         return None
     if file.suffix == ".json":
-        config = read_json_file(file)
+        config = text_fields(file, read_json_file(file)).values
         name = config.get("model_type")
         if not isinstance(name, str) or name in MODEL_TYPES or file_kind("hf", name):
             return None
-        return _describe(file, "model_type", name, config, _HF_KEYS)
+        return _describe(file, "model_type", name, _with_text_keys(config), _HF_KEYS)
     if file.suffix != ".gguf" and map_file(file)[:4] != b"GGUF":
         return None
     metadata = GGUFFile(file).metadata
     name = metadata.get("general.architecture")
-    if not isinstance(name, str) or name in ARCHITECTURES or file_kind("gguf", name):
+    if not isinstance(name, str) or name in (*ARCHITECTURES, CLIP) or file_kind("gguf", name):
         return None
     family_values = {
         key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")
@@ -178,12 +180,32 @@ def unfamiliar(path: Path) -> Unfamiliar | None:
     return _describe(file, "general.architecture", name, family_values, _GGUF_KEYS)
 
 
+def nearest_to(config: JsonObject) -> str:
+    """The model_type of ours whose keys those of a config.json are most like, "" where they are like none."""
+    return _nearest(_telling(_with_text_keys(config)), _HF_KEYS)
+
+
+def _with_text_keys(config: JsonObject) -> JsonObject:
+    """A config.json with the keys of its text part, which it may have inside, beside its own."""
+    text = config.get(TEXT_CONFIG)
+    return {**text, **config} if isinstance(text, Mapping) else config
+
+
+def _telling(config: JsonObject) -> list[str]:
+    """The keys that have a value and tell one architecture from another."""
+    return [key for key, value in config.items() if value is not None and not COMMON.fullmatch(key)]
+
+
+def _nearest(keys: list[str], families: Mapping[str, tuple[str, ...]]) -> str:
+    nearest = max(families, key=lambda family: _likeness(keys, families[family]))
+    return nearest if _likeness(keys, families[nearest]) >= LEAST_LIKENESS else ""
+
+
 def _describe(
     file: Path, key: str, name: str, config: JsonObject, families: Mapping[str, tuple[str, ...]]
 ) -> Unfamiliar:
-    keys = [k for k, value in config.items() if value is not None and not COMMON.fullmatch(k)]
-    nearest = max(families, key=lambda family: _likeness(keys, families[family]))
-    nearest = nearest if _likeness(keys, families[nearest]) >= LEAST_LIKENESS else ""
+    keys = _telling(config)
+    nearest = _nearest(keys, families)
     new = {shorten(k): shorten(str(config[k])) for k in keys if k not in families.get(nearest, ())}
     ops: dict[str, tuple[str, ...]] = {}
     lacking: dict[str, tuple[str, ...]] = {}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from roofline.weights.config.hf import from_hf
 from roofline.weights.config.unfamiliar import COMMON
+from roofline.weights.config.wrapped import text_fields
 from roofline.weights.families.shared.hf_fields import NEUTRAL, SHARED
 
 # Of training, of a head that is not there, of how other programs compute the same, and sums of other keys: no size and
@@ -47,7 +48,9 @@ class _NotedKeys(Mapping[str, object]):
 
 def unread_keys(path: Path, config: Mapping[str, object]) -> list[str]:
     """The keys of a parsed config.json of a known model type that have a value and that nothing reads, without those of
-    training and housekeeping. Raises ConfigError, UnsupportedError as `from_hf`."""
+    training and housekeeping; of a model that reads more than text those of its text part. Raises ConfigError,
+    UnsupportedError as `from_hf`."""
+    config = text_fields(path, config).values
     noted = _NotedKeys(config)
     from_hf(path, noted)
     known = {*noted.read, *NEUTRAL, *SHARED}

@@ -25,6 +25,13 @@ _HONOURED = {
     *("hidden_act", "hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
 }
 _ACTIVATION = {"hidden_activation": ("gelu_pytorch_tanh",)}
+# Of Gemma 3, whose published files leave them out where the text part lies in a model that reads pictures too.
+_DEFAULTS = {
+    "gemma3_text": {
+        **{"vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26},
+        **{"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131_072},
+    }
+}
 _PATTERN = {"gemma2": 2, "gemma3_text": 6}  # of so many layers the last one sees everything
 # What the format of files does not say: of the largest model, known by its layers, a query has another scalar.
 _GEMMA2_WINDOW = 4096  # of the first files, which do not say it
@@ -33,6 +40,7 @@ _LARGEST = {"gemma2": 46, "gemma3": 62}
 
 def from_hf(fields: Fields, model_type: str) -> Config:
     """The canonical configuration."""
+    fields = hf_fields.with_defaults(fields, _DEFAULTS.get(model_type, {}))
     hf_fields.refuse_features(fields, _HONOURED)
     refuse_unless_neutral(fields, _ACTIVATION)  # hidden_act, beside it in old files, is read by nobody
     first = model_type == "gemma2"

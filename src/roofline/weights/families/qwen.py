@@ -1,4 +1,8 @@
-"""Files of Qwen2 and Qwen2.5 (biases on q, k, v) and of Qwen3 (norms of q and k)."""
+"""Files of Qwen2 and Qwen2.5 (biases on q, k, v), of Qwen3 (norms of q and k), and of the text part of Qwen3-VL.
+
+The latter is Qwen3: positions of text are the same in all three dimensions that its rope turns by, and what a picture
+adds to the first layers is not there. Its parameters are written as a Qwen3 model.
+"""
 
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import Fields, describe
@@ -9,8 +13,18 @@ from roofline.weights.families.shared.tensor_names import ATTENTION, MLP, NORMS,
 NAMES = TensorNames(NORMS | ATTENTION | QK_NORMS | MLP)
 
 
+MROPE = ("mrope_section", "mrope_interleaved")  # which frequencies are of which dimension of a position
+_VISION_TEXT = "qwen3_vl_text"
+_VISION_DEFAULTS = {
+    **{"vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016, "num_hidden_layers": 32},
+    **{"num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 128_000},
+}
+
+
 def from_hf(fields: Fields, model_type: str) -> Config:
     """The canonical configuration."""
+    if model_type == _VISION_TEXT:
+        return _vision_text(fields)
     hf_fields.refuse_features(fields)
     ours = hf_fields.sizes(fields, "qwen")
     ours["kv_heads"] = hf_fields.kv_heads(fields)
@@ -20,6 +34,19 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     ours |= {"attention_bias": model_type == "qwen2", "qk_norm": model_type == "qwen3"}
     hf_fields.windows(ours, _windows(fields, ours["layers"]))
     ours["rope_theta"], ours["rope_scaling"] = hf_fields.rope(fields)
+    return checked(fields, ours, hf_fields.SPELLED)
+
+
+def _vision_text(fields: Fields) -> Config:
+    """The canonical configuration of the text part of Qwen3-VL, whose layers attend to everything."""
+    fields = hf_fields.with_defaults(fields, _VISION_DEFAULTS)
+    hf_fields.refuse_features(fields)
+    ours = hf_fields.sizes(fields, "qwen")
+    ours |= {"kv_heads": hf_fields.kv_heads(fields, heads_by_default=True), "head_dim": hf_fields.head_dim(fields, 128)}
+    ours["norm_eps"] = fields.get("rms_norm_eps", float, 1e-6)
+    ours["tied"] = fields.get("tie_word_embeddings", bool, False)
+    ours |= {"attention_bias": False, "qk_norm": True, "sliding_window": None}
+    ours["rope_theta"], ours["rope_scaling"] = hf_fields.rope(fields, 5e5, neutral=MROPE)
     return checked(fields, ours, hf_fields.SPELLED)
 
 
@@ -56,9 +83,10 @@ def to_hf(config: Config) -> Config:
 
 
 def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
-    """The canonical configuration."""
-    config = gguf_fields.read(model, "qwen", "half")
-    return config | {"attention_bias": architecture == "qwen2", "qk_norm": architecture == "qwen3"}
+    """The canonical configuration. What files of Qwen3-VL say of pictures changes nothing for text."""
+    honoured = gguf_fields.VISION if architecture == "qwen3vl" else ()
+    config = gguf_fields.read(model, "qwen", "half", honoured)
+    return config | {"attention_bias": architecture == "qwen2", "qk_norm": architecture != "qwen2"}
 
 
 def to_gguf(config: Config) -> gguf_fields.GgufForm | None:

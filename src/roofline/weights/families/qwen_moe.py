@@ -1,7 +1,9 @@
-"""Files of Qwen2-MoE (biases on q, k, v; a shared expert) and of Qwen3-MoE (norms of q and k)."""
+"""Files of Qwen2-MoE (biases on q, k, v; a shared expert) and of Qwen3-MoE (norms of q and k), and of the text part of
+Qwen3-VL-MoE, which is the latter (see `qwen`)."""
 
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import Fields
+from roofline.weights.families.qwen import MROPE
 from roofline.weights.families.shared import gguf_fields, hf_fields
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
 from roofline.weights.families.shared.experts import (
@@ -31,12 +33,19 @@ NAMES = TensorNames(
     },
     hf_apart=stacked_experts_apart,
 )
+_VISION_DEFAULTS = {
+    **{"vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24},
+    **{"num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 128_000},
+    **{"moe_intermediate_size": 1408, "num_experts_per_tok": 4},
+}
 _ALIKE: dict[str, tuple[object, ...]] = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
 
 
 def from_hf(fields: Fields, model_type: str) -> Config:
     """The canonical configuration."""
-    second = model_type == "qwen2_moe"
+    second, vision = model_type == "qwen2_moe", model_type == "qwen3_vl_moe_text"
+    if vision:
+        fields = hf_fields.with_defaults(fields, _VISION_DEFAULTS)
     honoured = ("num_experts", "num_local_experts", *(("qkv_bias",) if second else ()))
     hf_fields.refuse_features(fields, honoured)
     refuse_unless_neutral(fields, {**_ALIKE, "use_sliding_window": (False,)})
@@ -44,17 +53,18 @@ def from_hf(fields: Fields, model_type: str) -> Config:
         raise UnsupportedError(f"{fields.path}: layer_types", "no released model of this type has windows")
     ours = hf_fields.sizes(fields, "qwen_moe")
     ours["ffn"] = expert_size(fields, "moe_intermediate_size")
-    ours["kv_heads"] = hf_fields.kv_heads(fields)
+    ours["kv_heads"] = hf_fields.kv_heads(fields, heads_by_default=vision)
     ours["head_dim"] = hf_fields.head_dim(fields)
     ours["norm_eps"] = fields.get("rms_norm_eps", float, 1e-6)
     ours["tied"] = fields.get("tie_word_embeddings", bool, False)
     ours |= {"attention_bias": second and fields.get("qkv_bias", bool, True), "qk_norm": not second}
     ours |= hf_experts(fields, "num_experts" if fields.values.get("num_experts") is not None else "num_local_experts")
-    ours["renormalise"] = fields.get("norm_topk_prob", bool, False)
+    ours["renormalise"] = vision or fields.get("norm_topk_prob", bool, False)  # a file of the former has no such key
     if second:
         ours["shared_ffn"] = expert_size(fields, "shared_expert_intermediate_size")
     ours["sliding_window"] = None
-    ours["rope_theta"], ours["rope_scaling"] = hf_fields.rope(fields)
+    theta, neutral = (5e5, MROPE) if vision else (1e4, ())
+    ours["rope_theta"], ours["rope_scaling"] = hf_fields.rope(fields, theta, neutral=neutral)
     return checked(fields, ours, hf_fields.SPELLED | {"ffn": "moe_intermediate_size"})
 
 
@@ -79,7 +89,8 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     those of Qwen2-MoE are not, in all released models."""
     second, fields = architecture == "qwen2moe", model.fields
     shared = "expert_shared_feed_forward_length"
-    honoured = (*HONOURED_GGUF, "expert_feed_forward_length", *((shared,) if second else ()))
+    own = (shared,) if second else gguf_fields.VISION if architecture == "qwen3vlmoe" else ()
+    honoured = (*HONOURED_GGUF, "expert_feed_forward_length", *own)
     config = gguf_fields.read(model, "qwen_moe", "half", honoured) | gguf_experts(fields)
     config["ffn"] = expert_size(fields, "expert_feed_forward_length")
     config |= {"attention_bias": second, "qk_norm": not second, "renormalise": not second}

@@ -64,6 +64,15 @@ INSTEAD = {
 
 # Kinds of parts of messages that no model served here reads.
 UNREADABLE = frozenset({"image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "input_file"})
+UNREADABLE |= {
+    "image",
+    "image_embeds",
+    "image_pil",
+    "video",
+    "input_video",
+    "audio",
+    "audio_embeds",
+}  # of other servers
 
 
 class StreamOptions(Body):

@@ -55,13 +55,13 @@ def check_integer(fields: Fields, spelled: str, key: str, value: object) -> None
 def refuse_unless_neutral(fields: Fields, neutral: Mapping[str, tuple[object, ...]]) -> None:
     """Raise UnsupportedError for the first field with a value that changes the mathematics.
 
-    neutral: fields -> the values at which they change nothing, all of one type; an absent field and null never do.
+    neutral: fields -> the values at which they change nothing; an absent field and null never do.
     """
     for key, values in neutral.items():
         if fields.values.get(key) is None:
             continue
         value = fields.values[key]
-        if values:
+        if values and type(value) not in map(type, values):
             value = fields.checked(key, value, float if type(values[0]) is int else type(values[0]))
         if value not in values:
             what = f"{fields.path}: {fields.within}{key} = {shorten(str(value))}"

@@ -30,6 +30,9 @@ _READ = {
     *("rope.scaling.yarn_ext_factor", "rope.scaling.factor", "rope.scaling.original_context_length"),
     *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "pooling_type"),  # the last: weights/vectors.py
 }
+# Of Qwen3-VL's text part: which frequencies of rope are of which dimension of a position, which of text has the same in
+# all, and how many layers take in what a picture adds.
+VISION = ("rope.dimension_sections", "n_deepstack_layers")
 RMS_EPSILON, EPSILON = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 SPELLED = {ours: theirs for theirs, ours in _REQUIRED.items()} | {
     "kv_heads": "attention.head_count_kv",

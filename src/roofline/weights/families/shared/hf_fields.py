@@ -31,7 +31,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("hidden_act", "hidden_activation"), ("silu", "swish")),  # two names of one
     **dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias", "rope_interleaved", "use_qk_norm"), (False,)),
     **dict.fromkeys(("attn_temperature_tuning", "is_encoder_decoder", "add_cross_attention"), (False,)),
-    "use_bidirectional_attention": (False,),
+    "use_bidirectional_attention": (False, "vision"),  # the second: where there are pictures
     "is_causal": (True,),
     **dict.fromkeys(("auto_map", "text_config", "vision_config", "audio_config", "query_pre_attn_scalar"), ()),
     **dict.fromkeys(("clip_qkv", "no_rope_layer_interval", "attention_multiplier"), ()),
@@ -68,6 +68,11 @@ def refuse_features(fields: Fields, honoured: Collection[str] = ()) -> None:
     """Raise UnsupportedError for a field that changes the mathematics, unless a reader honours it."""
     refuse_unless_neutral(fields, {key: values for key, values in NEUTRAL.items() if key not in honoured})
     method_of(Path(fields.path), fields.values)
+
+
+def with_defaults(fields: Fields, defaults: Mapping[str, object]) -> Fields:
+    """The fields with those that a type has where a file leaves them out; null is a value of its own."""
+    return fields.changed({key: value for key, value in defaults.items() if key not in fields.values})
 
 
 def new_fields(fields: Fields) -> str:
@@ -201,14 +206,18 @@ def biases(fields: Fields, ours: Config, attention: bool = False) -> None:
         ours["mlp_bias"] = True
 
 
-def rope(fields: Fields, default: float = 1e4, partial: bool = False) -> tuple[object, Config | None]:
+def rope(
+    fields: Fields, default: float = 1e4, partial: bool = False, neutral: Collection[str] = ()
+) -> tuple[object, Config | None]:
     """(theta, scaling) as transformers takes them from rope_parameters (its own version 5) and from what came before:
     rope_scaling, where it says anything, stands for all of rope_parameters; rope_theta beside them is a default of the
     one inside; original_max_position_embeddings beside them is read before the one inside.
+
+    neutral: further keys inside, which change nothing.
     """
     name = "rope_scaling" if fields.get("rope_scaling", dict) else "rope_parameters"
     table = fields.inside(name)
-    unknown = sorted(set(table.values) - _ROPE_KEYS)
+    unknown = sorted({*table.values} - _ROPE_KEYS - {*neutral})
     if any(isinstance(table.values[key], Mapping) for key in unknown):
         raise UnsupportedError(f"{fields.path}: {name} per kind of layer", "our layers are all alike")
     if unknown:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -72,13 +73,33 @@ class _Apart:
 
 def experts_apart(path: Path, source: TensorSource) -> TensorSource:
     """The tensors of a model's files, with those of experts one by one. path: what errors name. Raises ConfigError."""
-    return _read_apart(path, source, _matrices, -1)
+
+    def matrices(info: TensorInfo, match: re.Match[str]) -> list[_Part]:
+        if match["part"] != "down_proj" and info.shape[-1] % 2:
+            _refuse_joined(path, info)
+        return _matrices(info, match)
+
+    return _read_apart(path, source, matrices)
 
 
 def stacked_experts_apart(path: Path, source: TensorSource) -> TensorSource:
-    """The same of models that transformers has in memory and writes apart: `gate_up_proj` [experts, 2 * ffn, width],
-    all gates above all ups of each expert, and `down_proj` [experts, width, ffn]."""
-    return _read_apart(path, source, _stacked_matrices, 1)
+    """The same of models that transformers has in memory and mostly writes apart: `gate_up_proj` [experts, 2 * ffn,
+    width], all gates above all ups of each expert, and `down_proj` [experts, width, ffn]; or, in files of Qwen3-VL,
+    both with their last dimensions the other way round, which the width tells."""
+
+    def matrices(info: TensorInfo, match: re.Match[str]) -> list[_Part]:
+        router = source.tensors.get(match["within"].removesuffix("experts") + "gate.weight")
+        is_pair = match["part"] == "gate_up_proj"
+        inputs_last = router is None or info.shape[2 if is_pair else 1] == router.shape[-1]
+        if is_pair and info.shape[1 if inputs_last else 2] % 2:
+            _refuse_joined(path, info)
+        return _stacked_matrices(info, match, inputs_last)
+
+    return _read_apart(path, source, matrices)
+
+
+def _refuse_joined(path: Path, info: TensorInfo) -> NoReturn:
+    refuse(path, f"tensor {shorten(info.name)!r}", f"of shape {info.shape} does not hold all experts of a layer")
 
 
 def renamed(source: TensorSource, rename: Callable[[str], str]) -> TensorSource:
@@ -87,8 +108,8 @@ def renamed(source: TensorSource, rename: Callable[[str], str]) -> TensorSource:
     return _Renamed(source, names) if len(names) == len(source.tensors) else source
 
 
-def _read_apart(path: Path, source: TensorSource, matrices: Matrices, axis: int) -> TensorSource:
-    """matrices: takes those of experts out of a tensor, whose gates and ups lie along `axis`."""
+def _read_apart(path: Path, source: TensorSource, matrices: Matrices) -> TensorSource:
+    """matrices: takes those of experts out of a tensor of three dimensions."""
     plain, parts = {}, {}
     for name, info in source.tensors.items():
         match = _JOINED.fullmatch(name)
@@ -97,9 +118,9 @@ def _read_apart(path: Path, source: TensorSource, matrices: Matrices, axis: int)
         elif match is None or info.format not in _WORDS:
             plain[name] = info
         else:
-            at = -1 if match["bias"] else axis
-            if len(info.shape) != (2 if match["bias"] else 3) or (match["part"] != "down_proj" and info.shape[at] % 2):
-                refuse(path, f"tensor {shorten(name)!r}", f"of shape {info.shape} does not hold all experts of a layer")
+            odd_bias = match["bias"] and match["part"] != "down_proj" and info.shape[-1] % 2
+            if len(info.shape) != (2 if match["bias"] else 3) or odd_bias:
+                _refuse_joined(path, info)
             sibling = source.tensors.get(name.removesuffix("_bias"))
             if match["bias"] and sibling is not None and sibling.shape[:1] != info.shape[:1]:
                 refuse(
@@ -110,12 +131,13 @@ def _read_apart(path: Path, source: TensorSource, matrices: Matrices, axis: int)
     return _Apart(source, plain, parts)
 
 
-def _stacked_matrices(info: TensorInfo, match: re.Match[str]) -> list[_Part]:
+def _stacked_matrices(info: TensorInfo, match: re.Match[str], inputs_last: bool) -> list[_Part]:
     names = ("gate", "up") if match["part"] == "gate_up_proj" else ("down",)
-    experts, rows, inputs = info.shape[0], info.shape[1] // len(names), info.shape[2]
+    experts, outputs, inputs = info.shape if inputs_last else (info.shape[0], info.shape[2], info.shape[1])
+    rows = outputs // len(names)
     parts = []
     for number, (at, each) in itertools.product(range(experts), enumerate(names)):
-        take = partial(_rows, number, slice(at * rows, (at + 1) * rows))
+        take = partial(_rows if inputs_last else _columns, number, slice(at * rows, (at + 1) * rows))
         parts.append(_part(info, f"{match['within']}.{number}.{each}_proj.weight", (rows, inputs), take))
     return parts
 
@@ -123,6 +145,11 @@ def _stacked_matrices(info: TensorInfo, match: re.Match[str]) -> list[_Part]:
 def _rows(number: int, rows: slice, values: np.ndarray) -> np.ndarray:
     """[rows, inputs] of [experts, outputs, inputs]."""
     return values[number, rows]
+
+
+def _columns(number: int, rows: slice, values: np.ndarray) -> np.ndarray:
+    """[rows, inputs] of [experts, inputs, outputs]."""
+    return values[number, :, rows].T
 
 
 def _part(stored: TensorInfo, name: str, shape: tuple[int, ...], take: Take) -> _Part:
