@@ -317,6 +317,12 @@ WRAPPED = {
         BASE | {"family": "qwen", "qk_norm": True, "head_dim": 32, "rope_theta": 5e6},
     ),
     "qwen3_vl_moe": Case("qwen3_vl_moe", "the same with experts", IN_QWEN_MOE | {"rope_theta": 5e6}),
+    "qwen3_5_with_vision": Case("qwen3_5", "the text part of a model that reads pictures", HYBRID | {"norm_eps": 1e-3}),
+    "qwen3_5_moe_with_vision": Case(
+        "qwen3_5_moe",
+        "the same with experts",
+        HYBRID | SHARED_EXPERT | {"value_heads": 4, "rope_theta": 1e7, "norm_eps": 1e-3},
+    ),
 }
 ENCODER = LEARNED | {"family": "bert", "token_types": 2, "max_position": 200}
 ENCODERS = {

@@ -65,6 +65,8 @@ def test_text_parts_of_models_that_read_pictures_are_those_of_transformers(name:
     parity = measure(case.config, case.kind)
     assert parity.eager < 1e-5
     assert parity.eager_tokens == GREEDY
+    if parity.cpu is None:
+        return
     assert parity.cpu < 0.05
     assert parity.cpu_tokens == GREEDY or parity.tie < 0.02
 

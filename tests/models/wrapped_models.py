@@ -20,6 +20,12 @@ QWEN_VISION = {"hidden_size": 32, "intermediate_size": 32, "depth": 2, "num_head
 QWEN_VISION |= {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
 QWEN_ROPE = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "decoder_sparse_step": 1}
+PLAIN_VISION = {key: value for key, value in QWEN_VISION.items() if key != "deepstack_visual_indexes"}
+HYBRID = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "rms_norm_eps": 1e-4}
+HYBRID |= {"linear_value_head_dim": 16, "layer_types": ["linear_attention", "full_attention"]}
+HYBRID_ROPE = QWEN_ROPE | {"mrope_section": [1, 1, 0], "partial_rotary_factor": 0.25}
+HYBRID_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+HYBRID_EXPERTS |= {"shared_expert_intermediate_size": 40, "rope_parameters": HYBRID_ROPE}
 IMAGE_ID = 90
 # model_type -> the config.json of a small model
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -52,6 +58,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **{"image_token_id": IMAGE_ID, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93},
         "tie_word_embeddings": False,
     },
+    "qwen3_5": {
+        "text_config": SHAPE | HYBRID | {"model_type": "qwen3_5_text", "rope_parameters": HYBRID_ROPE},
+        "vision_config": PLAIN_VISION | {"model_type": "qwen3_5_vision"},
+        **{"image_token_id": IMAGE_ID, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93},
+        "tie_word_embeddings": True,
+    },
+    "qwen3_5_moe": {
+        "text_config": SHAPE | HYBRID | HYBRID_EXPERTS | {"model_type": "qwen3_5_moe_text"},
+        "vision_config": PLAIN_VISION | {"model_type": "qwen3_5_moe_vision"},
+        **{"image_token_id": IMAGE_ID, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93},
+        "tie_word_embeddings": False,
+    },
 }
 
 
@@ -62,11 +80,12 @@ def wrapped(kind: str, changes: Mapping[str, Any] | None = None, text: Mapping[s
     built = transformers.AutoConfig.for_model(kind, **fields)
     torch.manual_seed(0)
     model = transformers.AutoModelForImageTextToText.from_config(built, attn_implementation="eager").float().eval()
-    less = float(kind == "gemma3")
+    less = float(kind == "gemma3" or kind.startswith("qwen3_5"))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             norm = "norm" in name and "bias" not in name
-            parameter.copy_(torch.randn_like(parameter) * 0.1 + (norm and 1.0) - less * norm)
+            lacks = less * (norm and "linear_attn" not in name and "visual" not in name)
+            parameter.copy_(torch.randn_like(parameter) * 0.1 + (norm and 1.0) - lacks)
     return model
 
 
@@ -74,8 +93,8 @@ def around(kind: str, config: Mapping[str, Any]) -> Any:
     """The same around a text part of a canonical configuration."""
     fields = hf_config(dict(config))
     del fields["model_type"], fields["architectures"]
-    if kind.startswith("qwen3_vl"):
-        half = config["head_dim"] // 2
+    if kind.startswith("qwen3_"):
+        half = (config.get("rotary_dim") or config["head_dim"]) // 2
         sections = {"mrope_section": [half // 2, half // 4, half - half // 2 - half // 4], "mrope_interleaved": True}
         fields["rope_parameters"] = {**fields["rope_parameters"], **sections}
     changes = {key: VOCAB + 100 for key in CONFIGS[kind] if "_token_i" in key}  # no id of a prompt here is for pictures

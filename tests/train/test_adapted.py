@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="training is torch")
 
+from roofline.common.errors import UnsupportedError  # noqa: E402
 from roofline.models import presets  # noqa: E402
 from roofline.ops import formats  # noqa: E402
 from roofline.train.checkpoint.adapter_export import write_run_adapter  # noqa: E402
@@ -41,12 +42,15 @@ def folder_of(kind: str, path: Path, seed: int = 3) -> Path:
     }
     if kind == "llama":
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, tie_word_embeddings=True))
-    elif kind == "qwen3_5":
+    elif kind in ("qwen3_5", "qwen3_next"):
         linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
         linear |= {"linear_key_head_dim": 8, "linear_value_head_dim": 16}
         layers = ["linear_attention", "full_attention"]
-        made = transformers.Qwen3_5TextConfig(**sizes, **linear, layer_types=layers, head_dim=16, rms_norm_eps=1e-3)
-        model = transformers.Qwen3_5ForCausalLM(made)
+        sizes |= {**linear, "layer_types": layers, "head_dim": 16, "rms_norm_eps": 1e-3}
+        if kind == "qwen3_5":
+            model = transformers.Qwen3_5ForCausalLM(transformers.Qwen3_5TextConfig(**sizes))
+        else:
+            model = transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**sizes, num_experts=0))
     else:
         experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
         model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **experts))
@@ -155,6 +159,18 @@ def test_losses_and_gradients_of_experts_are_pefts(tmp_path: Path) -> None:
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
+
+
+def test_matrices_that_files_have_with_others_row_by_row_get_no_adapter(tmp_path: Path) -> None:
+    folder = folder_of("qwen3_next", tmp_path / "model")
+    config = config_of(folder, method="lora", rank=4, alpha=8, base="f32")
+    shape = model_config(config.model, LENGTH)
+    adapted_parts = {name.split(".", 2)[2] for name, form in plan(config, shape).items() if form.rank}
+    expected = {"linear.o", *(f"attn.{part}" for part in "qkvo"), *(f"mlp.{part}" for part in ("gate", "up", "down"))}
+    assert adapted_parts == {f"{part}.weight" for part in expected}
+    chosen = config_of(folder, method="lora", rank=4, alpha=8, base="f32", targets=["in_proj_qkv"])
+    with pytest.raises(UnsupportedError, match=r"an adapter of model\.layers\.0\.linear_attn\.in_proj_qkv"):
+        plan(chosen, shape)
 
 
 def written(model: Model, folder: Path, base: Path) -> Path:

@@ -82,6 +82,10 @@ _CHANGED: dict[str, Any] = {
     **{"kv_lora_rank": 48, "q_lora_rank": 24, "qk_nope_head_dim": 24, "qk_rope_head_dim": 12, "v_head_dim": 12},
     **{"n_routed_experts": 5, "moe_intermediate_size": 49, "n_shared_experts": 1, "first_k_dense_replace": 2},
     **{"routed_scaling_factor": 2.5, "topk_method": "group_limited_greedy", "norm_topk_prob": True},
+    # of Qwen3-Next and Qwen3.5
+    **{"linear_conv_kernel_dim": 3, "linear_key_head_dim": 64, "linear_value_head_dim": 64, "num_experts": 5},
+    **{"linear_num_key_heads": 8, "linear_num_value_heads": 16, "shared_expert_intermediate_size": 49},
+    **{"decoder_sparse_step": 2, "mlp_only_layers": [0]},
     # of GPT-NeoX, GPT-2 and OPT
     **{"layer_norm_eps": 1e-4, "use_parallel_residual": False, "n_embd": 128, "n_layer": 3, "n_head": 2, "n_inner": 97},
     **{"n_positions": 513, "activation_function": "gelu", "scale_attn_weights": False, "add_cross_attention": True},
@@ -123,6 +127,8 @@ _CHANGED_OF: dict[str, dict[str, Any]] = {
     "gpt_oss": {"attention_bias": False, "layer_types": ["full_attention"] * 2},
     "gpt_neox": {"attention_bias": False},
     **{kind: {"tie_word_embeddings": False} for kind in ("gpt2", "opt")},
+    **{kind: {"layer_types": ["full_attention"] * 2} for kind in ("qwen3_5_text", "qwen3_5_moe_text")},
+    "qwen3_next": {"layer_types": ["full_attention"] * 2, "norm_topk_prob": False},
 }
 _ENCODERS = ("bert", "roberta", "xlm-roberta")
 _BASE_OF: dict[str, dict[str, Any]] = {
@@ -155,6 +161,8 @@ def test_every_key_of_transformers_is_honoured_or_refused(kind: str) -> None:
     known -= {"base_model_ep_plan", "router_aux_loss_coef", "output_router_logits"}  # of training, and of several ranks
     known -= {"n_group", "topk_group"}  # of DeepSeek: read beside a topk_method that is refused
     known -= {"original_max_position_embeddings", "embd_pdrop"}  # of Phi-3: read beside a scaling; a dropout
+    if kind == "qwen3_next":
+        known -= {"intermediate_size"}  # of layers without experts, which are refused beside those that have some
     if kind in _ENCODERS:
         known -= {"tie_word_embeddings"}  # of a head of masked-language models: the vectors of texts have none
         assert (_hf({"pad_token_id": 3}, base) != _hf({}, base)) == (kind != "bert"), "positions begin behind it"

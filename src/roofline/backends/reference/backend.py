@@ -62,6 +62,8 @@ def _make(request: LoadRequest, threads: int | None, ranks: "Ranks | None") -> "
         torch.set_num_threads(threads)
     options, capacity = request.options, request.capacity
     program = request.compile(_target(options), ranks.share if ranks is not None else None)
+    if program.state_groups and not capacity.limits.state_slots:
+        raise UnsupportedError(f"a {program.name} model", "this load has no slots for its recurrent state")
     executable = ReferenceExecutable(
         program=program,
         read=request.checkpoint.read,

@@ -55,6 +55,8 @@ class Wrapper:
 _TOWER = ("vision_tower", "multi_modal_projector")
 _QWEN_MEDIA = {"image_token_id": 151655, "video_token_id": 151656}
 _QWEN_MEDIA |= {"vision_start_token_id": 151652, "vision_end_token_id": 151653}
+_QWEN35_MEDIA = {"image_token_id": 248056, "video_token_id": 248057}
+_QWEN35_MEDIA |= {"vision_start_token_id": 248053, "vision_end_token_id": 248054}
 WRAPPERS: Mapping[str, Wrapper] = {
     "gemma3": Wrapper(
         _TOWER,
@@ -67,6 +69,8 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "llava": Wrapper(_TOWER, "llama", any_text=True, tied=None, media={"image_token_index": 32000}),
     "qwen3_vl": Wrapper(("visual",), "qwen3_vl_text", any_text=False, tied=False, media=_QWEN_MEDIA),
     "qwen3_vl_moe": Wrapper(("visual",), "qwen3_vl_moe_text", any_text=False, tied=False, media=_QWEN_MEDIA),
+    "qwen3_5": Wrapper(("visual", "mtp"), "qwen3_5_text", any_text=False, tied=False, media=_QWEN35_MEDIA),
+    "qwen3_5_moe": Wrapper(("visual", "mtp"), "qwen3_5_moe_text", any_text=False, tied=False, media=_QWEN35_MEDIA),
 }
 
 

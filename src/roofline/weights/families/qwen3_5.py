@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from roofline.common.fields import Fields, describe
+from roofline.weights.families.qwen import MROPE
 from roofline.weights.families.shared import gguf_fields, hf_fields
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
 from roofline.weights.families.shared.experts import (
@@ -59,7 +60,6 @@ NAMES = TensorNames(
     gguf_negated=("linear.a_log",),
     gguf_tiles=True,
 )
-_MROPE = ("mrope_section", "mrope_interleaved")  # positions of text are the same in all dimensions that these divide
 _LINEAR: dict[str, tuple[str, int]] = {
     "key_heads": ("linear_num_key_heads", 16),
     "value_heads": ("linear_num_value_heads", 32),
@@ -88,22 +88,12 @@ _DEFAULTS: dict[str, Mapping[str, object]] = {
 def from_hf(fields: Fields, model_type: str) -> Config:
     """The canonical configuration. attn_output_gate and mamba_ssm_dtype are of other programs: transformers' model has
     the gate, and its states are float32."""
-    fields = with_defaults(fields, _DEFAULTS[model_type])
+    fields = hf_fields.with_defaults(fields, _DEFAULTS[model_type])
     # Files of before, or of others; transformers reads neither, and its weights always add up to 1.
     refuse_unless_neutral(fields, {"attn_output_gate": (True,), "norm_topk_prob": (True,)})
     fields.get("mamba_ssm_dtype", str)
     ours = hybrid(fields, "qwen3_5", experts=model_type == _EXPERTS)
     return checked(fields, ours, hf_fields.SPELLED | ({"ffn": "moe_intermediate_size"} if ours.get("experts") else {}))
-
-
-def with_defaults(fields: Fields, defaults: Mapping[str, object]) -> Fields:
-    """The fields with those that a type has where a file leaves them out, and without what mRoPE says beside rope."""
-    changes = {key: value for key, value in defaults.items() if key not in fields.values}
-    for key in ("rope_parameters", "rope_scaling"):
-        inside = fields.get(key, dict)
-        if inside and inside.keys() & _MROPE:
-            changes[key] = {name: value for name, value in inside.items() if name not in _MROPE} or None
-    return fields.changed(changes)
 
 
 def hybrid(fields: Fields, family: str, experts: bool) -> Config:
@@ -127,7 +117,7 @@ def hybrid(fields: Fields, family: str, experts: bool) -> Config:
         fields.refuse("linear_num_value_heads", f"is no multiple of the {ours['key_heads']} heads of keys")
     ours["recurrent"] = _recurrent(fields, ours["layers"])
     ours |= hf_fields.turned_part(fields, ours["head_dim"], _FACTOR)
-    ours["rope_theta"], ours["rope_scaling"] = hf_fields.rope(fields, partial=True)
+    ours["rope_theta"], ours["rope_scaling"] = hf_fields.rope(fields, partial=True, neutral=MROPE)
     return ours
 
 

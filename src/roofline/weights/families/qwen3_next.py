@@ -49,7 +49,7 @@ NAMES = replace(
 
 def from_hf(fields: Fields, model_type: str) -> Config:
     """The canonical configuration."""
-    fields = qwen3_5.with_defaults(fields, _DEFAULTS)
+    fields = hf_fields.with_defaults(fields, _DEFAULTS)
     refuse_unless_neutral(fields, {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)})
     experts = fields.values.get("num_experts") != 0
     ours = qwen3_5.hybrid(fields, _TYPE, experts)
