@@ -445,6 +445,8 @@ def test_keywords_of_other_engines_are_taken_where_they_ask_for_nothing(name):
         (["--disable-log-requests", "--no-trust-remote-code", "m"], ["m"]),
         (["--tool-call-parser", "llama3_json", "m"], ["--tool-call-parser=llama3", "m"]),
         (["--tool-call-parser=llama3_json", "m"], ["--tool-call-parser=llama3", "m"]),
+        (["--tool-call-parser", "qwen3_coder", "m"], ["--tool-call-parser=xml", "m"]),
+        (["--tool-call-parser", "glm47", "m"], ["--tool-call-parser=glm", "m"]),
         (["--tool-call-parser=hermes"], ["--tool-call-parser=hermes"]),
         (["--tool-call-parser"], ["--tool-call-parser"]),
         (["--enforce-eager"], ["--no-graphs"]),

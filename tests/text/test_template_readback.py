@@ -101,3 +101,54 @@ def test_the_text_before_calls_is_read_back(name):
     reply = calls_of(name, [("now", {})], "I look.")
     assert [call.name for call in reply.calls] == ["now"]
     assert reply.text.strip().startswith("I look.")
+
+
+@pytest.mark.parametrize(
+    ("signs", "name"), [(signs, name) for name, form in CALL_FORMATS.items() for signs in form.signs]
+)
+def test_a_template_with_the_signs_of_a_format_is_taken_for_it(signs, name):
+    assert reply_format(f"{{{{ tools }}}} {' '.join(signs)}").calls == name
+
+
+# Templates of our own with the signs of a format: what stands before the calls of a turn, each value, behind them.
+TEXT = "{{ v if v is string else v | tojson }}"
+SMALL = {
+    "xml": (
+        "<tool_call>\n<function={{ c.name }}>\n",
+        f"<parameter={{{{ k }}}}>\n{TEXT}\n</parameter>\n",
+        "</function>\n</tool_call>",
+    ),
+    "glm": (
+        "<tool_call>{{ c.name }}\n",
+        f"<arg_key>{{{{ k }}}}</arg_key>\n<arg_value>{TEXT}</arg_value>\n",
+        "</tool_call>",
+    ),
+    "minimax": (
+        '<minimax:tool_call>\n<invoke name="{{ c.name }}">\n',
+        f'<parameter name="{{{{ k }}}}">{TEXT}</parameter>\n',
+        "</invoke>\n</minimax:tool_call>",
+    ),
+    "mistral_args": ("[TOOL_CALLS]{{ c.name }}[ARGS]{{ c.arguments | tojson }}", "", ""),
+    "kimi": (
+        "<|tool_call_begin|>functions.{{ c.name }}:0<|tool_call_argument_begin|>{{ c.arguments | tojson }}",
+        "",
+        "<|tool_call_end|>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_calls_of_a_small_template_are_read_back(name):
+    begin, value, end = SMALL[name]
+    source = (
+        "{{ tools }}{% for m in messages %}|{% for t in m.tool_calls or [] %}{% set c = t.function %}"
+        f"{begin}{{% for k, v in c.arguments.items() %}}{value}{{% endfor %}}{end}{{% endfor %}}{{% endfor %}}"
+    )
+    calls = [("weather", ARGUMENTS), ("now", {})]
+    functions = [{"type": "function", "function": {"name": tool, "arguments": parts}} for tool, parts in calls]
+    text = ChatTemplate(source).marked([{"role": "assistant", "content": "", "tool_calls": functions}], [], False)[0]
+    form, reply = reply_format(source), Reply()
+    assert form.calls == name
+    parser = form.parser(SCHEMAS, thinking=False)
+    reply.add([*parser.push(text.partition("|")[2]), *parser.finish()])
+    assert (reply.text, [(call.name, json.loads(call.arguments)) for call in reply.calls]) == ("", calls)
