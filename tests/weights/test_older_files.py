@@ -15,6 +15,7 @@ from roofline.common.errors import ConfigError, UnsupportedError  # noqa: E402
 from roofline.torch.checkpoint import checkpoint_of  # noqa: E402
 from roofline.weights.adapters import read_adapter  # noqa: E402
 from roofline.weights.checkpoint import Checkpoint, open_checkpoint  # noqa: E402
+from roofline.weights.stored_names import stored_names  # noqa: E402
 from tests.models.parity_cases import CASES, theirs  # noqa: E402
 
 
@@ -101,3 +102,13 @@ def test_experts_joined_as_transformers_has_them_in_memory(kind: str, tmp_path: 
     names = set(safetensors_torch.load_file(tmp_path / "joined/model.safetensors"))
     assert "model.layers.0.mlp.experts.gate_up_proj" in names, "the case that this test is about"
     _same(open_checkpoint(tmp_path / "apart"), open_checkpoint(tmp_path / "joined"))
+
+
+def test_layers_that_guess_further_tokens_are_left_aside() -> None:
+    """Tensors named mtp, which files of Qwen3-Next and Qwen3.5 have beside the model, and transformers leaves too."""
+    config = {"family": "qwen3_next"}
+    further = ["mtp.fc.weight", "mtp.layers.0.self_attn.q_proj.weight", "mtp.norm.weight"]
+    dtypes = dict.fromkeys(["model.layers.0.linear_attn.A_log", "model.layers.0.linear_attn.dt_bias", *further], "BF16")
+    names = stored_names(Path("model"), dtypes, config)
+    assert names.unused == further
+    assert list(names.parameters) == ["layers.0.linear.a_log.weight", "layers.0.linear.dt_bias.weight"]
