@@ -56,7 +56,7 @@ def test_flags_mean_what_ours_mean(words, ours):
         ("--no-enable-chunked-prefill", "long prompts are always computed in chunks, of --max-batch-tokens"),
         ("--root-path /llm", "let the proxy take its path off"),
         ("--quantization awq", "there is no option --quantization"),
-        ("--tool-call-parser pythonic", "--tool-call-parser='pythonic' cannot be used"),
+        ("--tool-call-parser jamba", "--tool-call-parser='jamba' cannot be used"),
         ("--tensor-parallel-size x", "--tensor-parallel"),
         ("--max-num-seqs", "--max-running needs a value"),
         ("--lora-modules", "--lora-modules needs a value: give NAME=PATH"),

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from roofline import Constraint
 from roofline.common.errors import RequestError
 from roofline.engine.constraints import library
+from roofline.engine.keywords import _WORDS as WORDS_OF_VLLM
 from roofline.server.call_grammars import forced_calls, optional_calls
 from roofline.server.options import ServeOptions
+from roofline.text.replies.formats.gemma_arguments import QUOTE
 from roofline.text.replies.formats.table import CALL_FORMATS
 from roofline.text.replies.formats.tagged import TaggedCalls
 from roofline.text.replies.parser import Reply
@@ -95,6 +97,7 @@ def written(grammar: str, seed: int, ends: list[bytes], begin: str = "") -> str:
 @given(SCHEMAS, st.integers(0, 99))
 def test_a_forced_call_is_read_back_and_its_schema_is_valid_for_it(form, schema, seed):
     ends = [end.encode() for mark in getattr(CALL_FORMATS[form], "value_close", ()) for end in (mark, f"{mark}\n")]
+    ends += [QUOTE.encode()] if form == "gemma" else []
     begin = CALL_FORMATS[form].frame.before if CALL_FORMATS[form].tells_reasoning else ""
     text = written(forced_calls(form, [tool(schema)], several=False, thinking=False).text, seed, ends, begin)
     reply, parser = Reply(), ReplyFormat(form, False, True).parser({"f": schema}, thinking=False)
@@ -121,6 +124,7 @@ def test_what_a_format_cannot_hold_calls_to_is_refused_by_name(form, schema, pro
 
 
 def test_the_option_names_every_format():
+    assert set(WORDS_OF_VLLM["tool_call_parser"].values()) <= CALL_FORMATS.keys()
     for name in CALL_FORMATS:
         assert ServeOptions(tool_call_parser=name).reply_format("tools").calls == name
 

@@ -119,7 +119,7 @@ WRITERS: dict[str, Callable[[str, dict], str]] = {
     "deepseek_v3": headed(f"{DEEPSEEK[0]}{DEEPSEEK[1]}function{DEEPSEEK[2]}", "\n```json\n", f"\n```{DEEPSEEK_END}"),
     "deepseek_v31": headed("".join(DEEPSEEK[:2]), DEEPSEEK[2], DEEPSEEK_END),
     "gemma": gemma,
-    "pythonic": pythonic("<|tool_call_start|>", "<|tool_call_end|>"),
-    "pythonic_list": pythonic(),
+    "lfm2": pythonic("<|tool_call_start|>", "<|tool_call_end|>"),
+    "pythonic": pythonic(),
     "harmony": headed("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "<|call|>"),
 }

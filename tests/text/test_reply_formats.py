@@ -187,7 +187,7 @@ def test_arguments_of_all_types_are_read_as_they_were_written(name, arguments):
 @pytest.mark.parametrize("name", MARKED)
 def test_a_call_within_open_reasoning_ends_it(name):
     marks = CALL_FORMATS[name].thoughts
-    call = WRITERS[name]("weather", {"city": "Ulm" if name == "pythonic" else "</think> [/THINK] Ulm"})
+    call = WRITERS[name]("weather", {"city": "Ulm" if name == "lfm2" else "</think> [/THINK] Ulm"})
     for behind in ("", marks.close, f"\n{marks.close}\n\nDone."):
         reply = parsed(name, f"I think.\n{call}{behind}", thinking=True)
         assert (reply.reasoning, reply.text) == ("I think.", "Done." if "Done" in behind else "")

@@ -28,7 +28,7 @@ FAMILIES = {
     "google-gemma-4-31B-it": "gemma",
     "google-gemma-4-31B-it-interleaved": "gemma",
     "openai-gpt-oss-120b": "harmony",
-    "LFM2.5-8B-A1B": "pythonic",
+    "LFM2.5-8B-A1B": "lfm2",
     "Spark2.5": "glm",
     "inclusionai-ling-3.0-flash": "glm",
     "poolside-Laguna-XS-2.1": "glm",

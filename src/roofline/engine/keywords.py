@@ -89,15 +89,14 @@ _SHORT = {"-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp":
 _WORDS = {
     "kv_cache_dtype": {"bfloat16": "bf16", "float16": "f16", "fp8_e4m3": "fp8"},
     "tool_call_parser": {
-        **{"llama3_json": "llama3", "llama4_json": "llama3", "llama4_pythonic": "pythonic_list"},
-        **{"pythonic": "pythonic_list", "qwen3_coder": "xml", "qwen3_xml": "xml", "mimo": "xml", "step3p5": "xml"},
+        **{"llama3_json": "llama3", "llama4_json": "llama3", "llama4_pythonic": "pythonic"},
+        **{"qwen3_coder": "xml", "qwen3_xml": "xml", "mimo": "xml", "step3p5": "xml"},
         **{"seed_oss": "seed_xml", "glm45": "glm", "glm47": "glm", "gemma4": "gemma", "minimax_m2": "minimax"},
         **{
             "kimi_k2": "kimi",
             "openai": "harmony",
             "deepseek_v32": "dsml",
             "deepseek_v4": "dsml_v4",
-            "lfm2": "pythonic",
         },
     },
     "reasoning_parser": {"deepseek_r1": "think", "qwen3": "think", "glm45": "think", "minimax_m2": "think"},

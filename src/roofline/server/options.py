@@ -30,8 +30,8 @@ CALL_PARSERS = (
     "deepseek_v31",
     "gemma",
     "harmony",
+    "lfm2",
     "pythonic",
-    "pythonic_list",
 )
 
 if TYPE_CHECKING:

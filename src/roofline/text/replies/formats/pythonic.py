@@ -21,7 +21,7 @@ class PythonicCalls(CallFormat):
     What is no such list, or has a call of no tool of the request, is text.
     """
 
-    name = "pythonic"
+    name = "lfm2"
     open, close = "<|tool_call_start|>", "<|tool_call_end|>"
     signs: ClassVar[tuple[tuple[str, ...], ...]] = (
         (open, close),
@@ -99,7 +99,7 @@ class PythonicCalls(CallFormat):
 class BarePythonicCalls(PythonicCalls):
     """Llama 4, and models that are told to write so: the reply is the list and nothing else."""
 
-    name = "pythonic_list"
+    name = "pythonic"
     signs = (("[func_name1(",), ("[func1(",))
     openings, marks = ("<|python_start|>",), ("<|python_start|>", "<|python_end|>")
     close = "<|python_end|>"
