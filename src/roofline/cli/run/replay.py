@@ -106,6 +106,7 @@ def _load(model: str, load: LoadOptions, head: "Head") -> "Executable":
     sized = replace(
         load,
         cache_tokens=load.cache_tokens or head.num_pages * PAGE_TOKENS,
+        state_slots=load.state_slots or head.state_slots or None,
         max_running=load.max_running or head.segments,
         max_batch_tokens=load.max_batch_tokens or head.tokens,
         draft_tokens=load.draft_tokens or -(-drafts // head.segments),

@@ -117,7 +117,7 @@ def hybrid(fields: Fields, family: str, experts: bool) -> Config:
         fields.refuse("linear_num_value_heads", f"is no multiple of the {ours['key_heads']} heads of keys")
     ours["recurrent"] = _recurrent(fields, ours["layers"])
     ours |= hf_fields.turned_part(fields, ours["head_dim"], _FACTOR)
-    ours["rope_theta"], ours["rope_scaling"] = hf_fields.rope(fields, partial=True, neutral=MROPE)
+    ours["rope_theta"], ours["rope_scaling"] = hf_fields.rope(fields, partial=True, honoured=MROPE)
     return ours
 
 
