@@ -17,9 +17,9 @@ from roofline.bundle.text_side import load_text
 from roofline.common.errors import ConfigError
 from roofline.models.mixes import MIXES, formats_of, stays_float
 from roofline.ops import formats
-from roofline.weights import names
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.config.to_gguf import form_of, read_otherwise, to_gguf
+from roofline.weights.families.shared.gguf_fields import GGUF_LONGROPE, GGUF_ROPE_FACTORS
 from roofline.weights.files.gguf_parts import GGUFModel
 from roofline.weights.files.gguf_writer import file_bytes, header, write_tensors
 from roofline.weights.files.mapped import TensorInfo
@@ -213,7 +213,7 @@ def _from_gguf(checkpoint: Checkpoint) -> tuple[dict[str, object], dict[str, np.
     """The metadata of a GGUF file as it is, and its divisors of the rope frequencies."""
     metadata = {key: value for key, value in checkpoint.metadata.items() if not key.startswith(_DROPPED)}
     file = GGUFModel(checkpoint.path)
-    there = (file.tensors[name] for name in (names.GGUF_ROPE_FACTORS, *names.GGUF_LONGROPE) if name in file.tensors)
+    there = (file.tensors[name] for name in (GGUF_ROPE_FACTORS, *GGUF_LONGROPE) if name in file.tensors)
     return metadata, {i.name: formats.get(i.format).dequantize(file.read(i.name), i.shape) for i in there}
 
 

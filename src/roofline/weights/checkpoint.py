@@ -20,6 +20,7 @@ from roofline.weights.config.gguf import family_of, from_gguf, gguf_fields
 from roofline.weights.config.hf import from_hf
 from roofline.weights.config.wrapped import TextTensors, text_fields, wrapper_of
 from roofline.weights.families.shared.canonical import Config
+from roofline.weights.families.shared.gguf_fields import GGUF_LONGROPE, GGUF_ROPE_FACTORS
 from roofline.weights.families.table import files_of
 from roofline.weights.files.gguf_parts import GGUFModel, part_names
 from roofline.weights.files.mapped import JsonObject, TensorInfo, map_file
@@ -223,7 +224,7 @@ def _open_gguf(path: Path) -> Checkpoint:
         if any(name.startswith(f"blk.{layer}.") for layer in further):
             unused.append(name)
             continue
-        if name == names.GGUF_ROPE_FACTORS or (family == "phi3" and name in names.GGUF_LONGROPE):
+        if name == GGUF_ROPE_FACTORS or (family == "phi3" and name in GGUF_LONGROPE):
             continue
         canonical = names.from_gguf(family, name)
         if canonical is None:
@@ -231,13 +232,13 @@ def _open_gguf(path: Path) -> Checkpoint:
         stored[canonical] = name
     factors = {
         name: formats.get(file.tensors[name].format).dequantize(file.read(name), file.tensors[name].shape)
-        for name in (names.GGUF_ROPE_FACTORS, *names.GGUF_LONGROPE)
+        for name in (GGUF_ROPE_FACTORS, *GGUF_LONGROPE)
         if name in file.tensors
     }
     tensors = {name: _as_matrix(replace(file.tensors[old], name=name)) for name, old in stored.items()}
-    longrope = {key: factors[name] for name, key in names.GGUF_LONGROPE.items() if name in factors}
+    longrope = {key: factors[name] for name, key in GGUF_LONGROPE.items() if name in factors}
     shapes = {name: info.shape for name, info in tensors.items()}
-    config = from_gguf(path, file.metadata, shapes, factors.get(names.GGUF_ROPE_FACTORS), longrope)
+    config = from_gguf(path, file.metadata, shapes, factors.get(GGUF_ROPE_FACTORS), longrope)
     ours, read = gguf_values.as_ours(config, tensors, lambda name: file.read(stored[name]))
     return Checkpoint(
         path=path,

@@ -13,9 +13,6 @@ from roofline.weights.config.wrapped import text_name
 from roofline.weights.families.table import ARCHITECTURES, MODEL_TYPES, files_of, module
 from roofline.weights.files.mapped import JsonObject
 
-GGUF_ROPE_FACTORS = "rope_freqs.weight"  # not a parameter: divisors of the rope frequencies
-# Nor are these, of Phi-3: what each frequency is divided by in texts of either length -> Hugging Face's key of it.
-GGUF_LONGROPE = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
 # Buffers that old files of Hugging Face carry and that follow from the configuration: frequencies, causal masks and
 # what is put where these are false.
 HF_BUFFERS = re.compile(

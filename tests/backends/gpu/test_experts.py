@@ -29,7 +29,7 @@ def test_route(experts, top, renormalise, ties, seed):
 @given(st.sampled_from([(1, 1), (2, 1), (4, 2), (4, 4)]), st.integers(2, 5), st.tuples(*[st.booleans()] * 5),
        st.integers(0, 1000))  # fmt: skip
 def test_route_by_scores(groups, size, switches, seed):
-    from roofline.backends.gpu.kernels.route import Scores, route_scores
+    from roofline.backends.gpu.kernels.route import RouterScores, route_scores
 
     sigmoid, by_best, renormalise, has_bias, ties = switches
     (count, kept), random = groups, torch.Generator().manual_seed(seed)
@@ -37,7 +37,7 @@ def test_route_by_scores(groups, size, switches, seed):
     logits, bias = (torch.randn(n, experts, generator=random) for n in (5, 1))
     logits, bias = (logits.round(), 0 * bias) if ties else (logits, bias * 0.3)
     weights, ids = torch.full((5, top), float("nan")), torch.full((5, top), -1, dtype=torch.int32)
-    scores = Scores(sigmoid=sigmoid, groups=count, kept_groups=kept, by_best=by_best, scale=2.5)
+    scores = RouterScores(sigmoid=sigmoid, groups=count, kept_groups=kept, by_best=by_best, scale=2.5)
     choice_bias = bias[0] if has_bias else None
     chip = chips.get("sm_90")
     route_scores(chip, logits, choice_bias, scores, renormalise=renormalise, weights=weights, ids=ids)

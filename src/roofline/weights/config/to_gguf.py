@@ -10,10 +10,9 @@ from roofline.common.errors import UnsupportedError
 from roofline.models.registry import configure
 from roofline.ops.rope_tables import LONGROPE, YARN_BETA_FAST, YARN_BETA_SLOW, RopeTable, frequencies
 from roofline.weights.config.gguf import from_gguf
-from roofline.weights.families.shared.gguf_fields import GgufForm
+from roofline.weights.families.shared.gguf_fields import GGUF_LONGROPE, GGUF_ROPE_FACTORS, GgufForm
 from roofline.weights.families.table import WritesGguf, files_of
 from roofline.weights.files.mapped import JsonObject
-from roofline.weights.names import GGUF_LONGROPE, GGUF_ROPE_FACTORS
 
 _KEYS = {
     "block_count": "layers",

@@ -135,7 +135,7 @@ def route(chip: Chip, logits: Tensor, *, renormalise: bool, weights: Tensor, ids
 
 
 @dataclass(frozen=True)
-class Scores:
+class RouterScores:
     """How experts are chosen by scores; see ops.experts.route, whose attributes these are."""
 
     sigmoid: bool = False
@@ -149,7 +149,7 @@ def route_scores(
     chip: Chip,
     logits: Tensor,
     bias: "Tensor | None",
-    scores: Scores,
+    scores: RouterScores,
     *,
     renormalise: bool,
     weights: Tensor,

@@ -33,12 +33,12 @@ class ExpertLowering(Protocol):
 
 
 def route(low: ExpertLowering, instr: Instr) -> Launch:
-    from roofline.backends.gpu.kernels.route import Scores, route, route_scores
+    from roofline.backends.gpu.kernels.route import RouterScores, route, route_scores
 
     weights, ids = (value.name for value in instr.outputs)
     renormalise, has_bias = instr.attr("renormalise"), bool(instr.weights)
     plain = routes_by_logits(instr.attr("score"), instr.attr("groups"), instr.attr("scale"), has_bias)
-    scores = Scores(
+    scores = RouterScores(
         sigmoid=instr.attr("score") == "sigmoid",
         groups=instr.attr("groups"),
         kept_groups=instr.attr("kept_groups"),

@@ -35,6 +35,9 @@ _READ = {
 # all, and how many layers take in what a picture adds.
 VISION = ("rope.dimension_sections", "n_deepstack_layers")
 WINDOW_KEYS = ("attention.sliding_window_pattern", "rope.freq_base_swa")  # of layers that have one, beside its size
+GGUF_ROPE_FACTORS = "rope_freqs.weight"  # not a parameter: divisors of the rope frequencies
+# Nor are these, of Phi-3: what each frequency is divided by in texts of either length -> Hugging Face's key of it.
+GGUF_LONGROPE = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
 RMS_EPSILON, EPSILON = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 SPELLED = {ours: theirs for theirs, ours in _REQUIRED.items()} | {
     "kv_heads": "attention.head_count_kv",
