@@ -68,7 +68,7 @@ WRITTEN = (
     "seed_oss",
     "ernie4_5",
     "olmo3",
-    "exaone4_windows",
+    "exaone4",
     "hunyuan",
 )
 
