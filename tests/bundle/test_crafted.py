@@ -26,7 +26,7 @@ def rewrite(bundle: Path, name: str, data: bytes) -> None:
     ("old", "new", "message"),
     [
         (b"table rope0", b"table other", "uses the unknown table"),
-        (b"cache kv0 = ", b"cache kv9 = ", "belongs to no kv group"),
+        (b"cache kv0 = ", b"cache kv9 = ", "belongs to no group"),
         (b"input ids: i32", b"input ids: i99", "i99 is no type of values"),
         (b"output ", b"output un", "is never assigned"),
         (b"program ", b"\xff\xfe ", "is no UTF-8"),

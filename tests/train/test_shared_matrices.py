@@ -143,7 +143,7 @@ def test_each_rank_has_the_bias_of_its_heads() -> None:
 
     def bias(rank: int, size: int) -> Any:
         model = Model(shape, "meta", ranks=TensorRanks(rank, size, GROUP if size > 1 else None))
-        return model.shared(1, 6, torch.device("cpu"), None)[-1]
+        return model.shared(1, 6, torch.device("cpu"), None)[3]
 
     alone, parts = bias(0, 1), [bias(rank, 2) for rank in range(2)]
     assert alone.shape[1] == 4

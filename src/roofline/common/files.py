@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import RawIOBase
@@ -60,7 +61,7 @@ def write_atomically(path: Path, data: str | bytes) -> None:
             write_all(stream, content, path)
         return
     path = path.resolve()
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     try:
         with part.open("wb", buffering=0) as stream:
             write_all(stream, content, path)

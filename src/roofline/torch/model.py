@@ -195,7 +195,9 @@ class TorchModel:
     def _per_token(self, program: "Callable[[], Program]") -> PerToken:
         served = self.loaded.executable
         return PerToken(
-            lambda limits, pages: self._executable.variant(program(), limits, pages),
+            lambda limits, pages: self._executable.variant(
+                program(), replace(limits, state_slots=min(1, served.limits.state_slots)), pages
+            ),
             served.vocab_size,
             served.max_context,
         )

@@ -382,7 +382,7 @@ def _expert_fields(instr: Instr, types: Mapping[str, Type], columns: int, refs: 
 def _head_fields(instr: Instr, types: Mapping[str, Type]) -> dict[str, object]:
     """What operations on heads have in fields of other names; others have none."""
     if _OPERATIONS[instr.op] in _BY_HEAD:
-        return {"layer": instr.attr("heads")}
+        return {"layer": instr.attr("heads")} if instr.attr("heads") != 1 else {}
     moves = {"stride": types[instr.inputs[0]].width, "layer": instr.attrs.get("heads")}
     if instr.op == "cut_heads":
         return {**moves, "digits": instr.attr("start")}
