@@ -1,0 +1,124 @@
+"""Models whose layers keep recurrent state, on the cpu backend under the engine: the same request has the same bits,
+however its prompt was cut, found, guessed, pre-empted or copied."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the model comes from transformers")
+pytest.importorskip("transformers", reason="it makes the model")
+pytest.importorskip("roofline._native", reason="the C++ core is not built")
+
+from roofline.backends.options import LoadOptions
+from roofline.bundle import load
+from roofline.engine.config import EngineConfig
+from roofline.engine.local import LocalEngine
+from roofline.engine.params import SamplingParams
+from tests.models.parity_cases import CASES, theirs
+
+VOCAB, TOKENS = 96, 40
+
+
+def prompts() -> list[list[int]]:
+    """Texts with beginnings in common that end around multiples of 64, some of which repeat themselves."""
+    random = np.random.default_rng(7)
+    common = random.integers(0, VOCAB, 150).tolist()
+    lengths = (3, 63, 64, 65, 127, 128, 129, 150)
+    texts = [common[:length] for length in lengths]
+    texts += [common[:100] + random.integers(0, VOCAB, 70).tolist(), [5, 6, 7, 8] * 40]
+    return texts
+
+
+PROMPTS = prompts()
+GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, digests=True)
+SAMPLED = SamplingParams(temperature=1.0, seed=3, max_tokens=TOKENS, ignore_eos=True, digests=True)
+Answer = tuple[tuple[int, ...], tuple[bytes, ...]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recurrent") / "model"
+    theirs(CASES["qwen3_5_groups"].config).save_pretrained(folder)
+    return folder
+
+
+def answers(engine: LocalEngine, texts: list[list[int]], params: SamplingParams) -> list[Answer]:
+    """What an engine answers to prompts that come together: ids, and the digest of each id's logits."""
+    order = [engine.submit(text, params) for text in texts]
+    ids: dict[tuple[str, int], list[int]] = {}
+    digests: dict[tuple[str, int], list[bytes]] = {}
+    while engine.has_work:
+        for event in engine.step():
+            assert event.error is None, event.error
+            place = event.request_id, event.index
+            ids.setdefault(place, []).extend(event.ids)
+            digests.setdefault(place, []).extend(event.digests or [])
+    return [(tuple(ids[name, i]), tuple(digests[name, i])) for name in order for i in range(params.n)]
+
+
+def engine_of(model: Path, config: EngineConfig, **options: Any) -> LocalEngine:
+    sizes = {"cache_tokens": 4096, "max_model_len": 512, **options}
+    loaded = load(str(model), config.prepare_load(LoadOptions(**sizes)), text=False)
+    return LocalEngine(loaded.executable, config)
+
+
+@pytest.fixture(scope="module")
+def alone(model: Path) -> dict[str, list[Answer]]:
+    """Each prompt by itself, with nothing to find and nothing guessed."""
+    engine = engine_of(model, EngineConfig(prefix_cache=False))
+    return {
+        name: [answers(engine, [text], params)[0] for text in PROMPTS]
+        for name, params in (("greedy", GREEDY), ("sampled", SAMPLED))
+    }
+
+
+GUESSING = {"speculate": "ngram", "speculate_always": True}
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "together": ({}, {}),
+    "in chunks of 7": ({}, {"max_batch_tokens": 7, "max_running": 4}),
+    "in chunks of 48": ({}, {"max_batch_tokens": 48}),
+    "with few slots": ({}, {"state_slots": 5, "max_running": 3}),
+    "with few pages": ({}, {"cache_tokens": 640, "max_running": 6}),
+    "guessing": (GUESSING, {}),
+    "guessing, few slots and pages": (GUESSING, {"state_slots": 7, "max_running": 4, "cache_tokens": 768}),
+    "no prefix cache": ({"prefix_cache": False}, {}),
+    "one thread": ({}, {"threads": 1}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_bits_of_an_answer_do_not_depend_on_how_it_is_computed(
+    model: Path, alone: dict[str, list[Answer]], way: str
+) -> None:
+    config, options = WAYS[way]
+    engine = engine_of(model, EngineConfig(**config), **options)
+    for _ in range(2):  # the second time what is there may be found
+        assert answers(engine, PROMPTS, GREEDY) == alone["greedy"]
+    assert answers(engine, PROMPTS[::-1], SAMPLED) == alone["sampled"][::-1]
+    if engine.config.prefix_cache:
+        assert engine.state.snapshot_hits > 0
+    assert engine.state.cache.used == 0
+    assert engine.state.slots is not None
+    assert engine.state.slots.used == 0
+
+
+def test_an_answer_that_comes_back_as_a_prompt_goes_on_with_its_bits(
+    model: Path, alone: dict[str, list[Answer]]
+) -> None:
+    """In the middle of it, at each place around a snapshot of the answer."""
+    engine = engine_of(model, EngineConfig())
+    longer = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True, digests=True)
+    (ids, digests), text = answers(engine, [PROMPTS[4]], longer)[0], PROMPTS[4]
+    for cut in (1, 63, 64, 65, 66, 90):
+        rest = SamplingParams(temperature=0, max_tokens=100 - cut, ignore_eos=True, digests=True)
+        assert answers(engine, [text + list(ids[:cut])], rest) == [(ids[cut:], digests[cut:])]
+    assert engine.state.snapshot_hits >= 5
+
+
+def test_answers_of_one_request_read_the_state_of_its_prompt(model: Path) -> None:
+    several = SamplingParams(temperature=1.0, seed=3, n=3, max_tokens=TOKENS, ignore_eos=True, digests=True)
+    shared, apart = (engine_of(model, EngineConfig(prefix_cache=found)) for found in (True, False))
+    assert answers(shared, PROMPTS, several) == answers(apart, PROMPTS, several)
+    assert shared.state.snapshot_hits >= 2 * sum(len(text) > 64 for text in PROMPTS)
