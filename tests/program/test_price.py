@@ -233,6 +233,13 @@ def test_rows_say_where_they_stand_and_what_they_read() -> None:
     assert ("layer 0", "linear", "128 → 64", "Q4_1") in traced
 
 
+def test_attention_stands_in_the_first_layer_that_has_some() -> None:
+    model = builders.build(builders.HYBRID, "Q8_0")
+    rows = overview(compile_program(model.family, model.cfg, model.tensors, CPU), WORK, None).rows
+    assert [row.section for row in rows if row.op == "attend"] == ["layer 1"]
+    assert [row.section for row in rows if row.op == "delta_rule"] == ["layer 0"]
+
+
 def test_formats_are_named_with_what_they_are_packed_as(monkeypatch: pytest.MonkeyPatch) -> None:
     eight = formats.get("Q8_0")
     monkeypatch.setattr(formats, "FORMATS", dict(formats.FORMATS))

@@ -64,6 +64,7 @@ def overview(program: Program, work: Work, roofs: Roofs | None) -> Overview:
     layer_of: dict[object, str] = {}  # what instructions do -> the first layer with such
     for label, _, like in priced_here:
         layer_of.setdefault(like, label.section)
+    attends = next((label.section for label, _, _ in priced_here if label.op == "attend"), "")
     first = Counter(like for label, _, like in priced_here if label.section == layer_of[like])
     rows: list[OpRow] = []
     spent_seconds = 0.0
@@ -88,7 +89,7 @@ def overview(program: Program, work: Work, roofs: Roofs | None) -> Overview:
             )
         elif label.section == layer_of[like]:
             times = inner[like] // first[like] if label.section.startswith("layer ") else 1
-            label = replace(label, section="layer 0") if instr.op == "attend" else label
+            label = replace(label, section=attends) if instr.op == "attend" else label  # those of all windows together
             bound = _bound(spent, time, roofs, working_set)
             rows.append(OpRow(**vars(label), times=times, spent=spent, seconds=time, bound=bound))
     return Overview(tuple(rows), layers, priced.weight_bytes, total, spent_seconds if roofs else None)
