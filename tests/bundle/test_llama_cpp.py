@@ -38,6 +38,9 @@ SCALINGS: dict[str, dict[str, Any]] = {
 CONFIGS |= {kind: BASE | {"rope_scaling": {"rope_type": kind, **values}} for kind, values in SCALINGS.items()}
 # Of phi3_long transformers takes the other factors in a text as short as IDS.
 CONFIGS |= {name: case.config for name, case in GGUF_CASES.items() if name != "phi3_long"}
+# Heads of gated DeltaNet as published: it takes parts of rope that narrower ones do not have.
+WIDE = {"width": 128, "heads": 2, "kv_heads": 1, "head_dim": 256, "rotary_dim": 64, "key_dim": 128, "value_dim": 128}
+CONFIGS |= {name: config | WIDE for name, config in CONFIGS.items() if "recurrent" in config}
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ NAME_CHARACTERS = 255
 DATA, FACTS = ".data", ".json"
 STORED = re.compile(r"file-[0-9a-f]{32}\.(data|json)")
 # An upload, and facts that are being written: what such a name has is removed by the next server.
-UNFINISHED = re.compile(r"[0-9a-f]{32}\.part|file-[0-9a-f]{32}\.json\.[0-9]+\.[0-9]+\.part")
+UNFINISHED = re.compile(r"[0-9a-f]{32}\.part|file-[0-9a-f]{32}\.json\.[0-9]+(?:\.[0-9]+)?\.part")
 Item = TypeVar("Item")
 
 

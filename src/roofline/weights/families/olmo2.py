@@ -54,5 +54,6 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
 
 
 def to_gguf(config: Config) -> gguf_fields.GgufForm:
-    """Which layers have a window is a list of the file."""
-    return gguf_fields.GgufForm("olmo2", "half", gguf_fields.window_keys(layer_kinds.window_of_each(config)))
+    """Which layers have a window is a list of the file, which says then how they turn, too."""
+    keys = gguf_fields.window_keys(layer_kinds.window_of_each(config))
+    return gguf_fields.GgufForm("olmo2", "half", keys | ({"rope.freq_base_swa": config["rope_theta"]} if keys else {}))
