@@ -144,6 +144,17 @@ def test_a_joined_matrix_of_attention_is_finer_and_learned_positions_stay():
     assert [each[2] for each in kinds] == ["Q4_K", "Q5_K", "Q4_K", "Q8_0"]
 
 
+def test_layers_with_recurrent_state_have_the_formats_of_llama_cpp() -> None:
+    """The taps of the convolution stay floats, and q, k and v in one matrix are finer than the others."""
+    layer = {"qkv": (6144, 1024), "z": (2048, 1024), "b": (16, 1024), "conv": (6144, 4), "o": (1024, 2048)}
+    shapes = {f"layers.0.linear.{name}.weight": shape for name, shape in layer.items()}
+    kinds = {mix: [*formats_of(mix, shapes).values()] for mix in ("Q4_0", "Q4_K_M", "Q5_K_M", "BF16")}
+    assert kinds["Q4_0"] == ["Q4_0", "Q4_0", "Q4_0", "F32", "Q4_0"]
+    assert kinds["Q4_K_M"] == ["Q5_K", "Q4_K", "Q4_K", "F32", "Q4_K"]
+    assert kinds["Q5_K_M"] == ["Q6_K", "Q5_K", "Q5_K", "F32", "Q5_K"]
+    assert kinds["BF16"] == ["BF16", "BF16", "BF16", "F32", "BF16"]
+
+
 def test_attention_of_eight_experts_is_finer_where_that_is_more_bits():
     shapes = {"layers.0.mlp.router.weight": (8, 512)}
     shapes |= {f"layers.0.attn.{name}.weight": (512, 512) for name in "kvo"}

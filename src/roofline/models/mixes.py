@@ -93,8 +93,9 @@ def formats_of(mix: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str
 
 
 def stays_float(name: str) -> bool:
-    """Whether a matrix is F32 in every kind of file: scores of a router, the scale of a shared expert, positions."""
-    return ".router." in name or name.endswith(".shared.scale.weight") or name == "positions.weight"
+    """Whether a matrix is F32 in every kind of file: scores of a router, the scale of a shared expert, positions, taps
+    of a convolution."""
+    return ".router." in name or name.endswith((".shared.scale.weight", ".conv.weight")) or name == "positions.weight"
 
 
 def _format(mix: Mix, name: str, shape: tuple[int, ...], sizes: _Sizes) -> str:
@@ -122,7 +123,7 @@ def _in_layer(mix: Mix, name: str, sizes: _Sizes) -> str:
         return "Q8_0"
     if sizes.experts == 8 and part == "attn.o.weight" and mix.base == "Q4_K":
         return "Q5_K"
-    if part == "attn.qkv.weight":
+    if part in ("attn.qkv.weight", "linear.qkv.weight"):
         return mix.joined or mix.base
     if part not in (_V, _DOWN):
         return mix.base
