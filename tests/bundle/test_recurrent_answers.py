@@ -1,6 +1,9 @@
 """Models whose layers keep recurrent state, on the cpu backend under the engine: the same request has the same bits,
 however its prompt was cut, found, guessed, pre-empted or copied."""
 
+import asyncio
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,9 @@ from roofline.bundle import load
 from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
+from roofline.engine.process.messages import EngineSpec
+from roofline.engine.process.remote import RemoteEngine
+from roofline.engine.process.stream import EventStream
 from tests.models.parity_cases import CASES, theirs
 
 VOCAB, TOKENS = 96, 40
@@ -122,3 +128,36 @@ def test_answers_of_one_request_read_the_state_of_its_prompt(model: Path) -> Non
     shared, apart = (engine_of(model, EngineConfig(prefix_cache=found)) for found in (True, False))
     assert answers(shared, PROMPTS, several) == answers(apart, PROMPTS, several)
     assert shared.state.snapshot_hits >= 2 * sum(len(text) > 64 for text in PROMPTS)
+
+
+@pytest.mark.parametrize("config", [{}, GUESSING], ids=["plain", "guessing"])
+def test_answers_go_on_with_their_bits_when_the_engine_process_is_killed(
+    model: Path, alone: dict[str, list[Answer]], config: dict[str, Any]
+) -> None:
+    loaded = EngineConfig(**config).prepare_load(LoadOptions(cache_tokens=4096, max_model_len=512))
+    options = {"cache_tokens": 4096, "max_model_len": 512, "draft_tokens": loaded.draft_tokens, "text": False}
+    spec = EngineSpec(source=str(model), options=options, config=EngineConfig(**config))
+
+    async def collect(stream: EventStream, kill: int = 0) -> Answer:
+        ids: list[int] = []
+        digests: list[bytes] = []
+        async for event in stream:
+            ids += event.ids
+            digests += event.digests or []
+            if kill and len(ids) > TOKENS // 2:
+                os.kill(kill, signal.SIGKILL)
+                kill = 0
+        return tuple(ids), tuple(digests)
+
+    async def run() -> None:
+        engine = RemoteEngine(spec, backoff=0.01)
+        await engine.start()
+        try:
+            streams = [await engine.submit(text, GREEDY) for text in PROMPTS[:6]]
+            kills = [engine.pid, *[0] * 5]
+            assert await asyncio.gather(*map(collect, streams, kills)) == alone["greedy"][:6]
+            assert engine.restarts == 1
+        finally:
+            await engine.close()
+
+    asyncio.run(run())
