@@ -24,6 +24,8 @@ def small(name: str) -> dict[str, Any]:
     config["layers"] = 1 + config.get("dense_layers", 0)
     if config.get("turning"):
         config["turning"] = [True]
+    if config.get("recurrent"):
+        config |= {"layers": 2, "recurrent": [True, False]}
     return config | ({"sliding_window": 9, "layer_windows": ()} if config.get("layer_windows") else {})
 
 
