@@ -156,7 +156,8 @@ class ModelConfig:
             stores = self.attends(number), self.keeps_state(number)
             return self.window(number), self.rope_of(number), self.query_factors(number), *stores
 
-        return next(first for first in range(layer + 1) if facts(first) == facts(layer))
+        layer_facts = facts(layer)
+        return next(first for first in range(layer + 1) if facts(first) == layer_facts)
 
     def first(self, layers: int) -> Self:
         """The configuration of a model of which only the first so many layers are left."""

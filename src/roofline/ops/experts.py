@@ -91,8 +91,8 @@ def chosen_experts(scores: "Tensor", top: int, groups: int, kept_groups: int, gr
         parts = scores.unflatten(1, (groups, -1))  # [tokens, groups, experts of a group]
         best = torch.sort(parts, dim=2, descending=True).values
         of_group = best[..., 0] + best[..., 1] if group_score == "best_two" else best[..., 0]
-        kept = torch.sort(of_group, dim=1, descending=True, stable=True).indices[:, :kept_groups]
-        dropped = torch.ones_like(of_group, dtype=torch.bool).scatter(1, kept, False)
+        best_groups = torch.sort(of_group, dim=1, descending=True, stable=True).indices[:, :kept_groups]
+        dropped = torch.ones_like(of_group, dtype=torch.bool).scatter(1, best_groups, False)
         scores = parts.masked_fill(dropped[..., None], -torch.inf).flatten(1)
     return torch.sort(scores, dim=1, descending=True, stable=True).indices[:, :top]
 

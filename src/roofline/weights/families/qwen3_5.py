@@ -15,6 +15,7 @@ from roofline.weights.families.shared.experts import (
     EACH_EXPERT,
     EXPERTS,
     HONOURED_GGUF,
+    ROUTED_BESIDE_SHARED,
     expert_size,
     experts_to_gguf,
     gguf_experts,
@@ -29,6 +30,7 @@ LAYER = (
     | MLP
     | EXPERTS
     | EACH_EXPERT
+    | ROUTED_BESIDE_SHARED
     | {
         "attn_norm": ("attn_norm", "input_layernorm"),
         "mlp_norm": ("post_attention_norm", "post_attention_layernorm"),
@@ -39,11 +41,6 @@ LAYER = (
         "linear.conv": ("ssm_conv1d", "linear_attn.conv1d"),
         "linear.norm": ("ssm_norm", "linear_attn.norm"),
         "linear.o": ("ssm_out", "linear_attn.out_proj"),
-        "mlp.router": ("ffn_gate_inp", "mlp.gate"),
-        "mlp.shared.gate": ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
-        "mlp.shared.up": ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
-        "mlp.shared.down": ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
-        "mlp.shared.scale": ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
     }
 )
 BARE = {

@@ -10,6 +10,7 @@ from roofline.weights.families.shared.experts import (
     EACH_EXPERT,
     EXPERTS,
     HONOURED_GGUF,
+    ROUTED_BESIDE_SHARED,
     expert_size,
     experts_to_gguf,
     gguf_experts,
@@ -19,18 +20,7 @@ from roofline.weights.families.shared.joined_experts import stacked_experts_apar
 from roofline.weights.families.shared.tensor_names import ATTENTION, NORMS, QK_NORMS, TensorNames
 
 NAMES = TensorNames(
-    NORMS
-    | ATTENTION
-    | QK_NORMS
-    | EXPERTS
-    | EACH_EXPERT
-    | {
-        "mlp.router": ("ffn_gate_inp", "mlp.gate"),
-        "mlp.shared.gate": ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
-        "mlp.shared.up": ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
-        "mlp.shared.down": ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
-        "mlp.shared.scale": ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
-    },
+    NORMS | ATTENTION | QK_NORMS | EXPERTS | EACH_EXPERT | ROUTED_BESIDE_SHARED,
     hf_apart=stacked_experts_apart,
 )
 _VISION_DEFAULTS = {

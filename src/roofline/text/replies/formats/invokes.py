@@ -5,9 +5,7 @@ from typing import ClassVar
 
 from roofline.common.json_types import JsonObject
 from roofline.text.replies.call_format import CallFrame
-from roofline.text.replies.call_grammar import CallGrammar, Schema, quoted
 from roofline.text.replies.formats.tagged import TaggedCalls
-from roofline.text.replies.tag_rules import ValueEnds, tagged_arguments
 from roofline.text.replies.values import TEXT, allowed_types
 
 
@@ -27,14 +25,8 @@ class MinimaxCalls(TaggedCalls):
     frame = CallFrame(f"{open}\n", "\n", f"\n{close}")
 
     @classmethod
-    def call_rules(cls, rule: str, tool: str, schema: Schema, grammar: CallGrammar) -> list[str]:
-        def before(name: str, part: JsonObject) -> str:
-            return quoted(f'<parameter name="{name}">')
-
-        ends = ValueEnds(f"{cls.value_close[0]}\n", cls.value_ends)
-        arguments, rules = tagged_arguments(rule, schema, before, ends)
-        head = quoted(f'<invoke name="{tool}">\n')
-        return [f'{rule}: {head} {arguments} "</invoke>"', *rules]
+    def value_head(cls, name: str, part: JsonObject) -> str:
+        return f'<parameter name="{name}">'
 
 
 class DsmlCalls(TaggedCalls):
@@ -59,14 +51,8 @@ class DsmlCalls(TaggedCalls):
     frame: ClassVar[CallFrame] = CallFrame(f"{sections[0]}\n", "\n", f"\n{section_ends[0]}")
 
     @classmethod
-    def call_rules(cls, rule: str, tool: str, schema: Schema, grammar: CallGrammar) -> list[str]:
-        def before(name: str, part: JsonObject) -> str:
-            return quoted(f'<{cls.mark}parameter name="{name}" string="{str(allowed_types(part) == TEXT).lower()}">')
-
-        ends = ValueEnds(f"{cls.value_close[0]}\n", cls.value_ends)
-        arguments, rules = tagged_arguments(rule, schema, before, ends)
-        head = quoted(f'<{cls.mark}invoke name="{tool}">\n')
-        return [f"{rule}: {head} {arguments} {quoted(cls.call_ends[0])}", *rules]
+    def value_head(cls, name: str, part: JsonObject) -> str:
+        return f'<{cls.mark}parameter name="{name}" string="{str(allowed_types(part) == TEXT).lower()}">'
 
     def _begin_value(self, match: re.Match[str], behind: str) -> None:
         is_text = match["string"] == "true"

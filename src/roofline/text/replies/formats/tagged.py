@@ -4,9 +4,12 @@ import re
 from collections.abc import Collection
 from typing import ClassVar
 
+from roofline.common.json_types import JsonObject
 from roofline.text.replies.call_format import CallFormat, first_of, longest_begun, schemas_of
+from roofline.text.replies.call_grammar import CallGrammar, Schema, quoted
 from roofline.text.replies.json_scanner import JsonScanner
 from roofline.text.replies.parser import CallDelta, Delta
+from roofline.text.replies.tag_rules import ValueEnds, tagged_arguments
 from roofline.text.replies.values import ArgumentWriter
 
 LONGEST_TAG = 1024  # characters of a tag, beyond which its first character is none
@@ -43,6 +46,21 @@ class TaggedCalls(CallFormat):
         self._is_json = False  # as far as it was read
         self._value: list[str] = []
         self._sure: str | None = None  # the value up to the first mark that stands in a string of its JSON
+
+    @classmethod
+    def call_rules(cls, rule: str, tool: str, schema: Schema, grammar: CallGrammar) -> list[str]:
+        def before(name: str, part: JsonObject) -> str:
+            return quoted(cls.value_head(name, part))
+
+        ends = ValueEnds(f"{cls.value_close[0]}\n", cls.value_ends)
+        arguments, rules = tagged_arguments(rule, schema, before, ends)
+        head = quoted(f"{cls.head[0]}{tool}{cls.head[1]}\n")
+        return [f"{rule}: {head} {arguments} {quoted(cls.call_ends[0])}", *rules]
+
+    @classmethod
+    def value_head(cls, name: str, part: JsonObject) -> str:
+        """Return what a forced call has before the value of an argument. part: its schema."""
+        raise NotImplementedError
 
     @property
     def open_call(self) -> int | None:

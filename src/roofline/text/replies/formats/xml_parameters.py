@@ -5,10 +5,8 @@ from typing import ClassVar
 
 from roofline.common.json_types import JsonObject
 from roofline.text.replies.call_format import CallFrame
-from roofline.text.replies.call_grammar import CallGrammar, Schema, quoted
 from roofline.text.replies.formats.tagged import TaggedCalls
 from roofline.text.replies.reasoning import SEED
-from roofline.text.replies.tag_rules import ValueEnds, tagged_arguments
 
 
 class XmlParameterCalls(TaggedCalls):
@@ -38,14 +36,8 @@ class XmlParameterCalls(TaggedCalls):
     frame: ClassVar[CallFrame] = CallFrame(f"{open}\n", f"\n{close}\n{open}\n", f"\n{close}")
 
     @classmethod
-    def call_rules(cls, rule: str, tool: str, schema: Schema, grammar: CallGrammar) -> list[str]:
-        def before(name: str, part: JsonObject) -> str:
-            return quoted(f"<parameter={name}>{cls.value_lead}")
-
-        ends = ValueEnds(f"{cls.value_close[0]}\n", cls.value_ends)
-        arguments, rules = tagged_arguments(rule, schema, before, ends)
-        head = quoted(f"<function={tool}>\n")
-        return [f'{rule}: {head} {arguments} "</function>"', *rules]
+    def value_head(cls, name: str, part: JsonObject) -> str:
+        return f"<parameter={name}>{cls.value_lead}"
 
 
 class SeedCalls(XmlParameterCalls):

@@ -14,6 +14,14 @@ EXPERTS = {
 EACH_EXPERT = {
     f"mlp.experts.{{expert}}.{name}": ("", f"mlp.experts.{{expert}}.{name}_proj") for name in ("gate", "up", "down")
 }
+# Of Qwen's models: the router, and the expert that every token goes to, which a sigmoid scales.
+ROUTED_BESIDE_SHARED = {
+    "mlp.router": ("ffn_gate_inp", "mlp.gate"),
+    "mlp.shared.gate": ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+    "mlp.shared.up": ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+    "mlp.shared.down": ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
+    "mlp.shared.scale": ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+}
 HONOURED_GGUF = ("expert_count", "expert_used_count")
 
 
