@@ -167,7 +167,7 @@ def test_lower_instruction_set(smollm2_path: Path, asked: list[Asked], alone: tu
 @pytest.mark.slow
 def test_the_8_bit_cache(smollm2_path: Path, alone: tuple) -> None:
     options: dict[str, Any] = {"text": False, "kv_cache_dtype": "int8", "max_model_len": 400}
-    some = [requests()[i] for i in (0, 2, 3, 4, 6, 9, 12, 16, 20, 21, 24, 28)]
+    some = [requests()[i] for i in (0, 2, 3, 4, 9, 16, 20, 28)]
     roomy, small = (load(str(smollm2_path), cache_tokens=tokens, **options) for tokens in (8000, 420))
     ids, digests, _ = run(roomy, some, at_once=False, prefix_cache=False)
     assert not set(digests.values()) & set(alone[1].values())

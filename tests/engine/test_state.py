@@ -122,7 +122,7 @@ def test_answers_are_those_that_are_computed_one_by_one(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hundred", range(1, 5))
+@pytest.mark.parametrize("hundred", [1, *(pytest.param(more, marks=pytest.mark.soak) for more in range(2, 5))])
 def test_answers_of_many_lives_are_those_that_are_computed_one_by_one(hundred):
     for seed in range(100 * hundred, 100 * hundred + 100):
         Life(seed).run()
