@@ -27,7 +27,7 @@ from benchmarks.gpu_kernels_case import (
     of,
     result,
 )
-from benchmarks.gpu_kernels_products import Products
+from benchmarks.gpu_kernels_state import States
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.kernels import (
     add_norm,
@@ -50,7 +50,7 @@ __all__ = ["TINY", "Bench", "Case", "Shapes", "error", "errors"]
 
 
 @dataclass(frozen=True)
-class Bench(Products):
+class Bench(States):
     """Makes cases on a device."""
 
     def cases(self) -> Iterator[Callable[[], Case]]:
@@ -91,6 +91,9 @@ class Bench(Products):
         yield partial(self.routed, s.some, 60, 4, False)
         yield partial(self.combined, s.some, 2)
         yield partial(self.combined, s.some, 2, F16)
+        for sequences, length in ((decodes, 1), (1, s.some)):
+            yield partial(self.convolved, sequences, length)
+            yield partial(self.recurred, sequences, length)
         yield partial(self.scored, decodes)
         yield partial(self.cut, decodes, top_p=0.9)
         yield partial(self.cut, decodes, top_k=50, top_p=0.9)

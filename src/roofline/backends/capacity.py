@@ -93,14 +93,21 @@ def _host_slots(options: LoadOptions, slot_bytes: int, cache_bytes: int, replica
     from roofline.hardware.detect import detect
 
     running = options.max_running or HOST_STEP[1]
-    slots = options.state_slots or max(cache_bytes // slot_bytes, running + 2)
-    if slots < running:
-        remedy = f"lower max_running, which is {running}, or raise state_slots"
-        raise ConfigError(f"state_slots={slots} is not enough: each answer in the making has a slot; {remedy}")
+    slots = chosen_slots(options, running, max(cache_bytes // slot_bytes, running + 2))
     free = (detect().memory_available or 1 << 62) // replicas
     if slots * slot_bytes > free:
         remedy = f"Lower max_running or state_slots: a slot takes {human_bytes(slot_bytes)}."
         raise CapacityError("recurrent state", slots * slot_bytes, free, "bytes", remedy)
+    return slots
+
+
+def chosen_slots(options: LoadOptions, running: int, default: int) -> int:
+    """Slots of recurrent state for so many running sequences: as the options say, else `default`. Raises ConfigError
+    where they are too few."""
+    slots = options.state_slots or default
+    if slots < running:
+        remedy = f"lower max_running, which is {running}, or raise state_slots"
+        raise ConfigError(f"state_slots={slots} is not enough: each answer in the making has a slot; {remedy}")
     return slots
 
 

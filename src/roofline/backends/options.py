@@ -90,8 +90,9 @@ class LoadOptions(Options):
     state_slots: int | None = option(
         None,
         "Sequences whose recurrent state is kept, those that are computed among them; of models without such state "
-        "none. Default: as many as take the bytes of the key-value cache, and 2 more than max_running at least.",
-        minimum=1, unit="slots", topic=MEMORY, backends=("cpu", "reference"), for_draft=False,
+        "none. Default: as many as take the bytes of the key-value cache, and 2 more than max_running at least; on a "
+        "GPU a quarter more than max_running.",
+        minimum=1, unit="slots", topic=MEMORY, backends=("cpu", "reference", "gpu"), for_draft=False,
     )  # fmt: skip
     offload: int | Literal["auto"] = option(
         0, "Layers whose weights stay in the host's memory and are copied to the GPU in each step. auto: as few as it "

@@ -23,9 +23,10 @@ class Header(IntEnum):
 
 
 HEADER_SIZE = 16
+STATE_FIELDS = ("state_in", "state_out", "save_at", "save_to")  # the last of all
 FIELDS: tuple[str, ...] = (
     *("header", "ids", "positions", "seg_start", "context_len", "page_start", "pages", "logit_rows", "adapters"),
-    *("state_in", "state_out", "save_at", "save_to"),
+    *STATE_FIELDS,
 )
 NO_SLOT = -1
 
@@ -100,7 +101,7 @@ class Batch:
             "pages": limits.pages,
             "logit_rows": limits.rows,
             "adapters": limits.tokens,
-            **dict.fromkeys(("state_in", "state_out", "save_at", "save_to"), limits.segments),
+            **dict.fromkeys(STATE_FIELDS, limits.segments),
         }
         self.offsets: dict[str, int] = {}
         at = 0

@@ -198,6 +198,12 @@ class StateGroup:
         """Bytes that the state of one sequence takes over all layers."""
         return 4 * self.layers * self.layer_values
 
+    def place(self, part: str) -> tuple[int, int]:
+        """Where a part begins and ends among the values of a layer."""
+        names = [name for name, _ in self.parts]
+        start, stop = (state_values(self.parts[: names.index(part) + more]) for more in (0, 1))
+        return start, stop
+
 
 @dataclass(frozen=True)
 class ArenaPlace:

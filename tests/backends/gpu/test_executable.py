@@ -1,12 +1,15 @@
 """Whole models through the gpu backend in Triton's interpreter, beside the reference on the same Program."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from gpu_models import LIMITS, LLAMA, distance, exact_whole, logits, steps, time_ops
 
 from roofline.backends.base import FindsDamage
+from roofline.backends.options import LoadOptions
 from roofline.backends.sampling import SampleRows
-from roofline.common.errors import UnsupportedError
+from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
@@ -19,6 +22,10 @@ from roofline.weights.random_weights import random_checkpoint
 
 torch = pytest.importorskip("torch")
 MIXTRAL = {**LLAMA, "family": "mixtral", "ffn": 64, "experts": 5, "experts_per_token": 2}
+QWEN3_5 = {
+    **{**LLAMA, "family": "qwen3_5", "qk_norm": True, "rotary_dim": 8, "recurrent": [True, False], "ffn": 64},
+    **{"key_heads": 2, "value_heads": 4, "key_dim": 16, "value_dim": 24, "taps": 4, "tiled": True},
+}
 MODELS = {
     "llama": (LLAMA, "BF16"),
     "mistral": ({**LLAMA, "sliding_window": 20, "rope_style": "interleaved", "tied": False}, "Q8_0"),
@@ -56,6 +63,11 @@ MODELS = {
         "BF16",
     ),
     "ministral3": ({**LLAMA, "family": "ministral3", "query_beta": 0.4, "query_context": 8}, "BF16"),
+    "qwen3.5": (QWEN3_5, "BF16"),
+    "qwen3-next": (
+        {**QWEN3_5, "family": "qwen3_next", "tiled": False, "experts": 6, "experts_per_token": 2, "shared_ffn": 32},
+        "BF16",
+    ),
     "arcee": ({**LLAMA, "family": "arcee", "activation": "relu_squared"}, "BF16"),
     "mpt-silu": ({**LLAMA, "family": "mpt", "rms": True, "activation": "silu"}, "BF16"),
 }
@@ -71,7 +83,8 @@ def models(name, exact=False, **changes):
     cfg = registry.config_of(source.config)
     activations = "f16" if form == "F16" else "bf16"
     program = compile_program(registry.get(cfg.family), cfg, source.tensors, target.gpu(activations, exact))
-    shape = {"limits": LIMITS, "num_pages": 16, "max_context": 128, "weights_hash": "7e57"}
+    limits = replace(LIMITS, state_slots=4 if program.state_groups else 0)
+    shape = {"limits": limits, "num_pages": 16, "max_context": 128, "weights_hash": "7e57"}
     gpu = GpuExecutable(program, source.read, Runtime(chips.get("sm_90"), "cpu", exact), **shape)
     return gpu, ReferenceExecutable(program, source.read, **shape)
 
@@ -121,6 +134,16 @@ def test_exact_steps_do_not_depend_on_company_or_chunks():
     assert np.array_equal(whole[0], beside[0])
 
 
+@pytest.mark.slow
+def test_exact_steps_of_recurrent_state_do_not_depend_on_company_or_chunks():
+    gpu, _ = models("qwen3.5", exact=True)
+    ids, whole = exact_whole(gpu)
+    logits(gpu, [Segment(ids[:16], 0, [5, 6])])
+    for position in range(16, 20):  # the slot of the first segment is read and written in each step
+        alone = logits(gpu, [Segment(ids[position : position + 1], position, [5, 6]), Segment(ids[:3], 0, [7])])
+    assert np.array_equal(whole[0], alone[0])
+
+
 def test_tuned_products_are_a_part_of_the_fingerprint():
     """They change bits, so pages that one computed are nobody else's; where results are exact they change nothing."""
     from dataclasses import replace
@@ -154,10 +177,11 @@ def test_sampling_is_the_reference_s():
 
 
 @pytest.mark.slow
-def test_steps_that_are_queued_before_their_ids_are_known_give_the_same_answers():
+@pytest.mark.parametrize("name", ["llama", "qwen3.5"])
+def test_steps_that_are_queued_before_their_ids_are_known_give_the_same_answers(name):
     answers = []
     for overlap in (False, True):
-        engine = LocalEngine(models("llama", exact=True)[0], EngineConfig(max_batch_tokens=64, overlap=overlap))
+        engine = LocalEngine(models(name, exact=True)[0], EngineConfig(max_batch_tokens=64, overlap=overlap))
         for i in range(3):
             params = SamplingParams(max_tokens=4 - i, temperature=0.5 * i, seed=i, logprobs=2)
             engine.submit(range(10 * i, 10 * i + 7 + i), params, request_id=str(i))
@@ -268,6 +292,19 @@ def test_experts_in_blocks_are_refused():
     shape = {"limits": LIMITS, "num_pages": 16, "max_context": 128, "weights_hash": "7e57"}
     with pytest.raises(UnsupportedError, match="experts of one 16-bit or 32-bit format"):
         GpuExecutable(program, source.read, Runtime(chips.get("sm_90"), "cpu", False), **shape)
+
+
+def test_slots_of_state_are_counted_before_a_device_is_asked():
+    """What a GPU has depends on the answers in the making; pages are counted when the device's memory is known."""
+    from roofline.backends.gpu.backend import BACKEND
+
+    config = random_checkpoint(QWEN3_5, seed=3).config
+    options = LoadOptions(backend="gpu", max_running=16)
+    assert BACKEND.capacity(options, config, 1).limits.state_slots == 22
+    assert BACKEND.capacity(replace(options, state_slots=17), config, 1).limits.state_slots == 17
+    with pytest.raises(ConfigError, match="each answer in the making has a slot"):
+        BACKEND.capacity(replace(options, state_slots=15), config, 1)
+    assert BACKEND.capacity(options, random_checkpoint(LLAMA, seed=3).config, 1).limits.state_slots == 0
 
 
 def test_what_has_no_kernel_is_refused_by_name():

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roofline.backends.backend import CompiledAhead, LoadRequest, Neighbours, Notes
-from roofline.backends.capacity import Capacity, batch_limits, max_context
+from roofline.backends.capacity import Capacity, batch_limits, chosen_slots, max_context, stores_of
 from roofline.backends.gpu.program import FLOAT8, compile_for_gpu
 from roofline.backends.options import LoadOptions
 from roofline.common.json_types import JsonMapping
@@ -46,7 +46,9 @@ class GpuBackend:
 
     def capacity(self, options: LoadOptions, config: JsonMapping, replicas: int) -> Capacity:
         longest = max_context(options, config["max_position"])
-        return Capacity(batch_limits(options, longest, STEP), longest, num_pages=0)
+        running = options.max_running or STEP[1]
+        slots = chosen_slots(options, running, running + running // 4 + 2) if stores_of(config)[1] else 0
+        return Capacity(batch_limits(options, longest, STEP, slots), longest, num_pages=0)
 
     def make(self, request: LoadRequest) -> "tuple[GpuExecutable, Notes]":
         return _make(request, None)
@@ -151,6 +153,7 @@ def _place(request: LoadRequest, program: "Program", device: "UsableDevice") -> 
     scratch, other = scratch_bytes(program, limits), _neighbours_needs(request, program, chip)
     if options.max_adapters:
         scratch += adapter_bytes(program, options.max_adapters, options.max_adapter_rank)
+    scratch += limits.state_slots * sum(group.slot_bytes for group in program.state_groups.values())
     alternatives = cheaper(program, limits, scratch, caches={"fp8": chip.fp8} if chip.fp8 else {})
     return place(
         needs_of(program, limits, extra=scratch).sharing_device_with(other),
@@ -215,6 +218,7 @@ def _notes(
         "device": f"{device.device.title}, kernels for {device.chip.name}",
         "weights": f"{human_bytes(executable.weight_bytes - hosted_bytes)} on the device",
         "variants": variants,
+        **_state_note(executable),
         "cache": f"{pages * PAGE_TOKENS} tokens in {group.format}, {human_bytes(executable.page_bytes * pages)}",
     }
     if products := float8_products(program, device.chip):
@@ -230,6 +234,11 @@ def _notes(
         ratios = ", ".join(f"{count} rows {exact_over_fast(executable, count):.2f}" for count in rows)
         notes["exact"] = f"time of a layer's products over the fast ones: {ratios}"
     return notes
+
+
+def _state_note(executable: "GpuExecutable") -> dict[str, str]:
+    slots, size = executable.limits.state_slots, executable.slot_bytes
+    return {"state": f"{slots} slots of {human_bytes(size)}, {human_bytes(slots * size)}"} if size else {}
 
 
 def float8_products(program: "Program", chip: "Chip") -> str:

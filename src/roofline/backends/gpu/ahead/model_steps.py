@@ -87,7 +87,11 @@ def executable_without_memory(
     (group,) = program.kv_groups.values()
     tokens, running = step
     limits = BatchLimits(
-        tokens=max(tokens, running), segments=running, rows=running, pages=running * -(-longest // PAGE_TOKENS)
+        tokens=max(tokens, running),
+        segments=running,
+        rows=running,
+        pages=running * -(-longest // PAGE_TOKENS),
+        state_slots=running if program.state_groups else 0,
     )
     return GpuExecutable(
         program,

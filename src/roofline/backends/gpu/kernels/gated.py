@@ -1,5 +1,5 @@
-"""silu and gelu, plain or times a second operand, relu and its square, and the clamped SwiGLU of gpt-oss; float32
-between one rounding in and one out."""
+"""silu and gelu, plain or times a second operand, a sigmoid or a plain value times one, relu and its square, and the
+clamped SwiGLU of gpt-oss; float32 between one rounding in and one out."""
 
 from collections.abc import Iterator
 
@@ -14,6 +14,7 @@ from roofline.hardware.chips.chips import Chip
 
 NAME = "gated"
 GATES = ("silu", "gelu_tanh", "gelu_erf")  # times a second operand, or alone
+FACTORS = ("sigmoid", "plain")  # times a second operand: no op has them alone
 RELUS = ("relu", "relu_squared")  # alone: no op multiplies them
 CLAMPED = "clamped_swiglu"
 
@@ -31,6 +32,10 @@ def _gated(
         u = tl.load(up + row * up_stride + column, mask=inside, other=0.0).to(tl.float32)
     if KIND == "silu":
         y = x / (1.0 + tl.exp(-x))
+    elif KIND == "sigmoid":
+        y = 1.0 / (1.0 + tl.exp(-x))
+    elif KIND == "plain":
+        y = x
     elif KIND == "relu":
         y = tl.where(x < 0, 0.0, x)  # a NaN stays one
     elif KIND == "relu_squared":
@@ -50,12 +55,13 @@ def _gated(
 
 
 def gated(chip: Chip, kind: str, gate: Tensor, up: Tensor | None = None, *, out: Tensor) -> None:
-    """out = act(gate) * up, all [rows, ffn] of any float dtype, rows may lie apart. The ops silu_mul and gelu_mul.
+    """out = act(gate) * up, all [rows, ffn] of any float dtype, rows may lie apart. The ops silu_mul, gelu_mul,
+    sigmoid_mul and mul.
 
-    kind: one of GATES. up None: gate [rows, 2 * ffn] holds both side by side. out may be gate or up where the dtypes
-    agree.
+    kind: one of GATES or FACTORS. up None: gate [rows, 2 * ffn] holds both side by side. out may be gate or up where
+    the dtypes agree.
     """
-    assert kind in GATES, kind
+    assert kind in (*GATES, *FACTORS), kind
     ffn = out.shape[1]
     if up is None:
         gate, up = gate[:, :ffn], gate[:, ffn:]
@@ -90,10 +96,11 @@ def cost(rows: int, width: int, with_up: bool, in_bytes: int = 2, out_bytes: int
 
 
 def compilations(chip: Chip) -> Iterator[Compilation]:
-    """Each gate times a second operand, and alone, relu, its square and the clamped SwiGLU in bf16; silu_mul of float32
-    too."""
+    """Each gate times a second operand, and alone, the factors, relu, its square and the clamped SwiGLU in bf16;
+    silu_mul of float32 too."""
     tile = tiles.choose(NAME, chip)
     cases = [(kind, with_up, "bf16") for kind in GATES for with_up in (True, False)]
+    cases += [(kind, True, "bf16") for kind in FACTORS]
     cases += [*((kind, False, "bf16") for kind in RELUS), (CLAMPED, True, "bf16")]
     aligned = ("width", "gate_stride", "up_stride", "out_stride")
     for kind, with_up, dtype in [*cases, ("silu", True, "f32")]:

@@ -56,7 +56,7 @@ class DeviceWeights:
     ) -> None:
         self._recipes, self.read, self._dtype, self._device = program.weights, read, dtype, device
         self.matrices: dict[str, tuple[RowPart, ...]] = {}
-        self.vectors: dict[str, Tensor] = {}  # float32 [length]
+        self.vectors: dict[str, Tensor] = {}  # float32, of the recipe's shape: what no product reads
         with ThreadPoolExecutor(usable_cores(cores_allowed(), cpu_quota())) as several:
             resident = [name for name in program.weights if layer_of(name) not in hosted]
             self._bind(dict(zip(resident, several.map(self._make, resident), strict=True)))
@@ -72,9 +72,9 @@ class DeviceWeights:
 
     def _make(self, name: str) -> "Weight":
         recipe = self._recipes[name]
-        if len(recipe.shape) == 2:
+        if len(recipe.shape) == 2 and recipe.layout != "f32":
             return self._matrix(recipe)
-        return self._float(recipe, recipe.pieces, None).view(-1)
+        return self._float(recipe, recipe.pieces, None).view(recipe.shape)
 
     def _bind(self, weights: "Mapping[str, Weight]") -> None:
         for name, weight in weights.items():

@@ -99,6 +99,8 @@ class GpuExecutable:
         self._types = program.types()
         self.vocab_size = self._types[program.logits].width
         self.page_bytes = sum(PAGE_TOKENS * group.token_bytes for group in program.kv_groups.values())
+        self.slot_bytes = sum(group.slot_bytes for group in program.state_groups.values())
+        assert not self.slot_bytes or limits.state_slots, "a model with recurrent state and no slots for it"
         self._group = group
         self._clocks, self._seconds = False, list[float]()
         self.captures = True  # steps in graphs, where there are any: a bench also times them without
@@ -142,6 +144,10 @@ class GpuExecutable:
         self._caches = {
             name: _cache(group, self.num_pages, runtime.device) for name, group in program.kv_groups.items()
         }
+        self._states = {  # float32 [slots, layers, values of a layer]; no slot is read before it was written
+            name: torch.empty(limits.state_slots, group.layers, group.layer_values, device=runtime.device)
+            for name, group in program.state_groups.items()
+        }
         assert program.plan is not None, "a planned Program"
         self._places = program.plan.places
         size = program.plan.arena.at(tokens=limits.tokens, rows=limits.rows)
@@ -179,6 +185,7 @@ class GpuExecutable:
         except torch.OutOfMemoryError as error:
             assert program.plan is not None, "a planned Program"
             needed = program.plan.arena.at(tokens=limits.tokens, rows=limits.rows) + num_pages * self.page_bytes
+            needed += limits.state_slots * self.slot_bytes
             remedy = "Ask for a shorter sequence, or load the model with a smaller cache_tokens."
             free = torch.cuda.mem_get_info(self.runtime.device)[0]
             raise CapacityError("another trace of the model", needed, free, "bytes", remedy) from error
@@ -226,6 +233,7 @@ class GpuExecutable:
             fields=fields,
             slots=slots,
             caches=self._caches,
+            states=self._states,
             arena=self._arena,
             scratch=self._scratch,
         )
@@ -324,7 +332,7 @@ class GpuExecutable:
     def close(self) -> None:
         if self._graphs is not None:
             self._graphs.close()
-        del self._arena, self._scratch, self._sampled, self._caches, self._carried
+        del self._arena, self._scratch, self._sampled, self._caches, self._states, self._carried
         del self.weights, self._launches, self._sections
         self._last = None
         give_back(self.runtime.device)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from roofline.backends.gpu.memory.requirements import layer_of
 from roofline.backends.gpu.memory.weights import DeviceWeights
-from roofline.backends.gpu.runtime import lower_experts
+from roofline.backends.gpu.runtime import lower_experts, lower_state
 from roofline.backends.gpu.runtime.adapters import DeviceAdapters
 from roofline.backends.gpu.runtime.matmul import Products
 from roofline.backends.gpu.runtime.step import GpuStep, dtypes
@@ -238,14 +238,17 @@ def _activated(low: Lowering, instr: Instr) -> Launch:
     from roofline.backends.gpu.kernels.gated import activated, gated
 
     plain, out = instr.op.removesuffix("_mul"), instr.output.name
-    if plain == "gelu":
+    multiplies = instr.op == "mul" or instr.op.endswith("_mul")
+    if instr.op == "mul":
+        kind = "plain"
+    elif plain == "gelu":
         kind = "gelu_tanh" if instr.attr("tanh") else "gelu_erf"
     else:
         kind = "relu_squared" if plain == "relu" and instr.attr("squared") else plain
 
     def launch(step: GpuStep) -> None:
         operands = [step.value(name) for name in instr.inputs]
-        (gated if instr.op.endswith("_mul") else activated)(low.chip, kind, *operands, out=step.value(out))
+        (gated if multiplies else activated)(low.chip, kind, *operands, out=step.value(out))
 
     return launch
 
@@ -340,7 +343,11 @@ _LOWER: dict[str, Callable[[Lowering, Instr], Launch]] = {
     "relu": _activated,
     "silu_mul": _activated,
     "gelu_mul": _activated,
+    "sigmoid_mul": _activated,
+    "mul": _activated,
     "clamped_swiglu": _clamped_swiglu,
+    "causal_conv": lower_state.causal_conv,
+    "delta_rule": lower_state.delta_rule,
     "add": _by_torch(lambda instr, x: x[0] + x[1].to(x[0].dtype)),
     "scale": _by_torch(lambda instr, x: x[0] * instr.attr("factor")),
     "cast": _by_torch(lambda instr, x: x[0]),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from roofline.ops.batch import Batch
+from roofline.ops.batch import NO_SLOT, STATE_FIELDS, Batch
 from roofline.ops.symbol import Type
 from roofline.program.ir import ArenaPlace
 
@@ -38,7 +38,8 @@ class GpuStep:
     """One step's sizes and tensors; `values` are views of the arena, made when first asked for.
 
     types, places: of the Program's values; fields: batch fields, int32, as long as `sizes` says; slots int64 [tokens];
-    caches: kv group -> (k, v), each [layers, pages, kv_heads, 16, head_dim]; scratch uint8: for one launch at a time;
+    caches: kv group -> (k, v), each [layers, pages, kv_heads, 16, head_dim]; states: state group -> float32 [slots,
+    layers, values of a layer]; scratch uint8: for one launch at a time;
     launches: how attention is cut into programs, the same for all layers of a kind; schedules: of experts, by the value
     that says where rows go.
     """
@@ -49,6 +50,7 @@ class GpuStep:
     fields: "dict[str, Tensor]"
     slots: "Tensor"
     caches: "dict[str, tuple[Tensor, Tensor]]"
+    states: "dict[str, Tensor]"
     arena: "Tensor"
     scratch: "Tensor"
     launches: "dict[object, tuple[AttendLaunch, ...]]" = field(default_factory=dict)
@@ -121,6 +123,8 @@ class DeviceFields:
         batch.ids[batch.tokens : sizes.tokens] = 0
         batch.positions[batch.tokens : sizes.tokens] = 0
         batch.adapters[batch.tokens : sizes.tokens] = 0
+        for slots in (batch.state_in, batch.state_out, batch.save_to):
+            slots[n : sizes.segments] = NO_SLOT
 
     def upload(self) -> None:
         """Copy what the step uses; the batch may be filled again at once."""
@@ -135,6 +139,8 @@ class DeviceFields:
         if batch.adapters[: batch.tokens].any():
             adapters = batch.offsets["adapters"]
             parts.append((adapters, adapters + batch.limits.tokens))
+        if batch.limits.state_slots:
+            parts.append((batch.offsets[STATE_FIELDS[0]], len(batch.buffer)))
         for start, stop in parts:
             if self._uploaded is not None:
                 self._host[start:stop] = torch.from_numpy(batch.buffer[start:stop])
@@ -143,12 +149,14 @@ class DeviceFields:
             self._uploaded.record()
 
     def of(self, sizes: StepSizes) -> "dict[str, Tensor]":
-        """The fields of a step of these sizes, int32, by name; adapters where the step has any."""
+        """The fields of a step of these sizes, int32, by name; adapters where the step has any, slots of recurrent
+        state where there are any."""
         fields = {}
         for name, count in (
             ("header", 16), ("ids", sizes.tokens), ("positions", sizes.tokens), ("seg_start", sizes.segments + 1),
             ("context_len", sizes.segments), ("page_start", sizes.segments + 1), ("pages", self.batch.limits.pages),
             ("logit_rows", sizes.rows), *([("adapters", sizes.tokens)] if sizes.adapted else []),
+            *((name, sizes.segments) for name in STATE_FIELDS if self.batch.limits.state_slots),
         ):  # fmt: skip
             start = self.batch.offsets[name]
             fields[name] = self._fields[start : start + count]
