@@ -31,6 +31,7 @@ MODELS = {
     "mpt": lambda: builders.build(builders.MPT, positions="F16"),
     "alibi": lambda: builders.build(builders.MPT_ALIBI, "BF16"),
     "qwen3": lambda: builders.build(builders.QWEN3, "BF16"),
+    "hybrid": lambda: builders.build(builders.HYBRID | {"value_dim": 16}, "Q8_0"),
 }
 GOLDENS = {
     "llama_rank1of2": ("llama", Share(1, 2), ("shard", "fuse")),
@@ -38,6 +39,8 @@ GOLDENS = {
     "mpt_rank0of2": ("mpt", Share(0, 2), ("shard", "fuse")),
     "alibi_rank1of3": ("alibi", Share(1, 3), ("shard",)),
     "llama_stage1of2": ("llama", Share(0, 1, 1, 2), ("stage", "plan")),
+    "hybrid_rank1of2": ("hybrid", Share(1, 2), ("shard", "fuse")),
+    "hybrid_rank0of2_stage1of2": ("hybrid", Share(0, 2, 1, 2), ("stage",)),
     "qwen3_rank1of2_stage0of2": ("qwen3", Share(1, 2, 0, 2), ("stage",)),
 }
 
@@ -64,7 +67,9 @@ def test_goldens() -> None:
         assert print_program(parse_program(text)) == text
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("llama", 2), ("uneven", 4), ("mpt", 2), ("alibi", 3), ("qwen3", 3)])
+@pytest.mark.parametrize(
+    ("name", "ranks"), [("llama", 2), ("uneven", 4), ("mpt", 2), ("alibi", 3), ("qwen3", 3), ("hybrid", 2)]
+)
 def test_ranks_have_every_weight_once_but_for_what_they_share(name: str, ranks: int) -> None:
     model = MODELS[name]()
     parts = [compile_program(model.family, model.cfg, model.tensors, CPU, share=Share(r, ranks)) for r in range(ranks)]
