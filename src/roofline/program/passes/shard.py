@@ -295,11 +295,10 @@ class _Writer:
             first, last = heads.heads
             among = {"first_head": first, "all_heads": instr.attr("heads")} if instr.attr("alibi") else {}
             return {"heads": last - first, **among}
-        values = self.cuts.value_heads
-        if instr.op == "delta_rule" and values is not None:
+        values, cut = self.cuts.value_heads, self.cuts.values.get(instr.output.name)
+        if instr.op == "delta_rule" and values is not None and cut is not None:
             (first, last), (first_key, last_key) = values.heads, values.kv_heads
             return {"value_heads": last - first, "key_heads": last_key - first_key}
-        cut = self.cuts.values.get(instr.output.name)
         if cut is not None and (instr.has(Trait.BY_HEAD) or instr.op == "cut_heads"):
             part = sum(stop - start for start, stop in cut)
             return {"heads": int(instr.attr("heads")) * part // instr.output.type.width}
