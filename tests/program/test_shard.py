@@ -258,7 +258,7 @@ def test_state_of_layers_that_ranks_have_whole_is_whole_on_each() -> None:
     assert rules == [i for i in program.body if i.op in ("causal_conv", "delta_rule")]
     mixed = [replace(p, split="replicate") if p.name.startswith("layers.0.linear.") else p for p in params]
     with pytest.raises(
-        UnsupportedError, match="qwen3_5 model under tensor_parallel .* different shares of their colum"
+        UnsupportedError, match=r"qwen3_5 model under tensor_parallel .* different shares of their colum"
     ):
         shard(program, mixed, 1, 2)
 
