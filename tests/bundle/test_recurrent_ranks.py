@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="the model comes from transformers")
+pytest.importorskip("torch", reason="the model comes from transformers")
 pytest.importorskip("transformers", reason="it makes the model")
 pytest.importorskip("roofline._native", reason="the C++ core is not built")
 sys.path.insert(0, str(Path(__file__).parents[1] / "program"))  # thread_ranks
@@ -77,6 +77,8 @@ def ranked(model: Path, config: EngineConfig, **options: Any) -> Iterator[LocalE
 
 def parallel(model: Path, config: EngineConfig, **options: Any) -> ParallelExecutable:
     """Rank 0, with the others behind it as threads that end with it."""
+    import torch
+
     loaded = config.prepare_load(LoadOptions(**{**SIZES, **options}, tensor_parallel=RANKS))
     backend = table.get("cpu")
     loaded = backend.resolve(loaded, Neighbours(0, 1))
