@@ -31,6 +31,8 @@ from roofline.bundle.sources import open_checkpoint
 from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
+from roofline.engine.recording.entries import files_of
+from roofline.engine.recording.replay import replay
 from roofline.models.registry import config_of
 from tests.bundle.test_recurrent_answers import Answer, answers
 from tests.models.parity_cases import CASES, theirs
@@ -129,6 +131,21 @@ def test_the_bits_of_an_answer_do_not_depend_on_how_it_is_computed(model: Path, 
         assert stats.state_slot_bytes == engine.executable.slot_bytes > 0
         assert (stats.preemptions > 0) == (way == "pre-empted")
         assert engine.state.cache.used == engine.state.slots.used == 0
+
+
+@pytest.mark.parametrize("guessing", [{}, GUESSING], ids=["off", "ngram"])
+def test_steps_of_ranks_are_replayed_to_the_same_bits(model: Path, tmp_path: Path, guessing: dict[str, Any]) -> None:
+    config = EngineConfig(record=str(tmp_path), record_ids=True, **guessing)
+    with ranked(model, config) as engine:
+        for _ in range(2):
+            answers(engine, PROMPTS[1:], GREEDY)
+        assert engine.stats().snapshot_hits > 0
+    (path,) = files_of(tmp_path)
+    executable = parallel(model, EngineConfig(**guessing))
+    outcomes = list(replay(path, executable))
+    executable.close()
+    assert len(outcomes) > 20
+    assert all(outcome.recorded is not None and outcome.first_row is None for outcome in outcomes)
 
 
 @pytest.mark.slow
