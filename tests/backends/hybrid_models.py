@@ -159,9 +159,10 @@ if FAMILY not in registry._FAMILIES:
     registry.register(FAMILY, sys.modules[__name__])
 
 
-def checkpoint(model: str, form: str = "F32") -> Checkpoint:
-    """Random weights; matrices whose rows are no whole blocks of the format stay F32."""
-    plain = random_checkpoint({**MODELS, **PUBLISHED}[model], seed=3, form="F32")
+def checkpoint(model: str, form: str = "F32", **fields: Any) -> Checkpoint:
+    """Random weights; matrices whose rows are no whole blocks of the format stay F32. fields: what is other than the
+    model's."""
+    plain = random_checkpoint({**MODELS, **PUBLISHED}[model] | fields, seed=3, form="F32")
     kind = formats.get(form)
     tensors = {
         name: replace(info, format=form, nbytes=kind.nbytes(info.shape))

@@ -3,16 +3,21 @@
 import numpy as np
 import program_builders as builders
 
-from roofline.ops.batch import BatchLimits, Segment
+from roofline.ops.batch import NO_SLOT, BatchLimits, Segment, StateMove
 
-LIMITS = BatchLimits(tokens=64, segments=8, rows=64, pages=64)
+LIMITS = BatchLimits(tokens=64, segments=8, rows=64, pages=64, state_slots=8)
 IDS = [int(i) for i in np.random.default_rng(3).integers(0, 96, 40)]
 WHOLE = [([Segment(IDS, 0, [5, 2, 9])], list(range(40)))]
+FIRST, SECOND = (StateMove(NO_SLOT, slot) for slot in (5, 2))  # where the state of two sequences begins and goes on
+FIRST_ON, SECOND_ON = (StateMove(slot, slot) for slot in (5, 2))
 CHUNKS = [  # the same rows in pieces, beside other sequences; one step wants no logits
-    ([Segment(IDS[:17], 0, [4, 11])], list(range(17))),
-    ([Segment(IDS[:5], 0, [8])], []),
-    ([Segment(IDS[5:7], 5, [8]), Segment(IDS[17:39], 17, [4, 11, 6])], list(range(2, 24))),
-    ([Segment(IDS[39:], 39, [4, 11, 6]), Segment([3], 7, [8])], [0]),
+    ([Segment(IDS[:17], 0, [4, 11], state=FIRST)], list(range(17))),
+    ([Segment(IDS[:5], 0, [8], state=SECOND)], []),
+    (
+        [Segment(IDS[5:7], 5, [8], state=SECOND_ON), Segment(IDS[17:39], 17, [4, 11, 6], state=FIRST_ON)],
+        list(range(2, 24)),
+    ),
+    ([Segment(IDS[39:], 39, [4, 11, 6], state=FIRST_ON), Segment([3], 7, [8], state=SECOND_ON)], [0]),
 ]
 MODELS = {
     "llama": builders.BASE | {"head_dim": 32},
@@ -58,6 +63,12 @@ FAMILIES = {
     | {"family": "routed", "score": "sigmoid", "choice_bias": True, "groups": 3, "kept_groups": 2, "experts": 6}
     | {"dense": [0], "dense_ffn": 96, "shared_ffn": 160, "routed_scale": 2.5},
     "gemma1": builders.BASE | {"family": "gemma1", "kv_heads": 1, "layers": 1},
+    # Four value heads of 16 are two blocks of Q8_0; their key heads and those of attention are two.
+    "qwen3_5": builders.HYBRID | {"value_dim": 16},
+    "qwen3_5 tiled": builders.HYBRID | {"value_heads": 6, "tiled": True, "attention_bias": True},
+    "qwen3_5 with more experts": _MIXTURE
+    | {"family": "qwen3_5", "recurrent": [True, False], "rotary_dim": 8, "qk_norm": True, "shared_ffn": 160}
+    | {"key_heads": 3, "value_heads": 6, "key_dim": 16, "value_dim": 8},
     "gpt_oss": _MIXTURE
     | {"family": "gpt_oss", "layer_windows": [9, 0], "attention_bias": True, "output_bias": True, "swiglu_limit": 0.7},
 }
@@ -65,7 +76,6 @@ FAMILIES = {
 REFUSED = {
     "OLMo 2": builders.BASE | {"family": "olmo2", "tied": False},
     "OLMo 3": builders.BASE | {"family": "olmo2", "tied": False, "layer_windows": [9, 0], "local_theta": 1e4},
-    "Qwen3.5 and Qwen3-Next": builders.HYBRID,
     "DeepSeek-V2": _MIXTURE
     | {"family": "deepseek", "kv_heads": 4, "head_dim": 32, "rotary_dim": 16, "rope_style": "interleaved"}
     | {"kv_rank": 32, "value_dim": 24, "shared_ffn": 96, "renormalise": False, "routed_scale": 2.5},

@@ -29,12 +29,14 @@ def ask_server(
     adapter: str | None = None,
     calls: str | None = None,
     thinks: bool | None = None,
+    ranks: int = 1,
 ) -> list[dict[str, Any]]:
     """The answers of a server that computes in chunks of 7 tokens and with guesses. adapter: served under "own"; calls,
-    thinks: which formats the server was told, as by --tool-call-parser and --reasoning-parser."""
+    thinks: which formats the server was told, as by --tool-call-parser and --reasoning-parser; ranks: of the model."""
     places = 0 if adapter is None else 2
     config = EngineConfig(max_batch_tokens=7, speculate="ngram", speculate_always=True, max_adapters=places)
-    loaded = load(str(model), config.prepare_load(LoadOptions(cache_tokens=512, threads=1, max_adapters=places)))
+    options = LoadOptions(cache_tokens=512, threads=ranks, max_adapters=places, tensor_parallel=ranks)
+    loaded = load(str(model), config.prepare_load(options))
 
     async def ask() -> list[httpx.Response]:
         engine = engine_in_thread("small", LocalEngine(loaded.executable, config))
@@ -52,6 +54,8 @@ def ask_server(
         return responses
 
     responses = asyncio.run(ask())
+    if ranks > 1:
+        loaded.executable.close()  # what this process computes next may have ranks too
     for response in responses:
         assert response.status_code == 200, response.text
     return [response.json() for response in responses]

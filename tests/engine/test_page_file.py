@@ -303,5 +303,7 @@ def test_an_engine_has_as_much_time_to_close_as_its_file_may_take():
     ready = Ready("toy", 50, 512, "fake", 64, 32 << 20, 0.0, 1, True)
     spec = EngineSpec(source="toy", config=EngineConfig(cache_file="x"))
     assert closing_seconds(spec, ready, 5.0) == 69.0
+    with_states = msgspec.structs.replace(ready, state_slots=8, slot_bytes=4 << 20)
+    assert closing_seconds(spec, with_states, 5.0) == 70.0
     assert closing_seconds(spec, None, 5.0) == 5.0
     assert closing_seconds(msgspec.structs.replace(spec, config=EngineConfig()), ready, 5.0) == 5.0

@@ -1,5 +1,7 @@
 """Snapshots of recurrent state in the file of a prefix cache, beside the pages."""
 
+import logging
+
 import numpy as np
 import pytest
 from engine_fakes import KeepingFake
@@ -63,7 +65,8 @@ def test_fewer_slots_read_those_used_last(tmp_path):
     assert life(file, state_slots=1) == (ids, 0), "the answer's snapshot was used last"
 
 
-def test_a_damaged_snapshot_is_computed_again(tmp_path):
+def test_a_damaged_snapshot_is_computed_again(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("roofline"), "propagate", True)
     file = tmp_path / "pages"
     ids, _ = life(file)
     data = bytearray(file.read_bytes())
@@ -71,6 +74,8 @@ def test_a_damaged_snapshot_is_computed_again(tmp_path):
         data[-32 - 1 - (behind - 1) * (24 + 64)] ^= 1
     file.write_bytes(data)
     assert life(file) == (ids, 0)
+    assert "2 of 2 snapshots are damaged or missing; they are left out and computed again" in caplog.text
+    assert "pages are damaged" not in caplog.text
 
 
 def test_a_file_without_snapshots_is_of_no_use_and_one_with_them_not_to_others(tmp_path, caplog):

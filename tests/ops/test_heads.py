@@ -25,6 +25,14 @@ def test_heads_behind_those_of_another_value_or_behind_a_head_of_all() -> None:
     assert ops.join_heads(TWO, other, 1).tolist() == torch.cat([TWO, other], 1).tolist()
 
 
+def test_a_step_may_want_no_rows() -> None:
+    """As in the middle of a prompt, behind whose last attention only rows with logits are left."""
+    nothing = TWO[:0]
+    assert ops.cut_heads(nothing, 2, 1, 5).shape == (0, 8)
+    assert ops.join_heads(nothing, nothing, 2).shape == (0, 12)
+    assert ops.join_heads(nothing, nothing, 2, shared=True).shape == (0, 18)
+
+
 @pytest.mark.parametrize("edges", [(3, 4), (-1, 2), (2, 2)])
 def test_columns_that_are_not_there(edges: tuple[int, int]) -> None:
     cut = registry.get("cut_heads")

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from roofline.common.errors import CapacityError
-from roofline.program.passes.divide import divide_columns, divide_heads, divide_rows, evenly
+from roofline.program.passes.divide import divide_columns, divide_heads, divide_rows, divide_value_heads, evenly
 
 ranks = st.integers(1, 9)
 blocks = st.sampled_from([1, 32, 256])
@@ -88,6 +88,33 @@ def test_heads_are_divided_once_and_read_their_own_kv_heads(
         # attend reads kv head i // each: that must be the head's own.
         for i in range(last - first):
             assert kv_first + i // each == (first + i) // group
+
+
+@given(st.integers(1, 8), st.integers(1, 4), st.sampled_from([16, 128]), blocks, ranks, st.booleans())
+def test_value_heads_are_divided_once_and_read_their_own_key_heads(
+    key_heads: int, group: int, value_dim: int, block: int, count: int, tiled: bool
+) -> None:
+    heads = key_heads * group
+    assume(heads * value_dim % block == 0)
+    found, most = attempt(divide_value_heads, heads, key_heads, value_dim, block, count, tiled)
+    if not found:
+        assert most < count
+        assert len(divide_value_heads(heads, key_heads, value_dim, block, most, tiled)) == most
+        return
+    assert [i for h in found for i in range(*h.heads)] == list(range(heads))
+    for part in found:
+        (first, last), (key_first, key_last) = part.heads, part.kv_heads
+        share, keys = last - first, key_last - key_first
+        assert share % keys == first * value_dim % block == 0
+        # The rule reads key head i % keys or i // (share / keys) of the rank's: that must be the head's own.
+        for i in range(share):
+            read = i % keys if tiled else i // (share // keys)
+            assert key_first + read == ((first + i) % key_heads if tiled else (first + i) // group)
+
+
+def test_value_heads_that_cannot_be_parted_are_named() -> None:
+    with pytest.raises(CapacityError, match=r"2 parts of 4 value heads \(blocks of 256 columns stay whole\), 1 are"):
+        divide_value_heads(4, 2, 64, 256, 2, False)
 
 
 @given(st.integers(1, 3000), ranks)

@@ -31,6 +31,7 @@ MODELS = {
     "mpt": lambda: builders.build(builders.MPT, positions="F16"),
     "alibi": lambda: builders.build(builders.MPT_ALIBI, "BF16"),
     "qwen3": lambda: builders.build(builders.QWEN3, "BF16"),
+    "hybrid": lambda: builders.build(builders.HYBRID | {"value_dim": 16}, "Q8_0"),
 }
 GOLDENS = {
     "llama_rank1of2": ("llama", Share(1, 2), ("shard", "fuse")),
@@ -38,6 +39,8 @@ GOLDENS = {
     "mpt_rank0of2": ("mpt", Share(0, 2), ("shard", "fuse")),
     "alibi_rank1of3": ("alibi", Share(1, 3), ("shard",)),
     "llama_stage1of2": ("llama", Share(0, 1, 1, 2), ("stage", "plan")),
+    "hybrid_rank1of2": ("hybrid", Share(1, 2), ("shard", "fuse")),
+    "hybrid_rank0of2_stage1of2": ("hybrid", Share(0, 2, 1, 2), ("stage",)),
     "qwen3_rank1of2_stage0of2": ("qwen3", Share(1, 2, 0, 2), ("stage",)),
 }
 
@@ -64,7 +67,9 @@ def test_goldens() -> None:
         assert print_program(parse_program(text)) == text
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("llama", 2), ("uneven", 4), ("mpt", 2), ("alibi", 3), ("qwen3", 3)])
+@pytest.mark.parametrize(
+    ("name", "ranks"), [("llama", 2), ("uneven", 4), ("mpt", 2), ("alibi", 3), ("qwen3", 3), ("hybrid", 2)]
+)
 def test_ranks_have_every_weight_once_but_for_what_they_share(name: str, ranks: int) -> None:
     model = MODELS[name]()
     parts = [compile_program(model.family, model.cfg, model.tensors, CPU, share=Share(r, ranks)) for r in range(ranks)]
@@ -228,6 +233,11 @@ def test_what_cannot_be_computed_part_by_part_is_refused_by_name() -> None:
     body = [j for i in program.body for j in ((norm, replace(i, inputs=("normed",))) if i is down else (i,))]
     with pytest.raises(UnsupportedError, match="rms_norm under tensor_parallel"):
         shard(replace(program, body=tuple(body)), params, 0, 2)
+    # Columns of heads that no rank has whole.
+    cut = Instr("cut_heads", down.inputs, (), {"heads": 1, "start": 0, "stop": 128}, (normed,))
+    body = [j for i in program.body for j in ((cut, replace(i, inputs=("normed",))) if i is down else (i,))]
+    with pytest.raises(UnsupportedError, match="cut_heads under tensor_parallel is not supported: its result is read"):
+        shard(replace(program, body=tuple(body)), params, 0, 2)
     # A column split whose result goes into the residual.
     wrong = [replace(p, split="column") if p.name == "layers.0.attn.o.weight" else p for p in params]
     with pytest.raises(UnsupportedError, match=r"layers\.0\.attn\.o\.weight, split by column.*wanted whole"):
@@ -235,6 +245,22 @@ def test_what_cannot_be_computed_part_by_part_is_refused_by_name() -> None:
     wrong = [replace(p, split="row") if p.name == "layers.0.mlp.up.weight" else p for p in params]
     with pytest.raises(UnsupportedError, match=r"layers\.0\.mlp\.up\.weight, split by row.*is cut"):
         shard(program, wrong, 0, 2)
+
+
+def test_state_of_layers_that_ranks_have_whole_is_whole_on_each() -> None:
+    model = MODELS["hybrid"]()
+    params = expand(model.family.spec(model.cfg), model.cfg.layers)
+    program = programs("hybrid", Share())["narrow"]
+    whole = [replace(p, split="replicate") if ".linear." in p.name else p for p in params]
+    part = shard(program, whole, 1, 2)
+    assert part.state_groups == program.state_groups
+    rules = [i for i in part.body if i.op in ("causal_conv", "delta_rule")]
+    assert rules == [i for i in program.body if i.op in ("causal_conv", "delta_rule")]
+    mixed = [replace(p, split="replicate") if p.name.startswith("layers.0.linear.") else p for p in params]
+    with pytest.raises(
+        UnsupportedError, match=r"qwen3_5 model under tensor_parallel .* different shares of their colum"
+    ):
+        shard(program, mixed, 1, 2)
 
 
 def test_two_values_across_a_cut_are_refused() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from roofline.backends.base import Executable, IdentifiesWeights, StepCost
+from roofline.backends.base import Executable, IdentifiesWeights, KeepsState, StepCost
 from roofline.backends.parallel.ranks import RankError, Ranks
 from roofline.backends.sampling import Sampled, SampleRows
 from roofline.ops.batch import Header
@@ -94,6 +94,7 @@ class ParallelExecutable:
     def __init__(self, inner: ShareExecutable, ranks: Ranks, *, vocab_size: int, watch: Watch) -> None:
         self.limits, self.num_pages, self.max_context = inner.limits, inner.num_pages, inner.max_context
         self.page_bytes, self.batch, self.clock = inner.page_bytes, inner.batch, inner.clock
+        self.slot_bytes = inner.slot_bytes if isinstance(inner, KeepsState) else 0
         self.vocab_size, self.program, self.exact = vocab_size, inner.program, inner.exact
         facts = f"{inner.fingerprint} tp:{ranks.grid.tensor} pp:{ranks.grid.pipeline}"
         self.fingerprint = hashlib.sha256(facts.encode()).hexdigest()

@@ -108,9 +108,10 @@ class PageFile:
         if slots is not None:
             slots.restore(snapshots)
         good, seconds = len(keys) - keys.count(None), time.perf_counter() - started
-        if good < len(keys):
-            text = "%s: %d of %d pages are damaged or missing; they are left out and computed again"
-            log.get("engine").warning(text, self._path, len(keys) - good, len(keys))
+        for kind, found_keys in (("pages", keys), ("snapshots", snapshots)):
+            if damaged := found_keys.count(None):
+                text = "%s: %d of %d %s are damaged or missing; they are left out and computed again"
+                log.get("engine").warning(text, self._path, damaged, len(found_keys), kind)
         log.get("engine").info("%d pages of the prefix cache restored from %s in %.3f s", good, self._path, seconds)
         return good
 

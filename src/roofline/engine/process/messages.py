@@ -168,7 +168,8 @@ def closing_seconds(spec: EngineSpec, ready: Ready | None, seconds: float) -> fl
     """How long an engine may take to close that takes so long without its cache's file."""
     if ready is None or spec.config.cache_file is None:
         return seconds
-    return seconds + ready.num_pages * ready.page_bytes / SAVED_PER_SECOND
+    cache_bytes = ready.num_pages * ready.page_bytes + ready.state_slots * ready.slot_bytes
+    return seconds + cache_bytes / SAVED_PER_SECOND
 
 
 encoder = msgspec.msgpack.Encoder()

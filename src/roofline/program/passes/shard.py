@@ -4,7 +4,8 @@ Source: Shoeybi et al. 2019 (Megatron-LM). A column split has some of the output
 its products are summed by all_reduce; of the vocabulary each rank looks up, and makes logits for, its own rows. What is
 cut inside a layer is heads and columns of the mlp; between layers every rank has whole rows. Of experts each rank has
 some of the columns of every one, so that all ranks have the same work wherever tokens are sent; their products are
-summed once a token's experts are combined.
+summed once a token's experts are combined. Recurrent state is divided with what it is of: the matrices of a delta rule
+by value heads, which take their key heads with them, the last columns of a convolution by its channels.
 
 It runs on a Program as traced. Which columns of a value a rank has is found from its readers, last first; then each
 instruction is written anew, first to last.
@@ -19,11 +20,14 @@ from dataclasses import replace
 from roofline.common.errors import UnsupportedError
 from roofline.models.spec import Param
 from roofline.ops import formats, registry
+from roofline.ops.state import COLUMNS, MATRIX
 from roofline.ops.symbol import STORES, Type
 from roofline.ops.traits import Trait
-from roofline.program.ir import Columns, Instr, KvGroup, Program, Recipe, Value, WeightPiece
-from roofline.program.passes.divide import Heads, Range, divide_columns, divide_heads, divide_rows
+from roofline.program.ir import Columns, Instr, KvGroup, Program, Recipe, StateGroup, Value, WeightPiece, kv_group_of
+from roofline.program.passes.divide import Heads, Range, divide_columns, divide_heads, divide_rows, divide_value_heads
 
+# Ops that write state: which part of it, and along which axis of that part ranks have shares.
+_STATE_PARTS = {"causal_conv": (COLUMNS, 1), "delta_rule": (MATRIX, 0)}
 Names = tuple[str, ...]
 Cut = tuple[Range, ...]  # the columns of a value that a rank has, in ascending order
 
@@ -44,9 +48,6 @@ def shard(program: Program, params: Iterable[Param], rank: int, ranks: int) -> P
     """
     if ranks == 1:
         return program
-    if program.state_groups:
-        reason = "the state of its layers is not divided among ranks"
-        raise UnsupportedError(f"a {program.name} model under tensor_parallel", reason, ["tensor_parallel=1"])
     return _Writer(_Cuts(program, {param.name: param.split for param in params}, rank, ranks)).program()
 
 
@@ -60,8 +61,9 @@ class _Cuts:
         self.rows: dict[str, Cut] = {}  # of weights split by column or vocabulary
         self.columns: dict[str, Range] = {}  # of weights split by row
         self.vocabularies: dict[str, list[Range]] = {}  # the rows of all ranks
-        self._attended = _attended(program)
-        self.heads = self._heads()
+        self._attended = _headed(program, "attend", Trait.BY_COLUMN)
+        self._ruled = _headed(program, "delta_rule", Trait.BY_COLUMN, Trait.BY_HEAD)
+        self.heads, self.value_heads = self._heads(), self._value_heads()
         for instr in reversed(program.body):
             self._demand(instr)
 
@@ -75,11 +77,24 @@ class _Cuts:
         attends = [instr for instr in self.source.body if instr.op == "attend"]
         if not attends:
             return None
-        after = [i for i in self.source.body if self.split(i) == "row" and i.inputs[0] in self._attended]
-        block = math.lcm(*(_block(self.source.weights[i.weights[0]]) for i in after))
         (heads,) = {int(instr.attr("heads")) for instr in attends}
         ((kv_heads, self._head_dim),) = {self._types[instr.inputs[1]].trailing for instr in attends}
-        return divide_heads(heads, kv_heads, self._head_dim, block, self.ranks)[self.rank]
+        return divide_heads(heads, kv_heads, self._head_dim, self._block_behind(self._attended), self.ranks)[self.rank]
+
+    def _value_heads(self) -> Heads | None:
+        """The rank's value heads of the delta rule, with the key heads they read, likewise."""
+        rules = [instr for instr in self.source.body if instr.op == "delta_rule"]
+        if not rules:
+            return None
+        names = ("value_heads", "key_heads", "tiled")
+        ((heads, key_heads, tiled, width),) = {(*map(i.attr, names), i.output.type.width) for i in rules}
+        self._value_dim, block = width // heads, self._block_behind(self._ruled)
+        return divide_value_heads(heads, key_heads, self._value_dim, block, self.ranks, tiled)[self.rank]
+
+    def _block_behind(self, headed: set[str]) -> int:
+        """Columns that stay together in the matrices split by row that read heads."""
+        after = [i for i in self.source.body if self.split(i) == "row" and i.inputs[0] in headed]
+        return math.lcm(*(_block(self.source.weights[i.weights[0]]) for i in after))
 
     def _demand(self, instr: Instr) -> None:
         """Record what the rank's columns of the result need: columns of the operands, rows of the weights."""
@@ -99,12 +114,19 @@ class _Cuts:
         elif split == "vocab":
             self._vocabulary(instr.weights)
         elif instr.op == "kv_write" and self.heads is not None:
-            cut = self._columns_of(self.heads.kv_heads)
+            cut = (_columns(self.heads.kv_heads, self._head_dim),)
         elif instr.op == "attend" and self.heads is not None:
             self.rows |= dict.fromkeys(instr.weights, (self.heads.heads,))  # a number for each head: its sink
         elif instr.op == "split" and cut is not None:
             self._join(instr, cut)
             return
+        elif instr.op == "delta_rule" and cut is not None:
+            self._rule(instr)
+            return
+        elif instr.op == "causal_conv" and cut is not None:
+            self.rows |= dict.fromkeys(instr.weights, cut)  # each channel has its taps, and nothing of others
+        elif instr.op == "cut_heads" and cut is not None:
+            cut = self._whole_heads(instr, cut)
         elif cut is not None and not _part_by_part(instr, cut):
             reason = "its result is read by a matrix split by row, and depends on columns that other ranks have"
             raise UnsupportedError(f"{instr.op} under tensor_parallel", reason, ["tensor_parallel=1"])
@@ -119,10 +141,32 @@ class _Cuts:
         name = instr.weights[0]
         recipe = self.source.weights[name]
         if instr.inputs[0] in self._attended and self.heads is not None:
-            (self.columns[name],) = self._columns_of(self.heads.heads)
+            self.columns[name] = _columns(self.heads.heads, self._head_dim)
+        elif instr.inputs[0] in self._ruled and self.value_heads is not None:
+            self.columns[name] = _columns(self.value_heads.heads, self._value_dim)
         else:
             self.columns[name] = divide_columns(recipe.columns, _block(recipe), self.ranks, name)[self.rank]
         return self.columns[name]
+
+    def _rule(self, instr: Instr) -> None:
+        """Record what a delta rule needs for the rank's value heads: of q and k their key heads, of all else theirs."""
+        assert self.value_heads is not None, "there is a rule"
+        (qkv, a, b, _), values, keys = instr.inputs, self.value_heads.heads, self.value_heads.kv_heads
+        self.rows |= dict.fromkeys(instr.weights, (values,))
+        for name in (a, b):
+            self._take(name, (values,))
+        width = int(instr.attr("key_heads") * instr.attr("key_dim"))
+        (first, last), (begin, end) = _columns(keys, instr.attr("key_dim")), _columns(values, self._value_dim)
+        self._take(qkv, ((first, last), (width + first, width + last), (2 * width + begin, 2 * width + end)))
+
+    def _whole_heads(self, instr: Instr, cut: Cut) -> Cut:
+        """The columns of whole heads of which an op takes some columns, those of the rank."""
+        dim = self._types[instr.inputs[0]].width // int(instr.attr("heads"))
+        part = instr.output.type.width // int(instr.attr("heads"))
+        if any(edge % part for columns in cut for edge in columns):
+            reason = "its result is read in other parts than heads"
+            raise UnsupportedError(f"{instr.op} under tensor_parallel", reason, ["tensor_parallel=1"])
+        return tuple((start // part * dim, stop // part * dim) for start, stop in cut)
 
     def _experts(self, instr: Instr, split: str, cut: Cut | None) -> None:
         """Record the columns of each expert, which lie side by side in a value for the experts that a token goes to."""
@@ -140,9 +184,6 @@ class _Cuts:
             self.rows |= dict.fromkeys(instr.weights, rows)
             self._take(x, None if instr.has(Trait.EXPERTS) else cut)
         self._take(ids, None)
-
-    def _columns_of(self, heads: Range) -> Cut:
-        return ((heads[0] * self._head_dim, heads[1] * self._head_dim),)
 
     def _vocabulary(self, weights: tuple[str, ...]) -> None:
         parts = divide_rows(self.source.weights[weights[0]].shape[0], self.ranks, weights[0])
@@ -171,7 +212,8 @@ class _Writer:
     def __init__(self, cuts: _Cuts) -> None:
         self.source, self.cuts, self.rank, self.ranks = cuts.source, cuts, cuts.rank, cuts.ranks
         self.weights = {name: self._recipe(name, recipe) for name, recipe in self.source.weights.items()}
-        self.inputs = tuple(Value(v.name, self._cache(v.type)) for v in self.source.inputs)
+        self.states = {name: self._state_group(name, group) for name, group in self.source.state_groups.items()}
+        self.inputs = tuple(Value(v.name, self._store(v)) for v in self.source.inputs)
         self.types = {value.name: value.type for value in self.inputs}
         self.body: list[Instr] = []
         self._parts: dict[
@@ -189,6 +231,7 @@ class _Writer:
             weights={name: recipe for name, recipe in self.weights.items() if name in used},
             body=tuple(self.body),
             kv_groups=groups,
+            state_groups=self.states,
             share=replace(self.source.share, rank=self.rank, ranks=self.ranks),
         )
 
@@ -252,9 +295,13 @@ class _Writer:
             first, last = heads.heads
             among = {"first_head": first, "all_heads": instr.attr("heads")} if instr.attr("alibi") else {}
             return {"heads": last - first, **among}
-        if instr.has(Trait.BY_HEAD) and self.cuts.values.get(instr.output.name) is not None:
-            part, full = self.types[instr.inputs[0]].width, instr.output.type.width
-            return {"heads": int(instr.attr("heads")) * part // full}
+        values, cut = self.cuts.value_heads, self.cuts.values.get(instr.output.name)
+        if instr.op == "delta_rule" and values is not None and cut is not None:
+            (first, last), (first_key, last_key) = values.heads, values.kv_heads
+            return {"value_heads": last - first, "key_heads": last_key - first_key}
+        if cut is not None and (instr.has(Trait.BY_HEAD) or instr.op == "cut_heads"):
+            part = sum(stop - start for start, stop in cut)
+            return {"heads": int(instr.attr("heads")) * part // instr.output.type.width}
         return {}
 
     def _recipe(self, name: str, recipe: Recipe) -> Recipe:
@@ -262,26 +309,54 @@ class _Writer:
             return _columns_of(recipe, *self.cuts.columns[name])
         return _rows_of(recipe, self.cuts.rows[name]) if name in self.cuts.rows else recipe
 
-    def _cache(self, kind: Type) -> Type:
-        heads = self.cuts.heads
+    def _store(self, value: Value) -> Type:
+        """The type of an input: of stores what the rank has of them."""
+        kind, heads = value.type, self.cuts.heads
+        if kind.dtype == "state":
+            return replace(kind, trailing=(self.states[kv_group_of(value.name)].layer_values,))
         if kind.dtype != "cache" or heads is None:
             return kind
         first, last = heads.kv_heads
         return replace(kind, trailing=(last - first, kind.trailing[1]))
+
+    def _state_group(self, name: str, group: StateGroup) -> StateGroup:
+        """The parts of a group for what the rank has of them."""
+        writers = [i for i in self.source.body if any(v.type.stored and kv_group_of(v.name) == name for v in i.outputs)]
+        return replace(group, parts=tuple((part, self._part(part, shape, writers)) for part, shape in group.parts))
+
+    def _part(self, part: str, shape: tuple[int, ...], writers: list[Instr]) -> tuple[int, ...]:
+        """The shape of a part of the state for what the rank has of it, which is the same in all layers."""
+        shapes = set()
+        for instr in writers:
+            name, axis = _STATE_PARTS.get(instr.op, ("", 0))
+            cut = self.cuts.values.get(instr.output.name)
+            if name == part:
+                width = instr.output.type.width if cut is None else sum(stop - start for start, stop in cut)
+                size = shape[axis] * width // instr.output.type.width
+                shapes.add((*shape[:axis], size, *shape[axis + 1 :]))
+        if len(shapes) > 1:
+            reason = f"its layers would have different shares of their {part}"
+            raise UnsupportedError(f"a {self.source.name} model under tensor_parallel", reason, ["tensor_parallel=1"])
+        return shapes.pop() if shapes else shape
 
     def _group(self, group: KvGroup) -> KvGroup:
         heads = self.cuts.heads
         return group if heads is None else replace(group, kv_heads=heads.kv_heads[1] - heads.kv_heads[0])
 
 
-def _attended(program: Program) -> set[str]:
-    """Values whose columns are those of an attention's heads."""
+def _headed(program: Program, op: str, *traits: Trait) -> set[str]:
+    """Values whose columns are those of the heads of an op, which ops with one of the traits pass on."""
     names: set[str] = set()
     for instr in program.body:
-        passed = instr.has(Trait.BY_COLUMN) and any(name in names for name in instr.inputs)
-        if instr.op == "attend" or passed:
+        passed = instr.has(*traits) and any(name in names for name in instr.inputs)
+        if instr.op == op or passed:
             names.add(instr.output.name)
     return names
+
+
+def _columns(heads: Range, dim: int) -> Range:
+    """The columns of heads that are `dim` wide."""
+    return heads[0] * dim, heads[1] * dim
 
 
 def _part_by_part(instr: Instr, cut: Cut) -> bool:
