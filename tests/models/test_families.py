@@ -42,6 +42,8 @@ QUICK = (
     "opt_350m",
     "gpt_oss",
     "deepseek_v2_lite",
+    "glm4_moe",
+    "hy_v3",
     "qwen3_5_groups",
     "qwen3_next",
 )  # the rest: -m slow
