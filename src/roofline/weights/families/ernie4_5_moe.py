@@ -33,7 +33,7 @@ _DEFAULTS = {
 # The floor of the sum that weights are divided by: no sum that a router gives is as small.
 _NEUTRAL: dict[str, tuple[object, ...]] = {"use_bias": (False,), "moe_norm_min": (1e-12,)}
 _KEYS = RouterKeys("moe_num_experts", "moe_k", "moe_num_shared_experts", scale="")
-_ROUTER = GgufRouter("softmax", reads_score=False, norm=True, reads_norm=False, shared="size")
+_ROUTER = GgufRouter("softmax", reads_score=False, norm=True, reads_norm=False, shared="size", groups=False)
 _STEP = "interleave_moe_layer_step"
 
 

@@ -32,7 +32,7 @@ _DEFAULTS = {
     **{"routed_scaling_factor": 2.5},
 }
 _KEYS = RouterKeys("num_experts", shared="num_shared_experts")
-_ROUTER = GgufRouter(shared="size")
+_ROUTER = GgufRouter(shared="size", further=True)
 _PATTERN = 4  # of so many layers of a GGUF file the last one sees everything
 
 
@@ -75,4 +75,7 @@ def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
     form = routed_fields.routed_to_gguf(config, "exaone-moe", _ROUTER, "half")
     if form is None or not any(windows):
         return None
-    return gguf_fields.GgufForm(form.architecture, "half", {**form.keys, **gguf_fields.window_keys(windows)})
+    keys = {**form.keys, **gguf_fields.window_keys(windows)}
+    if (config["rope_scaling"] or {}).get("rope_type", "llama3") == "llama3":  # which is a tensor
+        keys["rope.scaling.type"] = "none"
+    return gguf_fields.GgufForm(form.architecture, "half", keys)

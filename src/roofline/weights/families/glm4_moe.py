@@ -31,7 +31,7 @@ _DEFAULTS: dict[str, Config] = {
     },
 }
 _KEYS = RouterKeys()
-_ROUTER = GgufRouter()
+_ROUTER = GgufRouter(further=True)
 _HONOURED = ("attention_bias", "use_qk_norm", "n_routed_experts")
 
 

@@ -1,4 +1,4 @@
-"""Files of HY 3, whose tensors of experts transformers has under other names in memory.
+"""Files of HY 3, whose router and shared expert have other names in published files than in transformers.
 
 Layers that guess further tokens stand behind the last of the model, and are not read.
 """
@@ -14,28 +14,26 @@ from roofline.weights.families.shared.routed_fields import FURTHER, LAYER, Route
 from roofline.weights.families.shared.tensor_names import TensorNames
 from roofline.weights.quantised.method import TensorSource
 
-# In memory, and as others write them -> as published.
-_PUBLISHED = {"gate.weight": "router.gate.weight", "e_score_correction_bias": "expert_bias"}
-_PUBLISHED |= {
-    f"shared_experts.{name}_proj.weight": f"shared_mlp.{name}_proj.weight" for name in ("gate", "up", "down")
+# As published -> as transformers has them, and adapters name them.
+_IN_MEMORY = {"router.gate.weight": "gate.weight", "expert_bias": "e_score_correction_bias"}
+_IN_MEMORY |= {
+    f"shared_mlp.{name}_proj.weight": f"shared_experts.{name}_proj.weight" for name in ("gate", "up", "down")
 }
-_IN_MEMORY = re.compile(rf"(.+\.mlp\.)({'|'.join(map(re.escape, _PUBLISHED))})")
+_PUBLISHED = re.compile(rf"(.+\.mlp\.)({'|'.join(map(re.escape, _IN_MEMORY))})")
 
 
 def _apart(path: Path, source: TensorSource) -> TensorSource:
-    return renamed(stacked_experts_apart(path, source), _as_published)
+    return stacked_experts_apart(path, renamed(source, _as_in_memory))
 
 
-def _as_published(name: str) -> str:
-    match = _IN_MEMORY.fullmatch(name)
-    return name if match is None else match[1] + _PUBLISHED[match[2]]
+def _as_in_memory(name: str) -> str:
+    match = _PUBLISHED.fullmatch(name)
+    return name if match is None else match[1] + _IN_MEMORY[match[2]]
 
 
 NAMES = TensorNames(
-    LAYER
-    | {"mlp.router": ("ffn_gate_inp", "mlp.router.gate")}
-    | {f"mlp.shared.{name}": (f"ffn_{name}_shexp", f"mlp.shared_mlp.{name}_proj") for name in ("gate", "up", "down")},
-    bare={"mlp.choice.bias": ("exp_probs_b", "mlp.expert_bias")},
+    LAYER,
+    bare={"mlp.choice.bias": ("exp_probs_b", "mlp.e_score_correction_bias")},
     hf_apart=_apart,
     hf_further=FURTHER,
 )

@@ -39,7 +39,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 _HONOURED = ("num_local_experts", "num_experts", "use_qk_norm", "auto_map")  # the last: classes of this mathematics
 _OURS: Config = {"qk_norm": True, "wide_qk_norm": True, "score": "sigmoid", "choice_bias": True, "renormalise": True}
-_ROUTER = GgufRouter(norm=True, reads_norm=False, shared="")
+_ROUTER = GgufRouter(norm=True, reads_norm=False, dense=False, shared="", groups=False)
 
 
 def from_hf(fields: Fields, model_type: str) -> Config:

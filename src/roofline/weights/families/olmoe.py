@@ -13,7 +13,9 @@ _DEFAULTS = {
     **{"vocab_size": 50_304, "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16},
     **{"num_attention_heads": 16, "max_position_embeddings": 4096, "num_experts": 64, "num_experts_per_tok": 8},
 }
-_ROUTER = GgufRouter("softmax", reads_score=False, reads_norm=False, own_size=False, shared="")
+_ROUTER = GgufRouter(
+    "softmax", reads_score=False, reads_norm=False, own_size=False, dense=False, shared="", groups=False
+)
 
 
 def from_hf(fields: Fields, model_type: str) -> Config:
