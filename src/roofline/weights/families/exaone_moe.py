@@ -8,7 +8,7 @@ from pathlib import Path
 from roofline.common.fields import Fields
 from roofline.weights.families import exaone4
 from roofline.weights.families.shared import gguf_fields, hf_fields, layer_kinds, routed_fields
-from roofline.weights.families.shared.canonical import Config, checked
+from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
 from roofline.weights.families.shared.joined_experts import renamed, stacked_experts_apart
 from roofline.weights.families.shared.routed_fields import LAYER, GgufRouter, RouterKeys
 from roofline.weights.families.shared.tensor_names import TensorNames
@@ -39,7 +39,11 @@ _PATTERN = 4  # of so many layers of a GGUF file the last one sees everything
 def from_hf(fields: Fields, model_type: str) -> Config:
     """The canonical configuration; a window that layer_types gives to no layer still says that none turns."""
     fields = hf_fields.with_defaults(fields, _DEFAULTS)
-    ours = hf_fields.decoder(fields, "exaone_moe", ("num_experts",), eps=1e-5) | {"qk_norm": True}
+    routed_fields.pass_further(fields)
+    ours = hf_fields.decoder(fields, "exaone_moe", ("num_experts",), heads_by_default=False, eps=1e-5) | {
+        "qk_norm": True
+    }
+    refuse_unless_neutral(fields, {"scoring_func": ("sigmoid",)})
     if fields.values.get("sliding_window", 1) is None:
         fields.refuse("sliding_window", "is null, which transformers does not take for this type")
     exaone4.windows_and_turning(fields, ours)

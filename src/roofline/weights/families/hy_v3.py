@@ -51,8 +51,10 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     """The canonical configuration. route_norm is of other programs: transformers' weights always add up to 1."""
     fields = routed_fields.with_names(fields, {"num_local_experts": "num_experts"})
     fields = hf_fields.with_defaults(fields, _DEFAULTS)
-    refuse_unless_neutral(fields, {"route_norm": (True,)})
-    ours = hf_fields.decoder(fields, "hy_v3", ("attention_bias", "num_experts"), eps=1e-5, theta=11_158_840.0)
+    refuse_unless_neutral(fields, {**routed_fields.UNREAD, "route_norm": (True,)})
+    routed_fields.pass_further(fields)
+    honoured = ("attention_bias", "num_experts")
+    ours = hf_fields.decoder(fields, "hy_v3", honoured, heads_by_default=False, eps=1e-5, theta=11_158_840.0)
     hf_fields.biases(fields, ours)
     dense = routed_fields.layers_of_kind(fields, ours["layers"], range(1))
     ours = routed_fields.hf_routed(fields, ours, _KEYS, dense)

@@ -28,6 +28,11 @@ CHOICE_BIAS = {"mlp.choice.bias": ("exp_probs_b.bias", "mlp.gate.e_score_correct
 # The module by which layers behind the last of the model are known to guess further tokens.
 FURTHER = "eh_proj"
 MIXED = hf_fields.SPELLED | {"ffn": "moe_intermediate_size"}
+# What types whose models have it no otherwise do not read, at the values that say so.
+UNREAD: dict[str, tuple[object, ...]] = {
+    **{"norm_topk_prob": (True,), "n_group": (1,), "topk_group": (1,), "routed_scaling_factor": (1, 1.0)},
+    "scoring_func": ("sigmoid",),
+}
 _SIZE, _SHARED_SIZE = "expert_feed_forward_length", "expert_shared_feed_forward_length"
 _SHARED_COUNT, _DENSE_COUNT = "expert_shared_count", "leading_dense_block_count"
 _SCALE, _NORM, _SCORE = "expert_weights_scale", "expert_weights_norm", "expert_gating_func"
@@ -46,6 +51,13 @@ class RouterKeys:
     chosen: str = "num_experts_per_tok"
     shared: str = "n_shared_experts"
     scale: str = "routed_scaling_factor"
+
+
+def pass_further(fields: Fields) -> None:
+    """Read the keys of layers that guess further tokens, which say nothing of the others."""
+    for key in ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules", "mtp_transformer_layers"):
+        fields.get(key, int)
+    fields.get("use_mtp", bool)
 
 
 def with_names(fields: Fields, names: Mapping[str, str]) -> Fields:
