@@ -80,6 +80,10 @@ REFUSED = {
     | {"family": "deepseek", "kv_heads": 4, "head_dim": 32, "rotary_dim": 16, "rope_style": "interleaved"}
     | {"kv_rank": 32, "value_dim": 24, "shared_ffn": 96, "renormalise": False, "routed_scale": 2.5},
 }
+# Likewise, of families that are divided otherwise.
+REFUSED_FORMS = {
+    "OLMoE and MiniMax-M2": _MIXTURE | {"family": "olmoe", "qk_norm": True, "wide_qk_norm": True},
+}
 
 
 def build(name: str, form: str) -> builders.Model:

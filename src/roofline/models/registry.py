@@ -25,6 +25,10 @@ _FAMILIES: dict[str, str | Family] = {
     "opt": "roofline.models.opt",
     "phi3": "roofline.models.phi3",
     "routed": "roofline.models.routed",
+    **dict.fromkeys(
+        ("dots1", "ernie4_5_moe", "exaone_moe", "glm4_moe", "hy_v3", "minimax_m2"), "roofline.models.routed"
+    ),
+    "olmoe": "roofline.models.routed",
     "smollm3": "roofline.models.smollm3",
     "llama": "roofline.models.llama",
     "mistral": "roofline.models.llama",
