@@ -50,6 +50,8 @@ class Checkpoint:
         bytes_of: what `read` gives of a tensor that is there.
         unused: tensors of the files that are no part of the model, under the files' names.
         other_parts: what a model that reads more than text has beside its text part, which is the model here.
+        guessing: the tensors of the layer behind the last one that guesses further tokens (`models.mtp`), where the
+            files have one; they are read like the others.
     """
 
     path: Path
@@ -60,10 +62,11 @@ class Checkpoint:
     bytes_of: Callable[[str], np.ndarray]
     unused: list[str] = field(default_factory=list)
     other_parts: PartsBeside | None = None
+    guessing: Mapping[str, TensorInfo] = field(default_factory=dict)
 
     def read(self, name: str) -> np.ndarray:
         """uint8 [nbytes] of a tensor, without a copy where a file is mapped. Raises ConfigError for an unknown name."""
-        if name not in self.tensors:
+        if name not in self.tensors and name not in self.guessing:
             raise ConfigError(f"{self.path}: there is no tensor {name!r}")
         return self.bytes_of(name)
 
