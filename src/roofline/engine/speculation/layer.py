@@ -147,7 +147,7 @@ class LayerDrafter:
 
     def _keep_edges(self, part: NotedPart, pages: list[int], rows: np.ndarray) -> None:
         """Keep the hidden rows of the last positions of pages whose ids are known."""
-        end = min(part.first + part.count, len(part.sequence.ids))
+        end = min(part.first + part.count, len(part.sequence.ids) - 1)
         for page in range(part.first // PAGE_TOKENS, end // PAGE_TOKENS):
             self._edges[pages[page]] = rows[(page + 1) * PAGE_TOKENS - 1 - part.first]
 
@@ -172,12 +172,12 @@ class LayerDrafter:
         return self._edges[pages[first // PAGE_TOKENS - 1]].copy()
 
     def _filled(self, part: NotedPart, pages: list[int], place: _LayerPlace) -> list[_LayerPart]:
-        """What the layer has to compute so that the pages that others can find are whole."""
-        sequence = part.sequence
-        full = min(part.first + part.count, len(sequence.ids)) // PAGE_TOKENS * PAGE_TOKENS
-        end = full if sequence.finished is not None else min(place.end, len(pages) * PAGE_TOKENS)
-        end = min(end, place.end)
-        if place.next >= min(full, end):
+        """What the layer has to compute so that the pages that others can find are whole. The last known id is left
+        for the draft that begins with it."""
+        sequence, last = part.sequence, len(part.sequence.ids) - 1
+        full = min(part.first + part.count, last) // PAGE_TOKENS * PAGE_TOKENS
+        end = full if sequence.finished is not None else min(place.end, last, len(pages) * PAGE_TOKENS)
+        if place.next >= full:
             return []
         count = end - place.next
         work = _LayerPart(sequence.ids[place.next : end], place.next, pages, place.rows[:count])
