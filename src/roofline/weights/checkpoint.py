@@ -67,18 +67,24 @@ class Checkpoint:
 
     def read(self, name: str) -> np.ndarray:
         """uint8 [nbytes] of a tensor, without a copy where a file is mapped. Raises ConfigError for an unknown name."""
-        if name not in self.tensors and name not in self.guessing:
-            raise ConfigError(f"{self.path}: there is no tensor {name!r}")
+        self.info(name)
         return self.bytes_of(name)
+
+    def info(self, name: str) -> TensorInfo:
+        """A tensor of the model, or of its layer that guesses. Raises ConfigError for an unknown name."""
+        info = self.tensors.get(name) or self.guessing.get(name)
+        if info is None:
+            raise ConfigError(f"{self.path}: there is no tensor {name!r}")
+        return info
 
     def dequantize(self, name: str) -> np.ndarray:
         """float32 [shape] of a tensor. Raises ConfigError for an unknown name."""
-        raw = self.read(name)
-        return formats.get(self.tensors[name].format).dequantize(raw, self.tensors[name].shape)
+        raw, info = self.read(name), self.info(name)
+        return formats.get(info.format).dequantize(raw, info.shape)
 
     def parameter(self, param: Param) -> np.ndarray:
         """float32 [shape] of a parameter; of experts, whether the files have them as one tensor or as one each."""
-        if not param.experts or param.name in self.tensors:
+        if not param.experts or param.name in self.tensors or param.name in self.guessing:
             return self.dequantize(param.name)
         return np.concatenate([self.dequantize(param.expert(number)) for number in range(param.experts)])
 
