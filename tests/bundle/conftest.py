@@ -123,3 +123,15 @@ def compiled(files: "LibraryFiles", tmp_path_factory: pytest.TempPathFactory) ->
         return program
 
     return make
+
+
+@pytest.fixture
+def without_text(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models without a tokenizer are written with one of another vocabulary, or none."""
+    from roofline.bundle import rewrite
+    from roofline.bundle.text_side import load_text
+    from roofline.weights.checkpoint import open_checkpoint
+
+    text = load_text(open_checkpoint(model))
+    monkeypatch.setattr(rewrite, "load_text", lambda checkpoint: text)
+    monkeypatch.setattr("roofline.text.tokenizers.to_gguf.to_gguf", lambda *_: {})

@@ -98,16 +98,6 @@ def test_values_that_lie_otherwise_in_folders_are_written_as_these_have_them(nam
         assert (read(ids).logits - original(ids).logits).abs().max() < 2e-5
 
 
-@pytest.fixture
-def without_text(model, monkeypatch):
-    """Models without a tokenizer are written with one of another vocabulary, or none."""
-    from roofline.bundle import rewrite
-
-    text = load_text(open_checkpoint(model))
-    monkeypatch.setattr(rewrite, "load_text", lambda checkpoint: text)
-    monkeypatch.setattr("roofline.text.tokenizers.to_gguf.to_gguf", lambda *_: {})
-
-
 FAMILIES = ("gemma2", "gemma3", "phi3", "phi4_mini", "smollm3", "granite", "glm4", "olmo2", "seed_oss", "ernie4_5")
 FAMILIES += ("ministral3", "arcee", "gpt_neox", "gpt_neox_serial", "gpt2")
 FAMILIES += ("olmo3", "exaone4_windows", "hunyuan")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from roofline.program.ir import Program, Share
     from roofline.program.target import Target
 
+SHARED_WITH_GUESSER = ("embed.weight", "head.weight")  # what a layer that guesses has of its model
 Notes = Mapping[str, str]  # what was chosen automatically, and why
 
 
@@ -55,7 +56,27 @@ class LoadRequest:
     capacity: Capacity
     neighbours: Neighbours = Neighbours()
 
-    def compile(self, target: "Target", share: "Share | None" = None) -> "Program":
+    def compile_guesser(self, target: "Target") -> "Program | None":
+        """The Program of the model's layer that guesses further tokens, where the options ask for it.
+
+        Raises as `compile_program`, ConfigError where the files have no such layer.
+        """
+        from roofline.common.errors import ConfigError
+        from roofline.models.mtp import guessing_layer
+        from roofline.models.registry import get
+        from roofline.program.compile import compile_program
+
+        if not self.options.guesses:
+            return None
+        pair, tensors = guessing_layer(get(self.config.family), self.config), self.checkpoint.guessing
+        if pair is None or not tensors:
+            remedy = "load files that have it (mtp.* or nextn tensors), or use speculate='ngram' or 'draft'"
+            raise ConfigError(f"{self.checkpoint.path} has no layer that guesses, for speculate='mtp': {remedy}")
+        shared = {name: self.checkpoint.tensors[name] for name in SHARED_WITH_GUESSER if name in self.checkpoint.tensors}
+        with naming(self.checkpoint.path):
+            return compile_program(*pair, {**shared, **tensors}, target, keeps_hidden=True)
+
+    def compile(self, target: "Target", share: "Share | None" = None, keeps_hidden: bool = False) -> "Program":
         """The Program of the model, or of one rank's share, for a target. Raises as `compile_program`."""
         from roofline.models.registry import get
         from roofline.program.compile import compile_program
@@ -63,7 +84,9 @@ class LoadRequest:
 
         family, tensors = get(self.config.family), self.checkpoint.tensors
         with naming(self.checkpoint.path):
-            program = compile_program(family, self.config, tensors, target, share=share or WHOLE)
+            program = compile_program(
+                family, self.config, tensors, target, share=share or WHOLE, keeps_hidden=keeps_hidden
+            )
         if not self.options.max_adapters:
             return program
         from roofline.program.passes.adapt import adapt

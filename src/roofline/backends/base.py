@@ -158,6 +158,31 @@ class GivesHidden(Protocol):
         """
 
 
+class GuessingExecutable(Executable, Protocol):
+    """The layer of a model that guesses further tokens (`models.mtp`), as an executable: a token's row begins with its
+    id and a hidden row of the token before it, and its logits are those of the token behind it."""
+
+    def take_hidden(self, rows: np.ndarray) -> None:
+        """Write what the tokens of the step in `batch` begin with, float32 [tokens, width], before `forward`."""
+
+    def hidden(self) -> np.ndarray:
+        """float32 [tokens, width] of the last step: what further guesses go on from. Valid until the next forward."""
+
+
+@runtime_checkable
+class KeepsHidden(Protocol):
+    """May have been loaded with its model's layer that guesses (`LoadOptions.guesses`)."""
+
+    @property
+    def guesser(self) -> GuessingExecutable | None:
+        """That layer, with as many pages as this executable has; None: it was loaded without. Whoever asks closes it,
+        before this one."""
+
+    def hidden(self) -> np.ndarray:
+        """float32 [tokens, width] of the last step, where there is a guesser: what the head reads, or would read. Valid
+        until the next forward."""
+
+
 @runtime_checkable
 class ComputesNothing(Protocol):
     """An Executable without logits: its ids are made up, and nothing can be told of them or held to a form.

@@ -60,7 +60,8 @@ def host_capacity(options: LoadOptions, config: JsonMapping, kv_dtype: str, repl
     """
     longest = max_context(options, config["max_position"])
     attending, slot_bytes = stores_of(config)
-    token_bytes = attending * host_token_bytes(kv_dtype, config["kv_heads"], config["head_dim"])
+    layer_bytes = host_token_bytes(kv_dtype, config["kv_heads"], config["head_dim"])
+    token_bytes = attending * layer_bytes + (layer_bytes + guess_bytes(config) if options.guesses else 0)
     pages = _host_pages(options.cache_tokens, token_bytes, replicas)
     if options.max_model_len is None:
         longest = min(longest, pages * PAGE_TOKENS)
@@ -69,6 +70,11 @@ def host_capacity(options: LoadOptions, config: JsonMapping, kv_dtype: str, repl
         raise CapacityError(f"a context of {longest:,} tokens", longest, pages * PAGE_TOKENS, "cache tokens", remedy)
     slots = _host_slots(options, slot_bytes, pages * PAGE_TOKENS * token_bytes, replicas) if slot_bytes else 0
     return Capacity(batch_limits(options, longest, HOST_STEP, slots), longest, pages)
+
+
+def guess_bytes(config: JsonMapping) -> int:
+    """Bytes of a token that a layer that guesses needs beside its keys and values: of each page a hidden row is kept."""
+    return -(-4 * config["width"] // PAGE_TOKENS)
 
 
 def stores_of(config: JsonMapping) -> tuple[int, int]:

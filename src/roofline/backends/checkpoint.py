@@ -38,6 +38,10 @@ class LoadableCheckpoint(Tensors, Protocol):
     def config(self) -> Mapping[str, object]:
         """The fields of its ModelConfig."""
 
+    @property
+    def guessing(self) -> Mapping[str, DescribesTensor]:
+        """The tensors of its layer that guesses further tokens, which `read` reads too; empty: it has none."""
+
 
 def damaged_tensor(program: Program, read: Callable[[str], np.ndarray]) -> str | None:
     """A tensor that holds NaN or infinity among those that a Program is made from, None where none does. Reads all of

@@ -9,6 +9,7 @@ from roofline.common.options import Options, declared, option
 
 DEFAULT_MODEL = "smollm2-135m"
 MAX_ADAPTERS = 256
+GUESSING_BACKENDS = ("cpu", "reference")  # that run a model's layer that guesses further tokens
 COMPUTE, NUMBERS, MEMORY = "What computes", "Numbers and exactness", "Memory"
 BATCH, PARALLEL, MODEL = "Size of a step", "Several ranks", "Model"
 
@@ -115,6 +116,10 @@ class LoadOptions(Options):
         0, "Longest draft of a sequence that a step verifies; follows from speculate_tokens.",
         minimum=0, unit="tokens", topic=BATCH, for_draft=False, command_line=False,
     )  # fmt: skip
+    guesses: bool = option(
+        False, "Load the model's layer that guesses further tokens; follows from speculate.",
+        topic=MODEL, for_draft=False, command_line=False,
+    )  # fmt: skip
     max_adapters: int | None = option(
         None,
         "LoRA adapters that may be loaded at the same time, also while they are served. 0: none, and the model is "
@@ -150,6 +155,10 @@ class LoadOptions(Options):
                 about.check_backend(getattr(self, name), self.backend)
         if self.offload != 0 and self.ranks > 1:
             raise UnsupportedError("offload on several ranks", "what a rank copies holds up the others", ("offload=0",))
+        if self.guesses and (self.backend not in GUESSING_BACKENDS or self.ranks > 1):
+            where = "on several ranks" if self.ranks > 1 else f"on backend {self.backend!r}"
+            reason = "the rows that its layer goes on from are handed over within one process, on the host"
+            raise UnsupportedError(f"speculate='mtp' {where}", reason, ("speculate='ngram'",))
         if self.max_adapters and self.ranks > 1:
             raise UnsupportedError("adapters on several ranks", "only whole matrices are adapted", ("max_adapters=0",))
 

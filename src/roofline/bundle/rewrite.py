@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,6 +20,7 @@ from roofline.ops import formats
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.config.to_gguf import form_of, read_otherwise, to_gguf
 from roofline.weights.families.shared.gguf_fields import GGUF_LONGROPE, GGUF_ROPE_FACTORS
+from roofline.weights.families.table import files_of
 from roofline.weights.files.gguf_parts import GGUFModel
 from roofline.weights.files.gguf_writer import file_bytes, header, write_tensors
 from roofline.weights.files.mapped import TensorInfo
@@ -83,6 +84,11 @@ def without_place(checkpoint: Checkpoint, kind: str) -> list[str]:
     return names
 
 
+def with_guessing(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with the tensors of its layer that guesses further tokens among the others, as a file has them."""
+    return replace(checkpoint, tensors={**checkpoint.tensors, **checkpoint.guessing})
+
+
 def own_formats(checkpoint: Checkpoint) -> dict[str, str]:
     """The formats that a GGUF file has of a checkpoint that is not rounded: vectors and scores of routers in F32."""
     return {
@@ -103,12 +109,14 @@ def write_gguf(
         UnsupportedError: a GGUF file cannot express the model or its tokenizer.
     """
     check_new(out, 0)  # before what takes longer
-    checkpoint = gguf_form(checkpoint)
+    checkpoint = gguf_form(with_guessing(checkpoint))
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
     if kinds is None:
         kinds = formats_of(mix, shapes) if mix else own_formats(checkpoint)
+    kinds = own_formats(replace(checkpoint, tensors=checkpoint.guessing)) | dict(kinds)
     target = QuantiseTarget(kinds, form_of(checkpoint.config).rope_style, work.calibration)
     metadata, factors = _from_gguf(checkpoint) if checkpoint.kind == "gguf" else _from_others(checkpoint, shapes)
+    metadata |= guessing_layers(metadata, checkpoint)
     if mix or checkpoint.kind != "gguf":  # else the file it comes from says so
         metadata["general.file_type"] = MIXES[mix or _kind_of(kinds)].number
     if any(is_quantised(form) for form in kinds.values()):
@@ -149,13 +157,19 @@ def write_safetensors(
     from roofline.weights.to_hf import checked_hf_config
 
     check_new(out, 0)
-    checkpoint = with_heads(checkpoint, tiled=False)
+    checkpoint = with_heads(with_guessing(checkpoint), tiled=False)
     if kinds is None:
         kinds = safetensors_formats(checkpoint, dtype)
+    kinds = {name: dtype or info.format for name, info in checkpoint.guessing.items()} | dict(kinds)
     config, rope_style = checked_hf_config(checkpoint.config, _matrix_format(kinds, checkpoint))
     target = QuantiseTarget(kinds, rope_style)
     files = tokenizer_as_files(checkpoint)
-    tensors = {tensor.info.name: tensor for tensor in hf_tensors(checkpoint.config, target.infos(checkpoint))}
+    table, layers = files_of(checkpoint.config["family"]).NAMES, checkpoint.config["layers"]
+    config |= {table.hf_guessing_key: 1} if checkpoint.guessing and table.hf_guessing_key else {}
+    tensors = {}
+    for tensor in hf_tensors(checkpoint.config, target.infos(checkpoint)):
+        name = table.by_itself(tensor.info.name, layers)
+        tensors[name] = replace(tensor, info=replace(tensor.info, name=name))
     infos = [tensor.info for tensor in tensors.values()]
     size = sum(info.nbytes for info in infos) + sum(map(len, files.values()))
     with _rounding(checkpoint, target, work) as of_tensor, new_folder(out, size) as folder:
@@ -228,6 +242,17 @@ def _from_others(
     tokenizer, template = load_text(checkpoint)
     metadata |= tokenizer_to_gguf(tokenizer, checkpoint.config["vocab"], _source(template), name)
     return metadata, factors
+
+
+def guessing_layers(metadata: Mapping[str, object], checkpoint: Checkpoint) -> dict[str, object]:
+    """What a GGUF file says of the layers in it, where it has some that guess, or the one it was made from had."""
+    architecture, further = metadata["general.architecture"], int(bool(checkpoint.guessing))
+    count, key = f"{architecture}.block_count", f"{architecture}.nextn_predict_layers"
+    if not further and key not in metadata:
+        return {}
+    kinds = f"{architecture}.attention.recurrent_layers"  # of each block, where a file says it
+    listed = {kinds: [*checkpoint.config["recurrent"], *[False] * further]} if kinds in metadata else {}
+    return {count: checkpoint.config["layers"] + further, key: further, **listed}
 
 
 def _left_out(checkpoint: Checkpoint) -> list[str]:

@@ -94,8 +94,10 @@ def _open_source(
             )
         if options.ranks > 1:
             raise ConfigError(f"{path} is a bundle, of a whole model: several ranks need the model's files")
+        if options.guesses:
+            raise ConfigError(f"{path} is a bundle, of a model without its layer that guesses: name the model's files")
         return path, open_bundle(path)
-    bundled = runs_bundles and weights is None and options.ranks == 1
+    bundled = runs_bundles and weights is None and options.ranks == 1 and not options.guesses
     if bundled and bundle_cache.enabled() and extensions.key() is not None:
         with files.readable(path):
             bundle = _cached_bundle(path, source, needs_text, warns)

@@ -53,10 +53,10 @@ class EngineConfig(Options):
         topic=ENGINE,
     )
     measure: bool = option(True, "Price each step, so that stats tell the share of the roof.", topic=ENGINE)
-    speculate: Literal["off", "ngram", "draft"] = option(
+    speculate: Literal["off", "ngram", "draft", "mtp"] = option(
         "off",
-        "Guess tokens and verify them together: from the text itself (ngram), or with a second, smaller model (draft). "
-        "The output is the same, bit for bit.",
+        "Guess tokens and verify them together: from the text itself (ngram), with a second, smaller model (draft), or "
+        "with the layer that some models have for it (mtp). The output is the same, bit for bit.",
         topic=SPECULATION,
     )
     speculate_tokens: int = option(4, "Longest guess.", minimum=1, maximum=MAX_DRAFT, unit="tokens", topic=SPECULATION)
@@ -86,6 +86,9 @@ class EngineConfig(Options):
             raise ConfigError("record_ids needs record: the folder to write into")
         if self.cache_file is not None and not (self.prefix_cache and self.cache == "paged"):
             raise ConfigError("cache_file needs prefix_cache=True and cache='paged': other pages are never found again")
+        if self.cache_file is not None and self.speculate == "mtp":
+            reason = "the file has no places for the rows that the layer goes on from"
+            raise UnsupportedError("cache_file with speculate='mtp'", reason, ("speculate='ngram'", "no cache_file"))
 
     def prepare_load(self, load: LoadOptions) -> LoadOptions:
         """The options of loading a model for this engine: its steps have room for the drafts that are verified.
@@ -100,7 +103,7 @@ class EngineConfig(Options):
             raise UnsupportedError("cache_file on several ranks", reason, ("tensor_parallel=1", "data_parallel"))
         if self.speculate == "off" or load.draft_tokens:
             return load
-        return replace(load, draft_tokens=self.speculate_tokens)
+        return replace(load, draft_tokens=self.speculate_tokens, guesses=self.speculate == "mtp")
 
 
 def with_places_for_adapters(load: LoadOptions, engine: EngineConfig, count: int) -> tuple[LoadOptions, EngineConfig]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from roofline.backends.base import ComputesNothing, CountsExperts, Executable, GivesHidden, KeepsState, is_encoder
+from roofline.backends.base import ComputesNothing, CountsExperts, Executable, GivesHidden, KeepsHidden, KeepsState, is_encoder
 from roofline.common.errors import ConfigError, RequestError, UnsupportedError, describe_error
 from roofline.engine.adapters import Adapters
 from roofline.engine.cache.naive import NaiveCache
@@ -67,7 +67,7 @@ class LocalEngine:
         self._page_file = _page_file(self.config, executable, self.state)
         slot_bytes = executable.slot_bytes if isinstance(executable, KeepsState) else 0
         self.meter = StatsMeter(pages, executable.page_bytes, slots, slot_bytes)
-        self._speculator = _speculator(self.config, executable, draft)
+        self._speculator = _speculator(self.config, executable, draft, self.state)
         overlap = self.config.overlap and self.config.scheduler == "continuous"
         self._stepper = Stepper(
             executable,
@@ -302,7 +302,9 @@ def _recorder(config: EngineConfig, executable: Executable, adapters: Adapters) 
     return StepRecorder(Path(config.record), executable, adapters, config.record_megabytes, config.record_ids)
 
 
-def _speculator(config: EngineConfig, executable: Executable, draft: Executable | None) -> Speculator | None:
+def _speculator(
+    config: EngineConfig, executable: Executable, draft: Executable | None, state: State
+) -> Speculator | None:
     if (config.speculate == "draft") != (draft is not None):
         raise ConfigError('speculate="draft" needs a draft model, and nothing else takes one')
     if config.speculate == "off":
@@ -313,7 +315,14 @@ def _speculator(config: EngineConfig, executable: Executable, draft: Executable 
     if draft is not None and draft.limits.state_slots:
         reason = "its state cannot be taken back behind guesses that were wrong"
         raise UnsupportedError("a draft model with recurrent state", reason, ("speculate='ngram'", "another draft"))
-    if draft is None:
+    if config.speculate == "mtp":
+        from roofline.engine.speculation.layer import LayerDrafter
+
+        if not isinstance(executable, KeepsHidden) or executable.guesser is None:
+            reason = "the model was loaded without its layer that guesses"
+            raise UnsupportedError('speculate="mtp"', reason, ("load it with guesses=True", "speculate='ngram'"))
+        drafter = LayerDrafter(executable, state)
+    elif draft is None:
         from roofline.engine.speculation.ngram import NgramDrafter
 
         drafter = NgramDrafter()

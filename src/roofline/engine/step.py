@@ -194,10 +194,13 @@ class Stepper:
         events += scored
         ending = self._take_vectors(flight) if plan.vectors else []
         alive = [sequence.finished is None for sequence in plan.sampled]
+        noted = self.speculator.note(plan) if self.speculator is not None else []
         if flight.pending is None:
             fresh = scheduler.commit(self.state, plan, ids)
         else:
             fresh = scheduler.settle(self.state, plan, flight.pending, ids)
+        if self.speculator is not None:
+            self.speculator.take(noted)
         row = 0
         for sequence, lives, tokens, count in zip(plan.sampled, alive, fresh, flight.drafted, strict=True):
             if tokens or sequence.vector is not None:

@@ -20,7 +20,8 @@ class ForwardBatch:
     run by itself does not need it.
 
     ids, positions: int [tokens]; logit_rows: int [rows], or a slice of the tokens; cache: replaced at every write;
-    state: likewise, of models whose layers keep recurrent state.
+    state: likewise, of models whose layers keep recurrent state; hidden: [tokens, width], of a layer whose rows begin
+    with those of another model (`models.mtp`).
     """
 
     ids: "Value | None"
@@ -28,6 +29,7 @@ class ForwardBatch:
     logit_rows: "Value | slice"
     cache: "KvCache | Rows | Symbol | None"
     state: "StateStore | StateRows | Symbol | None" = None
+    hidden: "Value | None" = None
 
 
 class Family(Protocol):

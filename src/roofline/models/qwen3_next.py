@@ -93,6 +93,11 @@ def check(cfg: Config) -> None:
         raise UnsupportedError(f"a {cfg.family} model without attention", "we serve those with a layer of it")
 
 
+def guessing(cfg: Config) -> Config:
+    """The configuration of a layer that guesses (`models.mtp`): it attends."""
+    return replace(cfg, layers=1, recurrent=(False,))
+
+
 def spec(cfg: Config) -> tuple[Param, ...]:
     """The parameters, in the order of use; q of attention gives query and gate of a head after the other."""
     attending = tuple(layer for layer in range(cfg.layers) if not cfg.recurrent[layer])

@@ -97,7 +97,7 @@ def tree(table: Iterable[Param], tensors: Mapping[str, object]) -> Weights:
     table = tuple(table)
     root = nest([p.name for p in table], [tensors[p.tied_to or p.name] for p in table])
     layers = vars(root).get("layers", Weights())
-    root.layers = [getattr(layers, str(i)) for i in range(len(vars(layers)))]
+    root.layers = [getattr(layers, number) for number in sorted(vars(layers), key=int)]
     return root
 
 

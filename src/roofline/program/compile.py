@@ -10,6 +10,7 @@ from roofline.models.spec import expand
 from roofline.program.ir import WHOLE, Program, Share
 from roofline.program.passes.fuse import fuse
 from roofline.program.passes.headless import headless
+from roofline.program.passes.keep_hidden import keep_hidden
 from roofline.program.passes.legalize import legalize
 from roofline.program.passes.merge import merge
 from roofline.program.passes.narrow import narrow
@@ -48,12 +49,19 @@ def stage_names() -> tuple[str, ...]:
 
 
 def stages(
-    family: Family, cfg: ModelConfig, tensors: Tensors, target: Target, hidden: bool = False, share: Share = WHOLE
+    family: Family,
+    cfg: ModelConfig,
+    tensors: Tensors,
+    target: Target,
+    hidden: bool = False,
+    share: Share = WHOLE,
+    keeps_hidden: bool = False,
 ) -> Iterator[tuple[str, Program]]:
     """(pass name, the Program after it), in the order of `stage_names`.
 
     Args:
         hidden: the variant whose result is what the head would read (see passes.headless).
+        keeps_hidden: its hidden rows are a result too (see passes.keep_hidden).
         share: which part of the model the Program is to be. Of one that several ranks or stages share there are passes
             "shard" and "stage" before legalize, so that what follows sees a Program like any other.
 
@@ -65,6 +73,8 @@ def stages(
         used = {piece.tensor for recipe in program.weights.values() for piece in recipe.pieces}
         tensors = {name: info for name, info in tensors.items() if name in used}
         verify(program, tensors)
+    if keeps_hidden:
+        program = verify(keep_hidden(program), tensors, before=program)
     yield "trace", program
     params = expand(family.spec(cfg), cfg.layers)
     ours: dict[str, Pass] = {
@@ -98,11 +108,17 @@ def _registered(name: str, program: Program, tensors: Tensors) -> Program:
 
 
 def compile_program(
-    family: Family, cfg: ModelConfig, tensors: Tensors, target: Target, hidden: bool = False, share: Share = WHOLE
+    family: Family,
+    cfg: ModelConfig,
+    tensors: Tensors,
+    target: Target,
+    hidden: bool = False,
+    share: Share = WHOLE,
+    keeps_hidden: bool = False,
 ) -> Program:
-    """The planned Program of a model, of its variant `hidden`, or of a share of it.
+    """The planned Program of a model, of its variant `hidden`, of a share of it, or with `keeps_hidden`.
 
     Raises ConfigError: the tensors do not fit the configuration; CapacityError: the model has not so many parts.
     """
-    *_, (_, program) = stages(family, cfg, tensors, target, hidden, share)
+    *_, (_, program) = stages(family, cfg, tensors, target, hidden, share, keeps_hidden)
     return program

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 SYMBOLS = ("tokens", "rows")
+HIDDEN = "hidden"  # an input: float32 [tokens, width], the rows that one Program goes on from and another gives
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,7 @@ class ArenaPlace:
 
 @dataclass(frozen=True)
 class ArenaPlan:
-    """A place for each value that is not a cache or an input, and the arena's size."""
+    """A place for each value that is not a cache or an input other than HIDDEN, and the arena's size."""
 
     places: Mapping[str, ArenaPlace]
     arena: Affine
@@ -245,7 +246,7 @@ class Program:
     target: "" until legalised. inputs: batch fields and the stores: caches ("kv0.0") and state ("state0.0"); a value
     "kv0.N" belongs to kv group "kv0". outputs: the logits, then the last value of each store. share: see
     passes/shard.py and passes/stage.py; the first output of a stage that is not the last is what the next one goes on
-    from, and an input there.
+    from, and an input there. An output that is no store is hidden rows, see passes/keep_hidden.py.
     """
 
     name: str
@@ -269,6 +270,13 @@ class Program:
     def logits(self) -> str:
         """Name of the value that holds the logits [rows, vocab]."""
         return self.outputs[0]
+
+    @property
+    def hidden(self) -> str | None:
+        """Name of the value that holds the hidden rows [tokens, width] that it gives beside logits; None: it gives
+        none."""
+        stores = {**self.kv_groups, **self.state_groups}
+        return next((name for name in self.outputs[1:] if kv_group_of(name) not in stores), None)
 
     @property
     def carried(self) -> tuple[Value, ...]:

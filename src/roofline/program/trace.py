@@ -9,13 +9,14 @@ from roofline.common.errors import ConfigError
 from roofline.models.config import ModelConfig
 from roofline.models.family import Family, ForwardBatch
 from roofline.models.forward import forward
+from roofline.models.mtp import GuessingLayer
 from roofline.models.spec import Param, check, expand
 from roofline.ops.registry import Op
 from roofline.ops.rope_tables import RopeTable
 from roofline.ops.state import state_values
 from roofline.ops.symbol import Symbol, TracedParameter, Type
 from roofline.ops.symbol import Value as Operand
-from roofline.program.ir import Instr, KvGroup, Program, Recipe, StateGroup, Value, WeightPiece, kv_group_of
+from roofline.program.ir import HIDDEN, Instr, KvGroup, Program, Recipe, StateGroup, Value, WeightPiece, kv_group_of
 
 CACHE, STATE = "kv0", "state0"
 
@@ -50,7 +51,9 @@ def trace(family: Family, cfg: ModelConfig, tensors: Tensors) -> Program:
     cache = recorder.input(f"{CACHE}.0", Type("cache", None, (cfg.kv_heads, cfg.head_dim)))
     parts = cfg.state_parts
     state = recorder.input(f"{STATE}.0", Type("state", None, (state_values(parts),))) if parts else None
-    batch = ForwardBatch(**inputs, cache=cache, state=state)
+    begun = isinstance(family, GuessingLayer)
+    hidden = recorder.input(HIDDEN, Type("f32", "tokens", (cfg.width,))) if begun else None
+    batch = ForwardBatch(**inputs, cache=cache, state=state, hidden=hidden)
     parameters = {name: TracedParameter(name, recipe.type) for name, recipe in weights.items()}
     logits = forward(family, cfg, parameters, batch)
     assert isinstance(logits, Symbol)

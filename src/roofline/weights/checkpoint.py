@@ -50,6 +50,8 @@ class Checkpoint:
         bytes_of: what `read` gives of a tensor that is there.
         unused: tensors of the files that are no part of the model, under the files' names.
         other_parts: what a model that reads more than text has beside its text part, which is the model here.
+        guessing: the tensors of the layer behind the last one that guesses further tokens (`models.mtp`), where the
+            files have one; they are read like the others. stored_guessing: what the files call them.
     """
 
     path: Path
@@ -60,21 +62,29 @@ class Checkpoint:
     bytes_of: Callable[[str], np.ndarray]
     unused: list[str] = field(default_factory=list)
     other_parts: PartsBeside | None = None
+    guessing: Mapping[str, TensorInfo] = field(default_factory=dict)
+    stored_guessing: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, name: str) -> np.ndarray:
         """uint8 [nbytes] of a tensor, without a copy where a file is mapped. Raises ConfigError for an unknown name."""
-        if name not in self.tensors:
-            raise ConfigError(f"{self.path}: there is no tensor {name!r}")
+        self.info(name)
         return self.bytes_of(name)
+
+    def info(self, name: str) -> TensorInfo:
+        """A tensor of the model, or of its layer that guesses. Raises ConfigError for an unknown name."""
+        info = self.tensors.get(name) or self.guessing.get(name)
+        if info is None:
+            raise ConfigError(f"{self.path}: there is no tensor {name!r}")
+        return info
 
     def dequantize(self, name: str) -> np.ndarray:
         """float32 [shape] of a tensor. Raises ConfigError for an unknown name."""
-        raw = self.read(name)
-        return formats.get(self.tensors[name].format).dequantize(raw, self.tensors[name].shape)
+        raw, info = self.read(name), self.info(name)
+        return formats.get(info.format).dequantize(raw, info.shape)
 
     def parameter(self, param: Param) -> np.ndarray:
         """float32 [shape] of a parameter; of experts, whether the files have them as one tensor or as one each."""
-        if not param.experts or param.name in self.tensors:
+        if not param.experts or param.name in self.tensors or param.name in self.guessing:
             return self.dequantize(param.name)
         return np.concatenate([self.dequantize(param.expert(number)) for number in range(param.experts)])
 
@@ -131,10 +141,27 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             tell_unread(path, part_names(file))
     with naming(path):
         checkpoint.check_names(names.parameter_shapes(checkpoint.config, checkpoint.tensors))
+        _check_guessing(checkpoint)
     if checkpoint.unused:
         line = "%s: tensors that are no part of the model are not used (%s): %s"
         log.get("weights").warning(line, path, f"{len(checkpoint.unused):,}", some_of(checkpoint.unused))
     return checkpoint
+
+
+def _check_guessing(checkpoint: Checkpoint) -> None:
+    """Count tensors of a layer that guesses among the unused, but for those of the first one where all of it is there.
+
+    Raises ConfigError where one has another shape than the configuration asks for.
+    """
+    shapes = names.guessing_shapes(checkpoint.config, checkpoint.guessing)
+    complete = shapes.keys() <= checkpoint.guessing.keys()
+    spare = {name: info for name, info in checkpoint.guessing.items() if not complete or name not in shapes}
+    checkpoint.unused += [checkpoint.stored_guessing[name] for name in spare]
+    checkpoint.guessing = {name: info for name, info in checkpoint.guessing.items() if name not in spare}
+    for name, info in checkpoint.guessing.items():
+        if info.shape != shapes[name]:
+            stored = shorten(checkpoint.stored_guessing[name])
+            refuse(checkpoint.path, f"tensor {stored!r}", f"has shape {info.shape}, not {shapes[name]}")
 
 
 def _open(path: Path) -> Checkpoint:
@@ -219,10 +246,16 @@ def _open_gguf(path: Path) -> Checkpoint:
     family = family_of(path, file.metadata)
     further = gguf_values.further_layers(gguf_fields(path, file.metadata))
     stored: dict[str, str] = {}  # canonical name -> the file's
+    guessing: dict[str, str] = {}  # likewise of layers that guess further tokens
     unused: list[str] = []
+    has_guessing = files_of(family).NAMES.has_guessing
     for name in file.tensors:
         if any(name.startswith(f"blk.{layer}.") for layer in further):
-            unused.append(name)
+            canonical = names.from_gguf(family, name) if has_guessing else None
+            if canonical is None:
+                unused.append(name)
+            else:
+                guessing[canonical] = name
             continue
         if name == GGUF_ROPE_FACTORS or (family == "phi3" and name in GGUF_LONGROPE):
             continue
@@ -239,15 +272,19 @@ def _open_gguf(path: Path) -> Checkpoint:
     longrope = {key: factors[name] for name, key in GGUF_LONGROPE.items() if name in factors}
     shapes = {name: info.shape for name, info in tensors.items()}
     config = from_gguf(path, file.metadata, shapes, factors.get(GGUF_ROPE_FACTORS), longrope)
-    ours, read = gguf_values.as_ours(config, tensors, lambda name: file.read(stored[name]))
+    further_tensors = {name: _as_matrix(replace(file.tensors[old], name=name)) for name, old in guessing.items()}
+    every = stored | guessing
+    ours, read = gguf_values.as_ours(config, tensors | further_tensors, lambda name: file.read(every[name]))
     return Checkpoint(
         path=path,
         kind="gguf",
-        tensors=ours,
+        tensors={name: info for name, info in ours.items() if name not in guessing},
         metadata=file.metadata,
         config=config,
         bytes_of=read,
         unused=unused,
+        guessing={name: ours[name] for name in guessing},
+        stored_guessing=guessing,
     )
 
 
@@ -289,16 +326,21 @@ def _open_hf(path: Path, model: SafetensorsModel | PickledModel, kind: str) -> C
         count = f"{len(source.widened):,} of {sum(len(info.shape) == 2 for info in tensors.values()):,}"
         reasons = ", ".join(sorted(set(source.widened.values())))
         log.get("weights").warning("%s: %s matrices are kept in float32, 4 bytes a weight: %s", path, count, reasons)
-    ours, read = as_ours(config, tensors, lambda name: source.read(stored[name]))
+    guessing = tensor_names.guessing
+    further = {name: replace(source.tensors[old], name=name) for name, old in guessing.items()}
+    every = stored | guessing
+    ours, read = as_ours(config, tensors | further, lambda name: source.read(every[name]))
     return Checkpoint(
         path=path,
         kind=kind,
-        tensors=ours,
+        tensors={name: info for name, info in ours.items() if name not in guessing},
         metadata=model.config,
         config=config,
         bytes_of=read,
         unused=tensor_names.unused,
         other_parts=text.other_parts if text is not None else None,
+        guessing={name: ours[name] for name in guessing},
+        stored_guessing=guessing,
     )
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Container
 
 from roofline.common.errors import ConfigError
+from roofline.models.mtp import guessing_layer
 from roofline.models.registry import configure, file_kind
 from roofline.models.spec import expand, file_shapes
 from roofline.weights.config.wrapped import text_name
@@ -79,3 +80,10 @@ def parameter_shapes(config: JsonObject, stored: Container[str] = ()) -> dict[st
     """
     family, cfg = configure(config)
     return file_shapes(expand(family.spec(cfg), cfg.layers), stored)
+
+
+def guessing_shapes(config: JsonObject, stored: Container[str] = ()) -> dict[str, tuple[int, ...]]:
+    """The same of the tensors of the layer that guesses further tokens, which a file may hold besides; empty for a
+    family that has none."""
+    pair = guessing_layer(*configure(config))
+    return file_shapes(pair[0].own_params(pair[1]), stored) if pair is not None else {}

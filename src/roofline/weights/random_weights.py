@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,20 +45,31 @@ def random_checkpoint(config: JsonObject, seed: int, form: str = "BF16") -> Chec
     """
     matrix = formats.get(form)
     vector = matrix if matrix.block == 1 else formats.get("F32")
-    tensors = {}
-    for name, shape in names.parameter_shapes(config).items():
-        row = matrix if len(shape) > 1 else vector
-        try:
-            tensors[name] = TensorInfo(name, row.name, shape, row.nbytes(shape))
-        except ConfigError as error:
-            raise ConfigError(f"random weights, tensor {name!r}: {error}") from error
+
+    def infos(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, TensorInfo]:
+        tensors = {}
+        for name, shape in shapes.items():
+            row = matrix if len(shape) > 1 else vector
+            try:
+                tensors[name] = TensorInfo(name, row.name, shape, row.nbytes(shape))
+            except ConfigError as error:
+                raise ConfigError(f"random weights, tensor {name!r}: {error}") from error
+        return tensors
+
+    tensors, guessing = infos(names.parameter_shapes(config)), infos(names.guessing_shapes(config))
 
     def read(name: str) -> np.ndarray:
-        values = random_values(name, tensors[name].shape, seed)
-        return formats.get(tensors[name].format).quantize(values)
+        info = tensors[name] if name in tensors else guessing[name]
+        return formats.get(info.format).quantize(random_values(name, info.shape, seed))
 
     return Checkpoint(
-        path=Path(f"{_PREFIX}{seed}"), kind="random", tensors=tensors, metadata={}, config=config, bytes_of=read
+        path=Path(f"{_PREFIX}{seed}"),
+        kind="random",
+        tensors=tensors,
+        metadata={},
+        config=config,
+        bytes_of=read,
+        guessing=guessing,
     )
 
 
@@ -68,7 +80,7 @@ def pooled_checkpoint(config: JsonObject, seed: int, form: str = "BF16") -> Chec
     pools: dict[int, np.ndarray] = {}
 
     def read(name: str) -> np.ndarray:
-        info = plain.tensors[name]
+        info = plain.tensors[name] if name in plain.tensors else plain.guessing[name]
         if len(info.shape) == 1:
             return plain.read(name)
         width = info.shape[1]

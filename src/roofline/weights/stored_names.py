@@ -22,10 +22,11 @@ _NAMED = 4  # names that a line has
 
 @dataclass(frozen=True)
 class StoredNames:
-    """parameters: canonical name -> Hugging Face's; unused: tensors outside of the model's layers and modules, which
-    other programs leave aside too."""
+    """parameters: canonical name -> Hugging Face's; guessing: likewise of a layer that guesses further tokens; unused:
+    tensors outside of the model's layers and modules, which other programs leave aside too."""
 
     parameters: dict[str, str] = field(default_factory=dict)
+    guessing: dict[str, str] = field(default_factory=dict)
     unused: list[str] = field(default_factory=list)
 
 
@@ -51,6 +52,11 @@ def stored_names(path: Path, dtypes: Mapping[str, str], config: JsonObject, stri
         if names.HF_BUFFERS.fullmatch(name) or not table.reads_hf(name):
             continue
         field_name = f"tensor {shorten(name)!r}"
+        counted = table.counted_on(name, config["layers"])
+        guessing = names.from_hf(config["family"], counted) if counted is not None else None
+        if guessing is not None and dtype in formats.FORMATS:
+            stored.guessing[guessing] = name
+            continue
         canonical = names.from_hf(config["family"], name)
         if canonical is None:
             if strict or "head" not in table.top or table.is_inside(name):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from roofline.backends.prices import PriceTable
     from roofline.hardware.roofs import Roofs
     from roofline.program.ir import Program, Share
+    from roofline.program.target import Target
 
 BUNDLED_KV_DTYPE = "bf16"  # of the cache that a bundle's program and prices are written for
 
@@ -136,10 +137,14 @@ class CpuBackend:
         isa, threads = _choose(options)
         without_places = replace(request, options=replace(options, max_adapters=0))
         plain = self._compile(without_places, ranks.share if ranks is not None else None)
+        program, guesser = plain, None
+        if options.guesses:
+            target = _target(options)
+            program, guesser = without_places.compile(target, keeps_hidden=True), request.compile_guesser(target)
         with ThreadPoolExecutor(1) as pool:
             identity = pool.submit(weights_hash, checkpoint)
             executable = CpuExecutable.from_program(
-                adapt(plain, options.max_adapter_rank) if options.max_adapters else plain,
+                adapt(program, options.max_adapter_rank) if options.max_adapters else program,
                 checkpoint,
                 request.capacity,
                 weights_hash=identity,
@@ -147,20 +152,25 @@ class CpuBackend:
                 threads=threads.value,
                 roofs=_roofs(isa, threads),
                 group=ranks,
+                guesser=guesser,
             )
-            if options.max_adapters:
+            if options.max_adapters or options.guesses:
                 executable.take_fingerprint_of(program_hash(plain))
             if options.verify:
                 check_kernels(executable, checkpoint)
         return executable, _notes(executable, isa, threads, options)
 
     def _compile(self, request: LoadRequest, share: "Share | None") -> "Program":
-        from roofline.program.target import CPU, with_cache
-
-        return request.compile(with_cache(CPU, request.options.kv_cache_dtype), share)
+        return request.compile(_target(request.options), share)
 
 
 BACKEND = CpuBackend()
+
+
+def _target(options: LoadOptions) -> "Target":
+    from roofline.program.target import CPU, with_cache
+
+    return with_cache(CPU, options.kv_cache_dtype)
 
 
 def _choose(options: LoadOptions) -> "tuple[ReasonedChoice[str], ReasonedChoice[int]]":
@@ -214,5 +224,6 @@ def _notes(
         "isa": f"{isa.value} ({isa.reason})",
         "threads": f"{threads.value} ({threads.reason})",
         "cache": f"{executable.num_pages * PAGE_TOKENS} tokens in {options.kv_cache_dtype}, {size}",
+        **({"guesses": "with the model's own layer"} if options.guesses else {}),
         "variants": "default (not asked for)" if variants is None else f"{variants.value} ({variants.reason})",
     }

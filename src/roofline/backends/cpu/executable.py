@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import roofline._native as _native
-from roofline.backends.base import BackgroundCheck, Clock, ExpertCounts, MonotonicClock, StepCost
+from roofline.backends.base import (
+    BackgroundCheck,
+    Clock,
+    ExpertCounts,
+    GuessingExecutable,
+    MonotonicClock,
+    StepCost,
+)
 from roofline.backends.capacity import Capacity, host_token_bytes
 from roofline.backends.cpu.lowered import Identity, Lowered
 from roofline.backends.cpu.weights_check import StepEdges, WeightsCheck
@@ -33,7 +40,7 @@ if TYPE_CHECKING:
     from roofline.backends.cpu.memory import Image
     from roofline.ops.adapters import PlacedMatrix
     from roofline.ops.collectives import RankGroup
-    from roofline.program.ir import Program
+    from roofline.program.ir import ArenaPlace, Program
 
 SMALL_ARENA = 1 << 30  # bytes; every machine has so many
 
@@ -43,7 +50,8 @@ class CpuModel:
     """A Program lowered for the core.
 
     lowered: what the core is told; identity: hashes that go into the fingerprint; prices: for `step_cost`; program:
-    gives the Program that was lowered, when somebody asks for it; kv_dtype: its cache's format, "bf16" or "int8".
+    gives the Program that was lowered, when somebody asks for it; kv_dtype: its cache's format, "bf16" or "int8";
+    packed: a Program with all weights of its image, None: the image has those of its own.
     """
 
     lowered: Lowered
@@ -51,6 +59,7 @@ class CpuModel:
     prices: PriceTable
     program: "Callable[[], Program]"
     kv_dtype: str
+    packed: "Program | None" = None
 
 
 class CpuExecutable:
@@ -88,6 +97,7 @@ class CpuExecutable:
         self.vocab_size = lowered.vocab
         self.image, self._model = image, model
         self.weights_check: BackgroundCheck | None = None
+        self.guesser: GuessingExecutable | None = None  # see `backends.base.KeepsHidden`
         self._steps = StepEdges()
         self._arena = _native.Memory(_arena_bytes(lowered, limits) + 64)
         self._exchanges = exchange(self._arena.view(), self.batch) if exchange is not None else {}
@@ -139,6 +149,7 @@ class CpuExecutable:
         threads: int,
         roofs: Roofs | None = None,
         group: "RankGroup | None" = None,
+        guesser: "Program | None" = None,
     ) -> "CpuExecutable":
         """The executable of a Program compiled for the target "cpu".
 
@@ -146,22 +157,30 @@ class CpuExecutable:
             source: the checkpoint whose bytes are packed.
             weights_hash: identity of the weights, part of the fingerprint (hex); computed beside the packing.
             group: who shares the matrices, where the Program is one rank's.
+            guesser: the Program of a layer that guesses, which shares weights with the model; see `guesser`.
 
         Raises:
             UnsupportedError: an op, format or shape without a kernel, or other ranks than the Program is for.
         """
         from roofline.backends.cpu.exchange import exchanges
-        from roofline.backends.cpu.layout import lay_out
+        from roofline.backends.cpu.layout import lay_out, with_weights_of
         from roofline.backends.cpu.lower import keep_operands, lower
         from roofline.backends.cpu.memory import pack_image
         from roofline.program.text import program_hash
 
-        planned, layout = keep_operands(program), lay_out(program, capacity.max_context)
+        weights = program if guesser is None else with_weights_of(program, guesser)
+        planned, layout = keep_operands(program), lay_out(weights, capacity.max_context)
         lowered = lower(planned, layout)  # refuses what has no kernel before anything is packed
-        image = pack_image(program, layout, source, threads)
+        if guesser is not None:
+            lower(keep_operands(guesser), layout)
+        image = pack_image(weights, layout, source, threads)
         model = _model(planned, lowered, Identity(weights_hash.result(), program_hash(program)))
         exchange = partial(exchanges, planned, group=group)
-        return cls(model, image, capacity, isa=isa, threads=threads, roofs=roofs, exchange=exchange)
+        model = replace(model, packed=None if guesser is None else weights)
+        executable = cls(model, image, capacity, isa=isa, threads=threads, roofs=roofs, exchange=exchange)
+        if guesser is not None:
+            executable.guesser = executable.variant(guesser, replace(capacity.limits, state_slots=0), capacity.num_pages)
+        return executable
 
     def take_fingerprint_of(self, program_hash: str) -> None:
         """Take the fingerprint of a Program that gives the same bits: of this one before it had places for adapters,
@@ -181,7 +200,7 @@ class CpuExecutable:
 
         planned = keep_operands(program)
         identity = Identity(self._model.identity.weights_hash, program_hash(program))
-        model = _model(planned, lower(planned, self.layout), identity)
+        model = replace(_model(planned, lower(planned, self.layout), identity), packed=self._model.packed)
         capacity, exchange = Capacity(limits, self.max_context, num_pages), partial(exchanges, planned, group=None)
         return CpuExecutable(model, self.image, capacity, isa=self.isa, threads=self.threads, exchange=exchange)
 
@@ -197,7 +216,7 @@ class CpuExecutable:
         program = plan(headless(self.program))
         planned = keep_operands(program)
         identity = Identity(self._model.identity.weights_hash, program_hash(program))
-        model = _model(planned, lower(planned, self.layout), identity)
+        model = replace(_model(planned, lower(planned, self.layout), identity), packed=self._model.packed)
         capacity = Capacity(replace(self.limits, rows=self.limits.tokens), self.max_context, self.num_pages)
         stores = self._cache, self._state
         return CpuExecutable(model, self.image, capacity, isa=self.isa, threads=self.threads, cache=stores)
@@ -223,7 +242,12 @@ class CpuExecutable:
         """Where the weights lie in `image`."""
         from roofline.backends.cpu.layout import lay_out
 
-        return lay_out(self.program, self._model.lowered.positions)
+        return lay_out(self.packed_program, self._model.lowered.positions)
+
+    @property
+    def packed_program(self) -> "Program":
+        """A Program with all weights in `image`: its own, or one with those of a layer that guesses too."""
+        return self._model.packed or self.program
 
     def damaged_tensor(self) -> str | None:
         from roofline.backends.cpu.truth import damaged_tensor
@@ -298,6 +322,33 @@ class CpuExecutable:
 
     def logits(self) -> np.ndarray:
         return self._core.logits()
+
+    def hidden(self) -> np.ndarray:
+        """See `backends.base.KeepsHidden`."""
+        place = self._hidden_places[1]
+        assert place is not None, "a Program that keeps hidden rows"
+        return self._token_rows(place)
+
+    def take_hidden(self, rows: np.ndarray) -> None:
+        """See `backends.base.GuessingExecutable`."""
+        place = self._hidden_places[0]
+        assert place is not None, "a Program that begins with hidden rows"
+        self._token_rows(place)[:] = rows
+
+    @cached_property
+    def _hidden_places(self) -> "tuple[ArenaPlace | None, ArenaPlace | None]":
+        """Where the hidden rows lie that the Program takes, and those that it gives."""
+        from roofline.program.ir import HIDDEN
+
+        plan, name = self.program.plan, self.program.hidden
+        assert plan is not None, "planned by keep_operands"
+        return plan.places.get(HIDDEN), plan.places[name] if name is not None else None
+
+    def _token_rows(self, place: "ArenaPlace") -> np.ndarray:
+        """float32 [tokens of the step in `batch`, width]: a value where it lies in the arena."""
+        start, size = int(place.offset.at(tokens=self.batch.tokens)), self.batch.tokens * place.stride
+        rows: np.ndarray = self._arena.view()[start : start + size].view(np.float32)
+        return rows.reshape(self.batch.tokens, -1)
 
     def sample(self, rows: SampleRows) -> Sampled:
         """One id for each logit row; -1 where a row's logits hold NaN. The arrays are reused by the next call."""

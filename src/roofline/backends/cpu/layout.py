@@ -5,7 +5,7 @@ The image is the same in memory and in a bundle's weights.bin; code names places
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roofline.common.errors import UnsupportedError
 from roofline.ops import formats
@@ -96,6 +96,20 @@ def lay_out(program: Program, positions: int) -> ImageLayout:
         matrix_bytes=matrix_bytes,
         nbytes=end,
     )
+
+
+def with_weights_of(program: Program, guesser: Program) -> Program:
+    """What one image for both is laid out by: the Program with the weights of a layer that guesses behind its own.
+
+    Raises UnsupportedError where the layer reads other tables of positions.
+    """
+    if list(guesser.tables.values()) != list(program.tables.values()):
+        reason = "it turns other frequencies than the model, and the cpu backend has one set of tables for both"
+        raise UnsupportedError(f"a layer of {program.name} that guesses", reason, ["speculate='ngram'"])
+    weights = dict(program.weights)
+    for name, recipe in guesser.weights.items():
+        assert weights.setdefault(name, recipe) == recipe, "shared weights lie alike"
+    return replace(program, weights=weights)
 
 
 def _packed(recipe: Recipe) -> bool:

@@ -89,7 +89,7 @@ def damaged_tensor(executable: "CpuExecutable") -> str | None:
 
     from roofline import _native
 
-    program, layout, base = executable.program, executable.layout, executable.image.address
+    program, layout, base = executable.packed_program, executable.layout, executable.image.address
     for name, place in layout.vectors.items():
         size = math.prod(program.weights[name].shape)
         if not np.isfinite(np.ctypeslib.as_array((ctypes.c_float * size).from_address(base + place))).all():
@@ -106,7 +106,7 @@ def damaged_tensor(executable: "CpuExecutable") -> str | None:
 
 def check_kernels(executable: "CpuExecutable", source: "LoadableCheckpoint") -> list[str]:
     """`check_samples` for an executable whose file is at hand. Returns the formats that were checked."""
-    checked = samples(executable.program, executable.layout, source)
+    checked = samples(executable.packed_program, executable.layout, source)
     check_samples(executable.isa, executable.image.address, checked)
     return [sample.format for sample in checked]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from roofline.backends.adapters import AdapterSlots
-from roofline.backends.base import Clock, MonotonicClock, StepCost
+from roofline.backends.base import Clock, GuessingExecutable, MonotonicClock, StepCost
 from roofline.backends.checkpoint import damaged_tensor
 from roofline.backends.prices import PriceTable, StepPrices
 from roofline.backends.reference.cache import ReferencePages
@@ -22,7 +22,7 @@ from roofline.ops.adapters import AdaptedRows
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
 from roofline.ops.collectives import RankGroup
 from roofline.ops.traits import Trait
-from roofline.program.ir import Instr, Program
+from roofline.program.ir import HIDDEN, Instr, Program
 from roofline.program.passes.adapt import ADAPTERS
 from roofline.program.target import GPU_ORDERS
 from roofline.program.text import program_hash
@@ -53,8 +53,9 @@ class ReferenceExecutable:
     states: "dict[str, ReferenceSlots] | None" = None
 
     def __post_init__(self) -> None:
-        facts = f"reference {program_hash(self.program)} {self.weights_hash}"
-        self.fingerprint = hashlib.sha256(facts.encode()).hexdigest()
+        self.take_fingerprint_of(self.program)
+        self.guesser: GuessingExecutable | None = None  # see `backends.base.KeepsHidden`
+        self._begun = self._hidden = np.zeros((0, 0), np.float32)
         self.vocab_size = self.program.types()[self.program.logits].width
         self.page_bytes = sum(PAGE_TOKENS * group.token_bytes for group in self.program.kv_groups.values())
         self.slot_bytes = sum(group.slot_bytes for group in self.program.state_groups.values())
@@ -69,6 +70,11 @@ class ReferenceExecutable:
         self._prices = StepPrices(PriceTable.of(self.program), roofs=None, working_set=0)
         self.adapters = AdapterSlots(self.program)
         self._logits = np.zeros((0, self.vocab_size), np.float32)
+
+    def take_fingerprint_of(self, program: Program) -> None:
+        """Take the fingerprint of a Program of these weights that gives the same bits."""
+        facts = f"reference {program_hash(program)} {self.weights_hash}"
+        self.fingerprint = hashlib.sha256(facts.encode()).hexdigest()
 
     def variant(self, program: Program, limits: BatchLimits, num_pages: int) -> "ReferenceExecutable":
         return ReferenceExecutable(
@@ -114,9 +120,20 @@ class ReferenceExecutable:
         slots = batch.adapters[: batch.tokens].copy()
         rows = AdaptedRows(slots, fields["logit_rows"], self.adapters.placed)
         named = {f"{name}.0": store for name, store in stores.items()}
-        values = self._interpreter.run({**tensors, **carried, **named, ADAPTERS: rows})
+        begun = {HIDDEN: torch.from_numpy(self._begun)}
+        values = self._interpreter.run({**tensors, **carried, **named, **begun, ADAPTERS: rows})
         result: Tensor = values[self.program.logits]
+        if self.program.hidden is not None:
+            self._hidden = values[self.program.hidden].numpy()
         return result
+
+    def hidden(self) -> np.ndarray:
+        """See `backends.base.KeepsHidden`."""
+        return self._hidden
+
+    def take_hidden(self, rows: np.ndarray) -> None:
+        """See `backends.base.GuessingExecutable`."""
+        self._begun = rows.copy()
 
     def observe(self, observer: Observer | None) -> None:
         """Have each instruction and its operands shown before it is computed: what comes in is what weights meet."""

@@ -8,12 +8,13 @@ distribution). What remains is a question of time, answered here from measured s
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from roofline.backends.base import Clock
 from roofline.common import log
 from roofline.engine.schedule.plan import State, StepPlan
 from roofline.engine.schedule.sequence import Sequence
+from roofline.engine.speculation.layer import NotedPart
 
 WINDOW = 5  # steps of a kind whose median is its time
 REFRESH = 128  # verify steps after which a plain one is measured again
@@ -42,6 +43,17 @@ class Drafter(Protocol):
 
     def close(self) -> None:
         """Free what is held."""
+
+
+@runtime_checkable
+class TakesSteps(Drafter, Protocol):
+    """A drafter that goes on from what steps have computed."""
+
+    def note(self, plan: StepPlan) -> list[NotedPart]:
+        """What it has to know of a step before that is committed."""
+
+    def take(self, parts: list[NotedPart]) -> None:
+        """Take what the step has computed, behind its commit and before the next one."""
 
 
 class StepTimes:
@@ -155,6 +167,20 @@ class Speculator:
         self._drafting = self._clock.now() - started
         self.seconds += self._drafting
 
+    def note(self, plan: StepPlan) -> list[NotedPart]:
+        """What the drafter has to know of a step before that is committed."""
+        return self.drafter.note(plan) if isinstance(self.drafter, TakesSteps) and not self._broken else []
+
+    def take(self, parts: list[NotedPart]) -> None:
+        """Give the drafter what the step has computed."""
+        if isinstance(self.drafter, TakesSteps) and parts and not self._broken:
+            started = self._clock.now()
+            try:
+                self.drafter.take(parts)
+            except Exception as error:
+                self._stop(error)
+            self.seconds += self._clock.now() - started
+
     def learn(self, plan: StepPlan, drafted: list[int], fresh: list[list[int]], seconds: float) -> None:
         """Take in a step: drafted tokens and new ids of each of `plan.sampled`, and its time without drafting."""
         if plan.decode_only and self.drafter.settled and (plan.drafted or not plan.repeated):
@@ -176,13 +202,17 @@ class Speculator:
             return
         try:
             self.drafter.draft([s for s, _ in targets], [count for _, count in targets])
-        except Exception as error:  # no request may fail because nobody could guess its next ids
-            log.get("engine").error("drafting failed and is off from now on", exc_info=error)
-            self._broken = True
+        except Exception as error:
+            self._stop(error)
         for sequence, _ in targets:
             if self._broken:
                 sequence.draft = []
             sequence.speculation.guess = list(sequence.draft)
+
+    def _stop(self, error: Exception) -> None:
+        """Draft no more: no request may fail because nobody could guess its next ids."""
+        log.get("engine").error("drafting failed and is off from now on", exc_info=error)
+        self._broken = True
 
     def _chosen(self, able: list[tuple[Sequence, int]], sequences: int) -> list[tuple[Sequence, int]]:
         """How many tokens of its draft each sequence verifies.

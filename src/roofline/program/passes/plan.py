@@ -9,7 +9,7 @@ from dataclasses import replace
 from roofline.ops.cost import Affine
 from roofline.ops.registry import get
 from roofline.ops.traits import Trait
-from roofline.program.ir import SYMBOLS, ArenaPlace, ArenaPlan, Instr, Program
+from roofline.program.ir import HIDDEN, SYMBOLS, ArenaPlace, ArenaPlan, Instr, Program
 
 ALIGN = 64
 
@@ -20,6 +20,11 @@ def plan(program: Program) -> Program:
     regions = {symbol: _Region() for symbol in SYMBOLS}
     slot: dict[str, tuple[int, int]] = {}  # value -> (bytes per unit of its symbol, columns' bytes into the row)
     stride: dict[str, int] = {}
+    for value in program.inputs:
+        if value.name == HIDDEN:
+            size = -(-value.type.row_bytes // ALIGN) * ALIGN
+            slot[HIDDEN], stride[HIDDEN] = (regions["tokens"].take(size), 0), value.type.row_bytes
+            regions["tokens"].hold(0, size, last[HIDDEN])
     for at, instr in enumerate(program.body):
         # Operands that die here are freed after the results have their places: no kernel reads what it overwrites.
         reused = _taken_over(instr, slot, last, at, viewed)

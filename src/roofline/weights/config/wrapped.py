@@ -69,8 +69,8 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "llava": Wrapper(_TOWER, "llama", any_text=True, tied=None, media={"image_token_index": 32000}),
     "qwen3_vl": Wrapper(("visual",), "qwen3_vl_text", any_text=False, tied=False, media=_QWEN_MEDIA),
     "qwen3_vl_moe": Wrapper(("visual",), "qwen3_vl_moe_text", any_text=False, tied=False, media=_QWEN_MEDIA),
-    "qwen3_5": Wrapper(("visual", "mtp"), "qwen3_5_text", any_text=False, tied=False, media=_QWEN35_MEDIA),
-    "qwen3_5_moe": Wrapper(("visual", "mtp"), "qwen3_5_moe_text", any_text=False, tied=False, media=_QWEN35_MEDIA),
+    "qwen3_5": Wrapper(("visual",), "qwen3_5_text", any_text=False, tied=False, media=_QWEN35_MEDIA),
+    "qwen3_5_moe": Wrapper(("visual",), "qwen3_5_moe_text", any_text=False, tied=False, media=_QWEN35_MEDIA),
 }
 
 

@@ -1,7 +1,7 @@
 """Files of Qwen3.5 (text), with an MLP or with experts.
 
 Hugging Face's norms lack the 1 that their weights are added to, but for the one behind gated DeltaNet; GGUF's converter
-has added it. Layers that guess further tokens (`mtp`) are not read.
+has added it. Files may have a layer that guesses further tokens, `mtp`, whose block attends.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from roofline.weights.families.shared.experts import (
     hf_experts,
 )
 from roofline.weights.families.shared.joined_experts import stacked_experts_apart
-from roofline.weights.families.shared.tensor_names import ATTENTION, MLP, QK_NORMS, TensorNames
+from roofline.weights.families.shared.tensor_names import ATTENTION, GUESSING, MLP, QK_NORMS, TensorNames
 
 LAYER = (
     ATTENTION
@@ -31,6 +31,7 @@ LAYER = (
     | EXPERTS
     | EACH_EXPERT
     | ROUTED_BESIDE_SHARED
+    | GUESSING
     | {
         "attn_norm": ("attn_norm", "input_layernorm"),
         "mlp_norm": ("post_attention_norm", "post_attention_layernorm"),
@@ -53,6 +54,8 @@ NAMES = TensorNames(
     norms_less=1.0,
     norms_alike=("linear.norm",),
     parted=("linear.conv",),
+    hf_guessing="mtp",
+    hf_guessing_key="mtp_num_hidden_layers",
     hf_apart=stacked_experts_apart,
     gguf_negated=("linear.a_log",),
     gguf_tiles=True,

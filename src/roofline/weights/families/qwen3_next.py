@@ -42,6 +42,7 @@ NAMES = replace(
     layer=qwen3_5.LAYER
     | {"linear.qkvz": ("ssm_in", "linear_attn.in_proj_qkvz"), "linear.ba": ("ssm_ba", "linear_attn.in_proj_ba")},
     joined=joined,
+    hf_guessing_key="",
     gguf_joined=("linear.ba",),
     gguf_tiles=False,
 )

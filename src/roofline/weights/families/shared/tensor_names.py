@@ -10,7 +10,7 @@ from typing import Any
 from roofline.weights.quantised.method import TensorSource
 
 _INDEX = r"(0|[1-9][0-9]{0,5})"  # no leading zeros: two spellings of one layer would be two names for one parameter
-_GGUF = re.compile(rf"blk\.{_INDEX}\.(\w+)\.(weight|bias)")
+_GGUF = re.compile(rf"blk\.{_INDEX}\.([\w.]+)\.(weight|bias)")
 _LAYER = re.compile(r"layers\.\d+\.")
 _OURS = re.compile(rf"layers\.{_INDEX}\.([\w.]+)\.(weight|bias)")
 
@@ -31,6 +31,20 @@ MLP = {
     "mlp.gate": ("ffn_gate", "mlp.gate_proj"),
     "mlp.up": ("ffn_up", "mlp.up_proj"),
     "mlp.down": ("ffn_down", "mlp.down_proj"),
+}
+# Of a layer that guesses further tokens (`models.mtp`), beside those of its block.
+GUESSING = {
+    "mtp.fc": ("nextn.eh_proj", "eh_proj"),
+    "mtp.embed_norm": ("nextn.enorm", "enorm"),
+    "mtp.hidden_norm": ("nextn.hnorm", "hnorm"),
+    "mtp.final_norm": ("nextn.shared_head_norm", "shared_head.norm"),
+}
+# What files call these outside of layers that have such layers by themselves -> within the layer.
+_GUESSING_TOP = {
+    "fc": "eh_proj",
+    "pre_fc_norm_embedding": "enorm",
+    "pre_fc_norm_hidden": "hnorm",
+    "norm": "shared_head.norm",
 }
 TOP = {
     "embed": ("token_embd", "model.embed_tokens"),
@@ -94,6 +108,9 @@ class TensorNames:
     joined: of a configuration, the tensors in which rows of several of ours lie in turn, which have names in
     `layer`, too; hf_placed: the inverse for what `to_hf` calls a parameter, where files are written so.
 
+    hf_guessing: what stands before the names of a layer that guesses further tokens (rows GUESSING of `layer`), where
+    Hugging Face's files do not count it on behind the model's layers; hf_guessing_key: what config.json says of it.
+
     Where GGUF's do: gguf_negated: those that hold -exp of ours; gguf_joined: the tensors in `joined` that such files
     have, too; gguf_tiles: value heads that share a key head lie apart in them (`Config.tiled`).
     """
@@ -116,6 +133,8 @@ class TensorNames:
     hf_apart: Callable[[Path, TensorSource], TensorSource] | None = None
     joined: Callable[[dict[str, Any]], Mapping[str, JoinedRows]] = lambda config: {}
     hf_placed: Callable[[str], TensorPlace | None] = lambda name: None
+    hf_guessing: str = ""
+    hf_guessing_key: str = ""
     gguf_negated: Collection[str] = ()
     gguf_joined: Collection[str] = ()
     gguf_tiles: bool = False
@@ -131,6 +150,39 @@ class TensorNames:
         name = f"{self.hf_also[stem]}.{kind}" if stem in self.hf_also else name
         candidates = (self._canonical(spelling, self._hf, 1) for spelling in self._spellings(name))
         return next((ours for ours in candidates if ours is not None), None)
+
+    @property
+    def has_guessing(self) -> bool:
+        """Whether files of the family may have a layer that guesses."""
+        return GUESSING.keys() <= self.layer.keys()
+
+    def counted_on(self, name: str, layers: int) -> str | None:
+        """What a tensor of a layer that guesses would be called if it were counted on behind the model's: "mtp.norm"
+        of a model of 24 layers "model.layers.24.shared_head.norm"; None for other tensors."""
+        if not self.has_guessing:
+            return None
+        if not self.hf_guessing:
+            match = re.match(rf"{re.escape(self.hf_layers)}\.{_INDEX}\.", name)
+            return name if match is not None and int(match[1]) >= layers else None
+        if not name.startswith(f"{self.hf_guessing}."):
+            return None
+        part = name.removeprefix(f"{self.hf_guessing}.")
+        match = re.fullmatch(rf"layers\.{_INDEX}\.(.+)", part)
+        if match is not None:
+            return f"{self.hf_layers}.{layers + int(match[1])}.{match[2]}"
+        stem, _, kind = part.rpartition(".")
+        return f"{self.hf_layers}.{layers}.{_GUESSING_TOP[stem]}.{kind}" if stem in _GUESSING_TOP else None
+
+    def by_itself(self, name: str, layers: int) -> str:
+        """The inverse of `counted_on`."""
+        match = re.match(rf"{re.escape(self.hf_layers)}\.{_INDEX}\.", name)
+        if match is None or int(match[1]) < layers or not self.hf_guessing:
+            return name
+        stem, _, kind = name.removeprefix(match[0]).rpartition(".")
+        top = next((ours for ours, theirs in _GUESSING_TOP.items() if theirs == stem), None)
+        if top is not None:
+            return f"{self.hf_guessing}.{top}.{kind}"
+        return f"{self.hf_guessing}.layers.{int(match[1]) - layers}.{name.removeprefix(match[0])}"
 
     def reads_hf(self, name: str) -> bool:
         """Whether a tensor of Hugging Face's files is not among those that the model does not read."""
