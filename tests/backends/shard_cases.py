@@ -66,6 +66,7 @@ REFUSED = {
     "OLMo 2": builders.BASE | {"family": "olmo2", "tied": False},
     "OLMo 3": builders.BASE | {"family": "olmo2", "tied": False, "layer_windows": [9, 0], "local_theta": 1e4},
     "Qwen3.5 and Qwen3-Next": builders.HYBRID,
+    "LFM2": builders.BASE | {"family": "lfm2", "qk_norm": True, "recurrent": [True, False]},
     "DeepSeek-V2": _MIXTURE
     | {"family": "deepseek", "kv_heads": 4, "head_dim": 32, "rotary_dim": 16, "rope_style": "interleaved"}
     | {"kv_rank": 32, "value_dim": 24, "shared_ffn": 96, "renormalise": False, "routed_scale": 2.5},

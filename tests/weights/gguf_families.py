@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.models.parity_cases import BASE, CASES, ENCODERS, GEMMA2, GEMMA3, HYBRID, LEARNED, NEOX, PLAIN, SHARP
+from tests.models.parity_cases import BASE, CASES, ENCODERS, GEMMA2, GEMMA3, HYBRID, LEARNED, LFM2, NEOX, PLAIN, SHARP
 
 GgufValue = int | float | bool | str | list[bool] | list[int]
 Pairs = list[tuple[str, np.ndarray]]
@@ -105,6 +105,19 @@ def tiled(name: str, values: np.ndarray, keys: int, before: int) -> np.ndarray:
     dim = next((n for part, n in width.items() if part in name), TILED_DIM)
     behind = values[first:].reshape(keys, -1, dim, *values.shape[1:]).swapaxes(0, 1)
     return np.concatenate([values[:first], behind.reshape(-1, *values.shape[1:])])
+
+
+def short_convolutions(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+    """LFM2's: the convolution without its middle, experts apart, and the bias that chooses them with its ending."""
+    stem, _, part = name.rpartition(".")
+    if part == "expert_bias":
+        return [(f"{name}.bias", values)]
+    if part in ("gate_up_proj", "down_proj"):  # of experts: the converter's names are those of files without a prefix
+        parts = (
+            dict(zip(("w1", "w3"), np.split(values, 2, axis=1), strict=True)) if part != "down_proj" else {"w2": values}
+        )
+        return [(f"{stem.removeprefix('model.')}.{name}.weight", each) for name, each in parts.items()]
+    return values.squeeze(1) if name.endswith("conv.conv.weight") else values
 
 
 TILED_DIM = 16  # of a value head in the cases below
@@ -237,6 +250,17 @@ GGUF_CASES = {
         delta_net,
     ),
     "qwen3_next": GgufCase("qwen3next", CASES["qwen3_next"].config, HYBRID_KEYS | EXPERT_KEYS | {RMS: 1e-3}, delta_net),
+    "lfm2": GgufCase(
+        "lfm2", LFM2, {"attention.head_count_kv": [0, 0, 2, 0], "shortconv.l_cache": 3}, short_convolutions
+    ),
+    "lfm2_moe": GgufCase(
+        "lfm2moe",
+        CASES["lfm2_moe"].config,
+        {"attention.head_count_kv": [0, 0, 2, 0], "shortconv.l_cache": 3, "feed_forward_length": 96}
+        | {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 32}
+        | {"leading_dense_block_count": 1, "expert_gating_func": 2},
+        short_convolutions,
+    ),
     "gpt2": GgufCase("gpt2", LEARNED | {"family": "gpt2", "activation": "gelu_tanh"}, {LAYER: 1e-5}, by_columns),
     "mpt": GgufCase("mpt", MPT, {LAYER: 1e-5, "attention.max_alibi_bias": 8.0}, as_it_is),
 }

@@ -10,7 +10,7 @@ from typing import Any
 from roofline.weights.quantised.method import TensorSource
 
 _INDEX = r"(0|[1-9][0-9]{0,5})"  # no leading zeros: two spellings of one layer would be two names for one parameter
-_GGUF = re.compile(rf"blk\.{_INDEX}\.(\w+)\.(weight|bias)")
+_GGUF = re.compile(rf"blk\.{_INDEX}\.([\w.]+)\.(weight|bias)")
 _LAYER = re.compile(r"layers\.\d+\.")
 _OURS = re.compile(rf"layers\.{_INDEX}\.([\w.]+)\.(weight|bias)")
 
