@@ -60,6 +60,8 @@ CONVERTED = {
     "seed_oss": ConvertedRow(CASES["seed_oss"].config),
     "ernie4_5": ConvertedRow(CASES["ernie4_5"].config),
     "olmo3": ConvertedRow(CASES["olmo3"].config),
+    "granitemoe": ConvertedRow(CASES["granitemoe"].config),
+    "granitemoeshared": ConvertedRow(CASES["granitemoeshared"].config),
     "lfm2": ConvertedRow(CASES["lfm2"].config),
     "lfm2_moe": ConvertedRow(CASES["lfm2_moe"].config),
     "exaone4": ConvertedRow(CASES["exaone4"].config),

@@ -304,6 +304,17 @@ CASES |= {
         HYBRID | {"family": "qwen3_next", "recurrent": [False, True, True, False]},
     ),
 }
+GRANITE = BASE | {"embedding_multiplier": 6.0, "residual_multiplier": 0.3, "attention_multiplier": 0.11}
+GRANITE |= {"logits_scaling": 1.7}
+GRANITE_MOE = GRANITE | {"family": "granite_moe", "ffn": 32, "experts": 6, "experts_per_token": 3}
+CASES |= {
+    "granitemoe": Case("granitemoe", "experts between Granite's multipliers, tied", GRANITE_MOE),
+    "granitemoeshared": Case(
+        "granitemoeshared",
+        "a shared expert beside them, biases of attention",
+        GRANITE_MOE | {"shared_ffn": 48, "attention_bias": True, "output_bias": True, "tied": False},
+    ),
+}
 LFM2 = BASE | {"family": "lfm2", "layers": 4, "recurrent": [True, True, False, True], "qk_norm": True, "taps": 3}
 CHOSEN = {"ffn": 32, "experts": 6, "experts_per_token": 3, "score": "sigmoid", "choice_bias": True}
 CASES |= {

@@ -107,6 +107,30 @@ def tiled(name: str, values: np.ndarray, keys: int, before: int) -> np.ndarray:
     return np.concatenate([values[:first], behind.reshape(-1, *values.shape[1:])])
 
 
+def paired_experts(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+    """Granite's experts, and the shared one, with gates and ups apart; the rows of q and k as `in_pairs` has them."""
+    before, _, part = name.rpartition(".block_sparse_moe.experts.")
+    if part == "gate_up_proj":
+        gate, up = np.split(values, 2, axis=1)
+        return [(f"blk.{layer_of(name)}.ffn_gate_exps.weight", gate), (f"blk.{layer_of(name)}.ffn_up_exps.weight", up)]
+    if part == "down_proj":
+        return [(f"{before}.block_sparse_moe.output_linear.weight", values)]
+    if name.endswith("block_sparse_moe.router.weight"):
+        return [(name.replace("router.weight", "router.layer.weight"), values)]
+    if name.endswith("shared_mlp.input_linear.weight"):
+        gate, up = np.split(values, 2)
+        return [
+            (f"blk.{layer_of(name)}.ffn_gate_shexp.weight", gate),
+            (f"blk.{layer_of(name)}.ffn_up_shexp.weight", up),
+        ]
+    return in_pairs(name, values, config)
+
+
+def layer_of(name: str) -> int:
+    """The number in model.layers.N.NAME."""
+    return int(name.split(".")[2])
+
+
 def short_convolutions(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
     """LFM2's: the convolution without its middle, experts apart, and the bias that chooses them with its ending."""
     stem, _, part = name.rpartition(".")
@@ -128,6 +152,8 @@ HYBRID_KEYS: dict[str, Any] = {"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.
 HYBRID_KEYS |= {"ssm.time_step_rank": 4, "ssm.inner_size": 64, "rope.dimension_count": 4}
 EXPERT_KEYS = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 32}
 EXPERT_KEYS |= {"expert_shared_feed_forward_length": 48}
+GRANITE_KEYS: dict[str, Any] = {"rope.dimension_count": 16, "embedding_scale": 6.0, "residual_scale": 0.3}
+GRANITE_KEYS |= {"attention.scale": 0.11, "logit_scale": 1.7, "expert_count": 6, "expert_used_count": 3}
 GGUF_CASES = {
     "gemma2": GgufCase(
         "gemma2",
@@ -173,6 +199,13 @@ GGUF_CASES = {
         {"rope.dimension_count": 16, "embedding_scale": 6.0, "residual_scale": 0.3}
         | {"attention.scale": 0.11, "logit_scale": 1.7},
         in_pairs,
+    ),
+    "granitemoe": GgufCase("granitemoe", CASES["granitemoe"].config, GRANITE_KEYS, paired_experts),
+    "granitemoeshared": GgufCase(
+        "granitemoe",
+        CASES["granitemoeshared"].config,
+        GRANITE_KEYS | {"expert_shared_feed_forward_length": 48},
+        paired_experts,
     ),
     "ministral3": GgufCase(
         "mistral3",

@@ -43,6 +43,7 @@ _FAMILIES: dict[str, str | Family] = {
     "qwen3_next": "roofline.models.qwen3_next",
     "qwen3_5": "roofline.models.qwen3_next",
     "lfm2": "roofline.models.lfm2",
+    "granite_moe": "roofline.models.granite_moe",
 }
 
 

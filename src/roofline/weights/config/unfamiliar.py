@@ -53,6 +53,7 @@ _HYBRID += ("linear_num_key_heads", "linear_num_value_heads", "full_attention_in
 _HYBRID += ("partial_rotary_factor", "attention_bias", "attn_output_gate")
 _HYBRID_GGUF = (*_GATED_GGUF[:6], "ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank")
 _HYBRID_GGUF += ("ssm.inner_size", "full_attention_interval")
+_MULTIPLIED = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 _SHORT = ("conv_L_cache", "conv_bias", "norm_eps", "layer_types", "rope_theta", "num_key_value_heads")
 _SHORT_GGUF = (*_GATED_GGUF[:6], "shortconv.l_cache")
 _HF_KEYS: dict[str, tuple[str, ...]] = {
@@ -94,6 +95,11 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
         *(*_HYBRID, *_EXPERTS[:3], "shared_expert_intermediate_size", "router_aux_loss_coef", "mamba_ssm_dtype"),
         "mtp_num_hidden_layers",
     ),
+    "granitemoe": (*_GATED, *_MULTIPLIED, "num_local_experts", "num_experts_per_tok", "router_aux_loss_coef"),
+    "granitemoeshared": (
+        *(*_GATED, *_MULTIPLIED, "num_local_experts", "num_experts_per_tok", "router_aux_loss_coef"),
+        "shared_intermediate_size",
+    ),
     "lfm2": (*_SHORT, "block_auto_adjust_ff_dim", "block_multiple_of", "block_ffn_dim_multiplier", "full_attn_idxs"),
     "lfm2_moe": (*_SHORT, *_EXPERTS[:4], "num_dense_layers", "use_expert_bias", "routed_scaling_factor"),
     "gpt_neox": (*_NEOX, "layer_norm_eps", "attention_bias", "hidden_act"),
@@ -116,6 +122,10 @@ _GGUF_KEYS: dict[str, tuple[str, ...]] = {
     "exaone4": (*_GATED_GGUF[:7], "attention.sliding_window", "attention.sliding_window_pattern"),
     "qwen3next": (*_HYBRID_GGUF, *_EXPERTS_GGUF, "expert_shared_feed_forward_length"),
     "qwen35": (*_HYBRID_GGUF, "rope.dimension_sections"),
+    "granitemoe": (
+        *(*_GATED_GGUF[:4], *_EXPERTS_GGUF[:2], "embedding_scale", "residual_scale", "attention.scale", "logit_scale"),
+        "expert_shared_feed_forward_length",
+    ),
     "lfm2": _SHORT_GGUF,
     "lfm2moe": (*_SHORT_GGUF, *_EXPERTS_GGUF, "leading_dense_block_count", "expert_gating_func"),
     "qwen35moe": (*_HYBRID_GGUF, *_EXPERTS_GGUF, "expert_shared_feed_forward_length", "rope.dimension_sections"),
