@@ -4,13 +4,13 @@ Sources: Liquid AI 2025 (LFM2), and the configurations published with the weight
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from roofline import ops
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.models import llama, moe, qwen, routed
-from roofline.models.config import ModelConfig
 from roofline.models.family import ForwardBatch
-from roofline.models.spec import Param, Weights
+from roofline.models.spec import Param, Weights, hybrid_table
 from roofline.ops.rope_tables import RopeTable
 from roofline.ops.state import COLUMNS, StateParts
 from roofline.ops.symbol import Value
@@ -23,17 +23,13 @@ class Config(routed.Config):
     """experts: 0 where each layer has an MLP of ffn. recurrent: of each layer, whether it is a convolution; the others
     attend. taps: tokens that a convolution sees; conv_bias: whether it and the matrices beside it have biases."""
 
+    needs_experts: ClassVar[bool] = False
     recurrent: tuple[bool, ...] = ()
     taps: int = 3
     conv_bias: bool = False
 
     def __post_init__(self) -> None:
-        if self.experts:
-            super().__post_init__()
-        else:
-            ModelConfig.__post_init__(self)
-            if self.experts_per_token or self.dense:
-                raise ConfigError("model config: experts_per_token or dense in a model without experts")
+        super().__post_init__()
         if self.taps < 2:
             raise ConfigError(f"model config: taps={self.taps} is not at least 2")
         if len(self.recurrent) != self.layers:
@@ -70,13 +66,8 @@ def check(cfg: Config) -> None:
 
 def spec(cfg: Config) -> tuple[Param, ...]:
     """The parameters, in the order of use."""
-    attending = tuple(layer for layer in range(cfg.layers) if not cfg.recurrent[layer])
-    table = []
-    for param in routed.spec(cfg) if cfg.experts else qwen.spec(cfg):
-        table.append(replace(param, layers=attending) if ".attn." in param.name else param)
-        if param.name == "layers.{layer}.attn_norm.weight" and any(cfg.recurrent):
-            table += conv_params(cfg)
-    return tuple(table)
+    table = routed.spec(cfg) if cfg.experts else qwen.spec(cfg)
+    return hybrid_table(table, cfg.recurrent, conv_params(cfg) if any(cfg.recurrent) else ())
 
 
 def conv_params(cfg: Config) -> list[Param]:
