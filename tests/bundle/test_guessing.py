@@ -100,7 +100,13 @@ def test_the_bits_of_answers_do_not_depend_on_guesses(folder: Path, way: str) ->
 
 def test_what_is_guessed_is_what_the_layer_makes_of_the_whole_text(judge: GuessingModel, folder: Path) -> None:
     """In float32, of prompts in chunks, with prefixes that were found, pages taken away and answers side by side."""
-    options = {"backend": "reference", "arithmetic": "plain", "cache_tokens": 208, "max_batch_tokens": 40, "max_model_len": 192}
+    options = {
+        "backend": "reference",
+        "arithmetic": "plain",
+        "cache_tokens": 208,
+        "max_batch_tokens": 40,
+        "max_model_len": 192,
+    }
     engine = engine_of(folder, MTP | {"speculate_tokens": 2}, max_running=6, **options)
     made = _watch_drafts(engine)
     two = SamplingParams(temperature=0, max_tokens=20, n=2, ignore_eos=True)

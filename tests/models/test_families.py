@@ -46,6 +46,9 @@ QUICK = (
     "hy_v3",
     "qwen3_5_groups",
     "qwen3_next",
+    "lfm2_biases",
+    "lfm2_moe",
+    "granitemoeshared",
 )  # the rest: -m slow
 NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
 
@@ -124,7 +127,7 @@ def test_a_family_trains(name: str) -> None:
     "name",
     [
         *("gemma3", "phi3", "olmo2", "gpt_neox", "gpt2", "opt_350m", "gpt_oss", "deepseek_v2_lite"),
-        *("qwen3_5_moe", "qwen3_next", "ministral3", "arcee_bias"),
+        *("qwen3_5_moe", "qwen3_next", "ministral3", "arcee_bias", "lfm2_moe", "granitemoeshared"),
         *("minimax_m2", "ernie4_5_moe_between", "exaone_moe", "hy_v3", "glm4_moe"),
     ],
 )

@@ -90,6 +90,10 @@ _CHANGED: dict[str, Any] = {
     **{"n_group": 2, "topk_group": 2, "use_qk_norm": True, "mlp_layer_types": ["sparse"] * 2, "num_shared_experts": 2},
     **{"router_scaling_factor": 1.5, "moe_k": 3, "moe_num_experts": 5, "moe_num_shared_experts": 1, "clip_qkv": 8.0},
     **{"moe_layer_start_index": 0, "moe_layer_end_index": 0, "moe_layer_interval": 3, "moe_norm_min": 0.1},
+    # of LFM2
+    **{"norm_eps": 1e-4, "conv_bias": True, "conv_L_cache": 4, "block_multiple_of": 32, "full_attn_idxs": [1]},
+    **{"block_ffn_dim_multiplier": 8.0, "block_auto_adjust_ff_dim": False, "num_dense_layers": 1},
+    **{"use_expert_bias": False, "shared_intermediate_size": 48},
     # of GPT-NeoX, GPT-2 and OPT
     **{"layer_norm_eps": 1e-4, "use_parallel_residual": False, "n_embd": 128, "n_layer": 3, "n_head": 2, "n_inner": 97},
     **{"n_positions": 513, "activation_function": "gelu", "scale_attn_weights": False, "add_cross_attention": True},
@@ -139,6 +143,8 @@ _CHANGED_OF: dict[str, dict[str, Any]] = {
     "solar_open": {"norm_topk_prob": False, "n_shared_experts": 2},
     "exaone_moe": {"layer_types": ["full_attention"] * 2, "norm_topk_prob": False, "routed_scaling_factor": 1.5},
     "ernie4_5_moe": {"tie_word_embeddings": False},
+    "lfm2": {"tie_word_embeddings": False, "layer_types": ["conv", "full_attention"], "intermediate_size": 960},
+    "lfm2_moe": {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2, "norm_topk_prob": False},
 }
 _ENCODERS = ("bert", "roberta", "xlm-roberta")
 _BASE_OF: dict[str, dict[str, Any]] = {
@@ -149,6 +155,8 @@ _BASE_OF: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1},
     **{kind: {"n_routed_experts": 4, "num_experts_per_tok": 2} for kind in ("glm4_moe", "solar_open")},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "granitemoeshared": {"shared_intermediate_size": 32},
     "deepseek_v2": {
         **{"num_key_value_heads": 4, "head_dim": 8, "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16},
         **{"qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2},

@@ -5,7 +5,15 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from roofline.backends.base import ComputesNothing, CountsExperts, Executable, GivesHidden, KeepsHidden, KeepsState, is_encoder
+from roofline.backends.base import (
+    ComputesNothing,
+    CountsExperts,
+    Executable,
+    GivesHidden,
+    KeepsHidden,
+    KeepsState,
+    is_encoder,
+)
 from roofline.common.errors import ConfigError, RequestError, UnsupportedError, describe_error
 from roofline.engine.adapters import Adapters
 from roofline.engine.cache.naive import NaiveCache

@@ -81,11 +81,13 @@ def _part(name: str) -> str:
 @dataclass(frozen=True)
 class TensorPlace:
     """Where Hugging Face's files have a parameter: in the tensor `name`, as part `at` of `of` whose outputs lie in turn
-    in it, expert after expert; of = 0: it is that tensor."""
+    in it, by columns, expert after expert; of = 0: it is that tensor. in_turn: False where the parts of an expert lie
+    one below the other instead, by rows."""
 
     name: str
     at: int = 0
     of: int = 0
+    in_turn: bool = True
 
 
 @dataclass(frozen=True)
