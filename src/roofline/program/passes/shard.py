@@ -23,11 +23,12 @@ from roofline.ops import formats, registry
 from roofline.ops.state import COLUMNS, MATRIX
 from roofline.ops.symbol import STORES, Type
 from roofline.ops.traits import Trait
-from roofline.program.ir import Columns, Instr, KvGroup, Program, Recipe, StateGroup, Value, WeightPiece, kv_group_of
+from roofline.program.ir import Columns, Instr, Program, Recipe, StateGroup, Value, WeightPiece, kv_group_of
 from roofline.program.passes.divide import Heads, Range, divide_columns, divide_heads, divide_rows, divide_value_heads
 
 # Ops that write state: which part of it, and along which axis of that part ranks have shares.
 _STATE_PARTS = {"causal_conv": (COLUMNS, 1), "delta_rule": (MATRIX, 0)}
+_ALONE = "tensor_parallel=1"
 Names = tuple[str, ...]
 Cut = tuple[Range, ...]  # the columns of a value that a rank has, in ascending order
 
@@ -63,7 +64,9 @@ class _Cuts:
         self.vocabularies: dict[str, list[Range]] = {}  # the rows of all ranks
         self._attended = _headed(program, "attend", Trait.BY_COLUMN)
         self._ruled = _headed(program, "delta_rule", Trait.BY_COLUMN, Trait.BY_HEAD)
-        self.heads, self.value_heads = self._heads(), self._value_heads()
+        self.heads = self._heads()  # result of an attend -> the rank's heads there
+        self.kv_heads = self._kv_heads()  # group of the cache -> the rank's heads of it
+        self.value_heads = self._value_heads()
         for instr in reversed(program.body):
             self._demand(instr)
 
@@ -72,14 +75,32 @@ class _Cuts:
         split = self._splits.get(instr.weights[0], "") if instr.has(Trait.SPLITS) else ""
         return "" if split in ("replicate", "shared") else split
 
-    def _heads(self) -> Heads | None:
-        """The rank's heads, the same in all layers: they share one form of cache."""
-        attends = [instr for instr in self.source.body if instr.op == "attend"]
-        if not attends:
-            return None
-        (heads,) = {int(instr.attr("heads")) for instr in attends}
-        ((kv_heads, self._head_dim),) = {self._types[instr.inputs[1]].trailing for instr in attends}
-        return divide_heads(heads, kv_heads, self._head_dim, self._block_behind(self._attended), self.ranks)[self.rank]
+    def _heads(self) -> dict[str, Heads]:
+        """The rank's heads in each attention, the same in all that have as many over the same group of the cache."""
+        after = [i for i in self.source.body if self.split(i) == "row" and i.inputs[0] in self._attended]
+        blocks: dict[str, list[int]] = {}
+        for instr in after:
+            group = kv_group_of(self._attended[instr.inputs[0]].inputs[1])
+            blocks.setdefault(group, []).append(_block(self.source.weights[instr.weights[0]]))
+        heads: dict[str, Heads] = {}
+        for instr in self.source.body:
+            if instr.op == "attend":
+                block = math.lcm(*blocks.get(kv_group_of(instr.inputs[1]), ()))
+                kv_heads, dim = self._types[instr.inputs[1]].trailing
+                parts = divide_heads(int(instr.attr("heads")), kv_heads, dim, block, self.ranks)
+                heads[instr.output.name] = parts[self.rank]
+        return heads
+
+    def _kv_heads(self) -> dict[str, Range]:
+        """Raises UnsupportedError where attentions over one group of the cache are divided in different ways."""
+        divided: dict[str, Range] = {}
+        for instr in self.source.body:
+            if instr.op == "attend":
+                part = self.heads[instr.output.name].kv_heads
+                if divided.setdefault(kv_group_of(instr.inputs[1]), part) != part:
+                    reason = "layers with different heads over one cache divide it in different ways"
+                    raise UnsupportedError(f"a {self.source.name} model under tensor_parallel", reason, [_ALONE])
+        return divided
 
     def _value_heads(self) -> Heads | None:
         """The rank's value heads of the delta rule, with the key heads they read, likewise."""
@@ -91,7 +112,7 @@ class _Cuts:
         self._value_dim, block = width // heads, self._block_behind(self._ruled)
         return divide_value_heads(heads, key_heads, self._value_dim, block, self.ranks, tiled)[self.rank]
 
-    def _block_behind(self, headed: set[str]) -> int:
+    def _block_behind(self, headed: Iterable[str]) -> int:
         """Columns that stay together in the matrices split by row that read heads."""
         after = [i for i in self.source.body if self.split(i) == "row" and i.inputs[0] in headed]
         return math.lcm(*(_block(self.source.weights[i.weights[0]]) for i in after))
@@ -101,7 +122,7 @@ class _Cuts:
         cut, split = self.values.get(instr.output.name), self.split(instr)
         if (split in ("column", "expert_column")) != (cut is not None) and split:
             what = f"{instr.weights[0]}, split by {split},"
-            raise UnsupportedError(what, f"its result is {'cut' if cut else 'wanted whole'}", ["tensor_parallel=1"])
+            raise UnsupportedError(what, f"its result is {'cut' if cut else 'wanted whole'}", [_ALONE])
         if split == "row":
             self._take(instr.inputs[0], (self._inputs(instr),))
             return
@@ -113,10 +134,11 @@ class _Cuts:
             cut = None  # whole rows go in
         elif split == "vocab":
             self._vocabulary(instr.weights)
-        elif instr.op == "kv_write" and self.heads is not None:
-            cut = (_columns(self.heads.kv_heads, self._head_dim),)
-        elif instr.op == "attend" and self.heads is not None:
-            self.rows |= dict.fromkeys(instr.weights, (self.heads.heads,))  # a number for each head: its sink
+        elif instr.op == "kv_write" and self.kv_heads:
+            cut = _columns_of_heads(self.kv_heads[kv_group_of(instr.output.name)], instr.output.type)
+        elif instr.op == "attend":
+            heads = self.heads[instr.output.name].heads
+            self.rows |= dict.fromkeys(instr.weights, (heads,))  # a number for each head: its sink
         elif instr.op == "split" and cut is not None:
             self._join(instr, cut)
             return
@@ -129,7 +151,7 @@ class _Cuts:
             cut = self._whole_heads(instr, cut)
         elif cut is not None and not _part_by_part(instr, cut):
             reason = "its result is read by a matrix split by row, and depends on columns that other ranks have"
-            raise UnsupportedError(f"{instr.op} under tensor_parallel", reason, ["tensor_parallel=1"])
+            raise UnsupportedError(f"{instr.op} under tensor_parallel", reason, [_ALONE])
         elif cut is not None and instr.has(Trait.GATED) and len(instr.inputs) == 1:
             width = instr.output.type.width  # gate is that wide, and up lies beside it
             cut = (*cut, *((start + width, stop + width) for start, stop in cut))
@@ -140,8 +162,10 @@ class _Cuts:
         """The columns that the rank has of a row split."""
         name = instr.weights[0]
         recipe = self.source.weights[name]
-        if instr.inputs[0] in self._attended and self.heads is not None:
-            self.columns[name] = _columns(self.heads.heads, self._head_dim)
+        attend = self._attended.get(instr.inputs[0])
+        if attend is not None:
+            heads = self.heads[attend.output.name].heads
+            (self.columns[name],) = _columns_of_heads(heads, self._types[attend.inputs[1]])
         elif instr.inputs[0] in self._ruled and self.value_heads is not None:
             self.columns[name] = _columns(self.value_heads.heads, self._value_dim)
         else:
@@ -165,7 +189,7 @@ class _Cuts:
         part = instr.output.type.width // int(instr.attr("heads"))
         if any(edge % part for columns in cut for edge in columns):
             reason = "its result is read in other parts than heads"
-            raise UnsupportedError(f"{instr.op} under tensor_parallel", reason, ["tensor_parallel=1"])
+            raise UnsupportedError(f"{instr.op} under tensor_parallel", reason, [_ALONE])
         return tuple((start // part * dim, stop // part * dim) for start, stop in cut)
 
     def _experts(self, instr: Instr, split: str, cut: Cut | None) -> None:
@@ -194,7 +218,7 @@ class _Cuts:
         """Record the columns of a value that a reader needs; all its readers must need the same."""
         if self.values.setdefault(name, cut) != cut:
             reason = "its readers want different columns of it"
-            raise UnsupportedError(f"{name} under tensor_parallel", reason, ["tensor_parallel=1"])
+            raise UnsupportedError(f"{name} under tensor_parallel", reason, [_ALONE])
 
     def _join(self, view: Instr, cut: Cut) -> None:
         """Record what a view needs of its value, of which other views need other columns."""
@@ -223,14 +247,15 @@ class _Writer:
             self._write(instr)
 
     def program(self) -> Program:
-        groups = {name: self._group(group) for name, group in self.source.kv_groups.items()}
+        counts = {name: last - first for name, (first, last) in self.cuts.kv_heads.items()}
+        groups = self.source.kv_groups.items()
         used = {name for instr in self.body for name in instr.weights}  # rank 0 alone has the biases of row splits
         return replace(
             self.source,
             inputs=self.inputs,
             weights={name: recipe for name, recipe in self.weights.items() if name in used},
             body=tuple(self.body),
-            kv_groups=groups,
+            kv_groups={name: replace(group, kv_heads=counts.get(name, group.kv_heads)) for name, group in groups},
             state_groups=self.states,
             share=replace(self.source.share, rank=self.rank, ranks=self.ranks),
         )
@@ -273,7 +298,7 @@ class _Writer:
             self._add("all_reduce", (f"{name}.part",), (), {"ranks": self.ranks}, (name,))
         else:
             reason = "it reads what experts give before the ranks have added it up"
-            raise UnsupportedError(f"{instr.op} under tensor_parallel", reason, ["tensor_parallel=1"])
+            raise UnsupportedError(f"{instr.op} under tensor_parallel", reason, [_ALONE])
 
     def _add(self, op: str, inputs: Names, weights: Names, attrs: Mapping[str, object], names: Names) -> None:
         """Append an instruction, its results of the types that its op infers."""
@@ -290,9 +315,8 @@ class _Writer:
             if cut is None:
                 return {}
             return {name: _before(cut, instr.attr(name)) for name in ("start", "stop")}
-        heads = self.cuts.heads
-        if instr.op == "attend" and heads is not None:
-            first, last = heads.heads
+        if instr.op == "attend":
+            first, last = self.cuts.heads[instr.output.name].heads
             among = {"first_head": first, "all_heads": instr.attr("heads")} if instr.attr("alibi") else {}
             return {"heads": last - first, **among}
         values, cut = self.cuts.value_heads, self.cuts.values.get(instr.output.name)
@@ -311,13 +335,11 @@ class _Writer:
 
     def _store(self, value: Value) -> Type:
         """The type of an input: of stores what the rank has of them."""
-        kind, heads = value.type, self.cuts.heads
+        kind = value.type
         if kind.dtype == "state":
             return replace(kind, trailing=(self.states[kv_group_of(value.name)].layer_values,))
-        if kind.dtype != "cache" or heads is None:
-            return kind
-        first, last = heads.kv_heads
-        return replace(kind, trailing=(last - first, kind.trailing[1]))
+        part = self.cuts.kv_heads.get(kv_group_of(value.name)) if kind.dtype == "cache" else None
+        return kind if part is None else replace(kind, trailing=(part[1] - part[0], *kind.trailing[1:]))
 
     def _state_group(self, name: str, group: StateGroup) -> StateGroup:
         """The parts of a group for what the rank has of them."""
@@ -336,22 +358,24 @@ class _Writer:
                 shapes.add((*shape[:axis], size, *shape[axis + 1 :]))
         if len(shapes) > 1:
             reason = f"its layers would have different shares of their {part}"
-            raise UnsupportedError(f"a {self.source.name} model under tensor_parallel", reason, ["tensor_parallel=1"])
+            raise UnsupportedError(f"a {self.source.name} model under tensor_parallel", reason, [_ALONE])
         return shapes.pop() if shapes else shape
 
-    def _group(self, group: KvGroup) -> KvGroup:
-        heads = self.cuts.heads
-        return group if heads is None else replace(group, kv_heads=heads.kv_heads[1] - heads.kv_heads[0])
 
-
-def _headed(program: Program, op: str, *traits: Trait) -> set[str]:
-    """Values whose columns are those of the heads of an op, which ops with one of the traits pass on."""
-    names: set[str] = set()
+def _headed(program: Program, op: str, *traits: Trait) -> dict[str, Instr]:
+    """Values whose columns are those of the heads of an op, which ops with one of the traits pass on, with that op."""
+    sources: dict[str, Instr] = {}
     for instr in program.body:
-        passed = instr.has(*traits) and any(name in names for name in instr.inputs)
-        if instr.op == op or passed:
-            names.add(instr.output.name)
-    return names
+        before = [sources[name] for name in instr.inputs if name in sources] if instr.has(*traits) else []
+        if instr.op == op or before:
+            sources[instr.output.name] = instr if instr.op == op else before[0]
+    return sources
+
+
+def _columns_of_heads(heads: Range, cache: Type) -> Cut:
+    """The columns of heads as wide as those of a cache."""
+    dim = cache.trailing[1]
+    return ((heads[0] * dim, heads[1] * dim),)
 
 
 def _columns(heads: Range, dim: int) -> Range:
