@@ -71,6 +71,7 @@ FAMILIES = {
     "qwen3_5 with more experts": _MIXTURE
     | {"family": "qwen3_5", "recurrent": [True, False], "rotary_dim": 8, "qk_norm": True, "shared_ffn": 160}
     | {"key_heads": 3, "value_heads": 6, "key_dim": 16, "value_dim": 8},
+    "lfm2": builders.BASE | {"family": "lfm2", "qk_norm": True, "recurrent": [True, False]},  # convolutions are whole
     "gpt_oss": _MIXTURE
     | {"family": "gpt_oss", "layer_windows": [9, 0], "attention_bias": True, "output_bias": True, "swiglu_limit": 0.7},
 }
@@ -78,7 +79,6 @@ FAMILIES = {
 REFUSED = {
     "OLMo 2": builders.BASE | {"family": "olmo2", "tied": False},
     "OLMo 3": builders.BASE | {"family": "olmo2", "tied": False, "layer_windows": [9, 0], "local_theta": 1e4},
-    "LFM2": builders.BASE | {"family": "lfm2", "qk_norm": True, "recurrent": [True, False]},
     "DeepSeek-V2": _MIXTURE
     | {"family": "deepseek", "kv_heads": 4, "head_dim": 32, "rotary_dim": 16, "rope_style": "interleaved"}
     | {"kv_rank": 32, "value_dim": 24, "shared_ffn": 96, "renormalise": False, "routed_scale": 2.5},
