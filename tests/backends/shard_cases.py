@@ -71,7 +71,7 @@ FAMILIES = {
     "qwen3_5 with more experts": _MIXTURE
     | {"family": "qwen3_5", "recurrent": [True, False], "rotary_dim": 8, "qk_norm": True, "shared_ffn": 160}
     | {"key_heads": 3, "value_heads": 6, "key_dim": 16, "value_dim": 8},
-    "lfm2": builders.BASE | {"family": "lfm2", "qk_norm": True, "recurrent": [True, False]},  # convolutions are whole
+    "lfm2": builders.BASE | {"family": "lfm2", "qk_norm": True, "recurrent": [True, False], "width": 96},
     "gpt_oss": _MIXTURE
     | {"family": "gpt_oss", "layer_windows": [9, 0], "attention_bias": True, "output_bias": True, "swiglu_limit": 0.7},
 }
