@@ -56,13 +56,15 @@ def write_adapter(folder: Path, tensors: Mapping[str, np.ndarray], **config: obj
 
 
 def for_checkpoint(tensors: Mapping[str, TensorInfo], seed: int = 1, experts: int = 1) -> list[AdapterMatrix]:
-    """Random matrices of rank 3 for those of a checkpoint's layers, of experts for each; routers stay as they are.
+    """Random matrices of rank 3 for those of a checkpoint's layers, of experts for each; not for routers and for
+    convolutions.
 
     experts: how many lie one below the other, where the checkpoint has them in one tensor.
     """
     generator, made = np.random.default_rng(seed), []
     for name, info in tensors.items():
-        if len(info.shape) != 2 or not name.startswith("layers.") or ".router." in name or ".shared.scale" in name:
+        unadapted = any(part in name for part in (".router.", ".shared.scale", ".linear.conv."))
+        if len(info.shape) != 2 or not name.startswith("layers.") or unadapted:
             continue
         stacked = ".mlp.experts." in name and without_expert(name)[1] == ""
         for number in range(experts if stacked else 1):

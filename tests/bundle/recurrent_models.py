@@ -15,6 +15,11 @@ def write_recurrent(folder: Path, **fields: Any) -> Path:
     model = theirs(CONFIG | fields)
     model.config.bos_token_id, model.config.eos_token_id = 256, 257
     model.save_pretrained(folder)
+    return write_words(folder)
+
+
+def write_words(folder: Path) -> Path:
+    """The folder with a tokenizer of bytes."""
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
     settings = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -21,11 +21,13 @@ from roofline.common.errors import ConfigError, UnsupportedError  # noqa: E402
 from roofline.ops.adapters import AdapterMatrix  # noqa: E402
 from roofline.ops.batch import Segment  # noqa: E402
 from roofline.weights.adapter_files import AdapterDescription, write_adapter  # noqa: E402
+from roofline.weights.adapter_gguf import write_gguf_adapter  # noqa: E402
 from roofline.weights.adapter_matrices import each_alone, joined  # noqa: E402
 from roofline.weights.adapter_merge import merged  # noqa: E402
 from roofline.weights.adapters import read_adapter  # noqa: E402
 from roofline.weights.checkpoint import Checkpoint, open_checkpoint  # noqa: E402
 from tests.adapter_files import for_checkpoint  # noqa: E402
+from tests.bundle.recurrent_models import write_words  # noqa: E402
 from tests.models.parity_cases import CASES, theirs  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of PEFT and torch
@@ -101,7 +103,7 @@ def test_an_adapter_of_peft_is_served_merged_and_given_back(kind: str, tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora"])
-@pytest.mark.parametrize("name", ["gpt2", "phi3", "gemma2", "qwen2"])
+@pytest.mark.parametrize("name", ["gpt2", "phi3", "gemma2", "qwen2", "qwen3_5_groups"])
 def test_families_whose_matrices_lie_otherwise(name: str, kind: str, tmp_path: Path) -> None:
     """GPT-2's by columns, Phi-3's q, k and v in one; biases are not scaled by DoRA."""
     model = theirs(CASES[name].config)
@@ -112,6 +114,72 @@ def test_families_whose_matrices_lie_otherwise(name: str, kind: str, tmp_path: P
     assert np.abs(of_ours(base, adapter.matrices) - expected).max() < 5e-5
     write_adapter(tmp_path / "ours", base.config, adapter.matrices)
     assert np.array_equal(loaded_again(tmp_path / "base", tmp_path / "ours"), expected)
+
+
+GATED = ["in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "o_proj"]
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_rows_of_several_matrices_in_one(kind: str, tmp_path: Path) -> None:
+    """Qwen3-Next's q, k, v and z of one key head after the other, and its b and a."""
+    model = theirs(CASES["qwen3_next"].config)
+    model.save_pretrained(tmp_path / "base")
+    expected = adapted(model, tmp_path / "theirs", target_modules=GATED, **KINDS[kind])
+    base, adapter = open_checkpoint(tmp_path / "base"), read_adapter(tmp_path / "theirs")
+    assert np.abs(of_ours(merged(base, adapter.matrices).checkpoint) - expected).max() < 5e-5
+    assert np.abs(of_ours(base, adapter.matrices) - expected).max() < 5e-5
+    if kind == "dora":
+        with pytest.raises(UnsupportedError, match=r"linear\.\w+\.weight: DoRA of a part"):
+            write_adapter(tmp_path / "ours", base.config, list(each_alone(adapter.matrices, base.config)))
+        return
+    write_adapter(tmp_path / "ours", base.config, list(each_alone(adapter.matrices, base.config)))
+    assert read_adapter(tmp_path / "ours").digest == adapter.digest
+    # Parts with an A each: PEFT has one of all their ranks; and one part may be missing.
+    apart = [
+        replace(each, a=each.a + 0.1 * each.tensor.endswith(("z.weight", "a.weight")))
+        for each in each_alone(adapter.matrices, base.config)
+        if not each.tensor.endswith("linear.b.weight")
+    ]
+    write_adapter(tmp_path / "apart", base.config, apart)
+    again = of_ours(merged(base, apart).checkpoint)
+    assert np.abs(loaded_again(tmp_path / "base", tmp_path / "apart") - again).max() < 5e-5
+    scaled = [replace(each, scale=9.0) if each.tensor.endswith("z.weight") else each for each in apart]
+    with pytest.raises(ConfigError, match=r"linear\.qkvz\.weight: its parts need matrices of one scale"):
+        write_adapter(tmp_path / "no", base.config, scaled)
+
+
+def test_all_linear_layers_of_a_mixture(tmp_path: Path) -> None:
+    """PEFT turns the experts and the router of transformers 5, which are no layers there, into parameters, and says the
+    rank of gate and up by a pattern behind anything."""
+    model = theirs(CASES["qwen3_next"].config)
+    model.save_pretrained(tmp_path / "base")
+    expected = adapted(model, tmp_path / "theirs", target_modules="all-linear")
+    base, adapter = open_checkpoint(tmp_path / "base"), read_adapter(tmp_path / "theirs")
+    assert {"router", "experts", "shared"} <= {matrix.tensor.split(".")[3] for matrix in adapter.matrices}
+    assert np.abs(of_ours(merged(base, adapter.matrices).checkpoint) - expected).max() < 2e-5
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_value_heads_that_a_converter_has_moved(kind: str, tmp_path: Path) -> None:
+    """GGUF files of Qwen3.5 have them tiled: rows of B, columns of A and magnitudes follow, both ways."""
+    model = theirs(CASES["qwen3_5"].config | {"value_heads": 6, "vocab": 300})
+    model.save_pretrained(tmp_path / "base")
+    write_words(tmp_path / "base")
+    expected = adapted(model, tmp_path / "theirs", target_modules="all-linear", **KINDS[kind])
+    base, adapter = open_checkpoint(tmp_path / "base"), read_adapter(tmp_path / "theirs")
+    write_gguf(base, tmp_path / "base.gguf", "F32", RewriteWork(threads=1))
+    moved = open_checkpoint(tmp_path / "base.gguf")
+    assert moved.config["tiled"]
+    assert np.abs(of_ours(moved, adapter.matrices) - expected).max() < 5e-5
+    assert np.abs(of_ours(merged(moved, adapter.matrices).checkpoint) - expected).max() < 5e-5
+    if kind == "lora":
+        write_gguf_adapter(tmp_path / "ours.gguf", base.config, adapter.matrices)
+        written = read_adapter(tmp_path / "ours.gguf")
+        assert written.digest != adapter.digest
+        for source in (base, moved):
+            assert np.abs(of_ours(source, written.matrices) - expected).max() < 5e-5
+        write_adapter(tmp_path / "again", moved.config, written.matrices)
+        assert np.abs(loaded_again(tmp_path / "base", tmp_path / "again") - expected).max() < 2e-5
 
 
 def test_dora_needs_the_models_files(model: Path, bundle: Path, home: Path, tmp_path: Path) -> None:

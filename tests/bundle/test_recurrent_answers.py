@@ -4,6 +4,7 @@ however its prompt was cut, found, guessed, pre-empted or copied."""
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def answers(engine: LocalEngine, texts: list[list[int]], params: SamplingParams) -> list[Answer]:
-    """What an engine answers to prompts that come together: ids, and the digest of each id's logits."""
-    order = [engine.submit(text, params) for text in texts]
+def answers(
+    engine: LocalEngine, texts: list[list[int]], params: SamplingParams, adapters: Sequence[str] = ()
+) -> list[Answer]:
+    """What an engine answers to prompts that come together: ids, and the digest of each id's logits. adapters: of each,
+    by its digest."""
+    names = adapters or [""] * len(texts)
+    order = [engine.submit(text, params, adapter=name) for text, name in zip(texts, names, strict=True)]
     ids: dict[tuple[str, int], list[int]] = {}
     digests: dict[tuple[str, int], list[bytes]] = {}
     while engine.has_work:

@@ -1,5 +1,6 @@
 """Adapters in training beside peft's: losses, gradients and steps; frozen matrices in all formats."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,8 @@ from roofline.train.model.modules import Model  # noqa: E402
 from roofline.train.model.shapes import model_config  # noqa: E402
 from roofline.train.model.widen import widened  # noqa: E402
 from roofline.weights.adapter_files import AdapterDescription  # noqa: E402
+from roofline.weights.adapter_matrices import with_value_heads  # noqa: E402
+from roofline.weights.adapters import read_adapter  # noqa: E402
 from roofline.weights.checkpoint import read_config  # noqa: E402
 
 VOCAB, LENGTH = 96, 16
@@ -175,10 +178,30 @@ def test_matrices_that_files_have_with_others_row_by_row_get_no_adapter(tmp_path
         plan(chosen, shape)
 
 
-def written(model: Model, folder: Path, base: Path) -> Path:
-    """The adapter of a model in PEFT's format."""
+def test_adapters_of_moved_value_heads_are_written_as_hugging_face_has_them(tmp_path: Path) -> None:
+    """Those of a base whose value heads a converter to GGUF has tiled."""
+    folder = folder_of("qwen3_5", tmp_path / "model")
+    ours = model_of(folder, method="dora", rank=4, alpha=8, base="f32")
+    disturb(ours)
+    config = dict(read_config(folder))
+    plain = read_adapter(written(ours, tmp_path / "plain", folder)).matrices
+    moved = read_adapter(written(ours, tmp_path / "moved", folder, tiled=True)).matrices
+    names = {matrix.tensor for matrix in plain if ".linear." in matrix.tensor}
+    assert len(names) == 5
+    for before, after in zip(plain, moved, strict=True):
+        expected = with_value_heads(replace(before, tiled=True), config, tiled=False)
+        for part in ("a", "b", "magnitude"):
+            np.testing.assert_array_equal(getattr(after, part), getattr(expected, part))
+        assert (after.tensor in names) == any(
+            (getattr(after, part) != getattr(before, part)).any() for part in ("a", "b", "magnitude")
+        )
+
+
+def written(model: Model, folder: Path, base: Path, **fields: object) -> Path:
+    """The adapter of a model in PEFT's format. fields: of the configuration, other than those of the base."""
     weights = {param.name: tensor.detach().clone() for _, param, tensor in model.canonical()}
-    write_run_adapter(folder, dict(read_config(base)), model.forms, weights, AdapterDescription(str(base)))
+    config = {**read_config(base), **fields}
+    write_run_adapter(folder, config, model.forms, weights, AdapterDescription(str(base)))
     return folder
 
 

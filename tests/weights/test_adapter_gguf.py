@@ -16,6 +16,7 @@ from roofline.weights.adapter_merge import merged
 from roofline.weights.adapters import is_adapter, read_adapter
 from roofline.weights.checkpoint import open_checkpoint
 from roofline.weights.config.to_gguf import form_of
+from roofline.weights.files.gguf_parts import GGUFModel
 from roofline.weights.files.gguf_writer import header, write_tensors
 from roofline.weights.files.mapped import TensorInfo
 from roofline.weights.random_weights import random_checkpoint
@@ -68,6 +69,23 @@ def test_what_is_written_changes_the_same(config: dict[str, Any], style: str, tm
     moved = any((merged(model, [replace(each, paired=True)]).values(each.tensor) != ours.values(each.tensor)).any()
                 for each in adapter if each.tensor == "layers.0.attn.q.weight")  # fmt: skip
     assert moved, "the order of the rows is part of it"
+
+
+def test_rows_of_several_matrices_in_one(tmp_path: Path) -> None:
+    """Qwen3-Next's b and a have one A and one B, of both their ranks; its q, k, v and its z have their own."""
+    config = MIXTURE | {"family": "qwen3_next", "recurrent": [True, False], "qk_norm": True, "shared_ffn": 32}
+    config |= {"key_heads": 2, "value_heads": 4, "key_dim": 16, "value_dim": 16, "taps": 4, "rotary_dim": 4}
+    model = random_checkpoint(config, seed=1)
+    adapter = for_checkpoint(model.tensors, experts=4)
+    write_gguf_adapter(tmp_path / "a.gguf", config, adapter)
+    shapes = {name: info.shape for name, info in GGUFModel(tmp_path / "a.gguf").tensors.items() if "ssm_" in name}
+    assert {name: shape for name, shape in shapes.items() if "ssm_ba" in name} == {
+        "blk.0.ssm_ba.weight.lora_a": (6, 64),
+        "blk.0.ssm_ba.weight.lora_b": (8, 6),
+    }
+    ours, again = merged(model, adapter), merged(model, read_adapter(tmp_path / "a.gguf").matrices)
+    for name in ours.parts:
+        np.testing.assert_allclose(ours.values(name), again.values(name), atol=1e-6)
 
 
 def test_one_alpha_for_several_scales(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_keys_fit_what_they_fit_as_expressions():
     ]
     names = ("q_proj", "q.proj", r"q\.proj", "layers.1.mlp.up_proj", r"layers\.1.mlp.up.proj", "1.self_attn.q_proj")
     names = (*names, "proj", *modules[:3], r"model\.layers\.0\.self_attn.q_proj", "layers.1.q_proj", "0.q_proj")
-    keys = [start + name for name in names for start in ("", "^")]
+    keys = [start + name for name in names for start in ("", "^", r".*\.")]
     both = ModulePatterns({key: number for number, key in enumerate(keys)})
     for module in modules:
         expected = [key for key in keys if re.match(rf"(.*\.)?({key})$", module)]

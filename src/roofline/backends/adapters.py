@@ -1,6 +1,6 @@
 """The adapters of an executable: which slot holds which, and where their matrices belong in its Program."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +17,8 @@ Changed = Callable[[int, Sequence[PlacedMatrix]], None]
 
 # Of DoRA: what the results of the model's matrix are multiplied by, and what is added then; float32 [outputs] each.
 RowScaling = Callable[[AdapterMatrix], tuple[np.ndarray, np.ndarray]]
+# The matrices of an adapter as those of a model: what files have in one tensor apart, heads in the model's order.
+OfModel = Callable[[Sequence[AdapterMatrix]], Iterable[AdapterMatrix]]
 
 
 class AdapterSlots:
@@ -26,9 +28,11 @@ class AdapterSlots:
 
     Attributes:
         row_scaling: for DoRA, set by who has the model's files; None: such adapters are refused.
+        of_model: set by who knows the model's configuration; None: matrices are as they are.
     """
 
     row_scaling: RowScaling | None = None
+    of_model: OfModel | None = None
 
     def __init__(self, program: Program, changed: Changed | None = None) -> None:
         self.sites: Mapping[str, Site] = sites(program)
@@ -47,6 +51,8 @@ class AdapterSlots:
         shape, CapacityError for one of more ranks than there is room for."""
         assert slot > 0, "slot 0 stands for no adapter"
         assert slot not in self.placed, "a slot is freed before it is used again"
+        if self.of_model is not None:
+            matrices = list(self.of_model(matrices))
         placed = sorted((self._place(matrix) for matrix in matrices), key=lambda place: (place.group, place.first))
         self._changed(slot, placed)
         self.placed[slot] = placed

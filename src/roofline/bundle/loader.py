@@ -121,7 +121,7 @@ def load(
         words, executable, notes = _load_bundle(model, backend, options, neighbours, text)
     else:
         words, executable, notes = _load_checkpoint(source, path, model, backend, options, neighbours, text)
-    _tell_row_scaling(executable, options, path, model)
+    _tell_adapters(executable, options, path, model)
     name = (source if isinstance(source, str) else str(path)) + (f"+{options.weights}" if options.weights else "")
     seconds, notes_text = time.perf_counter() - start, "; ".join(f"{key}: {value}" for key, value in notes.items())
     log.get("bundle").info("%s ready in %.2f s: %s", name, seconds, notes_text)
@@ -228,14 +228,22 @@ def _load_checkpoint(
     return words, executable, notes
 
 
-def _tell_row_scaling(executable: "Executable", options: LoadOptions, path: Path, model: "Bundle | Checkpoint") -> None:
-    """Let DoRA adapters be loaded: lengths of rows come from the model's files, which are opened when the first one is;
-    a bundle alone has none."""
-    if not options.max_adapters or (isinstance(model, Bundle) and is_bundle(path)):
-        return
+def _tell_adapters(executable: "Executable", options: LoadOptions, path: Path, model: "Bundle | Checkpoint") -> None:
+    """Tell places for adapters what they need of the model: its configuration, and for DoRA its files, whose rows have
+    lengths; they are opened when the first such adapter is, and a bundle alone has none."""
     from roofline.backends.base import Adapts
 
-    if not isinstance(executable, Adapts):
+    if not options.max_adapters or not isinstance(executable, Adapts):
+        return
+    config = model.manifest.config if isinstance(model, Bundle) else model.config
+
+    def matrices_of(matrices: "Sequence[AdapterMatrix]") -> "Iterator[AdapterMatrix]":
+        from roofline.weights.adapter_matrices import of_model
+
+        return of_model(matrices, dict(config))
+
+    executable.adapters.of_model = matrices_of
+    if isinstance(model, Bundle) and is_bundle(path):
         return
 
     def scaling(matrix: "AdapterMatrix") -> "tuple[np.ndarray, np.ndarray]":

@@ -26,7 +26,8 @@ class AdapterMatrix:
     a: float32 [rank, inputs]; b: float32 [rank, outputs], the transpose of B, so that neighbouring outputs lie side by
     side; magnitude: of DoRA, float32 [outputs], the length that each row of W + scale * B A gets; None: rows keep the
     length they have. paired: of q and k, outputs lie as converters to GGUF permute Llama's, the two that rope turns
-    together side by side; else as Hugging Face's.
+    together side by side; else as Hugging Face's. tiled: value heads of gated DeltaNet, in outputs or inputs, lie as
+    converters to GGUF move Qwen3.5's (`ops.state.delta_rule`); else those of a key head side by side.
     """
 
     tensor: str
@@ -35,6 +36,7 @@ class AdapterMatrix:
     scale: float
     magnitude: "np.ndarray | None" = None
     paired: bool = False
+    tiled: bool = False
 
     @property
     def rank(self) -> int:

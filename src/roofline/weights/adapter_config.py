@@ -58,7 +58,7 @@ class LoraSettings:
         names = {".".join(parts[start:]) for start in range(len(parts))}
         if self.excluded is not None and names & self.excluded:
             return "exclude_modules"
-        if self.targets is None:
+        if self.targets is None or any(f"{name}.weight" in self.parameters for name in names):
             return ""
         if not names & self.targets:
             return "target_modules"

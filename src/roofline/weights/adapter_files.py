@@ -13,7 +13,7 @@ from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops import formats
 from roofline.ops.adapters import AdapterMatrix
 from roofline.weights.adapter_config import CONFIG
-from roofline.weights.adapter_matrices import joined, with_rows
+from roofline.weights.adapter_matrices import joined, rows_together, with_rows, with_value_heads
 from roofline.weights.adapter_peft import EXPERT_PARTS, WEIGHTS
 from roofline.weights.families.shared.tensor_names import EXPERT, without_expert
 from roofline.weights.families.table import files_of
@@ -72,7 +72,8 @@ def write_adapter(
     Raises ConfigError, CapacityError where the place cannot be written, ConfigError for matrices that PEFT's files have
     no form for.
     """
-    rows = [with_rows(matrix, config, paired=False) for matrix in joined(matrices, config)]
+    in_order = (with_value_heads(with_rows(matrix, config, paired=False), config, tiled=False) for matrix in matrices)
+    rows = list(joined(rows_together(in_order, config), config))
     modules = _modules(config, rows, written)
     tensors: dict[str, np.ndarray] = {}
     for module in modules:

@@ -16,10 +16,11 @@ from roofline.common.fields import Fields, describe, refuse, shorten
 from roofline.ops.adapters import AdapterMatrix
 from roofline.weights import names
 from roofline.weights.adapter_config import MAX_RANK
-from roofline.weights.adapter_matrices import each_alone, finite_values, with_rows
+from roofline.weights.adapter_matrices import each_alone, finite_values, rows_together, with_rows, with_value_heads
 from roofline.weights.config.gguf import architecture
 from roofline.weights.config.to_gguf import form_of
 from roofline.weights.families.shared.tensor_names import EXPERT, without_expert
+from roofline.weights.families.table import files_of
 from roofline.weights.files.gguf import GGUFFile
 from roofline.weights.files.gguf_writer import file_bytes, header, write_tensors
 from roofline.weights.files.mapped import JsonObject, TensorInfo
@@ -27,8 +28,10 @@ from roofline.weights.files.output import new_file
 
 # Architectures whose rows of q and k converters permute.
 PAIRED = ("llama", "granite", "granitemoe", "smollm3", "mistral3", "arcee")
+TILED = ("qwen35", "qwen35moe")  # architectures whose value heads converters move
 _TENSOR = re.compile(r"(?P<matrix>[\w.]{1,200})\.lora_(?P<part>[ab])")
 _FORMATS = ("F32", "F16", "BF16", "Q8_0")
+_OF_VALUE_HEADS = re.compile(r"layers\.\d+\.linear\.\w+\.weight")
 _QK = re.compile(r"layers\.\d+\.attn\.[qk]\.weight")
 _ALPHA = "adapter.lora.alpha"
 # Names of a task, and what llama-server tells of it: nothing that is computed.
@@ -68,6 +71,7 @@ class GgufAdapter:
             a, b = (finite_values(self._file, pair[part]) for part in "ab")  # [(experts,) r, inputs], [.., outputs, r]
             scale = float(np.float32(self._alpha / a.shape[-2])) if self._alpha else 1.0
             paired = self._architecture in PAIRED and _QK.fullmatch(tensor) is not None
+            tiled = self._architecture in TILED and _OF_VALUE_HEADS.fullmatch(tensor) is not None
             for name, down, up in zip(_each(tensor, a), _stacked(a), _stacked(b), strict=True):
                 yield AdapterMatrix(
                     tensor=name,
@@ -76,6 +80,7 @@ class GgufAdapter:
                     scale=scale,
                     magnitude=None,
                     paired=paired,
+                    tiled=tiled,
                 )
 
     def _named_pairs(self) -> dict[str, dict[str, str]]:
@@ -147,7 +152,9 @@ def write_gguf_adapter(path: Path, config: JsonObject, matrices: Sequence[Adapte
         raise UnsupportedError(what, "llama.cpp has no magnitudes", ("roofline merge, which writes a whole model",))
     form = form_of(config)
     paired = form.architecture in PAIRED
-    matrices = list(each_alone(matrices, config))
+    files = files_of(config["family"]).NAMES
+    in_order = (with_value_heads(matrix, config, files.gguf_tiles) for matrix in each_alone(matrices, config))
+    matrices = list(rows_together(in_order, config, files.gguf_joined))
     alpha = _common_alpha(matrices)
     tensors: list[_Written] = []
     for name, group in _grouped(matrices).items():

@@ -7,7 +7,7 @@ import numpy as np
 
 from roofline.common.errors import ConfigError
 from roofline.ops.adapters import AdapterMatrix
-from roofline.weights.adapter_matrices import each_alone, rows_are_paired, with_rows
+from roofline.weights.adapter_matrices import of_model, rows_are_paired, with_rows
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.families.shared.tensor_names import EXPERT, without_expert
 from roofline.weights.files.mapped import TensorInfo
@@ -46,7 +46,7 @@ def merged(base: Checkpoint, matrices: Sequence[AdapterMatrix]) -> Merged:
     has in another shape."""
     parts: dict[str, list[AdapterPart]] = {}
     paired = rows_are_paired(base.config)
-    for matrix in each_alone(matrices, base.config):
+    for matrix in of_model(matrices, base.config):
         name, part = _placed(base, matrix)
         parts.setdefault(name, []).append(replace(part, matrix=with_rows(part.matrix, base.config, paired)))
     tensors = dict(base.tensors)

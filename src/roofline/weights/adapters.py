@@ -76,7 +76,8 @@ def too_large(path: str | Path, nbytes: int, left: int) -> CapacityError:
 def _digest(matrices: Sequence[AdapterMatrix]) -> str:
     digest = hashlib.sha256()
     for matrix in matrices:
-        facts = f"{matrix.tensor} {matrix.a.shape} {matrix.b.shape} {matrix.scale.hex()}{' paired' * matrix.paired}\n"
+        facts = f"{matrix.tensor} {matrix.a.shape} {matrix.b.shape} {matrix.scale.hex()}"
+        facts += f"{' paired' * matrix.paired}{' tiled' * matrix.tiled}\n"
         digest.update(facts.encode() + matrix.a.tobytes() + matrix.b.tobytes())
         if matrix.magnitude is not None:
             digest.update(matrix.magnitude.tobytes())

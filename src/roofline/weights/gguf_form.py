@@ -1,7 +1,6 @@
 """A checkpoint as a file has it: values, rows and heads in the file's order, under our names.
 
-GGUF files of Qwen3.5 have the value heads of gated DeltaNet tiled: those of the first key heads come first, then the
-second of each. Heads are moved as bytes where a format's blocks lie within one, else their matrix becomes float32.
+Value heads are moved as bytes where blocks of a format lie within one, else their matrix becomes float32.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,9 +13,10 @@ from roofline.ops import formats
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.families.shared.tensor_names import layer_part
 from roofline.weights.families.table import files_of
-from roofline.weights.files.mapped import JsonObject, TensorInfo
+from roofline.weights.files.mapped import TensorInfo
 from roofline.weights.gguf_values import is_negated
 from roofline.weights.joined_rows import joined_of
+from roofline.weights.value_heads import moved_heads, rows_before
 
 Change = Callable[[np.ndarray], np.ndarray]  # of a tensor's bytes
 
@@ -30,24 +30,17 @@ def gguf_form(checkpoint: Checkpoint) -> Checkpoint:
 def with_heads(checkpoint: Checkpoint, tiled: bool) -> Checkpoint:
     """The checkpoint with its value heads tiled, or with those of a key head side by side."""
     config = checkpoint.config
-    keys, values = config.get("key_heads", 0), config.get("value_heads", 0)
-    if not keys or keys == values or config.get("tiled", False) == tiled:
+    order = moved_heads(config, tiled)
+    if order is None or config.get("tiled", False) == tiled:
         return checkpoint
-    group = values // keys
-    order = np.arange(values).reshape((keys, group) if tiled else (group, keys)).T.reshape(-1)
     infos, changes = dict(checkpoint.tensors), dict[str, Change]()
     for name, info in checkpoint.tensors.items():
         part = layer_part(name)[1]
         if part == "linear.o":
             infos[name], changes[name] = _columns_moved(info, config["value_dim"], order)
         elif part.startswith("linear.") and part != "linear.norm":
-            changes[name] = _rows_moved(info, len(order), _first_rows(config, part), order)
+            changes[name] = _rows_moved(info, len(order), rows_before(config, part), order)
     return _changed(replace(checkpoint, config={**config, "tiled": tiled}), infos, changes)
-
-
-def _first_rows(config: JsonObject, part: str) -> int:
-    """How many rows of q and k stand before those of value heads."""
-    return 2 * config["key_heads"] * config["key_dim"] if part in ("linear.qkv", "linear.conv") else 0
 
 
 def _rows_moved(info: TensorInfo, heads: int, first: int, order: np.ndarray) -> Change:

@@ -20,6 +20,17 @@ def joined_of(config: JsonObject) -> Mapping[str, JoinedRows]:
     return files_of(config["family"]).NAMES.joined(dict(config))
 
 
+def places_of(rows: JoinedRows) -> dict[str, np.ndarray]:
+    """Of each parameter in a joined tensor, where its rows lie there, in their order."""
+    places: dict[str, list[int]] = {}
+    at = 0
+    for ours, span in rows:
+        order = places.setdefault(ours, [0] * sum(len(r) for other, r in rows if other == ours))
+        order[span.start : span.stop] = range(at, at + len(span))
+        at += len(span)
+    return {ours: np.array(order) for ours, order in places.items()}
+
+
 def rows_apart(config: JsonObject, tensors: Mapping[str, TensorInfo], read: Read) -> tuple[dict[str, TensorInfo], Read]:
     """The tensors of files with those of ours in place of joined ones, and how they are read.
 
@@ -36,16 +47,10 @@ def rows_apart(config: JsonObject, tensors: Mapping[str, TensorInfo], read: Read
         if not rows or info.shape[0] != count:
             infos[name] = info
             continue
-        places: dict[str, list[int]] = {}
-        at = 0
-        for ours, span in rows:
-            order = places.setdefault(ours, [0] * sum(len(r) for other, r in rows if other == ours))
-            order[span.start : span.stop] = range(at, at + len(span))
-            at += len(span)
-        for ours, order in places.items():
+        for ours, order in places_of(rows).items():
             nbytes = info.nbytes // count * len(order)
             written = replace(info, name=f"{before}{ours}.weight", shape=(len(order), *info.shape[1:]), nbytes=nbytes)
-            infos[written.name], sources[written.name] = written, (name, np.array(order))
+            infos[written.name], sources[written.name] = written, (name, order)
 
     def read_ours(name: str) -> np.ndarray:
         if name not in sources:

@@ -58,7 +58,7 @@ def write_run_adapter(
     """Write a new folder in PEFT's format. config: the canonical configuration; forms: the plan; weights: float32 by
     the canonical names that `Model.canonical` gives."""
     matrices = []
-    paired = rows_are_paired(config)
+    paired, tiled = rows_are_paired(config), bool(config.get("tiled", False))
     for name, form in forms.items():
         stem = name.removesuffix(".weight")
         if not form.rank or (form.experts and form.shared):
@@ -70,9 +70,8 @@ def write_run_adapter(
             continue
         b = np.ascontiguousarray(arrays["lora_B"].T)
         lengths = arrays.get("lora_magnitude_vector")
-        matrices.append(
-            AdapterMatrix(tensor=name, a=arrays["lora_A"], b=b, scale=form.scale, magnitude=lengths, paired=paired)
-        )
+        matrix = AdapterMatrix(tensor=name, a=arrays["lora_A"], b=b, scale=form.scale, magnitude=lengths)
+        matrices.append(replace(matrix, paired=paired, tiled=tiled))
     write_adapter(folder, config, matrices, how)
 
 
