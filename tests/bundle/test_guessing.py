@@ -16,12 +16,13 @@ import torch
 
 from roofline.backends.options import LoadOptions
 from roofline.bundle import load
-from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.engine.constraint import Constraint
 from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
 from roofline.engine.schedule.sequence import Sequence
 from roofline.engine.speculation.layer import LayerDrafter
+from tests.engine.engine_fakes import SpellingTokenizer
 from tests.models.guessing_models import GuessingModel, guessing_model
 from tests.models.parity_cases import HYBRID
 
@@ -85,7 +86,10 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+SLOW = ("no prefix cache", "where it pays")
+
+
+@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow) if way in SLOW else way for way in WAYS])
 def test_the_bits_of_answers_do_not_depend_on_guesses(folder: Path, way: str) -> None:
     config, options = WAYS[way]
     plain, guessing = engine_of(folder, {}), engine_of(folder, MTP | config, **options)
@@ -98,9 +102,35 @@ def test_the_bits_of_answers_do_not_depend_on_guesses(folder: Path, way: str) ->
     assert guessing.state.cache.used == 0
 
 
+def test_an_answer_with_a_form_beside_others_has_its_bits(tmp_path: Path) -> None:
+    """It is not guessed for, but its pages are, and others find them."""
+    folder = guessing_model(MIXED | {"vocab": 300}).save(tmp_path / "model")
+    tokenizer = SpellingTokenizer()
+    form = SamplingParams(temperature=0, max_tokens=20, constraint=Constraint.of_regex("[ab]{18}"))
+    texts = []
+    for config in ({}, MTP):
+        engine = engine_of(folder, config)
+        engine._tokenizer = lambda: tokenizer
+        order = [engine.submit(PROMPTS[3], form), engine.submit(PROMPTS[3], GREEDY)]
+        ids: dict[str, list[int]] = {name: [] for name in order}
+        while engine.has_work:
+            for event in engine.step():
+                ids[event.request_id] += event.ids
+        texts.append(([ids[name] for name in order], answers(engine, [PROMPTS[3] + ids[order[0]]], GREEDY)))
+        assert bool(engine.stats().drafts) == bool(config)
+    assert texts[0] == texts[1]
+    assert len(texts[0][0][0]) > 8
+
+
 def test_what_is_guessed_is_what_the_layer_makes_of_the_whole_text(judge: GuessingModel, folder: Path) -> None:
     """In float32, of prompts in chunks, with prefixes that were found, pages taken away and answers side by side."""
-    options = {"backend": "reference", "arithmetic": "plain", "cache_tokens": 208, "max_batch_tokens": 40, "max_model_len": 192}
+    options = {
+        "backend": "reference",
+        "arithmetic": "plain",
+        "cache_tokens": 208,
+        "max_batch_tokens": 40,
+        "max_model_len": 192,
+    }
     engine = engine_of(folder, MTP | {"speculate_tokens": 2}, max_running=6, **options)
     made = _watch_drafts(engine)
     two = SamplingParams(temperature=0, max_tokens=20, n=2, ignore_eos=True)

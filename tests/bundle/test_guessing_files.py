@@ -162,6 +162,17 @@ def test_a_bundle_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
         load(str(tmp_path / "bundle"), guesses=True, text=False)
 
 
+def test_what_a_model_takes_is_told_with_its_layer(folder: Path) -> None:
+    from roofline.bundle.shape import open_shape
+
+    shape = open_shape(str(folder))
+    count = sum(int(np.prod(info.shape)) for info in open_checkpoint(folder).guessing.values())
+    (note,) = [note for note in shape.notes if "guesses" in note]
+    assert note.startswith(f"behind the layers one that guesses further tokens, {count:,} parameters: ")
+    assert note.endswith("and 80 B of cache a token in bf16")
+    assert not any("guess" in name for name in shape.tensors)
+
+
 def test_the_layers_cache_is_counted(folder: Path) -> None:
     """A quarter of the free memory, or the tokens asked for, are of both caches and of the rows kept of each page."""
     from roofline.backends.capacity import host_capacity

@@ -72,7 +72,9 @@ class LoadRequest:
         if pair is None or not tensors:
             remedy = "load files that have it (mtp.* or nextn tensors), or use speculate='ngram' or 'draft'"
             raise ConfigError(f"{self.checkpoint.path} has no layer that guesses, for speculate='mtp': {remedy}")
-        shared = {name: self.checkpoint.tensors[name] for name in SHARED_WITH_GUESSER if name in self.checkpoint.tensors}
+        shared = {
+            name: self.checkpoint.tensors[name] for name in SHARED_WITH_GUESSER if name in self.checkpoint.tensors
+        }
         with naming(self.checkpoint.path):
             return compile_program(*pair, {**shared, **tensors}, target, keeps_hidden=True)
 

@@ -5,7 +5,15 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from roofline.backends.base import ComputesNothing, CountsExperts, Executable, GivesHidden, KeepsHidden, KeepsState, is_encoder
+from roofline.backends.base import (
+    ComputesNothing,
+    CountsExperts,
+    Executable,
+    GivesHidden,
+    KeepsHidden,
+    KeepsState,
+    is_encoder,
+)
 from roofline.common.errors import ConfigError, RequestError, UnsupportedError, describe_error
 from roofline.engine.adapters import Adapters
 from roofline.engine.cache.naive import NaiveCache
@@ -66,8 +74,12 @@ class LocalEngine:
         self.state = State(cache, self.limits, slots=StateSlots(slots, cache.prefix) if slots else None)
         self._page_file = _page_file(self.config, executable, self.state)
         slot_bytes = executable.slot_bytes if isinstance(executable, KeepsState) else 0
-        self.meter = StatsMeter(pages, executable.page_bytes, slots, slot_bytes)
         self._speculator = _speculator(self.config, executable, draft, self.state)
+        layer = (
+            executable.guesser if isinstance(executable, KeepsHidden) else None
+        )  # whose pages lie beside the model's
+        page_bytes = executable.page_bytes + (layer.page_bytes if layer is not None else 0)
+        self.meter = StatsMeter(pages, page_bytes, slots, slot_bytes)
         overlap = self.config.overlap and self.config.scheduler == "continuous"
         self._stepper = Stepper(
             executable,

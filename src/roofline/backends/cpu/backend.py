@@ -219,7 +219,8 @@ def _notes(
     from roofline.backends.cpu.select import choose_variants
 
     variants = choose_variants(executable) if options.tuned else None
-    size = human_bytes(executable.page_bytes * executable.num_pages)
+    page_bytes = executable.page_bytes + (executable.guesser.page_bytes if executable.guesser is not None else 0)
+    size = human_bytes(page_bytes * executable.num_pages)
     return {
         "isa": f"{isa.value} ({isa.reason})",
         "threads": f"{threads.value} ({threads.reason})",

@@ -179,7 +179,9 @@ class CpuExecutable:
         model = replace(model, packed=None if guesser is None else weights)
         executable = cls(model, image, capacity, isa=isa, threads=threads, roofs=roofs, exchange=exchange)
         if guesser is not None:
-            executable.guesser = executable.variant(guesser, replace(capacity.limits, state_slots=0), capacity.num_pages)
+            executable.guesser = executable.variant(
+                guesser, replace(capacity.limits, state_slots=0), capacity.num_pages
+            )
         return executable
 
     def take_fingerprint_of(self, program_hash: str) -> None:

@@ -248,7 +248,5 @@ def _rest(parts: list[_LayerPart], segments: list[Segment]) -> list[_LayerPart]:
     for number, part in enumerate(parts):
         done = len(segments[number].ids) if number < len(segments) else 0
         if done < len(part.ids):
-            rest.append(
-                _LayerPart(part.ids[done:], part.first + done, part.pages, part.rows[done:], part.sequence)
-            )
+            rest.append(_LayerPart(part.ids[done:], part.first + done, part.pages, part.rows[done:], part.sequence))
     return rest
