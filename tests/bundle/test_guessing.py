@@ -16,8 +16,8 @@ import torch
 
 from roofline.backends.options import LoadOptions
 from roofline.bundle import load
-from roofline.engine.constraint import Constraint
 from roofline.engine.config import EngineConfig
+from roofline.engine.constraint import Constraint
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
 from roofline.engine.schedule.sequence import Sequence
@@ -171,9 +171,7 @@ def test_guesses_that_are_always_right_and_never(sign: float, acceptance: float,
     judge = guessing_model(MIXED)
     with torch.no_grad():
         for name, parameter in [*judge.model.named_parameters(), *judge.layer.layers.named_parameters()]:
-            if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
-                parameter.zero_()
-            elif "norm" in name:
+            if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")) or "norm" in name:
                 parameter.zero_()
         width = MIXED["width"]
         joined = judge.layer.layers[0].eh_proj.weight
