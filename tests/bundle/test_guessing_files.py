@@ -130,6 +130,17 @@ def test_a_layer_of_which_a_tensor_is_missing_is_none(folder: Path, tmp_path: Pa
     assert (values["qwen35.block_count"], values["qwen35.nextn_predict_layers"]) == (2, 0)
 
 
+def test_a_merged_model_keeps_it_in_plain_numbers(folder: Path, tmp_path: Path) -> None:
+    """Where the formats of the model's tensors are named and its own are not, as `merge` does."""
+    small, back, again = tmp_path / "small.gguf", tmp_path / "back", tmp_path / "again.gguf"
+    write_gguf(open_checkpoint(folder), small, "Q4_0", WORK)
+    source = open_checkpoint(small)
+    write_safetensors(source, back, "", WORK, dict.fromkeys(source.tensors, "F32"))
+    same(open_checkpoint(back), source)
+    write_gguf(source, again, "", WORK, {name: info.format for name, info in source.tensors.items()})
+    same(open_checkpoint(again), source)
+
+
 def test_a_tensor_of_another_shape_is_named(judge: GuessingModel, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
