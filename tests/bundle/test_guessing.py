@@ -16,12 +16,13 @@ import torch
 
 from roofline.backends.options import LoadOptions
 from roofline.bundle import load
-from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.engine.config import EngineConfig
+from roofline.engine.constraint import Constraint
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
 from roofline.engine.schedule.sequence import Sequence
 from roofline.engine.speculation.layer import LayerDrafter
+from tests.engine.engine_fakes import SpellingTokenizer
 from tests.models.guessing_models import GuessingModel, guessing_model
 from tests.models.parity_cases import HYBRID
 
@@ -85,7 +86,10 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+SLOW = ("no prefix cache", "where it pays")
+
+
+@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow) if way in SLOW else way for way in WAYS])
 def test_the_bits_of_answers_do_not_depend_on_guesses(folder: Path, way: str) -> None:
     config, options = WAYS[way]
     plain, guessing = engine_of(folder, {}), engine_of(folder, MTP | config, **options)
@@ -96,6 +100,26 @@ def test_the_bits_of_answers_do_not_depend_on_guesses(folder: Path, way: str) ->
     assert stats.drafts > 0 or way == "where it pays"
     assert stats.preemptions > 0 or way != "with few pages"
     assert guessing.state.cache.used == 0
+
+
+def test_an_answer_with_a_form_beside_others_has_its_bits(tmp_path: Path) -> None:
+    """It is not guessed for, but its pages are, and others find them."""
+    folder = guessing_model(MIXED | {"vocab": 300}).save(tmp_path / "model")
+    tokenizer = SpellingTokenizer()
+    form = SamplingParams(temperature=0, max_tokens=20, constraint=Constraint.of_regex("[ab]{18}"))
+    texts = []
+    for config in ({}, MTP):
+        engine = engine_of(folder, config)
+        engine._tokenizer = lambda: tokenizer
+        order = [engine.submit(PROMPTS[3], form), engine.submit(PROMPTS[3], GREEDY)]
+        ids: dict[str, list[int]] = {name: [] for name in order}
+        while engine.has_work:
+            for event in engine.step():
+                ids[event.request_id] += event.ids
+        texts.append(([ids[name] for name in order], answers(engine, [PROMPTS[3] + ids[order[0]]], GREEDY)))
+        assert bool(engine.stats().drafts) == bool(config)
+    assert texts[0] == texts[1]
+    assert len(texts[0][0][0]) > 8
 
 
 def test_what_is_guessed_is_what_the_layer_makes_of_the_whole_text(judge: GuessingModel, folder: Path) -> None:
@@ -147,9 +171,7 @@ def test_guesses_that_are_always_right_and_never(sign: float, acceptance: float,
     judge = guessing_model(MIXED)
     with torch.no_grad():
         for name, parameter in [*judge.model.named_parameters(), *judge.layer.layers.named_parameters()]:
-            if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
-                parameter.zero_()
-            elif "norm" in name:
+            if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")) or "norm" in name:
                 parameter.zero_()
         width = MIXED["width"]
         joined = judge.layer.layers[0].eh_proj.weight

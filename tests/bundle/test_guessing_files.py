@@ -9,7 +9,9 @@ import pytest
 
 pytest.importorskip("torch", reason="the model comes from transformers")
 pytest.importorskip("transformers", reason="it makes the model")
-gguf = pytest.importorskip("gguf", reason="it reads what was written")
+pytest.importorskip("gguf", reason="it reads what was written")
+
+import gguf
 
 from roofline.backends.options import LoadOptions
 from roofline.bundle import load
@@ -128,6 +130,17 @@ def test_a_layer_of_which_a_tensor_is_missing_is_none(folder: Path, tmp_path: Pa
     assert (values["qwen35.block_count"], values["qwen35.nextn_predict_layers"]) == (2, 0)
 
 
+def test_a_merged_model_keeps_it_in_plain_numbers(folder: Path, tmp_path: Path) -> None:
+    """Where the formats of the model's tensors are named and its own are not, as `merge` does."""
+    small, back, again = tmp_path / "small.gguf", tmp_path / "back", tmp_path / "again.gguf"
+    write_gguf(open_checkpoint(folder), small, "Q4_0", WORK)
+    source = open_checkpoint(small)
+    write_safetensors(source, back, "", WORK, dict.fromkeys(source.tensors, "F32"))
+    same(open_checkpoint(back), source)
+    write_gguf(source, again, "", WORK, {name: info.format for name, info in source.tensors.items()})
+    same(open_checkpoint(again), source)
+
+
 def test_a_tensor_of_another_shape_is_named(judge: GuessingModel, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -160,6 +173,17 @@ def test_a_bundle_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
     compile_model(str(folder), tmp_path / "bundle")
     with pytest.raises(ConfigError, match=r"a bundle, of a model without its layer that guesses: name the model's"):
         load(str(tmp_path / "bundle"), guesses=True, text=False)
+
+
+def test_what_a_model_takes_is_told_with_its_layer(folder: Path) -> None:
+    from roofline.bundle.shape import open_shape
+
+    shape = open_shape(str(folder))
+    count = sum(int(np.prod(info.shape)) for info in open_checkpoint(folder).guessing.values())
+    (note,) = [note for note in shape.notes if "guesses" in note]
+    assert note.startswith(f"behind the layers one that guesses further tokens, {count:,} parameters: ")
+    assert note.endswith("and 80 B of cache a token in bf16")
+    assert not any("guess" in name for name in shape.tensors)
 
 
 def test_the_layers_cache_is_counted(folder: Path) -> None:

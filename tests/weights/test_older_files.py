@@ -107,13 +107,13 @@ def test_experts_joined_as_transformers_has_them_in_memory(kind: str, tmp_path: 
 def test_layers_that_guess_further_tokens_are_no_parameters_of_the_model() -> None:
     """Tensors named mtp, which files of Qwen3-Next and Qwen3.5 have beside the model, and transformers leaves."""
     config = {"family": "qwen3_next", "layers": 2}
-    further = ["mtp.fc.weight", "mtp.layers.0.self_attn.q_proj.weight", "mtp.norm.weight"]
+    further = ["mtp.fc.weight", "mtp.layers.0.self_attn.q_proj.weight", "model.mtp.norm.weight"]
     dtypes = dict.fromkeys(["model.layers.0.linear_attn.A_log", "model.layers.0.linear_attn.dt_bias", *further], "BF16")
     names = stored_names(Path("model"), dtypes, config)
     assert names.unused == []
     assert names.guessing == {
         "layers.2.mtp.fc.weight": "mtp.fc.weight",
         "layers.2.attn.q.weight": "mtp.layers.0.self_attn.q_proj.weight",
-        "layers.2.mtp.final_norm.weight": "mtp.norm.weight",
+        "layers.2.mtp.final_norm.weight": "model.mtp.norm.weight",
     }
     assert list(names.parameters) == ["layers.0.linear.a_log.weight", "layers.0.linear.dt_bias.weight"]

@@ -73,7 +73,7 @@ def host_capacity(options: LoadOptions, config: JsonMapping, kv_dtype: str, repl
 
 
 def guess_bytes(config: JsonMapping) -> int:
-    """Bytes of a token that a layer that guesses needs beside its keys and values: each page has a hidden row."""
+    """Bytes of a token that a layer that guesses needs beside keys and values: of each page a hidden row is kept."""
     return -(-4 * config["width"] // PAGE_TOKENS)
 
 

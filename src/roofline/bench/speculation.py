@@ -105,7 +105,7 @@ def compare(
 
 def bench_speculation(
     model: str,
-    mode: Literal["ngram", "draft"],
+    mode: Literal["ngram", "draft", "mtp"],
     rows: Sequence[str] | None = None,
     *,
     draft: str | None = None,
@@ -126,7 +126,7 @@ def bench_speculation(
     if not chosen:
         raise ConfigError(f"no row matches; the rows are: {', '.join(row_names())}")
     load = replace(load, cache_tokens=4096, max_running=8)
-    loaded = bundle.load(model, replace(load, draft_tokens=tokens))
+    loaded = bundle.load(model, replace(load, draft_tokens=tokens, guesses=mode == "mtp"))
     guesser: bundle.LoadedModel | None = None
     try:
         if draft is not None:

@@ -160,7 +160,7 @@ def write_safetensors(
     checkpoint = with_heads(with_guessing(checkpoint), tiled=False)
     if kinds is None:
         kinds = safetensors_formats(checkpoint, dtype)
-    kinds = {name: dtype or info.format for name, info in checkpoint.guessing.items()} | dict(kinds)
+    kinds = _guessing_formats(checkpoint, kinds) | dict(kinds)
     config, rope_style = checked_hf_config(checkpoint.config, _matrix_format(kinds, checkpoint))
     target = QuantiseTarget(kinds, rope_style)
     files = tokenizer_as_files(checkpoint)
@@ -300,6 +300,14 @@ def safetensors_formats(checkpoint: Checkpoint, dtype: str) -> dict[str, str]:
         if narrow >= set(together):
             kinds |= dict.fromkeys(together, matrix)
     return kinds
+
+
+def _guessing_formats(checkpoint: Checkpoint, kinds: Mapping[str, str]) -> dict[str, str]:
+    """The formats in a folder of the layer that guesses, where `kinds` are of the model alone: plain ones stay."""
+    missing = {name: info for name, info in checkpoint.guessing.items() if name not in kinds}
+    matrices = Counter(kinds[name] for name, info in checkpoint.tensors.items() if name in kinds and len(info.shape) > 1)
+    form = matrices.most_common(1)[0][0]
+    return {name: form if is_quantised(info.format) else info.format for name, info in missing.items()}
 
 
 def _holds(checkpoint: Checkpoint, name: str, form: str) -> bool:

@@ -1,5 +1,6 @@
 """What a model is, without its weights: from a bundle, a file or folder of weights, a config.json or a named shape."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from roofline.common.fields import shorten
 from roofline.common.json_files import read_json_file
 from roofline.common.json_types import JsonMapping
 from roofline.common.names import unknown
+from roofline.common.units import human_bytes
 from roofline.models.presets import presets
 from roofline.weights import names, sources
 from roofline.weights.checkpoint import open_checkpoint, read_config
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from roofline.program.trace import DescribesTensor
     from roofline.text.tokenizers.tokenizer import Tokenizer
+    from roofline.weights.checkpoint import Checkpoint
 
 FORM = "BF16"  # of the tensors of a shape without weights, as they are mostly published
 _NAMED = 8  # keys of a config.json that a note names
@@ -92,7 +95,7 @@ def open_shape(model: str) -> ModelShape:
         return ModelShape(model, "configuration", config, tensors, notes=(*_text_part(path), *note, *_unread(path)))
     checkpoint = open_checkpoint(path)
     unread = _unread(path) if checkpoint.kind == "safetensors" else ()
-    notes = (*_parts_note(checkpoint.other_parts), *unread)
+    notes = (*_parts_note(checkpoint.other_parts), *_guessing_note(checkpoint), *unread)
     return ModelShape(model, checkpoint.kind, checkpoint.config, checkpoint.tensors, notes=notes)
 
 
@@ -175,6 +178,20 @@ def _quantization(path: Path) -> Mapping[str, object]:
 def _parts_note(parts: PartsBeside | None) -> tuple[str, ...]:
     """What of a model is not used, in a note."""
     return () if parts is None else (str(parts),)
+
+
+def _guessing_note(checkpoint: "Checkpoint") -> tuple[str, ...]:
+    """What a layer that guesses further tokens takes, which a load without it leaves aside, in a note."""
+    if not checkpoint.guessing:
+        return ()
+    from roofline.backends.capacity import guess_bytes, host_token_bytes
+
+    config, infos = checkpoint.config, checkpoint.guessing.values()
+    size = human_bytes(sum(info.nbytes for info in infos))
+    token = host_token_bytes("bf16", config["kv_heads"], config["head_dim"]) + guess_bytes(config)
+    count = f"{sum(math.prod(info.shape) for info in infos):,} parameters"
+    takes = f"with --speculate mtp it takes {size} and {human_bytes(token)} of cache a token in bf16"
+    return (f"behind the layers one that guesses further tokens, {count}: {takes}",)
 
 
 def _text_part(path: Path) -> tuple[str, ...]:

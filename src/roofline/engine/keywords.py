@@ -73,7 +73,7 @@ _OTHER: dict[str, tuple[tuple[object, ...], str]] = {
         (None, {}, {"backend": "auto"}, {"backend": "guidance"}),
         "llguidance holds answers to a form",
     ),
-    "speculative_config": ((None,), "give speculate='ngram', or speculate='draft' with draft=MODEL"),
+    "speculative_config": ((None,), "give speculate='ngram' or 'mtp', or speculate='draft' with draft=MODEL"),
     "tokenizer_revision": ((None,), "the tokenizer is the one in the model's file or folder"),
 }
 # Flags of `vllm serve`, beside the names above -> ours, where any value means the same.

@@ -74,8 +74,12 @@ class LocalEngine:
         self.state = State(cache, self.limits, slots=StateSlots(slots, cache.prefix) if slots else None)
         self._page_file = _page_file(self.config, executable, self.state)
         slot_bytes = executable.slot_bytes if isinstance(executable, KeepsState) else 0
-        self.meter = StatsMeter(pages, executable.page_bytes, slots, slot_bytes)
         self._speculator = _speculator(self.config, executable, draft, self.state)
+        layer = (
+            executable.guesser if isinstance(executable, KeepsHidden) else None
+        )  # whose pages lie beside the model's
+        page_bytes = executable.page_bytes + (layer.page_bytes if layer is not None else 0)
+        self.meter = StatsMeter(pages, page_bytes, slots, slot_bytes)
         overlap = self.config.overlap and self.config.scheduler == "continuous"
         self._stepper = Stepper(
             executable,

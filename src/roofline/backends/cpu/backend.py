@@ -137,14 +137,14 @@ class CpuBackend:
         isa, threads = _choose(options)
         without_places = replace(request, options=replace(options, max_adapters=0))
         plain = self._compile(without_places, ranks.share if ranks is not None else None)
-        program, guesser = plain, None
-        if options.guesses:
-            target = _target(options)
-            program, guesser = without_places.compile(target, keeps_hidden=True), request.compile_guesser(target)
+        guesser = request.compile_guesser(_target(options))
+        program = plain if guesser is None else without_places.compile(_target(options), keeps_hidden=True)
+        if options.max_adapters:
+            program = adapt(program, options.max_adapter_rank)
         with ThreadPoolExecutor(1) as pool:
             identity = pool.submit(weights_hash, checkpoint)
             executable = CpuExecutable.from_program(
-                adapt(program, options.max_adapter_rank) if options.max_adapters else program,
+                program if guesser is None else (program, guesser),
                 checkpoint,
                 request.capacity,
                 weights_hash=identity,
@@ -152,7 +152,6 @@ class CpuBackend:
                 threads=threads.value,
                 roofs=_roofs(isa, threads),
                 group=ranks,
-                guesser=guesser,
             )
             if options.max_adapters or options.guesses:
                 executable.take_fingerprint_of(program_hash(plain))
@@ -219,7 +218,8 @@ def _notes(
     from roofline.backends.cpu.select import choose_variants
 
     variants = choose_variants(executable) if options.tuned else None
-    size = human_bytes(executable.page_bytes * executable.num_pages)
+    page_bytes = executable.page_bytes + (executable.guesser.page_bytes if executable.guesser is not None else 0)
+    size = human_bytes(page_bytes * executable.num_pages)
     return {
         "isa": f"{isa.value} ({isa.reason})",
         "threads": f"{threads.value} ({threads.reason})",

@@ -140,7 +140,7 @@ class CpuExecutable:
     @classmethod
     def from_program(
         cls,
-        program: "Program",
+        program: "Program | tuple[Program, Program]",
         source: "Tensors",
         capacity: Capacity,
         *,
@@ -149,15 +149,14 @@ class CpuExecutable:
         threads: int,
         roofs: Roofs | None = None,
         group: "RankGroup | None" = None,
-        guesser: "Program | None" = None,
     ) -> "CpuExecutable":
         """The executable of a Program compiled for the target "cpu".
 
         Args:
+            program: the model's; or that and the Program of its layer that guesses, which shares weights with it.
             source: the checkpoint whose bytes are packed.
             weights_hash: identity of the weights, part of the fingerprint (hex); computed beside the packing.
             group: who shares the matrices, where the Program is one rank's.
-            guesser: the Program of a layer that guesses, which shares weights with the model; see `guesser`.
 
         Raises:
             UnsupportedError: an op, format or shape without a kernel, or other ranks than the Program is for.
@@ -168,6 +167,7 @@ class CpuExecutable:
         from roofline.backends.cpu.memory import pack_image
         from roofline.program.text import program_hash
 
+        program, guesser = program if isinstance(program, tuple) else (program, None)
         weights = program if guesser is None else with_weights_of(program, guesser)
         planned, layout = keep_operands(program), lay_out(weights, capacity.max_context)
         lowered = lower(planned, layout)  # refuses what has no kernel before anything is packed

@@ -19,7 +19,7 @@ def command(
     as_json: AsJson = False,
     serve: Annotated[bool, Option("Run the serve rows, which take longest.")] = True,
     rows: Annotated[str | None, Option("Only rows whose key contains one of these, with commas.")] = None,
-    speculate: Annotated[Literal["off", "ngram", "draft"], declared(EngineConfig)["speculate"]] = "off",
+    speculate: Annotated[Literal["off", "ngram", "draft", "mtp"], declared(EngineConfig)["speculate"]] = "off",
     draft: Draft = None,
     speculate_tokens: Annotated[int, declared(EngineConfig)["speculate_tokens"]] = 4,
 ) -> None:

@@ -122,19 +122,19 @@ class LayerDrafter:
                 self.settled &= len(place.rows) <= PAGE_TOKENS
                 parts.append(_LayerPart(sequence.ids[place.next :], place.next, sequence.pages, place.rows, sequence))
         while parts:
-            made = self._run(parts)
+            grown = self._run(parts)
             parts = []
-            for sequence, row in made:
+            for sequence, row in grown:
                 if len(sequence.draft) < open_[sequence]:
                     at = len(sequence.ids) + len(sequence.draft) - 1
                     parts.append(_LayerPart(sequence.draft[-1:], at, sequence.pages, [row], sequence))
         for sequence in open_:
-            place, held = self._places[sequence], lengths[sequence]
-            written = min(place.end, held * PAGE_TOKENS) - place.next  # what lies in pages that go back is lost
+            place, page_count = self._places[sequence], lengths[sequence]
+            written = min(place.end, page_count * PAGE_TOKENS) - place.next  # what lies in pages that go back is lost
             place.next, place.rows = place.next + written, place.rows[written:]
-        for sequence, held in lengths.items():
-            surplus = sequence.pages[held:]
-            del sequence.pages[held:]
+        for sequence, page_count in lengths.items():
+            surplus = sequence.pages[page_count:]
+            del sequence.pages[page_count:]
             self._state.cache.release(surplus)
 
     def keep(self, running: list[Sequence]) -> None:
@@ -197,7 +197,7 @@ class LayerDrafter:
     def _run(self, parts: list[_LayerPart]) -> list[tuple[Sequence, np.ndarray]]:
         """Compute parts, in as many steps as they need. Of those with a sequence, whose drafts grow by a token: the
         sequence, and the row that the guess after it goes on from."""
-        made: list[tuple[Sequence, np.ndarray]] = []
+        grown: list[tuple[Sequence, np.ndarray]] = []
         waiting = list(parts)
         while waiting:
             segments, rows, ends = list[Segment](), list[np.ndarray](), list[int]()
@@ -216,10 +216,10 @@ class LayerDrafter:
                     sampled.append(part.sequence)
                     ends.append(tokens - 1)
             if not segments:
-                return made
-            self._compute(segments, rows, ends, sampled, made)
-            waiting = _rest(waiting, segments)
-        return made
+                return grown
+            self._compute(segments, rows, ends, sampled, grown)
+            waiting = _remaining(waiting, segments)
+        return grown
 
     def _compute(
         self,
@@ -227,7 +227,7 @@ class LayerDrafter:
         rows: list[np.ndarray],
         ends: list[int],
         sampled: list[Sequence],
-        made: list[tuple[Sequence, np.ndarray]],
+        grown: list[tuple[Sequence, np.ndarray]],
     ) -> None:
         layer = self.layer
         layer.batch.fill(segments, ends)
@@ -236,17 +236,19 @@ class LayerDrafter:
         if not sampled:
             return
         hidden = layer.hidden()
-        made += [(sequence, hidden[end].copy()) for sequence, end in zip(sampled, ends, strict=True)]
+        grown += [(sequence, hidden[end].copy()) for sequence, end in zip(sampled, ends, strict=True)]
         ids = layer.sample(self._rows.build(sampled)).ids.tolist()
         for sequence, token in zip(sampled, ids, strict=True):
             sequence.draft.append(token if 0 <= token < layer.vocab_size else 0)
 
 
-def _rest(parts: list[_LayerPart], segments: list[Segment]) -> list[_LayerPart]:
+def _remaining(parts: list[_LayerPart], segments: list[Segment]) -> list[_LayerPart]:
     """What a step has left of parts."""
-    rest = []
+    remaining = []
     for number, part in enumerate(parts):
         done = len(segments[number].ids) if number < len(segments) else 0
         if done < len(part.ids):
-            rest.append(_LayerPart(part.ids[done:], part.first + done, part.pages, part.rows[done:], part.sequence))
-    return rest
+            remaining.append(
+                _LayerPart(part.ids[done:], part.first + done, part.pages, part.rows[done:], part.sequence)
+            )
+    return remaining

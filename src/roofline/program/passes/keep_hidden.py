@@ -25,8 +25,8 @@ def keep_hidden(program: Program) -> Program:
         above.append(at)
         at = makers_of.get(at.inputs[0])
     if at is None or at.op != "take_rows":
-        what = f"hidden rows of {program.name} beside its logits"
-        raise UnsupportedError(what, "its head is not a product of normed rows", ("speculate='ngram'",))
+        feature = f"hidden rows of {program.name} beside its logits"
+        raise UnsupportedError(feature, "its head is not a product of normed rows", ("speculate='ngram'",))
     take, renamed = at, {at.output.name: at.inputs[0]}
     body: list[Instr] = []
     for instr in program.body:

@@ -74,7 +74,8 @@ WRAPPERS: Mapping[str, Wrapper] = {
 }
 
 
-_OTHER_MODULES = frozenset(module for wrapper in WRAPPERS.values() for module in wrapper.other_modules)
+# Modules that adapters may name and that no model of ours runs by itself, layers that guess further tokens among them.
+_OTHER_MODULES = frozenset({"mtp", *(module for wrapper in WRAPPERS.values() for module in wrapper.other_modules)})
 
 
 def wrapper_of(config: JsonObject) -> Wrapper | None:

@@ -166,6 +166,7 @@ class TensorNames:
         if not self.hf_guessing:
             match = re.match(rf"{re.escape(self.hf_layers)}\.{_INDEX}\.", name)
             return name if match is not None and int(match[1]) >= layers else None
+        name = name.removeprefix(self.hf_prefix)
         if not name.startswith(f"{self.hf_guessing}."):
             return None
         part = name.removeprefix(f"{self.hf_guessing}.")
