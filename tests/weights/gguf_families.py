@@ -304,6 +304,13 @@ GGUF_CASES = {
         | {"nextn_predict_layers": 0, "rope.scaling.type": "none"},
         experts_apart,
     ),
+    "hunyuan_moe": GgufCase(
+        "hunyuan-moe",
+        CASES["hunyuan_moe"].config,
+        {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 48, "expert_shared_count": 1}
+        | {"expert_shared_feed_forward_length": 48},
+        experts_apart,
+    ),
     "gpt2": GgufCase("gpt2", LEARNED | {"family": "gpt2", "activation": "gelu_tanh"}, {LAYER: 1e-5}, by_columns),
     "mpt": GgufCase("mpt", MPT, {LAYER: 1e-5, "attention.max_alibi_bias": 8.0}, as_it_is),
 }
