@@ -408,6 +408,18 @@ CASES |= {
         | {"family": "hunyuan_moe", "qk_norm": True, "shared_ffn": 32, "tied": True, "layers": 1}
         | {"attention_bias": True, "output_bias": True},
     ),
+    "sarvam_moe": Case(
+        "sarvam_moe",
+        "q, k and v in one tensor, norms of q and k, sigmoids with a bias that chooses, a dense layer, a shared expert",
+        SIGMOID | {"family": "bailing_moe", "qk_norm": True, "shared_ffn": 32},
+    ),
+    "sarvam_moe_groups": Case(
+        "sarvam_moe",
+        "half of each head turned, groups, no norms of q and k",
+        SIGMOID
+        | {"family": "bailing_moe", "rotary_dim": 8, "groups": 3, "kept_groups": 2, "dense": [], "dense_ffn": 0}
+        | {"layers": 1},
+    ),
     "flex_olmo": Case(
         "flex_olmo",
         "post-norms alone, norms of q and k over all heads, softmax whose chosen do not add up to 1",

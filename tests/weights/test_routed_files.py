@@ -89,6 +89,11 @@ OF_KIND: dict[str, list[dict[str, Any]]] = {
         {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]},
         {"first_k_dense_replace": 2, "num_shared_experts": 2},
     ],
+    "sarvam_moe": [
+        {"num_experts": 6, "num_shared_experts": 2, "first_k_dense_replace": 2},
+        {"partial_rotary_factor": None},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25}},
+    ],
     "flex_olmo": [{"num_experts": None}],
     "hunyuan_v1_moe": [
         {"moe_topk": [3, 3, 3, 3], "num_experts": 6},
@@ -114,7 +119,8 @@ def ours(kind: str, changes: dict[str, Any]) -> Any:
 def theirs(kind: str, changes: dict[str, Any]) -> Any:
     """Transformers' configuration and rotary table; None where it refuses it."""
     kind_class = transformers.CONFIG_MAPPING[kind]
-    module = import_module(f"transformers.models.{kind}.modeling_{kind}")
+    module_name = "glm4_moe" if kind == "sarvam_moe" else kind
+    module = import_module(f"transformers.models.{module_name}.modeling_{module_name}")
     rotary = next(value for name, value in vars(module).items() if name.endswith("RotaryEmbedding"))
     try:
         config = kind_class(**copy.deepcopy({**FIELDS, **changes}))

@@ -116,6 +116,14 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
         *(*_GATED, "attention_bias", "head_dim", "use_qk_norm", "use_cla", "eod_token_id", "num_experts", "moe_topk"),
         *("moe_intermediate_size", "num_shared_expert", "use_mixed_mlp_moe", "moe_layer_num_skipped"),
     ),
+    "sarvam_moe": (
+        *_SCORED,
+        "use_qk_norm",
+        "first_k_dense_replace",
+        "num_shared_experts",
+        "use_qkv_bias",
+        "score_function",
+    ),
     "flex_olmo": (*_GATED, "attention_bias", *_EXPERTS[:2], "norm_topk_prob", "router_aux_loss_coef"),
     "hy_v3": (
         *(*_GATED, "head_dim", "num_experts", "num_experts_per_tok", "num_shared_experts", "moe_intermediate_size"),
@@ -147,6 +155,7 @@ _GGUF_KEYS: dict[str, tuple[str, ...]] = {
         *(*_GATED_GGUF[:4], *_EXPERTS_GGUF, "expert_shared_count", "expert_shared_feed_forward_length"),
         *("interleave_moe_layer_step", "leading_dense_block_count"),
     ),
+    "bailingmoe2": (*_GATED_GGUF[:7], *_SCORED_GGUF, "expert_shared_feed_forward_length", "nextn_predict_layers"),
     "hunyuan-moe": (*_GATED_GGUF[:7], *_EXPERTS_GGUF, "expert_shared_count", "expert_shared_feed_forward_length"),
     "exaone-moe": (
         *(*_GATED_GGUF[:7], *_SCORED_GGUF, "expert_shared_feed_forward_length", "nextn_predict_layers"),
