@@ -326,3 +326,43 @@ def _gguf(architecture: str, changes: dict[str, Any]) -> dict[str, Any]:
     metadata = {f"{architecture}.{key}": value for key, value in (keys | changes).items()}
     metadata["general.architecture"] = architecture
     return from_gguf(Path("m.gguf"), metadata, {"embed.weight": (50, 64)}, None)
+
+
+def test_solar_open_is_read_as_a_glm_without_dense_layers() -> None:
+    torch = pytest.importorskip("torch", reason="what the logits are compared with runs in torch")
+    from roofline.torch.checkpoint import checkpoint_of
+    from tests.models.parity_cases import Eager
+
+    sizes = {"n_routed_experts": 4, "moe_intermediate_size": 24, "head_dim": 16, "num_experts_per_tok": 2}
+    ids = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+    config = transformers.SolarOpenConfig(
+        **{**FIELDS, **sizes, **ids, "num_hidden_layers": 2, "initializer_range": 0.1}
+    )
+    torch.manual_seed(0)
+    model = transformers.SolarOpenForCausalLM(config).eval()
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_(std=0.1)
+    source = checkpoint_of(model)
+    assert (source.config["family"], source.config["rope_theta"], source.config.get("dense")) == ("glm4_moe", 1e6, None)
+    text = list(range(40))
+    with torch.no_grad():
+        expected = model(torch.tensor([text])).logits[0].numpy()
+    np.testing.assert_allclose(Eager(source).step(text), expected, atol=1e-5)
+
+
+def test_gguf_files_of_hy_3_say_by_tensors_which_layers_have_experts() -> None:
+    """Nothing says so there, and the bias that chooses experts has a name of its own."""
+    pytest.importorskip("torch", reason="the cases import it")
+    from roofline.weights import names
+    from roofline.weights.config.to_gguf import to_gguf
+    from tests.models.parity_cases import CASES
+
+    config = {**CASES["hy_v3"].config, "dense": [1], "rope_style": "half"}
+    shapes = {"embed.weight": (96, 64), "head.weight": (96, 64), "layers.1.mlp.gate.weight": (96, 64)}
+    metadata, _ = to_gguf(config, {**shapes, "layers.0.mlp.choice.bias": (6,)})
+    assert metadata["hy_v3.feed_forward_length"] == 96
+    assert "hy_v3.leading_dense_block_count" not in metadata
+    assert names.to_gguf("hy_v3", "layers.0.mlp.choice.bias") == "blk.0.exp_probs_b"
+    assert names.from_gguf("hy_v3", "blk.0.exp_probs_b") == "layers.0.mlp.choice.bias"
+    assert names.to_gguf("glm4_moe", "layers.0.mlp.choice.bias") == "blk.0.exp_probs_b.bias"

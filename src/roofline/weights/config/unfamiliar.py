@@ -155,6 +155,7 @@ _GGUF_KEYS: dict[str, tuple[str, ...]] = {
         *(*_GATED_GGUF[:4], *_EXPERTS_GGUF, "expert_shared_count", "expert_shared_feed_forward_length"),
         *("interleave_moe_layer_step", "leading_dense_block_count"),
     ),
+    "hy_v3": (*_GATED_GGUF[:7], *_SCORED_GGUF, "expert_shared_feed_forward_length"),
     "bailingmoe2": (*_GATED_GGUF[:7], *_SCORED_GGUF, "expert_shared_feed_forward_length", "nextn_predict_layers"),
     "hunyuan-moe": (*_GATED_GGUF[:7], *_EXPERTS_GGUF, "expert_shared_count", "expert_shared_feed_forward_length"),
     "exaone-moe": (

@@ -53,7 +53,7 @@ _DEFAULTS = {
 }
 _SECOND_NAMES = {"num_local_experts": "n_routed_experts", "num_experts": "n_routed_experts"}
 _SECOND_NAMES |= {"num_shared_experts": "n_shared_experts", "use_qkv_bias": "attention_bias"}
-_KEYS, _ROUTER = RouterKeys(), GgufRouter()
+_KEYS, _ROUTER = RouterKeys(), GgufRouter(further=True)
 _SHARED_SIZE = "expert_shared_feed_forward_length"
 
 

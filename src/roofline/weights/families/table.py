@@ -95,6 +95,7 @@ ARCHITECTURES = {
     "exaone-moe": "exaone_moe",
     "hunyuan-moe": "hunyuan_moe",
     "bailingmoe2": "bailing_moe",
+    "hy_v3": "hy_v3",
     "gptneox": "gpt_neox",
     "gpt2": "gpt2",
     "mpt": "mpt",
