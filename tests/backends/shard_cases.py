@@ -64,6 +64,7 @@ FAMILIES = {
     "routed": _MIXTURE
     | {"family": "routed", "score": "sigmoid", "choice_bias": True, "groups": 3, "kept_groups": 2, "experts": 6}
     | {"dense": [0], "dense_ffn": 96, "shared_ffn": 160, "routed_scale": 2.5},
+    "hunyuan_moe": _MIXTURE | {"family": "hunyuan_moe", "qk_norm": True, "shared_ffn": 96, "layers": 1},
     "gemma1": builders.BASE | {"family": "gemma1", "kv_heads": 1, "layers": 1},
     # Four value heads of 16 are two blocks of Q8_0; their key heads and those of attention are two.
     "qwen3_5": builders.HYBRID | {"value_dim": 16},
@@ -79,6 +80,7 @@ FAMILIES = {
 REFUSED = {
     "OLMo 2": builders.BASE | {"family": "olmo2", "tied": False},
     "OLMo 3": builders.BASE | {"family": "olmo2", "tied": False, "layer_windows": [9, 0], "local_theta": 1e4},
+    "FlexOlmo": _MIXTURE | {"family": "flex_olmo", "qk_norm": True, "wide_qk_norm": True, "layers": 1},
     "DeepSeek-V2": _MIXTURE
     | {"family": "deepseek", "kv_heads": 4, "head_dim": 32, "rotary_dim": 16, "rope_style": "interleaved"}
     | {"kv_rank": 32, "value_dim": 24, "shared_ffn": 96, "renormalise": False, "routed_scale": 2.5},

@@ -107,6 +107,24 @@ def experts_apart(name: str, values: np.ndarray, config: Mapping[str, Any]) -> n
     return values
 
 
+class TogetherQkv:
+    """q, k and v of a layer, one below the other, beside experts apart."""
+
+    def __init__(self) -> None:
+        self._waiting: list[np.ndarray] = []
+
+    def __call__(self, name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+        before, _, part = name.removesuffix(".weight").rpartition(".self_attn.")
+        if part not in ("q_proj", "k_proj", "v_proj"):
+            return experts_apart(name, values, config)
+        self._waiting.append(values)
+        if part != "v_proj":
+            return []
+        together = np.concatenate(self._waiting)
+        self._waiting.clear()
+        return [(f"{before}.attention.query_key_value.weight", together)]
+
+
 def tiled(name: str, values: np.ndarray, keys: int, before: int) -> np.ndarray:
     """Value heads, the first of all key heads before the second of all. before: rows of q and k, where any are."""
     if "out_proj" in name:
@@ -360,6 +378,19 @@ GGUF_CASES = {
         | {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 32}
         | {"leading_dense_block_count": 1, "expert_gating_func": 2},
         short_convolutions,
+    ),
+    "hunyuan_moe": GgufCase(
+        "hunyuan-moe",
+        CASES["hunyuan_moe"].config,
+        {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 48, "expert_shared_count": 1}
+        | {"expert_shared_feed_forward_length": 48},
+        experts_apart,
+    ),
+    "sarvam_moe": GgufCase(
+        "bailingmoe2",
+        CASES["sarvam_moe"].config | {"rotary_dim": 8},
+        SIGMOID_KEYS | {"expert_shared_count": 1, "expert_shared_feed_forward_length": 32, "rope.dimension_count": 8},
+        TogetherQkv(),
     ),
     "gpt2": GgufCase("gpt2", LEARNED | {"family": "gpt2", "activation": "gelu_tanh"}, {LAYER: 1e-5}, by_columns),
     "mpt": GgufCase("mpt", MPT, {LAYER: 1e-5, "attention.max_alibi_bias": 8.0}, as_it_is),

@@ -20,9 +20,12 @@ from roofline.weights.config.unread_keys import unread_keys  # noqa: E402
 
 FIELDS: dict[str, Any] = {
     **{"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2},
-    **{"vocab_size": 50, "intermediate_size": 96, "max_position_embeddings": 512, "num_experts_per_tok": 2},
+    **{"vocab_size": 50, "intermediate_size": 96, "max_position_embeddings": 512},
 }
-DOTS: dict[str, Any] = {"n_routed_experts": 4, "n_shared_experts": 1}
+BESIDE: dict[str, dict[str, Any]] = {
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 # What any file may say, and what each type's may.
@@ -86,6 +89,18 @@ OF_KIND: dict[str, list[dict[str, Any]]] = {
         {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]},
         {"first_k_dense_replace": 2, "num_shared_experts": 2},
     ],
+    "sarvam_moe": [
+        {"num_experts": 6, "num_shared_experts": 2, "first_k_dense_replace": 2},
+        {"partial_rotary_factor": None},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25}},
+    ],
+    "flex_olmo": [{"num_experts": None}],
+    "hunyuan_v1_moe": [
+        {"moe_topk": [3, 3, 3, 3], "num_experts": 6},
+        {"moe_topk": [3, 2, 3, 3], "num_experts": 6},
+        {"moe_topk": 3, "num_experts": 6, "moe_intermediate_size": [96] * 4, "num_shared_expert": [1] * 4},
+        {"head_dim": 16, "num_experts": 6, "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}},
+    ],
     "hy_v3": [
         {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]},
         {"router_scaling_factor": 1.0, "num_shared_experts": 2},
@@ -104,7 +119,8 @@ def ours(kind: str, changes: dict[str, Any]) -> Any:
 def theirs(kind: str, changes: dict[str, Any]) -> Any:
     """Transformers' configuration and rotary table; None where it refuses it."""
     kind_class = transformers.CONFIG_MAPPING[kind]
-    module = import_module(f"transformers.models.{kind}.modeling_{kind}")
+    module_name = "glm4_moe" if kind == "sarvam_moe" else kind
+    module = import_module(f"transformers.models.{module_name}.modeling_{module_name}")
     rotary = next(value for name, value in vars(module).items() if name.endswith("RotaryEmbedding"))
     try:
         config = kind_class(**copy.deepcopy({**FIELDS, **changes}))
@@ -130,16 +146,20 @@ def test_every_spelling_is_read_as_transformers_reads_it_or_refused(kind: str) -
 
     honoured = 0
     for changes in ANY + OF_KIND[kind]:
-        changes = (DOTS if kind == "dots1" else {}) | changes
+        changes = BESIDE.get(kind, {"num_experts_per_tok": 2}) | changes
         mine, both = ours(kind, changes), theirs(kind, changes)
         if mine is None or both is None:
             continue
         config, rotary = both
-        renormalise = kind != "olmoe" if not hasattr(config, "norm_topk_prob") else bool(config.norm_topk_prob)
+        renormalise = (
+            kind not in ("olmoe", "flex_olmo") if not hasattr(config, "norm_topk_prob") else bool(config.norm_topk_prob)
+        )
+        chosen = config.num_experts_per_tok
+        chosen = chosen[0] if isinstance(chosen, list) else chosen
         names = ("n_routed_experts", "moe_num_experts", "num_local_experts", "num_experts")
         expected = (
             *(config.num_key_value_heads, config.rms_norm_eps, config.tie_word_embeddings, renormalise),
-            *(next(getattr(config, name) for name in names if hasattr(config, name)), config.num_experts_per_tok),
+            *(next(getattr(config, name) for name in names if hasattr(config, name)), chosen),
             getattr(config, "routed_scaling_factor", getattr(config, "router_scaling_factor", 1.0)),
         )
         read = (mine.kv_heads, mine.norm_eps, mine.tied, mine.renormalise, mine.experts, mine.experts_per_token)
@@ -148,6 +168,7 @@ def test_every_spelling_is_read_as_transformers_reads_it_or_refused(kind: str) -
         groups = getattr(config, "n_group", 1) or 1, getattr(config, "topk_group", 1) or 1
         assert (mine.groups, mine.kept_groups) == groups, changes
         shared = next((getattr(config, name) for name in vars(config) if name.endswith("shared_experts")), 0)
+        shared = 1 if kind == "hunyuan_v1_moe" else shared
         assert mine.shared_ffn == shared * mine.ffn, changes
         kinds = getattr(config, "layer_types", None) or ["full_attention"] * 4
         assert [mine.window(layer) > 0 for layer in range(4)] == [each == "sliding_attention" for each in kinds]
@@ -176,6 +197,8 @@ def test_every_spelling_is_read_as_transformers_reads_it_or_refused(kind: str) -
         ("ernie4_5_moe", {"moe_norm_min": 0.5}, UnsupportedError, "moe_norm_min"),
         ("exaone_moe", {"sliding_window": None}, ConfigError, "sliding_window: is null"),
         ("exaone_moe", {"mlp_layer_types": ["dense", "hash_moe", "dense", "dense"]}, UnsupportedError, "hash_moe"),
+        ("hunyuan_v1_moe", {"num_experts": 4, "moe_topk": [2, 1]}, UnsupportedError, "moe_topk that differs"),
+        ("hunyuan_v1_moe", {"num_experts": 4, "use_cla": True}, UnsupportedError, "use_cla = True"),
         ("hy_v3", {"mlp_layer_types": ["dense"]}, ConfigError, "mlp_layer_types: has 1 values for 4 layers"),
         ("hy_v3", {"route_norm": False}, UnsupportedError, "route_norm = False"),
     ],
@@ -269,6 +292,7 @@ def test_layers_that_guess_further_tokens_are_left_out_with_a_word(
         ("glm4moe", {"block_count": 5, "nextn_predict_layers": 1}, ("sigmoid", False, 0, [])),
         ("dots1", {"expert_gating_func": 2, "expert_shared_count": 1}, ("sigmoid", False, 32, [])),
         ("olmoe", {}, ("softmax", False, 0, [])),
+        ("hunyuan-moe", {}, ("softmax", True, 32, [])),
         ("minimax-m2", {}, ("sigmoid", True, 0, [])),
         ("ernie4_5-moe", {"expert_shared_feed_forward_length": 48}, ("softmax", True, 48, [])),
         ("exaone-moe", {"attention.sliding_window": 9, "expert_gating_func": 2}, ("sigmoid", False, 0, [])),
@@ -302,3 +326,43 @@ def _gguf(architecture: str, changes: dict[str, Any]) -> dict[str, Any]:
     metadata = {f"{architecture}.{key}": value for key, value in (keys | changes).items()}
     metadata["general.architecture"] = architecture
     return from_gguf(Path("m.gguf"), metadata, {"embed.weight": (50, 64)}, None)
+
+
+def test_solar_open_is_read_as_a_glm_without_dense_layers() -> None:
+    torch = pytest.importorskip("torch", reason="what the logits are compared with runs in torch")
+    from roofline.torch.checkpoint import checkpoint_of
+    from tests.models.parity_cases import Eager
+
+    sizes = {"n_routed_experts": 4, "moe_intermediate_size": 24, "head_dim": 16, "num_experts_per_tok": 2}
+    ids = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+    config = transformers.SolarOpenConfig(
+        **{**FIELDS, **sizes, **ids, "num_hidden_layers": 2, "initializer_range": 0.1}
+    )
+    torch.manual_seed(0)
+    model = transformers.SolarOpenForCausalLM(config).eval()
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_(std=0.1)
+    source = checkpoint_of(model)
+    assert (source.config["family"], source.config["rope_theta"], source.config.get("dense")) == ("glm4_moe", 1e6, None)
+    text = list(range(40))
+    with torch.no_grad():
+        expected = model(torch.tensor([text])).logits[0].numpy()
+    np.testing.assert_allclose(Eager(source).step(text), expected, atol=1e-5)
+
+
+def test_gguf_files_of_hy_3_say_by_tensors_which_layers_have_experts() -> None:
+    """Nothing says so there, and the bias that chooses experts has a name of its own."""
+    pytest.importorskip("torch", reason="the cases import it")
+    from roofline.weights import names
+    from roofline.weights.config.to_gguf import to_gguf
+    from tests.models.parity_cases import CASES
+
+    config = {**CASES["hy_v3"].config, "dense": [1], "rope_style": "half"}
+    shapes = {"embed.weight": (96, 64), "head.weight": (96, 64), "layers.1.mlp.gate.weight": (96, 64)}
+    metadata, _ = to_gguf(config, {**shapes, "layers.0.mlp.choice.bias": (6,)})
+    assert metadata["hy_v3.feed_forward_length"] == 96
+    assert "hy_v3.leading_dense_block_count" not in metadata
+    assert names.to_gguf("hy_v3", "layers.0.mlp.choice.bias") == "blk.0.exp_probs_b"
+    assert names.from_gguf("hy_v3", "blk.0.exp_probs_b") == "layers.0.mlp.choice.bias"
+    assert names.to_gguf("glm4_moe", "layers.0.mlp.choice.bias") == "blk.0.exp_probs_b.bias"

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 from roofline.common.fields import Fields
-from roofline.weights.families.shared import hf_fields, routed_fields
+from roofline.weights.families.shared import gguf_fields, hf_fields, routed_fields
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
 from roofline.weights.families.shared.joined_experts import renamed, stacked_experts_apart
-from roofline.weights.families.shared.routed_fields import FURTHER, LAYER, RouterKeys
+from roofline.weights.families.shared.routed_fields import FURTHER, LAYER, GgufRouter, RouterKeys
 from roofline.weights.families.shared.tensor_names import TensorNames
 from roofline.weights.quantised.method import TensorSource
 
@@ -44,6 +44,7 @@ _DEFAULTS = {
     **{"router_scaling_factor": 2.826},
 }
 _KEYS = RouterKeys("num_experts", shared="num_shared_experts", scale="router_scaling_factor")
+_ROUTER = GgufRouter(shared="size", dense=False, groups=False)
 _OURS: Config = {"qk_norm": True, "score": "sigmoid", "choice_bias": True, "renormalise": True}
 
 
@@ -66,3 +67,20 @@ def to_hf(config: Config) -> Config:
     fields = routed_fields.routed_to_hf(config, "hy_v3", "HYV3", _KEYS)
     fields |= {"attention_bias": config["attention_bias"], "mlp_bias": False}
     return fields | {"mlp_layer_types": routed_fields.kinds_of_mlps(config)}
+
+
+def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
+    """The canonical configuration; layers without experts are those that have an MLP."""
+    gguf_fields.refuse_window(model.fields)
+    config = routed_fields.gguf_routed(model, "hy_v3", _ROUTER, "half") | {"qk_norm": True}
+    dense = [layer for layer in range(config["layers"]) if f"layers.{layer}.mlp.gate.weight" in model.shapes]
+    ffn = model.fields.need("feed_forward_length", int)
+    return config | ({"dense": dense, "dense_ffn": ffn} if dense else {})
+
+
+def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
+    """None of a model with biases."""
+    form = routed_fields.routed_to_gguf({**config, "dense": []}, "hy_v3", _ROUTER, "half")
+    if form is None or config["attention_bias"]:
+        return None
+    return gguf_fields.GgufForm("hy_v3", "half", {**form.keys, "expert_shared_count": None})

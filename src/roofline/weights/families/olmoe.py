@@ -13,6 +13,8 @@ _DEFAULTS = {
     **{"vocab_size": 50_304, "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16},
     **{"num_attention_heads": 16, "max_position_embeddings": 4096, "num_experts": 64, "num_experts_per_tok": 8},
 }
+# What these models do not have, at the values that say so.
+UNREAD = {key: routed_fields.UNREAD[key] for key in ("n_group", "topk_group", "routed_scaling_factor")}
 _ROUTER = GgufRouter(
     "softmax", reads_score=False, reads_norm=False, own_size=False, dense=False, shared="", groups=False
 )
@@ -22,8 +24,7 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     """The canonical configuration; the norms of q and k are as wide as the model."""
     fields = routed_fields.with_names(fields, {"num_local_experts": "num_experts"})
     fields = hf_fields.with_defaults(fields, _DEFAULTS)
-    unread = ("n_group", "topk_group", "routed_scaling_factor")
-    refuse_unless_neutral(fields, {key: routed_fields.UNREAD[key] for key in unread})
+    refuse_unless_neutral(fields, UNREAD)
     ours = hf_fields.decoder(fields, "olmoe", ("attention_bias", "num_experts"), eps=1e-5)
     hf_fields.biases(fields, ours)
     if ours["head_dim"] * ours["heads"] != ours["width"]:
