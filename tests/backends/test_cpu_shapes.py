@@ -1,7 +1,9 @@
 """Models whose layers keep keys of several shapes on the cpu backend: the bits of the reference in every step."""
 
+import sys
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,10 @@ import pytest
 
 native = pytest.importorskip("roofline._native", reason="the C++ core is not built")
 torch = pytest.importorskip("torch", reason="the reference runs on torch")
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "program"))  # thread_ranks
+
+from thread_ranks import Member, Threads  # noqa: E402
 
 from roofline.backends.capacity import BY_LAYER, CacheSize, Capacity, stores_of  # noqa: E402
 from roofline.backends.cpu.executable import CpuExecutable  # noqa: E402
@@ -21,6 +27,7 @@ from roofline.models import registry  # noqa: E402
 from roofline.ops.batch import BatchLimits, Segment  # noqa: E402
 from roofline.program import target  # noqa: E402
 from roofline.program.compile import compile_program  # noqa: E402
+from roofline.program.ir import Share  # noqa: E402
 from roofline.weights.checkpoint import Checkpoint  # noqa: E402
 from tests.backends.shaped_models import MODELS, checkpoint  # noqa: E402
 
@@ -175,3 +182,42 @@ def test_operations_of_another_attention_are_refused() -> None:
 def test_attention_of_each_shape_is_tuned_by_itself() -> None:
     shapes = [group.shape for group in groups(executable(checkpoint("styles")).program) if group.kind == "attend"]
     assert shapes == ["attend 4/4x16 window 9", "attend 4/1x32", "attend 4/4x16", "attend 4/1x32 window 5"]
+
+
+def test_ranks_have_the_bits_of_the_reference_s_ranks() -> None:
+    source = checkpoint("sharing", "Q8_0")
+    family, config = registry.configure(source.config)
+    parts = [compile_program(family, config, source.tensors, target.CPU, share=Share(rank, 2)) for rank in range(2)]
+    identity: Future[str] = Future()
+    identity.set_result("7e57")
+
+    def on_cpu(member: Member) -> np.ndarray:
+        made = CpuExecutable.from_program(
+            parts[member.rank],
+            source,
+            Capacity(LIMITS, 1024, 64),
+            weights_hash=identity,
+            isa=ISAS[0],
+            threads=1,
+            group=member,
+        )
+        return in_chunks(made, 17, 40)
+
+    def on_torch(member: Member) -> np.ndarray:
+        sizes = {"limits": LIMITS, "num_pages": 64, "max_context": 1024}
+        return in_chunks(ReferenceExecutable(parts[member.rank], source.read, group=member, **sizes), 17, 40)
+
+    found, wanted = Threads(2).run(on_cpu), Threads(2).run(on_torch)
+    assert [group.kv_heads for group in parts[1].kv_groups.values()] == [1, 1]
+    assert found[0].tobytes() == found[1].tobytes() == wanted[0].tobytes()
+
+
+def test_a_model_of_its_hidden_states_shares_all_pages() -> None:
+    source = checkpoint("sharing", "Q8_0")
+    model = executable(source)
+    first = step(model, Segment(IDS[:20], 0, [3, 9]))
+    hidden = step(model.headless(), Segment(IDS[20:30], 20, [3, 9]))
+    assert (first.shape, hidden.shape) == ((20, 200), (10, 64))
+    again = executable(source).headless()
+    step(again, Segment(IDS[:20], 0, [3, 9]))
+    assert step(again, Segment(IDS[20:30], 20, [3, 9])).tobytes() == hidden.tobytes()
