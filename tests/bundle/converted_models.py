@@ -85,6 +85,20 @@ CONVERTED = {
     "granite": ConvertedRow(CASES["granite"].config),
     "glm4": ConvertedRow(CASES["glm4"].config),
     "olmo2": ConvertedRow(CASES["olmo2"].config),
+    "glm4_moe": ConvertedRow(CASES["glm4_moe"].config),
+    "glm4_moe_groups": ConvertedRow(CASES["glm4_moe_groups"].config),
+    "dots1": ConvertedRow(CASES["dots1"].config, published={"scoring_func": "sigmoid"}),
+    "olmoe": ConvertedRow(CASES["olmoe"].config),
+    "minimax_m2": ConvertedRow(CASES["minimax_m2"].config),
+    "ernie4_5_moe": ConvertedRow(CASES["ernie4_5_moe"].config),
+    "exaone_moe": ConvertedRow(CASES["exaone_moe"].config, published={"scoring_func": "sigmoid"}),
+    "hunyuan_moe": ConvertedRow(CASES["hunyuan_moe"].config),
+    "hy_v3": ConvertedRow(CASES["hy_v3"].config),
+    "sarvam_moe": ConvertedRow(
+        CASES["sarvam_moe"].config,
+        published={"score_function": "sigmoid", "architectures": ["BailingMoeV2ForCausalLM"], "num_experts": 6}
+        | {"num_shared_experts": 1},
+    ),
     "gpt_oss": ConvertedRow(CASES["gpt_oss"].config | {"swiglu_limit": 7.0}, uncomputed={"rope_scaling": CUT}),
     "gpt_neox": ConvertedRow(NEOX | {"activation": "gelu"}, published={"rotary_pct": 0.25}, most=GELU),
     "gpt_neox_serial": ConvertedRow(

@@ -304,6 +304,128 @@ CASES |= {
         HYBRID | {"family": "qwen3_next", "recurrent": [False, True, True, False]},
     ),
 }
+ROUTED = BASE | {"ffn": 32, "experts": 6, "experts_per_token": 2, "tied": False}
+SIGMOID = ROUTED | {"score": "sigmoid", "choice_bias": True, "renormalise": True, "routed_scale": 2.5, "shared_ffn": 64}
+SIGMOID |= {"dense": [0], "dense_ffn": 96}
+CASES |= {
+    "glm4_moe": Case(
+        "glm4_moe",
+        "sigmoids with a bias that chooses, a dense layer before those of experts, shared experts and a factor of the "
+        "others, norms of q and k, half of each head turned, biases on q, k, v",
+        SIGMOID
+        | {"family": "glm4_moe", "rotary_dim": 8, "attention_bias": True, "qk_norm": True, "ffn": 24, "shared_ffn": 48},
+    ),
+    "glm4_moe_groups": Case(
+        "glm4_moe",
+        "groups of experts, whose weights do not add up to 1, whole heads turned, no dense layer",
+        SIGMOID
+        | {"family": "glm4_moe", "groups": 3, "kept_groups": 2, "renormalise": False, "dense": [], "dense_ffn": 0}
+        | {"ffn": 48, "shared_ffn": 96},
+    ),
+    "dots1": Case(
+        "dots1",
+        "norms of q and k, one expert that all tokens go to",
+        SIGMOID | {"family": "dots1", "qk_norm": True, "shared_ffn": 32, "kv_heads": 4},
+    ),
+    "dots1_windows": Case(
+        "dots1",
+        "a window in the last layers, biases of attention, groups",
+        SIGMOID
+        | {"family": "dots1", "qk_norm": True, "layer_windows": [0, 9], "groups": 2, "kept_groups": 1}
+        | {"attention_bias": True, "output_bias": True},
+    ),
+    "olmoe": Case(
+        "olmoe",
+        "norms of q and k over all heads, softmax whose chosen do not add up to 1",
+        ROUTED
+        | {"family": "olmoe", "qk_norm": True, "wide_qk_norm": True, "renormalise": False, "kv_heads": 4, "ffn": 24},
+    ),
+    "olmoe_biases": Case(
+        "olmoe",
+        "weights that add up to 1, biases of attention, tied",
+        ROUTED
+        | {"family": "olmoe", "qk_norm": True, "wide_qk_norm": True, "tied": True}
+        | {"attention_bias": True, "output_bias": True},
+    ),
+    "minimax_m2": Case(
+        "minimax_m2",
+        "norms of q and k over all heads, a part of each head turned, sigmoids with a bias that chooses",
+        ROUTED
+        | {"family": "minimax_m2", "qk_norm": True, "wide_qk_norm": True, "rotary_dim": 8, "head_dim": 32, "ffn": 40}
+        | {"score": "sigmoid", "choice_bias": True, "renormalise": True},
+    ),
+    "ernie4_5_moe": Case(
+        "ernie4_5_moe",
+        "neighbouring pairs turned, softmax with a bias that chooses, a dense layer first, shared experts, tied",
+        ROUTED
+        | {"family": "ernie4_5_moe", "rope_style": "interleaved", "choice_bias": True, "shared_ffn": 64, "tied": True}
+        | {"dense": [0], "dense_ffn": 128},
+    ),
+    "ernie4_5_moe_between": Case(
+        "ernie4_5_moe",
+        "dense layers between those of experts, none shared",
+        ROUTED
+        | {"family": "ernie4_5_moe", "rope_style": "interleaved", "choice_bias": True, "layers": 4}
+        | {"dense": [0, 2], "dense_ffn": 96},
+    ),
+    "exaone_moe": Case(
+        "exaone_moe",
+        "windows by layer, no rope where there is none, norms of q and k, sigmoids with a bias that chooses",
+        SIGMOID
+        | {"family": "exaone_moe", "qk_norm": True, "layers": 4, "layer_windows": [9, 9, 9, 0]}
+        | {"turning": [True, True, True, False], "dense": [0, 1]},
+    ),
+    "exaone_moe_between": Case(
+        "exaone_moe",
+        "a dense layer between those of experts, groups, layers that turn nothing",
+        SIGMOID
+        | {"family": "exaone_moe", "qk_norm": True, "turning": [False] * 3, "dense": [1], "groups": 2, "layers": 3}
+        | {"renormalise": False},
+    ),
+    "hy_v3": Case(
+        "hy_v3",
+        "norms of q and k, sigmoids with a bias that chooses, a dense layer, a shared expert",
+        SIGMOID | {"family": "hy_v3", "qk_norm": True, "shared_ffn": 32},
+    ),
+    "hy_v3_biases": Case(
+        "hy_v3",
+        "biases of attention, a dense layer between those of experts, tied",
+        SIGMOID
+        | {"family": "hy_v3", "qk_norm": True, "dense": [1], "layers": 3, "tied": True}
+        | {"attention_bias": True, "output_bias": True},
+    ),
+}
+CASES |= {
+    "hunyuan_moe": Case(
+        "hunyuan_v1_moe",
+        "norms of q and k behind rope, an expert that all tokens go to",
+        ROUTED | {"family": "hunyuan_moe", "qk_norm": True, "ffn": 48, "shared_ffn": 48, "layers": 1},
+    ),
+    "hunyuan_moe_biases": Case(
+        "hunyuan_v1_moe",
+        "biases of attention, tied",
+        ROUTED
+        | {"family": "hunyuan_moe", "qk_norm": True, "shared_ffn": 32, "tied": True, "layers": 1}
+        | {"attention_bias": True, "output_bias": True},
+    ),
+    "sarvam_moe": Case(
+        "sarvam_moe",
+        "q, k and v in one tensor, norms of q and k, sigmoids with a bias that chooses, a dense layer, a shared expert",
+        SIGMOID | {"family": "bailing_moe", "qk_norm": True, "shared_ffn": 32},
+    ),
+    "sarvam_moe_groups": Case(
+        "sarvam_moe",
+        "half of each head turned, groups, no norms of q and k",
+        SIGMOID
+        | {"family": "bailing_moe", "rotary_dim": 8, "groups": 3, "kept_groups": 2, "dense": [], "dense_ffn": 0}
+        | {"layers": 1},
+    ),
+    "flex_olmo": Case(
+        "flex_olmo",
+        "post-norms alone, norms of q and k over all heads, softmax whose chosen do not add up to 1",
+        ROUTED | {"family": "flex_olmo", "qk_norm": True, "wide_qk_norm": True, "renormalise": False, "layers": 1},
+    ),
+}
 IN_QWEN_MOE = BASE | {"family": "qwen_moe", "qk_norm": True, "head_dim": 32, "ffn": 40, "tied": False}
 IN_QWEN_MOE |= {"experts": 6, "experts_per_token": 3, "renormalise": True}
 # Of models that read pictures too: kind is that of the whole, config that of the text part.
@@ -366,6 +488,9 @@ def theirs(config: Mapping[str, Any]) -> Any:
             norm = "norm" in name or ".ln_" in name
             lacks = less * (norm and "linear_attn" not in name)
             parameter.copy_(torch.randn_like(parameter) * 0.1 + ((norm and "bias" not in name) - lacks))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn_like(buffer) * 0.1)
     return model
 
 

@@ -94,6 +94,37 @@ def delta_net(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.nd
     return heads_first.squeeze(1) if "conv1d" in name else heads_first
 
 
+def experts_apart(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+    """Gates and ups of experts apart, and the bias that chooses them, which is a vector."""
+    stem, _, part = name.rpartition(".")
+    if part == "gate_up_proj":
+        gate, up = np.split(values, 2, axis=1)
+        return [(f"{stem}.gate_proj.weight", gate), (f"{stem}.up_proj.weight", up)]
+    if name.endswith("experts.down_proj"):
+        return [(f"{stem}.down_proj.weight", values)]
+    if part == "e_score_correction_bias":
+        return [(f"{stem.replace('gate.moe_statics', 'moe_statics')}.e_score_correction.bias", values.reshape(-1))]
+    return values
+
+
+class TogetherQkv:
+    """q, k and v of a layer, one below the other, beside experts apart."""
+
+    def __init__(self) -> None:
+        self._waiting: list[np.ndarray] = []
+
+    def __call__(self, name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+        before, _, part = name.removesuffix(".weight").rpartition(".self_attn.")
+        if part not in ("q_proj", "k_proj", "v_proj"):
+            return experts_apart(name, values, config)
+        self._waiting.append(values)
+        if part != "v_proj":
+            return []
+        together = np.concatenate(self._waiting)
+        self._waiting.clear()
+        return [(f"{before}.attention.query_key_value.weight", together)]
+
+
 def tiled(name: str, values: np.ndarray, keys: int, before: int) -> np.ndarray:
     """Value heads, the first of all key heads before the second of all. before: rows of q and k, where any are."""
     if "out_proj" in name:
@@ -115,6 +146,9 @@ HYBRID_KEYS: dict[str, Any] = {"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.
 HYBRID_KEYS |= {"ssm.time_step_rank": 4, "ssm.inner_size": 64, "rope.dimension_count": 4}
 EXPERT_KEYS = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 32}
 EXPERT_KEYS |= {"expert_shared_feed_forward_length": 48}
+ROUTED_KEYS = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 32, "feed_forward_length": 96}
+SIGMOID_KEYS = ROUTED_KEYS | {"expert_gating_func": 2, "expert_weights_scale": 2.5, "expert_weights_norm": True}
+SIGMOID_KEYS |= {"leading_dense_block_count": 1}
 GGUF_CASES = {
     "gemma2": GgufCase(
         "gemma2",
@@ -237,6 +271,70 @@ GGUF_CASES = {
         delta_net,
     ),
     "qwen3_next": GgufCase("qwen3next", CASES["qwen3_next"].config, HYBRID_KEYS | EXPERT_KEYS | {RMS: 1e-3}, delta_net),
+    "glm4_moe": GgufCase(
+        "glm4moe",
+        CASES["glm4_moe"].config,
+        SIGMOID_KEYS | {"expert_shared_count": 2, "rope.dimension_count": 8, "expert_feed_forward_length": 24},
+        experts_apart,
+    ),
+    "glm4_moe_groups": GgufCase(
+        "glm4moe",
+        CASES["glm4_moe_groups"].config,
+        SIGMOID_KEYS
+        | {
+            "expert_shared_count": 2,
+            "expert_group_count": 3,
+            "expert_group_used_count": 2,
+            "expert_weights_norm": False,
+        }
+        | {"expert_feed_forward_length": 48, "feed_forward_length": 48, "leading_dense_block_count": 0},
+        experts_apart,
+    ),
+    "dots1": GgufCase("dots1", CASES["dots1"].config, SIGMOID_KEYS | {"expert_shared_count": 1}, experts_apart),
+    "olmoe": GgufCase(
+        "olmoe",
+        CASES["olmoe"].config,
+        {"expert_count": 6, "expert_used_count": 2, "vocab_size": 96},
+        experts_apart,
+    ),
+    "minimax_m2": GgufCase(
+        "minimax-m2",
+        CASES["minimax_m2"].config,
+        HEADS
+        | {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 40, "expert_gating_func": 2}
+        | {"rope.dimension_count": 8},
+        experts_apart,
+    ),
+    "ernie4_5_moe": GgufCase(
+        "ernie4_5-moe",
+        CASES["ernie4_5_moe"].config,
+        ROUTED_KEYS
+        | {"expert_shared_count": 2, "expert_shared_feed_forward_length": 64, "leading_dense_block_count": 1}
+        | {"interleave_moe_layer_step": 1, "feed_forward_length": 128, "rope.dimension_count": 16},
+        experts_apart,
+    ),
+    "exaone_moe": GgufCase(
+        "exaone-moe",
+        CASES["exaone_moe"].config,
+        SIGMOID_KEYS
+        | {"expert_shared_count": 2, "expert_shared_feed_forward_length": 64, "leading_dense_block_count": 2}
+        | {"attention.sliding_window": 9, "attention.sliding_window_pattern": [True, True, True, False]}
+        | {"nextn_predict_layers": 0, "rope.scaling.type": "none"},
+        experts_apart,
+    ),
+    "hunyuan_moe": GgufCase(
+        "hunyuan-moe",
+        CASES["hunyuan_moe"].config,
+        {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 48, "expert_shared_count": 1}
+        | {"expert_shared_feed_forward_length": 48},
+        experts_apart,
+    ),
+    "sarvam_moe": GgufCase(
+        "bailingmoe2",
+        CASES["sarvam_moe"].config | {"rotary_dim": 8},
+        SIGMOID_KEYS | {"expert_shared_count": 1, "expert_shared_feed_forward_length": 32, "rope.dimension_count": 8},
+        TogetherQkv(),
+    ),
     "gpt2": GgufCase("gpt2", LEARNED | {"family": "gpt2", "activation": "gelu_tanh"}, {LAYER: 1e-5}, by_columns),
     "mpt": GgufCase("mpt", MPT, {LAYER: 1e-5, "attention.max_alibi_bias": 8.0}, as_it_is),
 }

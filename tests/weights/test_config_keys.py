@@ -58,7 +58,7 @@ _HARMLESS = {
         "init_std",
     ),
     *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
-    *("residual_dropout", "eod_token_id"),
+    *("residual_dropout", "eod_token_id", "sep_token_id"),
     "reorder_and_upcast_attn",  # the order of the same products
 }
 _CHANGED: dict[str, Any] = {
@@ -86,6 +86,16 @@ _CHANGED: dict[str, Any] = {
     **{"linear_conv_kernel_dim": 3, "linear_key_head_dim": 64, "linear_value_head_dim": 64, "num_experts": 5},
     **{"linear_num_key_heads": 8, "linear_num_value_heads": 16, "shared_expert_intermediate_size": 49},
     **{"decoder_sparse_step": 2, "mlp_only_layers": [0]},
+    # of families that choose experts by scores
+    **{"n_group": 2, "topk_group": 2, "use_qk_norm": True, "mlp_layer_types": ["sparse"] * 2, "num_shared_experts": 2},
+    **{"router_scaling_factor": 1.5, "moe_k": 3, "moe_num_experts": 5, "moe_num_shared_experts": 1, "clip_qkv": 8.0},
+    **{
+        "moe_layer_start_index": 0,
+        "moe_layer_end_index": 0,
+        "moe_layer_interval": 3,
+        "moe_norm_min": 0.1,
+        "moe_topk": 2,
+    },
     # of GPT-NeoX, GPT-2 and OPT
     **{"layer_norm_eps": 1e-4, "use_parallel_residual": False, "n_embd": 128, "n_layer": 3, "n_head": 2, "n_inner": 97},
     **{"n_positions": 513, "activation_function": "gelu", "scale_attn_weights": False, "add_cross_attention": True},
@@ -107,7 +117,8 @@ _BESIDE: dict[str, dict[str, Any]] = {
 # Of SmolLM3 a window is where there is no rope, unless layer_types says otherwise.
 _WINDOWED = {"use_sliding_window": True, "sliding_window": 8}
 _BESIDE_OF: dict[str, dict[str, dict[str, Any]]] = {
-    **{kind: {} for kind in ("gemma2", "gemma3_text", "phi3", "gpt_oss", "olmo3", "exaone4")},
+    **{kind: {} for kind in ("gemma2", "gemma3_text", "phi3", "gpt_oss", "olmo3", "exaone4", "exaone_moe")},
+    "dots1": {"sliding_window": {"max_window_layers": 1}},
     "smollm3": {
         "sliding_window": {"use_sliding_window": True, "no_rope_layers": [1, 0]},
         "use_sliding_window": {"sliding_window": 8, "no_rope_layers": [1, 0]},
@@ -129,6 +140,13 @@ _CHANGED_OF: dict[str, dict[str, Any]] = {
     **{kind: {"tie_word_embeddings": False} for kind in ("gpt2", "opt")},
     **{kind: {"layer_types": ["full_attention"] * 2} for kind in ("qwen3_5_text", "qwen3_5_moe_text")},
     "qwen3_next": {"layer_types": ["full_attention"] * 2, "norm_topk_prob": False},
+    "dots1": {"norm_topk_prob": True, "n_shared_experts": 2},
+    "glm4_moe": {"norm_topk_prob": False, "n_shared_experts": 2},
+    "solar_open": {"norm_topk_prob": False, "n_shared_experts": 2},
+    "sarvam_moe": {"norm_topk_prob": False, "n_shared_experts": 2, "routed_scaling_factor": 1.5, "use_qk_norm": False},
+    "exaone_moe": {"layer_types": ["full_attention"] * 2, "norm_topk_prob": False, "routed_scaling_factor": 1.5},
+    "ernie4_5_moe": {"tie_word_embeddings": False},
+    **{kind: {"norm_topk_prob": True, "num_experts_per_tok": 1} for kind in ("olmoe", "flex_olmo")},
 }
 _ENCODERS = ("bert", "roberta", "xlm-roberta")
 _BASE_OF: dict[str, dict[str, Any]] = {
@@ -137,6 +155,9 @@ _BASE_OF: dict[str, dict[str, Any]] = {
     "gpt_neox": {"hidden_act": "gelu_new"},
     "opt": {"ffn_dim": 96},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 3},
+    **{kind: {"n_routed_experts": 4, "num_experts_per_tok": 2} for kind in ("glm4_moe", "solar_open", "sarvam_moe")},
     "deepseek_v2": {
         **{"num_key_value_heads": 4, "head_dim": 8, "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16},
         **{"qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2},
@@ -159,7 +180,10 @@ def test_every_key_of_transformers_is_honoured_or_refused(kind: str) -> None:
     known -= {"model_type", "keys_to_ignore_at_inference", "base_model_tp_plan", "base_model_pp_plan", *_HARMLESS}
     known -= {"sub_configs", "attribute_map", "attn_config", "default_theta"}
     known -= {"base_model_ep_plan", "router_aux_loss_coef", "output_router_logits"}  # of training, and of several ranks
-    known -= {"n_group", "topk_group"}  # of DeepSeek: read beside a topk_method that is refused
+    if kind == "deepseek_v2":
+        known -= {"n_group", "topk_group"}  # read beside a topk_method that is refused
+    # How many layers guess further tokens; in which dtype two sums are added; noise of training.
+    known -= {"num_mtp_layers", "enable_moe_fp32_combine", "router_jitter_noise"}
     known -= {"original_max_position_embeddings", "embd_pdrop"}  # of Phi-3: read beside a scaling; a dropout
     if kind == "qwen3_next":
         known -= {"intermediate_size"}  # of layers without experts, which are refused beside those that have some

@@ -71,7 +71,7 @@ def test_experts_are_nearest_to_families_with_experts(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     strange = unfamiliar(tmp_path)
     assert strange is not None
-    assert strange.nearest in ("mixtral", "qwen2_moe", "qwen3_moe")
+    assert strange.nearest in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "flex_olmo")
     assert strange.lacking == {}
     assert strange.ops["join_heads"] == ("kv_lora_rank",)
     assert {"route", "expert_linear", "combine"} <= set(strange.ops)
@@ -88,6 +88,7 @@ def test_a_strange_value_cannot_fill_the_screen(tmp_path: Path) -> None:
 def test_a_model_that_wraps_an_unknown_text_model_is_near_by_the_keys_of_its_text(tmp_path: Path) -> None:
     text = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "num_key_value_heads": 2, "hidden_act": "silu", "head_dim": 64}
     text |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+    text |= {"decoder_sparse_step": 1}  # of Qwen's
     config = {"model_type": "new_vl", "text_config": text | {"model_type": "new_text"}, "vision_config": {"depth": 2}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     strange = unfamiliar(tmp_path)

@@ -53,6 +53,8 @@ def hf_shape(config: JsonObject, name: str, shape: tuple[int, ...]) -> tuple[int
     table = files_of(config["family"]).NAMES
     if table.is_parted(name):
         return (shape[0], 1, shape[1]) if len(shape) == 2 else (shape[0], shape[-1])
+    if table.is_row(name):
+        return (1, *shape) if len(shape) == 1 else shape[1:]
     return shape[::-1] if table.is_transposed(name) else shape
 
 

@@ -43,7 +43,11 @@ def stored_names(path: Path, dtypes: Mapping[str, str], config: JsonObject, stri
     """
     stored = StoredNames()
     table = files_of(config["family"]).NAMES
+    further = table.further_layers(dtypes, config["layers"])
     for name, dtype in dtypes.items():
+        if name.startswith(further):
+            stored.unused.append(name)
+            continue
         if names.HF_BUFFERS.fullmatch(name) or not table.reads_hf(name):
             continue
         field_name = f"tensor {shorten(name)!r}"

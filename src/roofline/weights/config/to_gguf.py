@@ -32,11 +32,18 @@ _ROPE_KEYS = {
     "beta_fast": "rope.scaling.yarn_beta_fast",
     "beta_slow": "rope.scaling.yarn_beta_slow",
 }
-_WINDOWED = ("gemma2", "gemma3", "gpt-oss", "olmo2")  # architectures whose windows llama.cpp computes
+_WINDOWED = ("gemma2", "gemma3", "gpt-oss", "olmo2", "exaone-moe")  # architectures whose windows llama.cpp computes
 _WINDOWED_IN_LAYERS = {"exaone4": 64}  # and those that have windows for it where they have so many layers
 _RAMPED = ("mistral3",)  # architectures of which it reads where YaRN's ramp ends
-_DIVIDED = ("llama", "granite", "arcee", "mistral3", "exaone4")  # that may have divisors of the rope frequencies there
-_WITH_HEAD = ("gptneox", "olmo2", "gpt-oss", "qwen2moe")  # that must have a head there
+_DIVIDED = (
+    "llama",
+    "granite",
+    "arcee",
+    "mistral3",
+    "exaone4",
+    "exaone-moe",
+)  # that may have divisors of the rope frequencies there
+_WITH_HEAD = ("gptneox", "olmo2", "gpt-oss", "qwen2moe", "dots1", "olmoe", "minimax-m2", "exaone-moe")  # that must
 _SAME = 1e-6  # relative difference that float32 numbers in the file bring
 
 

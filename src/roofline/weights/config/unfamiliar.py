@@ -53,6 +53,10 @@ _HYBRID += ("linear_num_key_heads", "linear_num_value_heads", "full_attention_in
 _HYBRID += ("partial_rotary_factor", "attention_bias", "attn_output_gate")
 _HYBRID_GGUF = (*_GATED_GGUF[:6], "ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank")
 _HYBRID_GGUF += ("ssm.inner_size", "full_attention_interval")
+_SCORED: tuple[str, ...] = (*_GATED, "head_dim", "moe_intermediate_size", "num_experts_per_tok", "norm_topk_prob")
+_SCORED += ("routed_scaling_factor", "n_routed_experts", "n_shared_experts", "n_group", "topk_group")
+_SCORED_GGUF: tuple[str, ...] = (*_EXPERTS_GGUF, "expert_shared_count", "expert_gating_func", "expert_weights_norm")
+_SCORED_GGUF += ("leading_dense_block_count", "expert_weights_scale", "expert_group_count", "expert_group_used_count")
 _HF_KEYS: dict[str, tuple[str, ...]] = {
     "llama": (*_GATED, "attention_bias", "mlp_bias", "head_dim"),
     "mistral": (*_GATED, "head_dim", "sliding_window"),
@@ -92,6 +96,39 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
         *(*_HYBRID, *_EXPERTS[:3], "shared_expert_intermediate_size", "router_aux_loss_coef", "mamba_ssm_dtype"),
         "mtp_num_hidden_layers",
     ),
+    "glm4_moe": (*_SCORED, "attention_bias", "use_qk_norm", "first_k_dense_replace", "partial_rotary_factor"),
+    "solar_open": (*_SCORED, "attention_bias"),
+    "dots1": (*_SCORED, *_QWEN[2:], "sliding_window", "attention_bias", "first_k_dense_replace", "scoring_func"),
+    "olmoe": (*_GATED, "attention_bias", "clip_qkv", *_EXPERTS[:2], "norm_topk_prob", "router_aux_loss_coef"),
+    "minimax_m2": (
+        *(*_GATED, "head_dim", "num_local_experts", "num_experts_per_tok", "rotary_dim", "use_qk_norm", "scoring_func"),
+        *("use_routing_bias", "attn_type_list", "qk_norm_type", "shared_intermediate_size"),
+    ),
+    "ernie4_5_moe": (
+        *(*_GATED, "use_bias", "moe_num_experts", "moe_k", "moe_num_shared_experts", "moe_intermediate_size"),
+        *("moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval", "moe_norm_min"),
+    ),
+    "exaone_moe": (
+        *(*_SCORED[:-4], "num_experts", "num_shared_experts", "sliding_window", "sliding_window_pattern"),
+        *("layer_types", "mlp_layer_types", "first_k_dense_replace", "n_group", "topk_group"),
+    ),
+    "hunyuan_v1_moe": (
+        *(*_GATED, "attention_bias", "head_dim", "use_qk_norm", "use_cla", "eod_token_id", "num_experts", "moe_topk"),
+        *("moe_intermediate_size", "num_shared_expert", "use_mixed_mlp_moe", "moe_layer_num_skipped"),
+    ),
+    "sarvam_moe": (
+        *_SCORED,
+        "use_qk_norm",
+        "first_k_dense_replace",
+        "num_shared_experts",
+        "use_qkv_bias",
+        "score_function",
+    ),
+    "flex_olmo": (*_GATED, "attention_bias", *_EXPERTS[:2], "norm_topk_prob", "router_aux_loss_coef"),
+    "hy_v3": (
+        *(*_GATED, "head_dim", "num_experts", "num_experts_per_tok", "num_shared_experts", "moe_intermediate_size"),
+        *("router_scaling_factor", "mlp_layer_types", "enable_moe_fp32_combine", "attention_bias", "mlp_bias"),
+    ),
     "gpt_neox": (*_NEOX, "layer_norm_eps", "attention_bias", "hidden_act"),
     "gpt2": ("n_embd", "n_head", "n_layer", "n_positions", "n_inner", *_LEARNED, "scale_attn_weights"),
     "opt": ("ffn_dim", "do_layer_norm_before", "word_embed_proj_dim", "enable_bias", "activation_function"),
@@ -110,6 +147,21 @@ _GGUF_KEYS: dict[str, tuple[str, ...]] = {
     "gpt-oss": (*_GATED_GGUF[:6], *_EXPERTS_GGUF, "attention.sliding_window"),
     "olmo2": (*_GATED_GGUF[:4], "attention.sliding_window", "attention.sliding_window_pattern"),
     "exaone4": (*_GATED_GGUF[:7], "attention.sliding_window", "attention.sliding_window_pattern"),
+    "glm4moe": (*_GATED_GGUF[:6], *_SCORED_GGUF, "nextn_predict_layers"),
+    "dots1": (*_GATED_GGUF[:4], *_SCORED_GGUF),
+    "olmoe": (*_GATED_GGUF[:6], *_EXPERTS_GGUF[:2]),
+    "minimax-m2": (*_GATED_GGUF[:6], *_EXPERTS_GGUF, "expert_gating_func"),
+    "ernie4_5-moe": (
+        *(*_GATED_GGUF[:4], *_EXPERTS_GGUF, "expert_shared_count", "expert_shared_feed_forward_length"),
+        *("interleave_moe_layer_step", "leading_dense_block_count"),
+    ),
+    "hy_v3": (*_GATED_GGUF[:7], *_SCORED_GGUF, "expert_shared_feed_forward_length"),
+    "bailingmoe2": (*_GATED_GGUF[:7], *_SCORED_GGUF, "expert_shared_feed_forward_length", "nextn_predict_layers"),
+    "hunyuan-moe": (*_GATED_GGUF[:7], *_EXPERTS_GGUF, "expert_shared_count", "expert_shared_feed_forward_length"),
+    "exaone-moe": (
+        *(*_GATED_GGUF[:7], *_SCORED_GGUF, "expert_shared_feed_forward_length", "nextn_predict_layers"),
+        *("attention.sliding_window", "attention.sliding_window_pattern"),
+    ),
     "qwen3next": (*_HYBRID_GGUF, *_EXPERTS_GGUF, "expert_shared_feed_forward_length"),
     "qwen35": (*_HYBRID_GGUF, "rope.dimension_sections"),
     "qwen35moe": (*_HYBRID_GGUF, *_EXPERTS_GGUF, "expert_shared_feed_forward_length", "rope.dimension_sections"),
@@ -131,6 +183,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"type_vocab_size|attention\.causal|attn_logit_softcapping|alibi\w*|attention\.max_alibi_bias", ("attend",)),
     (r"(q|kv)_lora_rank|qk_(rope|nope)_head_dim|attention\.(q|kv)_lora_rank", ("cut_heads", "join_heads")),
     (r"attention\.temperature_\w+|attn_temperature_tuning|floor_scale|attn_scale", ("scale_by_position",)),
+    (r"n_group|topk_group|routed_scaling_factor|scoring_func|topk_method", ("route",)),
     (r"linear_(num_)?(key|value)_head\w*|linear_conv_kernel_dim", ("causal_conv", "delta_rule")),
     (r"attn_output_gate", ("sigmoid_mul",)),
     (r"final_logit_softcapping", ("soft_cap",)),

@@ -14,6 +14,12 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     """The canonical configuration."""
     fields = hf_fields.with_defaults(fields, {"num_key_value_heads": 32})
     ours = hf_fields.decoder(fields, "exaone4", eps=1e-5) | {"qk_norm": True}
+    windows_and_turning(fields, ours)
+    return checked(fields, ours, hf_fields.SPELLED)
+
+
+def windows_and_turning(fields: Fields, ours: Config) -> None:
+    """Write the window of each layer, and whether it turns q and k: where there is a window, layers with one alone."""
     window = fields.get("sliding_window", int, None if "sliding_window" in fields.values else _WINDOW)
     types, spelled = hf_fields.layer_types(fields), fields.values.get("sliding_window_pattern", _PATTERN)
     if types is not None:
@@ -29,15 +35,18 @@ def from_hf(fields: Fields, model_type: str) -> Config:
         fields.refuse("sliding_window", f"{describe(window)} is not at least 1, and there are layers with a window")
     hf_fields.windows(ours, [window if slide and window else 0 for slide in slides])
     ours["turning"] = [window is None or slide for slide in slides]
-    return checked(fields, ours, hf_fields.SPELLED)
 
 
 def to_hf(config: Config) -> Config:
     """The fields of a config.json; that layers turn nothing is said by a window, whether a layer has it or not."""
+    return hf_fields.to_hf(config, "exaone4", "Exaone4") | windows_to_hf(config)
+
+
+def windows_to_hf(config: Config) -> Config:
+    """The inverse of `windows_and_turning`."""
     windows = layer_kinds.window_of_each(config)
     window = max(windows) or (None if all(config["turning"]) else _WINDOW)
-    fields = hf_fields.to_hf(config, "exaone4", "Exaone4") | {"sliding_window": window}
-    return fields | {"layer_types": layer_kinds.kinds_of_layers(windows)}
+    return {"sliding_window": window, "layer_types": layer_kinds.kinds_of_layers(windows)}
 
 
 def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:

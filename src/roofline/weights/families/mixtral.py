@@ -16,7 +16,8 @@ _IN_MEMORY = re.compile(r"(?P<layer>.+)\.mlp\.(?P<part>gate|experts\.\d+\.(?:gat
 _PARTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
-def _apart(path: Path, source: TensorSource) -> TensorSource:
+def experts_as_published(path: Path, source: TensorSource) -> TensorSource:
+    """The tensors of a model's files, with those of experts one by one and under their published names."""
     return renamed(stacked_experts_apart(path, source), _as_published)
 
 
@@ -38,7 +39,7 @@ NAMES = TensorNames(
         "mlp.experts.{expert}.up": ("", "block_sparse_moe.experts.{expert}.w3"),
         "mlp.experts.{expert}.down": ("", "block_sparse_moe.experts.{expert}.w2"),
     },
-    hf_apart=_apart,
+    hf_apart=experts_as_published,
 )
 
 

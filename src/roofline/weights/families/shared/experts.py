@@ -25,9 +25,9 @@ ROUTED_BESIDE_SHARED = {
 HONOURED_GGUF = ("expert_count", "expert_used_count")
 
 
-def hf_experts(fields: Fields, name: str) -> Config:
+def hf_experts(fields: Fields, name: str, chosen: str = "num_experts_per_tok") -> Config:
     """How many experts there are and how many a token goes to, of a config.json that calls the first `name`."""
-    return _experts(fields, name, "num_experts_per_tok")
+    return _experts(fields, name, chosen)
 
 
 def gguf_experts(fields: Fields) -> Config:

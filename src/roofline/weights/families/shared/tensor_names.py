@@ -1,7 +1,7 @@
 """What tensors of a family are called in files: its table of names, and the search in it both ways."""
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -82,16 +82,17 @@ class TensorNames:
     before a layer's number at Hugging Face; hf_prefix: what some files leave out at the beginning of a name, as those
     of a model without its head do, or have twice, as those of a module around a model; hf_also:
     further names outside of layers -> the one in `top`; hf_before: what some files have before all names; hf_unread: a
-    pattern of the tensors that such files may have and the model does not read; bare: parameters of a layer, with
-    .weight, whose tensors have names without that -> those names.
+    pattern of the tensors that such files may have and the model does not read; hf_further: the module by which layers
+    behind the last of the model are known to guess further tokens, which are not read; "": there are none; bare:
+    parameters of a layer, with .weight or .bias, whose tensors have names without that -> those names.
 
-    Where Hugging Face's tensors hold other values than our parameters, or in another order: norms_less: what weights of
-    norms lack to ours, but for those in norms_alike; parted: matrices that have a dimension of 1 between rows and
-    columns; transposed: matrices that are [inputs, outputs]; by_head: whose rows are q, k and v of one head
-    after the other, ours those of q, then k, then v of all heads; hf_apart: takes apart the tensors that hold several
-    of ours, in files of that path; None: there are none; joined: of a configuration, the tensors in which rows of
-    several of ours lie in turn, which have names in `layer`, too; hf_placed: the inverse for what `to_hf` calls a
-    parameter, where files are written so.
+    Where Hugging Face's tensors hold other values than our parameters, or in another order: norms_less: what
+    weights of norms lack to ours, but for those in norms_alike; parted: matrices that have a dimension of 1 between
+    rows and columns; one_row: vectors that are the row of a matrix; transposed: matrices that are [inputs,
+    outputs]; by_head: whose rows are q, k and v of one head after the other, ours those of q, then k, then v of all
+    heads; hf_apart: takes apart the tensors that hold several of ours, in files of that path; None: there are none;
+    joined: of a configuration, the tensors in which rows of several of ours lie in turn, which have names in
+    `layer`, too; hf_placed: the inverse for what `to_hf` calls a parameter, where files are written so.
 
     Where GGUF's do: gguf_negated: those that hold -exp of ours; gguf_joined: the tensors in `joined` that such files
     have, too; gguf_tiles: value heads that share a key head lie apart in them (`Config.tiled`).
@@ -104,10 +105,12 @@ class TensorNames:
     hf_also: Mapping[str, str] = field(default_factory=dict)
     hf_before: tuple[str, ...] = ()
     hf_unread: str = ""
+    hf_further: str = ""
     bare: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     norms_less: float = 0.0
     norms_alike: Collection[str] = ()
     parted: Collection[str] = ()
+    one_row: Collection[str] = ()
     transposed: Collection[str] = ()
     by_head: Collection[str] = ()
     hf_apart: Callable[[Path, TensorSource], TensorSource] | None = None
@@ -146,6 +149,19 @@ class TensorNames:
     def is_parted(self, name: str) -> bool:
         """Whether files of Hugging Face have a parameter of ours with a dimension of 1 between rows and columns."""
         return name.endswith(".weight") and _part(name) in self.parted
+
+    def is_row(self, name: str) -> bool:
+        """Whether files of Hugging Face have a vector of ours as the one row of a matrix."""
+        return _part(name) in self.one_row
+
+    def further_layers(self, names: Iterable[str], layers: int) -> tuple[str, ...]:
+        """What stands in Hugging Face's files before names of the layers that guess further tokens. layers: of the
+        model."""
+        if not self.hf_further:
+            return ()
+        pattern = re.compile(rf"{re.escape(self.hf_layers)}\.{_INDEX}\.{re.escape(self.hf_further)}\..+")
+        numbers = {int(match[1]) for match in map(pattern.fullmatch, names) if match is not None}
+        return tuple(f"{self.hf_layers}.{number}." for number in sorted(numbers) if number >= layers)
 
     def lacks(self, name: str) -> float:
         """What the values of a parameter lack to ours in files of Hugging Face."""
