@@ -198,17 +198,17 @@ IGNORED = {
     "layer_norm_quantise": "residual stride layer q_norm k_norm",
     "linear": "weight eps layer q_norm k_norm",
     "linear_gated": "weight eps layer q_norm k_norm",
-    "rope_write": "digits residual weight bias eps",
-    "attend": "digits residual bias q_norm k_norm",
-    "attend_sinks": "digits residual q_norm k_norm",
-    "attend_both_ways": "digits residual width weight bias q_norm k_norm",
+    "rope_write": "residual weight bias eps",
+    "attend": "residual bias q_norm k_norm",
+    "attend_sinks": "residual q_norm k_norm",
+    "attend_both_ways": "residual width weight bias q_norm k_norm",
     "expert_bias": "digits bias eps q_norm k_norm",
     "clamped_swiglu": "digits stride weight bias layer q_norm k_norm",
     "scale": "digits residual stride weight bias layer q_norm k_norm",
     "soft_cap": "digits residual stride weight bias layer q_norm k_norm",
     "quantise": "residual stride weight bias eps layer q_norm k_norm",
     "relu_squared_quantise": "residual stride weight bias eps layer q_norm k_norm",
-    "rope_write_scaled": "digits residual bias eps",
+    "rope_write_scaled": "residual bias eps",
     "relu": "digits residual stride weight bias eps layer q_norm k_norm",
     "relu_quantise": "residual stride weight bias eps layer q_norm k_norm",
     "gelu": "digits residual stride weight bias eps layer q_norm k_norm",
@@ -241,6 +241,9 @@ IGNORED = {
     "norm_heads_quantise": "residual stride bias q_norm k_norm",
     "causal_conv": "digits residual eps q_norm k_norm",
     "causal_conv_silu": "digits residual eps q_norm k_norm",
+    "rope_queries": "residual weight bias eps layer k_norm",
+    "rope_queries_scaled": "residual bias eps layer k_norm",
+    "rope_queries_normed": "residual weight bias eps layer k_norm",
     "delta_rule": "",
     "delta_rule_tiled": "",
 }
@@ -293,7 +296,7 @@ def test_sizes_that_lie(llama: Subject, field: str, value: Any) -> None:
 )
 def test_shapes_that_lie(llama: Subject, field: str, value: int) -> None:
     lowered, _ = from_bytes(llama.code, native.versions())
-    vars(lowered.attention)[field] = value
+    vars(lowered.attentions[0])[field] = value
     with pytest.raises(ConfigError, match="cannot be"):
         _ = lowered.checked
 
