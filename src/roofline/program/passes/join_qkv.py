@@ -18,7 +18,7 @@ def join_qkv(program: Program) -> Program:
     """The Program with two join_heads and three splits before each kv_write whose q, k and v are made apart."""
     maker_of, read = makers(program.body), readers(program, program.body)
     dims = {group.head_dim for group in program.kv_groups.values()}
-    norms = [instr for instr in program.body if instr.op == "rms_norm"]
+    norms = [instr for instr in program.body if instr.op == "rms_norm" and instr.weights]
     by_head = {norm.output.name for norm in norms if program.weights[norm.weights[0]].shape[0] in dims}
     queries = {instr.inputs[1]: instr.inputs[0] for instr in program.body if instr.op == "attend"}
     moved: set[str] = set()  # results of what stands at the kv_write now
