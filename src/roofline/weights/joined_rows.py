@@ -20,6 +20,12 @@ def joined_of(config: JsonObject) -> Mapping[str, JoinedRows]:
     return files_of(config["family"]).NAMES.joined(dict(config))
 
 
+def written_joined(config: JsonObject) -> Mapping[str, JoinedRows]:
+    """Those among them that Hugging Face's files have."""
+    names = files_of(config["family"]).NAMES
+    return {part: rows for part, rows in joined_of(config).items() if names.has_hf(part)}
+
+
 def rows_apart(config: JsonObject, tensors: Mapping[str, TensorInfo], read: Read) -> tuple[dict[str, TensorInfo], Read]:
     """The tensors of files with those of ours in place of joined ones, and how they are read.
 
@@ -60,7 +66,7 @@ class RowsTogether:
     """The inverse: the rows of parameters that come one after the other, as the files' tensors."""
 
     def __init__(self, config: JsonObject) -> None:
-        self._joined = joined_of(config)
+        self._joined = written_joined(config)
         self._holders = {ours: part for part, rows in self._joined.items() for ours, _ in rows}
         self._waiting: dict[str, dict[str, np.ndarray]] = {}  # the joined tensor of a layer -> what has come of it
 

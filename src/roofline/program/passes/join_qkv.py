@@ -31,7 +31,10 @@ def join_qkv(program: Program) -> Program:
         paths = [_path(name, maker_of, read, by_head) for name in names]
         if paths[0].is_normed != paths[1].is_normed:  # one of them over all heads: neither is part of the write
             paths = [_path(name, maker_of, read, set()) for name in names]
-        if any(read[path.source] != 1 for path in paths) or len({_whole(p.source, maker_of) for p in paths}) == 1:
+        within = [path.source for path in paths] + [name for path in paths for name in maker_of[path.source].inputs]
+        if any(read[path.source] != within.count(path.source) for path in paths):
+            continue  # something else reads it: values may be made of keys, as Gemma 4's are
+        if len({_whole(path.source, maker_of) for path in paths}) == 1:
             continue
         kinds = [maker_of[path.source].output.type for path in paths]
         if len({(kind.dtype, kind.leading) for kind in kinds}) > 1:

@@ -91,7 +91,11 @@ class TensorNames:
     after the other, ours those of q, then k, then v of all heads; hf_apart: takes apart the tensors that hold several
     of ours, in files of that path; None: there are none; joined: of a configuration, the tensors in which rows of
     several of ours lie in turn, which have names in `layer`, too; hf_placed: the inverse for what `to_hf` calls a
-    parameter, where files are written so.
+    parameter, where files are written so; stacked: tensors of all experts of a layer, [experts, rows, columns], ours one
+    below the other.
+
+    spare: whether files of either kind may have a parameter, of a configuration and by our name, that the model does
+    not read.
 
     Where GGUF's do: gguf_negated: those that hold -exp of ours; gguf_joined: the tensors in `joined` that such files
     have, too; gguf_tiles: value heads that share a key head lie apart in them (`Config.tiled`).
@@ -113,6 +117,8 @@ class TensorNames:
     hf_apart: Callable[[Path, TensorSource], TensorSource] | None = None
     joined: Callable[[dict[str, Any]], Mapping[str, JoinedRows]] = lambda config: {}
     hf_placed: Callable[[str], TensorPlace | None] = lambda name: None
+    stacked: Collection[str] = ()
+    spare: Callable[[Mapping[str, Any], str], bool] = lambda config, name: False
     gguf_negated: Collection[str] = ()
     gguf_joined: Collection[str] = ()
     gguf_tiles: bool = False
@@ -146,6 +152,15 @@ class TensorNames:
     def is_parted(self, name: str) -> bool:
         """Whether files of Hugging Face have a parameter of ours with a dimension of 1 between rows and columns."""
         return name.endswith(".weight") and _part(name) in self.parted
+
+    def has_hf(self, part: str) -> bool:
+        """Whether files of Hugging Face have a tensor for a part of ours."""
+        theirs = self.bare.get(f"{part}.weight") or self.layer.get(part) or self.top.get(part, ("", ""))
+        return bool(theirs[1])
+
+    def is_stacked(self, name: str) -> bool:
+        """Whether files of Hugging Face have the experts of a parameter of ours in a dimension of their own."""
+        return name.endswith(".weight") and _part(name) in self.stacked
 
     def lacks(self, name: str) -> float:
         """What the values of a parameter lack to ours in files of Hugging Face."""
