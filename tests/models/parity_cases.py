@@ -457,11 +457,55 @@ CASES |= {
         ROUTED | {"family": "flex_olmo", "qk_norm": True, "wide_qk_norm": True, "renormalise": False, "layers": 1},
     ),
 }
+# Of layers without a window a quarter of each head turns.
+GEMMA4 = BASE | {"family": "gemma4", "layers": 4, "layer_windows": [9, 9, 9, 0], "qk_norm": True, "norm_eps": 1e-6}
+GEMMA4 |= {"head_dim": 8, "global_head_dim": 16, "global_kv_heads": 2, "local_theta": 1e4, "rope_theta": 1e6}
+GEMMA4 |= {"rope_scaling": {"rope_type": "proportional", "partial_rotary_factor": 0.25}, "logit_cap": 3.0}
+SHARING = {"layers": 5, "layer_windows": [9, 0, 9, 9, 0], "sharing_layers": 3, "wide_sharing": True}
+SHARING |= {"layer_width": 32, "layer_vocab": 96}
+BESIDE_EXPERTS = {"experts": 6, "experts_per_token": 2, "expert_ffn": 32}
+CASES |= {
+    "gemma4": Case(
+        "gemma4_text",
+        "heads by kind of layer, an embedding for each layer, layers that read the keys and values of others and have "
+        "a wider MLP, a quarter of heads turned, capped logits",
+        GEMMA4 | SHARING,
+    ),
+    "gemma4_dense": Case(
+        "gemma4_text",
+        "keys that are values too, fewer heads of them without a window, uncapped",
+        GEMMA4 | {"keys_as_values": True, "global_kv_heads": 1, "logit_cap": 0.0},
+    ),
+    "gemma4_moe": Case(
+        "gemma4_text",
+        "experts beside the MLP, more heads of keys without a window, all of them turned, untied",
+        GEMMA4 | BESIDE_EXPERTS | {"global_kv_heads": 4, "rope_scaling": None, "tied": False, "norm_eps": 1e-4},
+    ),
+}
+GEMMA3N = BASE | {"family": "gemma3n", "layers": 4, "layer_windows": [9, 0, 9, 0], "qk_norm": True, "norm_eps": 1e-6}
+GEMMA3N |= {"head_dim": 8, "local_theta": 1e4, "rope_theta": 1e6, "logit_cap": 3.0, "laurel_rank": 16, "streams": 4}
+GEMMA3N |= {"layer_width": 32, "layer_vocab": 96, "sharing_layers": 2, "sparsity": [0.9, 0.0, 0.5, 0.0]}
+CASES |= {
+    "gemma3n": Case(
+        "gemma3n_text",
+        "four streams, a second way around attention, gates that are cut off, layers that read the keys of others",
+        GEMMA3N,
+    ),
+    "gemma3n_streams": Case(
+        "gemma3n_text",
+        "three streams of which the second is active and not scaled, MLPs of several widths, a smaller table of layers",
+        GEMMA3N
+        | {"streams": 3, "active": 1, "scales_active": False, "layer_ffns": [128, 96, 64, 64], "layer_vocab": 96}
+        | {"sharing_layers": 0, "tied": False},
+    ),
+}
 IN_QWEN_MOE = BASE | {"family": "qwen_moe", "qk_norm": True, "head_dim": 32, "ffn": 40, "tied": False}
 IN_QWEN_MOE |= {"experts": 6, "experts_per_token": 3, "renormalise": True}
 # Of models that read pictures too: kind is that of the whole, config that of the text part.
 WRAPPED = {
     "gemma3_with_vision": Case("gemma3", "the text part of a model that reads pictures", GEMMA3),
+    "gemma4_with_vision": Case("gemma4", "the text part of a model that reads pictures and hears", GEMMA4 | SHARING),
+    "gemma4_unified": Case("gemma4_unified", "the same without towers", GEMMA4 | {"rope_theta": 1e5}),
     "mistral3": Case("mistral3", "the text part of a model that reads pictures", BASE | {"tied": False}),
     "llava": Case("llava", "the text part of a model that reads pictures", BASE | {"tied": False}),
     "qwen3_vl": Case(
@@ -516,12 +560,14 @@ def theirs(config: Mapping[str, Any]) -> Any:
     less = files_of(config["family"]).NAMES.norms_less
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            norm = "norm" in name or ".ln_" in name
+            norm = "norm" in name or ".ln_" in name or name.endswith("scale")
             lacks = less * (norm and "linear_attn" not in name)
             parameter.copy_(torch.randn_like(parameter) * 0.1 + ((norm and "bias" not in name) - lacks))
         for name, buffer in model.named_buffers():
             if name.endswith("bias"):  # which chooses experts
                 buffer.copy_(torch.randn_like(buffer) * 0.1)
+            if name.endswith("layer_scalar"):  # which files hold, though nothing trains it
+                buffer.copy_(torch.rand_like(buffer) + 0.5)
     return model
 
 

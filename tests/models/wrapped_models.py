@@ -26,7 +26,19 @@ HYBRID |= {"linear_value_head_dim": 16, "layer_types": ["linear_attention", "ful
 HYBRID_ROPE = QWEN_ROPE | {"mrope_section": [1, 1, 0], "partial_rotary_factor": 0.25}
 HYBRID_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 HYBRID_EXPERTS |= {"shared_expert_intermediate_size": 40, "rope_parameters": HYBRID_ROPE}
+GEMMA4 = SHAPE | {
+    "pad_token_id": 0,
+    "sliding_window": 9,
+    "global_head_dim": 32,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+GEMMA4_INPUTS = {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCAB}
+GEMMA4_VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+GEMMA4_VISION |= {"num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 16}
+GEMMA4_AUDIO = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "output_proj_dims": 32}
 IMAGE_ID = 90
+GEMMA4_IDS = {"image_token_id": IMAGE_ID, "video_token_id": 91, "audio_token_id": 92, "boi_token_id": 93}
+GEMMA4_IDS |= {"eoi_token_id": 94, "boa_token_id": 95, "eoa_token_index": 89}
 # model_type -> the config.json of a small model
 CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3": {
@@ -34,6 +46,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": SIGLIP,
         "mm_tokens_per_image": 4,
         **{"image_token_index": IMAGE_ID, "boi_token_index": 91, "eoi_token_index": 92},
+    },
+    "gemma4": {
+        "text_config": GEMMA4 | GEMMA4_INPUTS | {"model_type": "gemma4_text"},
+        "vision_config": GEMMA4_VISION,
+        "audio_config": GEMMA4_AUDIO,
+        **GEMMA4_IDS,
+    },
+    "gemma4_unified": {
+        "text_config": GEMMA4 | {"model_type": "gemma4_unified_text"},
+        "vision_config": {"mm_embed_dim": 32, "mm_posemb_size": 8, "patch_size": 2, "output_proj_dims": 32},
+        "audio_config": {"audio_embed_dim": 16},
+        **GEMMA4_IDS,
     },
     "mistral3": {
         "text_config": SHAPE | {"model_type": "mistral", "sliding_window": None, "rms_norm_eps": 1e-5},

@@ -263,14 +263,23 @@ def test_state_of_layers_that_ranks_have_whole_is_whole_on_each() -> None:
         shard(program, mixed, 1, 2)
 
 
-def test_two_values_across_a_cut_are_refused() -> None:
+def test_two_values_across_a_cut_travel_as_one() -> None:
     program = programs("llama", Share())["narrow"]
     last = program.body[-1]
     first = next(i for i in program.body if i.op == "embed").output
     both = (*program.body[:-2], replace(program.body[-2], op="add", inputs=("x30", "x0.rows"), weights=(), attrs={}))
     take = Instr("take_rows", (first.name, "logit_rows"), (), {}, (Value("x0.rows", last.output.type),))
-    with pytest.raises(UnsupportedError, match="2 values cross a cut between layers: x0, x15"):
-        stage(replace(program, body=(*both[:-1], take, both[-1], last)), 0, 2)
+    changed = replace(program, body=(*both[:-1], take, both[-1], last))
+    before, behind = stage(changed, 0, 2), stage(changed, 1, 2)
+    assert before.body[-1] == Instr("join_heads", ("x0", "x15"), (), {"heads": 1}, before.body[-1].outputs)
+    assert before.outputs[0] == behind.carried[0].name == "x0+x15"
+    width = first.type.width
+    edges = [(i.output.name, i.attr("start"), i.attr("stop")) for i in behind.body[:2]]
+    assert edges == [("x0", 0, width), ("x15", width, 2 * width)]
+    rows = replace(first.type, dtype="i32")
+    odd = [replace(i, outputs=(Value("x0", rows),)) if i.output == first else i for i in changed.body]
+    with pytest.raises(UnsupportedError, match="values cross a cut between layers that are no rows of tokens"):
+        stage(replace(changed, body=tuple(odd)), 0, 2)
 
 
 def test_a_pass_from_outside_sees_the_whole_before_and_the_part_after(monkeypatch: pytest.MonkeyPatch) -> None:

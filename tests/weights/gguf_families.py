@@ -125,6 +125,40 @@ class TogetherQkv:
         return [(f"{before}.attention.query_key_value.weight", together)]
 
 
+def of_gemma4(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+    """Gemma 4's: what has no ".weight" has it, or is a scale; and the divisors of rope of layers without a window."""
+    layer = f"blk.{name.split('.')[2]}" if ".layers." in name else ""
+    for theirs, ours in GEMMA4_NAMES.items():
+        if name.endswith(theirs):
+            return [(f"{layer}.{ours}", values)]
+    if name == "model.norm.weight" and config["rope_scaling"]:
+        half = config["global_head_dim"] // 2
+        return [(name, values), ("rope_freqs.weight", np.where(np.arange(half) < half // 4, 1, 1e30).astype("f4"))]
+    return values
+
+
+class StackedStreams:
+    """Gemma 3n's: the matrices between streams in one tensor, once all of them have come."""
+
+    def __init__(self) -> None:
+        self.came: dict[str, np.ndarray] = {}
+
+    def __call__(self, name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+        stem, _, number = name.removesuffix(".weight").rpartition(".")
+        theirs = {"model.altup_projections": "altup_proj", "model.altup_unembed_projections": "altup_unembd_proj"}
+        if stem not in theirs:
+            layer = f"blk.{name.split('.')[2]}" if ".layers." in name else ""
+            return [(f"{layer}.altup_correct_scale.weight", values)] if name.endswith("output_scale") else values
+        self.came[name] = values
+        parts = [self.came.pop(f"{stem}.{n}.weight") for n in range(3)] if number == "2" else []
+        return [(f"{theirs[stem]}.weight", np.stack(parts))] if parts else []
+
+
+GEMMA4_NAMES = {"layer_scalar": "layer_output_scale.weight", "router.scale": "ffn_gate_inp.scale"}
+GEMMA4_NAMES |= {"router.per_expert_scale": "ffn_down_exps.scale", "router.proj.weight": "ffn_gate_inp.weight"}
+GEMMA4_NAMES |= {"experts.gate_up_proj": "ffn_gate_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight"}
+
+
 def tiled(name: str, values: np.ndarray, keys: int, before: int) -> np.ndarray:
     """Value heads, the first of all key heads before the second of all. before: rows of q and k, where any are."""
     if "out_proj" in name:
@@ -181,6 +215,11 @@ RMS, LAYER = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 HEADS = {"attention.key_length": 32, "attention.value_length": 32}
 HYBRID_KEYS: dict[str, Any] = {"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2, RMS: 1e-4}
 HYBRID_KEYS |= {"ssm.time_step_rank": 4, "ssm.inner_size": 64, "rope.dimension_count": 4}
+GEMMA4_KEYS: dict[str, Any] = {"attention.key_length": 16, "attention.value_length": 16, "rope.dimension_count": 16}
+GEMMA4_KEYS |= dict.fromkeys(("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"), 8)
+GEMMA4_KEYS |= {"attention.sliding_window": 9, "rope.freq_base": 1e6, "rope.freq_base_swa": 1e4, RMS: 1e-6}
+GEMMA4_KEYS |= {"attention.sliding_window_pattern": [True, True, True, False], "final_logit_softcapping": 3.0}
+GEMMA4_KEYS |= {"attention.shared_kv_layers": 0, "embedding_length_per_layer_input": 0}
 EXPERT_KEYS = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 32}
 EXPERT_KEYS |= {"expert_shared_feed_forward_length": 48}
 ROUTED_KEYS = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 32, "feed_forward_length": 96}
@@ -201,6 +240,41 @@ GGUF_CASES = {
         GEMMA3 | {"query_scalar": 32.0, "layers": 6, "layer_windows": [9, 9, 9, 9, 9, 0]},
         HEADS | {"attention.sliding_window": 9, "rope.freq_base": 1e6, RMS: 1e-6},
         plus_one,
+    ),
+    "gemma4": GgufCase(
+        "gemma4",
+        CASES["gemma4"].config,
+        GEMMA4_KEYS
+        | {"attention.sliding_window_pattern": [True, False, True, True, False], "attention.shared_kv_layers": 3}
+        | {"embedding_length_per_layer_input": 32, "feed_forward_length": [128, 128, 256, 256, 256]},
+        of_gemma4,
+    ),
+    "gemma4_dense": GgufCase(
+        "gemma4",
+        CASES["gemma4_dense"].config | {"logit_cap": 3.0},
+        GEMMA4_KEYS | {"attention.head_count_kv": [2, 2, 2, 1]},
+        of_gemma4,
+    ),
+    "gemma4_moe": GgufCase(
+        "gemma4",
+        CASES["gemma4_moe"].config,
+        GEMMA4_KEYS
+        | {"attention.head_count_kv": [2, 2, 2, 4], "expert_count": 6, "expert_used_count": 2, RMS: 1e-4}
+        | {"expert_feed_forward_length": 32},
+        of_gemma4,
+    ),
+    "gemma3n": GgufCase(
+        "gemma3n",
+        CASES["gemma3n"].config,
+        {"attention.key_length": 8, "attention.value_length": 8, "attention.sliding_window": 9, RMS: 1e-6}
+        | {"rope.freq_base": 1e6, "rope.freq_base_swa": 1e4, "final_logit_softcapping": 3.0, "altup.num_inputs": 4}
+        | {"altup.active_idx": 0, "embedding_length_per_layer_input": 32, "attention.shared_kv_layers": 2}
+        | {
+            "activation_sparsity_scale": [1.2815515995025635, -math.inf, 0.0, -math.inf],
+            "feed_forward_length": [128] * 4,
+        }
+        | {"attention.sliding_window_pattern": [True, False, True, False]},
+        StackedStreams(),
     ),
     "phi3": GgufCase(
         "phi3",
@@ -442,6 +516,10 @@ def tensors(model: Any, case: GgufCase) -> Iterator[tuple[str, np.ndarray]]:
             continue
         made = case.values(key, tensor.numpy().astype(np.float32), case.config)
         for each, values in [(key, made)] if isinstance(made, np.ndarray) else made:
-            name = each if each.startswith("blk.") else names.get_name(each, try_suffixes=(".weight", ".bias"))
+            name = (
+                each
+                if each.startswith(("blk.", "rope_freqs.", "altup_"))
+                else names.get_name(each, try_suffixes=(".weight", ".bias"))
+            )
             assert name is not None, each
             yield name, np.ascontiguousarray(values)

@@ -60,6 +60,7 @@ _HARMLESS = {
     *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
     *("residual_dropout", "eod_token_id", "sep_token_id"),
     "reorder_and_upcast_attn",  # the order of the same products
+    "altup_coef_clip",  # of transformers' training
 }
 _CHANGED: dict[str, Any] = {
     **{"vocab_size": 51, "hidden_size": 128, "intermediate_size": 97, "num_hidden_layers": 3, "num_attention_heads": 2},
@@ -100,6 +101,11 @@ _CHANGED: dict[str, Any] = {
     **{"norm_eps": 1e-4, "conv_bias": True, "conv_L_cache": 4, "block_multiple_of": 32, "full_attn_idxs": [1]},
     **{"block_ffn_dim_multiplier": 8.0, "block_auto_adjust_ff_dim": False, "num_dense_layers": 1},
     **{"use_expert_bias": False, "shared_intermediate_size": 48},
+    # of Gemma 3n and 4
+    **{"hidden_size_per_layer_input": 48, "vocab_size_per_layer_input": 49, "attention_k_eq_v": True},
+    **{"num_kv_shared_layers": 1, "enable_moe_block": True, "use_double_wide_mlp": True, "top_k_experts": 1},
+    **{"altup_active_idx": 1, "altup_correct_scale": False, "altup_num_inputs": 3, "laurel_rank": 24},
+    **{"activation_sparsity_pattern": [0.5, 0.25]},
     # of GPT-NeoX, GPT-2 and OPT
     **{"layer_norm_eps": 1e-4, "use_parallel_residual": False, "n_embd": 128, "n_layer": 3, "n_head": 2, "n_inner": 97},
     **{"n_positions": 513, "activation_function": "gelu", "scale_attn_weights": False, "add_cross_attention": True},
@@ -118,11 +124,20 @@ _BESIDE: dict[str, dict[str, Any]] = {
     "use_sliding_window": {"max_window_layers": 0, "sliding_window": 8},
     "learned_pos_emb": {"attn_config": {"alibi": False}},
 }
+_ROUTED_GEMMA = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 48}
 # Of SmolLM3 a window is where there is no rope, unless layer_types says otherwise.
 _WINDOWED = {"use_sliding_window": True, "sliding_window": 8}
 _BESIDE_OF: dict[str, dict[str, dict[str, Any]]] = {
-    **{kind: {} for kind in ("gemma2", "gemma3_text", "phi3", "gpt_oss", "olmo3", "exaone4", "exaone_moe")},
+    **{
+        kind: {}
+        for kind in ("gemma2", "gemma3_text", "gemma3n_text", "phi3", "gpt_oss", "olmo3", "exaone4", "exaone_moe")
+    },
     "dots1": {"sliding_window": {"max_window_layers": 1}},
+    "gemma4_text": {
+        **dict.fromkeys(("num_experts", "top_k_experts", "moe_intermediate_size"), _ROUTED_GEMMA),
+        "use_double_wide_mlp": {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "sliding_window_pattern": 2},
+    },
+    "gemma4_unified_text": {},
     "smollm3": {
         "sliding_window": {"use_sliding_window": True, "no_rope_layers": [1, 0]},
         "use_sliding_window": {"sliding_window": 8, "no_rope_layers": [1, 0]},
@@ -133,6 +148,10 @@ _CHANGED_OF: dict[str, dict[str, Any]] = {
     "gemma2": {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2},
     "gemma3_text": {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2},
     "smollm3": {"tie_word_embeddings": False, "layer_types": ["sliding_attention"] * 2},
+    **dict.fromkeys(
+        ("gemma3n_text", "gemma4_text", "gemma4_unified_text"),
+        {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2, "num_kv_shared_layers": 9},
+    ),
     "glm4": {"attention_bias": False},
     "seed_oss": {"attention_bias": False},
     "olmo3": {"layer_types": ["full_attention"] * 2},
@@ -160,6 +179,7 @@ _BASE_OF: dict[str, dict[str, Any]] = {
     "glm4": {"head_dim": 64},
     "gpt_neox": {"hidden_act": "gelu_new"},
     "opt": {"ffn_dim": 96},
+    "gemma3n_text": {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.0, 0.5]},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from roofline import ops
 from roofline.models.config import ModelConfig
 from roofline.models.spec import Param, Weights
 from roofline.ops.symbol import Symbol, Value
@@ -14,6 +15,22 @@ if TYPE_CHECKING:
     from roofline.ops.state_rows import StateRows
 
 
+@dataclass(frozen=True)
+class LayerInputs:
+    """What each layer reads beside the rows of the one before: columns of one value, `width` a layer, those of layer
+    `first` at its beginning."""
+
+    value: Value
+    width: int
+    first: int = 0
+
+    def of(self, layer: int) -> Value:
+        """The columns of a layer, [tokens, width]."""
+        start = (layer - self.first) * self.width
+        columns: Value = ops.split(self.value, start, start + self.width)
+        return columns
+
+
 @dataclass
 class ForwardBatch:
     """One step as the families read it: torch tensors, or Symbols while tracing; None where a part of the model that is
@@ -21,8 +38,8 @@ class ForwardBatch:
 
     ids, positions: int [tokens]; logit_rows: int [rows], or a slice of the tokens; cache: replaced at every write;
     state: likewise, of models whose layers keep recurrent state; further: caches of the second and later groups, of
-    models whose layers write keys of several shapes (`ModelConfig.kv_group`); hidden: [tokens, width], of a layer whose
-    rows begin with those of another model (`models.mtp`).
+    models whose layers write keys of several shapes (`ModelConfig.kv_group`); by_layer: what `embed` has made for the
+    layers; hidden: [tokens, width], of a layer whose rows begin with those of another model (`models.mtp`).
     """
 
     ids: "Value | None"
@@ -31,6 +48,7 @@ class ForwardBatch:
     cache: "KvCache | Rows | Symbol | None"
     state: "StateStore | StateRows | Symbol | None" = None
     further: "list[KvCache | Rows | Symbol | None]" = field(default_factory=list)
+    by_layer: LayerInputs | None = None
     hidden: "Value | None" = None
 
     def cache_of(self, group: int) -> "KvCache | Rows | Symbol | None":

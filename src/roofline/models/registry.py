@@ -16,6 +16,8 @@ _FAMILIES: dict[str, str | Family] = {
     "deepseek": "roofline.models.deepseek",
     "gemma": "roofline.models.gemma",
     "gemma1": "roofline.models.gemma1",
+    "gemma3n": "roofline.models.gemma3n",
+    "gemma4": "roofline.models.gemma4",
     "glm4": "roofline.models.glm4",
     "gpt_oss": "roofline.models.gpt_oss",
     "granite": "roofline.models.granite",

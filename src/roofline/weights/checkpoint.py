@@ -272,6 +272,9 @@ def _open_gguf(path: Path) -> Checkpoint:
     longrope = {key: factors[name] for name, key in GGUF_LONGROPE.items() if name in factors}
     shapes = {name: info.shape for name, info in tensors.items()}
     config = from_gguf(path, file.metadata, shapes, factors.get(GGUF_ROPE_FACTORS), longrope)
+    spare = [name for name in tensors if files_of(config["family"]).NAMES.spare(config, name)]
+    unused += [stored[name] for name in spare]
+    tensors = {name: info for name, info in tensors.items() if name not in spare}
     further_tensors = {name: _as_matrix(replace(file.tensors[old], name=name)) for name, old in guessing.items()}
     every = stored | guessing
     ours, read = gguf_values.as_ours(config, tensors | further_tensors, lambda name: file.read(every[name]))
@@ -298,6 +301,8 @@ def _as_matrix(info: TensorInfo) -> TensorInfo:
         return replace(info, shape=(info.shape[0] * info.shape[1],))
     if part == "choice.bias" and len(info.shape) == 2 and info.shape[0] == 1:
         return replace(info, shape=info.shape[1:])
+    if not part and len(info.shape) == 3:
+        return replace(info, shape=(info.shape[0] * info.shape[1], info.shape[2]))
     if part == "shared.scale.weight" and len(info.shape) == 1:
         return replace(info, shape=(1, *info.shape))
     return info

@@ -14,7 +14,7 @@ from roofline.weights.families.shared.tensor_names import TensorPlace, layer_par
 from roofline.weights.families.table import files_of
 from roofline.weights.files.mapped import JsonObject, TensorInfo
 from roofline.weights.hf_values import as_theirs, differs, hf_shape
-from roofline.weights.joined_rows import joined_of
+from roofline.weights.joined_rows import written_joined
 
 _OF_EXPERTS = ".mlp.experts."
 _WORDS = {2: "<u2", 4: "<u4"}  # bytes of a number -> what it lies in
@@ -61,7 +61,7 @@ def hf_tensors(config: JsonObject, parameters: Sequence[TensorInfo]) -> list[HfT
             joined.setdefault(within.name, []).append((within, info))
         elif within is not None:
             tensors.append(HfTensor(replace(info, name=within.name), _whole(info)))
-        elif _OF_EXPERTS in info.name and not without_expert(info.name)[1]:
+        elif _OF_EXPERTS in info.name and not without_expert(info.name)[1] and not _is_stacked(config, info.name):
             tensors += _each_expert(config, info)
         else:
             tensors.append(_alone(config, info))
@@ -73,7 +73,7 @@ def _in_rows(config: JsonObject, parameters: Iterable[TensorInfo]) -> dict[str, 
     infos = {info.name: info for info in parameters}
     places: dict[str, HfTensor] = {}
     for before in dict.fromkeys(layer_part(name)[0] for name in infos):
-        for part, rows in joined_of(config).items():
+        for part, rows in written_joined(config).items():
             sources = {ours: infos.get(f"{before}{ours}.weight") for ours, _ in rows}
             there = [info for info in sources.values() if info is not None]
             if len(there) < len(sources):
@@ -82,6 +82,7 @@ def _in_rows(config: JsonObject, parameters: Iterable[TensorInfo]) -> dict[str, 
             if len({info.format for info in there}) > 1:
                 raise ConfigError(f"{name}: its parts have several formats, and such files have them in one tensor")
             shape = (sum(info.shape[0] for info in there), *there[0].shape[1:])
+            shape = hf_shape(config, f"{before}{part}.weight", shape)
             info = replace(there[0], name=name, shape=shape, nbytes=sum(info.nbytes for info in there))
             parts = tuple((ParameterRows(f"{before}{ours}.weight", span),) for ours, span in rows)
             places |= dict.fromkeys((info.name for info in there), HfTensor(info, parts))
@@ -92,7 +93,7 @@ def stored_together(config: JsonObject, parameters: Iterable[str]) -> list[list[
     """The parameters by the tensor that holds them, so that all of one tensor can get one format."""
     family = config["family"]
     placed: dict[str, list[str]] = {}
-    holders = {ours: part for part, rows in joined_of(config).items() for ours, _ in rows}
+    holders = {ours: part for part, rows in written_joined(config).items() for ours, _ in rows}
     for name in parameters:
         before, part = layer_part(name)
         if part in holders:
@@ -102,6 +103,10 @@ def stored_together(config: JsonObject, parameters: Iterable[str]) -> list[list[
         place = files_of(family).NAMES.hf_placed(theirs)
         placed.setdefault(theirs if place is None else place.name, []).append(name)
     return list(placed.values())
+
+
+def _is_stacked(config: JsonObject, name: str) -> bool:
+    return files_of(config["family"]).NAMES.is_stacked(name)
 
 
 def _whole(info: TensorInfo) -> tuple[tuple[ParameterRows, ...], ...]:

@@ -21,12 +21,17 @@ def as_ours(config: JsonObject, tensors: Mapping[str, TensorInfo], read: Read) -
     tensors: canonical name -> what the files hold; read: uint8 bytes of one of them.
     """
     table = files_of(config["family"]).NAMES
-    tensors, read = rows_apart(config, tensors, read)
+    whole = {
+        name: replace(info, shape=hf_shape(config, name, info.shape))
+        for name, info in tensors.items()
+        if table.is_stacked(name) and len(info.shape) > 2
+    }
+    tensors, read = rows_apart(config, {**tensors, **whole}, read)
     infos = {}
     for name, info in tensors.items():
         if table.lacks(name):
             info = replace(info, format="F32", nbytes=4 * info.shape[0])
-        infos[name] = replace(info, shape=hf_shape(config, name, info.shape))
+        infos[name] = info if name in whole else replace(info, shape=hf_shape(config, name, info.shape))
 
     def read_ours(name: str) -> np.ndarray:
         raw, info = read(name), tensors[name]
@@ -55,6 +60,9 @@ def hf_shape(config: JsonObject, name: str, shape: tuple[int, ...]) -> tuple[int
         return (shape[0], 1, shape[1]) if len(shape) == 2 else (shape[0], shape[-1])
     if table.is_row(name):
         return (1, *shape) if len(shape) == 1 else shape[1:]
+    if table.is_stacked(name):
+        experts = config["experts"]
+        return (experts, shape[0] // experts, shape[1]) if len(shape) == 2 else (shape[0] * shape[1], shape[2])
     return shape[::-1] if table.is_transposed(name) else shape
 
 

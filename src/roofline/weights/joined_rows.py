@@ -20,6 +20,12 @@ def joined_of(config: JsonObject) -> Mapping[str, JoinedRows]:
     return files_of(config["family"]).NAMES.joined(dict(config))
 
 
+def written_joined(config: JsonObject) -> Mapping[str, JoinedRows]:
+    """Those among them that Hugging Face's files have."""
+    names = files_of(config["family"]).NAMES
+    return {part: rows for part, rows in joined_of(config).items() if names.has_hf(part)}
+
+
 def places_of(rows: JoinedRows) -> dict[str, np.ndarray]:
     """Of each parameter in a joined tensor, where its rows lie there, in their order."""
     places: dict[str, list[int]] = {}
@@ -65,7 +71,7 @@ class RowsTogether:
     """The inverse: the rows of parameters that come one after the other, as the files' tensors."""
 
     def __init__(self, config: JsonObject) -> None:
-        self._joined = joined_of(config)
+        self._joined = written_joined(config)
         self._holders = {ours: part for part, rows in self._joined.items() for ours, _ in rows}
         self._waiting: dict[str, dict[str, np.ndarray]] = {}  # the joined tensor of a layer -> what has come of it
 

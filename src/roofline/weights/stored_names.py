@@ -23,7 +23,8 @@ _NAMED = 4  # names that a line has
 @dataclass(frozen=True)
 class StoredNames:
     """parameters: canonical name -> Hugging Face's; guessing: likewise of a layer that guesses further tokens; unused:
-    tensors outside of the model's layers and modules, which other programs leave aside too."""
+    tensors outside of the model's layers and modules, or of parameters that it does not read, which other programs
+    leave aside too."""
 
     parameters: dict[str, str] = field(default_factory=dict)
     guessing: dict[str, str] = field(default_factory=dict)
@@ -65,6 +66,9 @@ def stored_names(path: Path, dtypes: Mapping[str, str], config: JsonObject, stri
                 refuse(
                     path, field_name, "is an adapter's: merge it into the weights, or keep it in a folder of its own"
                 )
+            stored.unused.append(name)
+            continue
+        if table.spare(config, canonical):
             stored.unused.append(name)
             continue
         if dtype not in formats.FORMATS:

@@ -99,11 +99,11 @@ def _theirs(
             together = in_rows.add(name, np.frombuffer(data, np.uint8).reshape(shape[0], -1))
             if together is not None:
                 theirs, rows = together
-                yield to_hf(family, theirs), (len(rows), *shape[1:]), rows.tobytes()
+                yield to_hf(family, theirs), hf_shape(config, theirs, (len(rows), *shape[1:])), rows.tobytes()
             continue
         place = table.hf_placed(to_hf(family, name))
         if place is None:
-            for own, each, part in _by_expert(name, shape, data, experts):
+            for own, each, part in _by_expert(name, shape, data, 0 if table.is_stacked(name) else experts):
                 raw = as_theirs(config, own, each, part, dtype)
                 yield to_hf(family, own), hf_shape(config, own, each), raw
         elif not place.of:
@@ -118,8 +118,8 @@ def _theirs(
 
 
 def _by_expert(name: str, shape: tuple[int, ...], data: bytes, experts: int) -> Iterator[Row]:
-    """A parameter, or each expert's where it holds those of a layer."""
-    if ".experts." not in name:
+    """A parameter, or each expert's where it holds those of a layer; experts: how many these are, 0: it stays whole."""
+    if ".experts." not in name or not experts:
         yield name, shape, data
         return
     size = len(data) // experts

@@ -151,7 +151,8 @@ class Interpreter:
         return experts.sigmoid_scale_exp2(x, gate)
 
     def _op_rms_norm(self, instr: Instr, x: "Tensor", heads: int | None = None, weight: int = 0) -> "Tensor":
-        w, eps, heads = self.weights.tensor(instr.weights[weight]), instr.attr("eps"), heads or instr.attr("heads")
+        w = self.weights.tensor(instr.weights[weight]) if instr.weights else None
+        eps, heads = instr.attr("eps"), heads or instr.attr("heads")
         if instr.attr("order") == "lanes16":
             return orders.rms_norm_lanes16(x.contiguous(), w, eps, heads)
         return registry.get("rms_norm").reference(x.contiguous(), w, eps, heads)
@@ -169,6 +170,13 @@ class Interpreter:
             return self._by_reference(instr, [x])
         w, *bias = (self.weights.tensor(name) for name in instr.weights)
         return orders.layer_norm_lanes16(x.contiguous(), w, bias[0] if bias else None, instr.attr("eps"))
+
+    def _op_like_norm(self, instr: Instr, x: "Tensor", y: "Tensor") -> "Tensor":
+        return orders.like_norm_lanes16(x, y) if instr.attr("order") == "lanes16" else self._by_reference(instr, [x, y])
+
+    def _op_above_spread(self, instr: Instr, x: "Tensor") -> "Tensor":
+        exact = instr.attr("order") == "lanes16"
+        return orders.above_spread_lanes16(x, instr.attr("z")) if exact else self._by_reference(instr, [x])
 
     def _op_cast(self, instr: Instr, x: "Tensor") -> "Tensor":
         return round_to(x, instr.attr("dtype"))

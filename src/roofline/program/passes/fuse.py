@@ -104,7 +104,7 @@ def _linear_add(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
 def _add_norm(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
     """add, norm of the whole sum -> add_norm, which makes both: the sum keeps its name for those who read it later."""
     total = maker_of.get(instr.inputs[0]) if instr.op in _ADD_NORM else None
-    if total is None or total.op != "add" or instr.attrs.get("heads", 1) != 1:
+    if total is None or total.op != "add" or instr.attrs.get("heads", 1) != 1 or not instr.weights:
         return None
     attrs = {**instr.attrs, **_ADD_NORM[instr.op]}
     return Instr("add_norm", total.inputs, instr.weights, attrs, (*total.outputs, *instr.outputs))
@@ -203,7 +203,7 @@ def _head_part(name: str, maker_of: Makers, read: Read, anywhere: bool = False) 
         return None
     other = _only(last.inputs[0], "rope" if norm_last else "rms_norm", maker_of, read)
     rope, norm = (other, last) if norm_last else (last, other)
-    if rope is None or (norm is not None and norm.attr("heads") != rope.attr("heads")):
+    if rope is None or (norm is not None and (not norm.weights or norm.attr("heads") != rope.attr("heads"))):
         return None
     split = _only((other or last).inputs[0], "split", maker_of, read)
     return _Part(split, norm, rope, norm_last) if split is not None else None
@@ -212,7 +212,7 @@ def _head_part(name: str, maker_of: Makers, read: Read, anywhere: bool = False) 
 def _straight_part(name: str, maker_of: Makers, read: Read, head_dim: int) -> _Part | None:
     """One that nothing turns, and of which each head may be normed."""
     norm = _only(name, "rms_norm", maker_of, read)
-    if norm is not None and norm.attr("heads") * head_dim != norm.output.type.width:
+    if norm is not None and (not norm.weights or norm.attr("heads") * head_dim != norm.output.type.width):
         return None
     split = _only(norm.inputs[0] if norm is not None else name, "split", maker_of, read)
     return _Part(split, norm, None) if split is not None else None

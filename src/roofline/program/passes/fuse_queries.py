@@ -51,7 +51,11 @@ def _steps(
         if maker is None or maker.op != op or read[name] != 1:
             continue
         if op == "rms_norm":
-            by_head = maker.attr("heads") == heads and program.weights[maker.weights[0]].shape == (head_dim,)
+            by_head = (
+                maker.weights
+                and maker.attr("heads") == heads
+                and program.weights[maker.weights[0]].shape == (head_dim,)
+            )
             if not by_head or any(step.op == op for step in steps.values()):
                 continue
         if any(

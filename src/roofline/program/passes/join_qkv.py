@@ -17,7 +17,8 @@ from roofline.program.passes.rewrite import makers, readers
 def join_qkv(program: Program) -> Program:
     """The Program with two join_heads and three splits before each kv_write whose q, k and v are made apart."""
     maker_of, read = makers(program.body), readers(program, program.body)
-    widths = {i.output.name: program.weights[i.weights[0]].shape[0] for i in program.body if i.op == "rms_norm"}
+    norms = [instr for instr in program.body if instr.op == "rms_norm" and instr.weights]
+    widths = {norm.output.name: program.weights[norm.weights[0]].shape[0] for norm in norms}
     queries = _own_queries(program)
     moved: set[str] = set()  # results of what stands at the kv_write now
     before: dict[str, list[Instr]] = {}  # cache that a kv_write makes -> what takes its place, itself at the end
@@ -30,7 +31,10 @@ def join_qkv(program: Program) -> Program:
         paths = [_path(name, maker_of, read, by_head) for name in names]
         if paths[0].is_normed != paths[1].is_normed:  # one of them over all heads: neither is part of the write
             paths = [_path(name, maker_of, read, set()) for name in names]
-        if any(read[path.source] != 1 for path in paths) or len({_whole(p.source, maker_of) for p in paths}) == 1:
+        within = [path.source for path in paths] + [name for path in paths for name in maker_of[path.source].inputs]
+        if any(read[path.source] != within.count(path.source) for path in paths):
+            continue  # something else reads it: values may be made of keys, as Gemma 4's are
+        if len({_whole(path.source, maker_of) for path in paths}) == 1:
             continue
         kinds = [maker_of[path.source].output.type for path in paths]
         if len({(kind.dtype, kind.leading) for kind in kinds}) > 1:

@@ -21,8 +21,8 @@ def stage(program: Program, number: int, stages: int) -> Program:
 
     Its caches hold its own layers, counted from 0; weights keep their names.
 
-    Raises CapacityError: more stages than layers, or than parts that they can be cut into; UnsupportedError: more than
-    one value would cross a cut.
+    Several values that cross a cut travel side by side, as one. Raises CapacityError: more stages than layers, or than
+    parts that they can be cut into; UnsupportedError: values that cannot travel so would cross a cut.
     """
     if stages == 1:
         return program
@@ -34,11 +34,11 @@ def stage(program: Program, number: int, stages: int) -> Program:
     edges = [0, *(numbers.index(first) for first in _first_layers(program, numbers, stages)[1:]), len(numbers)]
     body = program.body[edges[number] : edges[number + 1]]
     names = _store_names(program, body)
-    carried = _crossing(program, edges[number]) if number else []
-    results = _crossing(program, edges[number + 1]) if number + 1 < stages else [program.logits]
+    coming = _crossing(program, edges[number]) if number else []
+    going = _crossing(program, edges[number + 1]) if number + 1 < stages else []
     numbered = {group: _store_layers(program, body, group) for group in (*program.kv_groups, *program.state_groups)}
     body = tuple(_renumbered(instr, numbered, names) for instr in body)
-    read, types = {name for instr in body for name in instr.inputs}, program.types()
+    read = {name for instr in body for name in instr.inputs}
     used = {name for instr in body for name in instr.weights}
     inputs = tuple(v for v in program.inputs if v.name in read or v.type.stored)
     groups = {name: replace(group, layers=len(numbered[name])) for name, group in program.kv_groups.items()}
@@ -46,12 +46,13 @@ def stage(program: Program, number: int, stages: int) -> Program:
     last = {group: f"{group}.0" for group in numbered}
     last |= {kv_group_of(v.name): v.name for instr in body for v in instr.outputs if v.type.stored}
     tables = {instr.attrs["table"] for instr in body if "table" in instr.attrs}
+    carried = [_travelling(coming)] if coming else []
     return replace(
         program,
-        inputs=(*inputs, *(Value(name, types[name]) for name in carried)),
-        outputs=(*results, *last.values()),
+        inputs=(*inputs, *carried),
+        outputs=(_travelling(going).name if going else program.logits, *last.values()),
         weights={name: recipe for name, recipe in program.weights.items() if name in used},
-        body=body,
+        body=(*_apart(coming), *body, *_joins(going)),
         kv_groups=groups,
         state_groups=states,
         tables={name: table for name, table in program.tables.items() if name in tables},
@@ -98,15 +99,45 @@ def _joined(program: Program, numbers: Sequence[int]) -> set[int]:
     return joined
 
 
-def _crossing(program: Program, edge: int) -> list[str]:
-    """The value made before an edge of the body and read after it."""
+def _crossing(program: Program, edge: int) -> list[Value]:
+    """The values made before an edge of the body and read after it."""
     written = {v.name for instr in program.body[:edge] for v in instr.outputs if not v.type.stored}
     read = {name for instr in program.body[edge:] for name in instr.inputs}
-    crossing = sorted(written & read)
-    if len(crossing) != 1:
-        reason = f"{len(crossing)} values cross a cut between layers: {', '.join(crossing)}"
+    types = program.types()
+    crossing = [Value(name, types[name]) for name in sorted(written & read)]
+    if not crossing or any((v.type.dtype, v.type.leading) != ("f32", "tokens") for v in crossing):
+        reason = f"values cross a cut between layers that are no rows of tokens: {', '.join(map(str, crossing))}"
         raise UnsupportedError(f"pipeline stages of {program.name}", reason, ["pipeline_parallel=1"])
     return crossing
+
+
+def _joins(crossing: Sequence[Value]) -> list[Instr]:
+    """What puts the values that cross a cut side by side, in their order; nothing where there is one."""
+    joins, joined = list[Instr](), crossing[0] if crossing else None
+    for value in crossing[1:]:
+        assert joined is not None, "it is the first of them"
+        kind = replace(value.type, trailing=(joined.type.width + value.type.width,))
+        both = Value(f"{joined.name}+{value.name}", kind)
+        joins.append(Instr("join_heads", (joined.name, value.name), (), {"heads": 1}, (both,)))
+        joined = both
+    return joins
+
+
+def _travelling(crossing: Sequence[Value]) -> Value:
+    """The value that one stage hands to the next."""
+    joins = _joins(crossing)
+    return joins[-1].output if joins else crossing[0]
+
+
+def _apart(crossing: Sequence[Value]) -> list[Instr]:
+    """The inverse of `_joins`."""
+    widths = [value.type.width for value in crossing]
+    edges = list(itertools.accumulate(widths, initial=0))
+    source = _travelling(crossing).name if len(crossing) > 1 else ""
+    return [
+        Instr("split", (source,), (), {"start": start, "stop": stop}, (value,))
+        for value, start, stop in zip(crossing if source else (), edges, edges[1:], strict=False)
+    ]
 
 
 def _store_names(program: Program, body: Iterable[Instr]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from roofline.common.json_types import JsonMapping
 from roofline.models.config import ModelConfig
-from roofline.models.family import Family, ForwardBatch
+from roofline.models.family import Family, ForwardBatch, LayerInputs
 from roofline.models.forward import run
 from roofline.models.registry import configure
 from roofline.models.spec import Param, Weights, expand, nest
@@ -37,7 +37,7 @@ from roofline.train.model.tensor_parallel import TensorRanks, family_form, local
 from roofline.train.model.widen import PLAIN
 from roofline.weights.names import to_hf
 
-SHARED = 5  # tensors that all blocks like one read
+SHARED = 6  # tensors that all blocks like one read, and what one takes in beside them
 KEYS = 2  # behind them: the keys and values that another block wrote, None where a block has its own
 BUDGET = 0.95  # of what torch.compile would keep for the backward pass; casts and gates are recomputed instead
 
@@ -180,9 +180,10 @@ class Model(nn.Module):
         batch = ForwardBatch(ids.reshape(-1), shared[0][0], slice(None) if places is None else places, None)
         written: dict[int, Sequence[Tensor | None]] = {}  # keys and values, by the layer that others read them of
 
-        def call_block(_: object, __: object, block: Block, x: Tensor, layer: int, batch: object) -> Tensor:
+        def call_block(_: object, __: object, block: Block, x: Tensor, layer: int, batch: ForwardBatch) -> Tensor:
             keys = written.get(self.cfg.kv_source(layer), (None, None))
-            out = block(x, (rows, length, kinds[layer]), *shared[kinds[layer]], *keys)
+            taken_in = None if batch.by_layer is None else batch.by_layer.of(layer)
+            out = block(x, (rows, length, kinds[layer]), *shared[kinds[layer]][:-1], taken_in, *keys)
             if isinstance(out, tuple):
                 out, *written[layer] = out
             return self._watched(out)
@@ -233,7 +234,8 @@ class Model(nn.Module):
         self, rows: int, length: int, device: torch.device, documents: Tensor | None, layer: int = 0
     ) -> tuple[Tensor | None, ...]:
         """What all blocks like that of a layer read: positions [tokens], cos and sin of rope [tokens, turned / 2], a
-        bias of scores, and the place of each token in its document [rows, length], which layers with state alone read.
+        bias of scores, the place of each token in its document [rows, length], which layers with state alone read, and a
+        place for what a block takes in for itself.
         """
         positions = torch.arange(length, device=device).repeat(rows)
         places = None if documents is None else _within_documents(documents)
@@ -242,12 +244,12 @@ class Model(nn.Module):
         table = self.cfg.rope_of(layer)
         cos, sin = rope_angles(positions, table) if table is not None else (None, None)
         if self.cfg.keeps_state(layer):
-            return positions, cos, sin, None, places
+            return positions, cos, sin, None, places, None
         alibi_heads = self.cfg.heads if self.cfg.positions == "alibi" else 0
         bias = score_bias(length, device, documents, self.cfg.window(layer), alibi_heads)
         if bias is not None and alibi_heads and self.ranks.size > 1:
             bias = bias.chunk(self.ranks.size, 1)[self.ranks.rank]
-        return positions, cos, sin, bias, None
+        return positions, cos, sin, bias, None, None
 
     def compile(self, backend: str, mode: str | None = None) -> None:
         """Compile the block, once for all of them, and the head with its loss."""
@@ -339,13 +341,16 @@ def _block(
     torch's own attention, and no product written over."""
     count, length, layer = rows
     shared: Sequence[Tensor | None] = tensors[:SHARED]
-    (positions, cos, sin, bias, places), parameters = shared, tensors[SHARED + KEYS :]
+    (positions, cos, sin, bias, places, taken_in), parameters = shared, tensors[SHARED + KEYS :]
     k, v = tensors[SHARED : SHARED + KEYS]
     at = positions if positions is None or cos is None or sin is None else TurnedPositions(positions, cos, sin)
     # Selective checkpointing can keep the result of an attention only if it is one op.
     group, kv_heads = spec.cfg.kv_group(layer), spec.cfg.kv_shape(layer).kv_heads
     cache = Rows(count, length, kv_heads, bias=bias, k=k, v=v, attend=None if fused else attend)
-    batch = ForwardBatch(*(None, at, slice(None)), cache, StateRows(count, length, places), [cache] * group)
+    by_layer = None if taken_in is None else LayerInputs(taken_in, taken_in.shape[1], layer)
+    batch = ForwardBatch(
+        *(None, at, slice(None)), cache, StateRows(count, length, places), [cache] * group, by_layer=by_layer
+    )
     table = spec.of(layer)
     taken = _taken(spec.forms_of(layer), parameters, fused)
     weights = [
@@ -387,7 +392,7 @@ def _checkpointed(
 
 
 def _node(root: nn.Module, path: str) -> nn.Module:
-    for step in path.split("."):
+    for step in filter(None, path.split(".")):  # a parameter of the root itself has no path
         if not hasattr(root, step):
             root.add_module(step, Node())
         root = getattr(root, step)

@@ -8,7 +8,7 @@ import numpy as np
 
 from roofline.common.errors import UnsupportedError
 from roofline.models.registry import configure
-from roofline.ops.rope_tables import LONGROPE, YARN_BETA_FAST, YARN_BETA_SLOW, RopeTable, frequencies
+from roofline.ops.rope_tables import LONGROPE, PROPORTIONAL, YARN_BETA_FAST, YARN_BETA_SLOW, RopeTable, frequencies
 from roofline.weights.config.gguf import from_gguf
 from roofline.weights.families.shared.gguf_fields import GGUF_LONGROPE, GGUF_ROPE_FACTORS, GgufForm
 from roofline.weights.families.table import WritesGguf, files_of
@@ -93,10 +93,10 @@ def to_gguf(
         values["attention.sliding_window"] = config["sliding_window"]
     scaling = dict(config["rope_scaling"] or {})
     kind = scaling.pop("rope_type", None)
-    factors = None
+    factors = form.rope_factors
     if kind == "llama3":
         factors = _llama3_factors(config)
-    elif kind is not None and kind != LONGROPE:
+    elif kind is not None and kind not in (LONGROPE, PROPORTIONAL):
         values["rope.scaling.type"] = kind
         values |= {_ROPE_KEYS[key]: _rope_value(key, value) for key, value in scaling.items() if key in _ROPE_KEYS}
     values |= form.keys

@@ -53,6 +53,11 @@ class Wrapper:
 
 
 _TOWER = ("vision_tower", "multi_modal_projector")
+_GEMMA4 = ("vision_tower", "audio_tower", "embed_vision", "embed_audio")
+_GEMMA3N_MEDIA = {"image_token_id": 262_145, "audio_token_id": 262_273, "boi_token_id": 255_999}
+_GEMMA3N_MEDIA |= {"eoi_token_id": 262_144, "boa_token_id": 256_000, "eoa_token_id": 262_272}
+_GEMMA4_MEDIA = {"image_token_id": 258_880, "audio_token_id": 258_881, "video_token_id": 258_884}
+_GEMMA4_MEDIA |= {"boi_token_id": 255_999, "eoi_token_id": 258_882, "boa_token_id": 256_000, "eoa_token_index": 258_883}
 _QWEN_MEDIA = {"image_token_id": 151655, "video_token_id": 151656}
 _QWEN_MEDIA |= {"vision_start_token_id": 151652, "vision_end_token_id": 151653}
 _QWEN35_MEDIA = {"image_token_id": 248056, "video_token_id": 248057}
@@ -64,6 +69,11 @@ WRAPPERS: Mapping[str, Wrapper] = {
         any_text=False,
         tied=True,
         media={"image_token_index": 262_144, "boi_token_index": 255_999, "eoi_token_index": 256_000},
+    ),
+    "gemma3n": Wrapper(_GEMMA4, "gemma3n_text", any_text=False, tied=True, media=_GEMMA3N_MEDIA),
+    "gemma4": Wrapper(_GEMMA4, "gemma4_text", any_text=False, tied=True, media=_GEMMA4_MEDIA),
+    "gemma4_unified": Wrapper(
+        (*_GEMMA4, "vision_embedder"), "gemma4_unified_text", any_text=False, tied=True, media=_GEMMA4_MEDIA
     ),
     "mistral3": Wrapper(_TOWER, "mistral", any_text=True, tied=True, media={"image_token_index": 10}),
     "llava": Wrapper(_TOWER, "llama", any_text=True, tied=None, media={"image_token_index": 32000}),

@@ -5,7 +5,7 @@ Keys of an architecture that no reader honours may change the mathematics, and a
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +87,8 @@ class GgufForm:
 
     architecture: `general.architecture`; rope_style: which rows of q and k rope turns together in such files; keys:
     metadata of the architecture beside what all have, None for a key of those that it has not; epsilon: the key of that
-    of its norms; longrope: what each frequency is divided by, by Hugging Face's keys.
+    of its norms; longrope: what each frequency is divided by, by Hugging Face's keys; rope_factors: the same in one
+    tensor, of families that say so.
     """
 
     architecture: str
@@ -95,6 +96,7 @@ class GgufForm:
     keys: Mapping[str, object] = field(default_factory=dict)
     epsilon: str = RMS_EPSILON
     longrope: Mapping[str, np.ndarray] = field(default_factory=dict)
+    rope_factors: np.ndarray | None = None
 
 
 def read(
@@ -135,6 +137,11 @@ def read(
             refuse(fields.path, "rope_freqs.weight", f"stands beside {scaling}; one of them is too many")
         config["rope_scaling"] = _llama3_of(fields.path, model.rope_factors, config)
     return config
+
+
+def with_fields(model: GgufModel, fields: Fields) -> GgufModel:
+    """The same of a file with other fields, whose divisors of rope the caller reads."""
+    return replace(model, fields=fields, rope_factors=None)
 
 
 def turned_part(config: Config) -> Config:

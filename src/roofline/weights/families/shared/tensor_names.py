@@ -108,7 +108,11 @@ class TensorNames:
     outputs]; by_head: whose rows are q, k and v of one head after the other, ours those of q, then k, then v of all
     heads; hf_apart: takes apart the tensors that hold several of ours, in files of that path; None: there are none;
     joined: of a configuration, the tensors in which rows of several of ours lie in turn, which have names in
-    `layer`, too; hf_placed: the inverse for what `to_hf` calls a parameter, where files are written so.
+    `layer`, too; hf_placed: the inverse for what `to_hf` calls a parameter, where files are written so; stacked:
+    tensors of all experts of a layer, [experts, rows, columns], ours one below the other.
+
+    spare: whether files of either kind may have a parameter, of a configuration and by our name, that the model does
+    not read.
 
     hf_guessing: what stands before the names of a layer that guesses further tokens (rows GUESSING of `layer`), where
     Hugging Face's files do not count it on behind the model's layers; hf_guessing_key: what config.json says of it.
@@ -137,6 +141,8 @@ class TensorNames:
     hf_placed: Callable[[str], TensorPlace | None] = lambda name: None
     hf_guessing: str = ""
     hf_guessing_key: str = ""
+    stacked: Collection[str] = ()
+    spare: Callable[[Mapping[str, Any], str], bool] = lambda config, name: False
     gguf_negated: Collection[str] = ()
     gguf_joined: Collection[str] = ()
     gguf_tiles: bool = False
@@ -217,6 +223,15 @@ class TensorNames:
         pattern = re.compile(rf"{re.escape(self.hf_layers)}\.{_INDEX}\.{re.escape(self.hf_further)}\..+")
         numbers = {int(match[1]) for match in map(pattern.fullmatch, names) if match is not None}
         return tuple(f"{self.hf_layers}.{number}." for number in sorted(numbers) if number >= layers)
+
+    def has_hf(self, part: str) -> bool:
+        """Whether files of Hugging Face have a tensor for a part of ours."""
+        theirs = self.bare.get(f"{part}.weight") or self.layer.get(part) or self.top.get(part, ("", ""))
+        return bool(theirs[1])
+
+    def is_stacked(self, name: str) -> bool:
+        """Whether files of Hugging Face have the experts of a parameter of ours in a dimension of their own."""
+        return name.endswith(".weight") and _part(name) in self.stacked
 
     def lacks(self, name: str) -> float:
         """What the values of a parameter lack to ours in files of Hugging Face."""
