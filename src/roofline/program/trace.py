@@ -54,7 +54,8 @@ def trace(family: Family, cfg: ModelConfig, tensors: Tensors) -> Program:
     state = recorder.input(f"{STATE}.0", Type("state", None, (state_values(parts),))) if parts else None
     begun = isinstance(family, GuessingLayer)
     hidden = recorder.input(HIDDEN, Type("f32", "tokens", (cfg.width,))) if begun else None
-    batch = ForwardBatch(**inputs, cache=first, state=state, further=list(further), hidden=hidden)
+    ids, positions, logit_rows = inputs.values()
+    batch = ForwardBatch(ids, positions, logit_rows, first, state=state, further=list(further), hidden=hidden)
     parameters = {name: TracedParameter(name, recipe.type) for name, recipe in weights.items()}
     logits = forward(family, cfg, parameters, batch)
     assert isinstance(logits, Symbol)
