@@ -15,6 +15,7 @@ HOST_KV_DTYPES = ("auto", "bf16", "int8")
 MAX_DRAFT_ROWS = 64
 HOST_HEAD_UNIT = 16  # elements: of a head in the cache
 HOST_STEP = (512, 64)  # tokens and sequences of the largest step: on a CPU longer ones only make other requests wait
+SPARE_SLOTS = 2  # slots of recurrent state that there are at least beside those of a step's sequences, for snapshots
 # Fields of configurations whose layers keep recurrent state: their classes, which say how much, take a part of a tenth
 # of a second to import, so no others are asked.
 RECURRENT = ("recurrent",)
@@ -87,13 +88,19 @@ def stores_of(config: JsonMapping) -> tuple[int, int]:
     return sum(map(model.attends, layers)), group.slot_bytes
 
 
+def default_slots(cache_bytes: int, slot_bytes: int, running: int) -> int:
+    """Slots of recurrent state that a load takes where nobody says how many: as many bytes as the pages have, and more
+    than there are sequences in a step."""
+    return max(cache_bytes // slot_bytes, running + SPARE_SLOTS)
+
+
 def _host_slots(options: LoadOptions, slot_bytes: int, cache_bytes: int, replicas: int) -> int:
     """Slots of recurrent state. Raises ConfigError or CapacityError where they are too few or too many for a replica's
     share of the memory."""
     from roofline.hardware.detect import detect
 
     running = options.max_running or HOST_STEP[1]
-    slots = options.state_slots or max(cache_bytes // slot_bytes, running + 2)
+    slots = options.state_slots or default_slots(cache_bytes, slot_bytes, running)
     if slots < running:
         remedy = f"lower max_running, which is {running}, or raise state_slots"
         raise ConfigError(f"state_slots={slots} is not enough: each answer in the making has a slot; {remedy}")
