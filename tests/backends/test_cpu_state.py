@@ -10,7 +10,7 @@ native = pytest.importorskip("roofline._native", reason="the C++ core is not bui
 torch = pytest.importorskip("torch", reason="the reference runs on torch")
 
 from roofline.backends.capacity import host_capacity  # noqa: E402
-from roofline.backends.fit import split_on_host  # noqa: E402
+from roofline.backends.fit import split_on_host, split_on_product  # noqa: E402
 from roofline.backends.gpu.memory.requirements import needs_of  # noqa: E402
 from roofline.backends.options import LoadOptions  # noqa: E402
 from roofline.common.errors import CapacityError, ConfigError  # noqa: E402
@@ -264,8 +264,35 @@ def test_slots_take_the_bytes_of_the_pages_and_are_two_more_than_answers(monkeyp
     assert slots(cache_tokens=1024, max_running=60) == 62
 
 
-def test_a_fit_counts_a_slot_for_each_sequence() -> None:
+def test_a_fit_counts_what_a_load_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot for each sequence and two more, in the workspace; beside a larger cache as many bytes of them."""
     source = checkpoint("plain")
-    (part,) = split_on_host(source, registry.config_of(source.config), step=(32, 5)).parts
+    config = registry.config_of(source.config)
+    (part,) = split_on_host(source, config, step=(32, 5)).parts
     without = replace(part.program, state_groups={})
-    assert part.needs.workspace - needs_of(without, BatchLimits(32, 5, 5, 5), extra=0).workspace == 5 * SLOT
+    assert part.needs.workspace - needs_of(without, BatchLimits(32, 5, 5, 5), extra=0).workspace == 7 * SLOT
+    page = part.needs.token * 16
+    for room in (0, page, 7 * SLOT, 8 * SLOT, 1 << 22):
+        memory = part.needs.weights + part.needs.workspace + room
+        pages = part.pages(memory)
+
+        def taken(pages: int) -> int:
+            """Bytes of pages and slots of a load with so many pages."""
+            if not pages:
+                return 7 * SLOT
+            options = LoadOptions(cache_tokens=16 * pages, max_running=5, max_model_len=16)
+            capacity = host_capacity(options, CONFIG, "bf16")
+            assert capacity.limits.state_slots == part.slots(pages)
+            return page * capacity.num_pages + SLOT * capacity.limits.state_slots
+
+        monkeypatch.setattr(detect, "detect", lambda: detect.Machine(**{**EMPTY, "memory_available": 1 << 40}))
+        assert taken(pages) <= room + 7 * SLOT < taken(pages + 1 + SLOT // page)  # a part of a slot may be left over
+
+
+def test_devices_that_share_a_model_share_its_state() -> None:
+    from roofline.hardware.chips.products import titled
+
+    source = checkpoint("qwen3-next", ffn=128, shared_ffn=64)
+    product, config = titled("H100 SXM"), registry.config_of(source.config)
+    (alone,), (share,) = (split_on_product(source, config, product, count).parts for count in (1, 2))
+    assert alone.slot_bytes == 2 * share.slot_bytes > 0

@@ -402,3 +402,10 @@ def test_state_of_a_sequence_is_told_beside_its_cache(tmp_path: Path) -> None:
     state = 18 * 4 * (16 * 128 * 128 + 3 * 6144)
     assert "beside it 19.3 MiB of recurrent state for each sequence, however long" in told.stdout
     assert record(tmp_path / "config.json")["state_bytes"] == state
+    told = run(tmp_path / "config.json", "--chip", "H100 SXM", "--context", "4096")
+    fit = record(tmp_path / "config.json", "--chip", "H100 SXM", "--context", "4096")["fit"]
+    assert fit["slot_bytes"] == state
+    # As many bytes as the cache has, which is half of what weights and steps leave.
+    assert fit["slots"] == fit["cache_tokens"] * fit["token_bytes"] // state > 1000
+    assert f"{fit['slots']:,} slots of 19.3 MiB for sequences and snapshots" in told.stdout
+    assert fit["sequences"] == min(fit["cache_tokens"] // 4096, fit["slots"])

@@ -30,8 +30,8 @@ from roofline.weights.checkpoint import read_config  # noqa: E402
 VOCAB, LENGTH = 96, 16
 
 
-def folder_of(kind: str, path: Path, seed: int = 3) -> Path:
-    """A small random model of transformers in a folder."""
+def folder_of(kind: str, path: Path, seed: int = 3, **changes: object) -> Path:
+    """A small random model of transformers in a folder. changes: of its configuration."""
     transformers = pytest.importorskip("transformers", reason="the models are written by transformers")
     torch.manual_seed(seed)
     sizes: dict[str, Any] = {
@@ -49,7 +49,7 @@ def folder_of(kind: str, path: Path, seed: int = 3) -> Path:
         linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
         linear |= {"linear_key_head_dim": 8, "linear_value_head_dim": 16}
         layers = ["linear_attention", "full_attention"]
-        sizes |= {**linear, "layer_types": layers, "head_dim": 16, "rms_norm_eps": 1e-3}
+        sizes |= {**linear, "layer_types": layers, "head_dim": 16, "rms_norm_eps": 1e-3, **changes}
         if kind == "qwen3_5":
             model = transformers.Qwen3_5ForCausalLM(transformers.Qwen3_5TextConfig(**sizes))
         else:

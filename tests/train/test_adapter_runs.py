@@ -164,6 +164,25 @@ def test_all_parameters_are_written_as_a_model(model: Path, rows: Path, tmp_path
     assert not torch.equal(written.state_dict()[name], before.state_dict()[name].bfloat16().float())
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen3_5"])
+def test_a_model_of_a_gguf_file_is_written_as_hugging_face_has_it(
+    kind: str, model: Path, rows: Path, tmp_path: Path
+) -> None:
+    """Whose rows of q and k, or value heads of gated DeltaNet, a converter has put into another order."""
+    from roofline.bundle.rewrite import RewriteWork, write_gguf
+
+    folder = model if kind == "llama" else folder_of(kind, tmp_path / "model", linear_key_head_dim=16)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(small.VOCAB)))
+    write_gguf(open_checkpoint(folder), tmp_path / "model.gguf", "F32", RewriteWork(threads=1))
+    given = mapping(tmp_path / "model.gguf", rows, tmp_path / "run", max_duration="1ba")
+    given["adapter"], given["optimizer"] = {"method": "full"}, {"name": "adamw", "lr": 1e-9}
+    train(parse_config(given))
+    before, after = open_checkpoint(folder), open_checkpoint(tmp_path / "run/model")
+    assert before.tensors.keys() == after.tensors.keys()
+    for name in before.tensors:
+        np.testing.assert_allclose(after.dequantize(name), before.dequantize(name), rtol=5e-3, atol=1e-6, err_msg=name)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

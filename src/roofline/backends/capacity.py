@@ -16,6 +16,7 @@ HOST_KV_DTYPES = ("auto", "bf16", "int8")
 MAX_DRAFT_ROWS = 64
 HOST_HEAD_UNIT = 16  # elements: of a head in the cache
 HOST_STEP = (512, 64)  # tokens and sequences of the largest step: on a CPU longer ones only make other requests wait
+SPARE_SLOTS = 2  # slots of recurrent state that there are at least beside those of a step's sequences, for snapshots
 # Fields of configurations whose layers keep recurrent state, or keys of several shapes or for several layers: their
 # classes, which say how much, take a part of a tenth of a second to import, so no others are asked.
 BY_LAYER = ("recurrent",)
@@ -105,13 +106,19 @@ def stores_of(config: JsonMapping) -> tuple[tuple[CacheSize, ...], int]:
     return tuple(CacheSize(writers.count(shape), *shape) for shape in model.kv_shapes), state.slot_bytes
 
 
+def default_slots(cache_bytes: int, slot_bytes: int, running: int) -> int:
+    """Slots of recurrent state that a load takes where nobody says how many: as many bytes as the pages have, and more
+    than there are sequences in a step."""
+    return max(cache_bytes // slot_bytes, running + SPARE_SLOTS)
+
+
 def _host_slots(options: LoadOptions, slot_bytes: int, cache_bytes: int, replicas: int) -> int:
     """Slots of recurrent state. Raises ConfigError or CapacityError where they are too few or too many for a replica's
     share of the memory."""
     from roofline.hardware.detect import detect
 
     running = options.max_running or HOST_STEP[1]
-    slots = chosen_slots(options, running, max(cache_bytes // slot_bytes, running + 2))
+    slots = chosen_slots(options, running, default_slots(cache_bytes, slot_bytes, running))
     free = (detect().memory_available or 1 << 62) // replicas
     if slots * slot_bytes > free:
         remedy = f"Lower max_running or state_slots: a slot takes {human_bytes(slot_bytes)}."

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from roofline.backends.capacity import default_slots
 from roofline.backends.options import LoadOptions
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.ops import formats
@@ -35,7 +36,8 @@ class Fit:
 
     place: the product's name, or the chip of this machine; memory: of a device, as sold, or free now; workspace:
     what the largest step needs beside weights and cache, on a GPU with what driver and libraries are left
-    (`RESERVED`); token_bytes: of the cache; kv_format: its format; cache_tokens: for which there is room, 0 where
+    (`RESERVED`), with the fewest slots of recurrent state; slots, slot_bytes: those that a load takes beside a cache of
+    `cache_tokens`; token_bytes: of the cache; kv_format: its format; cache_tokens: for which there is room, 0 where
     not even one page fits; context: that was asked for; sequences: of this context that fit; longest: context that
     the cache and the model allow; roofs: None where nothing says them; limit: why no more devices can share the
     model, where it does not fit and they cannot; dies: devices in a package of the product; lacking: ops of the
@@ -63,6 +65,8 @@ class Fit:
     arithmetic: str = ""
     operations: float = math.inf
     held_in: dict[str, str] = field(default_factory=dict)
+    slots: int = 0
+    slot_bytes: int = 0
 
     @property
     def fits(self) -> bool:
@@ -133,8 +137,7 @@ def split_on_product(
 
     def part_of(share: Share) -> DevicePart:
         program = compile_for_gpu(model, config, options, chip, share)
-        state = limits.segments * sum(group.slot_bytes for group in program.state_groups.values())
-        return DevicePart(program, _needs(program, limits, scratch_bytes(program, limits) + reserved + state))
+        return _part(program, limits, scratch_bytes(program, limits) + reserved)
 
     return _least(part_of, memory_of(product), count)
 
@@ -170,32 +173,52 @@ def split_on_host(
         group.layers * host_token_bytes(group.format, group.kv_heads, group.head_dim, group.value_dim)
         for group in program.kv_groups.values()
     )
-    tokens, sequences = step or HOST_STEP
-    state = sequences * sum(group.slot_bytes for group in program.state_groups.values())
-    needs = replace(_needs(program, _limits(tokens, sequences), state), token=token)
-    return ModelSplit(1, (DevicePart(program, needs),))
+    part = _part(program, _limits(*(step or HOST_STEP)), 0)
+    return ModelSplit(1, (replace(part, needs=replace(part.needs, token=token)),))
 
 
 def _limits(tokens: int, sequences: int) -> BatchLimits:
     return BatchLimits(tokens=tokens, segments=sequences, rows=sequences, pages=sequences)
 
 
-def _needs(program: Program, limits: BatchLimits, scratch: int) -> "Needs":
+def _part(program: Program, limits: BatchLimits, scratch: int) -> "DevicePart":
+    """A device that computes a Program in steps of these limits; scratch: bytes that it needs besides."""
     from roofline.backends.gpu.memory.requirements import needs_of
 
-    return needs_of(program, limits, extra=scratch)
+    part = DevicePart(program, needs_of(program, limits, extra=scratch), limits.segments)
+    return replace(part, needs=replace(part.needs, workspace=part.needs.workspace + part.state_bytes))
 
 
 @dataclass(frozen=True)
 class DevicePart:
-    """What one device has: its Program, its needs."""
+    """What one device has: its Program, its needs, with the fewest slots of recurrent state in the workspace; running:
+    sequences of the largest step."""
 
     program: Program
     needs: "Needs"
+    running: int
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot of recurrent state; 0: the model has none."""
+        return sum(group.slot_bytes for group in self.program.state_groups.values())
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the fewest slots."""
+        return self.slots(0) * self.slot_bytes
+
+    def slots(self, pages: int) -> int:
+        """Slots of recurrent state that a load takes beside so many pages."""
+        page = self.needs.token * PAGE_TOKENS
+        return default_slots(pages * page, self.slot_bytes, self.running) if self.slot_bytes else 0
 
     def pages(self, memory: int) -> int:
-        """Pages of the cache that a device of so many bytes has room for."""
-        return max(0, memory - self.needs.weights - self.needs.workspace) // (self.needs.token * PAGE_TOKENS)
+        """Pages of the cache that a device of so many bytes has room for; beside it lie slots of recurrent state. A
+        stage without attention has none, and bounds them by a byte each."""
+        room, page = max(0, memory - self.needs.weights - self.needs.workspace), self.needs.token * PAGE_TOKENS
+        pages = room // max(1, page)
+        return min(pages, (room + self.state_bytes) // max(1, 2 * page)) if self.slot_bytes else pages
 
 
 @dataclass(frozen=True)
@@ -226,10 +249,11 @@ def _least(part_of: Callable[[Share], DevicePart], memory: int, count: int | Non
     best = split(count or 1)
     if count is not None:
         return best
-    single, devices = best.parts[0].needs, 1
+    single, state, devices = best.parts[0].needs, best.parts[0].state_bytes, 1
     while not best.fullest(memory).pages(memory) and devices < MOST_DEVICES:
         devices *= 2
-        if single.over(devices).total(PAGE_TOKENS) > memory and devices < MOST_DEVICES:
+        whole_state = single.over(devices).total(PAGE_TOKENS)
+        if whole_state - state + state // devices > memory and devices < MOST_DEVICES:
             continue  # shares are no smaller than equal ones
         try:
             best = split(devices)
@@ -253,11 +277,13 @@ def _fit(place: str, memory: int, split: ModelSplit, context: int, positions: in
         kv_format="+".join(formats),
         cache_tokens=pages * PAGE_TOKENS,
         context=context,
-        sequences=pages // -(-context // PAGE_TOKENS),
+        sequences=min(pages // -(-context // PAGE_TOKENS), fullest.slots(pages) if fullest.slot_bytes else pages),
         longest=min(pages * PAGE_TOKENS, positions),
         roofs=None,
         limit=split.limit,
         held_in=held_in(split),
+        slots=fullest.slots(pages),
+        slot_bytes=fullest.slot_bytes,
     )
 
 

@@ -17,6 +17,7 @@ from roofline.weights.families.shared.joined_experts import side_by_side
 from roofline.weights.families.table import MODEL_TYPES, files_of
 from roofline.weights.files.mapped import JsonObject
 from roofline.weights.files.safetensors import INDEX
+from roofline.weights.hf_order import HfOrder
 from roofline.weights.hf_values import as_theirs, hf_shape
 from roofline.weights.joined_rows import RowsTogether
 from roofline.weights.names import to_hf
@@ -65,6 +66,7 @@ def write_folder(
     Args:
         tensors: canonical name, shape and little-endian bytes of `dtype` ("F32", "BF16", "F16"), in the order of the
             family's table; experts one below the other, which are written as a tensor each, or as the family's are.
+            Rows and heads lie as the configuration says, and are written as Hugging Face has them.
         other_files: further files of the folder, such as the tokenizer's.
 
     Raises ConfigError where the folder is there already.
@@ -76,8 +78,9 @@ def write_folder(
     try:
         for name, data in (other_files or {}).items():
             write_atomically(part / name, data)
-        write_atomically(part / "config.json", json.dumps(hf_config(config, dtype), indent=1) + "\n")
-        _write_tensors(part, _theirs(config, tensors, dtype), dtype)
+        fields = hf_config(config, dtype)
+        write_atomically(part / "config.json", json.dumps(fields, indent=1) + "\n")
+        _write_tensors(part, _theirs(config, HfOrder(config, fields), tensors, dtype), dtype)
         part.chmod(0o755)
         part.rename(folder)
     except BaseException:
@@ -86,7 +89,10 @@ def write_folder(
 
 
 def _theirs(
-    config: JsonObject, tensors: Iterable[tuple[str, tuple[int, ...], bytes | np.ndarray]], dtype: str
+    config: JsonObject,
+    order: HfOrder,
+    tensors: Iterable[tuple[str, tuple[int, ...], bytes | np.ndarray]],
+    dtype: str,
 ) -> Iterator[Row]:
     """The tensors as Hugging Face's files have them. A part of one is kept until the others have come."""
     family, experts = config["family"], config.get("experts", 0)
@@ -94,7 +100,7 @@ def _theirs(
     parts: dict[str, dict[int, np.ndarray]] = {}
     in_rows = RowsTogether(config)
     for name, shape, values in tensors:
-        data = values if isinstance(values, bytes) else values.tobytes()
+        data = order.of(name, shape, values if isinstance(values, bytes) else values.tobytes())
         if in_rows.has(name):
             together = in_rows.add(name, np.frombuffer(data, np.uint8).reshape(shape[0], -1))
             if together is not None:

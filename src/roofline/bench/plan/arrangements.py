@@ -80,6 +80,12 @@ class Arrangement:
         return self.pages * PAGE_TOKENS
 
     @property
+    def state_slots(self) -> int:
+        """Slots of recurrent state that lie beside the cache of a copy, for sequences and snapshots; 0: of a model
+        without such state."""
+        return self.split.fullest(self.place.memory).slots(self.pages)
+
+    @property
     def weights(self) -> int:
         """Bytes of weights on the fullest device."""
         return max(part.needs.weights for part in self.split.parts)

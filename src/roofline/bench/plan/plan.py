@@ -184,10 +184,8 @@ def plan(case: Case, place: Place, calibration: Calibration | Calibrate, tell: T
         place=place,
         weight_bytes=nbytes(shape.tensors),
         parameters=sum(prod(info.shape) for info in shape.tensors.values()),
-        kv_token_bytes=_token_bytes(fitting[0]),
-        state_bytes=sum(
-            group.slot_bytes for part in chosen[0].split.parts for group in part.program.state_groups.values()
-        ),
+        kv_token_bytes=_of_copy(fitting[0], [part.needs.token for part in fitting[0].split.parts]),
+        state_bytes=_of_copy(chosen[0], [part.slot_bytes for part in chosen[0].split.parts]),
         kv_format="+".join(dict.fromkeys(group.format for group in groups)),
         arrangements=chosen,
         points=points,
@@ -195,10 +193,9 @@ def plan(case: Case, place: Place, calibration: Calibration | Calibrate, tell: T
     )
 
 
-def _token_bytes(arrangement: Arrangement) -> int:
-    """Bytes that a token takes in the caches of all devices of a copy together."""
-    parts = arrangement.split.parts
-    return sum(part.needs.token for part in parts) * (arrangement.devices // len(parts))
+def _of_copy(arrangement: Arrangement, part_bytes: Sequence[int]) -> int:
+    """Bytes on all devices of a copy together of what its parts have."""
+    return sum(part_bytes) * (arrangement.devices // len(part_bytes))
 
 
 def shape_of(model: str, dtype: str) -> "tuple[ModelShape, ModelConfig]":

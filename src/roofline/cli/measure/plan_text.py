@@ -88,6 +88,7 @@ def _ms(seconds: float) -> str:
 
 def _notes(plan: "Plan") -> list[str]:
     """What the figures are, and what they leave out."""
+    from roofline.backends.capacity import SPARE_SLOTS
     from roofline.backends.fit import held_in
 
     place, roofs = plan.place, plan.place.roofs
@@ -104,6 +105,12 @@ def _notes(plan: "Plan") -> list[str]:
         "the real scheduler on a virtual clock, without the host's own time; prefix cache off; answers end at their "
         "last token",
     ]
+    if plan.state_bytes:
+        least = plan.arrangements[0].limits.segments + SPARE_SLOTS
+        lines.append(
+            f"beside the cache lie slots of recurrent state, for sequences and snapshots: as many bytes, but at least "
+            f"{least} slots, which the workspace has"
+        )
     shared = [arrangement for arrangement in plan.arrangements if arrangement.devices > 1]
     if any(arrangement.link_bytes_per_s is None for arrangement in shared):
         lines.append(
@@ -205,6 +212,7 @@ def _arrangement(arrangement: "Arrangement") -> JsonObject:
         "weights": arrangement.weights,
         "workspace": arrangement.workspace,
         "cache_tokens": arrangement.cache_tokens,
+        "state_slots": arrangement.state_slots,
         "max_context": arrangement.max_context,
         "link_bytes_per_s": arrangement.link_bytes_per_s,
         "crosses_hosts": arrangement.crosses_hosts,

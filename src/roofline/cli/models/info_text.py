@@ -182,6 +182,9 @@ def _show_fit(out: "Console", report: "InfoReport", fit: "Fit") -> None:
         ("cache", f"{fit.kv_format}, {human_bytes(fit.token_bytes)} a token"),
         ("room for", _room(report, fit)),
     ]
+    if fit.slots and fit.fits:
+        slots = f"{fit.slots:,} slots of {human_bytes(fit.slot_bytes)} for sequences and snapshots"
+        rows.append(("state", f"{slots}, {human_bytes(fit.slots * fit.slot_bytes)}"))
     if fit.limit:
         rows.append(("no more devices", fit.limit))
     if report.no_kernels:
