@@ -22,6 +22,7 @@ from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
 from roofline.engine.schedule.sequence import Sequence
 from roofline.engine.speculation.layer import LayerDrafter
+from roofline.ops.batch import PAGE_TOKENS
 from tests.engine.engine_fakes import SpellingTokenizer
 from tests.models.guessing_models import GuessingModel, guessing_model
 from tests.models.parity_cases import HYBRID
@@ -139,6 +140,26 @@ def test_what_is_guessed_is_what_the_layer_makes_of_the_whole_text(judge: Guessi
     assert engine.state.preemptions > 0
     assert engine.state.prefix_hits > 0
     assert len(made) > 8
+    _check_guesses(judge, made)
+
+
+def test_a_page_that_an_answers_last_step_fills_is_whole(tmp_path: Path) -> None:
+    """Whoever goes on from the answer finds it, and guesses from it."""
+    judge = guessing_model(ATTENDING)
+    options = {"backend": "reference", "arithmetic": "plain"}
+    engine = engine_of(judge.save(tmp_path / "model"), MTP | {"speculate_tokens": 2}, **options)
+    params = SamplingParams(temperature=0, max_tokens=PAGE_TOKENS, ignore_eos=True)
+    text = PROMPTS[2]
+    assert len(text) == PAGE_TOKENS + 1
+    ((ids, _),) = answers(engine, [text], params)
+    made, found = _watch_drafts(engine), engine.state.prefix_hits
+    answers(engine, [[*text, *ids, 3]], params)
+    assert engine.state.prefix_hits - found == 2 * PAGE_TOKENS
+    assert len(made) > 8
+    _check_guesses(judge, made)
+
+
+def _check_guesses(judge: GuessingModel, made: dict[tuple[int, ...], tuple[list[int], np.ndarray]]) -> None:
     for ids, (draft, logits) in made.items():
         expected, theirs = judge.guesses(list(ids), 2)
         assert np.abs(theirs[1] - logits).max() < 1e-4, f"behind {len(ids)} ids"
