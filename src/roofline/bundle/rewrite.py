@@ -305,7 +305,9 @@ def safetensors_formats(checkpoint: Checkpoint, dtype: str) -> dict[str, str]:
 def _guessing_formats(checkpoint: Checkpoint, kinds: Mapping[str, str]) -> dict[str, str]:
     """The formats in a folder of the layer that guesses, where `kinds` are of the model alone: plain ones stay."""
     missing = {name: info for name, info in checkpoint.guessing.items() if name not in kinds}
-    matrices = Counter(kinds[name] for name, info in checkpoint.tensors.items() if name in kinds and len(info.shape) > 1)
+    matrices = Counter(
+        kinds[name] for name, info in checkpoint.tensors.items() if name in kinds and len(info.shape) > 1
+    )
     form = matrices.most_common(1)[0][0]
     return {name: form if is_quantised(info.format) else info.format for name, info in missing.items()}
 
