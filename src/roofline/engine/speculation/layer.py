@@ -128,7 +128,7 @@ class LayerDrafter:
                 if len(sequence.draft) < open_[sequence]:
                     at = len(sequence.ids) + len(sequence.draft) - 1
                     parts.append(_LayerPart(sequence.draft[-1:], at, sequence.pages, [row], sequence))
-        for sequence in open_:
+        for sequence in filter(lambda s: s.draft, open_):
             place, page_count = self._places[sequence], lengths[sequence]
             written = min(place.end, page_count * PAGE_TOKENS) - place.next  # what lies in pages that go back is lost
             place.next, place.rows = place.next + written, place.rows[written:]
