@@ -1,6 +1,7 @@
 """Answers with `speculate="mtp"`: their bits are those of answers without, and what is guessed on the way is what the
 layer makes of the whole text, whatever was in the cache, in chunks, taken away or shared before."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from roofline.engine.config import EngineConfig
 from roofline.engine.constraint import Constraint
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
+from roofline.engine.pooling import Pooling
 from roofline.engine.schedule.sequence import Sequence
 from roofline.engine.speculation.layer import LayerDrafter
 from roofline.ops.batch import PAGE_TOKENS
@@ -121,6 +123,24 @@ def test_an_answer_with_a_form_beside_others_has_its_bits(tmp_path: Path) -> Non
         assert bool(engine.stats().drafts) == bool(config)
     assert texts[0] == texts[1]
     assert len(texts[0][0][0]) > 8
+
+
+def test_vectors_and_places_for_adapters_are_there_beside_guesses(tmp_path: Path) -> None:
+    folder = guessing_model(MIXED).save(tmp_path / "model")
+    texts = []
+    for config, places in (({}, 0), (MTP, 1)):
+        engine = engine_of(folder, config | {"max_adapters": places}, max_adapters=places)
+        vector = engine.submit(PROMPTS[3], SamplingParams(pooling=Pooling(kind="mean")))
+        answer = engine.submit(PROMPTS[3], GREEDY)
+        events = []
+        while engine.has_work:
+            events += engine.step()
+        (values,) = [event.vector for event in events if event.request_id == vector and event.vector]
+        texts.append((values, [event.ids for event in events if event.request_id == answer and event.ids]))
+        assert bool(engine.stats().drafts) == bool(config)
+    (first, ids), (second, guessed) = texts
+    assert first == second
+    assert list(itertools.chain(*ids)) == list(itertools.chain(*guessed))
 
 
 def test_what_is_guessed_is_what_the_layer_makes_of_the_whole_text(judge: GuessingModel, folder: Path) -> None:

@@ -25,6 +25,13 @@ def test_heads_behind_those_of_another_value_or_behind_a_head_of_all() -> None:
     assert ops.join_heads(TWO, other, 1).tolist() == torch.cat([TWO, other], 1).tolist()
 
 
+def test_a_step_without_rows_has_none() -> None:
+    """As where no logits are wanted, and what works on their rows has moved behind them."""
+    none = TWO[:0]
+    assert ops.cut_heads(none, 2, 1, 3).shape == (0, 4)
+    assert ops.join_heads(none, none, 2).shape == (0, 12)
+
+
 @pytest.mark.parametrize("edges", [(3, 4), (-1, 2), (2, 2)])
 def test_columns_that_are_not_there(edges: tuple[int, int]) -> None:
     cut = registry.get("cut_heads")

@@ -38,9 +38,8 @@ def program_of(shape: dict[str, object], *, layer: bool = False, form: str = "BF
     return compile_program(family, config, tensors, CPU, keeps_hidden=keeps)
 
 
-@pytest.mark.parametrize("layer", [False, True])
-def test_the_last_output_are_the_rows_of_all_tokens_that_the_head_reads(layer: bool) -> None:
-    program = program_of(SHAPE, layer=layer)
+def test_the_last_output_are_the_rows_of_all_tokens_that_the_head_reads() -> None:
+    program = program_of(SHAPE)
     hidden = program.hidden
     assert hidden == program.outputs[-1]
     assert program.types()[hidden] == Type("f32", "tokens", (64,))
@@ -49,6 +48,14 @@ def test_the_last_output_are_the_rows_of_all_tokens_that_the_head_reads(layer: b
     assert (head.op, head.output.name) == ("linear", program.logits)
     assert program_of(SHAPE, keeps=False).hidden is None
     assert parse_program(print_program(program)) == program
+
+
+def test_a_layer_gives_the_rows_that_are_wanted_and_computes_its_mlp_of_no_others() -> None:
+    program = program_of(SHAPE, layer=True)
+    assert program.hidden == program.body[-1].inputs[0]
+    assert program.types()[program.hidden] == Type("f32", "rows", (64,))
+    mlp = [instr for instr in program.body if any(".mlp." in name for name in instr.weights)]
+    assert {instr.output.type.leading for instr in mlp} == {"rows"}
 
 
 def test_rows_of_integers_are_made_behind_the_rows_that_are_kept() -> None:

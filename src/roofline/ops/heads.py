@@ -28,8 +28,8 @@ def cut_heads(x: "Tensor", heads: int, start: int, stop: int) -> "Tensor":
     [rows, heads * (stop - start)]."""
     from torch.nn.functional import pad
 
-    parts = x.reshape(x.shape[0], heads, -1)  # [rows, heads, dim]
-    return pad(parts[..., start:stop], (0, max(0, stop - parts.shape[2]))).reshape(x.shape[0], -1)
+    parts = x.unflatten(1, (heads, x.shape[1] // heads))  # [rows, heads, dim], where there may be no rows
+    return pad(parts[..., start:stop], (0, max(0, stop - parts.shape[2]))).flatten(1)
 
 
 def _join_type(call: Call) -> Type:
@@ -46,5 +46,5 @@ def join_heads(x: "Tensor", y: "Tensor", heads: int, shared: bool = False) -> "T
     [rows, heads * (a + b)]. shared: x is one head, [rows, a], which stands before each of y's."""
     import torch
 
-    before, behind = (t.reshape(t.shape[0], -1, t.shape[1] // n) for t, n in ((x, 1 if shared else heads), (y, heads)))
-    return torch.cat([before.expand(-1, heads, -1), behind], dim=2).reshape(x.shape[0], -1)
+    before, behind = (t.unflatten(1, (n, t.shape[1] // n)) for t, n in ((x, 1 if shared else heads), (y, heads)))
+    return torch.cat([before.expand(-1, heads, -1), behind], dim=2).flatten(1)

@@ -235,8 +235,8 @@ class LayerDrafter:
         layer.forward()
         if not sampled:
             return
-        hidden = layer.hidden()
-        grown += [(sequence, hidden[end].copy()) for sequence, end in zip(sampled, ends, strict=True)]
+        hidden = layer.hidden()  # [rows, width]
+        grown += [(sequence, row.copy()) for sequence, row in zip(sampled, hidden, strict=True)]
         ids = layer.sample(self._rows.build(sampled)).ids.tolist()
         for sequence, token in zip(sampled, ids, strict=True):
             sequence.draft.append(token if 0 <= token < layer.vocab_size else 0)
