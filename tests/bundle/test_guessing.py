@@ -1,6 +1,7 @@
 """Answers with `speculate="mtp"`: their bits are those of answers without, and what is guessed on the way is what the
 layer makes of the whole text, whatever was in the cache, in chunks, taken away or shared before."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from roofline.engine.config import EngineConfig
 from roofline.engine.constraint import Constraint
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
+from roofline.engine.pooling import Pooling
 from roofline.engine.schedule.sequence import Sequence
 from roofline.engine.speculation.layer import LayerDrafter
+from roofline.ops.batch import PAGE_TOKENS
 from tests.engine.engine_fakes import SpellingTokenizer
 from tests.models.guessing_models import GuessingModel, guessing_model
 from tests.models.parity_cases import HYBRID
@@ -122,6 +125,24 @@ def test_an_answer_with_a_form_beside_others_has_its_bits(tmp_path: Path) -> Non
     assert len(texts[0][0][0]) > 8
 
 
+def test_vectors_and_places_for_adapters_are_there_beside_guesses(tmp_path: Path) -> None:
+    folder = guessing_model(MIXED).save(tmp_path / "model")
+    texts = []
+    for config, places in (({}, 0), (MTP, 1)):
+        engine = engine_of(folder, config | {"max_adapters": places}, max_adapters=places)
+        vector = engine.submit(PROMPTS[3], SamplingParams(pooling=Pooling(kind="mean")))
+        answer = engine.submit(PROMPTS[3], GREEDY)
+        events = []
+        while engine.has_work:
+            events += engine.step()
+        (values,) = [event.vector for event in events if event.request_id == vector and event.vector]
+        texts.append((values, [event.ids for event in events if event.request_id == answer and event.ids]))
+        assert bool(engine.stats().drafts) == bool(config)
+    (first, ids), (second, guessed) = texts
+    assert first == second
+    assert list(itertools.chain(*ids)) == list(itertools.chain(*guessed))
+
+
 def test_what_is_guessed_is_what_the_layer_makes_of_the_whole_text(judge: GuessingModel, folder: Path) -> None:
     """In float32, of prompts in chunks, with prefixes that were found, pages taken away and answers side by side."""
     options = {
@@ -139,6 +160,26 @@ def test_what_is_guessed_is_what_the_layer_makes_of_the_whole_text(judge: Guessi
     assert engine.state.preemptions > 0
     assert engine.state.prefix_hits > 0
     assert len(made) > 8
+    _check_guesses(judge, made)
+
+
+def test_a_page_that_an_answers_last_step_fills_is_whole(tmp_path: Path) -> None:
+    """Whoever goes on from the answer finds it, and guesses from it."""
+    judge = guessing_model(ATTENDING)
+    options = {"backend": "reference", "arithmetic": "plain"}
+    engine = engine_of(judge.save(tmp_path / "model"), MTP | {"speculate_tokens": 2}, **options)
+    params = SamplingParams(temperature=0, max_tokens=PAGE_TOKENS, ignore_eos=True)
+    text = PROMPTS[2]
+    assert len(text) == PAGE_TOKENS + 1
+    ((ids, _),) = answers(engine, [text], params)
+    made, found = _watch_drafts(engine), engine.state.prefix_hits
+    answers(engine, [[*text, *ids, 3]], params)
+    assert engine.state.prefix_hits - found == 2 * PAGE_TOKENS
+    assert len(made) > 8
+    _check_guesses(judge, made)
+
+
+def _check_guesses(judge: GuessingModel, made: dict[tuple[int, ...], tuple[list[int], np.ndarray]]) -> None:
     for ids, (draft, logits) in made.items():
         expected, theirs = judge.guesses(list(ids), 2)
         assert np.abs(theirs[1] - logits).max() < 1e-4, f"behind {len(ids)} ids"

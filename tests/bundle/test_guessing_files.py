@@ -17,11 +17,13 @@ from roofline.backends.options import LoadOptions
 from roofline.bundle import load
 from roofline.bundle.rewrite import RewriteWork, write_gguf, write_safetensors
 from roofline.common.errors import ConfigError, UnsupportedError
+from roofline.common.json_files import read_json_file
 from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.models.mtp import guessing_layer
 from roofline.models.registry import configure
 from roofline.weights.checkpoint import Checkpoint, open_checkpoint
+from roofline.weights.config.unread_keys import unread_keys
 from roofline.weights.files.safetensors import SafetensorsFile
 from roofline.weights.random_weights import random_checkpoint
 from tests.bundle.test_guessing import GREEDY, MIXED, MTP, answers
@@ -68,6 +70,7 @@ def test_there_and_back_a_layer_has_its_numbers(config: dict[str, Any], tmp_path
         name for name in before if "mtp." in name and "experts." not in name
     }
     if config["family"] == "qwen3_5":
+        assert "mtp_num_hidden_layers" not in unread_keys(back / "config.json", read_json_file(back / "config.json"))
         assert json.loads((back / "config.json").read_text())["mtp_num_hidden_layers"] == 1
 
 

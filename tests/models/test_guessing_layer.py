@@ -38,4 +38,4 @@ def test_a_layer_guesses_what_transformers_does(case: str, tmp_path: Path) -> No
         layer.forward()
         assert np.abs(layer.logits()[0] - theirs).max() < 1e-5
         assert int(layer.logits()[0].argmax()) == token
-        ids, first, begun = [token], first + len(ids), layer.hidden()[-1:].copy()
+        ids, first, begun = [token], first + len(ids), layer.hidden().copy()

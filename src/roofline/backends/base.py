@@ -166,7 +166,8 @@ class GuessingExecutable(Executable, Protocol):
         """Write what the tokens of the step in `batch` begin with, float32 [tokens, width], before `forward`."""
 
     def hidden(self) -> np.ndarray:
-        """float32 [tokens, width] of the last step: what further guesses go on from. Valid until the next forward."""
+        """float32 [rows, width] of the last step, beside each row of logits: what the guess behind it goes on from.
+        Valid until the next forward."""
 
 
 @runtime_checkable

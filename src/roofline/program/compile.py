@@ -6,11 +6,12 @@ from roofline.common import extensions
 from roofline.common.errors import ConfigError, RooflineError, UnsupportedError
 from roofline.models.config import ModelConfig
 from roofline.models.family import Family
+from roofline.models.mtp import GuessingLayer
 from roofline.models.spec import expand
 from roofline.program.ir import WHOLE, Program, Share
 from roofline.program.passes.fuse import fuse
 from roofline.program.passes.headless import headless
-from roofline.program.passes.keep_hidden import keep_hidden
+from roofline.program.passes.keep_hidden import keep_hidden, keep_rows
 from roofline.program.passes.legalize import legalize
 from roofline.program.passes.merge import merge
 from roofline.program.passes.narrow import narrow
@@ -74,7 +75,8 @@ def stages(
         tensors = {name: info for name, info in tensors.items() if name in used}
         verify(program, tensors)
     if keeps_hidden:
-        program = verify(keep_hidden(program), tensors, before=program)
+        keep = keep_rows if isinstance(family, GuessingLayer) else keep_hidden
+        program = verify(keep(program), tensors, before=program)
     yield "trace", program
     params = expand(family.spec(cfg), cfg.layers)
     ours: dict[str, Pass] = {

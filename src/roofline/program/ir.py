@@ -276,8 +276,8 @@ class Program:
 
     @property
     def hidden(self) -> str | None:
-        """Name of the value that holds the hidden rows [tokens, width] that it gives beside logits; None: it gives
-        none."""
+        """Name of the value that holds the hidden rows that it gives beside logits, [tokens, width], of a layer that
+        guesses [rows, width]; None: it gives none."""
         stores = {**self.kv_groups, **self.state_groups}
         return next((name for name in self.outputs[1:] if kv_group_of(name) not in stores), None)
 

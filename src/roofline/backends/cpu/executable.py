@@ -97,6 +97,7 @@ class CpuExecutable:
         self.vocab_size = lowered.vocab
         self.image, self._model = image, model
         self.weights_check: BackgroundCheck | None = None
+        self._places: dict[str, tuple[ArenaPlace, bool]] = {}  # of hidden rows, and whether they are of logit rows
         self.guesser: GuessingExecutable | None = None  # see `backends.base.KeepsHidden`
         self._steps = StepEdges()
         self._arena = _native.Memory(_arena_bytes(lowered, limits) + 64)
@@ -330,31 +331,26 @@ class CpuExecutable:
         return self._core.logits()
 
     def hidden(self) -> np.ndarray:
-        """See `backends.base.KeepsHidden`."""
-        place = self._hidden_places[1]
-        assert place is not None, "a Program that keeps hidden rows"
-        return self._token_rows(place)
+        """See `backends.base.KeepsHidden`, and of a layer that guesses `GuessingExecutable`."""
+        assert self.program.hidden is not None, "a Program that keeps hidden rows"
+        return self._rows_of(self.program.hidden)
 
     def take_hidden(self, rows: np.ndarray) -> None:
         """See `backends.base.GuessingExecutable`."""
-        place = self._hidden_places[0]
-        assert place is not None, "a Program that begins with hidden rows"
-        self._token_rows(place)[:] = rows
-
-    @cached_property
-    def _hidden_places(self) -> "tuple[ArenaPlace | None, ArenaPlace | None]":
-        """Where the hidden rows lie that the Program takes, and those that it gives."""
         from roofline.program.ir import HIDDEN
 
-        plan, name = self.program.plan, self.program.hidden
-        assert plan is not None, "planned by keep_operands"
-        return plan.places.get(HIDDEN), plan.places[name] if name is not None else None
+        self._rows_of(HIDDEN)[:] = rows
 
-    def _token_rows(self, place: "ArenaPlace") -> np.ndarray:
-        """float32 [tokens of the step in `batch`, width]: a value where it lies in the arena."""
-        start, size = int(place.offset.at(tokens=self.batch.tokens)), self.batch.tokens * place.stride
-        rows: np.ndarray = self._arena.view()[start : start + size].view(np.float32)
-        return rows.reshape(self.batch.tokens, -1)
+    def _rows_of(self, name: str) -> np.ndarray:
+        """float32 [tokens or rows of the step in `batch`, width]: a value where it lies in the arena."""
+        if name not in self._places:
+            plan = self.program.plan
+            assert plan is not None, "planned by keep_operands"
+            self._places[name] = plan.places[name], self.program.types()[name].leading == "rows"
+        (place, by_row), tokens, rows = self._places[name], self.batch.tokens, self.batch.rows
+        start, count = int(place.offset.at(tokens=tokens, rows=rows)), rows if by_row else tokens
+        values: np.ndarray = self._arena.view()[start : start + count * place.stride].view(np.float32)
+        return values.reshape(count, -1) if count else values.reshape(0, place.stride // 4)
 
     def sample(self, rows: SampleRows) -> Sampled:
         """One id for each logit row; -1 where a row's logits hold NaN. The arrays are reused by the next call."""

@@ -128,7 +128,7 @@ class LayerDrafter:
                 if len(sequence.draft) < open_[sequence]:
                     at = len(sequence.ids) + len(sequence.draft) - 1
                     parts.append(_LayerPart(sequence.draft[-1:], at, sequence.pages, [row], sequence))
-        for sequence in open_:
+        for sequence in filter(lambda s: s.draft, open_):
             place, page_count = self._places[sequence], lengths[sequence]
             written = min(place.end, page_count * PAGE_TOKENS) - place.next  # what lies in pages that go back is lost
             place.next, place.rows = place.next + written, place.rows[written:]
@@ -235,8 +235,8 @@ class LayerDrafter:
         layer.forward()
         if not sampled:
             return
-        hidden = layer.hidden()
-        grown += [(sequence, hidden[end].copy()) for sequence, end in zip(sampled, ends, strict=True)]
+        hidden = layer.hidden()  # [rows, width]
+        grown += [(sequence, row.copy()) for sequence, row in zip(sampled, hidden, strict=True)]
         ids = layer.sample(self._rows.build(sampled)).ids.tolist()
         for sequence, token in zip(sampled, ids, strict=True):
             sequence.draft.append(token if 0 <= token < layer.vocab_size else 0)

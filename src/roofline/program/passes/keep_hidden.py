@@ -1,6 +1,7 @@
 """keep_hidden: what the head reads, of all tokens and not only of those whose logits are wanted, is a result too.
 
-A layer that guesses further tokens goes on from these rows. Each row of logits is computed as before, to the bit.
+A layer that guesses further tokens goes on from these rows; itself it needs of its own those of the wanted rows alone
+(`keep_rows`). Each row of logits is computed as before, to the bit.
 """
 
 from dataclasses import replace
@@ -9,6 +10,11 @@ from roofline.common.errors import UnsupportedError
 from roofline.ops.traits import Trait
 from roofline.program.ir import Instr, Program, Value
 from roofline.program.passes.rewrite import makers
+
+
+def keep_rows(program: Program) -> Program:
+    """The Program, as it was traced, with what its last product reads as its last output, of the wanted rows alone."""
+    return replace(program, outputs=(*program.outputs, makers(program.body)[program.logits].inputs[0]))
 
 
 def keep_hidden(program: Program) -> Program:

@@ -87,11 +87,12 @@ _DEFAULTS: dict[str, Mapping[str, object]] = {
 
 def from_hf(fields: Fields, model_type: str) -> Config:
     """The canonical configuration. attn_output_gate and mamba_ssm_dtype are of other programs: transformers' model has
-    the gate, and its states are float32."""
+    the gate, and its states are float32. Whether there is a layer that guesses the tensors say, not its count here."""
     fields = hf_fields.with_defaults(fields, _DEFAULTS[model_type])
     # Files of before, or of others; transformers reads neither, and its weights always add up to 1.
     refuse_unless_neutral(fields, {"attn_output_gate": (True,), "norm_topk_prob": (True,)})
     fields.get("mamba_ssm_dtype", str)
+    fields.get("mtp_num_hidden_layers", int)
     ours = hybrid(fields, "qwen3_5", experts=model_type == _EXPERTS)
     return checked(fields, ours, hf_fields.SPELLED | ({"ffn": "moe_intermediate_size"} if ours.get("experts") else {}))
 
