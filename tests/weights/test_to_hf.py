@@ -136,7 +136,7 @@ def test_what_others_need_to_know_is_in_the_configuration() -> None:
         **(llama["rope_scaling"] or {"rope_type": "default"}),
     }
     for name, config in CONFIGS.items():
-        if config["family"] == "gemma" and config["rope_scaling"]:  # which has a table for each kind of layer
+        if "local_theta" in config and config["rope_scaling"]:  # which has a table for each kind of layer
             whole = hf_config(config)["rope_parameters"]["full_attention"]
             assert whole == {"rope_theta": config["rope_theta"], **config["rope_scaling"]}, name
         elif config["family"] != "mpt":
