@@ -190,6 +190,8 @@ def test_every_spelling_is_read_as_transformers_reads_it_or_refused(kind: str) -
             ConfigError,
             "num_local_experts: .* another name",
         ),
+        ("solar_open", {"first_k_dense_replace": 1}, UnsupportedError, "first_k_dense_replace = 1"),
+        ("solar_open", {"use_qk_norm": True}, UnsupportedError, "use_qk_norm = True"),
         ("olmoe", {"clip_qkv": 8.0}, UnsupportedError, "clip_qkv"),
         ("minimax_m2", {"attn_type_list": [1, 0, 1, 1]}, UnsupportedError, "attn_type_list"),
         ("minimax_m2", {"scoring_func": "softmax"}, UnsupportedError, "scoring_func = softmax"),
