@@ -105,7 +105,8 @@ def _as_published(ours: Config, windows: list[int], dense: list[int]) -> dict[st
     keys["moe_layer_freq"] = ([int(layer not in dense) for layer in range(ours["layers"])],)
     keys |= {"add_swa_attention_sink_bias": (True,), "add_full_attention_sink_bias": (False,)}
     keys |= {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "n_shared_experts": (0,)}
-    return keys | {"attention_projection_layout": ("split",)}
+    largest = max(windows)
+    return keys | {"attention_projection_layout": ("split",), "attention_chunk_size": (largest, largest - 1)}
 
 
 def to_hf(config: Config) -> Config:
@@ -136,6 +137,7 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
         raise UnsupportedError(f"{fields.path}: {fields.within}{count}", "layers with a window have as many, or all do")
     kv_heads, window_heads = (min(by_kind[kind] or by_kind[not kind]) for kind in (False, True))
     changed = fields.changed({count: kv_heads, gguf_fields.WINDOW_KEYS[0]: slides})
+    refuse_unless_neutral(fields, {"expert_weights_scale": (0.0, 1.0)})  # which llama.cpp does not read here
     honoured = (*gguf_fields.WINDOW_KEYS, _SCALE, "attention.value_length", "rope.dimension_count")
     made = gguf_fields.GgufModel(changed, model.shapes, model.rope_factors, model.longrope)
     config = routed_fields.gguf_routed(made, "mimo2", _ROUTER, "half", honoured) | _OURS
@@ -157,7 +159,7 @@ def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
     """None of what such files cannot say."""
     form = routed_fields.routed_to_gguf({**config, "dense": []}, "mimo2", _ROUTER, "half")
     windows = layer_kinds.window_of_each(config)
-    if form is None or not any(windows):
+    if form is None or not any(windows) or config.get("routed_scale", 1.0) != 1.0:
         return None
     heads = [config["window_kv_heads"] if window else config["kv_heads"] for window in windows]
     keys = {**form.keys, **gguf_fields.window_keys(windows), **gguf_fields.turned_part(config)}
