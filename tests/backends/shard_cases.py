@@ -69,7 +69,14 @@ REFUSED = {
     "FlexOlmo": _MIXTURE | {"family": "flex_olmo", "qk_norm": True, "wide_qk_norm": True, "layers": 1},
     "Qwen3.5 and Qwen3-Next": builders.HYBRID,
     "MiMo-V2-Flash": _MIXTURE
-    | {"family": "mimo2", "window_kv_heads": 4, "value_dim": 8, "layer_windows": [9, 0], "choice_bias": True},
+    | {
+        "family": "mimo2",
+        "window_kv_heads": 4,
+        "head_dim": 32,
+        "value_dim": 24,
+        "layer_windows": [9, 0],
+        "choice_bias": True,
+    },
     "DeepSeek-V2": _MIXTURE
     | {"family": "deepseek", "kv_heads": 4, "head_dim": 32, "rotary_dim": 16, "rope_style": "interleaved"}
     | {"kv_rank": 32, "value_dim": 24, "shared_ffn": 96, "renormalise": False, "routed_scale": 2.5},

@@ -93,11 +93,6 @@ CONVERTED = {
     "ernie4_5_moe": ConvertedRow(CASES["ernie4_5_moe"].config),
     "exaone_moe": ConvertedRow(CASES["exaone_moe"].config, published={"scoring_func": "sigmoid"}),
     "hunyuan_moe": ConvertedRow(CASES["hunyuan_moe"].config),
-    "mimo_v2_flash": ConvertedRow(
-        CASES["mimo_v2_flash"].config,
-        published={"hybrid_layer_pattern": [0, 1, 1], "swa_num_key_value_heads": 2, "swa_head_dim": 24}
-        | {"swa_num_attention_heads": 4, "swa_v_head_dim": 16, "topk_method": "noaux_tc", "swa_rope_theta": 1e3},
-    ),
     "hy_v3": ConvertedRow(CASES["hy_v3"].config),
     "sarvam_moe": ConvertedRow(
         CASES["sarvam_moe"].config,
