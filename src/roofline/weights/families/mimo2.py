@@ -81,8 +81,8 @@ def _ropes(fields: Fields, dim: int) -> Config:
     """The two tables, as transformers takes them: from rope_parameters alone, by kind of layer."""
     by_kind, context = fields.inside("rope_parameters"), fields.need("max_position_embeddings", int)
     tables = []
-    for kind, theta in zip(layer_kinds.KINDS, _THETAS, strict=True):
-        table = by_kind.inside(kind).values if by_kind.values else {"rope_type": "default", "rope_theta": theta}
+    for kind, default in zip(layer_kinds.KINDS, _THETAS, strict=True):
+        table = by_kind.inside(kind).values if by_kind.values else {"rope_type": "default", "rope_theta": default}
         inner = Fields(fields.path, {"max_position_embeddings": context, "rope_parameters": table})
         inner.inside("rope_parameters").need("rope_theta", float)
         tables.append((*hf_fields.rope(inner, partial=True), hf_fields.turned_part(inner, dim, _TURNED)))
