@@ -199,6 +199,8 @@ def test_every_spelling_is_read_as_transformers_reads_it_or_refused(kind: str) -
         ("exaone_moe", {"mlp_layer_types": ["dense", "hash_moe", "dense", "dense"]}, UnsupportedError, "hash_moe"),
         ("hunyuan_v1_moe", {"num_experts": 4, "moe_topk": [2, 1]}, UnsupportedError, "moe_topk that differs"),
         ("hunyuan_v1_moe", {"num_experts": 4, "use_cla": True}, UnsupportedError, "use_cla = True"),
+        ("exaone_moe", {"is_moe_layer": [True, True, True, False]}, ConfigError, "is_moe_layer: is not what"),
+        ("exaone_moe", {"first_last_k_dense_replace": 2}, UnsupportedError, "first_last_k_dense_replace = 2"),
         ("hy_v3", {"mlp_layer_types": ["dense"]}, ConfigError, "mlp_layer_types: has 1 values for 4 layers"),
         ("hy_v3", {"route_norm": False}, UnsupportedError, "route_norm = False"),
     ],

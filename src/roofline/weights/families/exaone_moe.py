@@ -49,6 +49,10 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     exaone4.windows_and_turning(fields, ours)
     first = routed_fields.first_layers(fields, "first_k_dense_replace", 1, ours["layers"])
     dense = routed_fields.layers_of_kind(fields, ours["layers"], first)
+    sparse = fields.elements("is_moe_layer", bool)  # of the first files, as is the next
+    if sparse is not None and [layer for layer, has in enumerate(sparse) if not has] != dense:
+        fields.refuse("is_moe_layer", "is not what mlp_layer_types or first_k_dense_replace says, which is read")
+    refuse_unless_neutral(fields, {"first_last_k_dense_replace": (len(dense),)})
     ours = routed_fields.hf_routed(fields, ours, _KEYS, dense) | {"score": "sigmoid", "choice_bias": True}
     ours["renormalise"] = fields.get("norm_topk_prob", bool, True)
     return checked(fields, routed_fields.hf_groups(fields, ours), routed_fields.MIXED)

@@ -78,4 +78,4 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
 def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
     """A part of each head may be turned."""
     form = routed_fields.routed_to_gguf(config, "glm4moe", _ROUTER, "half")
-    return form and gguf_fields.GgufForm(form.architecture, "half", form.keys | gguf_fields.turned_part(config))
+    return form and gguf_fields.GgufForm(form.architecture, "half", {**form.keys, **gguf_fields.turned_part(config)})

@@ -23,7 +23,7 @@ def _apart(path: Path, source: TensorSource) -> TensorSource:
 
 
 NAMES = TensorNames(
-    mixtral.NAMES.layer | QK_NORMS,
+    {**mixtral.NAMES.layer, **QK_NORMS},
     bare={"mlp.choice.bias": ("exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias")},
     hf_apart=_apart,
 )
@@ -74,4 +74,4 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
 def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
     """A part of each head may be turned."""
     form = routed_fields.routed_to_gguf(config, "minimax-m2", _ROUTER, "half")
-    return form and gguf_fields.GgufForm(form.architecture, "half", form.keys | gguf_fields.turned_part(config))
+    return form and gguf_fields.GgufForm(form.architecture, "half", {**form.keys, **gguf_fields.turned_part(config)})

@@ -176,7 +176,18 @@ class GgufRouter:
     further: bool = False
 
 
-_KEYS = (*HONOURED_GGUF, _SIZE, _SHARED_SIZE, _SHARED_COUNT, _DENSE_COUNT, _SCALE, _NORM, _SCORE, _GROUPS, _KEPT)
+_KEYS: tuple[str, ...] = (
+    *HONOURED_GGUF,
+    _SIZE,
+    _SHARED_SIZE,
+    _SHARED_COUNT,
+    _DENSE_COUNT,
+    _SCALE,
+    _NORM,
+    _SCORE,
+    _GROUPS,
+    _KEPT,
+)
 _KEYS += (_FURTHER,)
 
 
