@@ -95,7 +95,7 @@ def stores_of(config: JsonMapping) -> tuple[tuple[CacheSize, ...], int]:
     layers = range(model.layers)
     state = StateGroup(sum(map(model.keeps_state, layers)), model.state_parts)
     writers = [model.kv_shape(layer) for layer in layers if model.attends(layer)]
-    return tuple(CacheSize(writers.count(shape), *shape) for shape in model.kv_shapes), state.slot_bytes
+    return tuple(CacheSize(writers.count(shape), *shape) for shape in dict.fromkeys(writers)), state.slot_bytes
 
 
 def _host_slots(options: LoadOptions, slot_bytes: int, cache_bytes: int, replicas: int) -> int:
