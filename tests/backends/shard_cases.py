@@ -81,6 +81,15 @@ REFUSED = {
     "OLMo 2": builders.BASE | {"family": "olmo2", "tied": False},
     "OLMo 3": builders.BASE | {"family": "olmo2", "tied": False, "layer_windows": [9, 0], "local_theta": 1e4},
     "FlexOlmo": _MIXTURE | {"family": "flex_olmo", "qk_norm": True, "wide_qk_norm": True, "layers": 1},
+    "MiMo-V2-Flash": _MIXTURE
+    | {
+        "family": "mimo2",
+        "window_kv_heads": 4,
+        "head_dim": 32,
+        "value_dim": 24,
+        "layer_windows": [9, 0],
+        "choice_bias": True,
+    },
     "DeepSeek-V2": _MIXTURE
     | {"family": "deepseek", "kv_heads": 4, "head_dim": 32, "rotary_dim": 16, "rope_style": "interleaved"}
     | {"kv_rank": 32, "value_dim": 24, "shared_ffn": 96, "renormalise": False, "routed_scale": 2.5},

@@ -24,11 +24,13 @@ from roofline.backends.fit import split_on_host  # noqa: E402
 from roofline.backends.reference.executable import ReferenceExecutable  # noqa: E402
 from roofline.common.errors import ConfigError  # noqa: E402
 from roofline.models import registry  # noqa: E402
-from roofline.ops.batch import BatchLimits, Segment  # noqa: E402
+from roofline.ops.batch import NO_SLOT, BatchLimits, Segment, StateMove  # noqa: E402
 from roofline.program import target  # noqa: E402
 from roofline.program.compile import compile_program  # noqa: E402
 from roofline.program.ir import Share  # noqa: E402
 from roofline.weights.checkpoint import Checkpoint  # noqa: E402
+from roofline.weights.random_weights import random_checkpoint  # noqa: E402
+from tests.backends import hybrid_models  # noqa: E402
 from tests.backends.shaped_models import MODELS, checkpoint  # noqa: E402
 
 ISAS = native.isas()
@@ -221,3 +223,14 @@ def test_a_model_of_its_hidden_states_shares_all_pages() -> None:
     again = executable(source).headless()
     step(again, Segment(IDS[:20], 0, [3, 9]))
     assert step(again, Segment(IDS[20:30], 20, [3, 9])).tobytes() == hidden.tobytes()
+
+
+def test_a_model_without_attention_has_no_cache() -> None:
+    source = random_checkpoint({**hybrid_models.BASE, "recurrent": [True] * 4}, seed=1, form="F32")
+    model, slow = hybrid_models.executable(source, ISAS[0]), hybrid_models.reference(source)
+    text = Segment(IDS[:9], 0, [0], state=StateMove(NO_SLOT, 1, 0, NO_SLOT))
+    assert step(model, text).tobytes() == step(slow, text).tobytes()
+    lowered, identity = model._model.lowered, model._model.identity
+    again, _ = from_bytes(to_bytes(lowered, identity, native.versions()), native.versions())
+    assert (model.page_bytes, lowered.attentions, again.attentions) == (0, (), ())
+    assert stores_of(source.config) == ((), model.slot_bytes)

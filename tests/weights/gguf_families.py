@@ -107,6 +107,11 @@ def experts_apart(name: str, values: np.ndarray, config: Mapping[str, Any]) -> n
     return values
 
 
+def named_sinks(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+    """Experts apart, and sinks under a name like that of a matrix."""
+    return [(f"{name}.weight", values)] if name.endswith(".sinks") else experts_apart(name, values, config)
+
+
 class TogetherQkv:
     """q, k and v of a layer, one below the other, beside experts apart."""
 
@@ -452,6 +457,15 @@ GGUF_CASES = {
         | {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 32}
         | {"leading_dense_block_count": 1, "expert_gating_func": 2},
         short_convolutions,
+    ),
+    "mimo_v2_flash": GgufCase(
+        "mimo2",
+        CASES["mimo_v2_flash"].config,
+        ROUTED_KEYS
+        | {"attention.head_count_kv": [1, 2, 2], "attention.key_length": 24, "attention.value_length": 16}
+        | {"attention.sliding_window": 9, "attention.sliding_window_pattern": [False, True, True]}
+        | {"rope.dimension_count": 8, "rope.freq_base_swa": 1e3, "attention.value_scale": 0.707},
+        named_sinks,
     ),
     "hunyuan_moe": GgufCase(
         "hunyuan-moe",

@@ -171,6 +171,7 @@ _CHANGED_OF: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": {"tie_word_embeddings": False},
     "lfm2": {"tie_word_embeddings": False, "layer_types": ["conv", "full_attention"], "intermediate_size": 960},
     "lfm2_moe": {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2, "norm_topk_prob": False},
+    "mimo_v2_flash": {"attention_value_scale": 0.5, "layer_types": ["full_attention"] * 2, "norm_topk_prob": False},
     **{kind: {"norm_topk_prob": True, "num_experts_per_tok": 1} for kind in ("olmoe", "flex_olmo")},
 }
 _ENCODERS = ("bert", "roberta", "xlm-roberta")
@@ -186,6 +187,7 @@ _BASE_OF: dict[str, dict[str, Any]] = {
     "granitemoeshared": {"shared_intermediate_size": 32},
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 3},
     **{kind: {"n_routed_experts": 4, "num_experts_per_tok": 2} for kind in ("glm4_moe", "solar_open", "sarvam_moe")},
+    "mimo_v2_flash": {"n_routed_experts": 4, "num_experts_per_tok": 2, "v_head_dim": 16},
     "deepseek_v2": {
         **{"num_key_value_heads": 4, "head_dim": 8, "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16},
         **{"qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2},

@@ -19,7 +19,7 @@ HOST_STEP = (512, 64)  # tokens and sequences of the largest step: on a CPU long
 SPARE_SLOTS = 2  # slots of recurrent state that there are at least beside those of a step's sequences, for snapshots
 # Fields of configurations whose layers keep recurrent state, or keys of several shapes or for several layers: their
 # classes, which say how much, take a part of a tenth of a second to import, so no others are asked.
-BY_LAYER = ("recurrent",)
+BY_LAYER = ("recurrent", "window_kv_heads")
 
 
 class CacheSize(NamedTuple):
@@ -103,7 +103,7 @@ def stores_of(config: JsonMapping) -> tuple[tuple[CacheSize, ...], int]:
     layers = range(model.layers)
     state = StateGroup(sum(map(model.keeps_state, layers)), model.state_parts)
     writers = [model.kv_shape(layer) for layer in layers if model.attends(layer)]
-    return tuple(CacheSize(writers.count(shape), *shape) for shape in model.kv_shapes), state.slot_bytes
+    return tuple(CacheSize(writers.count(shape), *shape) for shape in dict.fromkeys(writers)), state.slot_bytes
 
 
 def default_slots(cache_bytes: int, slot_bytes: int, running: int) -> int:

@@ -37,7 +37,8 @@ _WINDOWED_IN_LAYERS = {"exaone4": 64}  # and those that have windows for it wher
 _RAMPED = ("mistral3",)  # architectures of which it reads where YaRN's ramp ends
 # That may have divisors of the rope frequencies there.
 _DIVIDED = ("llama", "granite", "granitemoe", "arcee", "mistral3", "exaone4", "exaone-moe")
-_WITH_HEAD = ("gptneox", "olmo2", "gpt-oss", "qwen2moe", "dots1", "olmoe", "minimax-m2", "exaone-moe")  # that must
+# That must have a head there.
+_WITH_HEAD = ("gptneox", "olmo2", "gpt-oss", "qwen2moe", "dots1", "olmoe", "minimax-m2", "exaone-moe", "mimo2")
 _SAME = 1e-6  # relative difference that float32 numbers in the file bring
 
 
