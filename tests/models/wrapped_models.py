@@ -110,7 +110,20 @@ def wrapped(kind: str, changes: Mapping[str, Any] | None = None, text: Mapping[s
             norm = "norm" in name and "bias" not in name
             lacks = less * (norm and "linear_attn" not in name and "visual" not in name)
             parameter.copy_(torch.randn_like(parameter) * 0.1 + (norm and 1.0) - lacks)
+    if kind.startswith(("gemma4", "gemma3n")):
+        settle(model)
     return model
+
+
+def settle(model: Any) -> None:
+    """Norms of q as small as those of models whose scores are not scaled, and routers as decided as trained ones: else
+    scores of random weights would show the rounding of the cache, and experts be chosen by it."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "q_norm" in name:
+                parameter *= 0.3
+            elif name.endswith("router.scale"):
+                parameter *= 6
 
 
 def around(kind: str, config: Mapping[str, Any]) -> Any:

@@ -91,14 +91,15 @@ class TensorNames:
     after the other, ours those of q, then k, then v of all heads; hf_apart: takes apart the tensors that hold several
     of ours, in files of that path; None: there are none; joined: of a configuration, the tensors in which rows of
     several of ours lie in turn, which have names in `layer`, too; hf_placed: the inverse for what `to_hf` calls a
-    parameter, where files are written so; stacked: tensors of all experts of a layer, [experts, rows, columns], ours one
-    below the other.
+    parameter, where files are written so; stacked: tensors of all experts of a layer, [experts, rows, columns], ours
+    one below the other.
 
     spare: whether files of either kind may have a parameter, of a configuration and by our name, that the model does
     not read.
 
     Where GGUF's do: gguf_negated: those that hold -exp of ours; gguf_joined: the tensors in `joined` that such files
-    have, too; gguf_tiles: value heads that share a key head lie apart in them (`Config.tiled`).
+    have, too; gguf_stacked: those of them with a dimension more, of the parameters; gguf_tiles: value heads that share
+    a key head lie apart in them (`Config.tiled`).
     """
 
     layer: Mapping[str, tuple[str, str]]
@@ -121,6 +122,7 @@ class TensorNames:
     spare: Callable[[Mapping[str, Any], str], bool] = lambda config, name: False
     gguf_negated: Collection[str] = ()
     gguf_joined: Collection[str] = ()
+    gguf_stacked: Collection[str] = ()
     gguf_tiles: bool = False
 
     def from_gguf(self, name: str) -> str | None:
