@@ -35,6 +35,9 @@ LLAMA: dict[str, Any] = {
 MPT: dict[str, Any] = {**LLAMA, "family": "mpt", "kv_heads": 4, "positions": "learned", "bias": True}
 MIXTRAL: dict[str, Any] = {**LLAMA, "family": "mixtral", "ffn": 96, "experts": 8, "experts_per_token": 2}
 GEMMA: dict[str, Any] = {**LLAMA, "family": "gemma", "layers": 3, "query_scalar": 50.0, "layer_windows": [40, 0, 40]}
+GEMMA4: dict[str, Any] = {**LLAMA, "family": "gemma4", "layers": 3, "qk_norm": True, "layer_windows": [40, 40, 0]}
+GEMMA4 |= {"global_head_dim": 96, "global_kv_heads": 2, "local_theta": 1e3, "logit_cap": 3.0}
+GEMMA4 |= {"rope_scaling": {"rope_type": "proportional", "partial_rotary_factor": 0.25}}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "llama-interleaved": {**LLAMA, "rope_style": "interleaved", "tied": False},
@@ -100,6 +103,18 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "bert": {**MPT, "family": "bert", "token_types": 3, "first_position": 2},
     "gemma2": {**GEMMA, "attention_cap": 2.0, "logit_cap": 3.0},
+    "gemma4": {
+        **{**GEMMA4, "layers": 4, "layer_windows": [40, 0, 40, 0], "sharing_layers": 2, "wide_sharing": True},
+        **{"layer_width": 32, "layer_vocab": 300},
+    },
+    "gemma4-moe": {
+        **{**GEMMA4, "keys_as_values": True, "global_kv_heads": 1, "scales_layers": False},
+        **{"experts": 6, "experts_per_token": 3, "expert_ffn": 96},
+    },
+    "gemma3n": {
+        **{**LLAMA, "family": "gemma3n", "layers": 2, "layer_windows": [40, 0], "qk_norm": True, "local_theta": 1e3},
+        **{"layer_width": 32, "layer_vocab": 200, "laurel_rank": 32, "sparsity": [0.9, 0.0], "logit_cap": 3.0},
+    },
     "gemma3": {**GEMMA, "qk_norm": True, "head_dim": 256, "heads": 2, "kv_heads": 1, "local_theta": 1e3},
 }
 

@@ -65,6 +65,15 @@ FAMILIES = {
     | {"family": "routed", "score": "sigmoid", "choice_bias": True, "groups": 3, "kept_groups": 2, "experts": 6}
     | {"dense": [0], "dense_ffn": 96, "shared_ffn": 160, "routed_scale": 2.5},
     "hunyuan_moe": _MIXTURE | {"family": "hunyuan_moe", "qk_norm": True, "shared_ffn": 96, "layers": 1},
+    "gemma4": builders.BASE  # scores are not scaled: wide heads and many layers would show the rounding before them
+    | {"family": "gemma4", "qk_norm": True, "layers": 2, "global_head_dim": 16, "global_kv_heads": 2}
+    | {"sharing_layers": 1, "layer_width": 32, "layer_vocab": 96, "scales_layers": False},
+    "gemma4, experts": _MIXTURE
+    | {"family": "gemma4", "qk_norm": True, "layer_windows": [9, 0], "local_theta": 1e4, "expert_ffn": 96}
+    | {"global_head_dim": 32, "global_kv_heads": 2, "keys_as_values": True},
+    "gemma3n": builders.BASE
+    | {"family": "gemma3n", "qk_norm": True, "layer_windows": [9, 0], "local_theta": 1e4, "laurel_rank": 32}
+    | {"layer_width": 32, "layer_vocab": 96},
     "gemma1": builders.BASE | {"family": "gemma1", "kv_heads": 1, "layers": 1},
     # Four value heads of 16 are two blocks of Q8_0; their key heads and those of attention are two.
     "qwen3_5": builders.HYBRID | {"value_dim": 16},

@@ -87,8 +87,7 @@ def test_each_instruction_equals_the_reference(model: str, form: str, kv_dtype: 
     cpu = executable(source, isa=ISAS[0], keep_values=True, kv_dtype=kv_dtype)
     program = cpu.program
     types, reference = program.types(), Interpreter(program, source.read)
-    (group,) = program.kv_groups.values()
-    caches: dict[str, Any] = {"kv0.0": ReferencePages(group, 64)}
+    caches: dict[str, Any] = {f"{name}.0": ReferencePages(group, 64) for name, group in program.kv_groups.items()}
 
     def value(name: str) -> Any:
         kind, place = types[name], program.plan.places[name]  # type: ignore[union-attr]
@@ -112,20 +111,22 @@ def test_each_instruction_equals_the_reference(model: str, form: str, kv_dtype: 
         count = sum(len(s.ids) for s in segments)
         assert count > 2  # up to two rows stay in the threads' own buffers and cannot be read here
         logits_of(cpu, segments)
-        caches["kv0.0"].begin(cpu.batch)
+        for cache in caches.values():
+            cache.begin(cpu.batch)
         b = cpu.batch
         fields = {"ids": b.ids[:count], "positions": b.positions[:count], "logit_rows": b.logit_rows[: b.rows]}
         values: dict[str, Any] = {k: torch.from_numpy(v.astype(np.int64)) for k, v in fields.items()} | caches
         for instr in program.body:
             operands = []
             for name in instr.inputs:
-                written = any(i.writes_cache and i.output.name == name for i in program.body)
+                queries = (i for i in program.body if i.writes_cache or i.op == "rope_queries")
+                written = any(i.output.name == name for i in queries)
                 known = name in fields or types[name].dtype == "cache" or written
                 operands.append(values[name] if known else value(name))
             with torch.no_grad():
                 results = reference.step(instr, operands)
             values |= dict(zip((v.name for v in instr.outputs), results, strict=True))
-            if instr.writes_cache:
+            if instr.writes_cache or instr.op == "rope_queries":
                 continue  # its results are the core's own: what attend makes of them is compared
             for output, wanted in zip(instr.outputs, results, strict=True):
                 got = value(output.name)

@@ -14,7 +14,7 @@ from bundle_models import byte_alphabet
 
 from roofline.models.registry import configure
 from roofline.ops.rope_tables import frequencies
-from tests.models.parity_cases import BASE, CASES, FACTORS, GEMMA3, LEARNED, LINEAR, NEOX
+from tests.models.parity_cases import BASE, CASES, FACTORS, GEMMA3, GEMMA3N, GEMMA4, LEARNED, LINEAR, NEOX
 from tests.weights.gguf_families import GGUF_CASES, MPT
 
 VOCAB = 320
@@ -46,6 +46,9 @@ QWEN = BASE | {"family": "qwen"}
 CUT = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64.0}  # to whole dimensions
 WIDE_GPT2 = LEARNED | {"family": "gpt2", "activation": "gelu_tanh", "ffn": 256}  # the converter knows no other width
 GEMMA3_BY_SIX = GEMMA3 | {"query_scalar": 32.0, "layers": 6, "layer_windows": [9, 9, 9, 9, 9, 0]}
+# llama.cpp knows one rank, one width of layers' inputs, and where layers share; of so many layers.
+GEMMA3N_AS_PUBLISHED = GEMMA3N | {"layers": 25, "layer_windows": [9, 9, 9, 9, 0] * 5, "sharing_layers": 5}
+GEMMA3N_AS_PUBLISHED |= {"laurel_rank": 64, "layer_width": 256, "sparsity": [0.95] * 10 + [0.0] * 15}
 
 CONVERTED = {
     "llama": ConvertedRow(BASE),
@@ -81,6 +84,10 @@ CONVERTED = {
     "qwen3_moe": ConvertedRow(MIXTURE | {"family": "qwen_moe", "qk_norm": True, "renormalise": True, "ffn": 64}),
     "gemma2": ConvertedRow(GGUF_CASES["gemma2"].config, most=GELU),
     "gemma3": ConvertedRow(GEMMA3_BY_SIX, most=GELU),
+    "gemma4": ConvertedRow(GGUF_CASES["gemma4"].config, most=GELU),
+    "gemma4_dense": ConvertedRow(CASES["gemma4_dense"].config, most=GELU),
+    "gemma4_moe": ConvertedRow(CASES["gemma4_moe"].config | {"rope_scaling": GEMMA4["rope_scaling"]}, most=GELU),
+    "gemma3n": ConvertedRow(GEMMA3N_AS_PUBLISHED, most=GELU),
     "gemma3_scaled": ConvertedRow(GEMMA3_BY_SIX | {"rope_scaling": LINEAR}, most=GELU),
     "phi3": ConvertedRow(CASES["phi3"].config, uncomputed=WINDOWLESS),
     "phi3_long": ConvertedRow(BASE | {"family": "phi3", "rope_scaling": PHI3_LONG}),

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="what llama.cpp is compared with run
 pytest.importorskip("transformers", reason="it is what llama.cpp is compared with")
 
 from bundle_models import tokenizer_json  # noqa: E402
+from converted_models import GEMMA3N_AS_PUBLISHED  # noqa: E402
 from moe_models import MODELS as MIXTURES  # noqa: E402
 from moe_models import transformers_model  # noqa: E402
 
@@ -38,6 +39,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
 CONFIGS |= {kind: BASE | {"rope_scaling": {"rope_type": kind, **values}} for kind, values in SCALINGS.items()}
 # Of phi3_long transformers takes the other factors in a text as short as IDS.
 CONFIGS |= {name: case.config for name, case in GGUF_CASES.items() if name != "phi3_long"}
+CONFIGS["gemma3n"] = GEMMA3N_AS_PUBLISHED
 # Heads of gated DeltaNet as published: it takes parts of rope that narrower ones do not have.
 WIDE = {"width": 128, "heads": 2, "kv_heads": 1, "head_dim": 256, "rotary_dim": 64, "key_dim": 128, "value_dim": 128}
 CONFIGS |= {name: config | WIDE for name, config in CONFIGS.items() if "key_heads" in config}
@@ -83,6 +85,7 @@ WINDOWLESS["exaone4_windows"] = {"layer_windows": (), "turning": [True] * 4}
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_family_has_the_logits_of_transformers(name: str, llama_cpp: LlamaCpp, tmp_path: Path) -> None:
     config = CONFIGS[name] | {"vocab": 320}
+    config |= {"layer_vocab": 320} if "layer_vocab" in config else {}
     file = written(tmp_path, theirs(config))
     assert_same(llama_cpp, file, theirs(config | WINDOWLESS.get(name, {})), 5e-3)
 

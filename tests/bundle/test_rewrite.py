@@ -76,7 +76,7 @@ def test_transformers_reads_the_folder(gguf, tmp_path):
     "name",
     [
         *("gemma2", "gpt_neox", "gpt2", "glm4", "smollm3", "granite", "ernie4_5", "ministral3", "qwen3_5"),
-        "qwen3_5_alike",
+        *("qwen3_5_alike", "gemma4", "gemma4_moe", "gemma3n"),
     ],
 )
 @pytest.mark.usefixtures("without_text")
@@ -105,6 +105,7 @@ FAMILIES += ("qwen3_5", "qwen3_5_alike", "qwen3_5_moe", "qwen3_next")
 FAMILIES += ("glm4_moe", "glm4_moe_groups", "dots1", "olmoe", "minimax_m2", "ernie4_5_moe", "exaone_moe")
 FAMILIES += ("lfm2", "lfm2_moe", "granitemoe", "granitemoeshared")
 FAMILIES += ("hunyuan_moe", "sarvam_moe", "mimo_v2_flash")
+FAMILIES += ("gemma4", "gemma4_dense", "gemma4_moe", "gemma3n")
 
 
 @pytest.mark.usefixtures("without_text")

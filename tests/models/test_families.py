@@ -24,6 +24,9 @@ from tools.models_table import PAGE, rows  # noqa: E402
 QUICK = (
     "gemma2",
     "gemma3",
+    "gemma4",
+    "gemma4_moe",
+    "gemma3n",
     "phi4_mini",
     "smollm3",
     "granite",
@@ -129,6 +132,7 @@ def test_a_family_trains(name: str) -> None:
         *("gemma3", "phi3", "olmo2", "gpt_neox", "gpt2", "opt_350m", "gpt_oss", "deepseek_v2_lite"),
         *("qwen3_5_moe", "qwen3_next", "ministral3", "arcee_bias", "lfm2_moe", "granitemoeshared"),
         *("minimax_m2", "ernie4_5_moe_between", "exaone_moe", "hy_v3", "glm4_moe", "sarvam_moe"),
+        *("gemma4", "gemma4_moe", "gemma3n"),
     ],
 )
 def test_what_training_exports_has_the_values_of_transformers(name: str, tmp_path: Path) -> None:

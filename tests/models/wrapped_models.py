@@ -123,7 +123,20 @@ def wrapped(kind: str, changes: Mapping[str, Any] | None = None, text: Mapping[s
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(torch.randn_like(buffer) * 0.1)
+    if kind.startswith(("gemma4", "gemma3n")):
+        settle(model)
     return model
+
+
+def settle(model: Any) -> None:
+    """Norms of q as small as those of models whose scores are not scaled, and routers as decided as trained ones: else
+    scores of random weights would show the rounding of the cache, and experts be chosen by it."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "q_norm" in name:
+                parameter *= 0.3
+            elif name.endswith("router.scale"):
+                parameter *= 6
 
 
 def around(kind: str, config: Mapping[str, Any]) -> Any:

@@ -264,7 +264,7 @@ GGUF_CASES = {
         "gemma4",
         CASES["gemma4_moe"].config,
         GEMMA4_KEYS
-        | {"attention.head_count_kv": [2, 2, 2, 4], "expert_count": 6, "expert_used_count": 2, RMS: 1e-4}
+        | {"attention.head_count_kv": [2, 2, 2, 4], "expert_count": 4, "expert_used_count": 3, RMS: 1e-4}
         | {"expert_feed_forward_length": 32},
         of_gemma4,
     ),

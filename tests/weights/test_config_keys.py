@@ -148,10 +148,10 @@ _CHANGED_OF: dict[str, dict[str, Any]] = {
     "gemma2": {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2},
     "gemma3_text": {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2},
     "smollm3": {"tie_word_embeddings": False, "layer_types": ["sliding_attention"] * 2},
-    **dict.fromkeys(
-        ("gemma3n_text", "gemma4_text", "gemma4_unified_text"),
-        {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2, "num_kv_shared_layers": 9},
-    ),
+    **{
+        kind: {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2, "num_kv_shared_layers": 9}
+        for kind in ("gemma3n_text", "gemma4_text", "gemma4_unified_text")
+    },
     "glm4": {"attention_bias": False},
     "seed_oss": {"attention_bias": False},
     "olmo3": {"layer_types": ["full_attention"] * 2},

@@ -1,8 +1,8 @@
 """Gemma 3n (text): several streams of rows beside each other, of which a layer computes one and predicts the others
 (AltUp), a second way around attention of low rank (LAuReL), and gates of which most are cut off.
 
-The rows between layers are the streams side by side. Sources: Gemma Team 2025, and the configurations published with the
-weights; AltUp: Baykal et al. 2023; LAuReL: Menghani et al. 2024.
+The rows between layers are the streams side by side. Sources: Gemma Team 2025, and the configurations published with
+the weights; AltUp: Baykal et al. 2023; LAuReL: Menghani et al. 2024.
 """
 
 from dataclasses import dataclass, replace
@@ -30,8 +30,8 @@ from roofline.ops.symbol import Value
 class Config(SharedKeysConfig):
     """streams: of rows; active: the number of the one that layers compute; scales_active: a layer's input is gated by
     that stream times a number for each column; laurel_rank: of the second way around attention; layer_ffns: the inner
-    width of each layer's MLP, (): ffn is that of all; sparsity: of each layer, the part of its gates that is cut off, were
-    they normally distributed; 0: none."""
+    width of each layer's MLP, (): ffn is that of all; sparsity: of each layer, the part of its gates that is cut off,
+    were they normally distributed; 0: none."""
 
     streams: int = 4
     active: int = 0
@@ -100,7 +100,7 @@ def stream_params(cfg: Config) -> list[Param]:
         "altup.correction": (n, n),
         "altup.router": (n, width),
         "altup.router_norm": (width,),
-        "altup.scale": (width,),
+        **({"altup.scale": (width,)} if cfg.scales_active else {}),
         "laurel.left": (rank, width),
         "laurel.right": (width, rank),
         "laurel_norm": (width,),

@@ -133,8 +133,8 @@ def block(cfg: Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) ->
 
 
 def routed(cfg: Config, w: Weights, x: Value) -> Value:
-    """GeGLU of the experts that a token goes to. Their router reads x by a norm of its own, and each expert has a factor
-    beside its chance."""
+    """GeGLU of the experts that a token goes to. Their router reads x by a norm of its own, and each expert has a
+    factor beside its chance."""
     norm = ops.scale(ops.rms_norm(x, w.router_norm.weight, cfg.norm_eps), float(cfg.width**-0.5))
     chances, ids = ops.route(ops.linear(norm, w.router.weight), cfg.experts_per_token)
     chances = ops.expert_scale(chances, ids, w.expert_scale.weight, cfg.experts)

@@ -94,8 +94,9 @@ def formats_of(mix: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str
 
 def stays_float(name: str) -> bool:
     """Whether a matrix is F32 in every kind of file: scores of a router, the scale of a shared expert, positions, taps
-    of a convolution."""
-    return ".router." in name or name.endswith((".shared.scale.weight", ".conv.weight")) or name == "positions.weight"
+    of a convolution; of Gemma 3n and 4 what makes the inputs of layers, and what is between streams."""
+    parts = (".router.", ".altup.", ".laurel.", "stream_in.", "stream_out.", "layer_projection.", "positions.weight")
+    return name.endswith((".shared.scale.weight", ".conv.weight")) or any(part in name for part in parts)
 
 
 def _format(mix: Mix, name: str, shape: tuple[int, ...], sizes: _Sizes) -> str:
@@ -103,7 +104,7 @@ def _format(mix: Mix, name: str, shape: tuple[int, ...], sizes: _Sizes) -> str:
         return "F32"
     if mix.base in _PLAIN:
         return mix.base
-    if name == "head.weight" or (name == "embed.weight" and sizes.tied):
+    if name == "head.weight" or (name in ("embed.weight", "layer_embed.weight") and sizes.tied):
         return _head(mix, shape[-1])
     return _fitting(_in_layer(mix, name, sizes), shape[-1])
 

@@ -1,5 +1,5 @@
-"""What Gemma 3n and 4 have in common: the last layers read the keys and values of earlier ones, scores are not scaled, and
-each layer takes in a further embedding of its own.
+"""What Gemma 3n and 4 have in common: the last layers read the keys and values of earlier ones, scores are not scaled,
+and each layer takes in a further embedding of its own.
 
 Source: Gemma Team 2025 (Gemma 3n), and the configurations published with the weights.
 """
@@ -19,8 +19,8 @@ from roofline.ops.symbol import Value
 @dataclass(frozen=True)
 class SharedKeysConfig(LocalRopeConfig):
     """sharing_layers: so many last ones read the keys and values of the last layer of their kind, with a window or
-    without, before them; layer_width: of the embedding that each layer takes in, 0: there are none; layer_vocab: rows of
-    its table; logit_cap: of logits, 0: none."""
+    without, before them; layer_width: of the embedding that each layer takes in, 0: there are none; layer_vocab: rows
+    of its table; logit_cap: of logits, 0: none."""
 
     sharing_layers: int = 0
     layer_width: int = 0

@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 
 from roofline.common.errors import ConfigError
 from roofline.weights import names
-from roofline.weights.families.shared.tensor_names import EXPERT, without_expert
+from roofline.weights.families.shared.tensor_names import EXPERT, layer_part, without_expert
+from roofline.weights.families.table import files_of
 from roofline.weights.files.mapped import JsonObject, TensorInfo
+from roofline.weights.joined_rows import joined_of
 
 _OF_EXPERTS = ".mlp.experts."
 _VECTOR = ".mlp.shared.scale.weight"  # one row: files have it as a vector
@@ -48,6 +50,9 @@ def _tensor(config: JsonObject, name: str, group: list[TensorInfo]) -> GgufTenso
             shape[0] * len(group) // experts,
             *shape[1:],
         )  # [experts, rows, columns]; biases have no columns
+    elif layer_part(name)[1] in files_of(config["family"]).NAMES.gguf_stacked:
+        parts = len(joined_of(config)[layer_part(name)[1]])
+        shape = (parts, shape[0] // parts, *shape[1:])
     elif name.endswith(_VECTOR):
         shape = shape[-1:]
     nbytes = sum(info.nbytes for info in group)

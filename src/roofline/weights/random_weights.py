@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from roofline.common.errors import ConfigError
+from roofline.models.mixes import stays_float
 from roofline.models.presets import preset
 from roofline.ops import formats
 from roofline.weights import names
@@ -18,6 +19,7 @@ from roofline.weights.files.mapped import JsonObject, TensorInfo
 _PREFIX = "random:"
 PRESET = "preset:"
 POOL = 1 << 22  # numbers that pooled weights of a width repeat
+_ONES = ("norm.weight", ".scalar.weight", ".expert_scale.weight", ".altup.scale.weight")
 
 
 def parse(text: str) -> tuple[int, str]:
@@ -35,7 +37,8 @@ def random_checkpoint(config: JsonObject, seed: int, form: str = "BF16") -> Chec
     """A Checkpoint whose tensors are made when they are read, and never kept.
 
     A tensor is a function of (seed, its name, its shape) alone: matrices are uniform with standard deviation
-    1 / sqrt(cols), so that activations keep their size; norms are ones; biases have standard deviation 0.02.
+    1 / sqrt(cols), so that activations keep their size; norms, and numbers that multiply, are ones; biases have standard
+    deviation 0.02.
 
     Args:
         config: the canonical configuration with its family.
@@ -49,7 +52,8 @@ def random_checkpoint(config: JsonObject, seed: int, form: str = "BF16") -> Chec
     def infos(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, TensorInfo]:
         tensors = {}
         for name, shape in shapes.items():
-            row = matrix if len(shape) > 1 else vector
+            too_small = len(shape) > 1 and shape[-1] % matrix.block and stays_float(name)
+            row = vector if len(shape) == 1 or too_small else matrix
             try:
                 tensors[name] = TensorInfo(name, row.name, shape, row.nbytes(shape))
             except ConfigError as error:
@@ -102,7 +106,7 @@ def preset_checkpoint(source: str, weights: str | None) -> Checkpoint:
 
 def random_values(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     """float32 [shape] of one parameter, the same on every machine and with every numpy."""
-    if name.endswith("norm.weight"):
+    if name.endswith(_ONES):
         return np.ones(shape, np.float32)
     count = math.prod(shape)
     key = np.frombuffer(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16], "<u8")

@@ -91,8 +91,8 @@ _FORMS = {
     "rope_write": ("beta", "rope_write_scaled"),
     "rope_queries": ("beta", "rope_queries_scaled"),
 }
-# The same with gate and up as two values, with silu of the result, of heads by themselves, without a weight, or of heads
-# that go round.
+# The same with gate and up as two values, with silu of the result, of heads by themselves, without a weight, or of
+# heads that go round.
 _APART = {"gated": "silu_apart", "gated_quantise": "silu_apart_quantise"}
 _APART |= {"sigmoid_gated": "sigmoid_mul", "sigmoid_gated_quantise": "sigmoid_mul_quantise"}
 _APART |= {"gelu_gated": "gelu_apart", "gelu_gated_quantise": "gelu_apart_quantise"}

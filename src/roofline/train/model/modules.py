@@ -234,8 +234,8 @@ class Model(nn.Module):
         self, rows: int, length: int, device: torch.device, documents: Tensor | None, layer: int = 0
     ) -> tuple[Tensor | None, ...]:
         """What all blocks like that of a layer read: positions [tokens], cos and sin of rope [tokens, turned / 2], a
-        bias of scores, the place of each token in its document [rows, length], which layers with state alone read, and a
-        place for what a block takes in for itself.
+        bias of scores, the place of each token in its document [rows, length], which layers with state alone read, and
+        a place for what a block takes in for itself.
         """
         positions = torch.arange(length, device=device).repeat(rows)
         places = None if documents is None else _within_documents(documents)

@@ -39,6 +39,9 @@ _NEOX = ("rotary_pct", "rotary_emb_base", "use_parallel_residual", "hidden_dropo
 _LEARNED = ("layer_norm_epsilon", "activation_function", "n_ctx", "embd_pdrop", "attn_pdrop")
 _BERT = ("type_vocab_size", "hidden_act", "layer_norm_eps", "position_embedding_type", "classifier_dropout")
 _GEMMA = ("hidden_activation", "query_pre_attn_scalar", "sliding_window", "head_dim", *_GATED[1:])
+_LAYER_INPUTS = ("hidden_size_per_layer_input", "vocab_size_per_layer_input", "num_kv_shared_layers", "layer_types")
+_LAYER_INPUTS += ("hidden_activation", "head_dim", "sliding_window", "final_logit_softcapping", *_GATED[1:])
+_LAYER_INPUTS_GGUF = ("embedding_length_per_layer_input", "attention.shared_kv_layers", "attention.sliding_window")
 _EXPERTS: tuple[str, ...] = (
     "num_experts",
     "num_experts_per_tok",
@@ -68,6 +71,14 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
     "gemma": (*_GATED, "hidden_activation", "head_dim", "attention_bias"),
     "gemma2": (*_GEMMA, "attn_logit_softcapping", "final_logit_softcapping"),
     "gemma3_text": (*_GEMMA, "rope_local_base_freq", "layer_types", "_sliding_window_pattern"),
+    "gemma3n_text": (
+        *(*_LAYER_INPUTS, "altup_active_idx", "altup_coef_clip", "altup_correct_scale", "altup_num_inputs"),
+        *("laurel_rank", "activation_sparsity_pattern"),
+    ),
+    "gemma4_text": (
+        *(*_LAYER_INPUTS, "global_head_dim", "num_global_key_value_heads", "attention_k_eq_v", "enable_moe_block"),
+        *("use_double_wide_mlp", "num_experts", "top_k_experts", "moe_intermediate_size"),
+    ),
     "phi3": (*_GATED, "sliding_window", "original_max_position_embeddings", "partial_rotary_factor", "resid_pdrop"),
     "olmo2": (*_GATED, "attention_bias"),
     "helium": (*_GATED, "attention_bias", "mlp_bias", "head_dim"),
@@ -168,6 +179,15 @@ _GGUF_KEYS: dict[str, tuple[str, ...]] = {
     "qwen3moe": (*_GATED_GGUF[:6], *_EXPERTS_GGUF),
     "gpt-oss": (*_GATED_GGUF[:6], *_EXPERTS_GGUF, "attention.sliding_window"),
     "olmo2": (*_GATED_GGUF[:4], "attention.sliding_window", "attention.sliding_window_pattern"),
+    "gemma3n": (
+        *(*_GATED_GGUF[:6], *_LAYER_INPUTS_GGUF, "altup.active_idx", "altup.num_inputs", "activation_sparsity_scale"),
+        *("attention.sliding_window_pattern", "rope.freq_base_swa", "final_logit_softcapping"),
+    ),
+    "gemma4": (
+        *(*_GATED_GGUF[:6], *_LAYER_INPUTS_GGUF, "attention.key_length_swa", "attention.value_length_swa"),
+        *("attention.sliding_window_pattern", "rope.freq_base_swa", "rope.dimension_count_swa"),
+        "final_logit_softcapping",
+    ),
     "exaone4": (*_GATED_GGUF[:7], "attention.sliding_window", "attention.sliding_window_pattern"),
     "glm4moe": (*_GATED_GGUF[:6], *_SCORED_GGUF, "nextn_predict_layers"),
     "dots1": (*_GATED_GGUF[:4], *_SCORED_GGUF),

@@ -5,10 +5,12 @@ which gates are cut off in place of the parts that are.
 """
 
 import math
+from collections.abc import Mapping
 from statistics import NormalDist
+from typing import Any
 
 from roofline.common.fields import Fields, describe, has_type
-from roofline.weights.families.gemma4 import LAYER, LAYER_INPUTS_TOP, cap_of, is_spare, layer_inputs, sharing_of
+from roofline.weights.families.gemma4 import LAYER, LAYER_INPUTS_TOP, cap_of, layer_inputs, shares_keys, sharing_of
 from roofline.weights.families.shared import gguf_fields, hf_fields, layer_kinds
 from roofline.weights.families.shared.canonical import Config, check_integer, checked, refuse_unless_neutral
 from roofline.weights.families.shared.tensor_names import TOP, JoinedRows, TensorNames
@@ -24,6 +26,11 @@ def joined(config: Config) -> dict[str, JoinedRows]:
     """The matrices between streams, one below the other, as GGUF's files have them."""
     others, width = range(config.get("streams", 4) - 1), config["width"]
     return {ours: [(f"{ours}.{n}", range(width)) for n in others] for ours in _MATRICES}
+
+
+def is_spare(config: Mapping[str, Any], name: str) -> bool:
+    """Whether a parameter is one of keys and values that a layer does not have, or of a stream that is not scaled."""
+    return shares_keys(config, name) or ("altup.scale." in name and not config.get("scales_active", True))
 
 
 NAMES = TensorNames(
@@ -44,6 +51,7 @@ NAMES = TensorNames(
     bare={"altup.scale.weight": ("altup_correct_scale.weight", "altup.correct_output_scale")},
     joined=joined,
     gguf_joined=tuple(_MATRICES),
+    gguf_stacked=tuple(_MATRICES),
     spare=is_spare,
 )
 _HONOURED = ("hidden_act", "hidden_activation", "final_logit_softcapping")

@@ -70,7 +70,7 @@ def joined(config: Config) -> dict[str, JoinedRows]:
     return {"mlp.experts.gate_up": rows} if experts else {}
 
 
-def is_spare(config: Mapping[str, Any], name: str) -> bool:
+def shares_keys(config: Mapping[str, Any], name: str) -> bool:
     """Whether a parameter is one of the keys and values of a layer that reads those of another one."""
     before, part = layer_part(name)
     shared = ("attn.k", "attn.v", "attn.k_norm", "attn.v_norm")
@@ -89,7 +89,7 @@ NAMES = TensorNames(
     },
     joined=joined,
     stacked=("mlp.experts.gate_up", "mlp.experts.down"),
-    spare=is_spare,
+    spare=shares_keys,
 )
 _HONOURED = ("hidden_act", "hidden_activation", "final_logit_softcapping", "num_experts", "per_layer_config")
 _UNIFIED = "gemma4_unified_text"
@@ -344,7 +344,7 @@ def _of_factors(fields: Fields, factors: np.ndarray | None, dim: int, scaling: C
     if not turns or scaling is not None:
         reason = f"is not {dim // 2} numbers of which the first ones are 1 and the others stop the turning"
         refuse(fields.path, gguf_fields.GGUF_ROPE_FACTORS, reason)
-    return {"rope_type": PROPORTIONAL, "partial_rotary_factor": 2 * turned / dim}
+    return {"rope_type": PROPORTIONAL, "partial_rotary_factor": 2 * turned / dim} if turned < dim // 2 else None
 
 
 def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
@@ -373,8 +373,8 @@ def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
     keys |= gguf_fields.window_keys(windows) | {_CAP: config.get("logit_cap") or None}
     if config.get("experts"):
         keys |= experts_to_gguf(config) | {_EXPERT_FFN: config["expert_ffn"]}
-    factors = None
-    if scaling.get("rope_type") == PROPORTIONAL:
-        turned = int(scaling["partial_rotary_factor"] * dims[0] // 2)
-        factors = np.array([1.0] * turned + [_FAR] * (dims[0] // 2 - turned), np.float32)
+    if scaling and scaling["rope_type"] != PROPORTIONAL:
+        return None
+    turned = int(scaling.get("partial_rotary_factor", 1.0) * dims[0] // 2)
+    factors = np.array([1.0] * turned + [_FAR] * (dims[0] // 2 - turned), np.float32)  # llama.cpp asks for them
     return gguf_fields.GgufForm("gemma4", "half", keys, rope_factors=factors)

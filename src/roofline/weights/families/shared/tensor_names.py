@@ -118,7 +118,8 @@ class TensorNames:
     Hugging Face's files do not count it on behind the model's layers; hf_guessing_key: what config.json says of it.
 
     Where GGUF's do: gguf_negated: those that hold -exp of ours; gguf_joined: the tensors in `joined` that such files
-    have, too; gguf_tiles: value heads that share a key head lie apart in them (`Config.tiled`).
+    have, too; gguf_stacked: those of them with a dimension more, of the parameters; gguf_tiles: value heads that share
+    a key head lie apart in them (`Config.tiled`).
     """
 
     layer: Mapping[str, tuple[str, str]]
@@ -145,6 +146,7 @@ class TensorNames:
     spare: Callable[[Mapping[str, Any], str], bool] = lambda config, name: False
     gguf_negated: Collection[str] = ()
     gguf_joined: Collection[str] = ()
+    gguf_stacked: Collection[str] = ()
     gguf_tiles: bool = False
 
     def from_gguf(self, name: str) -> str | None:
