@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         qkv_write,
         relu_quantize,
         rope_kv_write,
+        rope_queries,
         sigmoid_mul_quantize,
         silu_mul_quantize,
         silu_quantize,
@@ -45,7 +46,7 @@ __all__ += ["add", "cast", "embed", "mul", "scale", "scale_by_position", "soft_c
 __all__ += ["combine", "expert_bias", "expert_linear", "route", "sigmoid_scale"]
 __all__ += ["add_norm", "gelu_mul_quantize", "gelu_quantize", "layer_norm_quantize", "linear_add", "norm_quantize"]
 __all__ += ["expert_linear_silu_mul", "mul_quantize", "qk_norm", "sigmoid_mul_quantize"]
-__all__ += ["qkv_write", "rope_kv_write", "silu_mul_quantize", "silu_quantize"]
+__all__ += ["qkv_write", "rope_kv_write", "rope_queries", "silu_mul_quantize", "silu_quantize"]
 __all__ += ["cut_heads", "join_heads"]
 __all__ += ["Q8Rows", "linear", "quantize_rows"]
 __all__ += ["layer_norm", "rms_norm"]

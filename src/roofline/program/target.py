@@ -38,6 +38,7 @@ class Target:
         "linear_add",
         "rope_kv_write",
         "qkv_write",
+        "rope_queries",
         "cut_heads",
     )
 

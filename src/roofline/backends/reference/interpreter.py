@@ -263,6 +263,16 @@ class Interpreter:
         q = q if positions is None else self._op_scale_by_position(instr, q, positions)
         return q, self._op_kv_write(instr, cache, k, v)
 
+    def _op_rope_queries(self, instr: Instr, q: "Tensor", positions: "Tensor | None" = None) -> "Tensor":
+        heads, norm_last = instr.attr("heads"), instr.attr("norm_last")
+        if instr.weights and not norm_last:
+            q = self._op_rms_norm(instr, q, heads)
+        if positions is not None and instr.attr("table") is not None:
+            q = self._op_rope(instr, q, positions, heads)
+        if instr.weights and norm_last:
+            q = self._op_rms_norm(instr, q, heads)
+        return self._op_scale_by_position(instr, q, positions) if positions is not None and instr.attr("beta") else q
+
     def _op_kv_write(self, instr: Instr, cache: ReferencePages, k: "Tensor", v: "Tensor") -> KvCache:
         dtype = "f32" if instr.attr("kv_dtype") == "int8" else instr.attr("kv_dtype")  # an int8 cache quantises itself
         return kv_write(cache, k, v, instr.attr("layer"), dtype)

@@ -1,8 +1,8 @@
 """fuse: neighbours become one instruction where the result between them is read by nobody else.
 
-expert_linear_silu_mul (fuse_experts.py), qk_norm, linear_silu_mul, *_quantize, linear_add, rope_kv_write, qkv_write;
-add_norm, whose sum others may read too; and cut_heads, which copies columns that no other fusion takes. Each rounds
-exactly where its parts round. A target says which of them its backend has.
+expert_linear_silu_mul (fuse_experts.py), qk_norm, linear_silu_mul, *_quantize, linear_add, rope_kv_write, qkv_write,
+rope_queries (fuse_queries.py); add_norm, whose sum others may read too; and cut_heads, which copies columns that no
+other fusion takes. Each rounds exactly where its parts round. A target says which of them its backend has.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -13,6 +13,7 @@ from roofline.ops.registry import fusions as fusions_into
 from roofline.program.ir import Instr, Program
 from roofline.program.passes.fuse_experts import fuse_experts
 from roofline.program.passes.fuse_norms import fuse_norms
+from roofline.program.passes.fuse_queries import fuse_queries
 from roofline.program.passes.join_qkv import join_qkv
 from roofline.program.passes.rewrite import makers, readers, without_dead
 from roofline.program.target import CPU
@@ -45,7 +46,8 @@ def fuse(program: Program, fusions: Collection[str] = CPU.fusions) -> Program:
     for name, pattern in patterns.items():
         if name in fusions:
             body = _apply(program, body, pattern)
-    return program if body == list(program.body) else without_dead(program, body)
+    program = program if body == list(program.body) else without_dead(program, body)
+    return fuse_queries(program) if "rope_queries" in fusions else program
 
 
 def _apply(program: Program, body: list[Instr], pattern: Callable[[Instr, Makers, Read], Instr | None]) -> list[Instr]:
