@@ -349,7 +349,10 @@ class OrderCheck {
             if (entry.operation->flags & kQuantises) made_ = &r;
             return;
         }
-        if (base == Base::Experts) {
+        if (base == Base::Experts && entry.operation->flags & kOfHeads) {
+            field = "pieces";
+            demand(r.pieces == r.layer, "are not a matrix for each head");
+        } else if (base == Base::Experts) {
             sent_there(r, r.pieces / (entry.operation->flags & kSiluMul ? 2 : 1), field);
         }
         // Of a few rows of integers each thread makes its own, in one place: the next take it, and only integers find

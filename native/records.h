@@ -57,6 +57,7 @@ enum Flags : unsigned {
     kByHead = 1048576,   // of Norm: each head by itself
     kApart = 2097152,    // of Activate: of the gate, and times up, which is another value
     kNormLast = 4194304,  // of RopeWrite: heads are normed behind their rotation, not before it
+    kOfHeads = 8388608,   // of Experts: each of a row's parts goes to the matrix of its number, which no value names
 };
 
 // What an operation does with each field of its record. `Code` (code.h) checks a record by these before it may run, so
@@ -233,6 +234,7 @@ inline constexpr Uses kShareHead{number, tokens_or_rows, unread, columns,      r
 inline constexpr Uses kSumQ{    number, tokens_or_rows, digits, row,           integers, row,           count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kConv{    number, tokens,         unread, row,           row,      no_value,      count,  taps,         of_taps,        maybe_of_width,  unread, state_place, no_place,   no_place,      no_matrix};
 inline constexpr Uses kDelta{   number, tokens,         state_heads, columns,  row,      of_value_heads, count, state_columns, of_state_heads, of_state_heads, not_negative, state_place, second_base, second_step, no_matrix};
+inline constexpr Uses kHeadProduct{number, tokens_or_rows, digits, ranked_operand, columns, no_value,    count,  count,        no_place,       no_place,        unread, ranks,    no_place,      no_place,      expert_matrices};
 inline constexpr Uses kOutside{ number, unread,         unread, no_value,      no_value, no_value,      unread, unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 // clang-format on
 }  // namespace uses
@@ -311,6 +313,7 @@ inline constexpr Operation kOperations[] = {  // by number
     {"delta_rule", Base::DeltaRule, kPlain, uses::kDelta},
     {"delta_rule_tiled", Base::DeltaRule, kTiled, uses::kDelta},
     {"rope_write_normed", Base::RopeWrite, kNormLast, uses::kWrite},
+    {"head_linear", Base::Experts, kOfRanks | kOfHeads, uses::kHeadProduct},
 };
 constexpr bool all_uses_said() {
     for (const Operation& each : kOperations) {

@@ -61,7 +61,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "deepseek": {
         **{**MIXTRAL, "family": "deepseek", "layers": 3, "kv_heads": 4, "rope_style": "interleaved", "rotary_dim": 32},
-        **{"kv_rank": 96, "q_rank": 64, "value_dim": 48, "dense_layers": 1, "dense_ffn": 160, "renormalise": False},
+        **{"kv_rank": 96, "q_rank": 64, "value_dim": 48, "dense": [0], "dense_ffn": 160, "renormalise": False},
         **{"shared_ffn": 160, "routed_scale": 2.5, "tied": False},
     },
     "routed-sigmoid": {

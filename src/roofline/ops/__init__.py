@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         silu_mul_quantize,
         silu_quantize,
     )
-    from roofline.ops.heads import cut_heads, join_heads
+    from roofline.ops.heads import cut_heads, head_linear, join_heads
     from roofline.ops.matmul import Q8Rows, linear, quantize_rows
     from roofline.ops.norms import layer_norm, rms_norm
     from roofline.ops.state import causal_conv, delta_rule
@@ -47,7 +47,7 @@ __all__ += ["combine", "expert_bias", "expert_linear", "route", "sigmoid_scale"]
 __all__ += ["add_norm", "gelu_mul_quantize", "gelu_quantize", "layer_norm_quantize", "linear_add", "norm_quantize"]
 __all__ += ["expert_linear_silu_mul", "mul_quantize", "qk_norm", "sigmoid_mul_quantize"]
 __all__ += ["qkv_write", "rope_kv_write", "rope_queries", "silu_mul_quantize", "silu_quantize"]
-__all__ += ["cut_heads", "join_heads"]
+__all__ += ["cut_heads", "head_linear", "join_heads"]
 __all__ += ["Q8Rows", "linear", "quantize_rows"]
 __all__ += ["layer_norm", "rms_norm"]
 __all__ += ["causal_conv", "delta_rule"]

@@ -137,6 +137,13 @@ class Interpreter:
             return result
         return experts.expert_linear(self.weights, name, x, ids, instr.attr("experts"), order)
 
+    def _op_head_linear(self, instr: Instr, x: "Tensor | Q8Rows") -> "Tensor":
+        order, name, heads = instr.attr("order"), instr.weights[0], instr.attr("heads")
+        if order in ("", "any", "tile"):
+            result: Tensor = registry.get("head_linear").reference(x, self.weights.tensor(name), heads)
+            return result
+        return experts.head_linear(self.weights, name, x, heads, order)
+
     def _op_expert_linear_silu_mul(self, instr: Instr, x: "Tensor | Q8Rows", ids: "Tensor") -> "Tensor":
         products = self._op_expert_linear(instr, x, ids).unflatten(1, (ids.shape[1], -1))  # [rows, top, 2 * ffn]
         gate, up = products.chunk(2, dim=2)
