@@ -64,7 +64,7 @@ def _head_linear_flops(call: Call) -> Affine:
     return Affine.per(call.x.leading, 2 * call.w.shape[0] * call.w.shape[1])
 
 
-_HEAD_LINEAR = (Trait.ROW_WISE, Trait.BY_HEAD, Trait.HEAD_PRODUCT, Trait.LONG_SUM, Trait.ROUNDED, Trait.SPLITS)
+_HEAD_LINEAR = (Trait.ROW_WISE, Trait.HEAD_PRODUCT, Trait.LONG_SUM, Trait.ROUNDED, Trait.SPLITS)
 
 
 @op(values=("x",), weights=("w",), infer=_head_linear_type, traits=_HEAD_LINEAR, flops=_head_linear_flops)

@@ -25,6 +25,7 @@ from roofline.program.ir import Columns, Instr, Program, Recipe, Value, WeightPi
 from roofline.program.passes.divide import Heads, Range, divide_columns, divide_heads, divide_rows
 
 _ALONE = "tensor_parallel=1"
+_BY_OWN_HEADS = ("cut_heads", "join_heads")  # columns of each head
 Names = tuple[str, ...]
 Cut = tuple[Range, ...]  # the columns of a value that a rank has, in ascending order
 
@@ -70,7 +71,7 @@ class _Cuts:
     def split(self, instr: Instr) -> str:
         """How the instruction's matrix is split, as `models.spec` says; "" for a whole one or none."""
         split = self._splits.get(instr.weights[0], "") if instr.has(Trait.SPLITS) else ""
-        return "" if split in ("replicate", "shared") else split
+        return "" if split in ("replicate", "shared") else split.removeprefix("served_")
 
     def _heads(self) -> dict[str, Heads]:
         """The rank's heads in each attention, the same in all that have as many over the same group of the cache."""
@@ -83,7 +84,8 @@ class _Cuts:
         for instr in self.source.body:
             if instr.op == "attend":
                 block = math.lcm(*blocks.get(kv_group_of(instr.inputs[1]), ()))
-                kv_heads, dim = self._types[instr.inputs[1]].trailing
+                kv_heads, _ = self._types[instr.inputs[1]].trailing
+                dim = self._dim_behind(instr)
                 parts = divide_heads(int(instr.attr("heads")), kv_heads, dim, block, self.ranks)
                 heads[instr.output.name] = parts[self.rank]
         return heads
@@ -113,14 +115,21 @@ class _Cuts:
             return
         if split == "column" and cut is not None:
             self.rows |= dict.fromkeys(instr.weights, cut)
+            if instr.has(Trait.HEAD_PRODUCT):
+                self._own_heads(instr, cut)
+                return
             cut = None  # whole rows go in
         elif split == "vocab":
             self._vocabulary(instr.weights)
         elif instr.op == "kv_write" and self.kv_heads:
-            cut = _columns_of_heads(self.kv_heads[kv_group_of(instr.output.name)], instr.output.type)
+            cut = _columns_of_heads(self.kv_heads[kv_group_of(instr.output.name)], instr.output.type.trailing[1])
         elif instr.op == "attend":
             heads = self.heads[instr.output.name].heads
             self.rows |= dict.fromkeys(instr.weights, (heads,))  # a number for each head: its sink
+            cut = None if cut is None else _columns_of_heads(heads, self._types[instr.inputs[1]].trailing[1])
+        elif cut is not None and instr.op in _BY_OWN_HEADS:
+            self._own_heads(instr, cut)
+            return
         elif instr.op == "split" and cut is not None:
             self._join(instr, cut)
             return
@@ -133,6 +142,27 @@ class _Cuts:
         for name in instr.inputs:
             self._take(name, None if self._types[name].dtype in ("i32", *STORES) else cut)
 
+    def _dim_behind(self, attend: Instr) -> int:
+        """The columns that a head of an attention has where it meets a matrix split by row."""
+        made = attend.output.name
+        for instr in self.source.body:
+            if self.split(instr) == "row" and self._attended.get(instr.inputs[0], instr).output.name == made:
+                return self.source.weights[instr.weights[0]].columns // int(attend.attr("heads"))
+        return self._types[attend.inputs[1]].trailing[1]
+
+    def _own_heads(self, instr: Instr, cut: Cut) -> None:
+        """Record the heads that a move of heads, or a product with the matrix of each, needs of its values. Raises
+        UnsupportedError where a head would be cut."""
+        heads = int(instr.attr("heads"))
+        dim, (first, last) = instr.output.type.width // heads, cut[0] if len(cut) == 1 else (0, 1)
+        if len(cut) > 1 or first % dim or last % dim:
+            reason = "its result is cut inside a head"
+            raise UnsupportedError(f"{instr.op} under tensor_parallel", reason, [_ALONE])
+        part = first // dim, last // dim
+        for number, name in enumerate(instr.inputs):
+            whole = number == 0 and bool(instr.attrs.get("shared"))  # one head, that stands before all others
+            self._take(name, None if whole else _columns_of_heads(part, self._types[name].width // heads))
+
     def _inputs(self, instr: Instr) -> Range:
         """The columns that the rank has of a row split."""
         name = instr.weights[0]
@@ -140,7 +170,7 @@ class _Cuts:
         attend = self._attended.get(instr.inputs[0])
         if attend is not None:
             heads = self.heads[attend.output.name].heads
-            (self.columns[name],) = _columns_of_heads(heads, self._types[attend.inputs[1]])
+            (self.columns[name],) = _columns_of_heads(heads, recipe.columns // int(attend.attr("heads")))
         else:
             self.columns[name] = divide_columns(recipe.columns, _block(recipe), self.ranks, name)[self.rank]
         return self.columns[name]
@@ -270,6 +300,10 @@ class _Writer:
             first, last = self.cuts.heads[instr.output.name].heads
             among = {"first_head": first, "all_heads": instr.attr("heads")} if instr.attr("alibi") else {}
             return {"heads": last - first, **among}
+        part_of_heads = self.cuts.values.get(instr.output.name)
+        if instr.op in (*_BY_OWN_HEADS, "head_linear") and part_of_heads is not None:
+            ((first, last),) = part_of_heads
+            return {"heads": int(instr.attr("heads")) * (last - first) // instr.output.type.width}
         if instr.has(Trait.BY_HEAD) and self.cuts.values.get(instr.output.name) is not None:
             part, full = self.types[instr.inputs[0]].width, instr.output.type.width
             return {"heads": int(instr.attr("heads")) * part // full}
@@ -292,15 +326,15 @@ def _attended(program: Program) -> dict[str, Instr]:
     """Values whose columns are those of an attention's heads, with that attention."""
     made: dict[str, Instr] = {}
     for instr in program.body:
-        before = [made[name] for name in instr.inputs if name in made] if instr.has(Trait.BY_COLUMN) else []
+        passes = instr.has(Trait.BY_COLUMN, Trait.HEAD_PRODUCT) or instr.op == "cut_heads"
+        before = [made[name] for name in instr.inputs if name in made] if passes else []
         if instr.op == "attend" or before:
             made[instr.output.name] = instr if instr.op == "attend" else before[0]
     return made
 
 
-def _columns_of_heads(heads: Range, cache: Type) -> Cut:
-    """The columns of heads as wide as those of a cache."""
-    dim = cache.trailing[1]
+def _columns_of_heads(heads: Range, dim: int) -> Cut:
+    """The columns of heads of so many each."""
     return ((heads[0] * dim, heads[1] * dim),)
 
 
