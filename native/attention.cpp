@@ -47,6 +47,9 @@ static int rows_of_a_tile(int group, int max_queries) {
     return std::max(1, max_queries / group);
 }
 
+// Prefill queries that go through a split together.
+static int most_queries(int group) { return std::max(1, kQueries / group) * group; }
+
 void Executable::plan_items() {
     prefill_rows_.clear();
     row_segment_.resize(tokens_);
@@ -59,29 +62,27 @@ void Executable::plan_items() {
         has_prefill_ = true;
         for (int r = start[s]; r < start[s + 1]; r++) prefill_rows_.push_back(r);
     }
-    int slots = 0, merges = 0;
-    for (Plan& plan : plans_) plan_window(plan, slots, merges);
-    const int group = attention_.heads / attention_.kv_heads;
-    if (partial_states_.size() < (size_t)slots * group) {
-        partial_states_.resize((size_t)slots * group);
-        partials_.resize((size_t)slots * group * attention_.stored());
+    Partials most;
+    for (Plan& plan : plans_) plan_window(plan, most);
+    if (partial_states_.size() < most.states) partial_states_.resize(most.states);
+    if (partials_.size() < most.floats) partials_.resize(most.floats);
+    if (merges_capacity_ < most.merges) {
+        merges_.reset(new Counter[most.merges]);
+        merges_capacity_ = most.merges;
     }
-    if (merges_capacity_ < merges) {
-        merges_.reset(new Counter[merges]);
-        merges_capacity_ = merges;
-    }
-    for (int i = 0; i < merges; i++) merges_[i].next.store(0, std::memory_order_relaxed);
+    for (int i = 0; i < most.merges; i++) merges_[i].next.store(0, std::memory_order_relaxed);
 }
 
-// The items of the attentions with one window. Slots and merges of different windows are the same places: all threads
-// are done with one attention before the next. `most_slots` and `most_merges` grow to what any of them needs.
-void Executable::plan_window(Plan& plan, int& most_slots, int& most_merges) {
+// The items of a plan. Slots and merges of different plans are the same places: all threads are done with one operation
+// before the next. `most` grows to what any of them needs.
+void Executable::plan_window(Plan& plan, Partials& most) {
+    const Attention& shared = attentions_[plan.attention];
     std::vector<Item>& items = plan.items;
     items.clear();
     const int32_t *start = field(kSegStart), *context = field(kContextLen);
-    const int group = attention_.heads / attention_.kv_heads, window = plan.window;
+    const int group = shared.group(), window = plan.window;
     const int few = rows_of_a_tile(group, kernels_->max_queries);
-    const int query_rows = variant(ops_[attend_]).query_rows;  // all layers attend alike
+    const int query_rows = variant(ops_[plan.op]).query_rows;  // all operations of a plan attend alike
     int slots = 0, merges = 0;
     for (int s = 0; s < segments_; s++) {
         const int count = start[s + 1] - start[s];
@@ -90,7 +91,7 @@ void Executable::plan_window(Plan& plan, int& most_slots, int& most_merges) {
                 const int rows = std::min(few, count - r), seen = context[s] - count + r + 1;  // keys of the first of them
                 const int first = window > 0 ? std::max(0, seen - window) / kSplit : 0;
                 const int last = plan.both_ways ? context[s] : seen + rows - 1, splits = (last + kSplit - 1) / kSplit - first;
-                for (int h = 0; h < attention_.kv_heads; h++, merges++) {
+                for (int h = 0; h < shared.kv_heads; h++, merges++) {
                     for (int p = 0; p < splits; p++) items.push_back({s, h, start[s] + r, rows, first + p, splits, slots + p * rows, slots, merges});
                     slots += splits * rows;
                 }
@@ -99,11 +100,13 @@ void Executable::plan_window(Plan& plan, int& most_slots, int& most_merges) {
         }
         // Late rows see most keys: they go first, so that the last items claimed are short.
         for (int r = (count - 1) / query_rows * query_rows; r >= 0; r -= query_rows)
-            for (int h = 0; h < attention_.kv_heads; h++)
+            for (int h = 0; h < shared.kv_heads; h++)
                 items.push_back({s, h, start[s] + r, std::min(query_rows, count - r), 0, 0, 0, 0, 0});
     }
-    most_slots = std::max(most_slots, slots);
-    most_merges = std::max(most_merges, merges);
+    const size_t states = (size_t)slots * group;
+    most.states = std::max(most.states, states);
+    most.floats = std::max(most.floats, states * shared.stored());
+    most.merges = std::max(most.merges, merges);
 }
 
 // The position of the last key that a row of an item sees; row 0 is its first.
@@ -128,31 +131,34 @@ void Executable::fetch_first(const Op& op, int worker) const {
     const int64_t items = (int64_t)all.size(), at = items * worker / pool_.threads();
     if (at >= items * (worker + 1) / pool_.threads() || all[at].splits == 0) return;
     const FirstPages first = first_pages(op, all[at]);
-    const int64_t head = head_bytes();
-    const uint8_t* cache = attention_.cache + op.layer * attention_.layer_stride;
+    const Attention& shared = attention(op);
+    const int64_t head = shared.head_bytes();
+    const uint8_t* cache = shared.cache + op.layer * shared.layer_stride;
     for (int p = 0; p < first.count; p++) {
-        const uint8_t* page = cache + first.pages[p] * attention_.page_stride;
+        const uint8_t* page = cache + first.pages[p] * shared.page_stride;
         for (int64_t line = 0; line < head; line += 64) {
             __builtin_prefetch(page + first.kv_head * head + line);
-            __builtin_prefetch(page + (attention_.kv_heads + first.kv_head) * head + line);
+            __builtin_prefetch(page + (shared.kv_heads + first.kv_head) * head + line);
         }
     }
 }
 
 Rope Executable::rope_of(const Op& op, int32_t position) const {
+    const Attention& shared = attention(op);
     const float factor = op.flags & kByPosition ? op.weight[position] : 1.0f;
-    return {op.rope, op.q_norm, op.k_norm, attention_.eps, attention_.interleaved, attention_.head_dim, attention_.rotated, attention_.q_scale, factor,
+    return {op.rope, op.q_norm, op.k_norm, shared.eps, op.interleaved, shared.head_dim, op.rotated, shared.q_scale, factor,
             (op.flags & kNormLast) != 0};
 }
 
 // `next`: the item this thread takes afterwards, or null.
 Attend Executable::attend_of(const Op& op, const Item& item, const Item* next, Worker& w) const {
-    Attend a{attention_.stored(), attention_.page_stride, attention_.cache + op.layer * attention_.layer_stride, attention_.kv_heads, item.kv_head,
+    const Attention& shared = attention(op);
+    Attend a{shared.stored(), shared.page_stride, shared.cache + op.layer * shared.layer_stride, shared.kv_heads, item.kv_head,
              field(kPages) + field(kPageStart)[item.segment], plans_[op.plan].window, nullptr, 0, 0};
     a.cap = op.cap;
-    if (attention_.int8) a.wide = (uint16_t*)(((uintptr_t)w.wide.data() + 63) & ~(uintptr_t)63);  // whole cache lines
+    if (shared.int8) a.wide = (uint16_t*)(((uintptr_t)w.wide.data() + 63) & ~(uintptr_t)63);  // whole cache lines
     if (op.weight) {  // query i of any call is of head i % group
-        const int group = attention_.heads / attention_.kv_heads;
+        const int group = shared.group();
         for (size_t i = 0; i < w.slopes.size(); i++) w.slopes[i] = op.weight[item.kv_head * group + i % group];
         a.slopes = w.slopes.data();
     }
@@ -165,7 +171,8 @@ Attend Executable::attend_of(const Op& op, const Item& item, const Item* next, W
 
 uint8_t* Executable::page_of(const Op& op, int segment, int32_t position) const {
     const int32_t page = field(kPages)[field(kPageStart)[segment] + position / kPageTokens];
-    return attention_.cache + op.layer * attention_.layer_stride + page * attention_.page_stride;
+    const Attention& shared = attention(op);
+    return shared.cache + op.layer * shared.layer_stride + page * shared.page_stride;
 }
 
 // K pages are [kv_head][stored / 2][16 tokens][2], V pages [kv_head][8 token pairs][stored][2], all of K before all of V.
@@ -173,37 +180,41 @@ uint8_t* Executable::page_of(const Op& op, int segment, int32_t position) const 
 template <class E>
 void Executable::write_cache(const Op& op, int segment, int row, int kv_head, E* head) const {
     using Two = typename Written<E>::Two;
-    const int dim = attention_.head_dim, stored = attention_.stored(), kv_heads = attention_.kv_heads;
+    const Attention& shared = attention(op);
+    const int dim = shared.head_dim, stored = shared.stored(), kv_heads = shared.kv_heads;
+    const int64_t bytes = shared.head_bytes();
     const float* qkv = (const float*)at(op.x) + (int64_t)row * op.stride;
     const int32_t position = field(kPositions)[row];
     const int slot = position % kPageTokens;
     uint8_t* page = page_of(op, segment, position);
-    uint8_t *k = page + kv_head * head_bytes(), *v = page + (kv_heads + kv_head) * head_bytes();
-    const float k_scale = Written<E>::key(kernels_, rope_of(op, position), qkv + (attention_.heads + kv_head) * dim, position, head);
+    uint8_t *k = page + kv_head * bytes, *v = page + (kv_heads + kv_head) * bytes;
+    const float k_scale = Written<E>::key(kernels_, rope_of(op, position), qkv + (shared.heads + kv_head) * dim, position, head);
     for (int i = 0; i < stored / 2; i++) std::memcpy((Two*)k + i * kPageTokens + slot, head + 2 * i, sizeof(Two));
-    const float v_scale = Written<E>::value(kernels_, qkv + (attention_.heads + kv_heads + kv_head) * dim, dim, head);
+    const float v_scale = Written<E>::value(kernels_, qkv + (shared.heads + kv_heads + kv_head) * dim, dim, head);
     E* pair = (E*)v + (slot / 2) * stored * 2 + slot % 2;
     for (int i = 0; i < stored; i++) pair[2 * i] = head[i];
-    if (attention_.int8) scales_at(k, stored)[slot] = k_scale, scales_at(v, stored)[slot] = v_scale;
+    if (shared.int8) scales_at(k, stored)[slot] = k_scale, scales_at(v, stored)[slot] = v_scale;
 }
 
 // Rows of longer segments: all keys of the chunk must lie in the cache before any of its queries looks. Rows that are
 // alone in their segment are written by the attention item that reads them.
 bool Executable::rope_write(const Op& op, int index, int worker) {
     if (!has_prefill_) return false;
-    const int dim = attention_.head_dim, stored = attention_.stored();
+    const Attention& shared = attention(op);
+    const int dim = shared.head_dim, stored = shared.stored(), heads = shared.heads;
     std::vector<uint16_t> halves((size_t)kPageTokens * stored + 32);
     Claims claim = claims(index, worker, (int64_t)prefill_rows_.size(), kRopeRows);
     for (int64_t begin, end; claim.next(begin, end);) {
         for (int64_t i = begin; i < end; i++) {
             const int row = prefill_rows_[i];
             const float* qkv = (const float*)at(op.x) + (int64_t)row * op.stride;
-            uint16_t* q = (uint16_t*)at(op.y) + (int64_t)row * attention_.heads * stored;
+            uint16_t* q = (uint16_t*)at(op.y) + (int64_t)row * heads * stored;
             const int32_t position = field(kPositions)[row];
             const Rope rope = rope_of(op, position);
-            for (int h = 0; h < attention_.heads; h++) kernels_->rope_query(rope, qkv + h * dim, position, q + h * stored);
+            for (int h = 0; h < heads; h++) kernels_->rope_query(rope, qkv + h * dim, position, q + h * stored);
         }
-        if (attention_.int8) write_rows(op, (int)begin, (int)end, (uint8_t*)halves.data());
+        if (op.flags & kQueriesOnly) continue;
+        if (shared.int8) write_rows(op, (int)begin, (int)end, (uint8_t*)halves.data());
         else write_rows(op, (int)begin, (int)end, halves.data());
     }
     return true;
@@ -214,7 +225,9 @@ bool Executable::rope_write(const Op& op, int index, int worker) {
 template <class E>
 void Executable::write_rows(const Op& op, int begin, int end, E* heads) const {
     using Two = typename Written<E>::Two;
-    const int dim = attention_.head_dim, stored = attention_.stored(), kv_heads = attention_.kv_heads;
+    const Attention& shared = attention(op);
+    const int dim = shared.head_dim, stored = shared.stored(), kv_heads = shared.kv_heads, heads_before = shared.heads;
+    const int64_t bytes = shared.head_bytes();
     const int32_t* positions = field(kPositions);
     for (int first = begin; first < end;) {
         const int row = prefill_rows_[first], segment = row_segment_[row], slot = positions[row] % kPageTokens;
@@ -222,19 +235,19 @@ void Executable::write_rows(const Op& op, int begin, int end, E* heads) const {
         while (first + count < end && slot + count < kPageTokens && prefill_rows_[first + count] == row + count && row_segment_[row + count] == segment) count++;
         uint8_t* page = page_of(op, segment, positions[row]);
         for (int h = 0; h < kv_heads; h++) {
-            uint8_t *k = page + h * head_bytes(), *v = page + (kv_heads + h) * head_bytes();
+            uint8_t *k = page + h * bytes, *v = page + (kv_heads + h) * bytes;
             for (int t = 0; t < count; t++) {
                 const float* qkv = (const float*)at(op.x) + (int64_t)(row + t) * op.stride;
-                const float scale = Written<E>::key(kernels_, rope_of(op, positions[row + t]), qkv + (attention_.heads + h) * dim, positions[row + t], heads + t * stored);
-                if (attention_.int8) scales_at(k, stored)[slot + t] = scale;
+                const float scale = Written<E>::key(kernels_, rope_of(op, positions[row + t]), qkv + (heads_before + h) * dim, positions[row + t], heads + t * stored);
+                if (shared.int8) scales_at(k, stored)[slot + t] = scale;
             }
             const Two* pairs = (const Two*)heads;  // [count][stored / 2] of two dimensions
             for (int i = 0; i < stored / 2; i++)
                 for (int t = 0; t < count; t++) ((Two*)k)[i * kPageTokens + slot + t] = pairs[t * (stored / 2) + i];
             for (int t = 0; t < count; t++) {
                 const float* qkv = (const float*)at(op.x) + (int64_t)(row + t) * op.stride;
-                const float scale = Written<E>::value(kernels_, qkv + (attention_.heads + kv_heads + h) * dim, dim, heads + t * stored);
-                if (attention_.int8) scales_at(v, stored)[slot + t] = scale;
+                const float scale = Written<E>::value(kernels_, qkv + (heads_before + kv_heads + h) * dim, dim, heads + t * stored);
+                if (shared.int8) scales_at(v, stored)[slot + t] = scale;
             }
             for (int t = 0; t < count; t++) {
                 E* pair = (E*)v + ((slot + t) / 2) * stored * 2;
@@ -265,8 +278,8 @@ void Executable::attend(const Op& op, int index, int worker) {
 // One split of the keys of one row, or of a few. A row alone in its segment is rotated, and its key and value written, here;
 // those of a few rows are in the cache already.
 void Executable::attend_few(const Op& op, const Item& item, const Item* next, Worker& w) {
-    const int dim = attention_.head_dim, stored = attention_.stored();
-    const int group = attention_.heads / attention_.kv_heads, queries = item.count * group;
+    const Attention& shared = attention(op);
+    const int dim = shared.head_dim, stored = shared.stored(), group = shared.group(), queries = item.count * group;
     const Attend a = attend_of(op, item, next, w);
     const int last = last_seen(op, item, item.count - 1) + 1;
     const int begin = std::max(item.split * kSplit, a.window > 0 ? last_seen(op, item, 0) - a.window + 1 : 0);
@@ -275,8 +288,8 @@ void Executable::attend_few(const Op& op, const Item& item, const Item* next, Wo
     if (segment_rows(item.segment) == 1) {
         const Op& rope_op = ops_[&op - ops_.data() - 1];  // the lowering places RopeWrite right before Attend
         const float* qkv = (const float*)at(rope_op.x) + (int64_t)item.row * rope_op.stride;
-        if ((item.split + 1) * kSplit >= last) {
-            if (attention_.int8) write_cache(rope_op, item.segment, item.row, item.kv_head, (uint8_t*)q);
+        if ((item.split + 1) * kSplit >= last && !(rope_op.flags & kQueriesOnly)) {
+            if (shared.int8) write_cache(rope_op, item.segment, item.row, item.kv_head, (uint8_t*)q);
             else write_cache(rope_op, item.segment, item.row, item.kv_head, q);
         }
         const int32_t position = field(kPositions)[item.row];
@@ -294,19 +307,20 @@ void Executable::attend_few(const Op& op, const Item& item, const Item* next, Wo
 // The rotated queries of an item's kv head, from its row `first` on: (row, head of the group) in row order, so that a
 // tile's positions stay close together.
 void Executable::gather_queries(const Op& op, const Item& item, int first, int queries, Worker& w) const {
-    const int stored = attention_.stored(), group = attention_.heads / attention_.kv_heads;
+    const Attention& shared = attention(op);
+    const int stored = shared.stored(), group = shared.group();
     const uint16_t* rows = (const uint16_t*)at(op.x);
     for (int i = 0; i < queries; i++) {
         const int row = first + i / group;
         w.positions[i] = last_seen(op, item, row);
-        std::memcpy(w.halves.data() + (size_t)i * stored, rows + ((int64_t)(item.row + row) * attention_.heads + item.kv_head * group + i % group) * stored, stored * 2);
+        std::memcpy(w.halves.data() + (size_t)i * stored, rows + ((int64_t)(item.row + row) * shared.heads + item.kv_head * group + i % group) * stored, stored * 2);
     }
 }
 
 // The last of an item's splits to arrive merges them all, in their order.
 void Executable::merge_splits(const Op& op, const Item& item) {
-    const int dim = attention_.head_dim, stored = attention_.stored();
-    const int group = attention_.heads / attention_.kv_heads, queries = item.count * group;
+    const Attention& shared = attention(op);
+    const int dim = shared.head_dim, stored = shared.stored(), group = shared.group(), queries = item.count * group;
     Counter& arrived = merges_[item.merge];
     if (item.splits > 1 && arrived.next.fetch_add(1, std::memory_order_acq_rel) + 1 < item.splits) return;
     if (item.splits > 1) arrived.next.store(0, std::memory_order_relaxed);  // ready for the next layer
@@ -323,18 +337,20 @@ void Executable::merge_splits(const Op& op, const Item& item) {
 // One query's result. The sink of its head is a key without a value, alone in a split that is merged last.
 void Executable::finish(const Op& op, int head, AttendState& state, float* acc, float* out) const {
     alignas(64) static constexpr float kNoValue[kMostHeadDim] = {};
+    const Attention& shared = attention(op);
     if (op.flags & kSinks) {
         AttendState sink{};
         sink.l[0] = 1.0f;
         sink.m = op.bias[head] * 0x1.715476p+0f;  // in units of log2, as scores are
-        kernels_->attend_merge(attention_.stored(), state, acc, sink, kNoValue);
+        kernels_->attend_merge(shared.stored(), state, acc, sink, kNoValue);
     }
-    kernels_->attend_finish(attention_.head_dim, state, acc, out);
+    kernels_->attend_finish(shared.head_dim, state, acc, out);
 }
 
 void Executable::attend_rows(const Op& op, const Item& item, Worker& w) {
-    const int dim = attention_.head_dim, stored = attention_.stored(), group = attention_.heads / attention_.kv_heads;
-    const int most = most_queries(), at_once = most / group;
+    const Attention& shared = attention(op);
+    const int dim = shared.head_dim, stored = shared.stored(), group = shared.group();
+    const int most = most_queries(group), at_once = most / group;
     const Attend a = attend_of(op, item, nullptr, w);
     AttendState *total = w.states.data(), *part = total + most;
     float *total_acc = w.scratch.data(), *part_acc = total_acc + (size_t)most * stored;
@@ -359,22 +375,20 @@ void Executable::attend_rows(const Op& op, const Item& item, Worker& w) {
     }
 }
 
-// Prefill queries that go through a split together.
-int Executable::most_queries() const {
-    const int group = attention_.heads / attention_.kv_heads;
-    return std::max(1, kQueries / group) * group;
-}
+template <class T> static void grow(std::vector<T>& values, size_t size) { values.resize(std::max(values.size(), size)); }
 
 void Executable::size_attention_scratch() {
-    const int group = attention_.heads / attention_.kv_heads, stored = attention_.stored(), most = most_queries();
-    const int queries = std::max(most, rows_of_a_tile(group, kernels_->max_queries) * group);
-    for (auto& w : workers_) {
-        w.scratch.resize(std::max<size_t>(w.scratch.size(), 2 * (size_t)most * stored));
-        w.halves.resize((size_t)queries * stored + stored + 64);
-        w.positions.resize(queries);
-        w.slopes.resize(queries);
-        w.states.resize(2 * most);
-        if (attention_.int8) w.wide.resize((size_t)2 * kBlockPages * kPageTokens * stored + 32);
+    for (const Attention& shared : attentions_) {
+        const int group = shared.group(), stored = shared.stored(), most = most_queries(group);
+        const int queries = std::max(most, rows_of_a_tile(group, kernels_->max_queries) * group);
+        for (auto& w : workers_) {
+            grow(w.scratch, 2 * (size_t)most * stored);
+            grow(w.halves, (size_t)queries * stored + stored + 64);
+            grow(w.positions, queries);
+            grow(w.slopes, queries);
+            grow(w.states, 2 * most);
+            if (shared.int8) grow(w.wide, (size_t)2 * kBlockPages * kPageTokens * stored + 32);
+        }
     }
 }
 

@@ -30,9 +30,11 @@ namespace {
 template <class T> using Array = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
 template <class T> using Output = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
 
-// The fields of `Lowered` and of its `Attention` (backends/cpu/lowered.py), by name.
+int64_t integer_of(nb::handle d, const char* name) { return nb::cast<int64_t>(d[name]); }
+
+// The fields of `Lowered`, and of the `AttentionKind`s and `TurnedTable`s in it (backends/cpu/lowered.py), by name.
 ModelShape shape_of(const nb::dict& d) {
-    const auto integer = [&d](const char* name) { return nb::cast<int64_t>(d[name]); };
+    const auto integer = [&d](const char* name) { return integer_of(d, name); };
     const auto list = [&d](const char* name, size_t count) {
         auto v = nb::cast<std::vector<int64_t>>(d[name]);
         if (v.size() != count) throw std::invalid_argument(std::string(name) + " has another number of numbers");
@@ -44,10 +46,11 @@ ModelShape shape_of(const nb::dict& d) {
     const auto logits = list("logits", 4), arena = list("arena", 3);
     s.logits = {logits[0], logits[1], logits[2], logits[3]};
     std::copy(arena.begin(), arena.end(), s.arena);
-    s.layers = integer("layers"), s.heads = integer("heads"), s.kv_heads = integer("kv_heads"), s.head_dim = integer("head_dim");
-    s.tables = integer("tables"), s.rotated = integer("rotated");
-    s.interleaved = nb::cast<bool>(d["interleaved"]);
-    s.q_scale = nb::cast<double>(d["q_scale"]), s.eps = nb::cast<double>(d["eps"]);
+    for (nb::handle each : d["attentions"])
+        s.attentions.push_back({integer_of(each, "group"), integer_of(each, "layers"), integer_of(each, "heads"), integer_of(each, "kv_heads"),
+                                integer_of(each, "head_dim"), integer_of(each, "value_dim"), nb::cast<double>(each["q_scale"]),
+                                nb::cast<double>(each["eps"])});
+    for (nb::handle each : d["tables"]) s.tables.push_back({integer_of(each, "turned"), nb::cast<bool>(each["interleaved"])});
     return s;
 }
 
@@ -80,7 +83,7 @@ class PyExecutable {
                 throw std::invalid_argument("the batch is smaller than the largest step");
         const ModelShape& shape = code.code.shape();
         if (code.code.arena_bytes(step.tokens, step.rows) > (int64_t)arena.bytes() || step.cache_pages < 0 ||
-            code.code.page_bytes(int8) * shape.layers * step.cache_pages > (int64_t)cache.bytes())
+            code.code.page_bytes(int8) * step.cache_pages > (int64_t)cache.bytes())
             throw std::invalid_argument("the arena or the cache is smaller than the largest step");
         const int64_t slot_bytes = 4 * code.code.state_values();
         if (slot_bytes > 0 && (step.state_slots < 1 || !state || step.state_slots > (int64_t)state->bytes() / slot_bytes))
@@ -90,7 +93,7 @@ class PyExecutable {
         int64_t positions = shape.positions;
         if (rope && !table.is_none()) {
             table_ = nb::cast<Array<float>>(table);
-            rope = table_.data(), positions = (int64_t)table_.size() / (shape.rotated * shape.tables);
+            rope = table_.data(), positions = (int64_t)table_.size() / shape.turned_before(shape.tables.size());
         }
         if (rope && step.positions > positions) throw std::invalid_argument("the rope table has fewer positions than are served");
         if (!factors.is_none()) factors_ = nb::cast<Array<float>>(factors);

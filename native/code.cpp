@@ -41,30 +41,49 @@ void inside_arena(const ModelShape& shape, const Ref& r, int64_t bytes, bool of_
     demand((r.base | r.per_token | r.per_row) % kAlign == 0, "is no multiple of 64 bytes");
 }
 
+constexpr const char* kNumber = "a size of the model cannot be";
+
+void check_attentions(const ModelShape& s) {
+    between((int64_t)s.attentions.size(), 0, 1 << 12, kNumber);
+    between((int64_t)s.tables.size(), 0, 1 << 12, kNumber);
+    std::vector<const AttentionShape*> groups;
+    for (const AttentionShape& a : s.attentions) {
+        between(a.layers, 1, 1 << 16, kNumber);
+        between(a.heads, 1, 1 << 16, kNumber);
+        between(a.kv_heads, 1, a.heads, kNumber);
+        demand(a.heads % a.kv_heads == 0, "the heads cannot be shared out among the key-value heads");
+        between(a.head_dim, 1, kMostHeadDim, kNumber);
+        between(a.value_dim, 0, 0, kNumber);
+        demand(std::isfinite(a.q_scale) && std::isfinite(a.eps), kNumber);
+        between(a.group, 0, (int64_t)groups.size(), kNumber);
+        if (a.group == (int64_t)groups.size()) groups.push_back(&a);
+        const AttentionShape& first = *groups[(size_t)a.group];
+        demand(a.layers == first.layers && a.kv_heads == first.kv_heads && a.head_dim == first.head_dim && a.value_dim == first.value_dim,
+               "layers of one cache have keys of several sizes");
+    }
+}
+
 void check_shape(const ModelShape& s) {
-    constexpr const char* kNumber = "a size of the model cannot be";
     between(s.image_bytes, 1, kMostImage, kNumber);
     between(s.matrix_bytes, 0, s.image_bytes, kNumber);
     between(s.vocab, 1, kMostColumns, kNumber);
     between(s.positions, 1, 1 << 30, kNumber);
     for (const int64_t bytes : s.arena) between(bytes, 0, kMostArena, kNumber);
-    between(s.layers, 1, 1 << 16, kNumber);
-    between(s.heads, 1, 1 << 16, kNumber);
-    between(s.kv_heads, 1, s.heads, kNumber);
-    demand(s.heads % s.kv_heads == 0, "the heads cannot be shared out among the key-value heads");
-    between(s.head_dim, 1, kMostHeadDim, kNumber);
-    between(s.tables, 0, 1 << 16, kNumber);
-    demand((s.tables == 0) == (s.table == -1), kNumber);
-    between(s.rotated, s.tables ? 2 : 0, s.head_dim, kNumber);
-    demand(s.rotated % 2 == 0, kNumber);
-    demand(std::isfinite(s.q_scale) && std::isfinite(s.eps), kNumber);
+    check_attentions(s);
+    demand(s.tables.empty() == (s.table == -1), kNumber);
+    int64_t widest = 0;
+    for (const AttentionShape& each : s.attentions) widest = std::max(widest, each.head_dim);
+    for (const RopeShape& each : s.tables) {
+        between(each.turned, 2, widest, kNumber);
+        demand(each.turned % 2 == 0, kNumber);
+    }
     try {
         inside_arena(s, s.logits, 4 * s.vocab, true);
     } catch (const std::invalid_argument& error) {
         throw std::invalid_argument(std::string("the reference to the logits ") + error.what());
     }
     try {
-        if (s.table != -1) inside_image(s, s.table, s.tables * s.positions * s.rotated * 4);
+        if (s.table != -1) inside_image(s, s.table, s.positions * s.turned_before(s.tables.size()) * 4);
     } catch (const std::invalid_argument& error) {
         throw std::invalid_argument(std::string("the rope table ") + error.what());
     }
@@ -100,7 +119,6 @@ class RecordCheck {
     }
     void check_number(uses::Number use, int64_t value) {
         constexpr const char* kNumber = "is a number that cannot be";
-        const ModelShape& s = shape_;
         switch (use) {
             case uses::number:  // of the operation: it was looked up
             case uses::unread:
@@ -117,16 +135,21 @@ class RecordCheck {
                 return between(value, 1, 2, kNumber);
             case uses::count:
                 return between(value, 1, kMostColumns, kNumber);
-            case uses::qkv_columns:
-                return between(value, (s.heads + 2 * s.kv_heads) * s.head_dim, kMostColumns, kNumber);
+            case uses::attention:
+                return between(value, 1, (int64_t)shape_.attentions.size(), "is an attention that is not there");
+            case uses::qkv_columns: {
+                const AttentionShape& a = attention();
+                return between(value, (a.heads + 2 * a.kv_heads) * a.head_dim, kMostColumns, kNumber);
+            }
             case uses::head_columns:
-                return between(value, s.heads * s.head_dim, kMostColumns, kNumber);
+                return between(value, attention().heads * attention().head_dim, kMostColumns, kNumber);
             case uses::layer:
-                return between(value, 0, s.layers - 1, "is a layer that is not there");
+                return between(value, 0, attention().layers - 1, "is a layer that is not there");
             case uses::window:
                 return between(value, 0, 1 << 30, kNumber);
             case uses::rope_table:
-                return between(value, -1, s.tables - 1, "is a rope table that is not there");
+                between(value, -1, (int64_t)shape_.tables.size() - 1, "is a rope table that is not there");
+                return demand(value < 0 || shape_.tables[(size_t)value].turned <= attention().head_dim, "is a rope table that turns more than a head has");
             case uses::first_id:  // below 0: so many rows of the table lie before that of id 0
                 return between(value, -(1 << 16), (int64_t)1 << 30, kNumber);
             case uses::group:
@@ -269,7 +292,7 @@ class RecordCheck {
                 bytes = 4 * (r_.width - r_.layer * r_.stride);
                 break;
             case uses::queries:
-                bytes = 2 * shape_.heads * stored_dim((int)shape_.head_dim);
+                bytes = 2 * attention().heads * stored_dim((int)attention().head_dim);
                 break;
             default:
                 throw std::invalid_argument("is used in a way that nobody checks");
@@ -290,19 +313,19 @@ class RecordCheck {
                 floats = r_.stride;
                 break;
             case uses::maybe_of_head:
-                floats = shape_.head_dim;
+                floats = attention().head_dim;
                 break;
             case uses::maybe_of_heads:
-                floats = shape_.heads;
+                floats = attention().heads;
                 break;
             case uses::of_heads:
-                return inside_image(shape_, place, 4 * shape_.heads);
+                return inside_image(shape_, place, 4 * attention().heads);
             case uses::of_experts:
                 return inside_image(shape_, place, 4 * r_.width * r_.stride);
             case uses::of_queries:
-                return inside_image(shape_, place, 4 * shape_.heads * shape_.head_dim);
+                return inside_image(shape_, place, 4 * attention().heads * attention().head_dim);
             case uses::of_keys:
-                return inside_image(shape_, place, 4 * shape_.kv_heads * shape_.head_dim);
+                return inside_image(shape_, place, 4 * attention().kv_heads * attention().head_dim);
             case uses::of_positions:
                 return inside_image(shape_, place, 4 * shape_.positions);
             case uses::of_one_head:
@@ -321,6 +344,9 @@ class RecordCheck {
         if (place != -1) inside_image(shape_, place, 4 * floats);
     }
 
+    // That of the operation. Its number is checked before whatever depends on it.
+    const AttentionShape& attention() const { return shape_.attentions[(size_t)r_.digits - 1]; }
+
     const ModelShape& shape_;
     const Record& r_;
     const std::vector<Piece>& pieces_;
@@ -337,8 +363,12 @@ class OrderCheck {
         const Record& r = entry.record;
         field = "operation";
         // A row alone in its segment is written to the cache by the attention that reads it.
-        demand(writes_ == (entry.operation->base == Base::Attend), "does not follow what it belongs to");
-        writes_ = entry.operation->base == Base::RopeWrite;
+        demand((writes_ != 0) == (entry.operation->base == Base::Attend), "does not follow what it belongs to");
+        if (writes_) {
+            field = "digits";
+            demand(writes_ == r.digits, "is another attention than that of the operation before it");
+        }
+        writes_ = entry.operation->base == Base::RopeWrite ? r.digits : 0;
         field = "pieces";
         if (entry.operation->flags & kOfPositions)
             demand(entry.pieces[0].rows >= shape_.positions, "have fewer rows than there are positions");
@@ -378,7 +408,7 @@ class OrderCheck {
     }
 
     const ModelShape& shape_;
-    bool writes_ = false;  // whether the operation before was RopeWrite
+    int64_t writes_ = 0;  // the attention of the operation before, if that was RopeWrite
     const Record *made_ = nullptr, *routed_ = nullptr;  // the last that made integers, the last Route
 };
 
@@ -430,6 +460,14 @@ int64_t Code::state_values() const {
     return end;
 }
 
-int64_t Code::page_bytes(bool int8) const { return 2 * shape_.kv_heads * page_head_bytes((int)shape_.head_dim, int8); }
+int64_t layer_page_bytes(const AttentionShape& attention, bool int8) {
+    return 2 * attention.kv_heads * page_head_bytes((int)attention.head_dim, int8);
+}
+
+int64_t Code::page_bytes(bool int8) const {
+    int64_t bytes = 0;
+    for (const AttentionShape* group : shape_.groups()) bytes += group->layers * layer_page_bytes(*group, int8);
+    return bytes;
+}
 
 }  // namespace roofline

@@ -9,17 +9,27 @@ namespace roofline {
 
 namespace {
 
-Attention attention_of(const Code& code, const Places& places, int64_t cache_pages) {
-    const ModelShape& s = code.shape();
-    const int64_t page = code.page_bytes(places.int8);
-    return {(int)s.heads, (int)s.kv_heads, (int)s.head_dim, (int)s.rotated, s.interleaved, (float)s.q_scale, (float)s.eps,
-            places.cache, places.int8, page, page * cache_pages};
+// The groups' caches lie one behind the other: layer after layer with all pages of one together.
+std::vector<Attention> attentions_of(const ModelShape& shape, const Places& places, int64_t cache_pages) {
+    std::vector<uint8_t*> caches;
+    uint8_t* cache = places.cache;
+    for (const AttentionShape* group : shape.groups()) {
+        caches.push_back(cache);
+        cache += group->layers * layer_page_bytes(*group, places.int8) * cache_pages;
+    }
+    std::vector<Attention> attentions;
+    for (const AttentionShape& s : shape.attentions) {
+        const int64_t page = layer_page_bytes(s, places.int8);
+        attentions.push_back({(int)s.heads, (int)s.kv_heads, (int)s.head_dim, (float)s.q_scale, (float)s.eps,
+                              caches[(size_t)s.group], places.int8, page, page * cache_pages});
+    }
+    return attentions;
 }
 
 }  // namespace
 
 Executable::Executable(const Kernels* kernels, int threads, const Code& code, const Places& places, const StepSizes& sizes)
-    : kernels_(kernels), pool_(threads), attention_(attention_of(code, places, sizes.cache_pages)), sizes_(sizes), batch_(places.batch),
+    : kernels_(kernels), pool_(threads), attentions_(attentions_of(code.shape(), places, sizes.cache_pages)), sizes_(sizes), batch_(places.batch),
       fields_(places.fields), arena_(places.arena), state_(places.state), state_values_(code.state_values()), logits_(code.shape().logits), vocab_((int)code.shape().vocab) {
     resolve(code, places);
     counters_.reset(new Counter[ops_.size() * threads]);
@@ -34,10 +44,11 @@ Executable::Executable(const Kernels* kernels, int threads, const Code& code, co
     size_state_scratch();
 }
 
-int Executable::plan_of(int window, bool both_ways) {
+int Executable::plan_of(const Op& op, int window) {
+    const bool both_ways = op.flags & kBothWays;
     for (size_t i = 0; i < plans_.size(); i++)
-        if (plans_[i].window == window && plans_[i].both_ways == both_ways) return (int)i;
-    plans_.push_back({window, both_ways, {}});
+        if (plans_[i].window == window && plans_[i].both_ways == both_ways && plans_[i].attention == op.attention) return (int)i;
+    plans_.push_back({window, op.attention, both_ways, ops_.size(), {}});
     return (int)plans_.size() - 1;
 }
 
@@ -47,21 +58,28 @@ void Executable::resolve(const Code& code, const Places& places) {
     for (const Code::Entry& entry : code.entries()) {
         const Record& r = entry.record;
         const Operation& known = *entry.operation;
-        Op op{known.base, known.flags, r.over_rows != 0, r.x, r.y, r.residual, (int)r.digits, r.width, r.stride,
-              vector(r.weight), vector(r.bias), (float)r.eps, (int)r.layer, 0, 0, nullptr, vector(r.q_norm), vector(r.k_norm), {}, {}};
-        if (op.base == Base::Attend) op.plan = op.flags & kBothWays ? plan_of(0, true) : plan_of((int)r.width, false), op.cap = (float)(r.eps * 1.4426950408889634);
+        Op op{};
+        op.base = known.base, op.flags = known.flags, op.over_rows = r.over_rows != 0;
+        op.x = r.x, op.y = r.y, op.residual = r.residual;
+        op.digits = (int)r.digits, op.width = r.width, op.stride = r.stride;
+        op.weight = vector(r.weight), op.bias = vector(r.bias), op.eps = (float)r.eps, op.layer = (int)r.layer;
+        op.q_norm = vector(r.q_norm), op.k_norm = vector(r.k_norm);
+        if (known.uses.digits == uses::attention) op.attention = (int)r.digits - 1;
+        if (op.base == Base::Attend) op.plan = plan_of(op, op.flags & kBothWays ? 0 : (int)r.width), op.cap = (float)(r.eps * 1.4426950408889634);
         if (known.uses.weight == uses::of_positions) {
             if (places.factors) op.weight = places.factors;
             else if (sizes_.positions > code.shape().positions) throw std::invalid_argument("there are factors of fewer positions than are served");
         }
         if (op.base == Base::DeltaRule) op.q_norm = op.k_norm = nullptr, op.second = Ref{0, r.q_norm, r.k_norm, 0};
-        if (op.base == Base::RopeWrite && r.width >= 0)
-            op.rope = places.table + r.width * places.table_positions * attention_.rotated;
+        if (op.base == Base::RopeWrite && r.width >= 0) {
+            const RopeShape& table = code.shape().tables[(size_t)r.width];
+            op.rope = places.table + code.shape().turned_before((size_t)r.width) * places.table_positions;
+            op.rotated = (int)table.turned, op.interleaved = table.interleaved;
+        }
         for (const Piece& p : entry.pieces) op.segments.push_back({(Format)p.format, image + p.address, p.rows, p.columns, p.start});
         if (op.base == Base::Route && op.width > (int64_t)expert_counts_.rows.size()) expert_counts_.rows.resize(op.width);
         if (known.uses.width == uses::count) widest_ = std::max(widest_, op.width);
         adapts_ = adapts_ || op.base == Base::AdapterDown;
-        if (op.base == Base::Attend && !attend_) attend_ = ops_.size();
         ops_.push_back(std::move(op));
     }
 }
@@ -248,7 +266,8 @@ void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_ro
             break;
         }
         case Base::QkNorm: {
-            const int64_t q = (int64_t)attention_.heads * attention_.head_dim, k = (int64_t)attention_.kv_heads * attention_.head_dim;
+            const Attention& a = attention(op);
+            const int64_t q = (int64_t)a.heads * a.head_dim, k = (int64_t)a.kv_heads * a.head_dim;
             kernels_->rms_norm(x, op.weight, q, op.eps, y);
             kernels_->rms_norm(x + q, op.bias, k, op.eps, y + q);
             if (y != x) std::memcpy(y + q + k, x + q + k, (op.width - q - k) * 4);

@@ -32,9 +32,12 @@ struct Op {  // a Record, its places resolved: the fields are described there
     const float *weight = nullptr, *bias = nullptr;
     float eps = 0;
     int layer = 0;
+    int attention = 0;               // of RopeWrite, Attend and QkNorm: which of attentions_
     int plan = 0;                    // of Attend: which of plans_
     float cap = 0;                   // of Attend, in units of log2; 0: none
-    const float* rope = nullptr;     // of RopeWrite: its table
+    const float* rope = nullptr;     // of RopeWrite: its table, and what that turns
+    int rotated = 0;
+    bool interleaved = false;
     const float *q_norm = nullptr, *k_norm = nullptr;
     std::vector<Segment> segments;
     Variant variants[kRegimes];  // by rows of the step
@@ -58,14 +61,15 @@ struct AdapterPart {
 };
 using Adapter = std::vector<AdapterPart>;
 
-struct Attention {  // shared by all layers of the KV group
-    int heads = 0, kv_heads = 0, head_dim = 0, rotated = 0;
-    bool interleaved = false;
+struct Attention {  // what layers that attend alike share
+    int heads = 0, kv_heads = 0, head_dim = 0;
     float q_scale = 0, eps = 0;
-    uint8_t* cache = nullptr;
-    bool int8 = false;  // format of the cache; otherwise bf16
+    uint8_t* cache = nullptr;  // where their group's begins
+    bool int8 = false;         // format of the cache; otherwise bf16
     int64_t page_stride = 0, layer_stride = 0;
     int stored() const { return stored_dim(head_dim); }
+    int group() const { return heads / kv_heads; }  // queries of a kv head
+    int64_t head_bytes() const { return page_head_bytes(head_dim, int8); }
 };
 
 // The largest step: tokens, segments, logit rows, entries of all page tables; the pages of the cache; the positions
@@ -126,10 +130,15 @@ class Executable {
     struct alignas(64) Counter {
         std::atomic<int32_t> next{0};
     };
-    struct Plan {  // the items of all attentions with one window
-        int window;
+    struct Plan {  // the items of all operations with one attention and one window
+        int window, attention;
         bool both_ways;
+        size_t op;  // the first of them
         std::vector<Item> items;
+    };
+    struct Partials {  // places of split results, and counters of their merges, that a step needs
+        size_t states = 0, floats = 0;
+        int merges = 0;
     };
     // Chunks of an op's work. Each thread has its own even share and takes from the others when that is done: step after
     // step a thread reads the same weights and the same pages, which stay in the caches next to its core.
@@ -190,12 +199,13 @@ class Executable {
     int64_t lead(const Op& op) const { return op.over_rows ? rows_ : tokens_; }
     const Variant& variant(const Op& op) const { return op.variants[regime_of(lead(op))]; }
     void resolve(const Code& code, const Places& places);
-    int plan_of(int window, bool both_ways);
+    int plan_of(const Op& op, int window);
+    const Attention& attention(const Op& op) const { return attentions_[op.attention]; }
     void check_step() const;
     void check_segment(int segment) const;
     void check_state();
     void plan_items();
-    void plan_window(Plan& plan, int& slots, int& merges);
+    void plan_window(Plan& plan, Partials& most);
     void begin_step();
     void work(int worker, size_t from, size_t end);
     void read_stamps(size_t from, size_t end_op);
@@ -230,14 +240,12 @@ class Executable {
     void attend_few(const Op& op, const Item& item, const Item* next, Worker& w);
     int32_t last_seen(const Op& op, const Item& item, int row) const;
     void gather_queries(const Op& op, const Item& item, int first, int queries, Worker& w) const;
-    int most_queries() const;
     void size_attention_scratch();
     void attend_rows(const Op& op, const Item& item, Worker& w);
     void merge_splits(const Op& op, const Item& item);
     void finish(const Op& op, int head, AttendState& state, float* acc, float* out) const;
     int segment_rows(int segment) const { return field(kSegStart)[segment + 1] - field(kSegStart)[segment]; }
     uint8_t* page_of(const Op& op, int segment, int32_t position) const;
-    int64_t head_bytes() const { return page_head_bytes(attention_.head_dim, attention_.int8); }
     template <class E> void write_cache(const Op& op, int segment, int row, int kv_head, E* head) const;
     template <class E> void write_rows(const Op& op, int begin, int end, E* heads) const;
     Rope rope_of(const Op& op, int32_t position) const;
@@ -248,7 +256,7 @@ class Executable {
     const Kernels* kernels_;
     Pool pool_;
     std::vector<Op> ops_;
-    Attention attention_;
+    std::vector<Attention> attentions_;
     StepSizes sizes_;
     const int32_t* batch_;
     std::vector<int64_t> fields_;
@@ -260,7 +268,6 @@ class Executable {
     int vocab_, tokens_ = 0, rows_ = 0, segments_ = 0;
     bool has_prefill_ = false, adapts_ = false, adapted_ = false;  // it has adapters; the step has rows of one
     std::vector<Adapter> adapters_;  // by slot
-    size_t attend_ = 0;  // index of the first Attend
     int64_t widest_ = 0;
     ExpertCounts expert_counts_;
     std::unique_ptr<Counter[]> counters_;
@@ -269,7 +276,7 @@ class Executable {
     std::vector<int> row_segment_;
     std::unique_ptr<Counter[]> merges_;  // splits arrived, for each group of items that are merged
     int merges_capacity_ = 0;
-    std::vector<float> partials_;     // split results: [slot][group][stored_dim], a slot a row
+    std::vector<float> partials_;     // split results: [slot][group][stored_dim] of the attention in hand, a slot a row
     std::vector<AttendState> partial_states_;
     std::vector<Worker> workers_;
     std::vector<float> sample_scratch_;  // [thread][vocab]

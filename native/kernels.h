@@ -76,7 +76,7 @@ struct Rope {              // what turns a row of q|k|v into a query and cache e
     bool norm_last = false;  // heads are normed behind their rotation, not before it
 };
 
-constexpr int kPageTokens = 16, kMostHeadDim = 512;
+constexpr int kPageTokens = 16, kMostHeadDim = 576;
 // Elements that a head takes where attention reads it: whole vectors, filled up with zeros.
 constexpr int stored_dim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 // Bytes of K (or V) of one kv head in a page: bf16, or one byte an element and then a float scale a token.

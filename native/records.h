@@ -57,7 +57,8 @@ enum Flags : unsigned {
     kByHead = 1048576,   // of Norm: each head by itself
     kApart = 2097152,    // of Activate: of the gate, and times up, which is another value
     kNormLast = 4194304,  // of RopeWrite: heads are normed behind their rotation, not before it
-    kOfHeads = 8388608,   // of Experts: each of a row's parts goes to the matrix of its number, which no value names
+    kQueriesOnly = 8388608,  // of RopeWrite: there are queries alone; the keys are those that another layer wrote
+    kOfHeads = 16777216,  // of Experts: each of a row's parts goes to the matrix of its number, which no value names
 };
 
 // What an operation does with each field of its record. `Code` (code.h) checks a record by these before it may run, so
@@ -70,10 +71,11 @@ enum Number {  // of a plain number
     rows,           // over its logit rows
     tokens_or_rows,
     digits,
+    attention,      // one of the model's, counted from 1
     count,
     qkv_columns,    // at least those of q, k and v
     head_columns,   // at least those of all heads of q
-    layer,          // of the cache
+    layer,          // of the attention's cache
     window,         // keys that a token sees, 0: all
     rope_table,     // one of the model's, -1: nothing is rotated
     not_negative,   // a real number of at least 0
@@ -150,7 +152,7 @@ struct Ref {
 #define ROOFLINE_RECORD(FIELD)                                                                                          \
     FIELD(int64_t, operation, Number) /* index in kOperations */                                                        \
     FIELD(int64_t, over_rows, Number) /* leading symbol: logit rows instead of tokens */                                \
-    FIELD(int64_t, digits, Number)    /* bytes of an integer that the operation makes or reads; of CutHeads the first column; of Route the kept groups; of DeltaRule its heads */ \
+    FIELD(int64_t, digits, Number)    /* bytes of an integer that the operation makes or reads; of CutHeads the first column; of Route the kept groups; of DeltaRule its heads; of RopeWrite, Attend and QkNorm which attention */ \
     FIELD(Ref, x, Value)                                                                                                \
     FIELD(Ref, y, Value)                                                                                                \
     FIELD(Ref, residual, Value)      /* what a linear layer or Add adds; ids or weights of experts; the sigmoid's operand; ClampedSwiglu's up; JoinHeads' and SigmoidMul's second value, Activate's up; DeltaRule's a */ \
@@ -203,7 +205,7 @@ inline constexpr Uses kShifted{ number, tokens_or_rows, unread, row,           r
 inline constexpr Uses kShiftedQ{number, tokens_or_rows, digits, row,           integers, no_value,      count,  unread,       of_width,       maybe_of_width,  real,   unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kPlainRow{number, tokens_or_rows, unread, row,           row,      no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kRowQ{    number, tokens_or_rows, digits, row,           integers, no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
-inline constexpr Uses kQkNorm{  number, tokens,         unread, row,           row,      no_value,      qkv_columns, unread,  of_queries,     of_keys,         real,   unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kQkNorm{  number, tokens,         attention, row,           row,      no_value,      qkv_columns, unread,  of_queries,     of_keys,         real,   unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kTimes{   number, tokens_or_rows, unread, row,           row,      no_value,      count,  unread,       no_place,       no_place,        real,   unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kGated{   number, tokens_or_rows, unread, two_rows,      row,      no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kGatedQ{  number, tokens_or_rows, digits, two_rows,      integers, no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
@@ -211,12 +213,14 @@ inline constexpr Uses kSum{     number, tokens_or_rows, unread, row,           r
 inline constexpr Uses kTaken{   number, rows,           unread, row_of_tokens, row,      no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kProduct{ number, tokens_or_rows, digits, operand,       columns,  maybe_columns, count,  count,        no_place,       maybe_of_stride, unread, unread,   no_place,      no_place,      matrix};
 inline constexpr Uses kProducts{number, tokens_or_rows, digits, operand,       columns,  maybe_columns, count,  count,        no_place,       maybe_of_stride, unread, unread,   no_place,      no_place,      gate_and_up};
-inline constexpr Uses kWrite{   number, tokens,         unread, columns,       queries,  no_value,      rope_table, qkv_columns, no_place,    no_place,        unread, layer,    maybe_of_head, maybe_of_head, no_matrix};
-inline constexpr Uses kWriteScaled{number, tokens,      unread, columns,       queries,  no_value,      rope_table, qkv_columns, of_positions, no_place,       unread, layer,    maybe_of_head, maybe_of_head, no_matrix};
+inline constexpr Uses kWrite{   number, tokens,         attention, columns,       queries,  no_value,      rope_table, qkv_columns, no_place,    no_place,        unread, layer,    maybe_of_head, maybe_of_head, no_matrix};
+inline constexpr Uses kWriteScaled{number, tokens,      attention, columns,       queries,  no_value,      rope_table, qkv_columns, of_positions, no_place,       unread, layer,    maybe_of_head, maybe_of_head, no_matrix};
+inline constexpr Uses kQueries{ number, tokens,         attention, columns,    queries,  no_value,      rope_table, head_columns, no_place,   no_place,        unread, unread,   maybe_of_head, no_place,      no_matrix};
+inline constexpr Uses kQueriesScaled{number, tokens,    attention, columns,    queries,  no_value,      rope_table, head_columns, of_positions, no_place,      unread, unread,   maybe_of_head, no_place,      no_matrix};
 inline constexpr Uses kFactors{ number, tokens,         unread, row,           row,      no_value,      count,  unread,       of_positions,   no_place,        unread, unread,   no_place,      no_place,      no_matrix};
-inline constexpr Uses kAttend{  number, tokens,         unread, queries,       columns,  no_value,      window, head_columns, maybe_of_heads, no_place,        not_negative, layer,    no_place,      no_place,      no_matrix};
-inline constexpr Uses kAttendBothWays{number, tokens,   unread, queries,       columns,  no_value,      unread, head_columns, no_place,     no_place,        not_negative, layer,    no_place,      no_place,      no_matrix};
-inline constexpr Uses kAttendSinks{number, tokens,      unread, queries,       columns,  no_value,      window, head_columns, maybe_of_heads, of_heads,        not_negative, layer,    no_place,      no_place,      no_matrix};
+inline constexpr Uses kAttend{  number, tokens,         attention, queries,       columns,  no_value,      window, head_columns, maybe_of_heads, no_place,        not_negative, layer,    no_place,      no_place,      no_matrix};
+inline constexpr Uses kAttendBothWays{number, tokens,   attention, queries,       columns,  no_value,      unread, head_columns, no_place,     no_place,        not_negative, layer,    no_place,      no_place,      no_matrix};
+inline constexpr Uses kAttendSinks{number, tokens,      attention, queries,       columns,  no_value,      window, head_columns, maybe_of_heads, of_heads,        not_negative, layer,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kDown{    number, tokens_or_rows, unread, row,           columns,  no_value,      count,  count,        no_place,       no_place,        unread, group,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kUp{      number, tokens_or_rows, unread, row,           columns,  columns,       count,  count,        no_place,       no_place,        unread, group,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kRoute{   number, tokens_or_rows, unread, row,           of_ranks, of_ranks,      router_columns, unread, no_place,    no_place,        unread, ranks_of_router, no_place, no_place,   no_matrix};
@@ -313,6 +317,9 @@ inline constexpr Operation kOperations[] = {  // by number
     {"delta_rule", Base::DeltaRule, kPlain, uses::kDelta},
     {"delta_rule_tiled", Base::DeltaRule, kTiled, uses::kDelta},
     {"rope_write_normed", Base::RopeWrite, kNormLast, uses::kWrite},
+    {"rope_queries", Base::RopeWrite, kQueriesOnly, uses::kQueries},
+    {"rope_queries_scaled", Base::RopeWrite, kQueriesOnly | kByPosition, uses::kQueriesScaled},
+    {"rope_queries_normed", Base::RopeWrite, kQueriesOnly | kNormLast, uses::kQueries},
     {"head_linear", Base::Experts, kOfRanks | kOfHeads, uses::kHeadProduct},
 };
 constexpr bool all_uses_said() {

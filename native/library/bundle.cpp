@@ -16,7 +16,7 @@
 namespace roofline {
 namespace {
 
-constexpr int64_t kFormat = 2, kManifestFormat = 3, kByteOrder = 0x0102030405060708;
+constexpr int64_t kFormat = 2, kShapedFormat = 3, kManifestFormat = 3, kByteOrder = 0x0102030405060708;
 constexpr size_t kHead = 56, kFixed = 328;  // where the checksum begins, and what has a fixed place
 constexpr double kHugeShare = 0.9;          // of the file on huge pages; with less it is copied
 
@@ -77,33 +77,62 @@ std::vector<int64_t> numbers(const std::string& data, int64_t at, int64_t count)
     return out;
 }
 
-void read_head(const std::string& data) {
+// The format; those of models with several attentions have a table of them behind what all have.
+int64_t read_head(const std::string& data) {
     demand(data.size() >= kFixed && data.compare(0, 8, "RLBUNDLE") == 0, "code.bin is not the code of a bundle");
     Fields f(data, 8);
     demand(f.next() == kByteOrder, "code.bin was written on a machine of the other byte order");
     const int64_t format = f.next(), layout = f.next(), code = f.next();
     std::ostringstream versions;
-    if (format != kFormat)
-        versions << "code.bin has format " << format << ", this library reads format " << kFormat;
+    if (format != kFormat && format != kShapedFormat)
+        versions << "code.bin has format " << format << ", this library reads formats " << kFormat << " and " << kShapedFormat;
     else if (layout != kLayoutVersion || code != kCodeVersion)
         versions << "code.bin has layout " << layout << " and code " << code << ", this library runs layout "
                  << kLayoutVersion << " and code " << kCodeVersion;
     demand(versions.str().empty(), versions.str().c_str());
     demand(f.next() == (int64_t)data.size(), "code.bin has another size than it says");
     demand((uint32_t)f.next() == crc32(data, kHead), "the checksum of code.bin is wrong");
+    return format;
+}
+
+// All attentions and rope tables of a model, in place of those that `m` has.
+void read_shapes(const std::string& data, ModelShape& m) {
+    const std::vector<int64_t> counts = numbers(data, kFixed, 2);
+    const auto between = [](int64_t count) { return count >= 0 && count <= 1 << 12; };
+    demand(between(counts[0]) && between(counts[1]), "code.bin has more attentions or rope tables than there can be");
+    numbers(data, kFixed + 16, 8 * counts[0] + 2 * counts[1]);  // refuses a table that is cut off
+    Fields f(data, kFixed + 16);
+    m.attentions.assign((size_t)counts[0], {});
+    for (AttentionShape& a : m.attentions) {
+        for (int64_t* field : {&a.group, &a.layers, &a.heads, &a.kv_heads, &a.head_dim, &a.value_dim}) *field = f.next();
+        a.q_scale = f.real();
+        a.eps = f.real();
+    }
+    m.tables.assign((size_t)counts[1], {});
+    for (RopeShape& table : m.tables) {
+        table.turned = f.next();
+        table.interleaved = f.next() != 0;
+    }
 }
 
 std::unique_ptr<BundleCode> read_code(const std::string& data) {
-    read_head(data);
+    const int64_t format = read_head(data);
     ModelShape m;
+    AttentionShape first;
     Fields f(data, kHead);
     for (int64_t* field : {&m.image_bytes, &m.matrix_bytes, &m.table, &m.positions, &m.vocab}) *field = f.next();
     for (int64_t* field : {&m.logits.id, &m.logits.base, &m.logits.per_token, &m.logits.per_row}) *field = f.next();
     for (int64_t& bytes : m.arena) bytes = f.next();
-    for (int64_t* field : {&m.layers, &m.heads, &m.kv_heads, &m.head_dim, &m.tables, &m.rotated}) *field = f.next();
-    m.interleaved = f.next() != 0;
-    m.q_scale = f.real();
-    m.eps = f.real();
+    int64_t tables = 0;
+    RopeShape table;
+    for (int64_t* field : {&first.layers, &first.heads, &first.kv_heads, &first.head_dim, &tables, &table.turned}) *field = f.next();
+    table.interleaved = f.next() != 0;
+    first.q_scale = f.real();
+    first.eps = f.real();
+    demand(tables >= 0 && tables <= 1 << 12, "code.bin has more rope tables than there can be");
+    m.attentions = {first};
+    m.tables.assign((size_t)tables, table);
+    if (format == kShapedFormat) read_shapes(data, m);
     const int64_t eos_at = f.next(), eos_count = f.next(), bos_id = f.next(), code_at = f.next(), code_count = f.next();
     const std::string weights_hash = f.hex(32), program_hash = f.hex(32);
     std::vector<int32_t> eos_ids;

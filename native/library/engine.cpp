@@ -66,9 +66,8 @@ Engine::Engine(const std::string& path, const rl_options& options) : bundle_(ope
 void Engine::size_step(const rl_options& options) {
     const Code& code = bundle_.code->code;
     const ModelShape& shape = code.shape();
-    const int64_t layer_page = code.page_bytes(false);
-    const int64_t token_bytes = layer_page * shape.layers / kPageTokens, known = free_memory(),
-                  free = known < 0 ? kMostTokens : known;
+    const int64_t page = code.page_bytes(false);
+    const int64_t token_bytes = page / kPageTokens, known = free_memory(), free = known < 0 ? kMostTokens : known;
     const int64_t fitting = std::max<int64_t>(free / 4 / token_bytes, kPageTokens);
     const int64_t tokens =
         option("cache_tokens", options.cache_tokens, std::min(kDefaultCacheTokens, fitting), kMostTokens);
@@ -102,7 +101,7 @@ void Engine::size_step(const rl_options& options) {
         throw Failure(RL_ERROR_CAPACITY, "a step needs " + std::to_string(arena) + " bytes, " + std::to_string(known) +
                                              " are available. Lower max_step_tokens or max_sequences.");
     arena_ = std::make_unique<Memory>((size_t)arena + 64);
-    cache_ = std::make_unique<Memory>((size_t)(layer_page * shape.layers * limits_.pages));
+    cache_ = std::make_unique<Memory>((size_t)(page * limits_.pages));
     const int64_t slots = 4 * code.state_values() * sequences;  // of recurrent state: one for each sequence
     if (known >= 0 && slots > known)
         throw Failure(RL_ERROR_CAPACITY, "the recurrent state of " + std::to_string(sequences) + " sequences needs " +

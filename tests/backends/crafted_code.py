@@ -32,7 +32,7 @@ from roofline.models import registry
 from roofline.ops.batch import BatchLimits, Segment
 from roofline.program import target
 from roofline.program.compile import compile_program
-from tests.backends import hybrid_models
+from tests.backends import hybrid_models, shaped_models
 
 LIMITS = BatchLimits(tokens=48, segments=4, rows=6, pages=32, state_slots=4)
 PAGES = 16
@@ -53,6 +53,8 @@ MODELS = (  # and the format of their weights and of their cache
     ("bert", "Q4_0", "bf16"),
     ("plain", "Q4_0", "bf16"),
     ("shifted", "Q4_0", "bf16"),
+    ("sharing", "Q4_0", "bf16"),
+    ("styles", "Q4_0", "int8"),
 )
 HEAD = 56  # bytes before what the checksum is of
 ENDS = (0, 1, -1, 2, 3, 15, 64, 1 << 31, 1 << 40, (1 << 63) - 1, -(1 << 63))
@@ -70,7 +72,8 @@ class Subject:
 def subject(name: str, form: str, kv_dtype: str) -> Subject:
     from roofline import _native
 
-    source = (hybrid_models.checkpoint if name in hybrid_models.MODELS else checkpoint)(name, form)
+    modules = [module for module in (hybrid_models, shaped_models) if name in module.MODELS]
+    source = (modules[0].checkpoint if modules else checkpoint)(name, form)
     family, config = registry.configure(source.config)
     program = compile_program(family, config, source.tensors, target.with_cache(target.CPU, kv_dtype))
     identity: Future[str] = Future()

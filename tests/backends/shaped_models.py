@@ -8,6 +8,8 @@ from typing import Any
 from roofline.models import llama, qwen, registry
 from roofline.models.config import KvShape, ModelConfig
 from roofline.ops.rope_tables import RopeTable
+from roofline.weights.checkpoint import Checkpoint
+from roofline.weights.random_weights import random_checkpoint
 
 FAMILY = "tests_shaped"
 
@@ -92,4 +94,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "largest": {**BASE, "layers": 2, "wide": [False, True], "wide_dim": 512, "wide_heads": 2, "wide_rotary": 128},
 }
 if FAMILY not in registry._FAMILIES:
-    registry.register(FAMILY, sys.modules[__name__])
+    registry.register(FAMILY, sys.modules[__name__], like="qwen3")
+
+
+def checkpoint(model: str, form: str = "F32") -> Checkpoint:
+    return random_checkpoint(MODELS[model], seed=3, form=form)

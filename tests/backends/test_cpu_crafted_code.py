@@ -293,7 +293,7 @@ def test_sizes_that_lie(llama: Subject, field: str, value: Any) -> None:
 )
 def test_shapes_that_lie(llama: Subject, field: str, value: int) -> None:
     lowered, _ = from_bytes(llama.code, native.versions())
-    vars(lowered.attention)[field] = value
+    vars(lowered.attentions[0])[field] = value
     with pytest.raises(ConfigError, match="cannot be"):
         _ = lowered.checked
 

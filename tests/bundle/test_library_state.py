@@ -8,7 +8,7 @@ import pytest
 from library_binding import Library, sampling
 
 import roofline._native as native
-from roofline.backends.capacity import stores_of
+from roofline.backends.capacity import CacheSize, stores_of
 from roofline.backends.cpu.backend import BACKEND
 from roofline.backends.cpu.executable import CpuExecutable
 from roofline.backends.cpu.memory import map_image
@@ -53,7 +53,7 @@ def answers(library: Library, bundle: Path, **options: int) -> list[list[int]]:
 
 def test_a_bundle_says_what_its_layers_keep(bundle: Path) -> None:
     opened, plain = open_bundle(bundle), executable(checkpoint("plain", "Q8_0"), native.isas()[0])
-    assert stores_of(opened.manifest.config) == (1, plain.slot_bytes)
+    assert stores_of(opened.manifest.config) == ((CacheSize(1, 2, 16, 0),), plain.slot_bytes)
     options = LoadOptions(kv_cache_dtype="bf16", threads=2, max_running=3)
     capacity = BACKEND.capacity(options, opened.manifest.config, 1)
     made, _ = BACKEND.make_from_bundle(

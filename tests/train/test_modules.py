@@ -15,7 +15,8 @@ from roofline.train.model.chunked_loss import ChunkedLoss  # noqa: E402
 from roofline.train.model.init import initialize  # noqa: E402
 from roofline.train.model.modules import IGNORED, Model  # noqa: E402
 from roofline.train.model.tensor_parallel import TensorRanks  # noqa: E402
-from tests.models.eager import ContiguousCache, LastStates, eager_batch  # noqa: E402
+from tests.backends import shaped_models  # noqa: E402
+from tests.models.eager import LastStates, caches_of, eager_batch  # noqa: E402
 
 B = builders.BASE
 MPT = B | {"family": "mpt", "kv_heads": 4, "ffn": 256, "max_position": 64}
@@ -31,6 +32,7 @@ CONFIGS = {
     "qwen2_moe": builders.QWEN2
     | {"family": "qwen_moe", "experts": 4, "experts_per_token": 3, "renormalise": False, "shared_ffn": 48},
     "qwen3_5": builders.HYBRID,
+    "keys of others": shaped_models.SHARING | {"vocab": B["vocab"]},
     "mpt_learned": MPT | {"positions": "learned", "bias": True},
     "mpt_alibi": MPT | {"positions": "alibi"},
     "mpt_rope": MPT | {"kv_heads": 2, "ffn": 128, "rms": True, "gated": True, "bias": True},
@@ -55,8 +57,8 @@ def reference(model: Model, rows: list[list[int]]) -> Any:
     tokens = sum(map(len, rows))
     batch = Batch(BatchLimits(tokens, len(rows), tokens, 64))
     batch.fill([Segment(row, 0, range(8 * i, 8 * i + 8)) for i, row in enumerate(rows)], range(tokens))
-    cache, state = ContiguousCache(model.cfg.kv_heads), LastStates(dict(model.cfg.state_parts))
-    return forward(model.family, model.cfg, by_spec(model), eager_batch(batch, cache, range(len(rows)), state))
+    caches, state = caches_of(model.cfg), LastStates(dict(model.cfg.state_parts))
+    return forward(model.family, model.cfg, by_spec(model), eager_batch(batch, caches, range(len(rows)), state))
 
 
 def some_rows(count: int = 3, length: int = 20) -> Any:

@@ -32,11 +32,12 @@ class AdapterSlots:
 
     def __init__(self, program: Program, changed: Changed | None = None) -> None:
         self.sites: Mapping[str, Site] = sites(program)
-        self._head_dim = next(iter(program.kv_groups.values())).head_dim
+        self._head_dims = _head_dims(program)
         # Converters to GGUF permute Llama's rows of q and k, whose rotation then turns neighbours. GLM-4's does in
         # every file; it is told apart by turning half of each head, which Llama's never does.
         tables = program.tables.values()
-        self._permutes = any(table.style == "interleaved" and table.dim == self._head_dim for table in tables)
+        whole = set(self._head_dims.values())
+        self._permutes = any(table.style == "interleaved" and table.dim in whole for table in tables)
         ranks = [i.attr("ranks") // self._parts(i.attr("group")) for i in program.body if i.op == "adapter_down"]
         self.rank = int(ranks[0]) if ranks else 0  # the largest of an adapter
         self.placed: dict[int, Sequence[PlacedMatrix]] = {}
@@ -82,7 +83,7 @@ class AdapterSlots:
             moved, magnitude = _neighbours if self._permutes else _halves, matrix.magnitude
             if magnitude is not None:
                 magnitude = moved(magnitude[None], self._head_dim)[0]
-            b = moved(matrix.b, self._head_dim)
+            b = moved(matrix.b, self._head_dims[int(matrix.tensor.split(".")[1])])
             matrix = replace(matrix, b=b, magnitude=magnitude, paired=self._permutes)
         gain = shift = None
         if matrix.magnitude is not None and self.row_scaling is not None:
@@ -93,6 +94,16 @@ class AdapterSlots:
 
     def _parts(self, group: int) -> int:
         return 1 + max(site.part for site in self.sites.values() if site.group == group)
+
+
+def _head_dims(program: Program) -> dict[int, int]:
+    """The layers that attend, and dimensions of a head there."""
+    types, layer, dims = program.types(), 0, {}
+    for instr in program.body:
+        layer = max(layer, instr.layer or 0)
+        if instr.op == "attend":
+            dims[layer] = types[instr.inputs[1]].trailing[1]
+    return dims
 
 
 def _neighbours(b: np.ndarray, head_dim: int) -> np.ndarray:

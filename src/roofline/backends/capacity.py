@@ -1,6 +1,7 @@
 """How large a loaded model may become: the largest step, the longest context, the pages of the KV cache."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from roofline.backends.options import LoadOptions
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
@@ -15,9 +16,18 @@ HOST_KV_DTYPES = ("auto", "bf16", "int8")
 MAX_DRAFT_ROWS = 64
 HOST_HEAD_UNIT = 16  # elements: of a head in the cache
 HOST_STEP = (512, 64)  # tokens and sequences of the largest step: on a CPU longer ones only make other requests wait
-# Fields of configurations whose layers keep recurrent state: their classes, which say how much, take a part of a tenth
-# of a second to import, so no others are asked.
-RECURRENT = ("recurrent",)
+# Fields of configurations whose layers keep recurrent state, or keys of several shapes or for several layers: their
+# classes, which say how much, take a part of a tenth of a second to import, so no others are asked.
+BY_LAYER = ("recurrent",)
+
+
+class CacheSize(NamedTuple):
+    """A group of the cache: so many layers write keys of so many heads, and values (`models.config.KvShape`)."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
 
 
 @dataclass(frozen=True)
@@ -59,8 +69,8 @@ def host_capacity(options: LoadOptions, config: JsonMapping, kv_dtype: str, repl
     memory allows. Raises ConfigError or CapacityError where they do not fit the model, the machine or each other.
     """
     longest = max_context(options, config["max_position"])
-    attending, slot_bytes = stores_of(config)
-    token_bytes = attending * host_token_bytes(kv_dtype, config["kv_heads"], config["head_dim"])
+    groups, slot_bytes = stores_of(config)
+    token_bytes = sum(layers * host_token_bytes(kv_dtype, *sizes) for layers, *sizes in groups)
     pages = _host_pages(options.cache_tokens, token_bytes, replicas)
     if options.max_model_len is None:
         longest = min(longest, pages * PAGE_TOKENS)
@@ -71,20 +81,21 @@ def host_capacity(options: LoadOptions, config: JsonMapping, kv_dtype: str, repl
     return Capacity(batch_limits(options, longest, HOST_STEP, slots), longest, pages)
 
 
-def stores_of(config: JsonMapping) -> tuple[int, int]:
-    """How many layers of a model write keys and values, and bytes of a slot: the recurrent state of one sequence.
+def stores_of(config: JsonMapping) -> tuple[tuple[CacheSize, ...], int]:
+    """The groups of a model's cache, and bytes of a slot: the recurrent state of one sequence.
 
     config: fields of its ModelConfig.
     """
-    if not any(name in config for name in RECURRENT):
-        return config["layers"], 0
+    if not any(name in config for name in BY_LAYER):
+        return (CacheSize(config["layers"], config["kv_heads"], config["head_dim"], 0),), 0
     from roofline.models import registry
     from roofline.program.ir import StateGroup
 
     model = registry.config_of(config)
     layers = range(model.layers)
-    group = StateGroup(sum(map(model.keeps_state, layers)), model.state_parts)
-    return sum(map(model.attends, layers)), group.slot_bytes
+    state = StateGroup(sum(map(model.keeps_state, layers)), model.state_parts)
+    writers = [model.kv_shape(layer) for layer in layers if model.attends(layer)]
+    return tuple(CacheSize(writers.count(shape), *shape) for shape in model.kv_shapes), state.slot_bytes
 
 
 def _host_slots(options: LoadOptions, slot_bytes: int, cache_bytes: int, replicas: int) -> int:
@@ -119,9 +130,10 @@ def _host_pages(tokens: int | None, token_bytes: int, replicas: int) -> int:
     return -(-tokens // PAGE_TOKENS)
 
 
-def host_token_bytes(kv_dtype: str, kv_heads: int, head_dim: int) -> int:
+def host_token_bytes(kv_dtype: str, kv_heads: int, head_dim: int, value_dim: int = 0) -> int:
     """Bytes that K and V of one token and layer take in the host's memory, where heads are filled up with zeros."""
-    return 2 * kv_heads * kv_head_bytes(kv_dtype, -(-head_dim // HOST_HEAD_UNIT) * HOST_HEAD_UNIT)
+    tensors = 1 if value_dim else 2
+    return tensors * kv_heads * kv_head_bytes(kv_dtype, -(-head_dim // HOST_HEAD_UNIT) * HOST_HEAD_UNIT)
 
 
 def host_kv_dtype(name: str) -> str:

@@ -166,8 +166,10 @@ def split_on_host(
 
     target = with_cache(CPU, host_kv_dtype(kv_cache_dtype))
     program = compile_program(registry.get(config.family), config, model.tensors, target)
-    groups = program.kv_groups.values()
-    token = sum(group.layers * host_token_bytes(group.format, group.kv_heads, group.head_dim) for group in groups)
+    token = sum(
+        group.layers * host_token_bytes(group.format, group.kv_heads, group.head_dim, group.value_dim)
+        for group in program.kv_groups.values()
+    )
     tokens, sequences = step or HOST_STEP
     state = sequences * sum(group.slot_bytes for group in program.state_groups.values())
     needs = replace(_needs(program, _limits(tokens, sequences), state), token=token)

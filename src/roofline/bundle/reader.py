@@ -55,8 +55,8 @@ class Bundle:
 
         try:
             program = verify(parse_program(self._text(names.PROGRAM)))
-            if len(program.kv_groups) != 1:
-                raise ConfigError("it has not one cache")
+            if len({group.format for group in program.kv_groups.values()}) != 1:
+                raise ConfigError("it has no cache, or caches of several formats")
         except (RooflineError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError) as error:
             reason = f"{names.PROGRAM} is no program: {error}"
             raise BundleError(self.path, reason, _source(self.manifest)) from error
@@ -147,9 +147,8 @@ def open_bundle(path: Path) -> Bundle:
         raise BundleError(path, f"{names.CODE}: {error}", source) from error
     if lowered.nbytes != manifest.files[names.WEIGHTS]["bytes"]:
         raise BundleError(path, f"{names.CODE} belongs to another {names.WEIGHTS}", source)
-    shape = lowered.attention
-    sizes = (*stores, manifest.config["kv_heads"], manifest.config["head_dim"])
-    if sizes != (shape.layers, slot_bytes, shape.kv_heads, shape.head_dim):
+    groups = tuple((kind.layers, kind.kv_heads, kind.head_dim, kind.value_dim) for kind in lowered.groups)
+    if stores != (groups, slot_bytes):
         raise BundleError(path, f"{names.MANIFEST} and {names.CODE} are of two models", source)
     # The small files, whoever reads them later; the tokenizer's, of megabytes, is hashed where it is read.
     for name in manifest.files.keys() - {names.WEIGHTS, names.TOKENIZER}:

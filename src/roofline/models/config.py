@@ -18,7 +18,7 @@ Fact = TypeVar("Fact")
 
 class KvShape(NamedTuple):
     """What a layer keeps of each token for attention: keys of so many heads, and values as wide as they; value_dim:
-    not 0: no values, they are the first value_dim dimensions of the keys."""
+    not 0: no values, they are the last value_dim dimensions of the keys."""
 
     kv_heads: int
     head_dim: int

@@ -205,14 +205,14 @@ class TorchModel:
     def _headless(self) -> Program:
         config = self.loaded.config
         served = self._executable.program
-        (group,) = served.kv_groups.values()
+        kv_format = next(iter(served.kv_groups.values())).format  # of all groups
         if served.target == target.GPU.name:
             rows8 = next((instr.attrs["x_dtype"] for instr in served.body if "x_dtype" in instr.attrs), "")
-            chosen = target.gpu(served.rows_dtype(), self.loaded.executable.exact, group.format, rows8)
+            chosen = target.gpu(served.rows_dtype(), self.loaded.executable.exact, kv_format, rows8)
         else:
             chosen = target.get(served.target)
-            if group.format in target.CACHE_ORDERS:
-                chosen = target.with_cache(chosen, group.format)
+            if kv_format in target.CACHE_ORDERS:
+                chosen = target.with_cache(chosen, kv_format)
         return compile_program(get(config.family), config, self._tensors, chosen, hidden=True)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import roofline._native as _native
 from roofline.backends.base import BackgroundCheck, Clock, ExpertCounts, MonotonicClock, StepCost
 from roofline.backends.capacity import Capacity, host_token_bytes
-from roofline.backends.cpu.lowered import Identity, Lowered
+from roofline.backends.cpu.lowered import AttentionKind, Identity, Lowered
 from roofline.backends.cpu.weights_check import StepEdges, WeightsCheck
 from roofline.backends.prices import PriceTable, StepPrices
 from roofline.backends.sampling import MAX_LOGPROBS, Sampled, SampleRows
@@ -91,8 +91,9 @@ class CpuExecutable:
         self._steps = StepEdges()
         self._arena = _native.Memory(_arena_bytes(lowered, limits) + 64)
         self._exchanges = exchange(self._arena.view(), self.batch) if exchange is not None else {}
-        shape = lowered.attention
-        self.page_bytes = PAGE_TOKENS * shape.layers * host_token_bytes(model.kv_dtype, shape.kv_heads, shape.head_dim)
+        # Of each group of the cache: its layers, and bytes of a page of one of them.
+        self._layer_pages = [(group.layers, _layer_page_bytes(group, model.kv_dtype)) for group in lowered.groups]
+        self.page_bytes = sum(layers * size for layers, size in self._layer_pages)
         self.slot_bytes = code.slot_bytes
         state_bytes = self.slot_bytes * limits.state_slots
         if cache is None:
@@ -278,9 +279,12 @@ class CpuExecutable:
     def page_views(self, page: int) -> list[memoryview]:
         """See `backends.base.KeepsPages`: a part for each layer, as native/executable.cpp lays them out."""
         assert 0 <= page < self.num_pages
-        layers = self._model.lowered.attention.layers
-        pages = self._cache.view()[: self.page_bytes * self.num_pages].reshape(layers, self.num_pages, -1)
-        return [memoryview(layer[page]) for layer in pages]
+        parts, at, cache = [], 0, self._cache.view()
+        for layers, size in self._layer_pages:
+            for _ in range(layers):
+                parts.append(memoryview(cache[at + page * size : at + (page + 1) * size]))
+                at += size * self.num_pages
+        return parts
 
     def slot_views(self, slot: int) -> list[memoryview]:
         """See `backends.base.CopiesState`: a slot lies in one piece."""
@@ -357,7 +361,7 @@ class CpuExecutable:
             return None
         from roofline.backends.cpu.memory import rope_array
 
-        return np.concatenate([rope_array(table, self.max_context) for table in self.program.tables.values()])
+        return np.concatenate([rope_array(t, self.max_context).reshape(-1) for t in self.program.tables.values()])
 
     def _factors(self) -> np.ndarray | None:
         """Factors by position of our own where more positions are served than the image's have."""
@@ -367,6 +371,10 @@ class CpuExecutable:
 
         factors = position_factors(self.program)
         return None if factors is None else factors.at(np.arange(self.max_context))
+
+
+def _layer_page_bytes(group: AttentionKind, kv_dtype: str) -> int:
+    return PAGE_TOKENS * host_token_bytes(kv_dtype, group.kv_heads, group.head_dim, group.value_dim)
 
 
 def _arena_bytes(lowered: Lowered, limits: BatchLimits) -> int:
@@ -382,8 +390,8 @@ def _arena_bytes(lowered: Lowered, limits: BatchLimits) -> int:
 
 
 def _model(planned: "Program", lowered: Lowered, identity: Identity) -> CpuModel:
-    (cache,) = planned.kv_groups.values()
-    return CpuModel(lowered, identity, PriceTable.of(planned), lambda: planned, cache.format)
+    (kv_dtype,) = {group.format for group in planned.kv_groups.values()}
+    return CpuModel(lowered, identity, PriceTable.of(planned), lambda: planned, kv_dtype)
 
 
 def _fingerprint(weights_hash: str, program_hash: str, isa: str, kv_dtype: str) -> str:

@@ -7,13 +7,13 @@ the native module.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 import roofline._native as _native
+from roofline.backends.cpu.attentions import Attentions, attentions_of
 from roofline.backends.cpu.layout import ImageLayout
-from roofline.backends.cpu.lowered import Attention, Lowered
+from roofline.backends.cpu.lowered import Lowered
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops import registry
 from roofline.ops.experts import routes_by_logits
@@ -37,6 +37,7 @@ _OPERATIONS = {
     "linear_silu_mul": "linear_gated",
     "rope_kv_write": "rope_write",
     "qkv_write": "rope_write",  # without a table nothing is rotated
+    "rope_queries": "rope_queries",
     "attend": "attend",
     "silu_mul": "gated",
     "silu_mul_quantize": "gated_quantise",
@@ -83,6 +84,7 @@ _FORMS = {
     "relu": ("squared", "relu_squared"),
     "relu_quantise": ("squared", "relu_squared_quantise"),
     "rope_write": ("beta", "rope_write_scaled"),
+    "rope_queries": ("beta", "rope_queries_scaled"),
 }
 # The same with gate and up as two values, with silu of the result, of heads by themselves or that go round.
 _APART = {"gated": "silu_apart", "gated_quantise": "silu_apart_quantise"}
@@ -94,8 +96,6 @@ _TILED = {"delta_rule": "delta_rule_tiled"}
 _FACTORS = {"scale": "factor", "soft_cap": "cap", "attend": "soft_cap", "clamped_swiglu": "limit"}
 # Op -> the part of its layer's state that it reads and writes.
 _PARTS = {"causal_conv": COLUMNS, "delta_rule": MATRIX}
-# Queries are stored in 16 bits, filled up to a multiple of 16, where their float32 have a place.
-_LEAST_HEAD, _MOST_HEAD = 8, 512
 _MOST_TAPS, _MOST_STATE_HEADS = 16, 1 << 14
 Ref = tuple[int, int, int, int]
 NONE: Ref = (-1, 0, 0, 0)
@@ -111,7 +111,7 @@ def keep_operands(program: Program) -> Program:
     barrier in between: their q|k|v must not be overwritten by attend's own result. And a few rows are quantised by each
     thread for itself, again without a barrier: what they are made from must outlast the next instruction that has one.
     """
-    source = {i.output.name: i.inputs[0] for i in program.body if _writes_pages(i)}
+    source = {i.output.name: i.inputs[0] for i in program.body if _makes_queries(i)}
     body = []
     without_barrier: list[str] = []
     for instr in program.body:
@@ -124,6 +124,11 @@ def keep_operands(program: Program) -> Program:
 
 def _writes_pages(instr: Instr) -> bool:
     return any(value.type.dtype == "cache" for value in instr.outputs)
+
+
+def _makes_queries(instr: Instr) -> bool:
+    """Whether the attend behind an instruction reads its result as the core stores queries."""
+    return _writes_pages(instr) or instr.op == "rope_queries"
 
 
 def check(program: Program) -> None:
@@ -139,7 +144,7 @@ def check(program: Program) -> None:
         if instr.op == "attend":
             if instr.attr("soft_cap") and instr.attr("alibi"):
                 raise UnsupportedError("attend with soft_cap and alibi", "the cpu backend has no kernel for both")
-            if previous is None or not _writes_pages(previous):
+            if previous is None or not _makes_queries(previous):
                 reason = "the cpu backend runs the two together"
                 raise UnsupportedError("attend without rope_kv_write or qkv_write before it", reason)
         if instr.op == "embed" and instr.inputs[0] not in ("ids", "positions"):
@@ -183,12 +188,14 @@ def lower(program: Program, layout: ImageLayout) -> Lowered:
     places, types = program.plan.places, program.types()
     offsets = ((name, place.offset) for name, place in places.items())
     refs = {name: (number, at.const, at.tokens, at.rows) for number, (name, at) in enumerate(offsets)}
-    arena, record, tables = program.plan.arena, np.zeros(1, _record_type()), list(program.tables)
+    arena, record, attentions = program.plan.arena, np.zeros(1, _record_type()), attentions_of(program)
+    records = [_record(program, instr, record, types, layout, refs, attentions) for instr in program.body]
     return Lowered(
-        code=np.concatenate([_record(program, instr, record, types, layout, refs, tables) for instr in program.body]),
+        code=np.concatenate(records),
         logits=refs[program.logits],
         arena=(arena.const, arena.tokens, arena.rows),
-        attention=_attention(program),
+        attentions=attentions.kinds,
+        tables=attentions.ropes,
         vocab=types[program.logits].width,
         table=layout.table,
         positions=layout.positions,
@@ -218,9 +225,9 @@ def _operation(instr: Instr, types: Mapping[str, Type], columns: int) -> str:
         return "attend_both_ways"
     if instr.op == "attend" and instr.weights:
         return "attend_sinks"
-    if instr.op == "rope_kv_write" and instr.attr("norm_last"):
-        return "rope_write_normed"
     name = _OPERATIONS[instr.op]
+    if instr.op in ("rope_kv_write", "rope_queries") and instr.attr("norm_last"):
+        return f"{name}_normed"
     if instr.op == "join_heads" and instr.attr("shared"):
         return "join_heads_sharing"
     if instr.op == "route":
@@ -251,39 +258,6 @@ def _routing(instr: Instr) -> str:
     return f"route_{'sigmoid' if instr.attr('score') == 'sigmoid' else 'scores'}{'_best' * by_best}{over_all}"
 
 
-def _attention(program: Program) -> Attention:
-    (group,) = program.kv_groups.values()
-    tables = list(program.tables.values())
-    if not _LEAST_HEAD <= group.head_dim <= _MOST_HEAD:
-        reason = f"the cpu backend has attention over heads of {_LEAST_HEAD} to {_MOST_HEAD}"
-        raise UnsupportedError(f"head_dim {group.head_dim}", reason, ["backend=reference"])
-    if len({(table.style, table.dim) for table in tables}) > 1:
-        raise UnsupportedError(
-            "rope tables of several styles or widths", "the cpu backend has one of each for all layers"
-        )
-    writes = [i for i in program.body if i.op == "rope_kv_write" or (i.op == "qkv_write" and i.weights)]
-    attends = [i for i in program.body if i.op == "attend"]
-    return Attention(
-        layers=group.layers,
-        heads=_shared(attends, "heads"),
-        kv_heads=group.kv_heads,
-        head_dim=group.head_dim,
-        tables=len(tables),
-        rotated=tables[0].dim if tables else 0,
-        interleaved=bool(tables) and tables[0].style == "interleaved",
-        q_scale=float(np.float32(_shared(attends, "scale") * math.log2(math.e))),
-        eps=float(_shared(writes, "eps")) if writes else 0.0,
-    )
-
-
-def _shared(instrs: list[Instr], name: str) -> Any:
-    """The attribute of instructions that must agree on it."""
-    values = {instr.attr(name) for instr in instrs}
-    if len(values) > 1:
-        raise UnsupportedError(f"layers with different {name} of attention", "the cpu backend has one for all of them")
-    return values.pop()
-
-
 def _record_type() -> np.dtype[np.void]:
     """The layout of a record. numpy would read the shape in a format like "(4,)<i8" with `ast`, which fails in Python
     3.11 when two threads do so at once."""
@@ -298,23 +272,22 @@ def _record(
     types: Mapping[str, Type],
     layout: ImageLayout,
     refs: Mapping[str, Ref],
-    tables: Sequence[str],
+    attentions: Attentions,
 ) -> np.ndarray:
-    """int64: the instruction's record, a filled copy of `empty`, and its matrix's pieces (native/records.h).
-
-    tables: names of the rope tables, in the order of the image.
-    """
+    """int64: the instruction's record, a filled copy of `empty`, and its matrix's pieces (native/records.h)."""
     first = instr.weights[0] if instr.weights else ""
     pieces = layout.matrices.get(first, ())
     columns = pieces[0].columns if pieces else 0
     operation, out = _operation(instr, types, columns), types[instr.output.name]
-    product, writes = instr.has(Trait.PRODUCT, Trait.EXPERTS, Trait.HEAD_PRODUCT), _writes_pages(instr)
+    product, writes = instr.has(Trait.PRODUCT, Trait.EXPERTS, Trait.HEAD_PRODUCT), _makes_queries(instr)
     adapts = "group" in instr.attrs and operation.startswith("adapter")
     inputs = types[instr.inputs[0]].width if product or writes or adapts else out.width
     fields: dict[str, object] = {
         "operation": _native.operations().index(operation),
         "over_rows": out.leading == "rows",
-        "digits": Q_BYTES.get((types[instr.inputs[0]] if product else out).dtype, 1),
+        "digits": attentions.numbers.get(
+            instr.output.name, Q_BYTES.get((types[instr.inputs[0]] if product else out).dtype, 1)
+        ),
         "x": refs.get(instr.inputs[0], NONE),
         "y": refs[instr.output.name],
         "residual": next((refs[name] for name in instr.inputs[1:] if name in refs), NONE),
@@ -333,7 +306,7 @@ def _record(
         fields |= {"width": 0, "stride": 0}
     if instr.op in _FACTORS:
         fields["eps"] = instr.attr(_FACTORS[instr.op])
-    fields |= _weight_fields(instr, layout, tables)
+    fields |= _weight_fields(instr, layout, attentions.tables)
     record = empty.copy()
     for name, value in fields.items():
         record[name] = value
@@ -346,7 +319,7 @@ def _weight_fields(instr: Instr, layout: ImageLayout, tables: Sequence[str]) -> 
     places = [layout.vectors.get(name, -1) for name in instr.weights]
     if instr.op == "attend":
         return {"width": instr.attr("window"), "bias": places[0] if places else -1}
-    if _writes_pages(instr):
+    if _makes_queries(instr):
         table = instr.attrs.get("table")
         norms = dict(zip(("q_norm", "k_norm"), places, strict=False))
         return {"width": -1 if table is None else tables.index(table), **norms}

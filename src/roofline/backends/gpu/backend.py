@@ -209,13 +209,13 @@ def _notes(
     from roofline.backends.gpu.tuning.exact_cost import exact_over_fast
 
     program = executable.program
-    (group,) = program.kv_groups.values()
+    kv_format = next(iter(program.kv_groups.values())).format  # of all groups
     pages, hosted_bytes = executable.num_pages, executable.weights.hosted_bytes
     notes = {
         "device": f"{device.device.title}, kernels for {device.chip.name}",
         "weights": f"{human_bytes(executable.weight_bytes - hosted_bytes)} on the device",
         "variants": variants,
-        "cache": f"{pages * PAGE_TOKENS} tokens in {group.format}, {human_bytes(executable.page_bytes * pages)}",
+        "cache": f"{pages * PAGE_TOKENS} tokens in {kv_format}, {human_bytes(executable.page_bytes * pages)}",
     }
     if products := float8_products(program, device.chip):
         notes["products"] = products

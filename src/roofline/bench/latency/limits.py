@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from roofline.common.json_types import JsonMapping
 from roofline.models.registry import configure
-from roofline.program.ir import Instr, Program
+from roofline.program.ir import Instr, Program, kv_group_of
 from roofline.program.passes.price import Amount, Price, mixture, price, segment_work, step_work, window_of
 from roofline.program.trace import trace_shape
 
@@ -79,9 +79,12 @@ class LatencyLimits:
         priced = price(program)
         products = tuple(instr for instr in priced.instrs if instr[0].op == "attend" or _multiplies(program, instr[0]))
         self._products, self._all, self._experts = Price(products, 0, ()), priced, mixture(program)
-        self._windows = [window_of(instr) for instr, _ in priced.instrs if instr.op == "attend"]  # of each layer
-        (group,) = program.kv_groups.values()
-        self.kv_token_bytes = replace(group, format=KV).token_bytes
+        groups = {name: replace(group, format=KV) for name, group in program.kv_groups.items()}
+        layer_bytes = {name: replace(group, layers=1).token_bytes for name, group in groups.items()}
+        attends = [instr for instr, _ in priced.instrs if instr.op == "attend"]
+        # Of each layer that attends: its window, and bytes of a token in its cache.
+        self._read = [(window_of(instr), layer_bytes[kv_group_of(instr.inputs[1])]) for instr in attends]
+        self.kv_token_bytes = sum(group.token_bytes for group in groups.values())
         self.weight_bytes = priced.weight_bytes
 
     def step(self, batch: int, tokens: int, context: int, speed: Speed) -> WorkLimit:
@@ -105,8 +108,7 @@ class LatencyLimits:
 
     def _kv_read(self, batch: int, tokens: int, context: int) -> int:
         """Bytes of keys and values that all layers read."""
-        keys = [segment_work(context, tokens, window)[0] for window in self._windows]
-        return batch * sum(keys) * self.kv_token_bytes // len(keys)
+        return batch * sum(segment_work(context, tokens, window)[0] * size for window, size in self._read)
 
 
 def _multiplies(program: Program, instr: Instr) -> bool:

@@ -22,7 +22,7 @@ from roofline.train.memory.dry_run import ACTIVATIONS, GRADIENTS, LOGITS, PASSIN
 from roofline.train.memory.exhausted import free_memory
 from roofline.train.memory.meter import MemoryMeter
 from roofline.train.model.form import ParameterForm
-from roofline.train.model.modules import Model
+from roofline.train.model.modules import KEYS, Model
 from roofline.train.model.optim import is_hidden_matrix
 from roofline.train.model.tensor_parallel import part
 from roofline.train.model.widen import PLAIN
@@ -268,6 +268,8 @@ def _kept_by_block(model: Model, usage: DryRunUsage, config: TrainConfig, world:
     device, length, compute = world.device, config.max_seq_len, COMPUTE[config.precision]
     dtype = _gathered_dtype(config, world)
     last = model.cfg.layers - 1
+    if model.cfg.kv_source(last) != last:
+        return None  # it reads what another block wrote
     weights = []
     for node, name in model.blocks[last].places:
         tensor = getattr(node, name)
@@ -280,7 +282,9 @@ def _kept_by_block(model: Model, usage: DryRunUsage, config: TrainConfig, world:
     first = model.kinds[last]
     shared = model.shared(rows, length, device, documents, first)
     with torch.autocast(device.type, compute, enabled=compute is not None):
-        out = model.compute((rows, length, first), x, *shared, *weights)
+        out = model.compute((rows, length, first), x, *shared, *(None,) * KEYS, *weights)
+    if not isinstance(out, Tensor):
+        return None  # others read what it wrote
     saved = getattr(out.grad_fn, "saved_tensors", None)
     if saved is None:
         return None  # a backend that leaves the graph to torch

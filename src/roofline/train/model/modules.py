@@ -8,7 +8,7 @@ compiles it once.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import cast
 
@@ -38,9 +38,11 @@ from roofline.train.model.widen import PLAIN
 from roofline.weights.names import to_hf
 
 SHARED = 5  # tensors that all blocks like one read
+KEYS = 2  # behind them: the keys and values that another block wrote, None where a block has its own
 BUDGET = 0.95  # of what torch.compile would keep for the backward pass; casts and gates are recomputed instead
 
 Device = str | torch.device
+BlockFunction = Callable[..., Tensor | tuple[Tensor, ...]]
 Contexts = Callable[[], tuple[AbstractContextManager[object], AbstractContextManager[object]]]
 
 
@@ -49,19 +51,20 @@ class Node(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer. forward: x [tokens, width] and the tensors that all blocks share -> x.
+    """One layer. forward: x [tokens, width], the tensors that all blocks share, and keys and values of another block ->
+    x; of a block whose keys and values others read these, too.
 
     Args:
         tensors: (name below the block, how it is made) of each tensor of its parameters.
         compute: the function that all blocks hand their tensors to.
     """
 
-    def __init__(self, tensors: Sequence[tuple[str, "_Made"]], compute: Callable[..., Tensor], device: Device) -> None:
+    def __init__(self, tensors: Sequence[tuple[str, "_Made"]], compute: BlockFunction, device: Device) -> None:
         super().__init__()
         self.compute = compute
         self.places = [_add_parameter(self, name, made, device) for name, made in tensors]
 
-    def forward(self, x: Tensor, rows: tuple[int, int, int], *shared: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, rows: tuple[int, int, int], *shared: Tensor | None) -> Tensor | tuple[Tensor, ...]:
         # Parameters are looked up at every call: while a sharded block computes, they are other tensors.
         return self.compute(rows, x, *shared, *(getattr(node, kind) for node, kind in self.places))
 
@@ -100,7 +103,7 @@ class Model(nn.Module):
         layered = tuple(p for p in table if p.name.startswith("layers.{layer}."))
         outer = [p for p in table if p.tied_to is None and not p.name.startswith("layers.")]
         spec = _BlockSpec(self.family, local_config(self.cfg, self.ranks), self.ranks, layered, forms)
-        self.compute: Callable[..., Tensor] = partial(_block, spec)
+        self.compute: BlockFunction = partial(_block, spec)
         self._head = _HeadSpec(self.family, self.cfg, tuple(p.name for p in outer), forms)
         self.head_loss: Callable[..., Tensor] = partial(_head_loss, self._head)
         self.chunk_logits = True
@@ -117,7 +120,8 @@ class Model(nn.Module):
         self._outer = [
             _add_parameter(self, name, made, device) for p in outer for name, made in self._tensors(p, dtype)
         ]
-        alike = [(self.cfg.alike(layer), spec.forms_of(layer)) for layer in range(self.cfg.layers)]
+        layers = range(self.cfg.layers)
+        alike = [(self.cfg.alike(layer), layer in spec.sources, spec.forms_of(layer)) for layer in layers]
         self.kinds = [alike.index(each) for each in alike]
 
     def _tensors(self, param: Param, dtype: torch.dtype) -> list[tuple[str, "_Made"]]:
@@ -174,9 +178,14 @@ class Model(nn.Module):
         w = self._head.weights(outer)
         w.layers = self.blocks  # type: ignore[attr-defined]
         batch = ForwardBatch(ids.reshape(-1), shared[0][0], slice(None) if places is None else places, None)
+        written: dict[int, Sequence[Tensor | None]] = {}  # keys and values, by the layer that others read them of
 
         def call_block(_: object, __: object, block: Block, x: Tensor, layer: int, batch: object) -> Tensor:
-            return self._watched(block(x, (rows, length, kinds[layer]), *shared[kinds[layer]]))
+            keys = written.get(self.cfg.kv_source(layer), (None, None))
+            out = block(x, (rows, length, kinds[layer]), *shared[kinds[layer]], *keys)
+            if isinstance(out, tuple):
+                out, *written[layer] = out
+            return self._watched(out)
 
         def call_head(
             head: Callable[..., Tensor], cfg: ModelConfig, w: Weights, x: Tensor, batch: ForwardBatch
@@ -261,6 +270,12 @@ class _BlockSpec:
     table: tuple[Param, ...]
     forms: Mapping[str, ParameterForm] = field(default_factory=dict)
 
+    @cached_property
+    def sources(self) -> frozenset[int]:
+        """The layers whose keys and values others read."""
+        layers = range(self.cfg.layers)
+        return frozenset(self.cfg.kv_source(layer) for layer in layers if self.cfg.kv_source(layer) != layer)
+
     def of(self, layer: int) -> list[Param]:
         """The rows of a layer, with its number."""
         return [replace(p, name=p.name.format(layer=layer)) for p in self.table if p.is_of(layer)]
@@ -318,20 +333,19 @@ def _block(
     x: Tensor,
     *tensors: Tensor,
     fused: bool = False,
-) -> Tensor:
+) -> Tensor | tuple[Tensor, ...]:
     """A layer of the family on x [tokens, width]; rows: how many, of which length, and the first layer like this one;
-    tensors: what `Model.shared` gives, then the layer's parameters; fused: with torch's own attention, and no product
-    written over."""
+    tensors: what `Model.shared` gives, keys and values of another layer, then the layer's parameters; fused: with
+    torch's own attention, and no product written over."""
     count, length, layer = rows
     shared: Sequence[Tensor | None] = tensors[:SHARED]
-    (positions, cos, sin, bias, places), parameters = shared, tensors[SHARED:]
+    (positions, cos, sin, bias, places), keys = shared, tensors[SHARED : SHARED + KEYS]
+    parameters = tensors[SHARED + KEYS :]
     at = positions if positions is None or cos is None or sin is None else TurnedPositions(positions, cos, sin)
     # Selective checkpointing can keep the result of an attention only if it is one op.
-    batch = ForwardBatch(
-        *(None, at, slice(None)),
-        Rows(count, length, spec.cfg.kv_heads, bias, attend=None if fused else attend),
-        StateRows(count, length, places),
-    )
+    group, kv_heads = spec.cfg.kv_group(layer), spec.cfg.kv_shape(layer).kv_heads
+    cache = Rows(count, length, kv_heads, bias, *keys, attend=None if fused else attend)
+    batch = ForwardBatch(*(None, at, slice(None)), cache, StateRows(count, length, places), [cache] * group)
     table = spec.of(layer)
     taken = _taken(spec.forms_of(layer), parameters, fused)
     weights = [
@@ -339,7 +353,9 @@ def _block(
     ]
     w = nest([param.name.removeprefix(f"layers.{layer}.") for param in table], weights)
     # The cache keeps nothing, so layers that are alike may be one; another number would compile each layer by itself.
-    return spec.family.block(spec.cfg, w, x, layer, batch)  # type: ignore[return-value]  # of tensors
+    out = cast(Tensor, spec.family.block(spec.cfg, w, x, layer, batch))
+    after = batch.cache_of(group)
+    return (out, after.k, after.v) if layer in spec.sources and isinstance(after, Rows) else out  # type: ignore[return-value]
 
 
 def _within_documents(documents: Tensor) -> Tensor:

@@ -100,12 +100,16 @@ def part(param: Param, ranks: TensorRanks) -> ParameterPart:
 
 def local_config(cfg: ModelConfig, ranks: TensorRanks) -> ModelConfig:
     """The shape of a rank's share of a block. Raises ConfigError if the ranks do not divide heads or ffn,
-    UnsupportedError for layers with recurrent state."""
+    UnsupportedError for layers with recurrent state or of several sizes."""
     if ranks.size > 1 and cfg.state_parts:
         reason = "layers that keep recurrent state are trained whole on each rank"
         raise UnsupportedError(f"tensor_parallel={ranks.size} of a {cfg.family} model", reason, ("fsdp",))
     if ranks.size > 1 and getattr(cfg, "kv_rank", 0):
         reason = "attention over compressed rows, parts of which all heads share, is trained whole on each rank"
+        raise UnsupportedError(f"tensor_parallel={ranks.size} of a {cfg.family} model", reason, ("fsdp",))
+    sizes = cfg.layers_by(lambda n: (cfg.kv_shape(n), cfg.heads_of(n), cfg.ffn_of(n), cfg.kv_source(n) == n))
+    if ranks.size > 1 and len(sizes) > 1:
+        reason = "layers of several sizes are trained whole on each rank"
         raise UnsupportedError(f"tensor_parallel={ranks.size} of a {cfg.family} model", reason, ("fsdp",))
     for name in ("heads", "kv_heads", "ffn"):
         if getattr(cfg, name) % ranks.size:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from roofline.backends.cpu.select import DEFAULT
 from roofline.ops.symbol import Q_BYTES
 from roofline.ops.traits import Trait
-from roofline.program.ir import Instr, Program
+from roofline.program.ir import Instr, Program, kv_group_of
 
 FEW_ROWS = 32
 
@@ -69,7 +69,7 @@ def _describe(instr: Instr, program: Program) -> tuple[str, str] | None:
         out = types[instr.output.name]
         return "rows", f"{instr.op} {out.width} {out.dtype}"
     if instr.op == "attend":
-        (group,) = program.kv_groups.values()
+        group = program.kv_groups[kv_group_of(instr.inputs[1])]
         suffix = f" window {instr.attr('window')}" if instr.attr("window") else ""
         suffix += " capped" if instr.attr("soft_cap") else ""
         suffix += " alibi" if instr.attr("alibi") else ""

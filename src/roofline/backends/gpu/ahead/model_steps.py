@@ -84,7 +84,7 @@ def executable_without_memory(
     config = config_of(checkpoint.config).first(first.layers)
     program = compile_for_gpu(first, config, options, chip)
     longest = min(config.max_position, 1 << 15)
-    (group,) = program.kv_groups.values()
+    token_bytes = sum(group.token_bytes for group in program.kv_groups.values())
     tokens, running = step
     limits = BatchLimits(
         tokens=max(tokens, running), segments=running, rows=running, pages=running * -(-longest // PAGE_TOKENS)
@@ -94,7 +94,7 @@ def executable_without_memory(
         checkpoint.read,
         Runtime(chip, "meta", options.exact, graphs=False),
         limits=limits,
-        num_pages=cache_bytes // (PAGE_TOKENS * group.token_bytes),
+        num_pages=cache_bytes // (PAGE_TOKENS * token_bytes),
         max_context=longest,
         weights_hash="",
     )

@@ -10,7 +10,6 @@ from types import MappingProxyType
 from roofline.common.errors import ConfigError
 from roofline.ops import formats
 from roofline.ops.batch import BatchLimits
-from roofline.ops.symbol import kv_head_bytes
 from roofline.program.ir import Program, Recipe
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
@@ -91,8 +90,7 @@ def needs_of(
         else:
             ends += size
     groups = program.kv_groups.values()
-    heads = ((2 * group.layers * group.kv_heads, kv_format or group.format, group.head_dim) for group in groups)
-    token = sum(count * kv_head_bytes(form, head_dim) for count, form, head_dim in heads)
+    token = sum(replace(group, format=kv_format or group.format).token_bytes for group in groups)
     arena = program.plan.arena
     workspace = arena.const + arena.tokens * limits.tokens + arena.rows * limits.rows + extra
     ordered = tuple(layers[index] for index in sorted(layers))
