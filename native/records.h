@@ -75,6 +75,7 @@ enum Number {  // of a plain number
     count,
     qkv_columns,    // at least those of q, k and v
     head_columns,   // at least those of all heads of q
+    result_columns,  // at least those of what all heads see
     layer,          // of the attention's cache
     window,         // keys that a token sees, 0: all
     rope_table,     // one of the model's, -1: nothing is rotated
@@ -218,9 +219,9 @@ inline constexpr Uses kWriteScaled{number, tokens,      attention, columns,     
 inline constexpr Uses kQueries{ number, tokens,         attention, columns,    queries,  no_value,      rope_table, head_columns, no_place,   no_place,        unread, unread,   maybe_of_head, no_place,      no_matrix};
 inline constexpr Uses kQueriesScaled{number, tokens,    attention, columns,    queries,  no_value,      rope_table, head_columns, of_positions, no_place,      unread, unread,   maybe_of_head, no_place,      no_matrix};
 inline constexpr Uses kFactors{ number, tokens,         unread, row,           row,      no_value,      count,  unread,       of_positions,   no_place,        unread, unread,   no_place,      no_place,      no_matrix};
-inline constexpr Uses kAttend{  number, tokens,         attention, queries,       columns,  no_value,      window, head_columns, maybe_of_heads, no_place,        not_negative, layer,    no_place,      no_place,      no_matrix};
-inline constexpr Uses kAttendBothWays{number, tokens,   attention, queries,       columns,  no_value,      unread, head_columns, no_place,     no_place,        not_negative, layer,    no_place,      no_place,      no_matrix};
-inline constexpr Uses kAttendSinks{number, tokens,      attention, queries,       columns,  no_value,      window, head_columns, maybe_of_heads, of_heads,        not_negative, layer,    no_place,      no_place,      no_matrix};
+inline constexpr Uses kAttend{  number, tokens,         attention, queries,       columns,  no_value,      window, result_columns, maybe_of_heads, no_place,        not_negative, layer,    no_place,      no_place,      no_matrix};
+inline constexpr Uses kAttendBothWays{number, tokens,   attention, queries,       columns,  no_value,      unread, result_columns, no_place,     no_place,        not_negative, layer,    no_place,      no_place,      no_matrix};
+inline constexpr Uses kAttendSinks{number, tokens,      attention, queries,       columns,  no_value,      window, result_columns, maybe_of_heads, of_heads,        not_negative, layer,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kDown{    number, tokens_or_rows, unread, row,           columns,  no_value,      count,  count,        no_place,       no_place,        unread, group,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kUp{      number, tokens_or_rows, unread, row,           columns,  columns,       count,  count,        no_place,       no_place,        unread, group,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kRoute{   number, tokens_or_rows, unread, row,           of_ranks, of_ranks,      router_columns, unread, no_place,    no_place,        unread, ranks_of_router, no_place, no_place,   no_matrix};

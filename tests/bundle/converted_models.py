@@ -48,6 +48,9 @@ WIDE_GPT2 = LEARNED | {"family": "gpt2", "activation": "gelu_tanh", "ffn": 256} 
 GEMMA3_BY_SIX = GEMMA3 | {"query_scalar": 32.0, "layers": 6, "layer_windows": [9, 9, 9, 9, 9, 0]}
 
 CONVERTED = {
+    "deepseek_v2": ConvertedRow(GGUF_CASES["deepseek_v2"].config),
+    "deepseek_v3": ConvertedRow(CASES["deepseek_v3"].config),
+    "youtu": ConvertedRow(CASES["youtu"].config),
     "llama": ConvertedRow(BASE),
     "llama_heads_of_20": ConvertedRow(CASES["llama_heads_of_20"].config),
     "llama_bias": ConvertedRow(CASES["llama_bias"].config),

@@ -220,6 +220,18 @@ MISTRAL4 |= {"query_beta": 0.4, "query_context": 32, "shared_ffn": 32, "head_dim
 MISTRAL4 |= {"rope_scaling": SHARP | {"mscale_all_dim": 1.0}}
 YOUTU = BASE | {"family": "youtu", "kv_heads": 4, "head_dim": 24, "rotary_dim": 8, "rope_style": "interleaved"}
 YOUTU |= {"kv_rank": 32, "q_rank": 48, "value_dim": 16}
+MINICPM3 = YOUTU | {"family": "minicpm3", "rope_style": "half", "embedding_multiplier": 12.0, "norm_eps": 1e-5}
+MINICPM3 |= {"residual_multiplier": 1.4 / 2**0.5, "head_divisor": 0.25}
+MINICPM3_LONG = MINICPM3 | {"q_rank": 0, "tied": False, "head_divisor": 1.6, "max_position": 1024}
+MINICPM3_LONG |= {
+    "rope_scaling": {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": 64.0,
+        "attention_factor": 1.2,
+        "short_factor": [1.0] * 4,
+        "long_factor": [1.0, 1.5, 2.5, 4.0],
+    }
+}
 CASES |= {
     "deepseek_v3": Case("deepseek_v3", "sigmoids within groups of experts, a bias that chooses, YaRN", DEEPSEEK3),
     "deepseek_v3_half": Case(
@@ -247,6 +259,12 @@ CASES |= {
         MISTRAL4 | {"groups": 3, "kept_groups": 2},
     ),
     "youtu": Case("youtu", "DeepSeek's attention in Llama's layers", YOUTU),
+    "minicpm3": Case(
+        "minicpm3",
+        "DeepSeek's attention with halves of a head turned, multipliers of embeddings, branches and the head",
+        MINICPM3,
+    ),
+    "minicpm3_long": Case("minicpm3", "two sets of factors of the frequencies, no compressed queries", MINICPM3_LONG),
     "youtu_untied": Case(
         "youtu", "the same with queries that are not compressed", YOUTU | {"q_rank": 0, "tied": False}
     ),
@@ -446,6 +464,10 @@ IN_QWEN_MOE |= {"experts": 6, "experts_per_token": 3, "renormalise": True}
 WRAPPED = {
     "gemma3_with_vision": Case("gemma3", "the text part of a model that reads pictures", GEMMA3),
     "mistral3": Case("mistral3", "the text part of a model that reads pictures", BASE | {"tied": False}),
+    "mistral3_with_mistral4": Case("mistral3", "the same with Mistral 4's text part", MISTRAL4),
+    "kimi_k25": Case(
+        "kimi_k25", "the text part of a model that reads pictures", DEEPSEEK3 | {"groups": 1, "kept_groups": 1}
+    ),
     "llava": Case("llava", "the text part of a model that reads pictures", BASE | {"tied": False}),
     "qwen3_vl": Case(
         "qwen3_vl",

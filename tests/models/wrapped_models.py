@@ -26,6 +26,11 @@ HYBRID |= {"linear_value_head_dim": 16, "layer_types": ["linear_attention", "ful
 HYBRID_ROPE = QWEN_ROPE | {"mrope_section": [1, 1, 0], "partial_rotary_factor": 0.25}
 HYBRID_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 HYBRID_EXPERTS |= {"shared_expert_intermediate_size": 40, "rope_parameters": HYBRID_ROPE}
+LATENT = {"num_key_value_heads": 4, "head_dim": 8, "kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 16}
+LATENT |= {"qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 1}
+LATENT |= {"topk_group": 1, "moe_intermediate_size": 24, "first_k_dense_replace": 1}
+KIMI_VISION = {"model_type": "kimi_k25_vision", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+KIMI_VISION |= {"intermediate_size": 32, "pos_emb_height": 4, "pos_emb_width": 4, "patch_size": 14}
 IMAGE_ID = 90
 # model_type -> the config.json of a small model
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -40,6 +45,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": PIXTRAL,
         "image_token_index": IMAGE_ID,
         "tie_word_embeddings": False,
+    },
+    "kimi_k25": {
+        "text_config": SHAPE | LATENT | {"model_type": "deepseek_v3"},
+        "vision_config": KIMI_VISION,
+        **{"image_token_id": IMAGE_ID, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93},
+        **{"tie_word_embeddings": False, "projection_hidden_size": 32},
     },
     "llava": {
         "text_config": SHAPE | {"model_type": "llama"},
@@ -92,7 +103,9 @@ def wrapped(kind: str, changes: Mapping[str, Any] | None = None, text: Mapping[s
 def around(kind: str, config: Mapping[str, Any]) -> Any:
     """The same around a text part of a canonical configuration."""
     fields = hf_config(dict(config))
-    del fields["model_type"], fields["architectures"]
+    del fields["architectures"]
+    if fields["model_type"] != "mistral4":  # else the text part is of the type that the whole mostly has
+        del fields["model_type"]
     if kind.startswith("qwen3_"):
         half = (config.get("rotary_dim") or config["head_dim"]) // 2
         sections = {"mrope_section": [half // 2, half // 4, half - half // 2 - half // 4], "mrope_interleaved": True}

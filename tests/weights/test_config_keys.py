@@ -79,6 +79,8 @@ _CHANGED: dict[str, Any] = {
     **{"no_rope_layers": [0, 0], "no_rope_layer_interval": 1, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
     **{"residual_multiplier": 0.5, "attention_multiplier": 0.5},
     **{"num_local_experts": 5, "num_experts_per_tok": 1, "swiglu_alpha": 2.0, "swiglu_limit": 3.0},
+    # of MiniCPM3
+    **{"scale_emb": 3.0, "scale_depth": 2.0, "dim_model_base": 32},
     # of DeepSeek
     **{"kv_lora_rank": 48, "q_lora_rank": 24, "qk_nope_head_dim": 24, "qk_rope_head_dim": 12, "v_head_dim": 12},
     **{"n_routed_experts": 5, "moe_intermediate_size": 49, "n_shared_experts": 1, "first_k_dense_replace": 2},
@@ -123,7 +125,7 @@ _BESIDE_OF: dict[str, dict[str, dict[str, Any]]] = {
 _CHANGED_OF: dict[str, dict[str, Any]] = {
     **{key: {"norm_topk_prob": False, "routed_scaling_factor": 3.0} for key in ("deepseek_v3", "kimi_k2")},
     **{key: {"norm_topk_prob": False} for key in ("glm4_moe_lite", "mistral4")},
-    "youtu": {"tie_word_embeddings": False},
+    **{key: {"tie_word_embeddings": False} for key in ("youtu", "minicpm3")},
     "deepseek_v2": {"topk_method": "group_limited_greedy", "norm_topk_prob": True},
     "gemma2": {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2},
     "gemma3_text": {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2},
@@ -166,6 +168,7 @@ _BASE_OF: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("deepseek_v3", "kimi_k2", "glm4_moe_lite"), _LATENT | _LATENT_EXPERTS),
     "mistral4": _LATENT | _LATENT_EXPERTS,
     "youtu": _LATENT,
+    "minicpm3": _LATENT,
 }
 # Of every class, beside what these say themselves: any model may say it, and transformers' shared code reads it.
 _SHARED = {"is_causal": False, "per_layer_config": {"0": {"head_dim": 8}}, "attention_chunk_size": 4}

@@ -27,6 +27,7 @@ from roofline.weights.files.output import check_new, new_file, new_folder
 from roofline.weights.gguf_form import gguf_form, with_heads
 from roofline.weights.gguf_tensors import gguf_tensors
 from roofline.weights.hf_tensors import HfTensor, hf_tensors, stored_together
+from roofline.weights.latent_form import latent_form
 from roofline.weights.quantise.calibration import WeightCalibration
 from roofline.weights.quantise.tensors import QuantiseTarget, is_quantised, pieces
 
@@ -149,7 +150,7 @@ def write_safetensors(
     from roofline.weights.to_hf import checked_hf_config
 
     check_new(out, 0)
-    checkpoint = with_heads(checkpoint, tiled=False)
+    checkpoint = latent_form(with_heads(checkpoint, tiled=False), latent=False)
     if kinds is None:
         kinds = safetensors_formats(checkpoint, dtype)
     config, rope_style = checked_hf_config(checkpoint.config, _matrix_format(kinds, checkpoint))

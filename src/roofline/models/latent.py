@@ -91,8 +91,8 @@ def with_attention(cfg: Config, table: Iterable[Param]) -> tuple[Param, ...]:
     """A table with the parameters of this attention in place of others."""
     within, spec_table = "layers.{layer}.attn.", tuple(table)
     place = next(n for n, param in enumerate(spec_table) if param.name.startswith(within))
-    left = [param for param in spec_table if not param.name.startswith(within)]
-    return (*left[:place], *_attention_params(cfg), *left[place:])
+    remaining = [param for param in spec_table if not param.name.startswith(within)]
+    return (*remaining[:place], *_attention_params(cfg), *remaining[place:])
 
 
 def _attention_params(cfg: Config) -> list[Param]:
@@ -142,8 +142,8 @@ def _over_rows(cfg: Config, w: Weights, q: Pair, rows: Pair, layer: int, batch: 
     queries = ops.join_heads(q[0], ops.head_linear(q[1], w.k_up.weight, heads), heads)
     turned, key = _turned(cfg, queries, ops.join_heads(*rows, 1), 1, layer, batch)
     batch.cache = ops.latent_write(batch.cache, key, place)
-    seen = ops.attend(turned, batch.cache, place, heads, cfg.attention_scale, value_dim=cfg.kv_rank)
-    return ops.head_linear(seen, w.v_up.weight, heads)
+    rows_of_heads = ops.attend(turned, batch.cache, place, heads, cfg.attention_scale, value_dim=cfg.kv_rank)
+    return ops.head_linear(rows_of_heads, w.v_up.weight, heads)
 
 
 def _over_heads(cfg: Config, w: Weights, q: Pair, rows: Pair, layer: int, batch: ForwardBatch) -> Value:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from roofline.common.errors import ConfigError
 from roofline.weights import names
+from roofline.weights.families.shared.latent_fields import OF_HEADS
 from roofline.weights.families.shared.tensor_names import EXPERT, without_expert
 from roofline.weights.files.mapped import JsonObject, TensorInfo
 
@@ -48,6 +49,8 @@ def _tensor(config: JsonObject, name: str, group: list[TensorInfo]) -> GgufTenso
             shape[0] * len(group) // experts,
             *shape[1:],
         )  # [experts, rows, columns]; biases have no columns
+    elif name.endswith(OF_HEADS):
+        shape = (config["heads"], shape[0] // config["heads"], *shape[1:])
     elif name.endswith(_VECTOR):
         shape = shape[-1:]
     nbytes = sum(info.nbytes for info in group)

@@ -53,6 +53,16 @@ def latent_form(checkpoint: Checkpoint, latent: bool) -> Checkpoint:
     return replace(checkpoint, tensors=infos, config=latent_config(config, latent), bytes_of=read)
 
 
+def latent_format(name: str, format_of: Callable[[str], str]) -> str:
+    """The format of a matrix that is made of others of its layer. format_of: that of a tensor that files have."""
+    before, part = layer_part(name)
+    if part == TOGETHER:
+        keys, values = (format_of(f"{before}{other}.weight") for other in (KEYS, VALUES))
+        return keys if keys == values and keys in _NUMBERS else "F32"
+    form = format_of(f"{before}{TOGETHER}.weight")
+    return form if part == VALUES or form in _NUMBERS else "F32"
+
+
 Made = tuple[TensorInfo, Callable[[], np.ndarray]]
 
 
@@ -93,12 +103,14 @@ def _together(checkpoint: Checkpoint, before: str) -> list[Made]:
     heads, plain, value, rank = _sizes(checkpoint.config)
     form = k_info.format if k_info.format == v_info.format and k_info.format in _NUMBERS else "F32"
 
-    def both() -> np.ndarray:
+    def join() -> np.ndarray:
         k = _as(form, k_info, checkpoint.read(k_info.name), (heads, rank, plain)).transpose(0, 2, 1)
         v = _as(form, v_info, checkpoint.read(v_info.name), (heads, value, rank))
         return np.ascontiguousarray(np.concatenate([k, v], axis=1)).reshape(-1).view(np.uint8)
 
-    return [(_turned(replace(k_info, format=form), f"{before}{TOGETHER}.weight", (heads * (plain + value), rank)), both)]
+    return [
+        (_turned(replace(k_info, format=form), f"{before}{TOGETHER}.weight", (heads * (plain + value), rank)), join)
+    ]
 
 
 def _sizes(config: JsonObject) -> tuple[int, int, int, int]:

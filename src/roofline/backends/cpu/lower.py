@@ -36,6 +36,7 @@ _OPERATIONS = {
     "linear_add": "linear",
     "linear_silu_mul": "linear_gated",
     "rope_kv_write": "rope_write",
+    "rope_latent_write": "rope_write",  # the attention says that there are no values
     "qkv_write": "rope_write",  # without a table nothing is rotated
     "rope_queries": "rope_queries",
     "attend": "attend",

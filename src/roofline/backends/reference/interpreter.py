@@ -308,7 +308,9 @@ class Interpreter:
         bends = {"window": instr.attr("window"), "soft_cap": instr.attr("soft_cap"), "slopes": slopes}
         bends["sinks"] = self.weights.tensor(instr.weights[0]) if instr.weights else None
         for index, (start, stop, first) in enumerate(cache.segments):
-            context = cache.read_stored(instr.attr("layer"), index).with_values(instr.attr("value_dim")).for_heads(heads)
+            context = (
+                cache.read_stored(instr.attr("layer"), index).with_values(instr.attr("value_dim")).for_heads(heads)
+            )
             rows = q[start:stop].view(stop - start, heads, -1)
             at = first if instr.attr("causal") else None
             out.append(orders.attend_pages64(rows, context, at, instr.attr("scale"), **bends).flatten(1))

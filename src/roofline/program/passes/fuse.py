@@ -1,8 +1,9 @@
 """fuse: neighbours become one instruction where the result between them is read by nobody else.
 
 expert_linear_silu_mul (fuse_experts.py), qk_norm, linear_silu_mul, *_quantize, linear_add, rope_kv_write, qkv_write,
-rope_latent_write (fuse_latent.py), rope_queries (fuse_queries.py); add_norm, whose sum others may read too; and cut_heads, which copies columns that no
-other fusion takes. Each rounds exactly where its parts round. A target says which of them its backend has.
+rope_latent_write (fuse_latent.py), rope_queries (fuse_queries.py); add_norm, whose sum others may read too; and
+cut_heads, which copies columns that no other fusion takes. Each rounds exactly where its parts round. A target says
+which of them its backend has.
 """
 
 from collections.abc import Callable, Collection, Mapping

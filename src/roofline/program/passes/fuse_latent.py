@@ -53,5 +53,5 @@ def _fused(write: Instr, q_name: str, maker_of: Mapping[str, Instr], read: Mappi
     if scaled:
         attrs |= {name: scaled.attrs[name] for name in ("beta", "context", "offset") if name in scaled.attrs}
     inputs = (joined.name, q.inputs[1], write.inputs[0])
-    both = Instr("rope_latent_write", inputs, (), attrs, (last.output, *write.outputs))
-    return [Instr("join_heads", sources, (), {"heads": 1}, (joined,)), both]
+    write_both = Instr("rope_latent_write", inputs, (), attrs, (last.output, *write.outputs))
+    return [Instr("join_heads", sources, (), {"heads": 1}, (joined,)), write_both]

@@ -19,7 +19,7 @@ from dataclasses import replace
 from roofline.common.errors import UnsupportedError
 from roofline.models.spec import Param
 from roofline.ops import formats, registry
-from roofline.ops.symbol import STORES, Type
+from roofline.ops.symbol import STORES
 from roofline.ops.traits import Trait
 from roofline.program.ir import Columns, Instr, Program, Recipe, Value, WeightPiece, kv_group_of
 from roofline.program.passes.divide import Heads, Range, divide_columns, divide_heads, divide_rows
@@ -144,9 +144,9 @@ class _Cuts:
 
     def _dim_behind(self, attend: Instr) -> int:
         """The columns that a head of an attention has where it meets a matrix split by row."""
-        made = attend.output.name
+        result = attend.output.name
         for instr in self.source.body:
-            if self.split(instr) == "row" and self._attended.get(instr.inputs[0], instr).output.name == made:
+            if self.split(instr) == "row" and self._attended.get(instr.inputs[0], instr).output.name == result:
                 return self.source.weights[instr.weights[0]].columns // int(attend.attr("heads"))
         return self._types[attend.inputs[1]].trailing[1]
 
@@ -160,8 +160,8 @@ class _Cuts:
             raise UnsupportedError(f"{instr.op} under tensor_parallel", reason, [_ALONE])
         part = first // dim, last // dim
         for number, name in enumerate(instr.inputs):
-            whole = number == 0 and bool(instr.attrs.get("shared"))  # one head, that stands before all others
-            self._take(name, None if whole else _columns_of_heads(part, self._types[name].width // heads))
+            is_shared = number == 0 and bool(instr.attrs.get("shared"))  # one head, that stands before all others
+            self._take(name, None if is_shared else _columns_of_heads(part, self._types[name].width // heads))
 
     def _inputs(self, instr: Instr) -> Range:
         """The columns that the rank has of a row split."""

@@ -57,6 +57,8 @@ _QWEN_MEDIA = {"image_token_id": 151655, "video_token_id": 151656}
 _QWEN_MEDIA |= {"vision_start_token_id": 151652, "vision_end_token_id": 151653}
 _QWEN35_MEDIA = {"image_token_id": 248056, "video_token_id": 248057}
 _QWEN35_MEDIA |= {"vision_start_token_id": 248053, "vision_end_token_id": 248054}
+_KIMI_MEDIA = {"image_token_id": 163605, "video_token_id": 163840}
+_KIMI_MEDIA |= {"vision_start_token_id": 163602, "vision_end_token_id": 163604}
 WRAPPERS: Mapping[str, Wrapper] = {
     "gemma3": Wrapper(
         _TOWER,
@@ -66,6 +68,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
         media={"image_token_index": 262_144, "boi_token_index": 255_999, "eoi_token_index": 256_000},
     ),
     "mistral3": Wrapper(_TOWER, "mistral", any_text=True, tied=True, media={"image_token_index": 10}),
+    "kimi_k25": Wrapper(("vision_tower", "mm_projector"), "deepseek_v3", any_text=True, tied=True, media=_KIMI_MEDIA),
     "llava": Wrapper(_TOWER, "llama", any_text=True, tied=None, media={"image_token_index": 32000}),
     "qwen3_vl": Wrapper(("visual",), "qwen3_vl_text", any_text=False, tied=False, media=_QWEN_MEDIA),
     "qwen3_vl_moe": Wrapper(("visual",), "qwen3_vl_moe_text", any_text=False, tied=False, media=_QWEN_MEDIA),

@@ -17,6 +17,7 @@ ATTENTION = {
     "attn.v_up": ("attn_v_b", ""),
     "attn.o": ("attn_output", "self_attn.o_proj"),
 }
+OF_HEADS = (".attn.k_up.weight", ".attn.v_up.weight")  # a matrix of each head
 _LARGEST = 1 << 14
 _BETA, _CONTEXT = "llama_4_scaling_beta", "original_max_position_embeddings"
 _ROPE = (_BETA, "max_position_embeddings")  # the second says again what stands outside
@@ -136,7 +137,13 @@ def gguf_attention(model: gguf_fields.GgufModel, config: Config) -> Config:
     if "rotary_dim" not in config:
         fields.refuse("rope.dimension_count", f"leaves nothing of {config['head_dim']} unturned")
     queries = _size(fields, _Q_RANK, 0, fields.get(_Q_RANK, int, 0))
-    sizes = {"kv_rank": _size(fields, _KV_RANK, 1, fields.need(_KV_RANK, int)), "q_rank": queries, "value_dim": value}
+    sizes: Config = {
+        "kv_rank": _size(fields, _KV_RANK, 1, fields.need(_KV_RANK, int)),
+        "q_rank": queries,
+        "value_dim": value,
+    }
+    if any(name.endswith(OF_HEADS) for name in model.shapes):
+        sizes["latent"] = True
     if scaling and scaling["rope_type"] == "yarn":
         weight = fields.get(_SHARP, float, 0.0)
         if weight <= 0:
