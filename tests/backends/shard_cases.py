@@ -58,6 +58,7 @@ FAMILIES = {
     "routed": _MIXTURE
     | {"family": "routed", "score": "sigmoid", "choice_bias": True, "groups": 3, "kept_groups": 2, "experts": 6}
     | {"dense": [0], "dense_ffn": 96, "shared_ffn": 160, "routed_scale": 2.5},
+    "hunyuan_moe": _MIXTURE | {"family": "hunyuan_moe", "qk_norm": True, "shared_ffn": 96, "layers": 1},
     "gemma1": builders.BASE | {"family": "gemma1", "kv_heads": 1, "layers": 1},
     "gpt_oss": _MIXTURE
     | {"family": "gpt_oss", "layer_windows": [9, 0], "attention_bias": True, "output_bias": True, "swiglu_limit": 0.7},
@@ -72,7 +73,12 @@ FAMILIES |= {
 REFUSED = {
     "OLMo 2": builders.BASE | {"family": "olmo2", "tied": False},
     "OLMo 3": builders.BASE | {"family": "olmo2", "tied": False, "layer_windows": [9, 0], "local_theta": 1e4},
+    "FlexOlmo": _MIXTURE | {"family": "flex_olmo", "qk_norm": True, "wide_qk_norm": True, "layers": 1},
     "Qwen3.5 and Qwen3-Next": builders.HYBRID,
+}
+# Likewise, of families that are divided otherwise.
+REFUSED_FORMS = {
+    "OLMoE and MiniMax-M2": _MIXTURE | {"family": "olmoe", "qk_norm": True, "wide_qk_norm": True},
 }
 
 

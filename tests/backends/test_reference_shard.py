@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "program"))  # program_builde
 sys.path.insert(0, str(Path(__file__).parent))  # shard_cases
 
 import program_builders as builders
-from shard_cases import CHUNKS, FAMILIES, LIMITS, MODELS, REFUSED, WHOLE, build
+from shard_cases import CHUNKS, FAMILIES, LIMITS, MODELS, REFUSED, REFUSED_FORMS, WHOLE, build
 from thread_ranks import Member, Threads
 
 from roofline import ops
@@ -76,7 +76,7 @@ def test_families_have_the_logits_of_one_rank_within_rounding(name: str) -> None
 def test_every_family_is_divided_or_stands_among_those_that_are_not() -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "parallel.md").read_text()
     listed = page[page.index("**What is refused") :].split("\n\n")[0]
-    for name, config in REFUSED.items():
+    for name, config in (REFUSED | REFUSED_FORMS).items():
         assert name in listed
         model = builders.build(config, "F32")
         for ranks in (2, 3):

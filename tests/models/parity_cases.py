@@ -458,6 +458,37 @@ CASES |= {
         | {"attention_bias": True, "output_bias": True},
     ),
 }
+CASES |= {
+    "hunyuan_moe": Case(
+        "hunyuan_v1_moe",
+        "norms of q and k behind rope, an expert that all tokens go to",
+        ROUTED | {"family": "hunyuan_moe", "qk_norm": True, "ffn": 48, "shared_ffn": 48, "layers": 1},
+    ),
+    "hunyuan_moe_biases": Case(
+        "hunyuan_v1_moe",
+        "biases of attention, tied",
+        ROUTED
+        | {"family": "hunyuan_moe", "qk_norm": True, "shared_ffn": 32, "tied": True, "layers": 1}
+        | {"attention_bias": True, "output_bias": True},
+    ),
+    "sarvam_moe": Case(
+        "sarvam_moe",
+        "q, k and v in one tensor, norms of q and k, sigmoids with a bias that chooses, a dense layer, a shared expert",
+        SIGMOID | {"family": "bailing_moe", "qk_norm": True, "shared_ffn": 32},
+    ),
+    "sarvam_moe_groups": Case(
+        "sarvam_moe",
+        "half of each head turned, groups, no norms of q and k",
+        SIGMOID
+        | {"family": "bailing_moe", "rotary_dim": 8, "groups": 3, "kept_groups": 2, "dense": [], "dense_ffn": 0}
+        | {"layers": 1},
+    ),
+    "flex_olmo": Case(
+        "flex_olmo",
+        "post-norms alone, norms of q and k over all heads, softmax whose chosen do not add up to 1",
+        ROUTED | {"family": "flex_olmo", "qk_norm": True, "wide_qk_norm": True, "renormalise": False, "layers": 1},
+    ),
+}
 IN_QWEN_MOE = BASE | {"family": "qwen_moe", "qk_norm": True, "head_dim": 32, "ffn": 40, "tied": False}
 IN_QWEN_MOE |= {"experts": 6, "experts_per_token": 3, "renormalise": True}
 # Of models that read pictures too: kind is that of the whole, config that of the text part.

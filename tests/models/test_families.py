@@ -113,6 +113,9 @@ def test_a_family_trains(name: str) -> None:
         assert (model(ids) - original(ids).logits).abs().max() < 2e-5
     model(ids, ids.roll(-1, 1)).backward()
     for parameter, value in model.named_parameters():
+        if not value.requires_grad:  # what chooses experts, and says nothing of their weights
+            assert parameter.endswith(("e_score_correction_bias", "expert_bias"))
+            continue
         assert value.grad is not None, parameter
         assert value.grad.abs().max() > 0, parameter
 
@@ -122,6 +125,7 @@ def test_a_family_trains(name: str) -> None:
     [
         *("gemma3", "phi3", "olmo2", "gpt_neox", "gpt2", "opt_350m", "gpt_oss", "deepseek_v2_lite"),
         *("qwen3_5_moe", "qwen3_next", "ministral3", "arcee_bias"),
+        *("minimax_m2", "ernie4_5_moe_between", "exaone_moe", "hy_v3", "glm4_moe", "sarvam_moe"),
     ],
 )
 def test_what_training_exports_has_the_values_of_transformers(name: str, tmp_path: Path) -> None:

@@ -43,6 +43,10 @@ COUNTS = {
     "qwen2.5-0.5b": 494_032_768,
     "qwen3-8b": 8_190_735_360,
     "smollm2-1.7b": 1_711_376_384,
+    "olmoe-1b-7b": 6_919_161_856,
+    "exaone-4-1.2b": 1_279_391_488,
+    "solar-open-100b": 102_651_799_552,
+    "ministral-3-3b": 3_429_006_336,
 }
 # What comparisons of chips are published of.
 MEASURED = ("mpt-1b", "mpt-13b", "llama-2-7b", "llama-2-13b", "llama-2-70b", "mistral-7b-v0.1", "codellama-34b")
@@ -83,6 +87,7 @@ def test_lists_begin_in_the_table_and_repeat_over_the_layers() -> None:
     assert len(windows) == 26
     assert [layer for layer, window in enumerate(windows) if window == 0] == [5, 11, 17, 23]
     assert set(windows) == {0, 512}
+    assert presets.preset("qwen3.5-0.8b")["recurrent"] == [True, True, True, False] * 6
     assert presets.preset("smollm3-3b")["turning"][-5:] == [False, True, True, True, False]
 
 

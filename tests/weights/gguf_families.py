@@ -129,6 +129,24 @@ def latent_apart(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np
     return [(name.replace("kv_b", "k_b"), keys), (name.replace("kv_b", "v_b"), np.ascontiguousarray(heads[:, plain:]))]
 
 
+class TogetherQkv:
+    """q, k and v of a layer, one below the other, beside experts apart."""
+
+    def __init__(self) -> None:
+        self._waiting: list[np.ndarray] = []
+
+    def __call__(self, name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+        before, _, part = name.removesuffix(".weight").rpartition(".self_attn.")
+        if part not in ("q_proj", "k_proj", "v_proj"):
+            return experts_apart(name, values, config)
+        self._waiting.append(values)
+        if part != "v_proj":
+            return []
+        together = np.concatenate(self._waiting)
+        self._waiting.clear()
+        return [(f"{before}.attention.query_key_value.weight", together)]
+
+
 def tiled(name: str, values: np.ndarray, keys: int, before: int) -> np.ndarray:
     """Value heads, the first of all key heads before the second of all. before: rows of q and k, where any are."""
     if "out_proj" in name:
@@ -196,6 +214,13 @@ GGUF_CASES = {
         | {"attention.temperature_scale": 0.4, "attention.temperature_length": 32}
         | {"expert_weights_scale": 1.0, "feed_forward_length": 32},
         latent_apart,
+    ),
+    "minicpm3": GgufCase(
+        "minicpm3",
+        CASES["minicpm3"].config | {"embedding_multiplier": 12.0, "head_divisor": 64 / 256},
+        {"attention.kv_lora_rank": 32, "attention.q_lora_rank": 48, "attention.key_length": 24, "vocab_size": 96}
+        | {"rope.dimension_count": 8},
+        as_it_is,
     ),
     "youtu": GgufCase(
         "deepseek2",
@@ -377,6 +402,19 @@ GGUF_CASES = {
         | {"attention.sliding_window": 9, "attention.sliding_window_pattern": [True, True, True, False]}
         | {"nextn_predict_layers": 0, "rope.scaling.type": "none"},
         experts_apart,
+    ),
+    "hunyuan_moe": GgufCase(
+        "hunyuan-moe",
+        CASES["hunyuan_moe"].config,
+        {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 48, "expert_shared_count": 1}
+        | {"expert_shared_feed_forward_length": 48},
+        experts_apart,
+    ),
+    "sarvam_moe": GgufCase(
+        "bailingmoe2",
+        CASES["sarvam_moe"].config | {"rotary_dim": 8},
+        SIGMOID_KEYS | {"expert_shared_count": 1, "expert_shared_feed_forward_length": 32, "rope.dimension_count": 8},
+        TogetherQkv(),
     ),
     "gpt2": GgufCase("gpt2", LEARNED | {"family": "gpt2", "activation": "gelu_tanh"}, {LAYER: 1e-5}, by_columns),
     "mpt": GgufCase("mpt", MPT, {LAYER: 1e-5, "attention.max_alibi_bias": 8.0}, as_it_is),

@@ -59,7 +59,7 @@ _HARMLESS = {
         "init_std",
     ),
     *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
-    *("residual_dropout", "eod_token_id"),
+    *("residual_dropout", "eod_token_id", "sep_token_id"),
     "reorder_and_upcast_attn",  # the order of the same products
 }
 _CHANGED: dict[str, Any] = {
@@ -92,7 +92,13 @@ _CHANGED: dict[str, Any] = {
     # of families that choose experts by scores
     **{"n_group": 2, "topk_group": 2, "use_qk_norm": True, "mlp_layer_types": ["sparse"] * 2, "num_shared_experts": 2},
     **{"router_scaling_factor": 1.5, "moe_k": 3, "moe_num_experts": 5, "moe_num_shared_experts": 1, "clip_qkv": 8.0},
-    **{"moe_layer_start_index": 0, "moe_layer_end_index": 0, "moe_layer_interval": 3, "moe_norm_min": 0.1},
+    **{
+        "moe_layer_start_index": 0,
+        "moe_layer_end_index": 0,
+        "moe_layer_interval": 3,
+        "moe_norm_min": 0.1,
+        "moe_topk": 2,
+    },
     # of GPT-NeoX, GPT-2 and OPT
     **{"layer_norm_eps": 1e-4, "use_parallel_residual": False, "n_embd": 128, "n_layer": 3, "n_head": 2, "n_inner": 97},
     **{"n_positions": 513, "activation_function": "gelu", "scale_attn_weights": False, "add_cross_attention": True},
@@ -144,8 +150,10 @@ _CHANGED_OF: dict[str, dict[str, Any]] = {
     "dots1": {"norm_topk_prob": True, "n_shared_experts": 2},
     "glm4_moe": {"norm_topk_prob": False, "n_shared_experts": 2},
     "solar_open": {"norm_topk_prob": False, "n_shared_experts": 2},
+    "sarvam_moe": {"norm_topk_prob": False, "n_shared_experts": 2, "routed_scaling_factor": 1.5, "use_qk_norm": False},
     "exaone_moe": {"layer_types": ["full_attention"] * 2, "norm_topk_prob": False, "routed_scaling_factor": 1.5},
     "ernie4_5_moe": {"tie_word_embeddings": False},
+    **{kind: {"norm_topk_prob": True, "num_experts_per_tok": 1} for kind in ("olmoe", "flex_olmo")},
 }
 _LATENT: dict[str, Any] = {
     **{"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16},
@@ -163,7 +171,8 @@ _BASE_OF: dict[str, dict[str, Any]] = {
     "opt": {"ffn_dim": 96},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1},
-    **{kind: {"n_routed_experts": 4, "num_experts_per_tok": 2} for kind in ("glm4_moe", "solar_open")},
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 3},
+    **{kind: {"n_routed_experts": 4, "num_experts_per_tok": 2} for kind in ("glm4_moe", "solar_open", "sarvam_moe")},
     "deepseek_v2": _LATENT | _LATENT_EXPERTS | {"head_dim": 8},
     **dict.fromkeys(("deepseek_v3", "kimi_k2", "glm4_moe_lite"), _LATENT | _LATENT_EXPERTS),
     "mistral4": _LATENT | _LATENT_EXPERTS,

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +192,56 @@ def test_any_json_is_read_or_refused(quantization: Any) -> None:
     with contextlib.suppress(UnsupportedError):
         check_config(Path("config.json"), quantization)
         assert quantization["quant_method"] in ("fp8", "compressed-tensors")
+
+
+def in_float8(folder: Path, pattern: str, quantization: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Write a folder's matrices of that pattern in e4m3, with a scale for each block or for each of them; the float32
+    values by Hugging Face's name."""
+    stored, values = library.load_file(folder / "model.safetensors"), {}
+    for name in [name for name in stored if re.fullmatch(pattern, name)]:
+        rows, columns = stored[name].shape
+        blocks = quantization["weight_block_size"] is not None
+        scale = torch.full((rows // 128, columns // 128) if blocks else (), 0.25) * (1 + 0.5 * len(values))
+        codes = (stored[name].float() / scale.flatten()[0]).to(torch.float8_e4m3fn)
+        values[name] = codes.float().numpy() * scale.flatten()[0].numpy()
+        stored |= {name: codes, f"{name}_scale_inv": scale.to(torch.float32)}
+        if not blocks:
+            stored[name.removesuffix("weight") + "activation_scale"] = torch.ones(())
+    library.save_file(stored, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": quantization}
+    (folder / "config.json").write_text(json.dumps(config))
+    return values
+
+
+def test_blocks_of_experts_are_read_under_published_names(tmp_path: Path) -> None:
+    """As MiniMax-M2 is published: all matrices of layers but the router, and torch's name of the numbers."""
+    from tests.models.parity_cases import CASES, theirs
+
+    sizes = {"width": 128, "heads": 2, "kv_heads": 2, "head_dim": 128, "rotary_dim": 64, "ffn": 128, "experts": 2}
+    theirs({**CASES["minimax_m2"].config, **sizes, "layers": 1}).save_pretrained(tmp_path)
+    settings = {**FP8, "fmt": "float8_e4m3fn", "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"]}
+    values = in_float8(tmp_path, r"model\.layers\..*(_proj|\.w[123])\.weight", settings)
+    checkpoint = open_checkpoint(tmp_path)
+    assert len(values) == 4 + 2 * 3
+    for name, ours in (("self_attn.k_proj", "attn.k"), ("block_sparse_moe.experts.1.w2", "mlp.experts.1.down")):
+        tensor = f"layers.0.{ours}.weight"
+        assert checkpoint.tensors[tensor].format == "E4M3"
+        assert np.array_equal(checkpoint.dequantize(tensor), values[f"model.layers.0.{name}.weight"])
+    assert checkpoint.tensors["layers.0.mlp.choice.bias"].shape == (2,)
+
+
+def test_a_scale_for_each_matrix_of_the_text_part_of_a_wrapper_is_read(tmp_path: Path) -> None:
+    """As Ministral 3 is published: beside a vision tower that is not quantised, with scales of activations."""
+    from tests.models.wrapped_models import wrapped
+
+    text = {"model_type": "ministral3", "hidden_size": 128, "head_dim": 32, "intermediate_size": 128}
+    wrapped("mistral3", text=text).save_pretrained(tmp_path)
+    settings = {"quant_method": "fp8", "activation_scheme": "static", "dequantize": False, "weight_block_size": None}
+    settings["modules_to_not_convert"] = ["model.vision_tower", "model.multi_modal_projector", "lm_head"]
+    values = in_float8(tmp_path, r"(.*\.)?language_model\..*layers\..*_proj\.weight", settings)
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.config["family"] == "ministral3"
+    assert len(values) == 2 * 7
+    (name,) = (name for name in values if name.endswith("layers.1.mlp.down_proj.weight"))
+    assert checkpoint.tensors["layers.1.mlp.down.weight"].format == "E4M3"
+    assert np.array_equal(checkpoint.dequantize("layers.1.mlp.down.weight"), values[name])

@@ -136,11 +136,13 @@ def test_what_others_need_to_know_is_in_the_configuration() -> None:
         **(llama["rope_scaling"] or {"rope_type": "default"}),
     }
     for name, config in CONFIGS.items():
-        if config["family"] == "gemma" and config["rope_scaling"]:  # which has a table for each kind of layer
+        if "local_theta" in config and config["rope_scaling"]:  # which has a table for each kind of layer
             whole = hf_config(config)["rope_parameters"]["full_attention"]
             assert whole == {"rope_theta": config["rope_theta"], **config["rope_scaling"]}, name
         elif config["family"] != "mpt":
-            assert hf_config(config).get("rope_scaling") == config["rope_scaling"], name
+            beside = {"llama_4_scaling_beta": config["query_beta"]} if config["family"] == "ministral3" else {}
+            scaling = config["rope_scaling"] and {**config["rope_scaling"], **beside}
+            assert hf_config(config).get("rope_scaling") == scaling, name
     assert "attention_bias" not in hf_config(CONFIGS["qwen2"])
     assert [hf_config(CONFIGS[name])["model_type"] for name in ("mistral", "qwen2", "qwen3")] == [
         "mistral",

@@ -71,7 +71,7 @@ def test_experts_are_nearest_to_families_with_experts(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     strange = unfamiliar(tmp_path)
     assert strange is not None
-    assert strange.nearest in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+    assert strange.nearest in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "flex_olmo")
     assert strange.lacking == {}
     assert strange.ops["join_heads"] == ("kv_lora_rank",)
     assert {"route", "expert_linear", "combine"} <= set(strange.ops)

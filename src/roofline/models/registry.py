@@ -31,6 +31,9 @@ _FAMILIES: dict[str, str | Family] = {
         ("dots1", "ernie4_5_moe", "exaone_moe", "glm4_moe", "hy_v3", "minimax_m2"), "roofline.models.routed"
     ),
     "olmoe": "roofline.models.routed",
+    "bailing_moe": "roofline.models.routed",
+    "flex_olmo": "roofline.models.flex_olmo",
+    "hunyuan_moe": "roofline.models.hunyuan_moe",
     "smollm3": "roofline.models.smollm3",
     "llama": "roofline.models.llama",
     "mistral": "roofline.models.llama",

@@ -83,7 +83,7 @@ def spec(cfg: Config) -> tuple[Param, ...]:
     dense = [replace(param, layers=cfg.dense) for param in llama.mlp_params(replace(cfg, ffn=max(1, cfg.dense_ffn)))]
     experts = [replace(param, layers=sparse) for param in moe.expert_params(cfg)]
     if cfg.choice_bias:
-        bias = Param("layers.{layer}.mlp.choice.bias", (cfg.experts,), "replicate", layers=sparse)
+        bias = Param("layers.{layer}.mlp.choice.bias", (cfg.experts,), "replicate", layers=sparse, fixed=True)
         experts.insert(1, bias)
     table: list[Param] = []
     for param in qwen.spec(cfg):

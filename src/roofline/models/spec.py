@@ -21,7 +21,8 @@ class Param:
 
     `{layer}` in the name stands for each layer; tied_to: the parameter this one is; parts: row counts of a fused
     column parameter, each of which is split by itself; experts: so many matrices lie one below the other in it, which
-    files may have as one tensor or as one each (`file_shapes`); layers: those that have it, None: all.
+    files may have as one tensor or as one each (`file_shapes`); layers: those that have it, None: all; fixed: no loss
+    has a gradient for it, and training leaves it as it is.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Param:
     parts: tuple[int, ...] = ()
     experts: int = 0
     layers: Collection[int] | None = None
+    fixed: bool = False
 
     def is_of(self, layer: int) -> bool:
         """Whether a layer has it."""

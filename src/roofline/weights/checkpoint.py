@@ -254,12 +254,15 @@ def _open_gguf(path: Path) -> Checkpoint:
 
 def _as_matrix(info: TensorInfo) -> TensorInfo:
     """The tensor with experts, or matrices of heads, one below the other where it has them stacked, [experts, rows,
-    cols], biases of the former one behind the other, and a linear with one output as a row. The bytes are the same."""
+    cols], biases of the former one behind the other, a linear with one output as a row, and one row of biases as a
+    vector. The bytes are the same."""
     part = info.name.partition(".mlp.")[2]
     if (part.startswith("experts.") or info.name.endswith(OF_HEADS)) and len(info.shape) == 3:
         return replace(info, shape=(info.shape[0] * info.shape[1], info.shape[2]))
     if part.startswith("experts.") and part.endswith(".bias") and len(info.shape) == 2:
         return replace(info, shape=(info.shape[0] * info.shape[1],))
+    if part == "choice.bias" and len(info.shape) == 2 and info.shape[0] == 1:
+        return replace(info, shape=info.shape[1:])
     if part == "shared.scale.weight" and len(info.shape) == 1:
         return replace(info, shape=(1, *info.shape))
     return info

@@ -128,14 +128,14 @@ class Model(nn.Module):
         """(name in torch, how it is made) of each tensor of a parameter; those that it is frozen in first."""
         form, name = self.forms.get(param.name), to_hf(self.cfg.family, param.name)
         if form is None:
-            return [(name, _Made(part(param, self.ranks).local, dtype, True))]
+            return [(name, _Made(part(param, self.ranks).local, dtype, not param.fixed))]
         rows = [(name, _Made(form.stored, PLAIN.get(form.format, torch.uint8), False))]
         kind = dtype if dtype.is_floating_point else torch.float32
         return rows + [(beside(name, each), _Made(shape, kind, True)) for each, shape in form.trained.items()]
 
     def canonical(self) -> Iterator[tuple[str, Param, nn.Parameter]]:
-        """(name in torch, the spec's row, this rank's tensor) of every parameter that is trained; an adapter's have
-        rows of their own, named as the matrix is, such as layers.0.attn.q.lora_A."""
+        """(name in torch, the spec's row, this rank's tensor) of every parameter that is trained, or that no loss
+        has a gradient for; an adapter's have rows of their own, named as the matrix is: layers.0.attn.q.lora_A."""
         parameters = dict(self.named_parameters())
         for param in self.table():
             name, form = to_hf(self.cfg.family, param.name), self.forms.get(param.name)

@@ -118,6 +118,19 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
         *(*_SCORED[:-4], "num_experts", "num_shared_experts", "sliding_window", "sliding_window_pattern"),
         *("layer_types", "mlp_layer_types", "first_k_dense_replace", "n_group", "topk_group"),
     ),
+    "hunyuan_v1_moe": (
+        *(*_GATED, "attention_bias", "head_dim", "use_qk_norm", "use_cla", "eod_token_id", "num_experts", "moe_topk"),
+        *("moe_intermediate_size", "num_shared_expert", "use_mixed_mlp_moe", "moe_layer_num_skipped"),
+    ),
+    "sarvam_moe": (
+        *_SCORED,
+        "use_qk_norm",
+        "first_k_dense_replace",
+        "num_shared_experts",
+        "use_qkv_bias",
+        "score_function",
+    ),
+    "flex_olmo": (*_GATED, "attention_bias", *_EXPERTS[:2], "norm_topk_prob", "router_aux_loss_coef"),
     "hy_v3": (
         *(*_GATED, "head_dim", "num_experts", "num_experts_per_tok", "num_shared_experts", "moe_intermediate_size"),
         *("router_scaling_factor", "mlp_layer_types", "enable_moe_fp32_combine", "attention_bias", "mlp_bias"),
@@ -151,6 +164,9 @@ _GGUF_KEYS: dict[str, tuple[str, ...]] = {
         *(*_GATED_GGUF[:4], *_EXPERTS_GGUF, "expert_shared_count", "expert_shared_feed_forward_length"),
         *("interleave_moe_layer_step", "leading_dense_block_count"),
     ),
+    "hy_v3": (*_GATED_GGUF[:7], *_SCORED_GGUF, "expert_shared_feed_forward_length"),
+    "bailingmoe2": (*_GATED_GGUF[:7], *_SCORED_GGUF, "expert_shared_feed_forward_length", "nextn_predict_layers"),
+    "hunyuan-moe": (*_GATED_GGUF[:7], *_EXPERTS_GGUF, "expert_shared_count", "expert_shared_feed_forward_length"),
     "exaone-moe": (
         *(*_GATED_GGUF[:7], *_SCORED_GGUF, "expert_shared_feed_forward_length", "nextn_predict_layers"),
         *("attention.sliding_window", "attention.sliding_window_pattern"),

@@ -31,9 +31,9 @@ _DEFAULTS = {
     **{"moe_intermediate_size": 1536, "moe_k": 6, "moe_num_experts": 64, "moe_num_shared_experts": 2},
 }
 # The floor of the sum that weights are divided by: no sum that a router gives is as small.
-_NEUTRAL: dict[str, tuple[object, ...]] = {"use_bias": (False,), "moe_norm_min": (1e-12,)}
+_NEUTRAL = routed_fields.UNREAD | {"use_bias": (False,), "moe_norm_min": (1e-12,), "scoring_func": ("softmax",)}
 _KEYS = RouterKeys("moe_num_experts", "moe_k", "moe_num_shared_experts", scale="")
-_ROUTER = GgufRouter("softmax", reads_score=False, norm=True, reads_norm=False, shared="size")
+_ROUTER = GgufRouter("softmax", reads_score=False, norm=True, reads_norm=False, shared="size", groups=False)
 _STEP = "interleave_moe_layer_step"
 
 
@@ -42,7 +42,10 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     fields = routed_fields.with_names(fields, {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"})
     fields = hf_fields.with_defaults(fields, _DEFAULTS)
     refuse_unless_neutral(fields, _NEUTRAL)
-    ours = hf_fields.decoder(fields, "ernie4_5_moe", ("auto_map",), eps=1e-5, tied=True, theta=5e5)
+    routed_fields.pass_further(fields)
+    ours = hf_fields.decoder(
+        fields, "ernie4_5_moe", ("auto_map",), heads_by_default=False, eps=1e-5, tied=True, theta=5e5
+    )
     ours["rope_style"] = "interleaved"
     ours = routed_fields.hf_routed(fields, ours, _KEYS, _dense(fields, ours["layers"]))
     return checked(fields, ours | {"choice_bias": True, "renormalise": True}, routed_fields.MIXED)

@@ -8,7 +8,7 @@ from pathlib import Path
 from roofline.common.fields import Fields
 from roofline.weights.families import exaone4
 from roofline.weights.families.shared import gguf_fields, hf_fields, layer_kinds, routed_fields
-from roofline.weights.families.shared.canonical import Config, checked
+from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
 from roofline.weights.families.shared.joined_experts import renamed, stacked_experts_apart
 from roofline.weights.families.shared.routed_fields import LAYER, GgufRouter, RouterKeys
 from roofline.weights.families.shared.tensor_names import TensorNames
@@ -32,19 +32,27 @@ _DEFAULTS = {
     **{"routed_scaling_factor": 2.5},
 }
 _KEYS = RouterKeys("num_experts", shared="num_shared_experts")
-_ROUTER = GgufRouter(shared="size")
+_ROUTER = GgufRouter(shared="size", further=True)
 _PATTERN = 4  # of so many layers of a GGUF file the last one sees everything
 
 
 def from_hf(fields: Fields, model_type: str) -> Config:
     """The canonical configuration; a window that layer_types gives to no layer still says that none turns."""
     fields = hf_fields.with_defaults(fields, _DEFAULTS)
-    ours = hf_fields.decoder(fields, "exaone_moe", ("num_experts",), eps=1e-5) | {"qk_norm": True}
+    routed_fields.pass_further(fields)
+    ours = hf_fields.decoder(fields, "exaone_moe", ("num_experts",), heads_by_default=False, eps=1e-5) | {
+        "qk_norm": True
+    }
+    refuse_unless_neutral(fields, {"scoring_func": ("sigmoid",)})
     if fields.values.get("sliding_window", 1) is None:
         fields.refuse("sliding_window", "is null, which transformers does not take for this type")
     exaone4.windows_and_turning(fields, ours)
     first = routed_fields.first_layers(fields, "first_k_dense_replace", 1, ours["layers"])
     dense = routed_fields.layers_of_kind(fields, ours["layers"], first)
+    sparse = fields.elements("is_moe_layer", bool)  # of the first files, as is the next
+    if sparse is not None and [layer for layer, has in enumerate(sparse) if not has] != dense:
+        fields.refuse("is_moe_layer", "is not what mlp_layer_types or first_k_dense_replace says, which is read")
+    refuse_unless_neutral(fields, {"first_last_k_dense_replace": (len(dense),)})
     ours = routed_fields.hf_routed(fields, ours, _KEYS, dense) | {"score": "sigmoid", "choice_bias": True}
     ours["renormalise"] = fields.get("norm_topk_prob", bool, True)
     return checked(fields, routed_fields.hf_groups(fields, ours), routed_fields.MIXED)
@@ -75,4 +83,7 @@ def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
     form = routed_fields.routed_to_gguf(config, "exaone-moe", _ROUTER, "half")
     if form is None or not any(windows):
         return None
-    return gguf_fields.GgufForm(form.architecture, "half", {**form.keys, **gguf_fields.window_keys(windows)})
+    keys = {**form.keys, **gguf_fields.window_keys(windows)}
+    if (config["rope_scaling"] or {}).get("rope_type", "llama3") == "llama3":  # which is a tensor
+        keys["rope.scaling.type"] = "none"
+    return gguf_fields.GgufForm(form.architecture, "half", keys)

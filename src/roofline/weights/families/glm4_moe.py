@@ -6,7 +6,7 @@ Layers that guess further tokens stand behind the last of the model, and are not
 from roofline.common.fields import Fields
 from roofline.weights.families.llama import biased
 from roofline.weights.families.shared import gguf_fields, hf_fields, routed_fields
-from roofline.weights.families.shared.canonical import Config, checked
+from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
 from roofline.weights.families.shared.joined_experts import stacked_experts_apart
 from roofline.weights.families.shared.routed_fields import CHOICE_BIAS, FURTHER, LAYER, GgufRouter, RouterKeys
 from roofline.weights.families.shared.tensor_names import TensorNames
@@ -31,7 +31,7 @@ _DEFAULTS: dict[str, Config] = {
     },
 }
 _KEYS = RouterKeys()
-_ROUTER = GgufRouter()
+_ROUTER = GgufRouter(further=True)
 _HONOURED = ("attention_bias", "use_qk_norm", "n_routed_experts")
 
 
@@ -40,12 +40,14 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     fields = routed_fields.with_names(fields, {"num_local_experts": "n_routed_experts"})
     defaults = _DEFAULTS[model_type] | {"n_routed_experts": 128, "n_shared_experts": 1}
     fields = hf_fields.with_defaults(fields, defaults)
+    refuse_unless_neutral(fields, {"scoring_func": ("sigmoid",)})
     if fields.values.get("partial_rotary_factor") is None:  # null is no factor
         fields = fields.changed({"partial_rotary_factor": 1.0})
     if model_type == _SOLAR:  # whose layers all have experts
         fields = fields.changed({"intermediate_size": fields.need("moe_intermediate_size", int)})
     theta = 1e4 if model_type == _GLM else 1e6
-    ours = hf_fields.decoder(fields, _GLM, _HONOURED, eps=1e-5, theta=theta, turned=1.0)
+    routed_fields.pass_further(fields)
+    ours = hf_fields.decoder(fields, _GLM, _HONOURED, heads_by_default=False, eps=1e-5, theta=theta, turned=1.0)
     ours["attention_bias"] = fields.get("attention_bias", bool, False)
     ours["qk_norm"] = model_type == _GLM and fields.get("use_qk_norm", bool, False)
     first = routed_fields.first_layers(fields, "first_k_dense_replace", 1, ours["layers"]) if model_type == _GLM else []
@@ -76,4 +78,4 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
 def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
     """A part of each head may be turned."""
     form = routed_fields.routed_to_gguf(config, "glm4moe", _ROUTER, "half")
-    return form and gguf_fields.GgufForm(form.architecture, "half", form.keys | gguf_fields.turned_part(config))
+    return form and gguf_fields.GgufForm(form.architecture, "half", {**form.keys, **gguf_fields.turned_part(config)})

@@ -1,5 +1,7 @@
 """Files of Hunyuan (dense)."""
 
+from collections.abc import Collection
+
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import Fields, shorten
 from roofline.weights.families.llama import biased
@@ -7,15 +9,11 @@ from roofline.weights.families.shared import gguf_fields, hf_fields
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
 from roofline.weights.families.shared.tensor_names import ATTENTION, MLP, NORMS, TensorNames
 
-NAMES = TensorNames(
-    NORMS
-    | ATTENTION
-    | MLP
-    | {
-        "attn.q_norm": ("attn_q_norm", "self_attn.query_layernorm"),
-        "attn.k_norm": ("attn_k_norm", "self_attn.key_layernorm"),
-    }
-)
+QK_NORMS = {
+    "attn.q_norm": ("attn_q_norm", "self_attn.query_layernorm"),
+    "attn.k_norm": ("attn_k_norm", "self_attn.key_layernorm"),
+}
+NAMES = TensorNames(NORMS | ATTENTION | MLP | QK_NORMS)
 _HONOURED = ("attention_bias", "use_qk_norm", "num_experts", "auto_map")  # the last: classes of the same mathematics
 _NEUTRAL: dict[str, tuple[object, ...]] = {"use_qk_norm": (True,), "num_experts": (0, 1), "use_cla": (False,)}
 # What stands beside alpha, which alone says how far theta is moved.
@@ -25,8 +23,14 @@ _EXPERTS = ("expert_count", "expert_used_count")
 
 
 def from_hf(fields: Fields, model_type: str) -> Config:
-    """The canonical configuration; a scaling that files call dynamic, and that has an alpha, is another theta."""
+    """The canonical configuration."""
     refuse_unless_neutral(fields, _NEUTRAL)
+    return checked(fields, decoder(fields, "hunyuan", _HONOURED) | {"qk_norm": True}, hf_fields.SPELLED)
+
+
+def decoder(fields: Fields, family: str, honoured: Collection[str]) -> Config:
+    """The canonical configuration without its norms of q and k, as `hf_fields.decoder`; a scaling that files call
+    dynamic, and that has an alpha, is another theta."""
     name = "rope_scaling" if fields.get("rope_scaling", dict) else "rope_parameters"
     table = fields.inside(name)
     alpha = table.positive("alpha") if table.values.get("alpha") else None  # 0 is none
@@ -38,11 +42,11 @@ def from_hf(fields: Fields, model_type: str) -> Config:
             what = f"{fields.path}: {table.within}{shorten(new[0])}"
             raise UnsupportedError(what, "we do not know what it does to the mathematics")
         plain = fields.changed({name: {"rope_type": "default", "rope_theta": table.values.get("rope_theta")}})
-    ours = hf_fields.decoder(plain, "hunyuan", _HONOURED, eps=1e-5) | {"qk_norm": True}
+    ours = hf_fields.decoder(plain, family, honoured, eps=1e-5)
     hf_fields.biases(fields, ours)
     if kind == "dynamic" and alpha:
         ours["rope_theta"] = _theta_by(fields, ours, alpha)
-    return checked(fields, ours, hf_fields.SPELLED)
+    return ours
 
 
 def _theta_by(fields: Fields, ours: Config, alpha: float) -> float:

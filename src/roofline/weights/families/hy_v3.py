@@ -1,4 +1,4 @@
-"""Files of HY 3, whose tensors of experts transformers has under other names in memory.
+"""Files of HY 3, whose router and shared expert have other names in published files than in transformers.
 
 Layers that guess further tokens stand behind the last of the model, and are not read.
 """
@@ -7,35 +7,33 @@ import re
 from pathlib import Path
 
 from roofline.common.fields import Fields
-from roofline.weights.families.shared import hf_fields, routed_fields
+from roofline.weights.families.shared import gguf_fields, hf_fields, routed_fields
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
 from roofline.weights.families.shared.joined_experts import renamed, stacked_experts_apart
-from roofline.weights.families.shared.routed_fields import FURTHER, LAYER, RouterKeys
+from roofline.weights.families.shared.routed_fields import FURTHER, LAYER, GgufRouter, RouterKeys
 from roofline.weights.families.shared.tensor_names import TensorNames
 from roofline.weights.quantised.method import TensorSource
 
-# In memory, and as others write them -> as published.
-_PUBLISHED = {"gate.weight": "router.gate.weight", "e_score_correction_bias": "expert_bias"}
-_PUBLISHED |= {
-    f"shared_experts.{name}_proj.weight": f"shared_mlp.{name}_proj.weight" for name in ("gate", "up", "down")
+# As published -> as transformers has them, and adapters name them.
+_IN_MEMORY = {"router.gate.weight": "gate.weight", "expert_bias": "e_score_correction_bias"}
+_IN_MEMORY |= {
+    f"shared_mlp.{name}_proj.weight": f"shared_experts.{name}_proj.weight" for name in ("gate", "up", "down")
 }
-_IN_MEMORY = re.compile(rf"(.+\.mlp\.)({'|'.join(map(re.escape, _PUBLISHED))})")
+_PUBLISHED = re.compile(rf"(.+\.mlp\.)({'|'.join(map(re.escape, _IN_MEMORY))})")
 
 
 def _apart(path: Path, source: TensorSource) -> TensorSource:
-    return renamed(stacked_experts_apart(path, source), _as_published)
+    return stacked_experts_apart(path, renamed(source, _as_in_memory))
 
 
-def _as_published(name: str) -> str:
-    match = _IN_MEMORY.fullmatch(name)
-    return name if match is None else match[1] + _PUBLISHED[match[2]]
+def _as_in_memory(name: str) -> str:
+    match = _PUBLISHED.fullmatch(name)
+    return name if match is None else match[1] + _IN_MEMORY[match[2]]
 
 
 NAMES = TensorNames(
-    LAYER
-    | {"mlp.router": ("ffn_gate_inp", "mlp.router.gate")}
-    | {f"mlp.shared.{name}": (f"ffn_{name}_shexp", f"mlp.shared_mlp.{name}_proj") for name in ("gate", "up", "down")},
-    bare={"mlp.choice.bias": ("exp_probs_b", "mlp.expert_bias")},
+    LAYER,
+    bare={"mlp.choice.bias": ("exp_probs_b", "mlp.e_score_correction_bias")},
     hf_apart=_apart,
     hf_further=FURTHER,
 )
@@ -46,6 +44,7 @@ _DEFAULTS = {
     **{"router_scaling_factor": 2.826},
 }
 _KEYS = RouterKeys("num_experts", shared="num_shared_experts", scale="router_scaling_factor")
+_ROUTER = GgufRouter(shared="size", dense=False, groups=False)
 _OURS: Config = {"qk_norm": True, "score": "sigmoid", "choice_bias": True, "renormalise": True}
 
 
@@ -53,8 +52,10 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     """The canonical configuration. route_norm is of other programs: transformers' weights always add up to 1."""
     fields = routed_fields.with_names(fields, {"num_local_experts": "num_experts"})
     fields = hf_fields.with_defaults(fields, _DEFAULTS)
-    refuse_unless_neutral(fields, {"route_norm": (True,)})
-    ours = hf_fields.decoder(fields, "hy_v3", ("attention_bias", "num_experts"), eps=1e-5, theta=11_158_840.0)
+    refuse_unless_neutral(fields, {**routed_fields.UNREAD, "route_norm": (True,)})
+    routed_fields.pass_further(fields)
+    honoured = ("attention_bias", "num_experts")
+    ours = hf_fields.decoder(fields, "hy_v3", honoured, heads_by_default=False, eps=1e-5, theta=11_158_840.0)
     hf_fields.biases(fields, ours)
     dense = routed_fields.layers_of_kind(fields, ours["layers"], range(1))
     ours = routed_fields.hf_routed(fields, ours, _KEYS, dense)
@@ -66,3 +67,20 @@ def to_hf(config: Config) -> Config:
     fields = routed_fields.routed_to_hf(config, "hy_v3", "HYV3", _KEYS)
     fields |= {"attention_bias": config["attention_bias"], "mlp_bias": False}
     return fields | {"mlp_layer_types": routed_fields.kinds_of_mlps(config)}
+
+
+def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
+    """The canonical configuration; layers without experts are those that have an MLP."""
+    gguf_fields.refuse_window(model.fields)
+    config = routed_fields.gguf_routed(model, "hy_v3", _ROUTER, "half") | {"qk_norm": True}
+    dense = [layer for layer in range(config["layers"]) if f"layers.{layer}.mlp.gate.weight" in model.shapes]
+    ffn = model.fields.need("feed_forward_length", int)
+    return config | ({"dense": dense, "dense_ffn": ffn} if dense else {})
+
+
+def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
+    """None of a model with biases."""
+    form = routed_fields.routed_to_gguf({**config, "dense": []}, "hy_v3", _ROUTER, "half")
+    if form is None or config["attention_bias"]:
+        return None
+    return gguf_fields.GgufForm("hy_v3", "half", {**form.keys, "expert_shared_count": None})

@@ -23,7 +23,7 @@ def _apart(path: Path, source: TensorSource) -> TensorSource:
 
 
 NAMES = TensorNames(
-    mixtral.NAMES.layer | QK_NORMS,
+    {**mixtral.NAMES.layer, **QK_NORMS},
     bare={"mlp.choice.bias": ("exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias")},
     hf_apart=_apart,
 )
@@ -35,11 +35,11 @@ _DEFAULTS = {
 # Of published files, which transformers does not read: its models have what these say.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     **{"use_qk_norm": (True,), "qk_norm_type": ("per_layer",), "use_routing_bias": (True,)},
-    **{"scoring_func": ("sigmoid",), "shared_intermediate_size": (0,)},
+    **{"shared_intermediate_size": (0,), **routed_fields.UNREAD},
 }
 _HONOURED = ("num_local_experts", "num_experts", "use_qk_norm", "auto_map")  # the last: classes of this mathematics
 _OURS: Config = {"qk_norm": True, "wide_qk_norm": True, "score": "sigmoid", "choice_bias": True, "renormalise": True}
-_ROUTER = GgufRouter(norm=True, reads_norm=False, shared="")
+_ROUTER = GgufRouter(norm=True, reads_norm=False, dense=False, shared="", groups=False)
 
 
 def from_hf(fields: Fields, model_type: str) -> Config:
@@ -52,7 +52,8 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     turned, dim = fields.get("rotary_dim", int), fields.need("head_dim", int)
     if turned is not None and "partial_rotary_factor" not in fields.values:
         fields = fields.changed({"partial_rotary_factor": turned / max(1, dim)})
-    ours = hf_fields.decoder(fields, "minimax_m2", _HONOURED, theta=5e6, turned=1.0)
+    routed_fields.pass_further(fields)
+    ours = hf_fields.decoder(fields, "minimax_m2", _HONOURED, heads_by_default=False, theta=5e6, turned=1.0)
     return checked(fields, ours | hf_experts(fields, "num_local_experts") | _OURS, hf_fields.SPELLED)
 
 
@@ -73,4 +74,4 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
 def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
     """A part of each head may be turned."""
     form = routed_fields.routed_to_gguf(config, "minimax-m2", _ROUTER, "half")
-    return form and gguf_fields.GgufForm(form.architecture, "half", form.keys | gguf_fields.turned_part(config))
+    return form and gguf_fields.GgufForm(form.architecture, "half", {**form.keys, **gguf_fields.turned_part(config)})

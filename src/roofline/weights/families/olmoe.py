@@ -2,7 +2,7 @@
 
 from roofline.common.fields import Fields
 from roofline.weights.families.shared import gguf_fields, hf_fields, routed_fields
-from roofline.weights.families.shared.canonical import Config, checked
+from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
 from roofline.weights.families.shared.experts import hf_experts
 from roofline.weights.families.shared.joined_experts import stacked_experts_apart
 from roofline.weights.families.shared.routed_fields import LAYER, GgufRouter
@@ -13,13 +13,18 @@ _DEFAULTS = {
     **{"vocab_size": 50_304, "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16},
     **{"num_attention_heads": 16, "max_position_embeddings": 4096, "num_experts": 64, "num_experts_per_tok": 8},
 }
-_ROUTER = GgufRouter("softmax", reads_score=False, reads_norm=False, own_size=False, shared="")
+# What these models do not have, at the values that say so.
+UNREAD = {key: routed_fields.UNREAD[key] for key in ("n_group", "topk_group", "routed_scaling_factor")}
+_ROUTER = GgufRouter(
+    "softmax", reads_score=False, reads_norm=False, own_size=False, dense=False, shared="", groups=False
+)
 
 
 def from_hf(fields: Fields, model_type: str) -> Config:
     """The canonical configuration; the norms of q and k are as wide as the model."""
     fields = routed_fields.with_names(fields, {"num_local_experts": "num_experts"})
     fields = hf_fields.with_defaults(fields, _DEFAULTS)
+    refuse_unless_neutral(fields, UNREAD)
     ours = hf_fields.decoder(fields, "olmoe", ("attention_bias", "num_experts"), eps=1e-5)
     hf_fields.biases(fields, ours)
     if ours["head_dim"] * ours["heads"] != ours["width"]:

@@ -27,7 +27,7 @@ _UNUSED = re.compile(r".*\.(input_scale|output_scale|q_scale|k_scale|v_scale|act
 _KEYS: Mapping[str, tuple[object, ...] | None] = {
     "quant_method": ("fp8",),
     "weight_block_size": ([BLOCK, BLOCK],),
-    "fmt": ("e4m3",),
+    "fmt": ("e4m3", "float8_e4m3fn"),
     "dequantize": (False, True),
     # Of activations, and what is in the file anyway.
     **dict.fromkeys(("activation_scheme", "modules_to_not_convert", "ignored_layers", "kv_cache_scheme")),

@@ -28,10 +28,16 @@ CHOICE_BIAS = {"mlp.choice.bias": ("exp_probs_b.bias", "mlp.gate.e_score_correct
 # The module by which layers behind the last of the model are known to guess further tokens.
 FURTHER = "eh_proj"
 MIXED = hf_fields.SPELLED | {"ffn": "moe_intermediate_size"}
+# What types whose models have it no otherwise do not read, at the values that say so.
+UNREAD: dict[str, tuple[object, ...]] = {
+    **{"norm_topk_prob": (True,), "n_group": (1,), "topk_group": (1,), "routed_scaling_factor": (1, 1.0)},
+    "scoring_func": ("sigmoid",),
+}
 _SIZE, _SHARED_SIZE = "expert_feed_forward_length", "expert_shared_feed_forward_length"
 _SHARED_COUNT, _DENSE_COUNT = "expert_shared_count", "leading_dense_block_count"
 _SCALE, _NORM, _SCORE = "expert_weights_scale", "expert_weights_norm", "expert_gating_func"
 _GROUPS, _KEPT = "expert_group_count", "expert_group_used_count"
+_FURTHER = "nextn_predict_layers"
 _SCORES = {"softmax": 1, "sigmoid": 2}  # llama.cpp's numbers
 _LARGEST = 1 << 14
 
@@ -45,6 +51,13 @@ class RouterKeys:
     chosen: str = "num_experts_per_tok"
     shared: str = "n_shared_experts"
     scale: str = "routed_scaling_factor"
+
+
+def pass_further(fields: Fields) -> None:
+    """Read the keys of layers that guess further tokens, which say nothing of the others."""
+    for key in ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules", "mtp_transformer_layers"):
+        fields.get(key, int)
+    fields.get("use_mtp", bool)
 
 
 def with_names(fields: Fields, names: Mapping[str, str]) -> Fields:
@@ -148,19 +161,34 @@ def _count(fields: Fields, name: str) -> int:
 @dataclass(frozen=True)
 class GgufRouter:
     """What an architecture of llama.cpp computes. score: where files say none, and norm: whether weights are made to
-    add up to 1 likewise; None: it reads no such key; own_size: experts have a width of their own; shared: what says
-    the width of the experts that all tokens go to: "count", "size", "" for neither."""
+    add up to 1 likewise; own_size: experts have a width of their own; dense: the first layers may have none; shared:
+    what says the width of the experts that all tokens go to: "count", "size", "" for neither; groups, further: whether
+    files say how many groups there are, and layers that guess further tokens, where there is one and none."""
 
     score: str = "sigmoid"
     reads_score: bool = True
     norm: bool = False
     reads_norm: bool = True
     own_size: bool = True
+    dense: bool = True
     shared: str = "count"
+    groups: bool = True
+    further: bool = False
 
 
-_KEYS = (*HONOURED_GGUF, _SIZE, _SHARED_SIZE, _SHARED_COUNT, _DENSE_COUNT, _SCALE, _NORM, _SCORE, _GROUPS, _KEPT)
-_KEYS += ("nextn_predict_layers",)
+_KEYS: tuple[str, ...] = (
+    *HONOURED_GGUF,
+    _SIZE,
+    _SHARED_SIZE,
+    _SHARED_COUNT,
+    _DENSE_COUNT,
+    _SCALE,
+    _NORM,
+    _SCORE,
+    _GROUPS,
+    _KEPT,
+)
+_KEYS += (_FURTHER,)
 
 
 def gguf_routed(
@@ -168,7 +196,7 @@ def gguf_routed(
 ) -> Config:
     """The canonical configuration of an architecture; whether a bias chooses experts is a matter of tensors."""
     fields = model.fields
-    layers = fields.need("block_count", int) - fields.get("nextn_predict_layers", int, 0)
+    layers = fields.need("block_count", int) - fields.get(_FURTHER, int, 0)
     model = replace(model, fields=fields.changed({"block_count": layers}))
     config = gguf_fields.read(model, family, rope_style, (*_KEYS, *honoured)) | gguf_experts(fields)
     dense = first_layers(fields, _DENSE_COUNT, 0, layers)
@@ -207,20 +235,19 @@ def routed_to_gguf(
     shared, dense = config.get("shared_ffn", 0), leading(config)
     score, norm = config.get("score", "softmax"), config.get("renormalise", True)
     unsaid = (not router.reads_score and score != router.score) or (not router.reads_norm and norm != router.norm)
-    if dense is None or unsaid or (shared and not router.shared) or (dense and not router.own_size):
+    if dense is None or unsaid or (shared and not router.shared) or (dense and not router.dense):
         return None
     keys = experts_to_gguf(config) | {"feed_forward_length": config.get("dense_ffn") or config["ffn"]}
     keys |= {_SIZE: config["ffn"]} if router.own_size else {}
-    keys |= {_DENSE_COUNT: dense} if dense else {}
+    keys |= {_DENSE_COUNT: dense} if router.dense else {}
     keys |= {_SCORE: _SCORES[score]} if router.reads_score else {}
     keys |= {_NORM: norm} if router.reads_norm else {}
-    keys |= {_SCALE: config["routed_scale"]} if config.get("routed_scale", 1.0) != 1.0 else {}
-    if config.get("groups", 1) > 1:
-        keys |= {_GROUPS: config["groups"], _KEPT: config["kept_groups"]}
-    if router.shared == "count":
-        if shared % config["ffn"]:
-            return None
-        keys[_SHARED_COUNT] = shared // config["ffn"]
-    elif router.shared:
-        keys |= {_SHARED_SIZE: shared} if shared else {}
+    scale, groups = config.get("routed_scale", 1.0), config.get("groups", 1)
+    keys |= {_SCALE: scale} if router.reads_norm or scale != 1.0 else {}
+    keys |= {_GROUPS: groups, _KEPT: config.get("kept_groups", 1)} if router.groups or groups > 1 else {}
+    keys |= {_FURTHER: 0} if router.further else {}
+    if router.shared == "count" and shared % config["ffn"]:
+        return None
+    keys |= {_SHARED_COUNT: shared // config["ffn"]} if router.shared and shared % config["ffn"] == 0 else {}
+    keys |= {_SHARED_SIZE: shared} if router.shared == "size" else {}
     return gguf_fields.GgufForm(architecture, rope_style, keys)
