@@ -47,12 +47,16 @@ CUT = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 
 WIDE_GPT2 = LEARNED | {"family": "gpt2", "activation": "gelu_tanh", "ffn": 256}  # the converter knows no other width
 GEMMA3_BY_SIX = GEMMA3 | {"query_scalar": 32.0, "layers": 6, "layer_windows": [9, 9, 9, 9, 9, 0]}
 
+EXACT_ROWS = {"norm_eps": 1e-6}  # by which llama.cpp norms compressed rows, too; transformers always by this
+SIGMOIDS = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 CONVERTED = {
-    "deepseek_v2": ConvertedRow(GGUF_CASES["deepseek_v2"].config),
-    "deepseek_v3": ConvertedRow(CASES["deepseek_v3"].config),
-    "youtu": ConvertedRow(CASES["youtu"].config),
-    "glm4_moe_lite": ConvertedRow(CASES["glm4_moe_lite"].config | {"dense": [0], "rope_theta": 1e4}),
-    "minicpm3": ConvertedRow(CASES["minicpm3"].config),
+    "deepseek_v2": ConvertedRow(
+        GGUF_CASES["deepseek_v2"].config | EXACT_ROWS | {"q_rank": 48}, published={"scoring_func": "softmax"}
+    ),
+    "deepseek_v3": ConvertedRow(CASES["deepseek_v3"].config | EXACT_ROWS, published=SIGMOIDS),
+    "glm4_moe_lite": ConvertedRow(CASES["glm4_moe_lite"].config | EXACT_ROWS | {"dense": [0]}, published=SIGMOIDS),
+    "youtu": ConvertedRow(CASES["youtu"].config | EXACT_ROWS),
+    "minicpm3": ConvertedRow(CASES["minicpm3"].config | EXACT_ROWS),
     "llama": ConvertedRow(BASE),
     "llama_heads_of_20": ConvertedRow(CASES["llama_heads_of_20"].config),
     "llama_bias": ConvertedRow(CASES["llama_bias"].config),

@@ -88,9 +88,11 @@ def _with_values(model: gguf_fields.GgufModel, dim: int) -> gguf_fields.GgufMode
 
 
 def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
-    """How a file says a configuration; None where its multipliers are not those that llama.cpp has."""
+    """How a file says a configuration, whose multipliers are those that llama.cpp has; None where it has no place for
+    it."""
     keys = {"rope.dimension_count": config["rotary_dim"], "attention.kv_lora_rank": config["kv_rank"]}
     keys |= {"attention.q_lora_rank": config["q_rank"], "attention.key_length": config["head_dim"]}
+    keys["attention.value_length"] = config["value_dim"]  # the converter leaves it out where llama.cpp derives it
     scaling = config["rope_scaling"] or {}
     if not config["q_rank"] or scaling.get("rope_type") not in (None, LONGROPE):
         return None
