@@ -25,6 +25,7 @@ from roofline.program.compile import compile_program
 from roofline.torch.checkpoint import checkpoint_of
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.families.table import files_of
+from roofline.weights.latent_form import latent_form
 from roofline.weights.to_hf import hf_config
 from tests.models.eager import LastStates, caches_of, eager_batch
 from tests.models.wrapped_models import around
@@ -199,12 +200,13 @@ CASES |= {
         "deepseek_v2",
         "attention over compressed keys and values, a dense layer before those of experts, shared experts and a factor "
         "of the others, YaRN that sharpens the softmax",
-        DEEPSEEK,
+        DEEPSEEK | {"experts": 5, "experts_per_token": 2},  # none of which are nearly equal in the texts here
     ),
     "deepseek_v2": Case(
         "deepseek_v2",
         "compressed queries, experts in all layers",
-        DEEPSEEK | {"q_rank": 48, "dense": [], "dense_ffn": 0, "rope_scaling": None},
+        DEEPSEEK
+        | {"q_rank": 48, "dense": [], "dense_ffn": 0, "rope_scaling": None, "experts": 5, "experts_per_token": 2},
     ),
     "deepseek_v2_groups": Case(
         "deepseek_v2",
@@ -497,7 +499,9 @@ WRAPPED = {
     "mistral3": Case("mistral3", "the text part of a model that reads pictures", BASE | {"tied": False}),
     "mistral3_with_mistral4": Case("mistral3", "the same with Mistral 4's text part", MISTRAL4),
     "kimi_k25": Case(
-        "kimi_k25", "the text part of a model that reads pictures", DEEPSEEK3 | {"groups": 1, "kept_groups": 1}
+        "kimi_k25",
+        "the text part of a model that reads pictures",
+        DEEPSEEK3 | {"groups": 1, "kept_groups": 1, "experts": 7},
     ),
     "llava": Case("llava", "the text part of a model that reads pictures", BASE | {"tied": False}),
     "qwen3_vl": Case(
@@ -606,6 +610,7 @@ class OnCpu:
         from roofline._native import isas
         from roofline.backends.cpu.executable import CpuExecutable
 
+        source = latent_form(source, latent=True)  # as a model is loaded on this backend
         family, cfg = configure(source.config)
         program = compile_program(family, cfg, source.tensors, target.CPU)
         identity: Future[str] = Future()

@@ -195,7 +195,7 @@ GGUF_CASES = {
     ),
     "deepseek_v2": GgufCase(
         "deepseek2",
-        CASES["deepseek_v2_lite"].config | {"rope_scaling": YARN_ALIKE},
+        CASES["deepseek_v2_lite"].config | {"rope_scaling": YARN_ALIKE, "experts": 6, "experts_per_token": 3},
         LATENT_KEYS
         | YARN_KEYS
         | LATENT_EXPERTS
