@@ -37,7 +37,7 @@ static inline BlockPages<Int8, B> block_pages(const Attend& a, int32_t begin, in
     for (int i = 0; i < kBlock / kPage && first + i < pages; i++) {
         const uint8_t* page = a.cache + a.pages[first + i] * a.page_stride;
         b.k[i] = (const uint16_t*)(page + a.kv_head * head);
-        b.v[i] = (const uint16_t*)(page + (a.kv_heads + a.kv_head) * head);
+        if (!a.value_dim) b.v[i] = (const uint16_t*)(page + (a.kv_heads + a.kv_head) * head);
         const int further = first + i + kBlock / kPage;
         b.next_k[i] = b.next_v[i] = nullptr;
         const bool own = further < pages;
@@ -45,7 +45,7 @@ static inline BlockPages<Int8, B> block_pages(const Attend& a, int32_t begin, in
         const uint8_t* next = a.cache + (own ? a.pages[further] : a.next_pages[further - pages]) * a.page_stride;
         const int kv_head = own ? a.kv_head : a.next_kv_head;
         b.next_k[i] = (const char*)(next + kv_head * head);
-        b.next_v[i] = (const char*)(next + (a.kv_heads + kv_head) * head);
+        if (!a.value_dim) b.next_v[i] = (const char*)(next + (a.kv_heads + kv_head) * head);
     }
     return b;
 }
@@ -60,10 +60,12 @@ static void widen_block(const Attend& a, int32_t begin, int32_t end, BlockPages<
         const int8_t *k = (const int8_t*)b.k[i], *v = (const int8_t*)b.v[i];
         uint16_t *wide_k = a.wide + i * head, *wide_v = wide_k + kBlock / kPage * head;
         for (int64_t at = 0; at < head; at += 32) widen32(k + at, wide_k + at);
+        b.k[i] = wide_k, b.k_scale[i] = (const float*)(k + head);
+        if (b.next_k[i]) prefetch(b.next_k[i] + head);
+        if (a.value_dim) continue;
         for (int64_t at = 0; at < head; at += 32) widen32(v + at, wide_v + at);
-        b.k[i] = wide_k, b.v[i] = wide_v;
-        b.k_scale[i] = (const float*)(k + head), b.v_scale[i] = (const float*)(v + head);
-        if (b.next_k[i]) prefetch(b.next_k[i] + head), prefetch(b.next_v[i] + head);
+        b.v[i] = wide_v, b.v_scale[i] = (const float*)(v + head);
+        if (b.next_v[i]) prefetch(b.next_v[i] + head);
     }
 }
 
@@ -223,9 +225,10 @@ static inline void attend_block(const Attend& a, const Pages& b, const uint16_t*
     const bool moved = pages == 4 ? weigh<Q, 4>(a, b, position, begin, pages, s, state, p, alpha) : weigh<Q, 0>(a, b, position, begin, pages, s, state, p, alpha);
     const float* scale = moved ? alpha : nullptr;
     int slice = 0;
-    for (; slice + 16 * kValueVectors <= a.head_dim; slice += 16 * kValueVectors)
-        add_values<Q, kValueVectors, Ahead>(a.head_dim, b, seen, p, scale, slice, acc);
-    for (; slice < a.head_dim; slice += 16) add_values<Q, 1, Ahead>(a.head_dim, b, seen, p, scale, slice, acc);
+    const int dim = a.acc_dim();
+    for (; slice + 16 * kValueVectors <= dim; slice += 16 * kValueVectors)
+        add_values<Q, kValueVectors, Ahead>(dim, b, seen, p, scale, slice, acc);
+    for (; slice < dim; slice += 16) add_values<Q, 1, Ahead>(dim, b, seen, p, scale, slice, acc);
 }
 
 template <bool Ahead, class Pages>
@@ -244,6 +247,7 @@ static void attend_tile(const Attend& a, const Pages& b, const uint16_t* q, cons
 }  // namespace roofline
 
 #include "attend_overlap_impl.h"
+#include "attend_values_impl.h"
 
 namespace roofline {
 namespace ISA_NAMESPACE {
@@ -251,7 +255,7 @@ namespace ISA_NAMESPACE {
 // As many of the next keys as go the overlapped way: whole blocks that hide nothing, for as many queries as it takes.
 template <int Q>
 static int32_t overlapped_keys(const Attend& a, const uint16_t* q, const int32_t* position, int queries, int32_t at, int32_t end, AttendState* state, float* acc) {
-    if (queries != kTiles * Q || (a.window > 0 && position[queries - 1] - a.window >= at)) return 0;
+    if (a.value_dim || queries != kTiles * Q || (a.window > 0 && position[queries - 1] - a.window >= at)) return 0;
     const int32_t stop = std::min(end, position[0] + 1) / kBlock * kBlock;
     if (stop <= at) return 0;
     if (a.head_dim == 64) attend_overlapped<Q, 64>(a, q, at, stop, end, state, acc);
@@ -267,7 +271,7 @@ static void attend_keys(const Attend& a, const uint16_t* q, const int32_t* posit
     for (int i = 0; i < queries; i++) {
         state[i].m = -infinity();
         store(state[i].l, zero());
-        for (int d = 0; d < a.head_dim; d += 16) store(acc + (int64_t)i * a.head_dim + d, zero());
+        for (int d = 0; d < a.acc_dim(); d += 16) store(acc + (int64_t)i * a.acc_dim() + d, zero());
     }
     for (int32_t at = begin / kBlock * kBlock; at < end; at += kBlock) {
         if constexpr (kManyRegisters && !Int8 && B == Bend::None) {
@@ -282,11 +286,12 @@ static void attend_keys(const Attend& a, const uint16_t* q, const int32_t* posit
             if (position[i + n - 1] < at || passed) continue;  // none of them sees any of these keys
             if constexpr (Int8)
                 if (ahead) widen_block(a, at, end, b);
+            if (ahead && a.value_dim) values_of_block(a, at, end, b);
             if constexpr (B == Bend::Leans) b.slopes = a.slopes + i;
-            const int64_t first = (int64_t)i * a.head_dim;
+            const int64_t first = (int64_t)i * a.head_dim, result = (int64_t)i * a.acc_dim();
             // A tile that bends fetches even what others have: half the code, and its exponentials hide it.
-            if (ahead || B != Bend::None) attend_tile<true>(a, b, q + first, position + i, n, at, state + i, acc + first);
-            else if constexpr (B == Bend::None) attend_tile<false>(a, b, q + first, position + i, n, at, state + i, acc + first);
+            if (ahead || B != Bend::None) attend_tile<true>(a, b, q + first, position + i, n, at, state + i, acc + result);
+            else if constexpr (B == Bend::None) attend_tile<false>(a, b, q + first, position + i, n, at, state + i, acc + result);
             ahead = false;
         }
     }

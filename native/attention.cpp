@@ -11,6 +11,7 @@ constexpr int kSplit = 512;    // absolute positions of an attention split
 constexpr int kBlockPages = 4; // pages a kernel has in hand, and fetches ahead
 constexpr int kRopeRows = 16;  // prefill rows of a claim of rope and cache write
 constexpr int kFewRows = 16;   // segments up to here (drafted tokens to verify) share splits out as single rows do
+constexpr int kLatentQueries = 128;  // the same where a block's values are put into their order first
 constexpr int kQueries = 24;   // prefill queries that look at a block of keys together: with it and the next, a first cache full
 
 // How a head gets into the cache, by its elements there; a scale is returned where there is one.
@@ -48,7 +49,10 @@ static int rows_of_a_tile(int group, int max_queries) {
 }
 
 // Prefill queries that go through a split together.
-static int most_queries(int group) { return std::max(1, kQueries / group) * group; }
+static int most_queries(const Attention& shared) {
+    const int group = shared.group();
+    return std::max(1, (shared.latent() ? kLatentQueries : kQueries) / group) * group;
+}
 
 void Executable::plan_items() {
     prefill_rows_.clear();
@@ -70,6 +74,7 @@ void Executable::plan_items() {
         merges_.reset(new Counter[most.merges]);
         merges_capacity_ = most.merges;
     }
+    for (int r = (int)step_rows_.size(); r < tokens_; r++) step_rows_.push_back(r);
     for (int i = 0; i < most.merges; i++) merges_[i].next.store(0, std::memory_order_relaxed);
 }
 
@@ -91,7 +96,7 @@ void Executable::plan_window(Plan& plan, Partials& most) {
                 const int rows = std::min(few, count - r), seen = context[s] - count + r + 1;  // keys of the first of them
                 const int first = window > 0 ? std::max(0, seen - window) / kSplit : 0;
                 const int last = plan.both_ways ? context[s] : seen + rows - 1, splits = (last + kSplit - 1) / kSplit - first;
-                for (int h = 0; h < shared.kv_heads; h++, merges++) {
+                for (int h = 0; h < shared.parts; h++, merges++) {
                     for (int p = 0; p < splits; p++) items.push_back({s, h, start[s] + r, rows, first + p, splits, slots + p * rows, slots, merges});
                     slots += splits * rows;
                 }
@@ -100,12 +105,12 @@ void Executable::plan_window(Plan& plan, Partials& most) {
         }
         // Late rows see most keys: they go first, so that the last items claimed are short.
         for (int r = (count - 1) / query_rows * query_rows; r >= 0; r -= query_rows)
-            for (int h = 0; h < shared.kv_heads; h++)
+            for (int h = 0; h < shared.parts; h++)
                 items.push_back({s, h, start[s] + r, std::min(query_rows, count - r), 0, 0, 0, 0, 0});
     }
     const size_t states = (size_t)slots * group;
     most.states = std::max(most.states, states);
-    most.floats = std::max(most.floats, states * shared.stored());
+    most.floats = std::max(most.floats, states * shared.acc_dim());
     most.merges = std::max(most.merges, merges);
 }
 
@@ -122,7 +127,7 @@ Executable::FirstPages Executable::first_pages(const Op& op, const Item& item) c
     const int begin = std::max(item.split * kSplit, window > 0 ? seen - window : 0);
     const int end = item.splits > 0 ? std::min((item.split + 1) * kSplit, last) : last;
     const int first = begin / (kBlockPages * kPageTokens) * kBlockPages;
-    return {pages + first, std::min(kBlockPages, (end + kPageTokens - 1) / kPageTokens - first), item.kv_head};
+    return {pages + first, std::min(kBlockPages, (end + kPageTokens - 1) / kPageTokens - first), attention(op).kv_head(item.part)};
 }
 
 // Starts fetching the first keys and values of a thread's first item, while it would only wait for the others.
@@ -138,7 +143,7 @@ void Executable::fetch_first(const Op& op, int worker) const {
         const uint8_t* page = cache + first.pages[p] * shared.page_stride;
         for (int64_t line = 0; line < head; line += 64) {
             __builtin_prefetch(page + first.kv_head * head + line);
-            __builtin_prefetch(page + (shared.kv_heads + first.kv_head) * head + line);
+            if (!shared.latent()) __builtin_prefetch(page + (shared.kv_heads + first.kv_head) * head + line);
         }
     }
 }
@@ -153,13 +158,17 @@ Rope Executable::rope_of(const Op& op, int32_t position) const {
 // `next`: the item this thread takes afterwards, or null.
 Attend Executable::attend_of(const Op& op, const Item& item, const Item* next, Worker& w) const {
     const Attention& shared = attention(op);
-    Attend a{shared.stored(), shared.page_stride, shared.cache + op.layer * shared.layer_stride, shared.kv_heads, item.kv_head,
+    Attend a{shared.stored(), shared.page_stride, shared.cache + op.layer * shared.layer_stride, shared.kv_heads, shared.kv_head(item.part),
              field(kPages) + field(kPageStart)[item.segment], plans_[op.plan].window, nullptr, 0, 0};
     a.cap = op.cap;
     if (shared.int8) a.wide = (uint16_t*)(((uintptr_t)w.wide.data() + 63) & ~(uintptr_t)63);  // whole cache lines
+    if (shared.latent()) {
+        a.value_dim = shared.acc_dim(), a.first_value = shared.head_dim - shared.value_dim;
+        a.values = (uint16_t*)(((uintptr_t)w.values.data() + 63) & ~(uintptr_t)63);
+    }
     if (op.weight) {  // query i of any call is of head i % group
         const int group = shared.group();
-        for (size_t i = 0; i < w.slopes.size(); i++) w.slopes[i] = op.weight[item.kv_head * group + i % group];
+        for (size_t i = 0; i < w.slopes.size(); i++) w.slopes[i] = op.weight[item.part * group + i % group];
         a.slopes = w.slopes.data();
     }
     if (next && next->splits > 0) {
@@ -197,16 +206,17 @@ void Executable::write_cache(const Op& op, int segment, int row, int kv_head, E*
 }
 
 // Rows of longer segments: all keys of the chunk must lie in the cache before any of its queries looks. Rows that are
-// alone in their segment are written by the attention item that reads them.
+// alone in their segment are written by the attention item that reads them; where several items read them, here.
 bool Executable::rope_write(const Op& op, int index, int worker) {
-    if (!has_prefill_) return false;
     const Attention& shared = attention(op);
+    if (!has_prefill_ && !shared.latent()) return false;
+    const std::vector<int>& rows = shared.latent() ? step_rows_ : prefill_rows_;
     const int dim = shared.head_dim, stored = shared.stored(), heads = shared.heads;
     std::vector<uint16_t> halves((size_t)kPageTokens * stored + 32);
-    Claims claim = claims(index, worker, (int64_t)prefill_rows_.size(), kRopeRows);
+    Claims claim = claims(index, worker, shared.latent() ? tokens_ : (int64_t)rows.size(), kRopeRows);
     for (int64_t begin, end; claim.next(begin, end);) {
         for (int64_t i = begin; i < end; i++) {
-            const int row = prefill_rows_[i];
+            const int row = rows[i];
             const float* qkv = (const float*)at(op.x) + (int64_t)row * op.stride;
             uint16_t* q = (uint16_t*)at(op.y) + (int64_t)row * heads * stored;
             const int32_t position = field(kPositions)[row];
@@ -214,8 +224,8 @@ bool Executable::rope_write(const Op& op, int index, int worker) {
             for (int h = 0; h < heads; h++) kernels_->rope_query(rope, qkv + h * dim, position, q + h * stored);
         }
         if (op.flags & kQueriesOnly) continue;
-        if (shared.int8) write_rows(op, (int)begin, (int)end, (uint8_t*)halves.data());
-        else write_rows(op, (int)begin, (int)end, halves.data());
+        if (shared.int8) write_rows(op, rows, (int)begin, (int)end, (uint8_t*)halves.data());
+        else write_rows(op, rows, (int)begin, (int)end, halves.data());
     }
     return true;
 }
@@ -223,16 +233,16 @@ bool Executable::rope_write(const Op& op, int index, int worker) {
 // Keys and values of neighbouring prefill rows, a page at a time: the rows of a page are turned into the page's own order
 // here, and written in whole lines.
 template <class E>
-void Executable::write_rows(const Op& op, int begin, int end, E* heads) const {
+void Executable::write_rows(const Op& op, const std::vector<int>& rows, int begin, int end, E* heads) const {
     using Two = typename Written<E>::Two;
     const Attention& shared = attention(op);
     const int dim = shared.head_dim, stored = shared.stored(), kv_heads = shared.kv_heads, heads_before = shared.heads;
     const int64_t bytes = shared.head_bytes();
     const int32_t* positions = field(kPositions);
     for (int first = begin; first < end;) {
-        const int row = prefill_rows_[first], segment = row_segment_[row], slot = positions[row] % kPageTokens;
+        const int row = rows[first], segment = row_segment_[row], slot = positions[row] % kPageTokens;
         int count = 1;
-        while (first + count < end && slot + count < kPageTokens && prefill_rows_[first + count] == row + count && row_segment_[row + count] == segment) count++;
+        while (first + count < end && slot + count < kPageTokens && rows[first + count] == row + count && row_segment_[row + count] == segment) count++;
         uint8_t* page = page_of(op, segment, positions[row]);
         for (int h = 0; h < kv_heads; h++) {
             uint8_t *k = page + h * bytes, *v = page + (kv_heads + h) * bytes;
@@ -244,22 +254,31 @@ void Executable::write_rows(const Op& op, int begin, int end, E* heads) const {
             const Two* pairs = (const Two*)heads;  // [count][stored / 2] of two dimensions
             for (int i = 0; i < stored / 2; i++)
                 for (int t = 0; t < count; t++) ((Two*)k)[i * kPageTokens + slot + t] = pairs[t * (stored / 2) + i];
-            for (int t = 0; t < count; t++) {
-                const float* qkv = (const float*)at(op.x) + (int64_t)(row + t) * op.stride;
-                const float scale = Written<E>::value(kernels_, qkv + (heads_before + kv_heads + h) * dim, dim, heads + t * stored);
-                if (shared.int8) scales_at(v, stored)[slot + t] = scale;
-            }
-            for (int t = 0; t < count; t++) {
-                E* pair = (E*)v + ((slot + t) / 2) * stored * 2;
-                if ((slot + t) % 2 == 0 && t + 1 < count) {
-                    for (int i = 0; i < stored; i++) ((Two*)pair)[i] = (Two)((Two)heads[t * stored + i] | (Two)heads[(t + 1) * stored + i] << 8 * sizeof(E));
-                    t++;
-                } else {
-                    for (int i = 0; i < stored; i++) pair[2 * i + (slot + t) % 2] = heads[t * stored + i];
-                }
-            }
+            if (!shared.latent()) write_values(op, row, count, v, h, slot, heads);
         }
         first += count;
+    }
+}
+
+// The values of one kv head of neighbouring rows of a page, from its row `slot` on.
+template <class E>
+void Executable::write_values(const Op& op, int row, int count, uint8_t* v, int kv_head, int slot, E* heads) const {
+    using Two = typename Written<E>::Two;
+    const Attention& shared = attention(op);
+    const int dim = shared.head_dim, stored = shared.stored();
+    for (int t = 0; t < count; t++) {
+        const float* qkv = (const float*)at(op.x) + (int64_t)(row + t) * op.stride;
+        const float scale = Written<E>::value(kernels_, qkv + (shared.heads + shared.kv_heads + kv_head) * dim, dim, heads + t * stored);
+        if (shared.int8) scales_at(v, stored)[slot + t] = scale;
+    }
+    for (int t = 0; t < count; t++) {
+        E* pair = (E*)v + ((slot + t) / 2) * stored * 2;
+        if ((slot + t) % 2 == 0 && t + 1 < count) {
+            for (int i = 0; i < stored; i++) ((Two*)pair)[i] = (Two)((Two)heads[t * stored + i] | (Two)heads[(t + 1) * stored + i] << 8 * sizeof(E));
+            t++;
+        } else {
+            for (int i = 0; i < stored; i++) pair[2 * i + (slot + t) % 2] = heads[t * stored + i];
+        }
     }
 }
 
@@ -276,7 +295,7 @@ void Executable::attend(const Op& op, int index, int worker) {
 }
 
 // One split of the keys of one row, or of a few. A row alone in its segment is rotated, and its key and value written, here;
-// those of a few rows are in the cache already.
+// those of a few rows are in the cache already, and so are those that other items read, too.
 void Executable::attend_few(const Op& op, const Item& item, const Item* next, Worker& w) {
     const Attention& shared = attention(op);
     const int dim = shared.head_dim, stored = shared.stored(), group = shared.group(), queries = item.count * group;
@@ -285,22 +304,22 @@ void Executable::attend_few(const Op& op, const Item& item, const Item* next, Wo
     const int begin = std::max(item.split * kSplit, a.window > 0 ? last_seen(op, item, 0) - a.window + 1 : 0);
     const int end = std::min((item.split + 1) * kSplit, last);
     uint16_t* q = w.halves.data();
-    if (segment_rows(item.segment) == 1) {
+    if (segment_rows(item.segment) == 1 && !shared.latent()) {
         const Op& rope_op = ops_[&op - ops_.data() - 1];  // the lowering places RopeWrite right before Attend
         const float* qkv = (const float*)at(rope_op.x) + (int64_t)item.row * rope_op.stride;
         if ((item.split + 1) * kSplit >= last && !(rope_op.flags & kQueriesOnly)) {
-            if (shared.int8) write_cache(rope_op, item.segment, item.row, item.kv_head, (uint8_t*)q);
-            else write_cache(rope_op, item.segment, item.row, item.kv_head, q);
+            if (shared.int8) write_cache(rope_op, item.segment, item.row, item.part, (uint8_t*)q);
+            else write_cache(rope_op, item.segment, item.row, item.part, q);
         }
         const int32_t position = field(kPositions)[item.row];
         const Rope rope = rope_of(rope_op, position);
-        for (int h = 0; h < group; h++) kernels_->rope_query(rope, qkv + (item.kv_head * group + h) * dim, position, q + h * stored);
+        for (int h = 0; h < group; h++) kernels_->rope_query(rope, qkv + (item.part * group + h) * dim, position, q + h * stored);
         std::fill(w.positions.begin(), w.positions.begin() + group, last_seen(op, item, 0));
     } else {
         gather_queries(op, item, 0, queries, w);
     }
     kernels_->attend_split(a, q, w.positions.data(), queries, begin, end, partial_states_.data() + (size_t)item.slot * group,
-                           partials_.data() + (size_t)item.slot * group * stored);
+                           partials_.data() + (size_t)item.slot * group * shared.acc_dim());
     merge_splits(op, item);
 }
 
@@ -313,24 +332,24 @@ void Executable::gather_queries(const Op& op, const Item& item, int first, int q
     for (int i = 0; i < queries; i++) {
         const int row = first + i / group;
         w.positions[i] = last_seen(op, item, row);
-        std::memcpy(w.halves.data() + (size_t)i * stored, rows + ((int64_t)(item.row + row) * shared.heads + item.kv_head * group + i % group) * stored, stored * 2);
+        std::memcpy(w.halves.data() + (size_t)i * stored, rows + ((int64_t)(item.row + row) * shared.heads + item.part * group + i % group) * stored, stored * 2);
     }
 }
 
 // The last of an item's splits to arrive merges them all, in their order.
 void Executable::merge_splits(const Op& op, const Item& item) {
     const Attention& shared = attention(op);
-    const int dim = shared.head_dim, stored = shared.stored(), group = shared.group(), queries = item.count * group;
+    const int dim = shared.result_dim(), stored = shared.acc_dim(), group = shared.group(), queries = item.count * group;
     Counter& arrived = merges_[item.merge];
     if (item.splits > 1 && arrived.next.fetch_add(1, std::memory_order_acq_rel) + 1 < item.splits) return;
     if (item.splits > 1) arrived.next.store(0, std::memory_order_relaxed);  // ready for the next layer
     AttendState* total = partial_states_.data() + (size_t)item.first_slot * group;
     float* total_acc = partials_.data() + (size_t)item.first_slot * group * stored;
     for (int i = 0; i < queries; i++) {
-        float* out = (float*)at(op.y) + (int64_t)(item.row + i / group) * op.stride + (item.kv_head * group + i % group) * dim;
+        float* out = (float*)at(op.y) + (int64_t)(item.row + i / group) * op.stride + (item.part * group + i % group) * dim;
         for (int s = 1; s < item.splits; s++)
             kernels_->attend_merge(stored, total[i], total_acc + (size_t)i * stored, total[s * queries + i], total_acc + (size_t)(s * queries + i) * stored);
-        finish(op, item.kv_head * group + i % group, total[i], total_acc + (size_t)i * stored, out);
+        finish(op, item.part * group + i % group, total[i], total_acc + (size_t)i * stored, out);
     }
 }
 
@@ -342,15 +361,15 @@ void Executable::finish(const Op& op, int head, AttendState& state, float* acc, 
         AttendState sink{};
         sink.l[0] = 1.0f;
         sink.m = op.bias[head] * 0x1.715476p+0f;  // in units of log2, as scores are
-        kernels_->attend_merge(shared.stored(), state, acc, sink, kNoValue);
+        kernels_->attend_merge(shared.acc_dim(), state, acc, sink, kNoValue);
     }
-    kernels_->attend_finish(shared.head_dim, state, acc, out);
+    kernels_->attend_finish(shared.result_dim(), state, acc, out);
 }
 
 void Executable::attend_rows(const Op& op, const Item& item, Worker& w) {
     const Attention& shared = attention(op);
-    const int dim = shared.head_dim, stored = shared.stored(), group = shared.group();
-    const int most = most_queries(group), at_once = most / group;
+    const int dim = shared.result_dim(), stored = shared.acc_dim(), group = shared.group();
+    const int most = most_queries(shared), at_once = most / group;
     const Attend a = attend_of(op, item, nullptr, w);
     AttendState *total = w.states.data(), *part = total + most;
     float *total_acc = w.scratch.data(), *part_acc = total_acc + (size_t)most * stored;
@@ -369,8 +388,8 @@ void Executable::attend_rows(const Op& op, const Item& item, Worker& w) {
             begin = end;
         }
         for (int i = 0; i < n; i++) {
-            float* out = (float*)at(op.y) + (int64_t)(row + i / group) * op.stride + (item.kv_head * group + i % group) * dim;
-            finish(op, item.kv_head * group + i % group, total[i], total_acc + (size_t)i * stored, out);
+            float* out = (float*)at(op.y) + (int64_t)(row + i / group) * op.stride + (item.part * group + i % group) * dim;
+            finish(op, item.part * group + i % group, total[i], total_acc + (size_t)i * stored, out);
         }
     }
 }
@@ -379,14 +398,15 @@ template <class T> static void grow(std::vector<T>& values, size_t size) { value
 
 void Executable::size_attention_scratch() {
     for (const Attention& shared : attentions_) {
-        const int group = shared.group(), stored = shared.stored(), most = most_queries(group);
+        const int group = shared.group(), stored = shared.stored(), most = most_queries(shared);
         const int queries = std::max(most, rows_of_a_tile(group, kernels_->max_queries) * group);
         for (auto& w : workers_) {
-            grow(w.scratch, 2 * (size_t)most * stored);
+            grow(w.scratch, 2 * (size_t)most * shared.acc_dim());
             grow(w.halves, (size_t)queries * stored + stored + 64);
             grow(w.positions, queries);
             grow(w.slopes, queries);
             grow(w.states, 2 * most);
+            if (shared.latent()) grow(w.values, (size_t)kBlockPages * kPageTokens * shared.acc_dim() + 32);
             if (shared.int8) grow(w.wide, (size_t)2 * kBlockPages * kPageTokens * stored + 32);
         }
     }

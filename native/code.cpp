@@ -53,7 +53,8 @@ void check_attentions(const ModelShape& s) {
         between(a.kv_heads, 1, a.heads, kNumber);
         demand(a.heads % a.kv_heads == 0, "the heads cannot be shared out among the key-value heads");
         between(a.head_dim, 1, kMostHeadDim, kNumber);
-        between(a.value_dim, 0, 0, kNumber);
+        between(a.value_dim, 0, a.head_dim, kNumber);
+        demand(a.value_dim == 0 || (a.head_dim - a.value_dim) % 2 == 0, kNumber);  // rows of a page have two dimensions
         demand(std::isfinite(a.q_scale) && std::isfinite(a.eps), kNumber);
         between(a.group, 0, (int64_t)groups.size(), kNumber);
         if (a.group == (int64_t)groups.size()) groups.push_back(&a);
@@ -139,10 +140,14 @@ class RecordCheck {
                 return between(value, 1, (int64_t)shape_.attentions.size(), "is an attention that is not there");
             case uses::qkv_columns: {
                 const AttentionShape& a = attention();
-                return between(value, (a.heads + 2 * a.kv_heads) * a.head_dim, kMostColumns, kNumber);
+                return between(value, (a.heads + (a.value_dim ? 1 : 2) * a.kv_heads) * a.head_dim, kMostColumns, kNumber);
             }
             case uses::head_columns:
                 return between(value, attention().heads * attention().head_dim, kMostColumns, kNumber);
+            case uses::result_columns: {
+                const AttentionShape& a = attention();
+                return between(value, a.heads * (a.value_dim ? a.value_dim : a.head_dim), kMostColumns, kNumber);
+            }
             case uses::layer:
                 return between(value, 0, attention().layers - 1, "is a layer that is not there");
             case uses::window:
@@ -383,7 +388,10 @@ class OrderCheck {
             if (entry.operation->flags & kQuantises) made_ = &r;
             return;
         }
-        if (base == Base::Experts) {
+        if (base == Base::Experts && entry.operation->flags & kOfHeads) {
+            field = "pieces";
+            demand(r.pieces == r.layer, "are not a matrix for each head");
+        } else if (base == Base::Experts) {
             sent_there(r, r.pieces / (entry.operation->flags & kSiluMul ? 2 : 1), field);
         }
         // Of a few rows of integers each thread makes its own, in one place: the next take it, and only integers find
@@ -462,7 +470,7 @@ int64_t Code::state_values() const {
 }
 
 int64_t layer_page_bytes(const AttentionShape& attention, bool int8) {
-    return 2 * attention.kv_heads * page_head_bytes((int)attention.head_dim, int8);
+    return (attention.value_dim ? 1 : 2) * attention.kv_heads * page_head_bytes((int)attention.head_dim, int8);
 }
 
 int64_t Code::page_bytes(bool int8) const {

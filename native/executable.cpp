@@ -9,8 +9,19 @@ namespace roofline {
 
 namespace {
 
+constexpr int kLeastPart = 8;  // heads of a part: each part puts the values of a block into their order anew
+
+// The parts of an attention's query heads: those of a kv head; where one serves them all, as many as have work for the
+// threads, in equal shares.
+int parts_of(const AttentionShape& s, int threads) {
+    int64_t parts = s.kv_heads;
+    for (int64_t more = parts; s.value_dim && parts < threads && more * kLeastPart <= s.heads; more++)
+        if (s.heads % more == 0 && more % s.kv_heads == 0) parts = more;
+    return (int)parts;
+}
+
 // The groups' caches lie one behind the other: layer after layer with all pages of one together.
-std::vector<Attention> attentions_of(const ModelShape& shape, const Places& places, int64_t cache_pages) {
+std::vector<Attention> attentions_of(const ModelShape& shape, const Places& places, int64_t cache_pages, int threads) {
     std::vector<uint8_t*> caches;
     uint8_t* cache = places.cache;
     for (const AttentionShape* group : shape.groups()) {
@@ -20,7 +31,7 @@ std::vector<Attention> attentions_of(const ModelShape& shape, const Places& plac
     std::vector<Attention> attentions;
     for (const AttentionShape& s : shape.attentions) {
         const int64_t page = layer_page_bytes(s, places.int8);
-        attentions.push_back({(int)s.heads, (int)s.kv_heads, (int)s.head_dim, (float)s.q_scale, (float)s.eps,
+        attentions.push_back({(int)s.heads, (int)s.kv_heads, (int)s.head_dim, (int)s.value_dim, parts_of(s, threads), (float)s.q_scale, (float)s.eps,
                               caches[(size_t)s.group], places.int8, page, page * cache_pages});
     }
     return attentions;
@@ -29,7 +40,7 @@ std::vector<Attention> attentions_of(const ModelShape& shape, const Places& plac
 }  // namespace
 
 Executable::Executable(const Kernels* kernels, int threads, const Code& code, const Places& places, const StepSizes& sizes)
-    : kernels_(kernels), pool_(threads), attentions_(attentions_of(code.shape(), places, sizes.cache_pages)), sizes_(sizes), batch_(places.batch),
+    : kernels_(kernels), pool_(threads), attentions_(attentions_of(code.shape(), places, sizes.cache_pages, threads)), sizes_(sizes), batch_(places.batch),
       fields_(places.fields), arena_(places.arena), state_(places.state), state_values_(code.state_values()), logits_(code.shape().logits), vocab_((int)code.shape().vocab) {
     resolve(code, places);
     counters_.reset(new Counter[ops_.size() * threads]);

@@ -62,13 +62,18 @@ struct AdapterPart {
 using Adapter = std::vector<AdapterPart>;
 
 struct Attention {  // what layers that attend alike share
-    int heads = 0, kv_heads = 0, head_dim = 0;
+    int heads = 0, kv_heads = 0, head_dim = 0, value_dim = 0;  // value_dim: see AttentionShape
+    int parts = 0;  // of the query heads, each with the keys of one kv head: items take one part
     float q_scale = 0, eps = 0;
     uint8_t* cache = nullptr;  // where their group's begins
     bool int8 = false;         // format of the cache; otherwise bf16
     int64_t page_stride = 0, layer_stride = 0;
     int stored() const { return stored_dim(head_dim); }
-    int group() const { return heads / kv_heads; }  // queries of a kv head
+    int group() const { return heads / parts; }  // queries of a part
+    int kv_head(int part) const { return part * kv_heads / parts; }
+    bool latent() const { return value_dim > 0; }
+    int result_dim() const { return latent() ? value_dim : head_dim; }  // of a head
+    int acc_dim() const { return stored_dim(result_dim()); }
     int64_t head_bytes() const { return page_head_bytes(head_dim, int8); }
 };
 
@@ -124,8 +129,8 @@ class Executable {
     std::vector<double> op_seconds;
 
    private:
-    struct Item {  // attention: one kv head of a split for one or a few rows, or (splits 0) of a block of prefill rows
-        int segment, kv_head, row, count, split, splits, slot, first_slot, merge;
+    struct Item {  // attention: one part of the heads of a split for one or a few rows, or (splits 0) of a block of prefill rows
+        int segment, part, row, count, split, splits, slot, first_slot, merge;
     };
     struct alignas(64) Counter {
         std::atomic<int32_t> next{0};
@@ -183,6 +188,7 @@ class Executable {
         std::vector<float> slopes;        // the same, where attention has slopes
         std::vector<AttendState> states;
         std::vector<uint16_t> wide;  // a block of an 8-bit cache
+        std::vector<uint16_t> values;  // those of a block whose pages have keys alone
         Slots slots;                      // of the last Route
         std::vector<uint8_t> gathered;    // rows of one expert, as its matrix takes them
         int64_t gathered_id = -1;         // which they are
@@ -214,6 +220,7 @@ class Executable {
     void linear(const Op& op, int index, int worker);
     void experts(const Op& op, int index, int worker);
     void sort_slots(const Op& op, int worker);
+    void number_slots(const Op& op, Slots& s) const;
     void expert_tiles(const Op& op, int index, int expert, int64_t from, int64_t to, Worker& w);
     void add_expert_biases(const Op& op, int64_t row) const;
     void scale_by_expert(const Op& op, int64_t row) const;
@@ -247,7 +254,8 @@ class Executable {
     int segment_rows(int segment) const { return field(kSegStart)[segment + 1] - field(kSegStart)[segment]; }
     uint8_t* page_of(const Op& op, int segment, int32_t position) const;
     template <class E> void write_cache(const Op& op, int segment, int row, int kv_head, E* head) const;
-    template <class E> void write_rows(const Op& op, int begin, int end, E* heads) const;
+    template <class E> void write_rows(const Op& op, const std::vector<int>& rows, int begin, int end, E* heads) const;
+    template <class E> void write_values(const Op& op, int row, int count, uint8_t* v, int kv_head, int slot, E* heads) const;
     Rope rope_of(const Op& op, int32_t position) const;
     Attend attend_of(const Op& op, const Item& item, const Item* next, Worker& w) const;
     void join_heads(const Op& op, int64_t row, float* y) const;
@@ -273,6 +281,7 @@ class Executable {
     std::unique_ptr<Counter[]> counters_;
     std::vector<Plan> plans_;
     std::vector<int> prefill_rows_;   // rows of segments longer than one token
+    std::vector<int> step_rows_;      // all rows
     std::vector<int> row_segment_;
     std::unique_ptr<Counter[]> merges_;  // splits arrived, for each group of items that are merged
     int merges_capacity_ = 0;

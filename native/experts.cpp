@@ -1,5 +1,6 @@
 // Products with the matrices of experts: the rows of a step are sorted by expert, and an expert's matrix meets all of its
-// rows together, as a linear layer does. Experts that no row goes to are not read.
+// rows together, as a linear layer does. Experts that no row goes to are not read. Heads with a matrix each are experts
+// that every row goes to, with a part of its own for each.
 #include <algorithm>
 #include <cstring>
 
@@ -29,6 +30,7 @@ void Executable::size_expert_scratch() {
 // should be, no slot goes to one that is not there.
 void Executable::sort_slots(const Op& op, int worker) {
     Slots& s = workers_[worker].slots;
+    if (op.flags & kOfHeads) return number_slots(op, s);
     if (s.id == op.residual.id) return;
     s.id = op.residual.id;
     const int64_t slots = lead(op) * op.ranks();
@@ -49,6 +51,21 @@ void Executable::sort_slots(const Op& op, int worker) {
     for (const int32_t e : s.hit) expert_counts_.rows[e] += s.count(e);
     expert_counts_.read += (int64_t)s.hit.size();
     expert_counts_.layers++;
+}
+
+// Of heads every row has a slot of each, whatever it holds.
+void Executable::number_slots(const Op& op, Slots& s) const {
+    const int64_t rows = lead(op), heads = op.experts();
+    s.id = -1;  // the next operation of experts sorts anew
+    s.starts.resize(heads + 2);
+    s.hit.resize(heads);
+    s.order.resize(rows * heads);
+    for (int64_t h = 0; h < heads; h++) {
+        s.hit[h] = (int32_t)h;
+        s.starts[h] = (int32_t)(h * rows);
+        for (int64_t row = 0; row < rows; row++) s.order[h * rows + row] = (int32_t)(row * heads + h);
+    }
+    s.starts[heads] = (int32_t)(heads * rows);
 }
 
 void Executable::experts(const Op& op, int index, int worker) {

@@ -95,6 +95,11 @@ struct Attend {
     int next_count, next_kv_head;
     uint16_t* wide = nullptr;     // [2][64 keys][head_dim]: where a block of an 8-bit cache is widened; null: bf16 cache
     float cap = 0;  // scores become cap * tanh(score / cap), in units of log2; 0: none. Not beside slopes
+    // Values are the last dimensions of keys, which a page has alone: so many as stored (0: pages have values of their
+    // own), from which dimension on, and [64 keys][value_dim] for those of a block.
+    int value_dim = 0, first_value = 0;
+    uint16_t* values = nullptr;
+    int acc_dim() const { return value_dim ? value_dim : head_dim; }  // floats of a query's result
     const float* slopes = nullptr;  // [queries] ALiBi: score += slope * (key - position), in units of log2; null: none
 };
 
@@ -193,7 +198,7 @@ struct Kernels {
     float (*to_int8)(const float* x, int64_t n, int8_t* out);
     // Any number of queries of one kv head over keys [begin, end) inside one split; position[queries] ascends and reaches
     // end - 1. Keys after a query's position, and those its window has left, are not seen.
-    // q: [queries][stored_dim] bf16; acc: [queries][stored_dim].
+    // q: [queries][stored_dim] bf16; acc: [queries][acc_dim].
     void (*attend_split)(const Attend&, const uint16_t* q, const int32_t* position, int queries, int32_t begin, int32_t end,
                          AttendState* state, float* acc);
     void (*attend_merge)(int stored_dim, AttendState& into, float* acc, const AttendState& part, const float* part_acc);

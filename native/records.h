@@ -63,6 +63,7 @@ enum Flags : unsigned {
     kWeight = 67108864,   // of Mul: by a weight, one number for each column; of Scale: by a weight of one number
     kBare = 33554432,     // of Norm: there is no weight
     kScales = 16777216,   // of ExpertBias: numbers of experts multiply what they belong to, instead of being added
+    kOfHeads = 134217728,  // of Experts: each of a row's parts goes to the matrix of its number, which no value names
 };
 
 // What an operation does with each field of its record. `Code` (code.h) checks a record by these before it may run, so
@@ -79,6 +80,7 @@ enum Number {  // of a plain number
     count,
     qkv_columns,    // at least those of q, k and v
     head_columns,   // at least those of all heads of q
+    result_columns,  // at least those of what all heads see
     layer,          // of the attention's cache
     window,         // keys that a token sees, 0: all
     rope_table,     // one of the model's, -1: nothing is rotated
@@ -230,9 +232,9 @@ inline constexpr Uses kWriteScaled{number, tokens,      attention, columns,     
 inline constexpr Uses kQueries{ number, tokens,         attention, columns,    queries,  no_value,      rope_table, head_columns, no_place,   no_place,        unread, unread,   maybe_of_head, no_place,      no_matrix};
 inline constexpr Uses kQueriesScaled{number, tokens,    attention, columns,    queries,  no_value,      rope_table, head_columns, of_positions, no_place,      unread, unread,   maybe_of_head, no_place,      no_matrix};
 inline constexpr Uses kFactors{ number, tokens,         unread, row,           row,      no_value,      count,  unread,       of_positions,   no_place,        unread, unread,   no_place,      no_place,      no_matrix};
-inline constexpr Uses kAttend{  number, tokens,         attention, queries,       columns,  no_value,      window, head_columns, maybe_of_heads, no_place,        not_negative, layer,    no_place,      no_place,      no_matrix};
-inline constexpr Uses kAttendBothWays{number, tokens,   attention, queries,       columns,  no_value,      unread, head_columns, no_place,     no_place,        not_negative, layer,    no_place,      no_place,      no_matrix};
-inline constexpr Uses kAttendSinks{number, tokens,      attention, queries,       columns,  no_value,      window, head_columns, maybe_of_heads, of_heads,        not_negative, layer,    no_place,      no_place,      no_matrix};
+inline constexpr Uses kAttend{  number, tokens,         attention, queries,       columns,  no_value,      window, result_columns, maybe_of_heads, no_place,        not_negative, layer,    no_place,      no_place,      no_matrix};
+inline constexpr Uses kAttendBothWays{number, tokens,   attention, queries,       columns,  no_value,      unread, result_columns, no_place,     no_place,        not_negative, layer,    no_place,      no_place,      no_matrix};
+inline constexpr Uses kAttendSinks{number, tokens,      attention, queries,       columns,  no_value,      window, result_columns, maybe_of_heads, of_heads,        not_negative, layer,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kDown{    number, tokens_or_rows, unread, row,           columns,  no_value,      count,  count,        no_place,       no_place,        unread, group,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kUp{      number, tokens_or_rows, unread, row,           columns,  columns,       count,  count,        no_place,       no_place,        unread, group,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kRoute{   number, tokens_or_rows, unread, row,           of_ranks, of_ranks,      router_columns, unread, no_place,    no_place,        unread, ranks_of_router, no_place, no_place,   no_matrix};
@@ -251,6 +253,7 @@ inline constexpr Uses kShareHead{number, tokens_or_rows, unread, columns,      r
 inline constexpr Uses kSumQ{    number, tokens_or_rows, digits, row,           integers, row,           count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kConv{    number, tokens,         unread, row,           row,      no_value,      count,  taps,         of_taps,        maybe_of_width,  unread, state_place, no_place,   no_place,      no_matrix};
 inline constexpr Uses kDelta{   number, tokens,         state_heads, columns,  row,      of_value_heads, count, state_columns, of_state_heads, of_state_heads, not_negative, state_place, second_base, second_step, no_matrix};
+inline constexpr Uses kHeadProduct{number, tokens_or_rows, digits, ranked_operand, columns, no_value,    count,  count,        no_place,       no_place,        unread, ranks,    no_place,      no_place,      expert_matrices};
 inline constexpr Uses kOutside{ number, unread,         unread, no_value,      no_value, no_value,      unread, unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 // clang-format on
 }  // namespace uses
@@ -345,6 +348,7 @@ inline constexpr Operation kOperations[] = {  // by number
     {"expert_scale", Base::ExpertBias, kScales, uses::kExpertScale},
     {"above_spread", Base::AboveSpread, kPlain, uses::kTimes},
     {"like_norm", Base::LikeNorm, kPlain, uses::kSum},
+    {"head_linear", Base::Experts, kOfRanks | kOfHeads, uses::kHeadProduct},
 };
 constexpr bool all_uses_said() {
     for (const Operation& each : kOperations) {

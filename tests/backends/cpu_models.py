@@ -64,8 +64,17 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "deepseek": {
         **{**MIXTRAL, "family": "deepseek", "layers": 3, "kv_heads": 4, "rope_style": "interleaved", "rotary_dim": 32},
-        **{"kv_rank": 96, "q_rank": 64, "value_dim": 48, "dense_layers": 1, "dense_ffn": 160, "renormalise": False},
+        **{"kv_rank": 96, "q_rank": 64, "value_dim": 48, "dense": [0], "dense_ffn": 160, "renormalise": False},
         **{"shared_ffn": 160, "routed_scale": 2.5, "tied": False},
+    },
+    "deepseek-latent": {
+        **{**MIXTRAL, "family": "deepseek", "kv_heads": 8, "heads": 8, "rope_style": "interleaved", "rotary_dim": 32},
+        **{"kv_rank": 96, "q_rank": 64, "value_dim": 48, "dense": [0], "dense_ffn": 160, "shared_ffn": 160},
+        **{"score": "sigmoid", "choice_bias": True, "groups": 4, "kept_groups": 2, "tied": False, "latent": True},
+    },
+    "youtu-latent": {
+        **{**LLAMA, "family": "youtu", "heads": 20, "kv_heads": 20, "head_dim": 72, "rotary_dim": 8, "kv_rank": 64},
+        **{"value_dim": 72, "latent": True},
     },
     "routed-sigmoid": {
         **{**MIXTRAL, "family": "routed", "layers": 3, "dense": [1], "dense_ffn": 160, "score": "sigmoid"},

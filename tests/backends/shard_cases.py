@@ -34,6 +34,7 @@ MODELS = {
 }
 _MIXTURE = builders.BASE | {"ffn": 96, "experts": 5, "experts_per_token": 2, "tied": False}
 _SMALL_MIXTURE = {"family": "mixtral", "layers": 1}
+_LATENT = {"kv_heads": 4, "head_dim": 32, "rotary_dim": 16, "rope_style": "interleaved", "kv_rank": 32, "value_dim": 24}
 # A case or more of every family; those of MODELS are computed by other tests too.
 FAMILIES = {
     "phi3": builders.BASE | {"family": "phi3", "sliding_window": 9},
@@ -85,6 +86,12 @@ FAMILIES = {
     "gpt_oss": _MIXTURE
     | {"family": "gpt_oss", "layer_windows": [9, 0], "attention_bias": True, "output_bias": True, "swiglu_limit": 0.7},
 }
+FAMILIES |= {
+    "deepseek": _MIXTURE | _LATENT | {"family": "deepseek", "shared_ffn": 96, "routed_scale": 2.5},
+    "deepseek-latent": _MIXTURE | _LATENT | {"family": "deepseek", "shared_ffn": 96, "q_rank": 32, "latent": True},
+    "youtu": builders.BASE | _LATENT | {"family": "youtu"},
+    "minicpm3": builders.BASE | _LATENT | {"family": "minicpm3", "residual_multiplier": 0.5, "latent": True},
+}
 # Families that no pass divides, by their names in docs/how-to/parallel.md.
 REFUSED = {
     "OLMo 2": builders.BASE | {"family": "olmo2", "tied": False},
@@ -99,9 +106,6 @@ REFUSED = {
         "layer_windows": [9, 0],
         "choice_bias": True,
     },
-    "DeepSeek-V2": _MIXTURE
-    | {"family": "deepseek", "kv_heads": 4, "head_dim": 32, "rotary_dim": 16, "rope_style": "interleaved"}
-    | {"kv_rank": 32, "value_dim": 24, "shared_ffn": 96, "renormalise": False, "routed_scale": 2.5},
 }
 # Likewise, of families that are divided otherwise.
 REFUSED_FORMS = {

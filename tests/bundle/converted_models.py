@@ -50,7 +50,16 @@ GEMMA3_BY_SIX = GEMMA3 | {"query_scalar": 32.0, "layers": 6, "layer_windows": [9
 GEMMA3N_AS_PUBLISHED = GEMMA3N | {"layers": 25, "layer_windows": [9, 9, 9, 9, 0] * 5, "sharing_layers": 5}
 GEMMA3N_AS_PUBLISHED |= {"laurel_rank": 64, "layer_width": 256, "sparsity": [0.95] * 10 + [0.0] * 15}
 
+EXACT_ROWS = {"norm_eps": 1e-6}  # by which llama.cpp norms compressed rows, too; transformers always by this
+SIGMOIDS = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 CONVERTED = {
+    "deepseek_v2": ConvertedRow(
+        GGUF_CASES["deepseek_v2"].config | EXACT_ROWS | {"q_rank": 48}, published={"scoring_func": "softmax"}
+    ),
+    "deepseek_v3": ConvertedRow(CASES["deepseek_v3"].config | EXACT_ROWS, published=SIGMOIDS),
+    "glm4_moe_lite": ConvertedRow(CASES["glm4_moe_lite"].config | EXACT_ROWS | {"dense": [0]}, published=SIGMOIDS),
+    "youtu": ConvertedRow(CASES["youtu"].config | EXACT_ROWS),
+    "minicpm3": ConvertedRow(CASES["minicpm3"].config | EXACT_ROWS),
     "llama": ConvertedRow(BASE),
     "llama_heads_of_20": ConvertedRow(CASES["llama_heads_of_20"].config),
     "llama_bias": ConvertedRow(CASES["llama_bias"].config),

@@ -67,7 +67,7 @@ def test_a_cache_that_others_keep_smaller_is_said_to_be(model: str, context: int
     else:
         whole = record(model, "--context", context)["kv_bytes"]["bf16"]
         assert f"would take {human_bytes(kept)} in bf16 for {context:,} tokens, {whole / kept:.1f} times less" in shown
-    assert ("latent rows" in shown) == model.startswith("deepseek")
+    assert "latent rows" not in shown  # of DeepSeek's on a CPU the cache holds them
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Logits, or hidden rows of encoders, that a folder of files gives with transformers and with us."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,14 +9,14 @@ import transformers
 
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.weights.checkpoint import open_checkpoint
-from tests.models.parity_cases import Eager, _hidden
+from tests.models.parity_cases import Eager, _hidden, class_of
 
 IDS = list(range(3, 83))
 
 
 def their_rows(folder: Path, is_encoder: bool = False) -> np.ndarray | None:
     """The logits, or hidden rows, of transformers; None where it does not load the folder or guesses a tensor."""
-    kind = transformers.AutoModel if is_encoder else transformers.AutoModelForCausalLM
+    kind = transformers.AutoModel if is_encoder else class_of(json.loads((folder / "config.json").read_text()))
     try:
         options = {"output_loading_info": True, "attn_implementation": "eager", "dtype": torch.float32}
         model, notes = kind.from_pretrained(folder, **options)

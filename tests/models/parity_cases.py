@@ -7,6 +7,7 @@ backend with its 16-bit cache. The last tokens are those that each would choose,
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from roofline.program.compile import compile_program
 from roofline.torch.checkpoint import checkpoint_of
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.families.table import files_of
+from roofline.weights.latent_form import latent_form
 from roofline.weights.to_hf import hf_config
 from tests.models.eager import LastStates, caches_of, eager_batch
 from tests.models.wrapped_models import around, settle
@@ -187,25 +189,88 @@ CASES |= {
         | {"experts": 4, "experts_per_token": 2, "swiglu_limit": 0.7, "rope_scaling": UNCUT, "tied": False},
     ),
 }
+SHARP = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 32.0, "mscale": 1.0}
 YARN_BOTH = YARN | {"mscale": 0.707, "mscale_all_dim": 1.2}
 DEEPSEEK = BASE | {"family": "deepseek", "layers": 3, "kv_heads": 4, "head_dim": 32, "rotary_dim": 16, "tied": False}
 DEEPSEEK |= {"rope_style": "interleaved", "kv_rank": 32, "value_dim": 24, "rope_scaling": YARN_BOTH}
 DEEPSEEK |= {"ffn": 32, "experts": 6, "experts_per_token": 3, "renormalise": False, "shared_ffn": 64}
-DEEPSEEK |= {"dense_layers": 1, "dense_ffn": 96, "routed_scale": 2.5}
+DEEPSEEK |= {"dense": [0], "dense_ffn": 96, "routed_scale": 2.5}
 CASES |= {
     "deepseek_v2_lite": Case(
         "deepseek_v2",
         "attention over compressed keys and values, a dense layer before those of experts, shared experts and a factor "
         "of the others, YaRN that sharpens the softmax",
-        DEEPSEEK,
+        DEEPSEEK | {"experts": 5, "experts_per_token": 2},  # none of which are nearly equal in the texts here
     ),
     "deepseek_v2": Case(
         "deepseek_v2",
         "compressed queries, experts in all layers",
-        DEEPSEEK | {"q_rank": 48, "dense_layers": 0, "dense_ffn": 0, "rope_scaling": None},
+        DEEPSEEK
+        | {"q_rank": 48, "dense": [], "dense_ffn": 0, "rope_scaling": None, "experts": 5, "experts_per_token": 2},
+    ),
+    "deepseek_v2_groups": Case(
+        "deepseek_v2",
+        "experts of the best groups",
+        DEEPSEEK | {"groups": 3, "kept_groups": 2, "group_score": "best", "rope_scaling": None},
     ),
 }
-SHARP = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 32.0, "mscale": 1.0}
+YARN_ALIKE = YARN | {"mscale": 1.2, "mscale_all_dim": 1.2}
+DEEPSEEK3 = DEEPSEEK | {"q_rank": 48, "score": "sigmoid", "choice_bias": True, "renormalise": True, "shared_ffn": 32}
+DEEPSEEK3 |= {"groups": 3, "kept_groups": 2, "rope_scaling": YARN_ALIKE}
+MISTRAL4 = DEEPSEEK | {"q_rank": 48, "renormalise": True, "dense": [], "dense_ffn": 0, "routed_scale": 1.0}
+MISTRAL4 |= {"query_beta": 0.4, "query_context": 32, "shared_ffn": 32, "head_dim": 24, "rotary_dim": 8}
+MISTRAL4 |= {"rope_scaling": SHARP | {"mscale_all_dim": 1.0}}
+YOUTU = BASE | {"family": "youtu", "kv_heads": 4, "head_dim": 24, "rotary_dim": 8, "rope_style": "interleaved"}
+YOUTU |= {"kv_rank": 32, "q_rank": 48, "value_dim": 16}
+MINICPM3 = YOUTU | {"family": "minicpm3", "rope_style": "half", "embedding_multiplier": 12.0, "norm_eps": 1e-5}
+MINICPM3 |= {"residual_multiplier": 1.4 / 2**0.5, "head_divisor": 0.25}
+MINICPM3_LONG = MINICPM3 | {"q_rank": 0, "tied": False, "head_divisor": 1.6, "max_position": 1024}
+MINICPM3_LONG |= {
+    "rope_scaling": {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": 64.0,
+        "attention_factor": 1.2,
+        "short_factor": [1.0] * 4,
+        "long_factor": [1.0, 1.5, 2.5, 4.0],
+    }
+}
+CASES |= {
+    "deepseek_v3": Case("deepseek_v3", "sigmoids within groups of experts, a bias that chooses, YaRN", DEEPSEEK3),
+    "deepseek_v3_half": Case(
+        "deepseek_v3",
+        "queries that are not compressed, halves of a head turned, weights that do not add up to 1",
+        DEEPSEEK3
+        | {
+            "q_rank": 0,
+            "rope_style": "half",
+            "renormalise": False,
+            "groups": 1,
+            "kept_groups": 1,
+            "rope_scaling": None,
+        },
+    ),
+    "glm4_moe_lite": Case(
+        "glm4_moe_lite",
+        "a dense layer between, values as wide as keys",
+        DEEPSEEK3
+        | {"groups": 1, "kept_groups": 1, "dense": [1], "value_dim": 32, "norm_eps": 1e-5, "rope_scaling": None},
+    ),
+    "mistral4": Case(
+        "mistral4",
+        "queries that grow with the position, a softmax within groups",
+        MISTRAL4 | {"groups": 3, "kept_groups": 2},
+    ),
+    "youtu": Case("youtu", "DeepSeek's attention in Llama's layers", YOUTU),
+    "minicpm3": Case(
+        "minicpm3",
+        "DeepSeek's attention with halves of a head turned, multipliers of embeddings, branches and the head",
+        MINICPM3,
+    ),
+    "minicpm3_long": Case("minicpm3", "two sets of factors of the frequencies, no compressed queries", MINICPM3_LONG),
+    "youtu_untied": Case(
+        "youtu", "the same with queries that are not compressed", YOUTU | {"q_rank": 0, "tied": False}
+    ),
+}
 MINISTRAL3 = BASE | {"family": "ministral3", "tied": False, "query_beta": 0.4, "query_context": 32}
 MINISTRAL3 |= {"rope_scaling": SHARP | {"mscale_all_dim": 1.0}}
 ARCEE = BASE | {"family": "arcee", "activation": "relu_squared", "tied": False}
@@ -523,6 +588,12 @@ WRAPPED = {
     "gemma4_with_vision": Case("gemma4", "the text part of a model that reads pictures and hears", GEMMA4 | SHARING),
     "gemma4_unified": Case("gemma4_unified", "the same without towers", GEMMA4 | {"rope_theta": 1e5}),
     "mistral3": Case("mistral3", "the text part of a model that reads pictures", BASE | {"tied": False}),
+    "mistral3_with_mistral4": Case("mistral3", "the same with Mistral 4's text part", MISTRAL4),
+    "kimi_k25": Case(
+        "kimi_k25",
+        "the text part of a model that reads pictures",
+        DEEPSEEK3 | {"groups": 1, "kept_groups": 1, "experts": 7},
+    ),
     "llava": Case("llava", "the text part of a model that reads pictures", BASE | {"tied": False}),
     "qwen3_vl": Case(
         "qwen3_vl",
@@ -572,12 +643,21 @@ class Parity:
     tie: float
 
 
+def class_of(fields: Mapping[str, Any]) -> Any:
+    """transformers' class for the fields of a config.json: of Mistral 4, which it has as a part of a model that reads
+    pictures alone, the automatic ones know none."""
+    if fields.get("architectures") == ["Mistral4ForCausalLM"]:
+        loads = transformers.Mistral4ForCausalLM
+        return SimpleNamespace(from_config=loads._from_config, from_pretrained=loads.from_pretrained)
+    return transformers.AutoModelForCausalLM
+
+
 def theirs(config: Mapping[str, Any]) -> Any:
     """transformers' model with random weights; norms and biases too, so that none hides behind ones and zeros."""
     fields = hf_config(dict(config)) | dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
     built = transformers.AutoConfig.for_model(str(fields.pop("model_type")), **fields)
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(built, attn_implementation="eager").float().eval()
+    model = class_of(fields).from_config(built, attn_implementation="eager").float().eval()
     less = files_of(config["family"]).NAMES.norms_less
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -630,6 +710,7 @@ class OnCpu:
         from roofline._native import isas
         from roofline.backends.cpu.executable import CpuExecutable
 
+        source = latent_form(source, latent=True)  # as a model is loaded on this backend
         family, cfg = configure(source.config)
         program = compile_program(family, cfg, source.tensors, target.CPU)
         identity: Future[str] = Future()

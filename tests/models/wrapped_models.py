@@ -40,6 +40,11 @@ GLM_VISION = {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads
 GLM_VISION |= {"image_size": 28, "patch_size": 14}
 GLM_EXPERTS = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "attention_bias": True}
 GLM_ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+LATENT = {"num_key_value_heads": 4, "head_dim": 8, "kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 16}
+LATENT |= {"qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 1}
+LATENT |= {"topk_group": 1, "moe_intermediate_size": 24, "first_k_dense_replace": 1}
+KIMI_VISION = {"model_type": "kimi_k25_vision", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+KIMI_VISION |= {"intermediate_size": 32, "pos_emb_height": 4, "pos_emb_width": 4, "patch_size": 14}
 IMAGE_ID = 90
 GEMMA4_IDS = {"image_token_id": IMAGE_ID, "video_token_id": 91, "audio_token_id": 92, "boi_token_id": 93}
 GEMMA4_IDS |= {"eoi_token_id": 94, "boa_token_id": 95, "eoa_token_index": 89}
@@ -68,6 +73,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": PIXTRAL,
         "image_token_index": IMAGE_ID,
         "tie_word_embeddings": False,
+    },
+    "kimi_k25": {
+        "text_config": SHAPE | LATENT | {"model_type": "deepseek_v3"},
+        "vision_config": KIMI_VISION,
+        **{"image_token_id": IMAGE_ID, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93},
+        **{"tie_word_embeddings": False, "projection_hidden_size": 32},
     },
     "llava": {
         "text_config": SHAPE | {"model_type": "llama"},
@@ -142,7 +153,9 @@ def settle(model: Any) -> None:
 def around(kind: str, config: Mapping[str, Any]) -> Any:
     """The same around a text part of a canonical configuration."""
     fields = hf_config(dict(config))
-    del fields["model_type"], fields["architectures"]
+    del fields["architectures"]
+    if fields["model_type"] != "mistral4":  # else the text part is of the type that the whole mostly has
+        del fields["model_type"]
     if kind.startswith("qwen3_"):
         half = (config.get("rotary_dim") or config["head_dim"]) // 2
         sections = {"mrope_section": [half // 2, half // 4, half - half // 2 - half // 4], "mrope_interleaved": True}

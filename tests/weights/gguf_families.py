@@ -8,7 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from tests.models.parity_cases import BASE, CASES, ENCODERS, GEMMA2, GEMMA3, HYBRID, LEARNED, LFM2, NEOX, PLAIN, SHARP
+from tests.models.parity_cases import (
+    BASE,
+    CASES,
+    ENCODERS,
+    GEMMA2,
+    GEMMA3,
+    HYBRID,
+    LEARNED,
+    LFM2,
+    NEOX,
+    PLAIN,
+    SHARP,
+    YARN_ALIKE,
+)
 
 GgufValue = int | float | bool | str | list[bool] | list[int]
 Pairs = list[tuple[str, np.ndarray]]
@@ -110,6 +123,16 @@ def experts_apart(name: str, values: np.ndarray, config: Mapping[str, Any]) -> n
 def named_sinks(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
     """Experts apart, and sinks under a name like that of a matrix."""
     return [(f"{name}.weight", values)] if name.endswith(".sinks") else experts_apart(name, values, config)
+
+
+def latent_apart(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+    """Matrices of keys and values of each head apart, those of keys the other way round; experts as `experts_apart`."""
+    if "kv_b_proj" not in name:
+        return experts_apart(name, values, config)
+    plain = config["head_dim"] - config["rotary_dim"]
+    heads = values.reshape(config["heads"], plain + config["value_dim"], -1)
+    keys = np.ascontiguousarray(heads[:, :plain].swapaxes(1, 2))
+    return [(name.replace("kv_b", "k_b"), keys), (name.replace("kv_b", "v_b"), np.ascontiguousarray(heads[:, plain:]))]
 
 
 class TogetherQkv:
@@ -232,7 +255,66 @@ SIGMOID_KEYS = ROUTED_KEYS | {"expert_gating_func": 2, "expert_weights_scale": 2
 SIGMOID_KEYS |= {"leading_dense_block_count": 1}
 GRANITE_KEYS: dict[str, Any] = {"rope.dimension_count": 16, "embedding_scale": 6.0, "residual_scale": 0.3}
 GRANITE_KEYS |= {"attention.scale": 0.11, "logit_scale": 1.7, "expert_count": 6, "expert_used_count": 3}
+LATENT_KEYS: dict[str, Any] = {"attention.kv_lora_rank": 32, "attention.q_lora_rank": 48, "rope.dimension_count": 16}
+LATENT_KEYS |= {"attention.head_count_kv": 1, "attention.key_length": 48, "attention.value_length": 32}
+LATENT_KEYS |= {"attention.key_length_mla": 32, "attention.value_length_mla": 24, "vocab_size": 96}
+YARN_KEYS = {"rope.scaling.type": "yarn", "rope.scaling.factor": 16.0, "rope.scaling.original_context_length": 64}
+YARN_KEYS |= {"rope.scaling.yarn_log_multiplier": 0.12}
+LATENT_EXPERTS = {
+    "expert_count": 6,
+    "expert_used_count": 3,
+    "expert_feed_forward_length": 32,
+    "feed_forward_length": 96,
+}
+LATENT_EXPERTS |= {"leading_dense_block_count": 1, "expert_weights_scale": 2.5, "expert_shared_count": 1}
 GGUF_CASES = {
+    "deepseek_v3": GgufCase(
+        "deepseek2",
+        CASES["deepseek_v3"].config,
+        LATENT_KEYS
+        | YARN_KEYS
+        | LATENT_EXPERTS
+        | {"expert_gating_func": 2, "expert_weights_norm": True, "expert_group_count": 3, "expert_group_used_count": 2},
+        latent_apart,
+    ),
+    "deepseek_v2": GgufCase(
+        "deepseek2",
+        CASES["deepseek_v2_lite"].config | {"rope_scaling": YARN_ALIKE, "experts": 6, "experts_per_token": 3},
+        LATENT_KEYS
+        | YARN_KEYS
+        | LATENT_EXPERTS
+        | {"attention.q_lora_rank": 0, "expert_shared_count": 2, "expert_gating_func": 1, "expert_weights_norm": False},
+        latent_apart,
+    ),
+    "mistral4": GgufCase(
+        "mistral4",
+        CASES["mistral4"].config,
+        LATENT_KEYS
+        | LATENT_EXPERTS
+        | {"rope.dimension_count": 8, "attention.key_length": 40, "attention.key_length_mla": 24}
+        | {"rope.scaling.type": "yarn", "rope.scaling.factor": 16.0, "rope.scaling.original_context_length": 32}
+        | {"rope.scaling.yarn_log_multiplier": 0.1, "expert_gating_func": 1, "expert_weights_norm": True}
+        | {"expert_group_count": 3, "expert_group_used_count": 2, "leading_dense_block_count": 0}
+        | {"attention.temperature_scale": 0.4, "attention.temperature_length": 32}
+        | {"expert_weights_scale": 1.0, "feed_forward_length": 32},
+        latent_apart,
+    ),
+    "minicpm3": GgufCase(
+        "minicpm3",
+        CASES["minicpm3"].config | {"embedding_multiplier": 12.0, "head_divisor": 64 / 256},
+        {"attention.kv_lora_rank": 32, "attention.q_lora_rank": 48, "attention.key_length": 24, "vocab_size": 96}
+        | {"rope.dimension_count": 8},
+        as_it_is,
+    ),
+    "youtu": GgufCase(
+        "deepseek2",
+        CASES["youtu"].config,
+        LATENT_KEYS
+        | {"rope.dimension_count": 8, "attention.key_length": 40, "attention.key_length_mla": 24}
+        | {"attention.value_length_mla": 16, "expert_feed_forward_length": 128, "expert_shared_count": 0}
+        | {"leading_dense_block_count": 2},
+        latent_apart,
+    ),
     "gemma2": GgufCase(
         "gemma2",
         GEMMA2 | {"query_scalar": 32.0},

@@ -21,7 +21,7 @@ SHORT = {"layers": 1, "vocab": 320}
 def small(name: str) -> dict[str, Any]:
     """The configuration of a case of parity with as few layers as it has meaning with."""
     config = dict(CASES[name].config) | SHORT
-    config["layers"] = 1 + config.get("dense_layers", 0)
+    config["layers"] = 1 + len(config.get("dense", ()))
     if config.get("turning"):
         config["turning"] = [True]
     if config.get("recurrent"):

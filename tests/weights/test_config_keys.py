@@ -45,6 +45,7 @@ def _is_honoured_or_refused(changes: dict[str, Any], base: dict[str, Any]) -> bo
 
 # What transformers' and LLM Foundry's classes have beside it says nothing about the logits of a text.
 _HARMLESS = {
+    *("num_mtp_layers", "embedding_initializer_range"),
     *("initializer_range", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "pretraining_tp"),
     *("attention_dropout", "resid_pdrop", "emb_pdrop", "init_device", "embedding_fraction", "attn_pdrop", "attn_impl"),
     *(
@@ -79,10 +80,12 @@ _CHANGED: dict[str, Any] = {
     **{"no_rope_layers": [0, 0], "no_rope_layer_interval": 1, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
     **{"residual_multiplier": 0.5, "attention_multiplier": 0.5},
     **{"num_local_experts": 5, "num_experts_per_tok": 1, "swiglu_alpha": 2.0, "swiglu_limit": 3.0},
+    # of MiniCPM3
+    **{"scale_emb": 3.0, "scale_depth": 2.0, "dim_model_base": 32},
     # of DeepSeek
     **{"kv_lora_rank": 48, "q_lora_rank": 24, "qk_nope_head_dim": 24, "qk_rope_head_dim": 12, "v_head_dim": 12},
     **{"n_routed_experts": 5, "moe_intermediate_size": 49, "n_shared_experts": 1, "first_k_dense_replace": 2},
-    **{"routed_scaling_factor": 2.5, "topk_method": "group_limited_greedy", "norm_topk_prob": True},
+    **{"routed_scaling_factor": 2.5, "topk_method": "noaux_tc", "norm_topk_prob": True, "rope_interleave": False},
     # of Qwen3-Next and Qwen3.5
     **{"linear_conv_kernel_dim": 3, "linear_key_head_dim": 64, "linear_value_head_dim": 64, "num_experts": 5},
     **{"linear_num_key_heads": 8, "linear_num_value_heads": 16, "shared_expert_intermediate_size": 49},
@@ -145,6 +148,10 @@ _BESIDE_OF: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 _CHANGED_OF: dict[str, dict[str, Any]] = {
+    **{key: {"norm_topk_prob": False, "routed_scaling_factor": 3.0} for key in ("deepseek_v3", "kimi_k2")},
+    **{key: {"norm_topk_prob": False} for key in ("glm4_moe_lite", "mistral4")},
+    **{key: {"tie_word_embeddings": False} for key in ("youtu", "minicpm3")},
+    "deepseek_v2": {"topk_method": "group_limited_greedy", "norm_topk_prob": True},
     "gemma2": {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2},
     "gemma3_text": {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2},
     "smollm3": {"tie_word_embeddings": False, "layer_types": ["sliding_attention"] * 2},
@@ -174,6 +181,14 @@ _CHANGED_OF: dict[str, dict[str, Any]] = {
     "mimo_v2_flash": {"attention_value_scale": 0.5, "layer_types": ["full_attention"] * 2, "norm_topk_prob": False},
     **{kind: {"norm_topk_prob": True, "num_experts_per_tok": 1} for kind in ("olmoe", "flex_olmo")},
 }
+_LATENT: dict[str, Any] = {
+    **{"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16},
+    **{"qk_rope_head_dim": 8, "v_head_dim": 16},
+}
+_LATENT_EXPERTS: dict[str, Any] = {
+    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_shared_experts": 2},
+    **{"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
+}
 _ENCODERS = ("bert", "roberta", "xlm-roberta")
 _BASE_OF: dict[str, dict[str, Any]] = {
     **{kind: {"hidden_act": "gelu_new"} for kind in _ENCODERS},
@@ -188,11 +203,11 @@ _BASE_OF: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 3},
     **{kind: {"n_routed_experts": 4, "num_experts_per_tok": 2} for kind in ("glm4_moe", "solar_open", "sarvam_moe")},
     "mimo_v2_flash": {"n_routed_experts": 4, "num_experts_per_tok": 2, "v_head_dim": 16},
-    "deepseek_v2": {
-        **{"num_key_value_heads": 4, "head_dim": 8, "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16},
-        **{"qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2},
-        **{"moe_intermediate_size": 48, "n_shared_experts": 2, "first_k_dense_replace": 1},
-    },
+    "deepseek_v2": _LATENT | _LATENT_EXPERTS | {"head_dim": 8},
+    **dict.fromkeys(("deepseek_v3", "kimi_k2", "glm4_moe_lite"), _LATENT | _LATENT_EXPERTS),
+    "mistral4": _LATENT | _LATENT_EXPERTS,
+    "youtu": _LATENT,
+    "minicpm3": _LATENT,
 }
 # Of every class, beside what these say themselves: any model may say it, and transformers' shared code reads it.
 _SHARED = {"is_causal": False, "per_layer_config": {"0": {"head_dim": 8}}, "attention_chunk_size": 4}
@@ -205,7 +220,7 @@ _DENSE = [kind for kind in MODEL_TYPES if kind not in _MIXTURES]
 @pytest.mark.parametrize("kind", _DENSE)
 def test_every_key_of_transformers_is_honoured_or_refused(kind: str) -> None:
     transformers = pytest.importorskip("transformers", reason="its classes list the keys")
-    known = set(transformers.CONFIG_MAPPING[kind].__annotations__)
+    known = set(transformers.CONFIG_MAPPING[{"kimi_k2": "deepseek_v3"}.get(kind, kind)].__annotations__)
     base = {**(MPT if kind == "mpt" else HF), "model_type": kind, **_BASE_OF.get(kind, {})}
     known -= {"model_type", "keys_to_ignore_at_inference", "base_model_tp_plan", "base_model_pp_plan", *_HARMLESS}
     known -= {"sub_configs", "attribute_map", "attn_config", "default_theta"}

@@ -124,6 +124,14 @@ class CopiesWeights(Protocol):
 
 
 @runtime_checkable
+class HoldsCompressedRows(Protocol):
+    """A backend whose cache may hold the compressed rows of attention instead of the keys and values that are made of
+    them (`models.latent`): its models are loaded so."""
+
+    holds_compressed_rows: bool
+
+
+@runtime_checkable
 class ServesRanks(Protocol):
     """A backend that runs a model on several processes, each with a share of it (docs/how-to/parallel.md)."""
 

@@ -28,6 +28,7 @@ from roofline.weights.files.output import check_new, new_file, new_folder
 from roofline.weights.gguf_form import gguf_form, with_heads
 from roofline.weights.gguf_tensors import gguf_tensors
 from roofline.weights.hf_tensors import HfTensor, hf_tensors, stored_together
+from roofline.weights.latent_form import latent_form
 from roofline.weights.quantise.calibration import WeightCalibration
 from roofline.weights.quantise.tensors import QuantiseTarget, is_quantised, pieces
 
@@ -157,7 +158,7 @@ def write_safetensors(
     from roofline.weights.to_hf import checked_hf_config
 
     check_new(out, 0)
-    checkpoint = with_heads(with_guessing(checkpoint), tiled=False)
+    checkpoint = latent_form(with_heads(with_guessing(checkpoint), tiled=False), latent=False)
     if kinds is None:
         kinds = safetensors_formats(checkpoint, dtype)
     kinds = _guessing_formats(checkpoint, kinds) | dict(kinds)

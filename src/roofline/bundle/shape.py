@@ -21,6 +21,7 @@ from roofline.weights import names, sources
 from roofline.weights.checkpoint import open_checkpoint, read_config
 from roofline.weights.config.unread_keys import unread_keys
 from roofline.weights.config.wrapped import text_fields, wrapper_of
+from roofline.weights.latent_form import latent_config, latent_format
 from roofline.weights.parts_beside import PartsBeside
 from roofline.weights.quantised.methods import KEYS
 from roofline.weights.quantised.stated import stated_formats
@@ -97,6 +98,19 @@ def open_shape(model: str) -> ModelShape:
     unread = _unread(path) if checkpoint.kind == "safetensors" else ()
     notes = (*_parts_note(checkpoint.other_parts), *_guessing_note(checkpoint), *unread)
     return ModelShape(model, checkpoint.kind, checkpoint.config, checkpoint.tensors, notes=notes)
+
+
+def in_latent_form(shape: ModelShape, latent: bool) -> ModelShape:
+    """The shape with the matrices that a backend takes of attention over compressed rows (`weights.latent_form`)."""
+    config = latent_config(dict(shape.config), latent)
+    if bool(shape.config.get("latent")) == latent or not config.get("kv_rank"):
+        return shape
+    stored = dict(shape.tensors)
+    for name, sizes in names.parameter_shapes(config, stored).items():
+        if name not in stored:
+            stored[name] = AbsentTensor(latent_format(name, lambda other: shape.tensors[other].format), sizes)
+    needed = names.parameter_shapes(config, stored)
+    return replace(shape, config=config, tensors={name: stored[name] for name in needed})
 
 
 def tokenizer_of(model: str) -> "Tokenizer":

@@ -25,6 +25,8 @@ _FAMILIES: dict[str, str | Family] = {
     "gpt_neox": "roofline.models.gpt_neox",
     "olmo2": "roofline.models.olmo2",
     "opt": "roofline.models.opt",
+    "minicpm3": "roofline.models.minicpm3",
+    "youtu": "roofline.models.latent",
     "phi3": "roofline.models.phi3",
     "routed": "roofline.models.routed",
     **dict.fromkeys(

@@ -8,9 +8,11 @@ from roofline.common.errors import ConfigError
 
 # How a parameter is split over tensor-parallel ranks. column: by output rows; row: by input columns (its product is
 # summed over the ranks); expert_column, expert_row: the same of each expert's matrix by itself, where the model is
-# served (training computes all experts on each rank); vocab: by vocabulary rows; replicate: whole on each rank; shared:
-# whole on each rank, which uses it on its own heads.
-SPLITS = ("column", "row", "expert_column", "expert_row", "vocab", "replicate", "shared")
+# served (training computes all experts on each rank); served_column, served_row: column and row where the model is
+# served alone; vocab: by vocabulary rows; replicate: whole on each rank; shared: whole on each rank, which uses it on
+# its own heads.
+SPLITS = ("column", "row", "expert_column", "expert_row", "served_column", "served_row", "vocab", "replicate", "shared")
+WHOLE_IN_TRAINING = ("replicate", "expert_column", "expert_row", "served_column", "served_row")
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
         silu_mul_quantize,
         silu_quantize,
     )
-    from roofline.ops.heads import cut_heads, join_heads
+    from roofline.ops.heads import cut_heads, head_linear, join_heads
+    from roofline.ops.latent import latent_write, rope_latent_write
     from roofline.ops.matmul import Q8Rows, linear, quantize_rows
     from roofline.ops.norms import layer_norm, like_norm, rms_norm
     from roofline.ops.state import causal_conv, delta_rule
@@ -59,13 +60,14 @@ __all__ += ["combine", "expert_bias", "expert_linear", "expert_scale", "route", 
 __all__ += ["add_norm", "gelu_mul_quantize", "gelu_quantize", "layer_norm_quantize", "linear_add", "norm_quantize"]
 __all__ += ["expert_linear_silu_mul", "mul_quantize", "qk_norm", "sigmoid_mul_quantize"]
 __all__ += ["qkv_write", "rope_kv_write", "rope_queries", "silu_mul_quantize", "silu_quantize"]
-__all__ += ["cut_heads", "join_heads"]
+__all__ += ["cut_heads", "head_linear", "join_heads"]
+__all__ += ["latent_write", "rope_latent_write"]
 __all__ += ["Q8Rows", "linear", "quantize_rows"]
 __all__ += ["layer_norm", "like_norm", "rms_norm"]
 __all__ += ["causal_conv", "delta_rule"]
 _MODULES = (
-    *("activations", "adapters", "attention", "collectives", "elementwise", "experts", "fused", "heads", "matmul"),
-    *("norms", "state"),
+    *("activations", "adapters", "attention", "collectives", "elementwise", "experts", "fused", "heads", "latent"),
+    *("matmul", "norms", "state"),
 )
 
 

@@ -166,21 +166,24 @@ def _attend_type(call: Call) -> Type:
         raise ConfigError(
             f"attend: q of width {call.q.width} for {call.heads} heads on a cache of {call.cache.trailing}"
         )
+    if not 0 <= call.value_dim <= head_dim:
+        raise ConfigError(f"attend: values of {call.value_dim} dimensions in keys of {head_dim}")
     if not call.causal and (call.window or call.alibi or call.sinks is not None):
         raise ConfigError("attend: causal=False goes with no window, ALiBi or sinks")
     if call.sinks is not None and call.sinks.shape != (call.heads,):
         raise ConfigError(f"attend: sinks of shape {call.sinks.shape} for {call.heads} heads")
-    return call.q
+    q: Type = call.q
+    return Type(q.dtype, q.leading, (call.heads * call.value_dim,)) if call.value_dim else q
 
 
 def _attend_flops(call: Call) -> Affine:
-    flops = 4 * call.q.width  # of a query and a key
+    flops = 2 * (call.q.width + call.heads * (call.value_dim or call.cache.trailing[1]))  # of a query and a key
     # Both ways a prompt of n tokens, which is one step, has n^2 pairs: twice those of causal attention less n.
     return Affine(pairs=flops) if call.causal else Affine(pairs=2 * flops, tokens=-flops)
 
 
 def _attend_bytes(call: Call) -> Affine:
-    return Affine(context=_cached_token_bytes(call))
+    return Affine(context=_cached_token_bytes(call) // (2 if call.value_dim else 1))
 
 
 def slopes_of(heads: int, first_head: int = 0, all_heads: int = 0) -> list[float]:
@@ -220,8 +223,12 @@ def attend(
     all_heads: int = 0,
     causal: bool = True,
     sinks: "Tensor | None" = None,
+    value_dim: int = 0,
 ) -> "Tensor":
     """Attention of each segment over its own cached keys; q [tokens, heads * head_dim], the same back.
+
+    value_dim: not 0: the cache holds keys alone, whose last value_dim dimensions are the values (`latent_write`):
+    [tokens, heads * value_dim].
 
     heads may be a multiple of the cache's kv_heads (GQA); window > 0: a token sees itself and the window - 1 before it;
     soft_cap > 0: scores become soft_cap * tanh(score / soft_cap); alibi: scores fall linearly with distance.
@@ -233,14 +240,16 @@ def attend(
     import torch
 
     if isinstance(cache, Rows):
-        if not causal:
-            raise UnsupportedError("training of an encoder", "attention of training is causal")
+        if not causal or value_dim:
+            what = "an encoder" if not causal else "attention over compressed rows as they are cached"
+            raise UnsupportedError(f"training of {what}", "attention of training is causal, over keys and values")
         return attend_rows(q, cache, heads, scale, soft_cap, sinks)
     steps = slopes_of(heads, first_head, all_heads) if alibi else None
     slopes = torch.tensor(steps, dtype=torch.float32, device=q.device) if steps else None
     parts = []
     for index, (start, stop, first) in enumerate(cache.segments):
         k, v = cache.read(layer, index)  # [context, kv_heads, head_dim]
+        v = v[..., v.shape[2] - value_dim :] if value_dim else v
         heads_per_group = heads // k.shape[1]
         queries = round_to(q[start:stop].view(stop - start, heads, -1), q_dtype)
         scores = (

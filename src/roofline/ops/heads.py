@@ -1,4 +1,4 @@
-"""cut_heads, join_heads: the columns of rows, head by head, where a model's heads do not lie as attention takes them.
+"""cut_heads, join_heads, head_linear: the columns of rows, head by head, and products with a matrix of each head.
 
 A row of `heads` heads has them side by side, each of equally many columns.
 """
@@ -6,6 +6,8 @@ A row of `heads` heads has them side by side, each of equally many columns.
 from typing import TYPE_CHECKING
 
 from roofline.common.errors import ConfigError
+from roofline.ops.cost import Affine
+from roofline.ops.matmul import Q8Rows
 from roofline.ops.registry import Call, op
 from roofline.ops.symbol import Type
 from roofline.ops.traits import Trait
@@ -50,3 +52,28 @@ def join_heads(x: "Tensor", y: "Tensor", heads: int, shared: bool = False) -> "T
     counts = (1 if shared else heads), heads
     before, behind = (t.reshape(t.shape[0], n, t.shape[1] // n) for t, n in zip((x, y), counts, strict=True))
     return torch.cat([before.expand(-1, heads, -1), behind], dim=2).flatten(1)
+
+
+def _head_linear_type(call: Call) -> Type:
+    rows, width = call.w.shape
+    if call.heads < 1 or rows % call.heads or call.x.width != call.heads * width:
+        what = f"input of width {call.x.width}, weight of {rows} rows and {width} columns"
+        raise ConfigError(f"head_linear: {what} are not those of {call.heads} heads")
+    return Type("f32", call.x.leading, (rows,))
+
+
+def _head_linear_flops(call: Call) -> Affine:
+    return Affine.per(call.x.leading, 2 * call.w.shape[0] * call.w.shape[1])
+
+
+_HEAD_LINEAR = (Trait.ROW_WISE, Trait.HEAD_PRODUCT, Trait.LONG_SUM, Trait.ROUNDED, Trait.SPLITS)
+
+
+@op(values=("x",), weights=("w",), infer=_head_linear_type, traits=_HEAD_LINEAR, flops=_head_linear_flops)
+def head_linear(x: "Tensor | Q8Rows", w: "Tensor", heads: int) -> "Tensor":
+    """x @ w[head].T of each head by itself: x [rows, heads * in], w [heads * out, in], the heads' matrices one below
+    the other, give [rows, heads * out]."""
+    import torch
+
+    parts = (x.dequantize() if isinstance(x, Q8Rows) else x).unflatten(1, (heads, -1))  # [rows, heads, in]
+    return torch.einsum("rhi,hoi->rho", parts, w.unflatten(0, (heads, -1))).flatten(1)

@@ -304,8 +304,8 @@ class Program:
         return dtypes.pop()
 
     def matrix(self, instr: Instr) -> Recipe | None:
-        """The matrix that an instruction multiplies with or looks rows up in; of experts, all of theirs."""
-        reads = instr.op == "embed" or instr.has(Trait.PRODUCT, Trait.EXPERTS)
+        """The matrix that an instruction multiplies with or looks rows up in; of experts and heads, all of theirs."""
+        reads = instr.op == "embed" or instr.has(Trait.PRODUCT, Trait.EXPERTS, Trait.HEAD_PRODUCT)
         return self.weights[instr.weights[0]] if reads else None
 
     def weight_types(self, instr: Instr) -> list[WeightType]:

@@ -39,6 +39,7 @@ class Target:
         "rope_kv_write",
         "qkv_write",
         "rope_queries",
+        "rope_latent_write",
         "cut_heads",
     )
 

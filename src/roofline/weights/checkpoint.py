@@ -21,6 +21,7 @@ from roofline.weights.config.hf import from_hf
 from roofline.weights.config.wrapped import TextTensors, text_fields, wrapper_of
 from roofline.weights.families.shared.canonical import Config
 from roofline.weights.families.shared.gguf_fields import GGUF_LONGROPE, GGUF_ROPE_FACTORS
+from roofline.weights.families.shared.latent_fields import OF_HEADS
 from roofline.weights.families.table import files_of
 from roofline.weights.files.gguf_parts import GGUFModel, part_names
 from roofline.weights.files.mapped import JsonObject, TensorInfo, map_file
@@ -292,10 +293,11 @@ def _open_gguf(path: Path) -> Checkpoint:
 
 
 def _as_matrix(info: TensorInfo) -> TensorInfo:
-    """The tensor with experts one below the other where it has them stacked, [experts, rows, cols], their biases one
-    behind the other, a linear with one output as a row, and one row of biases as a vector. The bytes are the same."""
+    """The tensor with experts, or matrices of heads, one below the other where it has them stacked, [experts, rows,
+    cols], biases of the former one behind the other, a linear with one output as a row, and one row of biases as a
+    vector. The bytes are the same."""
     part = info.name.partition(".mlp.")[2]
-    if part.startswith("experts.") and len(info.shape) == 3:
+    if (part.startswith("experts.") or info.name.endswith(OF_HEADS)) and len(info.shape) == 3:
         return replace(info, shape=(info.shape[0] * info.shape[1], info.shape[2]))
     if part.startswith("experts.") and part.endswith(".bias") and len(info.shape) == 2:
         return replace(info, shape=(info.shape[0] * info.shape[1],))

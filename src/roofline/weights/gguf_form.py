@@ -16,6 +16,7 @@ from roofline.weights.families.table import files_of
 from roofline.weights.files.mapped import TensorInfo
 from roofline.weights.gguf_values import is_negated
 from roofline.weights.joined_rows import joined_of
+from roofline.weights.latent_form import KEYS, latent_form
 from roofline.weights.value_heads import moved_heads, rows_before
 
 Change = Callable[[np.ndarray], np.ndarray]  # of a tensor's bytes
@@ -23,8 +24,9 @@ Change = Callable[[np.ndarray], np.ndarray]  # of a tensor's bytes
 
 def gguf_form(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint as a GGUF file has it."""
-    tiles = files_of(checkpoint.config["family"]).NAMES.gguf_tiles
-    return _negated(_together(with_heads(checkpoint, tiles)))
+    names = files_of(checkpoint.config["family"]).NAMES
+    by_head = bool(names.layer.get(KEYS, ("", ""))[0])
+    return _negated(_together(with_heads(latent_form(checkpoint, by_head), names.gguf_tiles)))
 
 
 def with_heads(checkpoint: Checkpoint, tiled: bool) -> Checkpoint:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from roofline.common.errors import ConfigError
 from roofline.weights import names
+from roofline.weights.families.shared.latent_fields import OF_HEADS
 from roofline.weights.families.shared.tensor_names import EXPERT, layer_part, without_expert
 from roofline.weights.families.table import files_of
 from roofline.weights.files.mapped import JsonObject, TensorInfo
@@ -53,6 +54,8 @@ def _tensor(config: JsonObject, name: str, group: list[TensorInfo]) -> GgufTenso
     elif layer_part(name)[1] in files_of(config["family"]).NAMES.gguf_stacked:
         parts = len(joined_of(config)[layer_part(name)[1]])
         shape = (parts, shape[0] // parts, *shape[1:])
+    elif name.endswith(OF_HEADS):
+        shape = (config["heads"], shape[0] // config["heads"], *shape[1:])
     elif name.endswith(_VECTOR):
         shape = shape[-1:]
     nbytes = sum(info.nbytes for info in group)

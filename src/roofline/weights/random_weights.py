@@ -15,6 +15,7 @@ from roofline.ops import formats
 from roofline.weights import names
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.files.mapped import JsonObject, TensorInfo
+from roofline.weights.latent_form import latent_config
 
 _PREFIX = "random:"
 PRESET = "preset:"
@@ -96,9 +97,10 @@ def pooled_checkpoint(config: JsonObject, seed: int, form: str = "BF16") -> Chec
     return replace(plain, bytes_of=read)
 
 
-def preset_checkpoint(source: str, weights: str | None) -> Checkpoint:
-    """Random weights in a named shape: "preset:NAME", a name of `models.presets`. Raises ConfigError."""
-    config = preset(source.removeprefix(PRESET))
+def preset_checkpoint(source: str, weights: str | None, latent: bool = False) -> Checkpoint:
+    """Random weights in a named shape: "preset:NAME", a name of `models.presets`; latent: with the matrices of that
+    form (`latent_form`). Raises ConfigError."""
+    config = latent_config(preset(source.removeprefix(PRESET)), latent)
     if weights is None:
         raise ConfigError(f"{source} is a shape without weights: say weights='random:SEED'")
     return random_checkpoint(config, *parse(weights))

@@ -38,7 +38,7 @@ MODELS = {
     "deepseek": (
         {
             **{**MIXTRAL, "family": "deepseek", "kv_heads": LLAMA["heads"], "rope_style": "interleaved"},
-            **{"rotary_dim": LLAMA["head_dim"] // 2, "value_dim": 8, "kv_rank": 32, "dense_layers": 1, "dense_ffn": 64},
+            **{"rotary_dim": LLAMA["head_dim"] // 2, "value_dim": 8, "kv_rank": 32, "dense": [0], "dense_ffn": 64},
             **{"renormalise": False, "shared_ffn": 64},
         },
         "BF16",

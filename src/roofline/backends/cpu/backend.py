@@ -58,6 +58,7 @@ class CpuBackend:
     """See `backends.backend`."""
 
     copies_weights = True
+    holds_compressed_rows = True
 
     def resolve(self, options: LoadOptions, neighbours: Neighbours) -> LoadOptions:
         return replace(options, kv_cache_dtype=host_kv_dtype(options.kv_cache_dtype))

@@ -36,6 +36,7 @@ _OPERATIONS = {
     "linear_add": "linear",
     "linear_silu_mul": "linear_gated",
     "rope_kv_write": "rope_write",
+    "rope_latent_write": "rope_write",  # the attention says that there are no values
     "qkv_write": "rope_write",  # without a table nothing is rotated
     "rope_queries": "rope_queries",
     "attend": "attend",
@@ -60,6 +61,7 @@ _OPERATIONS = {
     "take_rows": "take_rows",
     "route": "route",
     "expert_linear": "expert_linear",
+    "head_linear": "head_linear",
     "expert_bias": "expert_bias",
     "expert_scale": "expert_scale",
     "expert_linear_silu_mul": "expert_linear_gated",
@@ -161,11 +163,11 @@ def check(program: Program) -> None:
         if instr.has(Trait.GATED) and len(instr.inputs) != 1 and _OPERATIONS[instr.op] not in _APART:
             raise UnsupportedError(f"{instr.op} on two values", "the cpu backend takes gate and up side by side")
         _check_state(program, instr)
-        if instr.has(Trait.EXPERTS):
+        if instr.has(Trait.EXPERTS, Trait.HEAD_PRODUCT):
             pieces = program.weights[instr.weights[0]].pieces
             if len({(piece.stop - piece.start, piece.format) for piece in pieces}) > 1:
                 raise UnsupportedError(
-                    f"{instr.weights[0]}", "experts of a layer must be of one format on the cpu backend"
+                    f"{instr.weights[0]}", "experts and heads of a layer must be of one format on the cpu backend"
                 )
         for name in instr.inputs:
             # A few rows are quantised by each thread for itself, into one place: the next that are made take it.
@@ -291,7 +293,7 @@ def _record(
     pieces = layout.matrices.get(first, ())
     columns = pieces[0].columns if pieces else 0
     operation, out = _operation(program, instr, types, columns), types[instr.output.name]
-    product, writes = instr.has(Trait.PRODUCT, Trait.EXPERTS), _makes_queries(instr)
+    product, writes = instr.has(Trait.PRODUCT, Trait.EXPERTS, Trait.HEAD_PRODUCT), _makes_queries(instr)
     adapts = "group" in instr.attrs and operation.startswith("adapter")
     inputs = types[instr.inputs[0]].width if product or writes or adapts else out.width
     fields: dict[str, object] = {
@@ -312,7 +314,7 @@ def _record(
         "k_norm": -1,
         "pieces": len(pieces),
     }
-    fields |= _expert_fields(instr, types, columns, refs) | _head_fields(instr, types)
+    fields |= _expert_fields(instr, types, columns, refs) | _head_fields(instr, types, columns)
     fields |= _state_fields(program, instr, types, refs)
     if operation == "exchange":  # the core needs no scratch for such rows
         fields |= {"width": 0, "stride": 0}
@@ -368,10 +370,12 @@ def _expert_fields(instr: Instr, types: Mapping[str, Type], columns: int, refs: 
     return {"layer": types[instr.inputs[1]].width, "width": columns} if instr.has(Trait.EXPERTS) else {}
 
 
-def _head_fields(instr: Instr, types: Mapping[str, Type]) -> dict[str, object]:
-    """What operations on heads have in fields of other names; others have none."""
+def _head_fields(instr: Instr, types: Mapping[str, Type], columns: int) -> dict[str, object]:
+    """What operations on heads have in fields of other names; others have none. columns: of each head's matrix."""
     if _OPERATIONS[instr.op] in _BY_HEAD:
         return {"layer": instr.attr("heads")} if instr.attr("heads") != 1 else {}
+    if instr.op == "head_linear":
+        return {"layer": instr.attr("heads"), "width": columns}
     moves = {"stride": types[instr.inputs[0]].width, "layer": instr.attrs.get("heads")}
     if instr.op == "cut_heads":
         return {**moves, "digits": instr.attr("start")}

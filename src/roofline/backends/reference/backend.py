@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class ReferenceBackend:
     """See `backends.backend`."""
 
+    holds_compressed_rows = True
+
     def resolve(self, options: LoadOptions, neighbours: Neighbours) -> LoadOptions:
         name = options.kv_cache_dtype
         if options.arithmetic != "plain":

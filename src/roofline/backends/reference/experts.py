@@ -95,6 +95,14 @@ def expert_linear(
     return filled.flatten(1)
 
 
+def head_linear(weights: ReferenceWeights, name: str, x: "Tensor | Q8Rows", heads: int, order: str) -> "Tensor":
+    """The same of each head with its own matrix: float32 [rows, heads * out]; x as in ops.head_linear."""
+    import torch
+
+    rows = x.q.shape[0] if isinstance(x, Q8Rows) else x.shape[0]
+    return expert_linear(weights, name, x, torch.arange(heads).expand(rows, -1), heads, order)
+
+
 def _slots(x: Q8Rows, rows: "Tensor", ranks: "Tensor", width: int) -> Q8Rows:
     """The rows that an expert reads: of each token, or of each of its experts, side by side there."""
     q = x.q.view(x.q.shape[0], -1, width)

@@ -18,6 +18,7 @@ from roofline.ops.activations import halves
 from roofline.ops.attention import KvCache, kv_write, log2_slopes, rotate, round_to, split_heads
 from roofline.ops.collectives import RankGroup, require_ranks
 from roofline.ops.experts import routes_by_logits
+from roofline.ops.latent import latent_write
 from roofline.ops.matmul import Q8Rows, quantize_rows
 from roofline.ops.position_factors import PositionFactors
 from roofline.ops.rope_tables import cos_sin
@@ -136,6 +137,13 @@ class Interpreter:
             )
             return result
         return experts.expert_linear(self.weights, name, x, ids, instr.attr("experts"), order)
+
+    def _op_head_linear(self, instr: Instr, x: "Tensor | Q8Rows") -> "Tensor":
+        order, name, heads = instr.attr("order"), instr.weights[0], instr.attr("heads")
+        if order in ("", "any", "tile"):
+            result: Tensor = registry.get("head_linear").reference(x, self.weights.tensor(name), heads)
+            return result
+        return experts.head_linear(self.weights, name, x, heads, order)
 
     def _op_expert_linear_silu_mul(self, instr: Instr, x: "Tensor | Q8Rows", ids: "Tensor") -> "Tensor":
         products = self._op_expert_linear(instr, x, ids).unflatten(1, (ids.shape[1], -1))  # [rows, top, 2 * ffn]
@@ -271,6 +279,19 @@ class Interpreter:
         q = q if positions is None else self._op_scale_by_position(instr, q, positions)
         return q, self._op_kv_write(instr, cache, k, v)
 
+    def _op_rope_latent_write(
+        self, instr: Instr, qk: "Tensor", positions: "Tensor", cache: ReferencePages
+    ) -> tuple[object, ...]:
+        heads, kv_heads = instr.attr("heads"), cache.kv_heads
+        q, k = qk.tensor_split([qk.shape[1] // (heads + kv_heads) * heads], dim=1)
+        q, k = self._op_rope(instr, q, positions, heads), self._op_rope(instr, k, positions, kv_heads)
+        q = self._op_scale_by_position(instr, q, positions) if instr.attr("beta") else q
+        return q, self._op_latent_write(instr, cache, k)
+
+    def _op_latent_write(self, instr: Instr, cache: ReferencePages, k: "Tensor") -> KvCache:
+        dtype = "f32" if instr.attr("kv_dtype") == "int8" else instr.attr("kv_dtype")
+        return latent_write(cache, k, instr.attr("layer"), dtype)
+
     def _op_rope_queries(self, instr: Instr, q: "Tensor", positions: "Tensor | None" = None) -> "Tensor":
         heads, norm_last = instr.attr("heads"), instr.attr("norm_last")
         if instr.weights and not norm_last:
@@ -295,7 +316,9 @@ class Interpreter:
         bends = {"window": instr.attr("window"), "soft_cap": instr.attr("soft_cap"), "slopes": slopes}
         bends["sinks"] = self.weights.tensor(instr.weights[0]) if instr.weights else None
         for index, (start, stop, first) in enumerate(cache.segments):
-            context = cache.read_stored(instr.attr("layer"), index).for_heads(heads)
+            context = (
+                cache.read_stored(instr.attr("layer"), index).with_values(instr.attr("value_dim")).for_heads(heads)
+            )
             rows = q[start:stop].view(stop - start, heads, -1)
             at = first if instr.attr("causal") else None
             out.append(orders.attend_pages64(rows, context, at, instr.attr("scale"), **bends).flatten(1))

@@ -211,6 +211,10 @@ class SegmentContext:
     k_scale: "Tensor | None" = None
     v_scale: "Tensor | None" = None
 
+    def with_values(self, dim: int) -> "SegmentContext":
+        """The same whose values are the last dimensions of the keys; 0: they are what they are."""
+        return SegmentContext(self.k, self.k[..., self.k.shape[2] - dim :], self.k_scale, self.k_scale) if dim else self
+
     def for_heads(self, heads: int) -> "SegmentContext":
         """The same with a kv head for each of `heads` query heads."""
         times = heads // self.k.shape[1]
@@ -228,8 +232,8 @@ def attend_pages64(
     slopes: list[float] | None = None,
     sinks: "Tensor | None" = None,
 ) -> "Tensor":
-    """Order "pages64", one segment: q [queries, heads, head_dim] at positions first.. -> the same shape; first=None:
-    each sees all keys.
+    """Order "pages64", one segment: q [queries, heads, head_dim] at positions first.. -> the same shape, or as wide as
+    v; first=None: each sees all keys.
 
     context: with a kv head for each query head. Scales of "pages64.int8" are multiplied into scores (k's), and into
     softmax weights before these are rounded to bf16 (v's). slopes: ALiBi's, in units of log2. sinks

@@ -69,13 +69,13 @@ def limits_here(model: str, kv_cache_dtype: str = "auto", dtype: str = "") -> Mo
     """
     from roofline.backends.capacity import host_kv_dtype
     from roofline.backends.cpu.roofs import ensure_roofs, recheck_roofs
-    from roofline.bundle.shape import shape_in
+    from roofline.bundle.shape import in_latent_form, shape_in
     from roofline.hardware.detect import detect
     from roofline.models.registry import configure
     from roofline.program.compile import compile_program
     from roofline.program.target import CPU, with_cache
 
-    shape = shape_in(model, dtype)
+    shape = in_latent_form(shape_in(model, dtype), latent=True)
     family, config = configure(shape.config)
     program = compile_program(family, config, shape.tensors, with_cache(CPU, host_kv_dtype(kv_cache_dtype)))
     (roofs, checks), machine = recheck_roofs(), detect()

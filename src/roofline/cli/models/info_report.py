@@ -56,7 +56,7 @@ def examine(
     memory: float | None = None,
 ) -> InfoReport:
     """What the command tells of a model. Raises ConfigError, UnsupportedError, CapacityError as the command does."""
-    from roofline.bundle.shape import open_shape
+    from roofline.bundle.shape import in_latent_form, open_shape
     from roofline.hardware.chips import chips, products
     from roofline.models.registry import configure
     from roofline.program.restate import format_named, restate
@@ -67,7 +67,8 @@ def examine(
     if product is not None and memory is not None:
         product = product.with_memory(memory)
     form = format_named(dtype) if dtype else ""
-    shape = open_shape(model)
+    on_host = product is None or product.host
+    shape = in_latent_form(open_shape(model), latent=on_host)
     family, config = configure(shape.config)
     positions = config.max_position
     if context is not None and context > positions:

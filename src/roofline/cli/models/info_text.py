@@ -59,8 +59,8 @@ def show(report: "InfoReport") -> None:
     if latent := _latent_bytes(report):
         ours = report.summary.kv_bytes("bf16")
         out.print(
-            f"the cache holds keys and values of every head; their latent rows (MLA), which others keep, would take "
-            f"{human_bytes(latent)} a token in bf16, {ours / latent:.1f} times less",
+            f"on GPUs the cache holds keys and values of every head; their latent rows (MLA), which others keep, would "
+            f"take {human_bytes(latent)} a token in bf16, {ours / latent:.1f} times less",
             highlight=False,
         )
     if windowed := _windowed_bytes(report):
@@ -148,9 +148,10 @@ def _cache_table(report: "InfoReport") -> "Table":
 
 
 def _latent_bytes(report: "InfoReport") -> int:
-    """Bytes of a token's latent rows and rotated keys in bf16, over all layers; 0 of models without them."""
+    """Bytes of a token's latent rows and rotated keys in bf16, over all layers; 0 of models without them, and
+    where our cache holds them."""
     config = report.shape.config
-    rank, rotated = config.get("kv_rank"), config.get("rotary_dim")
+    rank, rotated = None if config.get("latent") else config.get("kv_rank"), config.get("rotary_dim")
     return 2 * report.summary.layers * (int(rank) + int(rotated)) if rank and rotated else 0
 
 

@@ -1,8 +1,9 @@
 """fuse: neighbours become one instruction where the result between them is read by nobody else.
 
 expert_linear_silu_mul (fuse_experts.py), qk_norm, linear_silu_mul, *_quantize, linear_add, rope_kv_write, qkv_write,
-rope_queries (fuse_queries.py); add_norm, whose sum others may read too; and cut_heads, which copies columns that no
-other fusion takes. Each rounds exactly where its parts round. A target says which of them its backend has.
+rope_latent_write (fuse_latent.py), rope_queries (fuse_queries.py); add_norm, whose sum others may read too; and
+cut_heads, which copies columns that no other fusion takes. Each rounds exactly where its parts round. A target says
+which of them its backend has.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -12,6 +13,7 @@ from functools import partial
 from roofline.ops.registry import fusions as fusions_into
 from roofline.program.ir import Instr, Program
 from roofline.program.passes.fuse_experts import fuse_experts
+from roofline.program.passes.fuse_latent import fuse_latent
 from roofline.program.passes.fuse_norms import fuse_norms
 from roofline.program.passes.fuse_queries import fuse_queries
 from roofline.program.passes.join_qkv import join_qkv
@@ -33,6 +35,8 @@ def fuse(program: Program, fusions: Collection[str] = CPU.fusions) -> Program:
         program = fuse_norms(program)
     if "rope_kv_write" in fusions and "qkv_write" in fusions:
         program = join_qkv(program)
+    if "rope_latent_write" in fusions:
+        program = fuse_latent(program)
     body = list(program.body)
     patterns: dict[str, Callable[[Instr, Makers, Read], Instr | None]] = {
         "linear_silu_mul": partial(_linear_silu_mul, program),

@@ -1,8 +1,8 @@
 """legalize: make a target's numeric choices visible, so that the reference computes the same arithmetic.
 
-Linears, and those of experts, on quantised weights get integer rows from `quantize_rows` (once for each value, however
-many linears read it); every op with more than one possible rounding gets its order; attend and kv_write get the dtypes
-they round to.
+Linears, and those of experts and of heads, on quantised weights get integer rows from `quantize_rows` (once for each
+value, however many linears read it); every op with more than one possible rounding gets its order; attend and kv_write
+get the dtypes they round to.
 """
 
 from dataclasses import replace
@@ -27,7 +27,7 @@ def legalize(program: Program, target: Target) -> Program:
     body: list[Instr] = []
     for instr in program.body:
         order = target.logits_order if instr.output.name == head else target.quantised_order
-        product = instr.op == "linear" or instr.has(Trait.EXPERTS)
+        product = _is_product(instr)
         if product and _quantised(program, instr) and order is not None:
             source = instr.inputs[0]
             if (source, order) not in rows_of:
@@ -50,6 +50,11 @@ def legalize(program: Program, target: Target) -> Program:
     return replace(program, body=tuple(body), weights=weights, kv_groups=groups, target=target.name)
 
 
+def _is_product(instr: Instr) -> bool:
+    """Whether it reads the rows that a target's products take."""
+    return instr.op == "linear" or instr.has(Trait.EXPERTS, Trait.HEAD_PRODUCT)
+
+
 def _layout(recipe: Recipe, target: Target, is_matrix: bool) -> str:
     """is_matrix: something multiplies with the weight, or looks rows of it up."""
     return target.matrix_layout if is_matrix and len(recipe.shape) == 2 else target.vector_layout
@@ -68,7 +73,7 @@ def _rounded(program: Program, activations: str) -> Program:
     body: list[Instr] = []
     for instr in program.body:
         name, attrs = instr.output.name, dict(instr.attrs)
-        product = instr.op == "linear" or instr.has(Trait.EXPERTS)
+        product = _is_product(instr)
         rounded = product or name in read_narrow
         if instr.has(Trait.ROUNDED) and name != logits and rounded:
             attrs["out"] = activations
@@ -145,6 +150,5 @@ def _float8(program: Program, instr: Instr) -> bool:
 def _choices(instr: Instr, target: Target) -> dict[str, object]:
     attrs = dict(instr.attrs)
     attrs |= {name: dtype for name, dtype in target.attend_dtypes.items() if name in get(instr.op).attributes}
-    product = instr.op == "linear" or instr.has(Trait.EXPERTS)
-    order = target.float_order if product else target.orders.get(instr.op)
+    order = target.float_order if _is_product(instr) else target.orders.get(instr.op)
     return attrs | ({"order": order} if order else {})

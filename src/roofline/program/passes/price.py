@@ -231,7 +231,7 @@ def arithmetic(instr: "Instr", rows: str = "") -> tuple[str, int]:
     what it multiplies on a GPU; FLOAT8, FLOAT4 or INTEGERS where its matrix is in these, whose products chips make of
     two alike."""
     order = instr.attr("order")
-    if instr.has(Trait.PRODUCT, Trait.EXPERTS) and order in ("q8g32", "q15g32"):
+    if instr.has(Trait.PRODUCT, Trait.EXPERTS, Trait.HEAD_PRODUCT) and order in ("q8g32", "q15g32"):
         return "int8_ops", 1 if order == "q8g32" else 2  # two products of bytes for one of 15 bits
     if order in GPU_ORDERS:
         narrow = {FLOAT8: "f8_flops", FLOAT4: "f4_flops", INTEGERS: "q8_ops", "f16": "f16_flops"}

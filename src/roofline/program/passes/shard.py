@@ -29,6 +29,7 @@ from roofline.program.passes.divide import Heads, Range, divide_columns, divide_
 # Ops that write state: which part of it, and along which axis of that part ranks have shares.
 _STATE_PARTS = {"causal_conv": (COLUMNS, 1), "delta_rule": (MATRIX, 0)}
 _ALONE = "tensor_parallel=1"
+_BY_OWN_HEADS = ("cut_heads", "join_heads")  # columns of each head
 Names = tuple[str, ...]
 Cut = tuple[Range, ...]  # the columns of a value that a rank has, in ascending order
 
@@ -62,7 +63,7 @@ class _Cuts:
         self.rows: dict[str, Cut] = {}  # of weights split by column or vocabulary
         self.columns: dict[str, Range] = {}  # of weights split by row
         self.vocabularies: dict[str, list[Range]] = {}  # the rows of all ranks
-        self._attended = _headed(program, "attend", Trait.BY_COLUMN)
+        self._attended = _headed(program, "attend", Trait.BY_COLUMN, Trait.HEAD_PRODUCT)
         self._ruled = _headed(program, "delta_rule", Trait.BY_COLUMN, Trait.BY_HEAD)
         self.heads = self._heads()  # result of an attend -> the rank's heads there
         self.kv_heads = self._kv_heads()  # group of the cache -> the rank's heads of it
@@ -73,7 +74,7 @@ class _Cuts:
     def split(self, instr: Instr) -> str:
         """How the instruction's matrix is split, as `models.spec` says; "" for a whole one or none."""
         split = self._splits.get(instr.weights[0], "") if instr.has(Trait.SPLITS) else ""
-        return "" if split in ("replicate", "shared") else split
+        return "" if split in ("replicate", "shared") else split.removeprefix("served_")
 
     def _heads(self) -> dict[str, Heads]:
         """The rank's heads in each attention, the same in all that have as many over the same group of the cache."""
@@ -86,7 +87,8 @@ class _Cuts:
         for instr in self.source.body:
             if instr.op == "attend":
                 block = math.lcm(*blocks.get(kv_group_of(instr.inputs[1]), ()))
-                kv_heads, dim = self._types[instr.inputs[1]].trailing
+                kv_heads, _ = self._types[instr.inputs[1]].trailing
+                dim = self._dim_behind(instr)
                 parts = divide_heads(int(instr.attr("heads")), kv_heads, dim, block, self.ranks)
                 heads[instr.output.name] = parts[self.rank]
         return heads
@@ -131,14 +133,21 @@ class _Cuts:
             return
         if split == "column" and cut is not None:
             self.rows |= dict.fromkeys(instr.weights, cut)
+            if instr.has(Trait.HEAD_PRODUCT):
+                self._own_heads(instr, cut)
+                return
             cut = None  # whole rows go in
         elif split == "vocab":
             self._vocabulary(instr.weights)
         elif instr.op == "kv_write" and self.kv_heads:
-            cut = _columns_of_heads(self.kv_heads[kv_group_of(instr.output.name)], instr.output.type)
+            cut = _columns_of_heads(self.kv_heads[kv_group_of(instr.output.name)], instr.output.type.trailing[1])
         elif instr.op == "attend":
             heads = self.heads[instr.output.name].heads
             self.rows |= dict.fromkeys(instr.weights, (heads,))  # a number for each head: its sink
+            cut = None if cut is None else _columns_of_heads(heads, self._types[instr.inputs[1]].trailing[1])
+        elif cut is not None and instr.op in _BY_OWN_HEADS:
+            self._own_heads(instr, cut)
+            return
         elif instr.op == "split" and cut is not None:
             self._join(instr, cut)
             return
@@ -147,8 +156,6 @@ class _Cuts:
             return
         elif instr.op == "causal_conv" and cut is not None:
             self.rows |= dict.fromkeys(instr.weights, cut)  # each channel has its taps, and nothing of others
-        elif instr.op == "cut_heads" and cut is not None:
-            cut = self._whole_heads(instr, cut)
         elif cut is not None and not _part_by_part(instr, cut):
             reason = "its result is read by a matrix split by row, and depends on columns that other ranks have"
             raise UnsupportedError(f"{instr.op} under tensor_parallel", reason, [_ALONE])
@@ -158,6 +165,27 @@ class _Cuts:
         for name in instr.inputs:
             self._take(name, None if self._types[name].dtype in ("i32", *STORES) else cut)
 
+    def _dim_behind(self, attend: Instr) -> int:
+        """The columns that a head of an attention has where it meets a matrix split by row."""
+        result = attend.output.name
+        for instr in self.source.body:
+            if self.split(instr) == "row" and self._attended.get(instr.inputs[0], instr).output.name == result:
+                return self.source.weights[instr.weights[0]].columns // int(attend.attr("heads"))
+        return self._types[attend.inputs[1]].trailing[1]
+
+    def _own_heads(self, instr: Instr, cut: Cut) -> None:
+        """Record the heads that a move of heads, or a product with the matrix of each, needs of its values. Raises
+        UnsupportedError where a head would be cut."""
+        heads = int(instr.attr("heads"))
+        dim, (first, last) = instr.output.type.width // heads, cut[0] if len(cut) == 1 else (0, 1)
+        if len(cut) > 1 or first % dim or last % dim:
+            reason = "its result is cut inside a head"
+            raise UnsupportedError(f"{instr.op} under tensor_parallel", reason, [_ALONE])
+        part = first // dim, last // dim
+        for number, name in enumerate(instr.inputs):
+            is_shared = number == 0 and bool(instr.attrs.get("shared"))  # one head, that stands before all others
+            self._take(name, None if is_shared else _columns_of_heads(part, self._types[name].width // heads))
+
     def _inputs(self, instr: Instr) -> Range:
         """The columns that the rank has of a row split."""
         name = instr.weights[0]
@@ -165,7 +193,7 @@ class _Cuts:
         attend = self._attended.get(instr.inputs[0])
         if attend is not None:
             heads = self.heads[attend.output.name].heads
-            (self.columns[name],) = _columns_of_heads(heads, self._types[attend.inputs[1]])
+            (self.columns[name],) = _columns_of_heads(heads, recipe.columns // int(attend.attr("heads")))
         elif instr.inputs[0] in self._ruled and self.value_heads is not None:
             self.columns[name] = _columns(self.value_heads.heads, self._value_dim)
         else:
@@ -182,15 +210,6 @@ class _Cuts:
         width = int(instr.attr("key_heads") * instr.attr("key_dim"))
         (first, last), (begin, end) = _columns(keys, instr.attr("key_dim")), _columns(values, self._value_dim)
         self._take(qkv, ((first, last), (width + first, width + last), (2 * width + begin, 2 * width + end)))
-
-    def _whole_heads(self, instr: Instr, cut: Cut) -> Cut:
-        """The columns of whole heads of which an op takes some columns, those of the rank."""
-        dim = self._types[instr.inputs[0]].width // int(instr.attr("heads"))
-        part = instr.output.type.width // int(instr.attr("heads"))
-        if any(edge % part for columns in cut for edge in columns):
-            reason = "its result is read in other parts than heads"
-            raise UnsupportedError(f"{instr.op} under tensor_parallel", reason, [_ALONE])
-        return tuple((start // part * dim, stop // part * dim) for start, stop in cut)
 
     def _experts(self, instr: Instr, split: str, cut: Cut | None) -> None:
         """Record the columns of each expert, which lie side by side in a value for the experts that a token goes to."""
@@ -323,7 +342,7 @@ class _Writer:
         if instr.op == "delta_rule" and values is not None and cut is not None:
             (first, last), (first_key, last_key) = values.heads, values.kv_heads
             return {"value_heads": last - first, "key_heads": last_key - first_key}
-        if cut is not None and (instr.has(Trait.BY_HEAD) or instr.op == "cut_heads"):
+        if cut is not None and (instr.has(Trait.BY_HEAD, Trait.HEAD_PRODUCT) or instr.op in _BY_OWN_HEADS):
             part = sum(stop - start for start, stop in cut)
             return {"heads": int(instr.attr("heads")) * part // instr.output.type.width}
         return {}
@@ -366,15 +385,15 @@ def _headed(program: Program, op: str, *traits: Trait) -> dict[str, Instr]:
     """Values whose columns are those of the heads of an op, which ops with one of the traits pass on, with that op."""
     sources: dict[str, Instr] = {}
     for instr in program.body:
-        before = [sources[name] for name in instr.inputs if name in sources] if instr.has(*traits) else []
+        passes = instr.has(*traits) or instr.op == "cut_heads"
+        before = [sources[name] for name in instr.inputs if name in sources] if passes else []
         if instr.op == op or before:
             sources[instr.output.name] = instr if instr.op == op else before[0]
     return sources
 
 
-def _columns_of_heads(heads: Range, cache: Type) -> Cut:
-    """The columns of heads as wide as those of a cache."""
-    dim = cache.trailing[1]
+def _columns_of_heads(heads: Range, dim: int) -> Cut:
+    """The columns of heads of so many each."""
     return ((heads[0] * dim, heads[1] * dim),)
 
 

@@ -15,6 +15,7 @@ from roofline.train.checkpoint.export import tokenizer_files
 from roofline.train.model.shapes import files
 from roofline.train.run_folder import ADAPTER, MODEL
 from roofline.weights.checkpoint import open_checkpoint
+from roofline.weights.latent_form import latent_form
 from roofline.weights.to_hf import write_folder
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class TrainedFolder:
 
     def _base(self) -> Callable[[str], torch.Tensor]:
         """Return what gives the model's values before training by their canonical names, in float32."""
-        checkpoint = open_checkpoint(files(self.run.config.model))
+        checkpoint = latent_form(open_checkpoint(files(self.run.config.model)), latent=False)
         params = {param.name: param for _, param, _ in self.run.model.canonical()}
         return lambda name: torch.from_numpy(checkpoint.parameter(params[name]))
 

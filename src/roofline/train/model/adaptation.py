@@ -20,6 +20,7 @@ from roofline.train.model.form import ParameterForm
 from roofline.train.model.shapes import files
 from roofline.weights.checkpoint import Checkpoint, open_checkpoint
 from roofline.weights.families.table import files_of
+from roofline.weights.latent_form import latent_form
 from roofline.weights.names import matrix_from_hf, to_hf
 
 _WIDE = ("bf16", "f32")
@@ -39,7 +40,8 @@ def forms(config: TrainConfig, shape: JsonMapping) -> Mapping[str, ParameterForm
     family, cfg = configure(shape)
     table = [param for param in expand(family.spec(cfg), cfg.layers) if param.tied_to is None]
     program = trace_shape(family, cfg, "F32")
-    checkpoint = open_checkpoint(files(config.model)) if section.base == "stored" else None
+    stored = section.base == "stored"
+    checkpoint = latent_form(open_checkpoint(files(config.model)), latent=False) if stored else None
     targets = _targets(section, table, program, shape)
     planned = {}
     for param in table:

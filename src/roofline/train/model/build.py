@@ -15,6 +15,7 @@ from roofline.train.model.shapes import files
 from roofline.train.model.tensor_parallel import part
 from roofline.train.model.widen import PLAIN
 from roofline.weights.checkpoint import Checkpoint, open_checkpoint
+from roofline.weights.latent_form import latent_form
 
 _ATTENTION = [
     torch.ops.aten._scaled_dot_product_flash_attention.default,
@@ -27,11 +28,11 @@ def start(model: Model, config: TrainConfig) -> None:
     """Fill the parameters from a model's files, or as init_config says, and an adapter so that it changes nothing."""
     section = config.model
     if model.forms:
-        freeze(model, open_checkpoint(files(section)))
+        freeze(model, latent_form(open_checkpoint(files(section)), latent=False))
         start_adapter(model, config.seed)
         return
     if section.loads_weights:
-        load(model, open_checkpoint(files(section)))
+        load(model, latent_form(open_checkpoint(files(section)), latent=False))
         return
     name = "kaiming_normal_" if section.name == "mpt_causal_lm" else "baseline_"
     init = section.init_config

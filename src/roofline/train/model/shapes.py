@@ -10,6 +10,7 @@ from roofline.models.registry import configure
 from roofline.train.config.schema import AttnSection, ModelSection
 from roofline.weights.checkpoint import open_checkpoint, read_config
 from roofline.weights.families.mpt import from_hf as from_mpt
+from roofline.weights.latent_form import latent_config
 from roofline.weights.sources import resolve
 
 _MPT_ONLY = ("d_model", "n_heads", "n_layers", "vocab_size")
@@ -25,7 +26,8 @@ def model_config(section: ModelSection, length: int) -> JsonObject:
         config = _mpt(section, length)
     elif section.name == "hf_causal_lm":
         # Of weights that are read, they may say that the head is not the embedding.
-        config = dict(open_checkpoint(files(section)).config) if section.pretrained else read_config(files(section))
+        opened = dict(open_checkpoint(files(section)).config) if section.pretrained else read_config(files(section))
+        config = latent_config(opened, latent=False)
         if section.pretrained and section.config_overrides:
             raise ConfigError(
                 "model.config_overrides change a shape that pretrained weights have: set pretrained=false"

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.models.config import ModelConfig
-from roofline.models.spec import Param
+from roofline.models.spec import WHOLE_IN_TRAINING, Param
 from roofline.ops.own_weight import OwnWeight
 from roofline.train.model.autograd import AutogradContext
 from roofline.train.model.lockstep import Lockstep
@@ -104,6 +104,9 @@ def local_config(cfg: ModelConfig, ranks: TensorRanks) -> ModelConfig:
     if ranks.size > 1 and cfg.state_parts:
         reason = "layers that keep recurrent state are trained whole on each rank"
         raise UnsupportedError(f"tensor_parallel={ranks.size} of a {cfg.family} model", reason, ("fsdp",))
+    if ranks.size > 1 and getattr(cfg, "kv_rank", 0):
+        reason = "attention over compressed rows, parts of which all heads share, is trained whole on each rank"
+        raise UnsupportedError(f"tensor_parallel={ranks.size} of a {cfg.family} model", reason, ("fsdp",))
     sizes = cfg.layers_by(lambda n: (cfg.kv_shape(n), cfg.heads_of(n), cfg.ffn_of(n), cfg.kv_source(n) == n))
     if ranks.size > 1 and len(sizes) > 1:
         reason = "layers of several sizes are trained whole on each rank"
@@ -116,7 +119,7 @@ def local_config(cfg: ModelConfig, ranks: TensorRanks) -> ModelConfig:
 
 def family_form(param: Param, tensor: Tensor, ranks: TensorRanks) -> Tensor | OwnWeight:
     """A block's parameter in the form in which its family uses it."""
-    if ranks.size == 1 or param.split in ("replicate", "expert_column", "expert_row"):
+    if ranks.size == 1 or param.split in WHOLE_IN_TRAINING:
         return tensor
     if param.split == "shared":
         shared: Tensor = _Enter.apply(tensor, ranks, False)

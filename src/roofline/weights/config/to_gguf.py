@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from roofline.common.errors import UnsupportedError
+from roofline.models.latent import ROW_EPS
 from roofline.models.registry import configure
 from roofline.ops.rope_tables import LONGROPE, PROPORTIONAL, YARN_BETA_FAST, YARN_BETA_SLOW, RopeTable, frequencies
 from roofline.weights.config.gguf import from_gguf
@@ -74,6 +75,9 @@ def read_otherwise(config: JsonObject) -> list[str]:
     if scaling.get("truncate") is False:
         what = "llama.cpp rounds the ends of YaRN's ramp to whole dimensions"
         notes.append(f"{what}, which transformers and we do not for this model: its answers are others")
+    if config.get("kv_rank") and config["norm_eps"] != ROW_EPS:
+        what = f"llama.cpp norms the compressed rows of attention with an epsilon of {config['norm_eps']:g}"
+        notes.append(f"{what}, as other rows, and not with {ROW_EPS:g}: its logits differ a little")
     return notes
 
 

@@ -63,6 +63,12 @@ _SCORED_GGUF += ("leading_dense_block_count", "expert_weights_scale", "expert_gr
 _MULTIPLIED = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 _SHORT = ("conv_L_cache", "conv_bias", "norm_eps", "layer_types", "rope_theta", "num_key_value_heads")
 _SHORT_GGUF = (*_GATED_GGUF[:6], "shortconv.l_cache")
+_LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "attention_bias")
+_DEEPSEEK: tuple[str, ...] = (*_GATED, *_EXPERTS[1:4], *_LATENT, "n_routed_experts", "n_shared_experts")
+_DEEPSEEK += ("first_k_dense_replace", "topk_method", "routed_scaling_factor", "n_group", "topk_group")
+_DEEPSEEK += ("scoring_func", "moe_layer_freq", "ep_size")
+_LATENT_GGUF = (*_GATED_GGUF, "attention.kv_lora_rank", "attention.q_lora_rank", "attention.key_length_mla")
+_LATENT_GGUF += ("attention.value_length_mla", "leading_dense_block_count", "expert_shared_count")
 _HF_KEYS: dict[str, tuple[str, ...]] = {
     "llama": (*_GATED, "attention_bias", "mlp_bias", "head_dim"),
     "mistral": (*_GATED, "head_dim", "sliding_window"),
@@ -98,12 +104,12 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
         *(*_GATED, "sliding_window", "layer_types", "attention_bias", "head_dim", "num_local_experts"),
         *("num_experts_per_tok", "swiglu_limit", "initial_context_length"),
     ),
-    "deepseek_v2": (
-        *(*_GATED, *_EXPERTS[1:4], "n_routed_experts", "n_shared_experts", "first_k_dense_replace", "topk_method"),
-        *("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "attention_bias"),
-        *("routed_scaling_factor", "n_group", "topk_group", "scoring_func", "moe_layer_freq", "seq_aux"),
-        *("aux_loss_alpha", "ep_size"),
-    ),
+    "deepseek_v2": (*_DEEPSEEK, "seq_aux", "aux_loss_alpha"),
+    **dict.fromkeys(("deepseek_v3", "kimi_k2"), (*_DEEPSEEK, "num_nextn_predict_layers")),
+    "glm4_moe_lite": (*_DEEPSEEK, "num_nextn_predict_layers", "mlp_layer_types", "partial_rotary_factor"),
+    "mistral4": (*_DEEPSEEK, "rope_interleave", "head_dim"),
+    "youtu": (*_GATED, *_LATENT, "rope_interleave"),
+    "minicpm3": (*_GATED, *_LATENT, "scale_emb", "scale_depth", "dim_model_base"),
     "qwen3_next": (*_HYBRID, *_EXPERTS, "shared_expert_intermediate_size"),
     "qwen3_5_text": (*_HYBRID, "mamba_ssm_dtype", "mtp_num_hidden_layers"),
     "qwen3_5_moe_text": (
@@ -178,6 +184,9 @@ _GGUF_KEYS: dict[str, tuple[str, ...]] = {
     "qwen2moe": (*_GATED_GGUF[:4], *_EXPERTS_GGUF, "expert_shared_feed_forward_length"),
     "qwen3moe": (*_GATED_GGUF[:6], *_EXPERTS_GGUF),
     "gpt-oss": (*_GATED_GGUF[:6], *_EXPERTS_GGUF, "attention.sliding_window"),
+    "deepseek2": (*_LATENT_GGUF, *_EXPERTS_GGUF, "expert_weights_scale", "expert_gating_func"),
+    "mistral4": (*_LATENT_GGUF, *_EXPERTS_GGUF, "attention.temperature_scale"),
+    "minicpm3": _LATENT_GGUF[: len(_GATED_GGUF) + 2],
     "olmo2": (*_GATED_GGUF[:4], "attention.sliding_window", "attention.sliding_window_pattern"),
     "gemma3n": (
         *(*_GATED_GGUF[:6], *_LAYER_INPUTS_GGUF, "altup.active_idx", "altup.num_inputs", "activation_sparsity_scale"),

@@ -17,7 +17,7 @@ _ASIDE = re.compile(
     r"chunk_size_feed_forward|gradient_checkpointing|\w*aux_loss\w*|\w*router_jitter\w*|seq_aux|ep_size|is_decoder|"
     r"attn_implementation|_attn_\w+|_flash_attn_\w+|use_flash_attn\w*|reorder_and_upcast_attn|return_dict\w*|"
     r"torchscript|use_bfloat16|base_model_\w+|name|verbose|unsloth_\w+|_commit_hash|transformers\.js_config|"
-    r"qk_head_dim"
+    r"qk_head_dim|\w+_initializer_range"
 )
 
 

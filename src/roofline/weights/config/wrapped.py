@@ -64,6 +64,8 @@ _QWEN35_MEDIA = {"image_token_id": 248056, "video_token_id": 248057}
 _QWEN35_MEDIA |= {"vision_start_token_id": 248053, "vision_end_token_id": 248054}
 _GLM_MEDIA = {"image_token_id": 151363, "video_token_id": 151364, "image_start_token_id": 151339}
 _GLM_MEDIA |= {"image_end_token_id": 151340, "video_start_token_id": 151341, "video_end_token_id": 151342}
+_KIMI_MEDIA = {"image_token_id": 163605, "video_token_id": 163840}
+_KIMI_MEDIA |= {"vision_start_token_id": 163602, "vision_end_token_id": 163604}
 WRAPPERS: Mapping[str, Wrapper] = {
     "gemma3": Wrapper(
         _TOWER,
@@ -78,6 +80,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
         (*_GEMMA4, "vision_embedder"), "gemma4_unified_text", any_text=False, tied=True, media=_GEMMA4_MEDIA
     ),
     "mistral3": Wrapper(_TOWER, "mistral", any_text=True, tied=True, media={"image_token_index": 10}),
+    "kimi_k25": Wrapper(("vision_tower", "mm_projector"), "deepseek_v3", any_text=True, tied=True, media=_KIMI_MEDIA),
     "llava": Wrapper(_TOWER, "llama", any_text=True, tied=None, media={"image_token_index": 32000}),
     "qwen3_vl": Wrapper(("visual",), "qwen3_vl_text", any_text=False, tied=False, media=_QWEN_MEDIA),
     "qwen3_vl_moe": Wrapper(("visual",), "qwen3_vl_moe_text", any_text=False, tied=False, media=_QWEN_MEDIA),

@@ -1,118 +1,210 @@
-"""Files of DeepSeek-V2."""
+"""Files of DeepSeek-V2 and V3, and of Kimi K2, GLM-4.7-Flash and Mistral 4, which are the latter but for defaults, the
+router and what queries are multiplied by.
+
+Layers that guess further tokens stand behind the last of the model, and are not read.
+"""
+
+from dataclasses import dataclass, field, replace
 
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import Fields, shorten
-from roofline.weights.families.shared import hf_fields
+from roofline.weights.families import youtu
+from roofline.weights.families.shared import gguf_fields, hf_fields, latent_fields, routed_fields
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
-from roofline.weights.families.shared.experts import EACH_EXPERT, EXPERTS, expert_size, hf_experts
+from roofline.weights.families.shared.experts import EACH_EXPERT, EXPERTS
 from roofline.weights.families.shared.joined_experts import stacked_experts_apart
+from roofline.weights.families.shared.routed_fields import CHOICE_BIAS, FURTHER, SHARED_EXPERTS, GgufRouter, RouterKeys
 from roofline.weights.families.shared.tensor_names import MLP, NORMS, TensorNames
 
 NAMES = TensorNames(
     NORMS
+    | MLP
     | EXPERTS
     | EACH_EXPERT
-    | MLP
-    | {
-        "attn.q": ("attn_q", "self_attn.q_proj"),
-        "attn.q_down": ("attn_q_a", "self_attn.q_a_proj"),
-        "attn.q_norm": ("attn_q_a_norm", "self_attn.q_a_layernorm"),
-        "attn.q_up": ("attn_q_b", "self_attn.q_b_proj"),
-        "attn.kv_down": ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
-        "attn.kv_norm": ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
-        "attn.kv_up": ("attn_kv_b", "self_attn.kv_b_proj"),
-        "attn.o": ("attn_output", "self_attn.o_proj"),
-        "mlp.router": ("ffn_gate_inp", "mlp.gate"),
-        "mlp.shared.gate": ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
-        "mlp.shared.up": ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
-        "mlp.shared.down": ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
-    },
+    | SHARED_EXPERTS
+    | latent_fields.ATTENTION
+    | {"mlp.router": ("ffn_gate_inp", "mlp.gate")},
+    bare=CHOICE_BIAS,
     hf_apart=stacked_experts_apart,
+    hf_further=FURTHER,
 )
-# auto_map: old files name classes of their own, with this mathematics.
-_HONOURED = ("n_routed_experts", "num_experts", "auto_map")
-_NEUTRAL: dict[str, tuple[object, ...]] = {
-    "norm_topk_prob": (False,),
-    "scoring_func": ("softmax",),
-    "moe_layer_freq": (1,),
-    "rope_interleave": (True,),
+
+
+@dataclass(frozen=True)
+class _MixtureType:
+    """A model_type. name: of transformers' classes; defaults: what these have where a file says nothing; score: of the
+    router; norms: whether weights are made to add up to 1 where the file does not say, None: they never are; kinds:
+    whether mlp_layer_types says which layers have no experts, instead of first_k_dense_replace."""
+
+    name: str
+    defaults: Config
+    score: str = "sigmoid"
+    norms: bool | None = True
+    kinds: bool = False
+    neutral: Config = field(default_factory=dict)
+
+
+# A bias chooses experts where scores are sigmoids. What files say of the router beside what the class reads.
+_SIGMOID: Config = {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,)}
+_SOFTMAX: Config = {"scoring_func": ("softmax",), "moe_layer_freq": (1,)}
+_LARGE: Config = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+_V3 = _MixtureType(
+    "DeepseekV3",
+    {
+        **{**_LARGE, "q_lora_rank": 1536, "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1},
+        **{"moe_intermediate_size": 2048, "routed_scaling_factor": 2.5, "first_k_dense_replace": 3},
+        **{"n_group": 8, "topk_group": 4, "num_key_value_heads": 128},
+    },
+    neutral=_SIGMOID,
+)
+_TYPES = {
+    "deepseek_v2": _MixtureType(
+        "DeepseekV2",
+        {
+            **{**_LARGE, "q_lora_rank": 1536, "n_routed_experts": 64, "n_shared_experts": 2},
+            **{"moe_intermediate_size": 1407, "routed_scaling_factor": 1.0, "first_k_dense_replace": 0},
+        },
+        score="softmax",
+        norms=None,
+        neutral=_SOFTMAX | {"norm_topk_prob": (False,)},
+    ),
+    "deepseek_v3": _V3,
+    "kimi_k2": _V3,
+    "glm4_moe_lite": _MixtureType(
+        "Glm4MoeLite",
+        {
+            **{**_LARGE, "qk_nope_head_dim": 192, "v_head_dim": 256, "q_lora_rank": 768, "n_routed_experts": 64},
+            **{"num_experts_per_tok": 4, "n_shared_experts": 1, "moe_intermediate_size": 1536},
+            **{"routed_scaling_factor": 1.8, "n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-5},
+            **{"num_key_value_heads": 20},
+        },
+        kinds=True,
+        neutral=_SIGMOID,
+    ),
+    "mistral4": _MixtureType(
+        "Mistral4",
+        {
+            **{**_LARGE, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "q_lora_rank": 1024, "n_routed_experts": 128},
+            **{"num_experts_per_tok": 4, "n_shared_experts": 1, "moe_intermediate_size": 2048},
+            **{"routed_scaling_factor": 1.0, "first_k_dense_replace": 0, "n_group": 1, "topk_group": 1},
+            **{"num_key_value_heads": 32},
+        },
+        score="softmax",
+        neutral=_SOFTMAX,
+    ),
 }
-_GREEDY = "greedy"
+# auto_map: files of the first days name classes of their own, with this mathematics.
+_HONOURED = ("n_routed_experts", "num_experts", "num_local_experts", "auto_map", "partial_rotary_factor")
+_SECOND = {"num_experts": "n_routed_experts", "num_local_experts": "n_routed_experts"}
+_KEYS = RouterKeys()
+_GREEDY, _LIMITED = "greedy", "group_limited_greedy"
+_ROUTER = GgufRouter(score="softmax")
+_FLASH_LAYERS, _FLASH_VOCAB = (47, 48), 154_880  # of files of GLM-4.7-Flash that do not say the score
 
 
 def from_hf(fields: Fields, model_type: str) -> Config:
     """The canonical configuration."""
+    kind = _TYPES[model_type]
     hf_fields.refuse_features(fields, _HONOURED)
-    refuse_unless_neutral(fields, _NEUTRAL)
-    method = fields.get("topk_method", str, _GREEDY)
-    if method != _GREEDY:
-        reason = "experts are chosen among all, and not among those of the best groups"
-        raise UnsupportedError(f"{fields.path}: topk_method = {shorten(method)}", reason, (_GREEDY,))
+    refuse_unless_neutral(fields, kind.neutral)
+    fields = routed_fields.with_names(fields, _SECOND)
+    fields.get("num_nextn_predict_layers", int, 0)  # their tensors say which these are
+    fields = hf_fields.with_defaults(fields, kind.defaults)
     ours = hf_fields.sizes(fields, "deepseek")
+    ours |= latent_fields.hf_attention(fields, ours["heads"])
     ours["rope_style"] = "interleaved"
-    ours |= _attention(fields, ours["heads"])
+    if model_type != "deepseek_v2":  # which reads no such key
+        ours |= latent_fields.hf_style(fields)
     ours["norm_eps"] = fields.get("rms_norm_eps", float, 1e-6)
     ours["tied"] = fields.get("tie_word_embeddings", bool, False)
-    ours |= {"attention_bias": False, "qk_norm": False, "sliding_window": None}
-    ours |= hf_experts(fields, "n_routed_experts") | {"renormalise": False}
-    dense = fields.get("first_k_dense_replace", int, 0)
-    if not 0 <= dense <= ours["layers"]:
-        fields.refuse("first_k_dense_replace", f"{dense} is not from 0 to the {ours['layers']} layers")
-    ours |= {"dense_layers": dense, "dense_ffn": ours["ffn"] if dense else 0}
-    ours["ffn"] = expert_size(fields, "moe_intermediate_size")
-    ours["shared_ffn"] = ours["ffn"] * _optional(fields, "n_shared_experts", 2)
-    ours["routed_scale"] = fields.positive("routed_scaling_factor") or 1.0
-    ours["rope_theta"], ours["rope_scaling"] = hf_fields.rope(fields)
-    return checked(fields, ours, hf_fields.SPELLED | {"ffn": "moe_intermediate_size", "head_dim": "qk_nope_head_dim"})
+    ours = routed_fields.hf_routed(fields, ours, _KEYS, _dense(fields, kind, ours["layers"]))
+    ours["renormalise"] = kind.norms is not None and latent_fields.flag(fields, "norm_topk_prob", kind.norms)
+    ours |= {"score": kind.score, "choice_bias": kind.score == "sigmoid"}
+    ours = _v2_groups(fields, ours) if kind.norms is None else routed_fields.hf_groups(fields, ours)
+    if model_type == "mistral4":
+        ours |= latent_fields.hf_scaled_queries(fields, ours)
+    else:
+        ours["rope_theta"], ours["rope_scaling"] = hf_fields.rope(fields)
+    return checked(fields, ours, routed_fields.MIXED | {"head_dim": "qk_nope_head_dim"})
 
 
-def _attention(fields: Fields, heads: int) -> Config:
-    """What the sizes of heads and of compressed rows say."""
-    needed = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    rank, plain, turned, value = (_size(fields, name, 1, fields.need(name, int)) for name in needed)
-    if value > plain + turned:
-        fields.refuse("v_head_dim", f"{value} is above the {plain + turned} of a key")
-    if turned % 2:
-        fields.refuse("qk_rope_head_dim", f"{turned} is odd; rope turns pairs")
-    if fields.get("num_key_value_heads", int, heads) != heads:
-        fields.refuse("num_key_value_heads", f"is not the {heads} heads, for each of which keys and values are made")
-    # transformers writes what rope turns, and takes neither from there.
-    if fields.get("head_dim", int, turned) not in (turned, plain + turned):
-        fields.refuse("head_dim", f"is neither {turned} nor {plain + turned}, as the sizes of q and k say")
-    queries = _optional(fields, "q_lora_rank", 1536)
-    dims = {"head_dim": plain + turned, "rotary_dim": turned, "value_dim": value}
-    return {"kv_heads": heads, "kv_rank": rank, "q_rank": queries, **dims}
+def _dense(fields: Fields, kind: _MixtureType, layers: int) -> list[int]:
+    """The layers without experts."""
+    if not kind.kinds:
+        first = fields.get("first_k_dense_replace", int, 0)
+        return routed_fields.first_layers(fields, "first_k_dense_replace", first, layers)
+    dense = routed_fields.layers_of_kind(fields, layers, [0])
+    if (first := fields.get("first_k_dense_replace", int)) is not None and dense != list(range(first)):
+        fields.refuse("first_k_dense_replace", f"{first} is not read: mlp_layer_types has {dense} without experts")
+    return dense
 
 
-def _optional(fields: Fields, name: str, absent: int) -> int:
-    """A size, 0 where the file says null. absent: what transformers takes where it says nothing."""
-    return _size(fields, name, 0, fields.get(name, int, 0 if name in fields.values else absent))
-
-
-def _size(fields: Fields, name: str, least: int, value: int) -> int:
-    if not least <= value <= 1 << 14:
-        fields.refuse(name, f"{value} is not from {least} to {1 << 14}")
-    return value
+def _v2_groups(fields: Fields, ours: Config) -> Config:
+    """The groups of DeepSeek-V2, whose score is that of their best expert."""
+    method = fields.get("topk_method", str, _GREEDY)
+    if method not in (_GREEDY, _LIMITED):
+        reason = "experts are chosen in a way that we do not have"
+        raise UnsupportedError(f"{fields.path}: topk_method = {shorten(method)}", reason, (_GREEDY, _LIMITED))
+    if method == _GREEDY:
+        return ours
+    needed = {name: fields.need(name, int) for name in ("n_group", "topk_group")}
+    return routed_fields.hf_groups(fields.changed(needed), ours) | {"group_score": "best"}
 
 
 def to_hf(config: Config) -> Config:
-    """The fields of a config.json."""
-    turned = config["rotary_dim"]
+    """The fields of a config.json, of the type that says most of it."""
+    if config.get("score", "softmax") == "sigmoid":
+        return _sigmoid_to_hf(config)
+    if config.get("query_beta") or config.get("renormalise"):
+        fields = _routed_to_hf(config, "mistral4") | {"head_dim": config["head_dim"], "pad_token_id": None}
+        return latent_fields.scaled_queries_to_hf(config, fields)
+    groups = routed_fields.groups_to_hf(config) if config.get("groups", 1) > 1 else {}
+    method = {"norm_topk_prob": False, "topk_method": _LIMITED if groups else _GREEDY}
+    return _routed_to_hf(config, "deepseek_v2") | method | groups
+
+
+def _sigmoid_to_hf(config: Config) -> Config:
+    leading = routed_fields.leading(config)
+    fields = _routed_to_hf(config, "deepseek_v3" if leading is not None else "glm4_moe_lite")
+    if leading is None:
+        del fields["first_k_dense_replace"], fields["head_dim"]
+        fields["mlp_layer_types"] = routed_fields.kinds_of_mlps(config)
+    return fields | {"num_nextn_predict_layers": 0}
+
+
+def _routed_to_hf(config: Config, model_type: str) -> Config:
     written = {key: value for key, value in config.items() if key != "rotary_dim"}
-    written["ffn"] = config.get("dense_ffn") or config["ffn"]
-    return hf_fields.to_hf(written, "deepseek_v2", "DeepseekV2") | {
-        "head_dim": turned,
-        "q_lora_rank": config.get("q_rank") or None,
-        "kv_lora_rank": config["kv_rank"],
-        "qk_nope_head_dim": config["head_dim"] - turned,
-        "qk_rope_head_dim": turned,
-        "v_head_dim": config["value_dim"],
-        "moe_intermediate_size": config["ffn"],
-        "n_routed_experts": config["experts"],
-        "num_experts_per_tok": config["experts_per_token"],
-        "n_shared_experts": config.get("shared_ffn", 0) // config["ffn"],
-        "first_k_dense_replace": config.get("dense_layers", 0),
-        "routed_scaling_factor": config.get("routed_scale", 1.0),
-        "norm_topk_prob": False,
-        "topk_method": _GREEDY,
-    }
+    fields = routed_fields.routed_to_hf(written, model_type, _TYPES[model_type].name, _KEYS)
+    fields |= latent_fields.attention_to_hf(config) | routed_fields.groups_to_hf(config)
+    fields |= {"norm_topk_prob": config.get("renormalise", True), "rope_interleave": config["rope_style"] != "half"}
+    return fields | {"first_k_dense_replace": routed_fields.leading(config) or 0}
+
+
+def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
+    """The canonical configuration; a file without experts is Youtu's."""
+    fields = latent_fields.gguf_heads(model.fields)
+    model = replace(model, fields=fields)
+    if "expert_count" not in fields.values:
+        return youtu.from_gguf(model, architecture)
+    config = routed_fields.gguf_routed(
+        model, "deepseek", _router(model, architecture), "interleaved", latent_fields.GGUF_KEYS
+    )
+    return config | latent_fields.gguf_attention(model, config) | latent_fields.gguf_scaled_queries(fields, config)
+
+
+def _router(model: gguf_fields.GgufModel, architecture: str) -> GgufRouter:
+    is_flash = model.fields.get("block_count", int, 0) in _FLASH_LAYERS
+    is_flash = is_flash and model.shapes.get("embed.weight", (0,))[0] == _FLASH_VOCAB
+    return replace(_ROUTER, score="sigmoid") if is_flash else _ROUTER
+
+
+def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
+    """Queries are multiplied in files of Mistral 4 alone; groups are scored by their best two, and neighbours turned,
+    in all of them."""
+    scaled = bool(config.get("query_beta"))
+    form = routed_fields.routed_to_gguf(config, "mistral4" if scaled else "deepseek2", _ROUTER, "interleaved")
+    by_best = config.get("groups", 1) > 1 and config.get("group_score") == "best"
+    keys = latent_fields.attention_to_gguf(config)
+    if form is None or keys is None or by_best or not config.get("shared_ffn"):
+        return None
+    return replace(form, keys={**form.keys, **keys})

@@ -56,6 +56,11 @@ def _longrope(fields: Fields, table: Fields, ours: Config) -> Config:
     original = fields.positive(_ORIGINAL) or 4096.0  # transformers writes it over the one in the table
     if fields.values.get(_ORIGINAL) is None and (table.positive(_ORIGINAL) or original) != original:
         table.refuse(_ORIGINAL, f"is not read there, but the type's {original:g}: write it beside {table.within[:-1]}")
+    return longrope(fields, table, ours, original)
+
+
+def longrope(fields: Fields, table: Fields, ours: Config, original: float) -> Config:
+    """The same by the context that the model was trained for first."""
     ratio = table.positive("factor") or ours["max_position"] / original
     factor = table.positive("attention_factor")
     if factor is None:
