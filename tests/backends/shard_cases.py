@@ -44,6 +44,8 @@ FAMILIES = {
     "ministral3": builders.BASE | {"family": "ministral3", "query_beta": 0.4, "query_context": 8, "kv_heads": 1},
     "arcee": builders.BASE | {"family": "arcee", "activation": "relu_squared", "layers": 1},
     "granite": builders.BASE | {"family": "granite", "residual_multiplier": 0.3, "logits_scaling": 1.7, "layers": 1},
+    "granite_moe": _MIXTURE
+    | {"family": "granite_moe", "residual_multiplier": 0.3, "logits_scaling": 1.7, "shared_ffn": 160, "layers": 1},
     "seed_oss": builders.BASE
     | {"family": "seed_oss", "attention_bias": True, "output_bias": True, "mlp_bias": True, "layers": 1},
     "ernie4_5": builders.BASE | {"family": "ernie4_5", "rope_style": "interleaved", "layers": 1},
@@ -66,6 +68,7 @@ REFUSED = {
     "OLMo 2": builders.BASE | {"family": "olmo2", "tied": False},
     "OLMo 3": builders.BASE | {"family": "olmo2", "tied": False, "layer_windows": [9, 0], "local_theta": 1e4},
     "Qwen3.5 and Qwen3-Next": builders.HYBRID,
+    "LFM2": builders.BASE | {"family": "lfm2", "qk_norm": True, "recurrent": [True, False]},
     "DeepSeek-V2": _MIXTURE
     | {"family": "deepseek", "kv_heads": 4, "head_dim": 32, "rotary_dim": 16, "rope_style": "interleaved"}
     | {"kv_rank": 32, "value_dim": 24, "shared_ffn": 96, "renormalise": False, "routed_scale": 2.5},

@@ -40,7 +40,7 @@ CONFIGS |= {kind: BASE | {"rope_scaling": {"rope_type": kind, **values}} for kin
 CONFIGS |= {name: case.config for name, case in GGUF_CASES.items() if name != "phi3_long"}
 # Heads of gated DeltaNet as published: it takes parts of rope that narrower ones do not have.
 WIDE = {"width": 128, "heads": 2, "kv_heads": 1, "head_dim": 256, "rotary_dim": 64, "key_dim": 128, "value_dim": 128}
-CONFIGS |= {name: config | WIDE for name, config in CONFIGS.items() if "recurrent" in config}
+CONFIGS |= {name: config | WIDE for name, config in CONFIGS.items() if "key_heads" in config}
 
 
 @pytest.fixture(scope="module")

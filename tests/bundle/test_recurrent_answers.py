@@ -110,6 +110,20 @@ def test_the_bits_of_an_answer_do_not_depend_on_how_it_is_computed(
     assert engine.state.slots.used == 0
 
 
+@pytest.mark.parametrize("name", ["lfm2_moe"])
+def test_layers_of_other_kinds_keep_their_bits(name: str, tmp_path: Path) -> None:
+    """One short case of each: cut into chunks, found, guessed and pre-empted, beside each by itself."""
+    theirs(CASES[name].config).save_pretrained(tmp_path / "model")
+    plain = engine_of(tmp_path / "model", EngineConfig(prefix_cache=False))
+    texts = [PROMPTS[at] for at in (0, 5, 8, 9)]
+    alone = [answers(plain, [text], GREEDY)[0] for text in texts]
+    options = {"max_running": 3, "cache_tokens": 768, "max_batch_tokens": 48}
+    engine = engine_of(tmp_path / "model", EngineConfig(**GUESSING), **options)
+    for _ in range(2):  # the second time what is there may be found
+        assert answers(engine, texts, GREEDY) == alone
+    assert engine.state.snapshot_hits > 0
+
+
 def test_an_answer_that_comes_back_as_a_prompt_goes_on_with_its_bits(
     model: Path, alone: dict[str, list[Answer]]
 ) -> None:

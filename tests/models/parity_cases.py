@@ -304,6 +304,37 @@ CASES |= {
         HYBRID | {"family": "qwen3_next", "recurrent": [False, True, True, False]},
     ),
 }
+GRANITE = BASE | {"embedding_multiplier": 6.0, "residual_multiplier": 0.3, "attention_multiplier": 0.11}
+GRANITE |= {"logits_scaling": 1.7}
+GRANITE_MOE = GRANITE | {"family": "granite_moe", "ffn": 32, "experts": 6, "experts_per_token": 3}
+CASES |= {
+    "granitemoe": Case("granitemoe", "experts between Granite's multipliers, tied", GRANITE_MOE),
+    "granitemoeshared": Case(
+        "granitemoeshared",
+        "a shared expert beside them, biases of attention",
+        GRANITE_MOE | {"shared_ffn": 48, "attention_bias": True, "output_bias": True, "tied": False},
+    ),
+}
+LFM2 = BASE | {"family": "lfm2", "layers": 4, "recurrent": [True, True, False, True], "qk_norm": True, "taps": 3}
+CHOSEN = {"ffn": 32, "experts": 6, "experts_per_token": 3, "score": "sigmoid", "choice_bias": True}
+CASES |= {
+    "lfm2": Case("lfm2", "short convolutions in three of four layers, norms of q and k", LFM2),
+    "lfm2_biases": Case(
+        "lfm2",
+        "biases of the convolutions, over 4 tokens, attention first, a head of its own",
+        LFM2 | {"taps": 4, "conv_bias": True, "recurrent": [False, True, True, False], "tied": False},
+    ),
+    "lfm2_moe": Case(
+        "lfm2_moe",
+        "experts chosen by sigmoids and a bias behind a dense layer",
+        LFM2 | CHOSEN | {"dense": [0], "dense_ffn": 96},
+    ),
+    "lfm2_moe_scaled": Case(
+        "lfm2_moe",
+        "experts in all layers, without a bias that chooses them, weights as they are, times a factor",
+        LFM2 | CHOSEN | {"choice_bias": False, "renormalise": False, "routed_scale": 1.7},
+    ),
+}
 IN_QWEN_MOE = BASE | {"family": "qwen_moe", "qk_norm": True, "head_dim": 32, "ffn": 40, "tied": False}
 IN_QWEN_MOE |= {"experts": 6, "experts_per_token": 3, "renormalise": True}
 # Of models that read pictures too: kind is that of the whole, config that of the text part.
@@ -366,6 +397,9 @@ def theirs(config: Mapping[str, Any]) -> Any:
             norm = "norm" in name or ".ln_" in name
             lacks = less * (norm and "linear_attn" not in name)
             parameter.copy_(torch.randn_like(parameter) * 0.1 + ((norm and "bias" not in name) - lacks))
+        for name, buffer in model.named_buffers():
+            if name.endswith("bias"):  # which chooses experts
+                buffer.copy_(torch.randn_like(buffer) * 0.1)
     return model
 
 

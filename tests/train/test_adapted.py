@@ -51,6 +51,8 @@ def folder_of(kind: str, path: Path, seed: int = 3) -> Path:
             model = transformers.Qwen3_5ForCausalLM(transformers.Qwen3_5TextConfig(**sizes))
         else:
             model = transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**sizes, num_experts=0))
+    elif kind == "lfm2":
+        model = transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**sizes, layer_types=["conv", "full_attention"]))
     else:
         experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
         model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **experts))
@@ -98,7 +100,7 @@ def batch(seed: int = 0) -> tuple[Any, Any]:
     return ids, goals
 
 
-@pytest.mark.parametrize(("kind", "dora"), [("llama", False), ("llama", True), ("qwen3_5", False)])
+@pytest.mark.parametrize(("kind", "dora"), [("llama", False), ("llama", True), ("qwen3_5", False), ("lfm2", False)])
 def test_losses_gradients_and_steps_are_pefts(tmp_path: Path, kind: str, dora: bool) -> None:
     peft = pytest.importorskip("peft", reason="the oracle is peft")
     transformers = pytest.importorskip("transformers", reason="the models are written by transformers")

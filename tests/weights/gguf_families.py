@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.models.parity_cases import BASE, CASES, ENCODERS, GEMMA2, GEMMA3, HYBRID, LEARNED, NEOX, PLAIN, SHARP
+from tests.models.parity_cases import BASE, CASES, ENCODERS, GEMMA2, GEMMA3, HYBRID, LEARNED, LFM2, NEOX, PLAIN, SHARP
 
 GgufValue = int | float | bool | str | list[bool] | list[int]
 Pairs = list[tuple[str, np.ndarray]]
@@ -107,6 +107,43 @@ def tiled(name: str, values: np.ndarray, keys: int, before: int) -> np.ndarray:
     return np.concatenate([values[:first], behind.reshape(-1, *values.shape[1:])])
 
 
+def paired_experts(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+    """Granite's experts, and the shared one, with gates and ups apart; the rows of q and k as `in_pairs` has them."""
+    before, _, part = name.rpartition(".block_sparse_moe.experts.")
+    if part == "gate_up_proj":
+        gate, up = np.split(values, 2, axis=1)
+        return [(f"blk.{layer_of(name)}.ffn_gate_exps.weight", gate), (f"blk.{layer_of(name)}.ffn_up_exps.weight", up)]
+    if part == "down_proj":
+        return [(f"{before}.block_sparse_moe.output_linear.weight", values)]
+    if name.endswith("block_sparse_moe.router.weight"):
+        return [(name.replace("router.weight", "router.layer.weight"), values)]
+    if name.endswith("shared_mlp.input_linear.weight"):
+        gate, up = np.split(values, 2)
+        return [
+            (f"blk.{layer_of(name)}.ffn_gate_shexp.weight", gate),
+            (f"blk.{layer_of(name)}.ffn_up_shexp.weight", up),
+        ]
+    return in_pairs(name, values, config)
+
+
+def layer_of(name: str) -> int:
+    """The number in model.layers.N.NAME."""
+    return int(name.split(".")[2])
+
+
+def short_convolutions(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+    """LFM2's: the convolution without its middle, experts apart, and the bias that chooses them with its ending."""
+    stem, _, part = name.rpartition(".")
+    if part == "expert_bias":
+        return [(f"{name}.bias", values)]
+    if part in ("gate_up_proj", "down_proj"):  # of experts: the converter's names are those of files without a prefix
+        parts = (
+            dict(zip(("w1", "w3"), np.split(values, 2, axis=1), strict=True)) if part != "down_proj" else {"w2": values}
+        )
+        return [(f"{stem.removeprefix('model.')}.{name}.weight", each) for name, each in parts.items()]
+    return values.squeeze(1) if name.endswith("conv.conv.weight") else values
+
+
 TILED_DIM = 16  # of a value head in the cases below
 MPT = PLAIN | {"family": "mpt", "ffn": 256, "positions": "alibi", "bias": False}
 RMS, LAYER = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
@@ -115,6 +152,8 @@ HYBRID_KEYS: dict[str, Any] = {"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.
 HYBRID_KEYS |= {"ssm.time_step_rank": 4, "ssm.inner_size": 64, "rope.dimension_count": 4}
 EXPERT_KEYS = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 32}
 EXPERT_KEYS |= {"expert_shared_feed_forward_length": 48}
+GRANITE_KEYS: dict[str, Any] = {"rope.dimension_count": 16, "embedding_scale": 6.0, "residual_scale": 0.3}
+GRANITE_KEYS |= {"attention.scale": 0.11, "logit_scale": 1.7, "expert_count": 6, "expert_used_count": 3}
 GGUF_CASES = {
     "gemma2": GgufCase(
         "gemma2",
@@ -160,6 +199,13 @@ GGUF_CASES = {
         {"rope.dimension_count": 16, "embedding_scale": 6.0, "residual_scale": 0.3}
         | {"attention.scale": 0.11, "logit_scale": 1.7},
         in_pairs,
+    ),
+    "granitemoe": GgufCase("granitemoe", CASES["granitemoe"].config, GRANITE_KEYS, paired_experts),
+    "granitemoeshared": GgufCase(
+        "granitemoe",
+        CASES["granitemoeshared"].config,
+        GRANITE_KEYS | {"expert_shared_feed_forward_length": 48},
+        paired_experts,
     ),
     "ministral3": GgufCase(
         "mistral3",
@@ -237,6 +283,17 @@ GGUF_CASES = {
         delta_net,
     ),
     "qwen3_next": GgufCase("qwen3next", CASES["qwen3_next"].config, HYBRID_KEYS | EXPERT_KEYS | {RMS: 1e-3}, delta_net),
+    "lfm2": GgufCase(
+        "lfm2", LFM2, {"attention.head_count_kv": [0, 0, 2, 0], "shortconv.l_cache": 3}, short_convolutions
+    ),
+    "lfm2_moe": GgufCase(
+        "lfm2moe",
+        CASES["lfm2_moe"].config,
+        {"attention.head_count_kv": [0, 0, 2, 0], "shortconv.l_cache": 3, "feed_forward_length": 96}
+        | {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 32}
+        | {"leading_dense_block_count": 1, "expert_gating_func": 2},
+        short_convolutions,
+    ),
     "gpt2": GgufCase("gpt2", LEARNED | {"family": "gpt2", "activation": "gelu_tanh"}, {LAYER: 1e-5}, by_columns),
     "mpt": GgufCase("mpt", MPT, {LAYER: 1e-5, "attention.max_alibi_bias": 8.0}, as_it_is),
 }

@@ -86,6 +86,10 @@ _CHANGED: dict[str, Any] = {
     **{"linear_conv_kernel_dim": 3, "linear_key_head_dim": 64, "linear_value_head_dim": 64, "num_experts": 5},
     **{"linear_num_key_heads": 8, "linear_num_value_heads": 16, "shared_expert_intermediate_size": 49},
     **{"decoder_sparse_step": 2, "mlp_only_layers": [0]},
+    # of LFM2
+    **{"norm_eps": 1e-4, "conv_bias": True, "conv_L_cache": 4, "block_multiple_of": 32, "full_attn_idxs": [1]},
+    **{"block_ffn_dim_multiplier": 8.0, "block_auto_adjust_ff_dim": False, "num_dense_layers": 1},
+    **{"use_expert_bias": False, "shared_intermediate_size": 48},
     # of GPT-NeoX, GPT-2 and OPT
     **{"layer_norm_eps": 1e-4, "use_parallel_residual": False, "n_embd": 128, "n_layer": 3, "n_head": 2, "n_inner": 97},
     **{"n_positions": 513, "activation_function": "gelu", "scale_attn_weights": False, "add_cross_attention": True},
@@ -129,6 +133,8 @@ _CHANGED_OF: dict[str, dict[str, Any]] = {
     **{kind: {"tie_word_embeddings": False} for kind in ("gpt2", "opt")},
     **{kind: {"layer_types": ["full_attention"] * 2} for kind in ("qwen3_5_text", "qwen3_5_moe_text")},
     "qwen3_next": {"layer_types": ["full_attention"] * 2, "norm_topk_prob": False},
+    "lfm2": {"tie_word_embeddings": False, "layer_types": ["conv", "full_attention"], "intermediate_size": 960},
+    "lfm2_moe": {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2, "norm_topk_prob": False},
 }
 _ENCODERS = ("bert", "roberta", "xlm-roberta")
 _BASE_OF: dict[str, dict[str, Any]] = {
@@ -137,6 +143,8 @@ _BASE_OF: dict[str, dict[str, Any]] = {
     "gpt_neox": {"hidden_act": "gelu_new"},
     "opt": {"ffn_dim": 96},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "granitemoeshared": {"shared_intermediate_size": 32},
     "deepseek_v2": {
         **{"num_key_value_heads": 4, "head_dim": 8, "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16},
         **{"qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2},

@@ -35,20 +35,21 @@ class Config(ModelConfig):
 
 def embed(cfg: Config, w: Weights, batch: ForwardBatch) -> Value:
     """ids [tokens] -> x [tokens, width]."""
-    return _times(llama.embed(cfg, w, batch), cfg.embedding_multiplier)
+    return times(llama.embed(cfg, w, batch), cfg.embedding_multiplier)
 
 
 def block(cfg: Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
     """One layer on x [tokens, width]; the step's k and v go into batch.cache."""
     attended = llama.attention(cfg, w.attn, ops.rms_norm(x, w.attn_norm.weight, cfg.norm_eps), layer, batch)
-    x = x + _times(attended, cfg.residual_multiplier)
-    return x + _times(llama.mlp(w.mlp, ops.rms_norm(x, w.mlp_norm.weight, cfg.norm_eps)), cfg.residual_multiplier)
+    x = x + times(attended, cfg.residual_multiplier)
+    return x + times(llama.mlp(w.mlp, ops.rms_norm(x, w.mlp_norm.weight, cfg.norm_eps)), cfg.residual_multiplier)
 
 
 def head(cfg: Config, w: Weights, x: Value, batch: ForwardBatch) -> Value:
     """x [tokens, width] -> logits [rows, vocab] of the rows that want them."""
-    return _times(llama.head(cfg, w, x, batch), 1.0 / cfg.logits_scaling)
+    return times(llama.head(cfg, w, x, batch), 1.0 / cfg.logits_scaling)
 
 
-def _times(x: Value, factor: float) -> Value:
+def times(x: Value, factor: float) -> Value:
+    """x * factor."""
     return x if factor == 1 else ops.scale(x, factor)

@@ -28,6 +28,7 @@ class Config(ModelConfig):
     """
 
     scales_shared: ClassVar[bool] = True
+    needs_experts: ClassVar[bool] = True  # False: of a family whose layers may have an MLP of ffn instead
     experts: int = 0
     experts_per_token: int = 0
     renormalise: bool = True
@@ -35,6 +36,10 @@ class Config(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.experts and not self.needs_experts:
+            if self.experts_per_token or self.shared_ffn:
+                raise ConfigError("model config: experts_per_token or shared_ffn in a model without experts")
+            return
         if not 1 <= self.experts <= MOST_EXPERTS:
             raise ConfigError(f"model config: experts={self.experts} is not from 1 to {MOST_EXPERTS}")
         if not 1 <= self.experts_per_token <= min(self.experts, MOST_CHOSEN):

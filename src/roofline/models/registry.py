@@ -42,6 +42,8 @@ _FAMILIES: dict[str, str | Family] = {
     "qwen_moe": "roofline.models.moe",
     "qwen3_next": "roofline.models.qwen3_next",
     "qwen3_5": "roofline.models.qwen3_next",
+    "lfm2": "roofline.models.lfm2",
+    "granite_moe": "roofline.models.granite_moe",
 }
 
 

@@ -90,6 +90,18 @@ class Weights:
         def __setattr__(self, name: str, value: object) -> None: ...
 
 
+def hybrid_table(table: Iterable[Param], recurrent: Sequence[bool], mixer: Sequence[Param]) -> tuple[Param, ...]:
+    """A decoder's table of which only some layers attend. recurrent: those that do not; mixer: what these have instead,
+    behind the norm of attention."""
+    attending = tuple(layer for layer, instead in enumerate(recurrent) if not instead)
+    params: list[Param] = []
+    for param in table:
+        params.append(replace(param, layers=attending) if ".attn." in param.name else param)
+        if param.name == "layers.{layer}.attn_norm.weight":
+            params += mixer
+    return tuple(params)
+
+
 def tree(table: Iterable[Param], tensors: Mapping[str, object]) -> Weights:
     """The Weights of a table."""
     table = tuple(table)

@@ -25,7 +25,8 @@ from roofline.weights.files.gguf_writer import file_bytes, header, write_tensors
 from roofline.weights.files.mapped import JsonObject, TensorInfo
 from roofline.weights.files.output import new_file
 
-PAIRED = ("llama", "granite", "smollm3", "mistral3", "arcee")  # architectures whose rows of q and k converters permute
+# Architectures whose rows of q and k converters permute.
+PAIRED = ("llama", "granite", "granitemoe", "smollm3", "mistral3", "arcee")
 _TENSOR = re.compile(r"(?P<matrix>[\w.]{1,200})\.lora_(?P<part>[ab])")
 _FORMATS = ("F32", "F16", "BF16", "Q8_0")
 _QK = re.compile(r"layers\.\d+\.attn\.[qk]\.weight")

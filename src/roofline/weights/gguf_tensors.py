@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from roofline.common.errors import ConfigError
 from roofline.weights import names
-from roofline.weights.families.shared.tensor_names import EXPERT, without_expert
+from roofline.weights.families.shared.tensor_names import EXPERT, layer_part, without_expert
+from roofline.weights.families.table import files_of
 from roofline.weights.files.mapped import JsonObject, TensorInfo
 
 _OF_EXPERTS = ".mlp.experts."
@@ -50,6 +51,7 @@ def _tensor(config: JsonObject, name: str, group: list[TensorInfo]) -> GgufTenso
         )  # [experts, rows, columns]; biases have no columns
     elif name.endswith(_VECTOR):
         shape = shape[-1:]
+    shape = files_of(config["family"]).NAMES.gguf_shapes(dict(config)).get(layer_part(name)[1], shape)
     nbytes = sum(info.nbytes for info in group)
     written = replace(first, name=names.to_gguf(config["family"], name), shape=shape, nbytes=nbytes)
     return GgufTensor(written, tuple(info.name for info in group))

@@ -9,8 +9,8 @@ import numpy as np
 from roofline.common.errors import ConfigError
 from roofline.ops import formats
 from roofline.weights import names
-from roofline.weights.families.shared.joined_experts import in_turn
-from roofline.weights.families.shared.tensor_names import layer_part, without_expert
+from roofline.weights.families.shared.joined_experts import side_by_side
+from roofline.weights.families.shared.tensor_names import TensorPlace, layer_part, without_expert
 from roofline.weights.families.table import files_of
 from roofline.weights.files.mapped import JsonObject, TensorInfo
 from roofline.weights.hf_values import as_theirs, differs, hf_shape
@@ -47,7 +47,7 @@ def hf_tensors(config: JsonObject, parameters: Sequence[TensorInfo]) -> list[HfT
     formats.
     """
     tensors: list[HfTensor] = []
-    joined: dict[str, list[tuple[int, TensorInfo]]] = {}
+    joined: dict[str, list[tuple[TensorPlace, TensorInfo]]] = {}
     in_rows = _in_rows(config, parameters)
     written = set[str]()
     for info in parameters:
@@ -58,7 +58,7 @@ def hf_tensors(config: JsonObject, parameters: Sequence[TensorInfo]) -> list[HfT
             continue
         within = files_of(config["family"]).NAMES.hf_placed(names.to_hf(config["family"], info.name))
         if within is not None and within.of:
-            joined.setdefault(within.name, []).append((within.at, info))
+            joined.setdefault(within.name, []).append((within, info))
         elif within is not None:
             tensors.append(HfTensor(replace(info, name=within.name), _whole(info)))
         elif _OF_EXPERTS in info.name and not without_expert(info.name)[1]:
@@ -132,30 +132,26 @@ def _each_expert(config: JsonObject, info: TensorInfo) -> list[HfTensor]:
     return tensors
 
 
-def _joined(name: str, placed: Sequence[tuple[int, TensorInfo]], experts: int) -> HfTensor:
-    """The tensor of all experts of a layer; placed: the parameters in it, with their place among its outputs."""
+def _joined(name: str, placed: Sequence[tuple[TensorPlace, TensorInfo]], experts: int) -> HfTensor:
+    """The tensor of all experts of a layer; placed: the parameters in it, with their place in it."""
     if len({info.format for _, info in placed}) > 1:
         raise ConfigError(f"{name}: its experts have several formats, and such files have them in one tensor")
     parts: dict[int, dict[int, ParameterRows]] = {number: {} for number in range(experts)}
-    for at, info in placed:
+    for place, info in placed:
         number = without_expert(info.name)[1]
         rows = info.shape[0] if number else info.shape[0] // experts
         for each in (int(number),) if number else range(experts):
             first = 0 if number else each * rows
-            parts[each][at] = ParameterRows(info.name, range(first, first + rows))
-    info, of = placed[0][1], len(parts[0])
+            parts[each][place.at] = ParameterRows(info.name, range(first, first + rows))
+    (place, info), rows = placed[0], len(parts[0]) * len(parts[0][0].rows)
     columns = info.shape[1:]  # none of a bias
-    written = replace(
-        info,
-        name=name,
-        shape=(experts, *columns, of * len(parts[0][0].rows)),
-        nbytes=sum(part.nbytes for _, part in placed),
-    )
+    shape = (experts, *columns, rows) if place.in_turn else (experts, rows, *columns)
+    written = replace(info, name=name, shape=shape, nbytes=sum(part.nbytes for _, part in placed))
     in_order = tuple(tuple(part[at] for at in sorted(part)) for part in parts.values())
-    return HfTensor(written, in_order, partial(_in_turn, info.format, columns))
+    return HfTensor(written, in_order, partial(_of_expert, info.format, columns, place.in_turn))
 
 
-def _in_turn(form: str, columns: tuple[int, ...], parts: Sequence[np.ndarray]) -> np.ndarray:
+def _of_expert(form: str, columns: tuple[int, ...], in_turn: bool, parts: Sequence[np.ndarray]) -> np.ndarray:
     words = _WORDS[formats.get(form).block_bytes]
-    values = in_turn([np.ascontiguousarray(part).view(words).reshape(-1, *columns) for part in parts])
+    values = side_by_side([np.ascontiguousarray(part).view(words).reshape(-1, *columns) for part in parts], in_turn)
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8)

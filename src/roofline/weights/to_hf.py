@@ -13,7 +13,7 @@ from roofline.common.files import write_atomically
 from roofline.models.registry import configure
 from roofline.models.spec import Param
 from roofline.weights.config import hf
-from roofline.weights.families.shared.joined_experts import in_turn
+from roofline.weights.families.shared.joined_experts import side_by_side
 from roofline.weights.families.table import MODEL_TYPES, files_of
 from roofline.weights.files.mapped import JsonObject
 from roofline.weights.files.safetensors import INDEX
@@ -113,7 +113,7 @@ def _theirs(
             parts.setdefault(place.name, {})[place.at] = stacked
             if len(parts[place.name]) == place.of:
                 expert_rows = [part for _, part in sorted(parts.pop(place.name).items())]
-                joined = np.stack([in_turn(parts) for parts in zip(*expert_rows, strict=True)])
+                joined = np.stack([side_by_side(parts, place.in_turn) for parts in zip(*expert_rows, strict=True)])
                 yield place.name, joined.shape, joined.tobytes()
 
 

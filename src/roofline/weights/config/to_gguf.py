@@ -35,7 +35,8 @@ _ROPE_KEYS = {
 _WINDOWED = ("gemma2", "gemma3", "gpt-oss", "olmo2")  # architectures whose windows llama.cpp computes
 _WINDOWED_IN_LAYERS = {"exaone4": 64}  # and those that have windows for it where they have so many layers
 _RAMPED = ("mistral3",)  # architectures of which it reads where YaRN's ramp ends
-_DIVIDED = ("llama", "granite", "arcee", "mistral3", "exaone4")  # that may have divisors of the rope frequencies there
+# That may have divisors of the rope frequencies there.
+_DIVIDED = ("llama", "granite", "granitemoe", "arcee", "mistral3", "exaone4")
 _WITH_HEAD = ("gptneox", "olmo2", "gpt-oss", "qwen2moe")  # that must have a head there
 _SAME = 1e-6  # relative difference that float32 numbers in the file bring
 

@@ -53,6 +53,9 @@ _HYBRID += ("linear_num_key_heads", "linear_num_value_heads", "full_attention_in
 _HYBRID += ("partial_rotary_factor", "attention_bias", "attn_output_gate")
 _HYBRID_GGUF = (*_GATED_GGUF[:6], "ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank")
 _HYBRID_GGUF += ("ssm.inner_size", "full_attention_interval")
+_MULTIPLIED = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+_SHORT = ("conv_L_cache", "conv_bias", "norm_eps", "layer_types", "rope_theta", "num_key_value_heads")
+_SHORT_GGUF = (*_GATED_GGUF[:6], "shortconv.l_cache")
 _HF_KEYS: dict[str, tuple[str, ...]] = {
     "llama": (*_GATED, "attention_bias", "mlp_bias", "head_dim"),
     "mistral": (*_GATED, "head_dim", "sliding_window"),
@@ -92,6 +95,13 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
         *(*_HYBRID, *_EXPERTS[:3], "shared_expert_intermediate_size", "router_aux_loss_coef", "mamba_ssm_dtype"),
         "mtp_num_hidden_layers",
     ),
+    "granitemoe": (*_GATED, *_MULTIPLIED, "num_local_experts", "num_experts_per_tok", "router_aux_loss_coef"),
+    "granitemoeshared": (
+        *(*_GATED, *_MULTIPLIED, "num_local_experts", "num_experts_per_tok", "router_aux_loss_coef"),
+        "shared_intermediate_size",
+    ),
+    "lfm2": (*_SHORT, "block_auto_adjust_ff_dim", "block_multiple_of", "block_ffn_dim_multiplier", "full_attn_idxs"),
+    "lfm2_moe": (*_SHORT, *_EXPERTS[:4], "num_dense_layers", "use_expert_bias", "routed_scaling_factor"),
     "gpt_neox": (*_NEOX, "layer_norm_eps", "attention_bias", "hidden_act"),
     "gpt2": ("n_embd", "n_head", "n_layer", "n_positions", "n_inner", *_LEARNED, "scale_attn_weights"),
     "opt": ("ffn_dim", "do_layer_norm_before", "word_embed_proj_dim", "enable_bias", "activation_function"),
@@ -112,6 +122,12 @@ _GGUF_KEYS: dict[str, tuple[str, ...]] = {
     "exaone4": (*_GATED_GGUF[:7], "attention.sliding_window", "attention.sliding_window_pattern"),
     "qwen3next": (*_HYBRID_GGUF, *_EXPERTS_GGUF, "expert_shared_feed_forward_length"),
     "qwen35": (*_HYBRID_GGUF, "rope.dimension_sections"),
+    "granitemoe": (
+        *(*_GATED_GGUF[:4], *_EXPERTS_GGUF[:2], "embedding_scale", "residual_scale", "attention.scale", "logit_scale"),
+        "expert_shared_feed_forward_length",
+    ),
+    "lfm2": _SHORT_GGUF,
+    "lfm2moe": (*_SHORT_GGUF, *_EXPERTS_GGUF, "leading_dense_block_count", "expert_gating_func"),
     "qwen35moe": (*_HYBRID_GGUF, *_EXPERTS_GGUF, "expert_shared_feed_forward_length", "rope.dimension_sections"),
 }
 # What a key, or a key and its value, says the model computes -> the ops of ours that compute it.
@@ -132,6 +148,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(q|kv)_lora_rank|qk_(rope|nope)_head_dim|attention\.(q|kv)_lora_rank", ("cut_heads", "join_heads")),
     (r"attention\.temperature_\w+|attn_temperature_tuning|floor_scale|attn_scale", ("scale_by_position",)),
     (r"linear_(num_)?(key|value)_head\w*|linear_conv_kernel_dim", ("causal_conv", "delta_rule")),
+    (r"conv_L_cache|shortconv\.l_cache", ("causal_conv", "mul")),
     (r"attn_output_gate", ("sigmoid_mul",)),
     (r"final_logit_softcapping", ("soft_cap",)),
     (r"use_qk_norm|qk_layernorm|qk_norm", ("rms_norm",)),

@@ -202,8 +202,10 @@ def experts_placed(name: str) -> TensorPlace | None:
     return TensorPlace(f"{match['within']}.gate_up_proj{suffix}", ("gate", "up").index(match["part"]), 2)
 
 
-def in_turn(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """What such a tensor holds of one expert: [inputs, parts * rows] of matrices [rows, inputs], their outputs in turn;
-    of biases [rows] likewise [parts * rows]."""
+def side_by_side(parts: Sequence[np.ndarray], in_turn: bool) -> np.ndarray:
+    """What such a tensor holds of one expert, of matrices [rows, inputs] or biases [rows]. in_turn: [inputs, parts *
+    rows], their outputs in turn; else [parts * rows, inputs], one below the other."""
+    if not in_turn:
+        return np.concatenate(parts)
     values = np.stack([part.T for part in parts], axis=-1)
     return values.reshape(*values.shape[:-2], -1)

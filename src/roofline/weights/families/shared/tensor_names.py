@@ -10,7 +10,7 @@ from typing import Any
 from roofline.weights.quantised.method import TensorSource
 
 _INDEX = r"(0|[1-9][0-9]{0,5})"  # no leading zeros: two spellings of one layer would be two names for one parameter
-_GGUF = re.compile(rf"blk\.{_INDEX}\.(\w+)\.(weight|bias)")
+_GGUF = re.compile(rf"blk\.{_INDEX}\.([\w.]+)\.(weight|bias)")
 _LAYER = re.compile(r"layers\.\d+\.")
 _OURS = re.compile(rf"layers\.{_INDEX}\.([\w.]+)\.(weight|bias)")
 
@@ -67,11 +67,13 @@ def _part(name: str) -> str:
 @dataclass(frozen=True)
 class TensorPlace:
     """Where Hugging Face's files have a parameter: in the tensor `name`, as part `at` of `of` whose outputs lie in turn
-    in it, expert after expert; of = 0: it is that tensor."""
+    in it, by columns, expert after expert; of = 0: it is that tensor. in_turn: False where the parts of an expert lie
+    one below the other instead, by rows."""
 
     name: str
     at: int = 0
     of: int = 0
+    in_turn: bool = True
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,8 @@ class TensorNames:
     parameter, where files are written so.
 
     Where GGUF's do: gguf_negated: those that hold -exp of ours; gguf_joined: the tensors in `joined` that such files
-    have, too; gguf_tiles: value heads that share a key head lie apart in them (`Config.tiled`).
+    have, too; gguf_tiles: value heads that share a key head lie apart in them (`Config.tiled`); gguf_shapes: of a
+    configuration, the shapes that they give vectors of ours.
     """
 
     layer: Mapping[str, tuple[str, str]]
@@ -116,6 +119,7 @@ class TensorNames:
     gguf_negated: Collection[str] = ()
     gguf_joined: Collection[str] = ()
     gguf_tiles: bool = False
+    gguf_shapes: Callable[[dict[str, Any]], Mapping[str, tuple[int, ...]]] = lambda config: {}
 
     def from_gguf(self, name: str) -> str | None:
         """``"blk.3.attn_q.weight"`` -> ``"layers.3.attn.q.weight"``; None for a name that is not in the table."""
