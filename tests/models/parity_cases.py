@@ -25,7 +25,7 @@ from roofline.torch.checkpoint import checkpoint_of
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.families.table import files_of
 from roofline.weights.to_hf import hf_config
-from tests.models.eager import ContiguousCache, LastStates, eager_batch
+from tests.models.eager import LastStates, caches_of, eager_batch
 from tests.models.wrapped_models import around
 
 PROMPT, GREEDY = 90, 64
@@ -417,17 +417,18 @@ class Eager:
 
     def __init__(self, source: Checkpoint) -> None:
         self.family, self.cfg, self.parameters = ours(source)
-        self.cache, self.at = ContiguousCache(self.cfg.kv_heads), 0
+        self.caches, self.at = caches_of(self.cfg), 0
         self.state = LastStates(dict(self.cfg.state_parts))
 
     def step(self, ids: list[int]) -> np.ndarray:
         """float32 [len(ids), vocab]."""
         batch = Batch(BatchLimits(len(ids), 1, len(ids), 64))
         batch.fill([Segment(ids, self.at, range(16))], range(len(ids)))
-        filled = eager_batch(batch, self.cache, [0], self.state)
+        filled = eager_batch(batch, self.caches, [0], self.state)
         with torch.no_grad():
             logits = forward(self.family, self.cfg, self.parameters, filled)
-        self.cache, self.state, self.at = filled.cache, filled.state, self.at + len(ids)
+        self.caches = [filled.cache, *filled.further]
+        self.state, self.at = filled.state, self.at + len(ids)
         return logits.numpy()
 
 
@@ -500,7 +501,7 @@ def _hidden(source: Checkpoint, ids: list[int]) -> np.ndarray:
     batch.fill([Segment(ids, 0, range(16))], range(len(ids)))
     weights = tree(expand(family.spec(cfg), cfg.layers), parameters)
     with torch.no_grad():
-        rows = run(family, cfg, weights, eager_batch(batch, ContiguousCache(cfg.kv_heads), [0]), call_head=_rows)
+        rows = run(family, cfg, weights, eager_batch(batch, caches_of(cfg), [0]), call_head=_rows)
     return rows.numpy()  # type: ignore[no-any-return]
 
 
