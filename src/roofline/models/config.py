@@ -248,4 +248,4 @@ class ModelConfig:
 
     @property
     def attention_scale(self) -> float:
-        return float(self.head_dim**-0.5)
+        return float(self.head_dim**-0.5) if self.head_dim else 0.0

@@ -1,4 +1,4 @@
-"""route, expert_linear, expert_bias, expert_scale, combine, sigmoid_scale: a mixture of experts. Source: Shazeer et al. 2017.
+"""route, expert_linear, expert_bias, expert_scale, combine, sigmoid_scale: experts. Source: Shazeer et al. 2017.
 
 A token's experts stand in falling order of their logits, equal ones by number; what belongs to them lies side by side
 in the token's row, in that order.

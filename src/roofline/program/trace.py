@@ -84,8 +84,8 @@ def _kv_groups(cfg: ModelConfig) -> list[tuple[str, KvGroup]]:
     for number, shape in enumerate(cfg.kv_shapes):
         writers = [layer for layer in layers if cfg.attends(layer) and cfg.kv_shape(layer) == shape]
         window = _window(cfg, [layer for layer in layers if cfg.kv_shape(layer) == shape])
-        sizes = KvGroup(len(writers), shape.kv_heads, shape.head_dim, window, "f32", shape.value_dim)
-        groups.append((f"{CACHE}{number}", sizes))
+        group = KvGroup(layers=len(writers), window=window, format="f32", **shape._asdict())
+        groups.append((f"{CACHE}{number}", group))
     return groups
 
 

@@ -4,6 +4,7 @@ GGUF files of Qwen3.5 have the value heads of gated DeltaNet tiled: those of the
 second of each. Heads are moved as bytes where a format's blocks lie within one, else their matrix becomes float32.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -106,7 +107,7 @@ def _negated(checkpoint: Checkpoint) -> Checkpoint:
     infos, changes = dict(checkpoint.tensors), dict[str, Change]()
     for name, info in checkpoint.tensors.items():
         if is_negated(checkpoint.config, name):
-            infos[name] = replace(info, format="F32", nbytes=4 * info.shape[0])
+            infos[name] = replace(info, format="F32", nbytes=4 * math.prod(info.shape))
             changes[name] = _exponential(info)
     return _changed(checkpoint, infos, changes)
 

@@ -90,8 +90,8 @@ _FORMS = {
     "relu_quantise": ("squared", "relu_squared_quantise"),
     "rope_write": ("beta", "rope_write_scaled"),
 }
-# The same with gate and up as two values, with silu of the result, of heads by themselves, without a weight, or of heads
-# that go round.
+# The same with gate and up as two values, with silu of the result, of heads by themselves, without a weight, or of
+# heads that go round.
 _APART = {"gated": "silu_apart", "gated_quantise": "silu_apart_quantise"}
 _APART |= {"sigmoid_gated": "sigmoid_mul", "sigmoid_gated_quantise": "sigmoid_mul_quantise"}
 _APART |= {"gelu_gated": "gelu_apart", "gelu_gated_quantise": "gelu_apart_quantise"}
@@ -262,6 +262,9 @@ def _norm(program: Program, instr: Instr, types: Mapping[str, Type], name: str) 
 def _attention(program: Program) -> Attention:
     (group,) = program.kv_groups.values()
     tables = list(program.tables.values())
+    if group.layers == 0:  # a model of recurrent state alone
+        none = dict.fromkeys(("layers", "heads", "kv_heads", "head_dim", "tables", "rotated"), 0)
+        return Attention(**none, interleaved=False, q_scale=0.0, eps=0.0)
     if not _LEAST_HEAD <= group.head_dim <= _MOST_HEAD:
         reason = f"the cpu backend has attention over heads of {_LEAST_HEAD} to {_MOST_HEAD}"
         raise UnsupportedError(f"head_dim {group.head_dim}", reason, ["backend=reference"])

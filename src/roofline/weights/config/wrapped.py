@@ -13,6 +13,7 @@ import numpy as np
 
 from roofline.common.fields import Fields, describe, has_type, refuse, shorten
 from roofline.common.json_files import read_json_file
+from roofline.weights.config.special_floats import with_floats
 from roofline.weights.files.mapped import JsonObject, TensorInfo
 from roofline.weights.parts_beside import PartsBeside
 from roofline.weights.quantised.method import TensorSource
@@ -91,7 +92,7 @@ def text_fields(path: Path, config: JsonObject) -> Fields:
 
     Raises ConfigError where there is no text part.
     """
-    wrapper = wrapper_of(config)
+    wrapper, config = wrapper_of(config), with_floats(config)
     if wrapper is None:
         return Fields(path, config)
     outer = Fields(path, config)
