@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roofline.common.fields import shorten
-from roofline.common.json_files import read_json_file
+from roofline.common.json_files import read_config_json
 from roofline.models.registry import file_kind
 from roofline.ops import registry
 from roofline.weights.config.wrapped import TEXT_CONFIG, text_fields
@@ -201,7 +201,7 @@ def unfamiliar(path: Path) -> Unfamiliar | None:
     if not file.is_file():
         return None
     if file.suffix == ".json":
-        config = text_fields(file, read_json_file(file)).values
+        config = text_fields(file, read_config_json(file)).values
         name = config.get("model_type")
         if not isinstance(name, str) or name in MODEL_TYPES or file_kind("hf", name):
             return None

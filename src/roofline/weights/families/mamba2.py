@@ -25,7 +25,8 @@ _DEFAULTS |= {"num_hidden_layers": 64, "conv_kernel": 4, "n_groups": 8}
 
 
 def from_hf(fields: Fields, model_type: str) -> Config:
-    """The canonical configuration."""
+    """The canonical configuration; of time_step_rank, which Mamba has, nothing comes."""
+    fields.values.get("time_step_rank")
     fields = hf_fields.with_defaults(fields, _DEFAULTS)
     ours = scan_models.from_hf(fields, "mamba2", tied=False)
     ours |= scans.read_sizes(fields, _KEYS, {}) | {"inner": scan_models.channels(fields, ours["width"])}
