@@ -13,7 +13,7 @@ namespace {
 
 // So large that no model comes near, so small that sums of a few products of them stay in 64 bits.
 constexpr int64_t kMostImage = (int64_t)1 << 46, kMostArena = (int64_t)1 << 40, kMostColumns = 1 << 24,
-                  kMostRows = 1 << 28, kMostStateHeads = 1 << 14, kMostState = 1 << 30;
+                  kMostRows = 1 << 28, kMostStateHeads = 1 << 14, kMostScanHeads = (1 << 15) - 1, kMostState = 1 << 30;
 constexpr int64_t kAlign = 64;  // bytes: of every value in the arena and everything in the image
 
 void demand(bool holds, const char* reason) {
@@ -203,6 +203,19 @@ class RecordCheck {
                 const int64_t keys = value - r_.width, heads = r_.digits >> 16;
                 return demand(heads > 0 && keys > 0 && keys % (2 * heads) == 0, "are not those of q, k and v");
             }
+            case uses::scan_heads:
+            case uses::scan_rate_heads: {
+                const int64_t heads = value >> 16, groups = value & 0xffff;
+                between(heads, 1, std::min<int64_t>(r_.width, kMostScanHeads), kNumber);
+                between(groups, 1, heads, kNumber);
+                if (use == uses::scan_rate_heads) return demand(heads == r_.width && groups == 1, "are not heads of one channel");
+                return demand(heads % groups == 0 && r_.width % heads == 0, "cannot be shared out among the heads");
+            }
+            case uses::scan_columns: {
+                between(value, 1, kMostColumns, kNumber);
+                const int64_t both = value - r_.width, groups = r_.digits & 0xffff;
+                return demand(groups > 0 && both > 0 && both % (2 * groups) == 0, "are not those of x, B and C");
+            }
             case uses::state_place:
                 return between(value, 0, kMostState, kNumber);
             case uses::no_matrix:
@@ -272,6 +285,9 @@ class RecordCheck {
                 break;
             case uses::of_value_heads:
                 bytes = 4 * (r_.digits & 0xffff);
+                break;
+            case uses::of_scan_heads:
+                bytes = 4 * (r_.digits >> 16);
                 break;
             case uses::operand:
             case uses::ranked_operand:
@@ -343,6 +359,14 @@ class RecordCheck {
                 return inside_image(shape_, place, 4 * r_.width * r_.stride);
             case uses::of_state_heads:
                 return inside_image(shape_, place, 4 * (r_.digits & 0xffff));
+            case uses::of_steps:
+                return inside_image(shape_, place, 4 * (r_.digits >> 16));
+            case uses::of_rates:
+                return inside_image(shape_, place, 4 * (r_.digits >> 16) * scan_states(r_));
+            case uses::step_limits: {
+                const ScanLimits limits = scan_limits(place);
+                return demand(limits.least >= 0 && limits.least <= limits.most, "are no bounds of a step");
+            }
             case uses::second_base:
                 return;  // checked with the bytes a token
             case uses::second_step:
@@ -463,6 +487,7 @@ int64_t Code::state_values() const {
     for (const Entry& entry : entries_) {
         const Record& r = entry.record;
         if (entry.operation->base == Base::CausalConv) end = std::max(end, r.layer + r.width * (r.stride - 1));
+        if (entry.operation->base == Base::SelectiveScan) end = std::max(end, r.layer + r.width * scan_states(r));
         if (entry.operation->base == Base::DeltaRule)
             end = std::max(end, r.layer + r.width * ((r.stride - r.width) / 2 / (r.digits >> 16)));
     }

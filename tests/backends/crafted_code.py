@@ -55,6 +55,8 @@ MODELS = (  # and the format of their weights and of their cache
     ("shifted", "Q4_0", "bf16"),
     ("sharing", "Q4_0", "bf16"),
     ("styles", "Q4_0", "int8"),
+    ("scan", "Q4_0", "bf16"),
+    ("rates", "Q4_0", "bf16"),
 )
 HEAD = 56  # bytes before what the checksum is of
 ENDS = (0, 1, -1, 2, 3, 15, 64, 1 << 31, 1 << 40, (1 << 63) - 1, -(1 << 63))

@@ -97,6 +97,9 @@ REFUSED = {
     "OLMo 2": builders.BASE | {"family": "olmo2", "tied": False},
     "OLMo 3": builders.BASE | {"family": "olmo2", "tied": False, "layer_windows": [9, 0], "local_theta": 1e4},
     "FlexOlmo": _MIXTURE | {"family": "flex_olmo", "qk_norm": True, "wide_qk_norm": True, "layers": 1},
+    "Mamba and Mamba-2": builders.BASE
+    | {"family": "mamba2", "heads": 0, "kv_heads": 0, "head_dim": 0, "ffn": 0, "positions": "none", "inner": 64}
+    | {"recurrent": [True] * builders.BASE["layers"], "states": 8, "scan_heads": 4},
     "MiMo-V2-Flash": _MIXTURE
     | {
         "family": "mimo2",

@@ -35,6 +35,8 @@ PROMPTS = [np.random.default_rng(seed).integers(0, 96, 12 + 9 * seed).tolist() f
             "gemma3n",
             "deepseek_v3",
             "minicpm3",
+            "falcon_mamba",
+            "mamba2_groups",
         ),
     ],
 )

@@ -77,6 +77,7 @@ def test_transformers_reads_the_folder(gguf, tmp_path):
     [
         *("gemma2", "gpt_neox", "gpt2", "glm4", "smollm3", "granite", "ernie4_5", "ministral3", "qwen3_5"),
         *("qwen3_5_alike", "gemma4", "gemma4_moe", "gemma3n"),
+        *("qwen3_5_alike", "falcon_mamba", "mamba2"),
     ],
 )
 @pytest.mark.usefixtures("without_text")
@@ -104,6 +105,7 @@ FAMILIES += ("olmo3", "exaone4_windows", "hunyuan")
 FAMILIES += ("qwen3_5", "qwen3_5_alike", "qwen3_5_moe", "qwen3_next")
 FAMILIES += ("deepseek_v2", "deepseek_v3", "mistral4", "youtu", "minicpm3")
 FAMILIES += ("glm4_moe", "glm4_moe_groups", "dots1", "olmoe", "minimax_m2", "ernie4_5_moe", "exaone_moe")
+FAMILIES += ("mamba", "falcon_mamba", "mamba2")
 FAMILIES += ("lfm2", "lfm2_moe", "granitemoe", "granitemoeshared")
 FAMILIES += ("hunyuan_moe", "sarvam_moe", "mimo_v2_flash")
 FAMILIES += ("gemma4", "gemma4_dense", "gemma4_moe", "gemma3n")

@@ -580,6 +580,32 @@ CASES |= {
         | {"sharing_layers": 0, "tied": False},
     ),
 }
+NOTHING_BUT_SCANS: dict[str, Any] = BASE | {
+    **{"family": "mamba2", "heads": 0, "kv_heads": 0, "head_dim": 0, "ffn": 0, "positions": "none", "taps": 4},
+    **{"recurrent": [True, True], "inner": 128, "states": 16, "conv_bias": True, "max_position": 1 << 20},
+}
+MAMBA2 = NOTHING_BUT_SCANS | {"scan_heads": 8, "groups": 1, "tied": False}
+MAMBA = NOTHING_BUT_SCANS | {"family": "mamba", "rank": 4}
+CASES |= {
+    "mamba": Case("mamba", "the selective scan alone", MAMBA),
+    "mamba_untied": Case(
+        "mamba",
+        "a head of its own, steps of more numbers, states of 10, three taps without a bias",
+        MAMBA | {"tied": False, "rank": 7, "states": 10, "taps": 3, "conv_bias": False, "inner": 192},
+    ),
+    "falcon_mamba": Case(
+        "falcon_mamba",
+        "norms of B, C and steps, without weights",
+        MAMBA | {"scan_norms": "plain", "scan_eps": 1e-3},
+    ),
+    "mamba2": Case("mamba2", "the selective scan alone, with a rate for each head", MAMBA2),
+    "mamba2_groups": Case(
+        "mamba2",
+        "groups that share B and C and are normed by themselves, bounds of steps, no bias of the convolution",
+        MAMBA2
+        | {"groups": 4, "states": 20, "least_step": 0.5, "most_step": 0.8, "tied": True, "taps": 3, "conv_bias": False},
+    ),
+}
 IN_QWEN_MOE = BASE | {"family": "qwen_moe", "qk_norm": True, "head_dim": 32, "ffn": 40, "tied": False}
 IN_QWEN_MOE |= {"experts": 6, "experts_per_token": 3, "renormalise": True}
 # Of models that read pictures too: kind is that of the whole, config that of the text part.

@@ -49,6 +49,8 @@ QUICK = (
     "hy_v3",
     "qwen3_5_groups",
     "qwen3_next",
+    "falcon_mamba",
+    "mamba2_groups",
     "lfm2_biases",
     "lfm2_moe",
     "granitemoeshared",
@@ -133,6 +135,7 @@ def test_a_family_trains(name: str) -> None:
         *("qwen3_5_moe", "qwen3_next", "ministral3", "arcee_bias", "lfm2_moe", "granitemoeshared"),
         *("minimax_m2", "ernie4_5_moe_between", "exaone_moe", "hy_v3", "glm4_moe", "sarvam_moe"),
         *("gemma4", "gemma4_moe", "gemma3n"),
+        *("falcon_mamba", "mamba2"),
     ],
 )
 def test_what_training_exports_has_the_values_of_transformers(name: str, tmp_path: Path) -> None:

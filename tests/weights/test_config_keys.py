@@ -62,6 +62,9 @@ _HARMLESS = {
     *("residual_dropout", "eod_token_id", "sep_token_id"),
     "reorder_and_upcast_attn",  # the order of the same products
     "altup_coef_clip",  # of transformers' training
+    # how Mamba's weights begin, and how long its chunks are
+    *("residual_in_fp32", "rescale_prenorm_residual", "time_step_min", "time_step_max", "time_step_floor"),
+    *("time_step_scale", "time_step_init_scheme", "use_mambapy", "use_associative_scan", "chunk_size"),
 }
 _CHANGED: dict[str, Any] = {
     **{"vocab_size": 51, "hidden_size": 128, "intermediate_size": 97, "num_hidden_layers": 3, "num_attention_heads": 2},
@@ -109,6 +112,9 @@ _CHANGED: dict[str, Any] = {
     **{"num_kv_shared_layers": 1, "enable_moe_block": True, "use_double_wide_mlp": True, "top_k_experts": 1},
     **{"altup_active_idx": 1, "altup_correct_scale": False, "altup_num_inputs": 3, "laurel_rank": 24},
     **{"activation_sparsity_pattern": [0.5, 0.25]},
+    # of Mamba
+    **{"state_size": 8, "conv_kernel": 3, "expand": 4, "use_conv_bias": False, "time_step_rank": 7, "n_groups": 2},
+    **{"mixer_rms_eps": 1e-3, "num_heads": 2, "time_step_limit": [0.1, 0.2]},
     # of GPT-NeoX, GPT-2 and OPT
     **{"layer_norm_eps": 1e-4, "use_parallel_residual": False, "n_embd": 128, "n_layer": 3, "n_head": 2, "n_inner": 97},
     **{"n_positions": 513, "activation_function": "gelu", "scale_attn_weights": False, "add_cross_attention": True},
@@ -167,7 +173,7 @@ _CHANGED_OF: dict[str, dict[str, Any]] = {
     "ernie4_5": {"tie_word_embeddings": False},
     "gpt_oss": {"attention_bias": False, "layer_types": ["full_attention"] * 2},
     "gpt_neox": {"attention_bias": False},
-    **{kind: {"tie_word_embeddings": False} for kind in ("gpt2", "opt")},
+    **{kind: {"tie_word_embeddings": False} for kind in ("gpt2", "opt", "mamba", "falcon_mamba")},
     **{kind: {"layer_types": ["full_attention"] * 2} for kind in ("qwen3_5_text", "qwen3_5_moe_text")},
     "qwen3_next": {"layer_types": ["full_attention"] * 2, "norm_topk_prob": False},
     "dots1": {"norm_topk_prob": True, "n_shared_experts": 2},
@@ -199,6 +205,7 @@ _BASE_OF: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
     "granitemoeshared": {"shared_intermediate_size": 32},
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 3},
     **{kind: {"n_routed_experts": 4, "num_experts_per_tok": 2} for kind in ("glm4_moe", "solar_open", "sarvam_moe")},
@@ -232,6 +239,8 @@ def test_every_key_of_transformers_is_honoured_or_refused(kind: str) -> None:
     known -= {"original_max_position_embeddings", "embd_pdrop"}  # of Phi-3: read beside a scaling; a dropout
     if kind == "qwen3_next":
         known -= {"intermediate_size"}  # of layers without experts, which are refused beside those that have some
+    if kind == "mamba2":
+        known -= {"time_step_rank"}  # its steps have a column for each head
     if kind in _ENCODERS:
         known -= {"tie_word_embeddings"}  # of a head of masked-language models: the vectors of texts have none
         assert (_hf({"pad_token_id": 3}, base) != _hf({}, base)) == (kind != "bert"), "positions begin behind it"

@@ -112,14 +112,24 @@ def default_slots(cache_bytes: int, slot_bytes: int, running: int) -> int:
     return max(cache_bytes // slot_bytes, running + SPARE_SLOTS)
 
 
+def pages_within(room: int, token_bytes: int) -> int:
+    """Pages that so many bytes hold; where no layer writes keys and values, pages take no bytes and are as many as
+    DEFAULT_CACHE_TOKENS need."""
+    if token_bytes == 0:
+        return DEFAULT_CACHE_TOKENS // PAGE_TOKENS if room >= 0 else 0
+    return max(0, room) // (token_bytes * PAGE_TOKENS)
+
+
 def _host_slots(options: LoadOptions, slot_bytes: int, cache_bytes: int, replicas: int) -> int:
     """Slots of recurrent state. Raises ConfigError or CapacityError where they are too few or too many for a replica's
     share of the memory."""
     from roofline.hardware.detect import detect
 
     running = options.max_running or HOST_STEP[1]
-    slots = chosen_slots(options, running, default_slots(cache_bytes, slot_bytes, running))
     free = (detect().memory_available or 1 << 62) // replicas
+    if cache_bytes == 0:  # prefixes are found by their states alone
+        cache_bytes = min(free // 4, 4 * running * slot_bytes)
+    slots = chosen_slots(options, running, default_slots(cache_bytes, slot_bytes, running))
     if slots * slot_bytes > free:
         remedy = f"Lower max_running or state_slots: a slot takes {human_bytes(slot_bytes)}."
         raise CapacityError("recurrent state", slots * slot_bytes, free, "bytes", remedy)
@@ -142,7 +152,7 @@ def _host_pages(tokens: int | None, token_bytes: int, replicas: int) -> int:
 
     free = detect().memory_available or 1 << 62
     if tokens is None:
-        return min(DEFAULT_CACHE_TOKENS, max(free // 4 // replicas // token_bytes, PAGE_TOKENS)) // PAGE_TOKENS
+        return min(DEFAULT_CACHE_TOKENS // PAGE_TOKENS, max(pages_within(free // 4 // replicas, token_bytes), 1))
     if tokens < PAGE_TOKENS:
         raise ConfigError(f"cache_tokens={tokens} is less than one page of {PAGE_TOKENS}")
     if tokens * token_bytes > free:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from roofline.backends.capacity import default_slots
+from roofline.backends.capacity import default_slots, pages_within
 from roofline.backends.options import LoadOptions
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.ops import formats
@@ -214,11 +214,12 @@ class DevicePart:
         return default_slots(pages * page, self.slot_bytes, self.running) if self.slot_bytes else 0
 
     def pages(self, memory: int) -> int:
-        """Pages of the cache that a device of so many bytes has room for; beside it lie slots of recurrent state. A
-        stage without attention has none, and bounds them by a byte each."""
-        room, page = max(0, memory - self.needs.weights - self.needs.workspace), self.needs.token * PAGE_TOKENS
-        pages = room // max(1, page)
-        return min(pages, (room + self.state_bytes) // max(1, 2 * page)) if self.slot_bytes else pages
+        """Pages of the cache that a device of so many bytes has room for; beside it lie slots of recurrent state, in as
+        many bytes. Where no layer writes keys and values, pages take none."""
+        room = memory - self.needs.weights - self.needs.workspace
+        if not self.slot_bytes:
+            return pages_within(room, self.needs.token)
+        return min(pages_within(room, self.needs.token), pages_within(room + self.state_bytes, 2 * self.needs.token))
 
 
 @dataclass(frozen=True)

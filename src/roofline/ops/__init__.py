@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from roofline.ops.latent import latent_write, rope_latent_write
     from roofline.ops.matmul import Q8Rows, linear, quantize_rows
     from roofline.ops.norms import layer_norm, like_norm, rms_norm
+    from roofline.ops.scan import selective_scan
     from roofline.ops.state import causal_conv, delta_rule
 
 __all__ = ["clamped_swiglu", "gelu", "gelu_mul", "relu", "relu_quantize", "sigmoid_mul", "silu", "silu_mul"]
@@ -64,10 +65,10 @@ __all__ += ["cut_heads", "head_linear", "join_heads"]
 __all__ += ["latent_write", "rope_latent_write"]
 __all__ += ["Q8Rows", "linear", "quantize_rows"]
 __all__ += ["layer_norm", "like_norm", "rms_norm"]
-__all__ += ["causal_conv", "delta_rule"]
+__all__ += ["causal_conv", "delta_rule", "selective_scan"]
 _MODULES = (
     *("activations", "adapters", "attention", "collectives", "elementwise", "experts", "fused", "heads", "latent"),
-    *("matmul", "norms", "state"),
+    *("matmul", "norms", "scan", "state"),
 )
 
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def norm_type(call: Call) -> Type:
-    """Type rule: the weight, if there is one, covers one head, or the whole row when heads is 1."""
-    fits = call.w is None or call.w.shape == (call.x.width // call.heads,)
+    """Type rule: the weight, if there is one, covers one head, for all of them, or the whole row."""
+    fits = call.w is None or call.w.shape in ((call.x.width // call.heads,), (call.x.width,))
     if not fits or call.x.width % call.heads:
         weight = "no weight" if call.w is None else f"weight of shape {call.w.shape}"
         raise ConfigError(f"norm: {weight} for {call.heads} heads in {call.x.width}")
@@ -28,14 +28,14 @@ _NORM = (Trait.ROW_WISE, Trait.ROUNDED, Trait.READS_WIDE, Trait.SCALES)
 def rms_norm(x: "Tensor", w: "Tensor | None", eps: float, heads: int = 1) -> "Tensor":
     """x / sqrt(mean(x^2) + eps) * w, over each of `heads` equal parts of a row; without w nothing is multiplied.
 
-    Source: Zhang and Sennrich 2019.
+    w is that of one part, which all share, or of the whole row. Source: Zhang and Sennrich 2019.
     """
     import torch
 
     parts = x.float().view(x.shape[0], heads, x.shape[1] // heads)
     normed = parts * torch.rsqrt(parts.square().mean(dim=-1, keepdim=True) + eps)
     normed = normed.to(x.dtype)
-    return (normed if w is None else normed * w).view(x.shape)
+    return (normed if w is None else normed * w.view(-1, parts.shape[2])).view(x.shape)
 
 
 def layer_norm_type(call: Call) -> Type:

@@ -3,6 +3,7 @@
 Value heads are moved as bytes where blocks of a format lie within one, else their matrix becomes float32.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -101,7 +102,7 @@ def _negated(checkpoint: Checkpoint) -> Checkpoint:
     infos, changes = dict(checkpoint.tensors), dict[str, Change]()
     for name, info in checkpoint.tensors.items():
         if is_negated(checkpoint.config, name):
-            infos[name] = replace(info, format="F32", nbytes=4 * info.shape[0])
+            infos[name] = replace(info, format="F32", nbytes=4 * math.prod(info.shape))
             changes[name] = _exponential(info)
     return _changed(checkpoint, infos, changes)
 

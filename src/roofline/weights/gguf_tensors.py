@@ -58,6 +58,7 @@ def _tensor(config: JsonObject, name: str, group: list[TensorInfo]) -> GgufTenso
         shape = (config["heads"], shape[0] // config["heads"], *shape[1:])
     elif name.endswith(_VECTOR):
         shape = shape[-1:]
+    shape = files_of(config["family"]).NAMES.gguf_shapes(dict(config)).get(layer_part(name)[1], shape)
     nbytes = sum(info.nbytes for info in group)
     written = replace(first, name=names.to_gguf(config["family"], name), shape=shape, nbytes=nbytes)
     return GgufTensor(written, tuple(info.name for info in group))

@@ -1,9 +1,10 @@
 """Where GGUF files hold other values than our parameters: read as ours.
 
-A family says so in its table of names: parameters whose tensors hold -exp of ours, and tensors in which rows of several
-of ours lie in turn. How they are written is `gguf_form.py`.
+A family says so in its table of names: parameters whose tensors hold -exp of ours or have another shape, and tensors in
+which rows of several of ours lie in turn. How they are written is `gguf_form.py`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -25,9 +26,13 @@ def as_ours(config: JsonObject, tensors: Mapping[str, TensorInfo], read: Read) -
     tensors: canonical name -> what the file holds; read: uint8 bytes of one of them.
     """
     infos, read_rows = rows_apart(config, tensors, read)
+    shapes = files_of(config["family"]).NAMES.gguf_shapes(dict(config))
+    for name, info in infos.items():
+        if info.shape == shapes.get(layer_part(name)[1]):
+            infos[name] = replace(info, shape=(math.prod(info.shape),))
     negated = {name for name in infos if is_negated(config, name)}
     stored = dict(infos)
-    infos |= {name: replace(infos[name], format="F32", nbytes=4 * infos[name].shape[0]) for name in negated}
+    infos |= {name: replace(infos[name], format="F32", nbytes=4 * math.prod(infos[name].shape)) for name in negated}
 
     def read_ours(name: str) -> np.ndarray:
         if name not in negated:

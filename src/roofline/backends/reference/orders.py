@@ -100,7 +100,7 @@ def rms_norm_lanes16(x: "Tensor", w: "Tensor | None", eps: float, heads: int) ->
     mean = _mean_square(parts) + torch.tensor(eps, dtype=torch.float32)
     inverse = 1.0 / torch.sqrt(mean.double()).float()  # torch's float32 sqrt is not rounded correctly on CPUs
     normed = parts * inverse[..., None]
-    return (normed if w is None else normed * w).reshape(x.shape)
+    return (normed if w is None else normed * w.view(-1, parts.shape[2])).reshape(x.shape)
 
 
 def _mean_square(x: "Tensor") -> "Tensor":

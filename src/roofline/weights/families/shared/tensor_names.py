@@ -119,7 +119,8 @@ class TensorNames:
 
     Where GGUF's do: gguf_negated: those that hold -exp of ours; gguf_joined: the tensors in `joined` that such files
     have, too; gguf_stacked: those of them with a dimension more, of the parameters; gguf_tiles: value heads that share
-    a key head lie apart in them (`Config.tiled`).
+    a key head lie apart in them (`Config.tiled`); gguf_shapes: of a configuration, the shapes that they give vectors
+    of ours.
     """
 
     layer: Mapping[str, tuple[str, str]]
@@ -148,6 +149,7 @@ class TensorNames:
     gguf_joined: Collection[str] = ()
     gguf_stacked: Collection[str] = ()
     gguf_tiles: bool = False
+    gguf_shapes: Callable[[dict[str, Any]], Mapping[str, tuple[int, ...]]] = lambda config: {}
 
     def from_gguf(self, name: str) -> str | None:
         """``"blk.3.attn_q.weight"`` -> ``"layers.3.attn.q.weight"``; None for a name that is not in the table."""

@@ -1,0 +1,124 @@
+"""What files call the tensors of layers of Mamba-2, and what fields say of such layers.
+
+The first matrix of a layer gives the gate, then x, B and C, then the steps: three parameters of ours.
+"""
+
+import math
+from collections.abc import Mapping
+
+from roofline.common.fields import Fields, describe
+from roofline.weights.families.shared.canonical import Config, refuse_unless_neutral
+from roofline.weights.families.shared.tensor_names import JoinedRows
+
+NEGATED = ("ssm.a_log",)
+PARTED = ("ssm.conv",)
+JOINED_GGUF = ("ssm.in",)
+_MOST = 1 << 20  # of each size
+_GGUF_KEYS = {"ssm.conv_kernel": "taps", "ssm.state_size": "states", "ssm.time_step_rank": "scan_heads"}
+_GGUF_KEYS |= {"ssm.group_count": "groups", "ssm.inner_size": "inner"}
+GGUF_HONOURED = tuple(_GGUF_KEYS)
+
+
+def names(module: str) -> dict[str, tuple[str, str]]:
+    """Ours in a layer -> GGUF's, Hugging Face's. module: what these have before the names of such a layer."""
+    apart = {f"ssm.{part}": ("", f"{module}.{part}_proj") for part in ("z", "xbc", "dt")}
+    return apart | {
+        "ssm.in": ("ssm_in", f"{module}.in_proj"),
+        "ssm.conv": ("ssm_conv1d", f"{module}.conv1d"),
+        "ssm.norm": ("ssm_norm", f"{module}.norm"),
+        "ssm.o": ("ssm_out", f"{module}.out_proj"),
+    }
+
+
+def bare_names(module: str) -> dict[str, tuple[str, str]]:
+    """The same of tensors whose names end otherwise."""
+    return {
+        "ssm.a_log.weight": ("ssm_a", f"{module}.A_log"),
+        "ssm.d.weight": ("ssm_d", f"{module}.D"),
+        "ssm.dt_bias.weight": ("ssm_dt.bias", f"{module}.dt_bias"),
+    }
+
+
+def joined(config: Config) -> dict[str, JoinedRows]:
+    """The rows of our parameters in the first matrix of a layer."""
+    inner = config.get("inner", 0)
+    if not inner:
+        return {}
+    channels = inner + 2 * config.get("groups", 1) * config["states"]
+    parts = {"ssm.z": inner, "ssm.xbc": channels, "ssm.dt": config["scan_heads"]}
+    return {"ssm.in": [(name, range(rows)) for name, rows in parts.items()]}
+
+
+def gguf_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """The shapes that GGUF files give vectors of ours."""
+    if not config.get("inner", 0):
+        return {}
+    heads, groups = config["scan_heads"], config.get("groups", 1)
+    return {"ssm.a_log": (heads, 1), "ssm.d": (heads, 1), "ssm.norm": (groups, config["inner"] // groups)}
+
+
+def read_sizes(fields: Fields, keys: Mapping[str, str], defaults: Mapping[str, int]) -> Config:
+    """Sizes of ours, which the file calls `keys`: ours -> theirs."""
+    sizes: Config = {}
+    for ours, key in keys.items():
+        value = fields.get(key, int, defaults[key]) if key in defaults else fields.need(key, int)
+        if not (2 if ours == "taps" else 1) <= value <= _MOST:
+            fields.refuse(key, f"{describe(value)} is not from {2 if ours == 'taps' else 1} to {_MOST}")
+        sizes[ours] = value
+    return sizes
+
+
+def check_sizes(fields: Fields, config: Config, heads_key: str, groups_key: str) -> None:
+    """Raise ConfigError where heads do not divide the channels, or groups the heads."""
+    if config["inner"] % config["scan_heads"]:
+        fields.refuse(heads_key, f"{config['scan_heads']} does not divide {config['inner']} channels")
+    if config["scan_heads"] % config["groups"]:
+        fields.refuse(groups_key, f"{config['groups']} does not divide {config['scan_heads']} heads")
+
+
+def step_bounds(fields: Fields, key: str) -> Config:
+    """The bounds of a step, of a list of two numbers; one that is absent or infinite is none."""
+    limits = fields.get(key, list)
+    if limits is None:
+        return {}
+    if len(limits) != 2:
+        fields.refuse(key, f"has {len(limits)} values, not the least and the greatest step")
+    bounds: Config = {}
+    least = 0.0 if limits[0] is None else fields.checked(f"{key}[0]", limits[0], float)
+    if least < 0:
+        fields.refuse(f"{key}[0]", f"{describe(least)} is below 0")
+    bounds |= {"least_step": least} if least else {}
+    if limits[1] is not None and limits[1] != math.inf:
+        most = fields.checked(f"{key}[1]", limits[1], float)
+        if most < least:
+            fields.refuse(f"{key}[1]", f"{describe(most)} is below {least}")
+        bounds["most_step"] = most
+    return bounds
+
+
+def step_bounds_to_hf(config: Config) -> list[float]:
+    """The inverse of `step_bounds`."""
+    most = config.get("most_step")
+    return [config.get("least_step", 0.0), math.inf if most is None else most]
+
+
+def from_gguf(fields: Fields) -> Config:
+    """The sizes of GGUF metadata."""
+    config = read_sizes(fields, {ours: key for key, ours in _GGUF_KEYS.items()}, {})
+    check_sizes(fields, config, "ssm.time_step_rank", "ssm.group_count")
+    return config
+
+
+def gguf_keys(config: Config) -> Config:
+    """The inverse of `from_gguf`."""
+    return {key: config.get(ours, 1) if ours == "groups" else config[ours] for key, ours in _GGUF_KEYS.items()}
+
+
+def has_gguf_form(config: Config) -> bool:
+    """Whether GGUF files can say of such layers all that there is: they have no bounds of steps."""
+    return config.get("most_step") is None and not config.get("least_step") and not config.get("scan_bias")
+
+
+def refuse_biases(fields: Fields, key: str) -> None:
+    """Raise UnsupportedError for biases of the first and the last matrix."""
+    refuse_unless_neutral(fields, {key: (False,)})
