@@ -23,6 +23,9 @@ from roofline.backends.cpu.tuning.variants import groups  # noqa: E402
 from roofline.backends.fit import split_on_host  # noqa: E402
 from roofline.backends.reference.executable import ReferenceExecutable  # noqa: E402
 from roofline.common.errors import ConfigError  # noqa: E402
+from roofline.engine.config import EngineConfig  # noqa: E402
+from roofline.engine.local import LocalEngine  # noqa: E402
+from roofline.engine.params import SamplingParams  # noqa: E402
 from roofline.models import registry  # noqa: E402
 from roofline.ops.batch import NO_SLOT, BatchLimits, Segment, StateMove  # noqa: E402
 from roofline.program import target  # noqa: E402
@@ -234,3 +237,23 @@ def test_a_model_without_attention_has_no_cache() -> None:
     again, _ = from_bytes(to_bytes(lowered, identity, native.versions()), native.versions())
     assert (model.page_bytes, lowered.attentions, again.attentions) == (0, (), ())
     assert stores_of(source.config) == ((), model.slot_bytes)
+
+
+def test_prefixes_are_found_again_after_a_restart(tmp_path: Path) -> None:
+    source = checkpoint("sharing", "Q8_0")
+    prompts, greedy = (IDS[:50], IDS[10:40]), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+
+    def answers() -> tuple[list[list[int]], list[int]]:
+        engine = LocalEngine(executable(source), EngineConfig(cache_file=str(tmp_path / "pages")))
+        found: dict[str, list[int]] = {engine.submit(prompt, greedy): [] for prompt in prompts}
+        cached = []
+        while engine.has_work:
+            for event in engine.step():
+                found[event.request_id] += event.ids
+                cached += [] if event.usage is None else [event.usage.cached_tokens]
+        engine.close()
+        return list(found.values()), cached
+
+    first, again = answers(), answers()
+    assert first[0] == again[0]
+    assert (first[1], again[1]) == ([0, 0], [48, 16])
