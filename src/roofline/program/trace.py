@@ -51,7 +51,9 @@ def trace(family: Family, cfg: ModelConfig, tensors: Tensors) -> Program:
     first, *further = [recorder.input(f"{name}.0", Type("cache", None, (g.kv_heads, g.head_dim))) for name, g in groups]
     parts = cfg.state_parts
     state = recorder.input(f"{STATE}.0", Type("state", None, (state_values(parts),))) if parts else None
-    batch = ForwardBatch(**inputs, cache=first, state=state, further=list(further))
+    batch = ForwardBatch(
+        inputs["ids"], inputs["positions"], inputs["logit_rows"], cache=first, state=state, further=list(further)
+    )
     parameters = {name: TracedParameter(name, recipe.type) for name, recipe in weights.items()}
     logits = forward(family, cfg, parameters, batch)
     assert isinstance(logits, Symbol)
