@@ -81,9 +81,10 @@ class AdapterSlots:
             raise CapacityError(what, matrix.rank, self.rank, "ranks", "Load the model with a larger max_adapter_rank.")
         if self._permutes != matrix.paired and ".".join(matrix.tensor.split(".")[2:4]) in ("attn.q", "attn.k"):
             moved, magnitude = _neighbours if self._permutes else _halves, matrix.magnitude
+            dim = self._head_dims[int(matrix.tensor.split(".")[1])]
             if magnitude is not None:
-                magnitude = moved(magnitude[None], self._head_dim)[0]
-            b = moved(matrix.b, self._head_dims[int(matrix.tensor.split(".")[1])])
+                magnitude = moved(magnitude[None], dim)[0]
+            b = moved(matrix.b, dim)
             matrix = replace(matrix, b=b, magnitude=magnitude, paired=self._permutes)
         gain = shift = None
         if matrix.magnitude is not None and self.row_scaling is not None:
