@@ -32,7 +32,7 @@ GEMMA4 = SHAPE | {
     "global_head_dim": 32,
     "layer_types": ["sliding_attention", "full_attention"],
 }
-GEMMA4_INPUTS = {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCAB}
+GEMMA4_INPUTS = {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 300}
 GEMMA4_VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 GEMMA4_VISION |= {"num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 16}
 GEMMA4_AUDIO = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "output_proj_dims": 32}

@@ -82,13 +82,13 @@ def check(cfg: Config) -> None:
 def spec(cfg: Config) -> tuple[Param, ...]:
     """Gemma's table, what is of all layers behind the embedding, and the streams."""
     table: list[Param] = []
-    others = range(cfg.streams - 1)
+    numbers = range(cfg.streams - 1)
     for param in gemma.spec(cfg):
         table.append(param)
         if param.name == "embed.weight":
             table += layer_inputs_params(cfg)
-            table += [Param(f"stream_in.{n}.weight", (cfg.width, cfg.width), "replicate") for n in others]
-    table += [Param(f"stream_out.{n}.weight", (cfg.width, cfg.width), "replicate") for n in others]
+            table += [Param(f"stream_in.{n}.weight", (cfg.width, cfg.width), "replicate") for n in numbers]
+    table += [Param(f"stream_out.{n}.weight", (cfg.width, cfg.width), "replicate") for n in numbers]
     return (*table, *layer_params(cfg), *stream_params(cfg))
 
 
@@ -112,13 +112,13 @@ def embed(cfg: Config, w: Weights, batch: ForwardBatch) -> Value:
     """ids [tokens] -> streams [tokens, streams * width]; what each layer takes in is left in batch."""
     x = gemma.embed(cfg, w, batch)
     batch.by_layer = layer_inputs(cfg, w, batch, x)
-    made = [ops.linear(x, getattr(w.stream_in, str(n)).weight) for n in range(cfg.streams - 1)]
-    return _beside([x, *(ops.like_norm(stream, x) for stream in made)])
+    products = [ops.linear(x, getattr(w.stream_in, str(n)).weight) for n in range(cfg.streams - 1)]
+    return _side_by_side([x, *(ops.like_norm(stream, x) for stream in products)])
 
 
-def _beside(streams: list[Value]) -> Value:
+def _side_by_side(streams: list[Value]) -> Value:
     """Streams [tokens, width] side by side."""
-    return reduce(lambda left, right: ops.join_heads(left, right, 1), streams)
+    return reduce(lambda x, y: ops.join_heads(x, y, 1), streams)
 
 
 def _streams(cfg: Config, x: Value) -> list[Value]:
@@ -145,8 +145,8 @@ def block(cfg: Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) ->
     corrected = [ops.combine(news, part) + news + stream for part, stream in zip(parts, predicted, strict=True)]
     first = corrected[cfg.active]
     first = ops.scale_columns(first, w.altup.scale.weight) if cfg.scales_active else first
-    taken = taken_in(cfg, w, first, layer, batch)
-    return _beside([corrected[0], *(stream + taken for stream in corrected[1:])])
+    addition = taken_in(cfg, w, first, layer, batch)
+    return _side_by_side([corrected[0], *(stream + addition for stream in corrected[1:])])
 
 
 def compute(cfg: Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
@@ -169,9 +169,9 @@ def mlp(w: Weights, x: Value, deviations: float | None) -> Value:
 
 def head(cfg: Config, w: Weights, x: Value, batch: ForwardBatch) -> Value:
     """x [tokens, streams * width] -> logits [rows, vocab]: of the mean of the streams, each as long as the first."""
-    first, *others = _streams(cfg, ops.take_rows(x, batch.logit_rows))
-    made = [ops.linear(stream, getattr(w.stream_out, str(n)).weight) for n, stream in enumerate(others)]
-    total = reduce(lambda left, right: left + right, [first, *(ops.like_norm(stream, first) for stream in made)])
+    first, *further = _streams(cfg, ops.take_rows(x, batch.logit_rows))
+    products = [ops.linear(stream, getattr(w.stream_out, str(n)).weight) for n, stream in enumerate(further)]
+    total = reduce(lambda x, y: x + y, [first, *(ops.like_norm(stream, first) for stream in products)])
     normed = ops.rms_norm(ops.scale(total, 1.0 / cfg.streams), w.final_norm.weight, cfg.norm_eps)
     logits = ops.linear(normed, w.head.weight)
     return ops.soft_cap(logits, cfg.logit_cap) if cfg.logit_cap else logits

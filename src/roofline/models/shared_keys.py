@@ -86,17 +86,17 @@ def layer_inputs(cfg: SharedKeysConfig, w: Weights, batch: ForwardBatch, x: Valu
     has not, half made of x, the embedding."""
     beyond = {"first": 0} if cfg.layer_vocab < cfg.vocab else {}
     rows = ops.scale(ops.embed(batch.ids, w.layer_embed.weight, **beyond), float(cfg.layer_width**0.5))
-    made = ops.scale(ops.linear(x, w.layer_projection.weight), float(cfg.width**-0.5))
-    made = ops.rms_norm(made, w.layer_projection_norm.weight, cfg.norm_eps, cfg.layers)
-    return LayerInputs(ops.scale(made + rows, 0.5**0.5), cfg.layer_width)
+    context = ops.scale(ops.linear(x, w.layer_projection.weight), float(cfg.width**-0.5))
+    context = ops.rms_norm(context, w.layer_projection_norm.weight, cfg.norm_eps, cfg.layers)
+    return LayerInputs(ops.scale(context + rows, 0.5**0.5), cfg.layer_width)
 
 
 def taken_in(cfg: SharedKeysConfig, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
     """What a layer adds to its rows x [tokens, width] of its input, by a gate that x makes."""
     assert batch.by_layer is not None, "embed has made it"
     gate = ops.linear(x, w.input.gate.weight)
-    taken = ops.linear(ops.gelu_mul(gate, batch.by_layer.of(layer), tanh=True), w.input.o.weight)
-    return ops.rms_norm(taken, w.input_norm.weight, cfg.norm_eps)
+    addition = ops.linear(ops.gelu_mul(gate, batch.by_layer.of(layer), tanh=True), w.input.o.weight)
+    return ops.rms_norm(addition, w.input_norm.weight, cfg.norm_eps)
 
 
 def attention(cfg: ModelConfig, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:

@@ -21,17 +21,17 @@ def as_ours(config: JsonObject, tensors: Mapping[str, TensorInfo], read: Read) -
     tensors: canonical name -> what the files hold; read: uint8 bytes of one of them.
     """
     table = files_of(config["family"]).NAMES
-    whole = {
+    stacked = {
         name: replace(info, shape=hf_shape(config, name, info.shape))
         for name, info in tensors.items()
         if table.is_stacked(name) and len(info.shape) > 2
     }
-    tensors, read = rows_apart(config, {**tensors, **whole}, read)
+    tensors, read = rows_apart(config, {**tensors, **stacked}, read)
     infos = {}
     for name, info in tensors.items():
         if table.lacks(name):
             info = replace(info, format="F32", nbytes=4 * info.shape[0])
-        infos[name] = info if name in whole else replace(info, shape=hf_shape(config, name, info.shape))
+        infos[name] = info if name in stacked else replace(info, shape=hf_shape(config, name, info.shape))
 
     def read_ours(name: str) -> np.ndarray:
         raw, info = read(name), tensors[name]

@@ -38,8 +38,8 @@ def random_checkpoint(config: JsonObject, seed: int, form: str = "BF16") -> Chec
     """A Checkpoint whose tensors are made when they are read, and never kept.
 
     A tensor is a function of (seed, its name, its shape) alone: matrices are uniform with standard deviation
-    1 / sqrt(cols), so that activations keep their size; norms, and numbers that multiply, are ones; biases have standard
-    deviation 0.02.
+    1 / sqrt(cols), so that activations keep their size; norms, and numbers that multiply, are ones; biases have
+    standard deviation 0.02.
 
     Args:
         config: the canonical configuration with its family.

@@ -117,9 +117,9 @@ def _joins(crossing: Sequence[Value]) -> list[Instr]:
     for value in crossing[1:]:
         assert joined is not None, "it is the first of them"
         kind = replace(value.type, trailing=(joined.type.width + value.type.width,))
-        both = Value(f"{joined.name}+{value.name}", kind)
-        joins.append(Instr("join_heads", (joined.name, value.name), (), {"heads": 1}, (both,)))
-        joined = both
+        pair = Value(f"{joined.name}+{value.name}", kind)
+        joins.append(Instr("join_heads", (joined.name, value.name), (), {"heads": 1}, (pair,)))
+        joined = pair
     return joins
 
 

@@ -182,8 +182,8 @@ class Model(nn.Module):
 
         def call_block(_: object, __: object, block: Block, x: Tensor, layer: int, batch: ForwardBatch) -> Tensor:
             keys = written.get(self.cfg.kv_source(layer), (None, None))
-            taken_in = None if batch.by_layer is None else batch.by_layer.of(layer)
-            out = block(x, (rows, length, kinds[layer]), *shared[kinds[layer]][:-1], taken_in, *keys)
+            layer_input = None if batch.by_layer is None else batch.by_layer.of(layer)
+            out = block(x, (rows, length, kinds[layer]), *shared[kinds[layer]][:-1], layer_input, *keys)
             if isinstance(out, tuple):
                 out, *written[layer] = out
             return self._watched(out)
@@ -341,16 +341,15 @@ def _block(
     torch's own attention, and no product written over."""
     count, length, layer = rows
     shared: Sequence[Tensor | None] = tensors[:SHARED]
-    (positions, cos, sin, bias, places, taken_in), parameters = shared, tensors[SHARED + KEYS :]
+    (positions, cos, sin, bias, places, layer_input), parameters = shared, tensors[SHARED + KEYS :]
     k, v = tensors[SHARED : SHARED + KEYS]
     at = positions if positions is None or cos is None or sin is None else TurnedPositions(positions, cos, sin)
     # Selective checkpointing can keep the result of an attention only if it is one op.
     group, kv_heads = spec.cfg.kv_group(layer), spec.cfg.kv_shape(layer).kv_heads
     cache = Rows(count, length, kv_heads, bias=bias, k=k, v=v, attend=None if fused else attend)
-    by_layer = None if taken_in is None else LayerInputs(taken_in, taken_in.shape[1], layer)
-    batch = ForwardBatch(
-        *(None, at, slice(None)), cache, StateRows(count, length, places), [cache] * group, by_layer=by_layer
-    )
+    by_layer = None if layer_input is None else LayerInputs(layer_input, layer_input.shape[1], layer)
+    stores = cache, StateRows(count, length, places), [cache] * group
+    batch = ForwardBatch(None, at, slice(None), *stores, by_layer=by_layer)
     table = spec.of(layer)
     taken = _taken(spec.forms_of(layer), parameters, fused)
     weights = [

@@ -39,7 +39,12 @@ _NEOX = ("rotary_pct", "rotary_emb_base", "use_parallel_residual", "hidden_dropo
 _LEARNED = ("layer_norm_epsilon", "activation_function", "n_ctx", "embd_pdrop", "attn_pdrop")
 _BERT = ("type_vocab_size", "hidden_act", "layer_norm_eps", "position_embedding_type", "classifier_dropout")
 _GEMMA = ("hidden_activation", "query_pre_attn_scalar", "sliding_window", "head_dim", *_GATED[1:])
-_LAYER_INPUTS = ("hidden_size_per_layer_input", "vocab_size_per_layer_input", "num_kv_shared_layers", "layer_types")
+_LAYER_INPUTS: tuple[str, ...] = (
+    "hidden_size_per_layer_input",
+    "vocab_size_per_layer_input",
+    "num_kv_shared_layers",
+    "layer_types",
+)
 _LAYER_INPUTS += ("hidden_activation", "head_dim", "sliding_window", "final_logit_softcapping", *_GATED[1:])
 _LAYER_INPUTS_GGUF = ("embedding_length_per_layer_input", "attention.shared_kv_layers", "attention.sliding_window")
 _EXPERTS: tuple[str, ...] = (

@@ -24,8 +24,8 @@ _MATRICES = {
 
 def joined(config: Config) -> dict[str, JoinedRows]:
     """The matrices between streams, one below the other, as GGUF's files have them."""
-    others, width = range(config.get("streams", 4) - 1), config["width"]
-    return {ours: [(f"{ours}.{n}", range(width)) for n in others] for ours in _MATRICES}
+    numbers, width = range(config.get("streams", 4) - 1), config["width"]
+    return {ours: [(f"{ours}.{n}", range(width)) for n in numbers] for ours in _MATRICES}
 
 
 def is_spare(config: Mapping[str, Any], name: str) -> bool:
@@ -72,7 +72,7 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     fields.get("altup_coef_clip", float)
     layers = fields.need("num_hidden_layers", int)
     check_integer(fields, "num_hidden_layers", "layers", layers)
-    ffns = _each(fields, "intermediate_size", layers)
+    ffns = _ffns(fields, "intermediate_size", layers)
     ours = hf_fields.sizes(fields.changed({"intermediate_size": ffns[0]}), "gemma3n")
     ours |= {"kv_heads": hf_fields.kv_heads(fields), "head_dim": hf_fields.head_dim(fields, 256)}
     ours["norm_eps"] = fields.get("rms_norm_eps", float, 1e-6)
@@ -103,7 +103,7 @@ def _check_streams(fields: Fields, ours: Config, keys: tuple[str, str]) -> None:
         fields.refuse(keys[1], f"{describe(ours['active'])} is none of {ours['streams']} streams")
 
 
-def _each(fields: Fields, key: str, layers: int) -> list[int]:
+def _ffns(fields: Fields, key: str, layers: int) -> list[int]:
     """A width for each layer, of a list or of one number for all."""
     values = [fields.need(key, int)] * layers if not has_type(fields.values.get(key), list) else None
     values = values or fields.elements(key, int) or []
@@ -142,7 +142,7 @@ def to_hf(config: Config) -> Config:
     """The fields of a config.json."""
     fields = hf_fields.to_hf(config, "gemma3n_text", "Gemma3n")
     del fields["hidden_act"]
-    windows = layer_kinds.window_of_each(config)
+    windows = layer_kinds.window_of_ffns(config)
     fields = layer_kinds.nested_ropes(fields, config)
     return fields | {
         "hidden_activation": "gelu_pytorch_tanh",
@@ -173,7 +173,7 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     fields, layers = model.fields, model.fields.need("block_count", int)
     check_integer(fields, "block_count", "layers", layers)
     windows = gguf_fields.windows(fields, fields.need("attention.sliding_window", int), layers, _PATTERN)
-    ffns = _each(fields, "feed_forward_length", layers)
+    ffns = _ffns(fields, "feed_forward_length", layers)
     plain = fields.changed({"feed_forward_length": ffns[0], "attention.sliding_window": None})
     honoured = (*_KEYS, _SHARING, _WIDTH, _CUTS, _CAP, *gguf_fields.WINDOW_KEYS)
     config = gguf_fields.read(gguf_fields.with_fields(model, plain), "gemma3n", "half", honoured)
@@ -203,7 +203,7 @@ def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
     """A layer that scales its active stream is the only kind there is."""
     if not config.get("scales_active", True):
         return None
-    windows = layer_kinds.window_of_each(config)
+    windows = layer_kinds.window_of_ffns(config)
     cuts = [
         NormalDist().inv_cdf(part) if part else _NOWHERE for part in config.get("sparsity") or [0.0] * config["layers"]
     ]

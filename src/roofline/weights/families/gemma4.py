@@ -158,9 +158,10 @@ def _global_heads(fields: Fields, ours: Config, windows: list[int]) -> Config:
     """Heads of layers without a window: in older files by keys of their own, in newer ones layer by layer."""
     heads, by_layer = ours["kv_heads"], fields.get("per_layer_config", dict)
     if by_layer is None:
-        dim, others = fields.get("global_head_dim", int, _GLOBAL_DIM), fields.get("num_global_key_value_heads", int)
+        dim = fields.get("global_head_dim", int, _GLOBAL_DIM)
+        kv_heads = fields.get("num_global_key_value_heads", int)
         # Transformers leaves the second aside where values have a matrix of their own.
-        read = {"head_dim": dim, "num_key_value_heads": others if others and ours["keys_as_values"] else heads}
+        read = {"head_dim": dim, "num_key_value_heads": kv_heads if kv_heads and ours["keys_as_values"] else heads}
     else:
         read = _of_layers(fields.inside("per_layer_config"), ours, windows)
     for key, name in (("head_dim", "global_head_dim"), ("num_key_value_heads", "num_global_key_value_heads")):
@@ -173,7 +174,7 @@ def _global_heads(fields: Fields, ours: Config, windows: list[int]) -> Config:
 def _of_layers(by_layer: Fields, ours: Config, windows: list[int]) -> dict[str, int]:
     """What per_layer_config says of all layers without a window alike. Raises UnsupportedError on anything else."""
     plain = {"head_dim": ours["head_dim"], "num_key_value_heads": ours["kv_heads"]}
-    said: list[dict[str, int]] = []
+    shapes: list[dict[str, int]] = []
     for layer, window in enumerate(windows):
         changes = by_layer.inside(str(layer))
         read = {key: changes.get(key, int, value) for key, value in plain.items()}
@@ -181,10 +182,10 @@ def _of_layers(by_layer: Fields, ours: Config, windows: list[int]) -> dict[str, 
         if new is not None or (window and read != plain):
             what = f"{changes.path}: {changes.within}{shorten(new or 'head_dim')}"
             raise UnsupportedError(what, "of layers heads alone may differ, those without a window from the others")
-        said += [] if window else [read]
-    if any(read != said[0] for read in said):
+        shapes += [] if window else [read]
+    if any(read != shapes[0] for read in shapes):
         raise UnsupportedError(f"{by_layer.path}: per_layer_config", "layers without a window are all alike")
-    return said[0]
+    return shapes[0]
 
 
 def sharing_of(fields: Fields, key: str, sharing: int, windows: list[int]) -> int:
@@ -237,8 +238,8 @@ def _ropes(fields: Fields) -> Config:
     plain = {"rope_type": "default", "rope_theta": full_table.get("rope_theta", float, 1e4)}
     tables = {**fields.get("rope_parameters", dict, {}), "full_attention": plain}
     ropes = layer_kinds.ropes_by_kind(fields.changed({"rope_parameters": tables}), 1e4, 1e4)
-    known = ("rope_type", "rope_theta", "partial_rotary_factor", "factor")
-    new = next((key for key in full_table.values if key not in known), None)
+    readable = ("rope_type", "rope_theta", "partial_rotary_factor", "factor")
+    new = next((key for key in full_table.values if key not in readable), None)
     if new is not None:
         what = f"{fields.path}: {full_table.within}{shorten(new)}"
         raise UnsupportedError(what, "we do not know what it does to the mathematics")
@@ -253,7 +254,7 @@ def to_hf(config: Config) -> Config:
     """The fields of a config.json."""
     fields = hf_fields.to_hf(config, "gemma4_text", "Gemma4")
     del fields["hidden_act"]
-    windows = layer_kinds.window_of_each(config)
+    windows = layer_kinds.window_of_by_layer(config)
     fields = layer_kinds.nested_ropes(fields, config)
     heads = {"head_dim": config["global_head_dim"], "num_key_value_heads": config["global_kv_heads"]}
     if config["global_kv_heads"] != config["kv_heads"] and not config.get("keys_as_values"):
@@ -290,7 +291,7 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     check_integer(fields, "block_count", "layers", layers)
     windows = gguf_fields.windows(fields, fields.need("attention.sliding_window", int), layers, _PATTERN)
     sharing = sharing_of(fields, _SHARING, fields.get(_SHARING, int, 0), windows)
-    ffns, kv_heads = (_each(fields, key, layers) for key in _BY_LAYER)
+    ffns, kv_heads = (_by_layer(fields, key, layers) for key in _BY_LAYER)
     slides = [window > 0 for window in windows]
     of_kinds = {
         kind: {kv for kv, slide in zip(kv_heads, slides, strict=True) if slide is kind} for kind in (True, False)
@@ -306,10 +307,15 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
             raise UnsupportedError(
                 f"{fields.path}: {fields.within}{key}", f"it differs from the head's dimension {size}"
             )
-    own = {"feed_forward_length": ffns[0], "attention.head_count_kv": next(iter(of_kinds[True]), kv_heads[0])}
-    own |= {"attention.key_length": local[_SWA[0]], "attention.value_length": local[_SWA[0]]}
-    own |= {"rope.dimension_count": local[_SWA[0]], "attention.sliding_window": None}
-    config = gguf_fields.read(gguf_fields.with_fields(model, fields.changed(own)), "gemma4", "half", _HONOURED_GGUF)
+    local_keys: Config = {
+        "feed_forward_length": ffns[0],
+        "attention.head_count_kv": next(iter(of_kinds[True]), kv_heads[0]),
+    }
+    local_keys |= {"attention.key_length": local[_SWA[0]], "attention.value_length": local[_SWA[0]]}
+    local_keys |= {"rope.dimension_count": local[_SWA[0]], "attention.sliding_window": None}
+    config = gguf_fields.read(
+        gguf_fields.with_fields(model, fields.changed(local_keys)), "gemma4", "half", _HONOURED_GGUF
+    )
     hf_fields.windows(config, windows)
     config |= {"qk_norm": True, "global_head_dim": dim, "global_kv_heads": next(iter(of_kinds[False]), kv_heads[0])}
     config |= {"sharing_layers": sharing, "wide_sharing": ffns == wide and len(set(ffns)) > 1}
@@ -325,7 +331,7 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return config | {"rope_scaling": _of_factors(fields, model.rope_factors, dim, config["rope_scaling"])}
 
 
-def _each(fields: Fields, key: str, layers: int) -> list[int]:
+def _by_layer(fields: Fields, key: str, layers: int) -> list[int]:
     """A number for each layer, of a list or of one number for all."""
     if not has_type(fields.values.get(key), list):
         return [fields.need(key, int)] * layers
@@ -349,7 +355,7 @@ def _of_factors(fields: Fields, factors: np.ndarray | None, dim: int, scaling: C
 
 def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
     """llama.cpp has no layers of this architecture without their factor, nor scalings beside the turned part."""
-    windows = layer_kinds.window_of_each(config)
+    windows = layer_kinds.window_of_by_layer(config)
     scaling = config["rope_scaling"] or {}
     if scaling.get("factor", 1.0) != 1.0 or not any(windows):
         return None
