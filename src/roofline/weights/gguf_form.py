@@ -2,9 +2,10 @@
 
 GGUF files of Qwen3.5 have the value heads of gated DeltaNet tiled: those of the first key heads come first, then the
 second of each. Heads are moved as bytes where a format's blocks lie within one, else their matrix becomes float32.
+Files of Falcon-H1 hold products of matrices and multipliers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +25,7 @@ Change = Callable[[np.ndarray], np.ndarray]  # of a tensor's bytes
 def gguf_form(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint as a GGUF file has it."""
     tiles = files_of(checkpoint.config["family"]).NAMES.gguf_tiles
-    return _negated(_together(with_heads(checkpoint, tiles)))
+    return _negated(_together(with_heads(_multiplied(checkpoint), tiles)))
 
 
 def with_heads(checkpoint: Checkpoint, tiled: bool) -> Checkpoint:
@@ -100,6 +101,28 @@ def _together(checkpoint: Checkpoint) -> Checkpoint:
         return np.concatenate([rows[part][span.start : span.stop] for part, span in sources[name]]).reshape(-1)
 
     return replace(checkpoint, tensors=infos, bytes_of=read) if sources else checkpoint
+
+
+def _multiplied(checkpoint: Checkpoint) -> Checkpoint:
+    """With the products of matrices and of the multipliers that such files do not say, in float32."""
+    names = files_of(checkpoint.config["family"]).NAMES
+    factors = names.gguf_factors(dict(checkpoint.config))
+    infos, changes = dict(checkpoint.tensors), dict[str, Change]()
+    for name, info in checkpoint.tensors.items():
+        stretches = factors.get(layer_part(name)[1], ()) if name.endswith(".weight") else ()
+        if any(factor != 1 for _, factor in stretches):
+            infos[name] = replace(info, format="F32", nbytes=4 * info.shape[0] * info.shape[1])
+            changes[name] = _products(info, stretches)
+    return _changed(replace(checkpoint, config=names.gguf_config(dict(checkpoint.config))), infos, changes)
+
+
+def _products(info: TensorInfo, stretches: Sequence[tuple[int, float]]) -> Change:
+    def change(raw: np.ndarray) -> np.ndarray:
+        values = formats.get(info.format).dequantize(raw, info.shape)
+        rows = np.repeat([factor for _, factor in stretches], [count for count, _ in stretches])
+        return (values * rows.astype(np.float32)[:, None]).view(np.uint8).reshape(-1)
+
+    return change
 
 
 def _negated(checkpoint: Checkpoint) -> Checkpoint:

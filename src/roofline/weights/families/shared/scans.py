@@ -57,11 +57,11 @@ def gguf_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     return {"ssm.a_log": (heads, 1), "ssm.d": (heads, 1), "ssm.norm": (groups, config["inner"] // groups)}
 
 
-def read_sizes(fields: Fields, keys: Mapping[str, str], defaults: Mapping[str, int]) -> Config:
+def read_sizes(fields: Fields, keys: Mapping[str, str]) -> Config:
     """Sizes of ours, which the file calls `keys`: ours -> theirs."""
     sizes: Config = {}
     for ours, key in keys.items():
-        value = fields.get(key, int, defaults[key]) if key in defaults else fields.need(key, int)
+        value = fields.need(key, int)
         if not (2 if ours == "taps" else 1) <= value <= _MOST:
             fields.refuse(key, f"{describe(value)} is not from {2 if ours == 'taps' else 1} to {_MOST}")
         sizes[ours] = value
@@ -74,6 +74,22 @@ def check_sizes(fields: Fields, config: Config, heads_key: str, groups_key: str)
         fields.refuse(heads_key, f"{config['scan_heads']} does not divide {config['inner']} channels")
     if config["scan_heads"] % config["groups"]:
         fields.refuse(groups_key, f"{config['groups']} does not divide {config['scan_heads']} heads")
+
+
+def expanded(fields: Fields, key: str, width: int) -> int:
+    """The channels of a model of that width whose file says how many times as many they are."""
+    times = fields.get(key, float, 2.0)
+    channels = int(times * width) if 0 < times <= 1 << 10 else 0
+    if not 1 <= channels <= _MOST:
+        fields.refuse(key, f"{describe(times)} times a width of {width} are not from 1 to {_MOST} channels")
+    return channels
+
+
+def check_head(fields: Fields, config: Config, key: str) -> None:
+    """Raise ConfigError where the file says another size of a head than its heads have; "auto" says none."""
+    size = fields.values.get(key)
+    if size not in (None, "auto") and fields.checked(key, size, int) != config["inner"] // config["scan_heads"]:
+        fields.refuse(key, f"{size} times {config['scan_heads']} heads are not {config['inner']} channels")
 
 
 def step_bounds(fields: Fields, key: str) -> Config:
@@ -104,7 +120,7 @@ def step_bounds_to_hf(config: Config) -> list[float]:
 
 def from_gguf(fields: Fields) -> Config:
     """The sizes of GGUF metadata."""
-    config = read_sizes(fields, {ours: key for key, ours in _GGUF_KEYS.items()}, {})
+    config = read_sizes(fields, {ours: key for key, ours in _GGUF_KEYS.items()})
     check_sizes(fields, config, "ssm.time_step_rank", "ssm.group_count")
     return config
 
