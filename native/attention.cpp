@@ -59,6 +59,7 @@ void Executable::plan_items() {
         has_prefill_ = true;
         for (int r = start[s]; r < start[s + 1]; r++) prefill_rows_.push_back(r);
     }
+    if (plans_.empty()) return;
     int slots = 0, merges = 0;
     for (Plan& plan : plans_) plan_window(plan, slots, merges);
     const int group = attention_.heads / attention_.kv_heads;
@@ -366,6 +367,7 @@ int Executable::most_queries() const {
 }
 
 void Executable::size_attention_scratch() {
+    if (plans_.empty()) return;
     const int group = attention_.heads / attention_.kv_heads, stored = attention_.stored(), most = most_queries();
     const int queries = std::max(most, rows_of_a_tile(group, kernels_->max_queries) * group);
     for (auto& w : workers_) {

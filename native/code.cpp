@@ -13,7 +13,7 @@ namespace {
 
 // So large that no model comes near, so small that sums of a few products of them stay in 64 bits.
 constexpr int64_t kMostImage = (int64_t)1 << 46, kMostArena = (int64_t)1 << 40, kMostColumns = 1 << 24,
-                  kMostRows = 1 << 28, kMostStateHeads = 1 << 14, kMostState = 1 << 30;
+                  kMostRows = 1 << 28, kMostStateHeads = 1 << 14, kMostScanHeads = (1 << 15) - 1, kMostState = 1 << 30;
 constexpr int64_t kAlign = 64;  // bytes: of every value in the arena and everything in the image
 
 void demand(bool holds, const char* reason) {
@@ -48,11 +48,12 @@ void check_shape(const ModelShape& s) {
     between(s.vocab, 1, kMostColumns, kNumber);
     between(s.positions, 1, 1 << 30, kNumber);
     for (const int64_t bytes : s.arena) between(bytes, 0, kMostArena, kNumber);
-    between(s.layers, 1, 1 << 16, kNumber);
-    between(s.heads, 1, 1 << 16, kNumber);
-    between(s.kv_heads, 1, s.heads, kNumber);
-    demand(s.heads % s.kv_heads == 0, "the heads cannot be shared out among the key-value heads");
-    between(s.head_dim, 1, kMostHeadDim, kNumber);
+    between(s.layers, 0, 1 << 16, kNumber);
+    const int64_t least = s.layers > 0;  // a model without attention has no heads
+    between(s.heads, least, least << 16, kNumber);
+    between(s.kv_heads, least, s.heads, kNumber);
+    demand(s.heads == 0 || s.heads % s.kv_heads == 0, "the heads cannot be shared out among the key-value heads");
+    between(s.head_dim, least, least * kMostHeadDim, kNumber);
     between(s.tables, 0, 1 << 16, kNumber);
     demand((s.tables == 0) == (s.table == -1), kNumber);
     between(s.rotated, s.tables ? 2 : 0, s.head_dim, kNumber);
@@ -175,6 +176,19 @@ class RecordCheck {
                 const int64_t keys = value - r_.width, heads = r_.digits >> 16;
                 return demand(heads > 0 && keys > 0 && keys % (2 * heads) == 0, "are not those of q, k and v");
             }
+            case uses::scan_heads:
+            case uses::scan_rate_heads: {
+                const int64_t heads = value >> 16, groups = value & 0xffff;
+                between(heads, 1, std::min<int64_t>(r_.width, kMostScanHeads), kNumber);
+                between(groups, 1, heads, kNumber);
+                if (use == uses::scan_rate_heads) return demand(heads == r_.width && groups == 1, "are not heads of one channel");
+                return demand(heads % groups == 0 && r_.width % heads == 0, "cannot be shared out among the heads");
+            }
+            case uses::scan_columns: {
+                between(value, 1, kMostColumns, kNumber);
+                const int64_t both = value - r_.width, groups = r_.digits & 0xffff;
+                return demand(groups > 0 && both > 0 && both % (2 * groups) == 0, "are not those of x, B and C");
+            }
             case uses::state_place:
                 return between(value, 0, kMostState, kNumber);
             case uses::no_matrix:
@@ -245,6 +259,9 @@ class RecordCheck {
             case uses::of_value_heads:
                 bytes = 4 * (r_.digits & 0xffff);
                 break;
+            case uses::of_scan_heads:
+                bytes = 4 * (r_.digits >> 16);
+                break;
             case uses::operand:
             case uses::ranked_operand:
                 if (!takes_integers()) {
@@ -311,6 +328,14 @@ class RecordCheck {
                 return inside_image(shape_, place, 4 * r_.width * r_.stride);
             case uses::of_state_heads:
                 return inside_image(shape_, place, 4 * (r_.digits & 0xffff));
+            case uses::of_steps:
+                return inside_image(shape_, place, 4 * (r_.digits >> 16));
+            case uses::of_rates:
+                return inside_image(shape_, place, 4 * (r_.digits >> 16) * scan_states(r_));
+            case uses::step_limits: {
+                const ScanLimits limits = scan_limits(place);
+                return demand(limits.least >= 0 && limits.least <= limits.most, "are no bounds of a step");
+            }
             case uses::second_base:
                 return;  // checked with the bytes a token
             case uses::second_step:
@@ -421,6 +446,7 @@ int64_t Code::state_values() const {
     for (const Entry& entry : entries_) {
         const Record& r = entry.record;
         if (entry.operation->base == Base::CausalConv) end = std::max(end, r.layer + r.width * (r.stride - 1));
+        if (entry.operation->base == Base::SelectiveScan) end = std::max(end, r.layer + r.width * scan_states(r));
         if (entry.operation->base == Base::DeltaRule)
             end = std::max(end, r.layer + r.width * ((r.stride - r.width) / 2 / (r.digits >> 16)));
     }

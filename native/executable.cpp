@@ -55,6 +55,7 @@ void Executable::resolve(const Code& code, const Places& places) {
             else if (sizes_.positions > code.shape().positions) throw std::invalid_argument("there are factors of fewer positions than are served");
         }
         if (op.base == Base::DeltaRule) op.q_norm = op.k_norm = nullptr, op.second = Ref{0, r.q_norm, r.k_norm, 0};
+        if (op.base == Base::SelectiveScan) op.k_norm = nullptr, op.limits = scan_limits(r.k_norm);
         if (op.base == Base::RopeWrite && r.width >= 0)
             op.rope = places.table + r.width * places.table_positions * attention_.rotated;
         for (const Piece& p : entry.pieces) op.segments.push_back({(Format)p.format, image + p.address, p.rows, p.columns, p.start});
@@ -192,6 +193,7 @@ bool Executable::run(const Op& op, int index, int worker) {
         case Base::Attend: attend(op, index, worker); return true;
         case Base::CausalConv: causal_conv(op, index, worker); return true;
         case Base::DeltaRule: delta_rule(op, index, worker); return true;
+        case Base::SelectiveScan: selective_scan(op, index, worker); return true;
         case Base::AdapterDown:
         case Base::AdapterUp: return adapter(op, index, worker);
         default: return row_op(op, index, worker);
@@ -238,7 +240,8 @@ void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_ro
         }
         case Base::Norm: {
             const int64_t heads = op.flags & kByHead ? op.layer : 1, n = op.width / heads;
-            for (int64_t h = 0; h < heads; h++) kernels_->rms_norm(x + h * n, op.weight, n, op.eps, y + h * n);
+            const int64_t apart = op.flags & kOfRow ? n : 0;
+            for (int64_t h = 0; h < heads; h++) kernels_->rms_norm(x + h * n, op.weight + h * apart, n, op.eps, y + h * n);
             break;
         }
         case Base::LayerNorm: kernels_->layer_norm(x, op.weight, op.bias, op.width, op.eps, y); break;

@@ -39,12 +39,16 @@ struct Op {  // a Record, its places resolved: the fields are described there
     std::vector<Segment> segments;
     Variant variants[kRegimes];  // by rows of the step
     Ref second{-1, 0, 0, 0};     // of DeltaRule: b
+    ScanLimits limits{0, 0};     // of SelectiveScan
 
     bool quantises() const { return flags & kQuantises; }
     int ranks() const { return layer; }                                      // of the operations of experts
     int key_heads() const { return digits >> 16; }                           // of DeltaRule, as the next two
     int value_heads() const { return digits & 0xffff; }
     int64_t key_dim() const { return (stride - width) / 2 / key_heads(); }
+    int scan_heads() const { return digits >> 16; }                          // of SelectiveScan, as the next two
+    int groups() const { return digits & 0xffff; }
+    int64_t states() const { return (stride - width) / 2 / groups(); }
     int64_t experts() const { return (int64_t)segments.size() / (flags & kSiluMul ? 2 : 1); }
 };
 
@@ -178,7 +182,7 @@ class Executable {
         std::vector<uint8_t> gathered;    // rows of one expert, as its matrix takes them
         int64_t gathered_id = -1;         // which they are
         std::vector<float> products;      // of several such rows, before each goes to its place
-        std::vector<float> delta;         // scratch of DeltaRule
+        std::vector<float> delta;         // scratch of DeltaRule and SelectiveScan
     };
     struct FirstPages {
         const int32_t* pages;
@@ -210,6 +214,7 @@ class Executable {
     void size_expert_scratch();
     void causal_conv(const Op& op, int index, int worker);
     void delta_rule(const Op& op, int index, int worker);
+    void selective_scan(const Op& op, int index, int worker);
     void size_state_scratch();
     // Where an operation's part of a slot begins; null for the slot -1.
     float* part_of(const Op& op, int32_t slot) const { return slot < 0 ? nullptr : state_ + slot * state_values_ + op.layer; }

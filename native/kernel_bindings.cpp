@@ -152,6 +152,35 @@ void delta_rule(const std::string& isa, Array<float> q, Array<float> k, Array<fl
     }
 }
 
+// x, y [tokens][columns], b, c [tokens][states]; of one head dt [tokens] and one a_log, dt_bias, d; of heads of one column
+// dt [tokens][columns], a_log [states][columns] and dt_bias, d [columns]. States [states][columns], or nothing.
+void selective_scan(const std::string& isa, Array<float> x, Array<float> b, Array<float> c, Array<float> dt, Array<float> a_log,
+                    Array<float> dt_bias, Array<float> d, float least, float most, Array<float> source, Output<float> target,
+                    Output<float> save, int64_t save_after, Output<float> y, int64_t states) {
+    const int64_t tokens = (int64_t)b.size() / states, columns = (int64_t)x.size() / tokens, heads = (int64_t)d.size();
+    const int64_t width = columns + 2 * states, size = states * columns;
+    for (const int64_t kept : {(int64_t)source.size(), (int64_t)target.size(), (int64_t)save.size()})
+        if (kept && kept != size) throw std::invalid_argument("the states do not have the sizes of x and B");
+    std::vector<float> xbc(tokens * width), scratch(scan_scratch(states));
+    for (int64_t t = 0; t < tokens; t++) {
+        std::copy_n(x.data() + t * columns, columns, xbc.data() + t * width);
+        std::copy_n(b.data() + t * states, states, xbc.data() + t * width + columns);
+        std::copy_n(c.data() + t * states, states, xbc.data() + t * width + columns + states);
+    }
+    SelectiveScan r{};
+    r.x = xbc.data(), r.b = r.x + columns, r.c = r.b + states, r.ld = width;
+    r.dt = dt.data(), r.ldt = heads;
+    r.a_log = a_log.data(), r.lda = columns, r.dt_bias = dt_bias.data(), r.d = d.data(), r.rates = a_log.size() != 1;
+    r.least = least, r.most = most;
+    r.tokens = tokens, r.states = states, r.columns = columns, r.lds = columns;
+    r.source = source.size() ? source.data() : nullptr;
+    r.target = target.size() ? target.data() : nullptr;
+    r.save = save.size() ? save.data() : nullptr, r.save_after = save_after;
+    r.y = y.data(), r.ldy = columns, r.scratch = scratch.data();
+    FloatMode mode;
+    kernels_named(isa)->selective_scan(r);
+}
+
 void embed(const std::string& isa, int format, uintptr_t weight, int64_t k, Array<int32_t> ids, Output<float> out) {
     const Kernels* kernels = kernels_named(isa);
     FloatMode mode;
@@ -185,6 +214,8 @@ void bind_kernels(nb::module_& m) {
     k.def("causal_conv", &causal_conv, "isa"_a, "x"_a, "weight"_a, "bias"_a, "before"_a, "silu"_a, "y"_a, "channels"_a);
     k.def("delta_rule", &delta_rule, "isa"_a, "q"_a, "k"_a, "v"_a, "a"_a, "b"_a, "a_log"_a, "dt_bias"_a, "eps"_a, "source"_a, "target"_a, "save"_a,
           "save_after"_a, "y"_a);
+    k.def("selective_scan", &selective_scan, "isa"_a, "x"_a, "b"_a, "c"_a, "dt"_a, "a_log"_a, "dt_bias"_a, "d"_a, "least"_a, "most"_a, "source"_a,
+          "target"_a, "save"_a, "save_after"_a, "y"_a, "states"_a);
     k.def("embed", &embed, "isa"_a, "format"_a, "weight"_a, "k"_a, "ids"_a, "out"_a);
     k.def("exp2", &exp2_many, "isa"_a, "x"_a, "out"_a);
 }

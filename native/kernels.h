@@ -163,6 +163,28 @@ constexpr int64_t delta_scratch(int64_t key_dim, int64_t columns) {
     return (2 * kDeltaTokens + 1) * keys + 2 * kDeltaTokens + padded + padded * key_dim;
 }
 
+// The selective scan for the columns of one head, or for some where each column is a head, over the tokens of one sequence.
+constexpr int64_t kMostStateVectors = 4;
+struct SelectiveScan {
+    const float *x, *b, *c;  // rows `ld` floats apart, as of all pointers here that of the first token
+    int64_t ld;
+    const float* dt;         // of the head, or of each column; rows `ldt` floats apart
+    int64_t ldt;
+    const float *a_log, *dt_bias, *d;  // of the head; or of each column, a_log a row of them a state, `lda` floats apart
+    int64_t lda;
+    bool rates;              // each column is a head
+    float least, most;       // bounds of a step
+    int64_t tokens, states, columns;
+    // State, a row of columns a state, `lds` floats apart; otherwise as of DeltaRule.
+    const float* source;
+    float *target, *save;
+    int64_t save_after, lds;
+    float* y;
+    int64_t ldy;
+    float* scratch;  // scan_scratch floats
+};
+constexpr int64_t scan_scratch(int64_t states) { return 2 * 16 * kMostStateVectors * states; }
+
 constexpr int kMostExperts = 4096, kMostRanks = 256;  // of a router; that a row goes to
 
 struct Routing {  // groups: equal parts of the experts, of which the best `kept` count; bias: may be null
@@ -218,6 +240,7 @@ struct Kernels {
     void (*sigmoid_mul)(const float* gate, const float* up, int64_t n, float* out);
     void (*causal_conv)(const CausalConv&);
     void (*delta_rule)(const DeltaRule&);
+    void (*selective_scan)(const SelectiveScan&);
     void (*sample)(SampleRow&);
     void (*exp2_many)(const float* x, int64_t n, float* out);  // tests
     int max_queries;

@@ -3,6 +3,7 @@
 // `_native.record_fields`). Bundles hold records: what is here already never changes, see docs/reference/bundle.md.
 #pragma once
 #include <cstdint>
+#include <cstring>
 
 namespace roofline {
 
@@ -31,6 +32,7 @@ enum class Base {
     SigmoidMul,
     CausalConv,  // over the last tokens of each channel, whose inputs are recurrent state
     DeltaRule,   // the gated delta rule, whose matrices are recurrent state
+    SelectiveScan,  // of Mamba and Mamba-2, whose states are recurrent state
 };
 enum Flags : unsigned {
     kPlain = 0,
@@ -57,6 +59,8 @@ enum Flags : unsigned {
     kByHead = 1048576,   // of Norm: each head by itself
     kApart = 2097152,    // of Activate: of the gate, and times up, which is another value
     kNormLast = 4194304,  // of RopeWrite: heads are normed behind their rotation, not before it
+    kOfRow = 8388608,     // of Norm by head: each has weights of its own
+    kRates = 16777216,    // of SelectiveScan: each channel has a rate for each of its states
 };
 
 // What an operation does with each field of its record. `Code` (code.h) checks a record by these before it may run, so
@@ -99,6 +103,9 @@ enum Number {  // of a plain number
     taps,             // tokens that a convolution reads
     state_heads,      // key heads * 2^16 + value heads
     state_columns,    // of q, k and v of these heads, where v has `width`
+    scan_heads,       // heads * 2^16 + groups
+    scan_rate_heads,  // the same, where each column is a head and all are one group
+    scan_columns,     // those of x, which has `width`, and of B and C of these groups
     state_place,      // floats from the begin of a slot of recurrent state
 };
 enum Value {  // of a reference to a value in the arena: the bytes of one of its rows, and which rows it has
@@ -118,6 +125,7 @@ enum Value {  // of a reference to a value in the arena: the bytes of one of its
     ranked_operand,  // the same, as the matrices take them
     one_number,     // a float
     of_value_heads,  // a float for each
+    of_scan_heads,   // a float for each
 };
 enum Vector {  // of a place of floats in the image
     no_place = 1,
@@ -134,6 +142,9 @@ enum Vector {  // of a place of floats in the image
     of_one_head,     // one for each column of a head of the row
     of_taps,         // `width` for each of `stride` taps
     of_state_heads,  // one for each value head
+    of_steps,        // one for each head of a scan
+    of_rates,        // a row of these for each state
+    step_limits,     // no place in the image: the bits of two floats, of which the upper is not more than the lower
     second_base,     // no place in the image: bytes of the arena before a second value, a float for each value head
     second_step,     // and more of them for each token
 };
@@ -149,18 +160,18 @@ struct Ref {
 #define ROOFLINE_RECORD(FIELD)                                                                                          \
     FIELD(int64_t, operation, Number) /* index in kOperations */                                                        \
     FIELD(int64_t, over_rows, Number) /* leading symbol: logit rows instead of tokens */                                \
-    FIELD(int64_t, digits, Number)    /* bytes of an integer that the operation makes or reads; of CutHeads the first column; of Route the kept groups; of DeltaRule its heads */ \
+    FIELD(int64_t, digits, Number)    /* bytes of an integer that the operation makes or reads; of CutHeads the first column; of Route the kept groups; of DeltaRule and SelectiveScan its heads */ \
     FIELD(Ref, x, Value)                                                                                                \
     FIELD(Ref, y, Value)                                                                                                \
-    FIELD(Ref, residual, Value)      /* what a linear layer or Add adds; ids or weights of experts; the sigmoid's operand; ClampedSwiglu's up; JoinHeads' and SigmoidMul's second value, Activate's up; DeltaRule's a */ \
+    FIELD(Ref, residual, Value)      /* what a linear layer or Add adds; ids or weights of experts; the sigmoid's operand; ClampedSwiglu's up; JoinHeads' and SigmoidMul's second value, Activate's up; DeltaRule's a, SelectiveScan's dt */ \
     FIELD(int64_t, width, Number)    /* inputs of a row; of Attend its window, of RopeWrite its rope table */           \
     FIELD(int64_t, stride, Number)   /* columns of y, or of q|k|v; of ExpertBias how many experts there are; of Route how many groups; of CutHeads and JoinHeads columns of x; of CausalConv its taps */ \
     FIELD(int64_t, weight, Vector)   /* of a norm, of experts; Route's bias; the slopes of attention's heads in units of log2; factors by position */ \
     FIELD(int64_t, bias, Vector)     /* or the sinks of attention's heads */                                             \
     FIELD(double, eps, Number)       /* of a norm; what Scale and Route multiply by; the cap of SoftCap and, 0: none, Attend; ClampedSwiglu's limit */ \
-    FIELD(int64_t, layer, Number)    /* of Embed the first id of its rows, others give zeros; of adapters the group; of experts how many a row goes to; of CutHeads and JoinHeads how many heads; of Norm how many that are normed by themselves; of CausalConv and DeltaRule where their part of a slot begins, in floats */  \
-    FIELD(int64_t, q_norm, Vector)   /* of DeltaRule no place: b lies so many bytes behind the arena's begin */          \
-    FIELD(int64_t, k_norm, Vector)   /* of DeltaRule no place: and so many more a token */                              \
+    FIELD(int64_t, layer, Number)    /* of Embed the first id of its rows, others give zeros; of adapters the group; of experts how many a row goes to; of CutHeads and JoinHeads how many heads; of Norm how many that are normed by themselves; of operations with state where their part of a slot begins, in floats */  \
+    FIELD(int64_t, q_norm, Vector)   /* of DeltaRule no place: b lies so many bytes behind the arena's begin; of SelectiveScan d */ \
+    FIELD(int64_t, k_norm, Vector)   /* of DeltaRule no place: and so many more a token; of SelectiveScan none: bounds of a step */ \
     FIELD(int64_t, pieces, Number)   /* of a matrix: so many pieces follow */
 #define ROOFLINE_PIECE(FIELD)                                                                                           \
     FIELD(int64_t, format, Number)  /* number of a Format */                                                            \
@@ -177,6 +188,17 @@ struct Piece {
     ROOFLINE_PIECE(ROOFLINE_MEMBER)
 };
 #undef ROOFLINE_MEMBER
+// What the record of a SelectiveScan says in other words: states of a channel, and the bounds of a step.
+constexpr int64_t scan_states(const Record& r) { return (r.stride - r.width) / 2 / (r.digits & 0xffff); }
+struct ScanLimits {
+    float least, most;
+};
+inline ScanLimits scan_limits(int64_t bits) {
+    const uint32_t halves[2] = {(uint32_t)(bits >> 32), (uint32_t)bits};
+    ScanLimits limits;
+    std::memcpy(&limits, halves, sizeof(limits));
+    return limits;
+}
 #define ROOFLINE_USE(type, name, kind) uses::kind name;
 struct Uses {
     ROOFLINE_RECORD(ROOFLINE_USE)
@@ -233,6 +255,10 @@ inline constexpr Uses kShareHead{number, tokens_or_rows, unread, columns,      r
 inline constexpr Uses kSumQ{    number, tokens_or_rows, digits, row,           integers, row,           count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kConv{    number, tokens,         unread, row,           row,      no_value,      count,  taps,         of_taps,        maybe_of_width,  unread, state_place, no_place,   no_place,      no_matrix};
 inline constexpr Uses kDelta{   number, tokens,         state_heads, columns,  row,      of_value_heads, count, state_columns, of_state_heads, of_state_heads, not_negative, state_place, second_base, second_step, no_matrix};
+inline constexpr Uses kScan{    number, tokens,         scan_heads, columns,   row,      of_scan_heads, count,  scan_columns, of_steps,      of_steps,        unread, state_place, of_steps,    step_limits,   no_matrix};
+inline constexpr Uses kScanRates{number, tokens,        scan_rate_heads, columns, row,   of_scan_heads, count,  scan_columns, of_rates,      of_steps,        unread, state_place, of_steps,    step_limits,   no_matrix};
+inline constexpr Uses kNormParts{number, tokens_or_rows, unread, row,          row,      no_value,      count,  unread,       of_width,       no_place,        real,   heads_of_row, no_place,  no_place,      no_matrix};
+inline constexpr Uses kNormPartsQ{number, tokens_or_rows, digits, row,         integers, no_value,      count,  unread,       of_width,       no_place,        real,   heads_of_row, no_place,  no_place,      no_matrix};
 inline constexpr Uses kOutside{ number, unread,         unread, no_value,      no_value, no_value,      unread, unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 // clang-format on
 }  // namespace uses
@@ -311,6 +337,10 @@ inline constexpr Operation kOperations[] = {  // by number
     {"delta_rule", Base::DeltaRule, kPlain, uses::kDelta},
     {"delta_rule_tiled", Base::DeltaRule, kTiled, uses::kDelta},
     {"rope_write_normed", Base::RopeWrite, kNormLast, uses::kWrite},
+    {"norm_parts", Base::Norm, kByHead | kOfRow, uses::kNormParts},
+    {"norm_parts_quantise", Base::Norm, kByHead | kOfRow | kQuantises, uses::kNormPartsQ},
+    {"selective_scan", Base::SelectiveScan, kPlain, uses::kScan},
+    {"selective_scan_rates", Base::SelectiveScan, kRates, uses::kScanRates},
 };
 constexpr bool all_uses_said() {
     for (const Operation& each : kOperations) {

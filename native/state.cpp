@@ -10,6 +10,7 @@ namespace roofline {
 namespace {
 
 constexpr int64_t kDeltaColumns = 64;  // of a head that is divided among threads
+constexpr int64_t kScanColumns = 64;   // of heads of one channel
 
 }  // namespace
 
@@ -44,7 +45,8 @@ void Executable::check_state() {
 void Executable::size_state_scratch() {
     int64_t floats = 0;
     for (const Op& op : ops_)
-        if (op.base == Base::DeltaRule) floats = std::max(floats, delta_scratch(op.key_dim(), op.width / op.value_heads()));
+        if (op.base == Base::SelectiveScan) floats = std::max(floats, scan_scratch(op.states()));
+        else if (op.base == Base::DeltaRule) floats = std::max(floats, delta_scratch(op.key_dim(), op.width / op.value_heads()));
     for (Worker& w : workers_) w.delta.resize((size_t)floats);
 }
 
@@ -125,6 +127,46 @@ void Executable::delta_rule(const Op& op, int index, int worker) {
             r.ldy = op.width;
             r.scratch = workers_[worker].delta.data();
             kernels_->delta_rule(r);
+        }
+}
+
+void Executable::selective_scan(const Op& op, int index, int worker) {
+    const bool rates = op.flags & kRates;
+    const int64_t heads = op.scan_heads(), columns = rates ? kScanColumns : op.width / heads, states = op.states();
+    const int64_t blocks = (op.width + columns - 1) / columns, units = segments_ * blocks;
+    const int32_t *in = field(kStateIn), *out = field(kStateOut), *at_position = field(kSaveAt), *to = field(kSaveTo);
+    Claims claim = claims(index, worker, units, std::max<int64_t>(1, std::min<int64_t>(8, units / (16 * pool_.threads()))));
+    for (int64_t unit, end; claim.next(unit, end);)
+        for (; unit < end; unit++) {
+            const int segment = (int)(unit / blocks);
+            const int64_t block = unit % blocks, column = block * columns, row = field(kSegStart)[segment];
+            const int64_t head = rates ? column : block, group = rates ? 0 : head / (heads / op.groups());
+            // One row of all columns a state, or a matrix a head.
+            const auto part = [&](int32_t slot) { return slot < 0 ? nullptr : part_of(op, slot) + (rates ? column : column * states); };
+            SelectiveScan r;
+            const float* const xbc = (const float*)at(op.x) + row * op.stride;
+            r.x = xbc + column;
+            r.b = xbc + op.width + group * states;
+            r.c = r.b + op.groups() * states;
+            r.ld = op.stride;
+            r.dt = (const float*)at(op.residual) + row * heads + head;
+            r.ldt = heads;
+            r.a_log = op.weight + head, r.lda = op.width;
+            r.dt_bias = op.bias + head, r.d = op.q_norm + head;
+            r.rates = rates;
+            r.least = op.limits.least, r.most = op.limits.most;
+            r.tokens = segment_rows(segment);
+            r.states = states;
+            r.columns = std::min(columns, op.width - column);
+            r.source = part(in[segment]);
+            r.target = part(out[segment]);
+            r.save = part(to[segment]);
+            r.save_after = at_position[segment] - (field(kContextLen)[segment] - r.tokens);
+            r.lds = rates ? op.width : columns;
+            r.y = (float*)at(op.y) + row * op.width + column;
+            r.ldy = op.width;
+            r.scratch = workers_[worker].delta.data();
+            kernels_->selective_scan(r);
         }
 }
 

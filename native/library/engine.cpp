@@ -69,7 +69,7 @@ void Engine::size_step(const rl_options& options) {
     const int64_t layer_page = code.page_bytes(false);
     const int64_t token_bytes = layer_page * shape.layers / kPageTokens, known = free_memory(),
                   free = known < 0 ? kMostTokens : known;
-    const int64_t fitting = std::max<int64_t>(free / 4 / token_bytes, kPageTokens);
+    const int64_t fitting = std::max<int64_t>(free / 4 / std::max<int64_t>(token_bytes, 1), kPageTokens);
     const int64_t tokens =
         option("cache_tokens", options.cache_tokens, std::min(kDefaultCacheTokens, fitting), kMostTokens);
     if (options.cache_tokens > 0 && tokens * token_bytes > free)

@@ -53,6 +53,8 @@ MODELS = (  # and the format of their weights and of their cache
     ("bert", "Q4_0", "bf16"),
     ("plain", "Q4_0", "bf16"),
     ("shifted", "Q4_0", "bf16"),
+    ("scan", "Q4_0", "bf16"),
+    ("rates", "Q4_0", "bf16"),
 )
 HEAD = 56  # bytes before what the checksum is of
 ENDS = (0, 1, -1, 2, 3, 15, 64, 1 << 31, 1 << 40, (1 << 63) - 1, -(1 << 63))

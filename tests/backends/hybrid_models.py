@@ -17,6 +17,7 @@ from roofline.models.family import ForwardBatch
 from roofline.models.spec import Param, Weights
 from roofline.ops import formats
 from roofline.ops.batch import BatchLimits
+from roofline.ops.scan import scan_state
 from roofline.ops.state import COLUMNS, MATRIX, StateParts
 from roofline.ops.symbol import Value
 from roofline.program import target
@@ -31,7 +32,9 @@ FAMILY = "tests_hybrid"
 @dataclass(frozen=True)
 class Config(ModelConfig):
     """recurrent: of each layer, whether it keeps state; the others attend. shift: the convolution has a bias; beside:
-    gate and up of the gates are one value; normed: what the gates scale is normed by heads first."""
+    gate and up of the gates are one value; normed: what the gates scale is normed by heads first. scan: the selective
+    scan takes the place of the delta rule, with heads of values and groups of key heads; normed with weights of each
+    head's own. rates: a rate for each state of each of its heads, which have one channel."""
 
     recurrent: tuple[bool, ...] = ()
     key_heads: int = 2
@@ -42,6 +45,8 @@ class Config(ModelConfig):
     tiled: bool = False
     shift: bool = False
     normed: bool = True
+    scan: bool = False
+    rates: bool = False
 
     @property
     def channels(self) -> int:
@@ -49,7 +54,10 @@ class Config(ModelConfig):
 
     @property
     def state_parts(self) -> StateParts:
-        matrix = (self.value_heads, self.key_dim, self.value_dim)
+        matrix: tuple[int, ...] = (self.value_heads, self.key_dim, self.value_dim)
+        if self.scan:
+            width = self.value_heads * self.value_dim
+            matrix = scan_state(width, self.value_heads, self.key_dim, self.rates)
         return ((COLUMNS, (self.taps - 1, self.channels)), (MATRIX, matrix))
 
     def attends(self, layer: int) -> bool:
@@ -73,11 +81,14 @@ def spec(cfg: Config) -> tuple[Param, ...]:
         "a": (cfg.value_heads, cfg.width),
         "b": (cfg.value_heads, cfg.width),
         "conv": (cfg.channels, cfg.taps),
-        "a_log": (cfg.value_heads,),
+        "a_log": (cfg.value_heads, cfg.key_dim) if cfg.rates else (cfg.value_heads,),
         "dt_bias": (cfg.value_heads,),
-        "norm": (cfg.value_dim,),
+        "norm": (values if cfg.scan else cfg.value_dim,),
         "o": (cfg.width, values),
     }
+    if cfg.scan:
+        shapes["d"] = (cfg.value_heads,)
+        del shapes["b"]
     if cfg.shift:
         shapes["conv_shift"] = (cfg.channels,)
     names = {f"layers.{{layer}}.linear.{name}.weight": shape for name, shape in shapes.items()}
@@ -104,9 +115,16 @@ def block(cfg: Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) ->
 
 def linear_attention(cfg: Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
     place = cfg.state_index(layer)
-    qkv, z, b, a = (ops.linear(x, part.weight) for part in (w.qkv, w.z, w.b, w.a))
+    qkv, z, a = (ops.linear(x, part.weight) for part in (w.qkv, w.z, w.a))
     bias = w.conv_shift.weight if cfg.shift else None
     qkv, batch.state = ops.causal_conv(qkv, batch.state, w.conv.weight, bias, layer=place, silu=not cfg.shift)
+    if cfg.scan:
+        weights = w.a_log.weight, w.dt_bias.weight, w.d.weight
+        sizes = {"states": cfg.key_dim, "groups": cfg.key_heads, "least": 0.01, "most": 3.0}
+        out, batch.state = ops.selective_scan(qkv, a, batch.state, *weights, layer=place, **sizes)
+        normed = ops.rms_norm(ops.silu_mul(z, out), w.norm.weight, cfg.norm_eps, cfg.key_heads)
+        return ops.linear(normed, w.o.weight)
+    b = ops.linear(x, w.b.weight)
     heads = {"key_heads": cfg.key_heads, "value_heads": cfg.value_heads, "tiled": cfg.tiled}
     out, batch.state = ops.delta_rule(
         qkv, a, b, batch.state, w.a_log.weight, w.dt_bias.weight, layer=place, key_dim=cfg.key_dim, **heads
@@ -143,6 +161,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "shifted": {**BASE, "shift": True, "normed": False, "key_dim": 20, "value_dim": 40, "taps": 2, "tiled": True},
     "one-head": {**BASE, "key_heads": 1, "value_heads": 1, "value_dim": 160, "taps": 3, "layers": 2}
     | {"recurrent": [False, True]},
+    "scan": {**BASE, "scan": True, "layers": 2, "recurrent": [True, False]},
+    "rates": {**BASE, "scan": True, "rates": True, "layers": 2, "recurrent": [False, True]}
+    | {"key_heads": 1, "value_heads": 96, "value_dim": 1},
 }
 _QWEN: dict[str, Any] = {
     **{**BASE, "family": "qwen3_5", "qk_norm": True, "rotary_dim": 8, "recurrent": [True, True, True, False]},

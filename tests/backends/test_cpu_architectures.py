@@ -84,6 +84,7 @@ def test_kernels_of_this_chip_equal_the_portable_ones(digests: str) -> None:
         "sample",
         "causal_conv",
         "delta_rule",
+        "selective_scan",
         "mul",
         "sigmoid_mul",
         "steps",

@@ -187,6 +187,27 @@ def test_a_record_of_state_that_lies(operation: str, field: str, value: int, mes
         _ = spoilt(subject("plain", "Q4_0", "bf16"), operation, field, value).checked
 
 
+@pytest.mark.parametrize(
+    ("model", "operation", "field", "value", "message"),
+    [
+        ("scan", "selective_scan", "digits", 2, "digits is a number that cannot be"),
+        ("scan", "selective_scan", "digits", 4 << 16 | 3, "digits cannot be shared out among the heads"),
+        ("scan", "selective_scan", "digits", 1 << 15 << 16 | 1, "digits is a number that cannot be"),
+        ("scan", "selective_scan", "stride", 96, "stride are not those of x, B and C"),
+        ("scan", "selective_scan", "stride", 98, "stride are not those of x, B and C"),
+        ("scan", "selective_scan", "q_norm", -1, "q_norm is a place outside weights.bin"),
+        ("scan", "selective_scan", "k_norm", 0xBF800000, "k_norm are no bounds of a step"),
+        ("scan", "selective_scan", "k_norm", 0x7FC00000, "k_norm are no bounds of a step"),
+        ("scan", "norm_parts_quantise", "weight", -1, "weight is a place outside weights.bin"),
+        ("rates", "selective_scan_rates", "digits", 48 << 16 | 1, "digits are not heads of one channel"),
+        ("rates", "selective_scan_rates", "weight", 1 << 45, "weight is a place outside weights.bin"),
+    ],
+)
+def test_a_record_of_a_scan_that_lies(model: str, operation: str, field: str, value: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^operation [0-9]+.*{message}"):
+        _ = spoilt(subject(model, "Q4_0", "bf16"), operation, field, value).checked
+
+
 # What operations have no use for: their records may hold anything there.
 IGNORED = {
     "embed": "digits x residual stride weight bias eps q_norm k_norm",
@@ -243,6 +264,9 @@ IGNORED = {
     "causal_conv_silu": "digits residual eps q_norm k_norm",
     "delta_rule": "",
     "delta_rule_tiled": "",
+    "norm_parts_quantise": "residual stride bias q_norm k_norm",
+    "selective_scan": "eps",
+    "selective_scan_rates": "eps",
 }
 
 

@@ -10,7 +10,7 @@ from roofline.ops.position_factors import PositionFactors
 from roofline.ops.rope_tables import RopeTable
 from roofline.ops.state import StateParts
 
-POSITIONS = ("rope", "learned", "alibi")
+POSITIONS = ("rope", "learned", "alibi", "none")
 ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu", "relu_squared")
 
 
@@ -21,8 +21,8 @@ class ModelConfig:
     width: of the residual stream; ffn: of the gated MLP; rope_theta, rope_scaling (Hugging Face's keys; None: none) and
     rope_style: see ops.rope_tables; max_position: context it was trained for; tied: the head is the embedding;
     attention_bias: q, k, v have biases; qk_norm: RMS norm of each q and k head; sliding_window: None: full attention;
-    positions: "rope", "learned" (a row of a table is added to each embedding) or "alibi"; bias: every linear layer and
-    layer norm has one; output_bias, mlp_bias: the linear behind attention, those of the MLP have biases;
+    positions: "rope", "learned" (a row of a table is added to each embedding), "alibi" or "none"; bias: every linear
+    layer and layer norm has one; output_bias, mlp_bias: the linear behind attention, those of the MLP have biases;
     rotary_dim: the first dimensions of a head that rope turns, None: all; layer_windows: the window of each layer, 0:
     full attention; empty: sliding_window is that of all.
 
@@ -66,9 +66,12 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("width", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "max_position"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if name in self.absent:
+                if value != 0:
+                    raise ConfigError(f"model config: {name}={value!r} of what the model has not is not 0")
+            elif not isinstance(value, int) or value < 1:
                 raise ConfigError(f"model config: {name}={value!r} is not a whole number of at least 1")
-        if self.heads % self.kv_heads:
+        if self.kv_heads and self.heads % self.kv_heads:
             raise ConfigError(f"model config: heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
         if self.sliding_window is not None and self.sliding_window < 1:
             raise ConfigError(f"model config: sliding_window={self.sliding_window} is not at least 1")
@@ -118,6 +121,11 @@ class ModelConfig:
     def window(self, layer: int) -> int:
         """How many keys a token of that layer sees, with its own; 0: all."""
         return self.layer_windows[layer] if self.layer_windows else self.sliding_window or 0
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """The sizes of parts that the model has not, which are 0: those of its heads, of its MLP."""
+        return ()
 
     @property
     def wide_qk_norm(self) -> bool:

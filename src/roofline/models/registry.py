@@ -44,6 +44,8 @@ _FAMILIES: dict[str, str | Family] = {
     "qwen3_5": "roofline.models.qwen3_next",
     "lfm2": "roofline.models.lfm2",
     "granite_moe": "roofline.models.granite_moe",
+    "mamba": "roofline.models.mamba",
+    "mamba2": "roofline.models.mamba2",
 }
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from roofline.ops.heads import cut_heads, join_heads
     from roofline.ops.matmul import Q8Rows, linear, quantize_rows
     from roofline.ops.norms import layer_norm, rms_norm
+    from roofline.ops.scan import selective_scan
     from roofline.ops.state import causal_conv, delta_rule
 
 __all__ = ["clamped_swiglu", "gelu", "gelu_mul", "relu", "relu_quantize", "sigmoid_mul", "silu", "silu_mul"]
@@ -49,10 +50,10 @@ __all__ += ["qkv_write", "rope_kv_write", "silu_mul_quantize", "silu_quantize"]
 __all__ += ["cut_heads", "join_heads"]
 __all__ += ["Q8Rows", "linear", "quantize_rows"]
 __all__ += ["layer_norm", "rms_norm"]
-__all__ += ["causal_conv", "delta_rule"]
+__all__ += ["causal_conv", "delta_rule", "selective_scan"]
 _MODULES = (
     *("activations", "adapters", "attention", "collectives", "elementwise", "experts", "fused", "heads", "matmul"),
-    *("norms", "state"),
+    *("norms", "scan", "state"),
 )
 
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def norm_type(call: Call) -> Type:
-    """Type rule: the weight covers one head, or the whole row when heads is 1."""
-    if call.w.shape != (call.x.width // call.heads,) or call.x.width % call.heads:
+    """Type rule: the weight covers one head, for all of them, or the whole row."""
+    if call.w.shape not in ((call.x.width // call.heads,), (call.x.width,)) or call.x.width % call.heads:
         raise ConfigError(f"norm: weight of shape {call.w.shape} for {call.heads} heads in {call.x.width}")
     return same_as_x(call)
 
@@ -24,12 +24,15 @@ _NORM = (Trait.ROW_WISE, Trait.ROUNDED, Trait.READS_WIDE, Trait.SCALES)
 
 @op(values=("x",), weights=("w",), infer=norm_type, traits=(*_NORM, Trait.BY_HEAD), flops=per_element(4))
 def rms_norm(x: "Tensor", w: "Tensor", eps: float, heads: int = 1) -> "Tensor":
-    """x / sqrt(mean(x^2) + eps) * w, over each of `heads` equal parts of a row. Source: Zhang and Sennrich 2019."""
+    """x / sqrt(mean(x^2) + eps) * w, over each of `heads` equal parts of a row. Source: Zhang and Sennrich 2019.
+
+    w is that of one part, which all share, or of the whole row.
+    """
     import torch
 
     parts = x.float().view(x.shape[0], heads, x.shape[1] // heads)
     normed = parts * torch.rsqrt(parts.square().mean(dim=-1, keepdim=True) + eps)
-    return (normed.to(x.dtype) * w).view(x.shape)
+    return (normed.to(x.dtype) * w.view(-1, parts.shape[2])).view(x.shape)
 
 
 def layer_norm_type(call: Call) -> Type:

@@ -55,7 +55,7 @@ CPU = Target(
         **dict.fromkeys(("silu", "silu_mul", "gelu", "gelu_mul", "clamped_swiglu", "soft_cap"), "exp2"),
         **dict.fromkeys(("route", "sigmoid_scale", "sigmoid_mul"), "exp2"),
         "causal_conv": "taps",
-        "delta_rule": "tokens",
+        **dict.fromkeys(("delta_rule", "selective_scan"), "tokens"),
         "attend": "pages64",
         "all_reduce": "rank",
     },

@@ -71,6 +71,43 @@ void delta_rule(Checker& check, const Shape& shape, bool bad) {
           });
 }
 
+void selective_scan(Checker& check, const Shape& shape, bool rates, bool bad) {
+    Random random(34);
+    const auto [tokens, states, columns] = shape;
+    const int64_t ld = columns + 2 * states + 3, lds = columns + 5, heads = rates ? columns : 1;
+    std::vector<float> xbc = random.reals(tokens * ld), dt = random.reals(tokens * heads, 4.0f);
+    const std::vector<float> source = random.reals(states * lds), a_log = random.reals(rates ? heads * states : 1),
+                             dt_bias = random.reals(heads), d = random.reals(heads);
+    if (bad) {
+        dt[0] = kInfinity;
+        if (tokens > 1) dt[heads] = -1e30f, dt[2 * heads - 1] = 1e30f;
+        if (tokens > 2) xbc[2 * ld] = kNan, dt[2 * heads] = kNan;
+    }
+    check("selective_scan " + std::to_string(tokens) + " x " + std::to_string(states) + " x " + std::to_string(columns) +
+              (rates ? " rates" : "") + (bad ? " bad" : ""),
+          [&](const Kernels& kernels, Output& out) {
+              std::vector<float> target(states * lds, 7.0f), save = target, y(tokens * columns + 16, 7.0f),
+                                 scratch(roofline::scan_scratch(states), kNan);
+              roofline::SelectiveScan r{};
+              r.x = xbc.data(), r.b = r.x + columns, r.c = r.b + states, r.ld = ld;
+              r.dt = dt.data(), r.ldt = heads;
+              r.a_log = a_log.data(), r.lda = heads, r.dt_bias = dt_bias.data(), r.d = d.data(), r.rates = rates;
+              r.least = bad ? 0.5f : 0.0f, r.most = bad ? 2.0f : kInfinity;
+              r.tokens = tokens, r.states = states, r.columns = columns, r.lds = lds;
+              r.source = source.data(), r.target = target.data(), r.save = save.data(), r.save_after = (tokens + 1) / 2;
+              r.y = y.data(), r.ldy = columns, r.scratch = scratch.data();
+              kernels.selective_scan(r);
+              for (const std::vector<float>* part : {&y, &target, &save}) out.floats(part->data(), part->size());
+              r.source = nullptr, r.target = nullptr, r.save = nullptr;
+              kernels.selective_scan(r);
+              out.floats(y.data(), y.size());
+              // In place, and on from there.
+              r.source = r.target = target.data();
+              kernels.selective_scan(r);
+              for (const std::vector<float>* part : {&y, &target}) out.floats(part->data(), part->size());
+          });
+}
+
 void products(Checker& check) {
     Random random(33);
     for (int64_t n : {1, 16, 37}) {
@@ -97,6 +134,9 @@ void states(Checker& check) {
     for (const bool bad : {false, true})
         for (const Shape& shape : {Shape{1, 16, 16}, {3, 1, 1}, {5, 20, 45}, {130, 16, 80}, {4, 128, 128}})
             delta_rule(check, shape, bad);
+    for (int form = 0; form < 4; form++)
+        for (const Shape& shape : {Shape{1, 16, 16}, {3, 1, 1}, {20, 20, 45}, {4, 128, 64}})
+            selective_scan(check, shape, form & 1, form & 2);
     products(check);
 }
 

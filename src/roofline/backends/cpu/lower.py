@@ -14,13 +14,13 @@ import numpy as np
 import roofline._native as _native
 from roofline.backends.cpu.layout import ImageLayout
 from roofline.backends.cpu.lowered import Attention, Lowered
+from roofline.backends.cpu.state_records import Ref, check_state, state_fields
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.ops import registry
 from roofline.ops.experts import routes_by_logits
-from roofline.ops.state import COLUMNS, MATRIX
 from roofline.ops.symbol import Q_BYTES, Type
 from roofline.ops.traits import Trait
-from roofline.program.ir import Instr, Program, kv_group_of
+from roofline.program.ir import Instr, Program
 from roofline.program.passes.plan import plan
 
 # Op -> the core's operation for it; native/records.h has what each computes.
@@ -66,6 +66,7 @@ _OPERATIONS = {
     "sigmoid_mul_quantize": "sigmoid_gated_quantise",
     "causal_conv": "causal_conv",
     "delta_rule": "delta_rule",
+    "selective_scan": "selective_scan",
     "cut_heads": "cut_heads",
     "join_heads": "join_heads",
     "adapter_down": "adapter_down",
@@ -88,15 +89,12 @@ _APART = {"gated": "silu_apart", "gated_quantise": "silu_apart_quantise"}
 _APART |= {"sigmoid_gated": "sigmoid_mul", "sigmoid_gated_quantise": "sigmoid_mul_quantise"}
 _SILU = {"causal_conv": "causal_conv_silu"}
 _BY_HEAD = {"norm": "norm_heads", "norm_quantise": "norm_heads_quantise"}
+_BY_PART = {"norm_heads": "norm_parts", "norm_heads_quantise": "norm_parts_quantise"}
 _TILED = {"delta_rule": "delta_rule_tiled"}
 # Op -> the attribute that its number is.
 _FACTORS = {"scale": "factor", "soft_cap": "cap", "attend": "soft_cap", "clamped_swiglu": "limit"}
-# Op -> the part of its layer's state that it reads and writes.
-_PARTS = {"causal_conv": COLUMNS, "delta_rule": MATRIX}
 # Queries are stored in 16 bits, filled up to a multiple of 16, where their float32 have a place.
 _LEAST_HEAD, _MOST_HEAD = 8, 512
-_MOST_TAPS, _MOST_STATE_HEADS = 16, 1 << 14
-Ref = tuple[int, int, int, int]
 NONE: Ref = (-1, 0, 0, 0)
 NO_KERNEL = (
     "the cpu backend has no kernel for it, and no pass rewrites it into ops that have one (docs/how-to/extending.md)"
@@ -145,7 +143,7 @@ def check(program: Program) -> None:
             raise UnsupportedError(f"embed of {instr.inputs[0]}", "the cpu backend looks up ids and positions alone")
         if instr.has(Trait.GATED) and len(instr.inputs) != 1 and _OPERATIONS[instr.op] not in _APART:
             raise UnsupportedError(f"{instr.op} on two values", "the cpu backend takes gate and up side by side")
-        _check_state(program, instr)
+        check_state(program, instr)
         if instr.has(Trait.EXPERTS):
             pieces = program.weights[instr.weights[0]].pieces
             if len({(piece.stop - piece.start, piece.format) for piece in pieces}) > 1:
@@ -160,18 +158,6 @@ def check(program: Program) -> None:
         if instr.makes_integers:
             integers = instr.output.name
         previous = instr
-
-
-def _check_state(program: Program, instr: Instr) -> None:
-    """Raises UnsupportedError on an op with state of a size that has no kernel."""
-    if instr.op == "causal_conv" and program.weights[instr.weights[0]].shape[1] > _MOST_TAPS:
-        taps = program.weights[instr.weights[0]].shape[1]
-        raise UnsupportedError(
-            f"causal_conv over {taps} tokens", f"the cpu backend has kernels for {_MOST_TAPS} at most"
-        )
-    if instr.op == "delta_rule" and instr.attr("value_heads") > _MOST_STATE_HEADS:
-        reason = f"the cpu backend has kernels for {_MOST_STATE_HEADS} at most"
-        raise UnsupportedError(f"delta_rule with {instr.attr('value_heads')} heads", reason)
 
 
 def lower(program: Program, layout: ImageLayout) -> Lowered:
@@ -207,7 +193,7 @@ def _check_positions(program: Program, layout: ImageLayout) -> None:
                 raise ConfigError(f"{what}; lower max_model_len")
 
 
-def _operation(instr: Instr, types: Mapping[str, Type], columns: int) -> str:
+def _operation(program: Program, instr: Instr, types: Mapping[str, Type], columns: int) -> str:
     """columns: of its matrix; an input of experts that is wider has a part for each of a row's."""
     if instr.op == "embed" and instr.inputs[0] == "positions":
         return "embed_positions"
@@ -229,9 +215,12 @@ def _operation(instr: Instr, types: Mapping[str, Type], columns: int) -> str:
     if name in _APART and len(instr.inputs) == 2:
         return _APART[name]
     if name in _BY_HEAD and instr.attr("heads") != 1:
-        return _BY_HEAD[name]
+        of_row = program.weights[instr.weights[0]].shape == (types[instr.inputs[0]].width,)
+        return _BY_PART[_BY_HEAD[name]] if of_row else _BY_HEAD[name]
     if name in _SILU and instr.attr("silu"):
         return _SILU[name]
+    if instr.op == "selective_scan" and len(program.weights[instr.weights[0]].shape) == 2:
+        return "selective_scan_rates"
     if name in _TILED and instr.attr("tiled"):
         return _TILED[name]
     attribute, form = _FORMS.get(name, ("", ""))
@@ -306,7 +295,7 @@ def _record(
     first = instr.weights[0] if instr.weights else ""
     pieces = layout.matrices.get(first, ())
     columns = pieces[0].columns if pieces else 0
-    operation, out = _operation(instr, types, columns), types[instr.output.name]
+    operation, out = _operation(program, instr, types, columns), types[instr.output.name]
     product, writes = instr.has(Trait.PRODUCT, Trait.EXPERTS), _writes_pages(instr)
     adapts = "group" in instr.attrs and operation.startswith("adapter")
     inputs = types[instr.inputs[0]].width if product or writes or adapts else out.width
@@ -327,7 +316,7 @@ def _record(
         "pieces": len(pieces),
     }
     fields |= _expert_fields(instr, types, columns, refs) | _head_fields(instr, types)
-    fields |= _state_fields(program, instr, types, refs)
+    fields |= state_fields(program, instr, types, refs)
     if operation == "exchange":  # the core needs no scratch for such rows
         fields |= {"width": 0, "stride": 0}
     if instr.op in _FACTORS:
@@ -349,7 +338,7 @@ def _weight_fields(instr: Instr, layout: ImageLayout, tables: Sequence[str]) -> 
         table = instr.attrs.get("table")
         norms = dict(zip(("q_norm", "k_norm"), places, strict=False))
         return {"width": -1 if table is None else tables.index(table), **norms}
-    fields: dict[str, object] = dict(zip(("weight", "bias"), places, strict=False))
+    fields: dict[str, object] = dict(zip(("weight", "bias", "q_norm"), places, strict=False))
     if instr.weights and instr.weights[0] not in layout.matrices and "eps" in registry.get(instr.op).attributes:
         fields["eps"] = instr.attr("eps")
     return fields
@@ -387,30 +376,3 @@ def _head_fields(instr: Instr, types: Mapping[str, Type]) -> dict[str, object]:
     if instr.op == "cut_heads":
         return {**moves, "digits": instr.attr("start")}
     return moves if instr.op == "join_heads" else {}
-
-
-def _state_fields(
-    program: Program, instr: Instr, types: Mapping[str, Type], refs: Mapping[str, Ref]
-) -> dict[str, object]:
-    """What operations with recurrent state have in fields of other names; others have none."""
-    if instr.op not in _PARTS:
-        return {}
-    place = _place_of(program, instr, _PARTS[instr.op])
-    if instr.op == "causal_conv":
-        return {"layer": place, "stride": program.weights[instr.weights[0]].shape[1]}
-    _, base, per_token, per_row = refs[instr.inputs[2]]
-    assert per_row == 0, "values of tokens lie before those of rows"
-    heads = instr.attr("key_heads") << 16 | instr.attr("value_heads")
-    places = {"q_norm": base, "k_norm": per_token}  # of b
-    return {"layer": place, "digits": heads, "stride": types[instr.inputs[0]].width, **places}
-
-
-def _place_of(program: Program, instr: Instr, name: str) -> int:
-    """Floats before a part of the instruction's layer in a slot of its store."""
-    group = program.state_groups[kv_group_of(next(v.name for v in instr.outputs if v.type.stored))]
-    at = instr.attr("layer") * group.layer_values
-    for part, shape in group.parts:
-        if part == name:
-            return at
-        at += math.prod(shape)
-    raise UnsupportedError(f"{instr.op} without a part {name!r} of its state", "its layers keep other parts")

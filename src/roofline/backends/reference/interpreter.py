@@ -220,6 +220,18 @@ class Interpreter:
         sizes = layer, (heads[0], heads[1]), key_dim, instr.attr("eps"), instr.attr("tiled")
         return state_orders.delta_rule_tokens(qkv, (a, b, a_log, dt_bias), state, *sizes)
 
+    def _op_selective_scan(
+        self, instr: Instr, xbc: "Tensor", dt: "Tensor", state: StateStore
+    ) -> "tuple[Tensor, StateStore]":
+        if instr.attr("order") != "tokens":
+            out, store = self._by_reference(instr, [xbc, dt, state])
+            return out, store
+        a_log, dt_bias, d = (self.weights.tensor(name) for name in instr.weights)
+        shape, limits = (instr.attr("states"), instr.attr("groups")), (instr.attr("least"), instr.attr("most"))
+        return state_orders.selective_scan_tokens(
+            xbc, dt, (a_log, dt_bias, d), state, instr.attr("layer"), shape, limits
+        )
+
     def _op_clamped_swiglu(self, instr: Instr, gate: "Tensor", up: "Tensor") -> "Tensor":
         if instr.attr("order") != "exp2":
             return self._by_reference(instr, [gate, up])

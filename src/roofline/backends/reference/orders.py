@@ -102,7 +102,7 @@ def rms_norm_lanes16(x: "Tensor", w: "Tensor", eps: float, heads: int) -> "Tenso
         lanes = fma(chunk, chunk, lanes)
     mean = tree16(lanes) / float(size) + torch.tensor(eps, dtype=torch.float32)
     inverse = 1.0 / torch.sqrt(mean.double()).float()  # torch's float32 sqrt is not rounded correctly on CPUs
-    return ((parts * inverse[..., None]) * w).reshape(x.shape)
+    return ((parts * inverse[..., None]) * w.view(-1, size)).reshape(x.shape)
 
 
 def layer_norm_lanes16(x: "Tensor", w: "Tensor", bias: "Tensor | None", eps: float) -> "Tensor":

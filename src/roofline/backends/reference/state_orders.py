@@ -55,6 +55,12 @@ def softplus_exp2(x: "Tensor") -> "Tensor":
     return x.clamp(min=0.0) + (log_cephes(w) + (t - (w - 1.0)) / w)
 
 
+def decay_exp2(a_log: "Tensor", steps: "Tensor") -> "Tensor":
+    """2^(-(2^(a_log * log2 e) * steps) * log2 e)."""
+    power = -(exp2_signed(a_log * LOG2E) * steps) * LOG2E
+    return power.where(power.isnan(), exp2_falling(power))
+
+
 def causal_conv_taps(
     x: "Tensor", state: StateStore, w: "Tensor", bias: "Tensor | None", layer: int, silu: bool
 ) -> "tuple[Tensor, StateStore]":
@@ -111,9 +117,7 @@ def delta_rule_tokens(
     q, k = unit_heads(q, eps, float(key_dim) ** -0.5), unit_heads(k, eps, 1.0)
     q, k = (t.repeat(1, group, 1) if tiled else t.repeat_interleave(group, 1) for t in (q, k))
     v = qkv[:, 2 * width :].unflatten(1, (value_heads, -1))
-    rate = exp2_signed(a_log * LOG2E)
-    power = -(rate * softplus_exp2(a + dt_bias)) * LOG2E
-    decay = torch.where(power.isnan(), power, exp2_falling(power))
+    decay = decay_exp2(a_log, softplus_exp2(a + dt_bias))
     beta = sigmoid_exp2(b)
 
     def chain(row: "Tensor", matrix: "Tensor") -> "Tensor":
@@ -131,5 +135,50 @@ def delta_rule_tokens(
             matrix = fma(k[t, :, :, None], u[:, None, :], e[..., None] * matrix)
             rows.append(chain(q[t], matrix).flatten())
         return torch.stack(rows), matrix
+
+    return through(state, layer, MATRIX, step)
+
+
+def selective_scan_tokens(
+    xbc: "Tensor",
+    dt: "Tensor",
+    weights: "tuple[Tensor, Tensor, Tensor]",
+    state: StateStore,
+    layer: int,
+    shape: tuple[int, int],
+    limits: tuple[float, float],
+) -> "tuple[Tensor, StateStore]":
+    """Order "tokens": one token after the other. weights: a_log, dt_bias, d; shape: states, groups.
+
+    s = softplus(dt + dt_bias), max(s, least), then min(s, most); e is `decay_exp2` of a_log and s. h = fma(B, s * x,
+    e * h), y a chain of FMAs of h with C over ascending states, from 0, then fma(d, x, y).
+    """
+    import torch
+
+    (a_log, dt_bias, d), (states, groups) = weights, shape
+    heads, count = dt.shape[1], groups * states
+    width = xbc.shape[1] - 2 * count
+    x = xbc[:, :width].unflatten(1, (heads, -1))
+    b, c = (xbc[:, width + i * count :][:, :count].unflatten(1, (groups, states)) for i in range(2))
+    s = softplus_exp2(dt + dt_bias).clamp(*limits)
+    # [tokens, heads or one, states, channels]
+    if a_log.dim() == 1:
+        b, c = (t.repeat_interleave(heads // groups, 1)[..., None] for t in (b, c))
+        decay, u, skip = decay_exp2(a_log, s)[:, :, None, None], (s[..., None] * x)[:, :, None], d[:, None]
+    else:
+        x = x.transpose(1, 2)  # one head of all channels
+        b, c = b[..., None], c[..., None]
+        decay, u, skip = decay_exp2(a_log.T, s[:, None, :])[:, None], s[:, None, None, :] * x[:, :, None], d
+
+    def step(start: int, stop: int, h: "Tensor") -> "tuple[Tensor, Tensor]":
+        rows, kept = [], h.shape
+        h = h.view(-1, *h.shape[-2:])
+        for t in range(start, stop):
+            h = fma(b[t].expand_as(h), u[t].expand_as(h), decay[t] * h)
+            total = torch.zeros_like(h[:, 0])
+            for at in range(states):
+                total = fma(h[:, at], c[t, :, at].expand_as(total), total)
+            rows.append(fma(skip.expand_as(total), x[t], total).flatten())
+        return torch.stack(rows), h.view(kept)
 
     return through(state, layer, MATRIX, step)

@@ -1,0 +1,54 @@
+"""What configurations say of layers of Mamba and of Mamba-2 alike."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from roofline.common.errors import ConfigError
+from roofline.models.config import ModelConfig
+from roofline.ops.rope_tables import RopeTable
+
+
+@dataclass(frozen=True)
+class ScanConfig(ModelConfig):
+    """recurrent: of each layer, whether it is a scan; the others attend.
+
+    Of the former: inner: channels; states: of a channel; taps: tokens that its convolution sees; conv_bias: the
+    convolution has a bias; scan_bias: its first and last matrix have.
+    """
+
+    recurrent: tuple[bool, ...] = ()
+    inner: int = 0
+    states: int = 0
+    taps: int = 4
+    conv_bias: bool = True
+    scan_bias: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in {"inner": 1, "states": 1, "taps": 2}.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"model config: {name}={getattr(self, name)} is not at least {least}")
+        if len(self.recurrent) != self.layers:
+            raise ConfigError(f"model config: recurrent has {len(self.recurrent)} values for {self.layers} layers")
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        return ("heads", "kv_heads", "head_dim") if all(self.recurrent) else ()
+
+    @property
+    def scans(self) -> tuple[int, ...]:
+        """The layers that are scans."""
+        return tuple(layer for layer, recurrent in enumerate(self.recurrent) if recurrent)
+
+    def attends(self, layer: int) -> bool:
+        return not self.recurrent[layer]
+
+    def keeps_state(self, layer: int) -> bool:
+        return self.recurrent[layer]
+
+    def rope_of(self, layer: int) -> RopeTable | None:
+        return None if self.recurrent[layer] else super().rope_of(layer)
+
+    def first(self, layers: int) -> Self:
+        """The configuration of a model of which only the first so many layers are left."""
+        return replace(super().first(layers), recurrent=self.recurrent[:layers])
