@@ -112,7 +112,8 @@ FAMILIES = ("gemma2", "gemma3", "phi3", "phi4_mini", "smollm3", "granite", "glm4
 FAMILIES += ("ministral3", "arcee", "gpt_neox", "gpt_neox_serial", "gpt2")
 FAMILIES += ("olmo3", "exaone4_windows", "hunyuan")
 FAMILIES += ("qwen3_5", "qwen3_5_alike", "qwen3_5_moe", "qwen3_next")
-FAMILIES += ("lfm2", "lfm2_moe", "granitemoe", "granitemoeshared")
+FAMILIES += ("lfm2", "lfm2_moe", "granitemoe", "granitemoeshared", "granitemoehybrid", "granitemoehybrid_experts")
+FAMILIES += ("nemotron_h", "nemotron_h_moe", "falcon_h1")
 
 
 @pytest.mark.usefixtures("without_text")

@@ -8,7 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from tests.models.parity_cases import BASE, CASES, ENCODERS, GEMMA2, GEMMA3, HYBRID, LEARNED, LFM2, NEOX, PLAIN, SHARP
+from roofline.weights.families.falcon_h1 import gguf_factors
+from tests.models.parity_cases import (
+    BASE,
+    CASES,
+    ENCODERS,
+    FALCON,
+    GEMMA2,
+    GEMMA3,
+    HYBRID,
+    LEARNED,
+    LFM2,
+    NEMOTRON_MOE,
+    NEOX,
+    PARTS,
+    PLAIN,
+    SHARP,
+)
 
 GgufValue = int | float | bool | str | list[bool] | list[int]
 Pairs = list[tuple[str, np.ndarray]]
@@ -126,6 +142,58 @@ def paired_experts(name: str, values: np.ndarray, config: Mapping[str, Any]) -> 
     return in_pairs(name, values, config)
 
 
+def of_scans(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+    """Mamba-2's: decays, vectors as columns, norms by groups, the convolution without its middle."""
+    stem, _, part = name.rpartition(".")
+    if part == "A_log":
+        return (-np.exp(values.astype(np.float64))).astype(np.float32)[:, None]
+    if part == "dt_bias":
+        return [(f"{stem}.dt_proj.bias", values)]
+    if part == "D":
+        return values[:, None]
+    if stem.endswith("conv1d"):
+        return values.squeeze(1) if part == "weight" else values
+    return values.reshape(config["groups"], -1) if stem.endswith((".mamba.norm", ".mixer.norm")) else values
+
+
+def granite_scans(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+    """Granite 4's: those, and what Granite's have; without experts the shared one is the MLP."""
+    if ".mamba." in name:
+        return of_scans(name, values, config)
+    made = paired_experts(name, values, config)
+    if "shared_mlp" not in name or config.get("experts"):
+        return made
+    if isinstance(made, np.ndarray):
+        return [(f"blk.{layer_of(name)}.ffn_down.weight", made)]
+    return [(theirs.replace("_shexp", ""), each) for theirs, each in made]
+
+
+def nemotron(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+    """Nemotron-H's: names as published, all experts of a layer in one."""
+    name = name.replace("model.", "backbone.", 1)
+    if name.endswith((".experts.up_proj", ".experts.down_proj")):
+        part = name.rpartition(".")[2].removesuffix("_proj")
+        return [(f"blk.{layer_of(name)}.ffn_{part}_exps.weight", values)]
+    if name.endswith("e_score_correction_bias"):
+        return [(f"blk.{layer_of(name)}.exp_probs_b.bias", values)]
+    made = of_scans(name, values, config)
+    return [(name, made)] if isinstance(made, np.ndarray) else made
+
+
+def with_products(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+    """Falcon-H1's: matrices that hold the products with multipliers."""
+    factors, stem = gguf_factors(dict(config)), name.rpartition(".")[0]
+    ours = {"embed_tokens": "embed", "lm_head": "head", "q_proj": "attn.q", "k_proj": "attn.k", "v_proj": "attn.v"}
+    ours |= {"o_proj": "attn.o", "gate_proj": "mlp.gate", "down_proj": "mlp.down", "out_proj": "ssm.o"}
+    stretches = [*factors.get(ours.get(stem.rpartition(".")[2], ""), ())]
+    if stem.endswith("in_proj"):
+        stretches = [*factors["ssm.z"], *factors["ssm.xbc"], *factors["ssm.dt"]]
+    if not stretches:
+        return of_scans(name, values, config)
+    rows = np.concatenate([np.full(count, factor, np.float32) for count, factor in stretches])
+    return values * rows[:, None]
+
+
 def layer_of(name: str) -> int:
     """The number in model.layers.N.NAME."""
     return int(name.split(".")[2])
@@ -154,6 +222,10 @@ EXPERT_KEYS = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_l
 EXPERT_KEYS |= {"expert_shared_feed_forward_length": 48}
 GRANITE_KEYS: dict[str, Any] = {"rope.dimension_count": 16, "embedding_scale": 6.0, "residual_scale": 0.3}
 GRANITE_KEYS |= {"attention.scale": 0.11, "logit_scale": 1.7, "expert_count": 6, "expert_used_count": 3}
+SCAN_KEYS: dict[str, Any] = {"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2, RMS: 1e-4}
+SCAN_KEYS |= {"ssm.time_step_rank": 8, "ssm.inner_size": 128}
+GRANITE_SCANS = GRANITE_KEYS | SCAN_KEYS | {"attention.head_count_kv": [0, 0, 2, 0], "rope.scaling.finetuned": False}
+NEMOTRON_KEYS = SCAN_KEYS | {"attention.key_length": 16, "attention.value_length": 16, LAYER: 1e-4}
 GGUF_CASES = {
     "gemma2": GgufCase(
         "gemma2",
@@ -207,6 +279,35 @@ GGUF_CASES = {
         GRANITE_KEYS | {"expert_shared_feed_forward_length": 48},
         paired_experts,
     ),
+    "granitemoehybrid": GgufCase(
+        "granitehybrid",
+        CASES["granitemoehybrid"].config,
+        GRANITE_SCANS | {"expert_count": 0, "expert_used_count": 0, "expert_shared_feed_forward_length": 128},
+        granite_scans,
+    ),
+    "granitemoehybrid_experts": GgufCase(
+        "granitehybrid",
+        CASES["granitemoehybrid_experts"].config,
+        GRANITE_SCANS | {"expert_shared_feed_forward_length": 48},
+        granite_scans,
+    ),
+    "nemotron_h": GgufCase(
+        "nemotron_h",
+        CASES["nemotron_h"].config,
+        NEMOTRON_KEYS | {"feed_forward_length": [0, 96, 0, 0, 0], "attention.head_count_kv": [0, 0, 2, 0, 2]},
+        nemotron,
+    ),
+    "nemotron_h_moe": GgufCase(
+        "nemotron_h_moe",
+        NEMOTRON_MOE | {"latent": 32, "dense": [], "dense_ffn": 0, "sparse": [1, 2]},
+        NEMOTRON_KEYS
+        | {"feed_forward_length": [0, 32, 32, 0, 0], "attention.head_count_kv": [0, 0, 0, 0, 2]}
+        | {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 32, "expert_shared_count": 1}
+        | {"expert_shared_feed_forward_length": 48, "expert_weights_norm": True, "expert_weights_scale": 1.7}
+        | {"expert_group_count": 1, "moe_latent_size": 32},
+        nemotron,
+    ),
+    "falcon_h1": GgufCase("falcon-h1", FALCON | PARTS, SCAN_KEYS | {"vocab_size": 96}, with_products),
     "ministral3": GgufCase(
         "mistral3",
         CASES["ministral3"].config | {"rope_scaling": SHARP | {"mscale_all_dim": 0.5}},
@@ -312,7 +413,7 @@ def write(path: Path, model: Any, case: GgufCase, form: Any = None) -> Path:
 
     writer = gguf.GGUFWriter(str(path), case.architecture)
     keys: dict[str, GgufValue] = {key: case.config[ours] for key, ours in _COMMON.items()}
-    if LAYER not in case.keys:
+    if LAYER not in case.keys or RMS in case.keys:
         keys |= {"attention.head_count_kv": case.config["kv_heads"], RMS: BASE["norm_eps"], "rope.freq_base": 1e4}
     for key, value in (keys | case.keys).items():
         kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}

@@ -13,6 +13,7 @@ from roofline.weights.families.shared.tensor_names import JoinedRows
 NEGATED = ("ssm.a_log",)
 PARTED = ("ssm.conv",)
 JOINED_GGUF = ("ssm.in",)
+_INFINITE = {"__float__": "Infinity"}  # as transformers writes it, JSON having no word for it
 _MOST = 1 << 20  # of each size
 _GGUF_KEYS = {"ssm.conv_kernel": "taps", "ssm.state_size": "states", "ssm.time_step_rank": "scan_heads"}
 _GGUF_KEYS |= {"ssm.group_count": "groups", "ssm.inner_size": "inner"}
@@ -104,7 +105,7 @@ def step_bounds(fields: Fields, key: str) -> Config:
     if least < 0:
         fields.refuse(f"{key}[0]", f"{describe(least)} is below 0")
     bounds |= {"least_step": least} if least else {}
-    if limits[1] is not None and limits[1] != math.inf:
+    if limits[1] not in (None, math.inf, _INFINITE):
         most = fields.checked(f"{key}[1]", limits[1], float)
         if most < least:
             fields.refuse(f"{key}[1]", f"{describe(most)} is below {least}")
@@ -112,10 +113,10 @@ def step_bounds(fields: Fields, key: str) -> Config:
     return bounds
 
 
-def step_bounds_to_hf(config: Config) -> list[float]:
-    """The inverse of `step_bounds`."""
-    most = config.get("most_step")
-    return [config.get("least_step", 0.0), math.inf if most is None else most]
+def step_bounds_to_hf(config: Config, key: str) -> Config:
+    """The inverse of `step_bounds`: the field, where there are bounds."""
+    least, most = config.get("least_step", 0.0), config.get("most_step")
+    return {key: [least, math.inf if most is None else most]} if least or most is not None else {}
 
 
 def from_gguf(fields: Fields) -> Config:
