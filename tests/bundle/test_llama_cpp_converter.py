@@ -105,7 +105,10 @@ def test_its_file_is_read_as_the_folder(converted: Converted) -> None:
     for (name, ours), (_, right) in zip(
         parameters(read, folder, style), parameters(folder, folder, style), strict=True
     ):
-        assert np.array_equal(ours, right), name
+        if name.endswith(".a_log.weight"):  # through exp and its inverse
+            assert np.allclose(ours, right, rtol=0, atol=2e-7), name
+        else:
+            assert np.array_equal(ours, right), name
     read.check_names(name for name, _ in parameters(read, folder, style))
     assert_near(Eager(read).step(IDS), expected(row, row.unsaid), 1e-5)
 
@@ -137,7 +140,7 @@ def assert_same_files(ours: Path, right: Path, unsaid: set[str]) -> None:
         mine_info = one.tensors[name]
         assert mine_info.format == info.format, name
         assert [size for size in mine_info.shape if size > 1] == [size for size in info.shape if size > 1], name
-        if name == ROPE_FACTORS:  # which llama.cpp computes in float32
+        if name == ROPE_FACTORS or name.endswith(".ssm_a"):  # which llama.cpp computes in float32
             assert np.allclose(one.read(name).view(np.float32), other.read(name).view(np.float32), rtol=1e-6)
         else:
             assert np.array_equal(one.read(name), other.read(name)), name
