@@ -47,6 +47,8 @@ CUT = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 
 WIDE_GPT2 = LEARNED | {"family": "gpt2", "activation": "gelu_tanh", "ffn": 256}  # the converter knows no other width
 GEMMA3_BY_SIX = GEMMA3 | {"query_scalar": 32.0, "layers": 6, "layer_windows": [9, 9, 9, 9, 9, 0]}
 
+LONG = {"max_position": 1 << 20}  # what the converter writes of models without positions
+
 CONVERTED = {
     "llama": ConvertedRow(BASE),
     "llama_heads_of_20": ConvertedRow(CASES["llama_heads_of_20"].config),
@@ -62,6 +64,8 @@ CONVERTED = {
     "olmo3": ConvertedRow(CASES["olmo3"].config),
     "granitemoe": ConvertedRow(CASES["granitemoe"].config),
     "granitemoeshared": ConvertedRow(CASES["granitemoeshared"].config),
+    "nemotron_h_moe": ConvertedRow(GGUF_CASES["nemotron_h_moe"].config | LONG),
+    "falcon_h1": ConvertedRow(CASES["falcon_h1"].config | {"scan_norm": "behind"}),
     "lfm2": ConvertedRow(CASES["lfm2"].config),
     "lfm2_moe": ConvertedRow(CASES["lfm2_moe"].config),
     "exaone4": ConvertedRow(CASES["exaone4"].config),

@@ -225,7 +225,8 @@ GRANITE_KEYS |= {"attention.scale": 0.11, "logit_scale": 1.7, "expert_count": 6,
 SCAN_KEYS: dict[str, Any] = {"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2, RMS: 1e-4}
 SCAN_KEYS |= {"ssm.time_step_rank": 8, "ssm.inner_size": 128}
 GRANITE_SCANS = GRANITE_KEYS | SCAN_KEYS | {"attention.head_count_kv": [0, 0, 2, 0], "rope.scaling.finetuned": False}
-NEMOTRON_KEYS = SCAN_KEYS | {"attention.key_length": 16, "attention.value_length": 16, LAYER: 1e-4}
+NEMOTRON_KEYS = {key: value for key, value in SCAN_KEYS.items() if key != RMS} | {LAYER: 1e-4}
+NEMOTRON_KEYS |= {"attention.key_length": 16, "attention.value_length": 16}
 GGUF_CASES = {
     "gemma2": GgufCase(
         "gemma2",
@@ -413,7 +414,7 @@ def write(path: Path, model: Any, case: GgufCase, form: Any = None) -> Path:
 
     writer = gguf.GGUFWriter(str(path), case.architecture)
     keys: dict[str, GgufValue] = {key: case.config[ours] for key, ours in _COMMON.items()}
-    if LAYER not in case.keys or RMS in case.keys:
+    if LAYER not in case.keys:
         keys |= {"attention.head_count_kv": case.config["kv_heads"], RMS: BASE["norm_eps"], "rope.freq_base": 1e4}
     for key, value in (keys | case.keys).items():
         kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}

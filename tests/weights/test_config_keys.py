@@ -60,6 +60,10 @@ _HARMLESS = {
     *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
     *("residual_dropout", "eod_token_id"),
     "reorder_and_upcast_attn",  # the order of the same products
+    *("mamba_chunk_size", "chunk_size", "use_mamba_kernels", "num_logits_to_keep", "mamba_ssm_cache_dtype", "expand"),
+    *("time_step_max", "time_step_floor", "rescale_prenorm_residual", "residual_in_fp32", "moe_shared_expert_overlap"),
+    *("num_nextn_predict_layers", "mtp_layers_block_type"),  # of layers that guess further tokens
+    "time_step_min",  # of Nemotron-H: see docs/decisions.md
 }
 _CHANGED: dict[str, Any] = {
     **{"vocab_size": 51, "hidden_size": 128, "intermediate_size": 97, "num_hidden_layers": 3, "num_attention_heads": 2},
@@ -90,6 +94,16 @@ _CHANGED: dict[str, Any] = {
     **{"norm_eps": 1e-4, "conv_bias": True, "conv_L_cache": 4, "block_multiple_of": 32, "full_attn_idxs": [1]},
     **{"block_ffn_dim_multiplier": 8.0, "block_auto_adjust_ff_dim": False, "num_dense_layers": 1},
     **{"use_expert_bias": False, "shared_intermediate_size": 48},
+    # of Granite 4, Nemotron-H and Falcon-H1
+    **{"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 64, "mamba_d_head": 8, "mamba_d_conv": 3},
+    **{"mamba_expand": 4, "mamba_conv_bias": False, "mamba_proj_bias": True, "time_step_limit": [0.1, 2.0]},
+    **{"position_embedding_type": "rope", "layers_block_type": ["full_attention", "mlp"], "ssm_state_size": 64},
+    **{"mamba_num_heads": 64, "mamba_head_dim": 32, "mamba_hidden_act": "gelu", "n_groups": 4, "conv_kernel": 3},
+    **{"use_conv_bias": False, "moe_shared_expert_intermediate_size": 49, "moe_latent_size": 32, "use_bias": True},
+    **{"layer_norm_epsilon": 1e-4, "mlp_hidden_act": "gelu", "mamba_d_ssm": 64, "mamba_norm_before_gate": False},
+    **{"mamba_rms_norm": True, "projectors_bias": True, "lm_head_multiplier": 0.5, "key_multiplier": 0.5},
+    **{"attention_out_multiplier": 0.5, "attention_in_multiplier": 0.5, "ssm_in_multiplier": 0.5},
+    **{"ssm_out_multiplier": 0.5, "mlp_multipliers": [1.0, 2.0], "ssm_multipliers": [1.0, 1.0, 1.0, 1.0, 2.0]},
     # of GPT-NeoX, GPT-2 and OPT
     **{"layer_norm_eps": 1e-4, "use_parallel_residual": False, "n_embd": 128, "n_layer": 3, "n_head": 2, "n_inner": 97},
     **{"n_positions": 513, "activation_function": "gelu", "scale_attn_weights": False, "add_cross_attention": True},
@@ -111,6 +125,7 @@ _BESIDE: dict[str, dict[str, Any]] = {
 # Of SmolLM3 a window is where there is no rope, unless layer_types says otherwise.
 _WINDOWED = {"use_sliding_window": True, "sliding_window": 8}
 _BESIDE_OF: dict[str, dict[str, dict[str, Any]]] = {
+    "falcon_h1": {"mamba_norm_before_gate": {"mamba_rms_norm": True}, "mamba_expand": {"mamba_d_ssm": None}},
     **{kind: {} for kind in ("gemma2", "gemma3_text", "phi3", "gpt_oss", "olmo3", "exaone4")},
     "smollm3": {
         "sliding_window": {"use_sliding_window": True, "no_rope_layers": [1, 0]},
@@ -133,6 +148,8 @@ _CHANGED_OF: dict[str, dict[str, Any]] = {
     **{kind: {"tie_word_embeddings": False} for kind in ("gpt2", "opt")},
     **{kind: {"layer_types": ["full_attention"] * 2} for kind in ("qwen3_5_text", "qwen3_5_moe_text")},
     "qwen3_next": {"layer_types": ["full_attention"] * 2, "norm_topk_prob": False},
+    "granitemoehybrid": {"layer_types": ["full_attention"] * 2},
+    "nemotron_h": {"n_shared_experts": 2, "norm_topk_prob": False},
     "lfm2": {"tie_word_embeddings": False, "layer_types": ["conv", "full_attention"], "intermediate_size": 960},
     "lfm2_moe": {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2, "norm_topk_prob": False},
 }
@@ -145,6 +162,8 @@ _BASE_OF: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "granitemoeshared": {"shared_intermediate_size": 32},
+    "granitemoehybrid": {"mamba_n_heads": 8, "layer_types": ["mamba", "attention"], "num_local_experts": 4},
+    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 128},
     "deepseek_v2": {
         **{"num_key_value_heads": 4, "head_dim": 8, "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16},
         **{"qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2},

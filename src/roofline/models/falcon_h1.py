@@ -97,7 +97,7 @@ def scan(cfg: Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> 
     of_gate, of_x, of_b, of_c, of_steps = (cfg.scan_in_multiplier * part for part in cfg.part_multipliers)
     z = granite.times(ops.linear(x, w.z.weight), of_gate)
     steps = granite.times(ops.linear(x, w.dt.weight), of_steps)
-    xbc = ops.linear(x, w.xbc.weight)
+    xbc: Value = ops.linear(x, w.xbc.weight)
     if of_x == of_b == of_c:
         xbc = granite.times(xbc, of_x)
     else:

@@ -91,7 +91,7 @@ def attention(cfg: ModelConfig, w: Weights, x: Value, layer: int, batch: Forward
 def mlp(cfg: ModelConfig, w: Weights, x: Value) -> Value:
     """The activation between two layers; gated, it is that of the gate, and the upper layer is multiplied by it."""
     first = w.gate if cfg.gated else w.up
-    inner = ops.linear(x, first.weight, first.bias)
+    inner: Value = ops.linear(x, first.weight, first.bias)
     if cfg.gated:
         up, silu = ops.linear(x, w.up.weight, w.up.bias), cfg.activation == "silu"
         inner = ops.silu_mul(inner, up) if silu else ops.gelu_mul(inner, up, tanh=cfg.activation == "gelu_tanh")

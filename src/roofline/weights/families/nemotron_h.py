@@ -213,7 +213,9 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     plain = replace(model, fields=fields.changed({**changes, **turning}))
     gguf_fields.refuse_window(fields)
     refuse_unless_neutral(fields, {"expert_gating_func": (0, 2), _COUNT: (1,)})
-    config = gguf_fields.read(plain, "nemotron_h", "half", (*_GGUF, *_UNREAD, *turning))
+    epsilon = gguf_fields.RMS_EPSILON if gguf_fields.RMS_EPSILON in fields.values else gguf_fields.EPSILON
+    honoured = (*_GGUF, *_UNREAD, *turning)
+    config = gguf_fields.read(plain, "nemotron_h", "half", honoured, epsilon)
     if len({*widths, 0}) > 2 or len({*heads, 0}) > 2:
         fields.refuse(_FFN, f"or {_HEADS} has several numbers above 0")
     inner = [i for i, width in enumerate(widths) if width]
@@ -257,12 +259,13 @@ def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
     if not scans.has_gguf_form(config) or (sparse and not config.get("shared_ffn")):
         return None
     kinds, inner = _kinds_of(config), config["ffn"]
-    keys = scans.gguf_keys(config) | {gguf_fields.EPSILON: config["norm_eps"], "rope.dimension_count": None}
+    keys = scans.gguf_keys(config) | {"rope.dimension_count": None}
     keys |= {_FFN: [inner if kind in (_DENSE, _SPARSE) else 0 for kind in kinds], "rope.freq_base": None}
     keys |= {_HEADS: [config["kv_heads"] if kind == _ATTENTION else 0 for kind in kinds]}
     if not sparse:
-        return gguf_fields.GgufForm("nemotron_h", "half", keys)
+        return gguf_fields.GgufForm("nemotron_h", "half", keys, gguf_fields.EPSILON)
     keys |= experts_to_gguf(config) | {_EACH: inner, _SHARED: config["shared_ffn"], _COUNT: 1}
-    keys |= {_NORM: config.get("renormalise", True), _SCALE: config.get("routed_scale", 1.0), _GROUPS[0]: 1}
+    keys |= {_NORM: config.get("renormalise", True), _SCALE: config.get("routed_scale", 1.0)}
+    keys |= dict.fromkeys(_GROUPS, 1)
     keys |= {_LATENT: config["latent"]} if config.get("latent") else {}
-    return gguf_fields.GgufForm("nemotron_h_moe", "half", keys)
+    return gguf_fields.GgufForm("nemotron_h_moe", "half", keys, gguf_fields.EPSILON)
