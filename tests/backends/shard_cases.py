@@ -92,6 +92,7 @@ FAMILIES |= {
     "youtu": builders.BASE | _LATENT | {"family": "youtu"},
     "minicpm3": builders.BASE | _LATENT | {"family": "minicpm3", "residual_multiplier": 0.5, "latent": True},
 }
+_SCANS = {"inner": 128, "scan_heads": 8, "states": 16, "positions": "none"}
 # Families that no pass divides, by their names in docs/how-to/parallel.md.
 REFUSED = {
     "OLMo 2": builders.BASE | {"family": "olmo2", "tied": False},
@@ -100,6 +101,9 @@ REFUSED = {
     "Mamba and Mamba-2": builders.BASE
     | {"family": "mamba2", "heads": 0, "kv_heads": 0, "head_dim": 0, "ffn": 0, "positions": "none", "inner": 64}
     | {"recurrent": [True] * builders.BASE["layers"], "states": 8, "scan_heads": 4},
+    "Granite 4 with Mamba-2": builders.BASE | _SCANS | {"family": "granite_hybrid", "recurrent": [True, False]},
+    "Nemotron-H": builders.BASE | _SCANS | {"family": "nemotron_h", "recurrent": [True, False]},
+    "Falcon-H1": builders.BASE | _SCANS | {"family": "falcon_h1", "recurrent": [True, True], "positions": "rope"},
     "MiMo-V2-Flash": _MIXTURE
     | {
         "family": "mimo2",

@@ -52,6 +52,8 @@ GEMMA3N_AS_PUBLISHED |= {"laurel_rank": 64, "layer_width": 256, "sparsity": [0.9
 
 EXACT_ROWS = {"norm_eps": 1e-6}  # by which llama.cpp norms compressed rows, too; transformers always by this
 SIGMOIDS = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+LONG = {"max_position": 1 << 20}  # what the converter writes of models without positions
+
 CONVERTED = {
     "deepseek_v2": ConvertedRow(
         GGUF_CASES["deepseek_v2"].config | EXACT_ROWS | {"q_rank": 48}, published={"scoring_func": "softmax"}
@@ -77,6 +79,8 @@ CONVERTED = {
     "mamba": ConvertedRow(CASES["mamba"].config),
     "falcon_mamba": ConvertedRow(CASES["falcon_mamba"].config | {"scan_eps": 1e-5}),
     "mamba2": ConvertedRow(CASES["mamba2"].config | {"groups": 4}),
+    "nemotron_h_moe": ConvertedRow(GGUF_CASES["nemotron_h_moe"].config | LONG),
+    "falcon_h1": ConvertedRow(CASES["falcon_h1"].config | {"scan_norm": "behind"}),
     "lfm2": ConvertedRow(CASES["lfm2"].config),
     "lfm2_moe": ConvertedRow(CASES["lfm2_moe"].config),
     "exaone4": ConvertedRow(CASES["exaone4"].config),

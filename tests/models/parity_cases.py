@@ -606,6 +606,56 @@ CASES |= {
         | {"groups": 4, "states": 20, "least_step": 0.5, "most_step": 0.8, "tied": True, "taps": 3, "conv_bias": False},
     ),
 }
+SCANS = {"inner": 128, "scan_heads": 8, "states": 16, "groups": 2, "taps": 4, "positions": "none", "norm_eps": 1e-4}
+GRANITE_HYBRID = GRANITE | SCANS | {"family": "granite_hybrid", "layers": 4, "recurrent": [True, True, False, True]}
+NEMOTRON = BASE | SCANS | {"family": "nemotron_h", "layers": 5, "recurrent": [True, False, False, True, False]}
+NEMOTRON |= {"dense": [1], "dense_ffn": 96, "ffn": 96, "activation": "relu_squared", "tied": False}
+NEMOTRON_MOE = NEMOTRON | {"ffn": 32, "experts": 6, "experts_per_token": 3, "shared_ffn": 48, "sparse": [2]}
+NEMOTRON_MOE |= {"routed_scale": 1.7}
+FALCON = BASE | SCANS | {"family": "falcon_h1", "positions": "rope", "recurrent": [True, True], "tied": False}
+PARTS: dict[str, Any] = {"scan_norm": "behind", "embedding_multiplier": 2.5, "logits_multiplier": 0.7}
+PARTS |= {"gate_multiplier": 0.8, "down_multiplier": 1.3, "key_multiplier": 0.6, "attention_in_multiplier": 0.9}
+PARTS |= {"attention_out_multiplier": 1.2, "scan_in_multiplier": 0.7, "scan_out_multiplier": 1.4}
+PARTS |= {"part_multipliers": [0.9, 1.1, 0.8, 0.7, 1.2]}
+CASES |= {
+    "granitemoehybrid": Case("granitemoehybrid", "Mamba-2 in three of four layers, no positions", GRANITE_HYBRID),
+    "granitemoehybrid_turned": Case(
+        "granitemoehybrid",
+        "layers that turn, steps within bounds, channels of three widths, biases of attention, none of convolutions",
+        GRANITE_HYBRID
+        | {"positions": "rope", "inner": 192, "least_step": 0.05, "most_step": 0.9, "tied": False}
+        | {"attention_bias": True, "output_bias": True, "conv_bias": False},
+    ),
+    "granitemoehybrid_experts": Case(
+        "granitemoehybrid",
+        "experts and a shared one beside them",
+        GRANITE_HYBRID | {"ffn": 32, "experts": 6, "experts_per_token": 3, "shared_ffn": 48},
+    ),
+    "nemotron_h": Case(
+        "nemotron_h", "layers of Mamba-2, an MLP of relu squared and attention without positions, by turns", NEMOTRON
+    ),
+    "nemotron_h_moe": Case(
+        "nemotron_h",
+        "experts without a gate chosen by sigmoids and a bias within groups, a shared one, a factor",
+        NEMOTRON_MOE | {"expert_groups": 3, "kept_groups": 2},
+    ),
+    "nemotron_h_latent": Case(
+        "nemotron_h",
+        "experts in another width, no layers of an MLP",
+        NEMOTRON_MOE | {"latent": 32, "dense": [], "dense_ffn": 0, "sparse": [1, 2]},
+    ),
+    "falcon_h1": Case("falcon_h1", "Mamba-2 beside attention in each layer", FALCON),
+    "falcon_h1_multipliers": Case(
+        "falcon_h1", "a multiplier of each part, groups normed behind the gate", FALCON | PARTS
+    ),
+    "falcon_h1_biases": Case(
+        "falcon_h1",
+        "groups normed before the gate, biases of attention and MLP, none of convolutions, tied",
+        FALCON
+        | {"scan_norm": "before", "attention_bias": True, "output_bias": True, "mlp_bias": True, "tied": True}
+        | {"conv_bias": False},
+    ),
+}
 IN_QWEN_MOE = BASE | {"family": "qwen_moe", "qk_norm": True, "head_dim": 32, "ffn": 40, "tied": False}
 IN_QWEN_MOE |= {"experts": 6, "experts_per_token": 3, "renormalise": True}
 # Of models that read pictures too: kind is that of the whole, config that of the text part.

@@ -8,16 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from roofline.weights.families.falcon_h1 import gguf_factors
 from tests.models.parity_cases import (
     BASE,
     CASES,
     ENCODERS,
+    FALCON,
     GEMMA2,
     GEMMA3,
     HYBRID,
     LEARNED,
     LFM2,
+    NEMOTRON_MOE,
     NEOX,
+    PARTS,
     PLAIN,
     SHARP,
     YARN_ALIKE,
@@ -219,6 +223,58 @@ def paired_experts(name: str, values: np.ndarray, config: Mapping[str, Any]) -> 
     return in_pairs(name, values, config)
 
 
+def of_scans(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+    """Mamba-2's: decays, vectors as columns, norms by groups, the convolution without its middle."""
+    stem, _, part = name.rpartition(".")
+    if part == "A_log":
+        return (-np.exp(values.astype(np.float64))).astype(np.float32)[:, None]
+    if part == "dt_bias":
+        return [(f"{stem}.dt_proj.bias", values)]
+    if part == "D":
+        return values[:, None]
+    if stem.endswith("conv1d"):
+        return values.squeeze(1) if part == "weight" else values
+    return values.reshape(config["groups"], -1) if stem.endswith((".mamba.norm", ".mixer.norm")) else values
+
+
+def granite_scans(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+    """Granite 4's: those, and what Granite's have; without experts the shared one is the MLP."""
+    if ".mamba." in name:
+        return of_scans(name, values, config)
+    made = paired_experts(name, values, config)
+    if "shared_mlp" not in name or config.get("experts"):
+        return made
+    if isinstance(made, np.ndarray):
+        return [(f"blk.{layer_of(name)}.ffn_down.weight", made)]
+    return [(theirs.replace("_shexp", ""), each) for theirs, each in made]
+
+
+def nemotron(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+    """Nemotron-H's: names as published, all experts of a layer in one."""
+    name = name.replace("model.", "backbone.", 1)
+    if name.endswith((".experts.up_proj", ".experts.down_proj")):
+        part = name.rpartition(".")[2].removesuffix("_proj")
+        return [(f"blk.{layer_of(name)}.ffn_{part}_exps.weight", values)]
+    if name.endswith("e_score_correction_bias"):
+        return [(f"blk.{layer_of(name)}.exp_probs_b.bias", values)]
+    made = of_scans(name, values, config)
+    return [(name, made)] if isinstance(made, np.ndarray) else made
+
+
+def with_products(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+    """Falcon-H1's: matrices that hold the products with multipliers."""
+    factors, stem = gguf_factors(dict(config)), name.rpartition(".")[0]
+    ours = {"embed_tokens": "embed", "lm_head": "head", "q_proj": "attn.q", "k_proj": "attn.k", "v_proj": "attn.v"}
+    ours |= {"o_proj": "attn.o", "gate_proj": "mlp.gate", "down_proj": "mlp.down", "out_proj": "ssm.o"}
+    stretches = [*factors.get(ours.get(stem.rpartition(".")[2], ""), ())]
+    if stem.endswith("in_proj"):
+        stretches = [*factors["ssm.z"], *factors["ssm.xbc"], *factors["ssm.dt"]]
+    if not stretches:
+        return of_scans(name, values, config)
+    rows = np.concatenate([np.full(count, factor, np.float32) for count, factor in stretches])
+    return values * rows[:, None]
+
+
 def layer_of(name: str) -> int:
     """The number in model.layers.N.NAME."""
     return int(name.split(".")[2])
@@ -285,6 +341,11 @@ LATENT_EXPERTS = {
     "feed_forward_length": 96,
 }
 LATENT_EXPERTS |= {"leading_dense_block_count": 1, "expert_weights_scale": 2.5, "expert_shared_count": 1}
+MIXER_KEYS: dict[str, Any] = {"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2, RMS: 1e-4}
+MIXER_KEYS |= {"ssm.time_step_rank": 8, "ssm.inner_size": 128}
+GRANITE_SCANS = GRANITE_KEYS | MIXER_KEYS | {"attention.head_count_kv": [0, 0, 2, 0], "rope.scaling.finetuned": False}
+NEMOTRON_KEYS = {key: value for key, value in MIXER_KEYS.items() if key != RMS} | {LAYER: 1e-4}
+NEMOTRON_KEYS |= {"attention.key_length": 16, "attention.value_length": 16}
 GGUF_CASES = {
     "deepseek_v3": GgufCase(
         "deepseek2",
@@ -420,6 +481,35 @@ GGUF_CASES = {
         GRANITE_KEYS | {"expert_shared_feed_forward_length": 48},
         paired_experts,
     ),
+    "granitemoehybrid": GgufCase(
+        "granitehybrid",
+        CASES["granitemoehybrid"].config,
+        GRANITE_SCANS | {"expert_count": 0, "expert_used_count": 0, "expert_shared_feed_forward_length": 128},
+        granite_scans,
+    ),
+    "granitemoehybrid_experts": GgufCase(
+        "granitehybrid",
+        CASES["granitemoehybrid_experts"].config,
+        GRANITE_SCANS | {"expert_shared_feed_forward_length": 48},
+        granite_scans,
+    ),
+    "nemotron_h": GgufCase(
+        "nemotron_h",
+        CASES["nemotron_h"].config,
+        NEMOTRON_KEYS | {"feed_forward_length": [0, 96, 0, 0, 0], "attention.head_count_kv": [0, 0, 2, 0, 2]},
+        nemotron,
+    ),
+    "nemotron_h_moe": GgufCase(
+        "nemotron_h_moe",
+        NEMOTRON_MOE | {"latent": 32, "dense": [], "dense_ffn": 0, "sparse": [1, 2]},
+        NEMOTRON_KEYS
+        | {"feed_forward_length": [0, 32, 32, 0, 0], "attention.head_count_kv": [0, 0, 0, 0, 2]}
+        | {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 32, "expert_shared_count": 1}
+        | {"expert_shared_feed_forward_length": 48, "expert_weights_norm": True, "expert_weights_scale": 1.7}
+        | {"expert_group_count": 1, "moe_latent_size": 32},
+        nemotron,
+    ),
+    "falcon_h1": GgufCase("falcon-h1", FALCON | PARTS, MIXER_KEYS | {"vocab_size": 96}, with_products),
     "ministral3": GgufCase(
         "mistral3",
         CASES["ministral3"].config | {"rope_scaling": SHARP | {"mscale_all_dim": 0.5}},

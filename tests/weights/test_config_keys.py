@@ -65,6 +65,10 @@ _HARMLESS = {
     # how Mamba's weights begin, and how long its chunks are
     *("residual_in_fp32", "rescale_prenorm_residual", "time_step_min", "time_step_max", "time_step_floor"),
     *("time_step_scale", "time_step_init_scheme", "use_mambapy", "use_associative_scan", "chunk_size"),
+    *("mamba_chunk_size", "chunk_size", "use_mamba_kernels", "num_logits_to_keep", "mamba_ssm_cache_dtype", "expand"),
+    *("time_step_max", "time_step_floor", "rescale_prenorm_residual", "residual_in_fp32", "moe_shared_expert_overlap"),
+    *("num_nextn_predict_layers", "mtp_layers_block_type"),  # of layers that guess further tokens
+    "time_step_min",  # of Nemotron-H: see docs/decisions.md
 }
 _CHANGED: dict[str, Any] = {
     **{"vocab_size": 51, "hidden_size": 128, "intermediate_size": 97, "num_hidden_layers": 3, "num_attention_heads": 2},
@@ -115,6 +119,16 @@ _CHANGED: dict[str, Any] = {
     # of Mamba
     **{"state_size": 8, "conv_kernel": 3, "expand": 4, "use_conv_bias": False, "time_step_rank": 7, "n_groups": 2},
     **{"mixer_rms_eps": 1e-3, "num_heads": 2, "time_step_limit": [0.1, 0.2]},
+    # of Granite 4, Nemotron-H and Falcon-H1
+    **{"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 64, "mamba_d_head": 8, "mamba_d_conv": 3},
+    **{"mamba_expand": 4, "mamba_conv_bias": False, "mamba_proj_bias": True, "time_step_limit": [0.1, 2.0]},
+    **{"position_embedding_type": "rope", "layers_block_type": ["full_attention", "mlp"], "ssm_state_size": 64},
+    **{"mamba_num_heads": 64, "mamba_head_dim": 32, "mamba_hidden_act": "gelu", "n_groups": 4, "conv_kernel": 3},
+    **{"use_conv_bias": False, "moe_shared_expert_intermediate_size": 49, "moe_latent_size": 32, "use_bias": True},
+    **{"layer_norm_epsilon": 1e-4, "mlp_hidden_act": "gelu", "mamba_d_ssm": 64, "mamba_norm_before_gate": False},
+    **{"mamba_rms_norm": True, "projectors_bias": True, "lm_head_multiplier": 0.5, "key_multiplier": 0.5},
+    **{"attention_out_multiplier": 0.5, "attention_in_multiplier": 0.5, "ssm_in_multiplier": 0.5},
+    **{"ssm_out_multiplier": 0.5, "mlp_multipliers": [1.0, 2.0], "ssm_multipliers": [1.0, 1.0, 1.0, 1.0, 2.0]},
     # of GPT-NeoX, GPT-2 and OPT
     **{"layer_norm_eps": 1e-4, "use_parallel_residual": False, "n_embd": 128, "n_layer": 3, "n_head": 2, "n_inner": 97},
     **{"n_positions": 513, "activation_function": "gelu", "scale_attn_weights": False, "add_cross_attention": True},
@@ -147,6 +161,7 @@ _BESIDE_OF: dict[str, dict[str, dict[str, Any]]] = {
         "use_double_wide_mlp": {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "sliding_window_pattern": 2},
     },
     "gemma4_unified_text": {},
+    "falcon_h1": {"mamba_norm_before_gate": {"mamba_rms_norm": True}, "mamba_expand": {"mamba_d_ssm": None}},
     "smollm3": {
         "sliding_window": {"use_sliding_window": True, "no_rope_layers": [1, 0]},
         "use_sliding_window": {"sliding_window": 8, "no_rope_layers": [1, 0]},
@@ -182,6 +197,8 @@ _CHANGED_OF: dict[str, dict[str, Any]] = {
     "sarvam_moe": {"norm_topk_prob": False, "n_shared_experts": 2, "routed_scaling_factor": 1.5, "use_qk_norm": False},
     "exaone_moe": {"layer_types": ["full_attention"] * 2, "norm_topk_prob": False, "routed_scaling_factor": 1.5},
     "ernie4_5_moe": {"tie_word_embeddings": False},
+    "granitemoehybrid": {"layer_types": ["full_attention"] * 2},
+    "nemotron_h": {"n_shared_experts": 2, "norm_topk_prob": False},
     "lfm2": {"tie_word_embeddings": False, "layer_types": ["conv", "full_attention"], "intermediate_size": 960},
     "lfm2_moe": {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2, "norm_topk_prob": False},
     "mimo_v2_flash": {"attention_value_scale": 0.5, "layer_types": ["full_attention"] * 2, "norm_topk_prob": False},
@@ -215,6 +232,8 @@ _BASE_OF: dict[str, dict[str, Any]] = {
     "mistral4": _LATENT | _LATENT_EXPERTS,
     "youtu": _LATENT,
     "minicpm3": _LATENT,
+    "granitemoehybrid": {"mamba_n_heads": 8, "layer_types": ["mamba", "attention"], "num_local_experts": 4},
+    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 128},
 }
 # Of every class, beside what these say themselves: any model may say it, and transformers' shared code reads it.
 _SHARED = {"is_causal": False, "per_layer_config": {"0": {"head_dim": 8}}, "attention_chunk_size": 4}

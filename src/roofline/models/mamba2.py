@@ -112,14 +112,14 @@ def block(cfg: Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) ->
 
 def mixer(cfg: Mamba2Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
     """A short convolution of x, B and C, the selective scan, a gate, and a norm of each group behind it."""
-    z = ops.linear(x, w.z.weight)
-    return ops.linear(gated_norm(cfg, w, z, scanned(cfg, w, x, layer, batch)), w.o.weight)
+    z = ops.linear(x, w.z.weight, w.z.bias)
+    xbc, dt = ops.linear(x, w.xbc.weight, w.xbc.bias), ops.linear(x, w.dt.weight, w.dt.bias)
+    return ops.linear(gated_norm(cfg, w, z, scanned(cfg, w, xbc, dt, layer, batch)), w.o.weight, w.o.bias)
 
 
-def scanned(cfg: Mamba2Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
-    """What the scan makes of x [tokens, width]: [tokens, inner], before its gate."""
+def scanned(cfg: Mamba2Config, w: Weights, xbc: Value, dt: Value, layer: int, batch: ForwardBatch) -> Value:
+    """What the scan makes of x, B and C [tokens, channels] and steps [tokens, scan_heads]: [tokens, inner]."""
     place, most = cfg.state_index(layer), {} if cfg.most_step is None else {"most": cfg.most_step}
-    xbc, dt = ops.linear(x, w.xbc.weight), ops.linear(x, w.dt.weight)
     xbc, batch.state = ops.causal_conv(xbc, batch.state, w.conv.weight, w.conv.bias, layer=place, silu=True)
     y, batch.state = ops.selective_scan(
         *(xbc, dt, batch.state, w.a_log.weight, w.dt_bias.weight, w.d.weight),

@@ -90,16 +90,21 @@ def attention(cfg: ModelConfig, w: Weights, x: Value, layer: int, batch: Forward
 
 def mlp(cfg: ModelConfig, w: Weights, x: Value) -> Value:
     """The activation between two layers; gated, it is that of the gate, and the upper layer is multiplied by it."""
-    first, silu, tanh = w.gate if cfg.gated else w.up, cfg.activation == "silu", cfg.activation == "gelu_tanh"
-    inner = ops.linear(x, first.weight, first.bias)
+    first = w.gate if cfg.gated else w.up
+    inner: Value = ops.linear(x, first.weight, first.bias)
     if cfg.gated:
-        up = ops.linear(x, w.up.weight, w.up.bias)
-        inner = ops.silu_mul(inner, up) if silu else ops.gelu_mul(inner, up, tanh=tanh)
-    elif cfg.activation in ("relu", "relu_squared"):
-        inner = ops.relu(inner, squared=cfg.activation == "relu_squared")
+        up, silu = ops.linear(x, w.up.weight, w.up.bias), cfg.activation == "silu"
+        inner = ops.silu_mul(inner, up) if silu else ops.gelu_mul(inner, up, tanh=cfg.activation == "gelu_tanh")
     else:
-        inner = ops.silu(inner) if silu else ops.gelu(inner, tanh=tanh)
+        inner = activated(cfg, inner)
     return ops.linear(inner, w.down.weight, w.down.bias)
+
+
+def activated(cfg: ModelConfig, x: Value) -> Value:
+    """The model's activation of each element, without a gate."""
+    if cfg.activation in ("relu", "relu_squared"):
+        return ops.relu(x, squared=cfg.activation == "relu_squared")
+    return ops.silu(x) if cfg.activation == "silu" else ops.gelu(x, tanh=cfg.activation == "gelu_tanh")
 
 
 def head(cfg: ModelConfig, w: Weights, x: Value, batch: ForwardBatch) -> Value:

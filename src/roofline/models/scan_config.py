@@ -50,4 +50,6 @@ class ScanConfig(ModelConfig):
 
     def first(self, layers: int) -> Self:
         """The configuration of a model of which only the first so many layers are left."""
-        return replace(super().first(layers), recurrent=self.recurrent[:layers])
+        return replace(
+            self, layers=layers, layer_windows=self.layer_windows[:layers], recurrent=self.recurrent[:layers]
+        )

@@ -1,10 +1,11 @@
 """A checkpoint as a file has it: values, rows and heads in the file's order, under our names.
 
-Value heads are moved as bytes where blocks of a format lie within one, else their matrix becomes float32.
+Value heads are moved as bytes where blocks of a format lie within one, else their matrix becomes float32. Files of
+Falcon-H1 hold products of matrices and multipliers.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -27,7 +28,7 @@ def gguf_form(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint as a GGUF file has it."""
     names = files_of(checkpoint.config["family"]).NAMES
     by_head = bool(names.layer.get(KEYS, ("", ""))[0])
-    return _negated(_together(with_heads(latent_form(checkpoint, by_head), names.gguf_tiles)))
+    return _negated(_together(with_heads(latent_form(_multiplied(checkpoint), by_head), names.gguf_tiles)))
 
 
 def with_heads(checkpoint: Checkpoint, tiled: bool) -> Checkpoint:
@@ -96,6 +97,28 @@ def _together(checkpoint: Checkpoint) -> Checkpoint:
         return np.concatenate([rows[part][span.start : span.stop] for part, span in sources[name]]).reshape(-1)
 
     return replace(checkpoint, tensors=infos, bytes_of=read) if sources else checkpoint
+
+
+def _multiplied(checkpoint: Checkpoint) -> Checkpoint:
+    """With the products of matrices and of the multipliers that such files do not say, in float32."""
+    names = files_of(checkpoint.config["family"]).NAMES
+    factors = names.gguf_factors(dict(checkpoint.config))
+    infos, changes = dict(checkpoint.tensors), dict[str, Change]()
+    for name, info in checkpoint.tensors.items():
+        stretches = factors.get(layer_part(name)[1], ()) if name.endswith(".weight") else ()
+        if any(factor != 1 for _, factor in stretches):
+            infos[name] = replace(info, format="F32", nbytes=4 * info.shape[0] * info.shape[1])
+            changes[name] = _products(info, stretches)
+    return _changed(replace(checkpoint, config=names.gguf_config(dict(checkpoint.config))), infos, changes)
+
+
+def _products(info: TensorInfo, stretches: Sequence[tuple[int, float]]) -> Change:
+    def change(raw: np.ndarray) -> np.ndarray:
+        values = formats.get(info.format).dequantize(raw, info.shape)
+        rows = np.repeat([factor for _, factor in stretches], [count for count, _ in stretches])
+        return (values * rows.astype(np.float32)[:, None]).view(np.uint8).reshape(-1)
+
+    return change
 
 
 def _negated(checkpoint: Checkpoint) -> Checkpoint:

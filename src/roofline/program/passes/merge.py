@@ -17,6 +17,7 @@ def merge(program: Program) -> Program:
     """The Program with fewer, larger linears."""
     readers = Counter(name for instr in program.body for name in instr.weights)
     alone = {name for instr in program.body if instr.has(Trait.WHOLE_VALUES) for name in instr.inputs}
+    alone |= _lone_gates(program)
     groups: dict[tuple[tuple[str, ...], str, int], list[Instr]] = {}
     for instr in program.body:
         # A weight with another reader (the head that embed gathers from) stays as it is.
@@ -40,6 +41,17 @@ def merge(program: Program) -> Program:
     maker_of = makers(body)
     body = [_side_by_side(instr, maker_of) if instr.has(Trait.GATED) else instr for instr in body]
     return without_dead(replace(program, weights=weights), body)
+
+
+def _lone_gates(program: Program) -> set[str]:
+    """Gates, and what they are for, that no two linears of one value make: beside others they would be copied out."""
+    maker_of, lone = makers(program.body), set[str]()
+    for instr in program.body:
+        if instr.has(Trait.GATED) and len(instr.inputs) == 2:
+            gate, up = (maker_of.get(name) for name in instr.inputs)
+            if gate is None or up is None or gate.op != up.op or gate.inputs != up.inputs:
+                lone |= {*instr.inputs}
+    return lone
 
 
 def _stack(group: list[Instr], weights: dict[str, Recipe]) -> list[Instr]:

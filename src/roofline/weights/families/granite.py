@@ -1,12 +1,27 @@
 """Files of Granite (dense). Those of Granite 4 without recurrent layers call the MLP a shared one of no experts."""
 
+import re
+from pathlib import Path
+
 from roofline.common.fields import Fields
 from roofline.weights.families.llama import biased
 from roofline.weights.families.shared import gguf_fields, hf_fields
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
+from roofline.weights.families.shared.joined_experts import halves_apart, renamed
 from roofline.weights.families.shared.tensor_names import ATTENTION, MLP, NORMS, TensorNames
+from roofline.weights.quantised.method import TensorSource
 
-NAMES = TensorNames(NORMS | ATTENTION | MLP)
+_GATE_UP = re.compile(r"(.+)\.shared_mlp\.input_linear\.weight")
+
+
+def _apart(path: Path, source: TensorSource) -> TensorSource:
+    """With the names that Granite's MLP has, where those are Granite 4's."""
+    halves = (rf"\1.mlp.{part}_proj.weight" for part in ("gate", "up"))
+    plain = halves_apart(source, _GATE_UP, (next(halves), next(halves)))
+    return renamed(plain, lambda name: name.replace(".shared_mlp.output_linear.", ".mlp.down_proj."))
+
+
+NAMES = TensorNames(NORMS | ATTENTION | MLP, hf_apart=_apart)
 MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 GGUF_MULTIPLIERS = ("embedding_scale", "residual_scale", "attention.scale", "logit_scale")
 

@@ -74,15 +74,15 @@ LAYER = (
     }
 )
 NAMES = TensorNames(LAYER, hf_apart=_apart, hf_placed=_placed, joined=joined)
-_DEFAULTS = {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 0}
-_DEFAULTS |= {"vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32}
-_DEFAULTS |= {"num_attention_heads": 32, "max_position_embeddings": 2048}
-_SHARED = "expert_shared_feed_forward_length"
+DEFAULTS = {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 0}
+DEFAULTS |= {"vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32}
+DEFAULTS |= {"num_attention_heads": 32, "max_position_embeddings": 2048}
+SHARED = "expert_shared_feed_forward_length"
 
 
 def from_hf(fields: Fields, model_type: str) -> Config:
     """The canonical configuration; only granitemoeshared has a shared expert."""
-    fields = hf_fields.with_defaults(fields, _DEFAULTS)
+    fields = hf_fields.with_defaults(fields, DEFAULTS)
     ours = granite.decoder(fields, "granite_moe", ("num_local_experts",)) | hf_experts(fields, "num_local_experts")
     if model_type != "granitemoe":
         ours["shared_ffn"] = shared_size(fields, "shared_intermediate_size")
@@ -112,12 +112,12 @@ def to_hf(config: Config) -> Config:
 
 def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     """The canonical configuration; converters permute the rows of q and k."""
-    config = granite.decoder_from_gguf(model, "granite_moe", (*HONOURED_GGUF, _SHARED))
-    return config | gguf_experts(model.fields) | {"shared_ffn": shared_size(model.fields, _SHARED)}
+    config = granite.decoder_from_gguf(model, "granite_moe", (*HONOURED_GGUF, SHARED))
+    return config | gguf_experts(model.fields) | {"shared_ffn": shared_size(model.fields, SHARED)}
 
 
 def to_gguf(config: Config) -> gguf_fields.GgufForm:
     """Its multipliers have keys of their own."""
     keys = granite.multiplier_keys(config) | experts_to_gguf(config)
     shared = config.get("shared_ffn", 0)
-    return gguf_fields.GgufForm("granitemoe", "interleaved", keys | ({_SHARED: shared} if shared else {}))
+    return gguf_fields.GgufForm("granitemoe", "interleaved", keys | ({SHARED: shared} if shared else {}))

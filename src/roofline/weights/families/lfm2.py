@@ -179,17 +179,12 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     experts add up to 1 they do not say."""
     fields = model.fields
     gguf_fields.refuse_window(fields)
-    heads = fields.elements(_HEADS, int) if isinstance(fields.values.get(_HEADS), list | tuple) else None
-    if heads is not None:
-        attending = [count for count in heads if count] or [1]
-        if any(count != attending[0] for count in attending):
-            fields.refuse(_HEADS, "differs between the layers that attend")
-        fields = fields.changed({_HEADS: attending[0]})
+    heads = gguf_fields.heads_by_layer(fields)
+    fields = fields.changed({_HEADS: max([1, *heads])})
     config = gguf_fields.read(replace(model, fields=fields), "lfm2", "half", _GGUF)
+    gguf_fields.check_heads(fields, heads, config["layers"])
     config |= {"qk_norm": True, "taps": _taps(fields, _TAPS, fields.need(_TAPS, int))}
-    if heads is not None and len(heads) != config["layers"]:
-        fields.refuse(_HEADS, f"has {len(heads)} values for {config['layers']} layers")
-    config["recurrent"] = [heads is not None and not heads[layer] for layer in range(config["layers"])]
+    config["recurrent"] = [not count for count in heads]
     if architecture == "lfm2moe":
         refuse_unless_neutral(fields, {_SCORE: (_SIGMOID,)})
         config |= _dense(fields, _FIRST, fields.get(_FIRST, int, 0), config) | gguf_experts(fields)

@@ -182,6 +182,22 @@ def windows(fields: Fields, window: int, layers: int, pattern: int) -> list[int]
     return [window if slide else 0 for slide in slides]
 
 
+def heads_by_layer(fields: Fields) -> list[int]:
+    """Heads of keys of each layer, of architectures that say 0 of layers that do not attend; of a file with one number,
+    that for all."""
+    key = "attention.head_count_kv"
+    if has_type(fields.values.get(key), list):
+        return fields.elements(key, int) or []
+    layers = fields.need("block_count", int)
+    return [fields.need(key, int)] * max(0, min(layers, 1 << 14))
+
+
+def check_heads(fields: Fields, heads: Sequence[int], layers: int) -> None:
+    """Raise ConfigError unless `heads_by_layer` gave a number for each layer, 0 or the same."""
+    if len(heads) != layers or len({*heads, 0}) > 2:
+        fields.refuse("attention.head_count_kv", f"is not 0 or one number for each of {layers} layers")
+
+
 def window_keys(each: Sequence[int]) -> Config:
     """The inverse: the keys of the windows of all layers, none where there are no windows."""
     slides = [bool(window) for window in each]

@@ -23,7 +23,7 @@ from roofline.weights.files.mapped import TensorInfo
 from roofline.weights.quantised.method import TensorSource
 from roofline.weights.quantised.mxfp4 import PROJECTIONS
 
-_JOINED = re.compile(r"(?P<within>.+\.mlp\.experts)\.(?P<part>gate_up_proj|down_proj)(?P<bias>_bias)?")
+_JOINED = re.compile(r"(?P<within>.+\.mlp\.experts)\.(?P<part>gate_up_proj|up_proj|down_proj)(?P<bias>_bias)?")
 _PLACED = re.compile(r"(?P<within>.+\.mlp\.experts)\.(?:\d+\.)?(?P<part>gate|up|down)_proj\.(?P<kind>weight|bias)")
 _SINKS = re.compile(r".+\.self_attn\.sinks")
 _WORDS = {"F32": "<u4", "F16": "<u2", "BF16": "<u2"}  # what a number of each lies in
@@ -84,8 +84,9 @@ def experts_apart(path: Path, source: TensorSource) -> TensorSource:
 
 def stacked_experts_apart(path: Path, source: TensorSource) -> TensorSource:
     """The same of models that transformers has in memory and mostly writes apart: `gate_up_proj` [experts, 2 * ffn,
-    width], all gates above all ups of each expert, and `down_proj` [experts, width, ffn]; or, in files of Qwen3-VL,
-    both with their last dimensions the other way round, which the width tells."""
+    width], all gates above all ups of each expert, or `up_proj` [experts, ffn, width] of experts without a gate, and
+    `down_proj` [experts, width, ffn]; or, in files of Qwen3-VL, both with their last dimensions the other way round,
+    which the width tells."""
 
     def matrices(info: TensorInfo, match: re.Match[str]) -> list[_Part]:
         router = source.tensors.get(match["within"].removesuffix("experts") + "gate.weight")
@@ -95,7 +96,27 @@ def stacked_experts_apart(path: Path, source: TensorSource) -> TensorSource:
             _refuse_joined(path, info)
         return _stacked_matrices(info, match, inputs_last)
 
-    return _read_apart(path, source, matrices)
+    return _read_apart(path, source, matrices, lambda match: _in_pairs(match) or not match["bias"])
+
+
+def halves_apart(source: TensorSource, pattern: re.Pattern[str], names: tuple[str, str]) -> TensorSource:
+    """The tensors of a model's files, with the upper and the lower half of the rows of some by themselves. pattern: of
+    their names; names: what the halves are called, as replacements for what it matches."""
+    plain, parts = {}, {}
+    for name, info in source.tensors.items():
+        if not pattern.fullmatch(name) or info.format not in _WORDS or info.shape[0] % 2:
+            plain[name] = info
+            continue
+        rows, columns = info.shape[0] // 2, info.shape[1:]
+        for half, replacement in enumerate(names):
+            take = partial(_half, slice(half * rows, (half + 1) * rows))
+            parts[pattern.sub(replacement, name)] = _part(info, pattern.sub(replacement, name), (rows, *columns), take)
+    return _Apart(source, plain, parts) if parts else source
+
+
+def _half(rows: slice, values: np.ndarray) -> np.ndarray:
+    """[rows, inputs] of [2 * rows, inputs]."""
+    return values[rows]
 
 
 def _refuse_joined(path: Path, info: TensorInfo) -> NoReturn:
@@ -108,14 +129,21 @@ def renamed(source: TensorSource, rename: Callable[[str], str]) -> TensorSource:
     return _Renamed(source, names) if len(names) == len(source.tensors) else source
 
 
-def _read_apart(path: Path, source: TensorSource, matrices: Matrices) -> TensorSource:
-    """matrices: takes those of experts out of a tensor of three dimensions."""
+def _in_pairs(match: re.Match[str]) -> bool:
+    """Whether a tensor is one of those with gates and ups together."""
+    return match["part"] in PROJECTIONS
+
+
+def _read_apart(
+    path: Path, source: TensorSource, matrices: Matrices, has_part: Callable[[re.Match[str]], bool] = _in_pairs
+) -> TensorSource:
+    """matrices: takes those of experts out of a tensor of three dimensions; has_part: of such names, those it knows."""
     plain, parts = {}, {}
     for name, info in source.tensors.items():
         match = _JOINED.fullmatch(name)
         if _SINKS.fullmatch(name):
             parts[f"{name}.weight"] = _part(info, f"{name}.weight", info.shape, lambda values: values)
-        elif match is None or info.format not in _WORDS:
+        elif match is None or info.format not in _WORDS or not has_part(match):
             plain[name] = info
         else:
             odd_bias = match["bias"] and match["part"] != "down_proj" and info.shape[-1] % 2
@@ -132,7 +160,7 @@ def _read_apart(path: Path, source: TensorSource, matrices: Matrices) -> TensorS
 
 
 def _stacked_matrices(info: TensorInfo, match: re.Match[str], inputs_last: bool) -> list[_Part]:
-    names = ("gate", "up") if match["part"] == "gate_up_proj" else ("down",)
+    names = ("gate", "up") if match["part"] == "gate_up_proj" else (match["part"].removesuffix("_proj"),)
     experts, outputs, inputs = info.shape if inputs_last else (info.shape[0], info.shape[2], info.shape[1])
     rows = outputs // len(names)
     parts = []

@@ -13,6 +13,7 @@ from roofline.weights.families.shared.tensor_names import JoinedRows
 NEGATED = ("ssm.a_log",)
 PARTED = ("ssm.conv",)
 JOINED_GGUF = ("ssm.in",)
+_INFINITE = {"__float__": "Infinity"}  # as transformers writes it, JSON having no word for it
 _MOST = 1 << 20  # of each size
 _GGUF_KEYS = {"ssm.conv_kernel": "taps", "ssm.state_size": "states", "ssm.time_step_rank": "scan_heads"}
 _GGUF_KEYS |= {"ssm.group_count": "groups", "ssm.inner_size": "inner"}
@@ -57,11 +58,11 @@ def gguf_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     return {"ssm.a_log": (heads, 1), "ssm.d": (heads, 1), "ssm.norm": (groups, config["inner"] // groups)}
 
 
-def read_sizes(fields: Fields, keys: Mapping[str, str], defaults: Mapping[str, int]) -> Config:
+def read_sizes(fields: Fields, keys: Mapping[str, str]) -> Config:
     """Sizes of ours, which the file calls `keys`: ours -> theirs."""
     sizes: Config = {}
     for ours, key in keys.items():
-        value = fields.get(key, int, defaults[key]) if key in defaults else fields.need(key, int)
+        value = fields.need(key, int)
         if not (2 if ours == "taps" else 1) <= value <= _MOST:
             fields.refuse(key, f"{describe(value)} is not from {2 if ours == 'taps' else 1} to {_MOST}")
         sizes[ours] = value
@@ -76,6 +77,22 @@ def check_sizes(fields: Fields, config: Config, heads_key: str, groups_key: str)
         fields.refuse(groups_key, f"{config['groups']} does not divide {config['scan_heads']} heads")
 
 
+def expanded(fields: Fields, key: str, width: int) -> int:
+    """The channels of a model of that width whose file says how many times as many they are."""
+    times = fields.get(key, float, 2.0)
+    channels = int(times * width) if 0 < times <= 1 << 10 else 0
+    if not 1 <= channels <= _MOST:
+        fields.refuse(key, f"{describe(times)} times a width of {width} are not from 1 to {_MOST} channels")
+    return channels
+
+
+def check_head(fields: Fields, config: Config, key: str) -> None:
+    """Raise ConfigError where the file says another size of a head than its heads have; "auto" says none."""
+    size = fields.values.get(key)
+    if size not in (None, "auto") and fields.checked(key, size, int) != config["inner"] // config["scan_heads"]:
+        fields.refuse(key, f"{size} times {config['scan_heads']} heads are not {config['inner']} channels")
+
+
 def step_bounds(fields: Fields, key: str) -> Config:
     """The bounds of a step, of a list of two numbers; one that is absent or infinite is none."""
     limits = fields.get(key, list)
@@ -88,7 +105,7 @@ def step_bounds(fields: Fields, key: str) -> Config:
     if least < 0:
         fields.refuse(f"{key}[0]", f"{describe(least)} is below 0")
     bounds |= {"least_step": least} if least else {}
-    if limits[1] is not None and limits[1] != math.inf:
+    if limits[1] not in (None, math.inf, _INFINITE):
         most = fields.checked(f"{key}[1]", limits[1], float)
         if most < least:
             fields.refuse(f"{key}[1]", f"{describe(most)} is below {least}")
@@ -96,15 +113,15 @@ def step_bounds(fields: Fields, key: str) -> Config:
     return bounds
 
 
-def step_bounds_to_hf(config: Config) -> list[float]:
-    """The inverse of `step_bounds`."""
-    most = config.get("most_step")
-    return [config.get("least_step", 0.0), math.inf if most is None else most]
+def step_bounds_to_hf(config: Config, key: str) -> Config:
+    """The inverse of `step_bounds`: the field, where there are bounds."""
+    least, most = config.get("least_step", 0.0), config.get("most_step")
+    return {key: [least, math.inf if most is None else most]} if least or most is not None else {}
 
 
 def from_gguf(fields: Fields) -> Config:
     """The sizes of GGUF metadata."""
-    config = read_sizes(fields, {ours: key for key, ours in _GGUF_KEYS.items()}, {})
+    config = read_sizes(fields, {ours: key for key, ours in _GGUF_KEYS.items()})
     check_sizes(fields, config, "ssm.time_step_rank", "ssm.group_count")
     return config
 

@@ -120,7 +120,8 @@ class TensorNames:
     Where GGUF's do: gguf_negated: those that hold -exp of ours; gguf_joined: the tensors in `joined` that such files
     have, too; gguf_stacked: those of them with a dimension more, of the parameters; gguf_tiles: value heads that share
     a key head lie apart in them (`Config.tiled`); gguf_shapes: of a configuration, the shapes that they give vectors
-    of ours.
+    of ours; gguf_factors: what the rows of parameters of ours are multiplied by in them, in stretches of rows, and
+    gguf_config: the configuration without these numbers.
     """
 
     layer: Mapping[str, tuple[str, str]]
@@ -150,6 +151,8 @@ class TensorNames:
     gguf_stacked: Collection[str] = ()
     gguf_tiles: bool = False
     gguf_shapes: Callable[[dict[str, Any]], Mapping[str, tuple[int, ...]]] = lambda config: {}
+    gguf_factors: Callable[[dict[str, Any]], Mapping[str, Sequence[tuple[int, float]]]] = lambda config: {}
+    gguf_config: Callable[[dict[str, Any]], dict[str, Any]] = lambda config: config
 
     def from_gguf(self, name: str) -> str | None:
         """``"blk.3.attn_q.weight"`` -> ``"layers.3.attn.q.weight"``; None for a name that is not in the table."""
